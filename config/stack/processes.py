@@ -1,0 +1,154 @@
+"""Starting, recognising and ending operating-system processes.
+
+Every process of a stack carries the stack's mark in its environment, and so do its descendants. The mark is a
+random word, so a process is ours exactly if it carries it; a process id that a file remembers proves nothing.
+"""
+
+import ctypes
+import os
+import pwd
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+MARK = "GATEHOUSE_STACK"
+_PR_SET_PDEATHSIG = 1
+_LOG_LIMIT = 10_000_000
+
+# What to send and how many seconds to wait before the next, harsher one.
+Farewell = Sequence[tuple[signal.Signals, float]]
+POLITE: Farewell = ((signal.SIGTERM, 10), (signal.SIGKILL, 5))
+
+
+class StackError(Exception):
+    """An anticipated failure, told to the person at the terminal in one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The unprivileged user that servers run as when root starts the stack."""
+
+    uid: int
+    gid: int
+
+    def own(self, path: Path) -> None:
+        os.chown(path, self.uid, self.gid)
+
+
+def server_account() -> Account | None:
+    """The account for embedded servers: PostgreSQL refuses root, so root borrows ``nobody``."""
+    if os.geteuid() != 0:
+        return None
+    entry = pwd.getpwnam("nobody")
+    return Account(uid=entry.pw_uid, gid=entry.pw_gid)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One process to run: what, as whom, where it writes, and how it is asked to end."""
+
+    name: str
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path
+    log: Path
+    account: Account | None = None
+    farewell: Farewell = POLITE
+    # What the kernel sends it when the supervisor itself is killed.
+    on_orphaned: signal.Signals = signal.SIGKILL
+    pass_fds: tuple[int, ...] = ()
+
+
+def server_environment(mark: str) -> dict[str, str]:
+    """The whole environment of an embedded server; nothing of the caller's leaks into it."""
+    return {"PATH": os.defpath, "LC_ALL": "C", MARK: mark}
+
+
+def spawn(program: Program) -> subprocess.Popen[bytes]:
+    """Start it in a session of its own, so that a Ctrl-C at the terminal reaches the supervisor alone.
+
+    Call from a thread that lives as long as the stack: the kernel's death signal follows the thread.
+    """
+    account = program.account
+    if program.log.exists() and program.log.stat().st_size > _LOG_LIMIT:
+        program.log.replace(program.log.with_suffix(".old.log"))
+    with program.log.open("ab") as log:
+        return subprocess.Popen(
+            program.argv,
+            env=dict(program.env),
+            cwd=program.cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=program.pass_fds,
+            user=None if account is None else account.uid,
+            group=None if account is None else account.gid,
+            extra_groups=None if account is None else [],
+            preexec_fn=die_with_parent(program.on_orphaned),  # noqa: PLW1509  # only prctl and getppid run between fork and exec
+        )
+
+
+def die_with_parent(farewell: signal.Signals) -> Callable[[], None] | None:
+    """A ``preexec_fn`` that asks Linux to end the child when its parent is gone, however it went.
+
+    Elsewhere there is no such call; the next start ends what was left behind.
+    """
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    parent = os.getpid()
+
+    def request() -> None:
+        prctl(_PR_SET_PDEATHSIG, int(farewell), 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return request
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Every live process that belongs to the stack with this mark."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def end_all(processes: Iterable[psutil.Process], farewell: Farewell = POLITE) -> None:
+    """End all of them together; psutil never signals a process id that has been reused."""
+    remaining = list(processes)
+    for sign, patience in farewell:
+        for process in remaining:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(sign)
+        _, remaining = psutil.wait_procs(remaining, timeout=patience)
+        if not remaining:
+            return
+    if remaining:
+        raise StackError(f"These processes would not end: {', '.join(str(process.pid) for process in remaining)}.")
+
+
+def end_child(child: subprocess.Popen[bytes], farewell: Farewell) -> None:
+    """End one child of ours and reap it."""
+    for sign, patience in farewell:
+        child.send_signal(sign)
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=patience)
+            return
+
+
+def last_lines(log: Path, count: int = 12) -> str:
+    """The end of a log, for the message that says why something did not start."""
+    try:
+        return "\n".join(f"    {line}" for line in log.read_text(errors="replace").splitlines()[-count:])
+    except FileNotFoundError:
+        return "    (no log)"

@@ -1,0 +1,98 @@
+"""A pytest plugin: every run gets servers of its own, unless DATABASE_URL and REDIS_URL name others.
+
+Load it with ``-p config.stack.testing`` (``bin/test`` does): it must start the servers before pytest-django reads
+the settings. The workers of pytest-xdist share the servers; pytest-django gives each a database, this plugin a
+Redis number. The servers die with the run, even when it is killed, and the next run removes what that left.
+
+Tiers: an unmarked test is fast; ``--tier ci`` adds those marked ``ci``; ``--tier long`` runs those marked ``long``.
+A test that is named on the command line runs whatever its tier.
+"""
+
+import os
+import secrets
+import subprocess
+from collections.abc import Callable, Generator, MutableMapping
+from urllib.parse import urlsplit
+
+import pytest
+
+from config.stack.places import RuntimeFolder, sweep_abandoned
+from config.stack.postgres import Postgres
+from config.stack.processes import Program, end_child, server_account, spawn
+from config.stack.valkey import Valkey
+
+_TIERS = {
+    "fast": lambda marks: not marks & {"ci", "long"},
+    "ci": lambda marks: "long" not in marks,
+    "long": lambda marks: "long" in marks,
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=tuple(_TIERS), default="fast", help="which tests to run (default: fast)")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, None, None]:
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None:
+        os.environ["REDIS_URL"] = _own_number(os.environ["REDIS_URL"], int(worker.removeprefix("gw")) + 1)
+    else:
+        early_config.add_cleanup(start_servers(os.environ))
+    return (yield)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    runs = _TIERS[config.getoption("--tier")]
+    named = any("::" in argument for argument in config.invocation_params.args)
+    chosen = [item for item in items if named or runs({mark.name for mark in item.iter_markers()})]
+    if dropped := [item for item in items if item not in set(chosen)]:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = chosen
+
+
+def start_servers(environ: MutableMapping[str, str]) -> Callable[[], None]:
+    """Start the servers that the environment does not name, put them into it, and return what ends them."""
+    account = server_account()
+    sweep_abandoned(account)
+    folder = RuntimeFolder(account)
+    running: list[tuple[subprocess.Popen[bytes], Program]] = []
+
+    def stop() -> None:
+        for child, program in reversed(running):
+            end_child(child, program.farewell)
+        folder.remove()
+
+    try:
+        for variable, kind in (("DATABASE_URL", Postgres), ("REDIS_URL", Valkey)):
+            if environ.get(variable):
+                continue
+            server = kind(
+                home=folder.folder("servers"),
+                sockets=folder.folder("sockets"),
+                log=folder.path / f"{kind.__name__.lower()}.log",
+                mark=folder.path.name,
+                account=account,
+                durable=False,
+            )
+            program = server.program()
+            running.append((spawn(program), program))
+            server.wait_ready(lambda: running[-1][0].poll() is None)
+            environ[variable] = server.url
+    except BaseException:
+        stop()
+        raise
+    data = folder.path / "data"
+    data.mkdir(mode=0o700)
+    environ["GATEHOUSE_DATA"] = str(data)
+    # The same in every process of the run, so that a token of one is good in another.
+    for secret in ("GATEHOUSE_SECRET_KEY", "GATEHOUSE_LEASE_KEYS"):
+        environ.setdefault(secret, secrets.token_urlsafe(48))
+    return stop
+
+
+def _own_number(url: str, number: int) -> str:
+    """The same Redis server, another of its numbered databases."""
+    if url.startswith("unix://"):
+        return f"{url.partition('?')[0]}?db={number}"
+    return urlsplit(url)._replace(path=f"/{number}").geturl()
