@@ -1,0 +1,1 @@
+"""How operations answer over HTTP: parsing, permission, problem documents, routes, OpenAPI."""

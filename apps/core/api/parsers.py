@@ -1,0 +1,35 @@
+from collections.abc import Mapping
+from typing import IO, Any
+
+from django.core.exceptions import RequestDataTooBig
+from rest_framework.parsers import BaseParser
+
+from apps.core import strict_json
+from apps.core.errors import TooLarge
+
+
+class BodyTooLarge(TooLarge):
+    """The request's body is over the limit of this route."""
+
+    code = "body_too_large"
+
+
+class StrictJSONParser(BaseParser):
+    """JSON that the database can hold; see :mod:`apps.core.strict_json`."""
+
+    media_type = "application/json"
+
+    def parse(
+        self, stream: IO[Any], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
+    ) -> Any:
+        context = parser_context or {}
+        request = context["request"]
+        limit = context["view"].max_body_of(request.method)
+        try:
+            # The outer request reads the stream once and keeps it, bounded by the setting.
+            body = request._request.body  # noqa: SLF001  # DRF's request has no public way to the raw body
+        except RequestDataTooBig as exc:
+            raise BodyTooLarge(f"The body is over {limit} bytes.") from exc
+        if len(body) > limit:
+            raise BodyTooLarge(f"The body is over {limit} bytes.")
+        return strict_json.loads(body)

@@ -1,0 +1,81 @@
+"""Refusals are part of the design: each has a name, a family and a sentence that is safe to show."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class FieldError:
+    """One fault of an input: a JSON pointer (RFC 6901) to the place, and what is wrong there."""
+
+    pointer: str
+    message: str
+
+
+class DomainError(Exception):
+    """An anticipated refusal, safe to show to the caller.
+
+    Subclass one of the families below; interfaces map families, not individual errors, to statuses.
+    Keyword arguments become further members of the answer (`existing_receipt_id`, …).
+    """
+
+    code: ClassVar[str] = "refused"
+
+    def __init__(self, detail: str, *, errors: Sequence[FieldError] = (), **extra: Any) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.errors = tuple(errors)
+        self.extra = extra
+
+
+class NotFound(DomainError):
+    """The thing named does not exist, or is not visible to the caller."""
+
+    code = "not_found"
+
+
+class Forbidden(DomainError):
+    """The caller is known and may not do this."""
+
+    code = "forbidden"
+
+
+class Conflict(DomainError):
+    """The request was legal once, but the world has moved on."""
+
+    code = "conflict"
+
+
+class Invalid(DomainError):
+    """The request can't be understood or breaks a rule; repeating it unchanged is useless."""
+
+    code = "invalid"
+
+
+class Malformed(DomainError):
+    """The request could not even be read (bad JSON, bad reference syntax)."""
+
+    code = "malformed"
+
+
+class TooLarge(DomainError):
+    """A body or a field is over its limit."""
+
+    code = "too_large"
+
+
+class RateLimited(DomainError):
+    """Too many requests; `retry_after` seconds from now there is room again."""
+
+    code = "rate_limited"
+
+    def __init__(self, detail: str, *, retry_after: int, **extra: Any) -> None:
+        super().__init__(detail, retry_after=retry_after, **extra)
+        self.retry_after = retry_after
+
+
+class Unavailable(DomainError):
+    """Something that this request needs does not answer just now; nothing was changed."""
+
+    code = "unavailable"

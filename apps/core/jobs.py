@@ -1,0 +1,28 @@
+"""Celery's way to the ticks: beat sends a message per tick, a worker runs it."""
+
+import threading
+from typing import Any
+
+from celery import shared_task, signals
+
+from apps.core import ticks
+
+
+@shared_task(name="core.tick", queue="sweep", ignore_result=True)
+def tick(name: str) -> None:
+    """Safe to lose, repeat or overlap: the database holds the truth."""
+    ticks.run(name)
+
+
+_stop = threading.Event()
+
+
+@signals.worker_process_init.connect
+def start_ticking(**_: Any) -> None:
+    """Every worker process ticks by itself, so that nothing depends on beat."""
+    threading.Thread(target=ticks.run_forever, args=[_stop], name="ticks", daemon=True).start()
+
+
+@signals.worker_process_shutdown.connect
+def stop_ticking(**_: Any) -> None:
+    _stop.set()

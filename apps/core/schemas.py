@@ -1,0 +1,76 @@
+"""Base classes of what operations take and give, and the one way from JSON to them.
+
+An operation's schema is a pydantic model: typed for the code that reads it, JSON Schema 2020-12 for MCP and
+OpenAPI. Inputs are strict (no "5" for 5) and refuse unknown members.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, StringConstraints, ValidationError
+
+from apps.core.errors import FieldError, Invalid, TooLarge
+
+
+class Input(BaseModel):
+    """What a caller sends. Immutable; unknown members are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Output(BaseModel):
+    """What a caller receives. Further members may be added in later releases."""
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+
+
+class Empty(Input):
+    """No arguments."""
+
+
+def _text(value: str) -> str:
+    if "\x00" in value:
+        raise ValueError("holds a NUL character")
+    return value
+
+
+Text = Annotated[str, AfterValidator(_text)]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=50, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Moment = AwareDatetime
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def parse(model: type[M], given: Any) -> M:
+    """Validate decoded JSON strictly.
+
+    :raises Invalid: with one pointer per fault.
+    :raises TooLarge: if the only faults are lengths over a limit of 16 KiB or more.
+    """
+    try:
+        return model.model_validate_json(json.dumps(given), strict=True)
+    except ValidationError as exc:
+        raise refusal(exc) from exc
+
+
+def parse_strings(model: type[M], given: Mapping[str, Any]) -> M:
+    """Validate what came as text (query parameters, path parameters); `5` is a number here.
+
+    :raises Invalid: with one pointer per fault.
+    """
+    try:
+        return model.model_validate_strings(dict(given))
+    except ValidationError as exc:
+        raise refusal(exc) from exc
+
+
+def refusal(exc: ValidationError) -> Invalid | TooLarge:
+    """What a validation error means to a caller."""
+    faults = exc.errors(include_url=False, include_input=False, include_context=True)
+    errors = [FieldError("".join(f"/{part}" for part in fault["loc"]), fault["msg"]) for fault in faults]
+    detail = "; ".join(f"{error.pointer or '/'}: {error.message}" for error in errors[:5])
+    over = [fault for fault in faults if fault["type"] in {"string_too_long", "too_long"}]
+    if len(over) == len(faults) and all(fault["ctx"]["max_length"] >= 16_384 for fault in over):
+        return TooLarge(detail, errors=errors)
+    return Invalid(detail, errors=errors)

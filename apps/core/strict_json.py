@@ -1,0 +1,123 @@
+"""JSON that the database can hold and a prompt can carry.
+
+Python's decoder accepts what PostgreSQL refuses (NUL), what UTF-8 can't encode (lone surrogates) and what
+no JSON is (NaN). Here each is refused by name, with a pointer to where it stands.
+"""
+
+import hashlib
+import json
+from typing import Any, Final, Never
+
+import rfc8785
+
+from apps.core.errors import FieldError, Invalid, Malformed
+
+MAX_DEPTH: Final = 32
+_MAX_INTEGER: Final = 2**63
+
+
+class NotJSON(Malformed):
+    """The body is not JSON."""
+
+    code = "malformed_json"
+
+
+class UnstorableJSON(Invalid):
+    """The document is JSON, but holds something that can't be stored."""
+
+    code = "unstorable_json"
+
+
+def loads(body: bytes) -> Any:
+    """Decode a body and check it.
+
+    :raises NotJSON: if it is not UTF-8 encoded JSON, or writes a key twice.
+    :raises UnstorableJSON: as :func:`check`.
+    """
+    try:
+        document = json.loads(body.decode(), parse_constant=_no_constant, object_pairs_hook=_unique)
+    except UnicodeDecodeError as exc:
+        raise NotJSON("The body is not UTF-8.") from exc
+    except RecursionError as exc:
+        raise UnstorableJSON(f"The body is nested deeper than {MAX_DEPTH} levels.") from exc
+    except ValueError as exc:
+        raise NotJSON(f"The body is not JSON: {exc}") from exc
+    check(document)
+    return document
+
+
+def check(document: Any, *, pointer: str = "", depth: int = 0) -> None:
+    """Refuse what can't be stored: NUL, lone surrogates, NaN, integers over 64 bits, more than 32 levels.
+
+    :raises UnstorableJSON: naming the place.
+    """
+    match document:
+        case dict():
+            _check_depth(pointer, depth)
+            for key, value in document.items():
+                _check_text(key, pointer)
+                check(value, pointer=f"{pointer}/{_escape(key)}", depth=depth + 1)
+        case list():
+            _check_depth(pointer, depth)
+            for index, value in enumerate(document):
+                check(value, pointer=f"{pointer}/{index}", depth=depth + 1)
+        case str():
+            _check_text(document, pointer)
+        case float() if document != document or document in {float("inf"), float("-inf")}:
+            _refuse(pointer, "is not a finite number")
+        case int() if not -_MAX_INTEGER <= document < _MAX_INTEGER:
+            _refuse(pointer, "does not fit 64 bits")
+
+
+def digest(document: Any) -> bytes:
+    """SHA-256 over the canonical form (RFC 8785) of a document, 32 bytes."""
+    return hashlib.sha256(rfc8785.dumps(_canonical(document))).digest()
+
+
+def _canonical(document: Any) -> Any:
+    """RFC 8785 knows doubles only: larger integers are written as text, so that they stay apart."""
+    match document:
+        case dict():
+            return {key: _canonical(value) for key, value in document.items()}
+        case list() | tuple():
+            return [_canonical(value) for value in document]
+        case bool():
+            return document
+        case int() if abs(document) >= 2**53:
+            return f"int:{document}"
+        case _:
+            return document
+
+
+def _check_depth(pointer: str, depth: int) -> None:
+    if depth >= MAX_DEPTH:
+        _refuse(pointer, f"is nested deeper than {MAX_DEPTH} levels")
+
+
+def _check_text(text: str, pointer: str) -> None:
+    if "\x00" in text:
+        _refuse(pointer, "holds a NUL character")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        _refuse(pointer, "holds a lone surrogate")
+
+
+def _refuse(pointer: str, fault: str) -> Never:
+    raise UnstorableJSON(f"The value at {pointer or '/'!r} {fault}.", errors=[FieldError(pointer, fault)])
+
+
+def _escape(key: str) -> str:
+    safe = key.replace("~", "~0").replace("/", "~1")
+    return safe.encode(errors="replace").decode()
+
+
+def _no_constant(name: str) -> Never:
+    raise UnstorableJSON(f"{name} is not a JSON number.")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise NotJSON("The body writes a key twice.")
+    return members

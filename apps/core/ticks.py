@@ -1,0 +1,93 @@
+"""The table of ticks: what must happen by itself, each function idempotent and safe to overlap.
+
+Two drivers call them and either alone suffices: beat's messages, and one thread in each worker process.
+An advisory try-lock keeps a second runner from doing the same work; it is a courtesy, not a guard.
+"""
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from django.db import DatabaseError, close_old_connections, connection
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A function that brings the world up to date, and how often it wants to run."""
+
+    name: str
+    every: timedelta
+    run: Callable[[], object]
+
+
+_ticks: Final[dict[str, Tick]] = {}
+
+
+def tick(*, every: timedelta) -> Callable[[Callable[[], object]], Callable[[], object]]:
+    """Register a tick function of an app's `ticks.py`; its name is `<app>.<function>`."""
+
+    def register(function: Callable[[], object]) -> Callable[[], object]:
+        name = f"{function.__module__.split('.')[1]}.{function.__name__}"
+        _ticks[name] = Tick(name, every, function)
+        return function
+
+    return register
+
+
+def all_ticks() -> list[Tick]:
+    """Every registered tick, by name."""
+    return [_ticks[name] for name in sorted(_ticks)]
+
+
+def run(name: str) -> bool:
+    """Run a tick unless another process is running it just now; says whether it ran.
+
+    :raises KeyError: if there is no such tick.
+    """
+    with _alone(name) as alone:
+        if alone:
+            _ticks[name].run()
+    return alone
+
+
+@contextmanager
+def _alone(name: str) -> Iterator[bool]:
+    key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), signed=True)
+    with connection.cursor() as cursor:
+        cursor.execute("select pg_try_advisory_lock(%s)", [key])
+        alone: bool = cursor.fetchone()[0]
+    try:
+        yield alone
+    finally:
+        # A connection that broke has dropped the lock with its session.
+        if alone and connection.is_usable():
+            with connection.cursor() as cursor:
+                cursor.execute("select pg_advisory_unlock(%s)", [key])
+
+
+def run_forever(stop: threading.Event) -> None:
+    """Run every tick at its pace until told to stop. A failing tick is logged and tried again next time."""
+    due = dict.fromkeys(_ticks, 0.0)
+    while not stop.is_set():
+        for name in _ticks:
+            if time.monotonic() < due[name]:
+                continue
+            due[name] = time.monotonic() + _ticks[name].every.total_seconds()
+            try:
+                run(name)
+            except DatabaseError:
+                logger.exception("tick %s failed", name)
+                connection.close()
+            except Exception:  # noqa: BLE001  # one tick's defect must not stop the others; it is logged
+                logger.exception("tick %s failed", name)
+        close_old_connections()
+        stop.wait(0.25)
+    connection.close()

@@ -1,0 +1,61 @@
+from django.contrib import admin
+from django.contrib.auth.admin import GroupAdmin as DjangoGroupAdmin
+from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
+from django.contrib.auth.models import Group
+from unfold.admin import ModelAdmin
+from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
+
+from apps.core.admin import OperatorAdmin, link_to
+from apps.principals.models import Membership, Operator, Principal, Tenant, Token
+
+admin.site.unregister(Group)
+
+
+@admin.register(Group)
+class GroupAdmin(DjangoGroupAdmin, ModelAdmin):
+    """Groups of permissions for operators."""
+
+
+@admin.register(Operator)
+class OperatorAccountAdmin(DjangoUserAdmin, ModelAdmin):
+    """People with a console: the one thing that is edited here, because people are."""
+
+    form = UserChangeForm
+    add_form = UserCreationForm
+    change_password_form = AdminPasswordChangeForm
+
+
+@admin.register(Tenant)
+class TenantAdmin(OperatorAdmin):
+    list_display = ["slug", "name", "created_at"]
+    search_fields = ["slug", "name"]
+
+
+@admin.register(Membership)
+class MembershipAdmin(OperatorAdmin):
+    list_display = ["operator", "tenant", "role"]
+    list_select_related = ["operator", "tenant"]
+
+
+@admin.register(Principal)
+class PrincipalAdmin(OperatorAdmin):
+    list_display = ["name", "kind", "tenant", "parent_link", "created_at", "disabled_at"]
+    list_filter = ["kind", "tenant"]
+    list_select_related = ["tenant", "parent"]
+    search_fields = ["name"]
+
+    @admin.display(description="Reports to")
+    def parent_link(self, principal: Principal) -> str:
+        return link_to(principal.parent)
+
+
+@admin.register(Token)
+class TokenAdmin(OperatorAdmin):
+    list_display = ["__str__", "principal_link", "label", "scopes", "created_at", "expires_at", "revoked_at", "last_used_at"]
+    list_select_related = ["principal"]
+    list_filter = ["tenant"]
+    exclude = ["digest"]
+
+    @admin.display(description="Principal")
+    def principal_link(self, token: Token) -> str:
+        return link_to(token.principal)

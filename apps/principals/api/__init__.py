@@ -1,0 +1,1 @@
+"""How tokens prove who calls."""

@@ -1,0 +1,38 @@
+from django.utils import timezone
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.exceptions import AuthenticationFailed
+from rest_framework.request import Request
+
+from apps.principals import selectors, services
+from apps.principals.secrets import read_secret
+from apps.principals.tenancy import Caller
+
+
+class TokenAuthentication(BaseAuthentication):
+    """`Authorization: Bearer` and `X-Service-Token` carry the same kind of token."""
+
+    def authenticate(self, request: Request) -> tuple[Caller, int | None] | None:
+        text = _presented(request)
+        if text is None:
+            return None
+        secret = read_secret(text)
+        now = timezone.now()
+        found = selectors.credential(secret, now=now) if secret else None
+        if found is None:
+            raise AuthenticationFailed("The token is not valid.")
+        caller = found.caller
+        if found.unnoted and caller.token_id is not None:
+            with caller.acting():
+                services.note_use(token_id=caller.token_id, now=now)
+        return caller, caller.token_id
+
+    def authenticate_header(self, request: Request) -> str:
+        return 'Bearer realm="gatehouse"'
+
+
+def _presented(request: Request) -> str | None:
+    service: str | None = request.headers.get("X-Service-Token")
+    if service is not None:
+        return service
+    scheme, _, text = request.headers.get("Authorization", "").partition(" ")
+    return text.strip() if scheme.lower() == "bearer" else None

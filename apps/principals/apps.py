@@ -1,0 +1,5 @@
+from django.apps import AppConfig
+
+
+class PrincipalsConfig(AppConfig):
+    name = "apps.principals"

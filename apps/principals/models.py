@@ -1,0 +1,126 @@
+"""Tenants, who operates them, who acts in them, and the tokens that prove it."""
+
+from django.contrib.auth.models import AbstractUser
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models import F, Q
+
+from apps.principals.scopes import Kind, Scope
+
+
+class Tenant(models.Model):
+    """One customer of this deployment. Nothing crosses from one tenant to another."""
+
+    slug = models.SlugField(max_length=50, unique=True)
+    name = models.CharField(max_length=200)
+    creates_recipients = models.BooleanField(
+        default=False, help_text="A receipt to an unknown recipient creates the principal instead of being refused."
+    )
+    created_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return self.slug
+
+
+class TenantModel(models.Model):
+    """A row behind the tenant wall: every unique key begins with the tenant, row-level security enforces it."""
+
+    tenant = models.ForeignKey(Tenant, on_delete=models.PROTECT, db_index=False, related_name="+", editable=False)
+
+    class Meta:
+        abstract = True
+
+
+class Operator(AbstractUser):
+    """A person with a console. Sees the tenants of its memberships; a superuser sees all."""
+
+    tenants = models.ManyToManyField(Tenant, through="Membership", related_name="operators")
+
+
+class Membership(models.Model):
+    """That an operator may see a tenant, and in which role."""
+
+    class Role(models.TextChoices):
+        VIEWER = "viewer"
+        OPERATOR = "operator"
+        OWNER = "owner"
+
+    operator = models.ForeignKey(Operator, on_delete=models.CASCADE, related_name="memberships")
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="memberships")
+    role = models.CharField(max_length=10, choices=Role, default=Role.VIEWER)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["operator", "tenant"], name="principals_membership_once"),
+            models.CheckConstraint(condition=Q(role__in=["viewer", "operator", "owner"]), name="principals_membership_role_known"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.operator} in {self.tenant} as {self.role}"
+
+
+class PrincipalQuerySet(models.QuerySet["Principal"]):
+    def named(self, name: str) -> "PrincipalQuerySet":
+        return self.filter(name=name)
+
+    def enabled(self) -> "PrincipalQuerySet":
+        return self.filter(disabled_at=None)
+
+
+class Principal(TenantModel):
+    """Who acts within a tenant: an agent, a service, a worker or a delegate.
+
+    The name is what `recipient_ai` and `principal_ai` say. `parent` is who a delegate or agent reports to; a
+    principal without one is at the top.
+    """
+
+    name = models.CharField(max_length=50)
+    kind = models.CharField(max_length=10, choices=Kind)
+    parent = models.ForeignKey("self", on_delete=models.PROTECT, null=True, related_name="children", db_index=False)
+    created_at = models.DateTimeField()
+    disabled_at = models.DateTimeField(null=True)
+
+    objects = PrincipalQuerySet.as_manager()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "name"], name="principals_principal_name_once"),
+            models.CheckConstraint(condition=Q(kind__in=Kind.values), name="principals_principal_kind_known"),
+            models.CheckConstraint(condition=~Q(parent=F("id")), name="principals_principal_not_its_own_parent"),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Token(TenantModel):
+    """A credential of one principal, stored as a digest.
+
+    `source_systems` are the names under which it may post receipts. During a rotation the old and the new token
+    overlap until the old one's `expires_at`.
+    """
+
+    principal = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="tokens")
+    label = models.CharField(max_length=100, blank=True)
+    prefix = models.CharField(max_length=8)
+    digest = models.BinaryField(max_length=32)
+    scopes = ArrayField(models.CharField(max_length=30, choices=Scope))
+    source_systems = ArrayField(models.CharField(max_length=50), default=list)
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField(null=True)
+    revoked_at = models.DateTimeField(null=True)
+    last_used_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "digest"], name="principals_token_digest_once"),
+        ]
+        indexes = [
+            # Serves gatehouse_token(), the look-up of every request.
+            models.Index(fields=["digest"], name="principals_token_by_digest"),
+        ]
+
+    def __str__(self) -> str:
+        return f"ght_{self.prefix}…"
+
+

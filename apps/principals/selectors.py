@@ -1,0 +1,84 @@
+"""Questions about who acts."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from django.db import connection
+
+from apps.principals.errors import UnknownPrincipal, UnknownTenant
+from apps.principals.models import Principal, Tenant
+from apps.principals.scopes import Kind, Scope
+from apps.principals.secrets import Secret
+from apps.principals.tenancy import Caller
+
+_USED_EVERY: Final = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credential:
+    """A valid token's caller, and whether its use should be noted (at most once a minute)."""
+
+    caller: Caller
+    unnoted: bool
+
+
+def credential(secret: Secret, *, now: datetime) -> Credential | None:
+    """Who a token stands for; None if it is unknown, revoked, expired, or its principal disabled.
+
+    The look-up runs before any tenant is set, by digest, through a function that answers one row.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """select token_id, tenant_id, tenant_slug, principal_id, principal_name, kind, scopes, source_systems,
+                      expires_at, revoked_at, disabled_at, last_used_at
+               from gatehouse_token(%s)""",
+            [secret.digest],
+        )
+        row = cursor.fetchone()
+    if row is None:
+        return None
+    *identity, expires_at, revoked_at, disabled_at, last_used_at = row
+    if revoked_at or disabled_at or (expires_at and expires_at <= now):
+        return None
+    token_id, tenant_id, tenant_slug, principal_id, name, kind, scopes, sources = identity
+    caller = Caller(
+        tenant_id=tenant_id,
+        tenant_slug=tenant_slug,
+        principal_id=principal_id,
+        name=name,
+        kind=Kind(kind),
+        scopes=frozenset(Scope(scope) for scope in scopes),
+        source_systems=frozenset(sources),
+        token_id=token_id,
+    )
+    return Credential(caller=caller, unnoted=last_used_at is None or now - last_used_at >= _USED_EVERY)
+
+
+def principal_named(name: str) -> Principal:
+    """The enabled principal of this name in the current tenant.
+
+    :raises UnknownPrincipal: if there is none.
+    """
+    principal = Principal.objects.enabled().named(name).select_related("tenant").first()
+    if principal is None:
+        raise UnknownPrincipal(f"There is no principal {name[:50]!r}.")
+    return principal
+
+
+def caller_or_named(caller: Caller, name: str | None) -> int:
+    """The id of the principal an identity argument names; left out, it is the caller.
+
+    :raises UnknownPrincipal: for anybody else, as if there were none.
+    """
+    if name is None or name == caller.name:
+        return caller.principal_id
+    raise UnknownPrincipal(f"There is no principal {name[:50]!r}.")
+
+
+def tenant_named(slug: str) -> Tenant:
+    """:raises UnknownTenant: if there is none."""
+    tenant = Tenant.objects.filter(slug=slug).first()
+    if tenant is None:
+        raise UnknownTenant(f"There is no tenant {slug[:50]!r}.")
+    return tenant

@@ -1,0 +1,105 @@
+"""The wall between tenants: a transaction shows one tenant's rows, all of them to the system role, or none.
+
+The database's login role has `gatehouse_app` as its default role, which row-level security binds. Settings are
+always local to the transaction, so that a pooled connection carries nothing over.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from django.db import connection, transaction
+
+from apps.principals.models import Principal
+from apps.principals.scopes import Kind, Scope
+
+_SETTINGS: Final = ("role", "gatehouse.tenant", "gatehouse.principal", "gatehouse.reason")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """A principal in the act: what a valid token, or a job on a principal's behalf, stands for."""
+
+    tenant_id: int
+    tenant_slug: str
+    principal_id: int
+    name: str
+    kind: Kind
+    scopes: frozenset[Scope]
+    source_systems: frozenset[str] = frozenset()
+    token_id: int | None = None
+
+    # DRF and Django ask this of whoever stands in request.user.
+    is_authenticated: bool = True
+    is_active: bool = True
+
+    def acting(self) -> AbstractContextManager[None]:
+        return acting_as(self)
+
+    def may(self, scope: Scope) -> bool:
+        return scope in self.scopes
+
+
+def on_behalf_of(principal: Principal) -> Caller:
+    """The product itself acting for a principal, with every scope that its kind may hold."""
+    kind = Kind(principal.kind)
+    return Caller(
+        tenant_id=principal.tenant_id,
+        tenant_slug=principal.tenant.slug,
+        principal_id=principal.pk,
+        name=principal.name,
+        kind=kind,
+        scopes=frozenset(Scope) - {Scope.ADMIN},
+    )
+
+
+def acting_as(caller: Caller) -> AbstractContextManager[None]:
+    """A transaction in which the database shows the caller's tenant and nothing else."""
+    return _within(
+        {
+            "role": "gatehouse_app",
+            "gatehouse.tenant": str(caller.tenant_id),
+            "gatehouse.principal": str(caller.principal_id),
+            "gatehouse.reason": "",
+        }
+    )
+
+
+def acting_in(tenant_id: int, why: str) -> AbstractContextManager[None]:
+    """A transaction of the product itself within one tenant: executors, deliveries."""
+    return _within(
+        {"role": "gatehouse_app", "gatehouse.tenant": str(tenant_id), "gatehouse.principal": "", "gatehouse.reason": why}
+    )
+
+
+def acting_as_system(why: str) -> AbstractContextManager[None]:
+    """A transaction that sees every tenant: ticks, claims of executors, console, metrics, readiness."""
+    return _within(
+        {"role": "gatehouse_system", "gatehouse.tenant": "", "gatehouse.principal": "", "gatehouse.reason": why}
+    )
+
+
+@contextmanager
+def _within(settings: Mapping[str, str]) -> Iterator[None]:
+    before = _read() if connection.in_atomic_block else None
+    with transaction.atomic():
+        _set(settings)
+        yield
+    if before is not None:
+        # A savepoint that is kept keeps its settings; one that is rolled back has restored them.
+        _set(before)
+
+
+def _set(settings: Mapping[str, str]) -> None:
+    calls = ", ".join(["set_config(%s, %s, true)"] * len(settings))
+    with connection.cursor() as cursor:
+        cursor.execute(f"select {calls}", [part for pair in settings.items() for part in pair])  # noqa: S608  # only placeholders
+
+
+def _read() -> dict[str, str]:
+    calls = ", ".join(["coalesce(current_setting(%s, true), '')"] * len(_SETTINGS))
+    with connection.cursor() as cursor:
+        cursor.execute(f"select {calls}", list(_SETTINGS))  # noqa: S608  # only placeholders
+        row: tuple[str, ...] = cursor.fetchone()
+    return dict(zip(_SETTINGS, row, strict=True))

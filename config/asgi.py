@@ -1,0 +1,8 @@
+"""The ASGI application: REST, MCP, streams and the console."""
+
+import os
+
+from django.core.asgi import get_asgi_application
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+application = get_asgi_application()

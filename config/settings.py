@@ -1,0 +1,252 @@
+"""Settings of every process, read from the environment.
+
+Servers are found in this order: ``DATABASE_URL`` / ``REDIS_URL``; ``GATEHOUSE_DATA`` (the folder of a
+running stack); ``var/`` beside this tree. Importing this module connects to nothing.
+"""
+
+import json
+import secrets
+from pathlib import Path
+from typing import Any
+
+import environ
+import structlog
+from django.core.exceptions import ImproperlyConfigured
+
+BASE_DIR = Path(__file__).resolve().parent.parent
+env = environ.Env()
+
+PRODUCTION = env.str("GATEHOUSE_ENV", default="development") == "production"
+PROCESS = env.str("GATEHOUSE_PROCESS", default="command")  # web | worker | beat | command
+DATA_DIR = Path(env.str("GATEHOUSE_DATA", default=str(BASE_DIR / "var"))).expanduser().resolve()
+
+
+def _running_stack() -> dict[str, str]:
+    """What the supervisor wrote about the servers it runs in the data folder; empty when none runs there."""
+    try:
+        stack: dict[str, str] = json.loads((DATA_DIR / "stack.json").read_text())
+    except FileNotFoundError:
+        return {}
+    return stack
+
+
+_stack = _running_stack()
+DATABASE_URL = env.str("DATABASE_URL", default="") or _stack.get("database_url", "postgresql:///gatehouse")
+REDIS_URL = env.str("REDIS_URL", default="") or _stack.get("redis_url", "redis://127.0.0.1:6379/0")
+
+
+def _secret(name: str) -> str:
+    """A secret from the environment or the running stack; production refuses to start without it."""
+    value = env.str(name, default="") or _stack.get(name.lower(), "")
+    if not value and PRODUCTION:
+        raise ImproperlyConfigured(f"{name} must be set in production.")
+    return value or secrets.token_urlsafe(48)
+
+
+SECRET_KEY = _secret("GATEHOUSE_SECRET_KEY")
+# The first key signs lease tokens, all of them verify.
+LEASE_KEYS = [key for key in _secret("GATEHOUSE_LEASE_KEYS").split(",") if key]
+DEBUG = False
+ALLOWED_HOSTS = env.list("GATEHOUSE_HOSTS", default=["127.0.0.1", "localhost", "[::1]"])
+CSRF_TRUSTED_ORIGINS = env.list("GATEHOUSE_ORIGINS", default=[])
+PUBLIC_URL = env.str("GATEHOUSE_URL", default="")
+# Workers on this machine may be called; a production deployment says so expressly.
+ALLOW_LOOPBACK = env.bool("GATEHOUSE_ALLOW_LOOPBACK", default=not PRODUCTION)
+
+INSTALLED_APPS = [
+    "apps.core",
+    "apps.principals",
+    "unfold",
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "rest_framework",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
+    "django_celery_beat",
+    "django_structlog",
+]
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "django_structlog.middlewares.RequestMiddleware",
+]
+ROOT_URLCONF = "config.urls"
+ASGI_APPLICATION = "config.asgi.application"
+APPEND_SLASH = False
+AUTH_USER_MODEL = "principals.Operator"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+LANGUAGE_CODE = "en"
+TIME_ZONE = "UTC"
+USE_TZ = True
+STATIC_URL = "static/"
+STATIC_ROOT = DATA_DIR / "static"
+WHITENOISE_USE_FINDERS = True
+WHITENOISE_AUTOREFRESH = False
+
+# Artifacts: files by default, any Django storage by settings.
+STORAGES: dict[str, dict[str, Any]] = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage", "OPTIONS": {"location": DATA_DIR / "files"}},
+    "artifacts": {
+        "BACKEND": "django.core.files.storage.FileSystemStorage",
+        "OPTIONS": {"location": DATA_DIR / "artifacts"},
+    },
+    "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
+}
+
+
+def _database() -> dict[str, Any]:
+    config: dict[str, Any] = dict(env.db_url_config(DATABASE_URL))
+    options: dict[str, Any] = dict(config.get("OPTIONS", {}))
+    # Only hot statements are prepared (see core.sql); a generic plan is what makes them cheap.
+    options["options"] = " ".join(
+        f"-c {setting}"
+        for setting in (
+            "plan_cache_mode=force_generic_plan",
+            "lock_timeout=10s",
+            "statement_timeout=30s",
+            "idle_in_transaction_session_timeout=60s",
+        )
+    )
+    options["application_name"] = f"gatehouse-{PROCESS}"
+    options["connect_timeout"] = 10
+    if PROCESS == "web":
+        options["pool"] = {"min_size": 2, "max_size": env.int("GATEHOUSE_POOL", default=16), "timeout": 10}
+    else:
+        config["CONN_MAX_AGE"] = 300
+        config["CONN_HEALTH_CHECKS"] = True
+    config["OPTIONS"] = options
+    return config
+
+
+DATABASES = {"default": _database()}
+
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": ["apps.principals.api.authentication.TokenAuthentication"],
+    "DEFAULT_PERMISSION_CLASSES": ["apps.core.api.permissions.HoldsScope"],
+    "DEFAULT_PARSER_CLASSES": ["apps.core.api.parsers.StrictJSONParser"],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_SCHEMA_CLASS": "apps.core.api.schema.OperationSchema",
+    "EXCEPTION_HANDLER": "apps.core.api.problems.handle",
+    "UNAUTHENTICATED_USER": None,
+    "UNICODE_JSON": True,
+    "STRICT_JSON": True,
+}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "Gatehouse",
+    "DESCRIPTION": "The hub where AI agents get work done and hear about it.",
+    "VERSION": "1",
+    "OAS_VERSION": "3.1.0",
+    "SERVE_INCLUDE_SCHEMA": False,
+    "SERVE_PUBLIC": True,
+    "SERVE_AUTHENTICATION": [],
+    "SERVE_PERMISSIONS": [],
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "REDOC_DIST": "SIDECAR",
+    "COMPONENT_SPLIT_REQUEST": False,
+}
+# A body above this is refused with 413 before it is parsed; routes may set less.
+DATA_UPLOAD_MAX_MEMORY_SIZE = 8 * 1024 * 1024
+
+# Celery moves work and holds none of it. The reasons stand in docs/decisions.
+_VISIBILITY_TIMEOUT = 900
+_TRANSPORT_OPTIONS = {
+    "visibility_timeout": _VISIBILITY_TIMEOUT,
+    "socket_timeout": 30,
+    "socket_connect_timeout": 5,
+    "socket_keepalive": not REDIS_URL.startswith("unix"),
+    "health_check_interval": 10,
+    "unacked_restore_interval": 10,
+    "unacked_restore_throttle": 1,
+}
+CELERY_BROKER_URL = REDIS_URL.replace("unix://", "redis+socket://", 1).replace("?db=", "?virtual_host=")
+CELERY_BROKER_TRANSPORT_OPTIONS = _TRANSPORT_OPTIONS
+CELERY_VISIBILITY_TIMEOUT = _VISIBILITY_TIMEOUT
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_TASK_ACKS_LATE = True
+CELERY_TASK_REJECT_ON_WORKER_LOST = False
+CELERY_TASK_RETRY_ON_WORKER_LOST = True
+CELERY_TASK_SOFT_TIME_LIMIT = 600
+CELERY_TASK_TIME_LIMIT = 660
+CELERY_TASK_DEFAULT_QUEUE = "sweep"
+CELERY_TASK_PUBLISH_RETRY_POLICY = {"max_retries": 1, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.1}
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_WORKER_DISABLE_PREFETCH = True
+CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT = 30
+CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = True
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_DB_REUSE_MAX = 1000
+CELERY_BEAT_SCHEDULER = "django_celery_beat.schedulers:DatabaseScheduler"
+CELERY_BEAT_MAX_LOOP_INTERVAL = 1
+CELERY_TIMEZONE = "UTC"
+
+SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_SECURE = PRODUCTION
+CSRF_COOKIE_SECURE = PRODUCTION
+SECURE_CONTENT_TYPE_NOSNIFF = True
+SECURE_REFERRER_POLICY = "same-origin"
+X_FRAME_OPTIONS = "DENY"
+if PRODUCTION:
+    SECURE_SSL_REDIRECT = env.bool("GATEHOUSE_SSL_REDIRECT", default=True)
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+    SECURE_HSTS_SECONDS = 31_536_000
+    SECURE_HSTS_INCLUDE_SUBDOMAINS = True
+    SECURE_HSTS_PRELOAD = True
+    SECURE_REDIRECT_EXEMPT = ["^livez$", "^readyz$", "^metrics$"]
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {
+        "structured": {
+            "()": structlog.stdlib.ProcessorFormatter,
+            "processor": structlog.processors.JSONRenderer(),
+            "foreign_pre_chain": [
+                structlog.contextvars.merge_contextvars,
+                structlog.processors.TimeStamper(fmt="iso"),
+                structlog.stdlib.add_logger_name,
+                structlog.stdlib.add_log_level,
+            ],
+        }
+    },
+    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "structured"}},
+    "root": {"handlers": ["console"], "level": env.str("GATEHOUSE_LOG_LEVEL", default="INFO")},
+}
+structlog.configure(
+    processors=[
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.filter_by_level,
+        structlog.processors.TimeStamper(fmt="iso"),
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.add_log_level,
+        structlog.processors.StackInfoRenderer(),
+        structlog.processors.format_exc_info,
+        structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+    ],
+    logger_factory=structlog.stdlib.LoggerFactory(),
+    cache_logger_on_first_use=True,
+)
