@@ -102,9 +102,9 @@ LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"
 USE_TZ = True
 STATIC_URL = "static/"
-STATIC_ROOT = DATA_DIR / "static"
-WHITENOISE_USE_FINDERS = True
-WHITENOISE_AUTOREFRESH = False
+# An image collects its files at build time; elsewhere they are served from where they are installed.
+STATIC_ROOT = env.str("GATEHOUSE_STATIC", default="") or None
+WHITENOISE_USE_FINDERS = STATIC_ROOT is None
 
 # Artifacts: files by default, any Django storage by settings.
 STORAGES: dict[str, dict[str, Any]] = {

@@ -4,8 +4,8 @@ from typing import Any
 
 from django.db import models
 from django.http import HttpRequest
-from django.utils.html import format_html
 from django.urls import NoReverseMatch, reverse
+from django.utils.html import format_html
 from unfold.admin import ModelAdmin
 
 
@@ -35,5 +35,3 @@ def link_to(related: models.Model | None) -> str:
     except NoReverseMatch:
         return str(related)
     return format_html('<a href="{}" class="text-primary-600">{}</a>', address, related)
-
-

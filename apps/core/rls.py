@@ -24,7 +24,9 @@ def protect(table: str, *, column: str = "tenant_id") -> migrations.RunSQL:
     )
 
 
-def immutable(table: str, *, except_columns: tuple[str, ...] = (), redactable: tuple[str, ...] = ()) -> migrations.RunSQL:
+def immutable(
+    table: str, *, except_columns: tuple[str, ...] = (), redactable: tuple[str, ...] = ()
+) -> migrations.RunSQL:
     """Refuse changes to a table's rows once they are written.
 
     `except_columns` may change freely (a link that is resolved later); `redactable` columns only inside a

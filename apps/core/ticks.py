@@ -86,7 +86,7 @@ def run_forever(stop: threading.Event) -> None:
             except DatabaseError:
                 logger.exception("tick %s failed", name)
                 connection.close()
-            except Exception:  # noqa: BLE001  # one tick's defect must not stop the others; it is logged
+            except Exception:  # one tick's defect must not stop the others; it is logged
                 logger.exception("tick %s failed", name)
         close_old_connections()
         stop.wait(0.25)

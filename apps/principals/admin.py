@@ -51,7 +51,16 @@ class PrincipalAdmin(OperatorAdmin):
 
 @admin.register(Token)
 class TokenAdmin(OperatorAdmin):
-    list_display = ["__str__", "principal_link", "label", "scopes", "created_at", "expires_at", "revoked_at", "last_used_at"]
+    list_display = [
+        "__str__",
+        "principal_link",
+        "label",
+        "scopes",
+        "created_at",
+        "expires_at",
+        "revoked_at",
+        "last_used_at",
+    ]
     list_select_related = ["principal"]
     list_filter = ["tenant"]
     exclude = ["digest"]

@@ -52,7 +52,9 @@ class Membership(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["operator", "tenant"], name="principals_membership_once"),
-            models.CheckConstraint(condition=Q(role__in=["viewer", "operator", "owner"]), name="principals_membership_role_known"),
+            models.CheckConstraint(
+                condition=Q(role__in=["viewer", "operator", "owner"]), name="principals_membership_role_known"
+            ),
         ]
 
     def __str__(self) -> str:
@@ -122,5 +124,3 @@ class Token(TenantModel):
 
     def __str__(self) -> str:
         return f"ght_{self.prefix}…"
-
-

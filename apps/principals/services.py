@@ -46,7 +46,9 @@ def add_principal(
     """
     try:
         with transaction.atomic():
-            return Principal.objects.create(tenant_id=tenant_id, name=name, kind=kind, parent=parent, created_at=now)
+            return Principal.objects.create(
+                tenant=Tenant.objects.get(pk=tenant_id), name=name, kind=kind, parent=parent, created_at=now
+            )
     except IntegrityError as exc:
         if violated_constraint(exc) != "principals_principal_name_once":
             raise

@@ -69,7 +69,12 @@ def acting_as(caller: Caller) -> AbstractContextManager[None]:
 def acting_in(tenant_id: int, why: str) -> AbstractContextManager[None]:
     """A transaction of the product itself within one tenant: executors, deliveries."""
     return _within(
-        {"role": "gatehouse_app", "gatehouse.tenant": str(tenant_id), "gatehouse.principal": "", "gatehouse.reason": why}
+        {
+            "role": "gatehouse_app",
+            "gatehouse.tenant": str(tenant_id),
+            "gatehouse.principal": "",
+            "gatehouse.reason": why,
+        }
     )
 
 
@@ -94,12 +99,12 @@ def _within(settings: Mapping[str, str]) -> Iterator[None]:
 def _set(settings: Mapping[str, str]) -> None:
     calls = ", ".join(["set_config(%s, %s, true)"] * len(settings))
     with connection.cursor() as cursor:
-        cursor.execute(f"select {calls}", [part for pair in settings.items() for part in pair])  # noqa: S608  # only placeholders
+        cursor.execute(f"select {calls}", [part for pair in settings.items() for part in pair])  # only placeholders
 
 
 def _read() -> dict[str, str]:
     calls = ", ".join(["coalesce(current_setting(%s, true), '')"] * len(_SETTINGS))
     with connection.cursor() as cursor:
-        cursor.execute(f"select {calls}", list(_SETTINGS))  # noqa: S608  # only placeholders
+        cursor.execute(f"select {calls}", list(_SETTINGS))  # only placeholders
         row: tuple[str, ...] = cursor.fetchone()
     return dict(zip(_SETTINGS, row, strict=True))

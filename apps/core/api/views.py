@@ -26,10 +26,15 @@ class OperationView(APIView):
 
     def answer(self, request: Request, **path: str) -> Response:
         declared, route = self.declared[request.method or ""]
-        given = parse_strings(declared.input, _from_url(declared, request, path)) if route.method in {
-            "GET",
-            "DELETE",
-        } else parse(declared.input, _from_body(declared, request, path))
+        given = (
+            parse_strings(declared.input, _from_url(declared, request, path))
+            if route.method
+            in {
+                "GET",
+                "DELETE",
+            }
+            else parse(declared.input, _from_body(declared, request, path))
+        )
         reply = operations.call(declared, request.user, given)
         if reply.output is None:
             return Response(status=reply.status)
@@ -38,11 +43,15 @@ class OperationView(APIView):
 
 def _from_url(declared: Operation, request: Request, path: Mapping[str, str]) -> dict[str, Any]:
     """Query and path as one mapping; a list's member may be repeated."""
-    lists = {
-        name
-        for name, schema in declared.input.model_json_schema()["properties"].items()
-        if schema.get("type") == "array" or any(one.get("type") == "array" for one in schema.get("anyOf", []))
-    } if declared.input.model_fields else set()
+    lists = (
+        {
+            name
+            for name, schema in declared.input.model_json_schema()["properties"].items()
+            if schema.get("type") == "array" or any(one.get("type") == "array" for one in schema.get("anyOf", []))
+        }
+        if declared.input.model_fields
+        else set()
+    )
     query = {
         name: request.query_params.getlist(name) if name in lists else request.query_params[name]
         for name in request.query_params

@@ -74,11 +74,10 @@ grant execute on function gatehouse_token(bytea) to gatehouse_app, gatehouse_sys
 
 
 class Migration(migrations.Migration):
-
     initial = True
 
     dependencies = [
-        ('auth', '0012_alter_user_first_name_max_length'),
+        ("auth", "0012_alter_user_first_name_max_length"),
     ]
 
     operations = [
@@ -86,111 +85,259 @@ class Migration(migrations.Migration):
         migrations.RunSQL(NOW, "drop function gatehouse_now()"),
         migrations.RunSQL(TENANT, "drop function gatehouse_tenant()"),
         migrations.CreateModel(
-            name='Tenant',
+            name="Tenant",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('slug', models.SlugField(unique=True)),
-                ('name', models.CharField(max_length=200)),
-                ('creates_recipients', models.BooleanField(default=False, help_text='A receipt to an unknown recipient creates the principal instead of being refused.')),
-                ('created_at', models.DateTimeField()),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("slug", models.SlugField(unique=True)),
+                ("name", models.CharField(max_length=200)),
+                (
+                    "creates_recipients",
+                    models.BooleanField(
+                        default=False,
+                        help_text="A receipt to an unknown recipient creates the principal instead of being refused.",
+                    ),
+                ),
+                ("created_at", models.DateTimeField()),
             ],
         ),
         migrations.CreateModel(
-            name='Operator',
+            name="Operator",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('password', models.CharField(max_length=128, verbose_name='password')),
-                ('last_login', models.DateTimeField(blank=True, null=True, verbose_name='last login')),
-                ('is_superuser', models.BooleanField(default=False, help_text='Designates that this user has all permissions without explicitly assigning them.', verbose_name='superuser status')),
-                ('username', models.CharField(error_messages={'unique': 'A user with that username already exists.'}, help_text='Required. 150 characters or fewer. Letters, digits and @/./+/-/_ only.', max_length=150, unique=True, validators=[django.contrib.auth.validators.UnicodeUsernameValidator()], verbose_name='username')),
-                ('first_name', models.CharField(blank=True, max_length=150, verbose_name='first name')),
-                ('last_name', models.CharField(blank=True, max_length=150, verbose_name='last name')),
-                ('email', models.EmailField(blank=True, max_length=254, verbose_name='email address')),
-                ('is_staff', models.BooleanField(default=False, help_text='Designates whether the user can log into this admin site.', verbose_name='staff status')),
-                ('is_active', models.BooleanField(default=True, help_text='Designates whether this user should be treated as active. Unselect this instead of deleting accounts.', verbose_name='active')),
-                ('date_joined', models.DateTimeField(default=django.utils.timezone.now, verbose_name='date joined')),
-                ('groups', models.ManyToManyField(blank=True, help_text='The groups this user belongs to. A user will get all permissions granted to each of their groups.', related_name='user_set', related_query_name='user', to='auth.group', verbose_name='groups')),
-                ('user_permissions', models.ManyToManyField(blank=True, help_text='Specific permissions for this user.', related_name='user_set', related_query_name='user', to='auth.permission', verbose_name='user permissions')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("password", models.CharField(max_length=128, verbose_name="password")),
+                ("last_login", models.DateTimeField(blank=True, null=True, verbose_name="last login")),
+                (
+                    "is_superuser",
+                    models.BooleanField(
+                        default=False,
+                        help_text="Designates that this user has all permissions without explicitly assigning them.",
+                        verbose_name="superuser status",
+                    ),
+                ),
+                (
+                    "username",
+                    models.CharField(
+                        error_messages={"unique": "A user with that username already exists."},
+                        help_text="Required. 150 characters or fewer. Letters, digits and @/./+/-/_ only.",
+                        max_length=150,
+                        unique=True,
+                        validators=[django.contrib.auth.validators.UnicodeUsernameValidator()],
+                        verbose_name="username",
+                    ),
+                ),
+                ("first_name", models.CharField(blank=True, max_length=150, verbose_name="first name")),
+                ("last_name", models.CharField(blank=True, max_length=150, verbose_name="last name")),
+                ("email", models.EmailField(blank=True, max_length=254, verbose_name="email address")),
+                (
+                    "is_staff",
+                    models.BooleanField(
+                        default=False,
+                        help_text="Designates whether the user can log into this admin site.",
+                        verbose_name="staff status",
+                    ),
+                ),
+                (
+                    "is_active",
+                    models.BooleanField(
+                        default=True,
+                        help_text="Designates whether this user should be treated as active. Unselect this instead of deleting accounts.",
+                        verbose_name="active",
+                    ),
+                ),
+                ("date_joined", models.DateTimeField(default=django.utils.timezone.now, verbose_name="date joined")),
+                (
+                    "groups",
+                    models.ManyToManyField(
+                        blank=True,
+                        help_text="The groups this user belongs to. A user will get all permissions granted to each of their groups.",
+                        related_name="user_set",
+                        related_query_name="user",
+                        to="auth.group",
+                        verbose_name="groups",
+                    ),
+                ),
+                (
+                    "user_permissions",
+                    models.ManyToManyField(
+                        blank=True,
+                        help_text="Specific permissions for this user.",
+                        related_name="user_set",
+                        related_query_name="user",
+                        to="auth.permission",
+                        verbose_name="user permissions",
+                    ),
+                ),
             ],
             options={
-                'verbose_name': 'user',
-                'verbose_name_plural': 'users',
-                'abstract': False,
+                "verbose_name": "user",
+                "verbose_name_plural": "users",
+                "abstract": False,
             },
             managers=[
-                ('objects', django.contrib.auth.models.UserManager()),
+                ("objects", django.contrib.auth.models.UserManager()),
             ],
         ),
         migrations.CreateModel(
-            name='Principal',
+            name="Principal",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('name', models.CharField(max_length=50)),
-                ('kind', models.CharField(choices=[('ai', 'Ai'), ('service', 'Service'), ('worker', 'Worker'), ('delegate', 'Delegate')], max_length=10)),
-                ('created_at', models.DateTimeField()),
-                ('disabled_at', models.DateTimeField(null=True)),
-                ('parent', models.ForeignKey(db_index=False, null=True, on_delete=django.db.models.deletion.PROTECT, related_name='children', to='principals.principal')),
-                ('tenant', models.ForeignKey(db_index=False, editable=False, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='principals.tenant')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("name", models.CharField(max_length=50)),
+                (
+                    "kind",
+                    models.CharField(
+                        choices=[("ai", "Ai"), ("service", "Service"), ("worker", "Worker"), ("delegate", "Delegate")],
+                        max_length=10,
+                    ),
+                ),
+                ("created_at", models.DateTimeField()),
+                ("disabled_at", models.DateTimeField(null=True)),
+                (
+                    "parent",
+                    models.ForeignKey(
+                        db_index=False,
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="children",
+                        to="principals.principal",
+                    ),
+                ),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        db_index=False,
+                        editable=False,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="principals.tenant",
+                    ),
+                ),
             ],
         ),
         migrations.CreateModel(
-            name='Membership',
+            name="Membership",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('role', models.CharField(choices=[('viewer', 'Viewer'), ('operator', 'Operator'), ('owner', 'Owner')], default='viewer', max_length=10)),
-                ('operator', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='memberships', to=settings.AUTH_USER_MODEL)),
-                ('tenant', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='memberships', to='principals.tenant')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "role",
+                    models.CharField(
+                        choices=[("viewer", "Viewer"), ("operator", "Operator"), ("owner", "Owner")],
+                        default="viewer",
+                        max_length=10,
+                    ),
+                ),
+                (
+                    "operator",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="memberships",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE, related_name="memberships", to="principals.tenant"
+                    ),
+                ),
             ],
         ),
         migrations.AddField(
-            model_name='operator',
-            name='tenants',
-            field=models.ManyToManyField(related_name='operators', through='principals.Membership', to='principals.tenant'),
+            model_name="operator",
+            name="tenants",
+            field=models.ManyToManyField(
+                related_name="operators", through="principals.Membership", to="principals.tenant"
+            ),
         ),
         migrations.CreateModel(
-            name='Token',
+            name="Token",
             fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('label', models.CharField(blank=True, max_length=100)),
-                ('prefix', models.CharField(max_length=8)),
-                ('digest', models.BinaryField(max_length=32)),
-                ('scopes', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(choices=[('receipts:write', 'Receipts Write'), ('inbox', 'Inbox'), ('tasks:queue', 'Tasks Queue'), ('tasks:work', 'Tasks Work'), ('workers:register', 'Workers Register'), ('plans', 'Plans'), ('memory', 'Memory'), ('admin', 'Admin')], max_length=30), size=None)),
-                ('source_systems', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=50), default=list, size=None)),
-                ('created_at', models.DateTimeField()),
-                ('expires_at', models.DateTimeField(null=True)),
-                ('revoked_at', models.DateTimeField(null=True)),
-                ('last_used_at', models.DateTimeField(null=True)),
-                ('principal', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='tokens', to='principals.principal')),
-                ('tenant', models.ForeignKey(db_index=False, editable=False, on_delete=django.db.models.deletion.PROTECT, related_name='+', to='principals.tenant')),
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("label", models.CharField(blank=True, max_length=100)),
+                ("prefix", models.CharField(max_length=8)),
+                ("digest", models.BinaryField(max_length=32)),
+                (
+                    "scopes",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.CharField(
+                            choices=[
+                                ("receipts:write", "Receipts Write"),
+                                ("inbox", "Inbox"),
+                                ("tasks:queue", "Tasks Queue"),
+                                ("tasks:work", "Tasks Work"),
+                                ("workers:register", "Workers Register"),
+                                ("plans", "Plans"),
+                                ("memory", "Memory"),
+                                ("admin", "Admin"),
+                            ],
+                            max_length=30,
+                        ),
+                        size=None,
+                    ),
+                ),
+                (
+                    "source_systems",
+                    django.contrib.postgres.fields.ArrayField(
+                        base_field=models.CharField(max_length=50), default=list, size=None
+                    ),
+                ),
+                ("created_at", models.DateTimeField()),
+                ("expires_at", models.DateTimeField(null=True)),
+                ("revoked_at", models.DateTimeField(null=True)),
+                ("last_used_at", models.DateTimeField(null=True)),
+                (
+                    "principal",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT, related_name="tokens", to="principals.principal"
+                    ),
+                ),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        db_index=False,
+                        editable=False,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="principals.tenant",
+                    ),
+                ),
             ],
         ),
         migrations.AddConstraint(
-            model_name='principal',
-            constraint=models.UniqueConstraint(fields=('tenant', 'name'), name='principals_principal_name_once'),
+            model_name="principal",
+            constraint=models.UniqueConstraint(fields=("tenant", "name"), name="principals_principal_name_once"),
         ),
         migrations.AddConstraint(
-            model_name='principal',
-            constraint=models.CheckConstraint(condition=models.Q(('kind__in', ['ai', 'service', 'worker', 'delegate'])), name='principals_principal_kind_known'),
+            model_name="principal",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("kind__in", ["ai", "service", "worker", "delegate"])),
+                name="principals_principal_kind_known",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='principal',
-            constraint=models.CheckConstraint(condition=models.Q(('parent', models.F('id')), _negated=True), name='principals_principal_not_its_own_parent'),
+            model_name="principal",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("parent", models.F("id")), _negated=True),
+                name="principals_principal_not_its_own_parent",
+            ),
         ),
         migrations.AddConstraint(
-            model_name='membership',
-            constraint=models.UniqueConstraint(fields=('operator', 'tenant'), name='principals_membership_once'),
+            model_name="membership",
+            constraint=models.UniqueConstraint(fields=("operator", "tenant"), name="principals_membership_once"),
         ),
         migrations.AddConstraint(
-            model_name='membership',
-            constraint=models.CheckConstraint(condition=models.Q(('role__in', ['viewer', 'operator', 'owner'])), name='principals_membership_role_known'),
+            model_name="membership",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("role__in", ["viewer", "operator", "owner"])),
+                name="principals_membership_role_known",
+            ),
         ),
         migrations.AddIndex(
-            model_name='token',
-            index=models.Index(fields=['digest'], name='principals_token_by_digest'),
+            model_name="token",
+            index=models.Index(fields=["digest"], name="principals_token_by_digest"),
         ),
         migrations.AddConstraint(
-            model_name='token',
-            constraint=models.UniqueConstraint(fields=('tenant', 'digest'), name='principals_token_digest_once'),
+            model_name="token",
+            constraint=models.UniqueConstraint(fields=("tenant", "digest"), name="principals_token_digest_once"),
         ),
         migrations.RunSQL(TOKEN_LOOKUP, "drop function gatehouse_token(bytea)"),
         protect("principals_tenant", column="id"),

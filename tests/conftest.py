@@ -1,0 +1,28 @@
+"""Fixtures of every test: rows are made by services, as the application's role, never as the owner."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from apps.principals.models import Tenant
+from apps.principals.scopes import Kind
+from apps.principals.tenancy import Caller, acting_as
+from tests.factories import make_caller, make_tenant
+
+
+@pytest.fixture
+def tenant(db: None) -> Tenant:
+    return make_tenant("acme")
+
+
+@pytest.fixture
+def kee(tenant: Tenant) -> Caller:
+    """An agent with every scope, not yet acting."""
+    return make_caller(tenant, "Kee", Kind.AI)
+
+
+@pytest.fixture
+def as_kee(kee: Caller) -> Iterator[Caller]:
+    """The agent Kee, with its transaction open for the whole test."""
+    with acting_as(kee):
+        yield kee

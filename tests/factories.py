@@ -1,0 +1,59 @@
+"""Plain functions that make what tests need, through the product's own services."""
+
+from collections.abc import Collection
+from datetime import UTC, datetime
+
+from apps.principals import selectors, services
+from apps.principals.models import Principal, Tenant
+from apps.principals.scopes import Kind, Scope
+from apps.principals.tenancy import Caller, acting_as_system, on_behalf_of
+
+T0 = datetime(2026, 1, 3, 20, 15, tzinfo=UTC)
+
+
+def make_tenant(slug: str = "acme") -> Tenant:
+    with acting_as_system("test"):
+        return services.create_tenant(slug=slug, name=slug, now=T0)
+
+
+def make_principal(tenant: Tenant, name: str, kind: Kind = Kind.AI) -> Principal:
+    with acting_as_system("test"):
+        found = Principal.objects.filter(tenant=tenant).named(name).select_related("tenant").first()
+        return found or services.add_principal(tenant_id=tenant.pk, name=name, kind=kind, now=T0)
+
+
+def make_caller(tenant: Tenant, name: str = "Kee", kind: Kind = Kind.AI) -> Caller:
+    """A principal acting by itself, with every scope that its kind may hold."""
+    return on_behalf_of(make_principal(tenant, name, kind))
+
+
+def make_token(
+    tenant: Tenant,
+    name: str = "Kee",
+    kind: Kind = Kind.AI,
+    *,
+    scopes: Collection[Scope] | None = None,
+    source_systems: Collection[str] = (),
+    expires_at: datetime | None = None,
+) -> str:
+    """The text of a fresh token."""
+    principal = make_principal(tenant, name, kind)
+    granted = on_behalf_of(principal).scopes if scopes is None else scopes
+    allowed = [scope for scope in granted if scopes is not None or kind != Kind.WORKER or scope not in _CREATES]
+    with acting_as_system("test"):
+        issued = services.issue_token(
+            principal=principal, scopes=allowed, source_systems=source_systems, expires_at=expires_at, now=T0
+        )
+    return issued.secret.text
+
+
+_CREATES = {Scope.TASKS_QUEUE, Scope.PLANS}
+
+
+def credential_of(text: str) -> Caller | None:
+    """Who a token's text stands for now."""
+    from apps.principals.secrets import read_secret  # noqa: PLC0415
+
+    secret = read_secret(text)
+    found = selectors.credential(secret, now=T0) if secret else None
+    return found.caller if found else None

@@ -1,0 +1,83 @@
+"""The wall between tenants, asked of the database itself."""
+
+import psycopg
+import pytest
+from django.apps import apps
+from django.db import connection, transaction
+from django.db.utils import ProgrammingError
+
+from apps.principals.models import Principal, Tenant, TenantModel
+from apps.principals.tenancy import acting_as, acting_as_system
+from tests.factories import make_caller, make_tenant
+
+TENANT_TABLES = sorted(
+    {model._meta.db_table for model in apps.get_models() if issubclass(model, TenantModel)} | {"principals_tenant"}
+)
+
+
+def test_the_login_role_is_plain_and_starts_in_the_applications_role(db: None) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("select current_user, rolsuper, rolbypassrls from pg_roles where rolname = session_user")
+        assert cursor.fetchone() == ("gatehouse_app", False, False)
+
+
+def test_every_tenant_table_is_walled_and_every_walled_table_is_known(db: None) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """select c.relname, array_agg(p.polname::text order by p.polname),
+                      bool_and(p.polqual is not null and p.polwithcheck is not null)
+               from pg_class c join pg_policy p on p.polrelid = c.oid where c.relrowsecurity group by 1"""
+        )
+        walled = {name: (policies, both) for name, policies, both in cursor.fetchall()}
+        cursor.execute(
+            """select table_name from information_schema.columns
+               where table_schema = 'public' and column_name = 'tenant_id' and table_name <> 'principals_membership'"""
+        )
+        with_tenant = {name for (name,) in cursor.fetchall()}
+
+    assert sorted(walled) == TENANT_TABLES
+    assert with_tenant <= set(walled)
+    assert set(map(str, walled.values())) == {str((["system", "tenant"], True))}
+
+
+def test_a_raw_connection_sees_no_row_of_any_tenant_table_until_the_tenant_is_set(transactional_db: None) -> None:
+    make_caller(make_tenant("acme"))
+    parameters = connection.get_connection_params()
+    with psycopg.connect(**{k: parameters[k] for k in ("dbname", "user", "host", "port") if k in parameters}) as raw:
+        for table in TENANT_TABLES:
+            assert raw.execute(f"select count(*) from {table}").fetchone() == (0,), table
+        raw.execute("select set_config('gatehouse.tenant', (select ''), true)")
+        assert raw.execute("select count(*) from principals_principal").fetchone() == (0,)
+        with acting_as_system("test"):
+            acme = Tenant.objects.get(slug="acme").pk
+        raw.execute("select set_config('gatehouse.tenant', %s, true)", [str(acme)])
+        assert raw.execute("select count(*) from principals_principal").fetchone() == (3,)
+
+
+def test_a_row_of_another_tenant_can_be_neither_seen_nor_written(db: None) -> None:
+    kee, stranger = make_caller(make_tenant("acme")), make_caller(make_tenant("globex"))
+    with acting_as(kee):
+        assert not Principal.objects.filter(pk=stranger.principal_id).exists()
+        with pytest.raises(ProgrammingError, match="row-level security"), transaction.atomic():
+            Principal.objects.create(
+                tenant_id=stranger.tenant_id, name="intruder", kind="ai", created_at="2026-01-01T00:00:00Z"
+            )
+    with acting_as_system("test"):
+        assert not Principal.objects.filter(name="intruder").exists()
+
+
+def test_the_tenant_ends_with_the_transaction(transactional_db: None) -> None:
+    kee = make_caller(make_tenant("acme"))
+    with acting_as(kee):
+        assert Principal.objects.count() == 3
+    assert Principal.objects.count() == 0
+
+
+def test_a_tenant_within_a_system_transaction_gives_the_system_back(db: None) -> None:
+    kee = make_caller(make_tenant("acme"))
+    make_tenant("globex")
+    with acting_as_system("test"):
+        everyone = Principal.objects.count()
+        with acting_as(kee):
+            assert Principal.objects.count() == 3
+        assert Principal.objects.count() == everyone == 5
