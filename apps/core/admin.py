@@ -26,9 +26,9 @@ class OperatorAdmin(ModelAdmin):
 
 
 def link_to(related: models.Model | None) -> str:
-    """A link to a related thing's page; a dash where there is none."""
+    """A link to a related thing's page; a hyphen where there is none."""
     if related is None:
-        return "–"
+        return "-"
     meta = related._meta  # noqa: SLF001  # Django documents _meta as public
     try:
         address = reverse(f"admin:{meta.app_label}_{meta.model_name}_change", args=[related.pk])

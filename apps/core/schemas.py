@@ -6,7 +6,7 @@ OpenAPI. Inputs are strict (no "5" for 5) and refuse unknown members.
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, StringConstraints, ValidationError
 
@@ -38,6 +38,9 @@ def _text(value: str) -> str:
 Text = Annotated[str, AfterValidator(_text)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=50, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Moment = AwareDatetime
+
+# A text over a limit of this size is a body too large; under it, a field that breaks its rule.
+_BODY_SIZED: Final = 16_384
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -71,6 +74,6 @@ def refusal(exc: ValidationError) -> Invalid | TooLarge:
     errors = [FieldError("".join(f"/{part}" for part in fault["loc"]), fault["msg"]) for fault in faults]
     detail = "; ".join(f"{error.pointer or '/'}: {error.message}" for error in errors[:5])
     over = [fault for fault in faults if fault["type"] in {"string_too_long", "too_long"}]
-    if len(over) == len(faults) and all(fault["ctx"]["max_length"] >= 16_384 for fault in over):
+    if len(over) == len(faults) and all(fault["ctx"]["max_length"] >= _BODY_SIZED for fault in over):
         return TooLarge(detail, errors=errors)
     return Invalid(detail, errors=errors)

@@ -15,11 +15,13 @@ from django.db import connection
 from django.db.backends.utils import CursorWrapper
 
 if TYPE_CHECKING:
-    from psycopg.abc import Params, Query
+    from psycopg.abc import Params, QueryNoTemplate
 
 
 class _PreparedCursor(psycopg.Cursor[tuple[Any, ...]]):
-    def execute(self, query: "Query", params: "Params | None" = None, **options: Any) -> "_PreparedCursor":
+    def execute(  # type: ignore[override]  # a template string needs no parameters; no hot statement is one
+        self, query: "QueryNoTemplate", params: "Params | None" = None, **options: Any
+    ) -> "_PreparedCursor":
         return super().execute(query, params, **{**options, "prepare": True})
 
 

@@ -6,6 +6,8 @@ no JSON is (NaN). Here each is refused by name, with a pointer to where it stand
 
 import hashlib
 import json
+import math
+from collections.abc import Iterator
 from typing import Any, Final, Never
 
 import rfc8785
@@ -14,6 +16,7 @@ from apps.core.errors import FieldError, Invalid, Malformed
 
 MAX_DEPTH: Final = 32
 _MAX_INTEGER: Final = 2**63
+_EXACT_IN_A_DOUBLE: Final = 2**53
 
 
 class NotJSON(Malformed):
@@ -52,21 +55,17 @@ def check(document: Any, *, pointer: str = "", depth: int = 0) -> None:
     :raises UnstorableJSON: naming the place.
     """
     match document:
-        case dict():
-            _check_depth(pointer, depth)
-            for key, value in document.items():
-                _check_text(key, pointer)
-                check(value, pointer=f"{pointer}/{_escape(key)}", depth=depth + 1)
-        case list():
-            _check_depth(pointer, depth)
-            for index, value in enumerate(document):
-                check(value, pointer=f"{pointer}/{index}", depth=depth + 1)
+        case dict() | list():
+            if depth >= MAX_DEPTH:
+                _refuse(pointer, f"is nested deeper than {MAX_DEPTH} levels")
+            for key, value in _members(document, pointer):
+                check(value, pointer=f"{pointer}/{key}", depth=depth + 1)
         case str():
             _check_text(document, pointer)
-        case float() if document != document or document in {float("inf"), float("-inf")}:
-            _refuse(pointer, "is not a finite number")
-        case int() if not -_MAX_INTEGER <= document < _MAX_INTEGER:
-            _refuse(pointer, "does not fit 64 bits")
+        case int() | float():
+            _check_number(document, pointer)
+        case _:
+            pass  # null, true and false can always be stored
 
 
 def digest(document: Any) -> bytes:
@@ -81,17 +80,27 @@ def _canonical(document: Any) -> Any:
             return {key: _canonical(value) for key, value in document.items()}
         case list() | tuple():
             return [_canonical(value) for value in document]
-        case bool():
-            return document
-        case int() if abs(document) >= 2**53:
+        case int() if abs(document) >= _EXACT_IN_A_DOUBLE:
             return f"int:{document}"
         case _:
             return document
 
 
-def _check_depth(pointer: str, depth: int) -> None:
-    if depth >= MAX_DEPTH:
-        _refuse(pointer, f"is nested deeper than {MAX_DEPTH} levels")
+def _members(document: dict[str, Any] | list[Any], pointer: str) -> Iterator[tuple[str, Any]]:
+    """What a container holds, each under its part of the pointer."""
+    if isinstance(document, list):
+        yield from ((str(index), value) for index, value in enumerate(document))
+        return
+    for key, value in document.items():
+        _check_text(key, pointer)
+        yield key.replace("~", "~0").replace("/", "~1"), value
+
+
+def _check_number(number: float, pointer: str) -> None:
+    if not math.isfinite(number):
+        _refuse(pointer, "is not a finite number")
+    if isinstance(number, int) and not -_MAX_INTEGER <= number < _MAX_INTEGER:
+        _refuse(pointer, "does not fit 64 bits")
 
 
 def _check_text(text: str, pointer: str) -> None:
@@ -105,11 +114,6 @@ def _check_text(text: str, pointer: str) -> None:
 
 def _refuse(pointer: str, fault: str) -> Never:
     raise UnstorableJSON(f"The value at {pointer or '/'!r} {fault}.", errors=[FieldError(pointer, fault)])
-
-
-def _escape(key: str) -> str:
-    safe = key.replace("~", "~0").replace("/", "~1")
-    return safe.encode(errors="replace").decode()
 
 
 def _no_constant(name: str) -> Never:

@@ -17,7 +17,7 @@ class GroupAdmin(DjangoGroupAdmin, ModelAdmin):
 
 
 @admin.register(Operator)
-class OperatorAccountAdmin(DjangoUserAdmin, ModelAdmin):
+class OperatorAccountAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[type-arg]  # not subscriptable at run time
     """People with a console: the one thing that is edited here, because people are."""
 
     form = UserChangeForm

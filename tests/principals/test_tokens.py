@@ -14,9 +14,9 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests.factories import T0, make_principal, make_token
 
 
-def _whoami(token: str | None, header: str = "Authorization") -> tuple[int, dict[str, object]]:
+def _whoami(token: str, header: str = "Authorization") -> tuple[int, dict[str, object]]:
     value = f"Bearer {token}" if header == "Authorization" else token
-    answer = Client().get("/api/v1/whoami", headers={header: value} if token is not None else {})
+    answer = Client().get("/api/v1/whoami", headers={header: value})
     return answer.status_code, answer.json()
 
 

@@ -18,7 +18,7 @@ def patterns() -> list[URLPattern]:
 
 
 def _pattern(route_path: str, methods: dict[str, tuple[Operation, Route]]) -> URLPattern:
-    view = type(
+    view: type[OperationView] = type(
         "".join(declared.name.title().replace("_", "") for declared, _ in methods.values()) + "View",
         (OperationView,),
         {

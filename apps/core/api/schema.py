@@ -60,7 +60,7 @@ class OperationSchema(AutoSchema):
         declared = self._declared()
         return declared[0].title if declared else super().get_summary()
 
-    def get_description(self) -> str:
+    def get_description(self) -> str:  # type: ignore[override]  # drf-spectacular's own form, without arguments
         declared = self._declared()
         return declared[0].description if declared else super().get_description()
 

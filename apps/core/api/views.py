@@ -1,14 +1,17 @@
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, ClassVar
 
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from apps.core import operations
 from apps.core.errors import Invalid
+from apps.core.http import caller_of
 from apps.core.operations import Operation, Route
-from apps.core.schemas import Input, parse, parse_strings
+from apps.core.schemas import parse, parse_strings
 
 
 class OperationView(APIView):
@@ -26,35 +29,21 @@ class OperationView(APIView):
 
     def answer(self, request: Request, **path: str) -> Response:
         declared, route = self.declared[request.method or ""]
-        given = (
-            parse_strings(declared.input, _from_url(declared, request, path))
-            if route.method
-            in {
-                "GET",
-                "DELETE",
-            }
-            else parse(declared.input, _from_body(declared, request, path))
-        )
-        reply = operations.call(declared, request.user, given)
+        if route.method in {"GET", "DELETE"}:
+            given = parse_strings(declared.input, _from_url(declared, request, path))
+        else:
+            given = parse(declared.input, _from_body(declared, request, path))
+        reply = operations.call(declared, caller_of(request), given)
         if reply.output is None:
             return Response(status=reply.status)
         return Response(reply.output.model_dump(mode="json"), status=reply.status or route.status)
 
 
 def _from_url(declared: Operation, request: Request, path: Mapping[str, str]) -> dict[str, Any]:
-    """Query and path as one mapping; a list's member may be repeated."""
-    lists = (
-        {
-            name
-            for name, schema in declared.input.model_json_schema()["properties"].items()
-            if schema.get("type") == "array" or any(one.get("type") == "array" for one in schema.get("anyOf", []))
-        }
-        if declared.input.model_fields
-        else set()
-    )
-    query = {
-        name: request.query_params.getlist(name) if name in lists else request.query_params[name]
-        for name in request.query_params
+    """Query and path as one mapping; the members of a list repeat its name."""
+    query: dict[str, Any] = {
+        name: request.query_params.getlist(name) if name in _lists(declared.input) else value
+        for name, value in request.query_params.items()
     }
     return {**query, **path}
 
@@ -64,13 +53,23 @@ def _from_body(declared: Operation, request: Request, path: Mapping[str, str]) -
     body = request.data if request.META.get("CONTENT_LENGTH") not in {None, "", "0"} else {}
     if not isinstance(body, dict):
         raise Invalid("The body must be a JSON object.")
-    typed = parse_strings(_only(declared.input, tuple(path)), path).model_dump(mode="json") if path else {}
-    return {**body, **typed}
+    return {**body, **{name: _typed(declared.input, name, text) for name, text in path.items()}}
 
 
-def _only(model: type[Any], names: tuple[str, ...]) -> type[Input]:
-    """The part of an input that stands in the path."""
-    fields = {name: (model.model_fields[name].annotation, model.model_fields[name]) for name in names}
-    from pydantic import create_model  # noqa: PLC0415
+@cache
+def _lists(model: type[BaseModel]) -> frozenset[str]:
+    properties = model.model_json_schema().get("properties", {})
+    return frozenset(
+        name
+        for name, schema in properties.items()
+        if any(one.get("type") == "array" for one in [schema, *schema.get("anyOf", [])])
+    )
 
-    return create_model(f"{model.__name__}Path", __base__=Input, **fields)  # type: ignore[call-overload]
+
+def _typed(model: type[BaseModel], name: str, text: str) -> Any:
+    """A path parameter as the type that the input gives it, where the text can be read so."""
+    reader: TypeAdapter[Any] = TypeAdapter(model.model_fields[name].annotation or str)
+    try:
+        return reader.validate_strings(text)
+    except ValidationError:
+        return text

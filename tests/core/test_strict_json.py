@@ -1,0 +1,84 @@
+"""JSON at the boundary: whatever is let in can be stored."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+from django.db import connection
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from apps.core import strict_json
+from apps.core.strict_json import NotJSON, UnstorableJSON
+
+_ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None)),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(st.characters(codec=None)), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "refusal", "pointer"),
+    [
+        (b"{", NotJSON, None),
+        (b"\xff", NotJSON, None),
+        (b'{"a": 1, "a": 2}', NotJSON, None),
+        (b'{"a": NaN}', UnstorableJSON, None),
+        (b'{"a": -Infinity}', UnstorableJSON, None),
+        (b'{"a": 1e999}', UnstorableJSON, "/a"),
+        (b'{"a": [0, "\\u0000"]}', UnstorableJSON, "/a/1"),
+        (b'{"a\\u0000": 1}', UnstorableJSON, ""),
+        (b'{"a/b": {"~": "\\ud800"}}', UnstorableJSON, "/a~1b/~0"),
+        (b'{"a": 9223372036854775808}', UnstorableJSON, "/a"),
+        (b"[" * 33 + b"]" * 33, UnstorableJSON, "/0" * 32),
+        (b"[" * 200_000, UnstorableJSON, None),
+    ],
+)
+def test_what_can_not_be_stored_is_refused_by_name_and_place(
+    body: bytes, refusal: type[NotJSON | UnstorableJSON], pointer: str | None
+) -> None:
+    with pytest.raises(refusal) as caught:
+        strict_json.loads(body)
+    assert [error.pointer for error in caught.value.errors] == ([] if pointer is None else [pointer])
+
+
+def test_thirty_two_levels_are_let_in() -> None:
+    assert strict_json.loads(b"[" * 32 + b"]" * 32)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@given(document=_ANY)
+def test_what_is_let_in_comes_back_from_the_database_as_it_was(db: None, document: Any) -> None:
+    try:
+        strict_json.check(document)
+    except UnstorableJSON:
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("select %s::jsonb", [json.dumps(document)])
+        came_back = cursor.fetchone()[0]
+    # jsonb writes 1e20 as an integer; as a double it is the same number.
+    assert json.loads(came_back, parse_int=float) == json.loads(json.dumps(document), parse_int=float)
+
+
+@given(document=_ANY)
+def test_equal_documents_have_one_digest_whatever_the_order_of_their_keys(document: Any) -> None:
+    try:
+        strict_json.check(document)
+    except UnstorableJSON:
+        return
+    assert len(strict_json.digest(document)) == 32
+    assert strict_json.digest(document) == strict_json.digest(_reversed(document))
+
+
+def test_neighbouring_large_integers_have_different_digests() -> None:
+    assert strict_json.digest(2**53) != strict_json.digest(2**53 + 1)
+
+
+def _reversed(document: Any) -> Any:
+    if isinstance(document, dict):
+        return {key: _reversed(document[key]) for key in reversed(document)}
+    if isinstance(document, list):
+        return [_reversed(value) for value in document]
+    return -0.0 if isinstance(document, float) and document == 0 and not math.copysign(1, document) < 0 else document
