@@ -117,7 +117,7 @@ class Postgres:
         )
 
     def wait_ready(self, still_running: Callable[[], bool], *, patience: float = 120) -> str:
-        """Wait until the server answers, make sure of role and database, and return its version.
+        """Wait until the server answers, make sure of role and database, and return what to call it.
 
         :raises StackError: if it ends, or does not answer in time.
         """
@@ -126,7 +126,7 @@ class Postgres:
             try:
                 with self._as_superuser() as connection:
                     _ensure_database(connection)
-                    return str(connection.execute("SHOW server_version").fetchone()[0])  # type: ignore[index]  # SHOW always answers one row
+                    return f"PostgreSQL {connection.info.parameter_status('server_version')} (embedded, unix socket)"
             except psycopg.OperationalError as failure:
                 if not still_running() or time.monotonic() > deadline:
                     raise StackError(f"PostgreSQL did not start ({self.log}):\n{last_lines(self.log)}") from failure

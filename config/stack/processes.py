@@ -10,6 +10,7 @@ import pwd
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -137,13 +138,17 @@ def end_all(processes: Iterable[psutil.Process], farewell: Farewell = POLITE) ->
         raise StackError(f"These processes would not end: {', '.join(str(process.pid) for process in remaining)}.")
 
 
-def end_child(child: subprocess.Popen[bytes], farewell: Farewell) -> None:
-    """End one child of ours and reap it."""
+def end_children(children: Iterable[subprocess.Popen[bytes]], farewell: Farewell) -> None:
+    """End children of ours together and reap them."""
+    remaining = list(children)
     for sign, patience in farewell:
-        child.send_signal(sign)
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(timeout=patience)
-            return
+        for child in remaining:
+            child.send_signal(sign)
+        deadline = time.monotonic() + patience
+        for child in remaining:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=max(0.0, deadline - time.monotonic()))
+        remaining = [child for child in remaining if child.poll() is None]
 
 
 def last_lines(log: Path, count: int = 12) -> str:

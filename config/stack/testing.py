@@ -18,7 +18,7 @@ import pytest
 
 from config.stack.places import RuntimeFolder, sweep_abandoned
 from config.stack.postgres import Postgres
-from config.stack.processes import Program, end_child, server_account, spawn
+from config.stack.processes import Program, end_children, server_account, spawn
 from config.stack.valkey import Valkey
 
 _TIERS = {
@@ -60,7 +60,7 @@ def start_servers(environ: MutableMapping[str, str]) -> Callable[[], None]:
 
     def stop() -> None:
         for child, program in reversed(running):
-            end_child(child, program.farewell)
+            end_children([child], program.farewell)
         folder.remove()
 
     try:

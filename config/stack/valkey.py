@@ -89,7 +89,7 @@ class Valkey:
         )
 
     def wait_ready(self, still_running: Callable[[], bool], *, patience: float = 60) -> str:
-        """Wait until the server has read its log and answers; return its version.
+        """Wait until the server has read its log and answers; return what to call it.
 
         :raises StackError: if it ends, or does not answer in time.
         """
@@ -97,7 +97,7 @@ class Valkey:
         with redis.Redis(unix_socket_path=str(self.socket), socket_timeout=5) as client:
             while True:
                 try:
-                    return str(client.info("server")["valkey_version"])
+                    return f"Valkey {client.info('server')['valkey_version']} (embedded, {'append-only' if self.durable else 'volatile'})"
                 except (redis.ConnectionError, redis.TimeoutError) as failure:
                     if not still_running() or time.monotonic() > deadline:
                         raise StackError(f"Valkey did not start ({self.log}):\n{last_lines(self.log)}") from failure

@@ -1,0 +1,241 @@
+"""The command line behind ``bin/up`` and ``bin/demo``: ``python -m config.stack up|demo|status|down|reset``."""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from config.stack import programs
+from config.stack.data import DataFolder
+from config.stack.processes import StackError, die_with_parent
+from config.stack.supervisor import Supervisor, end_leftovers, readiness, say
+
+_PATIENCE = 120.0
+_RUNNING, _NOT_RUNNING = 0, 3
+
+
+def main(arguments: list[str]) -> int:
+    options = _parser().parse_args(arguments)
+    data = DataFolder(_given(options.data or os.environ.get("GATEHOUSE_DATA") or str(programs.PRODUCT / "var")))
+    try:
+        code: int = options.run(options, data)
+    except StackError as failure:
+        sys.stderr.write(f"{failure}\n")
+        return 1
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="bin/up", description="Run Gatehouse on this machine.")
+    commands = parser.add_subparsers(required=True)
+    for run in (up, demo, status, down, reset):
+        command = commands.add_parser(run.__name__, help=run.__doc__, description=run.__doc__)
+        command.set_defaults(run=run)
+        command.add_argument("--data", metavar="DIR", help="the data folder (default: var/ in the product's folder)")
+        if run in (up, demo):
+            command.add_argument("--port", type=int, help="the web port (default: 8080, or a free one)")
+        if run is up:
+            command.add_argument("--no-workers", action="store_true", help="leave out the bundled MCP workers")
+        if run is demo:
+            command.add_argument("path", nargs="?", metavar="PATH", help="a Python code base (default: this product's)")
+        if run is reset:
+            command.add_argument("--yes", action="store_true", help="don't ask")
+    return parser
+
+
+def up(options: argparse.Namespace, data: DataFolder) -> int:
+    """Start everything and stay in the foreground until Ctrl-C."""
+    with _claimed(data) as claimed:
+        if not claimed:
+            raise StackError(f"It runs already, with its data in {data.path}: {_address(data)}. To end it: bin/up down")
+        supervisor = Supervisor.of(data, port=options.port, with_workers=not options.no_workers)
+        with _supervised(supervisor):
+            supervisor.start()
+            if not supervisor.stopping:
+                _introduce(supervisor)
+            supervisor.run(until=lambda: False)
+    return 0
+
+
+def demo(options: argparse.Namespace, data: DataFolder) -> int:
+    """Run the main job once on a Python code base and show it; what was started for it is ended."""
+    path = programs.PRODUCT if options.path is None else _code_base(_given(options.path))
+    with _claimed(data) as claimed:
+        if not claimed:
+            say(f"Using what runs already at {_wait_for_address(data)}")
+            child = _start_demo(path, data)
+            return child.wait()
+        supervisor = Supervisor.of(data, port=options.port, with_workers=True)
+        with _supervised(supervisor):
+            supervisor.start()
+            if supervisor.stopping:
+                return 130
+            child = _start_demo(path, data)
+            supervisor.run(until=lambda: child.poll() is not None)
+            if child.poll() is None:
+                child.terminate()
+            return child.wait() or (130 if supervisor.stopping else 0)
+
+
+def status(options: argparse.Namespace, data: DataFolder) -> int:
+    """Say what runs; the exit code is 0 when it is ready, 3 when nothing runs, 1 otherwise."""
+    if not _somebody_runs(data):
+        say(f"Nothing runs with its data in {data.path}.")
+        return _NOT_RUNNING
+    stack = data.stack()
+    code, body = readiness(stack["url"]) if "url" in stack else (0, "still starting")
+    say(f"{'Ready' if code == 200 else 'Not ready'}: {stack.get('url', '')} {body}".rstrip())  # noqa: PLR2004  # HTTP's OK
+    for name, pid in stack.get("processes", {}).items():
+        say(f"  {name:<24} pid {pid:<8} {data.log(name)}")
+    return _RUNNING if code == 200 else 1  # noqa: PLR2004  # HTTP's OK
+
+
+def down(options: argparse.Namespace, data: DataFolder) -> int:
+    """End what runs, wherever it was started."""
+    if not _somebody_runs(data):
+        if (data.path / "secrets.json").exists():
+            end_leftovers(data.secrets())
+        say(f"Nothing runs with its data in {data.path}.")
+        return 0
+    # Whoever holds the lock wrote its process id there, so this id can't be a stranger's.
+    os.kill(int((data.path / "lock").read_text()), signal.SIGTERM)
+    deadline = time.monotonic() + _PATIENCE
+    while _somebody_runs(data):
+        if time.monotonic() > deadline:
+            raise StackError("It has been asked to end and still runs.")
+        time.sleep(0.1)
+    say("Ended.")
+    return 0
+
+
+def reset(options: argparse.Namespace, data: DataFolder) -> int:
+    """Erase the data folder: database, broker, files, secrets."""
+    if not data.path.is_dir():
+        say(f"There is nothing in {data.path}.")
+        return 0
+    with _claimed(data) as claimed:
+        if not claimed:
+            raise StackError("It runs; end it first: bin/up down")
+        if not options.yes and input(f"Erase everything in {data.path}? Type yes: ") != "yes":
+            raise StackError("Nothing was erased.")
+        end_leftovers(data.secrets())
+        data.erase()
+    say(f"Erased {data.path}.")
+    return 0
+
+
+def _introduce(supervisor: Supervisor) -> None:
+    data, url = supervisor.data, supervisor.url
+    password = f"password {data.password_file.read_text().strip()} (shown once, kept in {data.password_file})"
+    say(f"Console {url}/admin/  user admin  {password if supervisor.first_start else f'password in {data.password_file}'}")
+    say(f"API docs {url}/api/docs/  token in {data.token_file}  Agents: MCP at {url}/mcp  Try: bin/demo  Stop: Ctrl-C")
+
+
+def _start_demo(path: Path, data: DataFolder) -> subprocess.Popen[bytes]:
+    """The demo is an outsider: it gets an address and the token of an agent."""
+    stack = data.stack()
+    token = next(tokens["kee"] for tokens in reversed(data.secrets().tokens.values()) if "kee" in tokens)
+    return subprocess.Popen(
+        [sys.executable, str(programs.PRODUCT / "manage.py"), "demo", str(path)],
+        env={
+            **os.environ,
+            "DATABASE_URL": stack["database_url"],
+            "REDIS_URL": stack["redis_url"],
+            "GATEHOUSE_DATA": str(data.path),
+            "GATEHOUSE_URL": stack["url"],
+            "GATEHOUSE_TOKEN": token,
+        },
+        cwd=programs.PRODUCT,
+        preexec_fn=die_with_parent(signal.SIGTERM),  # noqa: PLW1509  # only prctl and getppid run between fork and exec
+    )
+
+
+def _code_base(path: Path) -> Path:
+    """
+    :raises StackError: if there is no Python to analyse.
+    """
+    if not path.exists():
+        raise StackError(f"There is no folder {path}.")
+    if not path.is_dir():
+        raise StackError(f"{path} is a file; give the folder of a Python code base.")
+    if not any(_python_files(path)):
+        raise StackError(f"There is no Python in {path}: not one .py file, environments and hidden folders left out.")
+    return path
+
+
+def _python_files(folder: Path) -> Iterator[str]:
+    for _, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in {"venv", "node_modules"}]
+        yield from (name for name in files if name.endswith(".py"))
+
+
+def _given(text: str) -> Path:
+    """A path as the caller meant it; the commands in bin/ change the folder before they come here."""
+    return (Path(os.environ.get("GATEHOUSE_CALLER_DIR", ".")) / Path(text).expanduser()).resolve()
+
+
+@contextmanager
+def _claimed(data: DataFolder) -> Iterator[bool]:
+    data.create()
+    claim = data.claim()
+    try:
+        if claim is not None:
+            os.truncate(claim, 0)
+            os.write(claim, str(os.getpid()).encode())
+        yield claim is not None
+    finally:
+        if claim is not None:
+            os.close(claim)
+
+
+@contextmanager
+def _supervised(supervisor: Supervisor) -> Iterator[None]:
+    """End everything on the way out, whatever the way out is; a signal is a way out."""
+
+    def ask_to_stop(_number: int, _frame: FrameType | None) -> None:
+        if not supervisor.stopping:
+            supervisor.stopping = True
+            say("\nEnding …")
+
+    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(sign, ask_to_stop)
+    try:
+        yield
+    except StackError:
+        # What breaks because it was asked to end is no failure.
+        if not supervisor.stopping:
+            raise
+    finally:
+        supervisor.stop()
+
+
+def _somebody_runs(data: DataFolder) -> bool:
+    if not (data.path / "lock").exists():
+        return False
+    claim = data.claim()
+    if claim is not None:
+        os.close(claim)
+    return claim is None
+
+
+def _address(data: DataFolder) -> str:
+    return str(data.stack().get("url", "still starting"))
+
+
+def _wait_for_address(data: DataFolder) -> str:
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline and _somebody_runs(data):
+        if data.stack().get("ready"):
+            return _address(data)
+        time.sleep(0.1)
+    raise StackError("What runs there does not become ready.")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,103 @@
+"""The data folder of a stack: what lies in it, and who may read it."""
+
+import json
+import secrets
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from config.stack.places import lock, write_private
+from config.stack.processes import StackError
+
+
+@dataclass(frozen=True, slots=True)
+class DataFolder:
+    """A folder that belongs to one stack. All that is secret in it is readable by its owner alone."""
+
+    path: Path
+
+    @property
+    def stack_file(self) -> Path:
+        """What runs here and at which addresses; it exists while the servers run. The settings read it."""
+        return self.path / "stack.json"
+
+    @property
+    def token_file(self) -> Path:
+        return self.path / "api-token"
+
+    @property
+    def password_file(self) -> Path:
+        return self.path / "admin-password"
+
+    def log(self, name: str) -> Path:
+        return self.path / "log" / f"{name}.log"
+
+    def create(self) -> None:
+        """
+        :raises StackError: if there is something else in its place.
+        """
+        try:
+            (self.path / "log").mkdir(parents=True, exist_ok=True)
+        except OSError as failure:
+            raise StackError(f"{self.path} can't be the data folder: {failure.strerror}.") from failure
+
+    def claim(self) -> int | None:
+        """Become the one stack of this folder for the life of this process; None if there is one."""
+        return lock(self.path / "lock")
+
+    def stack(self) -> dict[str, Any]:
+        """What the running stack wrote about itself; empty when none runs."""
+        return _read(self.stack_file)
+
+    def secrets(self) -> "Secrets":
+        """The secrets of this folder, made at the first call."""
+        path = self.path / "secrets.json"
+        kept = _read(path)
+        if not kept:
+            kept = {name: secrets.token_urlsafe(48) for name in ("mark", "secret_key", "lease_keys")}
+            write_private(path, json.dumps(kept, indent=2))
+        return Secrets(path, **kept)
+
+    def erase(self) -> None:
+        """Remove what a stack puts here, and the folder if nothing else is in it."""
+        pointer = self.path / "servers-home"
+        if pointer.is_file():
+            shutil.rmtree(pointer.read_text(encoding="utf-8"), ignore_errors=True)
+        for name in _CONTENT:
+            entry = self.path / name
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink(missing_ok=True)
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
+
+
+_CONTENT = (
+    "postgres postgres.new valkey servers-home secrets.json stack.json admin-password api-token "
+    "log files artifacts static lock"
+).split()
+
+
+@dataclass(slots=True)
+class Secrets:
+    """What only this stack knows: its mark, its keys, and the tokens it issued, by database."""
+
+    path: Path
+    mark: str
+    secret_key: str
+    lease_keys: str
+    tokens: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def save(self) -> None:
+        kept = {name: getattr(self, name) for name in ("mark", "secret_key", "lease_keys", "tokens")}
+        write_private(self.path, json.dumps(kept, indent=2))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    return content

@@ -1,0 +1,85 @@
+"""The product's own programs, seen from outside: what to run, and which tokens each side needs."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from config.stack.data import DataFolder
+from config.stack.processes import Program
+
+PRODUCT = Path(__file__).resolve().parent.parent.parent
+BUNDLED_WORKERS = PRODUCT / "examples" / "workers"
+
+# Executions may be slow: they have a worker of their own, so that they never delay a flush or a delivery.
+_CELERY_WORKERS = {"core": ("nudge,deliver,sweep", 2), "execute": ("execute", 2)}
+_AGENT_SCOPES = ("receipts:write", "inbox", "tasks:queue", "tasks:work", "workers:register", "plans", "memory")
+
+
+def python_program(name: str, *argv: str, data: DataFolder, env: Mapping[str, str], fd: int | None = None) -> Program:
+    return Program(
+        name=name,
+        argv=(sys.executable, *argv),
+        env=env,
+        cwd=PRODUCT,
+        log=data.log(name),
+        pass_fds=() if fd is None else (fd,),
+    )
+
+
+def web(data: DataFolder, env: Mapping[str, str], *, fd: int) -> Program:
+    """The web process. It inherits a socket that the supervisor holds: a restart refuses no connection."""
+    argv = ("-m", "uvicorn", "config.asgi:application", "--fd", str(fd), "--no-access-log")
+    return python_program(
+        "web", *argv, "--timeout-graceful-shutdown", "5", data=data, env={**env, "GATEHOUSE_PROCESS": "web"}, fd=fd
+    )
+
+
+def celery_workers(data: DataFolder, env: Mapping[str, str]) -> list[Program]:
+    """The Celery workers, by groups of queues."""
+    return [
+        python_program(
+            f"worker-{name}",
+            *("-m", "celery", "-A", "config", "worker", "--queues", queues, "--concurrency", str(processes)),
+            *("--hostname", f"{name}@%h", "--loglevel", "info", "--without-gossip", "--without-mingle"),
+            data=data,
+            env={**env, "GATEHOUSE_PROCESS": "worker"},
+        )
+        for name, (queues, processes) in _CELERY_WORKERS.items()
+    ]
+
+
+def beat(data: DataFolder, env: Mapping[str, str]) -> Program:
+    """Beat; its schedules are rows, so that a second beat does no harm."""
+    argv = ("-m", "celery", "-A", "config", "beat", "--pidfile", "", "--loglevel", "info")
+    return python_program("beat", *argv, data=data, env={**env, "GATEHOUSE_PROCESS": "beat"})
+
+
+def bundled_worker_scripts() -> list[Path]:
+    """The MCP workers that come with the product: the scripts among the examples that can be run."""
+    return [path for path in sorted(BUNDLED_WORKERS.glob("*.py")) if '"__main__"' in path.read_text(encoding="utf-8")]
+
+
+def bundled_worker(script: Path, data: DataFolder, env: Mapping[str, str], *, token: str) -> Program:
+    """One MCP worker, on any free port; it tells the hub which."""
+    return python_program(
+        worker_name(script), str(script), "--port", "0", data=data, env={**env, "GATEHOUSE_TOKEN": token}
+    )
+
+
+def worker_name(script: Path) -> str:
+    return script.stem.replace("_", "-")
+
+
+def wanted_tokens(scripts: list[Path]) -> dict[str, list[str]]:
+    """The tokens that a stack issues once, each as the arguments of ``issue_token``."""
+    return {
+        # For the person at the keyboard, and for the agent of the demo.
+        "agent": _token("agent", "ai", *_AGENT_SCOPES),
+        "kee": _token("Kee", "ai", *_AGENT_SCOPES),
+        **{worker_name(script): _token(worker_name(script), "worker", "workers:register", "tasks:work") for script in scripts},
+    }
+
+
+def _token(principal: str, kind: str, *scopes: str) -> list[str]:
+    arguments = ["--principal", principal, "--kind", kind, "--tenant", "default", "--source-system", principal]
+    return arguments + [part for scope in scopes for part in ("--scope", scope)]

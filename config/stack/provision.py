@@ -1,0 +1,49 @@
+"""Bring the database up to date in one process: ``python -m config.stack.provision``.
+
+Reads the tokens to issue as JSON from standard input (a list of argument lists of ``issue_token``, by name) and the
+password file from its only argument; answers JSON on standard output. Everything it does may be repeated.
+"""
+
+import io
+import json
+import os
+import sys
+from contextlib import redirect_stdout
+
+import django
+from django.core.management import call_command
+
+
+def provision(*, password_file: str, tokens: dict[str, list[str]]) -> dict[str, object]:
+    """Migrate, write the schedules, make sure of the operator, issue tokens."""
+    call_command("migrate", interactive=False, verbosity=0)
+    call_command("sync_schedules")
+    created = io.StringIO()
+    call_command("ensure_operator", username="admin", password_file=password_file, stdout=created)
+    return {
+        "migrations": _applied_migrations(),
+        "operator": created.getvalue().strip(),
+        "tokens": {name: _issue(arguments) for name, arguments in tokens.items()},
+    }
+
+
+def _issue(arguments: list[str]) -> str:
+    answer = io.StringIO()
+    call_command("issue_token", *arguments, "--json", stdout=answer)
+    token: str = json.loads(answer.getvalue())["token"]
+    return token
+
+
+def _applied_migrations() -> int:
+    from django.db import connection  # noqa: PLC0415  # needs the settings, which are read below
+    from django.db.migrations.recorder import MigrationRecorder  # noqa: PLC0415
+
+    return len(MigrationRecorder(connection).applied_migrations())
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+    django.setup()
+    with redirect_stdout(sys.stderr):
+        outcome = provision(password_file=sys.argv[1], tokens=json.load(sys.stdin))
+    sys.stdout.write(json.dumps(outcome))

@@ -1,0 +1,295 @@
+"""The supervisor: starts everything in order, brings back what ends, and ends everything in order."""
+
+import errno
+import hashlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from config.stack import programs
+from config.stack.data import DataFolder, Secrets
+from config.stack.places import RuntimeFolder, servers_home, sweep_abandoned, write_private
+from config.stack.postgres import Postgres
+from config.stack.processes import (
+    MARK,
+    Farewell,
+    Program,
+    StackError,
+    end_all,
+    end_children,
+    last_lines,
+    marked,
+    server_account,
+    spawn,
+)
+from config.stack.valkey import Valkey
+
+DEFAULT_PORT = 8080
+
+_READY_WITHIN = 120.0
+_LONGEST_BACKOFF = 30.0
+_STEADY_AFTER = 30.0
+_ENOUGH_FAILURES = 4
+# SIGINT asks a database for its fast shutdown, a broker to save, and a Python process to end.
+_LEFTOVERS: Farewell = ((signal.SIGINT, 10), (signal.SIGTERM, 5), (signal.SIGKILL, 5))
+
+
+def say(line: str) -> None:
+    """Tell the person at the terminal."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+@dataclass(slots=True)
+class _Tended:
+    """A program that is kept running; it is described anew at each start."""
+
+    describe: Callable[[], Program]
+    program: Program
+    child: subprocess.Popen[bytes]
+    started: float
+    failures: int = 0
+    again_at: float | None = None
+
+    def running(self) -> bool:
+        return self.child.poll() is None
+
+
+@dataclass(slots=True, kw_only=True)
+class Supervisor:
+    """Runs the stack of one data folder, which the caller has claimed."""
+
+    data: DataFolder
+    port: int | None = None
+    with_workers: bool = True
+    stopping: bool = False
+    url: str = ""
+    first_start: bool = False
+    _secrets: Secrets
+    _environment: dict[str, str] = field(default_factory=dict)
+    _tended: dict[str, _Tended] = field(default_factory=dict)
+    _runtime: RuntimeFolder | None = None
+    _began: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def of(cls, data: DataFolder, *, port: int | None, with_workers: bool) -> "Supervisor":
+        return cls(data=data, port=port, with_workers=with_workers, _secrets=data.secrets())
+
+    def start(self) -> None:
+        """Bring everything up and return when it is ready; whatever happens, `stop` ends what was started.
+
+        :raises StackError: if something does not start.
+        """
+        end_leftovers(self._secrets)
+        listener = _listen(self.port)
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self._environment = {
+            **os.environ,
+            MARK: self._secrets.mark,
+            "GATEHOUSE_DATA": str(self.data.path),
+            "GATEHOUSE_URL": self.url,
+            "GATEHOUSE_SECRET_KEY": os.environ.get("GATEHOUSE_SECRET_KEY") or self._secrets.secret_key,
+            "GATEHOUSE_LEASE_KEYS": os.environ.get("GATEHOUSE_LEASE_KEYS") or self._secrets.lease_keys,
+            "PYTHONUNBUFFERED": "1",
+        }
+        self._start_servers()
+        self._write_stack_file(ready=False)
+        tokens = self._provision()
+        self._start_processes(listener, tokens)
+        self._wait_ready()
+        self._write_stack_file(ready=True)
+
+    def run(self, until: Callable[[], bool]) -> None:
+        """Tend the programs until the condition holds or a signal asks to stop."""
+        while not self.stopping and not until():
+            self._tend()
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """End everything: first what uses the servers, then the servers."""
+        self._end(set(self._tended) - {"postgres", "valkey"})
+        self._end({"valkey"})
+        self._end({"postgres"})
+        # A worker's own children, should it have been killed before them.
+        end_leftovers(self._secrets)
+        self.data.stack_file.unlink(missing_ok=True)
+        if self._runtime is not None:
+            self._runtime.remove()
+
+    # Bringing up
+
+    def _start_servers(self) -> None:
+        account = server_account()
+        sweep_abandoned(account)
+        servers: list[Postgres | Valkey] = []
+        for variable, kind in (("DATABASE_URL", Postgres), ("REDIS_URL", Valkey)):
+            if os.environ.get(variable):
+                self._ok(f"the server that {variable} names")
+                continue
+            self._runtime = self._runtime or RuntimeFolder(account)
+            server = kind(
+                home=servers_home(self.data.path, account),
+                sockets=self._runtime.folder("sockets"),
+                log=self.data.log(kind.__name__.lower()),
+                mark=self._secrets.mark,
+                account=account,
+            )
+            self._environment[variable] = server.url
+            self._launch(server.program)
+            servers.append(server)
+        for server in servers:
+            self._ok(server.wait_ready(self._tended[type(server).__name__.lower()].running))
+
+    def _provision(self) -> dict[str, str]:
+        """Migrate and issue what is missing; returns the tokens by name."""
+        if not self.data.password_file.exists():
+            write_private(self.data.password_file, secrets.token_urlsafe(12) + "\n")
+        # Tokens are facts of a database: another database, other tokens.
+        database = os.environ.get("DATABASE_URL", "embedded")
+        tokens = self._secrets.tokens.setdefault(hashlib.sha256(database.encode()).hexdigest()[:12], {})
+        scripts = programs.bundled_worker_scripts() if self.with_workers else []
+        wanted = {name: how for name, how in programs.wanted_tokens(scripts).items() if name not in tokens}
+        done = subprocess.run(
+            [sys.executable, "-m", "config.stack.provision", str(self.data.password_file)],
+            input=json.dumps(wanted),
+            env=self._environment,
+            cwd=programs.PRODUCT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        self.data.log("provision").write_text(done.stderr, encoding="utf-8")
+        if done.returncode:
+            raise StackError(f"The database could not be brought up to date:\n{last_lines(self.data.log('provision'))}")
+        outcome = json.loads(done.stdout)
+        tokens.update(outcome["tokens"])
+        self._secrets.save()
+        write_private(self.data.token_file, tokens["agent"] + "\n")
+        self.first_start = outcome["operator"] == "created"
+        self._ok(f"{outcome['migrations']} migrations")
+        return tokens
+
+    def _start_processes(self, listener: socket.socket, tokens: dict[str, str]) -> None:
+        self._keep(programs.web(self.data, self._environment, fd=listener.fileno()))
+        for worker in programs.celery_workers(self.data, self._environment):
+            self._keep(worker)
+        self._keep(programs.beat(self.data, self._environment))
+        if self.with_workers:
+            for script in programs.bundled_worker_scripts():
+                token = tokens[programs.worker_name(script)]
+                self._keep(programs.bundled_worker(script, self.data, self._environment, token=token))
+
+    def _wait_ready(self) -> None:
+        """Wait until the product says that it is ready, and everything it stands on runs."""
+        deadline = time.monotonic() + _READY_WITHIN
+        verdict = ""
+        while not self.stopping:
+            self._tend()
+            failing = next((one.program for one in self._tended.values() if one.failures >= _ENOUGH_FAILURES), None)
+            if failing is not None:
+                raise StackError(f"{failing.name} keeps ending ({failing.log}):\n{last_lines(failing.log)}")
+            status, verdict = readiness(self.url)
+            if status == 200 and all(one.running() for one in self._tended.values()):  # noqa: PLR2004  # HTTP's OK
+                names = [name for name in self._tended if name not in {"postgres", "valkey"}]
+                self._ok(" / ".join(names))
+                return
+            if time.monotonic() > deadline:
+                raise StackError(f"Not ready after {_READY_WITHIN:.0f} s, logs are in {self.data.path / 'log'}:\n{verdict}")
+            time.sleep(0.1)
+
+    def _write_stack_file(self, *, ready: bool) -> None:
+        environment = self._environment
+        written = {
+            "database_url": environment["DATABASE_URL"],
+            "redis_url": environment["REDIS_URL"],
+            "gatehouse_secret_key": environment["GATEHOUSE_SECRET_KEY"],
+            "gatehouse_lease_keys": environment["GATEHOUSE_LEASE_KEYS"],
+            "url": self.url,
+            "ready": ready,
+            "processes": {name: one.child.pid for name, one in self._tended.items()},
+        }
+        write_private(self.data.stack_file, json.dumps(written, indent=2))
+
+    def _ok(self, what: str) -> None:
+        say(f"[{time.monotonic() - self._began:4.1f}s] ok {what}")
+
+    # Keeping up
+
+    def _keep(self, program: Program) -> None:
+        self._launch(lambda: program)
+
+    def _launch(self, describe: Callable[[], Program]) -> None:
+        program = describe()
+        self._tended[program.name] = _Tended(describe, program, spawn(program), time.monotonic())
+
+    def _tend(self) -> None:
+        """Notice what ended, and start it again when its pause is over."""
+        now = time.monotonic()
+        changed = False
+        for one in self._tended.values():
+            if one.again_at is None and not one.running():
+                steady = now - one.started > _STEADY_AFTER
+                one.failures = 1 if steady else one.failures + 1
+                pause = min(0.25 * 2**one.failures, _LONGEST_BACKOFF)
+                one.again_at = now + pause
+                say(f"{one.program.name} ended ({_how(one.child.returncode)}), starting it again in {pause:.1f} s")
+            elif one.again_at is not None and now >= one.again_at:
+                one.program = one.describe()
+                one.child, one.started, one.again_at = spawn(one.program), now, None
+                changed = True
+        if changed and self.data.stack().get("ready"):
+            self._write_stack_file(ready=True)
+
+    def _end(self, names: Iterable[str]) -> None:
+        ending = [self._tended.pop(name) for name in names if name in self._tended]
+        if ending:
+            end_children([one.child for one in ending], ending[0].program.farewell)
+
+
+def end_leftovers(kept: Secrets) -> None:
+    """End what an earlier supervisor of this folder left running when it was killed."""
+    end_all(marked(kept.mark), _LEFTOVERS)
+
+
+def readiness(url: str) -> tuple[int, str]:
+    """What ``/readyz`` answers: the status and the body; status 0 when there is no answer."""
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:  # noqa: S310  # our own loopback address
+            return answer.status, ""
+    except urllib.error.HTTPError as refusal:
+        return refusal.code, refusal.read(2000).decode(errors="replace")
+    except OSError as failure:
+        return 0, str(failure)
+
+
+def _listen(port: int | None) -> socket.socket:
+    """The web's socket: at the port that was asked for, else at the default or, when that is taken, a free one."""
+    wishes = [DEFAULT_PORT, 0] if port is None else [port]
+    for wish in wishes:
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted connections inherit it; uvicorn does not set it on a socket that it is handed.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            listener.bind(("127.0.0.1", wish))
+            listener.listen(512)
+        except OSError as failure:
+            listener.close()
+            if failure.errno not in {errno.EADDRINUSE, errno.EACCES}:
+                raise
+        else:
+            return listener
+    raise StackError(f"Port {port} is taken; leave --port out to have a free one found.")
+
+
+def _how(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
