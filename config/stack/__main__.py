@@ -57,7 +57,7 @@ def up(options: argparse.Namespace, data: DataFolder) -> int:
         supervisor = Supervisor.of(data, port=options.port, with_workers=not options.no_workers)
         with _supervised(supervisor):
             supervisor.start()
-            if not supervisor.stopping:
+            if not supervisor.stopping.is_set():
                 _introduce(supervisor)
             supervisor.run(until=lambda: False)
     return 0
@@ -74,13 +74,13 @@ def demo(options: argparse.Namespace, data: DataFolder) -> int:
         supervisor = Supervisor.of(data, port=options.port, with_workers=True)
         with _supervised(supervisor):
             supervisor.start()
-            if supervisor.stopping:
+            if supervisor.stopping.is_set():
                 return 130
             child = _start_demo(path, data)
             supervisor.run(until=lambda: child.poll() is not None)
             if child.poll() is None:
                 child.terminate()
-            return child.wait() or (130 if supervisor.stopping else 0)
+            return child.wait() or (130 if supervisor.stopping.is_set() else 0)
 
 
 def status(options: argparse.Namespace, data: DataFolder) -> int:
@@ -132,8 +132,13 @@ def reset(options: argparse.Namespace, data: DataFolder) -> int:
 
 def _introduce(supervisor: Supervisor) -> None:
     data, url = supervisor.data, supervisor.url
-    password = f"password {data.password_file.read_text().strip()} (shown once, kept in {data.password_file})"
-    say(f"Console {url}/admin/  user admin  {password if supervisor.first_start else f'password in {data.password_file}'}")
+    secret = supervisor.password()
+    password = (
+        f"password in {data.password_file}"
+        if secret is None
+        else f"password {secret} (shown once, kept in {data.password_file})"
+    )
+    say(f"Console {url}/admin/  user admin  {password}")
     say(f"API docs {url}/api/docs/  token in {data.token_file}  Agents: MCP at {url}/mcp  Try: bin/demo  Stop: Ctrl-C")
 
 
@@ -199,17 +204,18 @@ def _supervised(supervisor: Supervisor) -> Iterator[None]:
     """End everything on the way out, whatever the way out is; a signal is a way out."""
 
     def ask_to_stop(_number: int, _frame: FrameType | None) -> None:
-        if not supervisor.stopping:
-            supervisor.stopping = True
+        if not supervisor.stopping.is_set():
+            supervisor.stopping.set()
             say("\nEnding …")
 
     for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(sign, ask_to_stop)
+        if signal.getsignal(sign) is not signal.SIG_IGN or sign is signal.SIGINT:  # nohup stays in force
+            signal.signal(sign, ask_to_stop)
     try:
         yield
     except StackError:
         # What breaks because it was asked to end is no failure.
-        if not supervisor.stopping:
+        if not supervisor.stopping.is_set():
             raise
     finally:
         supervisor.stop()

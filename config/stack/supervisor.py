@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -71,9 +72,8 @@ class Supervisor:
     data: DataFolder
     port: int | None = None
     with_workers: bool = True
-    stopping: bool = False
+    stopping: threading.Event = field(default_factory=threading.Event)
     url: str = ""
-    first_start: bool = False
     _secrets: Secrets
     _environment: dict[str, str] = field(default_factory=dict)
     _tended: dict[str, _Tended] = field(default_factory=dict)
@@ -108,9 +108,17 @@ class Supervisor:
         self._wait_ready()
         self._write_stack_file(ready=True)
 
+    def password(self) -> str | None:
+        """The operator's password, once."""
+        if self._secrets.password_shown:
+            return None
+        self._secrets.password_shown = True
+        self._secrets.save()
+        return self.data.password_file.read_text(encoding="utf-8").strip()
+
     def run(self, until: Callable[[], bool]) -> None:
         """Tend the programs until the condition holds or a signal asks to stop."""
-        while not self.stopping and not until():
+        while not self.stopping.is_set() and not until():
             self._tend()
             time.sleep(0.1)
 
@@ -174,7 +182,6 @@ class Supervisor:
         tokens.update(outcome["tokens"])
         self._secrets.save()
         write_private(self.data.token_file, tokens["agent"] + "\n")
-        self.first_start = outcome["operator"] == "created"
         self._ok(f"{outcome['migrations']} migrations")
         return tokens
 
@@ -187,12 +194,13 @@ class Supervisor:
             for script in programs.bundled_worker_scripts():
                 token = tokens[programs.worker_name(script)]
                 self._keep(programs.bundled_worker(script, self.data, self._environment, token=token))
+        self._write_stack_file(ready=False)
 
     def _wait_ready(self) -> None:
         """Wait until the product says that it is ready, and everything it stands on runs."""
         deadline = time.monotonic() + _READY_WITHIN
         verdict = ""
-        while not self.stopping:
+        while not self.stopping.is_set():
             self._tend()
             failing = next((one.program for one in self._tended.values() if one.failures >= _ENOUGH_FAILURES), None)
             if failing is not None:
@@ -203,7 +211,9 @@ class Supervisor:
                 self._ok(" / ".join(names))
                 return
             if time.monotonic() > deadline:
-                raise StackError(f"Not ready after {_READY_WITHIN:.0f} s, logs are in {self.data.path / 'log'}:\n{verdict}")
+                raise StackError(
+                    f"Not ready after {_READY_WITHIN:.0f} s, logs are in {self.data.path / 'log'}:\n{verdict}"
+                )
             time.sleep(0.1)
 
     def _write_stack_file(self, *, ready: bool) -> None:

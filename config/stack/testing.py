@@ -21,7 +21,7 @@ from config.stack.postgres import Postgres
 from config.stack.processes import Program, end_children, server_account, spawn
 from config.stack.valkey import Valkey
 
-_TIERS = {
+_TIERS: dict[str, Callable[[set[str]], bool]] = {
     "fast": lambda marks: not marks & {"ci", "long"},
     "ci": lambda marks: "long" not in marks,
     "long": lambda marks: "long" in marks,
