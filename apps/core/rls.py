@@ -1,7 +1,8 @@
 """Row-level security as migration operations.
 
-Every tenant table has two policies: the application's role sees the rows of the tenant that the transaction
-has set and none when it has set none; the system role sees all. The owner, who runs migrations, is exempt.
+Every tenant table has three policies: the application's role sees the rows of the tenant that the transaction
+has set and none when it has set none; the operator's role sees those of a set of tenants; the system role sees
+all. The owner, who runs migrations, is exempt.
 """
 
 from django.db import migrations
@@ -14,10 +15,13 @@ def protect(table: str, *, column: str = "tenant_id") -> migrations.RunSQL:
             alter table {table} enable row level security;
             create policy tenant on {table} to gatehouse_app
                 using ({column} = gatehouse_tenant()) with check ({column} = gatehouse_tenant());
+            create policy operator on {table} to gatehouse_operator
+                using ({column} = any(gatehouse_tenants())) with check ({column} = any(gatehouse_tenants()));
             create policy system on {table} to gatehouse_system using (true) with check (true);
         """,
         reverse_sql=f"""
             drop policy system on {table};
+            drop policy operator on {table};
             drop policy tenant on {table};
             alter table {table} disable row level security;
         """,

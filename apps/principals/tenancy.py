@@ -4,7 +4,7 @@ The database's login role has `gatehouse_app` as its default role, which row-lev
 always local to the transaction, so that a pooled connection carries nothing over.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -14,7 +14,7 @@ from django.db import connection, transaction
 from apps.principals.models import Principal
 from apps.principals.scopes import Kind, Scope
 
-_SETTINGS: Final = ("role", "gatehouse.tenant", "gatehouse.principal", "gatehouse.reason")
+_SETTINGS: Final = ("role", "gatehouse.tenant", "gatehouse.tenants", "gatehouse.principal", "gatehouse.reason")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,9 +79,22 @@ def acting_in(tenant_id: int, why: str) -> AbstractContextManager[None]:
 
 
 def acting_as_system(why: str) -> AbstractContextManager[None]:
-    """A transaction that sees every tenant: ticks, claims of executors, console, metrics, readiness."""
+    """A transaction that sees every tenant: ticks, claims of executors, superusers, metrics, readiness."""
     return _within(
         {"role": "gatehouse_system", "gatehouse.tenant": "", "gatehouse.principal": "", "gatehouse.reason": why}
+    )
+
+
+def acting_as_operator(tenant_ids: Collection[int], why: str) -> AbstractContextManager[None]:
+    """A transaction that sees these tenants and no other: a person at the console."""
+    return _within(
+        {
+            "role": "gatehouse_operator",
+            "gatehouse.tenant": "",
+            "gatehouse.tenants": ",".join(map(str, sorted(tenant_ids))),
+            "gatehouse.principal": "",
+            "gatehouse.reason": why,
+        }
     )
 
 

@@ -7,7 +7,7 @@ from django.db import connection, transaction
 from django.db.utils import ProgrammingError
 
 from apps.principals.models import Principal, Tenant, TenantModel
-from apps.principals.tenancy import acting_as, acting_as_system
+from apps.principals.tenancy import acting_as, acting_as_operator, acting_as_system
 from tests.factories import make_caller, make_tenant
 
 TENANT_TABLES = sorted(
@@ -37,7 +37,7 @@ def test_every_tenant_table_is_walled_and_every_walled_table_is_known(db: None) 
 
     assert sorted(walled) == TENANT_TABLES
     assert with_tenant <= set(walled)
-    assert set(map(str, walled.values())) == {str((["system", "tenant"], True))}
+    assert set(map(str, walled.values())) == {str((["operator", "system", "tenant"], True))}
 
 
 def test_a_raw_connection_sees_no_row_of_any_tenant_table_until_the_tenant_is_set(transactional_db: None) -> None:
@@ -81,3 +81,13 @@ def test_a_tenant_within_a_system_transaction_gives_the_system_back(db: None) ->
         with acting_as(kee):
             assert Principal.objects.count() == 3
         assert Principal.objects.count() == everyone == 5
+
+
+def test_an_operator_sees_the_tenants_it_is_given_and_no_other(db: None) -> None:
+    acme, globex, initech = (make_tenant(slug) for slug in ("acme", "globex", "initech"))
+    with acting_as_operator([acme.pk, globex.pk], "test"):
+        assert set(Tenant.objects.all()) == {acme, globex}
+        assert set(Principal.objects.values_list("tenant", flat=True)) == {acme.pk, globex.pk}
+        assert not Tenant.objects.filter(pk=initech.pk).exists()
+    with acting_as_operator([], "test"):
+        assert not Tenant.objects.exists()

@@ -10,14 +10,15 @@ from django.db import migrations, models
 
 from apps.core.rls import protect
 
-# The application's role is bound by row-level security, the system role sees all tenants, and the login role
-# owns the tables. Both are made here unless the server's administrator has made them.
+# The application's role is bound by row-level security to one tenant, the operator's to those of its memberships,
+# the system role sees all tenants, and the login role owns the tables. They are made here unless the server's
+# administrator has made them.
 ROLES = """
 do $$
 declare
     wanted text;
 begin
-    foreach wanted in array array['gatehouse_app', 'gatehouse_system'] loop
+    foreach wanted in array array['gatehouse_app', 'gatehouse_operator', 'gatehouse_system'] loop
         if not exists (select from pg_roles where rolname = wanted) then
             begin
                 execute format('create role %I nologin', wanted);
@@ -54,6 +55,13 @@ create function gatehouse_tenant() returns bigint language sql stable parallel s
 $$;
 """
 
+# The tenants whose rows an operator's request may see; null, which matches nothing, when none are set.
+TENANTS = """
+create function gatehouse_tenants() returns bigint[] language sql stable parallel safe as $$
+    select string_to_array(nullif(current_setting('gatehouse.tenants', true), ''), ',')::bigint[]
+$$;
+"""
+
 # Runs as the owner: a token is looked up before its tenant is known. Answers one row for one digest.
 TOKEN_LOOKUP = """
 create function gatehouse_token(wanted bytea)
@@ -84,6 +92,7 @@ class Migration(migrations.Migration):
         migrations.RunSQL(ROLES, migrations.RunSQL.noop),
         migrations.RunSQL(NOW, "drop function gatehouse_now()"),
         migrations.RunSQL(TENANT, "drop function gatehouse_tenant()"),
+        migrations.RunSQL(TENANTS, "drop function gatehouse_tenants()"),
         migrations.CreateModel(
             name="Tenant",
             fields=[
