@@ -10,6 +10,8 @@ class Command(Migrate):
     def handle(self, *args: Any, **options: Any) -> None:
         with connection.cursor() as cursor:
             cursor.execute("set role none")
+            # Building an index may take its time; waiting for a lock may not (lock_timeout stands).
+            cursor.execute("set statement_timeout = 0")
         try:
             super().handle(*args, **options)
         finally:
