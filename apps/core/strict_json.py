@@ -34,19 +34,28 @@ class UnstorableJSON(Invalid):
 def loads(body: bytes) -> Any:
     """Decode a body and check it.
 
-    :raises NotJSON: if it is not UTF-8 encoded JSON, or writes a key twice.
+    :raises NotJSON: as :func:`decode`.
     :raises UnstorableJSON: as :func:`check`.
     """
+    document = decode(body)
+    check(document)
+    return document
+
+
+def decode(body: bytes) -> Any:
+    """Decode a body without a look at what its texts hold.
+
+    :raises NotJSON: if it is not UTF-8 encoded JSON, or writes a key twice.
+    :raises UnstorableJSON: if it writes NaN, or is nested too deeply to decode.
+    """
     try:
-        document = json.loads(body.decode(), parse_constant=_no_constant, object_pairs_hook=_unique)
+        return json.loads(body.decode(), parse_constant=_no_constant, object_pairs_hook=_unique)
     except UnicodeDecodeError as exc:
         raise NotJSON("The body is not UTF-8.") from exc
     except RecursionError as exc:
         raise UnstorableJSON(f"The body is nested deeper than {MAX_DEPTH} levels.") from exc
     except ValueError as exc:
         raise NotJSON(f"The body is not JSON: {exc}") from exc
-    check(document)
-    return document
 
 
 def check(document: Any, *, pointer: str = "", depth: int = 0) -> None:

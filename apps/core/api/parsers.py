@@ -14,8 +14,8 @@ class BodyTooLarge(TooLarge):
     code = "body_too_large"
 
 
-class StrictJSONParser(BaseParser):
-    """JSON that the database can hold; see :mod:`apps.core.strict_json`."""
+class RawJSONParser(BaseParser):
+    """The bytes of a JSON body, for a view that has its own words for what is wrong with them."""
 
     media_type = "application/json"
 
@@ -32,4 +32,13 @@ class StrictJSONParser(BaseParser):
             raise BodyTooLarge(f"The body is over {limit} bytes.") from exc
         if len(body) > limit:
             raise BodyTooLarge(f"The body is over {limit} bytes.")
-        return strict_json.loads(body)
+        return body
+
+
+class StrictJSONParser(RawJSONParser):
+    """JSON that the database can hold; see :mod:`apps.core.strict_json`."""
+
+    def parse(
+        self, stream: IO[Any], media_type: str | None = None, parser_context: Mapping[str, Any] | None = None
+    ) -> Any:
+        return strict_json.loads(super().parse(stream, media_type, parser_context))

@@ -1,0 +1,5 @@
+from django.apps import AppConfig
+
+
+class MCPConfig(AppConfig):
+    name = "apps.mcp"

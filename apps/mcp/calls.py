@@ -1,0 +1,127 @@
+"""Tools: the declared operations, as they are listed and called."""
+
+import json
+from typing import Any, Final
+
+from mcp_types import (
+    INVALID_PARAMS,
+    CallToolRequestParams,
+    CallToolResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+    TextContent,
+    Tool,
+    ToolAnnotations,
+)
+
+from apps.core import operations, strict_json
+from apps.core.errors import (
+    Conflict,
+    DomainError,
+    Forbidden,
+    Invalid,
+    Malformed,
+    NotFound,
+    RateLimited,
+    TooLarge,
+    Unavailable,
+)
+from apps.core.operations import Operation, Reply
+from apps.mcp import json_schema
+from apps.mcp.paging import page
+from apps.mcp.protocol import Exchange, ProtocolError
+
+# How long a client may go without asking for the list again; it changes with a release or the token's scopes.
+LIST_TTL_MS: Final = 60_000
+_DEFAULT_MAX_BODY: Final = 524_288
+# What the message around the arguments may take.
+_ENVELOPE: Final = 16_384
+
+_MENDING: Final[dict[type[DomainError], str]] = {
+    Invalid: "Change the arguments named above and call again.",
+    Malformed: "Change the arguments named above and call again.",
+    TooLarge: "Send less, or store the content as an artifact and pass its pointer.",
+    NotFound: "Check the identifier; list what there is if unsure.",
+    Forbidden: "This token can't do it. Ask whoever issued it; calling again won't help.",
+    Conflict: "Look at the present state first; the same call will be refused again.",
+    RateLimited: "Wait before calling again.",
+    Unavailable: "Nothing was changed. Call again later.",
+}
+
+
+def list_tools(exchange: Exchange, params: PaginatedRequestParams | None) -> ListToolsResult:
+    """What this caller may call."""
+    visible = [tool for tool in tools() if tool.visible_to(exchange.caller)]
+    shown, following = page(visible, lambda tool: tool.name, params.cursor if params else None)
+    return ListToolsResult(tools=[_describe(tool) for tool in shown], next_cursor=following, ttl_ms=LIST_TTL_MS)
+
+
+def call_tool(exchange: Exchange, params: CallToolRequestParams) -> CallToolResult:
+    """Run an operation. What it refuses is a result that says how to mend the call.
+
+    :raises ProtocolError: if there is no such tool.
+    """
+    declared = next((tool for tool in tools() if tool.name == params.name), None)
+    if declared is None:
+        raise ProtocolError(INVALID_PARAMS, f"Unknown tool: {params.name[:100]}")
+    try:
+        if exchange.body_size > max_body(declared) + _ENVELOPE:
+            raise TooLarge(f"The arguments of {declared.name} are over {max_body(declared)} bytes.")
+        arguments = params.arguments or {}
+        strict_json.check(arguments)
+        return _succeeded(declared, operations.call_with(declared, exchange.caller, arguments))
+    except DomainError as exc:
+        return refused(exc)
+
+
+def tools() -> list[Operation]:
+    return [declared for declared in operations.all_operations() if declared.tool]
+
+
+def max_body(declared: Operation) -> int:
+    """How many bytes a tool's arguments may take: as many as its largest route's body."""
+    return max((route.max_body for route in declared.routes), default=_DEFAULT_MAX_BODY)
+
+
+def max_body_of_any() -> int:
+    return max((max_body(tool) for tool in tools()), default=_DEFAULT_MAX_BODY) + _ENVELOPE
+
+
+def _describe(declared: Operation) -> Tool:
+    return Tool(
+        name=declared.name,
+        title=declared.title,
+        description=declared.description,
+        input_schema=json_schema.of(declared.input, "validation"),
+        output_schema=json_schema.of(declared.output, "serialization"),
+        annotations=ToolAnnotations(
+            title=declared.title,
+            read_only_hint=declared.read_only,
+            destructive_hint=declared.destructive,
+            idempotent_hint=declared.idempotent,
+            # What manages its own transactions does so because it calls out.
+            open_world_hint=declared.own_transactions,
+        ),
+    )
+
+
+def _succeeded(declared: Operation, reply: Reply) -> CallToolResult:
+    # "Nothing" has a status of its own over HTTP; here it is the output with none of its members.
+    output = reply.output if reply.output is not None else declared.output()
+    content = output.model_dump(mode="json")
+    return CallToolResult(
+        content=[TextContent(text=json.dumps(content, ensure_ascii=False))], structured_content=content
+    )
+
+
+def refused(exc: DomainError) -> CallToolResult:
+    """A refusal that the model can read and act on: the sentence, the places, what to do."""
+    errors = [{"pointer": error.pointer, "message": error.message} for error in exc.errors]
+    places = [f"- {error.pointer or '/'}: {error.message}" for error in exc.errors]
+    mending = next((text for family, text in _MENDING.items() if isinstance(exc, family)), "")
+    document: dict[str, Any] = {"code": exc.code, "detail": exc.detail, "errors": errors, **exc.extra}
+    return CallToolResult(
+        content=[TextContent(text="\n".join([f"{exc.code}: {exc.detail}", *places, mending]))],
+        structured_content=document,
+        is_error=True,
+    )

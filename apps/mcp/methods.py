@@ -1,0 +1,79 @@
+"""The methods that this server answers, by name."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from mcp_types import (
+    DiscoverResult,
+    EmptyResult,
+    InitializeRequestParams,
+    InitializeResult,
+    LoggingCapability,
+    Result,
+    ServerCapabilities,
+    ToolsCapability,
+)
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION, MODERN_PROTOCOL_VERSIONS
+
+from apps.mcp import calls
+from apps.mcp.protocol import SERVER, Exchange, read_params, unknown_method
+
+INSTRUCTIONS: Final = (
+    "Gatehouse gives you an inbox, a task queue and a planner that outlive this conversation. Begin with "
+    "memory_bootstrap: it says what happened while you were away. Hand long work out with create_delegation_plan or "
+    "queue_task, go on with other things, and read the receipts that come back with read_inbox; ack_through tells "
+    "what you have taken note of."
+)
+
+Method = Callable[[Exchange, Any], Result]
+
+
+def answer(exchange: Exchange, table: Mapping[str, Method]) -> Result:
+    """Let the method that a request names answer it.
+
+    :raises ProtocolError: if there is none, or its parameters have not its shape.
+    """
+    method = table.get(exchange.envelope.method)
+    params = read_params(exchange.envelope)
+    if method is None:
+        raise unknown_method(exchange.envelope)
+    return method(exchange, params)
+
+
+def initialize(exchange: Exchange, params: InitializeRequestParams) -> InitializeResult:
+    """The handshake of older revisions. It agrees on one and leaves nothing behind."""
+    known = params.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS
+    return InitializeResult(
+        protocol_version=params.protocol_version if known else LATEST_HANDSHAKE_VERSION,
+        capabilities=_capabilities(logging=LoggingCapability()),
+        server_info=SERVER,
+        instructions=INSTRUCTIONS,
+    )
+
+
+def discover(exchange: Exchange, params: object) -> DiscoverResult:
+    return DiscoverResult(
+        supported_versions=list(MODERN_PROTOCOL_VERSIONS),
+        capabilities=_capabilities(),
+        instructions=INSTRUCTIONS,
+        ttl_ms=calls.LIST_TTL_MS,
+    )
+
+
+def _capabilities(logging: LoggingCapability | None = None) -> ServerCapabilities:
+    return ServerCapabilities(tools=ToolsCapability(list_changed=False), logging=logging)
+
+
+def acknowledge(exchange: Exchange, params: object) -> EmptyResult:
+    """`ping`, and `logging/setLevel`: there is nothing to keep, and this server sends no log messages."""
+    return EmptyResult()
+
+
+METHODS: Final[Mapping[str, Method]] = {
+    "initialize": initialize,
+    "ping": acknowledge,
+    "logging/setLevel": acknowledge,
+    "server/discover": discover,
+    "tools/list": calls.list_tools,
+    "tools/call": calls.call_tool,
+}

@@ -1,0 +1,231 @@
+"""JSON-RPC and the two eras of the protocol: from a body to a request, from an outcome to a body.
+
+Pure: no database, no HTTP objects. The types and the ladder of checks are those of the official package.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mcp.shared.inbound import (
+    ERROR_CODE_HTTP_STATUS,
+    MCP_PROTOCOL_VERSION_HEADER,
+    InboundLadderRejection,
+    classify_inbound_request,
+    unsupported_protocol_version_rejection,
+)
+from mcp_types import (
+    DEFAULT_NEGOTIATED_VERSION,
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    PARSE_ERROR,
+    PROTOCOL_VERSION_META_KEY,
+    SERVER_INFO_META_KEY,
+    Implementation,
+    JSONRPCNotification,
+    JSONRPCRequest,
+    RequestId,
+    Result,
+    methods,
+)
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION, MODERN_PROTOCOL_VERSIONS
+from pydantic import ValidationError
+
+from apps.core import strict_json
+from apps.core.operations import Acting
+from apps.core.schemas import refusal
+
+Frame = JSONRPCRequest | JSONRPCNotification
+
+SERVER: Final = Implementation(name="gatehouse", title="Gatehouse", version="0.1.0")
+
+
+class ProtocolError(Exception):
+    """A JSON-RPC error: the call itself is at fault, not what it asks for."""
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.data = data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """A message as it came, before anybody looked at what it asks for."""
+
+    id: RequestId | None
+    """None: a notification, which nobody answers."""
+    method: str
+    params: Mapping[str, Any] | None
+    version: str
+    capabilities: Mapping[str, Any]
+    """What the client says it can do, on revisions that say so with every request."""
+
+    @property
+    def modern(self) -> bool:
+        return self.version in MODERN_PROTOCOL_VERSIONS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """One request in the hands of its method."""
+
+    caller: Acting
+    envelope: Envelope
+    body_size: int
+
+
+def decode(body: bytes) -> dict[str, Any]:
+    """The one message in a body.
+
+    :raises ProtocolError: if it is not JSON, or not one JSON object.
+    """
+    try:
+        message = strict_json.decode(body)
+    except (strict_json.NotJSON, strict_json.UnstorableJSON) as exc:
+        raise ProtocolError(PARSE_ERROR, f"Parse error: {exc.detail}") from exc
+    if not isinstance(message, dict):
+        # Batches were part of one early revision only, and no client needs them.
+        raise ProtocolError(INVALID_REQUEST, "The body must be a single JSON-RPC request or notification.")
+    return message
+
+
+def read_frame(message: Mapping[str, Any]) -> Frame:
+    """The JSON-RPC frame of a message.
+
+    :raises ProtocolError: if it is neither a request nor a notification.
+    """
+    # The presence of an id tells the two apart, not which of them happens to validate.
+    kind = JSONRPCRequest if "id" in message else JSONRPCNotification
+    try:
+        strict_json.check({name: value for name, value in message.items() if name != "params"})
+        return kind.model_validate(message)
+    except (ValidationError, strict_json.UnstorableJSON) as exc:
+        raise ProtocolError(
+            INVALID_REQUEST, "The body must be a single JSON-RPC request or notification.", data=_faults(exc)
+        ) from exc
+
+
+def open_envelope(frame: Frame, message: Mapping[str, Any], headers: Mapping[str, str]) -> Envelope:
+    """Find out which revision a message speaks, and whether it keeps its rules.
+
+    :param headers: by lower-case name.
+    :raises ProtocolError: naming the first thing that is wrong.
+    """
+    if _is_modern(message, headers):
+        return _open_modern(frame, message, headers)
+    version = headers.get(MCP_PROTOCOL_VERSION_HEADER, DEFAULT_NEGOTIATED_VERSION)
+    return Envelope(
+        id=getattr(frame, "id", None),
+        method=frame.method,
+        params=frame.params,
+        # The handshake itself is what agrees on a revision.
+        version=LATEST_HANDSHAKE_VERSION if frame.method == "initialize" else version,
+        capabilities={},
+    )
+
+
+def _is_modern(message: Mapping[str, Any], headers: Mapping[str, str]) -> bool:
+    """Whether either the header or the message claims a revision without handshake.
+
+    What claims an unknown revision is judged by the newer rules, which can say so.
+    """
+    header = headers.get(MCP_PROTOCOL_VERSION_HEADER)
+    if header is not None and header not in HANDSHAKE_PROTOCOL_VERSIONS:
+        return True
+    params = message.get("params")
+    meta = params.get("_meta") if isinstance(params, dict) else None
+    return (
+        isinstance(meta, dict)
+        and PROTOCOL_VERSION_META_KEY in meta
+        and meta[PROTOCOL_VERSION_META_KEY] not in HANDSHAKE_PROTOCOL_VERSIONS
+        and message.get("method") != "initialize"
+    )
+
+
+def _open_modern(frame: Frame, message: Mapping[str, Any], headers: Mapping[str, str]) -> Envelope:
+    if isinstance(frame, JSONRPCNotification):
+        version = headers.get(MCP_PROTOCOL_VERSION_HEADER, "")
+        _refuse(unsupported_protocol_version_rejection(version))
+        return Envelope(id=None, method=frame.method, params=frame.params, version=version, capabilities={})
+    verdict = classify_inbound_request(message, headers=headers)
+    if isinstance(verdict, InboundLadderRejection):
+        raise ProtocolError(verdict.code, verdict.message, verdict.data)
+    capabilities = verdict.client_capabilities
+    return Envelope(
+        id=frame.id,
+        method=frame.method,
+        params=frame.params,
+        version=verdict.protocol_version,
+        capabilities=capabilities if isinstance(capabilities, dict) else {},
+    )
+
+
+def _refuse(rejection: InboundLadderRejection | None) -> None:
+    if rejection is not None:
+        raise ProtocolError(rejection.code, rejection.message, rejection.data)
+
+
+def read_params(envelope: Envelope) -> Any:
+    """The parameters of a method of the specification, typed.
+
+    :raises ProtocolError: if the revision has no such method, or the parameters have not its shape.
+    """
+    try:
+        strict_json.check({name: value for name, value in (envelope.params or {}).items() if name != "arguments"})
+        return methods.parse_client_request(envelope.method, envelope.version, envelope.params).params
+    except KeyError:
+        raise unknown_method(envelope) from None
+    except (ValidationError, strict_json.UnstorableJSON) as exc:
+        raise ProtocolError(INVALID_PARAMS, "Invalid request parameters", data=_faults(exc)) from exc
+
+
+def unknown_method(envelope: Envelope) -> ProtocolError:
+    return ProtocolError(METHOD_NOT_FOUND, "Method not found", data=envelope.method)
+
+
+def _faults(exc: ValidationError | strict_json.UnstorableJSON) -> list[dict[str, str]]:
+    errors = refusal(exc).errors if isinstance(exc, ValidationError) else exc.errors
+    return [{"pointer": error.pointer, "message": error.message} for error in errors[:5]]
+
+
+def answer(envelope: Envelope, result: Result) -> dict[str, Any]:
+    """The body that carries a result, in the shape of the request's revision."""
+    dumped = result.model_dump(by_alias=True, mode="json", exclude_none=True)
+    if envelope.method in methods.SPEC_CLIENT_METHODS and dumped.get("resultType") in {None, "complete"}:
+        dumped = methods.serialize_server_result(envelope.method, envelope.version, dumped)
+    if envelope.modern:
+        dumped.setdefault("resultType", "complete")
+        dumped["_meta"] = {SERVER_INFO_META_KEY: SERVER.model_dump(by_alias=True, exclude_none=True)} | (
+            dumped.get("_meta") or {}
+        )
+    return {"jsonrpc": "2.0", "id": envelope.id, "result": dumped}
+
+
+def error(request_id: RequestId | None, fault: ProtocolError) -> dict[str, Any]:
+    """The body that carries an error. An id that could not be read is null."""
+    members = {"code": fault.code, "message": fault.message}
+    return {
+        "jsonrpc": "2.0",
+        "id": request_id,
+        "error": members if fault.data is None else members | {"data": fault.data},
+    }
+
+
+def status_of(fault: ProtocolError, envelope: Envelope | None) -> int:
+    """The HTTP status of an error. Older revisions answer whatever got as far as a method with 200."""
+    if envelope is not None and not envelope.modern:
+        return 200
+    return ERROR_CODE_HTTP_STATUS.get(fault.code, 200)
+
+
+def defect(trace_id: str) -> ProtocolError:
+    """What a caller hears of an unexpected exception: where to look, nothing else."""
+    return ProtocolError(
+        INTERNAL_ERROR,
+        "This is a defect of the server; the trace id finds it in the logs.",
+        data={"trace_id": trace_id},
+    )

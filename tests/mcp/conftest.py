@@ -1,0 +1,76 @@
+"""A running web process on the test database, and the official client to talk to it."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+from django.db import connection
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from apps.principals.models import Tenant
+from tests.factories import make_tenant
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where the web process answers."""
+
+    url: str
+
+    @asynccontextmanager
+    async def client(self, token: str, mode: str = "auto") -> AsyncIterator[Client]:
+        """The official client: `auto` finds the stateless revision, `legacy` shakes hands."""
+        headers = {"Authorization": f"Bearer {token}"}
+        async with (
+            httpx2.AsyncClient(headers=headers, timeout=30) as http,
+            Client(streamable_http_client(f"{self.url}/mcp", http_client=http), mode=mode) as client,
+        ):
+            yield client
+
+
+def start_server(
+    application: str = "config.asgi:application", **environment: str
+) -> tuple[subprocess.Popen[bytes], str]:
+    """A web process on the test's database. Its socket listens before this returns."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    database = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "uvicorn", application, "--fd", str(listener.fileno()), "--log-level", "warning"],
+            pass_fds=[listener.fileno()],
+            env={**os.environ, "DATABASE_URL": database, "GATEHOUSE_PROCESS": "web", "GATEHOUSE_POOL": "4"}
+            | environment,
+        )
+        return process, f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        listener.close()
+
+
+def end_server(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(scope="session")
+def server(django_db_setup: None) -> Iterator[Server]:
+    process, url = start_server()
+    yield Server(url)
+    end_server(process)
+
+
+@pytest.fixture
+def acme(transactional_db: None) -> Tenant:
+    """A tenant that other processes see."""
+    return make_tenant("acme")
