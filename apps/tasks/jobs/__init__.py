@@ -1,0 +1,2 @@
+def listen() -> None:
+    """Turn announcements into messages from now on."""
