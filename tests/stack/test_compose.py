@@ -1,0 +1,75 @@
+"""docker-compose.yml has the shape of production, whether or not there is a Docker to run it."""
+
+import json
+import shutil
+import subprocess
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = ROOT / "docker-compose.yml"
+
+
+def _compose() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    return loaded
+
+
+def test_it_follows_the_compose_specification() -> None:
+    schema = files("check_jsonschema.builtin_schemas").joinpath("vendor/compose-spec.json").read_text(encoding="utf-8")
+
+    jsonschema_rs.validate(json.loads(schema), _compose())
+
+
+def test_docker_accepts_it() -> None:
+    if (
+        shutil.which("docker") is None
+        or subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode
+    ):
+        pytest.skip("there is no docker compose here")
+
+    done = subprocess.run(
+        ["docker", "compose", "--file", str(FILE), "config", "--quiet"], capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_name_it_uses_is_declared() -> None:
+    compose = _compose()
+    services = compose["services"]
+
+    for name, service in services.items():
+        assert set(service.get("depends_on", {})) <= set(services), name
+        assert set(service.get("networks", [])) <= set(compose["networks"]), name
+        named = {volume.partition(":")[0] for volume in service.get("volumes", []) if volume[0] not in "./$"}
+        assert named <= set(compose["volumes"]), name
+        assert {config["source"] for config in service.get("configs", [])} <= set(compose["configs"]), name
+
+
+def test_each_queue_has_workers_of_its_own() -> None:
+    commands = [service.get("command", "") for service in _compose()["services"].values()]
+
+    served = [command.partition("--queues ")[2].split()[0] for command in commands if "--queues" in command]
+
+    assert sorted(served) == ["deliver", "execute", "nudge", "sweep"]
+
+
+def test_it_holds_no_secret() -> None:
+    for service in _compose()["services"].values():
+        for variable, value in service.get("environment", {}).items():
+            if variable.endswith(("_KEY", "_KEYS", "PASSWORD", "TOKEN")):
+                assert value.startswith("${"), variable
+                assert value.endswith(":-}"), variable
+
+
+def test_the_scripts_it_runs_exist() -> None:
+    for service in _compose()["services"].values():
+        for word in str(service.get("command", "")).split():
+            if word.endswith(".py"):
+                assert (ROOT / word).is_file(), word

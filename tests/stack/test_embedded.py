@@ -1,0 +1,180 @@
+"""The embedded servers keep what they were told, whatever happens to their processes."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+import redis
+
+from config.stack.places import RuntimeFolder, lock, sweep_abandoned
+from config.stack.postgres import Postgres
+from config.stack.processes import MARK, POLITE, StackError, end_all, end_children, marked, server_account, spawn
+from config.stack.valkey import Valkey
+
+
+@pytest.fixture
+def runtime() -> Iterator[RuntimeFolder]:
+    folder = RuntimeFolder(server_account())
+    yield folder
+    end_all(marked(folder.path.name))
+    folder.remove()
+
+
+@pytest.fixture
+def cluster(runtime: RuntimeFolder) -> Postgres:
+    home = runtime.folder("deep") / "Größe und Länge" / ("so tief " * 20).strip()
+    return _postgres(runtime, home)
+
+
+def _postgres(runtime: RuntimeFolder, home: Path) -> Postgres:
+    account = server_account()
+    home.mkdir(parents=True)
+    if account is not None:
+        account.own(home)
+    sockets = runtime.folder("sockets")
+    return Postgres(home=home, sockets=sockets, log=runtime.path / "log", mark=runtime.path.name, account=account)
+
+
+@contextmanager
+def _running(server: Postgres | Valkey) -> Iterator[subprocess.Popen[bytes]]:
+    program = server.program()
+    child = spawn(program)
+    try:
+        server.wait_ready(lambda: child.poll() is None)
+        yield child
+    finally:
+        end_children([child], program.farewell)
+
+
+def test_data_outlives_a_killed_database_in_a_deep_folder_with_spaces_and_umlauts(cluster: Postgres) -> None:
+    with _running(cluster) as child, psycopg.connect(cluster.url) as connection:
+        connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
+        connection.commit()
+        child.kill()
+        child.wait()
+
+    with _running(cluster), psycopg.connect(cluster.url) as connection:
+        assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
+
+
+def test_messages_outlive_a_broker_that_is_ended(runtime: RuntimeFolder) -> None:
+    broker = Valkey(
+        home=runtime.folder("servers"),
+        sockets=runtime.folder("sockets"),
+        log=runtime.path / "log",
+        mark=runtime.path.name,
+        account=server_account(),
+    )
+    with _running(broker), redis.Redis.from_url(broker.url) as client:
+        client.rpush("queue", "message")
+
+    with _running(broker), redis.Redis.from_url(broker.url) as client:
+        assert client.lrange("queue", 0, -1) == [b"message"]
+
+
+def test_a_stranger_that_a_stale_pid_file_names_is_left_alone(cluster: Postgres) -> None:
+    with _running(cluster) as child:
+        pid_file = (cluster.cluster / "postmaster.pid").read_text()
+        child.kill()
+        child.wait()
+    account = server_account()
+    # The database's own user: the one case in which PostgreSQL would take the stranger for its rival.
+    stranger = subprocess.Popen(["sleep", "600"], user=None if account is None else account.uid)
+    try:
+        (cluster.cluster / "postmaster.pid").write_text(pid_file.replace(str(child.pid), str(stranger.pid), 1))
+
+        with _running(cluster), psycopg.connect(cluster.url) as connection:
+            assert connection.execute("SELECT 1").fetchone() == (1,)
+
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_a_database_that_somebody_else_started_is_neither_ended_nor_doubled(cluster: Postgres) -> None:
+    other = replace(cluster, mark="another")
+    with _running(other) as child:
+        with pytest.raises(StackError, match=rf"pid {child.pid}"):
+            cluster.program()
+
+        assert child.poll() is None
+
+
+def test_a_cluster_of_another_version_is_refused(cluster: Postgres) -> None:
+    cluster.program()
+    (cluster.cluster / "PG_VERSION").write_text("17\n")
+
+    with pytest.raises(StackError, match="made by PostgreSQL 17"):
+        cluster.program()
+
+
+def test_a_process_is_ours_only_if_it_carries_our_mark() -> None:
+    sleeper = [sys.executable, "-c", "print(flush=True); input()"]
+    with (
+        subprocess.Popen(sleeper, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={MARK: "ours"}) as ours,
+        subprocess.Popen(sleeper, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={MARK: "theirs"}) as theirs,
+    ):
+        try:
+            for child in (ours, theirs):
+                assert child.stdout is not None
+                child.stdout.readline()
+
+            assert [process.pid for process in marked("ours")] == [ours.pid]
+            end_all(marked("ours"))
+
+            assert ours.poll() is not None
+            assert theirs.poll() is None
+        finally:
+            end_children([ours, theirs], POLITE)
+
+
+def test_what_a_killed_run_left_behind_is_swept_away_and_a_live_ones_is_not(runtime: RuntimeFolder) -> None:
+    abandoned = runtime.path.with_name("gatehouse-abandoned0")
+    abandoned.mkdir()
+    descriptor = lock(abandoned / "lock")
+    assert descriptor is not None
+    os.close(descriptor)
+    left = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env={MARK: abandoned.name})
+    assert left.stdin is not None
+
+    sweep_abandoned(server_account())
+
+    assert left.poll() is not None
+    left.stdin.close()
+    assert not abandoned.exists()
+    assert runtime.path.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
+def test_servers_die_with_a_killed_owner(runtime: RuntimeFolder) -> None:
+    script = (
+        "import os\n"
+        "from config.stack.testing import start_servers\n"
+        "environ = {}\n"
+        "start_servers(environ)\n"
+        "print(environ['GATEHOUSE_DATA'], flush=True)\n"
+        "input()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).resolve().parents[2],
+    ) as owner:
+        assert owner.stdout is not None
+        mark = Path(owner.stdout.readline().strip()).parent.name
+        servers = marked(mark)
+        owner.kill()
+
+    _, alive = psutil.wait_procs(servers, timeout=30)
+    assert len(servers) == 2
+    assert alive == []
