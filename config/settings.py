@@ -56,6 +56,7 @@ ALLOW_LOOPBACK = env.bool("GATEHOUSE_ALLOW_LOOPBACK", default=not PRODUCTION)
 INSTALLED_APPS = [
     "apps.core",
     "apps.principals",
+    "apps.memory",
     "apps.tasks",
     "apps.mcp",
     "unfold",

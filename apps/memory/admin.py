@@ -1,0 +1,110 @@
+from django.contrib import admin
+
+from apps.core.admin import OperatorAdmin, link_to
+from apps.memory.models import (
+    Concept,
+    Observation,
+    Passage,
+    Pattern,
+    PatternRevision,
+    Posting,
+    Relationship,
+    Session,
+)
+
+
+class MemoryAdmin(OperatorAdmin):
+    """What all memories show: who wrote them, in which tenant."""
+
+    list_select_related = ["author", "tenant"]
+    list_filter = ["tenant"]
+
+    @admin.display(description="Author")
+    def author_link(self, memory: Observation | Concept | Pattern | PatternRevision | Relationship) -> str:
+        return link_to(memory.author)
+
+
+@admin.register(Observation)
+class ObservationAdmin(MemoryAdmin):
+    list_display = ["__str__", "text", "domain", "confidence", "author_link", "recorded_at", "newer"]
+    list_select_related = ["author", "superseded_by"]
+    list_filter = ["tenant", "domain"]
+    search_fields = ["text"]
+
+    @admin.display(description="Superseded by")
+    def newer(self, observation: Observation) -> str:
+        return link_to(observation.superseded_by)
+
+
+@admin.register(Concept)
+class ConceptAdmin(MemoryAdmin):
+    list_display = ["name", "type", "aliases", "author_link", "recorded_at", "revised_at"]
+    list_filter = ["tenant", "type"]
+    search_fields = ["name", "aliases"]
+
+
+@admin.register(Relationship)
+class RelationshipAdmin(MemoryAdmin):
+    list_display = ["__str__", "source_link", "type", "target_link", "author_link", "recorded_at"]
+    list_select_related = ["author", "source", "target"]
+    list_filter = ["tenant", "type"]
+
+    @admin.display(description="From")
+    def source_link(self, relationship: Relationship) -> str:
+        return link_to(relationship.source)
+
+    @admin.display(description="To")
+    def target_link(self, relationship: Relationship) -> str:
+        return link_to(relationship.target)
+
+
+@admin.register(Pattern)
+class PatternAdmin(MemoryAdmin):
+    list_display = ["name", "category", "confidence", "revision", "author_link", "revised_at"]
+    list_filter = ["tenant", "category"]
+    search_fields = ["name", "text"]
+
+
+@admin.register(PatternRevision)
+class PatternRevisionAdmin(MemoryAdmin):
+    list_display = ["__str__", "pattern_link", "number", "confidence", "author_link", "recorded_at"]
+    list_select_related = ["author", "pattern"]
+
+    @admin.display(description="Pattern")
+    def pattern_link(self, revision: PatternRevision) -> str:
+        return link_to(revision.pattern)
+
+
+@admin.register(Session)
+class SessionAdmin(OperatorAdmin):
+    list_display = ["__str__", "principal_link", "platform", "tone", "started_at", "last_active_at"]
+    list_select_related = ["principal"]
+    list_filter = ["tenant", "platform"]
+    search_fields = ["title", "summary"]
+
+    @admin.display(description="Principal")
+    def principal_link(self, session: Session) -> str:
+        return link_to(session.principal)
+
+
+@admin.register(Passage)
+class PassageAdmin(OperatorAdmin):
+    list_display = ["__str__", "memory_link", "domain", "length", "recorded_at"]
+    list_select_related = ["observation", "pattern", "concept"]
+    list_filter = ["tenant"]
+
+    @admin.display(description="Memory")
+    def memory_link(self, passage: Passage) -> str:
+        return link_to(passage.observation or passage.pattern or passage.concept)
+
+
+@admin.register(Posting)
+class PostingAdmin(OperatorAdmin):
+    list_display = ["term", "passage_link", "frequency"]
+    list_select_related = ["passage"]
+    list_filter = ["tenant"]
+    search_fields = ["=term"]
+
+    @admin.display(description="Passage")
+    def passage_link(self, posting: Posting) -> str:
+        return link_to(posting.passage)

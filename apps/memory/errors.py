@@ -1,0 +1,25 @@
+from apps.core.errors import Conflict, Malformed, NotFound
+
+
+class UnknownMemory(NotFound):
+    """The reference names nothing that the caller's tenant remembers."""
+
+    code = "unknown_memory"
+
+
+class AlreadySuperseded(Conflict):
+    """A newer statement stands in the place of this one; supersede that one instead."""
+
+    code = "already_superseded"
+
+
+class AliasTaken(Conflict):
+    """The name or alias already stands for another concept."""
+
+    code = "alias_taken"
+
+
+class MalformedMemoryReference(Malformed):
+    """The text is no reference to a memory."""
+
+    code = "malformed_memory_reference"

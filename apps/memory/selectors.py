@@ -1,0 +1,165 @@
+"""Questions to what is remembered."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from apps.memory import sql
+from apps.memory.errors import UnknownMemory
+from apps.memory.models import Concept, Observation, Pattern, Session
+from apps.memory.references import key_of, observation_number
+from apps.principals.tenancy import Caller
+
+# A cautious estimate of how many characters of English make a token.
+_CHARACTERS_PER_TOKEN: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """A memory that was recalled, and why."""
+
+    ref: str
+    text: str
+    score: float
+    why: str
+    domain: str
+    confidence: float
+    metadata: dict[str, Any]
+    author: str
+    recorded_at: datetime
+
+
+def recall(
+    query: str = "",
+    *,
+    caller: Caller,
+    domain: str | None = None,
+    filters: Mapping[str, Any] | None = None,
+    as_of: datetime | None = None,
+    limit: int = 10,
+    max_tokens: int | None = None,
+) -> list[Hit]:
+    """What the caller's tenant remembers about a question, best first; without a question, the newest.
+
+    :param filters: paths into the metadata and the values that must stand there (`{"plan.id": "p-1"}`); a leading
+        `metadata.` is understood.
+    :param as_of: answer as one would have at this moment.
+    :param max_tokens: leave out what would go over this budget; the first hit is always given.
+    """
+    found = sql.find(
+        query=query,
+        tenant_id=caller.tenant_id,
+        domain=domain,
+        filters=_nested(filters or {}),
+        as_of=as_of,
+        limit=limit,
+    )
+    hits = [
+        Hit(
+            ref=one.ref,
+            text=one.text,
+            score=round(one.score, 4),
+            why=f"has {', '.join(one.terms)}" if one.terms else "among the newest",
+            domain=one.domain,
+            confidence=one.confidence,
+            metadata=one.metadata,
+            author=one.author,
+            recorded_at=one.recorded_at,
+        )
+        for one in found
+    ]
+    return hits if max_tokens is None else _within_budget(hits, max_tokens)
+
+
+def _nested(filters: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"a.b": 1}` as the document that must be contained: `{"a": {"b": 1}}`."""
+    document: dict[str, Any] = {}
+    for path, value in filters.items():
+        *parents, last = path.removeprefix("metadata.").split(".")
+        place = document
+        for name in parents:
+            deeper = place.setdefault(name, {})
+            if not isinstance(deeper, dict):
+                deeper = place[name] = {}
+            place = deeper
+        place[last] = value
+    return document
+
+
+def _within_budget(hits: list[Hit], max_tokens: int) -> list[Hit]:
+    kept: list[Hit] = []
+    left = max_tokens
+    for hit in hits:
+        left -= len(hit.text) // _CHARACTERS_PER_TOKEN + 1
+        if left < 0 and kept:
+            break
+        kept.append(hit)
+    return kept
+
+
+def observation_of(ref: str) -> Observation:
+    """The observation of this reference.
+
+    :raises MalformedMemoryReference: if it is none.
+    :raises UnknownMemory: if the tenant has no such observation.
+    """
+    observation = Observation.objects.filter(pk=observation_number(ref)).first()
+    if observation is None:
+        raise UnknownMemory(f"There is no {ref[:60]!r}.")
+    return observation
+
+
+def concept_named(name: str) -> Concept | None:
+    """The concept of this name or alias; a name goes before an alias."""
+    key = key_of(name)
+    named = Concept.objects.filter(names__contains=[key])
+    return next(iter(sorted(named, key=lambda concept: (concept.key != key, concept.pk))), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A session as a later one sees it."""
+
+    conversation_id: str
+    platform: str
+    title: str
+    summary: str
+    topics: tuple[str, ...]
+    tone: str
+    updated_at: datetime
+
+
+def recent_sessions(*, principal_id: int, limit: int = 10) -> list[Conversation]:
+    """A principal's latest conversations, newest first."""
+    sessions = Session.objects.filter(principal_id=principal_id).order_by("-last_active_at", "-id")[:limit]
+    return [
+        Conversation(
+            conversation_id=session.conversation_id,
+            platform=session.platform,
+            title=session.title,
+            summary=session.summary,
+            topics=tuple(session.topics),
+            tone=session.tone,
+            updated_at=session.last_active_at,
+        )
+        for session in sessions
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """How much a tenant remembers."""
+
+    observations: int
+    patterns: int
+    concepts: int
+
+
+def holdings(*, tenant_id: int) -> Holdings:
+    """How much a tenant remembers."""
+    return Holdings(
+        observations=Observation.objects.filter(tenant_id=tenant_id, superseded_at=None).count(),
+        patterns=Pattern.objects.filter(tenant_id=tenant_id).count(),
+        concepts=Concept.objects.filter(tenant_id=tenant_id).count(),
+    )

@@ -1,0 +1,234 @@
+"""Commands that write to memory. Every row says which principal wrote it."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from django.db import transaction
+
+from apps.memory import selectors, sql
+from apps.memory.errors import AliasTaken, AlreadySuperseded, UnknownMemory
+from apps.memory.models import Concept, Observation, Passage, Pattern, PatternRevision, Relationship, Session
+from apps.memory.references import key_of, observation_ref
+from apps.principals.tenancy import Caller
+
+
+@transaction.atomic
+def store_observation(
+    *,
+    author: Caller,
+    text: str,
+    now: datetime,
+    domain: str = "",
+    confidence: float = 0.8,
+    evidence: Sequence[str] = (),
+    metadata: Mapping[str, Any] | None = None,
+    occurred_at: datetime | None = None,
+    supersedes: str | None = None,
+) -> Observation:
+    """Remember one statement, findable at once.
+
+    :param supersedes: the reference of an older statement in whose place this one stands from now on.
+    :raises UnknownMemory: if there is no such older statement.
+    :raises AlreadySuperseded: if another statement stands in its place already.
+    """
+    observation = Observation.objects.create(
+        tenant_id=author.tenant_id,
+        author_id=author.principal_id,
+        text=text,
+        domain=domain,
+        confidence=confidence,
+        evidence=list(evidence),
+        metadata=dict(metadata or {}),
+        occurred_at=occurred_at or now,
+        recorded_at=now,
+    )
+    if supersedes is not None:
+        older = selectors.observation_of(supersedes)
+        replaced = Observation.objects.filter(pk=older.pk, superseded_at=None).update(
+            superseded_at=now, superseded_by=observation
+        )
+        if not replaced:
+            raise AlreadySuperseded(f"{older} has been superseded already.")
+    passage = Passage.objects.create(
+        tenant_id=author.tenant_id, observation=observation, domain=domain, recorded_at=now
+    )
+    sql.index_words(passage.pk, text)
+    return observation
+
+
+@transaction.atomic
+def store_concept(
+    *,
+    author: Caller,
+    name: str,
+    now: datetime,
+    concept_type: str | None = None,
+    description: str | None = None,
+    aliases: Sequence[str] = (),
+    metadata: Mapping[str, Any] | None = None,
+) -> Concept:
+    """Describe a concept, new or known; what is not given stays as it was, aliases are added.
+
+    :raises AliasTaken: if one of the names stands for another concept.
+    """
+    concept = _named_concept(author=author, name=name, now=now)
+    aliases = [alias for alias in dict.fromkeys([*concept.aliases, *aliases]) if key_of(alias) != concept.key]
+    names = sorted({concept.key, *map(key_of, aliases)})
+    if Concept.objects.filter(tenant_id=author.tenant_id, names__overlap=names).exclude(pk=concept.pk).exists():
+        raise AliasTaken(f"A name or alias of {name[:60]!r} stands for another concept.")
+    concept.aliases = aliases
+    concept.names = names
+    concept.type = concept.type if concept_type is None else concept_type
+    concept.description = concept.description if description is None else description
+    concept.metadata = concept.metadata if metadata is None else dict(metadata)
+    concept.revised_at = now
+    concept.author_id = author.principal_id
+    concept.save()
+    _index_concept(concept)
+    return concept
+
+
+@transaction.atomic
+def add_relationship(
+    *,
+    author: Caller,
+    from_concept: str,
+    to_concept: str,
+    rel_type: str,
+    now: datetime,
+    description: str | None = None,
+) -> Relationship:
+    """Relate two concepts, by name or alias; saying it again revises the description.
+
+    A concept that is named here for the first time is created, to be described later.
+    """
+    ends = [_named_concept(author=author, name=name, now=now) for name in (from_concept, to_concept)]
+    relationship, _ = Relationship.objects.update_or_create(
+        tenant_id=author.tenant_id,
+        source=ends[0],
+        target=ends[1],
+        type=rel_type,
+        defaults={"revised_at": now} | ({} if description is None else {"description": description}),
+        create_defaults={
+            "author_id": author.principal_id,
+            "description": description or "",
+            "recorded_at": now,
+            "revised_at": now,
+        },
+    )
+    return relationship
+
+
+@transaction.atomic
+def update_pattern(
+    *,
+    author: Caller,
+    category: str,
+    pattern_name: str,
+    pattern_text: str,
+    confidence: float,
+    now: datetime,
+    evidence_observation_ids: Sequence[int] = (),
+) -> Pattern:
+    """Write down what was found to hold, or revise it; every revision is kept.
+
+    :raises UnknownMemory: if the tenant has not all of these observations.
+    """
+    known = set(Observation.objects.filter(pk__in=evidence_observation_ids).values_list("pk", flat=True))
+    if missing := [number for number in evidence_observation_ids if number not in known]:
+        raise UnknownMemory(f"There is no {observation_ref(missing[0])!r}.")
+    pattern, _ = Pattern.objects.get_or_create(
+        tenant_id=author.tenant_id,
+        category=category,
+        name=pattern_name,
+        defaults={
+            "author_id": author.principal_id,
+            "text": pattern_text,
+            "confidence": confidence,
+            "revision": 0,
+            "recorded_at": now,
+            "revised_at": now,
+        },
+    )
+    pattern = Pattern.objects.select_for_update().get(pk=pattern.pk)
+    pattern.author_id = author.principal_id
+    pattern.text = pattern_text
+    pattern.confidence = confidence
+    pattern.evidence = [observation_ref(number) for number in evidence_observation_ids]
+    pattern.revision += 1
+    pattern.revised_at = now
+    pattern.save()
+    PatternRevision.objects.create(
+        tenant_id=author.tenant_id,
+        author_id=author.principal_id,
+        pattern=pattern,
+        number=pattern.revision,
+        text=pattern_text,
+        confidence=confidence,
+        evidence=pattern.evidence,
+        recorded_at=now,
+    )
+    passage, _ = Passage.objects.get_or_create(
+        tenant_id=author.tenant_id, pattern=pattern, defaults={"domain": category, "recorded_at": pattern.recorded_at}
+    )
+    sql.index_words(passage.pk, f"{category} {pattern_name} {pattern_text}")
+    return pattern
+
+
+@transaction.atomic
+def record_session(
+    *,
+    principal: Caller,
+    conversation_id: str,
+    now: datetime,
+    platform: str | None = None,
+    title: str | None = None,
+    summary: str | None = None,
+    topics: Sequence[str] | None = None,
+    tone: str | None = None,
+) -> Session:
+    """Note a conversation, or what has become of it; what is not given stays as it was."""
+    given = {"platform": platform, "title": title, "summary": summary, "topics": topics, "tone": tone}
+    said = {name: list(value) if name == "topics" else value for name, value in given.items() if value is not None}
+    session, _ = Session.objects.update_or_create(
+        tenant_id=principal.tenant_id,
+        principal_id=principal.principal_id,
+        conversation_id=conversation_id,
+        defaults={**said, "last_active_at": now},
+        create_defaults={**said, "started_at": now, "last_active_at": now},
+    )
+    return session
+
+
+def _named_concept(*, author: Caller, name: str, now: datetime) -> Concept:
+    """The concept of this name or alias, locked; created bare if there is none."""
+    known = selectors.concept_named(name)
+    if known is None:
+        key = key_of(name)
+        known, created = Concept.objects.get_or_create(
+            tenant_id=author.tenant_id,
+            key=key,
+            defaults={
+                "author_id": author.principal_id,
+                "name": name,
+                "names": [key],
+                "recorded_at": now,
+                "revised_at": now,
+            },
+        )
+        if created:
+            _index_concept(known)
+    return Concept.objects.select_for_update().get(pk=known.pk)
+
+
+def _index_concept(concept: Concept) -> None:
+    passage, _ = Passage.objects.get_or_create(
+        tenant_id=concept.tenant_id,
+        concept=concept,
+        defaults={"domain": concept.type, "recorded_at": concept.recorded_at},
+    )
+    if passage.domain != concept.type:
+        passage.domain = concept.type
+        passage.save(update_fields=["domain"])
+    sql.index_words(passage.pk, " ".join([concept.name, *concept.aliases, concept.type, concept.description]))

@@ -1,0 +1,164 @@
+"""What is written is kept, by whom and on what evidence; refusals change nothing."""
+
+import threading
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+
+from apps.memory import services
+from apps.memory.errors import AliasTaken, AlreadySuperseded, MalformedMemoryReference, UnknownMemory
+from apps.memory.models import Concept, Observation, Passage, Pattern, PatternRevision, Posting, Relationship, Session
+from apps.memory.selectors import concept_named, recent_sessions
+from apps.principals.tenancy import Caller, acting_as
+from tests.factories import T0, make_caller, make_tenant
+
+
+def observe(author: Caller, text: str = "The build takes nine minutes.", **given: object) -> Observation:
+    return services.store_observation(author=author, text=text, now=T0, **given)  # type: ignore[arg-type]
+
+
+def test_an_observation_says_who_made_it_and_on_what_evidence(as_kee: Caller) -> None:
+    stored = observe(as_kee, domain="ci", confidence=0.5, evidence=["task:task_7"], metadata={"run": 3})
+
+    stored.refresh_from_db()
+    assert (stored.author.name, stored.domain, stored.confidence) == ("Kee", "ci", 0.5)
+    assert (stored.evidence, stored.metadata, stored.occurred_at) == (["task:task_7"], {"run": 3}, T0)
+    assert Posting.objects.filter(passage__observation=stored).count() == 4
+
+
+def test_the_database_refuses_to_rewrite_an_observation(as_kee: Caller) -> None:
+    stored = observe(as_kee)
+    with pytest.raises(IntegrityError, match="immutable"), transaction.atomic():
+        Observation.objects.filter(pk=stored.pk).update(text="Never mind.")
+
+
+def test_a_newer_statement_stands_in_the_place_of_the_older_once(as_kee: Caller) -> None:
+    older = observe(as_kee)
+    newer = observe(as_kee, "The build takes two minutes.", supersedes=older.ref)
+    older.refresh_from_db()
+    assert (older.superseded_by, older.superseded_at) == (newer, T0)
+
+    with pytest.raises(AlreadySuperseded), transaction.atomic():
+        observe(as_kee, "The build takes an hour.", supersedes=older.ref)
+    assert Observation.objects.count() == Passage.objects.count() == 2
+
+
+@pytest.mark.parametrize(("ref", "refusal"), [("observation:999999", UnknownMemory), ("x", MalformedMemoryReference)])
+def test_what_is_not_there_can_not_be_superseded(as_kee: Caller, ref: str, refusal: type[Exception]) -> None:
+    with pytest.raises(refusal), transaction.atomic():
+        observe(as_kee, supersedes=ref)
+    assert not Observation.objects.exists()
+
+
+def test_another_tenants_observation_is_unknown(db: None) -> None:
+    kee, stranger = make_caller(make_tenant("acme")), make_caller(make_tenant("globex"))
+    with acting_as(stranger):
+        theirs = observe(stranger)
+    with acting_as(kee), pytest.raises(UnknownMemory):
+        observe(kee, supersedes=theirs.ref)
+
+
+def test_a_concept_is_one_under_all_its_names(as_kee: Caller) -> None:
+    services.store_concept(author=as_kee, name="Python", concept_type="language", aliases=["py"], now=T0)
+    services.store_concept(author=as_kee, name="  PYTHON ", description="A language.", aliases=["CPython"], now=T0)
+    again = services.store_concept(author=as_kee, name="py", metadata={"since": 1991}, now=T0)
+
+    assert Concept.objects.count() == Passage.objects.count() == 1
+    assert (again.name, again.type, again.aliases) == ("Python", "language", ["py", "CPython"])
+    assert (again.description, again.metadata, again.ref) == ("A language.", {"since": 1991}, "concept:python")
+    assert concept_named("cpython") == again
+
+
+def test_an_alias_stands_for_one_concept_only(as_kee: Caller) -> None:
+    services.store_concept(author=as_kee, name="Python", aliases=["py"], now=T0)
+    services.store_concept(author=as_kee, name="Pyramid", now=T0)
+    with pytest.raises(AliasTaken), transaction.atomic():
+        services.store_concept(author=as_kee, name="Pyramid", aliases=["PY"], now=T0)
+    assert Concept.objects.get(key="pyramid").aliases == []
+
+
+def test_relating_unknown_concepts_creates_them_bare_and_saying_it_again_revises(as_kee: Caller) -> None:
+    for description in ("first", "second"):
+        services.add_relationship(
+            author=as_kee,
+            from_concept="code-analyzer",
+            to_concept="code_analysis",
+            rel_type="provides",
+            description=description,
+            now=T0,
+        )
+    assert [(str(r), r.description) for r in Relationship.objects.all()] == [
+        ("code-analyzer provides code_analysis", "second")
+    ]
+    assert set(Concept.objects.values_list("type", flat=True)) == {""}
+
+
+def test_a_pattern_keeps_its_revisions(as_kee: Caller) -> None:
+    seen = observe(as_kee)
+    _, pattern = [
+        services.update_pattern(
+            author=as_kee,
+            category="ci",
+            pattern_name="builds",
+            pattern_text=text,
+            confidence=confidence,
+            evidence_observation_ids=[seen.pk],
+            now=T0,
+        )
+        for text, confidence in (("Builds are slow.", 0.6), ("Builds are slow on Mondays.", 0.9))
+    ]
+    assert (pattern.revision, pattern.text, pattern.evidence) == (2, "Builds are slow on Mondays.", [seen.ref])
+    assert list(PatternRevision.objects.order_by("number").values_list("number", "text", "confidence")) == [
+        (1, "Builds are slow.", 0.6),
+        (2, "Builds are slow on Mondays.", 0.9),
+    ]
+
+
+def test_a_pattern_rests_on_observations_that_exist(as_kee: Caller) -> None:
+    with pytest.raises(UnknownMemory), transaction.atomic():
+        services.update_pattern(
+            author=as_kee,
+            category="ci",
+            pattern_name="builds",
+            pattern_text="…",
+            confidence=1,
+            evidence_observation_ids=[999_999],
+            now=T0,
+        )
+    assert not Pattern.objects.exists()
+
+
+def test_a_session_is_recorded_once_per_conversation(as_kee: Caller) -> None:
+    services.record_session(principal=as_kee, conversation_id="c-1", title="Build times", topics=["ci"], now=T0)
+    services.record_session(principal=as_kee, conversation_id="c-1", summary="They went down.", now=T0)
+    assert Session.objects.count() == 1
+    (session,) = recent_sessions(principal_id=as_kee.principal_id)
+    assert (session.title, session.topics, session.summary) == ("Build times", ("ci",), "They went down.")
+
+
+def test_rival_writers_of_one_concept_or_pattern_all_succeed(transactional_db: None) -> None:
+    kee = make_caller(make_tenant("acme"))
+    barrier, done = threading.Barrier(4), []
+
+    def write(number: int) -> None:
+        try:
+            barrier.wait()
+            with acting_as(kee):
+                services.store_concept(author=kee, name="Python", aliases=[f"py{number}"], now=T0)
+                services.update_pattern(
+                    author=kee, category="c", pattern_name="p", pattern_text=f"{number}", confidence=1, now=T0
+                )
+            done.append(number)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=write, args=[number]) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sorted(done) == [0, 1, 2, 3]
+    with acting_as(kee):
+        assert sorted(Concept.objects.get().aliases) == ["py0", "py1", "py2", "py3"]
+        assert Pattern.objects.get().revision == PatternRevision.objects.count() == 4
