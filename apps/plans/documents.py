@@ -1,0 +1,136 @@
+"""The Plan as a document: frozen steps, the JSON that clients see, canonical bytes and their hash."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import rfc8785
+
+SCHEMA_VERSION: Final = "1.0"
+_SCHEMAS: Final = Path(__file__).parent / "schemas"
+
+
+class StepType(StrEnum):
+    """What an instruction asks its executor to do."""
+
+    CALL_WORKER = "call_worker"
+    QUEUE_EXECUTION = "queue_execution"
+    WAIT_FOR = "wait_for"
+    AGGREGATE = "aggregate"
+    ESCALATE = "escalate"
+
+
+WORKER_STEPS: Final = frozenset({StepType.CALL_WORKER, StepType.QUEUE_EXECUTION})
+"""The step types that run a tool and bear a result."""
+
+
+class PlanStatus(StrEnum):
+    """Whether a plan can be carried out, or says what is missing."""
+
+    READY = "ready"
+    NEEDS_ESCALATION = "needs_escalation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One instruction. Fields that are None do not appear in the document."""
+
+    step_id: str
+    step_type: StepType
+    depends_on: tuple[str, ...] = ()
+    order_hint: tuple[str, ...] | None = None
+    worker_id: str | None = None
+    tool_name: str | None = None
+    tool_uid: str | None = None
+    params: Mapping[str, Any] | None = None
+    provenance: Mapping[str, Any] | None = None
+    estimated_runtime_seconds: float | None = None
+    estimated_cost: float | None = None
+    confidence: float | None = None
+    critical: bool | None = None
+    fallback_worker_ids: tuple[str, ...] | None = None
+    alternatives: tuple[Mapping[str, Any], ...] | None = None
+    wait_for_step_ids: tuple[str, ...] | None = None
+    wait_for_receipts: tuple[str, ...] | None = None
+    aggregate_step_ids: tuple[str, ...] | None = None
+    synthesis_instructions: str | None = None
+    executor: str | None = None
+    report_summary: str | None = None
+    decision_required: bool | None = None
+    recommendation: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return the step as JSON values."""
+        pairs = ((spec.name, getattr(self, spec.name)) for spec in dataclasses.fields(self))
+        return {name: _plain(value) for name, value in pairs if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A bundle of instructions with references: what to do, never what came of it."""
+
+    plan_id: str
+    delegate_id: str
+    principal_ai: str
+    intent: str
+    created_at: str
+    scope: str
+    status: PlanStatus
+    confidence: float
+    steps: tuple[Step, ...]
+    planner_version: str
+    registry_epoch: int
+    history_epoch: int = 0
+    assumptions: tuple[str, ...] = ()
+    references: Mapping[str, Any] = field(default_factory=dict)
+    estimated_total_runtime_seconds: float = 0
+    execution_cost_estimate: float = 0.0
+    can_run_parallel: bool = False
+    missing: tuple[Mapping[str, Any], ...] | None = None
+    candidates: tuple[Mapping[str, Any], ...] | None = None
+    partial_plan: Mapping[str, Any] | None = None
+
+    def document(self) -> dict[str, Any]:
+        """Return the plan as JSON values, without its hash."""
+        pairs = ((spec.name, getattr(self, spec.name)) for spec in dataclasses.fields(self) if spec.name != "steps")
+        found: dict[str, Any] = {name: _plain(value) for name, value in pairs if value is not None}
+        found["schema_version"] = SCHEMA_VERSION
+        found["steps"] = [step.document() for step in self.steps]
+        return found
+
+
+def canonical(document: Mapping[str, Any]) -> bytes:
+    """Return the document's RFC 8785 bytes.
+
+    :raises rfc8785.CanonicalizationError: if it holds what canonical JSON cannot (an integer beyond 2**53, NaN).
+    """
+    return rfc8785.dumps(dict(document))
+
+
+def plan_hash(document: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of the canonical document, its own `plan_hash` left out."""
+    body = {name: value for name, value in document.items() if name != "plan_hash"}
+    return hashlib.sha256(canonical(body)).hexdigest()
+
+
+@cache
+def schema(version: str = SCHEMA_VERSION) -> dict[str, Any]:
+    """Return the JSON Schema of the Plan in one version."""
+    found: dict[str, Any] = json.loads((_SCHEMAS / f"plan-{version}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, StrEnum) else value

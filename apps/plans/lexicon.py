@@ -1,0 +1,685 @@
+"""The English that planning needs: verbs in families, nouns that mean the same, words that say nothing of the task.
+
+A word's concept is its family's name, else its stem; tools and intents are compared by concepts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Final
+
+from apps.core.lexical import stem, words
+
+_VERBS: Final = """
+analyze: analyze analyse examine inspect assess evaluate study review audit investigate diagnose profile
+suggest: suggest recommend propose advise
+optimize: optimize optimise improve tune
+index: index catalogue
+extract: extract mine harvest
+parse: parse
+scan: scan crawl walk
+list: list enumerate
+search: search find locate discover seek lookup
+fetch: fetch get retrieve download obtain grab
+read: read open load
+summarize: summarize summarise condense digest recap abridge shorten
+report: report
+combine: combine merge consolidate aggregate synthesize synthesise
+create: create generate produce draft compose design invent
+build: build compile assemble package
+translate: translate localize localise
+convert: convert transform transcode reformat
+encode: encode
+decode: decode
+compress: compress zip
+decompress: decompress unzip
+resize: resize scale
+crop: crop
+rotate: rotate
+classify: classify categorize categorise label tag triage
+cluster: cluster group bucket
+detect: detect identify recognize recognise spot
+predict: predict forecast
+estimate: estimate approximate
+compare: compare diff contrast
+match: match align
+count: count tally
+compute: compute calculate
+measure: measure benchmark quantify
+check: check verify validate confirm ensure
+test: test
+lint: lint
+monitor: monitor watch track observe
+transcribe: transcribe
+clean: clean normalize normalise deduplicate sanitize sanitise cleanse
+filter: filter select
+sort: sort rank prioritize prioritise
+score: score rate grade
+visualize: visualize visualise plot chart graph draw render illustrate
+answer: answer respond
+explain: explain describe interpret clarify
+query: query
+annotate: annotate highlight
+document: document
+collect: collect gather
+research: research explore survey conduct
+trace: trace debug
+geocode: geocode
+route: route navigate
+sample: sample
+split: split segment chunk tokenize tokenise
+embed: embed vectorize vectorise
+train: train finetune
+simulate: simulate model
+solve: solve
+proofread: proofread copyedit
+rewrite: rewrite rephrase paraphrase reword
+anonymize: anonymize anonymise redact mask
+delete: delete remove erase wipe purge destroy drop clear truncate discard
+uninstall: uninstall
+write: write save store persist record
+append: append insert add
+update: update modify edit change patch alter adjust set
+rename: rename
+move: move relocate
+copy: copy duplicate clone replicate
+migrate: migrate
+upload: upload
+sync: sync synchronize synchronise
+backup: backup archive
+restore: restore recover
+rollback: rollback revert undo
+send: send email mail message notify forward text dispatch
+post: post publish tweet share broadcast announce
+call: call phone dial ring
+invite: invite
+submit: submit file
+sign: sign
+deploy: deploy release ship rollout launch
+install: install provision
+configure: configure
+restart: restart reboot reset
+stop: stop shutdown halt kill terminate abort
+start: start boot
+pay: pay buy purchase order refund charge invoice transfer donate
+book: book reserve
+schedule: schedule arrange plan remind
+cancel: cancel
+approve: approve authorize authorise grant
+reject: reject revoke deny
+lock: lock
+unlock: unlock
+encrypt: encrypt
+decrypt: decrypt
+execute: execute run
+fix: fix repair resolve
+refactor: refactor
+commit: commit push
+hire: hire recruit
+fire: fire dismiss
+print: print
+cook: cook bake
+drive: drive
+fly: fly
+play: play stream
+assign: assign delegate
+escalate: escalate
+negotiate: negotiate
+sell: sell
+trade: trade invest
+vote: vote
+block: block ban
+follow: follow subscribe
+unsubscribe: unsubscribe
+turn: turn switch toggle
+"""
+
+_NOMINAL: Final = """
+analyze: analysis analyses analytics analyzer assessment evaluation inspection examination investigation
+suggest: suggestion suggestions recommendation recommendations proposal advice
+optimize: optimization optimizations optimisation optimisations improvement improvements
+extract: extraction
+index: indexing indices
+scan: scanner scanning
+search: finder
+summarize: summary summaries synopsis overview
+report: reports reporting
+combine: synthesis aggregation consolidation
+create: creation generation generator
+translate: translation translations translator
+convert: conversion converter
+classify: classification classifier categorization
+detect: detection detector recognition identification
+predict: prediction predictions
+compare: comparison
+compute: calculation calculator computation
+measure: measurement metrics
+check: verification validation
+transcribe: transcription transcript
+visualize: visualization diagram
+explain: explanation description
+delete: deletion removal
+send: sending sender
+deploy: deployment
+pay: payment
+book: booking reservation
+"""
+
+_NOUNS: Final = """
+repository: repository repositories repo repos codebase codebases code
+directory: directory directories folder folders dir
+file: file files
+document: document documents doc docs
+article: article articles paper papers publication publications literature
+image: image images picture pictures photo photos photograph
+email: email emails mail mails inbox
+webpage: webpage webpages website websites
+video: video videos movie clip
+audio: audio podcast
+issue: issue issues bug bugs defect defects
+vulnerability: vulnerability vulnerabilities cve cves
+database: database databases db
+spreadsheet: spreadsheet spreadsheets excel xlsx
+sentiment: sentiment sentiments mood
+keyword: keyword keywords keyphrase keyphrases
+citation: citation citations bibliography
+customer: customer customers client clients
+weather: weather temperature
+currency: currency currencies
+language: language languages english german french spanish italian portuguese dutch polish russian chinese japanese korean arabic turkish swedish hindi
+"""
+
+STOP: Final = frozenset(
+    [
+        "a",
+        "an",
+        "the",
+        "this",
+        "that",
+        "these",
+        "those",
+        "it",
+        "its",
+        "them",
+        "they",
+        "their",
+        "his",
+        "her",
+        "my",
+        "our",
+        "your",
+        "me",
+        "us",
+        "you",
+        "i",
+        "we",
+        "he",
+        "she",
+        "who",
+        "whom",
+        "which",
+        "what",
+        "there",
+        "here",
+        "is",
+        "are",
+        "was",
+        "were",
+        "be",
+        "been",
+        "being",
+        "am",
+        "do",
+        "does",
+        "did",
+        "done",
+        "doing",
+        "have",
+        "has",
+        "had",
+        "having",
+        "will",
+        "would",
+        "shall",
+        "should",
+        "can",
+        "could",
+        "may",
+        "might",
+        "must",
+        "to",
+        "of",
+        "in",
+        "on",
+        "at",
+        "by",
+        "for",
+        "from",
+        "with",
+        "within",
+        "into",
+        "onto",
+        "over",
+        "under",
+        "about",
+        "against",
+        "between",
+        "through",
+        "during",
+        "as",
+        "than",
+        "then",
+        "so",
+        "and",
+        "or",
+        "but",
+        "nor",
+        "if",
+        "else",
+        "also",
+        "too",
+        "just",
+        "please",
+        "kindly",
+        "thanks",
+        "thank",
+        "now",
+        "all",
+        "any",
+        "some",
+        "each",
+        "every",
+        "both",
+        "few",
+        "more",
+        "most",
+        "other",
+        "such",
+        "own",
+        "same",
+        "very",
+        "much",
+        "many",
+        "several",
+        "various",
+        "whole",
+        "entire",
+        "complete",
+        "full",
+        "comprehensive",
+        "detailed",
+        "thorough",
+        "brief",
+        "short",
+        "quick",
+        "key",
+        "main",
+        "important",
+        "relevant",
+        "actionable",
+        "possible",
+        "potential",
+        "good",
+        "best",
+        "nice",
+        "following",
+        "given",
+        "attached",
+        "above",
+        "below",
+        "one",
+        "two",
+        "three",
+        "result",
+        "results",
+        "top",
+        "last",
+        "output",
+        "outputs",
+        "thing",
+        "things",
+        "stuff",
+        "something",
+        "anything",
+        "everything",
+        "using",
+        "use",
+        "used",
+        "via",
+        "based",
+        "it's",
+        "let",
+        "let's",
+        "need",
+        "want",
+        "like",
+        "help",
+        "make",
+        "give",
+        "show",
+        "tell",
+        "provide",
+        "perform",
+        "carry",
+        "out",
+        "up",
+        "down",
+        "how",
+        "why",
+        "when",
+        "where",
+        "while",
+    ]
+)
+
+GENERIC: Final = frozenset(
+    [
+        "make",
+        "do",
+        "give",
+        "show",
+        "tell",
+        "perform",
+        "provide",
+        "handle",
+        "use",
+        "help",
+        "need",
+        "present",
+        "return",
+        "deliver",
+        "output",
+    ]
+)
+"""Verbs that ask for something without saying what."""
+
+_TWOFOLD: Final = frozenset(
+    [
+        "text",
+        "mail",
+        "message",
+        "email",
+        "file",
+        "post",
+        "call",
+        "document",
+        "record",
+        "model",
+        "order",
+        "book",
+        "stream",
+        "change",
+        "plan",
+        "print",
+        "drive",
+        "fire",
+        "ship",
+        "patch",
+        "charge",
+        "transfer",
+        "track",
+        "lock",
+        "sign",
+        "play",
+        "block",
+        "push",
+        "scale",
+        "profile",
+        "study",
+        "review",
+        "set",
+        "release",
+        "launch",
+        "process",
+        "score",
+        "rate",
+        "grade",
+        "graph",
+        "chart",
+        "draw",
+        "segment",
+        "sample",
+        "route",
+        "match",
+        "group",
+        "bucket",
+        "view",
+        "design",
+        "share",
+        "open",
+        "read",
+        "press",
+        "stop",
+        "start",
+        "object",
+        "turn",
+        "switch",
+        "run",
+    ]
+)
+"""Verbs that are nouns as often: in the object of a wish, or in a tool's text, they stand for themselves."""
+
+SYNTHESIS: Final = frozenset({"summarize", "report", "combine"})
+"""What a principal can do with results that it holds: an aggregate step serves these."""
+
+MUTATING: Final = frozenset(
+    [
+        "delete",
+        "uninstall",
+        "write",
+        "append",
+        "update",
+        "rename",
+        "move",
+        "copy",
+        "migrate",
+        "upload",
+        "sync",
+        "backup",
+        "restore",
+        "rollback",
+        "send",
+        "post",
+        "call",
+        "invite",
+        "submit",
+        "sign",
+        "deploy",
+        "install",
+        "configure",
+        "restart",
+        "stop",
+        "start",
+        "pay",
+        "book",
+        "schedule",
+        "cancel",
+        "approve",
+        "reject",
+        "lock",
+        "unlock",
+        "encrypt",
+        "decrypt",
+        "execute",
+        "fix",
+        "refactor",
+        "commit",
+        "hire",
+        "fire",
+        "print",
+        "cook",
+        "drive",
+        "fly",
+        "play",
+        "assign",
+        "negotiate",
+        "sell",
+        "trade",
+        "vote",
+        "block",
+        "follow",
+        "unsubscribe",
+        "turn",
+        "train",
+    ]
+)
+"""Families that change the world: done only when asked for by name."""
+
+PROGRAMMING_LANGUAGES: Final = frozenset(
+    [
+        "python",
+        "javascript",
+        "typescript",
+        "java",
+        "rust",
+        "go",
+        "golang",
+        "ruby",
+        "php",
+        "kotlin",
+        "swift",
+        "scala",
+        "haskell",
+        "perl",
+        "csharp",
+        "cpp",
+        "sql",
+        "bash",
+    ]
+)
+
+HUMAN_LANGUAGES: Final = frozenset(
+    [
+        "english",
+        "german",
+        "french",
+        "spanish",
+        "italian",
+        "portuguese",
+        "dutch",
+        "polish",
+        "russian",
+        "chinese",
+        "japanese",
+        "korean",
+        "arabic",
+        "turkish",
+        "swedish",
+        "hindi",
+    ]
+)
+
+EXTENSIONS: Final = frozenset(
+    [
+        "pdf",
+        "txt",
+        "md",
+        "csv",
+        "json",
+        "xml",
+        "yaml",
+        "html",
+        "docx",
+        "doc",
+        "xlsx",
+        "pptx",
+        "png",
+        "jpg",
+        "jpeg",
+        "gif",
+        "svg",
+        "mp3",
+        "mp4",
+        "wav",
+        "py",
+        "js",
+        "ts",
+        "java",
+        "rs",
+        "go",
+        "rb",
+        "php",
+        "log",
+    ]
+)
+
+TEXTUAL: Final = frozenset(
+    {"text", "content", "document", "body", "passage", "message", "transcript", "review", "sentence"}
+)
+"""Params that hold the matter itself: only a quoted or given text fills them."""
+
+ASKING: Final = frozenset({"query", "prompt", "intent", "question", "topic", "instruction", "instructions", "goal"})
+"""Params that hold the wish: the clause in its own words fills them."""
+
+PATHLIKE: Final = frozenset(
+    [
+        "path",
+        "paths",
+        "file",
+        "filename",
+        "filepath",
+        "dir",
+        "directory",
+        "folder",
+        "repo",
+        "repository",
+        "root",
+        "location",
+        "source",
+    ]
+)
+LINKLIKE: Final = frozenset(["url", "uri", "link", "endpoint", "website", "webpage", "page", "site", "href"])
+COUNTLIKE: Final = frozenset(["limit", "count", "number", "max", "top", "n", "size", "results", "items", "k"])
+POINTERLIKE: Final = frozenset({"pointer", "ref", "reference", "handle", "artifact"})
+
+
+def _families(table: str) -> dict[str, tuple[str, ...]]:
+    lines = (line.partition(":") for line in table.strip().splitlines())
+    return {name.strip(): tuple(members.split()) for name, _, members in lines}
+
+
+def _concepts() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for table in (_NOUNS, _NOMINAL, _VERBS):
+        for name, members in _families(table).items():
+            for member in members:
+                if member not in _TWOFOLD or table is not _VERBS:
+                    found.setdefault(stem(member), name)
+    return found
+
+
+FAMILY_OF_VERB: Final = {member: name for name, members in _families(_VERBS).items() for member in members}
+_CONCEPTS: Final = _concepts()
+
+
+@lru_cache(maxsize=65536)
+def concept(word: str) -> str:
+    """Return what a lower-case word stands for."""
+    root = stem(word)
+    return _CONCEPTS.get(root, root)
+
+
+def concepts(text: str) -> list[str]:
+    """Return the concepts of a text, words that say nothing left out."""
+    return [concept(word) for word in words(text) if word not in STOP and (len(word) > 1 or word.isdecimal())]
+
+
+def concepts_of(texts: Iterable[str]) -> list[str]:
+    """Return the concepts of several texts."""
+    return [found for text in texts for found in concepts(text)]
+
+
+def verb(word: str) -> str | None:
+    """Return the family of a verb in its base form or as a gerund, or None if it is no known verb."""
+    if word in GENERIC:
+        return word
+    return FAMILY_OF_VERB.get(word) or _gerund(word)
+
+
+def _gerund(word: str) -> str | None:
+    if not word.endswith("ing"):
+        return None
+    base = word.removesuffix("ing")
+    doubled = base[:-1] if base[-2:-1] == base[-1:] else base
+    return next((FAMILY_OF_VERB[form] for form in (base, f"{base}e", doubled) if form in FAMILY_OF_VERB), None)

@@ -1,0 +1,115 @@
+"""Which worker runs a chosen tool, in which mode, and what that will take: gates first, then a utility with a lower bound."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from apps.plans.catalogue import Offer
+from apps.plans.documents import StepType
+
+DIRECT_SECONDS: Final = 5.0
+"""A call that takes longer is queued."""
+
+_TRUSTED_RUNS: Final = 20
+_MEDIAN_RUNS: Final = 5
+_RUNTIME_SECONDS: Final = {"fast": 2.0, "medium": 30.0, "long": 300.0}
+_LATENCY_SECONDS: Final = {"fast": 2.0, "medium": 30.0, "slow": 120.0}
+_UNKNOWN_SECONDS: Final = 30.0
+_TIERS: Final = {"trusted": 3, "verified": 2, "sandbox": 1, "untrusted": 0}
+_Z10: Final = 1.2816
+_FALLBACKS: Final = 2
+
+
+class Priority(StrEnum):
+    """What the asker cares for most."""
+
+    BALANCED = "balanced"
+    CHEAP = "cheap"
+    FAST = "fast"
+    SAFE = "safe"
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    cost: float
+    latency: float
+    tier: float
+
+
+_PRESETS: Final = {
+    Priority.BALANCED: _Weights(0.5, 0.2, 0.1),
+    Priority.CHEAP: _Weights(2.0, 0.1, 0.05),
+    Priority.FAST: _Weights(0.2, 0.8, 0.05),
+    Priority.SAFE: _Weights(0.2, 0.1, 0.5),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The offer taken, those that may stand in for it, and what is expected of it."""
+
+    offer: Offer
+    fallbacks: tuple[str, ...]
+    mode: StepType
+    seconds: float
+    cost: float
+
+
+def choose(offers: Sequence[Offer], *, salt: str, priority: Priority = Priority.BALANCED) -> Choice:
+    """Return the best of some open offers; equal ones are spread by the salt, always the same way for the same salt."""
+    ranked = sorted(offers, key=lambda offer: (-round(_utility(offer, _PRESETS[priority]), 9), _spread(offer, salt)))
+    best = ranked[0]
+    return Choice(
+        offer=best,
+        fallbacks=tuple(offer.worker_id for offer in ranked[1 : 1 + _FALLBACKS]),
+        mode=mode(best),
+        seconds=expected_seconds(best),
+        cost=best.cost,
+    )
+
+
+def mode(offer: Offer) -> StepType:
+    """Call what is fast, queue the rest; what was observed overrides what was promised."""
+    if offer.runs >= _TRUSTED_RUNS and offer.p95_seconds is not None:
+        return StepType.CALL_WORKER if offer.p95_seconds < DIRECT_SECONDS else StepType.QUEUE_EXECUTION
+    slow = offer.latency_band == "slow" or _promised_seconds(offer) > DIRECT_SECONDS
+    return StepType.QUEUE_EXECUTION if slow else StepType.CALL_WORKER
+
+
+def expected_seconds(offer: Offer) -> float:
+    """Return the observed median, else what the worker's hints promise."""
+    if offer.runs >= _MEDIAN_RUNS and offer.p50_seconds is not None:
+        return round(offer.p50_seconds, 3)
+    return _promised_seconds(offer)
+
+
+def _promised_seconds(offer: Offer) -> float:
+    if offer.expected_runtime in _RUNTIME_SECONDS:
+        return _RUNTIME_SECONDS[offer.expected_runtime]
+    return _LATENCY_SECONDS.get(offer.latency_band or "", _UNKNOWN_SECONDS)
+
+
+def _utility(offer: Offer, weights: _Weights) -> float:
+    latency = expected_seconds(offer) / max(1 - offer.load, 0.05)
+    return (
+        math.log(_success_floor(offer))
+        - weights.cost * math.log1p(offer.cost * 100)
+        - weights.latency * math.log1p(latency)
+        + weights.tier * _TIERS.get(offer.tier, 0)
+    )
+
+
+def _success_floor(offer: Offer) -> float:
+    """About the tenth percentile of Beta(1 + successes, 1 + failures): new workers start modest."""
+    tries = offer.runs + 2
+    mean = (offer.successes + 1) / tries
+    return max(mean - _Z10 * math.sqrt(mean * (1 - mean) / (tries + 1)), 0.01)
+
+
+def _spread(offer: Offer, salt: str) -> bytes:
+    return hashlib.blake2b(f"{salt}\0{offer.worker_id}".encode(), digest_size=16).digest()

@@ -1,0 +1,574 @@
+"""DeleGate's planner: an intent and a catalogue in, a Plan out. No model, no clock, no chance: the same request gives the same bytes.
+
+Clauses find tools, tools find their params, what is missing is looked for one or two steps back, and what cannot be found is said.
+A refusal is a valid plan whose only step escalates, with what is missing, the nearest candidates and the best partial plan.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from apps.plans import lexicon, references
+from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
+from apps.plans.clauses import Clause, read
+from apps.plans.documents import WORKER_STEPS, Plan, PlanStatus, Step, StepType
+from apps.plans.offers import Choice, Priority, choose
+from apps.plans.ranking import KEPT, Candidate, Ranker
+from apps.plans.slots import Filling, Ref, Scene, Source, fill, source_path
+from apps.plans.validation import Limits, validate
+
+PLANNER_VERSION: Final = "cold-1"
+SURE: Final = 0.7
+REFUSED: Final = 0.35
+
+_MAX_TOOLS: Final = 12
+_CHAIN_DEPTH: Final = 2
+_NEAREST: Final = 5
+_ALTERNATIVES: Final = 3
+_CEILING: Final = 0.95
+_DOUBT: Final = 0.03
+_NOISE_WORDS: Final = 4
+_BINDING_KINDS: Final = frozenset({"path", "url", "email"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What is asked, by whom, when, and under which bounds."""
+
+    plan_id: str
+    delegate_id: str
+    principal_ai: str
+    intent: str
+    created_at: str
+    context: Mapping[str, Any] = field(default_factory=dict)
+    scope: str | None = None
+    excluded_workers: frozenset[str] = frozenset()
+    limits: Limits = field(default_factory=Limits)
+    priority: Priority = Priority.BALANCED
+    memory_ids: tuple[int, ...] = ()
+    receipt_ids: tuple[str, ...] = ()
+    concept_names: tuple[str, ...] = ()
+
+
+def plan(request: Request, ranker: Ranker) -> Plan:
+    """Return the plan for a request: one that can be carried out, or one that says honestly why there is none."""
+    work = _Work(request, ranker)
+    work.decode()
+    work.fill_all()
+    if not work.missing and work.confidence() < REFUSED:
+        work.miss("confidence", "The words of the request fit the tools too weakly.")
+    if work.missing or not work.drafts:
+        return work.refusal()
+    made = work.ready()
+    problems = validate(made.document(), work.catalogue, limits=request.limits)
+    for problem in problems:
+        kind = {"budget": "budget", "time": "time"}.get(problem.code, "limit")
+        work.miss(kind, f"{problem.path}: {problem.message}")
+    return work.refusal() if problems else made
+
+
+@dataclass(slots=True, kw_only=True)
+class _Draft:
+    """A step in the making."""
+
+    key: int
+    tool: Tool
+    clause: Clause
+    p: float
+    alternatives: Sequence[Candidate] = ()
+    filling: Filling = field(default_factory=Filling)
+    after: set[int] = field(default_factory=set)
+    hints: set[int] = field(default_factory=set)
+    choice: Choice | None = None
+
+    @property
+    def parents(self) -> set[int]:
+        return set(self.filling.refs) | self.after
+
+
+class _Work:
+    """One request being planned."""
+
+    def __init__(self, request: Request, ranker: Ranker) -> None:
+        self.request = request
+        self.ranker = ranker
+        self.catalogue: Catalogue = ranker.catalogue.without(request.excluded_workers)
+        self.clauses = read(request.intent)
+        self.salt = hashlib.blake2b(request.intent.encode("utf-8", "replace"), digest_size=16).hexdigest()
+        self.drafts: list[_Draft] = []
+        self.wishes: list[Clause] = []
+        self.missing: list[dict[str, Any]] = []
+        self.nearest: list[dict[str, Any]] = []
+        self.rejected: list[float] = []
+        self.assumptions: list[str] = []
+        self._next_key = 0
+
+    def miss(self, kind: str, detail: str, **more: Any) -> None:
+        """Note one thing that stands between the request and a plan."""
+        self.missing.append({"kind": kind, "detail": detail[:2000], **more})
+
+    # Clauses to tools.
+
+    def decode(self) -> None:
+        """Let each clause be explained by a tool, by the synthesis at the end, or be named as missing."""
+        forbidden = {clause.verb for clause in self.clauses if clause.forbidden and clause.verb}
+        for clause in self.clauses:
+            if clause.forbidden:
+                self.assumptions.append(f"Nothing is done that this rules out: {clause.text[:200]}")
+            elif clause.conditional:
+                self.miss(
+                    "condition", f"A plan has no conditions and no schedules: {clause.text[:200]}", clause=clause.text
+                )
+            else:
+                self._explain(clause, forbidden)
+        if len(self.drafts) > _MAX_TOOLS:
+            self.miss("limit", f"The request needs {len(self.drafts)} tools; {_MAX_TOOLS} are the most for one plan.")
+        if not self.drafts and not self.missing:
+            self.miss(
+                "capability",
+                "The request names nothing that a registered tool does.",
+                clause=self.request.intent[:2000],
+            )
+
+    def _explain(self, clause: Clause, forbidden: set[str]) -> None:
+        found = self.ranker.open(clause, self.catalogue)
+        allowed = [one for one in found if self.ranker.profiles[one.tool.uid].action not in forbidden]
+        if allowed and allowed[0].p >= KEPT:
+            self._keep(clause, allowed)
+        elif self._is_synthesis(clause):
+            self.wishes.append(clause)
+        elif self._is_noise(clause):
+            if clause.words:
+                self.assumptions.append(f"This asks for no tool of its own: {clause.text[:200]}")
+        else:
+            self._unmatched(clause, found)
+
+    def _keep(self, clause: Clause, found: Sequence[Candidate]) -> None:
+        best, others = found[0], found[1 : 1 + _ALTERNATIVES]
+        self.rejected.append(found[1].p if len(found) > 1 else 0.0)
+        draft = self._draft(best.tool, clause, best.p)
+        draft.alternatives = [one for one in others if one.p >= REFUSED]
+        self.drafts.append(draft)
+
+    def _draft(self, tool: Tool, clause: Clause, p: float) -> _Draft:
+        self._next_key += 1
+        return _Draft(key=self._next_key, tool=tool, clause=clause, p=p)
+
+    def _is_synthesis(self, clause: Clause) -> bool:
+        """To sum up what earlier steps found needs no tool: the principal does it when it aggregates."""
+        if not self.drafts:
+            return False
+        if clause.verb in lexicon.SYNTHESIS:
+            return not clause.spans
+        makes = clause.verb in {"create", *lexicon.GENERIC}
+        return makes and not clause.spans and bool(lexicon.SYNTHESIS.intersection(clause.head))
+
+    def _is_noise(self, clause: Clause) -> bool:
+        if clause.verb is None:
+            return bool(clause.spans) or (bool(self.drafts) and len(clause.head) + len(clause.rest) <= _NOISE_WORDS)
+        return clause.verb in lexicon.GENERIC and not clause.head and bool(self.drafts)
+
+    def _unmatched(self, clause: Clause, found: Sequence[Candidate]) -> None:
+        barred = self.ranker.barred(clause, self.catalogue)
+        if barred and barred[0].p >= KEPT:
+            tool = barred[0].tool
+            why = self._why_barred(tool)
+            self.miss(
+                "permission",
+                f"{tool.name} could do this, but may not be used: {why}",
+                clause=clause.text,
+                tool_name=tool.name,
+            )
+        else:
+            self.miss("capability", f"No registered tool does this: {clause.text[:500]}", clause=clause.text)
+        ranked = sorted([*found, *barred], key=lambda one: (-one.p, -one.score, one.tool.uid))
+        self.nearest.extend(self._candidate(one, clause) for one in ranked[:_NEAREST])
+
+    def _why_barred(self, tool: Tool) -> str:
+        reasons = {self.catalogue.bar(offer) or "" for offer in self.catalogue.offers_by_uid.get(tool.uid, ())}
+        return "; ".join(sorted(reasons)) or "no worker offers it"
+
+    def _candidate(self, one: Candidate, clause: Clause) -> dict[str, Any]:
+        offers = self.catalogue.offers_by_uid.get(one.tool.uid, ())
+        found: dict[str, Any] = {
+            "tool_name": one.tool.name,
+            "tool_uid": one.tool.uid,
+            "score": one.p,
+            "clause": clause.text,
+        }
+        if offers:
+            found["worker_id"] = offers[0].worker_id
+        if one.tool.description:
+            found["description"] = one.tool.description[:500]
+        found["reason"] = "fits too weakly" if self.catalogue.open_offers(one.tool.uid) else self._why_barred(one.tool)
+        return found
+
+    # Params, one or two steps back.
+
+    def fill_all(self) -> None:
+        """Fill every draft's params in order; put producers of what is missing before them."""
+        wanted, self.drafts = self.drafts, []
+        for draft in wanted:
+            self._place(draft, depth=0)
+            for name in draft.filling.missing:
+                detail = f"{draft.tool.name} needs {name}, and nothing in the request or in an earlier step gives it."
+                schema = draft.tool.inputs.get(name, {})
+                self.miss(
+                    "param", detail, tool_name=draft.tool.name, param=name, schema=schema, clause=draft.clause.text
+                )
+        self._order()
+        self._account_for_spans()
+
+    def _account_for_spans(self) -> None:
+        """Whatever the request names exactly must be used by some step, or the plan is not what was asked for."""
+        used = list(_strings(draft.filling.params for draft in self.drafts))
+        spans = [span for clause in self.clauses if not clause.forbidden for span in clause.spans]
+        for span in spans:
+            if any(span.value in text for text in used):
+                continue
+            if span.kind in _BINDING_KINDS:
+                self.miss("capability", f"No step would use {span.value[:500]}.")
+            else:
+                self.assumptions.append(f"No step uses {span.value[:200]}.")
+
+    def _place(self, draft: _Draft, *, depth: int) -> None:
+        draft.filling = fill(draft.tool, self._scene(draft))
+        for name in draft.filling.missing:
+            producer = self._producer(draft, name, depth) if depth < _CHAIN_DEPTH else None
+            if producer is not None:
+                self.drafts.append(producer)
+                draft.filling = fill(draft.tool, self._scene(draft))
+        if depth == 0:
+            self.drafts.append(draft)
+            self.assumptions.extend(draft.filling.notes)
+
+    def _scene(self, draft: _Draft) -> Scene:
+        spent = frozenset(number for earlier in self.drafts for number in earlier.filling.spans)
+        sources = [self._source(earlier) for earlier in self.drafts]
+        asked = tuple(clause for clause in self.clauses if not clause.forbidden)
+        if not self.ranker.profiles[draft.tool.uid].gentle:
+            asked = (draft.clause,)  # what changes the world acts only on what its own clause names
+        return Scene(clause=draft.clause, clauses=asked, context=self.request.context, sources=sources, spent=spent)
+
+    def _source(self, draft: _Draft) -> Source:
+        profile = self.ranker.profiles[draft.tool.uid]
+        about = profile.name | frozenset(lexicon.concepts_of(draft.tool.outputs))
+        return Source(key=draft.key, tool=draft.tool, concepts=about)
+
+    def _producer(self, draft: _Draft, param: str, depth: int) -> _Draft | None:
+        """Find a gentle tool that bears the missing param and can itself be filled from what was said."""
+        for tool in self._producers(draft, param):
+            made = self._draft(tool, draft.clause, draft.p)
+            before = list(self.drafts)
+            self._place(made, depth=depth + 1)
+            if not made.filling.missing and self._is_grounded(made, draft):
+                self.assumptions.extend(made.filling.notes)
+                self.assumptions.append(f"{tool.name} comes first: {draft.tool.name} needs its {param}.")
+                return made
+            self.drafts = before
+        return None
+
+    def _producers(self, draft: _Draft, param: str) -> list[Tool]:
+        used = {earlier.tool.uid for earlier in self.drafts} | {draft.tool.uid}
+        able = [
+            tool
+            for tool in self.catalogue.tools
+            if tool.uid not in used
+            and self._is_gentle(tool)
+            and source_path(draft.tool, param, self._bare_source(tool))
+        ]
+        near = {tool.uid: self.ranker.probability(draft.clause, tool.uid) for tool in able}
+        exact = {tool.uid: param in tool.outputs for tool in able}
+        return sorted(able, key=lambda tool: (not exact[tool.uid], -near[tool.uid], tool.uid))[:_NEAREST]
+
+    def _is_gentle(self, tool: Tool) -> bool:
+        return self.ranker.profiles[tool.uid].gentle and bool(self.catalogue.open_offers(tool.uid))
+
+    def _bare_source(self, tool: Tool) -> Source:
+        return self._source(
+            _Draft(key=0, tool=tool, clause=Clause(number=0, text="", verb=None, head=(), rest=(), words=()), p=0)
+        )
+
+    def _is_grounded(self, made: _Draft, target: _Draft) -> bool:
+        """A step that nobody asked for must at least work on something that the request names."""
+        if made.filling.is_grounded or made.filling.refs:
+            return True
+        said = frozenset().union(*(clause.concepts for clause in self.clauses))
+        return bool((self.ranker.profiles[made.tool.uid].name - self.ranker.profiles[target.tool.uid].name) & said)
+
+    # Order.
+
+    def _order(self) -> None:
+        """Data makes hard edges, and so do explicit words and effects; mere mention only hints."""
+        for before, draft in zip(self.drafts, self.drafts[1:], strict=False):
+            if before.key in draft.filling.refs:
+                continue
+            said = draft.clause.after_previous and before.clause.number != draft.clause.number
+            if said or self._changes_things(before) or self._changes_things(draft):
+                draft.after.add(before.key)
+            else:
+                draft.hints.add(before.key)
+
+    def _changes_things(self, draft: _Draft) -> bool:
+        offers = self.catalogue.open_offers(draft.tool.uid)
+        return any(offer.effects - GENTLE_EFFECTS for offer in offers)
+
+    # What comes out.
+
+    def confidence(self) -> float:
+        """Return the plan's confidence by a fixed conservative map: the weakest step, the mean, rivals and assumptions."""
+        if not self.drafts:
+            return 0.0
+        kept = [draft.p for draft in self.drafts]
+        mean = math.exp(math.fsum(math.log(p) for p in kept) / len(kept))
+        rivals = 0.05 if max(self.rejected, default=0.0) >= min(kept) else 0.0
+        doubts = _DOUBT * min(len(self.assumptions), 4)
+        return round(max(min(0.5 * min(kept) + 0.5 * mean - rivals - doubts, _CEILING), 0.0), 2)
+
+    def ready(self) -> Plan:
+        """Return the plan that can be carried out."""
+        for draft in self.drafts:
+            offers = self.catalogue.open_offers(draft.tool.uid)
+            draft.choice = choose(offers, salt=self.salt, priority=self.request.priority)
+        steps = _Layout(self).steps()
+        outputs = [
+            references.write(step.step_id, references.RESULT_POINTER)
+            for step in steps
+            if step.step_type in WORKER_STEPS
+        ]
+        return self._plan(
+            PlanStatus.READY,
+            steps,
+            confidence=self.confidence(),
+            result_pointers=outputs,
+            estimated_total_runtime_seconds=self._critical_path(),
+            execution_cost_estimate=round(math.fsum(draft.choice.cost for draft in self.drafts if draft.choice), 6),
+            can_run_parallel=self._has_independent_steps(),
+        )
+
+    def refusal(self) -> Plan:
+        """Return the plan whose only step escalates."""
+        first = self.missing[0]["detail"]
+        escalate = Step(
+            step_id="step-1",
+            step_type=StepType.ESCALATE,
+            report_summary=_plain(f"No plan can be made that does all of this: {self.request.intent[:500]}"),
+            decision_required=True,
+            recommendation=_plain(
+                f"{first[:1500]} Supply it, register a worker that can do it, or change the request."
+            ),
+        )
+        ranked = sorted(self.nearest, key=lambda one: (-one["score"], one["tool_uid"], one["clause"]))
+        best = max((one["score"] for one in ranked), default=0.0)
+        return self._plan(
+            PlanStatus.NEEDS_ESCALATION,
+            (escalate,),
+            confidence=round(min(best, REFUSED), 2),
+            missing=tuple(self.missing[:100]),
+            candidates=tuple(ranked[:_NEAREST]),
+            partial_plan={"steps": [self._partial(number, draft) for number, draft in enumerate(self.drafts, start=1)]},
+        )
+
+    def _partial(self, number: int, draft: _Draft) -> dict[str, Any]:
+        offers = self.catalogue.open_offers(draft.tool.uid)
+        choice = choose(offers, salt=self.salt, priority=self.request.priority)
+        numbers = {other.key: f"step-{place}" for place, other in enumerate(self.drafts, start=1)}
+        return {
+            "step_id": f"step-{number}",
+            "step_type": str(choice.mode),
+            "worker_id": choice.offer.worker_id,
+            "tool_name": draft.tool.name,
+            "params": _resolved(draft.filling.params, numbers),
+            "depends_on": [numbers[key] for key in sorted(draft.parents) if key in numbers],
+            "missing_params": list(draft.filling.missing),
+        }
+
+    def _plan(
+        self, status: PlanStatus, steps: Sequence[Step], *, result_pointers: Sequence[str] = (), **more: Any
+    ) -> Plan:
+        request = self.request
+        return Plan(
+            plan_id=request.plan_id,
+            delegate_id=request.delegate_id,
+            principal_ai=request.principal_ai,
+            intent=request.intent,
+            created_at=request.created_at,
+            scope=self._scope(),
+            status=status,
+            steps=tuple(steps),
+            planner_version=PLANNER_VERSION,
+            registry_epoch=self.catalogue.epoch,
+            assumptions=tuple(dict.fromkeys(self.assumptions))[:100],
+            references={
+                "inputs": {
+                    "memory_ids": list(request.memory_ids),
+                    "receipt_ids": list(request.receipt_ids),
+                    "concept_names": list(request.concept_names),
+                },
+                "expected_outputs": {"async_task_ids": [], "result_pointers": list(result_pointers)},
+            },
+            **more,
+        )
+
+    def _scope(self) -> str:
+        """The asker's or delegate's word for the domain, else the first capability that the chosen workers share most."""
+        if self.request.scope:
+            return self.request.scope
+        tags: Counter[str] = Counter()
+        for draft in self.drafts:
+            tags.update(draft.choice.offer.capabilities if draft.choice else ())
+        return tags.most_common(1)[0][0][:200] if tags else "general"
+
+    def _critical_path(self) -> float:
+        finish: dict[int, float] = {}
+        for draft in self.drafts:
+            seconds = draft.choice.seconds if draft.choice else 0.0
+            finish[draft.key] = seconds + max((finish[key] for key in draft.parents), default=0.0)
+        return round(max(finish.values(), default=0.0), 3)
+
+    def _has_independent_steps(self) -> bool:
+        above: dict[int, set[int]] = {}
+        for draft in self.drafts:
+            above[draft.key] = draft.parents.union(*(above[key] for key in draft.parents))
+        keys = [draft.key for draft in self.drafts]
+        return any(first not in above[second] for place, second in enumerate(keys) for first in keys[:place])
+
+
+class _Layout:
+    """Drafts as numbered steps, with a wait before whatever needs a queued result, an aggregate and the final report."""
+
+    def __init__(self, work: _Work) -> None:
+        self.work = work
+        self.made: list[Step] = []
+        self.ids: dict[int, str] = {}
+        self.waits: dict[int, str] = {}
+
+    def steps(self) -> tuple[Step, ...]:
+        """Return the steps of the plan."""
+        for draft in self.work.drafts:
+            self._wait([key for key in sorted(draft.parents) if key not in self.waits])
+            self._worker(draft)
+        self._wait([draft.key for draft in self.work.drafts if draft.key not in self.waits])
+        self._close(self._aggregate())
+        return tuple(self.made)
+
+    def _id(self) -> str:
+        return f"step-{len(self.made) + 1}"
+
+    def _is_queued(self, key: int) -> bool:
+        return any(step.step_id == self.ids[key] and step.step_type == StepType.QUEUE_EXECUTION for step in self.made)
+
+    def _wait(self, keys: Iterable[int]) -> None:
+        """One wait for all queued results that the next step needs and nobody has waited for yet."""
+        queued = [key for key in keys if self._is_queued(key)]
+        if not queued:
+            return
+        targets = tuple(self.ids[key] for key in queued)
+        step = Step(
+            step_id=self._id(),
+            step_type=StepType.WAIT_FOR,
+            depends_on=targets,
+            wait_for_step_ids=targets,
+            wait_for_receipts=(),
+        )
+        self.made.append(step)
+        self.waits.update(dict.fromkeys(queued, step.step_id))
+
+    def _worker(self, draft: _Draft) -> None:
+        choice = draft.choice
+        if choice is None:
+            return
+        step_id = self._id()
+        self.ids[draft.key] = step_id
+        parents = {self.waits.get(key, self.ids[key]) for key in draft.parents}
+        later = [other for other in self.work.drafts if draft.key in other.parents]
+        self.made.append(
+            Step(
+                step_id=step_id,
+                step_type=choice.mode,
+                depends_on=tuple(step.step_id for step in self.made if step.step_id in parents),
+                order_hint=tuple(self.ids[key] for key in sorted(draft.hints)) or None,
+                worker_id=choice.offer.worker_id,
+                tool_name=draft.tool.name,
+                tool_uid=draft.tool.uid,
+                params=_resolved(draft.filling.params, self.ids),
+                provenance=self._provenance(draft),
+                estimated_runtime_seconds=choice.seconds,
+                estimated_cost=choice.cost,
+                confidence=draft.p,
+                critical=bool(later),
+                fallback_worker_ids=choice.fallbacks,
+                alternatives=tuple(
+                    {"tool_name": one.tool.name, "tool_uid": one.tool.uid, "score": one.p} for one in draft.alternatives
+                ),
+            )
+        )
+
+    def _provenance(self, draft: _Draft) -> dict[str, Any]:
+        found = {name: dict(source) for name, source in draft.filling.provenance.items()}
+        for source in found.values():
+            if "key" in source and source["source"] == "step":
+                source["step_id"] = self.ids[source.pop("key")]
+        return found
+
+    def _aggregate(self) -> str | None:
+        drafts, wishes = self.work.drafts, self.work.wishes
+        if len(drafts) < 2 and not wishes:  # noqa: PLR2004  # one result needs no putting together
+            return None
+        parts = ", ".join(f"{self.ids[draft.key]} ({draft.tool.name})" for draft in drafts)
+        told = "".join(f" Also: {wish.text}." for wish in wishes)
+        step = Step(
+            step_id=self._id(),
+            step_type=StepType.AGGREGATE,
+            depends_on=tuple(dict.fromkeys(self.waits.get(draft.key, self.ids[draft.key]) for draft in drafts)),
+            aggregate_step_ids=tuple(self.ids[draft.key] for draft in drafts),
+            synthesis_instructions=_plain(
+                f"Put the results of {parts} together into one answer to: {self.work.request.intent}.{told}"
+            ),
+            executor="principal",
+        )
+        self.made.append(step)
+        return step.step_id
+
+    def _close(self, aggregate: str | None) -> None:
+        ends = (
+            (aggregate,) if aggregate else tuple(dict.fromkeys(self.waits.get(key, self.ids[key]) for key in self.ids))
+        )
+        tools = ", ".join(draft.tool.name for draft in self.work.drafts)
+        self.made.append(
+            Step(
+                step_id=self._id(),
+                step_type=StepType.ESCALATE,
+                depends_on=ends,
+                report_summary=_plain(f"Done ({tools}): {self.work.request.intent[:500]}"),
+                decision_required=False,
+                recommendation="Review the result and keep what is worth remembering.",
+            )
+        )
+
+
+def _resolved(params: Mapping[str, Any], ids: Mapping[int, str]) -> dict[str, Any]:
+    return {
+        name: references.write(ids[value.key], *value.path) if isinstance(value, Ref) else value
+        for name, value in params.items()
+    }
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, (str, int, float)):
+        yield str(value)
+    elif isinstance(value, Mapping):
+        yield from _strings(value.values())
+    elif isinstance(value, Iterable):
+        for item in value:
+            yield from _strings(item)
+
+
+def _plain(text: str) -> str:
+    """Prose that quotes the asker must hold nothing that reads as a reference."""
+    return text.replace(references.OPENING, "{ {")[:20_000]

@@ -1,0 +1,450 @@
+"""Filling a tool's params: from context, from earlier steps, from what the intent names exactly. Every value says where it is from.
+
+What cannot be filled is left out and named; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from apps.core.lexical import stem, words
+from apps.plans import lexicon, references
+from apps.plans.catalogue import Tool, contract_key, types_meet, types_of
+from apps.plans.clauses import Clause, Span
+from apps.plans.validation import carries_secret, validator
+
+_LITERAL_KINDS: Final = ("path", "url", "email", "date", "number", "quoted")
+_ABOUT: Final = re.compile(r"\b(?:for|about|on|regarding|concerning)\s+(.+)$", re.IGNORECASE | re.DOTALL)
+_SHELL: Final = frozenset({"list", "path", "uri", "name", "value"})
+_VAGUE_NOUNS: Final = frozenset({"input", "source", "result", "artifact", "object", "item", "previous"})
+_EMAIL_NAMES: Final = frozenset({"email", "recipient", "recipients", "to", "cc", "bcc", "sender"})
+_DATE_NAMES: Final = frozenset({"date", "day", "since", "until", "start", "end", "deadline", "when"})
+_TYPE_NAMES: Final = frozenset({"type", "types", "extension", "extensions", "format", "formats", "suffix", "suffixes"})
+_NEGATIONS: Final = frozenset({"no", "not", "without", "except"})
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A value that an earlier step will bear: its key and the path in its output."""
+
+    key: int
+    path: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """An earlier step as slots see it."""
+
+    key: int
+    tool: Tool
+    concepts: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """One param's value and where it came from."""
+
+    value: Any
+    provenance: Mapping[str, Any]
+    span: int | None = None
+    note: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Filling:
+    """What came of filling one tool's params."""
+
+    params: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    spans: set[int] = field(default_factory=set)
+    context_keys: set[str] = field(default_factory=set)
+
+    @property
+    def refs(self) -> frozenset[int]:
+        return frozenset(value.key for value in self.params.values() if isinstance(value, Ref))
+
+    @property
+    def is_grounded(self) -> bool:
+        """Was anything taken from what the asker said?"""
+        return bool(self.spans or self.context_keys)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """What params may be filled from: the clause, all clauses, the request's context, the steps before."""
+
+    clause: Clause
+    clauses: tuple[Clause, ...]
+    context: Mapping[str, Any]
+    sources: Sequence[Source] = ()
+    spent: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Slot:
+    name: str
+    schema: Mapping[str, Any]
+    tool: Tool
+    tokens: tuple[str, ...]
+    is_required: bool
+
+    @property
+    def types(self) -> frozenset[str]:
+        return types_of(self.schema)
+
+    def named(self, names: frozenset[str]) -> bool:
+        return bool(names.intersection(self.tokens))
+
+    @property
+    def is_text(self) -> bool:
+        return not self.types or "string" in self.types
+
+    @property
+    def is_array(self) -> bool:
+        return "array" in self.types
+
+    @property
+    def is_pointer(self) -> bool:
+        return self.is_text and bool(self.tokens) and self.tokens[-1] in lexicon.POINTERLIKE
+
+    def admits(self, value: Any) -> bool:
+        """Would the schema take this literal? Text that a later reader could mistake for a reference or a credential never passes."""
+        if any(references.OPENING in text or carries_secret(text) for text in _texts(value)):
+            return False
+        wrapped = {
+            **{
+                name: self.tool.input_schema[name]
+                for name in ("$defs", "definitions")
+                if name in self.tool.input_schema
+            }
+        }
+        try:
+            return bool(validator(contract_key({**wrapped, "allOf": [self.schema]})).is_valid(value))
+        except ValueError:
+            return False
+
+
+_Way = Callable[[_Slot, Scene, Filling], Filled | None]
+
+
+def fill(tool: Tool, scene: Scene) -> Filling:
+    """Fill a tool's params, required ones first; spans are used once within a step."""
+    filling = Filling()
+    slots = sorted((_slot(tool, name) for name in tool.inputs), key=lambda slot: not slot.is_required)
+    for way in _WAYS:
+        for slot in slots:
+            if slot.name not in filling.params:
+                _put(slot, way(slot, scene, filling), filling)
+    filling.missing = [name for name in tool.required if name not in filling.params]
+    return filling
+
+
+def source_path(tool: Tool, param: str, source: Source) -> tuple[str, ...] | None:
+    """Return the path in an earlier tool's output that a param can take, or None."""
+    slot = _slot(tool, param)
+    return _strong_path(slot, source) or _weak_path(slot, source)
+
+
+def _slot(tool: Tool, name: str) -> _Slot:
+    schema = tool.inputs.get(name)
+    return _Slot(
+        name=name,
+        schema=schema if isinstance(schema, Mapping) else {},
+        tool=tool,
+        tokens=tuple(words(name)),
+        is_required=name in tool.required,
+    )
+
+
+def _put(slot: _Slot, found: Filled | None, filling: Filling) -> None:
+    if found is None:
+        return
+    filling.params[slot.name] = found.value
+    filling.provenance[slot.name] = dict(found.provenance)
+    if found.span is not None:
+        filling.spans.add(found.span)
+    if found.note:
+        filling.notes.append(found.note)
+    if found.provenance["source"] == "context":
+        filling.context_keys.add(found.provenance["key"])
+
+
+def _from_context(slot: _Slot, scene: Scene, _filling: Filling) -> Filled | None:
+    for key in _context_keys(slot, scene.context):
+        value = scene.context[key]
+        if slot.admits(value):
+            return Filled(value=value, provenance={"source": "context", "key": key})
+    return None
+
+
+def _context_keys(slot: _Slot, context: Mapping[str, Any]) -> Iterator[str]:
+    """Exact names first, then the same words, then a key that is the param's last word."""
+    yield from (key for key in (slot.name,) if key in context)
+    own = tuple(stem(word) for word in slot.tokens)
+    for size in (len(own), 1):
+        yield from (key for key in sorted(context) if tuple(stem(word) for word in words(key)) == own[-size:])
+
+
+def _from_strong_source(slot: _Slot, scene: Scene, _filling: Filling) -> Filled | None:
+    return _from_sources(slot, scene, _strong_path)
+
+
+def _from_weak_source(slot: _Slot, scene: Scene, _filling: Filling) -> Filled | None:
+    return _from_sources(slot, scene, _weak_path)
+
+
+def _from_sources(
+    slot: _Slot, scene: Scene, path_of: Callable[[_Slot, Source], tuple[str, ...] | None]
+) -> Filled | None:
+    for source in reversed(scene.sources):
+        path = path_of(slot, source)
+        if path is not None:
+            provenance = {"source": "step", "key": source.key, "path": ".".join(path)}
+            return Filled(value=Ref(source.key, path), provenance=provenance)
+    return None
+
+
+def _strong_path(slot: _Slot, source: Source) -> tuple[str, ...] | None:
+    """The same name, or a pointer to what the earlier tool is about."""
+    same = source.tool.outputs.get(slot.name)
+    if same is not None and types_meet(same, slot.schema) and (slot.is_pointer or not _is_commonplace(slot)):
+        return (slot.name,)
+    if not slot.is_pointer:
+        return None
+    nouns = {lexicon.concept(word) for word in slot.tokens[:-1]} - _VAGUE_NOUNS
+    return (references.RESULT_POINTER,) if nouns <= source.concepts else None
+
+
+def _weak_path(slot: _Slot, source: Source) -> tuple[str, ...] | None:
+    """Lists of the same things, and text where text is asked for."""
+    for name, schema in source.tool.outputs.items():
+        if not types_meet(schema, slot.schema):
+            continue
+        if slot.is_array and "array" in types_of(schema) and _same_things(slot.tokens, words(name)):
+            return (name,)
+        if slot.is_text and "string" in types_of(schema) and _both_text(slot, words(name)):
+            return (name,)
+    return None
+
+
+def _same_things(left: Sequence[str], right: Sequence[str]) -> bool:
+    ours, theirs = ({lexicon.concept(word) for word in side} - _SHELL for side in (left, right))
+    return bool(ours and theirs) and (ours <= theirs or theirs <= ours)
+
+
+def _both_text(slot: _Slot, name: Sequence[str]) -> bool:
+    return slot.tokens[-1:] != () and slot.tokens[-1] in lexicon.TEXTUAL and bool(name) and name[-1] in lexicon.TEXTUAL
+
+
+def _is_commonplace(slot: _Slot) -> bool:
+    """Names such as `name` or `path` agree by chance; they need a second sign."""
+    return len(slot.tokens) == 1 and slot.is_text and slot.tokens[0] not in lexicon.TEXTUAL
+
+
+def _from_own_clause(slot: _Slot, scene: Scene, filling: Filling) -> Filled | None:
+    free = [span for span in scene.clause.spans if span.number not in filling.spans]
+    return _literal(slot, scene.clause, free) or _spoken(slot, scene.clause)
+
+
+def _from_other_clauses(slot: _Slot, scene: Scene, filling: Filling) -> Filled | None:
+    others = [clause for clause in scene.clauses if clause.number != scene.clause.number]
+    for fresh in (True, False):
+        for clause in others:
+            spans = [span for span in clause.spans if span.number not in filling.spans]
+            found = _literal(slot, clause, [span for span in spans if (span.number not in scene.spent) == fresh])
+            if found is not None:
+                return found
+    return next((found for clause in others if (found := _spoken(slot, clause)) is not None), None)
+
+
+def _literal(slot: _Slot, clause: Clause, spans: Sequence[Span]) -> Filled | None:
+    if slot.is_array:
+        return _literal_list(slot, spans)
+    for span in spans:
+        value = _value(slot, span)
+        if value is not None and slot.admits(value):
+            provenance = {"source": "literal", "text": span.value[:200], "clause": clause.number}
+            return Filled(value=value, provenance=provenance, span=span.number, note=_doubt(span))
+    return None
+
+
+def _doubt(span: Span) -> str | None:
+    if not span.doubtful:
+        return None
+    return f"The path is read as {span.value}: it ends at the space. Quote a path that has spaces."
+
+
+def _literal_list(slot: _Slot, spans: Sequence[Span]) -> Filled | None:
+    values = [(span, value) for span in spans if (value := _item(slot, span)) is not None]
+    if not values or not slot.admits([value for _, value in values]):
+        return None
+    provenance = {"source": "literal", "text": ", ".join(span.value for span, _ in values)[:200]}
+    return Filled(value=[value for _, value in values], provenance=provenance, span=values[0][0].number)
+
+
+def _item(slot: _Slot, span: Span) -> Any:
+    items = slot.schema.get("items")
+    item = _Slot(
+        name=slot.name,
+        schema=items if isinstance(items, Mapping) else {},
+        tool=slot.tool,
+        tokens=slot.tokens,
+        is_required=False,
+    )
+    return _value(item, span) if span.kind != "number" else None
+
+
+def _value(slot: _Slot, span: Span) -> Any:
+    if span.kind == "number":
+        return _number(slot, span)
+    return span.value if slot.is_text and _takes(slot, span) else None
+
+
+def _takes(slot: _Slot, span: Span) -> bool:
+    """Does a param's name or format ask for this kind of thing?"""
+    wanted = _wanted_kind(slot)
+    if span.kind == "quoted":
+        if wanted is None:
+            return not slot.is_pointer and not slot.named(frozenset({"language", "lang"}))
+        return wanted == "path" or _looks_like(span.value, wanted)
+    return span.kind == wanted
+
+
+def _wanted_kind(slot: _Slot) -> str | None:
+    declared = {"uri": "url", "uri-reference": "url", "email": "email", "date": "date", "date-time": "date"}.get(
+        str(slot.schema.get("format", ""))
+    )
+    if declared:
+        return declared
+    last = frozenset(slot.tokens[-1:])
+    for kind, names in (
+        ("url", lexicon.LINKLIKE),
+        ("path", lexicon.PATHLIKE),
+        ("email", _EMAIL_NAMES),
+        ("date", _DATE_NAMES),
+    ):
+        if last & names:
+            return kind
+    return None
+
+
+def _looks_like(text: str, kind: str) -> bool:
+    pattern = {"url": r"[a-z][a-z0-9+.-]+://\S+", "email": r"\S+@\S+\.\S+", "date": r"\d{4}-\d{2}-\d{2}.*"}[kind]
+    return re.fullmatch(pattern, text, re.IGNORECASE) is not None
+
+
+def _number(slot: _Slot, span: Span) -> int | float | None:
+    if not slot.types & {"integer", "number"}:
+        return None
+    near = {stem(word) for word in (*span.before[-2:], *span.after[:1])}
+    own = {stem(word) for word in slot.tokens}
+    counts = {stem(word) for word in ("top", "first", "last", "most", "limit", "maximum")}
+    if not (near & own or (slot.named(lexicon.COUNTLIKE) and near & counts)):
+        return None
+    whole = "." not in span.value
+    return int(span.value) if whole else float(span.value)
+
+
+def _spoken(slot: _Slot, clause: Clause) -> Filled | None:
+    """A value that is said in plain words: one of an enum, a language, file types, a switch."""
+    for reader in (_enum, _language, _file_types, _switch):
+        value = reader(slot, clause)
+        if value is not None and slot.admits(value):
+            return Filled(
+                value=value, provenance={"source": "literal", "text": clause.text[:200], "clause": clause.number}
+            )
+    return None
+
+
+def _enum(slot: _Slot, clause: Clause) -> str | None:
+    choices = slot.schema.get("enum")
+    if not isinstance(choices, Sequence) or isinstance(choices, str):
+        return None
+    said = {stem(word) for word in clause.words}
+    named = [
+        choice
+        for choice in choices
+        if isinstance(choice, str) and (own := words(choice)) and {stem(w) for w in own} <= said
+    ]
+    return named[0] if len(named) == 1 else None
+
+
+def _language(slot: _Slot, clause: Clause) -> str | None:
+    if not slot.named(frozenset({"language", "lang"})) or not slot.is_text:
+        return None
+    target = "source" not in slot.tokens and "from" not in slot.tokens
+    said = clause.words
+    for position, word in enumerate(said):
+        if word in lexicon.PROGRAMMING_LANGUAGES:
+            return word
+        if word in lexicon.HUMAN_LANGUAGES and (said[position - 1] == "from") != target:
+            return word
+    return None
+
+
+def _file_types(slot: _Slot, clause: Clause) -> list[str] | str | None:
+    if not slot.named(_TYPE_NAMES):
+        return None
+    said = [word if word in lexicon.EXTENSIONS else word.removesuffix("s") for word in clause.words]
+    found = [word for word in dict.fromkeys(said) if word in lexicon.EXTENSIONS]
+    if not found:
+        return None
+    return found if slot.is_array else found[-1]
+
+
+def _switch(slot: _Slot, clause: Clause) -> bool | None:
+    if "boolean" not in slot.types:
+        return None
+    own = [stem(word) for word in slot.tokens if word not in {"is", "include", "with", "use", "enable"}]
+    said = [stem(word) for word in clause.words]
+    if not own or not all(word in said for word in own):
+        return None
+    at = said.index(own[0])
+    return not _NEGATIONS.intersection(clause.words[max(at - 2, 0) : at])
+
+
+def _from_wish(slot: _Slot, scene: Scene, _filling: Filling) -> Filled | None:
+    """A param that asks for the wish itself takes the clause in its own words."""
+    if not slot.is_text or not slot.tokens or slot.tokens[-1] not in lexicon.ASKING:
+        return None
+    about = _ABOUT.search(scene.clause.text) if slot.tokens[-1] in {"query", "topic"} else None
+    value = about[1].strip() if about else scene.clause.text
+    if not value or not slot.admits(value):
+        return None
+    return Filled(value=value, provenance={"source": "literal", "text": value[:200], "clause": scene.clause.number})
+
+
+def _from_default(slot: _Slot, _scene: Scene, _filling: Filling) -> Filled | None:
+    default = slot.schema.get("default")
+    if not isinstance(default, (str, int, float)) or not slot.admits(default):
+        return None
+    note = f"{slot.name} is {default!r}, the default of {slot.tool.name}."
+    return Filled(value=default, provenance={"source": "default"}, note=note)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield str(name)
+            yield from _texts(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _texts(item)
+
+
+_WAYS: Final[tuple[_Way, ...]] = (
+    _from_context,
+    _from_strong_source,
+    _from_own_clause,
+    _from_weak_source,
+    _from_other_clauses,
+    _from_wish,
+    _from_default,
+)

@@ -1,0 +1,346 @@
+"""The independent judge of plans: whoever wrote one (the planner, a model, a person), the same rules decide.
+
+Nothing here trusts the author, and nothing here mends: every fault is named by a code and a JSON pointer.
+"""
+
+from __future__ import annotations
+
+import graphlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, Final
+
+import jsonschema_rs
+
+from apps.plans import documents, references
+from apps.plans.catalogue import Catalogue, Offer, Tool, contract_key, types_meet
+from apps.plans.documents import WORKER_STEPS, PlanStatus, StepType
+from apps.plans.references import Malformed, Reference, token
+
+MAX_PROBLEMS: Final = 100
+
+_SECRETS: Final = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----|\bght_[A-Za-z0-9]+_[A-Za-z0-9_-]{16,}|\bAKIA[0-9A-Z]{16}\b"
+    r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bxox[abprs]-[A-Za-z0-9-]{10,}|\bsk-[A-Za-z0-9_-]{20,}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One fault of a plan: where (a JSON pointer), which rule, and a sentence."""
+
+    path: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a plan may cost and how wide and long it may be. None bounds nothing."""
+
+    max_steps: int = 64
+    max_fan_out: int = 16
+    max_total_cost: float | None = None
+    max_cost_per_step: float | None = None
+    max_runtime_seconds: float | None = None
+
+
+def validate(document: object, catalogue: Catalogue, *, limits: Limits | None = None) -> list[Problem]:
+    """Return every fault of a plan, in a fixed order; an empty list is a valid plan."""
+    shape = _shape(document)
+    if shape or not isinstance(document, dict):
+        return shape
+    graph = _Graph(document["steps"])
+    problems = _names(graph)
+    if not problems:
+        problems = _cycles(graph)
+    if not problems:
+        problems = [found for rule in _RULES for found in rule(document, graph, catalogue, limits or Limits())]
+    return problems[:MAX_PROBLEMS]
+
+
+def carries_secret(value: str) -> bool:
+    """Does this text look like a credential that has no place in a plan?"""
+    return _SECRETS.search(value) is not None
+
+
+def param_problems(schema: Mapping[str, Any], params: Mapping[str, Any]) -> list[Problem]:
+    """Return what the schema refuses in the params; a reference stands for its target and is not judged here."""
+    held = {found.pointer for found in references.within(params) if isinstance(found, Reference) and found.whole}
+    problems = []
+    for error in validator(contract_key(schema)).iter_errors(dict(params)):
+        where = _pointer(error.instance_path)
+        if not _is_about_reference(where, held, error.kind.name):
+            missing = error.kind.name == "required"
+            path = f"{where}/{token(error.kind.as_dict()['property'])}" if missing else where
+            problems.append(Problem(path, "param_missing" if missing else "param_invalid", error.message[:500]))
+    return problems
+
+
+@lru_cache(maxsize=8192)
+def validator(schema_key: str) -> jsonschema_rs.Validator:
+    """Return the compiled validator of a schema's text. It never fetches anything."""
+    return jsonschema_rs.validator_for(schema_key, validate_formats=True, offline=True)
+
+
+_PLAN_KEY: Final = contract_key(documents.schema())
+_UNIONS: Final = frozenset({"anyOf", "oneOf", "oneOfNotValid", "oneOfMultipleValid", "not"})
+
+
+def _pointer(path: Sequence[str | int]) -> str:
+    return "".join(f"/{token(part)}" for part in path)
+
+
+def _is_about_reference(where: str, held: set[str], kind: str) -> bool:
+    if any(where == pointer or where.startswith(f"{pointer}/") for pointer in held):
+        return True
+    return kind in _UNIONS and any(pointer.startswith(f"{where}/") for pointer in held)
+
+
+def _shape(document: object) -> list[Problem]:
+    if not isinstance(document, dict):
+        return [Problem("", "schema", "A plan is a JSON object.")]
+    try:
+        errors = list(validator(_PLAN_KEY).iter_errors(document))
+        if not errors:
+            documents.canonical(document)
+    except (ValueError, RecursionError) as refusal:
+        return [Problem("", "schema", f"The plan has no canonical JSON form: {refusal}"[:500])]
+    return [Problem(_pointer(error.instance_path), "schema", error.message[:500]) for error in errors[:MAX_PROBLEMS]]
+
+
+class _Graph:
+    """The steps by id, what each depends on, and what lies upstream of each."""
+
+    def __init__(self, steps: list[dict[str, Any]]) -> None:
+        self.steps = steps
+        self.by_id = {step["step_id"]: step for step in steps}
+        self.position = {step["step_id"]: number for number, step in enumerate(steps)}
+        self.parents = {step["step_id"]: frozenset(parents_of(step)) for step in steps}
+
+    @cached_property
+    def upstream(self) -> Mapping[str, frozenset[str]]:
+        found: dict[str, frozenset[str]] = {}
+        for step_id in graphlib.TopologicalSorter(self.parents).static_order():
+            parents = self.parents[step_id]
+            found[step_id] = parents.union(*(found[parent] for parent in parents))
+        return found
+
+    def path(self, step_id: str) -> str:
+        return f"/steps/{self.position[step_id]}"
+
+
+_Rule = Callable[[dict[str, Any], _Graph, Catalogue, "Limits"], Iterator[Problem]]
+
+
+def parents_of(step: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the ids of every step that must be over before this one begins."""
+    for name in ("depends_on", "wait_for_step_ids", "aggregate_step_ids"):
+        yield from step.get(name, ())
+
+
+def _names(graph: _Graph) -> list[Problem]:
+    problems = []
+    for step_id, times in Counter(step["step_id"] for step in graph.steps).items():
+        if times > 1:
+            problems.append(Problem(graph.path(step_id), "duplicate_step", f"{times} steps are called {step_id}."))
+    for number, step in enumerate(graph.steps):
+        for name in ("depends_on", "order_hint", "wait_for_step_ids", "aggregate_step_ids"):
+            for place, target in enumerate(step.get(name, ())):
+                if target not in graph.by_id:
+                    path = f"/steps/{number}/{name}/{place}"
+                    problems.append(Problem(path, "unknown_step", f"There is no step {target}."))
+    return problems
+
+
+def _cycles(graph: _Graph) -> list[Problem]:
+    try:
+        graphlib.TopologicalSorter(graph.parents).prepare()
+    except graphlib.CycleError as error:
+        around = list(reversed(error.args[1]))
+        return [Problem(graph.path(around[0]), "cycle", f"The steps depend on each other: {' -> '.join(around)}.")]
+    return []
+
+
+def _ending(document: dict[str, Any], graph: _Graph, _catalogue: Catalogue, _limits: Limits) -> Iterator[Problem]:
+    closing = [step["step_id"] for step in graph.steps if step["step_type"] == StepType.ESCALATE]
+    last = graph.steps[-1]["step_id"]
+    if last not in closing:
+        yield Problem(graph.path(last), "no_final_escalate", "A plan ends in an escalate step.")
+    asks = any(step.get("decision_required") for step in graph.steps)
+    if document.get("status", PlanStatus.READY) == PlanStatus.READY and not _workers(graph) and not asks:
+        yield Problem("/steps", "empty", "The plan runs no tool and asks for no decision.")
+
+
+def _waits(_document: dict[str, Any], graph: _Graph, _catalogue: Catalogue, _limits: Limits) -> Iterator[Problem]:
+    for step in graph.steps:
+        where = graph.path(step["step_id"])
+        for place, target in enumerate(step.get("wait_for_step_ids", ())):
+            if graph.by_id[target]["step_type"] != StepType.QUEUE_EXECUTION:
+                message = f"{target} is not queued: there is nothing to wait for."
+                yield Problem(f"{where}/wait_for_step_ids/{place}", "wait_for_nothing", message)
+        for place, target in enumerate(step.get("aggregate_step_ids", ())):
+            if graph.by_id[target]["step_type"] not in {*WORKER_STEPS, StepType.AGGREGATE}:
+                yield Problem(f"{where}/aggregate_step_ids/{place}", "no_result", f"{target} bears no result.")
+
+
+def _tools(_document: dict[str, Any], graph: _Graph, catalogue: Catalogue, _limits: Limits) -> Iterator[Problem]:
+    for step in _workers(graph):
+        where = graph.path(step["step_id"])
+        match _offer(step, catalogue):
+            case None:
+                code = "unknown_tool" if step["worker_id"] in catalogue.worker_ids else "unknown_worker"
+                name = "tool_name" if code == "unknown_tool" else "worker_id"
+                yield Problem(f"{where}/{name}", code, f"{step['worker_id']} offers no {step['tool_name']}.")
+            case tool, offer:
+                yield from _fits(step, where, tool, offer, catalogue)
+        yield from _fallbacks(step, where, catalogue)
+
+
+def _fits(step: dict[str, Any], where: str, tool: Tool, offer: Offer, catalogue: Catalogue) -> Iterator[Problem]:
+    if barred := catalogue.bar(offer):
+        yield Problem(f"{where}/worker_id", "not_eligible", f"{step['worker_id']} may not run this tool: {barred}.")
+    if step.get("tool_uid", tool.uid) != tool.uid:
+        yield Problem(f"{where}/tool_uid", "tool_changed", "The tool is no longer the version that this step names.")
+    for found in param_problems(tool.input_schema, step["params"]):
+        yield Problem(f"{where}/params{found.path}", found.code, found.message)
+    for name in step["params"]:
+        if tool.inputs and name not in tool.inputs and not tool.input_schema.get("additionalProperties"):
+            yield Problem(f"{where}/params/{token(name)}", "param_unknown", f"{tool.name} takes no {name}.")
+
+
+def _fallbacks(step: dict[str, Any], where: str, catalogue: Catalogue) -> Iterator[Problem]:
+    for place, worker_id in enumerate(step.get("fallback_worker_ids", ())):
+        found = catalogue.find(worker_id, step["tool_name"])
+        if found is None or catalogue.bar(found[1]):
+            message = f"{worker_id} may not stand in for {step['worker_id']}."
+            yield Problem(f"{where}/fallback_worker_ids/{place}", "not_eligible", message)
+
+
+def _references(document: dict[str, Any], graph: _Graph, catalogue: Catalogue, _limits: Limits) -> Iterator[Problem]:
+    for step in graph.steps:
+        base = graph.path(step["step_id"])
+        for name in ("params", "synthesis_instructions", "report_summary", "recommendation"):
+            for found in references.within(step.get(name), f"{base}/{name}"):
+                yield from _reference(found, step, graph, catalogue)
+    outputs = document.get("references", {}).get("expected_outputs", {})
+    for found in references.within(outputs.get("result_pointers"), "/references/expected_outputs/result_pointers"):
+        yield from _reference(found, None, graph, catalogue)
+
+
+def _reference(
+    found: Reference | Malformed, step: dict[str, Any] | None, graph: _Graph, catalogue: Catalogue
+) -> Iterator[Problem]:
+    if isinstance(found, Malformed):
+        yield Problem(found.pointer, "reference_malformed", "A reference reads {{step-1.field}}.")
+        return
+    target = graph.by_id.get(found.step_id)
+    if target is None or target["step_type"] not in WORKER_STEPS:
+        yield Problem(found.pointer, "reference_unknown_step", f"No step {found.step_id} bears a result.")
+        return
+    if step is not None:
+        yield from _order(found, step, target, graph)
+    yield from _field(found, step, target, catalogue)
+
+
+def _order(found: Reference, step: dict[str, Any], target: dict[str, Any], graph: _Graph) -> Iterator[Problem]:
+    upstream = graph.upstream[step["step_id"]]
+    if found.step_id not in upstream:
+        message = f"{step['step_id']} does not depend on {found.step_id}."
+        yield Problem(found.pointer, "reference_not_upstream", message)
+    elif target["step_type"] == StepType.QUEUE_EXECUTION:
+        waits = (graph.by_id[step_id].get("wait_for_step_ids", ()) for step_id in upstream)
+        if not any(found.step_id in waited for waited in waits):
+            message = f"{found.step_id} is queued: a wait_for must stand between it and {step['step_id']}."
+            yield Problem(found.pointer, "reference_needs_wait", message)
+
+
+def _field(
+    found: Reference, step: dict[str, Any] | None, target: dict[str, Any], catalogue: Catalogue
+) -> Iterator[Problem]:
+    source = _offer(target, catalogue)
+    if source is None:
+        return
+    field_schema = references.resolve(source[0].output_schema, found.path)
+    if field_schema is None:
+        message = f"{target['tool_name']} declares no {'.'.join(found.path)}."
+        yield Problem(found.pointer, "reference_unknown_field", message)
+        return
+    wanted = _param_schema(found, step, catalogue)
+    if found.whole and not types_meet(field_schema, wanted):
+        yield Problem(found.pointer, "reference_type", f"{'.'.join(found.path)} is of another type than this param.")
+
+
+def _param_schema(found: Reference, step: dict[str, Any] | None, catalogue: Catalogue) -> object:
+    parts = found.pointer.split("/")
+    own = _offer(step, catalogue) if step is not None and step["step_type"] in WORKER_STEPS else None
+    if own is None or len(parts) != _TOP_LEVEL_PARAM:
+        return None
+    return own[0].inputs.get(parts[-1].replace("~1", "/").replace("~0", "~"))
+
+
+_TOP_LEVEL_PARAM: Final = 5
+"""Parts of `/steps/0/params/name`."""
+
+
+def _secrets(_document: dict[str, Any], graph: _Graph, _catalogue: Catalogue, _limits: Limits) -> Iterator[Problem]:
+    for step in _workers(graph):
+        for pointer, text in _texts(step["params"], f"{graph.path(step['step_id'])}/params"):
+            if carries_secret(text):
+                yield Problem(pointer, "secret", "A plan carries no credentials.")
+
+
+def _texts(value: Any, pointer: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield pointer, value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _texts(item, f"{pointer}/{token(name)}")
+    elif isinstance(value, list):
+        for place, item in enumerate(value):
+            yield from _texts(item, f"{pointer}/{place}")
+
+
+def _bounds(document: dict[str, Any], graph: _Graph, catalogue: Catalogue, limits: Limits) -> Iterator[Problem]:
+    if len(graph.steps) > limits.max_steps:
+        yield Problem("/steps", "too_many_steps", f"{len(graph.steps)} steps; {limits.max_steps} are allowed.")
+    dependants = Counter(parent for parents in graph.parents.values() for parent in parents)
+    starts = sum(1 for step in _workers(graph) if not graph.parents[step["step_id"]])
+    if starts > limits.max_fan_out:
+        yield Problem("/steps", "fan_out", f"{starts} steps start at once; {limits.max_fan_out} are allowed.")
+    for step_id, times in dependants.items():
+        if times > limits.max_fan_out:
+            message = f"{times} steps depend on {step_id}; {limits.max_fan_out} are allowed."
+            yield Problem(graph.path(step_id), "fan_out", message)
+    runtime = document.get("estimated_total_runtime_seconds", 0)
+    if limits.max_runtime_seconds is not None and runtime > limits.max_runtime_seconds:
+        message = f"About {runtime} s; {limits.max_runtime_seconds} s are allowed."
+        yield Problem("/estimated_total_runtime_seconds", "time", message)
+    yield from _budget(graph, catalogue, limits)
+
+
+def _budget(graph: _Graph, catalogue: Catalogue, limits: Limits) -> Iterator[Problem]:
+    total = 0.0
+    for step in _workers(graph):
+        source = _offer(step, catalogue)
+        cost = source[1].cost if source else 0.0
+        total += cost
+        if limits.max_cost_per_step is not None and cost > limits.max_cost_per_step:
+            message = f"{cost} a call; {limits.max_cost_per_step} are allowed a step."
+            yield Problem(graph.path(step["step_id"]), "budget", message)
+    if limits.max_total_cost is not None and round(total, 6) > limits.max_total_cost:
+        yield Problem("/steps", "budget", f"{round(total, 6)} in all; {limits.max_total_cost} are allowed.")
+
+
+def _workers(graph: _Graph) -> list[dict[str, Any]]:
+    return [step for step in graph.steps if step["step_type"] in WORKER_STEPS]
+
+
+def _offer(step: dict[str, Any], catalogue: Catalogue) -> tuple[Tool, Offer] | None:
+    return catalogue.find(step["worker_id"], step["tool_name"])
+
+
+_RULES: Final[tuple[_Rule, ...]] = (_ending, _waits, _tools, _references, _secrets, _bounds)

@@ -1,0 +1,319 @@
+"""The planner as a pure function: what it plans, what it refuses, and that the same request gives the same bytes."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Offer
+from apps.plans.documents import PlanStatus, canonical, plan_hash
+from apps.plans.validation import Limits, validate
+from tests.plans.intents import REFUSED, SERVED
+from tests.plans.shelf import (
+    ANALYZE,
+    FULL,
+    MORE_TOOLS,
+    SEED,
+    SEED_OFFERS,
+    SEED_TOOLS,
+    UNBARRED,
+    make_plan,
+    offer,
+    tool,
+)
+
+FLAGSHIP = "Analyze the Python codebase at /path/to/repo and suggest optimizations"
+
+
+def test_the_flagship_intent_becomes_the_five_steps_of_the_seed() -> None:
+    plan = make_plan(FLAGSHIP, SEED, context={"language": "python", "priority": "high"})
+
+    document = plan.document()
+    assert plan.status == PlanStatus.READY
+    assert [step.step_type for step in plan.steps] == [
+        "queue_execution",
+        "wait_for",
+        "call_worker",
+        "aggregate",
+        "escalate",
+    ]
+    first, wait, third, aggregate, last = document["steps"]
+    assert (first["worker_id"], first["tool_name"]) == ("code-analyzer-001", "analyze_repository")
+    assert first["params"] == {"repo_path": "/path/to/repo", "language": "python"}
+    assert wait["wait_for_step_ids"] == ["step-1"]
+    assert third["params"] == {"analysis_pointer": "{{step-1.result_pointer}}"}
+    assert third["depends_on"] == ["step-2"]
+    assert (aggregate["aggregate_step_ids"], aggregate["executor"]) == (["step-1", "step-3"], "principal")
+    assert last["decision_required"] is False
+    assert document["can_run_parallel"] is False
+    assert document["references"]["expected_outputs"]["result_pointers"] == [
+        "{{step-1.result_pointer}}",
+        "{{step-3.result_pointer}}",
+    ]
+    assert document["confidence"] >= 0.7
+
+
+def test_a_fast_tool_is_called_directly_and_reported() -> None:
+    plan = make_plan("Analyze sentiment of this text: 'AsyncGate is amazing!'", context={"language": "english"})
+
+    assert [step.step_type for step in plan.steps] == ["call_worker", "escalate"]
+    assert plan.steps[0].params == {"text": "AsyncGate is amazing!", "language": "english"}
+    assert plan.estimated_total_runtime_seconds == 2
+
+
+def test_a_missing_input_is_looked_for_one_step_back_and_summing_up_is_the_principals() -> None:
+    intent = "Index all PDFs in F:/Documents, extract key concepts, and generate summary"
+    plan = make_plan(intent, context={"file_types": ["pdf"], "path": "F:/Documents"})
+
+    worker_steps = {step.tool_name: step for step in plan.steps if step.tool_name}
+    assert list(worker_steps) == ["scan_directory", "index_pdfs", "extract_concepts"]
+    assert worker_steps["scan_directory"].params == {"path": "F:/Documents", "file_types": ["pdf"]}
+    assert worker_steps["index_pdfs"].params == {"files": "{{step-1.files}}"}
+    assert worker_steps["extract_concepts"].params == {"index_pointer": "{{step-2.index_pointer}}"}
+    aggregate = next(step for step in plan.steps if step.step_type == "aggregate")
+    assert "generate summary" in (aggregate.synthesis_instructions or "")
+
+
+@pytest.mark.parametrize(("intent", "tools"), SERVED)
+def test_what_the_tools_can_do_is_planned(intent: str, tools: list[str]) -> None:
+    plan = make_plan(intent)
+
+    assert (plan.status, plan.missing) == (PlanStatus.READY, None)
+    assert [step.tool_name for step in plan.steps if step.tool_name] == tools
+    assert validate(plan.document(), FULL) == []
+
+
+@pytest.mark.parametrize("intent", REFUSED)
+def test_what_no_tool_may_or_can_do_is_refused_with_what_is_missing(intent: str) -> None:
+    plan = make_plan(intent)
+
+    assert plan.status == PlanStatus.NEEDS_ESCALATION
+    assert [(step.step_type, step.decision_required) for step in plan.steps] == [("escalate", True)]
+    assert plan.missing
+    assert all(one["detail"] for one in plan.missing)
+    assert validate(plan.document(), FULL) == []
+
+
+def test_a_refusal_carries_the_part_that_could_be_planned() -> None:
+    plan = make_plan("Analyze the codebase at /srv/app and deploy it")
+
+    assert plan.partial_plan is not None
+    assert [step["tool_name"] for step in plan.partial_plan["steps"]] == ["analyze_repository"]
+    assert plan.missing is not None
+    assert plan.missing[0]["clause"] == "deploy it"
+
+
+def test_a_path_that_no_step_would_use_makes_the_plan_a_refusal() -> None:
+    plan = make_plan("Scan the directories /a, /b and /c")
+
+    assert plan.status == PlanStatus.NEEDS_ESCALATION
+    assert plan.missing is not None
+    assert [one["detail"] for one in plan.missing] == ["No step would use /b.", "No step would use /c."]
+
+
+def test_what_changes_the_world_acts_only_on_what_its_own_clause_names() -> None:
+    plan = make_plan("List the files in /tmp and delete the file", UNBARRED)
+
+    assert plan.status == PlanStatus.NEEDS_ESCALATION
+    assert make_plan("Delete the file /data/x", UNBARRED).steps[0].params == {"path": "/data/x"}
+
+
+def test_what_the_asker_forbids_is_not_planned() -> None:
+    plan = make_plan("Analyze the codebase at /srv/app. Do not suggest optimizations.")
+
+    assert [step.tool_name for step in plan.steps if step.tool_name] == ["analyze_repository"]
+
+
+@pytest.mark.parametrize(
+    ("written", "path"),
+    [
+        ("/srv/app", "/srv/app"),
+        ('"/srv/my app"', "/srv/my app"),
+        ("'/srv/größe/ü b'", "/srv/größe/ü b"),
+        ("/home/jörg/Übungen", "/home/jörg/Übungen"),
+        ("/srv/my app/source", "/srv/my app/source"),
+        ("/srv/my\\ app", "/srv/my app"),
+        ("C:\\Users\\me\\repo", "C:\\Users\\me\\repo"),
+        ("~/repo", "~/repo"),
+        ("./repo", "./repo"),
+    ],
+)
+def test_paths_are_read_as_written(written: str, path: str) -> None:
+    plan = make_plan(f"Analyze the Python codebase at {written} and suggest optimizations")
+
+    assert plan.steps[0].params == {"repo_path": path, "language": "python"}
+
+
+def test_a_path_cut_at_a_space_says_so() -> None:
+    plan = make_plan("Analyze the Python codebase at /srv/my project and suggest optimizations")
+
+    assert any("Quote a path" in assumption for assumption in plan.assumptions)
+
+
+def test_independent_wishes_may_run_at_once_and_sequence_words_bind() -> None:
+    side_by_side = make_plan("Analyze the codebase at /srv/app and search the web for python")
+    in_order = make_plan("Analyze the codebase at /srv/app, then search the web for python")
+
+    assert side_by_side.can_run_parallel
+    assert not in_order.can_run_parallel
+
+
+def test_text_that_reads_as_a_reference_or_a_credential_never_becomes_a_param() -> None:
+    for text in ("{{step-1.text}}", "ght_0123abcd_aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"):
+        plan = make_plan(f"Translate '{text}' into German")
+
+        assert plan.status == PlanStatus.NEEDS_ESCALATION
+        assert validate(plan.document(), FULL) == []
+
+
+def test_budgets_exclusions_and_cheaper_offers_decide_who_works() -> None:
+    intent = "Translate 'good morning' into French"
+
+    assert make_plan(intent).steps[0].worker_id == "polyglot"
+    other = make_plan(intent, excluded_workers=frozenset({"polyglot"}))
+    assert other.steps[0].worker_id == "polyglot-2"
+    refused = make_plan(intent, limits=Limits(max_total_cost=0.001))
+    assert refused.status == PlanStatus.NEEDS_ESCALATION
+    assert refused.missing is not None
+    assert refused.missing[0]["kind"] == "budget"
+
+
+def test_what_was_observed_overrides_what_was_promised() -> None:
+    slow = replace(SEED_OFFERS[2], runs=25, successes=25, p50_seconds=9.0, p95_seconds=20.0)
+    catalogue = Catalogue(4, SEED_TOOLS, (slow,))
+
+    plan = make_plan("Analyze the sentiment of 'fine'", catalogue)
+
+    assert [step.step_type for step in plan.steps] == ["queue_execution", "wait_for", "escalate"]
+    assert plan.estimated_total_runtime_seconds == 9
+
+
+def test_a_thousand_workers_with_one_tool_are_one_candidate_spread_by_intent() -> None:
+    offers = tuple(offer(f"analyzer-{number}", ANALYZE, effects=["read"]) for number in range(1000))
+    catalogue = Catalogue(5, (ANALYZE,), offers)
+
+    taken = {make_plan(f"Analyze the codebase at /srv/{number}", catalogue).steps[0].worker_id for number in range(20)}
+
+    assert len(taken) > 10
+
+
+def test_the_same_request_gives_the_same_bytes_in_another_process() -> None:
+    code = "import sys; from tests.plans.shelf import make_plan; from apps.plans.documents import canonical; sys.stdout.buffer.write(canonical(make_plan(sys.argv[1]).document()))"
+    here = canonical(make_plan(FLAGSHIP).document())
+
+    for seed in ("1", "2"):
+        env = {"PYTHONHASHSEED": seed, "PATH": ""}
+        there = subprocess.run([sys.executable, "-c", code, FLAGSHIP], env=env, check=True, capture_output=True)
+        assert there.stdout == here
+
+
+def test_the_hash_covers_every_member() -> None:
+    document = make_plan(FLAGSHIP).document()
+
+    assert plan_hash({**document, "plan_hash": "x"}) == plan_hash(document)
+    assert plan_hash({**document, "scope": "other"}) != plan_hash(document)
+
+
+VERBS = [
+    "analyze",
+    "suggest",
+    "list",
+    "delete",
+    "send",
+    "translate",
+    "search",
+    "run",
+    "index",
+    "summarize",
+    "fetch",
+    "write",
+]
+NOUNS = [
+    "codebase",
+    "files",
+    "text",
+    "email",
+    "tests",
+    "documents",
+    "web",
+    "weather",
+    "optimizations",
+    "sentiment",
+    "image",
+]
+THINGS = [
+    "",
+    " in /srv/app",
+    " at https://example.org/x",
+    " 'some text'",
+    " to bob@example.org",
+    " {{step-1.x}}",
+    " 5",
+    " if it rains",
+]
+WISH = st.builds(
+    lambda verb, noun, thing: f"{verb} the {noun}{thing}", *(st.sampled_from(s) for s in (VERBS, NOUNS, THINGS))
+)
+INTENTS = st.one_of(
+    st.lists(WISH, min_size=1, max_size=4).map(" and ".join),
+    st.lists(WISH, min_size=1, max_size=3).map(", then ".join),
+    st.text(min_size=1, max_size=200),
+)
+EFFECTS = st.frozensets(st.sampled_from(["read", "write", "network", "exec", "bidirectional"]), max_size=2)
+
+
+@st.composite
+def registries(draw: st.DrawFn) -> Catalogue:
+    """Random tools, of which those with effects beyond the tier are barred."""
+    tools, offers = [], []
+    for number in range(draw(st.integers(1, 8))):
+        name = f"{draw(st.sampled_from(VERBS))}_{draw(st.sampled_from(NOUNS))}"
+        params = draw(
+            st.sets(st.sampled_from(["path", "text", "files", "query", "url", "analysis_pointer"]), max_size=3)
+        )
+        outputs = draw(st.sets(st.sampled_from(["path", "text", "files", "summary", "analysis_pointer"]), max_size=3))
+        kinds = {"files": {"type": "array", "items": {"type": "string"}}}
+        takes = {one: kinds.get(one, {"type": "string"}) for one in sorted(params)}
+        gives = {one: kinds.get(one, {"type": "string"}) for one in sorted(outputs)}
+        made = tool(
+            name,
+            f"Number {number}.",
+            {"type": "object", "properties": takes, "required": sorted(params)},
+            {"type": "object", "properties": gives},
+        )
+        effects = draw(EFFECTS)
+        barred = None if effects <= GENTLE_EFFECTS else "the tier does not allow this"
+        tools.append(made)
+        runtime = draw(st.sampled_from(["fast", "long"]))
+        offers.append(offer(f"worker-{number}", made, effects=effects, barred=barred, expected_runtime=runtime))
+    return Catalogue(9, tuple(tools), tuple(offers))
+
+
+@settings(max_examples=300, deadline=None)
+@given(intent=INTENTS, catalogue=registries())
+def test_every_emitted_plan_passes_the_validator_and_uses_no_barred_tool(intent: str, catalogue: Catalogue) -> None:
+    plan = make_plan(intent, catalogue)
+    document = plan.document()
+
+    assert validate(document, catalogue) == []
+    assert json.loads(canonical(document)) == json.loads(json.dumps(document))
+    barred = {(one.worker_id, one.tool_uid) for one in catalogue.offers if one.barred}
+    assert not barred & {(step.worker_id, step.tool_uid) for step in plan.steps}
+    assert canonical(make_plan(intent, catalogue).document()) == canonical(document)
+
+
+@settings(max_examples=150, deadline=None)
+@given(intent=INTENTS, effects=st.sampled_from(["write", "exec", "bidirectional"]))
+def test_a_forbidden_effect_is_never_planned_however_well_it_matches(intent: str, effects: str) -> None:
+    echo = tool(intent[:100], intent, {"type": "object"}, {"type": "object"})
+    bad: Offer = offer("eager", echo, effects=[effects], barred="not allowed")
+    catalogue = Catalogue(1, (*MORE_TOOLS, echo), (bad,))
+
+    plan = make_plan(intent, catalogue)
+
+    assert plan.status == PlanStatus.NEEDS_ESCALATION
+    assert plan.partial_plan == {"steps": []}
