@@ -53,7 +53,7 @@ def list_tools(exchange: Exchange, params: PaginatedRequestParams | None) -> Lis
     """What this caller may call."""
     visible = [tool for tool in tools() if tool.visible_to(exchange.caller)]
     shown, following = page(visible, lambda tool: tool.name, params.cursor if params else None)
-    return ListToolsResult(tools=[_describe(tool) for tool in shown], next_cursor=following, ttl_ms=LIST_TTL_MS)
+    return ListToolsResult(tools=[describe(tool) for tool in shown], next_cursor=following, ttl_ms=LIST_TTL_MS)
 
 
 def call_tool(exchange: Exchange, params: CallToolRequestParams) -> CallToolResult:
@@ -87,7 +87,8 @@ def max_body_of_any() -> int:
     return max((max_body(tool) for tool in tools()), default=_DEFAULT_MAX_BODY) + _ENVELOPE
 
 
-def _describe(declared: Operation) -> Tool:
+def describe(declared: Operation) -> Tool:
+    """A tool as it is listed."""
     return Tool(
         name=declared.name,
         title=declared.title,

@@ -22,7 +22,7 @@ def of(model: type[BaseModel], mode: Literal["validation", "serialization"]) -> 
     raw = model.model_json_schema(mode=mode)
     definitions = raw.pop("$defs", {})
     recursive = {name for name in definitions if _reaches(name, name, definitions, set())}
-    schema = _plain(raw, definitions, recursive)
+    schema: dict[str, Any] = _plain(raw, definitions, recursive)
     if schema.get("type") != "object":
         raise ValueError(f"{model.__name__} is not an object.")
     schema.pop("description", None)

@@ -4,18 +4,21 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from mcp_types import (
+    CompletionsCapability,
     DiscoverResult,
     EmptyResult,
     InitializeRequestParams,
     InitializeResult,
     LoggingCapability,
+    PromptsCapability,
+    ResourcesCapability,
     Result,
     ServerCapabilities,
     ToolsCapability,
 )
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION, MODERN_PROTOCOL_VERSIONS
 
-from apps.mcp import calls
+from apps.mcp import calls, completions, prompts, resources
 from apps.mcp.protocol import SERVER, Exchange, read_params, unknown_method
 
 INSTRUCTIONS: Final = (
@@ -61,7 +64,13 @@ def discover(exchange: Exchange, params: object) -> DiscoverResult:
 
 
 def _capabilities(logging: LoggingCapability | None = None) -> ServerCapabilities:
-    return ServerCapabilities(tools=ToolsCapability(list_changed=False), logging=logging)
+    return ServerCapabilities(
+        tools=ToolsCapability(list_changed=False),
+        resources=ResourcesCapability(subscribe=False, list_changed=False),
+        prompts=PromptsCapability(list_changed=False),
+        completions=CompletionsCapability(),
+        logging=logging,
+    )
 
 
 def acknowledge(exchange: Exchange, params: object) -> EmptyResult:
@@ -76,4 +85,10 @@ METHODS: Final[Mapping[str, Method]] = {
     "server/discover": discover,
     "tools/list": calls.list_tools,
     "tools/call": calls.call_tool,
+    "resources/list": resources.list_resources,
+    "resources/templates/list": resources.list_templates,
+    "resources/read": resources.read,
+    "prompts/list": prompts.list_prompts,
+    "prompts/get": prompts.get,
+    "completion/complete": completions.complete,
 }

@@ -46,7 +46,7 @@ def test_bad_arguments_are_a_result_that_says_how_to_mend_the_call(server: Serve
 
     assert result.is_error
     assert result.structured_content["errors"][0]["pointer"] == "/who"
-    assert "Change the arguments" in result.content[0].text
+    assert "Change the arguments" in str(result.content[0])
 
 
 @MODES

@@ -1,6 +1,6 @@
 import logging
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from django.conf import settings
@@ -16,6 +16,7 @@ from rest_framework.views import APIView
 
 from apps.core.api.parsers import RawJSONParser
 from apps.core.api.problems import trace_id
+from apps.core.http import caller_of
 from apps.mcp import calls, methods, protocol
 from apps.mcp.methods import Method
 from apps.mcp.protocol import Exchange, ProtocolError
@@ -30,14 +31,15 @@ class AlwaysJSON(BaseContentNegotiation):
     a 406 in its place leaves some clients without a single tool.
     """
 
-    def select_parser(self, request: Request, parsers: list[BaseParser]) -> BaseParser | None:
+    def select_parser(self, request: Request, parsers: Iterable[BaseParser]) -> BaseParser | None:
         media_type = request.content_type.partition(";")[0].strip().lower()
         return next((parser for parser in parsers if parser.media_type == media_type), None)
 
     def select_renderer(
-        self, request: Request, renderers: list[BaseRenderer], format_suffix: str | None = None
+        self, request: Request, renderers: Iterable[BaseRenderer], format_suffix: str | None = None
     ) -> tuple[BaseRenderer, str]:
-        return renderers[0], str(renderers[0].media_type)
+        first = next(iter(renderers))
+        return first, str(first.media_type)
 
 
 class EndpointView(APIView):
@@ -57,8 +59,7 @@ class EndpointView(APIView):
         return calls.max_body_of_any()
 
     def post(self, request: Request) -> Response:
-        # Without a body there is no content type either, and nothing is parsed.
-        body = request.data if isinstance(request.data, bytes) else b""
+        body = _body(request)
         frame = envelope = None
         try:
             message = protocol.decode(body)
@@ -67,7 +68,7 @@ class EndpointView(APIView):
             envelope = protocol.open_envelope(frame, message, headers)
             if envelope.id is None:
                 return Response(status=202)
-            exchange = Exchange(caller=request.user, envelope=envelope, body_size=len(body))
+            exchange = Exchange(caller=caller_of(request), envelope=envelope, body_size=len(body))
             return Response(self._answer(exchange))
         except ProtocolError as fault:
             request_id = frame.id if isinstance(frame, JSONRPCRequest) else None
@@ -81,6 +82,12 @@ class EndpointView(APIView):
         except Exception as exc:  # a defect must reach the caller as an answer to its request, and the log as itself
             logger.exception("mcp_method_failed", extra={"method": exchange.envelope.method})
             raise protocol.defect(trace_id()) from exc
+
+
+def _body(request: Request) -> bytes:
+    data: Any = request.data
+    # Without a content type there is no body either, and nothing was parsed.
+    return data if isinstance(data, bytes) else b""
 
 
 def refuse_foreign_origin(request: Request) -> None:

@@ -1,0 +1,140 @@
+"""Prompts: the habits that this hub rewards, each with what the agent needs to know at that moment."""
+
+import json
+from dataclasses import dataclass
+from typing import Final
+
+from mcp_types import (
+    INVALID_PARAMS,
+    GetPromptRequestParams,
+    GetPromptResult,
+    ListPromptsResult,
+    PaginatedRequestParams,
+    Prompt,
+    PromptArgument,
+    PromptMessage,
+    TextContent,
+)
+
+from apps.core import operations
+from apps.core.errors import DomainError, NotFound
+from apps.core.operations import Acting
+from apps.mcp.calls import LIST_TTL_MS
+from apps.mcp.paging import page
+from apps.mcp.protocol import Exchange, ProtocolError
+
+
+@dataclass(frozen=True, slots=True)
+class Habit:
+    """A prompt: a text with places for its arguments, followed by what some operations say now."""
+
+    name: str
+    title: str
+    description: str
+    text: str
+    required: tuple[tuple[str, str], ...] = ()
+    reads: tuple[str, ...] = ()
+
+
+HABITS: Final = (
+    Habit(
+        "start_session",
+        "Start a session",
+        "Know what happened while you were away, and what was left for you.",
+        "You begin a session. Below stands what waits for you: unread inbox entries, obligations, and what earlier "
+        "sessions left. Read it before anything else. Take up what is owed by you, and acknowledge with ack_through "
+        "what you have taken note of.",
+        reads=("memory_bootstrap", "inherit"),
+    ),
+    Habit(
+        "triage_inbox",
+        "Triage the inbox",
+        "Go through the inbox: act, delegate, note or let go.",
+        "Go through the entries below, one by one. Expand an entry with expand_entry if its summary does not say "
+        "enough. For each: act on it now, hand it out with create_delegation_plan, store what is worth remembering "
+        "with memory_store, or let it go. Then acknowledge with ack_through, using the token of the last entry you "
+        "have dealt with.",
+        reads=("read_inbox",),
+    ),
+    Habit(
+        "delegate",
+        "Delegate an intent",
+        "Turn an intent into a plan that workers carry out.",
+        "Have this done by workers: {intent}\n\nCall create_delegation_plan with this intent, look at the plan's "
+        "steps, then start it with execute_delegation_plan. Do not wait for it: receipts tell you when a step needs "
+        "you and when the whole is done. The workers that are there stand below.",
+        required=(("intent", "What is to be done, in one or two sentences."),),
+        reads=("list_workers",),
+    ),
+    Habit(
+        "close_session",
+        "Close a session",
+        "Leave behind what the next session needs.",
+        "◈ HARVEST\n\nBefore this session ends, answer for the one that comes after it:\n"
+        "- What did you learn that holds beyond today? Store it with memory_store.\n"
+        "- What nearly went wrong, and what would have prevented it?\n"
+        "- What is unfinished, where does it stand, and what is the very next step?\n"
+        "- Which inbox entries have you dealt with? Acknowledge them with ack_through.\n"
+        "Leave what must be inherited with leave_handoff.",
+        reads=("read_inbox",),
+    ),
+)
+
+
+def list_prompts(exchange: Exchange, params: PaginatedRequestParams | None) -> ListPromptsResult:
+    shown, following = page(HABITS, lambda habit: habit.name, params.cursor if params else None)
+    return ListPromptsResult(prompts=[_describe(habit) for habit in shown], next_cursor=following, ttl_ms=LIST_TTL_MS)
+
+
+def get(exchange: Exchange, params: GetPromptRequestParams) -> GetPromptResult:
+    """A prompt with its arguments filled in.
+
+    :raises ProtocolError: if there is no such prompt, or its arguments are not those it asks for.
+    """
+    habit = named(params.name)
+    arguments = params.arguments or {}
+    asked = {name for name, _ in habit.required}
+    if asked != set(arguments):
+        raise ProtocolError(
+            INVALID_PARAMS,
+            f"{habit.name} takes {', '.join(sorted(asked)) or 'no arguments'}.",
+            data={"missing": sorted(asked - set(arguments)), "unknown": sorted(set(arguments) - asked)},
+        )
+    texts = [habit.text.format_map(arguments), *(_said_by(name, exchange.caller) for name in habit.reads)]
+    return GetPromptResult(
+        description=habit.description,
+        messages=[PromptMessage(role="user", content=TextContent(text=text)) for text in texts if text],
+    )
+
+
+def named(name: str) -> Habit:
+    """:raises ProtocolError: if there is none."""
+    for habit in HABITS:
+        if habit.name == name:
+            return habit
+    raise ProtocolError(INVALID_PARAMS, f"Unknown prompt: {name[:100]}")
+
+
+def _said_by(name: str, caller: Acting) -> str:
+    """What an operation without arguments answers now; a refusal is part of the picture, an absent one is not."""
+    try:
+        declared = operations.find(name)
+    except NotFound:
+        return ""
+    if not declared.visible_to(caller):
+        return ""
+    try:
+        output = operations.call_with(declared, caller, {}).output
+    except DomainError as exc:
+        return f"{name}: {exc.detail}"
+    content = output.model_dump(mode="json") if output is not None else {}
+    return f"{name}:\n{json.dumps(content, ensure_ascii=False)}"
+
+
+def _describe(habit: Habit) -> Prompt:
+    return Prompt(
+        name=habit.name,
+        title=habit.title,
+        description=habit.description,
+        arguments=[PromptArgument(name=name, description=text, required=True) for name, text in habit.required],
+    )

@@ -1,0 +1,195 @@
+"""Resources: what agents read by address. Each is a URI over a GET route, and so over one operation."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from mcp.shared.uri_template import UriTemplate
+from mcp_types import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    ListResourcesResult,
+    ListResourceTemplatesResult,
+    PaginatedRequestParams,
+    ReadResourceRequestParams,
+    ReadResourceResult,
+    Resource,
+    ResourceTemplate,
+    TextResourceContents,
+)
+
+from apps.core import operations
+from apps.core.errors import DomainError, NotFound, RateLimited, Unavailable
+from apps.core.operations import Acting, Operation
+from apps.core.schemas import parse_strings
+from apps.mcp.calls import LIST_TTL_MS
+from apps.mcp.paging import page
+from apps.mcp.protocol import Exchange, ProtocolError
+
+_JSON: Final = "application/json"
+# What revisions with a handshake call a resource that is not there.
+_RESOURCE_NOT_FOUND: Final = -32002
+
+
+@dataclass(frozen=True, slots=True)
+class Completions:
+    """Where the values of a template's variable are listed: a route, the member that is the list, the value in it."""
+
+    route: str
+    items: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A URI, or a template of them, and the route that answers it; its variables are the route's, in order."""
+
+    uri: str
+    route: str
+    name: str
+    title: str
+    description: str
+    completions: Completions | None = None
+    template: UriTemplate = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "template", UriTemplate.parse(self.uri))
+
+    @property
+    def concrete(self) -> bool:
+        return not self.template.variables
+
+
+ADDRESSES: Final = (
+    Address("inbox://me", "/api/v1/inbox", "inbox", "Your inbox", "Entries that wait for you, newest state first."),
+    Address(
+        "inbox://me/entries/{ref}",
+        "/api/v1/inbox/entries/{}",
+        "inbox_entry",
+        "One inbox entry",
+        "An entry of your inbox by its ref (ent_42).",
+        Completions("/api/v1/inbox", "entries", "ref"),
+    ),
+    Address("receipt://{id}", "/api/v1/receipts/{}", "receipt", "A receipt", "A receipt by receipt_id or uuid."),
+    Address("task://{id}", "/api/v1/tasks/{}", "task", "A task", "The state of a task by its id (task_7)."),
+    Address(
+        "task://{id}/result", "/api/v1/tasks/{}/result", "task_result", "A task's result", "What a finished task gave."
+    ),
+    Address("plan://{id}", "/api/v1/plans/{}", "plan", "A plan", "A delegation plan with its steps."),
+    Address(
+        "worker://{id}/manifest",
+        "/api/v1/workers/{}/manifest",
+        "worker_manifest",
+        "A worker's manifest",
+        "What a worker can do: its tools with their schemas.",
+        Completions("/api/v1/workers", "workers", "worker_id"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """The operation behind a route, and the names that the route's parameters have in its input."""
+
+    declared: Operation
+    parameters: tuple[str, ...]
+
+
+def list_resources(exchange: Exchange, params: PaginatedRequestParams | None) -> ListResourcesResult:
+    shown, following = page(
+        [address for address in _readable(exchange.caller) if address.concrete],
+        lambda address: address.uri,
+        params.cursor if params else None,
+    )
+    return ListResourcesResult(
+        resources=[
+            Resource(
+                uri=address.uri,
+                name=address.name,
+                title=address.title,
+                description=address.description,
+                mime_type=_JSON,
+            )
+            for address in shown
+        ],
+        next_cursor=following,
+        ttl_ms=LIST_TTL_MS,
+    )
+
+
+def list_templates(exchange: Exchange, params: PaginatedRequestParams | None) -> ListResourceTemplatesResult:
+    shown, following = page(
+        [address for address in _readable(exchange.caller) if not address.concrete],
+        lambda address: address.uri,
+        params.cursor if params else None,
+    )
+    return ListResourceTemplatesResult(
+        resource_templates=[
+            ResourceTemplate(
+                uri_template=address.uri,
+                name=address.name,
+                title=address.title,
+                description=address.description,
+                mime_type=_JSON,
+            )
+            for address in shown
+        ],
+        next_cursor=following,
+        ttl_ms=LIST_TTL_MS,
+    )
+
+
+def read(exchange: Exchange, params: ReadResourceRequestParams) -> ReadResourceResult:
+    """The present content of a resource. It may change at any time, so nobody may keep it.
+
+    :raises ProtocolError: if there is no such resource for this caller.
+    """
+    try:
+        content = _content(exchange.caller, params.uri)
+    except DomainError as exc:
+        raise _fault(exchange, params.uri, exc) from exc
+    text = json.dumps(content, ensure_ascii=False)
+    return ReadResourceResult(contents=[TextResourceContents(uri=params.uri, mime_type=_JSON, text=text)])
+
+
+def _content(caller: Acting, uri: str) -> Any:
+    for address in ADDRESSES:
+        variables = address.template.match(uri)
+        found = reader(address.route)
+        if variables is not None and found is not None:
+            values = dict(zip(found.parameters, variables.values(), strict=True))
+            return read_with(found, caller, values)
+    raise NotFound("There is no resource at this address.")
+
+
+def read_with(found: Reader, caller: Acting, values: Mapping[str, Any]) -> Any:
+    """What an operation answers to values that came as text, as JSON."""
+    reply = operations.call(found.declared, caller, parse_strings(found.declared.input, values))
+    return reply.output.model_dump(mode="json") if reply.output is not None else {}
+
+
+def reader(route: str) -> Reader | None:
+    """The operation that answers GET at a route; parameters are written `{}`."""
+    for declared in operations.all_operations():
+        for candidate in declared.routes:
+            if candidate.method == "GET" and re.sub(r"{\w+}", "{}", candidate.path) == route:
+                return Reader(declared, candidate.parameters)
+    return None
+
+
+def _readable(caller: Acting) -> list[Address]:
+    readers = [(address, reader(address.route)) for address in ADDRESSES]
+    return [address for address, found in readers if found is not None and found.declared.visible_to(caller)]
+
+
+def _fault(exchange: Exchange, uri: str, exc: DomainError) -> ProtocolError:
+    match exc:
+        case NotFound():
+            code = INVALID_PARAMS if exchange.envelope.modern else _RESOURCE_NOT_FOUND
+        case RateLimited() | Unavailable():
+            code = INTERNAL_ERROR
+        case _:
+            code = INVALID_PARAMS
+    return ProtocolError(code, exc.detail, data={"uri": uri, "code": exc.code})

@@ -1,0 +1,308 @@
+"""The endpoint over plain HTTP: frames, versions, headers, refusals."""
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from django.test import Client
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from pytest_django.fixtures import Settings
+
+from apps.core import strict_json
+from apps.mcp.protocol import SERVER
+from apps.principals.models import Tenant
+from apps.principals.scopes import Scope
+from tests.factories import make_token
+from tests.mcp.raw import MODERN, Answer, legacy, modern, post
+from tests.mcp.samples import samples
+
+Ask = Callable[..., Answer]
+ERAS = pytest.mark.parametrize("ask", [modern, legacy])
+
+
+@pytest.fixture
+def token(tenant: Tenant) -> str:
+    return make_token(tenant)
+
+
+@pytest.fixture
+def sampled() -> Iterator[None]:
+    with samples():
+        yield
+
+
+@pytest.mark.parametrize("method", ["GET", "DELETE", "PUT"])
+@pytest.mark.parametrize("accept", ["text/event-stream", "application/json", "image/png"])
+def test_only_posts_are_answered(token: str, method: str, accept: str) -> None:
+    answer = Client().generic(method, "/mcp", headers={"Authorization": f"Bearer {token}", "Accept": accept})
+    assert answer.status_code == 405
+    assert "POST" in answer["Allow"]
+
+
+@ERAS
+@pytest.mark.parametrize("header", ["nonsense", None])
+def test_without_a_token_the_challenge(tenant: Tenant, ask: Ask, header: str | None) -> None:
+    answer = ask("tools/list", {}, header)
+    assert (answer.status_code, answer.headers["WWW-Authenticate"]) == (401, 'Bearer realm="gatehouse"')
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://testserver", 200),
+        ("http://testserver:8000", 200),
+        ("https://console.example", 200),
+        ("http://evil.example", 403),
+        ("http://testserver.evil.example", 403),
+        ("null", 403),
+        ("http://[broken", 403),
+    ],
+)
+def test_pages_of_other_sites_are_refused(token: str, settings: Settings, origin: str, status: int) -> None:
+    settings.CSRF_TRUSTED_ORIGINS = ["https://console.example"]
+    assert legacy("ping", None, token, Origin=origin).status_code == status
+
+
+def test_another_host_is_refused(token: str) -> None:
+    assert legacy("ping", None, token, Host="evil.example").status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", -32700),
+        (b"{", -32700),
+        (b"\xff", -32700),
+        (b'{"a": 1, "a": 2}', -32700),
+        (b'{"jsonrpc": "2.0", "id": NaN, "method": "ping"}', -32700),
+        (b"[" * 100_000, -32700),
+        ([], -32600),
+        ([{"jsonrpc": "2.0", "id": 1, "method": "ping"}], -32600),
+        ("ping", -32600),
+        ({"jsonrpc": "2.0", "id": 1}, -32600),
+        ({"jsonrpc": "1.0", "id": 1, "method": "ping"}, -32600),
+        ({"jsonrpc": "2.0", "id": None, "method": "ping"}, -32600),
+        ({"jsonrpc": "2.0", "id": 1.5, "method": "ping"}, -32600),
+        ({"jsonrpc": "2.0", "id": "\ud800", "method": "ping"}, -32600),
+        ({"jsonrpc": "2.0", "id": 1, "method": "ping", "params": []}, -32600),
+        ({"jsonrpc": "2.0", "id": 1, "result": {}}, -32600),
+    ],
+)
+def test_what_is_no_single_message_is_named(token: str, body: object, code: int) -> None:
+    answer = post(body, token)
+    assert answer.status_code == 400
+    assert (answer.json()["id"], answer.json()["error"]["code"]) == (None, code)
+
+
+def test_another_media_type_and_too_large_a_body_are_refused(token: str) -> None:
+    assert post({}, token, **{"Content-Type": "text/plain"}).status_code == 415
+    assert post(b" " * 8_000_000, token).status_code == 413
+
+
+@pytest.mark.parametrize("version", [MODERN, "2025-11-25", None])
+def test_notifications_are_taken_and_not_answered(token: str, version: str | None) -> None:
+    headers = {"MCP-Protocol-Version": version} if version else {}
+    answer = post({"jsonrpc": "2.0", "method": "notifications/initialized"}, token, **headers)
+    assert (answer.status_code, answer.content) == (202, b"")
+
+
+@ERAS
+def test_an_unknown_method_is_named(token: str, ask: Ask) -> None:
+    answer = ask("no/such", {}, token)
+    assert answer.status_code == (404 if ask is modern else 200)
+    assert answer.json() == {
+        "jsonrpc": "2.0",
+        "id": 7,
+        "error": {"code": -32601, "message": "Method not found", "data": "no/such"},
+    }
+
+
+@pytest.mark.parametrize("method", ["initialize", "ping", "logging/setLevel", "resources/subscribe"])
+def test_the_stateless_revision_has_no_methods_of_sessions(token: str, method: str) -> None:
+    assert modern(method, {}, token).json()["error"]["code"] == -32601
+
+
+def test_older_revisions_have_no_discovery(token: str) -> None:
+    assert legacy("server/discover", {}, token).json()["error"]["code"] == -32601
+
+
+@ERAS
+@pytest.mark.parametrize("params", [{}, {"arguments": {}}, {"name": "whoami", "arguments": []}, {"name": "\ud800"}])
+def test_parameters_of_another_shape_are_named(token: str, ask: Ask, params: dict[str, object]) -> None:
+    assert ask("tools/call", params, token).json()["error"]["code"] == -32602
+
+
+@pytest.mark.parametrize("version", ["2099-01-01", "nonsense"])
+def test_an_unknown_version_is_told_what_there_is(token: str, version: str) -> None:
+    meta = {"io.modelcontextprotocol/protocolVersion": version, "io.modelcontextprotocol/clientCapabilities": {}}
+    answer = modern("tools/list", {"_meta": meta}, token, **{"MCP-Protocol-Version": version})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["code"] == -32022
+    assert answer.json()["error"]["data"] == {"supported": [MODERN], "requested": version}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"MCP-Protocol-Version": "2025-11-25"},
+        {"MCP-Protocol-Version": "2099-01-01"},
+        {"Mcp-Method": "tools/call"},
+        {"Mcp-Method": f"{MODERN},{MODERN}"},
+    ],
+)
+def test_headers_that_contradict_the_message_are_refused(token: str, headers: dict[str, str]) -> None:
+    answer = modern("tools/list", {}, token, **headers)
+    assert (answer.status_code, answer.json()["id"], answer.json()["error"]["code"]) == (400, 7, -32020)
+
+
+def test_a_name_in_the_header_is_the_one_that_is_called(token: str) -> None:
+    answer = modern("tools/call", {"name": "whoami"}, token, **{"Mcp-Name": "other"})
+    assert answer.json()["error"]["code"] == -32020
+
+
+def test_a_stateless_request_carries_its_envelope(token: str) -> None:
+    message = {"jsonrpc": "2.0", "id": 7, "method": "tools/list"}
+    answer = post(message, token, **{"MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/list"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, -32602)
+
+
+@pytest.mark.parametrize("version", [*HANDSHAKE_PROTOCOL_VERSIONS, "2099-01-01"])
+def test_the_handshake_agrees_on_a_version_or_offers_the_newest(token: str, version: str) -> None:
+    params = {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
+    answer = post({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}, token)
+    result = answer.json()["result"]
+    assert result["protocolVersion"] == (version if version in HANDSHAKE_PROTOCOL_VERSIONS else "2025-11-25")
+    assert "instructions" in result
+    assert "Mcp-Session-Id" not in answer.headers
+
+
+def test_discovery_says_what_there_is(token: str) -> None:
+    result = modern("server/discover", {}, token).json()["result"]
+    assert result["supportedVersions"] == [MODERN]
+    assert result["_meta"]["io.modelcontextprotocol/serverInfo"]["name"] == "gatehouse"
+    assert set(result["capabilities"]) == {"tools", "resources", "prompts", "completions"}
+
+
+def test_the_server_names_the_products_version() -> None:
+    assert f'version = "{SERVER.version}"' in Path("pyproject.toml").read_text()
+
+
+def test_older_clients_may_ping_and_ask_for_logs(token: str) -> None:
+    assert legacy("ping", None, token).json()["result"] == {}
+    assert legacy("logging/setLevel", {"level": "info"}, token).json()["result"] == {}
+    assert legacy("logging/setLevel", {"level": "loud"}, token).json()["error"]["code"] == -32602
+
+
+@ERAS
+def test_a_tool_is_shown_only_with_its_scope(tenant: Tenant, sampled: None, ask: Ask) -> None:
+    def shown(scopes: list[Scope]) -> set[str]:
+        listed = ask("tools/list", {}, make_token(tenant, scopes=scopes)).json()
+        return {tool["name"] for tool in listed["result"]["tools"]}
+
+    assert "sample_say" not in shown([Scope.INBOX])
+    assert "sample_say" in shown([Scope.MEMORY])
+
+
+@ERAS
+def test_a_foreign_cursor_is_named(token: str, ask: Ask) -> None:
+    assert ask("tools/list", {"cursor": "abc"}, token).json()["error"]["code"] == -32602
+
+
+@ERAS
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        ({"name": "sample_say", "arguments": {}}, "invalid"),
+        ({"name": "sample_say", "arguments": {"text": 5}}, "invalid"),
+        ({"name": "sample_say", "arguments": {"text": "a\x00b"}}, "unstorable_json"),
+        ({"name": "sample_say", "arguments": {"text": "\ud800"}}, "unstorable_json"),
+        ({"name": "sample_say", "arguments": {"text": "x" * 30_000}}, "too_large"),
+        ({"name": "sample_wait", "arguments": {"text": "x"}}, "rate_limited"),
+    ],
+)
+def test_a_refusal_is_a_result_that_the_model_can_read(
+    token: str, sampled: None, ask: Ask, call: dict[str, object], code: str
+) -> None:
+    answer = ask("tools/call", call, token)
+    result = answer.json()["result"]
+    assert answer.status_code == 200
+    assert result["isError"]
+    assert result["structuredContent"]["code"] == code
+    assert result["content"][0]["text"].startswith(code)
+
+
+@ERAS
+def test_a_defect_is_logged_and_tells_nothing_but_where_to_look(
+    token: str, sampled: None, ask: Ask, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR):
+        answer = ask("tools/call", {"name": "sample_break", "arguments": {"text": "x"}}, token).json()
+    assert answer["error"]["code"] == -32603
+    assert answer["error"]["data"]["trace_id"]
+    assert "secret" not in json.dumps(answer)
+    assert "a secret of the house" in caplog.text
+
+
+@ERAS
+def test_nothing_is_an_output_without_members(token: str, sampled: None, ask: Ask) -> None:
+    result = ask("tools/call", {"name": "sample_nothing", "arguments": {"text": "x"}}, token).json()["result"]
+    assert result["structuredContent"] == {"said": None}
+    assert strict_json.loads(result["content"][0]["text"].encode()) == result["structuredContent"]
+
+
+@ERAS
+def test_a_resource_is_read_by_its_address(token: str, sampled: None, ask: Ask) -> None:
+    templates = ask("resources/templates/list", {}, token).json()["result"]["resourceTemplates"]
+    assert "inbox://me/entries/{ref}" in {template["uriTemplate"] for template in templates}
+
+    result = ask("resources/read", {"uri": "inbox://me/entries/ent_42"}, token).json()["result"]
+    assert json.loads(result["contents"][0]["text"]) == {"said": "ent_42"}
+    assert result["contents"][0]["mimeType"] == "application/json"
+
+
+@pytest.mark.parametrize(("ask", "code"), [(modern, -32602), (legacy, -32002)])
+@pytest.mark.parametrize("uri", ["inbox://me/entries/ent_404", "nonesuch://x", "no uri"])
+def test_a_resource_that_is_not_there_is_named(token: str, sampled: None, ask: Ask, code: int, uri: str) -> None:
+    error = ask("resources/read", {"uri": uri}, token).json()["error"]
+    assert (error["code"], error["data"]["uri"]) == (code, uri)
+
+
+@ERAS
+def test_a_resource_needs_its_scope(tenant: Tenant, sampled: None, ask: Ask) -> None:
+    token = make_token(tenant, scopes=[Scope.MEMORY])
+    assert ask("resources/templates/list", {}, token).json()["result"]["resourceTemplates"] == []
+    answer = ask("resources/read", {"uri": "inbox://me/entries/ent_42"}, token).json()
+    assert answer["error"]["data"]["code"] == "missing_scope"
+
+
+@ERAS
+def test_prompts_are_listed_and_filled_in(token: str, ask: Ask) -> None:
+    listed = ask("prompts/list", {}, token).json()["result"]["prompts"]
+    assert [prompt["name"] for prompt in listed] == ["close_session", "delegate", "start_session", "triage_inbox"]
+
+    filled = ask("prompts/get", {"name": "delegate", "arguments": {"intent": "Count {stars}"}}, token).json()
+    assert "Count {stars}" in filled["result"]["messages"][0]["content"]["text"]
+
+
+@ERAS
+@pytest.mark.parametrize(
+    "params", [{"name": "nonesuch"}, {"name": "delegate"}, {"name": "close_session", "arguments": {"mood": "good"}}]
+)
+def test_a_prompt_asked_for_wrongly_is_named(token: str, ask: Ask, params: dict[str, object]) -> None:
+    assert ask("prompts/get", params, token).json()["error"]["code"] == -32602
+
+
+@ERAS
+def test_completion_knows_its_templates_and_arguments(token: str, ask: Ask) -> None:
+    def code(ref: dict[str, str], argument: str) -> int:
+        params = {"ref": ref, "argument": {"name": argument, "value": ""}}
+        return int(ask("completion/complete", params, token).json().get("error", {}).get("code", 0))
+
+    template = {"type": "ref/resource", "uri": "task://{id}"}
+    assert code(template, "id") == 0
+    assert code(template, "name") == -32602
+    assert code({"type": "ref/resource", "uri": "nonesuch://{id}"}, "id") == -32602
+    assert code({"type": "ref/prompt", "name": "delegate"}, "intent") == 0
+    assert code({"type": "ref/prompt", "name": "nonesuch"}, "intent") == -32602

@@ -1,0 +1,58 @@
+"""What tools show of their operations' schemas."""
+
+import json
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from apps.core import operations
+from apps.core.operations import Operation
+from apps.core.schemas import Empty
+from apps.mcp import calls, json_schema
+from apps.mcp.paging import page
+from tests.mcp.samples import Shapes
+
+TOOLS = [declared for declared in operations.all_operations() if declared.tool]
+
+
+def test_an_input_without_members_is_an_empty_object() -> None:
+    schema = json_schema.of(Empty, "validation")
+    assert schema == {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def test_references_are_written_out_unless_they_lead_back() -> None:
+    schema = json_schema.of(Shapes, "validation")
+
+    assert schema["properties"]["leaf"]["properties"]["name"] == {
+        "type": "string",
+        "description": "What it is called.",
+    }
+    assert schema["properties"]["leaf"]["description"] == "A leaf."
+    assert schema["properties"]["title"]["anyOf"] == [{"type": "string"}, {"type": "null"}]
+    assert schema["properties"]["options"] == {"type": "object", "additionalProperties": {"type": "string"}}
+    assert set(schema["$defs"]) == {"Branch"}
+    Draft202012Validator.check_schema(schema)
+    Draft202012Validator(schema).validate({"leaf": {"name": "a"}, "branch": {"children": [{"children": []}]}})
+
+
+@pytest.mark.parametrize("declared", TOOLS, ids=lambda declared: declared.name)
+def test_every_tool_shows_valid_schemas(declared: Operation) -> None:
+    shown = calls.describe(declared)
+
+    assert shown.title
+    assert shown.description
+    for schema in (shown.input_schema, shown.output_schema):
+        assert schema is not None
+        assert schema["type"] == "object"
+        Draft202012Validator.check_schema(schema)
+        text = json.dumps(schema)
+        assert '"type": [' not in text, "nullable is written as anyOf: some dialects know no list of types"
+    for name, member in shown.input_schema["properties"].items():
+        assert member, f"{name} says nothing of what it takes"
+
+
+def test_pages_begin_after_the_last_name() -> None:
+    names = ["d", "a", "c", "b"]
+    first, cursor = page(names, str, None, size=2)
+    second, end = page(names, str, cursor, size=2)
+    assert (first, second, end) == (["a", "b"], ["c", "d"], None)
