@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from types import FrameType
 
@@ -90,10 +91,11 @@ def status(options: argparse.Namespace, data: DataFolder) -> int:
         return _NOT_RUNNING
     stack = data.stack()
     code, body = readiness(stack["url"]) if "url" in stack else (0, "still starting")
-    say(f"{'Ready' if code == 200 else 'Not ready'}: {stack.get('url', '')} {body}".rstrip())  # noqa: PLR2004  # HTTP's OK
+    ready = code == HTTPStatus.OK
+    say(f"Ready: {stack['url']}" if ready else f"Not ready: {stack.get('url', '')} {body}")
     for name, pid in stack.get("processes", {}).items():
         say(f"  {name:<24} pid {pid:<8} {data.log(name)}")
-    return _RUNNING if code == 200 else 1  # noqa: PLR2004  # HTTP's OK
+    return _RUNNING if ready else 1
 
 
 def down(options: argparse.Namespace, data: DataFolder) -> int:

@@ -56,7 +56,8 @@ def beat(data: DataFolder, env: Mapping[str, str]) -> Program:
 
 def bundled_worker_scripts() -> list[Path]:
     """The MCP workers that come with the product: the scripts among the examples that can be run."""
-    return [path for path in sorted(BUNDLED_WORKERS.glob("*.py")) if '"__main__"' in path.read_text(encoding="utf-8")]
+    scripts = sorted(BUNDLED_WORKERS.glob("*.py"))
+    return [path for path in scripts if '\nif __name__ == "__main__":' in path.read_text(encoding="utf-8")]
 
 
 def bundled_worker(script: Path, data: DataFolder, env: Mapping[str, str], *, token: str) -> Program:

@@ -15,6 +15,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
 from config.stack import programs
 from config.stack.data import DataFolder, Secrets
@@ -78,6 +79,8 @@ class Supervisor:
     _environment: dict[str, str] = field(default_factory=dict)
     _tended: dict[str, _Tended] = field(default_factory=dict)
     _runtime: RuntimeFolder | None = None
+    # Held open, so that the address stays ours while the web process is away.
+    _listener: socket.socket | None = None
     _began: float = field(default_factory=time.monotonic)
 
     @classmethod
@@ -90,8 +93,8 @@ class Supervisor:
         :raises StackError: if something does not start.
         """
         end_leftovers(self._secrets)
-        listener = _listen(self.port)
-        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        self._listener = _listen(self.port)
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._environment = {
             **os.environ,
             MARK: self._secrets.mark,
@@ -104,7 +107,7 @@ class Supervisor:
         self._start_servers()
         self._write_stack_file(ready=False)
         tokens = self._provision()
-        self._start_processes(listener, tokens)
+        self._start_processes(self._listener.fileno(), tokens)
         self._wait_ready()
         self._write_stack_file(ready=True)
 
@@ -130,6 +133,8 @@ class Supervisor:
         # A worker's own children, should it have been killed before them.
         end_leftovers(self._secrets)
         self.data.stack_file.unlink(missing_ok=True)
+        if self._listener is not None:
+            self._listener.close()
         if self._runtime is not None:
             self._runtime.remove()
 
@@ -185,8 +190,8 @@ class Supervisor:
         self._ok(f"{outcome['migrations']} migrations")
         return tokens
 
-    def _start_processes(self, listener: socket.socket, tokens: dict[str, str]) -> None:
-        self._keep(programs.web(self.data, self._environment, fd=listener.fileno()))
+    def _start_processes(self, listener: int, tokens: dict[str, str]) -> None:
+        self._keep(programs.web(self.data, self._environment, fd=listener))
         for worker in programs.celery_workers(self.data, self._environment):
             self._keep(worker)
         self._keep(programs.beat(self.data, self._environment))
@@ -206,7 +211,7 @@ class Supervisor:
             if failing is not None:
                 raise StackError(f"{failing.name} keeps ending ({failing.log}):\n{last_lines(failing.log)}")
             status, verdict = readiness(self.url)
-            if status == 200 and all(one.running() for one in self._tended.values()):  # noqa: PLR2004  # HTTP's OK
+            if status == HTTPStatus.OK and self._all_running() and self._workers_registered():
                 names = [name for name in self._tended if name not in {"postgres", "valkey"}]
                 self._ok(" / ".join(names))
                 return
@@ -215,6 +220,18 @@ class Supervisor:
                     f"Not ready after {_READY_WITHIN:.0f} s, logs are in {self.data.path / 'log'}:\n{verdict}"
                 )
             time.sleep(0.1)
+
+    def _all_running(self) -> bool:
+        return all(one.running() for one in self._tended.values())
+
+    def _workers_registered(self) -> bool:
+        """Whether the hub lists the bundled workers, which register themselves a moment after they start."""
+        if not self.with_workers:
+            return True
+        token = self.data.token_file.read_text(encoding="utf-8").strip()
+        status, body = ask(f"{self.url}/api/v1/workers", token=token)
+        names = map(programs.worker_name, programs.bundled_worker_scripts())
+        return status != HTTPStatus.OK or all(f'"{name}"' in body for name in names)
 
     def _write_stack_file(self, *, ready: bool) -> None:
         environment = self._environment
@@ -272,11 +289,17 @@ def end_leftovers(kept: Secrets) -> None:
 
 def readiness(url: str) -> tuple[int, str]:
     """What ``/readyz`` answers: the status and the body; status 0 when there is no answer."""
+    return ask(f"{url}/readyz")
+
+
+def ask(url: str, *, token: str | None = None) -> tuple[int, str]:
+    """GET from the product, on our own loopback address whatever proxies the environment names."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})  # noqa: S310
     try:
-        with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:  # noqa: S310  # our own loopback address
-            return answer.status, ""
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=5) as answer:
+            return answer.status, answer.read().decode(errors="replace")
     except urllib.error.HTTPError as refusal:
-        return refusal.code, refusal.read(2000).decode(errors="replace")
+        return refusal.code, refusal.read().decode(errors="replace")
     except OSError as failure:
         return 0, str(failure)
 

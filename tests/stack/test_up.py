@@ -1,0 +1,188 @@
+"""bin/up and bin/demo, as a person meets them: real processes in folders with awkward names."""
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+import psycopg
+import pytest
+
+from config.stack.processes import marked
+from config.stack.supervisor import ask
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 120.0
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "Größe und Länge"
+    yield folder
+    _call("up", "reset", "--yes", "--data", str(folder))
+
+
+def _environment(**more: str) -> dict[str, str]:
+    """A person's environment: without what the test run put there for itself."""
+    ours = ("GATEHOUSE_", "DJANGO_", "PYTEST_", "DATABASE_URL", "REDIS_URL")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | more
+
+
+def _call(command: str, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(ROOT / "bin" / command), *arguments],
+        env=_environment(),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+
+
+@contextmanager
+def _up(data: Path, *arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A ready stack, ended by Ctrl-C unless the test did something else to it."""
+    log = data.with_suffix(".out")
+    with (
+        log.open("w") as output,
+        subprocess.Popen(
+            [str(ROOT / "bin" / "up"), "--data", str(data), *arguments],
+            env=_environment(**environment),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as child,
+    ):
+        try:
+            _wait(lambda: child.poll() is not None or "Stop: Ctrl-C" in log.read_text(), why=log.read_text)
+            assert child.poll() is None, log.read_text()
+            yield child
+        finally:
+            if child.poll() is None:
+                child.send_signal(signal.SIGINT)
+            child.wait(timeout=PATIENCE)
+
+
+def _wait(until: Callable[[], bool], *, why: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not until():
+        assert time.monotonic() < deadline, why()
+        time.sleep(0.05)
+
+
+def _stack(data: Path) -> dict[str, str]:
+    stack: dict[str, str] = json.loads((data / "stack.json").read_text())
+    return stack
+
+
+def _processes(data: Path) -> Mapping[str, int]:
+    processes: dict[str, int] = json.loads((data / "stack.json").read_text())["processes"]
+    return processes
+
+
+def _mark(data: Path) -> str:
+    return str(json.loads((data / "secrets.json").read_text())["mark"])
+
+
+def _works(data: Path) -> bool:
+    """Ready, and a token from an earlier start is still known: the data is there."""
+    url, token = _stack(data)["url"], (data / "api-token").read_text().strip()
+    return ask(f"{url}/readyz")[0] == HTTPStatus.OK and ask(f"{url}/api/v1/whoami", token=token)[0] == HTTPStatus.OK
+
+
+@pytest.mark.ci
+def test_it_comes_up_and_ctrl_c_leaves_nothing_behind(data: Path) -> None:
+    with _up(data, "--no-workers") as child:
+        assert _works(data)
+        for name in ("stack.json", "secrets.json", "api-token", "admin-password"):
+            assert stat.S_IMODE((data / name).stat().st_mode) == 0o600, name
+        assert _call("up", "status", "--data", data.name, cwd=data.parent).returncode == 0
+        running = marked(_mark(data))
+
+        child.send_signal(signal.SIGINT)
+        assert child.wait(timeout=PATIENCE) == 0
+
+    assert running
+    assert not any(process.is_running() for process in running)
+    assert not (data / "stack.json").exists()
+    assert _call("up", "status", "--data", str(data)).returncode == 3
+
+
+@pytest.mark.ci
+def test_a_second_one_in_the_same_folder_says_so_and_one_in_another_folder_runs(data: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    with _up(data, "--no-workers"), _up(other, "--no-workers") as neighbour:
+        second = _call("up", "--data", str(data))
+
+        assert second.returncode == 1
+        assert _stack(data)["url"] in second.stderr
+        assert _works(data)
+        assert _works(other)
+        assert _call("up", "down", "--data", str(other)).returncode == 0
+        assert neighbour.wait(timeout=PATIENCE) == 0
+        assert _works(data)
+    _call("up", "reset", "--yes", "--data", str(other))
+
+
+@pytest.mark.ci
+def test_whatever_is_killed_comes_back_with_all_data(data: Path) -> None:
+    with _up(data, "--no-workers"):
+        before = dict(_processes(data))
+        for pid in before.values():
+            os.kill(pid, signal.SIGKILL)
+
+        _wait(lambda: not set(before.values()) & set(_processes(data).values()), why=lambda: _processes(data))
+        _wait(lambda: _works(data), why=lambda: ask(f"{_stack(data)['url']}/readyz"))
+
+
+@pytest.mark.ci
+def test_a_killed_supervisor_is_followed_by_one_with_all_data(data: Path) -> None:
+    with _up(data, "--no-workers") as child:
+        orphans = marked(_mark(data))
+        child.kill()
+        child.wait()
+
+    with _up(data, "--no-workers"):
+        assert _works(data)
+        assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in orphans)
+
+
+@pytest.mark.ci
+def test_servers_that_the_environment_names_are_used_and_none_is_embedded(data: Path) -> None:
+    with psycopg.connect(os.environ["DATABASE_URL"], autocommit=True) as connection:
+        connection.execute("SET ROLE NONE")
+        connection.execute("DROP DATABASE IF EXISTS stack_elsewhere")
+        connection.execute("CREATE DATABASE stack_elsewhere")
+    elsewhere = urlsplit(os.environ["DATABASE_URL"])._replace(path="/stack_elsewhere").geturl()
+    with _up(data, "--no-workers", DATABASE_URL=elsewhere, REDIS_URL=os.environ["REDIS_URL"]):
+        assert _works(data)
+        assert not {"postgres", "valkey"} & set(_processes(data))
+        assert not (data / "postgres").exists()
+        assert not (data / "valkey").exists()
+
+
+def test_the_demo_refuses_what_holds_no_python_before_it_starts_anything(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.txt").write_text("no code")
+    data = tmp_path / "data"
+
+    for path, complaint in {
+        "missing": "There is no folder",
+        "empty/notes.txt": "is a file",
+        "empty": "There is no Python in",
+    }.items():
+        refusal = _call("demo", path, "--data", str(data), cwd=tmp_path)
+
+        assert refusal.returncode == 1
+        assert refusal.stderr.startswith(("There is no", str(tmp_path)))
+        assert complaint in refusal.stderr
+        assert not data.exists()
