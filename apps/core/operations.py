@@ -160,14 +160,22 @@ def find(name: str) -> Operation:
         raise UnknownOperation(f"There is no operation {name[:100]!r}.") from None
 
 
+def permit(declared: Operation, caller: Acting) -> None:
+    """Interfaces ask this before they look at the arguments, so that who may not call learns nothing from them.
+
+    :raises MissingScope: if the caller holds none of the operation's scopes.
+    """
+    if not declared.visible_to(caller):
+        raise MissingScope(f"{declared.name} needs the scope {' or '.join(sorted(declared.scopes))}.")
+
+
 def call(declared: Operation, caller: Acting, given: BaseModel) -> Reply:
     """Run an operation as its caller.
 
     :raises MissingScope: if the caller holds none of its scopes.
     :raises DomainError: whatever the operation refuses.
     """
-    if not declared.visible_to(caller):
-        raise MissingScope(f"{declared.name} needs the scope {' or '.join(sorted(declared.scopes))}.")
+    permit(declared, caller)
     if declared.own_transactions:
         answer = declared.run(caller, given)
     else:
@@ -178,6 +186,7 @@ def call(declared: Operation, caller: Acting, given: BaseModel) -> Reply:
 
 def call_with(declared: Operation, caller: Acting, arguments: Any) -> Reply:
     """As :func:`call`, with decoded JSON as arguments."""
+    permit(declared, caller)
     return call(declared, caller, parse(declared.input, arguments))
 
 
@@ -194,4 +203,5 @@ __all__ = [
     "call_with",
     "find",
     "operation",
+    "permit",
 ]

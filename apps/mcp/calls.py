@@ -65,6 +65,7 @@ def call_tool(exchange: Exchange, params: CallToolRequestParams) -> CallToolResu
     if declared is None:
         raise ProtocolError(INVALID_PARAMS, f"Unknown tool: {params.name[:100]}")
     try:
+        operations.permit(declared, exchange.caller)
         if exchange.body_size > max_body(declared) + _ENVELOPE:
             raise TooLarge(f"The arguments of {declared.name} are over {max_body(declared)} bytes.")
         arguments = params.arguments or {}

@@ -166,6 +166,7 @@ def _content(caller: Acting, uri: str) -> Any:
 
 def read_with(found: Reader, caller: Acting, values: Mapping[str, Any]) -> Any:
     """What an operation answers to values that came as text, as JSON."""
+    operations.permit(found.declared, caller)
     reply = operations.call(found.declared, caller, parse_strings(found.declared.input, values))
     return reply.output.model_dump(mode="json") if reply.output is not None else {}
 

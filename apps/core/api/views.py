@@ -29,11 +29,13 @@ class OperationView(APIView):
 
     def answer(self, request: Request, **path: str) -> Response:
         declared, route = self.declared[request.method or ""]
+        caller = caller_of(request)
+        operations.permit(declared, caller)
         if route.method in {"GET", "DELETE"}:
             given = parse_strings(declared.input, _from_url(declared, request, path))
         else:
             given = parse(declared.input, _from_body(declared, request, path))
-        reply = operations.call(declared, caller_of(request), given)
+        reply = operations.call(declared, caller, given)
         if reply.output is None:
             return Response(status=reply.status)
         return Response(reply.output.model_dump(mode="json"), status=reply.status or route.status)
