@@ -56,6 +56,8 @@ ALLOW_LOOPBACK = env.bool("GATEHOUSE_ALLOW_LOOPBACK", default=not PRODUCTION)
 INSTALLED_APPS = [
     "apps.core",
     "apps.principals",
+    "apps.receipts",
+    "apps.digests",
     "apps.memory",
     "apps.tasks",
     "apps.mcp",

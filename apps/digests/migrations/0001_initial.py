@@ -1,0 +1,462 @@
+import datetime
+
+import django.contrib.postgres.fields
+import django.db.models.deletion
+from django.db import migrations, models
+
+from apps.core.rls import immutable, protect
+
+
+class Migration(migrations.Migration):
+    initial = True
+
+    dependencies = [("principals", "0001_initial"), ("receipts", "0001_initial")]
+
+    operations = [
+        migrations.CreateModel(
+            name="Entry",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                (
+                    "kind",
+                    models.CharField(choices=[("item", "Item"), ("digest_snapshot", "Digest Snapshot")], max_length=15),
+                ),
+                ("sequence", models.BigIntegerField()),
+                ("revision", models.IntegerField(null=True)),
+                ("source_system", models.CharField(max_length=50)),
+                (
+                    "receipt_ids",
+                    django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), size=None),
+                ),
+                ("count", models.IntegerField()),
+                ("title", models.CharField(max_length=200, null=True)),
+                ("summary", models.TextField(null=True)),
+                ("first_at", models.DateTimeField()),
+                ("last_at", models.DateTimeField()),
+                (
+                    "flush_reason",
+                    models.CharField(
+                        choices=[
+                            ("window", "Window"),
+                            ("size", "Size"),
+                            ("immediate", "Immediate"),
+                            ("rollover", "Rollover"),
+                            ("lifecycle", "Lifecycle"),
+                            ("narrow", "Narrow"),
+                        ],
+                        max_length=9,
+                        null=True,
+                    ),
+                ),
+                ("delivery_handle", models.CharField(max_length=500, null=True)),
+                ("published_at", models.DateTimeField()),
+                ("superseded_by_seq", models.BigIntegerField(null=True)),
+                ("superseded_at", models.DateTimeField(null=True)),
+                ("acked_at", models.DateTimeField(null=True)),
+            ],
+            options={
+                "verbose_name_plural": "entries",
+            },
+        ),
+        migrations.CreateModel(
+            name="Inbox",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("last_seq", models.BigIntegerField(db_default=0, default=0)),
+                ("visible_unread", models.IntegerField(db_default=0, default=0)),
+                ("pending_unread", models.IntegerField(db_default=0, default=0)),
+                ("enabled", models.BooleanField(default=True)),
+                ("window", models.DurationField(default=datetime.timedelta(seconds=30))),
+                ("max_items", models.IntegerField(default=20)),
+                ("max_thread_age", models.DurationField(default=datetime.timedelta(days=1))),
+            ],
+        ),
+        migrations.AddField(
+            model_name="entry",
+            name="supersedes",
+            field=models.ForeignKey(
+                db_index=False,
+                null=True,
+                on_delete=django.db.models.deletion.SET_NULL,
+                related_name="superseded_by",
+                to="digests.entry",
+            ),
+        ),
+        migrations.AddField(
+            model_name="entry",
+            name="tenant",
+            field=models.ForeignKey(
+                db_index=False,
+                editable=False,
+                on_delete=django.db.models.deletion.PROTECT,
+                related_name="+",
+                to="principals.tenant",
+            ),
+        ),
+        migrations.AddField(
+            model_name="inbox",
+            name="principal",
+            field=models.ForeignKey(
+                db_index=False,
+                on_delete=django.db.models.deletion.PROTECT,
+                related_name="inboxes",
+                to="principals.principal",
+            ),
+        ),
+        migrations.AddField(
+            model_name="inbox",
+            name="tenant",
+            field=models.ForeignKey(
+                db_index=False,
+                editable=False,
+                on_delete=django.db.models.deletion.PROTECT,
+                related_name="+",
+                to="principals.tenant",
+            ),
+        ),
+        migrations.AddField(
+            model_name="entry",
+            name="inbox",
+            field=models.ForeignKey(
+                db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name="entries", to="digests.inbox"
+            ),
+        ),
+        migrations.CreateModel(
+            name="Thread",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("source_system", models.CharField(max_length=50)),
+                ("resource_ref", models.CharField(max_length=200)),
+                ("event_family", models.CharField(max_length=100)),
+                ("receipt_count", models.IntegerField(default=0)),
+                ("pending_count", models.IntegerField(default=0)),
+                ("flush_due_at", models.DateTimeField(null=True)),
+                ("revision", models.IntegerField(default=0)),
+                ("opened_at", models.DateTimeField()),
+                ("closed_at", models.DateTimeField(null=True)),
+                (
+                    "inbox",
+                    models.ForeignKey(
+                        db_index=False,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="threads",
+                        to="digests.inbox",
+                    ),
+                ),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        db_index=False,
+                        editable=False,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="principals.tenant",
+                    ),
+                ),
+            ],
+        ),
+        migrations.CreateModel(
+            name="ReceiptState",
+            fields=[
+                (
+                    "receipt",
+                    models.OneToOneField(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        primary_key=True,
+                        related_name="state",
+                        serialize=False,
+                        to="receipts.receipt",
+                    ),
+                ),
+                ("pending", models.BooleanField(default=False)),
+                ("delivered_at", models.DateTimeField(null=True)),
+                ("read_at", models.DateTimeField(null=True)),
+                ("archived_at", models.DateTimeField(null=True)),
+                ("acked_at", models.DateTimeField(null=True)),
+                (
+                    "entry",
+                    models.ForeignKey(
+                        db_index=False,
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="items",
+                        to="digests.entry",
+                    ),
+                ),
+                (
+                    "inbox",
+                    models.ForeignKey(
+                        db_index=False,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="receipts",
+                        to="digests.inbox",
+                    ),
+                ),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        db_index=False,
+                        editable=False,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="principals.tenant",
+                    ),
+                ),
+                (
+                    "thread",
+                    models.ForeignKey(
+                        db_index=False,
+                        null=True,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="receipts",
+                        to="digests.thread",
+                    ),
+                ),
+            ],
+        ),
+        migrations.AddField(
+            model_name="entry",
+            name="thread",
+            field=models.ForeignKey(
+                db_index=False,
+                null=True,
+                on_delete=django.db.models.deletion.PROTECT,
+                related_name="snapshots",
+                to="digests.thread",
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="inbox",
+            constraint=models.UniqueConstraint(fields=("tenant", "principal"), name="digests_inbox_once"),
+        ),
+        migrations.AddConstraint(
+            model_name="inbox",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("last_seq__gte", 0), ("pending_unread__gte", 0), ("visible_unread__gte", 0)),
+                name="digests_inbox_counts_from_zero",
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="inbox",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    ("max_items__range", (1, 500)),
+                    ("max_thread_age__gt", datetime.timedelta(0)),
+                    ("window__gte", datetime.timedelta(0)),
+                ),
+                name="digests_inbox_policy_possible",
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="thread",
+            index=models.Index(
+                condition=models.Q(("flush_due_at__isnull", False)), fields=["flush_due_at"], name="digests_thread_due"
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="thread",
+            index=models.Index(
+                condition=models.Q(("pending_count__gt", 0)), fields=["inbox"], name="digests_thread_pending"
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="thread",
+            constraint=models.UniqueConstraint(
+                condition=models.Q(("closed_at", None)),
+                fields=("tenant", "inbox", "source_system", "resource_ref", "event_family"),
+                name="digests_thread_one_open_per_key",
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="thread",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    models.Q(("flush_due_at", None), ("pending_count", 0)),
+                    models.Q(("flush_due_at__isnull", False), ("pending_count__gt", 0)),
+                    _connector="OR",
+                ),
+                name="digests_thread_due_iff_pending",
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="thread",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("closed_at", None), ("pending_count", 0), _connector="OR"),
+                name="digests_thread_closed_without_pending",
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="receiptstate",
+            index=models.Index(
+                condition=models.Q(("acked_at", None)), fields=["inbox", "receipt"], name="digests_receiptstate_unread"
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="receiptstate",
+            index=models.Index(fields=["inbox", "receipt"], name="digests_receiptstate_all"),
+        ),
+        migrations.AddIndex(
+            model_name="receiptstate",
+            index=models.Index(
+                condition=models.Q(("acked_at", None), ("thread__isnull", False)),
+                fields=["thread", "receipt"],
+                name="digests_receiptstate_in_thread",
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="receiptstate",
+            index=models.Index(
+                condition=models.Q(("entry__isnull", False)), fields=["entry"], name="digests_receiptstate_by_entry"
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="receiptstate",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    models.Q(("entry__isnull", False), ("pending", False), ("thread", None)),
+                    models.Q(("entry", None), ("thread__isnull", False)),
+                    _connector="OR",
+                ),
+                name="digests_receiptstate_in_one_place",
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="receiptstate",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("pending", False), ("acked_at", None), _connector="OR"),
+                name="digests_receiptstate_acked_is_not_pending",
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="receiptstate",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    models.Q(("acked_at", None), ("read_at", None)),
+                    models.Q(("acked_at__isnull", False), ("read_at__isnull", False)),
+                    _connector="OR",
+                ),
+                name="digests_receiptstate_read_iff_acked",
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="receiptstate",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("archived_at", None), ("acked_at__isnull", False), _connector="OR"),
+                name="digests_receiptstate_archived_is_acked",
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="entry",
+            index=models.Index(
+                condition=models.Q(("acked_at", None), ("superseded_by_seq", None)),
+                fields=["inbox", "sequence"],
+                name="digests_entry_live",
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="entry",
+            index=models.Index(
+                condition=models.Q(("acked_at", None), ("superseded_by_seq", None)),
+                fields=["inbox", "source_system", "sequence"],
+                name="digests_entry_live_by_source",
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="entry",
+            index=models.Index(
+                condition=models.Q(("acked_at", None), ("superseded_by_seq__isnull", False)),
+                fields=["inbox", "superseded_by_seq"],
+                name="digests_entry_superseded",
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="entry",
+            index=models.Index(
+                condition=models.Q(("supersedes__isnull", False)),
+                fields=["supersedes"],
+                name="digests_entry_by_superseded",
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="entry",
+            constraint=models.UniqueConstraint(
+                fields=("tenant", "inbox", "sequence"), name="digests_entry_sequence_once"
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="entry",
+            constraint=models.UniqueConstraint(
+                fields=("tenant", "thread", "revision"), name="digests_entry_revision_once"
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="entry",
+            constraint=models.UniqueConstraint(
+                condition=models.Q(("acked_at", None), ("superseded_by_seq", None), ("thread__isnull", False)),
+                fields=("tenant", "thread"),
+                name="digests_entry_one_live_per_thread",
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="entry",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    models.Q(
+                        ("count", 1),
+                        ("flush_reason", None),
+                        ("kind", "item"),
+                        ("revision", None),
+                        ("summary", None),
+                        ("thread", None),
+                        ("title", None),
+                    ),
+                    models.Q(
+                        ("flush_reason__isnull", False),
+                        ("kind", "digest_snapshot"),
+                        ("revision__isnull", False),
+                        ("summary__isnull", False),
+                        ("thread__isnull", False),
+                        ("title__isnull", False),
+                    ),
+                    _connector="OR",
+                ),
+                name="digests_entry_kind_has_its_shape",
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="entry",
+            constraint=models.CheckConstraint(
+                condition=models.Q(("count", models.F("receipt_ids__len")), ("count__gt", 0)),
+                name="digests_entry_counts_its_receipts",
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="entry",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    ("superseded_by_seq", None), ("superseded_by_seq__gt", models.F("sequence")), _connector="OR"
+                ),
+                name="digests_entry_superseded_by_a_later_one",
+            ),
+        ),
+        migrations.AddConstraint(
+            model_name="entry",
+            constraint=models.CheckConstraint(
+                condition=models.Q(
+                    models.Q(("superseded_at", None), ("superseded_by_seq", None)),
+                    models.Q(("superseded_at__isnull", False), ("superseded_by_seq__isnull", False)),
+                    _connector="OR",
+                ),
+                name="digests_entry_superseded_has_a_time",
+            ),
+        ),
+        protect("digests_inbox"),
+        protect("digests_thread"),
+        protect("digests_entry"),
+        protect("digests_receiptstate"),
+        immutable(
+            "digests_entry",
+            except_columns=("superseded_by_seq", "superseded_at", "acked_at", "supersedes_id"),
+            redactable=("title", "summary"),
+        ),
+    ]

@@ -1,0 +1,247 @@
+"""Inboxes, threads, entries, and where each receipt stands."""
+
+from datetime import timedelta
+from typing import Final
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models import F, Q
+
+from apps.digests.states import FlushReason, Kind
+from apps.principals.models import Principal, TenantModel
+from apps.receipts.models import Receipt
+
+# A thread rolls over when it has held this many receipts, which bounds a snapshot.
+THREAD_LIMIT: Final = 500
+
+
+class Inbox(TenantModel):
+    """What one principal owns: a counter, a policy, entries. Its row is the mutex of everything in it.
+
+    Whatever changes an inbox locks this row first, in a statement of its own. `last_seq` is the sequence of the
+    newest entry, hence the state that a read is as of; it never goes back. The unread counters are kept under the
+    same lock, so that they always equal what counting would give.
+    """
+
+    principal = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="inboxes", db_index=False)
+    last_seq = models.BigIntegerField(default=0, db_default=0)
+    visible_unread = models.IntegerField(default=0, db_default=0)
+    pending_unread = models.IntegerField(default=0, db_default=0)
+    # The policy: how receipts with a group are gathered.
+    enabled = models.BooleanField(default=True)
+    window = models.DurationField(default=timedelta(seconds=30))
+    max_items = models.IntegerField(default=20)
+    max_thread_age = models.DurationField(default=timedelta(hours=24))
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "principal"], name="digests_inbox_once"),
+            models.CheckConstraint(
+                condition=Q(last_seq__gte=0, visible_unread__gte=0, pending_unread__gte=0),
+                name="digests_inbox_counts_from_zero",
+            ),
+            models.CheckConstraint(
+                condition=Q(
+                    window__gte=timedelta(0),
+                    max_items__range=(1, THREAD_LIMIT),
+                    max_thread_age__gt=timedelta(0),
+                ),
+                name="digests_inbox_policy_possible",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"inbox of {self.principal}"
+
+
+class Thread(TenantModel):
+    """The mutable group behind snapshots: receipts about one resource, of one family, from one source.
+
+    Receipts wait in its burst buffer (`pending_count`, `flush_due_at`) and surface by snapshots, numbered by
+    `revision`. It closes when all is acked and nothing waits, or when it rolls over; its live snapshot stays visible.
+    """
+
+    inbox = models.ForeignKey(Inbox, on_delete=models.PROTECT, related_name="threads", db_index=False)
+    source_system = models.CharField(max_length=50)
+    resource_ref = models.CharField(max_length=200)
+    event_family = models.CharField(max_length=100)
+    receipt_count = models.IntegerField(default=0)
+    pending_count = models.IntegerField(default=0)
+    flush_due_at = models.DateTimeField(null=True)
+    revision = models.IntegerField(default=0)
+    opened_at = models.DateTimeField()
+    closed_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["tenant", "inbox", "source_system", "resource_ref", "event_family"],
+                condition=Q(closed_at=None),
+                name="digests_thread_one_open_per_key",
+            ),
+            models.CheckConstraint(
+                condition=Q(pending_count=0, flush_due_at=None) | Q(pending_count__gt=0, flush_due_at__isnull=False),
+                name="digests_thread_due_iff_pending",
+            ),
+            models.CheckConstraint(
+                condition=Q(closed_at=None) | Q(pending_count=0), name="digests_thread_closed_without_pending"
+            ),
+        ]
+        indexes = [
+            # Serves selectors.due_threads(), every second.
+            models.Index(fields=["flush_due_at"], name="digests_thread_due", condition=Q(flush_due_at__isnull=False)),
+            # Serves sql.PENDING_THREADS: what a policy change flushes.
+            models.Index(fields=["inbox"], name="digests_thread_pending", condition=Q(pending_count__gt=0)),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.source_system} {self.resource_ref} {self.event_family}"
+
+
+class Entry(TenantModel):
+    """What an agent reads and acks: one receipt (`item`) or an immutable snapshot of a thread.
+
+    Visible as of N: `sequence <= N`, not superseded at or before N, not acked. An item's title and summary are its
+    receipt's; a snapshot's are made once, when it is published. `receipt_ids` are primary keys of receipts.
+    """
+
+    inbox = models.ForeignKey(Inbox, on_delete=models.PROTECT, related_name="entries", db_index=False)
+    kind = models.CharField(max_length=15, choices=Kind)
+    sequence = models.BigIntegerField()
+    thread = models.ForeignKey(Thread, on_delete=models.PROTECT, null=True, related_name="snapshots", db_index=False)
+    revision = models.IntegerField(null=True)
+    source_system = models.CharField(max_length=50)
+    receipt_ids = ArrayField(models.BigIntegerField())
+    count = models.IntegerField()
+    title = models.CharField(max_length=200, null=True)
+    summary = models.TextField(null=True)
+    first_at = models.DateTimeField()
+    last_at = models.DateTimeField()
+    flush_reason = models.CharField(max_length=9, choices=FlushReason, null=True)
+    delivery_handle = models.CharField(max_length=500, null=True)
+    published_at = models.DateTimeField()
+    supersedes = models.ForeignKey(
+        "self", on_delete=models.SET_NULL, null=True, related_name="superseded_by", db_index=False
+    )
+    superseded_by_seq = models.BigIntegerField(null=True)
+    superseded_at = models.DateTimeField(null=True)
+    acked_at = models.DateTimeField(null=True)
+
+    class Meta:
+        verbose_name_plural = "entries"
+        constraints = [
+            # Serves selectors.history() and look-ups by sequence.
+            models.UniqueConstraint(fields=["tenant", "inbox", "sequence"], name="digests_entry_sequence_once"),
+            models.UniqueConstraint(fields=["tenant", "thread", "revision"], name="digests_entry_revision_once"),
+            models.UniqueConstraint(
+                fields=["tenant", "thread"],
+                condition=Q(thread__isnull=False, acked_at=None, superseded_by_seq=None),
+                name="digests_entry_one_live_per_thread",
+            ),
+            models.CheckConstraint(
+                condition=Q(
+                    kind=Kind.ITEM, thread=None, revision=None, flush_reason=None, title=None, summary=None, count=1
+                )
+                | Q(
+                    kind=Kind.DIGEST_SNAPSHOT,
+                    thread__isnull=False,
+                    revision__isnull=False,
+                    flush_reason__isnull=False,
+                    title__isnull=False,
+                    summary__isnull=False,
+                ),
+                name="digests_entry_kind_has_its_shape",
+            ),
+            models.CheckConstraint(
+                condition=Q(count=F("receipt_ids__len")) & Q(count__gt=0), name="digests_entry_counts_its_receipts"
+            ),
+            models.CheckConstraint(
+                condition=Q(superseded_by_seq=None) | Q(superseded_by_seq__gt=F("sequence")),
+                name="digests_entry_superseded_by_a_later_one",
+            ),
+            models.CheckConstraint(
+                condition=Q(superseded_by_seq=None, superseded_at=None)
+                | Q(superseded_by_seq__isnull=False, superseded_at__isnull=False),
+                name="digests_entry_superseded_has_a_time",
+            ),
+        ]
+        indexes = [
+            # Serves sql.READ and sql.BOUNDARY: what is visible now.
+            models.Index(
+                fields=["inbox", "sequence"],
+                name="digests_entry_live",
+                condition=Q(acked_at=None, superseded_by_seq=None),
+            ),
+            # Serves sql.READ with a source.
+            models.Index(
+                fields=["inbox", "source_system", "sequence"],
+                name="digests_entry_live_by_source",
+                condition=Q(acked_at=None, superseded_by_seq=None),
+            ),
+            # Serves sql.BOUNDARY: what an older read was shown and has been superseded since.
+            models.Index(
+                fields=["inbox", "superseded_by_seq"],
+                name="digests_entry_superseded",
+                condition=Q(acked_at=None, superseded_by_seq__isnull=False),
+            ),
+            # Serves the removal of a superseded entry.
+            models.Index(
+                fields=["supersedes"], name="digests_entry_by_superseded", condition=Q(supersedes__isnull=False)
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"ent_{self.pk}"
+
+
+class ReceiptState(TenantModel):
+    """Where one receipt stands in its inbox, and how far it has come: delivered, read, archived, acked.
+
+    A receipt is in one place: an item entry of its own, or a thread, there pending or published. One row per
+    receipt of the inbox surface; ledger receipts have none.
+    """
+
+    receipt = models.OneToOneField(Receipt, on_delete=models.CASCADE, primary_key=True, related_name="state")
+    inbox = models.ForeignKey(Inbox, on_delete=models.PROTECT, related_name="receipts", db_index=False)
+    entry = models.ForeignKey(Entry, on_delete=models.PROTECT, null=True, related_name="items", db_index=False)
+    thread = models.ForeignKey(Thread, on_delete=models.PROTECT, null=True, related_name="receipts", db_index=False)
+    pending = models.BooleanField(default=False)
+    delivered_at = models.DateTimeField(null=True)
+    read_at = models.DateTimeField(null=True)
+    archived_at = models.DateTimeField(null=True)
+    acked_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(entry__isnull=False, thread=None, pending=False) | Q(entry=None, thread__isnull=False),
+                name="digests_receiptstate_in_one_place",
+            ),
+            models.CheckConstraint(
+                condition=Q(pending=False) | Q(acked_at=None), name="digests_receiptstate_acked_is_not_pending"
+            ),
+            models.CheckConstraint(
+                condition=Q(read_at=None, acked_at=None) | Q(read_at__isnull=False, acked_at__isnull=False),
+                name="digests_receiptstate_read_iff_acked",
+            ),
+            models.CheckConstraint(
+                condition=Q(archived_at=None) | Q(acked_at__isnull=False),
+                name="digests_receiptstate_archived_is_acked",
+            ),
+        ]
+        indexes = [
+            # Serve selectors.inbox_receipts(), the raw path: unread ones, and all.
+            models.Index(fields=["inbox", "receipt"], name="digests_receiptstate_unread", condition=Q(acked_at=None)),
+            models.Index(fields=["inbox", "receipt"], name="digests_receiptstate_all"),
+            # Serves sql.MEMBERS: what a snapshot of a thread holds.
+            models.Index(
+                fields=["thread", "receipt"],
+                name="digests_receiptstate_in_thread",
+                condition=Q(acked_at=None, thread__isnull=False),
+            ),
+            # Serves the removal of an entry.
+            models.Index(fields=["entry"], name="digests_receiptstate_by_entry", condition=Q(entry__isnull=False)),
+        ]
+
+    def __str__(self) -> str:
+        return f"state of {self.receipt}"

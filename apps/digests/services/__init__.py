@@ -1,0 +1,28 @@
+"""Commands on inboxes. Each locks the inbox first; none calls out, waits or renders while it holds it."""
+
+from apps.digests.services.acking import Acked, ack, ack_receipt, ack_through, archive_receipt
+from apps.digests.services.delivery import mark_delivered
+from apps.digests.services.flushing import flush, flush_due
+from apps.digests.services.policies import PolicyChange, set_policy
+from apps.digests.services.posting import Posted, post, post_many
+from apps.receipts.services import Group, ObligationDraft, Poster, ReceiptDraft
+
+__all__ = [
+    "Acked",
+    "Group",
+    "ObligationDraft",
+    "PolicyChange",
+    "Posted",
+    "Poster",
+    "ReceiptDraft",
+    "ack",
+    "ack_receipt",
+    "ack_through",
+    "archive_receipt",
+    "flush",
+    "flush_due",
+    "mark_delivered",
+    "post",
+    "post_many",
+    "set_policy",
+]

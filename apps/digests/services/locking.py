@@ -1,0 +1,80 @@
+"""The one mutex per inbox."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from django.db import connection, transaction
+
+from apps.core.sql import hot_cursor
+from apps.digests import sql
+from apps.digests.models import Inbox
+from apps.digests.signals import inbox_changed
+
+
+@dataclass(frozen=True, slots=True)
+class LockedInbox:
+    """Proof that this transaction holds the inbox. What it carries can't change while it does."""
+
+    id: int
+    tenant_id: int
+    principal_id: int
+    enabled: bool
+    window: timedelta
+    max_items: int
+    max_thread_age: timedelta
+
+    def advance(self, *, sequences: int = 0, visible: int = 0, pending: int = 0) -> int:
+        """Take sequences and move the unread counters; answers the last sequence taken."""
+        with connection.cursor() as cursor:
+            cursor.execute(
+                sql.ADVANCE, {"inbox": self.id, "sequences": sequences, "visible": visible, "pending": pending}
+            )
+            last: int = cursor.fetchone()[0]
+        return last
+
+    def announce(self) -> None:
+        """Hint on commit that a reader would now see another inbox."""
+        hint = partial(inbox_changed.send, Inbox, principal_id=self.principal_id, tenant_id=self.tenant_id)
+        transaction.on_commit(hint, robust=True)
+
+
+def lock(*, principal_id: int) -> LockedInbox | None:
+    """The principal's inbox, held until the transaction ends; None if it has none yet."""
+    return _first(sql.LOCK, [principal_id])
+
+
+def lock_or_create(*, tenant_id: int, principal_id: int) -> LockedInbox:
+    """As :func:`lock`; the first receipt makes the inbox."""
+    found = lock(principal_id=principal_id)
+    while found is None:
+        Inbox.objects.bulk_create([Inbox(tenant_id=tenant_id, principal_id=principal_id)], ignore_conflicts=True)
+        found = lock(principal_id=principal_id)
+    return found
+
+
+def lock_several(*, tenant_id: int, principal_ids: Collection[int]) -> dict[int, LockedInbox]:
+    """Several inboxes in the order of their ids, by principal; missing ones are made."""
+    wanted = sorted(set(principal_ids))
+    missing = set(wanted) - set(Inbox.objects.filter(principal_id__in=wanted).values_list("principal_id", flat=True))
+    Inbox.objects.bulk_create(
+        [Inbox(tenant_id=tenant_id, principal_id=principal) for principal in sorted(missing)], ignore_conflicts=True
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(sql.LOCK_SEVERAL, [wanted])
+        held = [LockedInbox(*row) for row in cursor.fetchall()]
+    return {inbox.principal_id: inbox for inbox in held}
+
+
+def lock_by_id(inbox_id: int, *, wait: bool) -> LockedInbox | None:
+    """One inbox; None if it is gone, or if somebody holds it and we don't wait."""
+    return _first(sql.LOCK_BY_ID if wait else sql.LOCK_BY_ID_UNLESS_BUSY, [inbox_id])
+
+
+def _first(statement: str, parameters: list[Any]) -> LockedInbox | None:
+    with hot_cursor() as cursor:
+        cursor.execute(statement, parameters)
+        row = cursor.fetchone()
+    return LockedInbox(*row) if row else None

@@ -1,0 +1,160 @@
+"""Questions about facts: one receipt, its chain, what is owed."""
+
+import uuid as uuids
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+from uuid import UUID
+
+from django.db import connection
+from django.db.models import Q
+
+from apps.receipts import sql
+from apps.receipts.errors import UnknownReceipt
+from apps.receipts.models import Obligation, Receipt
+
+CHAIN_LIMIT: Final = 1000
+
+
+def find(reference: str) -> Receipt:
+    """The receipt of this receipt id, or else of this uuid, in the current tenant.
+
+    :raises UnknownReceipt: if there is none.
+    """
+    receipts = Receipt.objects.select_related("recipient", "poster")
+    found = receipts.filter(receipt_id=reference).first()
+    if found is None and (as_uuid := _uuid(reference)) is not None:
+        found = receipts.filter(uuid=as_uuid).first()
+    if found is None:
+        raise UnknownReceipt(f"There is no receipt {reference[:100]!r}.")
+    return found
+
+
+def find_for(reference: str, *, principal_id: int) -> Receipt:
+    """As :func:`find`, for a principal that has received or posted it; for others there is none."""
+    found = find(reference)
+    if principal_id not in {found.recipient_id, found.poster_id}:
+        raise UnknownReceipt(f"There is no receipt {reference[:100]!r}.")
+    return found
+
+
+def in_order(receipt_pks: Sequence[int]) -> list[Receipt]:
+    """The receipts of these keys, in their order; pruned ones are left out."""
+    found = Receipt.objects.select_related("recipient", "poster").in_bulk(list(receipt_pks))
+    return [found[pk] for pk in receipt_pks if pk in found]
+
+
+def _uuid(reference: str) -> UUID | None:
+    try:
+        return uuids.UUID(reference)
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One receipt of a chain and what it hangs from, by receipt id where that is known."""
+
+    id: int
+    receipt_id: str
+    uuid: UUID
+    event_type: str
+    source_system: str
+    recipient: str
+    recipient_id: int
+    poster_id: int
+    title: str | None
+    surface: str
+    requires_action: bool
+    created_at: datetime
+    caused_by: str | None
+    pairs_with: str | None
+    obligation_open: bool | None
+    """None where the receipt opened none."""
+
+    def concerns(self, principal_id: int) -> bool:
+        return principal_id in {self.recipient_id, self.poster_id}
+
+
+def chain(receipt_ref: str) -> list[Link]:
+    """The whole tree around a receipt, both ways: causes, consequences and pairs, oldest first.
+
+    At most 1,000 receipts, those nearest by links first.
+
+    :raises UnknownReceipt: if there is no such receipt.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(sql.CHAIN, {"receipt": find(receipt_ref).pk, "limit": CHAIN_LIMIT})
+        keys = [pk for (pk,) in cursor.fetchall()]
+    rows = (
+        Receipt.objects.filter(pk__in=keys)
+        .select_related("recipient", "caused_by", "pairs_with", "obligation")
+        .order_by("id")
+    )
+    return [_link(row) for row in rows]
+
+
+def _link(row: Receipt) -> Link:
+    obligation = getattr(row, "obligation", None)
+    return Link(
+        id=row.pk,
+        receipt_id=row.receipt_id,
+        uuid=row.uuid,
+        event_type=row.event_type,
+        source_system=row.source_system,
+        recipient=row.recipient.name,
+        recipient_id=row.recipient_id,
+        poster_id=row.poster_id,
+        title=row.title,
+        surface=row.surface,
+        requires_action=row.requires_action,
+        created_at=row.created_at,
+        caused_by=row.caused_by.receipt_id if row.caused_by else row.caused_by_ref,
+        pairs_with=row.pairs_with.receipt_id if row.pairs_with else row.pairs_with_ref,
+        obligation_open=None if obligation is None else obligation.closed_at is None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owed:
+    """An open obligation."""
+
+    id: int
+    receipt_id: str
+    event_type: str
+    source_system: str
+    title: str | None
+    summary: str
+    debtor: str
+    creditor: str
+    suggested_next_step: str | None
+    opened_at: datetime
+
+
+def obligations(
+    *, owed_by: int | None = None, awaited_by: int | None = None, after: int = 0, limit: int = 50
+) -> list[Owed]:
+    """Open obligations of a debtor, or those that a creditor awaits, oldest first, after the one with this key."""
+    side = Q() if owed_by is None else Q(debtor_id=owed_by)
+    side &= Q() if awaited_by is None else Q(creditor_id=awaited_by)
+    rows = (
+        Obligation.objects.filter(side, closed_at=None, receipt_id__gt=after)
+        .select_related("receipt", "debtor", "creditor")
+        .order_by("receipt_id")[:limit]
+    )
+    return [
+        Owed(
+            id=row.receipt_id,
+            receipt_id=row.receipt.receipt_id,
+            event_type=row.receipt.event_type,
+            source_system=row.receipt.source_system,
+            title=row.receipt.title,
+            summary=row.receipt.summary,
+            debtor=row.debtor.name,
+            creditor=row.creditor.name,
+            suggested_next_step=row.receipt.suggested_next_step,
+            opened_at=row.opened_at,
+        )
+        for row in rows
+    ]

@@ -1,0 +1,100 @@
+"""The statements behind recording a fact and walking its chain."""
+
+from typing import Final
+
+# Takes the key and writes the fact in one go. No row: the key is taken. A row without `stored`: the receipt id is.
+RECORD: Final = """
+with key as (
+    insert into receipts_receiptkey
+        (tenant_id, source_system, key_digest, content_digest, receipt_pk, receipt_id, uuid, created_at)
+    values (%(tenant)s::bigint, %(source_system)s::text, %(key_digest)s::bytea, %(content_digest)s::bytea,
+            nextval('receipts_receipt_id_seq'), %(receipt_id)s::text, uuidv7(), %(now)s::timestamptz)
+    on conflict (tenant_id, source_system, key_digest) do nothing
+    returning receipt_pk, uuid
+), fact as (
+    insert into receipts_receipt
+        (id, tenant_id, uuid, receipt_id, recipient_id, poster_id, source_system, event_type, dedupe_key, title,
+         summary, metadata, artifact_pointer, artifact_location, requires_action, suggested_next_step,
+         caused_by_ref, pairs_with_ref, caused_by_id, pairs_with_id, surface, groupable, resource_ref, event_family,
+         flush_class, summary_hint, break_thread, delivery_handle, created_at)
+    select key.receipt_pk, %(tenant)s::bigint, key.uuid, %(receipt_id)s::text, %(recipient)s::bigint,
+           %(poster)s::bigint, %(source_system)s::text, %(event_type)s::text, %(dedupe_key)s::text, %(title)s::text,
+           %(summary)s::text, %(metadata)s::jsonb, %(artifact_pointer)s::text, %(artifact_location)s::text,
+           %(requires_action)s::boolean, %(suggested_next_step)s::text, %(caused_by_ref)s::text,
+           %(pairs_with_ref)s::text, %(caused_by)s::bigint, %(pairs_with)s::bigint, %(surface)s::text,
+           %(groupable)s::boolean, %(resource_ref)s::text, %(event_family)s::text, %(flush_class)s::text,
+           %(summary_hint)s::text, %(break_thread)s::boolean, %(delivery_handle)s::text, %(now)s::timestamptz
+    from key
+    on conflict (tenant_id, receipt_id) do nothing
+    returning id
+)
+select key.receipt_pk, key.uuid, exists (select from fact) as stored from key
+"""
+
+# Both unique indexes, one row at most per reference.
+RESOLVE: Final = """
+select id, receipt_id, uuid::text from receipts_receipt
+where tenant_id = %s and (receipt_id = any(%s) or uuid = any(%s::uuid[]))
+"""
+
+# Whoever writes a reference to an unknown receipt and whoever brings that receipt meet here, so that one of them
+# sees the other. Sorted, hence free of deadlocks.
+MEET: Final = """
+select pg_advisory_xact_lock(key) from (
+    select distinct hashtextextended(%s::text || ':' || reference, 0) as key from unnest(%s::text[]) reference
+    order by 1
+) keys
+"""
+
+# Index: receipts_receipt_dangling.
+LINK_CONSEQUENCES: Final = """
+update receipts_receipt set caused_by_id = %(receipt)s
+where tenant_id = %(tenant)s and caused_by_ref = %(reference)s and caused_by_id is null and id <> %(receipt)s
+"""
+
+# Index: receipts_unmatched_by_ref.
+LINK_PAIRS: Final = """
+with matched as (
+    delete from receipts_unmatchedcloser
+    where tenant_id = %(tenant)s and reference = %(reference)s
+    returning receipt_id
+)
+update receipts_receipt set pairs_with_id = %(receipt)s
+from matched where receipts_receipt.id = matched.receipt_id
+returning receipts_receipt.id
+"""
+
+CLOSE: Final = """
+update receipts_obligation set closed_by_id = %s, closed_at = %s where receipt_id = %s and closed_at is null
+"""
+
+# Is this receipt among its own causes? Primary key only.
+IN_A_CYCLE: Final = """
+with recursive cause(id) as (
+    select target from receipts_receipt r, unnest(array[r.caused_by_id, r.pairs_with_id]) target
+    where r.id = %(receipt)s and target is not null
+    union
+    select target from cause join receipts_receipt r on r.id = cause.id,
+        unnest(array[r.caused_by_id, r.pairs_with_id]) target
+    where target is not null
+)
+select exists (select from cause where id = %(receipt)s)
+"""
+
+# The whole tree both ways. `union` visits a receipt once; the outer limit ends the walk early.
+# Indexes: the primary key upwards, receipts_receipt_by_cause and receipts_receipt_by_pair downwards.
+CHAIN: Final = """
+with recursive link(id) as (
+    select %(receipt)s::bigint
+    union
+    select next.id from link cross join lateral (
+        select target as id from receipts_receipt r, unnest(array[r.caused_by_id, r.pairs_with_id]) target
+        where r.id = link.id and target is not null
+        union all
+        select c.id from receipts_receipt c where c.caused_by_id = link.id
+        union all
+        select p.id from receipts_receipt p where p.pairs_with_id = link.id
+    ) next
+)
+select id from link limit %(limit)s
+"""

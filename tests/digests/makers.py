@@ -1,0 +1,60 @@
+"""Receipts and readers, made through the product's own services."""
+
+from datetime import datetime, timedelta
+from itertools import count
+from typing import Any
+
+from apps.core.sql import database_now
+from apps.digests import selectors, services
+from apps.digests.formats import parse_through
+from apps.digests.selectors import InboxPage
+from apps.digests.services import Acked, Group, Posted, Poster, ReceiptDraft
+from apps.principals.tenancy import Caller
+from tests.factories import T0
+
+_numbers = count(1)
+
+
+def make_draft(recipient: Caller, *, source: str = "github", **changes: Any) -> ReceiptDraft:
+    number = next(_numbers)
+    given: dict[str, Any] = {
+        "recipient_id": recipient.principal_id,
+        "source_system": source,
+        "event_type": "ci_update",
+        "dedupe_key": f"{source}:ci_update:{number}:v1",
+        "title": f"Event {number}",
+        "summary": f"What happened, number {number}",
+    }
+    return ReceiptDraft(**(given | changes))
+
+
+def post(recipient: Caller, *, poster: Caller | None = None, now: datetime = T0, **changes: Any) -> Posted:
+    return services.post(poster=Poster.of(poster or recipient), draft=make_draft(recipient, **changes), now=now)
+
+
+def post_grouped(recipient: Caller, resource: str = "pr:1", *, family: str = "ci", **changes: Any) -> Posted:
+    """A receipt that joins the thread of a resource."""
+    wanted = {name: changes.pop(name) for name in ("flush_class", "summary_hint", "break_thread") if name in changes}
+    return post(recipient, group=Group(resource_ref=resource, event_family=family, **wanted), **changes)
+
+
+def read(reader: Caller, **options: Any) -> InboxPage:
+    return selectors.read_inbox(reader.principal_id, **options)
+
+
+def ack_through(reader: Caller, token: str | None, *, now: datetime = T0) -> Acked:
+    return services.ack_through(principal_id=reader.principal_id, through=parse_through(token or ""), now=now)
+
+
+def pass_time(seconds: float) -> None:
+    """Move the database's clock within this transaction."""
+    from django.db import connection  # noqa: PLC0415
+
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "select set_config('gatehouse.now', %s, true)", [(database_now() + timedelta(seconds=seconds)).isoformat()]
+        )
+
+
+def receipt_ids(page: InboxPage) -> list[list[str]]:
+    return [entry.receipt_ids for entry in page.entries]
