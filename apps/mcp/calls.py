@@ -14,7 +14,7 @@ from mcp_types import (
     ToolAnnotations,
 )
 
-from apps.core import operations, strict_json
+from apps.core import json_schema, operations, strict_json
 from apps.core.errors import (
     Conflict,
     DomainError,
@@ -27,7 +27,6 @@ from apps.core.errors import (
     Unavailable,
 )
 from apps.core.operations import Operation, Reply
-from apps.mcp import json_schema
 from apps.mcp.paging import page
 from apps.mcp.protocol import Exchange, ProtocolError
 

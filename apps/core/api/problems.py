@@ -33,7 +33,7 @@ STATUS_OF_FAMILY: Final[dict[type[DomainError], int]] = {
     RateLimited: 429,
     Unavailable: 503,
 }
-_TITLES: Final = {
+TITLES: Final = {
     400: "Malformed request",
     401: "No valid credential",
     403: "Forbidden",
@@ -64,7 +64,7 @@ def problem(status: int, code: str, detail: str, **members: Any) -> dict[str, An
     """An RFC 9457 document."""
     return {
         "type": f"urn:gatehouse:problem:{code}",
-        "title": _TITLES.get(status, "Refused"),
+        "title": TITLES.get(status, "Refused"),
         "status": status,
         "code": code,
         "detail": detail,

@@ -1,11 +1,15 @@
 """OpenAPI from the registry."""
 
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from drf_spectacular.openapi import AutoSchema
-from drf_spectacular.utils import OpenApiParameter
-from pydantic import BaseModel
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
+from pydantic import BaseModel, create_model
 
+from apps.core import json_schema
+from apps.core.api.problems import TITLES
 from apps.core.api.views import OperationView
 from apps.core.operations import Operation, Route
 from apps.core.schemas import Output
@@ -47,10 +51,7 @@ class OperationSchema(AutoSchema):
 
     def get_operation_id(self) -> str:
         declared = self._declared()
-        return f"{declared[0].name}{self._suffix(declared[1])}" if declared else super().get_operation_id()
-
-    def _suffix(self, route: Route) -> str:
-        return "" if route.path.startswith("/api/") else "_door"
+        return _operation_id(*declared) if declared else super().get_operation_id()
 
     def get_tags(self) -> list[str]:
         declared = self._declared()
@@ -66,40 +67,72 @@ class OperationSchema(AutoSchema):
 
     def get_override_parameters(self) -> list[Any]:
         declared = self._declared()
-        if declared is None or declared[1].method not in {"GET", "DELETE"}:
+        if declared is None:
             return []
-        properties = declared[0].input.model_json_schema().get("properties", {})
-        required = declared[0].input.model_json_schema().get("required", [])
+        operation, route = declared
+        schema = json_schema.of(operation.input, "validation")
+        members = {name: _as_text(member) for name, member in schema["properties"].items()}
         return [
-            OpenApiParameter(name=name, type=schema, location="query", required=name in required)
-            for name, schema in properties.items()
-            if name not in declared[1].parameters
+            OpenApiParameter(
+                name=name,
+                type={key: value for key, value in member.items() if key != "description"},
+                location="path" if name in route.parameters else "query",
+                required=name in schema.get("required", []),
+                description=member.get("description", ""),
+            )
+            for name, member in members.items()
+            # An object can't be written into an address; whoever needs it sends a body.
+            if name in route.parameters or (not _takes_body(route) and member.get("type") != "object")
         ]
 
     def get_request_serializer(self) -> Any:
         declared = self._declared()
-        if declared is None or declared[1].method in {"GET", "DELETE"}:
+        if declared is None or not _takes_body(declared[1]):
             return None
-        return without(declared[0].input, declared[1].parameters)
+        return _body(declared[0].input, declared[1].parameters)
 
     def get_response_serializers(self) -> Any:
         declared = self._declared()
         if declared is None:
-            return None
+            return super().get_response_serializers()
         operation, route = declared
         refusal = SeedRefusal if route.manner == "seed" else Problem
+        media_type = "application/json" if route.manner == "seed" else "application/problem+json"
         refusals = _REFUSALS.get(route.method, _WRITE_REFUSALS)
-        return {str(route.status): operation.output} | {
-            (str(status), "application/json" if route.manner == "seed" else "application/problem+json"): refusal
-            for status in refusals
+        described = {
+            (str(status), media_type): OpenApiResponse(refusal, description=TITLES[status]) for status in refusals
         }
+        return {
+            (str(route.status), "application/json"): OpenApiResponse(operation.output, description="Done")
+        } | described
 
 
-def without(model: type[BaseModel], names: tuple[str, ...]) -> type[BaseModel]:
+def _operation_id(declared: Operation, route: Route) -> str:
+    """The operation's name at its first route; elsewhere with what tells the route apart."""
+    if route == declared.routes[0]:
+        return declared.name
+    return f"{declared.name}_door" if route.manner == "seed" else f"{declared.name}_{route.method.lower()}"
+
+
+def _as_text(member: Mapping[str, Any]) -> dict[str, Any]:
+    """A member's schema where the value stands in an address: it is left out, never null."""
+    choices = [choice for choice in member.get("anyOf", []) if choice.get("type") != "null"]
+    rest = {key: value for key, value in member.items() if key != "anyOf" and (key, value) != ("default", None)}
+    if not choices:
+        return rest
+    return rest | (choices[0] if len(choices) == 1 else {"anyOf": choices})
+
+
+def _takes_body(route: Route) -> bool:
+    return route.method not in {"GET", "DELETE"}
+
+
+@cache
+def _body(model: type[BaseModel], in_path: tuple[str, ...]) -> type[BaseModel]:
     """A body's model: the input less what stands in the path."""
-    if not names:
+    if not in_path:
         return model
-    from pydantic import create_model  # noqa: PLC0415
-
-    fields = {name: (info.annotation, info) for name, info in model.model_fields.items() if name not in names}
-    return create_model(f"{model.__name__}Body", __doc__=model.__doc__, **fields)  # type: ignore[call-overload, no-any-return]
+    members: dict[str, Any] = {
+        name: (member.annotation, member) for name, member in model.model_fields.items() if name not in in_path
+    }
+    return create_model(f"{model.__name__}Body", __config__=model.model_config, __doc__=model.__doc__, **members)

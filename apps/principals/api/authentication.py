@@ -1,4 +1,7 @@
+from typing import Any
+
 from django.utils import timezone
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
@@ -36,3 +39,19 @@ def _presented(request: Request) -> str | None:
         return service
     scheme, _, text = request.headers.get("Authorization", "").partition(" ")
     return text.strip() if scheme.lower() == "bearer" else None
+
+
+class TokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call]  # its registration by subclassing has no types
+    """Both headers in the OpenAPI document; either suffices."""
+
+    target_class = TokenAuthentication
+    name = ["bearer", "serviceToken"]
+
+    def get_security_definition(self, auto_schema: Any) -> list[dict[str, str]]:
+        return [
+            {"type": "http", "scheme": "bearer", "description": "A token: ght_<prefix>_<secret>."},
+            {"type": "apiKey", "in": "header", "name": "X-Service-Token", "description": "The same token."},
+        ]
+
+    def get_security_requirement(self, auto_schema: Any) -> list[dict[str, list[str]]]:
+        return [{name: []} for name in self.name]

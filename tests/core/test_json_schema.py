@@ -5,10 +5,10 @@ import json
 import jsonschema_rs
 import pytest
 
-from apps.core import operations
+from apps.core import json_schema, operations
 from apps.core.operations import Operation
 from apps.core.schemas import Empty
-from apps.mcp import calls, json_schema
+from apps.mcp import calls
 from apps.mcp.paging import page
 from tests.mcp.samples import Shapes
 

@@ -1,4 +1,4 @@
-"""The JSON Schemas that tools show: those of the operations, in the plain dialect that every client reads.
+"""The JSON Schemas that tools and routes show: those of the operations, in the plain dialect that every client reads.
 
 References are written out, titles that only repeat a name are dropped, and an object without members says so.
 Pure.
@@ -17,7 +17,7 @@ _NAMED = frozenset({"properties", "$defs", "patternProperties", "dependentSchema
 def of(model: type[BaseModel], mode: Literal["validation", "serialization"]) -> dict[str, Any]:
     """The schema of an input (`validation`) or an output (`serialization`). Shared: not to be changed.
 
-    :raises ValueError: if the model is not an object, which no tool may take or give.
+    :raises ValueError: if the model is not an object, which is all that an operation may take or give.
     """
     raw = model.model_json_schema(mode=mode)
     definitions = raw.pop("$defs", {})

@@ -1,0 +1,69 @@
+"""The OpenAPI document: valid, complete, and served with its browser from local files."""
+
+import io
+import json
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from django.core.management import call_command
+from django.test import Client
+
+from apps.core.operations import Operation, Route
+from tests.interfaces.asking import ROUTED
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    written = io.StringIO()
+    call_command("spectacular", "--validate", "--fail-on-warn", "--format", "openapi-json", stdout=written)
+    read: dict[str, Any] = json.loads(written.getvalue())
+    return read
+
+
+def test_the_document_is_openapi_3_1(document: dict[str, Any]) -> None:
+    assert document["openapi"].startswith("3.1")
+    assert set(document["components"]["securitySchemes"]) == {"bearer", "serviceToken"}
+
+
+@pytest.mark.parametrize(
+    ("declared", "route"), ROUTED, ids=lambda one: one.name if isinstance(one, Operation) else one.method
+)
+def test_every_route_is_described(document: dict[str, Any], declared: Operation, route: Route) -> None:
+    described = document["paths"][route.path][route.method.lower()]
+
+    assert described["operationId"].startswith(declared.name)
+    assert described["description"] == declared.description
+    in_path = {one["name"] for one in described.get("parameters", []) if one["in"] == "path"}
+    assert in_path == set(route.parameters)
+    asked = in_path | {one["name"] for one in described.get("parameters", []) if one["in"] == "query"}
+    asked |= set(_members(document, described))
+    assert asked <= set(declared.input.model_fields)
+    assert {name for name, member in declared.input.model_fields.items() if member.is_required()} <= asked
+    assert described["security"] == [{"bearer": []}, {"serviceToken": []}]
+    assert str(route.status) in described["responses"]
+    assert {"401", "403"} & set(described["responses"])
+
+
+def _members(document: dict[str, Any], described: dict[str, Any]) -> dict[str, Any]:
+    body = described.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    name = body.get("$ref", "").rpartition("/")[2]
+    found: dict[str, Any] = document["components"]["schemas"].get(name, body).get("properties", {})
+    return found
+
+
+def test_no_two_routes_share_an_id(document: dict[str, Any]) -> None:
+    ids = [described["operationId"] for methods in document["paths"].values() for described in methods.values()]
+    assert len(ids) == len(set(ids))
+
+
+def test_every_schema_is_json_schema(document: dict[str, Any]) -> None:
+    for schema in document["components"]["schemas"].values():
+        jsonschema_rs.meta.validate(schema)
+
+
+def test_the_document_and_its_browser_are_served_from_here(db: None) -> None:
+    assert Client().get("/api/schema/").status_code == 200
+    page = Client().get("/api/docs/").content.decode()
+    assert "cdn" not in page
+    assert "/static/drf_spectacular_sidecar/" in page
