@@ -173,6 +173,7 @@ SPECTACULAR_SETTINGS = {
     "REDOC_DIST": "SIDECAR",
     "COMPONENT_SPLIT_REQUEST": False,
 }
+ARTIFACT_MAX_BYTES = env.int("GATEHOUSE_ARTIFACT_MAX_BYTES", default=32 * 1024 * 1024)
 # A body above this is refused with 413 before it is parsed; routes may set less.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 8 * 1024 * 1024
 

@@ -1,0 +1,130 @@
+"""How other apps give the Celery workers something to execute::
+
+    @handler(task_type="thumbnail", params_schema={…}, lease=timedelta(seconds=15))
+    def thumbnail(context: Context, params: dict[str, Any]) -> Result:
+        …
+
+A handler runs outside any transaction, possibly twice (`context.idempotency_key` is the same both times), on
+behalf of whoever asked for the task: `with context.caller.acting(): …`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, Protocol, TypeVar
+
+from apps.principals.tenancy import Caller
+from apps.tasks import registry
+from apps.tasks.registry import Params, Policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What came of a task: a pointer to where it is, or the content itself (over 64 KiB it becomes an artifact)."""
+
+    content: Any = None
+    pointer: str | None = None
+    channel: str | None = None
+    checksum: str | None = None
+    summary: str | None = None
+
+
+class Failed(Exception):
+    """Raised by a handler: this run has failed, with a code and a sentence for whoever asked."""
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        retryable: bool,
+        retry_after: timedelta | None = None,
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.retryable = retryable
+        self.retry_after = retry_after
+        self.details = details
+
+
+class Canceled(Exception):
+    """Raised by a handler that has seen `context.cancelled` and stopped."""
+
+
+class Context(Protocol):
+    """What a handler knows of its run, and how it speaks while it works. Heartbeats go out by themselves."""
+
+    task_id: str
+    run_id: int
+    caller: Caller
+    """Who asked for the task."""
+    checkpoint: Any
+    """What the run before this one has saved; None at first."""
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether to stop: the task was canceled, or the lease is lost."""
+
+    @property
+    def idempotency_key(self) -> str:
+        """The same for every run of this task."""
+
+    def progress(self, percent: float, message: str = "") -> None:
+        """Say how far it is; goes out with the next heartbeat."""
+
+    def heartbeat(self, *, progress: float | None = None, message: str | None = None, checkpoint: Any = None) -> None:
+        """Send a heartbeat now; a checkpoint is saved when this returns."""
+
+    def artifact(self, content: bytes, media_type: str) -> str:
+        """Store bytes and return the pointer to them."""
+
+
+Run = Callable[[Context, Params], Result]
+R = TypeVar("R", bound=Run)
+
+_handlers: Final[dict[str, Run]] = {}
+
+
+def handler(
+    *,
+    task_type: str,
+    params_schema: Mapping[str, Any],
+    queue: str = "execute",
+    title: str = "",
+    priority: int = 5,
+    lease: timedelta = timedelta(seconds=15),
+    max_attempts: int = 3,
+    max_expiries: int = 5,
+    backoff: timedelta = timedelta(seconds=2),
+    backoff_cap: timedelta = timedelta(minutes=5),
+    alias: Callable[[str, Params], Params | None] | None = None,
+) -> Callable[[R], R]:
+    """Declare a function as the handler of a task type, with the type's schema and policy."""
+
+    def declare(function: R) -> R:
+        registry.register(
+            Policy(
+                task_type=task_type,
+                params_schema=params_schema,
+                queue=queue,
+                title=title or task_type.replace("_", " ").capitalize(),
+                priority=priority,
+                lease_seconds=round(lease.total_seconds()),
+                max_attempts=max_attempts,
+                max_expiries=max_expiries,
+                backoff_seconds=backoff.total_seconds(),
+                backoff_cap_seconds=backoff_cap.total_seconds(),
+                alias=alias,
+            )
+        )
+        _handlers[task_type] = function
+        return function
+
+    return declare
+
+
+def handler_of(task_type: str) -> Run:
+    """:raises KeyError: if no handler is declared for the type."""
+    return _handlers[task_type]

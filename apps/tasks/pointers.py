@@ -1,0 +1,36 @@
+"""Result pointers: where a result is, as a text with a scheme."""
+
+import re
+from typing import Final
+
+from apps.tasks.errors import InvalidPointer
+
+INLINE: Final = "inline"
+ARTIFACT: Final = "artifact"
+MAX_INLINE_BYTES: Final = 65_536
+_POINTER: Final = re.compile(r"([a-z][a-z0-9+.-]{0,49}):(\S(?:.*\S)?)", re.ASCII)
+_DIGEST: Final = re.compile(r"sha256-([0-9a-f]{64})")
+
+
+def scheme_of(pointer: str) -> str:
+    """:raises InvalidPointer: if the text has no scheme."""
+    match = _POINTER.fullmatch(pointer)
+    if match is None:
+        raise InvalidPointer("A result pointer is <scheme>:<place>, for example s3://bucket/key.")
+    return match[1]
+
+
+def artifact_pointer(digest: str) -> str:
+    """The pointer to the artifact with this SHA-256."""
+    return f"{ARTIFACT}:sha256-{digest}"
+
+
+def artifact_digest(pointer: str) -> str:
+    """The SHA-256 in an artifact's pointer.
+
+    :raises InvalidPointer: if it is no pointer to an artifact.
+    """
+    match = _DIGEST.fullmatch(pointer.removeprefix(f"{ARTIFACT}:"))
+    if match is None:
+        raise InvalidPointer("A pointer to an artifact is artifact:sha256-<64 hex digits>.")
+    return match[1]

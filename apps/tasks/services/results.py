@@ -1,0 +1,27 @@
+"""Results on their way out."""
+
+from django.db import transaction
+
+from apps.core.ids import format_ref
+from apps.core.sql import database_now
+from apps.principals.tenancy import Caller
+from apps.tasks import selectors
+from apps.tasks.errors import NotFinished
+from apps.tasks.models import TerminalRecord
+from apps.tasks.selectors import TaskResult
+from apps.tasks.services.ending import refuse_stranger
+
+
+@transaction.atomic
+def fetch_result(*, caller: Caller, task_id: int) -> TaskResult:
+    """A task's result, less the content of an artifact; notes when it was first fetched.
+
+    :raises UnknownTask: if the caller neither asked for it nor is to be told of it.
+    :raises NotFinished: if it is still open.
+    """
+    refuse_stranger(caller, task_id)
+    if not TerminalRecord.objects.filter(task_id=task_id).exists():
+        status = selectors.status(format_ref("task", task_id)).status
+        raise NotFinished(f"{format_ref('task', task_id)} is {status}.", status=status)
+    TerminalRecord.objects.filter(task_id=task_id, fetched_at=None).update(fetched_at=database_now())
+    return selectors.result(format_ref("task", task_id))
