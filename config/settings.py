@@ -59,6 +59,7 @@ INSTALLED_APPS = [
     "apps.receipts",
     "apps.digests",
     "apps.memory",
+    "apps.workers",
     "apps.tasks",
     "apps.mcp",
     "unfold",
@@ -110,6 +111,9 @@ STATIC_URL = "static/"
 # An image collects its files at build time; elsewhere they are served from where they are installed.
 STATIC_ROOT = env.str("GATEHOUSE_STATIC", default="") or None
 WHITENOISE_USE_FINDERS = STATIC_ROOT is None
+
+# What a call costs where a worker names a band and no figure, in USD.
+COST_BANDS = {"free": 0.0, "low": 0.001, "medium": 0.01, "high": 0.1}
 
 # Artifacts: files by default, any Django storage by settings.
 STORAGES: dict[str, dict[str, Any]] = {

@@ -1,0 +1,85 @@
+from apps.core.errors import Conflict, Invalid, NotFound
+
+
+class UnknownWorker(NotFound):
+    """No worker of this id is registered here, or it is another principal's to speak for."""
+
+    code = "unknown_worker"
+
+
+class UnknownTool(NotFound):
+    """The worker offers no tool of this name."""
+
+    code = "unknown_tool"
+
+
+class WorkerIdTaken(Conflict):
+    """Another principal has registered a worker of this id."""
+
+    code = "worker_id_taken"
+
+
+class KeyIdTaken(Conflict):
+    """A key of this id is enrolled, and it is another key."""
+
+    code = "key_id_taken"
+
+
+class UnusableEndpoint(Invalid):
+    """The endpoint is no address that this deployment would call."""
+
+    code = "unusable_endpoint"
+
+
+class UnusableSchema(Invalid):
+    """A tool's schema is no JSON Schema that stands on its own."""
+
+    code = "unusable_schema"
+
+
+class RepeatedTool(Invalid):
+    """Two tools of one manifest have the same name."""
+
+    code = "repeated_tool"
+
+
+class BadKey(Invalid):
+    """The text is no public Ed25519 key."""
+
+    code = "bad_key"
+
+
+class BadSignature(Invalid):
+    """The signature is not this key's over this manifest."""
+
+    code = "bad_signature"
+
+
+class SignatureExpired(BadSignature):
+    """The signature's time is over, or it never ends."""
+
+    code = "signature_expired"
+
+
+class SignatureReplayed(BadSignature):
+    """A younger manifest of this worker is known: this one was valid once."""
+
+    code = "signature_replayed"
+
+
+class WrongAlgorithm(BadSignature):
+    """Manifests are signed with Ed25519 and nothing else."""
+
+    code = "wrong_algorithm"
+
+
+class KeyRevoked(BadSignature):
+    """The key was enrolled once and is trusted no more."""
+
+    code = "key_revoked"
+
+
+class IllegalTransition(Conflict):
+    """The worker's state does not allow this."""
+
+    code = "illegal_transition"

@@ -1,0 +1,228 @@
+"""Workers, the versions of their tools, what each offers, and what became of it."""
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models import Q
+
+from apps.principals.models import Principal, TenantModel
+from apps.workers.errors import IllegalTransition
+from apps.workers.states import TRANSITIONS, State
+from apps.workers.trust import Tier
+
+
+class Registry(TenantModel):
+    """A tenant's registry as a whole: two counters that say whether what was read from it still holds.
+
+    `epoch` moves with whatever changes who may be planned for, `history_epoch` with what calls have shown.
+    """
+
+    epoch = models.BigIntegerField(default=0)
+    history_epoch = models.BigIntegerField(default=0)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["tenant"], name="workers_registry_one_a_tenant")]
+        verbose_name_plural = "registries"
+
+    def __str__(self) -> str:
+        return f"epoch {self.epoch}"
+
+
+class SigningKey(TenantModel):
+    """A public key that an operator enrolled: manifests that it signed are trusted up to its ceiling."""
+
+    key_id = models.CharField(max_length=100)
+    public_key = models.CharField(max_length=200)
+    ceiling = models.CharField(max_length=10, choices=Tier)
+    enrolled_at = models.DateTimeField()
+    revoked_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "key_id"], name="workers_signingkey_id_once"),
+            models.CheckConstraint(condition=Q(ceiling__in=Tier.values), name="workers_signingkey_ceiling_known"),
+        ]
+
+    def __str__(self) -> str:
+        return self.key_id
+
+
+class WorkerQuerySet(models.QuerySet["Worker"]):
+    def named(self, worker_id: str) -> "WorkerQuerySet":
+        return self.filter(worker_id=worker_id)
+
+    def registered(self) -> "WorkerQuerySet":
+        return self.filter(unregistered_at=None)
+
+
+class Worker(TenantModel):
+    """One worker as its latest manifest describes it, with how far it is trusted and how it is.
+
+    The row outlives its registration: an unregistered worker keeps its history and comes back as the same.
+    """
+
+    worker_id = models.CharField(max_length=100)
+    principal = models.ForeignKey(
+        Principal,
+        on_delete=models.PROTECT,
+        related_name="+",
+        db_index=False,
+        help_text="Who registered it and speaks for it.",
+    )
+    endpoint = models.CharField(max_length=2000)
+    capabilities = ArrayField(models.CharField(max_length=100), default=list)
+    constraints = models.JSONField(default=dict)
+    hints = models.JSONField(default=dict)
+    manifest = models.JSONField(help_text="The registration as it came, signature included.")
+    claimed_tier = models.CharField(max_length=10, choices=Tier)
+    effective_tier = models.CharField(max_length=10, choices=Tier)
+    tier_reason = models.CharField(max_length=300)
+    signing_key = models.ForeignKey(
+        SigningKey, on_delete=models.PROTECT, null=True, related_name="workers", db_index=False
+    )
+    signed_at = models.DateTimeField(null=True)
+    state = models.CharField(max_length=12, choices=State, default=State.READY)
+    current_load = models.FloatField(default=0)
+    available = models.BooleanField(default=True)
+    last_heartbeat_at = models.DateTimeField()
+    registered_at = models.DateTimeField()
+    unregistered_at = models.DateTimeField(null=True)
+
+    objects = WorkerQuerySet.as_manager()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "worker_id"], name="workers_worker_id_once"),
+            models.CheckConstraint(condition=Q(state__in=State.values), name="workers_worker_state_known"),
+            models.CheckConstraint(condition=Q(claimed_tier__in=Tier.values), name="workers_worker_claimed_tier_known"),
+            models.CheckConstraint(
+                condition=Q(effective_tier__in=Tier.values), name="workers_worker_effective_tier_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(effective_tier=Tier.UNTRUSTED) | Q(signing_key__isnull=False, signed_at__isnull=False),
+                name="workers_worker_trust_is_signed",
+            ),
+            models.CheckConstraint(
+                condition=Q(current_load__gte=0, current_load__lte=1), name="workers_worker_load_is_a_share"
+            ),
+        ]
+        indexes = [
+            # Serves services.mark_late(): registered workers by the time of their last heartbeat.
+            models.Index(
+                name="workers_worker_late",
+                fields=["last_heartbeat_at"],
+                condition=Q(unregistered_at=None) & ~Q(state__in=["offline", "quarantined"]),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.worker_id
+
+    # Mutators change memory only. Services lock, save and commit.
+
+    def move_to(self, state: State) -> None:
+        if state not in TRANSITIONS[State(self.state)]:
+            raise IllegalTransition(f"{self.worker_id} cannot go from {self.state} to {state}.")
+        self.state = state
+
+
+class ToolVersion(TenantModel):
+    """One version of a tool, named by the hash of its contract. Workers with the same contract share the row; it never changes."""
+
+    uid = models.CharField(max_length=32)
+    name = models.CharField(max_length=200)
+    description = models.TextField()
+    input_schema = models.JSONField()
+    output_schema = models.JSONField()
+    side_effects = models.JSONField(null=True)
+    effects = ArrayField(models.CharField(max_length=20))
+    first_seen_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["tenant", "uid"], name="workers_toolversion_uid_once")]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class OfferQuerySet(models.QuerySet["Offer"]):
+    def standing(self) -> "OfferQuerySet":
+        return self.filter(withdrawn_at=None, worker__unregistered_at=None)
+
+
+class Offer(TenantModel):
+    """That a worker runs one version of a tool, and what its calls have shown. Withdrawn, not deleted, when the worker drops it."""
+
+    worker = models.ForeignKey(Worker, on_delete=models.PROTECT, related_name="offers", db_index=False)
+    tool = models.ForeignKey(ToolVersion, on_delete=models.PROTECT, related_name="offers", db_index=False)
+    name = models.CharField(max_length=200)
+    offered_at = models.DateTimeField()
+    withdrawn_at = models.DateTimeField(null=True)
+    runs = models.BigIntegerField(default=0)
+    successes = models.BigIntegerField(default=0)
+    total_seconds = models.FloatField(default=0)
+    total_cost = models.DecimalField(max_digits=14, decimal_places=6, default=0)
+    recent_seconds = ArrayField(
+        models.FloatField(), default=list, help_text="Durations of the latest calls, oldest first."
+    )
+
+    objects = OfferQuerySet.as_manager()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "worker", "tool"], name="workers_offer_once"),
+            models.UniqueConstraint(
+                fields=["tenant", "worker", "name"],
+                condition=Q(withdrawn_at=None),
+                name="workers_offer_one_standing_a_name",
+            ),
+            models.CheckConstraint(
+                condition=Q(successes__gte=0, successes__lte=models.F("runs")), name="workers_offer_successes_are_runs"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.worker_id}: {self.name}"
+
+
+class Call(TenantModel):
+    """One call's outcome, appended by whoever made it and folded into its offer by a tick: rows here are not yet counted."""
+
+    offer = models.ForeignKey(Offer, on_delete=models.PROTECT, related_name="+", db_index=False)
+    ok = models.BooleanField()
+    seconds = models.FloatField()
+    cost = models.DecimalField(max_digits=14, decimal_places=6)
+
+    def __str__(self) -> str:
+        return f"call {self.pk}"
+
+
+class WorkerEvent(TenantModel):
+    """What happened to a worker: registered, changed, fell silent, came back, left. Health history, never changed."""
+
+    class Kind(models.TextChoices):
+        REGISTERED = "registered"
+        REPLACED = "replaced", "manifest replaced"
+        STATE = "state", "state changed"
+        UNREGISTERED = "unregistered"
+
+    worker = models.ForeignKey(Worker, on_delete=models.PROTECT, related_name="events", db_index=False)
+    kind = models.CharField(max_length=12, choices=Kind)
+    state = models.CharField(max_length=12, choices=State)
+    detail = models.CharField(max_length=300)
+    at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(kind__in=["registered", "replaced", "state", "unregistered"]),
+                name="workers_workerevent_kind_known",
+            ),
+            models.CheckConstraint(condition=Q(state__in=State.values), name="workers_workerevent_state_known"),
+        ]
+        indexes = [
+            # Serves the admin's health history of one worker, newest first.
+            models.Index(name="workers_workerevent_history", fields=["tenant", "worker", "-id"]),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.at:%Y-%m-%d %H:%M:%S}"

@@ -1,0 +1,304 @@
+"""Questions about the registry. Answers are values: they stay true of the epoch that they were read at."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from django.conf import settings
+from django.db.models import F
+
+from apps.core.lexical import Index, stem, words
+from apps.workers.errors import UnknownTool, UnknownWorker
+from apps.workers.models import Offer, Registry, Worker
+from apps.workers.states import ROUTABLE, State
+from apps.workers.trust import RATE_MULTIPLIER, Tier, forbidden_effects
+
+_SEARCH_WEIGHTS: Final = {"name": 3.0, "capabilities": 2.0, "description": 1.0, "params": 0.5}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolView:
+    """One version of a tool."""
+
+    tool_uid: str
+    name: str
+    description: str
+    input_schema: Mapping[str, Any]
+    output_schema: Mapping[str, Any]
+    effects: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferView:
+    """One worker's offer of a tool, with what its calls have shown. `barred` says why it may not be used now."""
+
+    worker_id: str
+    tool_uid: str
+    tool_name: str
+    capabilities: tuple[str, ...]
+    effects: frozenset[str]
+    tier: Tier
+    hints: Mapping[str, Any]
+    cost: float
+    timeout_seconds: float | None
+    runs: int
+    successes: int
+    p50_seconds: float | None
+    p95_seconds: float | None
+    barred: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegistryView:
+    """Every tool and offer of a tenant at one epoch, in a fixed order."""
+
+    epoch: int
+    history_epoch: int
+    tools: tuple[ToolView, ...]
+    offers: tuple[OfferView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    """A worker as those see it who would call it."""
+
+    worker_id: str
+    endpoint: str
+    state: State
+    is_available: bool
+    current_load: float
+    effective_tier: Tier
+    rate_multiplier: float
+    capabilities: tuple[str, ...]
+    constraints: Mapping[str, Any]
+    hints: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedWorker:
+    """A worker in a list, with the names of its tools."""
+
+    worker: WorkerView
+    tools: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """A tool that shares words with a query."""
+
+    worker_id: str
+    tool_name: str
+    relevance_score: float
+    description: str
+
+
+def epochs() -> tuple[int, int]:
+    """The registry's epoch and its history's, both 0 where nobody has registered yet."""
+    found = Registry.objects.values_list("epoch", "history_epoch").first()
+    return found or (0, 0)
+
+
+def catalogue() -> RegistryView:
+    """Everything that is offered now, eligible or not, with the reason where not."""
+    epoch, history_epoch = epochs()
+    offers = _standing_offers()
+    tools = {offer.tool.uid: _tool_view(offer) for offer in offers}
+    return RegistryView(
+        epoch=epoch,
+        history_epoch=history_epoch,
+        tools=tuple(tools[uid] for uid in sorted(tools)),
+        offers=tuple(_offer_view(offer) for offer in offers),
+    )
+
+
+def unavailable_workers() -> frozenset[str]:
+    """The ids of workers that say they have no capacity just now."""
+    return frozenset(Worker.objects.registered().filter(available=False).values_list("worker_id", flat=True))
+
+
+def worker_named(worker_id: str) -> WorkerView:
+    """:raises UnknownWorker: if no worker of this id is registered."""
+    return _worker_view(_worker(worker_id))
+
+
+def tool_of(worker_id: str, tool_name: str) -> ToolView:
+    """The tool that a worker offers under a name.
+
+    :raises UnknownWorker: if no worker of this id is registered.
+    :raises UnknownTool: if it offers no such tool.
+    """
+    worker = _worker(worker_id)
+    offer = Offer.objects.standing().filter(worker=worker, name=tool_name).select_related("tool").first()
+    if offer is None:
+        raise UnknownTool(f"{worker_id} offers no tool {tool_name[:200]!r}.")
+    return _tool_view(offer)
+
+
+def offer_of(worker_id: str, tool_name: str) -> OfferView:
+    """As :func:`tool_of`, with what the worker says and has shown of it.
+
+    :raises UnknownTool: if there is no such offer.
+    """
+    return _offer_view(offer_named(worker_id, tool_name))
+
+
+def offer_named(worker_id: str, tool_name: str) -> Offer:
+    """The latest offer of this name, withdrawn or not.
+
+    :raises UnknownTool: if there never was one.
+    """
+    found = Offer.objects.filter(worker__worker_id=worker_id, name=tool_name).select_related("worker", "tool")
+    latest = found.order_by(F("withdrawn_at").desc(nulls_first=True)).first()
+    if latest is None:
+        raise UnknownTool(f"{worker_id[:100]} offers no tool {tool_name[:200]!r}.")
+    return latest
+
+
+def workers(
+    *, capability: str | None = None, trust_tier: Tier | None = None, available_only: bool = True, limit: int = 500
+) -> list[ListedWorker]:
+    """Registered workers by id."""
+    found = Worker.objects.registered().order_by("worker_id").prefetch_related("offers")
+    if capability is not None:
+        found = found.filter(capabilities__contains=[capability])
+    if trust_tier is not None:
+        found = found.filter(effective_tier=trust_tier)
+    if available_only:
+        found = found.filter(state__in=ROUTABLE, available=True)
+    return [
+        ListedWorker(
+            worker=_worker_view(worker),
+            tools=tuple(sorted(offer.name for offer in worker.offers.all() if offer.withdrawn_at is None)),
+        )
+        for worker in found[:limit]
+    ]
+
+
+def search(query: str, *, tenant_id: int, limit: int = 20) -> list[Match]:
+    """Tools by what their words say, best first; the score is the share of the query's weight that a tool carries."""
+    index, offers = _search_index(tenant_id, epochs()[0])
+    hits = index.search((stem(word) for word in words(query)), limit=limit)
+    return [
+        Match(
+            worker_id=offers[hit.key].worker_id,
+            tool_name=offers[hit.key].tool_name,
+            relevance_score=round(hit.relevance, 4),
+            description=offers[hit.key].description,
+        )
+        for hit in hits
+    ]
+
+
+@lru_cache(maxsize=64)
+def _search_index(_tenant_id: int, _epoch: int) -> tuple[Index, Mapping[str, Match]]:
+    """Built from rows once for each epoch of a tenant; the arguments are the key."""
+    documents, offers = {}, {}
+    for offer in _standing_offers():
+        if _barred_by_state(offer.worker):
+            continue
+        key = f"{offer.worker.worker_id} {offer.name}"
+        documents[key] = _search_fields(offer)
+        offers[key] = Match(
+            worker_id=offer.worker.worker_id,
+            tool_name=offer.name,
+            relevance_score=0,
+            description=offer.tool.description,
+        )
+    return Index(documents, _SEARCH_WEIGHTS), offers
+
+
+def _search_fields(offer: Offer) -> Mapping[str, Sequence[str]]:
+    properties = offer.tool.input_schema.get("properties", {})
+    texts = {
+        "name": offer.name,
+        "capabilities": " ".join(offer.worker.capabilities),
+        "description": offer.tool.description,
+        "params": " ".join(properties) if isinstance(properties, dict) else "",
+    }
+    return {field: [stem(word) for word in words(text)] for field, text in texts.items()}
+
+
+def _standing_offers() -> list[Offer]:
+    found = Offer.objects.standing().select_related("worker", "tool")
+    return list(found.order_by("tool__uid", "worker__worker_id"))
+
+
+def _worker(worker_id: str) -> Worker:
+    worker = Worker.objects.registered().named(worker_id).first()
+    if worker is None:
+        raise UnknownWorker(f"There is no worker {worker_id[:100]!r}.")
+    return worker
+
+
+def _worker_view(worker: Worker) -> WorkerView:
+    return WorkerView(
+        worker_id=worker.worker_id,
+        endpoint=worker.endpoint,
+        state=State(worker.state),
+        is_available=worker.available,
+        current_load=worker.current_load,
+        effective_tier=Tier(worker.effective_tier),
+        rate_multiplier=RATE_MULTIPLIER[Tier(worker.effective_tier)],
+        capabilities=tuple(worker.capabilities),
+        constraints=worker.constraints,
+        hints=worker.hints,
+        manifest=worker.manifest,
+    )
+
+
+def _tool_view(offer: Offer) -> ToolView:
+    tool = offer.tool
+    return ToolView(
+        tool_uid=tool.uid,
+        name=tool.name,
+        description=tool.description,
+        input_schema=tool.input_schema,
+        output_schema=tool.output_schema,
+        effects=frozenset(tool.effects),
+    )
+
+
+def _offer_view(offer: Offer) -> OfferView:
+    worker, recent = offer.worker, sorted(offer.recent_seconds)
+    return OfferView(
+        worker_id=worker.worker_id,
+        tool_uid=offer.tool.uid,
+        tool_name=offer.name,
+        capabilities=tuple(worker.capabilities),
+        effects=frozenset(offer.tool.effects),
+        tier=Tier(worker.effective_tier),
+        hints=worker.hints,
+        cost=_cost(offer),
+        timeout_seconds=worker.constraints.get("timeout_seconds"),
+        runs=offer.runs,
+        successes=offer.successes,
+        p50_seconds=round(statistics.median(recent), 3) if recent else None,
+        p95_seconds=round(recent[math.ceil(0.95 * len(recent)) - 1], 3) if recent else None,
+        barred=_barred(offer),
+    )
+
+
+def _cost(offer: Offer) -> float:
+    """What a call costs: the worker's estimate, else the observed mean, else its band."""
+    hints = offer.worker.hints
+    if "cost_estimate" in hints:
+        return float(hints["cost_estimate"])
+    if offer.runs and offer.total_cost:
+        return round(float(offer.total_cost) / offer.runs, 6)
+    return float(settings.COST_BANDS.get(hints.get("cost_band", "free"), 0.0))
+
+
+def _barred(offer: Offer) -> str | None:
+    tier = Tier(offer.worker.effective_tier)
+    forbidden = forbidden_effects(frozenset(offer.tool.effects), tier)
+    if forbidden:
+        return f"the tier {tier} does not allow {', '.join(sorted(forbidden))}"
+    return _barred_by_state(offer.worker)
+
+
+def _barred_by_state(worker: Worker) -> str | None:
+    return None if State(worker.state) in ROUTABLE else f"the worker is {worker.state}"

@@ -1,0 +1,111 @@
+"""A manifest's signature: a compact JWS by Ed25519 whose payload is the canonical JSON (RFC 8785) of the manifest without it.
+
+The protected header names the key (`kid`), when it was signed (`iat`) and until when that counts (`exp`).
+"""
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import rfc8785
+from joserfc import jws
+from joserfc.errors import JoseError
+from joserfc.jwk import OKPKey
+from joserfc.registry import HeaderParameter
+
+from apps.workers.errors import BadKey, BadSignature, SignatureExpired, WrongAlgorithm
+
+ALGORITHM: Final = "Ed25519"
+LONGEST_VALIDITY: Final = timedelta(days=7)
+CLOCK_SKEW: Final = timedelta(minutes=2)
+
+_REGISTRY: Final = jws.JWSRegistry(
+    header_registry={"iat": HeaderParameter("Signed at", "int"), "exp": HeaderParameter("Ends at", "int")},
+    algorithms=[ALGORITHM],
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """What a valid signature says of itself."""
+
+    signed_at: datetime
+    expires_at: datetime
+
+
+def public_key(text: str) -> str:
+    """Return the canonical text of a public key given as JWK.
+
+    :raises BadKey: if it is none, or a private one.
+    """
+    try:
+        document = json.loads(text)
+        key = OKPKey.import_key({name: document[name] for name in ("kty", "crv", "x")})
+    except (ValueError, KeyError, TypeError, JoseError) as exc:
+        raise BadKey("The key must be an Ed25519 public key as JWK.") from exc
+    if "d" in document or key.curve_name != "Ed25519":
+        raise BadKey("The key must be the public half of an Ed25519 key.")
+    return rfc8785.dumps({"kty": "OKP", "crv": "Ed25519", "x": document["x"]}).decode()
+
+
+def payload(manifest: Mapping[str, Any]) -> bytes:
+    """Return what is signed of a manifest."""
+    trust = {name: value for name, value in manifest.get("trust", {}).items() if name != "signature"}
+    return rfc8785.dumps({**manifest, "trust": trust})
+
+
+def sign(manifest: Mapping[str, Any], *, private_key: Mapping[str, str], now: datetime, validity: timedelta) -> str:
+    """Return the signature of a manifest by a private JWK that has a `kid`."""
+    header = {
+        "alg": ALGORITHM,
+        "kid": private_key["kid"],
+        "iat": int(now.timestamp()),
+        "exp": int((now + validity).timestamp()),
+    }
+    return jws.serialize_compact(header, payload(manifest), OKPKey.import_key(dict(private_key)), registry=_REGISTRY)
+
+
+def verify(manifest: Mapping[str, Any], *, signature: str, key_id: str, key: str, now: datetime) -> Signed:
+    """Return what a signature says, once it is sure that this key made it over this manifest.
+
+    :raises WrongAlgorithm: if it was made with anything but Ed25519.
+    :raises SignatureExpired: if its time is over, not yet begun, or longer than allowed.
+    :raises BadSignature: if it is not this key's, or over something else.
+    """
+    header = _header(signature)
+    if header.get("alg") != ALGORITHM:
+        raise WrongAlgorithm(f"Manifests are signed with {ALGORITHM}.")
+    try:
+        found = jws.deserialize_compact(signature, OKPKey.import_key(json.loads(key)), registry=_REGISTRY)
+    except (JoseError, ValueError) as exc:
+        raise BadSignature(f"The signature is not by the key {key_id!r}.") from exc
+    if header.get("kid") != key_id or found.payload != payload(manifest):
+        raise BadSignature("The signature is over another manifest.")
+    return _period(header, now)
+
+
+def _header(signature: str) -> dict[str, Any]:
+    first = signature.split(".", 1)[0]
+    try:
+        header = json.loads(base64.urlsafe_b64decode(first + "=" * (-len(first) % 4)))
+    except (ValueError, RecursionError) as exc:
+        raise BadSignature("The signature is no compact JWS.") from exc
+    if not isinstance(header, dict):
+        raise BadSignature("The signature is no compact JWS.")
+    return header
+
+
+def _period(header: Mapping[str, Any], now: datetime) -> Signed:
+    try:
+        signed_at = datetime.fromtimestamp(header["iat"], UTC)
+        expires_at = datetime.fromtimestamp(header["exp"], UTC)
+    except (KeyError, TypeError, ValueError, OverflowError, OSError) as exc:
+        raise SignatureExpired("The signature must say when it was made (iat) and when it ends (exp).") from exc
+    if not signed_at - CLOCK_SKEW <= now < expires_at:
+        raise SignatureExpired(f"The signature counts from {signed_at.isoformat()} to {expires_at.isoformat()}.")
+    if expires_at - signed_at > LONGEST_VALIDITY:
+        raise SignatureExpired(f"A signature counts for {LONGEST_VALIDITY.days} days at most.")
+    return Signed(signed_at, expires_at)

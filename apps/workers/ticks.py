@@ -1,0 +1,19 @@
+"""What must happen to the registry by itself."""
+
+from datetime import timedelta
+
+from apps.core.ticks import tick
+from apps.principals.tenancy import acting_as_system
+from apps.workers import services
+
+
+@tick(every=timedelta(seconds=5))
+def mark_late() -> None:
+    with acting_as_system("late heartbeats"):
+        services.mark_late()
+
+
+@tick(every=timedelta(seconds=5))
+def fold_calls() -> None:
+    with acting_as_system("counting calls"):
+        services.fold_calls()

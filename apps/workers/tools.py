@@ -1,0 +1,306 @@
+"""Operations of the registry."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints
+
+from apps.core.operations import Reply, Route, operation
+from apps.core.schemas import Input, Output, Text
+from apps.principals.scopes import Scope
+from apps.principals.tenancy import Caller
+from apps.workers import selectors, services
+from apps.workers.trust import Tier
+
+WorkerId = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$")]
+ToolName = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Tag = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Band = Literal["free", "low", "medium", "high"]
+TierName = Literal["trusted", "verified", "sandbox", "untrusted"]
+
+_SEES_WORKERS = (Scope.PLANS, Scope.WORKERS_REGISTER, Scope.TASKS_QUEUE)
+_MANIFEST_BYTES = 1_048_576
+
+
+class SideEffects(Input):
+    """What calls touch. What is left out counts as everything of its kind."""
+
+    filesystem: Literal["read", "write", "none"] | None = None
+    network: Literal["outbound", "bidirectional", "none"] | None = None
+    execution: Literal["subprocess", "container", "none"] | None = None
+
+
+class OfferedTool(Input):
+    name: ToolName
+    description: Annotated[Text, Field(max_length=20_000)] = ""
+    input_schema: dict[str, Any]
+    """JSON Schema of the arguments."""
+    output_schema: dict[str, Any] | None = None
+    """JSON Schema of the result."""
+    side_effects: SideEffects | None = None
+    """Where they differ from the worker's."""
+
+
+class Constraints(Input):
+    max_payload_bytes: Annotated[int, Field(ge=1, le=2**53)] | None = None
+    timeout_seconds: Annotated[float, Field(gt=0, le=86_400)] | None = None
+    rate_limit_per_hour: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    rate_limit: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    """The same as `rate_limit_per_hour`."""
+
+
+class Hints(Input):
+    latency_band: Literal["fast", "medium", "slow"] | None = None
+    cost_band: Band | None = None
+    expected_runtime: Literal["fast", "medium", "long"] | None = None
+    """`fast` is under 5 seconds, `medium` under a minute, `long` longer."""
+    cost_estimate: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
+    """USD for one call."""
+
+
+class Trust(Input):
+    tier: TierName = "untrusted"
+    """A claim; the hub grants at most what the signing key may grant."""
+    signature: Annotated[str, Field(max_length=20_000)] | None = None
+    """Compact JWS (Ed25519) over the canonical JSON of the manifest without this member."""
+    key_id: Annotated[Text, Field(max_length=100)] | None = None
+
+
+class RegisterWorker(Input):
+    worker_id: WorkerId
+    endpoint: Annotated[Text, Field(min_length=1, max_length=2000)]
+    """Address of the worker's MCP server."""
+    tools: Annotated[list[OfferedTool], Field(min_length=1, max_length=200)]
+    capabilities: Annotated[list[Tag], Field(max_length=100)] = []
+    """Tags for discovery."""
+    constraints: Constraints = Constraints()
+    hints: Hints = Hints()
+    side_effects: SideEffects | None = None
+    trust: Trust = Trust()
+
+
+class ToolRef(Output):
+    name: str
+    tool_uid: str
+    """Hash of the tool's contract: it names this version."""
+
+
+class RegisteredWorker(Output):
+    worker_id: str
+    status: str
+    effective_tier: TierName
+    reason: str
+    """Why it has this tier."""
+    tools: list[ToolRef]
+    next_heartbeat_seconds: int
+
+
+class WorkerHeartbeat(Input):
+    worker_id: WorkerId
+    status: Literal["healthy", "degraded", "maintenance", "offline"] = "healthy"
+    current_load: Annotated[float, Field(ge=0, le=1)] = 0.0
+    available: bool = True
+    """Is there room for another call?"""
+
+
+class HeartbeatTaken(Output):
+    status: str
+    """The state that the hub now sees the worker in."""
+    next_heartbeat_seconds: int
+
+
+class OneWorker(Input):
+    worker_id: WorkerId
+
+
+class UnregisteredWorker(Output):
+    worker_id: str
+    status: Literal["unregistered"]
+
+
+class ListWorkers(Input):
+    capability: Tag | None = None
+    """Only workers with this tag."""
+    trust_tier: TierName | None = None
+    """Only workers with this effective tier."""
+    available_only: bool = True
+    """Only workers that are well and have room."""
+
+
+class WorkerSummary(Output):
+    worker_id: str
+    capabilities: list[str]
+    tools: list[str]
+    hints: dict[str, Any]
+    status: str
+    effective_tier: TierName
+    available: bool
+
+
+class WorkerList(Output):
+    workers: list[WorkerSummary]
+
+
+class WorkerManifest(Output):
+    worker_id: str
+    endpoint: str
+    tools: list[dict[str, Any]]
+    capabilities: list[str]
+    constraints: dict[str, Any]
+    hints: dict[str, Any]
+    side_effects: dict[str, Any] | None
+    trust: dict[str, Any]
+    """The claim as it was registered; `effective_tier` is what counts."""
+    effective_tier: TierName
+    status: str
+
+
+class SearchCapabilities(Input):
+    query: Annotated[Text, Field(min_length=1, max_length=2000)]
+    """What you look for, in plain words."""
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
+
+
+class CapabilityMatch(Output):
+    worker_id: str
+    tool_name: str
+    relevance_score: float
+    """Share of the query's weight that the tool's words carry, 0 to 1."""
+    description: str
+
+
+class CapabilityMatches(Output):
+    matches: list[CapabilityMatch]
+
+
+@operation(
+    title="Register a worker",
+    scope=Scope.WORKERS_REGISTER,
+    output=RegisteredWorker,
+    routes=[
+        Route("POST", "/workers/register", status=201, max_body=_MANIFEST_BYTES),
+        Route("POST", "/api/v1/workers", status=201, max_body=_MANIFEST_BYTES),
+    ],
+    idempotent=True,
+)
+def register_worker(caller: Caller, given: RegisterWorker) -> Reply:
+    """Announce an MCP worker with its tools, or replace its manifest. Repeating it is harmless.
+
+    The claimed trust tier counts only as far as an enrolled key has signed the manifest; unsigned workers may run tools without side effects.
+    """
+    done = services.register(caller=caller, original=given.model_dump(mode="json", exclude_unset=True))
+    output = RegisteredWorker(
+        worker_id=done.worker.worker_id,
+        status=done.worker.state,
+        effective_tier=_tier(done.worker.effective_tier),
+        reason=done.worker.tier_reason,
+        tools=[ToolRef(name=tool.name, tool_uid=tool.uid) for tool in done.tools],
+        next_heartbeat_seconds=_next_heartbeat(),
+    )
+    return Reply(output, status=201 if done.created else 200)
+
+
+@operation(
+    title="Worker heartbeat",
+    scope=Scope.WORKERS_REGISTER,
+    routes=[
+        Route("POST", "/workers/{worker_id}/heartbeat"),
+        Route("POST", "/api/v1/workers/{worker_id}/heartbeat"),
+    ],
+    idempotent=True,
+)
+def worker_heartbeat(caller: Caller, given: WorkerHeartbeat) -> HeartbeatTaken:
+    """Say that a registered worker is alive, how loaded it is and whether it has room. Late workers are not planned for."""
+    worker = services.heartbeat(
+        caller=caller,
+        worker_id=given.worker_id,
+        status=given.status,
+        current_load=given.current_load,
+        available=given.available,
+    )
+    return HeartbeatTaken(status=worker.state, next_heartbeat_seconds=_next_heartbeat())
+
+
+@operation(
+    title="Unregister a worker",
+    scope=Scope.WORKERS_REGISTER,
+    routes=[Route("DELETE", "/workers/{worker_id}"), Route("DELETE", "/api/v1/workers/{worker_id}")],
+    destructive=True,
+)
+def unregister_worker(caller: Caller, given: OneWorker) -> UnregisteredWorker:
+    """Take a worker that you registered out of the registry. Plans no longer choose it; its history stays."""
+    worker = services.unregister(caller=caller, worker_id=given.worker_id)
+    return UnregisteredWorker(worker_id=worker.worker_id, status="unregistered")
+
+
+@operation(title="List workers", scope=_SEES_WORKERS, routes=[Route("GET", "/api/v1/workers")], read_only=True)
+def list_workers(caller: Caller, given: ListWorkers) -> WorkerList:
+    """List registered workers with their tools, tags and health."""
+    tier = None if given.trust_tier is None else Tier(given.trust_tier)
+    found = selectors.workers(capability=given.capability, trust_tier=tier, available_only=given.available_only)
+    return WorkerList(
+        workers=[
+            WorkerSummary(
+                worker_id=one.worker.worker_id,
+                capabilities=list(one.worker.capabilities),
+                tools=list(one.tools),
+                hints=dict(one.worker.hints),
+                status=one.worker.state,
+                effective_tier=_tier(one.worker.effective_tier),
+                available=one.worker.is_available,
+            )
+            for one in found
+        ]
+    )
+
+
+@operation(
+    title="Read a worker's manifest",
+    scope=_SEES_WORKERS,
+    routes=[Route("GET", "/api/v1/workers/{worker_id}/manifest")],
+    read_only=True,
+)
+def get_worker_manifest(caller: Caller, given: OneWorker) -> WorkerManifest:
+    """Read one worker's manifest: complete tool schemas, constraints, hints, side effects and trust."""
+    worker = selectors.worker_named(given.worker_id)
+    return WorkerManifest(
+        worker_id=worker.worker_id,
+        endpoint=worker.endpoint,
+        tools=worker.manifest["tools"],
+        capabilities=list(worker.capabilities),
+        constraints=dict(worker.constraints),
+        hints=dict(worker.hints),
+        side_effects=worker.manifest.get("side_effects"),
+        trust=worker.manifest.get("trust", {}),
+        effective_tier=_tier(worker.effective_tier),
+        status=worker.state,
+    )
+
+
+@operation(
+    title="Search capabilities",
+    scope=_SEES_WORKERS,
+    routes=[Route("GET", "/api/v1/capabilities/search")],
+    read_only=True,
+)
+def search_capabilities(caller: Caller, given: SearchCapabilities) -> CapabilityMatches:
+    """Find tools of well workers by plain words, best first, each with the share of your words that it carries."""
+    found = selectors.search(given.query, tenant_id=caller.tenant_id, limit=given.limit)
+    return CapabilityMatches(
+        matches=[
+            CapabilityMatch(
+                worker_id=match.worker_id,
+                tool_name=match.tool_name,
+                relevance_score=match.relevance_score,
+                description=match.description,
+            )
+            for match in found
+        ]
+    )
+
+
+def _tier(name: str) -> TierName:
+    return Tier(name).value  # type: ignore[return-value]  # the enum's values are exactly these
+
+
+def _next_heartbeat() -> int:
+    return int(services.HEARTBEAT_EVERY.total_seconds())

@@ -1,0 +1,73 @@
+"""Manifests as a worker would send them, and keys that sign them."""
+
+import json
+from datetime import datetime, timedelta
+from typing import Any
+
+from joserfc.jwk import OKPKey
+
+from apps.core.sql import database_now
+from apps.principals.tenancy import Caller
+from apps.workers import services, signing
+from apps.workers.trust import Tier
+
+READS_ONLY = {"filesystem": "read", "network": "none", "execution": "none"}
+NOTHING = {"filesystem": "none", "network": "none", "execution": "none"}
+
+
+def make_manifest(worker_id: str = "code-analyzer-001", **changes: Any) -> dict[str, Any]:
+    """The seed's example of a registration, with what it leaves to the reader filled in."""
+    return {
+        "worker_id": worker_id,
+        "endpoint": "https://code-analyzer.example.com/mcp",
+        "tools": [
+            {
+                "name": "analyze_repository",
+                "description": "Analyze a code repository.",
+                "input_schema": {
+                    "type": "object",
+                    "properties": {"repo_path": {"type": "string"}, "language": {"type": "string"}},
+                    "required": ["repo_path"],
+                },
+                "output_schema": {
+                    "type": "object",
+                    "properties": {"complexity_score": {"type": "number"}, "issues": {"type": "array"}},
+                },
+            }
+        ],
+        "capabilities": ["code_analysis", "python", "javascript"],
+        "constraints": {"max_payload_bytes": 10485760, "timeout_seconds": 300, "rate_limit_per_hour": 100},
+        "hints": {"latency_band": "medium", "cost_band": "low", "expected_runtime": "long"},
+        "side_effects": READS_ONLY,
+        "trust": {"tier": "verified"},
+        **changes,
+    }
+
+
+def make_key(key_id: str = "bundled") -> dict[str, str]:
+    key = OKPKey.generate_key("Ed25519", private=True)
+    return {**{name: str(value) for name, value in key.as_dict(private=True).items()}, "kid": key_id}
+
+
+def public_half(key: dict[str, str]) -> str:
+    return json.dumps({name: key[name] for name in ("kty", "crv", "x")})
+
+
+def enroll(caller: Caller, key: dict[str, str], ceiling: Tier = Tier.VERIFIED) -> None:
+    services.enroll_key(tenant_id=caller.tenant_id, key_id=key["kid"], public_key=public_half(key), ceiling=ceiling)
+
+
+def signed(
+    manifest: dict[str, Any],
+    key: dict[str, str],
+    *,
+    now: datetime | None = None,
+    validity: timedelta = timedelta(hours=1),
+) -> dict[str, Any]:
+    manifest = {**manifest, "trust": {**manifest.get("trust", {}), "key_id": key["kid"]}}
+    signature = signing.sign(manifest, private_key=key, now=now or database_now(), validity=validity)
+    return {**manifest, "trust": {**manifest["trust"], "signature": signature}}
+
+
+def register(caller: Caller, manifest: dict[str, Any]) -> services.Registration:
+    return services.register(caller=caller, original=manifest)

@@ -1,0 +1,114 @@
+"""The seed's doors of the registry, over HTTP."""
+
+import json
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from apps.principals.models import Tenant
+from apps.principals.scopes import Kind, Scope
+from apps.principals.tenancy import acting_as_system
+from apps.workers.models import Worker
+from tests.factories import make_token
+from tests.workers.factories import make_manifest
+
+SEED_HEARTBEAT = {"status": "healthy", "current_load": 0.3, "available": True}
+
+
+@pytest.fixture
+def token(tenant: Tenant) -> str:
+    return make_token(tenant, "code-analyzer-001", Kind.WORKER)
+
+
+def post(path: str, body: Any, token: str) -> tuple[int, dict[str, Any]]:
+    text = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = Client().post(path, text, content_type="application/json", headers={"Authorization": f"Bearer {token}"})
+    return answer.status_code, answer.json()
+
+
+def stored() -> int:
+    with acting_as_system("test"):
+        return Worker.objects.count()
+
+
+def test_the_seeds_registration_answers_201_then_200(token: str) -> None:
+    manifest = make_manifest(trust={"tier": "verified", "signature": "...", "key_id": "..."})
+
+    status, answer = post("/workers/register", manifest, token)
+
+    assert status == 201
+    assert (answer["worker_id"], answer["status"], answer["effective_tier"]) == (
+        "code-analyzer-001",
+        "ready",
+        "untrusted",
+    )
+    assert answer["reason"] == "the key ... is not enrolled"
+    assert [tool["name"] for tool in answer["tools"]] == ["analyze_repository"]
+    assert post("/workers/register", manifest, token) == (200, answer)
+
+
+def test_the_seeds_heartbeat_is_answered_with_the_next_ones_time(token: str) -> None:
+    post("/workers/register", make_manifest(), token)
+
+    assert post("/workers/code-analyzer-001/heartbeat", SEED_HEARTBEAT, token) == (
+        200,
+        {"status": "ready", "next_heartbeat_seconds": 30},
+    )
+    assert post("/workers/nobody/heartbeat", SEED_HEARTBEAT, token)[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "code"),
+    [
+        ({"worker_id": None}, 422, "invalid"),
+        ({"worker_id": "a b"}, 422, "invalid"),
+        ({"worker_id": "a\u0000"}, 422, "unstorable_json"),
+        ({"endpoint": "https://10.0.0.1/mcp"}, 422, "unusable_endpoint"),
+        ({"tools": []}, 422, "invalid"),
+        ({"tools": "all"}, 422, "invalid"),
+        ({"tools": [{"name": "t"}]}, 422, "invalid"),
+        ({"tools": [{"name": "t", "input_schema": {"type": "nonsense"}}]}, 422, "unusable_schema"),
+        ({"capabilities": [1]}, 422, "invalid"),
+        ({"trust": {"tier": "divine"}}, 422, "invalid"),
+        ({"surprise": 1}, 422, "invalid"),
+    ],
+)
+def test_a_wrong_registration_is_refused_by_name_and_nothing_is_stored(
+    token: str, change: dict[str, Any], status: int, code: str
+) -> None:
+    found, answer = post("/workers/register", make_manifest(**change), token)
+
+    assert (found, answer["code"]) == (status, code)
+    assert stored() == 0
+
+
+def test_bad_json_and_huge_bodies_are_refused(token: str) -> None:
+    assert post("/workers/register", b"{", token)[0] == 400
+    assert post("/workers/register", make_manifest(capabilities=["x" * 1_100_000]), token)[0] == 413
+    assert stored() == 0
+
+
+def test_only_the_scope_opens_the_door(tenant: Tenant) -> None:
+    other = make_token(tenant, "Kee", scopes=[Scope.INBOX])
+
+    assert post("/workers/register", make_manifest(), other)[0] == 403
+    assert post("/workers/register", make_manifest(), "ght_00000000_" + "a" * 43)[0] == 401
+    assert stored() == 0
+
+
+def test_what_was_registered_can_be_listed_read_and_found(token: str) -> None:
+    post("/workers/register", make_manifest(), token)
+    headers = {"Authorization": f"Bearer {token}"}
+
+    listed = Client().get("/api/v1/workers?capability=python", headers=headers).json()
+    manifest = Client().get("/api/v1/workers/code-analyzer-001/manifest", headers=headers).json()
+    found = Client().get("/api/v1/capabilities/search?query=repository+analysis", headers=headers).json()
+
+    assert [(one["worker_id"], one["tools"], one["status"]) for one in listed["workers"]] == [
+        ("code-analyzer-001", ["analyze_repository"], "ready")
+    ]
+    assert manifest["tools"] == make_manifest()["tools"]
+    assert found["matches"][0]["tool_name"] == "analyze_repository"
+    assert Client().delete("/workers/code-analyzer-001", headers=headers).json()["status"] == "unregistered"
+    assert Client().get("/api/v1/workers/code-analyzer-001/manifest", headers=headers).status_code == 404

@@ -1,0 +1,453 @@
+"""The registry: what a manifest must be, what its signature is worth, how workers fall silent and come back."""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+from joserfc import jws
+from joserfc.jwk import OctKey
+
+from apps.core.errors import DomainError
+from apps.core.sql import database_now
+from apps.principals.models import Tenant
+from apps.principals.scopes import Kind
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.workers import errors, manifests, selectors, services, signing
+from apps.workers.models import Offer, ToolVersion, Worker, WorkerEvent
+from apps.workers.states import TRANSITIONS, State
+from apps.workers.trust import Tier, effective_tier, effects_of, forbidden_effects
+from tests.factories import make_caller
+from tests.workers.factories import NOTHING, enroll, make_key, make_manifest, register, signed
+
+
+def move_clock(by: timedelta) -> None:
+    """Let the database's clock stand at another time for the rest of the transaction."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "select set_config('gatehouse.now', (gatehouse_now() + make_interval(secs => %s))::text, true)",
+            [by.total_seconds()],
+        )
+
+
+def heartbeat(caller: Caller, worker_id: str = "code-analyzer-001", status: str = "healthy") -> Worker:
+    return services.heartbeat(caller=caller, worker_id=worker_id, status=status, current_load=0.3, available=True)
+
+
+def test_a_first_registration_is_new_and_the_same_again_changes_nothing(as_kee: Caller) -> None:
+    first = register(as_kee, make_manifest())
+    epoch = selectors.epochs()
+    again = register(as_kee, make_manifest())
+
+    assert (first.created, again.created) == (True, False)
+    assert first.tools[0].uid == again.tools[0].uid
+    assert selectors.epochs() == epoch
+    assert [event.kind for event in WorkerEvent.objects.all()] == ["registered"]
+    assert Offer.objects.count() == 1
+
+
+def test_an_unsigned_claim_of_trust_is_untrusted_and_may_do_nothing_with_effects(as_kee: Caller) -> None:
+    done = register(as_kee, make_manifest(trust={"tier": "trusted"}))
+    register(as_kee, make_manifest("harmless", trust={"tier": "trusted"}, side_effects=NOTHING))
+    register(as_kee, {**make_manifest("silent"), "side_effects": None})
+
+    assert (done.worker.effective_tier, done.worker.tier_reason) == ("untrusted", "the manifest is not signed")
+    barred = {offer.worker_id: offer.barred for offer in selectors.catalogue().offers}
+    assert barred == {
+        "code-analyzer-001": "the tier untrusted does not allow read",
+        "harmless": None,
+        "silent": "the tier untrusted does not allow bidirectional, exec, network, read, write",
+    }
+
+
+@pytest.mark.parametrize(
+    ("claim", "ceiling", "granted"),
+    [
+        ("verified", Tier.VERIFIED, "verified"),
+        ("trusted", Tier.VERIFIED, "verified"),
+        ("sandbox", Tier.TRUSTED, "sandbox"),
+    ],
+)
+def test_an_enrolled_key_grants_what_is_claimed_up_to_its_ceiling(
+    as_kee: Caller, claim: str, ceiling: Tier, granted: str
+) -> None:
+    key = make_key()
+    enroll(as_kee, key, ceiling)
+
+    done = register(as_kee, signed(make_manifest(trust={"tier": claim}), key))
+
+    assert done.worker.effective_tier == granted
+    assert "signed by bundled" in done.worker.tier_reason
+
+
+def test_a_key_that_nobody_enrolled_gives_no_trust(as_kee: Caller) -> None:
+    done = register(as_kee, signed(make_manifest(), make_key("stranger")))
+    seed = register(as_kee, make_manifest("seed", trust={"tier": "verified", "signature": "...", "key_id": "..."}))
+
+    assert (done.worker.effective_tier, done.worker.tier_reason) == ("untrusted", "the key stranger is not enrolled")
+    assert seed.worker.effective_tier == "untrusted"
+
+
+def test_the_same_signed_manifest_may_be_sent_again(as_kee: Caller) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    manifest = signed(make_manifest(), key)
+
+    register(as_kee, manifest)
+
+    assert register(as_kee, manifest).worker.effective_tier == "verified"
+
+
+def _other_key(manifest: dict[str, Any], _key: dict[str, str]) -> dict[str, Any]:
+    return signed(manifest, {**make_key(), "kid": "bundled"})
+
+
+def _changed(manifest: dict[str, Any], key: dict[str, str]) -> dict[str, Any]:
+    return {**signed(manifest, key), "endpoint": "https://evil.example.com/mcp"}
+
+
+def _raised_claim(manifest: dict[str, Any], key: dict[str, str]) -> dict[str, Any]:
+    done = signed(manifest, key)
+    return {**done, "trust": {**done["trust"], "tier": "trusted"}}
+
+
+def _expired(manifest: dict[str, Any], key: dict[str, str]) -> dict[str, Any]:
+    return signed(manifest, key, now=database_now() - timedelta(days=1))
+
+
+def _from_the_future(manifest: dict[str, Any], key: dict[str, str]) -> dict[str, Any]:
+    return signed(manifest, key, now=database_now() + timedelta(hours=1))
+
+
+def _endless(manifest: dict[str, Any], key: dict[str, str]) -> dict[str, Any]:
+    return signed(manifest, key, validity=timedelta(days=400))
+
+
+def _symmetric(manifest: dict[str, Any], key: dict[str, str]) -> dict[str, Any]:
+    manifest = {**manifest, "trust": {"tier": "verified", "key_id": "bundled"}}
+    secret = OctKey.import_key(key["x"] * 2)
+    text = jws.serialize_compact({"alg": "HS256", "kid": "bundled"}, signing.payload(manifest), secret)
+    return {**manifest, "trust": {**manifest["trust"], "signature": text}}
+
+
+def _unsigned_header(manifest: dict[str, Any], _key: dict[str, str]) -> dict[str, Any]:
+    return {**manifest, "trust": {"tier": "verified", "key_id": "bundled", "signature": "eyJhbGciOiJub25lIn0.e30."}}
+
+
+def _garbage(manifest: dict[str, Any], _key: dict[str, str]) -> dict[str, Any]:
+    return {**manifest, "trust": {"tier": "verified", "key_id": "bundled", "signature": "Ü.a"}}
+
+
+@pytest.mark.parametrize(
+    ("forge", "refusal"),
+    [
+        (_other_key, errors.BadSignature),
+        (_changed, errors.BadSignature),
+        (_raised_claim, errors.BadSignature),
+        (_expired, errors.SignatureExpired),
+        (_from_the_future, errors.SignatureExpired),
+        (_endless, errors.SignatureExpired),
+        (_symmetric, errors.WrongAlgorithm),
+        (_unsigned_header, errors.WrongAlgorithm),
+        (_garbage, errors.BadSignature),
+    ],
+)
+def test_a_signature_that_does_not_hold_is_refused_by_name_and_nothing_is_stored(
+    as_kee: Caller, forge: Callable[[dict[str, Any], dict[str, str]], dict[str, Any]], refusal: type[DomainError]
+) -> None:
+    key = make_key()
+    enroll(as_kee, key, Tier.TRUSTED)
+    manifest = forge(make_manifest(), key)
+
+    with pytest.raises(refusal) as caught, transaction.atomic():
+        register(as_kee, manifest)
+
+    assert type(caught.value) is refusal
+    assert (Worker.objects.count(), ToolVersion.objects.count(), selectors.epochs()) == (0, 0, (0, 0))
+
+
+def test_an_older_manifest_cannot_be_replayed_over_a_younger_one(as_kee: Caller) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    old = signed(make_manifest(), key, now=database_now() - timedelta(minutes=10))
+    register(as_kee, old)
+    register(as_kee, signed(make_manifest(endpoint="https://new.example.com/mcp"), key))
+
+    with pytest.raises(errors.SignatureReplayed), transaction.atomic():
+        register(as_kee, old)
+
+    assert selectors.worker_named("code-analyzer-001").endpoint == "https://new.example.com/mcp"
+
+
+def test_a_revoked_key_strips_its_workers_and_signs_no_more(as_kee: Caller) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    register(as_kee, signed(make_manifest(), key))
+    epoch = selectors.epochs()
+
+    services.revoke_key(tenant_id=as_kee.tenant_id, key_id="bundled")
+
+    assert selectors.worker_named("code-analyzer-001").effective_tier == Tier.UNTRUSTED
+    assert selectors.epochs() != epoch
+    with pytest.raises(errors.KeyRevoked), transaction.atomic():
+        register(as_kee, signed(make_manifest(), key))
+    with pytest.raises(errors.KeyIdTaken):
+        enroll(as_kee, key)
+
+
+def test_the_database_itself_refuses_trust_without_a_signature(as_kee: Caller) -> None:
+    register(as_kee, make_manifest())
+
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Worker.objects.update(effective_tier="trusted")
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "ftp://example.com/mcp",
+        "http://example.com/mcp",
+        "https://10.0.0.1/mcp",
+        "https://169.254.169.254/latest",
+        "https://[::ffff:10.0.0.1]/mcp",
+        "https://user:secret@example.com/mcp",
+        "https://example.com:0/mcp",
+        "https://example.com:99999/mcp",
+        "https:///mcp",
+        "nonsense",
+        "https://[half",
+    ],
+)
+def test_an_endpoint_that_no_call_should_reach_is_refused(endpoint: str) -> None:
+    with pytest.raises(errors.UnusableEndpoint):
+        manifests.endpoint(endpoint, allow_loopback=True)
+
+
+def test_loopback_is_for_deployments_that_allow_it() -> None:
+    assert manifests.endpoint("http://127.0.0.1:8801/mcp", allow_loopback=True)
+    for url in ("http://127.0.0.1:8801/mcp", "https://localhost/mcp", "http://[::1]/mcp"):
+        with pytest.raises(errors.UnusableEndpoint):
+            manifests.endpoint(url, allow_loopback=False)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "nonsense"},
+        {"$ref": "https://example.com/schema.json"},
+        {"type": "object", "properties": {"a": {"pattern": "("}}},
+        {"type": "array"},
+        {"type": "object", "maxProperties": 2**60, "x": 2**60},
+    ],
+)
+def test_a_schema_that_does_not_stand_on_its_own_is_refused(as_kee: Caller, schema: dict[str, Any]) -> None:
+    manifest = make_manifest(tools=[{"name": "t", "input_schema": schema}])
+
+    with pytest.raises(errors.UnusableSchema) as caught:
+        register(as_kee, manifest)
+
+    assert caught.value.errors[0].pointer.startswith("/tools/0")
+
+
+def test_two_tools_of_one_name_are_refused(as_kee: Caller) -> None:
+    tools = make_manifest()["tools"]
+
+    with pytest.raises(errors.RepeatedTool):
+        register(as_kee, make_manifest(tools=tools * 2))
+
+
+def test_a_changed_tool_is_a_new_version_and_the_old_offer_is_withdrawn(as_kee: Caller) -> None:
+    register(as_kee, make_manifest())
+    epoch, _ = selectors.epochs()
+    changed = make_manifest()
+    changed["tools"][0]["description"] = "Analyze anything."
+
+    done = register(as_kee, changed)
+
+    assert selectors.epochs()[0] == epoch + 1
+    assert {offer.withdrawn_at is None for offer in Offer.objects.all()} == {True, False}
+    assert [offer.tool_uid for offer in selectors.catalogue().offers] == [done.tools[0].uid]
+    register(as_kee, make_manifest())
+    assert Offer.objects.count() == 2
+
+
+def test_workers_with_the_same_tool_share_its_version(as_kee: Caller) -> None:
+    register(as_kee, make_manifest("one"))
+    register(as_kee, make_manifest("two"))
+
+    view = selectors.catalogue()
+    assert (len(view.tools), len(view.offers)) == (1, 2)
+
+
+def test_a_worker_falls_silent_and_comes_back(as_kee: Caller) -> None:
+    move_clock(timedelta(0))
+    register(as_kee, make_manifest(side_effects=NOTHING))
+
+    def state_after(pause: timedelta) -> str:
+        move_clock(pause)
+        with acting_as_system("test"):
+            services.mark_late()
+        return selectors.worker_named("code-analyzer-001").state
+
+    assert state_after(services.LATE_AFTER) == "ready"
+    assert state_after(timedelta(microseconds=1)) == "degraded"
+    assert selectors.catalogue().offers[0].barred == "the worker is degraded"
+    assert state_after(services.OFFLINE_AFTER) == "offline"
+    assert selectors.workers() == []
+    assert heartbeat(as_kee).state == "ready"
+    assert selectors.catalogue().offers[0].barred is None
+    assert [event.detail for event in WorkerEvent.objects.filter(kind="state").order_by("id")] == [
+        "ready to degraded: no heartbeat",
+        "degraded to offline: no heartbeat",
+        "offline to ready: the worker says healthy",
+    ]
+
+
+def test_a_heartbeat_that_changes_nothing_leaves_the_epoch_alone(as_kee: Caller) -> None:
+    register(as_kee, make_manifest())
+    epoch = selectors.epochs()
+
+    heartbeat(as_kee)
+    assert selectors.epochs() == epoch
+    heartbeat(as_kee, status="maintenance")
+    assert selectors.epochs() != epoch
+
+
+def test_a_quarantined_worker_cannot_talk_itself_out(as_kee: Caller) -> None:
+    register(as_kee, make_manifest())
+    Worker.objects.update(state=State.QUARANTINED)
+
+    assert heartbeat(as_kee).state == "quarantined"
+    assert register(as_kee, make_manifest()).worker.state == "quarantined"
+
+
+def test_another_principals_worker_is_unknown_and_its_id_taken(tenant: Tenant, as_kee: Caller) -> None:
+    register(as_kee, make_manifest())
+    other = make_caller(tenant, "rival", Kind.WORKER)
+
+    with acting_as(other):
+        with pytest.raises(errors.UnknownWorker):
+            heartbeat(other)
+        with pytest.raises(errors.UnknownWorker):
+            services.unregister(caller=other, worker_id="code-analyzer-001")
+        with pytest.raises(errors.WorkerIdTaken):
+            register(other, make_manifest(endpoint="https://evil.example.com/mcp"))
+
+    assert selectors.worker_named("code-analyzer-001").endpoint == "https://code-analyzer.example.com/mcp"
+
+
+def test_an_unregistered_worker_is_gone_and_may_come_back(as_kee: Caller) -> None:
+    register(as_kee, make_manifest())
+
+    services.unregister(caller=as_kee, worker_id="code-analyzer-001")
+
+    with pytest.raises(errors.UnknownWorker):
+        selectors.worker_named("code-analyzer-001")
+    assert selectors.catalogue().offers == ()
+    with pytest.raises(errors.UnknownWorker):
+        heartbeat(as_kee)
+    assert register(as_kee, make_manifest()).created is False
+    assert len(selectors.catalogue().offers) == 1
+
+
+def test_calls_are_counted_into_their_offer_by_the_tick(as_kee: Caller) -> None:
+    register(as_kee, make_manifest(side_effects=NOTHING))
+    for number in range(20):
+        services.record_call(
+            worker_id="code-analyzer-001",
+            tool_name="analyze_repository",
+            ok=number != 3,
+            seconds=float(number),
+            cost=Decimal("0.01"),
+        )
+    before = selectors.epochs()
+
+    with acting_as_system("test"):
+        assert services.fold_calls() == 20
+        assert services.fold_calls() == 0
+
+    offer = selectors.offer_of("code-analyzer-001", "analyze_repository")
+    assert (offer.runs, offer.successes, offer.p50_seconds, offer.p95_seconds) == (20, 19, 9.5, 18.0)
+    assert offer.cost == 0.01
+    assert selectors.epochs() == (before[0], before[1] + 1)
+    with pytest.raises(errors.UnknownTool):
+        services.record_call(worker_id="code-analyzer-001", tool_name="x", ok=True, seconds=1, cost=Decimal(0))
+
+
+def test_search_finds_tools_by_their_words_with_an_honest_score(as_kee: Caller) -> None:
+    register(as_kee, make_manifest())
+
+    found = selectors.search("analyzing repositories", tenant_id=as_kee.tenant_id)
+    partly = selectors.search("analyze the weather", tenant_id=as_kee.tenant_id)
+
+    assert [(match.worker_id, match.tool_name) for match in found] == [("code-analyzer-001", "analyze_repository")]
+    assert found[0].relevance_score > partly[0].relevance_score > 0
+    assert selectors.search("weather", tenant_id=as_kee.tenant_id) == []
+
+
+@pytest.mark.parametrize("source", list(State))
+@pytest.mark.parametrize("target", list(State))
+def test_states_follow_the_table(source: State, target: State) -> None:
+    worker = Worker(worker_id="w", state=source)
+
+    if target in TRANSITIONS[source]:
+        worker.move_to(target)
+        assert worker.state == target
+    else:
+        with pytest.raises(errors.IllegalTransition):
+            worker.move_to(target)
+        assert worker.state == source
+
+
+@pytest.mark.parametrize(
+    ("declared", "effects"),
+    [
+        (None, {"read", "write", "network", "exec", "bidirectional"}),
+        ({}, {"read", "write", "network", "exec", "bidirectional"}),
+        ({"filesystem": "read"}, {"read", "network", "exec", "bidirectional"}),
+        ({"filesystem": "none", "network": "none", "execution": "none"}, set()),
+        (
+            {"filesystem": "write", "network": "outbound", "execution": "container"},
+            {"read", "write", "network", "exec"},
+        ),
+    ],
+)
+def test_what_is_left_unsaid_counts_as_everything(declared: dict[str, str] | None, effects: set[str]) -> None:
+    assert effects_of(declared) == effects
+
+
+def test_tiers_allow_what_the_table_says() -> None:
+    everything = effects_of(None)
+
+    assert forbidden_effects(everything, Tier.TRUSTED) == frozenset()
+    assert forbidden_effects(everything, Tier.VERIFIED) == {"write", "exec", "bidirectional"}
+    assert forbidden_effects(everything, Tier.SANDBOX) == {"write", "exec", "bidirectional", "network"}
+    assert forbidden_effects(everything, Tier.UNTRUSTED) == everything
+    assert effective_tier(Tier.TRUSTED, ceiling=None, because="unsigned").tier == Tier.UNTRUSTED
+
+
+@pytest.mark.django_db(transaction=True)
+def test_rival_first_registrations_meet_in_one_worker(tenant: Tenant) -> None:
+    kee = make_caller(tenant)
+    barrier = threading.Barrier(4)
+    created: list[bool] = []
+
+    def run() -> None:
+        barrier.wait()
+        with acting_as(kee):
+            done = register(kee, make_manifest())
+        created.append(done.created)
+        connection.close()
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sorted(created) == [False, False, False, True]
+    with acting_as(kee):
+        assert (Worker.objects.count(), Offer.objects.count()) == (1, 1)
