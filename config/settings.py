@@ -6,11 +6,13 @@ running stack); ``var/`` beside this tree. Importing this module connects to not
 
 import json
 import secrets
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import environ
 import structlog
+from csp.constants import NONE, SELF, UNSAFE_INLINE
 from django.core.exceptions import ImproperlyConfigured
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -62,8 +64,9 @@ INSTALLED_APPS = [
     "apps.workers",
     "apps.tasks",
     "apps.mcp",
-    "unfold",
-    "django.contrib.admin",
+    "apps.console",
+    "unfold.apps.BasicAppConfig",
+    "apps.console.apps.ConsoleAdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
@@ -74,9 +77,12 @@ INSTALLED_APPS = [
     "drf_spectacular_sidecar",
     "django_celery_beat",
     "django_structlog",
+    "csp",
+    "axes",
 ]
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "csp.middleware.CSPMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -85,7 +91,9 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_structlog.middlewares.RequestMiddleware",
+    "axes.middleware.AxesMiddleware",
 ]
+AUTHENTICATION_BACKENDS = ["axes.backends.AxesStandaloneBackend", "django.contrib.auth.backends.ModelBackend"]
 ROOT_URLCONF = "config.urls"
 ASGI_APPLICATION = "config.asgi.application"
 APPEND_SLASH = False
@@ -152,6 +160,21 @@ def _database() -> dict[str, Any]:
 
 DATABASES = {"default": _database()}
 
+# Who may scrape /metrics; empty: whoever reaches the port.
+METRICS_TOKEN = env.str("GATEHOUSE_METRICS_TOKEN", default="")
+
+UNFOLD = {
+    "SITE_TITLE": "Gatehouse",
+    "SITE_HEADER": "Gatehouse",
+    "SITE_SUBHEADER": "Operator's console",
+    "SITE_SYMBOL": "door_open",
+    "SITE_URL": None,
+    "SHOW_HISTORY": False,
+    "SHOW_VIEW_ON_SITE": False,
+    "ENVIRONMENT": "apps.console.navigation.environment",
+    "SIDEBAR": {"show_search": True, "command_search": False, "navigation": "apps.console.navigation.sidebar"},
+}
+
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": ["apps.principals.api.authentication.TokenAuthentication"],
     "DEFAULT_PERMISSION_CLASSES": ["apps.core.api.permissions.HoldsScope"],
@@ -176,6 +199,8 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",
     "COMPONENT_SPLIT_REQUEST": False,
+    # Operations name their own enumerations.
+    "POSTPROCESSING_HOOKS": [],
 }
 ARTIFACT_MAX_BYTES = env.int("GATEHOUSE_ARTIFACT_MAX_BYTES", default=32 * 1024 * 1024)
 # A body above this is refused with 413 before it is parsed; routes may set less.
@@ -220,6 +245,27 @@ CSRF_COOKIE_SECURE = PRODUCTION
 SECURE_CONTENT_TYPE_NOSNIFF = True
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
+# Nothing is loaded from another host. Styles stand in attributes; scripts stand in files.
+CONTENT_SECURITY_POLICY = {
+    "DIRECTIVES": {
+        "default-src": [SELF],
+        "style-src": [SELF, UNSAFE_INLINE],
+        "img-src": [SELF, "data:"],
+        "font-src": [SELF, "data:"],
+        "object-src": [NONE],
+        "base-uri": [NONE],
+        "form-action": [SELF],
+        "frame-ancestors": [NONE],
+    }
+}
+# Guessing a password: ten tries for a name from one address, then a quarter of an hour of silence.
+AXES_FAILURE_LIMIT = 10
+AXES_COOLOFF_TIME = timedelta(minutes=15)
+AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
+AXES_RESET_ON_SUCCESS = True
+AXES_VERBOSE = False
+# How many proxies stand before the web process; what they say of the client's address is believed from there.
+AXES_IPWARE_PROXY_COUNT = env.int("GATEHOUSE_PROXIES", default=0)
 if PRODUCTION:
     SECURE_SSL_REDIRECT = env.bool("GATEHOUSE_SSL_REDIRECT", default=True)
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")

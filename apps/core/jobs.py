@@ -4,14 +4,22 @@ import threading
 from typing import Any
 
 from celery import shared_task, signals
+from django.core.management import call_command
 
-from apps.core import ticks
+from apps.core import pulse, ticks
 
 
 @shared_task(name="core.tick", queue="sweep", ignore_result=True)
 def tick(name: str) -> None:
     """Safe to lose, repeat or overlap: the database holds the truth."""
+    pulse.beat("beat")
     ticks.run(name)
+
+
+@signals.beat_init.connect
+def declare_schedules(**_: Any) -> None:
+    """A new release's ticks are scheduled by its first beat, whoever migrated."""
+    call_command("sync_schedules")
 
 
 _stop = threading.Event()

@@ -82,7 +82,7 @@ from scored s join memory_passage p on p.id = s.passage_id
 {_MEMORIES}
 order by s.score desc, p.recorded_at desc, p.id desc
 limit %(limit)s
-"""  # noqa: S608  # constants only
+"""  # constants only
 
 # An ordered scan of memory_passage_newest, or of memory_passage_domain, that stops at the limit.
 NEWEST: Final = f"""
@@ -91,7 +91,7 @@ from memory_passage p
 {_MEMORIES}
 order by p.recorded_at desc, p.id desc
 limit %(limit)s
-"""  # noqa: S608  # constants only
+"""  # constants only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,10 @@
+from typing import Any
+
 from django.contrib import admin
 from django.contrib.auth.admin import GroupAdmin as DjangoGroupAdmin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group
+from django.http import HttpRequest
 from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
@@ -11,13 +14,36 @@ from apps.principals.models import Membership, Operator, Principal, Tenant, Toke
 admin.site.unregister(Group)
 
 
+class SuperusersOnly(ModelAdmin):
+    """Whoever edits accounts and permissions can give itself any."""
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        return _is_superuser(request)
+
+    def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return _is_superuser(request)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return _is_superuser(request)
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return _is_superuser(request)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return _is_superuser(request)
+
+
+def _is_superuser(request: HttpRequest) -> bool:
+    return isinstance(request.user, Operator) and request.user.is_superuser
+
+
 @admin.register(Group)
-class GroupAdmin(DjangoGroupAdmin, ModelAdmin):
+class GroupAdmin(SuperusersOnly, DjangoGroupAdmin):
     """Groups of permissions for operators."""
 
 
 @admin.register(Operator)
-class OperatorAccountAdmin(DjangoUserAdmin, ModelAdmin):  # type: ignore[type-arg]  # not subscriptable at run time
+class OperatorAccountAdmin(SuperusersOnly, DjangoUserAdmin):  # type: ignore[type-arg]  # not subscriptable at run time
     """People with a console: the one thing that is edited here, because people are."""
 
     form = UserChangeForm

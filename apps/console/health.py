@@ -1,0 +1,225 @@
+"""Whether everything that the product stands on is there, fit and well; and how to mend what is not."""
+
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import redis
+from django.conf import settings
+from django.core.checks import CheckMessage, Error
+from django.core.files.base import ContentFile
+from django.core.files.storage import storages
+from django.db import DatabaseError, connection
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.recorder import MigrationRecorder
+from django_celery_beat.models import PeriodicTask
+
+from apps.core import pulse, ticks
+
+POSTGRESQL: Final = 18
+REDIS: Final = (7, 2)
+ROLES: Final = ("gatehouse_app", "gatehouse_operator", "gatehouse_system")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What examining one part found."""
+
+    part: str
+    ok: bool
+    says: str
+    mend: str = ""
+    needed: bool = True
+    """Without it nothing can be served; else work goes on, later or slower."""
+
+
+Examination = Callable[[], Finding]
+
+
+def readiness() -> list[Finding]:
+    """What must be well for this process to serve, and what should be. Quick enough to ask every second."""
+    return _examine([_database, _postgresql, _login_role, _migrations, _broker, _beat, _worker])
+
+
+def examination() -> list[Finding]:
+    """Everything, for a person who has time to wait for it."""
+    return _examine(
+        [
+            _database,
+            _postgresql,
+            _login_role,
+            _roles,
+            _migrations,
+            _schedules,
+            _broker,
+            _redis_version,
+            _eviction,
+            _beat,
+            _worker,
+            _artifacts,
+        ]
+    )
+
+
+def _examine(parts: Sequence[Examination]) -> list[Finding]:
+    """In order. Of a server that does not answer, one finding says so and those that would ask it are left out."""
+    findings: list[Finding] = []
+    away: set[type[Exception]] = set()
+    for part in parts:
+        try:
+            findings.append(part())
+        except DatabaseError as exc:
+            if DatabaseError not in away:
+                findings.append(_silent("database", exc, "Start PostgreSQL and see that DATABASE_URL names it."))
+            away.add(DatabaseError)
+        except redis.RedisError as exc:
+            if redis.RedisError not in away:
+                findings.append(_silent("broker", exc, "Start Redis or Valkey and see that REDIS_URL names it."))
+            away.add(redis.RedisError)
+    return findings
+
+
+def _silent(part: str, exc: Exception, mend: str) -> Finding:
+    return Finding(part=part, ok=False, says=(str(exc).splitlines() or [type(exc).__name__])[0], mend=mend)
+
+
+def _database() -> Finding:
+    with connection.cursor() as cursor:
+        cursor.execute("select 1")
+    return Finding(part="database", ok=True, says="answers")
+
+
+def _postgresql() -> Finding:
+    connection.ensure_connection()
+    version: int = connection.connection.info.server_version
+    return Finding(
+        part="postgresql",
+        ok=version >= POSTGRESQL * 10_000,
+        says=f"version {version // 10_000}.{version % 10_000}",
+        mend=f"Gatehouse needs PostgreSQL {POSTGRESQL} or newer.",
+    )
+
+
+def _login_role() -> Finding:
+    with connection.cursor() as cursor:
+        cursor.execute("select rolname, rolsuper or rolbypassrls from pg_roles where rolname = session_user")
+        name, unbound = cursor.fetchone()
+    return Finding(
+        part="login role",
+        ok=not unbound,
+        says=f"{name} is {'not ' if unbound else ''}bound by row-level security",
+        mend="Let DATABASE_URL log in as a plain role that owns the database: "
+        "create role gatehouse login createrole; alter database … owner to gatehouse.",
+    )
+
+
+def _roles() -> Finding:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """select coalesce(array_agg(w.name), '{}'), current_user
+               from unnest(%s::text[]) as w(name) left join pg_roles r on r.rolname = w.name
+               where r.oid is null or not pg_has_role(session_user, r.oid, 'set')""",
+            [list(ROLES)],
+        )
+        missing, current = cursor.fetchone()
+    return Finding(
+        part="roles",
+        ok=not missing and current == ROLES[0],
+        says=f"acts as {current}" + (f", can't become {', '.join(missing)}" if missing else ""),
+        mend="Grant the login role CREATEROLE, or make the roles and grant them to it; then manage.py migrate.",
+    )
+
+
+@cache
+def _shipped() -> frozenset[tuple[str, str]]:
+    """The migrations of this release."""
+    return frozenset(MigrationLoader(None, ignore_no_migrations=True).disk_migrations)
+
+
+def _migrations() -> Finding:
+    waiting = _shipped() - set(MigrationRecorder(connection).applied_migrations())
+    return Finding(
+        part="migrations",
+        ok=not waiting,
+        says=f"{len(waiting)} not applied" if waiting else "all applied",
+        mend="manage.py migrate",
+    )
+
+
+def _schedules() -> Finding:
+    declared = {f"tick: {tick.name}" for tick in ticks.all_ticks()}
+    missing = declared - set(PeriodicTask.objects.filter(enabled=True).values_list("name", flat=True))
+    return Finding(
+        part="schedules",
+        ok=not missing,
+        says=f"beat does not know {', '.join(sorted(missing))}" if missing else f"{len(declared)} ticks",
+        mend="manage.py sync_schedules (beat does it when it starts)",
+        needed=False,
+    )
+
+
+def _broker() -> Finding:
+    pulse.broker().ping()
+    return Finding(part="broker", ok=True, says="answers")
+
+
+def _redis_version() -> Finding:
+    info: dict[str, Any] = pulse.broker().info("server")
+    valkey = info.get("valkey_version")
+    version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
+    return Finding(
+        part="redis",
+        ok=valkey is not None or version >= REDIS,
+        says=f"Valkey {valkey}" if valkey else f"Redis {info['redis_version']}",
+        mend="Gatehouse needs Redis 7.2 or newer, or Valkey.",
+    )
+
+
+def _eviction() -> Finding:
+    policy = str(pulse.broker().info("memory").get("maxmemory_policy", "unknown"))
+    return Finding(
+        part="eviction",
+        ok=policy == "noeviction",
+        says=policy,
+        mend="Set maxmemory-policy noeviction: an evicted queue is lost work until the next tick finds it.",
+        needed=False,
+    )
+
+
+def _beat() -> Finding:
+    return _alive("beat", "beat", "celery -A config beat; until then the workers' own clocks drive the ticks.")
+
+
+def _worker() -> Finding:
+    return _alive("worker", "worker", "celery -A config worker; until then nothing that waits will move.")
+
+
+def _alive(part: str, who: str, mend: str) -> Finding:
+    age = pulse.last_known_age(who)
+    return Finding(
+        part=part,
+        ok=age is not None and age <= pulse.SILENT_AFTER,
+        says="not heard of for an hour" if age is None else f"last tick {age.total_seconds():.0f} s ago",
+        mend=f"Start it: {mend}",
+        needed=False,
+    )
+
+
+def _artifacts() -> Finding:
+    storage = storages["artifacts"]
+    try:
+        name = storage.save(f".doctor-{secrets.token_hex(8)}", ContentFile(b"doctor"))
+        storage.delete(name)
+    except OSError as exc:
+        return _silent("artifacts", exc, f"Make {settings.DATA_DIR} writable for this process.")
+    return Finding(part="artifacts", ok=True, says="writable")
+
+
+def refuse_unfit_servers(*, databases: Sequence[str] | None, **_: Any) -> list[CheckMessage]:
+    """A system check of `migrate` and `check --database`: production does not start on a server that can't hold it."""
+    if not databases or not settings.PRODUCTION:
+        return []
+    unfit = [finding for finding in (_postgresql(), _login_role()) if not finding.ok]
+    return [Error(f"{finding.part}: {finding.says}", hint=finding.mend, id="console.E001") for finding in unfit]

@@ -1,0 +1,94 @@
+"""The admin site: what an operator sees is decided by the database, request by request."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from functools import update_wrapper
+from typing import Any, Final
+
+from csp.constants import UNSAFE_EVAL
+from csp.decorators import csp_update
+from django.contrib.admin import ModelAdmin
+from django.db import connection, transaction
+from django.db.models import Model
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.utils import timezone
+from django.utils.decorators import method_decorator
+from unfold.admin import ModelAdmin as UnfoldModelAdmin
+from unfold.sites import UnfoldAdminSite
+
+from apps.console import dashboard
+from apps.core.admin import OperatorAdmin
+from apps.principals.models import Membership, Operator
+from apps.principals.tenancy import acting_as_operator, acting_as_system
+
+View = Callable[..., HttpResponse]
+
+_LOOKS_ONLY: Final = {"GET", "HEAD", "OPTIONS"}
+# The site's scripts are all local, but Alpine compiles the expressions in their attributes.
+_runs_alpine: Final = csp_update({"script-src": [UNSAFE_EVAL]})
+
+
+class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
+    """Every request runs in one transaction: a superuser's sees all tenants, another operator's those of its
+    memberships. A request that only looks runs read-only, so that no link can change anything.
+    """
+
+    def admin_view(self, view: View, cacheable: bool = False) -> View:  # noqa: FBT001, FBT002  # Django's signature
+        def seeing(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+            with _sight_of(request):
+                if request.method not in _LOOKS_ONLY:
+                    return _rendered(view(request, *args, **kwargs))
+                with connection.cursor() as cursor:
+                    cursor.execute("set local transaction_read_only = on")
+                response = _rendered(view(request, *args, **kwargs))
+                # Ends the read-only state where this transaction is part of another.
+                transaction.set_rollback(True)
+                return response
+
+        guarded: View = super().admin_view(_runs_alpine(update_wrapper(seeing, view)), cacheable)
+        return guarded
+
+    def register(
+        self,
+        model_or_iterable: type[Model] | Iterable[type[Model]],
+        admin_class: "type[ModelAdmin[Any]] | None" = None,
+        **options: Any,
+    ) -> None:
+        """Register; what a library brings is looked at like everything else, not edited."""
+        if admin_class is not None and not issubclass(admin_class, UnfoldModelAdmin):
+            models = [model_or_iterable] if isinstance(model_or_iterable, type) else model_or_iterable
+            for model in models:
+                super().register(model, _window_on(model, admin_class), **options)
+            return
+        super().register(model_or_iterable, admin_class, **options)
+
+    @method_decorator(_runs_alpine)
+    def login(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        answer: HttpResponse = super().login(request, extra_context)
+        return answer
+
+    def index(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> TemplateResponse:
+        figures = {"cards": dashboard.cards(now=timezone.now())}
+        page: TemplateResponse = super().index(request, {**figures, **(extra_context or {})})
+        return page
+
+
+def _window_on(model: type[Model], admin_class: "type[ModelAdmin[Any]]") -> type[OperatorAdmin]:
+    columns = [name for name in admin_class.list_display if isinstance(name, str) and hasattr(model, name)]
+    return type(admin_class.__name__, (OperatorAdmin,), {"list_display": columns or ["__str__"]})
+
+
+def _sight_of(request: HttpRequest) -> AbstractContextManager[None]:
+    operator = request.user
+    if not isinstance(operator, Operator) or not operator.is_active:
+        return acting_as_operator([], "console: nobody")
+    if operator.is_superuser:
+        return acting_as_system(f"console: {operator.username}")
+    tenants = Membership.objects.filter(operator=operator).values_list("tenant_id", flat=True)
+    return acting_as_operator(list(tenants), f"console: {operator.username}")
+
+
+def _rendered(response: HttpResponse) -> HttpResponse:
+    """A template that were rendered after the view would query outside of the transaction."""
+    return response.render() if isinstance(response, TemplateResponse) else response

@@ -1,0 +1,136 @@
+"""Health: what stands, what does not, and how to mend it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.conf import settings
+from django.core.management import call_command
+from django.test import Client
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from apps.console import health
+from apps.core import pulse, ticks
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """No sign of life is left to another test."""
+    broker = pulse.broker()
+    yield
+    broker.delete("gatehouse:pulse:beat", "gatehouse:pulse:worker")
+
+
+@pytest.fixture
+def no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    dead = redis.Redis(host="127.0.0.1", port=1, retry=Retry(NoBackoff(), 0))
+    monkeypatch.setattr(pulse, "broker", lambda: dead)
+
+
+def readyz() -> tuple[int, dict[str, Any]]:
+    answer = Client().get("/readyz")
+    body = answer.json()
+    return answer.status_code, {check["part"]: check for check in body["checks"]} | {"status": body["status"]}
+
+
+def test_a_living_process_says_so_without_asking_anybody(no_broker: None) -> None:
+    assert Client().get("/livez").json() == {"status": "alive"}
+
+
+def test_ready_without_beat_is_degraded_and_with_it_ready(db: None) -> None:
+    status, checks = readyz()
+    assert (status, checks["status"], checks["beat"]["ok"]) == (200, "degraded", False)
+
+    pulse.beat("beat")
+    ticks.run("console.show_life")
+    assert (readyz()[0], readyz()[1]["status"]) == (200, "ready")
+
+
+def test_without_the_broker_it_is_not_ready(db: None, no_broker: None) -> None:
+    status, checks = readyz()
+    assert (status, checks["status"], checks["broker"]["ok"]) == (503, "unready", False)
+    assert "REDIS_URL" in checks["broker"]["mend"]
+    assert checks["database"]["ok"]
+
+
+def test_without_a_migration_it_is_not_ready(db: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "_shipped", lambda: frozenset({("memory", "9999_not_there")}))
+    status, checks = readyz()
+    assert (status, checks["migrations"]["says"]) == (503, "1 not applied")
+
+
+def test_the_doctor_finds_the_test_stack_well_once_beat_lives(db: None) -> None:
+    call_command("sync_schedules", stdout=StringIO())
+    pulse.beat("beat")
+    pulse.beat("worker")
+    out = StringIO()
+    call_command("doctor", "--json", stdout=out)
+    report = json.loads(out.getvalue())
+    assert report["well"]
+    assert [f for f in report["findings"] if not f["ok"] and f["part"] != "eviction"] == []
+
+
+def test_the_doctor_says_how_to_mend_and_fails(db: None, no_broker: None) -> None:
+    out = StringIO()
+    with pytest.raises(SystemExit):
+        call_command("doctor", stdout=out)
+    assert "FAIL broker" in out.getvalue()
+    assert "Start Redis or Valkey" in out.getvalue()
+    assert "manage.py sync_schedules" in out.getvalue()
+
+
+def test_metrics_speak_prometheus_and_name_no_tenant(tenant: object) -> None:
+    answer = Client().get("/metrics")
+    assert answer.headers["Content-Type"].startswith("text/plain")
+    text = answer.content.decode()
+    assert "gatehouse_tasks_ready 0.0" in text
+    assert "acme" not in text
+
+
+def test_metrics_ask_for_the_token_that_is_set(db: None, settings: Any) -> None:
+    settings.METRICS_TOKEN = "scrape"
+    assert Client().get("/metrics").status_code == 401
+    assert Client().get("/metrics", headers={"Authorization": "Bearer scrape"}).status_code == 200
+
+
+def test_production_refuses_a_login_role_that_no_wall_binds(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    unbound = health.Finding(part="login role", ok=False, says="postgres is not bound", mend="Use a plain one.")
+    monkeypatch.setattr(health, "_login_role", lambda: unbound)
+    monkeypatch.setattr(health, "_postgresql", lambda: health.Finding(part="postgresql", ok=True, says="18"))
+    settings.PRODUCTION = True
+    (error,) = health.refuse_unfit_servers(databases=["default"])
+    assert (error.id, error.hint) == ("console.E001", "Use a plain one.")
+    assert health.refuse_unfit_servers(databases=None) == []
+
+
+def _manage(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "manage.py", *arguments],
+        cwd=Path(settings.BASE_DIR),
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_the_deployment_checks_are_clean_in_production() -> None:
+    checked = _manage("check", "--deploy", "--fail-level", "WARNING", GATEHOUSE_ENV="production")
+    assert checked.returncode == 0, checked.stderr
+    assert "no issues (0 silenced)" in checked.stdout
+
+
+@pytest.mark.parametrize("secret", ["GATEHOUSE_SECRET_KEY", "GATEHOUSE_LEASE_KEYS"])
+def test_production_does_not_start_without_its_secrets(secret: str) -> None:
+    refused = _manage("check", GATEHOUSE_ENV="production", **{secret: ""})
+    assert refused.returncode != 0
+    assert f"{secret} must be set in production." in refused.stderr

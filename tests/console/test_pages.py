@@ -1,0 +1,46 @@
+"""Every list and every thing in it can be looked at."""
+
+import pytest
+from django.apps import apps
+from django.contrib import admin
+from django.db.models import Model
+from django.test import Client
+from django.urls import reverse
+
+from apps.memory import services as memory
+from apps.principals.tenancy import acting_as, acting_as_system
+from tests.factories import T0, make_caller, make_tenant, make_token
+
+SHOWN = sorted((model for model in apps.get_models() if model in admin.site._registry), key=lambda m: m._meta.label)
+
+
+@pytest.fixture
+def world(db: None) -> None:
+    """A tenant in which everything has happened once, by services."""
+    tenant = make_tenant("acme")
+    make_token(tenant)
+    kee = make_caller(tenant)
+    with acting_as(kee):
+        older = memory.store_observation(author=kee, text="It is <b>slow</b>.", now=T0)
+        memory.store_observation(author=kee, text="It is quick.", supersedes=older.ref, now=T0)
+        memory.add_relationship(author=kee, from_concept="a", to_concept="b", rel_type="is", now=T0)
+        memory.update_pattern(author=kee, category="c", pattern_name="n", pattern_text="t", confidence=1, now=T0)
+        memory.record_session(principal=kee, conversation_id="c-1", now=T0)
+
+
+@pytest.mark.parametrize("model", SHOWN, ids=lambda model: model._meta.label)
+def test_a_list_and_what_it_holds_can_be_looked_at(world: None, console: Client, model: type[Model]) -> None:
+    name = f"admin:{model._meta.app_label}_{model._meta.model_name}"
+    assert console.get(reverse(f"{name}_changelist")).status_code == 200
+    assert console.get(reverse(f"{name}_changelist"), {"q": "a"}).status_code == 200
+    with acting_as_system("test"):
+        first = model._default_manager.order_by("pk").first()
+    if first is not None:
+        for page in ("change", "history"):
+            assert console.get(reverse(f"{name}_{page}", args=[first.pk])).status_code == 200
+
+
+def test_stored_text_is_never_markup(world: None, console: Client) -> None:
+    page = console.get(reverse("admin:memory_observation_changelist")).content.decode()
+    assert "&lt;b&gt;slow&lt;/b&gt;" in page
+    assert "<b>slow</b>" not in page
