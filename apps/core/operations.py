@@ -18,6 +18,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar, get_type_hints
 from pydantic import BaseModel
 
 from apps.core.errors import DomainError, Forbidden, NotFound
+from apps.core.retries import retried
 from apps.core.schemas import parse
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
@@ -176,12 +177,15 @@ def call(declared: Operation, caller: Acting, given: BaseModel) -> Reply:
     :raises DomainError: whatever the operation refuses.
     """
     permit(declared, caller)
-    if declared.own_transactions:
-        answer = declared.run(caller, given)
-    else:
-        with caller.acting():
-            answer = declared.run(caller, given)
+    answer = (
+        declared.run(caller, given) if declared.own_transactions else retried(lambda: _acting(declared, caller, given))
+    )
     return answer if isinstance(answer, Reply) else Reply(answer, status=0)
+
+
+def _acting(declared: Operation, caller: Acting, given: BaseModel) -> BaseModel | Reply:
+    with caller.acting():
+        return declared.run(caller, given)
 
 
 def call_with(declared: Operation, caller: Acting, arguments: Any) -> Reply:

@@ -34,3 +34,14 @@ def decode_cursor(cursor: str, *types: type[int] | type[str]) -> tuple[int | str
     if not isinstance(key, list) or [type(part) for part in key] != list(types):
         raise BadCursor("This cursor belongs to another list.")
     return tuple(key)
+
+
+def decode_position(cursor: str) -> int:
+    """The one number in a cursor: a key or a place in a list, which the database can compare with.
+
+    :raises BadCursor: as :func:`decode_cursor`.
+    """
+    (position,) = decode_cursor(cursor, int)
+    if not isinstance(position, int) or not 0 <= position < 2**63:
+        raise BadCursor("This cursor belongs to another list.")
+    return position

@@ -18,7 +18,7 @@ from apps.core.sql import hot_cursor
 from apps.principals.tenancy import Caller
 from apps.receipts import sql
 from apps.receipts.errors import ChainCycle, DedupeConflict, DuplicateReceipt, ReceiptIdConflict
-from apps.receipts.models import FlushClass, Obligation, ReceiptKey, Surface, UnmatchedCloser
+from apps.receipts.models import FlushClass, Obligation, Receipt, ReceiptKey, Surface, UnmatchedCloser
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,9 +197,11 @@ def _store(poster: Poster, draft: ReceiptDraft, links: _Links, now: datetime) ->
         _refuse_repetition(poster, draft, key_digest, content_digest)
     pk, uuid, stored = row
     if not stored:
+        existing = Receipt.objects.values_list("uuid", flat=True).get(tenant_id=poster.tenant_id, receipt_id=receipt_id)
         raise ReceiptIdConflict(
             f"The receipt id {receipt_id!r} belongs to a receipt with another dedupe key.",
             existing_receipt_id=receipt_id,
+            existing_uuid=str(existing),
         )
     return Recorded(id=pk, receipt_id=receipt_id, uuid=uuid, dedupe_key=draft.dedupe_key, created_at=now)
 

@@ -101,6 +101,8 @@ def _answer_refusal(exc: DomainError, *, seed: bool) -> Response:
     status = status_of(exc)
     headers = {"Retry-After": str(exc.retry_after)} if isinstance(exc, RateLimited) else {}
     errors = [{"pointer": error.pointer, "message": error.message} for error in exc.errors]
+    if seed and isinstance(exc, Forbidden):
+        return _faulty_credential()
     if seed:
         document = {"error": exc.code, "message": exc.detail, **exc.extra}
         return Response(document | ({"errors": errors} if errors else {}), status=status, headers=headers)
@@ -108,10 +110,14 @@ def _answer_refusal(exc: DomainError, *, seed: bool) -> Response:
     return Response(document, status=status, headers=headers, content_type="application/problem+json")
 
 
+def _faulty_credential() -> Response:
+    """One body for every fault of a service credential: nothing can be learned from trying."""
+    return Response({"error": "invalid_service_token", "message": "Invalid service token"}, status=403)
+
+
 def _answer_framework(exc: exceptions.APIException, *, seed: bool) -> Response:
     if seed and exc.status_code in {401, 403}:
-        # One body for every fault of a service credential: nothing can be learned from trying.
-        return Response({"error": "invalid_service_token", "message": "Invalid service token"}, status=403)
+        return _faulty_credential()
     code, detail = str(exc.default_code), str(exc.detail)
     headers = {}
     if (challenge := getattr(exc, "auth_header", None)) is not None:

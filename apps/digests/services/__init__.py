@@ -5,6 +5,7 @@ from apps.digests.services.delivery import mark_delivered
 from apps.digests.services.flushing import flush, flush_due
 from apps.digests.services.policies import PolicyChange, set_policy
 from apps.digests.services.posting import Posted, post, post_many
+from apps.digests.services.recipients import recipient_named
 from apps.receipts.services import Group, ObligationDraft, Poster, ReceiptDraft
 
 __all__ = [
@@ -24,5 +25,6 @@ __all__ = [
     "mark_delivered",
     "post",
     "post_many",
+    "recipient_named",
     "set_policy",
 ]

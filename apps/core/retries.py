@@ -1,0 +1,48 @@
+"""Trying a whole transaction again when the database had to break it off."""
+
+import random
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import psycopg
+from django.db import OperationalError, connection
+
+from apps.core.errors import Unavailable
+
+T = TypeVar("T")
+
+# serialization_failure, deadlock_detected, lock_not_available
+_TRANSIENT: Final = frozenset({"40001", "40P01", "55P03"})
+_ATTEMPTS: Final = 4
+_FIRST_PAUSE: Final = 0.02
+
+
+class Busy(Unavailable):
+    """Others held what this request needs, several times in a row."""
+
+    code = "busy"
+
+
+def retried(run: Callable[[], T]) -> T:
+    """Run a function that opens its own transaction; once more, a few times, after a deadlock or a lock timeout.
+
+    For interfaces only: what is inside a transaction already can't be repeated alone.
+
+    :raises Busy: if it went on failing so.
+    """
+    for attempt in range(_ATTEMPTS):
+        try:
+            return run()
+        except OperationalError as exc:
+            if not _is_transient(exc) or connection.in_atomic_block:
+                raise
+            if attempt == _ATTEMPTS - 1:
+                raise Busy("Others are using what this needs; nothing was changed. Try again.") from exc
+        time.sleep(_FIRST_PAUSE * 2**attempt * (1 + random.random()))  # noqa: S311  # jitter, no secret
+    raise AssertionError("unreachable")
+
+
+def _is_transient(exc: OperationalError) -> bool:
+    cause = exc.__cause__
+    return isinstance(cause, psycopg.Error) and cause.sqlstate in _TRANSIENT
