@@ -23,12 +23,12 @@ class InboxAdmin(OperatorAdmin):
     @admin.display(description="Visible entries")
     def entry_links(self, inbox: Inbox) -> str:
         live = inbox.entries.filter(acked_at=None, superseded_by_seq=None).order_by("sequence")[:_SHOWN]
-        return format_html_join(", ", "{}", ((link_to(entry),) for entry in live)) or "–"
+        return format_html_join(", ", "{}", ((link_to(entry),) for entry in live)) or "-"
 
     @admin.display(description="Open threads")
     def thread_links(self, inbox: Inbox) -> str:
         threads = inbox.threads.filter(closed_at=None).order_by("id")[:_SHOWN]
-        return format_html_join(", ", "{}", ((link_to(thread),) for thread in threads)) or "–"
+        return format_html_join(", ", "{}", ((link_to(thread),) for thread in threads)) or "-"
 
 
 @admin.register(Thread)
@@ -48,7 +48,7 @@ class ThreadAdmin(OperatorAdmin):
     def snapshot_links(self, thread: Thread) -> str:
         snapshots = thread.snapshots.order_by("-revision")[:_SHOWN]
         rows = ((link_to(entry), entry.flush_reason, entry.count) for entry in snapshots)
-        return format_html_join(", ", "{} ({}, {})", rows) or "–"
+        return format_html_join(", ", "{} ({}, {})", rows) or "-"
 
 
 @admin.register(Entry)
@@ -81,7 +81,7 @@ class EntryAdmin(OperatorAdmin):
     @admin.display(description="Receipts")
     def receipt_links(self, entry: Entry) -> str:
         receipts = Receipt.objects.filter(pk__in=entry.receipt_ids).order_by("id")
-        return format_html_join(", ", "{}", ((link_to(receipt),) for receipt in receipts)) or "–"
+        return format_html_join(", ", "{}", ((link_to(receipt),) for receipt in receipts)) or "-"
 
 
 @admin.register(ReceiptState)

@@ -45,7 +45,7 @@ class ReceiptAdmin(OperatorAdmin):
 
 
 def _links(*related: Model) -> str:
-    return format_html_join(", ", "{}", ((link_to(one),) for one in related)) or "–"
+    return format_html_join(", ", "{}", ((link_to(one),) for one in related)) or "-"
 
 
 @admin.register(ReceiptKey)
