@@ -27,6 +27,7 @@ SURE: Final = 0.7
 REFUSED: Final = 0.35
 
 _MAX_TOOLS: Final = 12
+_MAX_CLAUSES: Final = 40
 _CHAIN_DEPTH: Final = 2
 _NEAREST: Final = 5
 _ALTERNATIVES: Final = 3
@@ -116,6 +117,9 @@ class _Work:
 
     def decode(self) -> None:
         """Let each clause be explained by a tool, by the synthesis at the end, or be named as missing."""
+        if len(self.clauses) > _MAX_CLAUSES:
+            self.miss("limit", f"The request has {len(self.clauses)} parts; {_MAX_CLAUSES} are the most for one plan.")
+            return
         forbidden = {clause.verb for clause in self.clauses if clause.forbidden and clause.verb}
         for clause in self.clauses:
             if clause.forbidden:

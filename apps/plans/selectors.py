@@ -1,0 +1,182 @@
+"""Questions about plans, and the registry as the planner sees it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, Final
+from uuid import UUID
+
+from apps.memory.models import Observation, Pattern
+from apps.plans.catalogue import Catalogue, Offer, Tool
+from apps.plans.documents import WORKER_STEPS, PlanStatus
+from apps.plans.errors import UnknownDelegate, UnknownPlan
+from apps.plans.grounding import MemoryRef, memory_refs
+from apps.plans.models import Delegate, Plan
+from apps.plans.ranking import Ranker
+from apps.plans.validation import Limits, Problem, validate
+from apps.principals.tenancy import Caller
+from apps.receipts.models import Receipt
+from apps.workers import selectors as workers
+
+_RANKERS_KEPT: Final = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredPlan:
+    """A plan as it was made, with the receipt that proves it."""
+
+    plan_id: str
+    principal_id: int
+    delegate_id: str
+    delegate_principal_id: int
+    status: PlanStatus
+    document: Mapping[str, Any]
+    plan_hash: str
+    receipt_id: str
+    receipt_uuid: UUID
+    created_at: datetime
+
+
+def plan(plan_id: str) -> StoredPlan:
+    """The plan of this id in the current tenant.
+
+    :raises UnknownPlan: if there is none.
+    """
+    found = Plan.objects.filter(plan_id=plan_id).select_related("delegate").first()
+    if found is None:
+        raise UnknownPlan(f"There is no plan {plan_id[:100]!r}.")
+    return StoredPlan(
+        plan_id=found.plan_id,
+        principal_id=found.principal_id,
+        delegate_id=found.delegate.delegate_id,
+        delegate_principal_id=found.delegate.principal_id,
+        status=PlanStatus(found.status),
+        document=found.document,
+        plan_hash=found.plan_hash,
+        receipt_id=found.receipt_id,
+        receipt_uuid=found.receipt_uuid,
+        created_at=found.created_at,
+    )
+
+
+def plan_for(plan_id: str, *, caller: Caller) -> StoredPlan:
+    """As :func:`plan`, for the principal that asked for it; for others there is none."""
+    found = plan(plan_id)
+    if found.principal_id != caller.principal_id:
+        raise UnknownPlan(f"There is no plan {plan_id[:100]!r}.")
+    return found
+
+
+def delegate_named(delegate_id: str) -> Delegate:
+    """:raises UnknownDelegate: if the tenant has none of this id."""
+    found = Delegate.objects.filter(delegate_id=delegate_id).first()
+    if found is None:
+        raise UnknownDelegate(f"There is no DeleGate {delegate_id[:100]!r}.")
+    return found
+
+
+def ranker(*, tenant_id: int) -> tuple[Ranker, int]:
+    """The ranker over what is offered now, and the epoch of the history that it knows. Built once for each epoch."""
+    epoch, history_epoch = workers.epochs()
+    return _ranker(tenant_id, epoch, history_epoch), history_epoch
+
+
+@lru_cache(maxsize=_RANKERS_KEPT)
+def _ranker(_tenant_id: int, epoch: int, _history_epoch: int) -> Ranker:
+    """The arguments are the key: within them the registry is the same."""
+    return Ranker(_catalogue(epoch))
+
+
+def _catalogue(epoch: int) -> Catalogue:
+    view = workers.catalogue()
+    tools = tuple(
+        Tool(
+            uid=tool.tool_uid,
+            name=tool.name,
+            description=tool.description,
+            input_schema=tool.input_schema,
+            output_schema=tool.output_schema,
+        )
+        for tool in view.tools
+    )
+    return Catalogue(epoch, tools, tuple(_offer(one) for one in view.offers))
+
+
+def _offer(view: workers.OfferView) -> Offer:
+    return Offer(
+        worker_id=view.worker_id,
+        tool_uid=view.tool_uid,
+        capabilities=view.capabilities,
+        effects=view.effects,
+        tier=view.tier,
+        expected_runtime=view.hints.get("expected_runtime"),
+        latency_band=view.hints.get("latency_band"),
+        cost_band=view.hints.get("cost_band"),
+        cost=view.cost,
+        runs=view.runs,
+        successes=view.successes,
+        p50_seconds=view.p50_seconds,
+        p95_seconds=view.p95_seconds,
+        timeout_seconds=view.timeout_seconds,
+        barred=view.barred,
+    )
+
+
+def can_execute_now(document: Mapping[str, Any]) -> bool:
+    """Can the plan be carried out, and has every worker that it names room for a call?"""
+    if document.get("status") != PlanStatus.READY:
+        return False
+    named = {step["worker_id"] for step in document["steps"] if step["step_type"] in WORKER_STEPS}
+    return named.isdisjoint(workers.unavailable_workers())
+
+
+def problems_of(document: object, *, tenant_id: int, principal_id: int) -> list[Problem]:
+    """Every fault of a plan, whoever wrote it: by the rules of :mod:`validation`, and by what its references must find here."""
+    judged, _ = ranker(tenant_id=tenant_id)
+    problems = validate(document, judged.catalogue, limits=Limits())
+    if isinstance(document, dict) and not any(found.code == "schema" for found in problems):
+        problems += _unknown_references(document, principal_id)
+    return problems
+
+
+def _unknown_references(document: Mapping[str, Any], principal_id: int) -> list[Problem]:
+    inputs = document.get("references", {}).get("inputs", {})
+    base = "/references/inputs"
+    refs, _ = memory_refs(inputs.get("memory_ids", ()))
+    known_memories, known_receipts = known_memory(refs), known_receipt_ids(inputs.get("receipt_ids", ()), principal_id)
+    return [
+        *(
+            Problem(f"{base}/memory_ids/{place}", "unknown_memory", f"There is no memory {ref.text}.")
+            for place, ref in enumerate(refs)
+            if ref not in known_memories
+        ),
+        *(
+            Problem(f"{base}/receipt_ids/{place}", "unknown_receipt", f"There is no receipt {receipt_id}.")
+            for place, receipt_id in enumerate(inputs.get("receipt_ids", ()))
+            if receipt_id not in known_receipts
+        ),
+    ]
+
+
+def known_memory(refs: Iterable[MemoryRef]) -> frozenset[MemoryRef]:
+    """Those among the references that name something this tenant remembers."""
+    asked = list(refs)
+    observations = _existing(Observation, [ref.number for ref in asked if ref.is_observation])
+    patterns = _existing(Pattern, [ref.number for ref in asked if ref.is_pattern])
+    return frozenset(
+        ref
+        for ref in asked
+        if (ref.is_observation and ref.number in observations) or (ref.is_pattern and ref.number in patterns)
+    )
+
+
+def _existing(model: type[Observation] | type[Pattern], numbers: list[int]) -> frozenset[int]:
+    return frozenset(model._default_manager.filter(pk__in=numbers).values_list("pk", flat=True))  # noqa: SLF001  # Django documents it as public
+
+
+def known_receipt_ids(receipt_ids: Iterable[str], principal_id: int) -> frozenset[str]:
+    """Those among the ids that this principal has received or posted."""
+    found = Receipt.objects.filter(receipt_id__in=list(receipt_ids))
+    pairs = found.values_list("receipt_id", "recipient_id", "poster_id")
+    return frozenset(receipt_id for receipt_id, *parties in pairs if principal_id in parties)

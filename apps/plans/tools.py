@@ -1,0 +1,197 @@
+"""Operations of the DeleGate."""
+
+from typing import Annotated, Any, Literal
+
+from django.utils import timezone
+from pydantic import ConfigDict, Field
+
+from apps.core.operations import Reply, Route, operation
+from apps.core.schemas import Input, Name, Output, Text
+from apps.plans import selectors, services
+from apps.plans.documents import plan_hash
+from apps.plans.offers import Priority
+from apps.plans.services import MadePlan, PlanRequest
+from apps.plans.validation import Limits
+from apps.principals.scopes import Scope
+from apps.principals.selectors import caller_or_named
+from apps.principals.tenancy import Caller
+
+_PLAN_BYTES = 1_048_576
+
+Id = Annotated[Text, Field(min_length=1, max_length=100)]
+Money = Annotated[float, Field(ge=0, le=1_000_000_000)]
+
+
+class Budget(Input):
+    max_total_cost: Money | None = None
+    max_cost_per_step: Money | None = None
+    currency: Annotated[str, Field(max_length=10)] = "USD"
+
+
+class PlanConstraints(Input):
+    """Hard bounds: a plan that would break one is refused."""
+
+    timeout_seconds: Annotated[float, Field(gt=0, le=31_536_000)] | None = None
+    """The longest that the plan may take by its estimate."""
+    budget: Budget | None = None
+    exclude_workers: Annotated[list[Id], Field(max_length=200)] = []
+    prefer: Literal["balanced", "cheap", "fast", "safe"] = "balanced"
+    """What decides between workers that offer the same tool."""
+
+
+class CreatePlan(Input):
+    intent: Annotated[Text, Field(min_length=1, max_length=20_000)]
+    """What you want done, in plain words. Put paths and texts in quotes."""
+    principal_ai: Name | None = None
+    """Who will carry the plan out; left out, it is you."""
+    context: dict[str, Any] | None = None
+    """Values for params by name (language, path, …), and grounding: memory_refs, receipt_refs, concept_names."""
+    constraints: PlanConstraints | None = None
+    caused_by_receipt_id: Id | None = None
+    """The receipt that made you ask; left out, a chain begins here."""
+    delegate_id: Id | None = None
+    """Which DeleGate to ask; left out, the root."""
+
+
+class CreatedPlan(Output):
+    plan: dict[str, Any]
+    """The whole plan. With status needs_escalation it says what is missing and which tools come nearest."""
+    plan_id: str
+    status: Literal["ready", "needs_escalation"]
+    steps: list[dict[str, Any]]
+    estimated_runtime_seconds: float
+    can_execute_now: bool
+    """Is the plan ready, and has every worker in it room?"""
+    receipt_id: str
+    receipt_uuid: str
+
+
+class BarePlan(Output):
+    """The plan itself, with the receipt that proves it."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    plan_id: str
+    receipt_id: str
+    receipt_uuid: str
+
+
+class OnePlan(Input):
+    plan_id: Id
+
+
+class FoundPlan(Output):
+    plan: dict[str, Any]
+    plan_id: str
+    status: Literal["ready", "needs_escalation"]
+    can_execute_now: bool
+    receipt_id: str
+    receipt_uuid: str
+
+
+class ValidatePlan(Input):
+    plan: dict[str, Any]
+    """A plan of any author."""
+
+
+class PlanFault(Output):
+    path: str
+    """JSON pointer to the place."""
+    code: str
+    message: str
+
+
+class Verdict(Output):
+    valid: bool
+    errors: list[PlanFault]
+    plan_hash: str | None
+    """SHA-256 of the canonical plan, if it is valid."""
+
+
+@operation(
+    title="Create a delegation plan",
+    scope=Scope.PLANS,
+    routes=[Route("POST", "/api/v1/plans", status=201)],
+)
+def create_delegation_plan(caller: Caller, given: CreatePlan) -> CreatedPlan:
+    """Turn an intent into a plan of worker calls, without carrying it out. Then pass its plan_id to execute_delegation_plan.
+
+    An intent that the registered workers cannot serve gives a plan with status needs_escalation that names what is missing.
+    """
+    made = _create(caller, given)
+    return CreatedPlan(
+        plan=dict(made.document),
+        plan_id=made.plan_id,
+        status=made.document["status"],
+        steps=made.document["steps"],
+        estimated_runtime_seconds=made.document["estimated_total_runtime_seconds"],
+        can_execute_now=made.can_execute_now,
+        receipt_id=made.receipt_id,
+        receipt_uuid=str(made.receipt_uuid),
+    )
+
+
+@operation(
+    title="Ask a DeleGate for a plan",
+    scope=Scope.PLANS,
+    routes=[Route("POST", "/delegate/plan")],
+    tool=False,
+)
+def request_plan(caller: Caller, given: CreatePlan) -> BarePlan:
+    """As create_delegation_plan, answering the plan itself."""
+    made = _create(caller, given)
+    receipt = {"receipt_id": made.receipt_id, "receipt_uuid": str(made.receipt_uuid)}
+    return BarePlan.model_validate({**made.document, **receipt})
+
+
+@operation(title="Read a plan", scope=Scope.PLANS, routes=[Route("GET", "/api/v1/plans/{plan_id}")], read_only=True)
+def get_plan(caller: Caller, given: OnePlan) -> FoundPlan:
+    """Read a plan that you asked for, as it was made."""
+    found = selectors.plan_for(given.plan_id, caller=caller)
+    return FoundPlan(
+        plan=dict(found.document),
+        plan_id=found.plan_id,
+        status=found.status.value,
+        can_execute_now=selectors.can_execute_now(found.document),
+        receipt_id=found.receipt_id,
+        receipt_uuid=str(found.receipt_uuid),
+    )
+
+
+@operation(
+    title="Validate a plan",
+    scope=Scope.PLANS,
+    output=Verdict,
+    routes=[Route("POST", "/api/v1/plans/validate", max_body=_PLAN_BYTES)],
+    read_only=True,
+)
+def validate_plan(caller: Caller, given: ValidatePlan) -> Reply:
+    """Judge a plan that anybody wrote against the rules and the workers registered now; every fault is named with its place."""
+    found = selectors.problems_of(given.plan, tenant_id=caller.tenant_id, principal_id=caller.principal_id)
+    verdict = Verdict(
+        valid=not found,
+        errors=[PlanFault(path=one.path, code=one.code, message=one.message) for one in found],
+        plan_hash=None if found else plan_hash(given.plan),
+    )
+    return Reply(verdict, status=200)
+
+
+def _create(caller: Caller, given: CreatePlan) -> MadePlan:
+    caller_or_named(caller, given.principal_ai)
+    bounds = given.constraints or PlanConstraints()
+    budget = bounds.budget or Budget()
+    request = PlanRequest(
+        intent=given.intent,
+        context=given.context or {},
+        limits=Limits(
+            max_total_cost=budget.max_total_cost,
+            max_cost_per_step=budget.max_cost_per_step,
+            max_runtime_seconds=bounds.timeout_seconds,
+        ),
+        currency=budget.currency,
+        excluded_workers=frozenset(bounds.exclude_workers),
+        priority=Priority(bounds.prefer),
+        caused_by=given.caused_by_receipt_id,
+        delegate_id=given.delegate_id,
+    )
+    return services.create_plan(caller=caller, request=request, now=timezone.now())
