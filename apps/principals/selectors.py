@@ -82,3 +82,9 @@ def tenant_named(slug: str) -> Tenant:
     if tenant is None:
         raise UnknownTenant(f"There is no tenant {slug[:50]!r}.")
     return tenant
+
+
+def service_names(*, tenant_id: int) -> list[str]:
+    """The names of a tenant's enabled service principals."""
+    services = Principal.objects.enabled().filter(tenant_id=tenant_id, kind=Kind.SERVICE)
+    return list(services.order_by("name").values_list("name", flat=True))

@@ -1,0 +1,92 @@
+"""Memory over HTTP: the seeds' arguments, named refusals, nothing stored by a refused request."""
+
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from apps.memory.models import Concept, Observation
+from apps.principals.models import Tenant
+from apps.principals.tenancy import Caller, acting_as
+from tests.factories import make_token
+
+
+def call(token: str, path: str, body: object) -> tuple[int, dict[str, Any]]:
+    answer = Client().post(
+        f"/api/v1/memory/{path}", body, content_type="application/json", headers={"Authorization": f"Bearer {token}"}
+    )
+    return answer.status_code, answer.json()
+
+
+def test_what_is_stored_is_recalled(tenant: Tenant) -> None:
+    token = make_token(tenant)
+    status, stored = call(
+        token,
+        "observations",
+        {
+            "observation": "Delegated 'analyze codebase' to code-analyzer. Completed in 420s.",
+            "domain": "delegation_trace",
+            "confidence": 1.0,
+            "evidence": ["plan:plan-abc", "exec:7"],
+            "metadata": {"plan_id": "plan-abc", "steps_count": 2},
+        },
+    )
+    assert (status, stored["status"], stored["ref"]) == (201, "stored", f"observation:{stored['id']}")
+
+    found = Client().get(
+        "/api/v1/memory/recall", {"q": "analyzing codebases"}, headers={"Authorization": f"Bearer {token}"}
+    )
+    (hit,) = found.json()["hits"]
+    assert (hit["ref"], hit["domain"], hit["author"]) == (stored["ref"], "delegation_trace", "Kee")
+
+    _, filtered = call(token, "recall", {"filters": {"plan_id": "plan-abc", "steps_count": 2}})
+    assert [hit["ref"] for hit in filtered["hits"]] == [stored["ref"]]
+    assert call(token, "recall", {"filters": {"plan_id": "plan-xyz"}})[1]["hits"] == []
+
+
+def test_concepts_relationships_patterns_and_sessions_take_the_seeds_arguments(tenant: Tenant) -> None:
+    token = make_token(tenant)
+    concept = {
+        "name": "code-analyzer",
+        "concept_type": "worker",
+        "description": "Reads code.",
+        "metadata": {"tools": 2},
+    }
+    relation = {"from_concept": "code-analyzer", "to_concept": "code_analysis", "rel_type": "provides"}
+    pattern = {"category": "c", "pattern_name": "n", "pattern_text": "t", "confidence": 0.95}
+    assert call(token, "concepts", concept)[1]["ref"] == "concept:code-analyzer"
+    assert call(token, "relationships", relation)[0] == 201
+    assert call(token, "patterns", pattern | {"evidence_observation_ids": []})[1]["revision"] == 1
+    assert call(token, "sessions", {"conversation_id": "c-1", "title": "t"})[1]["title"] == "t"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("observations", {}, 422),
+        ("observations", {"observation": ""}, 422),
+        ("observations", {"observation": 5}, 422),
+        ("observations", {"observation": "x", "confidence": 1.5}, 422),
+        ("observations", {"observation": "x", "wrong": 1}, 422),
+        ("observations", {"observation": "a\x00b"}, 422),
+        ("observations", {"observation": "x", "supersedes": "observation:999"}, 404),
+        ("observations", {"observation": "x", "supersedes": "nonsense"}, 400),
+        ("observations", {"observation": "x" * 70_000}, 413),
+        ("concepts", {"name": "x", "metadata": {"a": "\x00"}}, 422),
+        ("patterns", {"category": "c", "pattern_name": "n", "pattern_text": "t", "evidence_observation_ids": [9]}, 404),
+        ("recall", {"limit": 0}, 422),
+        ("recall", {"query": "\x00"}, 422),
+    ],
+)
+def test_wrong_input_is_named_and_nothing_is_stored(
+    tenant: Tenant, kee: Caller, path: str, body: object, status: int
+) -> None:
+    answered, problem = call(make_token(tenant), path, body)
+    assert (answered, problem["status"]) == (status, status)
+    with acting_as(kee):
+        assert not Observation.objects.exists()
+        assert not Concept.objects.exists()
+
+
+def test_without_the_scope_memory_is_closed(tenant: Tenant) -> None:
+    assert call(make_token(tenant, scopes=[]), "observations", {"observation": "x"})[0] == 403
