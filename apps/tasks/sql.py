@@ -248,7 +248,7 @@ join lateral (select name from tasks_tasktype where id = back.task_type_id) k on
 
 # Ready work of these types that has lain for a second: its announcement was lost, or all hands were busy.
 UNANNOUNCED: Final = """
-select h.tenant_id, q.name
+select h.tenant_id, q.name, min(k.name)
 from tasks_hottask h
 join tasks_tasktype k on k.id = h.task_type_id
 join tasks_queue q on q.id = h.queue_id and q.paused_at is null

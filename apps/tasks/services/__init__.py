@@ -1,12 +1,12 @@
 """The verbs of AsyncGate. Each is one transaction, inside the one that acts for the caller."""
 
 from apps.tasks.services.artifacts import prepare, store_artifact
-from apps.tasks.services.ending import cancel, complete, fail, release
+from apps.tasks.services.ending import cancel, complete, fail, prove, refuse_stranger, release
 from apps.tasks.services.leasing import heartbeat, lease
-from apps.tasks.services.queueing import queue
+from apps.tasks.services.queueing import POLL_SECONDS, queue
 from apps.tasks.services.results import fetch_result
-from apps.tasks.services.sweeping import sweep
-from apps.tasks.services.types import pause_queue, register_type, resume_queue
+from apps.tasks.services.sweeping import SWEEP_BATCH, sweep, unannounced
+from apps.tasks.services.types import TypeDraft, pause_queue, register_type, resume_queue
 from apps.tasks.shapes import (
     Beat,
     BeatAnswer,
@@ -20,6 +20,8 @@ from apps.tasks.shapes import (
 )
 
 __all__ = [
+    "POLL_SECONDS",
+    "SWEEP_BATCH",
     "Beat",
     "BeatAnswer",
     "Delivery",
@@ -28,6 +30,7 @@ __all__ = [
     "Grant",
     "QueueRequest",
     "QueuedTask",
+    "TypeDraft",
     "Verdict",
     "cancel",
     "complete",
@@ -37,10 +40,13 @@ __all__ = [
     "lease",
     "pause_queue",
     "prepare",
+    "prove",
     "queue",
+    "refuse_stranger",
     "register_type",
     "release",
     "resume_queue",
     "store_artifact",
     "sweep",
+    "unannounced",
 ]

@@ -71,7 +71,7 @@ def complete(
     :raises LeaseLost: if the run is over otherwise.
     :raises AlreadyDecided: if the run ended with another outcome or content.
     """
-    lease = _prove(worker, task_id, lease_token)
+    lease = prove(worker=worker, task_id=task_id, lease_token=lease_token)
     digest = strict_json.digest({"verb": "complete", "summary": summary, **asdict(delivery)})
     end = _End(status=Status.SUCCEEDED, outcome=Outcome.SUCCEEDED, summary=summary, delivery=delivery, digest=digest)
     finished = _end(task_id, end, lease=lease, holder_id=worker.principal_id)
@@ -90,7 +90,7 @@ def fail(*, worker: Caller, task_id: int, lease_token: str, failure: Failure) ->
     :raises LeaseLost: if the run is over otherwise.
     :raises AlreadyDecided: if the run ended with another outcome or content.
     """
-    lease = _prove(worker, task_id, lease_token)
+    lease = prove(worker=worker, task_id=task_id, lease_token=lease_token)
     digest = strict_json.digest({"verb": "fail", **asdict(failure)})
     hold = _lock_lease(worker, lease)
     if hold is None:
@@ -130,7 +130,7 @@ def release(*, worker: Caller, task_id: int, lease_token: str) -> Verdict:
     :raises LeaseLost: if the run is over otherwise.
     :raises AlreadyDecided: if the run ended with another outcome.
     """
-    lease = _prove(worker, task_id, lease_token)
+    lease = prove(worker=worker, task_id=task_id, lease_token=lease_token)
     digest = strict_json.digest({"verb": "release"})
     hold = _lock_lease(worker, lease)
     if hold is None:
@@ -200,8 +200,12 @@ def refuse_stranger(caller: Caller, task_id: int) -> None:
         raise UnknownTask(f"There is no task {format_ref('task', task_id)}.")
 
 
-def _prove(worker: Caller, task_id: int, token: str) -> Lease:
-    return fences.prove(token, tenant_id=worker.tenant_id, holder_id=worker.principal_id, task_id=task_id)
+def prove(*, worker: Caller, task_id: int, lease_token: str) -> Lease:
+    """What a lease token proves; asks nothing of the database.
+
+    :raises BadLeaseToken: if it is not this worker's for this task.
+    """
+    return fences.prove(lease_token, tenant_id=worker.tenant_id, holder_id=worker.principal_id, task_id=task_id)
 
 
 def _lock(task_id: int) -> _Hold | None:
