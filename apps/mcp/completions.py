@@ -5,10 +5,10 @@ from typing import Any, Final
 from mcp_types import INVALID_PARAMS, CompleteRequestParams, CompleteResult, Completion, PromptReference
 
 from apps.core.errors import DomainError
-from apps.core.operations import Acting
 from apps.mcp import prompts, resources
 from apps.mcp.protocol import Exchange, ProtocolError
 from apps.mcp.resources import Completions
+from apps.principals.tenancy import Caller
 
 _MOST: Final = 100
 
@@ -42,7 +42,7 @@ def _address(uri: str) -> resources.Address:
     raise ProtocolError(INVALID_PARAMS, f"Unknown resource template: {uri[:100]}")
 
 
-def _values(caller: Acting, source: Completions) -> list[str]:
+def _values(caller: Caller, source: Completions) -> list[str]:
     """The first page of what a list holds; nothing if the caller may not read it."""
     found = resources.reader(source.route)
     if found is None:

@@ -18,8 +18,8 @@ from mcp_types import (
 )
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION, MODERN_PROTOCOL_VERSIONS
 
-from apps.mcp import calls, completions, prompts, resources
-from apps.mcp.protocol import SERVER, Exchange, read_params, unknown_method
+from apps.mcp import calls, completions, prompts, resources, subscriptions
+from apps.mcp.protocol import SERVER, Exchange, Streamed, read_params, unknown_method
 
 INSTRUCTIONS: Final = (
     "Gatehouse gives you an inbox, a task queue and a planner that outlive this conversation. Begin with "
@@ -28,10 +28,10 @@ INSTRUCTIONS: Final = (
     "what you have taken note of."
 )
 
-Method = Callable[[Exchange, Any], Result]
+Method = Callable[[Exchange, Any], Result | Streamed]
 
 
-def answer(exchange: Exchange, table: Mapping[str, Method]) -> Result:
+def answer(exchange: Exchange, table: Mapping[str, Method]) -> Result | Streamed:
     """Let the method that a request names answer it.
 
     :raises ProtocolError: if there is none, or its parameters have not its shape.
@@ -48,7 +48,7 @@ def initialize(exchange: Exchange, params: InitializeRequestParams) -> Initializ
     known = params.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS
     return InitializeResult(
         protocol_version=params.protocol_version if known else LATEST_HANDSHAKE_VERSION,
-        capabilities=_capabilities(logging=LoggingCapability()),
+        capabilities=_capabilities(subscribe=False, logging=LoggingCapability()),
         server_info=SERVER,
         instructions=INSTRUCTIONS,
     )
@@ -57,16 +57,16 @@ def initialize(exchange: Exchange, params: InitializeRequestParams) -> Initializ
 def discover(exchange: Exchange, params: object) -> DiscoverResult:
     return DiscoverResult(
         supported_versions=list(MODERN_PROTOCOL_VERSIONS),
-        capabilities=_capabilities(),
+        capabilities=_capabilities(subscribe=True),
         instructions=INSTRUCTIONS,
         ttl_ms=calls.LIST_TTL_MS,
     )
 
 
-def _capabilities(logging: LoggingCapability | None = None) -> ServerCapabilities:
+def _capabilities(*, subscribe: bool, logging: LoggingCapability | None = None) -> ServerCapabilities:
     return ServerCapabilities(
         tools=ToolsCapability(list_changed=False),
-        resources=ResourcesCapability(subscribe=False, list_changed=False),
+        resources=ResourcesCapability(subscribe=subscribe, list_changed=False),
         prompts=PromptsCapability(list_changed=False),
         completions=CompletionsCapability(),
         logging=logging,
@@ -88,6 +88,9 @@ METHODS: Final[Mapping[str, Method]] = {
     "resources/list": resources.list_resources,
     "resources/templates/list": resources.list_templates,
     "resources/read": resources.read,
+    "resources/subscribe": subscriptions.subscribe,
+    "resources/unsubscribe": subscriptions.subscribe,
+    "subscriptions/listen": subscriptions.listen,
     "prompts/list": prompts.list_prompts,
     "prompts/get": prompts.get,
     "completion/complete": completions.complete,

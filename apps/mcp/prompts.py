@@ -18,10 +18,10 @@ from mcp_types import (
 
 from apps.core import operations
 from apps.core.errors import DomainError, NotFound
-from apps.core.operations import Acting
 from apps.mcp.calls import LIST_TTL_MS
 from apps.mcp.paging import page
 from apps.mcp.protocol import Exchange, ProtocolError
+from apps.principals.tenancy import Caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def named(name: str) -> Habit:
     raise ProtocolError(INVALID_PARAMS, f"Unknown prompt: {name[:100]}")
 
 
-def _said_by(name: str, caller: Acting) -> str:
+def _said_by(name: str, caller: Caller) -> str:
     """What an operation without arguments answers now; a refusal is part of the picture, an absent one is not."""
     try:
         declared = operations.find(name)

@@ -3,7 +3,8 @@
 Pure: no database, no HTTP objects. The types and the ladder of checks are those of the official package.
 """
 
-from collections.abc import Mapping
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ from mcp_types import (
     Implementation,
     JSONRPCNotification,
     JSONRPCRequest,
+    Notification,
     RequestId,
     Result,
     methods,
@@ -34,8 +36,8 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERS
 from pydantic import ValidationError
 
 from apps.core import strict_json
-from apps.core.operations import Acting
 from apps.core.schemas import refusal
+from apps.principals.tenancy import Caller
 
 Frame = JSONRPCRequest | JSONRPCNotification
 
@@ -73,9 +75,22 @@ class Envelope:
 class Exchange:
     """One request in the hands of its method."""
 
-    caller: Acting
+    caller: Caller
     envelope: Envelope
     body_size: int
+
+
+Frames = AsyncGenerator[Notification[Any, Any] | Result | None, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """An answer that takes its time: notifications, at last a result. None keeps the stream from looking dead.
+
+    It runs outside the request's transaction and holds no database connection.
+    """
+
+    frames: Callable[[], Frames]
 
 
 def decode(body: bytes) -> dict[str, Any]:
@@ -203,6 +218,22 @@ def answer(envelope: Envelope, result: Result) -> dict[str, Any]:
             dumped.get("_meta") or {}
         )
     return {"jsonrpc": "2.0", "id": envelope.id, "result": dumped}
+
+
+def frame(envelope: Envelope, sent: Notification[Any, Any] | Result | None) -> bytes:
+    """One event of a stream."""
+    if sent is None:
+        return b": beat\r\n\r\n"
+    if isinstance(sent, Notification):
+        body = {"jsonrpc": "2.0", **sent.model_dump(by_alias=True, mode="json", exclude_none=True)}
+    else:
+        body = answer(envelope, sent)
+    return event(body)
+
+
+def event(body: Mapping[str, Any]) -> bytes:
+    """A message as a server-sent event."""
+    return f"event: message\r\ndata: {json.dumps(body)}\r\n\r\n".encode()
 
 
 def error(request_id: RequestId | None, fault: ProtocolError) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -22,11 +22,12 @@ from mcp_types import (
 
 from apps.core import operations
 from apps.core.errors import DomainError, NotFound, RateLimited, Unavailable
-from apps.core.operations import Acting, Operation
+from apps.core.operations import Operation
 from apps.core.schemas import parse_strings
 from apps.mcp.calls import LIST_TTL_MS
 from apps.mcp.paging import page
 from apps.mcp.protocol import Exchange, ProtocolError
+from apps.principals.tenancy import Caller
 
 _JSON: Final = "application/json"
 # What revisions with a handshake call a resource that is not there.
@@ -52,6 +53,8 @@ class Address:
     title: str
     description: str
     completions: Completions | None = None
+    topic: Callable[[Caller, str], str] | None = None
+    """The cue that says that it changed, of what the first variable holds."""
     template: UriTemplate = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -62,8 +65,25 @@ class Address:
         return not self.template.variables
 
 
+def inbox_topic(principal_id: int) -> str:
+    """The cue that a principal's inbox changed."""
+    return f"inbox:{principal_id}"
+
+
+def task_topic(tenant_id: int, task: str) -> str:
+    """The cue that a task ended."""
+    return f"task:{tenant_id}:{task}"
+
+
 ADDRESSES: Final = (
-    Address("inbox://me", "/api/v1/inbox", "inbox", "Your inbox", "Entries that wait for you, newest state first."),
+    Address(
+        "inbox://me",
+        "/api/v1/inbox",
+        "inbox",
+        "Your inbox",
+        "Entries that wait for you, newest state first.",
+        topic=lambda caller, _: inbox_topic(caller.principal_id),
+    ),
     Address(
         "inbox://me/entries/{ref}",
         "/api/v1/inbox/entries/{}",
@@ -73,9 +93,20 @@ ADDRESSES: Final = (
         Completions("/api/v1/inbox", "entries", "ref"),
     ),
     Address("receipt://{id}", "/api/v1/receipts/{}", "receipt", "A receipt", "A receipt by receipt_id or uuid."),
-    Address("task://{id}", "/api/v1/tasks/{}", "task", "A task", "The state of a task by its id (task_7)."),
     Address(
-        "task://{id}/result", "/api/v1/tasks/{}/result", "task_result", "A task's result", "What a finished task gave."
+        "task://{id}",
+        "/api/v1/tasks/{}",
+        "task",
+        "A task",
+        "The state of a task by its id (task_7).",
+        topic=lambda caller, task: task_topic(caller.tenant_id, task),
+    ),
+    Address(
+        "task://{id}/result",
+        "/api/v1/tasks/{}/result",
+        "task_result",
+        "A task's result",
+        "What a finished task gave.",
     ),
     Address("plan://{id}", "/api/v1/plans/{}", "plan", "A plan", "A delegation plan with its steps."),
     Address(
@@ -154,7 +185,29 @@ def read(exchange: Exchange, params: ReadResourceRequestParams) -> ReadResourceR
     return ReadResourceResult(contents=[TextResourceContents(uri=params.uri, mime_type=_JSON, text=text)])
 
 
-def _content(caller: Acting, uri: str) -> Any:
+def check(exchange: Exchange, uri: str) -> None:
+    """:raises ProtocolError: if there is no such resource for this caller."""
+    try:
+        _content(exchange.caller, uri)
+    except DomainError as exc:
+        raise _fault(exchange, uri, exc) from exc
+
+
+def topic(caller: Caller, uri: str) -> str | None:
+    """The cue that says that a resource changed; None if there is none, or the caller may not read it."""
+    for address in ADDRESSES:
+        variables = address.template.match(uri)
+        if variables is None or address.topic is None:
+            continue
+        try:
+            _content(caller, uri)
+        except DomainError:
+            return None
+        return address.topic(caller, str(next(iter(variables.values()), "")))
+    return None
+
+
+def _content(caller: Caller, uri: str) -> Any:
     for address in ADDRESSES:
         variables = address.template.match(uri)
         found = reader(address.route)
@@ -164,7 +217,7 @@ def _content(caller: Acting, uri: str) -> Any:
     raise NotFound("There is no resource at this address.")
 
 
-def read_with(found: Reader, caller: Acting, values: Mapping[str, Any]) -> Any:
+def read_with(found: Reader, caller: Caller, values: Mapping[str, Any]) -> Any:
     """What an operation answers to values that came as text, as JSON."""
     operations.permit(found.declared, caller)
     reply = operations.call(found.declared, caller, parse_strings(found.declared.input, values))
@@ -180,7 +233,7 @@ def reader(route: str) -> Reader | None:
     return None
 
 
-def _readable(caller: Acting) -> list[Address]:
+def _readable(caller: Caller) -> list[Address]:
     readers = [(address, reader(address.route)) for address in ADDRESSES]
     return [address for address, found in readers if found is not None and found.declared.visible_to(caller)]
 

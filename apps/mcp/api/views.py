@@ -1,12 +1,15 @@
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import aclosing
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from django.conf import settings
+from django.db import connection
+from django.http import StreamingHttpResponse
 from django.http.request import validate_host
 from mcp_types import JSONRPCRequest
-from rest_framework.exceptions import PermissionDenied
+from rest_framework.exceptions import NotAuthenticated, PermissionDenied
 from rest_framework.negotiation import BaseContentNegotiation
 from rest_framework.parsers import BaseParser
 from rest_framework.renderers import BaseRenderer
@@ -19,7 +22,8 @@ from apps.core.api.problems import trace_id
 from apps.core.http import caller_of
 from apps.mcp import calls, methods, protocol
 from apps.mcp.methods import Method
-from apps.mcp.protocol import Exchange, ProtocolError
+from apps.mcp.protocol import Exchange, ProtocolError, Streamed
+from apps.principals.tenancy import Caller
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +62,7 @@ class EndpointView(APIView):
     def max_body_of(self, method: str) -> int:
         return calls.max_body_of_any()
 
-    def post(self, request: Request) -> Response:
+    def post(self, request: Request) -> Response | StreamingHttpResponse:
         body = _body(request)
         frame = envelope = None
         try:
@@ -68,20 +72,54 @@ class EndpointView(APIView):
             envelope = protocol.open_envelope(frame, message, headers)
             if envelope.id is None:
                 return Response(status=202)
-            exchange = Exchange(caller=caller_of(request), envelope=envelope, body_size=len(body))
-            return Response(self._answer(exchange))
+            exchange = Exchange(caller=_caller(request), envelope=envelope, body_size=len(body))
+            return self._answer(exchange)
         except ProtocolError as fault:
             request_id = frame.id if isinstance(frame, JSONRPCRequest) else None
             return Response(protocol.error(request_id, fault), status=protocol.status_of(fault, envelope))
 
-    def _answer(self, exchange: Exchange) -> dict[str, object]:
+    def _answer(self, exchange: Exchange) -> Response | StreamingHttpResponse:
         try:
-            return protocol.answer(exchange.envelope, methods.answer(exchange, self.methods))
+            outcome = methods.answer(exchange, self.methods)
+            if isinstance(outcome, Streamed):
+                return _stream(exchange, outcome)
+            return Response(protocol.answer(exchange.envelope, outcome))
         except ProtocolError:
             raise
         except Exception as exc:  # a defect must reach the caller as an answer to its request, and the log as itself
             logger.exception("mcp_method_failed", extra={"method": exchange.envelope.method})
             raise protocol.defect(trace_id()) from exc
+
+
+def _caller(request: Request) -> Caller:
+    caller = caller_of(request)
+    if not isinstance(caller, Caller):
+        raise NotAuthenticated
+    return caller
+
+
+def _stream(exchange: Exchange, outcome: Streamed) -> StreamingHttpResponse:
+    """The answer as server-sent events.
+
+    The connection goes back first: a stream that kept it would starve the pool, one client after the other.
+    """
+    connection.close()
+    return StreamingHttpResponse(
+        _events(exchange, outcome, trace_id()),
+        content_type="text/event-stream",
+        headers={"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"},
+    )
+
+
+async def _events(exchange: Exchange, outcome: Streamed, trace: str) -> AsyncIterator[bytes]:
+    envelope = exchange.envelope
+    async with aclosing(outcome.frames()) as frames:
+        try:
+            async for sent in frames:
+                yield protocol.frame(envelope, sent)
+        except Exception:  # the status is long sent: the stream itself must say that it ends here
+            logger.exception("mcp_stream_failed", extra={"method": envelope.method})
+            yield protocol.event(protocol.error(envelope.id, protocol.defect(trace)))
 
 
 def _body(request: Request) -> bytes:

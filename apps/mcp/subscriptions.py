@@ -1,0 +1,71 @@
+"""`subscriptions/listen`: a stream of cues about the resources that a client reads.
+
+A frame says that something changed, never what: the client reads it again. Nothing is replayed, and a stream ends by
+itself after a while, so that a revoked token stops hearing.
+"""
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any, Final
+
+from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY, ResourceUpdated, ServerEvent, event_to_notification
+from mcp_types import (
+    EmptyResult,
+    SubscribeRequestParams,
+    SubscriptionFilter,
+    SubscriptionsAcknowledgedNotification,
+    SubscriptionsAcknowledgedNotificationParams,
+    SubscriptionsListenRequestParams,
+    SubscriptionsListenResult,
+)
+
+from apps.core import cues
+from apps.mcp import resources
+from apps.mcp.protocol import Exchange, Frames, Streamed
+
+LASTING: Final = 600.0
+# Proxies close what is silent for longer.
+BEAT: Final = 15.0
+
+_MOST: Final = 100
+
+
+def listen(exchange: Exchange, params: SubscriptionsListenRequestParams) -> Streamed:
+    """Cues about those of the resources asked for that this caller may read; the others are left out."""
+    events: dict[str, ServerEvent] = {}
+    for uri in (params.notifications.resource_subscriptions or [])[:_MOST]:
+        topic = resources.topic(exchange.caller, uri)
+        if topic is not None:
+            events[topic] = ResourceUpdated(uri)
+    uris = [event.uri for event in events.values() if isinstance(event, ResourceUpdated)]
+    return stream(exchange, events, SubscriptionFilter(resource_subscriptions=uris or None))
+
+
+def stream(exchange: Exchange, events: Mapping[str, ServerEvent], honored: SubscriptionFilter) -> Streamed:
+    """A stream that acknowledges what it honors, then says so whenever one of these topics is cued."""
+    meta: dict[str, Any] = {SUBSCRIPTION_ID_META_KEY: exchange.envelope.id}
+
+    async def frames() -> Frames:
+        async with aclosing(_cues(events)) as heard:
+            await anext(heard)
+            yield SubscriptionsAcknowledgedNotification(
+                params=SubscriptionsAcknowledgedNotificationParams(notifications=honored, _meta=meta)
+            )
+            async for topic in heard:
+                yield event_to_notification(events[topic], meta) if topic is not None else None
+        yield SubscriptionsListenResult(_meta=meta)
+
+    return Streamed(frames)
+
+
+def _cues(events: Mapping[str, ServerEvent]) -> AsyncGenerator[str | None, None]:
+    return cues.listen(events, lasting=LASTING, beat=BEAT)
+
+
+def subscribe(exchange: Exchange, params: SubscribeRequestParams) -> EmptyResult:
+    """What older revisions ask for over a stream that this server does not have (it does not announce it either).
+
+    :raises ProtocolError: if there is no such resource for this caller.
+    """
+    resources.check(exchange, params.uri)
+    return EmptyResult()
