@@ -39,7 +39,7 @@ class Server:
 def start_server(
     application: str = "config.asgi:application", **environment: str
 ) -> tuple[subprocess.Popen[bytes], str]:
-    """A web process on the test's database. Its socket listens before this returns."""
+    """A web process on the test's database, once it answers."""
     listener = socket.create_server(("127.0.0.1", 0))
     database = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
     try:
@@ -49,9 +49,12 @@ def start_server(
             env={**os.environ, "DATABASE_URL": database, "GATEHOUSE_PROCESS": "web", "GATEHOUSE_POOL": "4"}
             | environment,
         )
-        return process, f"http://127.0.0.1:{listener.getsockname()[1]}"
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         listener.close()
+    # The socket listens since before the process began, so the first request waits for the process to be ready.
+    httpx2.get(f"{url}/mcp", timeout=120)
+    return process, url
 
 
 def end_server(process: subprocess.Popen[bytes]) -> None:
