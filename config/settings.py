@@ -64,6 +64,7 @@ INSTALLED_APPS = [
     "apps.tasks",
     "apps.workers",
     "apps.plans",
+    "apps.executions",
     "apps.mcp",
     "apps.console",
     "unfold.apps.BasicAppConfig",

@@ -1,0 +1,115 @@
+"""Executions as operators see them: read-only, linked to plan, tasks and receipts."""
+
+from typing import Any
+
+from django.contrib import admin
+from django.http import HttpRequest
+from unfold.admin import TabularInline
+
+from apps.core.admin import OperatorAdmin, link_to
+from apps.executions.models import Execution, ExecutionStep
+from apps.plans.models import Plan
+from apps.receipts.models import Receipt
+from apps.tasks.models import Task
+
+
+def _plan_link(execution: Execution) -> str:
+    return link_to(Plan.objects.filter(tenant_id=execution.tenant_id, plan_id=execution.plan_id).first())
+
+
+def _receipt_link(tenant_id: int, receipt_id: str | None) -> str:
+    if receipt_id is None:
+        return "-"
+    return link_to(Receipt.objects.filter(tenant_id=tenant_id, receipt_id=receipt_id).first())
+
+
+def _task_link(step: ExecutionStep) -> str:
+    return "-" if step.task_id is None else link_to(Task.objects.filter(pk=step.task_id).first())
+
+
+class StepInline(TabularInline):
+    """The steps of one execution, in the order of the plan."""
+
+    model = ExecutionStep
+    extra = 0
+    can_delete = False
+    ordering = ["position"]
+    fields = ["step_id", "step_type", "status", "worker_and_tool", "task", "receipt", "attempts", "cost", "took"]
+    readonly_fields = fields
+    show_change_link = True
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    @admin.display(description="worker")
+    def worker_and_tool(self, step: ExecutionStep) -> str:
+        return f"{step.worker_id}: {step.tool_name}" if step.worker_id else "-"
+
+    @admin.display(description="task")
+    def task(self, step: ExecutionStep) -> str:
+        return _task_link(step)
+
+    @admin.display(description="receipt")
+    def receipt(self, step: ExecutionStep) -> str:
+        return _receipt_link(step.tenant_id, step.receipt_id)
+
+    @admin.display(description="took")
+    def took(self, step: ExecutionStep) -> str:
+        if step.started_at is None or step.ended_at is None:
+            return "-"
+        return f"{(step.ended_at - step.started_at).total_seconds():.2f} s"
+
+
+@admin.register(Execution)
+class ExecutionAdmin(OperatorAdmin):
+    list_display = [
+        "ref",
+        "intent_start",
+        "owner",
+        "status",
+        "mode",
+        "strategy",
+        "total_cost",
+        "created_at",
+        "ended_at",
+    ]
+    list_filter = ["status", "mode", "strategy"]
+    list_select_related = ["owner"]
+    search_fields = ["plan_id", "intent"]
+    ordering = ["-id"]
+    inlines = [StepInline]
+    readonly_fields = ["plan", "plan_receipt", "terminal_receipt"]
+
+    @admin.display(description="intent")
+    def intent_start(self, execution: Execution) -> str:
+        return execution.intent[:80]
+
+    @admin.display(description="plan")
+    def plan(self, execution: Execution) -> str:
+        return _plan_link(execution)
+
+    @admin.display(description="plan's receipt")
+    def plan_receipt(self, execution: Execution) -> str:
+        return _receipt_link(execution.tenant_id, execution.plan_receipt_id)
+
+    @admin.display(description="closing receipt")
+    def terminal_receipt(self, execution: Execution) -> str:
+        return _receipt_link(execution.tenant_id, execution.terminal_receipt_id)
+
+
+@admin.register(ExecutionStep)
+class ExecutionStepAdmin(OperatorAdmin):
+    list_display = ["step_id", "execution", "step_type", "status", "attempts", "cost", "started_at", "ended_at"]
+    list_filter = ["status", "step_type"]
+    list_select_related = ["execution"]
+    search_fields = ["step_id", "execution__plan_id"]
+    ordering = ["-id"]
+    readonly_fields = ["task", "receipt"]
+
+    @admin.display(description="task")
+    def task(self, step: ExecutionStep) -> str:
+        return _task_link(step)
+
+    @admin.display(description="receipt")
+    def receipt(self, step: ExecutionStep) -> str:
+        return _receipt_link(step.tenant_id, step.receipt_id)

@@ -1,0 +1,201 @@
+"""Calls of workers: whom a call goes to and within which limits, the call itself, and the keeping of its answer."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+from time import monotonic
+from typing import Any, Final, Never
+
+import jsonschema_rs
+
+from apps.core.errors import DomainError, FieldError
+from apps.core.ids import parse_ref
+from apps.executions import mcp_client
+from apps.executions.errors import (
+    CallCanceled,
+    InvalidParams,
+    PayloadTooLarge,
+    UnresolvedReference,
+    WorkerBarred,
+    WorkerCallFailed,
+    WorkerUnavailable,
+)
+from apps.principals.tenancy import Caller, acting_in
+from apps.receipts.services import Group
+from apps.tasks import selectors as stored_results
+from apps.tasks import services as tasks
+from apps.workers import selectors as workers
+from apps.workers import services as registry
+from apps.workers.states import ROUTABLE
+
+TASK_TYPE: Final = "mcp_worker_call"
+EVENT_FAMILY: Final = "asyncgate.task"
+MAX_ANSWER_BYTES: Final = 8 * 1024 * 1024
+MAX_PARAMS_BYTES: Final = 1024 * 1024
+_SECONDS: Final = 60
+_HARMLESS_TWICE: Final = frozenset({"read", "network"})
+_MAX_FAULTS: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A tool on a worker, and what a call of it must keep to."""
+
+    worker_id: str
+    tool_name: str
+    endpoint: str
+    input_schema: Mapping[str, Any]
+    deadline: timedelta
+    max_params_bytes: int
+    repeatable: bool
+    """Running it twice does no harm, so a call whose outcome is unknown may be made again."""
+    runtime: str
+    """`fast`, `medium` or `long`, by the worker's own word."""
+    cost: Decimal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Called:
+    """What a call brought back."""
+
+    payload: dict[str, Any]
+    seconds: float
+    summary: str
+
+
+def target_of(*, worker_id: str, tool_name: str) -> Target:
+    """Whom a call would go to. Needs an acting transaction.
+
+    :raises UnknownWorker: if no such worker is registered.
+    :raises UnknownTool: if it has no such tool.
+    :raises WorkerUnavailable: if it takes no calls just now.
+    :raises WorkerBarred: if its tier does not allow what the tool does.
+    """
+    worker = workers.worker_named(worker_id)
+    tool = workers.tool_of(worker_id, tool_name)
+    offer = workers.offer_of(worker_id, tool_name)
+    if worker.state not in ROUTABLE:
+        raise WorkerUnavailable(f"{worker_id} is {worker.state}.")
+    if offer.barred is not None:
+        raise WorkerBarred(f"{tool_name} of {worker_id} may not be called: {offer.barred}.")
+    return Target(
+        worker_id=worker.worker_id,
+        tool_name=tool.name,
+        endpoint=worker.endpoint,
+        input_schema=tool.input_schema,
+        deadline=timedelta(seconds=worker.constraints.get("timeout_seconds") or _SECONDS),
+        max_params_bytes=worker.constraints.get("max_payload_bytes") or MAX_PARAMS_BYTES,
+        repeatable=tool.effects <= _HARMLESS_TWICE,
+        runtime=worker.hints.get("expected_runtime") or "medium",
+        cost=Decimal(str(offer.cost)),
+    )
+
+
+def group_of(resource_ref: str) -> Group:
+    """What makes the receipts of one execution's tasks one thread of an inbox."""
+    return Group(resource_ref=resource_ref, event_family=EVENT_FAMILY)
+
+
+def check_params(target: Target, params: Mapping[str, Any]) -> None:
+    """:raises InvalidParams: with a pointer to each fault, if the parameters don't fit the tool's schema."""
+    validator = jsonschema_rs.validator_for(dict(target.input_schema), retriever=_never_fetched)
+    faults = [
+        FieldError("".join(f"/{part}" for part in ("params", *fault.instance_path)), fault.message[:300])
+        for fault in validator.iter_errors(dict(params))
+    ]
+    if faults:
+        detail = "; ".join(f"{fault.pointer}: {fault.message}" for fault in faults[:5])
+        raise InvalidParams(f"{target.tool_name} does not take these parameters: {detail}", errors=faults[:_MAX_FAULTS])
+
+
+def call(
+    *,
+    target: Target,
+    params: Mapping[str, Any],
+    deadline: timedelta,
+    on_progress: mcp_client.Progress | None = None,
+    canceled: Callable[[], bool] | None = None,
+) -> Called:
+    """Call the tool. Touches no database, and must not run inside a transaction.
+
+    :raises ForbiddenEndpoint: if this deployment does not call that address.
+    :raises WorkerCallFailed: one of its kinds.
+    """
+    began = monotonic()
+    answer = mcp_client.call_tool(
+        endpoint=target.endpoint,
+        tool_name=target.tool_name,
+        params=params,
+        deadline=deadline,
+        max_params_bytes=target.max_params_bytes,
+        max_answer_bytes=MAX_ANSWER_BYTES,
+        on_progress=on_progress,
+        canceled=canceled,
+    )
+    said = answer.payload.get("summary")
+    return Called(
+        payload=answer.payload,
+        seconds=monotonic() - began,
+        summary=said if isinstance(said, str) and said else f"{target.tool_name} of {target.worker_id} has answered.",
+    )
+
+
+def keep(*, caller: Caller, value: Any) -> str:
+    """Store a JSON value as an artifact of the caller's tenant and answer the pointer to it."""
+    content = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    return tasks.store_artifact(tenant_id=caller.tenant_id, content=content, media_type="application/json")
+
+
+def kept(*, tenant_id: int, pointer: str) -> Any:
+    """The JSON value behind a pointer of the tenant.
+
+    :raises DomainError: if the pointer leads nowhere that this deployment reads.
+    :raises UnresolvedReference: if what it leads to is no JSON.
+    """
+    with acting_in(tenant_id, "reading a result"):
+        content = stored_results.open_pointer(pointer, tenant_id=tenant_id).content
+    try:
+        return json.loads(content)
+    except ValueError as exc:
+        raise UnresolvedReference(f"What {pointer} leads to is no JSON.") from exc
+
+
+def record(target: Target, outcome: Called | DomainError, *, seconds: float = 0.0) -> None:
+    """Tell the registry how a call went, in the transaction that writes what came of it.
+
+    Only what the worker answers for counts: not the caller's mistakes, not a cancel.
+    """
+    if isinstance(outcome, Called):
+        seconds = outcome.seconds
+    elif not isinstance(outcome, WorkerCallFailed) or isinstance(outcome, CallCanceled | PayloadTooLarge):
+        return
+    registry.record_call(
+        worker_id=target.worker_id,
+        tool_name=target.tool_name,
+        ok=isinstance(outcome, Called),
+        seconds=seconds,
+        cost=target.cost,
+    )
+
+
+def _never_fetched(uri: str) -> Never:
+    raise ValueError(f"{uri} is elsewhere, and schemas are not fetched")
+
+
+# The tasks that this process is running, so that their end can be followed up at once. Losing it costs a tick.
+_running_here: Final[set[int]] = set()
+
+
+def note_run(task_ref: str) -> None:
+    """Remember that this process runs a task of this app."""
+    _running_here.add(parse_ref("task", task_ref))
+
+
+def was_run_here(task_id: int) -> bool:
+    """Whether this process ran the task; asked once, at its end."""
+    if task_id in _running_here:
+        _running_here.discard(task_id)
+        return True
+    return False

@@ -1,0 +1,143 @@
+"""What executions and calls of workers refuse."""
+
+from typing import ClassVar
+
+from apps.core.errors import Conflict, DomainError, Forbidden, Invalid, NotFound, TooLarge, Unavailable
+
+
+class UnknownExecution(NotFound):
+    """There is no such execution, or it is another principal's."""
+
+    code = "unknown_execution"
+
+
+class UnknownStep(NotFound):
+    """The execution has no step of this id."""
+
+    code = "unknown_step"
+
+
+class AlreadyExecuted(Conflict):
+    """The plan has an execution with another mode, strategy or budget; a plan is carried out once."""
+
+    code = "already_executed"
+
+
+class IllegalTransition(Conflict):
+    """The execution or step can't go there from where it is."""
+
+    code = "illegal_transition"
+
+
+class ExecutionEnded(Conflict):
+    """The execution is over; nothing more can be done to it."""
+
+    code = "execution_ended"
+
+
+class StepNotOpen(Conflict):
+    """The step does not wait for this: not yet, not any more, or for something else."""
+
+    code = "step_not_open"
+
+
+class OtherResult(Conflict):
+    """The step was answered before, with something else."""
+
+    code = "other_result"
+
+
+class NotExecutable(Invalid):
+    """The plan can't be carried out as it stands."""
+
+    code = "not_executable"
+
+
+class UnresolvedReference(Invalid):
+    """A reference between steps names what no envelope holds."""
+
+    code = "unresolved_reference"
+
+
+class InvalidParams(Invalid):
+    """The parameters don't fit the tool's schema."""
+
+    code = "invalid_params"
+
+
+class WorkerUnavailable(Unavailable):
+    """The worker takes no calls just now: offline, in maintenance, quarantined."""
+
+    code = "worker_unavailable"
+
+
+class WorkerBarred(Forbidden):
+    """The worker's tier does not allow what the tool does."""
+
+    code = "worker_barred"
+
+
+class WorkerCallFailed(DomainError):
+    """A call of a worker's tool gave no result.
+
+    `retryable`: the same call may succeed later. `reached`: the tool may have run, so that only a tool that may run
+    twice may be called again.
+    """
+
+    code: ClassVar[str] = "worker_call_failed"
+    retryable: ClassVar[bool] = False
+    reached: ClassVar[bool] = True
+
+
+class WorkerUnreachable(WorkerCallFailed, Unavailable):
+    """No connection to the worker: nothing was sent."""
+
+    code = "worker_unreachable"
+    retryable = True
+    reached = False
+
+
+class WorkerDisconnected(WorkerCallFailed, Unavailable):
+    """The worker went away during the call."""
+
+    code = "worker_disconnected"
+    retryable = True
+
+
+class WorkerTimedOut(WorkerCallFailed, Unavailable):
+    """The worker did not answer by the deadline."""
+
+    code = "worker_timed_out"
+    retryable = True
+
+
+class WorkerRefused(WorkerCallFailed, Invalid):
+    """The worker answered that it won't or can't: an error of the tool, or of the protocol."""
+
+    code = "worker_refused"
+
+
+class WorkerRedirected(WorkerCallFailed, Invalid):
+    """The worker's endpoint redirects; redirects are never followed."""
+
+    code = "worker_redirected"
+    reached = False
+
+
+class AnswerTooLarge(WorkerCallFailed, TooLarge):
+    """The worker's answer is over the limit."""
+
+    code = "answer_too_large"
+
+
+class PayloadTooLarge(WorkerCallFailed, TooLarge):
+    """The parameters are over what the worker accepts; nothing was sent."""
+
+    code = "payload_too_large"
+    reached = False
+
+
+class CallCanceled(WorkerCallFailed, Conflict):
+    """The call was given up because its task or execution was canceled."""
+
+    code = "call_canceled"

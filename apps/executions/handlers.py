@@ -1,0 +1,91 @@
+"""A task that calls a worker's tool: how MCP workers do long work without knowing of tasks."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+from apps.core.errors import DomainError
+from apps.executions import calls, selectors
+from apps.executions.errors import CallCanceled, WorkerCallFailed
+from apps.tasks.handlers import Canceled, Context, Failed, Result, handler
+
+_ALIAS: Final = "mcp_worker_"
+_SCHEMA: Final = {
+    "type": "object",
+    "properties": {
+        "worker_id": {"type": "string", "minLength": 1, "maxLength": 100},
+        "tool_name": {"type": "string", "minLength": 1, "maxLength": 128},
+        "params": {"type": "object"},
+    },
+    "required": ["worker_id", "tool_name", "params"],
+    "additionalProperties": False,
+}
+
+
+def for_worker(task_type: str, params: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Read `mcp_worker_<worker_id>` as a call of that worker.
+
+    The parameters name a tool, or are those of the only tool that the worker has.
+    """
+    if not task_type.startswith(_ALIAS):
+        return None
+    worker_id = task_type.removeprefix(_ALIAS)
+    if set(params) <= {"worker_id", "tool_name", "params"} and "tool_name" in params:
+        return {"worker_id": worker_id, "params": {}, **params}
+    only = selectors.only_tool_of(worker_id)
+    return None if only is None else {"worker_id": worker_id, "tool_name": only, "params": dict(params)}
+
+
+@handler(
+    task_type=calls.TASK_TYPE,
+    params_schema=_SCHEMA,
+    title="Call of an MCP worker",
+    lease=timedelta(seconds=10),
+    max_expiries=10,
+    backoff=timedelta(seconds=1),
+    backoff_cap=timedelta(seconds=60),
+    alias=for_worker,
+)
+def mcp_worker_call(context: Context, params: Mapping[str, Any]) -> Result:
+    """Call the tool, tell of its progress, keep its answer as an artifact."""
+    with context.caller.acting():
+        target = calls.target_of(worker_id=params["worker_id"], tool_name=params["tool_name"])
+    if context.run_id > 1 and not target.repeatable and context.checkpoint == _CALLED:
+        raise Failed(
+            "outcome_unknown",
+            f"An earlier run of {target.tool_name} may have done its work, and it may not be run twice.",
+            retryable=False,
+        )
+    if not target.repeatable:
+        context.heartbeat(checkpoint=_CALLED)
+    calls.note_run(context.task_id)
+    try:
+        calls.check_params(target, params["params"])
+        called = calls.call(
+            target=target,
+            params=params["params"],
+            deadline=target.deadline,
+            on_progress=lambda percent, message: context.progress(percent or 0.0, message or ""),
+            canceled=lambda: context.cancelled,
+        )
+    except CallCanceled as exc:
+        raise Canceled from exc
+    except DomainError as exc:
+        _record(context, target, exc)
+        raise _failed(exc, target) from exc
+    _record(context, target, called)
+    return Result(pointer=calls.keep(caller=context.caller, value=called.payload), summary=called.summary)
+
+
+def _record(context: Context, target: calls.Target, outcome: calls.Called | DomainError) -> None:
+    with context.caller.acting():
+        calls.record(target, outcome)
+
+
+_CALLED: Final = {"called": True}
+
+
+def _failed(exc: DomainError, target: calls.Target) -> Failed:
+    """What a refusal means for the task: another run only where that can do no harm."""
+    again = isinstance(exc, WorkerCallFailed) and exc.retryable and (target.repeatable or not exc.reached)
+    return Failed(exc.code, exc.detail, retryable=again)

@@ -1,0 +1,41 @@
+"""Celery's way to the engine. A message only nudges: losing, repeating or overlapping it does no harm."""
+
+from typing import Any
+
+import structlog
+from celery import shared_task
+from django.dispatch import receiver
+from kombu.exceptions import OperationalError
+
+from apps.executions import calls, selectors, services
+from apps.executions.signals import execution_can_go_on
+from apps.principals.tenancy import acting_in
+from apps.tasks.signals import task_finished
+
+logger = structlog.get_logger(__name__)
+
+
+@shared_task(name="executions.advance", queue="execute", ignore_result=True)
+def advance(tenant_id: int, execution_id: int) -> None:
+    """Carry an execution as far as it will go."""
+    services.advance(tenant_id=tenant_id, execution_id=execution_id)
+
+
+@receiver(execution_can_go_on)
+def nudge(tenant_id: int, execution_id: int, **_: Any) -> None:
+    """Tell a worker process. A broker that is away costs a tick, not the execution."""
+    try:
+        advance.delay(tenant_id, execution_id)
+    except OperationalError as exc:
+        logger.warning("executions.nudge_lost", execution_id=execution_id, reason=str(exc))
+
+
+@receiver(task_finished)
+def follow_up(tenant_id: int, task_id: int, **_: Any) -> None:
+    """A task that this process ran for an execution has ended: go on at once, without waiting for the tick."""
+    if not calls.was_run_here(task_id):
+        return
+    with acting_in(tenant_id, "execution of a finished task"):
+        execution_id = selectors.execution_of_task(task_id)
+    if execution_id is not None:
+        nudge(tenant_id=tenant_id, execution_id=execution_id)

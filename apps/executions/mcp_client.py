@@ -1,0 +1,288 @@
+"""One call of one tool on a worker's endpoint, over MCP's Streamable HTTP.
+
+The endpoint is an address that somebody registered. So it is checked, the checked address is the one connected to,
+nothing else is followed, and the answer is bounded in time and size. Call it outside of transactions.
+"""
+
+import asyncio
+import functools
+import json
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+import anyio
+import httpx2
+from mcp import Client, MCPError
+from mcp.client.streamable_http import streamable_http_client
+from mcp.types import (
+    CONNECTION_CLOSED,
+    INTERNAL_ERROR,
+    REQUEST_TIMEOUT,
+    CallToolResult,
+    Implementation,
+    TextContent,
+)
+from pydantic import ValidationError
+
+from apps.core.http import ForbiddenEndpoint, guard
+from apps.executions.errors import (
+    AnswerTooLarge,
+    CallCanceled,
+    PayloadTooLarge,
+    WorkerCallFailed,
+    WorkerDisconnected,
+    WorkerRedirected,
+    WorkerRefused,
+    WorkerTimedOut,
+    WorkerUnreachable,
+)
+
+_CONNECT_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 0.2
+_MESSAGE: Final = 2_000
+_CLIENT: Final = Implementation(name="gatehouse", version="1")
+
+Progress = Callable[[float | None, str | None], None]
+"""Told how far a call has come, in percent where the worker says of how much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a tool answered: its structured content, else its text wrapped as `{"text": …}`."""
+
+    payload: dict[str, Any]
+    text: str
+
+
+def call_tool(
+    *,
+    endpoint: str,
+    tool_name: str,
+    params: Mapping[str, Any],
+    deadline: timedelta,
+    max_params_bytes: int,
+    max_answer_bytes: int,
+    on_progress: Progress | None = None,
+    canceled: Callable[[], bool] | None = None,
+) -> Answer:
+    """Call the tool and wait for its answer.
+
+    :raises ForbiddenEndpoint: if this deployment does not call that address.
+    :raises WorkerCallFailed: one of its kinds, each saying whether the tool may have run.
+    """
+    size = len(json.dumps(params, ensure_ascii=False).encode())
+    if size > max_params_bytes:
+        raise PayloadTooLarge(f"The parameters are {size} bytes; the worker accepts {max_params_bytes}.")
+    wire = _Wire(address=_checked(endpoint), endpoint=httpx2.URL(endpoint), max_bytes=max_answer_bytes)
+    call = _Call(endpoint, tool_name, dict(params), deadline.total_seconds(), on_progress, canceled)
+    try:
+        result = asyncio.run(_run(call, wire))
+    except WorkerCallFailed:
+        raise
+    except Exception as exc:  # the SDK lets whatever broke its streams through, alone or in a group
+        raise _named(exc, wire, tool_name) from exc
+    if wire.fault is not None:
+        raise wire.fault
+    return _answer(result, tool_name)
+
+
+def _checked(endpoint: str) -> str:
+    try:
+        return guard(endpoint)
+    except ForbiddenEndpoint as refusal:
+        if "resolved" in refusal.detail:
+            raise WorkerUnreachable(refusal.detail) from refusal
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    endpoint: str
+    tool_name: str
+    params: dict[str, Any]
+    seconds: float
+    on_progress: Progress | None
+    canceled: Callable[[], bool] | None
+
+
+async def _run(call: _Call, wire: "_Wire") -> CallToolResult:
+    try:
+        with anyio.fail_after(call.seconds):
+            if call.canceled is None:
+                return await _speak(call, wire)
+            return await _unless_canceled(call, call.canceled, wire)
+    except TimeoutError as exc:
+        raise WorkerTimedOut(f"{call.tool_name} did not answer within {call.seconds:g} s.") from exc
+
+
+async def _unless_canceled(call: _Call, canceled: Callable[[], bool], wire: "_Wire") -> CallToolResult:
+    speaking = asyncio.ensure_future(_speak(call, wire))
+    try:
+        while not speaking.done():
+            await asyncio.wait({speaking}, timeout=_LOOK_SECONDS)
+            if canceled():
+                raise CallCanceled(f"The call of {call.tool_name} was canceled.")
+        return speaking.result()
+    finally:
+        if not speaking.done():
+            speaking.cancel()
+            await asyncio.wait({speaking})
+
+
+async def _speak(call: _Call, wire: "_Wire") -> CallToolResult:
+    timeout = httpx2.Timeout(call.seconds, connect=min(_CONNECT_SECONDS, call.seconds))
+    # No ambient proxy and no compression: what arrives is what is counted.
+    http = httpx2.AsyncClient(transport=wire, timeout=timeout, trust_env=False, headers={"Accept-Encoding": "identity"})
+    async with http:
+        transport = streamable_http_client(call.endpoint, http_client=http, max_sse_event_size=wire.max_bytes)
+        async with Client(transport, client_info=_CLIENT, cache=None) as client:
+            wire.calling = True
+            return await client.call_tool(call.tool_name, call.params, progress_callback=_progress(call.on_progress))
+
+
+def _progress(told: Progress | None) -> Any:
+    if told is None:
+        return None
+
+    async def forward(progress: float, total: float | None, message: str | None) -> None:
+        percent = min(100.0, 100.0 * progress / total) if total else None
+        # The listener may write to the database, which must not happen on the event loop.
+        await asyncio.to_thread(told, percent, message)
+
+    return forward
+
+
+class _Wire(httpx2.AsyncBaseTransport):
+    """HTTP to one checked address, for one call: no other host, no redirect, no more bytes than allowed.
+
+    The SDK swallows or renames what breaks its streams, so the first fault is kept here.
+    """
+
+    def __init__(self, *, address: str, endpoint: httpx2.URL, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.fault: WorkerCallFailed | None = None
+        self.calling = False
+        self._address = address
+        self._origin = (endpoint.scheme, endpoint.host, endpoint.port)
+        self._left = max_bytes
+        self._http = httpx2.AsyncHTTPTransport(
+            verify=_trust() if endpoint.scheme == "https" else False, trust_env=False
+        )
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        url = request.url
+        if (url.scheme, url.host, url.port) != self._origin:
+            raise self._note(WorkerRedirected("The call left the worker's endpoint."))
+        # The Host header and the certificate stay the name's; the connection goes to the address that was checked.
+        request.extensions = {**request.extensions, "sni_hostname": url.host}
+        request.url = url.copy_with(host=self._address)
+        try:
+            response = await self._http.handle_async_request(request)
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as exc:
+            raise self._note(WorkerUnreachable(f"The worker at {url.host} does not accept connections.")) from exc
+        except httpx2.TransportError as exc:
+            raise self._note(WorkerDisconnected(f"The connection to {url.host} broke.")) from exc
+        finally:
+            request.url = url
+        if response.has_redirect_location:
+            await response.aclose()
+            raise self._note(WorkerRedirected(f"The worker at {url.host} redirects; redirects are not followed."))
+        response.stream = _Counted(response.stream, self)
+        return response
+
+    def count(self, received: int) -> None:
+        self._left -= received
+        if self._left < 0:
+            raise self._note(AnswerTooLarge(f"The answer is over {self.max_bytes} bytes."))
+
+    def _note(self, fault: WorkerCallFailed) -> WorkerCallFailed:
+        self.fault = self.fault or fault
+        return fault
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+
+class _Counted(httpx2.AsyncByteStream):
+    def __init__(self, inner: Any, wire: _Wire) -> None:
+        self._inner = inner
+        self._wire = wire
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for chunk in self._inner:
+            self._wire.count(len(chunk))
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+@functools.cache
+def _trust() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def _named(exc: BaseException, wire: _Wire, tool_name: str) -> WorkerCallFailed:
+    """What broke a call, in the words of this app."""
+    if wire.fault is not None:
+        return wire.fault
+    leaves = list(_leaves(exc))
+    for leaf in leaves:
+        if isinstance(leaf, WorkerCallFailed):
+            return leaf
+        if isinstance(leaf, MCPError):
+            return _from_protocol(leaf, tool_name)
+    for kinds, refusal, sentence in _BROKEN:
+        if any(isinstance(leaf, kinds) for leaf in leaves):
+            return refusal(sentence.format(tool_name))
+    return WorkerRefused(f"The worker's answer to {tool_name} can't be used: {str(leaves[0])[:_MESSAGE]}")
+
+
+_BROKEN: Final[tuple[tuple[tuple[type[BaseException], ...], type[WorkerCallFailed], str], ...]] = (
+    ((httpx2.TimeoutException,), WorkerTimedOut, "{} did not answer in time."),
+    ((ValidationError,), WorkerRefused, "The worker's answer to {} is not MCP."),
+    (
+        (httpx2.HTTPError, OSError, anyio.ClosedResourceError),
+        WorkerDisconnected,
+        "The connection broke during {}.",
+    ),
+)
+
+
+def _from_protocol(error: MCPError, tool_name: str) -> WorkerCallFailed:
+    if error.code == REQUEST_TIMEOUT:
+        return WorkerTimedOut(f"{tool_name} did not answer in time.")
+    if error.code == CONNECTION_CLOSED:
+        return WorkerDisconnected(f"The worker closed the connection during {tool_name}.")
+    if error.code == INTERNAL_ERROR:
+        return WorkerRefused(f"{tool_name} failed inside the worker: {error.message[:_MESSAGE]}")
+    return WorkerRefused(f"The worker refused {tool_name}: {error.message[:_MESSAGE]}", mcp_code=error.code)
+
+
+def _leaves(exc: BaseException) -> Iterator[BaseException]:
+    if isinstance(exc, BaseExceptionGroup):
+        for part in exc.exceptions:
+            yield from _leaves(part)
+    else:
+        yield exc
+
+
+def _answer(result: CallToolResult, tool_name: str) -> Answer:
+    text = "\n".join(block.text for block in result.content if isinstance(block, TextContent))
+    if result.is_error:
+        raise WorkerRefused(f"{tool_name}: {text[:_MESSAGE] or 'the tool failed without a message.'}")
+    structured = result.structured_content
+    if structured is None:
+        structured = _decoded(text)
+    return Answer(payload=structured, text=text)
+
+
+def _decoded(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {"text": text}
+    return found if isinstance(found, dict) else {"result": found}

@@ -1,0 +1,246 @@
+"""Executions and their steps: every fact that a process needs to go on where another one stopped."""
+
+from decimal import Decimal
+from typing import Self
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models import Q
+
+from apps.core.ids import format_ref
+from apps.executions.envelopes import Origin
+from apps.executions.errors import ExecutionEnded, IllegalTransition
+from apps.executions.reports import Line
+from apps.executions.routing import Standing
+from apps.executions.states import (
+    FINAL,
+    SETTLED,
+    STEP_TRANSITIONS,
+    TRANSITIONS,
+    Mode,
+    Status,
+    StepStatus,
+    StepType,
+    Strategy,
+)
+from apps.principals.models import Principal, TenantModel
+
+
+class ExecutionQuerySet(models.QuerySet["Execution"]):
+    def of(self, owner_id: int) -> Self:
+        """What this principal may see: what it owns and what it asked for."""
+        return self.filter(Q(owner_id=owner_id) | Q(requested_by_id=owner_id))
+
+    def open(self) -> Self:
+        return self.filter(ended_at=None)
+
+
+class Execution(TenantModel):
+    """One carrying-out of one plan, on its owner's behalf. A plan is carried out once.
+
+    `wake_at` is when a tick must look even if nobody nudges: always set while something can go on by itself, so a
+    lost nudge costs latency only. `halted_as` is the end that is certain while steps are still in the air.
+    """
+
+    plan_id = models.CharField(max_length=100)
+    delegate_id = models.CharField(max_length=100, blank=True)
+    plan_receipt_id = models.CharField(max_length=100)
+    intent = models.TextField()
+    owner = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="executions", db_index=False)
+    requested_by = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+")
+    mode = models.CharField(max_length=11, choices=Mode, default=Mode.AUTO)
+    strategy = models.CharField(max_length=11, choices=Strategy, default=Strategy.SEQUENTIAL)
+    max_total_cost = models.DecimalField(max_digits=14, decimal_places=6, null=True)
+    max_cost_per_step = models.DecimalField(max_digits=14, decimal_places=6, null=True)
+    currency = models.CharField(max_length=3, default="USD")
+    total_cost = models.DecimalField(max_digits=14, decimal_places=6, default=Decimal(0))
+    status = models.CharField(max_length=16, choices=Status, default=Status.QUEUED)
+    halted_as = models.CharField(max_length=16, choices=Status, null=True)
+    halted_why = models.TextField(blank=True)
+    created_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True)
+    wake_at = models.DateTimeField(null=True)
+    terminal_receipt_id = models.CharField(max_length=100, null=True)
+    trace_ref = models.CharField(max_length=100, null=True)
+
+    objects = ExecutionQuerySet.as_manager()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "plan_id"], name="executions_execution_once_per_plan"),
+            models.CheckConstraint(condition=Q(status__in=Status.values), name="executions_execution_status_known"),
+            models.CheckConstraint(condition=Q(mode__in=Mode.values), name="executions_execution_mode_known"),
+            models.CheckConstraint(
+                condition=Q(strategy__in=Strategy.values), name="executions_execution_strategy_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(status__in=sorted(FINAL), ended_at__isnull=False, wake_at=None)
+                | Q(~Q(status__in=sorted(FINAL)), ended_at=None, terminal_receipt_id=None),
+                name="executions_execution_ended_iff_final",
+            ),
+            models.CheckConstraint(
+                condition=Q(halted_as=None) | Q(halted_as__in=sorted(FINAL)),
+                name="executions_execution_halts_as_final",
+            ),
+            models.CheckConstraint(
+                condition=Q(total_cost__gte=0)
+                & (Q(max_total_cost=None) | Q(max_total_cost__gte=0))
+                & (Q(max_cost_per_step=None) | Q(max_cost_per_step__gte=0)),
+                name="executions_execution_money_not_negative",
+            ),
+        ]
+        indexes = [
+            # Serves selectors.due(), the tick's question: open executions that want a look.
+            models.Index(fields=["wake_at"], condition=Q(ended_at=None), name="executions_execution_due"),
+            # Serves selectors.recent(), a principal's own list, newest first.
+            models.Index(fields=["owner", "-id"], name="executions_execution_by_owner"),
+        ]
+
+    def __str__(self) -> str:
+        return self.ref
+
+    @property
+    def ref(self) -> str:
+        return format_ref("exec", self.pk)
+
+    @property
+    def resource_ref(self) -> str:
+        """What groups the receipts of one execution in an inbox."""
+        return f"execution:{self.ref}"
+
+    @property
+    def is_final(self) -> bool:
+        return self.status in FINAL
+
+    # Mutators change memory only. Services lock, save and commit.
+
+    def move_to(self, status: Status) -> None:
+        if status != self.status and status not in TRANSITIONS[Status(self.status)]:
+            raise IllegalTransition(f"{self} can't go from {self.status} to {status}.")
+        self.status = status
+
+    def refuse_if_ended(self) -> None:
+        if self.is_final:
+            raise ExecutionEnded(f"{self} is over: {self.status}.", status=self.status)
+
+    def over_budget(self, cost: Decimal) -> str | None:
+        """Why a step of this cost may not begin; None if it may."""
+        if self.max_cost_per_step is not None and cost > self.max_cost_per_step:
+            return f"A step would cost {cost} {self.currency}; the limit per step is {self.max_cost_per_step}."
+        if self.max_total_cost is not None and self.total_cost + cost > self.max_total_cost:
+            return f"{self.total_cost + cost} {self.currency} would be over the budget of {self.max_total_cost}."
+        return None
+
+
+class ExecutionStep(TenantModel):
+    """One instruction of a plan, and what came of it.
+
+    `attempts` counts the claims granted and is the fence of a direct call: whoever finishes a call must still hold
+    the claim it began with. `call_expires_at` is from when another process may take the call over; `repeatable` says
+    whether it may then call the tool again.
+    """
+
+    execution = models.ForeignKey(Execution, on_delete=models.CASCADE, related_name="steps", db_index=False)
+    position = models.PositiveSmallIntegerField()
+    step_id = models.CharField(max_length=100)
+    step_type = models.CharField(max_length=15, choices=StepType)
+    definition = models.JSONField()
+    depends_on = ArrayField(models.CharField(max_length=100), default=list)
+    critical = models.BooleanField(default=False)
+    status = models.CharField(max_length=8, choices=StepStatus, default=StepStatus.PENDING)
+    attempts = models.PositiveIntegerField(default=0)
+    call_expires_at = models.DateTimeField(null=True)
+    repeatable = models.BooleanField(default=False)
+    retry_at = models.DateTimeField(null=True)
+    task_id = models.BigIntegerField(null=True)
+    receipt_id = models.CharField(max_length=100, null=True)
+    envelope = models.JSONField(null=True)
+    cost = models.DecimalField(max_digits=14, decimal_places=6, default=Decimal(0))
+    started_at = models.DateTimeField(null=True)
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "execution", "step_id"], name="executions_step_id_once"),
+            models.UniqueConstraint(fields=["tenant", "execution", "position"], name="executions_step_position_once"),
+            models.CheckConstraint(condition=Q(status__in=StepStatus.values), name="executions_step_status_known"),
+            models.CheckConstraint(condition=Q(step_type__in=StepType.values), name="executions_step_type_known"),
+            models.CheckConstraint(
+                condition=Q(status=StepStatus.CALLING, call_expires_at__isnull=False)
+                | Q(~Q(status=StepStatus.CALLING), call_expires_at=None),
+                name="executions_step_claimed_iff_calling",
+            ),
+            models.CheckConstraint(
+                condition=~Q(status=StepStatus.QUEUED) | Q(task_id__isnull=False),
+                name="executions_step_queued_has_task",
+            ),
+            models.CheckConstraint(
+                condition=Q(status__in=sorted(SETTLED), ended_at__isnull=False)
+                | Q(~Q(status__in=sorted(SETTLED)), ended_at=None),
+                name="executions_step_ended_iff_settled",
+            ),
+            models.CheckConstraint(
+                condition=~Q(status__in=[StepStatus.COMPLETE, StepStatus.FAILED]) | Q(envelope__isnull=False),
+                name="executions_step_outcome_has_envelope",
+            ),
+        ]
+        indexes = [
+            # Serves selectors.due(): steps whose task has ended, announced or not.
+            models.Index(fields=["task_id"], condition=Q(status="queued"), name="executions_step_by_open_task"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.step_id} ({self.step_type})"
+
+    @property
+    def origin(self) -> Origin:
+        return Origin(
+            plan_id=self.execution.plan_id,
+            step_id=self.step_id,
+            worker_id=self.worker_id,
+            tool_name=self.tool_name,
+        )
+
+    @property
+    def worker_id(self) -> str | None:
+        found: str | None = self.definition.get("worker_id")
+        return found
+
+    @property
+    def tool_name(self) -> str | None:
+        found: str | None = self.definition.get("tool_name")
+        return found
+
+    @property
+    def task_ref(self) -> str | None:
+        return None if self.task_id is None else format_ref("task", self.task_id)
+
+    @property
+    def line(self) -> Line:
+        return Line(
+            step_id=self.step_id,
+            step_type=StepType(self.step_type),
+            status=StepStatus(self.status),
+            worker_id=self.worker_id,
+            tool_name=self.tool_name,
+            task_id=self.task_ref,
+            definition=self.definition,
+            envelope=self.envelope,
+        )
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(
+            step_id=self.step_id,
+            step_type=StepType(self.step_type),
+            status=StepStatus(self.status),
+            depends_on=tuple(self.depends_on),
+            critical=self.critical,
+        )
+
+    def move_to(self, status: StepStatus) -> None:
+        if status not in STEP_TRANSITIONS[StepStatus(self.status)]:
+            raise IllegalTransition(f"{self} can't go from {self.status} to {status}.")
+        self.status = status
+        if status != StepStatus.CALLING:
+            self.call_expires_at = None

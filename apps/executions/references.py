@@ -1,0 +1,83 @@
+"""References between steps, `{{step-1.result_pointer}}`, resolved from the envelopes of finished steps."""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from apps.executions.errors import UnresolvedReference
+
+RESULT_POINTER: Final = "result_pointer"
+_OPENING: Final = "{{"
+_REFERENCE: Final = re.compile(r"\{\{([A-Za-z0-9][A-Za-z0-9_.-]*?)\.([A-Za-z0-9_$-]+(?:\.[A-Za-z0-9_$-]+)*)\}\}")
+
+Envelope = Mapping[str, Any]
+PayloadOf = Callable[[str], Any]
+
+
+def steps_named_in(value: Any) -> frozenset[str]:
+    """The ids of the steps that a JSON value refers to."""
+    return frozenset(match[1] for text in _texts(value) for match in _REFERENCE.finditer(text))
+
+
+def resolve(value: Any, *, envelopes: Mapping[str, Envelope], payload_of: PayloadOf) -> Any:
+    """The value with every reference replaced.
+
+    A reference that is the whole text becomes what it names, of any type; one inside a text becomes text.
+    `payload_of` gives the payload of a step whose envelope only points at it.
+
+    :raises UnresolvedReference: if a step has no envelope, or its result no such field.
+    """
+    if isinstance(value, str):
+        return _resolve_text(value, envelopes, payload_of)
+    if isinstance(value, Mapping):
+        return {name: resolve(item, envelopes=envelopes, payload_of=payload_of) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [resolve(item, envelopes=envelopes, payload_of=payload_of) for item in value]
+    return value
+
+
+def _resolve_text(text: str, envelopes: Mapping[str, Envelope], payload_of: PayloadOf) -> Any:
+    if _OPENING not in text:
+        return text
+    whole = _REFERENCE.fullmatch(text)
+    if whole is not None:
+        return _named(whole, envelopes, payload_of)
+    return _REFERENCE.sub(lambda match: _as_text(_named(match, envelopes, payload_of)), text)
+
+
+def _named(match: re.Match[str], envelopes: Mapping[str, Envelope], payload_of: PayloadOf) -> Any:
+    step_id, path = match[1], match[2].split(".")
+    envelope = envelopes.get(step_id)
+    if envelope is None:
+        raise UnresolvedReference(f"{match[0]} names a step without a result.")
+    if path == [RESULT_POINTER] and envelope.get(RESULT_POINTER):
+        return envelope[RESULT_POINTER]
+    payload = envelope.get("payload")
+    here: Any = payload_of(step_id) if payload is None else payload
+    for part in path:
+        here = _child(here, part, match[0])
+    return here
+
+
+def _child(here: Any, part: str, reference: str) -> Any:
+    if isinstance(here, Mapping) and part in here:
+        return here[part]
+    if isinstance(here, list) and part.isdecimal() and int(part) < len(here):
+        return here[int(part)]
+    raise UnresolvedReference(f"{reference} names nothing in that step's result: there is no {part!r}.")
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _texts(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts(item)

@@ -1,0 +1,144 @@
+"""What an execution tells its owner: the completion report, the trace for memory, the hand-over. All from rows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from apps.executions.states import WORKER_STEPS, Status, StepStatus, StepType
+
+_SUMMARY: Final = 2_000
+_INTENT: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One step as a report sees it."""
+
+    step_id: str
+    step_type: StepType
+    status: StepStatus
+    worker_id: str | None
+    tool_name: str | None
+    task_id: str | None
+    definition: dict[str, Any]
+    envelope: dict[str, Any] | None
+
+    @property
+    def payload(self) -> Any:
+        return (self.envelope or {}).get("payload")
+
+    @property
+    def findings(self) -> dict[str, Any]:
+        return dict((self.envelope or {}).get("key_findings") or {})
+
+    @property
+    def result_pointer(self) -> str | None:
+        return (self.envelope or {}).get("result_pointer")
+
+
+def summary(intent: str, status: Status, lines: Sequence[Line], *, halted_why: str = "") -> str:
+    """One paragraph: the principal's own synthesis where there is one, else what the steps say of themselves."""
+    if halted_why:
+        return halted_why[:_SUMMARY]
+    said = [_said(line) for line in lines if line.step_type == StepType.AGGREGATE] or [
+        _said(line) for line in lines if line.step_type in WORKER_STEPS
+    ]
+    told = " ".join(part for part in said if part)
+    return told[:_SUMMARY] or f"{intent[:_INTENT]}: {status}."
+
+
+def _said(line: Line) -> str:
+    envelope = line.envelope or {}
+    if envelope.get("error"):
+        return f"{line.step_id} failed: {envelope['error']['message']}"
+    found = envelope.get("summary") or line.findings.get("summary")
+    return _sentence(found) if isinstance(found, str) and found else ""
+
+
+def _sentence(text: str) -> str:
+    text = text.strip()
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def results(lines: Sequence[Line]) -> list[dict[str, Any]]:
+    """One line per step that bears a result."""
+    return [
+        {
+            "step_id": line.step_id,
+            "worker_id": line.worker_id,
+            "tool_name": line.tool_name,
+            "status": line.status,
+            "key_findings": line.findings,
+            "result_pointer": line.result_pointer,
+            "task_id": line.task_id,
+            "error": (line.envelope or {}).get("error"),
+            "promotion_recommendation": None,
+        }
+        for line in lines
+        if line.step_type in WORKER_STEPS or line.step_type == StepType.AGGREGATE
+    ]
+
+
+def next_actions(ref: str, status: Status, lines: Sequence[Line]) -> list[str]:
+    """What the owner may do now."""
+    found: list[str] = []
+    for line in lines:
+        if line.status == StepStatus.AWAITING and line.step_type == StepType.AGGREGATE:
+            found.append(f"Combine the results and hand them in: submit_step_result({ref}, {line.step_id}).")
+        if line.status == StepStatus.AWAITING and line.step_type == StepType.ESCALATE:
+            found.append(f"Decide: decide_step({ref}, {line.step_id}).")
+    if status in {Status.COMPLETE, Status.PARTIAL}:
+        found += [f"Read {line.step_id} behind {line.result_pointer}." for line in lines if line.result_pointer][:5]
+        found.append("Store what was learned with memory_store.")
+    if status in {Status.FAILED, Status.BUDGET_EXCEEDED}:
+        found.append("Plan again, without what failed or with another budget.")
+    return found
+
+
+def final_report(lines: Sequence[Line]) -> dict[str, Any] | None:
+    """What the last escalate reports; None before it has."""
+    for line in reversed(lines):
+        if line.step_type == StepType.ESCALATE and line.status == StepStatus.COMPLETE:
+            return dict(line.payload or {})
+    return None
+
+
+def handed_over(lines: Sequence[Line], wanted: Sequence[str]) -> list[dict[str, Any]]:
+    """What a principal needs to combine results: where each one is, and the gist of it."""
+    return [
+        {
+            "step_id": line.step_id,
+            "worker_id": line.worker_id,
+            "tool_name": line.tool_name,
+            "status": line.status,
+            "task_id": line.task_id,
+            "result_pointer": line.result_pointer,
+            "key_findings": line.findings,
+        }
+        for line in lines
+        if line.step_id in wanted
+    ]
+
+
+def trace(
+    *, plan_id: str, intent: str, lines: Sequence[Line], status: Status, started_at: datetime, ended_at: datetime
+) -> tuple[str, dict[str, Any]]:
+    """The one observation that an execution leaves in memory: its sentence and its metadata."""
+    worked = [line for line in lines if line.step_type in WORKER_STEPS]
+    duration = round((ended_at - started_at).total_seconds(), 3)
+    path = " → ".join(f"{line.worker_id} ({line.step_id}, {'async' if line.task_id else 'direct'})" for line in worked)
+    done = sum(line.status == StepStatus.COMPLETE for line in lines)
+    ended = "Completed" if status == Status.COMPLETE else f"Ended {status}"
+    return (
+        f"Delegated {intent[:_INTENT]!r} → {path or 'nobody'}. {ended} in {duration:g} s.",
+        {
+            "plan_id": plan_id,
+            "intent": intent[:_SUMMARY],
+            "workers_used": list(dict.fromkeys(line.worker_id for line in worked if line.worker_id)),
+            "steps_count": len(lines),
+            "total_duration_seconds": duration,
+            "success_rate": round(done / len(lines), 4) if lines else 0.0,
+            "result_pointers": [line.result_pointer for line in worked if line.task_id and line.result_pointer],
+        },
+    )

@@ -1,0 +1,123 @@
+"""Where an execution goes from here: which steps may begin, which never will, and what it all comes to."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from apps.executions.references import steps_named_in
+from apps.executions.states import IN_THE_AIR, SETTLED, WORKER_STEPS, Status, StepStatus, StepType, Strategy
+
+_GATHERS = frozenset({StepType.AGGREGATE, StepType.ESCALATE, StepType.WAIT_FOR})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What routing needs to know of a step."""
+
+    step_id: str
+    step_type: StepType
+    status: StepStatus
+    depends_on: tuple[str, ...]
+    critical: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moves:
+    """What to do now. `verdict` is set when nothing is left to do or to wait for."""
+
+    begin: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    halt_as: Status | None = None
+    verdict: Status | None = None
+
+
+def dependencies(steps: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
+    """What each step of a plan waits for: declared, gathered and referred to.
+
+    An escalate that declares nothing reports on the whole plan, so it waits for every step before it.
+    """
+    found: dict[str, tuple[str, ...]] = {}
+    for step in steps:
+        needs = [
+            *(step.get("depends_on") or ()),
+            *(step.get("wait_for_step_ids") or ()),
+            *(step.get("aggregate_step_ids") or ()),
+            *sorted(steps_named_in(step.get("params") or {})),
+        ]
+        if step["step_type"] == StepType.ESCALATE and not needs:
+            needs = list(found)
+        found[step["step_id"]] = tuple(dict.fromkeys(needs))
+    return found
+
+
+def critical_steps(steps: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """The steps without which the plan fails: those that say so, else those that a later step depends on."""
+    needed = {name for step in steps for name in step.get("depends_on") or ()}
+    needed |= {name for step in steps for name in step.get("wait_for_step_ids") or ()}
+    needed |= {name for step in steps for name in steps_named_in(step.get("params") or {})}
+    return frozenset(
+        step["step_id"]
+        for step in steps
+        if (step["step_id"] in needed if step.get("critical") is None else step["critical"])
+    )
+
+
+def next_moves(steps: Sequence[Standing], *, strategy: Strategy, halted_as: Status | None) -> Moves:
+    """Decide from the steps alone; the same rows give the same moves in any process."""
+    halt_as = halted_as or _halt(steps, strategy)
+    if halt_as is not None:
+        pending = tuple(step.step_id for step in steps if step.status == StepStatus.PENDING)
+        idle = not any(step.status in IN_THE_AIR for step in steps)
+        return Moves(skip=pending, halt_as=halt_as, verdict=halt_as if idle else None)
+    known = {step.step_id: step for step in steps}
+    begin = tuple(step.step_id for step in steps if _may_begin(step, known, strategy))
+    skip = tuple(step.step_id for step in steps if _never_begins(step, known, strategy))
+    if begin or skip or any(step.status not in SETTLED for step in steps):
+        return Moves(begin=begin, skip=skip)
+    return Moves(verdict=_verdict(steps))
+
+
+def _halt(steps: Iterable[Standing], strategy: Strategy) -> Status | None:
+    lost = any(step.status == StepStatus.FAILED and step.critical for step in steps)
+    return Status.FAILED if lost and strategy != Strategy.PARTIAL else None
+
+
+def _may_begin(step: Standing, known: Mapping[str, Standing], strategy: Strategy) -> bool:
+    if step.status != StepStatus.PENDING:
+        return False
+    needs = [known[name].status for name in step.depends_on]
+    if _gathers(step, known, strategy):
+        return all(status in SETTLED for status in needs) and not _nothing_to_gather(step, known)
+    return all(status == StepStatus.COMPLETE for status in needs)
+
+
+def _never_begins(step: Standing, known: Mapping[str, Standing], strategy: Strategy) -> bool:
+    if step.status != StepStatus.PENDING:
+        return False
+    needs = [known[name].status for name in step.depends_on]
+    if _gathers(step, known, strategy):
+        return all(status in SETTLED for status in needs) and _nothing_to_gather(step, known)
+    return any(status in SETTLED - {StepStatus.COMPLETE} for status in needs)
+
+
+def _gathers(step: Standing, known: Mapping[str, Standing], strategy: Strategy) -> bool:
+    """A report or a synthesis goes on with what there is: always where only uncritical steps failed."""
+    if step.step_type not in _GATHERS:
+        return False
+    if strategy == Strategy.PARTIAL:
+        return True
+    return not any(known[name].critical and known[name].status == StepStatus.FAILED for name in step.depends_on)
+
+
+def _nothing_to_gather(step: Standing, known: Mapping[str, Standing]) -> bool:
+    if step.step_type != StepType.AGGREGATE:
+        return False
+    return not any(known[name].status == StepStatus.COMPLETE for name in step.depends_on)
+
+
+def _verdict(steps: Sequence[Standing]) -> Status:
+    lost = [step for step in steps if step.status in {StepStatus.FAILED, StepStatus.SKIPPED}]
+    if not lost:
+        return Status.COMPLETE
+    won = any(step.status == StepStatus.COMPLETE and step.step_type in WORKER_STEPS for step in steps)
+    return Status.PARTIAL if won else Status.FAILED

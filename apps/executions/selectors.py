@@ -1,0 +1,229 @@
+"""Questions about executions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from django.db.models import Exists, OuterRef, Q
+
+from apps.core.ids import parse_ref
+from apps.executions import reports
+from apps.executions.errors import StepNotOpen, UnknownExecution, UnknownStep
+from apps.executions.models import Execution, ExecutionStep
+from apps.executions.reports import Line
+from apps.executions.sql import GATEHOUSE_NOW
+from apps.executions.states import Status, StepStatus, StepType
+from apps.principals.tenancy import Caller
+from apps.receipts import selectors as receipts
+from apps.receipts.errors import UnknownReceipt
+from apps.tasks.models import TerminalRecord
+from apps.workers.models import Offer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepView:
+    """One step as its owner sees it."""
+
+    step_id: str
+    step_type: str
+    status: str
+    worker_id: str | None
+    tool_name: str | None
+    depends_on: list[str]
+    task_id: str | None
+    receipt_id: str | None
+    attempts: int
+    cost: float
+    envelope: dict[str, Any] | None
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """An execution and what has come of it so far."""
+
+    execution_id: str
+    plan_id: str
+    status: Status
+    mode: str
+    strategy: str
+    intent: str
+    summary: str
+    results: list[dict[str, Any]]
+    report: dict[str, Any] | None
+    next_actions: list[str]
+    steps: list[StepView]
+    steps_complete: int
+    steps_total: int
+    total_cost: Decimal
+    currency: str
+    receipt_id: str
+    terminal_receipt_id: str | None
+    created_at: datetime
+    ended_at: datetime | None
+    lines: list[Line]
+
+    @property
+    def direct_results(self) -> list[dict[str, Any]]:
+        """The results of steps that were called directly, each with what its tool answered."""
+        return [
+            {"step_id": line.step_id, **(line.payload if isinstance(line.payload, dict) else {})}
+            for line in self.lines
+            if line.step_type == StepType.CALL_WORKER and line.status == StepStatus.COMPLETE and not line.task_id
+        ]
+
+    @property
+    def async_tasks(self) -> list[dict[str, Any]]:
+        return [{"step_id": line.step_id, "task_id": line.task_id} for line in self.lines if line.task_id]
+
+    @property
+    def escalation(self) -> dict[str, Any] | None:
+        """What a step of this execution asks somebody else to take on."""
+        for line in self.lines:
+            asked = (line.envelope or {}).get("escalation")
+            if asked:
+                return dict(asked)
+        return None
+
+
+def execution_of(caller: Caller, ref: str) -> Execution:
+    """:raises UnknownExecution: if the caller has none of this reference."""
+    found = Execution.objects.of(caller.principal_id).filter(pk=parse_ref("exec", ref)).select_related("owner").first()
+    if found is None:
+        raise UnknownExecution(f"There is no execution {ref[:40]!r}.")
+    return found
+
+
+def report(caller: Caller, ref: str) -> Report:
+    """The completion report, at any time.
+
+    :raises UnknownExecution: if the caller has none of this reference.
+    """
+    return report_on(execution_of(caller, ref))
+
+
+def report_of_plan(caller: Caller, plan_id: str) -> Report | None:
+    """The report on a plan's execution; None if the caller has not begun to carry it out."""
+    found = Execution.objects.of(caller.principal_id).filter(plan_id=plan_id).first()
+    return None if found is None else report_on(found)
+
+
+def report_on(execution: Execution) -> Report:
+    steps = list(execution.steps.order_by("position"))
+    for step in steps:
+        step.execution = execution
+    lines = [step.line for step in steps]
+    status = Status(execution.status)
+    return Report(
+        execution_id=execution.ref,
+        plan_id=execution.plan_id,
+        status=status,
+        mode=execution.mode,
+        strategy=execution.strategy,
+        intent=execution.intent,
+        summary=reports.summary(execution.intent, status, lines, halted_why=execution.halted_why),
+        results=reports.results(lines),
+        report=reports.final_report(lines),
+        next_actions=reports.next_actions(execution.ref, status, lines),
+        steps=[_view(step) for step in steps],
+        steps_complete=sum(step.status == StepStatus.COMPLETE for step in steps),
+        steps_total=len(steps),
+        total_cost=execution.total_cost,
+        currency=execution.currency,
+        receipt_id=execution.plan_receipt_id,
+        terminal_receipt_id=execution.terminal_receipt_id,
+        created_at=execution.created_at,
+        ended_at=execution.ended_at,
+        lines=lines,
+    )
+
+
+def _view(step: ExecutionStep) -> StepView:
+    return StepView(
+        step_id=step.step_id,
+        step_type=step.step_type,
+        status=step.status,
+        worker_id=step.worker_id,
+        tool_name=step.tool_name,
+        depends_on=step.depends_on,
+        task_id=step.task_ref,
+        receipt_id=step.receipt_id,
+        attempts=step.attempts,
+        cost=float(step.cost),
+        envelope=step.envelope,
+        started_at=step.started_at,
+        ended_at=step.ended_at,
+    )
+
+
+def recent(caller: Caller, *, limit: int) -> list[Execution]:
+    """The caller's executions, newest first."""
+    return list(Execution.objects.filter(owner_id=caller.principal_id).order_by("-id")[:limit])
+
+
+def due(*, limit: int) -> list[tuple[int, int]]:
+    """Executions that can go on though perhaps nobody said so, as (tenant, execution), longest waiting first."""
+    ended = TerminalRecord.objects.filter(task_id=OuterRef("steps__task_id"))
+    by_task = Execution.objects.open().filter(Q(steps__status=StepStatus.QUEUED) & Exists(ended))
+    by_clock = Execution.objects.open().filter(wake_at__lte=GATEHOUSE_NOW)
+    found = [*by_clock.order_by("wake_at").values_list("tenant_id", "pk")[:limit]]
+    found += by_task.order_by("pk").values_list("tenant_id", "pk")[:limit]
+    return list(dict.fromkeys(found))[:limit]
+
+
+def execution_of_task(task_id: int) -> int | None:
+    """The execution whose step waits for this task."""
+    return (
+        ExecutionStep.objects.filter(task_id=task_id, status=StepStatus.QUEUED)
+        .values_list("execution_id", flat=True)
+        .first()
+    )
+
+
+def missing_receipts(references: Sequence[str], *, recipient_id: int) -> list[str]:
+    """Which of these receipts the principal has not received."""
+    missing = []
+    for reference in references:
+        try:
+            receipts.find_for(reference, principal_id=recipient_id)
+        except UnknownReceipt:
+            missing.append(reference)
+    return missing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedTask:
+    """A step's task that is over: how, and where its result is."""
+
+    task_id: int
+    result_pointer: str | None
+
+
+def ended_tasks(execution_id: int) -> list[EndedTask]:
+    """The tasks of this execution that are over while their steps still wait."""
+    waiting = ExecutionStep.objects.filter(execution_id=execution_id, status=StepStatus.QUEUED).values("task_id")
+    found = TerminalRecord.objects.filter(task_id__in=waiting).order_by("task_id")
+    return [EndedTask(task_id=record.task_id, result_pointer=record.result_pointer) for record in found]
+
+
+def refuse_unless_open(caller: Caller, ref: str, step_id: str) -> None:
+    """Refuse early what would be refused under the lock anyway, before anything is stored for it.
+
+    :raises UnknownExecution: if the caller has no such execution.
+    :raises UnknownStep: if the plan has no such step.
+    :raises StepNotOpen: if nothing was ever asked of the caller for this step.
+    """
+    step = ExecutionStep.objects.filter(execution=execution_of(caller, ref), step_id=step_id).first()
+    if step is None:
+        raise UnknownStep(f"{ref} has no step {step_id[:100]!r}.")
+    if step.receipt_id is None:
+        raise StepNotOpen(f"{step_id} of {ref} is {step.step_type}, {step.status}.", status=step.status)
+
+
+def only_tool_of(worker_id: str) -> str | None:
+    """The tool that a call of this worker can only mean; None if it has several, or none."""
+    names = Offer.objects.standing().filter(worker__worker_id=worker_id).values_list("name", flat=True)[:2]
+    return names[0] if len(names) == 1 else None

@@ -1,0 +1,24 @@
+"""Commands of executions: start, advance, hand in, decide, cancel, and call one tool of a worker.
+
+Locks are taken in the order execution, its steps, then whatever lies below. Nothing here holds a transaction while
+it talks to a worker.
+"""
+
+from apps.executions.services.advancing import advance
+from apps.executions.services.answering import Handed, cancel, decide_step, submit_step_result
+from apps.executions.services.calling import Answered, CallMode, TaskWishes, call_worker
+from apps.executions.services.starting import Budget, start
+
+__all__ = [
+    "Answered",
+    "Budget",
+    "CallMode",
+    "Handed",
+    "TaskWishes",
+    "advance",
+    "call_worker",
+    "cancel",
+    "decide_step",
+    "start",
+    "submit_step_result",
+]

@@ -1,0 +1,371 @@
+"""The engine: look under the lock, let go of it, call out, write down what came of it, look again.
+
+Everything it decides is decided from rows, so any process may take the next look, and two looks at once are one.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from time import monotonic
+from types import MappingProxyType
+from typing import Any, Final
+
+from django.db import transaction
+
+from apps.core.errors import DomainError
+from apps.core.ids import parse_ref
+from apps.executions import calls, references, selectors, sql
+from apps.executions.envelopes import queued
+from apps.executions.errors import WorkerCallFailed
+from apps.executions.models import Execution, ExecutionStep
+from apps.executions.routing import Moves, next_moves
+from apps.executions.services import ending
+from apps.executions.services.beginning import CLAIM, RECEIPTS_EVERY, begin, fail, look_again, reclaim, succeed
+from apps.executions.services.rounds import Round
+from apps.executions.signals import execution_can_go_on
+from apps.executions.states import WORKER_STEPS, Mode, Status, StepStatus, StepType, Strategy
+from apps.principals.tenancy import Caller, acting_in
+from apps.tasks import services as tasks
+from apps.tasks.models import TerminalRecord
+from apps.tasks.services import QueueRequest
+from apps.tasks.states import Status as TaskStatus
+
+DIRECT: Final = timedelta(seconds=30)
+_AT_ONCE: Final = 8
+_RENEW_SECONDS: Final = 2.0
+_TRIES: Final = 3
+_NUDGE_AGAIN: Final = timedelta(seconds=5)
+_RETRY_AFTER: Final = timedelta(seconds=1)
+
+
+def advance(*, tenant_id: int, execution_id: int, patience: timedelta | None = None) -> None:
+    """Carry an execution as far as it will go now. Safe to lose, repeat or overlap.
+
+    :param patience: begin no more calls of workers after this long, leave them to a worker process; None: call all.
+    """
+    until = None if patience is None else monotonic() + patience.total_seconds()
+    while True:
+        may_call = until is None or monotonic() < until
+        results = _results_of_ended_tasks(tenant_id, execution_id)
+        with _acting(tenant_id):
+            claimed = step_forward(execution_id, may_call=may_call, results=results)
+        if not claimed:
+            return
+        _carry_out(claimed)
+
+
+def _acting(tenant_id: int) -> AbstractContextManager[None]:
+    return acting_in(tenant_id, "execution")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimed:
+    """A worker step that this process, and no other, is to carry out now."""
+
+    tenant_id: int
+    execution_id: int
+    step_pk: int
+    fence: int
+    owner: Caller
+    target: calls.Target
+    params: Mapping[str, Any]
+    envelopes: Mapping[str, Mapping[str, Any]]
+    as_task: bool
+    lost: threading.Event = field(default_factory=threading.Event)
+
+
+def _results_of_ended_tasks(tenant_id: int, execution_id: int) -> dict[int, Any]:
+    """What the execution's tasks have found, read before any row is locked."""
+    with _acting(tenant_id):
+        ended = selectors.ended_tasks(execution_id)
+    found: dict[int, Any] = {}
+    for task in ended:
+        if task.result_pointer is not None:
+            # What can't be read stays behind its pointer.
+            with suppress(DomainError):
+                found[task.task_id] = calls.kept(tenant_id=tenant_id, pointer=task.result_pointer)
+    return found
+
+
+def step_forward(
+    execution_id: int, *, may_call: bool, results: Mapping[int, Any] = MappingProxyType({})
+) -> list[Claimed]:
+    """Do all that needs no worker, and claim what needs one. Needs an acting transaction.
+
+    :param results: what ended tasks have found, by task; what is missing stays behind its pointer.
+    """
+    work = Round.of(execution_id)
+    if work is None or work.execution.is_final:
+        return []
+    go_forward(work, may_call=may_call, results=results)
+    return [_claimed(work, step) for step in work.claims]
+
+
+def go_forward(work: Round, *, may_call: bool, results: Mapping[int, Any] = MappingProxyType({})) -> None:
+    """As :func:`step_forward`, within a round that is under way, which ends with this."""
+    if work.execution.status == Status.QUEUED:
+        work.execution.move_to(Status.EXECUTING)
+    _take_in(work, results)
+    held_back = _go_on(work, may_call=may_call)
+    _plan_next_look(work, held_back=held_back)
+    work.save()
+
+
+def _take_in(work: Round, results: Mapping[int, Any]) -> None:
+    """What happened since the last look: tasks ended, receipts came, processes died."""
+    by_task = {step.task_id: step for step in work.in_state(StepStatus.QUEUED) if step.task_id is not None}
+    for record in TerminalRecord.objects.filter(task_id__in=sorted(by_task)):
+        _take_in_task(work, by_task[record.task_id], record, results.get(record.task_id, record.content))
+    for step in work.in_state(StepStatus.AWAITING):
+        if step.step_type == StepType.WAIT_FOR:
+            look_again(work, step)
+
+
+def _take_in_task(work: Round, step: ExecutionStep, record: TerminalRecord, result: Any) -> None:
+    run_id = f"run_{record.fence}"
+    if record.status == TaskStatus.SUCCEEDED:
+        succeed(
+            work,
+            step,
+            result=result,
+            result_pointer=record.result_pointer,
+            summary=record.summary,
+            run_id=run_id,
+        )
+    elif record.status == TaskStatus.CANCELED:
+        work.settle(step, StepStatus.CANCELED)
+        work.halt(Status.CANCELED, f"The task of {step.step_id} was canceled.")
+    else:
+        error = record.error or {}
+        fail(
+            work,
+            step,
+            code=error.get("code", "task_failed"),
+            message=error.get("message", record.summary),
+            retryable=False,
+            run_id=run_id,
+        )
+
+
+def _go_on(work: Round, *, may_call: bool) -> bool:
+    """Begin and skip until nothing moves; says whether worker steps were left to another process."""
+    held_back = _take_over(work, may_call=may_call)
+    while True:
+        moves = _moves(work)
+        for step_id in moves.skip:
+            work.settle(work.step(step_id), StepStatus.SKIPPED)
+        ready = [work.step(step_id) for step_id in moves.begin]
+        mine = [step for step in ready if _may_begin(work, step, may_call=may_call)]
+        held_back = held_back or any(step not in mine and not _too_early(work, step) for step in ready)
+        for step in mine:
+            begin(work, step)
+        if moves.verdict is not None:
+            ending.finish(work, moves.verdict)
+            return False
+        if not (mine or moves.skip):
+            return held_back
+
+
+def _take_over(work: Round, *, may_call: bool) -> bool:
+    """Calls whose process is gone are made again, here or by the process that is nudged; says whether any is left."""
+    expired = [
+        step
+        for step in work.in_state(StepStatus.CALLING)
+        if step.call_expires_at is not None and step.call_expires_at <= work.now
+    ]
+    if may_call:
+        for step in expired:
+            reclaim(work, step)
+    return bool(expired) and not may_call
+
+
+def _moves(work: Round) -> Moves:
+    strategy = Strategy(work.execution.strategy)
+    halted_as = None if work.execution.halted_as is None else Status(work.execution.halted_as)
+    moves = next_moves(work.standings, strategy=strategy, halted_as=halted_as)
+    if moves.halt_as is None:
+        return moves
+    work.halt(moves.halt_as)
+    ending.let_go(work)
+    return next_moves(work.standings, strategy=strategy, halted_as=moves.halt_as)
+
+
+def _may_begin(work: Round, step: ExecutionStep, *, may_call: bool) -> bool:
+    return step.step_type not in WORKER_STEPS or (may_call and not _too_early(work, step))
+
+
+def _too_early(work: Round, step: ExecutionStep) -> bool:
+    return step.retry_at is not None and step.retry_at > work.now
+
+
+def _plan_next_look(work: Round, *, held_back: bool) -> None:
+    """Set when a tick must look by itself, and nudge where another process should go on now."""
+    execution = work.execution
+    if execution.is_final:
+        return
+    deciding = any(step.step_type == StepType.ESCALATE and step.status == StepStatus.AWAITING for step in work.steps)
+    execution.move_to(Status.NEEDS_ESCALATION if deciding else Status.EXECUTING)
+    moments = [step.call_expires_at for step in work.in_state(StepStatus.CALLING)]
+    moments += [step.retry_at for step in work.in_state(StepStatus.PENDING)]
+    if any(step.step_type == StepType.WAIT_FOR for step in work.in_state(StepStatus.AWAITING)):
+        moments.append(work.now + RECEIPTS_EVERY)
+    if held_back:
+        moments.append(work.now + _NUDGE_AGAIN)
+        transaction.on_commit(
+            partial(
+                execution_can_go_on.send,
+                sender=Execution,
+                tenant_id=execution.tenant_id,
+                execution_id=execution.pk,
+            ),
+            robust=True,
+        )
+    execution.wake_at = min((moment for moment in moments if moment is not None), default=None)
+
+
+def _claimed(work: Round, step: ExecutionStep) -> Claimed:
+    target = calls.target_of(worker_id=step.worker_id or "", tool_name=step.tool_name or "")
+    return Claimed(
+        tenant_id=work.execution.tenant_id,
+        execution_id=work.execution.pk,
+        step_pk=step.pk,
+        fence=step.attempts,
+        owner=work.owner,
+        target=target,
+        params=step.definition.get("params") or {},
+        envelopes={other.step_id: other.envelope for other in work.in_state(StepStatus.COMPLETE) if other.envelope},
+        as_task=_as_task(Mode(work.execution.mode), StepType(step.step_type), target),
+    )
+
+
+def _as_task(mode: Mode, step_type: StepType, target: calls.Target) -> bool:
+    """Long work is a task; `auto` trusts the worker's own word where the plan would call it directly."""
+    if mode == Mode.ASYNC_ONLY or step_type == StepType.QUEUE_EXECUTION:
+        return True
+    return mode == Mode.AUTO and target.runtime == "long"
+
+
+def _carry_out(claimed: list[Claimed]) -> None:
+    """Carry out claimed steps, direct calls all at once, and write each outcome as it comes."""
+    direct: list[tuple[Claimed, Mapping[str, Any]]] = []
+    for claim in claimed:
+        try:
+            params = _resolved(claim)
+            calls.check_params(claim.target, params)
+        except DomainError as exc:
+            _write(claim, exc)
+            continue
+        if claim.as_task:
+            _queue(claim, params)
+        else:
+            direct.append((claim, params))
+    if direct:
+        _call_all(direct)
+
+
+def _resolved(claim: Claimed) -> Mapping[str, Any]:
+    """The step's parameters with what earlier steps have found.
+
+    :raises UnresolvedReference: if a reference leads nowhere.
+    """
+
+    def payload_of(step_id: str) -> Any:
+        pointer = claim.envelopes[step_id].get("result_pointer")
+        return None if pointer is None else calls.kept(tenant_id=claim.tenant_id, pointer=pointer)
+
+    found: dict[str, Any] = references.resolve(claim.params, envelopes=claim.envelopes, payload_of=payload_of)
+    return found
+
+
+def _call_all(direct: list[tuple[Claimed, Mapping[str, Any]]]) -> None:
+    """The threads only talk to workers; this one keeps the claims alive and owns the database connection."""
+    with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(direct)), thread_name_prefix="call") as pool:
+        running = {pool.submit(_call, claim, params): claim for claim, params in direct}
+        while running:
+            done, _ = wait(running, timeout=_RENEW_SECONDS, return_when=FIRST_COMPLETED)
+            for future in done:
+                _write(running.pop(future), future.result())
+            for claim in running.values():
+                _renew(claim)
+
+
+def _call(claim: Claimed, params: Mapping[str, Any]) -> calls.Called | DomainError:
+    deadline = min(claim.target.deadline, DIRECT)
+    try:
+        return calls.call(target=claim.target, params=params, deadline=deadline, canceled=claim.lost.is_set)
+    except DomainError as refusal:
+        return refusal
+
+
+def _renew(claim: Claimed) -> None:
+    with _acting(claim.tenant_id):
+        if not sql.renew_claim(step_id=claim.step_pk, fence=claim.fence, period=CLAIM):
+            claim.lost.set()
+
+
+def _queue(claim: Claimed, params: Mapping[str, Any]) -> None:
+    """Turn a claimed step into a task; the key makes a second attempt find the first one's task."""
+    try:
+        with _holding(claim) as held:
+            if held is None:
+                return
+            work, step = held
+            task = tasks.queue(requester=work.owner, request=_request(work.execution, step, params))
+            step.task_id = parse_ref("task", task.task_id)
+            step.move_to(StepStatus.QUEUED)
+            step.envelope = queued(step.origin, task_id=task.task_id, at=work.now)
+    except DomainError as refusal:
+        _write(claim, refusal)
+
+
+def _request(execution: Execution, step: ExecutionStep, params: Mapping[str, Any]) -> QueueRequest:
+    return QueueRequest(
+        task_type=calls.TASK_TYPE,
+        params={"worker_id": step.worker_id, "tool_name": step.tool_name, "params": dict(params)},
+        recipient=execution.owner.name,
+        idempotency_key=f"{execution.ref}:{step.step_id}",
+        caused_by=execution.plan_receipt_id,
+        group=calls.group_of(execution.resource_ref),
+    )
+
+
+def _write(claim: Claimed, outcome: calls.Called | DomainError) -> None:
+    """Write what came of a direct call, if the claim still stands; who lost it writes nothing."""
+    pointer = None if isinstance(outcome, DomainError) else calls.keep(caller=claim.owner, value=outcome.payload)
+    with _holding(claim) as held:
+        if held is None:
+            return
+        work, step = held
+        calls.record(claim.target, outcome)
+        if isinstance(outcome, calls.Called):
+            succeed(work, step, result=outcome.payload, result_pointer=pointer, summary=outcome.summary)
+        elif _again(claim, outcome):
+            step.move_to(StepStatus.PENDING)
+            step.retry_at = work.now + _RETRY_AFTER * 2 ** (step.attempts - 1)
+        else:
+            retryable = isinstance(outcome, WorkerCallFailed) and outcome.retryable
+            fail(work, step, code=outcome.code, message=outcome.detail, retryable=retryable)
+
+
+def _again(claim: Claimed, outcome: DomainError) -> bool:
+    if not isinstance(outcome, WorkerCallFailed) or not outcome.retryable or claim.fence >= _TRIES:
+        return False
+    return claim.target.repeatable or not outcome.reached
+
+
+@contextmanager
+def _holding(claim: Claimed) -> Iterator[tuple[Round, ExecutionStep] | None]:
+    """The locked execution and step of a claim that still stands; None if it was taken over or canceled."""
+    with _acting(claim.tenant_id):
+        work = Round.of(claim.execution_id)
+        step = None if work is None else next(found for found in work.steps if found.pk == claim.step_pk)
+        if work is None or step is None or step.status != StepStatus.CALLING or step.attempts != claim.fence:
+            yield None
+            return
+        yield work, step
+        work.touch(step)
+        work.save()

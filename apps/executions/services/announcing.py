@@ -1,0 +1,188 @@
+"""The receipts of an execution: what a principal must do, that it was done, and how it all ended."""
+
+from typing import Any, Final
+
+from apps.digests import services as digests
+from apps.executions import reports
+from apps.executions.models import Execution, ExecutionStep
+from apps.executions.services.rounds import Round
+from apps.executions.states import Status
+from apps.receipts.models import Surface
+from apps.receipts.services import ObligationDraft, Poster, ReceiptDraft
+
+SOURCE: Final = "executions"
+_EVENTS: Final = {
+    Status.COMPLETE: "plan_complete",
+    Status.PARTIAL: "plan_complete",
+    Status.FAILED: "plan_failed",
+    Status.BUDGET_EXCEEDED: "plan_failed",
+    Status.CANCELED: "plan_canceled",
+}
+_TITLE: Final = 200
+
+
+def hand_over_aggregate(work: Round, step: ExecutionStep) -> str:
+    """Ask the owner to combine results. A wait that nobody is told of is lost, so it goes to the inbox, at once."""
+    execution = work.execution
+    wanted = step.definition.get("aggregate_step_ids") or step.depends_on
+    return _post(
+        work,
+        event_type="aggregate_requested",
+        key=f"{step.step_id}",
+        title=f"Combine the results: {execution.intent}",
+        summary=step.definition.get("synthesis_instructions") or "Combine the results of the plan's steps.",
+        metadata={
+            **_names(execution, step),
+            "synthesis_instructions": step.definition.get("synthesis_instructions"),
+            "results": reports.handed_over(work.lines, wanted),
+        },
+        next_step=f'submit_step_result(execution_id="{execution.ref}", step_id="{step.step_id}", result={{…}})',
+        owed=True,
+    )
+
+
+def ask_for_decision(work: Round, step: ExecutionStep) -> str:
+    """Ask the owner to decide what the plan could not."""
+    execution = work.execution
+    return _post(
+        work,
+        event_type="escalation",
+        key=f"{step.step_id}",
+        title=f"Decide: {execution.intent}",
+        summary=step.definition.get("report_summary") or "The plan needs a decision.",
+        metadata={
+            **_names(execution, step),
+            "decision_required": True,
+            "recommendation": step.definition.get("recommendation"),
+            "results": reports.results(work.lines),
+        },
+        next_step=f'decide_step(execution_id="{execution.ref}", step_id="{step.step_id}", decision="accept" | "reject")',
+        owed=True,
+    )
+
+
+def report_upward(work: Round, step: ExecutionStep) -> str | None:
+    """Tell the owner's superior; a top principal has none, and reads the execution's report."""
+    superior = work.execution.owner.parent
+    if superior is None:
+        return None
+    execution = work.execution
+    return _post(
+        work,
+        event_type="escalation",
+        key=f"{step.step_id}:{superior.name}",
+        title=f"Report: {execution.intent}",
+        summary=step.definition.get("report_summary") or reports.summary(execution.intent, Status.COMPLETE, work.lines),
+        metadata={
+            **_names(execution, step),
+            "decision_required": False,
+            "recommendation": step.definition.get("recommendation"),
+            "original_receipt": execution.plan_receipt_id,
+        },
+        recipient_id=superior.pk,
+        dedupe_key=f"escalation:report:{execution.plan_receipt_id}",
+    )
+
+
+def raise_alarm(work: Round, step: ExecutionStep) -> str:
+    """Tell the owner at once that a step failed without which the plan can't go on."""
+    execution = work.execution
+    error = (step.envelope or {}).get("error") or {}
+    return _post(
+        work,
+        event_type="escalation",
+        key=f"{step.step_id}:failed",
+        title=f"Failed: {execution.intent}",
+        summary=f"{step.step_id} failed: {error.get('message', 'no reason given')}",
+        metadata={**_names(execution, step), "error": error},
+    )
+
+
+def close_obligation(work: Round, step: ExecutionStep, *, event_type: str, summary: str) -> None:
+    """Say in the ledger that what was asked with the step's receipt is done, or no longer wanted."""
+    if step.receipt_id is None:
+        return
+    _post(
+        work,
+        event_type=event_type,
+        key=step.step_id,
+        title=None,
+        summary=summary,
+        metadata={**_names(work.execution, step), "status": step.status},
+        caused_by=step.receipt_id,
+        pairs_with=step.receipt_id,
+        surface=Surface.LEDGER,
+    )
+
+
+def announce_end(work: Round, status: Status) -> str:
+    """Close the plan's obligation in the ledger."""
+    execution = work.execution
+    done = sum(line.status == "complete" for line in work.lines)
+    return _post(
+        work,
+        event_type=_EVENTS[status],
+        key="end",
+        title=f"Plan {status}: {execution.intent}",
+        summary=reports.summary(execution.intent, status, work.lines, halted_why=execution.halted_why),
+        metadata={
+            "execution_id": execution.ref,
+            "plan_id": execution.plan_id,
+            "status": status,
+            "steps_complete": done,
+            "steps_total": len(work.steps),
+            "total_cost": float(execution.total_cost),
+            "currency": execution.currency,
+        },
+        pairs_with=execution.plan_receipt_id,
+        artifact_pointer=execution.ref,
+        surface=Surface.LEDGER,
+    )
+
+
+def _names(execution: Execution, step: ExecutionStep) -> dict[str, Any]:
+    return {"execution_id": execution.ref, "plan_id": execution.plan_id, "step_id": step.step_id}
+
+
+def _post(
+    work: Round,
+    *,
+    event_type: str,
+    key: str,
+    title: str | None,
+    summary: str,
+    metadata: dict[str, Any],
+    next_step: str | None = None,
+    owed: bool = False,
+    recipient_id: int | None = None,
+    dedupe_key: str | None = None,
+    caused_by: str | None = None,
+    pairs_with: str | None = None,
+    artifact_pointer: str | None = None,
+    surface: str = Surface.INBOX,
+) -> str:
+    execution = work.execution
+    posted = digests.post(
+        poster=Poster.of(work.owner),
+        draft=ReceiptDraft(
+            recipient_id=recipient_id or execution.owner_id,
+            source_system=SOURCE,
+            event_type=event_type,
+            dedupe_key=dedupe_key or f"{SOURCE}:{event_type}:{execution.ref}.{key}:v1",
+            title=None if title is None else title[:_TITLE],
+            summary=summary,
+            metadata=metadata,
+            artifact_pointer=artifact_pointer,
+            artifact_location=None if artifact_pointer is None else SOURCE,
+            requires_action=owed,
+            suggested_next_step=next_step,
+            caused_by=caused_by or execution.plan_receipt_id,
+            pairs_with=pairs_with,
+            surface=surface,
+            obligation=ObligationDraft(debtor_id=execution.owner_id, creditor_id=execution.requested_by_id)
+            if owed
+            else None,
+        ),
+        now=work.now,
+    )
+    return posted.receipt_id

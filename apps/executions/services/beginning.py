@@ -1,0 +1,161 @@
+"""How a step of each type begins. Worker steps are only claimed here: who calls out does so after the commit."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any, Final
+
+from apps.core.errors import DomainError, Unavailable
+from apps.executions import calls, envelopes, reports, selectors
+from apps.executions.models import ExecutionStep
+from apps.executions.services import announcing
+from apps.executions.services.rounds import Round
+from apps.executions.states import Status, StepStatus, StepType, Strategy
+
+CLAIM: Final = timedelta(seconds=10)
+"""How long a claim stands without a sign of life; a crash delays a step by no more."""
+MAX_CLAIMS: Final = 8
+RECEIPTS_EVERY: Final = timedelta(seconds=2)
+
+
+def begin(work: Round, step: ExecutionStep) -> None:
+    """Begin one step."""
+    if step.started_at is None:
+        step.started_at = work.now
+    _BEGIN[StepType(step.step_type)](work, step)
+    work.touch(step)
+
+
+def claim(work: Round, step: ExecutionStep) -> None:
+    """Claim a worker step for this process, if it still fits the budget."""
+    cost = Decimal(str(step.definition.get("estimated_cost") or 0))
+    if step.attempts == 0:
+        why = work.execution.over_budget(cost)
+        if why is not None:
+            work.halt(Status.BUDGET_EXCEEDED, why)
+            step.started_at = None
+            return
+    try:
+        target = calls.target_of(worker_id=step.worker_id or "", tool_name=step.tool_name or "")
+    except DomainError as exc:
+        fail(work, step, code=exc.code, message=exc.detail, retryable=isinstance(exc, Unavailable))
+        return
+    if step.attempts == 0:
+        # Charged when it begins, so that steps that run at once can't overrun the budget together.
+        step.cost = cost
+        work.execution.total_cost += cost
+    step.repeatable = target.repeatable
+    step.attempts += 1
+    step.retry_at = None
+    step.move_to(StepStatus.CALLING)
+    step.call_expires_at = work.now + CLAIM
+    work.claims.append(step)
+
+
+def reclaim(work: Round, step: ExecutionStep) -> None:
+    """Take over a call whose process is gone, unless the tool may have run and must not run twice."""
+    work.touch(step)
+    if not step.repeatable:
+        fail(
+            work,
+            step,
+            code="outcome_unknown",
+            message=f"The process that called {step.tool_name} is gone, and the tool may not be run twice.",
+            retryable=False,
+        )
+    elif step.attempts >= MAX_CLAIMS:
+        fail(work, step, code="claims_exhausted", message="Every process that tried is gone.", retryable=True)
+    else:
+        claim(work, step)
+
+
+def _wait(work: Round, step: ExecutionStep) -> None:
+    wanted = step.definition.get("wait_for_receipts") or []
+    if selectors.missing_receipts(wanted, recipient_id=work.execution.owner_id):
+        if step.status != StepStatus.AWAITING:
+            step.move_to(StepStatus.AWAITING)
+        return
+    succeed(work, step, result=None)
+
+
+def _aggregate(work: Round, step: ExecutionStep) -> None:
+    if step.definition.get("executor") == "self":
+        wanted = step.definition.get("aggregate_step_ids") or step.depends_on
+        succeed(work, step, result={"results": reports.handed_over(work.lines, wanted)})
+        return
+    step.receipt_id = announcing.hand_over_aggregate(work, step)
+    step.move_to(StepStatus.AWAITING)
+
+
+def _escalate(work: Round, step: ExecutionStep) -> None:
+    if step.definition.get("decision_required"):
+        step.receipt_id = announcing.ask_for_decision(work, step)
+        step.move_to(StepStatus.AWAITING)
+        return
+    step.receipt_id = announcing.report_upward(work, step)
+    succeed(
+        work,
+        step,
+        result={
+            "report_summary": step.definition.get("report_summary"),
+            "recommendation": step.definition.get("recommendation"),
+            "decision_required": False,
+        },
+    )
+
+
+_BEGIN: Final[dict[StepType, Callable[[Round, ExecutionStep], None]]] = {
+    StepType.CALL_WORKER: claim,
+    StepType.QUEUE_EXECUTION: claim,
+    StepType.WAIT_FOR: _wait,
+    StepType.AGGREGATE: _aggregate,
+    StepType.ESCALATE: _escalate,
+}
+
+
+def look_again(work: Round, step: ExecutionStep) -> None:
+    """A step that waits for receipts may have them by now."""
+    _wait(work, step)
+    work.touch(step)
+
+
+def succeed(
+    work: Round,
+    step: ExecutionStep,
+    *,
+    result: Any,
+    result_pointer: str | None = None,
+    summary: str | None = None,
+    run_id: str | None = None,
+) -> None:
+    """The step has its result."""
+    step.envelope = envelopes.complete(
+        step.origin,
+        result=result,
+        result_pointer=result_pointer,
+        summary=summary,
+        started_at=step.started_at or work.now,
+        ended_at=work.now,
+        task_id=step.task_ref,
+        run_id=run_id,
+    )
+    work.settle(step, StepStatus.COMPLETE)
+
+
+def fail(
+    work: Round, step: ExecutionStep, *, code: str, message: str, retryable: bool, run_id: str | None = None
+) -> None:
+    """The step will have none. What it means for the others is routing's affair."""
+    step.envelope = envelopes.failed(
+        step.origin,
+        code=code,
+        message=message,
+        retryable=retryable,
+        started_at=step.started_at or work.now,
+        ended_at=work.now,
+        task_id=step.task_ref,
+        run_id=run_id,
+    )
+    work.settle(step, StepStatus.FAILED)
+    if step.critical and work.execution.strategy == Strategy.ESCALATE:
+        announcing.raise_alarm(work, step)

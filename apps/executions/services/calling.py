@@ -1,0 +1,94 @@
+"""One call of one worker's tool without a plan."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, Final
+
+from apps.core.errors import DomainError
+from apps.executions import calls, selectors
+from apps.principals.tenancy import Caller
+from apps.tasks import services as tasks
+from apps.tasks.services import QueuedTask, QueueRequest
+
+DIRECT: Final = timedelta(seconds=30)
+
+
+class CallMode(StrEnum):
+    """`auto` calls what the worker says is fast, and queues the rest."""
+
+    AUTO = "auto"
+    DIRECT = "direct"
+    ASYNC = "async"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """What a direct call brought back, and where it is kept."""
+
+    payload: dict[str, Any]
+    result_pointer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskWishes:
+    """What a caller wants of the task that a call may become.
+
+    `execution_ref` names the execution that it belongs to: its receipts are grouped and chained with it.
+    """
+
+    idempotency_key: str | None = None
+    caused_by: str | None = None
+    execution_ref: str | None = None
+
+
+_NO_WISHES: Final = TaskWishes()
+
+
+def call_worker(
+    *,
+    caller: Caller,
+    worker_id: str,
+    tool_name: str,
+    params: Mapping[str, Any],
+    mode: CallMode,
+    task: TaskWishes = _NO_WISHES,
+) -> Answered | QueuedTask:
+    """Call a tool and wait for it, or queue the call. Opens its own transactions.
+
+    :raises UnknownWorker: if no such worker is registered.
+    :raises UnknownTool: if it has no such tool.
+    :raises UnknownExecution: if the caller has no such execution.
+    :raises InvalidParams: if the parameters don't fit; nothing was sent or queued.
+    :raises WorkerCallFailed: if a direct call gave no result.
+    """
+    with caller.acting():
+        target = calls.target_of(worker_id=worker_id, tool_name=tool_name)
+        calls.check_params(target, params)
+        if mode == CallMode.ASYNC or (mode == CallMode.AUTO and target.runtime != "fast"):
+            return _queue(caller, target, params, task)
+    try:
+        called = calls.call(target=target, params=params, deadline=min(target.deadline, DIRECT))
+    except DomainError as refusal:
+        with caller.acting():
+            calls.record(target, refusal)
+        raise
+    pointer = calls.keep(caller=caller, value=called.payload)
+    with caller.acting():
+        calls.record(target, called)
+    return Answered(payload=called.payload, result_pointer=pointer)
+
+
+def _queue(caller: Caller, target: calls.Target, params: Mapping[str, Any], wishes: TaskWishes) -> QueuedTask:
+    execution = None if wishes.execution_ref is None else selectors.execution_of(caller, wishes.execution_ref)
+    return tasks.queue(
+        requester=caller,
+        request=QueueRequest(
+            task_type=calls.TASK_TYPE,
+            params={"worker_id": target.worker_id, "tool_name": target.tool_name, "params": dict(params)},
+            idempotency_key=wishes.idempotency_key,
+            caused_by=wishes.caused_by or (None if execution is None else execution.plan_receipt_id),
+            group=None if execution is None else calls.group_of(execution.resource_ref),
+        ),
+    )

@@ -1,0 +1,78 @@
+"""How an execution ends: what is in the air is let go, the plan's obligation is closed, one trace goes to memory."""
+
+from typing import Final
+
+from apps.executions import reports
+from apps.executions.models import ExecutionStep
+from apps.executions.services import announcing
+from apps.executions.services.rounds import Round
+from apps.executions.states import Status, StepStatus, StepType, Strategy
+from apps.memory import services as memory
+from apps.tasks import services as tasks
+from apps.tasks.errors import AlreadyFinished
+from apps.tasks.states import Status as TaskStatus
+
+_DOMAIN: Final = "delegation_trace"
+
+
+def let_go(work: Round) -> None:
+    """After a halt: nobody is asked for what is no longer wanted, and a cancel also takes back what was given out."""
+    for step in work.in_state(StepStatus.AWAITING):
+        withdraw(work, step)
+    if not work.newly_halted:
+        return
+    work.newly_halted = False
+    if work.execution.halted_as == Status.CANCELED or work.execution.strategy == Strategy.ESCALATE:
+        for step in work.in_state(StepStatus.CALLING):
+            # Whoever is calling has lost its claim by this, and what it brings back is dropped.
+            work.settle(step, StepStatus.CANCELED)
+        for step in sorted(work.in_state(StepStatus.QUEUED), key=lambda step: step.task_id or 0):
+            _cancel_task(work, step)
+
+
+def withdraw(work: Round, step: ExecutionStep) -> None:
+    """The step is not wanted any more; who was asked owes nothing."""
+    work.settle(step, StepStatus.CANCELED)
+    if step.step_type in {StepType.AGGREGATE, StepType.ESCALATE}:
+        announcing.close_obligation(
+            work, step, event_type=f"{step.step_type}_canceled", summary=f"{step.step_id} is no longer wanted."
+        )
+
+
+def _cancel_task(work: Round, step: ExecutionStep) -> None:
+    """A task that is being worked on ends when its worker obeys; the step waits for that verdict."""
+    if step.task_id is None:
+        return
+    try:
+        verdict = tasks.cancel(caller=work.owner, task_id=step.task_id)
+    except AlreadyFinished:
+        return
+    if verdict == TaskStatus.CANCELED:
+        work.settle(step, StepStatus.CANCELED)
+
+
+def finish(work: Round, status: Status) -> None:
+    """Write the end: status, the receipt that closes the plan, the trace."""
+    execution = work.execution
+    execution.move_to(status)
+    execution.ended_at = work.now
+    execution.wake_at = None
+    execution.terminal_receipt_id = announcing.announce_end(work, status)
+    text, metadata = reports.trace(
+        plan_id=execution.plan_id,
+        intent=execution.intent,
+        lines=work.lines,
+        status=status,
+        started_at=execution.created_at,
+        ended_at=work.now,
+    )
+    trace = memory.store_observation(
+        author=work.owner,
+        text=text,
+        domain=_DOMAIN,
+        confidence=1.0,
+        evidence=[f"plan:{execution.plan_id}", f"exec:{execution.ref}"],
+        metadata=metadata,
+        now=work.now,
+    )
+    execution.trace_ref = trace.ref

@@ -1,0 +1,103 @@
+"""One look at one execution under its locks: what a service reads, changes in memory, and writes back at the end."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from typing import Self
+
+from django.db import transaction
+
+from apps.core.sql import database_now
+from apps.executions.errors import UnknownStep
+from apps.executions.models import Execution, ExecutionStep
+from apps.executions.reports import Line
+from apps.executions.routing import Standing
+from apps.executions.signals import execution_moved
+from apps.executions.states import Status, StepStatus
+from apps.principals.tenancy import Caller, on_behalf_of
+
+_STEP_FIELDS = [
+    "status", "attempts", "call_expires_at", "repeatable", "retry_at", "task_id", "receipt_id", "envelope", "cost",
+    "started_at", "ended_at",
+]  # fmt: skip
+
+
+@dataclass(slots=True)
+class Round:
+    """The execution and its steps, locked in this order until the transaction ends. `now` is the database's."""
+
+    execution: Execution
+    steps: list[ExecutionStep]
+    now: datetime
+    owner: Caller
+    claims: list[ExecutionStep] = field(default_factory=list)
+    """Worker steps that this round has claimed, for whoever runs it to carry out after the commit."""
+    newly_halted: bool = False
+    _changed: dict[int, ExecutionStep] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, execution_id: int) -> Self | None:
+        """Lock and read; None if there is no such execution."""
+        execution = (
+            Execution.objects.select_for_update(no_key=True, of=("self",))
+            .select_related("owner__tenant", "owner__parent")
+            .filter(pk=execution_id)
+            .first()
+        )
+        if execution is None:
+            return None
+        steps = list(execution.steps.select_for_update(no_key=True).order_by("position"))
+        for step in steps:
+            step.execution = execution
+        return cls(execution, steps, database_now(), on_behalf_of(execution.owner))
+
+    @property
+    def standings(self) -> list[Standing]:
+        return [step.standing for step in self.steps]
+
+    @property
+    def lines(self) -> list[Line]:
+        return [step.line for step in self.steps]
+
+    def step(self, step_id: str) -> ExecutionStep:
+        """:raises UnknownStep: if the plan has none of this id."""
+        for step in self.steps:
+            if step.step_id == step_id:
+                return step
+        raise UnknownStep(f"{self.execution} has no step {step_id[:100]!r}.")
+
+    def in_state(self, *statuses: StepStatus) -> Iterable[ExecutionStep]:
+        return [step for step in self.steps if step.status in statuses]
+
+    def touch(self, step: ExecutionStep) -> None:
+        """Remember that the step is to be written back."""
+        self._changed[step.pk] = step
+
+    def settle(self, step: ExecutionStep, status: StepStatus) -> None:
+        step.move_to(status)
+        step.ended_at = self.now
+        step.retry_at = None
+        self.touch(step)
+
+    def halt(self, status: Status, why: str = "") -> None:
+        """Begin nothing more. The first reason stands, but for a cancel, which ends what is still in the air."""
+        if self.execution.halted_as is None or status == Status.CANCELED != self.execution.halted_as:
+            self.execution.halted_as = status
+            self.execution.halted_why = why
+            self.newly_halted = True
+
+    def save(self) -> None:
+        """Write back what changed and hint at it."""
+        if self._changed:
+            ExecutionStep.objects.bulk_update(self._changed.values(), _STEP_FIELDS)
+        self.execution.save()
+        transaction.on_commit(
+            partial(
+                execution_moved.send,
+                sender=Execution,
+                tenant_id=self.execution.tenant_id,
+                execution_id=self.execution.pk,
+            ),
+            robust=True,
+        )

@@ -1,0 +1,114 @@
+"""An execution begins: rows for the plan's steps, and nothing else yet."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from functools import partial
+from typing import Any
+
+from django.db import IntegrityError, transaction
+
+from apps.core.sql import violated_constraint
+from apps.executions import routing
+from apps.executions.errors import AlreadyExecuted, NotExecutable
+from apps.executions.models import Execution, ExecutionStep
+from apps.executions.signals import execution_can_go_on
+from apps.executions.states import Mode, StepType, Strategy
+from apps.plans import selectors as plans
+from apps.principals.tenancy import Caller
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What an execution may cost. A step begins only if its estimate still fits."""
+
+    max_total_cost: Decimal | None = None
+    max_cost_per_step: Decimal | None = None
+    currency: str = "USD"
+
+
+@transaction.atomic
+def start(
+    *,
+    caller: Caller,
+    plan_id: str,
+    mode: Mode,
+    budget: Budget,
+    now: datetime,
+    strategy: Strategy = Strategy.SEQUENTIAL,
+) -> Execution:
+    """Begin to carry out a plan, or answer the execution that it already has.
+
+    A plan is carried out once, so that a repeated request does nothing twice; what failed is planned again.
+
+    :raises UnknownPlan: if the caller has no such plan.
+    :raises AlreadyExecuted: if its execution has another mode, strategy or budget.
+    """
+    plan = plans.plan_for(plan_id, caller=caller)
+    try:
+        with transaction.atomic():
+            execution = Execution.objects.create(
+                tenant_id=caller.tenant_id,
+                plan_id=plan.plan_id,
+                delegate_id=plan.delegate_id,
+                plan_receipt_id=plan.receipt_id,
+                intent=plan.document["intent"],
+                owner_id=caller.principal_id,
+                requested_by_id=caller.principal_id,
+                mode=mode,
+                strategy=strategy,
+                max_total_cost=budget.max_total_cost,
+                max_cost_per_step=budget.max_cost_per_step,
+                currency=budget.currency,
+                created_at=now,
+                wake_at=now,
+            )
+    except IntegrityError as exc:
+        if violated_constraint(exc) != "executions_execution_once_per_plan":
+            raise
+        return _existing(plan.plan_id, mode, strategy, budget)
+    _add_steps(execution, plan.document)
+    transaction.on_commit(
+        partial(
+            execution_can_go_on.send,
+            sender=Execution,
+            tenant_id=execution.tenant_id,
+            execution_id=execution.pk,
+        ),
+        robust=True,
+    )
+    return execution
+
+
+def _existing(plan_id: str, mode: Mode, strategy: Strategy, budget: Budget) -> Execution:
+    found = Execution.objects.get(plan_id=plan_id)
+    asked = (mode, strategy, budget.max_total_cost, budget.max_cost_per_step, budget.currency)
+    has = (found.mode, found.strategy, found.max_total_cost, found.max_cost_per_step, found.currency)
+    if asked != has:
+        raise AlreadyExecuted(
+            f"{plan_id} is carried out by {found} with another mode, strategy or budget.", execution_id=found.ref
+        )
+    return found
+
+
+def _add_steps(execution: Execution, document: Mapping[str, Any]) -> None:
+    steps = document["steps"]
+    known = {step["step_id"] for step in steps}
+    needs = routing.dependencies(steps)
+    critical = routing.critical_steps(steps)
+    if strangers := sorted({name for names in needs.values() for name in names} - known):
+        raise NotExecutable(f"The plan waits for steps that it does not have: {', '.join(strangers)}.")
+    ExecutionStep.objects.bulk_create(
+        ExecutionStep(
+            tenant_id=execution.tenant_id,
+            execution=execution,
+            position=position,
+            step_id=step["step_id"],
+            step_type=StepType(step["step_type"]),
+            definition=dict(step),
+            depends_on=list(needs[step["step_id"]]),
+            critical=step["step_id"] in critical,
+        )
+        for position, step in enumerate(steps)
+    )

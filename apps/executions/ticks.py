@@ -1,0 +1,18 @@
+"""What happens by itself: executions go on though no message said so."""
+
+from datetime import timedelta
+
+from apps.core.ticks import tick
+from apps.executions import selectors, services
+from apps.principals.tenancy import acting_as_system
+
+_AT_ONCE = 200
+
+
+@tick(every=timedelta(seconds=1))
+def advance_due() -> None:
+    """Take in what has ended and begin what needs no worker; calls of workers are nudged to worker processes."""
+    with acting_as_system("executions that can go on"):
+        due = selectors.due(limit=_AT_ONCE)
+    for tenant_id, execution_id in due:
+        services.advance(tenant_id=tenant_id, execution_id=execution_id, patience=timedelta(0))

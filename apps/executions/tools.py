@@ -1,0 +1,448 @@
+"""Operations of executions: what agents, and parents of DeleGates, carry plans out with."""
+
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Annotated, Any, Final, Literal
+
+from django.utils import timezone
+from pydantic import Field
+
+from apps.core.errors import FieldError, Invalid
+from apps.core.operations import Reply, Route, operation
+from apps.core.schemas import Input, Output, Text
+from apps.executions import calls, selectors, services
+from apps.executions.selectors import Report
+from apps.executions.services import Answered, Budget, CallMode, Handed, TaskWishes
+from apps.executions.services.answering import Decision
+from apps.executions.states import FINAL, Mode, Status, Strategy
+from apps.plans import selectors as plans
+from apps.principals.tenancy import Caller
+
+_PATIENCE: Final = timedelta(seconds=5)
+_RESULT_BYTES: Final = 4 * 1024 * 1024
+_BASE: Final = "/api/v1/executions"
+
+ExecutionRef = Annotated[str, Field(max_length=40)]
+StepId = Annotated[Text, Field(min_length=1, max_length=100)]
+PlanId = Annotated[Text, Field(min_length=1, max_length=100)]
+
+
+class BudgetInput(Input):
+    """What the execution may cost, by the estimates of its steps."""
+
+    max_total_cost: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
+    max_cost_per_step: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
+    currency: Literal["USD"] = "USD"
+
+
+class ExecutePlan(Input):
+    plan_id: PlanId
+    """The plan to carry out, from create_delegation_plan."""
+    mode: Mode = Mode.AUTO
+    """auto: fast steps directly, long ones as tasks. direct_only: direct steps are never queued. async_only: all are."""
+    budget: BudgetInput | None = None
+    strategy: Strategy = Strategy.SEQUENTIAL
+    """What a failed step means: sequential and progressive end the plan, partial goes on with what there is,
+    escalate also tells you at once."""
+
+
+class ExecutionStarted(Output):
+    execution_id: str
+    plan_id: str
+    status: str
+    """complete, partial (some results are there, others are under way), queued, or how the execution ended."""
+    direct_results: list[dict[str, Any]]
+    """What the steps that were called directly have found, one object per step with its step_id."""
+    async_tasks: list[dict[str, Any]]
+    """The tasks that are under way or done, as step_id and task_id."""
+    steps_complete: int
+    steps_total: int
+    next_actions: list[str]
+
+
+class PlanRef(Input):
+    plan_id: PlanId
+
+
+class ExecutionName(Input):
+    execution_id: ExecutionRef
+
+
+class StepOutput(Output):
+    step_id: str
+    step_type: str
+    status: str
+    worker_id: str | None
+    tool_name: str | None
+    depends_on: list[str]
+    task_id: str | None
+    receipt_id: str | None
+    """The receipt that asked you for this step's result or decision."""
+    attempts: int
+    cost: float
+    envelope: dict[str, Any] | None
+    """The step's ResultEnvelope: status, payload or result_pointer, provenance, error."""
+    started_at: datetime | None
+    ended_at: datetime | None
+
+
+class ExecutionReport(Output):
+    """The completion report; readable at any time, complete at the end."""
+
+    execution_id: str | None
+    """null: the plan has not been executed."""
+    plan_id: str
+    status: str
+    summary: str
+    results: list[dict[str, Any]]
+    report: dict[str, Any] | None
+    """What the plan's last step reports: report_summary and recommendation."""
+    next_actions: list[str]
+    steps: list[StepOutput]
+    steps_complete: int
+    steps_total: int
+    completed_steps: list[str]
+    wait_for_receipts: list[str]
+    async_task_ids: list[str]
+    total_cost: float
+    currency: str
+    escalation: dict[str, Any] | None
+    receipt_id: str | None
+    """The plan's receipt, which causes everything that the execution does."""
+    terminal_receipt_id: str | None
+    created_at: datetime | None
+    ended_at: datetime | None
+
+
+class SubmitResult(Input):
+    execution_id: ExecutionRef
+    step_id: StepId
+    result: Any = None
+    """The combined result, any JSON. Give this or result_pointer."""
+    result_pointer: Annotated[Text, Field(min_length=1, max_length=2000)] | None = None
+    """Where the combined result is, instead of result."""
+    summary: Annotated[Text, Field(min_length=1, max_length=2000)]
+    """One or two sentences for whoever reads the execution's report."""
+
+
+class Decide(Input):
+    execution_id: ExecutionRef
+    step_id: StepId
+    decision: Decision
+    """accept completes the step; reject fails it and ends the plan."""
+    note: Annotated[Text, Field(max_length=2000)] | None = None
+
+
+class CancelExecution(Input):
+    execution_id: ExecutionRef
+    reason: Annotated[Text, Field(max_length=2000)] | None = None
+
+
+class ExecutionMoved(Output):
+    """Where the execution stands now."""
+
+    execution_id: str
+    plan_id: str
+    status: str
+    step_status: str | None = None
+    next_actions: list[str]
+
+
+class CallWorkerTool(Input):
+    worker_id: Annotated[Text, Field(min_length=1, max_length=100)]
+    tool_name: Annotated[Text, Field(min_length=1, max_length=200)]
+    params: dict[str, Any]
+    """Validated against the tool's input schema; see get_worker_manifest."""
+    mode: CallMode = CallMode.AUTO
+    """auto: direct if the worker says it is fast, else a task. direct: wait for the answer. async: a task."""
+    execution_id: ExecutionRef | None = None
+    """An execution of yours that a queued call belongs to: its receipts come in the same digest and chain."""
+    caused_by_receipt_id: Annotated[Text, Field(max_length=100)] | None = None
+    idempotency_key: Annotated[Text, Field(min_length=1, max_length=200)] | None = None
+    """The same key with the same call answers the first task again."""
+
+
+class CallOutcome(Output):
+    status: Literal["complete", "queued"]
+    result: dict[str, Any] | None = None
+    """What the tool answered; null if the call was queued."""
+    result_pointer: str | None = None
+    task_id: str | None = None
+    poll_suggestion_seconds: int | None = None
+    is_duplicate: bool = False
+    receipt_id: str | None = None
+
+
+class ListExecutions(Input):
+    limit: Annotated[int, Field(ge=1, le=500)] = 50
+
+
+class ExecutionSummary(Output):
+    execution_id: str
+    plan_id: str
+    status: str
+    intent: str
+    created_at: datetime
+    ended_at: datetime | None
+
+
+class ExecutionList(Output):
+    executions: list[ExecutionSummary]
+
+
+@operation(
+    title="Carry out a plan",
+    scope="plans",
+    routes=[Route("POST", _BASE, status=201)],
+    idempotent=True,
+    own_transactions=True,
+)
+def execute_delegation_plan(caller: Caller, given: ExecutePlan) -> ExecutionStarted:
+    """Carry out a plan. Fast steps are done at once and their results are in the answer; long ones become tasks.
+
+    Go on with other work then: each task's end comes to your inbox, and when your part is needed (combining results,
+    a decision) a receipt asks for it and says which call answers it. Calling this again for the same plan answers the
+    same execution.
+    """
+    budget = given.budget or BudgetInput()
+    with caller.acting():
+        execution = services.start(
+            caller=caller,
+            plan_id=given.plan_id,
+            mode=given.mode,
+            strategy=given.strategy,
+            budget=Budget(
+                max_total_cost=_money(budget.max_total_cost),
+                max_cost_per_step=_money(budget.max_cost_per_step),
+                currency=budget.currency,
+            ),
+            now=timezone.now(),
+        )
+    services.advance(tenant_id=caller.tenant_id, execution_id=execution.pk, patience=_PATIENCE)
+    with caller.acting():
+        report = selectors.report(caller, execution.ref)
+    return ExecutionStarted(
+        execution_id=report.execution_id,
+        plan_id=report.plan_id,
+        status=_answered_status(report),
+        direct_results=report.direct_results,
+        async_tasks=report.async_tasks,
+        steps_complete=report.steps_complete,
+        steps_total=report.steps_total,
+        next_actions=report.next_actions,
+    )
+
+
+@operation(
+    title="How far is a plan",
+    scope="plans",
+    routes=[Route("GET", "/api/v1/plans/{plan_id}/execution")],
+    read_only=True,
+)
+def get_plan_status(caller: Caller, given: PlanRef) -> ExecutionReport:
+    """Read how far the execution of a plan is: status, steps with their results so far, and what you may do next.
+
+    There is no need to poll: what concerns you comes to your inbox.
+    """
+    report = selectors.report_of_plan(caller, given.plan_id)
+    return _not_begun(caller, given.plan_id) if report is None else _rendered(report)
+
+
+@operation(
+    title="Read an execution",
+    scope="plans",
+    routes=[Route("GET", f"{_BASE}/{{execution_id}}")],
+    read_only=True,
+    tool=False,
+)
+def get_execution(caller: Caller, given: ExecutionName) -> ExecutionReport:
+    """Read the completion report of an execution, at any time."""
+    return _rendered(selectors.report(caller, given.execution_id))
+
+
+@operation(title="List executions", scope="plans", routes=[Route("GET", _BASE)], read_only=True, tool=False)
+def list_executions(caller: Caller, given: ListExecutions) -> ExecutionList:
+    """List your executions, newest first."""
+    return ExecutionList(
+        executions=[
+            ExecutionSummary(
+                execution_id=found.ref,
+                plan_id=found.plan_id,
+                status=found.status,
+                intent=found.intent,
+                created_at=found.created_at,
+                ended_at=found.ended_at,
+            )
+            for found in selectors.recent(caller, limit=given.limit)
+        ]
+    )
+
+
+@operation(
+    title="Hand in a combined result",
+    scope="plans",
+    routes=[Route("POST", f"{_BASE}/{{execution_id}}/steps/{{step_id}}/result", max_body=_RESULT_BYTES)],
+    idempotent=True,
+    own_transactions=True,
+)
+def submit_step_result(caller: Caller, given: SubmitResult) -> ExecutionMoved:
+    """Hand in what you made of the results that an `aggregate_requested` receipt handed to you.
+
+    This closes what you owe for that step and lets the plan go on. Handing in the same result twice changes nothing.
+    """
+    if (given.result is None) == (given.result_pointer is None):
+        raise Invalid(
+            "Give either result or result_pointer.", errors=[FieldError("/result", "exactly one of the two is needed")]
+        )
+    with caller.acting():
+        selectors.refuse_unless_open(caller, given.execution_id, given.step_id)
+    pointer = given.result_pointer or calls.keep(caller=caller, value=given.result)
+    handed = Handed(result=given.result, result_pointer=pointer, summary=given.summary)
+    with caller.acting():
+        execution = services.submit_step_result(
+            caller=caller, execution_ref=given.execution_id, step_id=given.step_id, handed=handed
+        )
+        return _moved(selectors.report_on(execution), given.step_id)
+
+
+@operation(
+    title="Decide on an escalation",
+    scope="plans",
+    routes=[Route("POST", f"{_BASE}/{{execution_id}}/steps/{{step_id}}/decide")],
+    idempotent=True,
+)
+def decide_step(caller: Caller, given: Decide) -> ExecutionMoved:
+    """Answer an escalation that asked you for a decision, and let the plan go on or end."""
+    execution = services.decide_step(
+        caller=caller,
+        execution_ref=given.execution_id,
+        step_id=given.step_id,
+        decision=given.decision,
+        note=given.note,
+    )
+    return _moved(selectors.report_on(execution), given.step_id)
+
+
+@operation(
+    title="Cancel an execution",
+    scope="plans",
+    output=ExecutionMoved,
+    routes=[Route("POST", f"{_BASE}/{{execution_id}}/cancel")],
+    destructive=True,
+    idempotent=True,
+)
+def cancel_execution(caller: Caller, given: CancelExecution) -> Reply:
+    """Stop an execution: what has not begun never will, its open tasks are canceled, and you owe nothing for it any more.
+
+    The status stays `executing` while a worker has yet to obey; then it becomes `canceled`.
+    """
+    execution = services.cancel(caller=caller, execution_ref=given.execution_id, reason=given.reason)
+    moved = _moved(selectors.report_on(execution), None)
+    return Reply(moved, 200 if execution.is_final else 202)
+
+
+@operation(
+    title="Call a worker's tool",
+    scope="plans",
+    routes=[Route("POST", "/api/v1/workers/{worker_id}/tools/{tool_name}/call")],
+    own_transactions=True,
+)
+def call_worker_tool(caller: Caller, given: CallWorkerTool) -> CallOutcome:
+    """Call one tool of one worker without a plan.
+
+    A direct call answers with the result. A queued one answers a task_id: its end comes to your inbox, and
+    fetch_task_result brings the result.
+    """
+    answer = services.call_worker(
+        caller=caller,
+        worker_id=given.worker_id,
+        tool_name=given.tool_name,
+        params=given.params,
+        mode=given.mode,
+        task=TaskWishes(
+            idempotency_key=given.idempotency_key,
+            caused_by=given.caused_by_receipt_id,
+            execution_ref=given.execution_id,
+        ),
+    )
+    if isinstance(answer, Answered):
+        return CallOutcome(status="complete", result=answer.payload, result_pointer=answer.result_pointer)
+    return CallOutcome(
+        status="queued",
+        task_id=answer.task_id,
+        poll_suggestion_seconds=answer.poll_suggestion_seconds,
+        is_duplicate=answer.is_duplicate,
+        receipt_id=answer.receipt_id,
+    )
+
+
+def _money(amount: float | None) -> Decimal | None:
+    return None if amount is None else Decimal(str(amount)).quantize(Decimal("0.000001"))
+
+
+def _answered_status(report: Report) -> str:
+    """The seed's words for an execution that goes on after the answer: partial if there is something to read already."""
+    if report.status in FINAL or report.status == Status.NEEDS_ESCALATION:
+        return report.status
+    return "partial" if report.direct_results else "queued"
+
+
+def _moved(report: Report, step_id: str | None) -> ExecutionMoved:
+    return ExecutionMoved(
+        execution_id=report.execution_id,
+        plan_id=report.plan_id,
+        status=report.status,
+        step_status=next((step.status for step in report.steps if step.step_id == step_id), None),
+        next_actions=report.next_actions,
+    )
+
+
+def _not_begun(caller: Caller, plan_id: str) -> ExecutionReport:
+    plan = plans.plan_for(plan_id, caller=caller)
+    return ExecutionReport(
+        execution_id=None,
+        plan_id=plan.plan_id,
+        status="not_started",
+        summary=f"{plan.document['intent']}: not begun.",
+        results=[],
+        report=None,
+        next_actions=[f'execute_delegation_plan(plan_id="{plan.plan_id}")'],
+        steps=[],
+        steps_complete=0,
+        steps_total=len(plan.document["steps"]),
+        completed_steps=[],
+        wait_for_receipts=[],
+        async_task_ids=[],
+        total_cost=0.0,
+        currency="USD",
+        escalation=None,
+        receipt_id=plan.receipt_id,
+        terminal_receipt_id=None,
+        created_at=None,
+        ended_at=None,
+    )
+
+
+def _rendered(report: Report) -> ExecutionReport:
+    return ExecutionReport(
+        execution_id=report.execution_id,
+        plan_id=report.plan_id,
+        status=report.status,
+        summary=report.summary,
+        results=report.results,
+        report=report.report,
+        next_actions=report.next_actions,
+        steps=[StepOutput.model_validate(step, from_attributes=True) for step in report.steps],
+        steps_complete=report.steps_complete,
+        steps_total=report.steps_total,
+        completed_steps=[step.step_id for step in report.steps if step.status == "complete"],
+        wait_for_receipts=[step.receipt_id for step in report.steps if step.receipt_id and step.status == "awaiting"],
+        async_task_ids=[task["task_id"] for task in report.async_tasks],
+        total_cost=float(report.total_cost),
+        currency=report.currency,
+        escalation=report.escalation,
+        receipt_id=report.receipt_id,
+        terminal_receipt_id=report.terminal_receipt_id,
+        created_at=report.created_at,
+        ended_at=report.ended_at,
+    )

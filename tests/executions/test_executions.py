@@ -1,0 +1,482 @@
+"""Plans carried out: what begins when, what a principal is asked for, how it ends."""
+
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+from django.db import connection, transaction
+
+from apps.executions import services
+from apps.executions.errors import (
+    AlreadyExecuted,
+    ExecutionEnded,
+    OtherResult,
+    StepNotOpen,
+    UnknownExecution,
+    UnknownStep,
+)
+from apps.executions.models import Execution, ExecutionStep
+from apps.executions.services import Budget, Handed, advancing
+from apps.executions.states import Mode, Strategy
+from apps.memory.models import Observation
+from apps.plans.errors import UnknownPlan
+from apps.principals.models import Tenant
+from apps.principals.scopes import Kind
+from apps.principals.tenancy import Caller
+from apps.receipts import selectors as receipts
+from apps.receipts.models import Obligation, Receipt
+from apps.tasks.models import HotTask
+from tests.executions.making import (
+    REPORT,
+    advance,
+    begin,
+    call_step,
+    do_task,
+    ended,
+    make_plan,
+    make_worker,
+    make_writing_worker,
+    queue_step,
+    report,
+    seed_steps,
+    statuses,
+)
+from tests.executions.workers import WorkerServer
+from tests.factories import T0, make_caller
+
+HANDED = Handed(result={"text": "both"}, result_pointer="artifact:sha256-" + "0" * 64, summary="Both say hello.")
+
+
+def open_obligations(caller: Caller) -> int:
+    with caller.acting():
+        return Obligation.objects.filter(closed_at=None).count()
+
+
+def submit(caller: Caller, execution: Execution, step_id: str = "step-4", handed: Handed = HANDED) -> Execution:
+    with caller.acting():
+        return services.submit_step_result(caller=caller, execution_ref=execution.ref, step_id=step_id, handed=handed)
+
+
+@pytest.fixture
+def outside(tenant: Tenant) -> Caller:
+    return make_caller(tenant, "hands", Kind.WORKER)
+
+
+def test_direct_steps_run_at_once_and_pass_their_results_on(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a"), call_step("b", "shout", "{{a.text}} {{a.length}}"), REPORT])
+
+    advance(execution)
+
+    done = report(kee, execution)
+    assert done.status == "complete"
+    assert done.direct_results == [
+        {"step_id": "a", "text": "hello", "length": 5, "items": [1, 2, 3]},
+        {"step_id": "b", "text": "HELLO 5"},
+    ]
+    assert done.report == {"report_summary": "All done", "recommendation": "Read it", "decision_required": False}
+    assert server.calls == {"echo": 1, "shout": 1}
+
+
+def test_the_seeds_plan_goes_from_task_to_call_to_aggregate_to_report(
+    kee: Caller, outside: Caller, server: WorkerServer
+) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, seed_steps())
+
+    advance(execution)
+    assert statuses(kee, execution)["step-1"] == "queued"
+
+    task_id = do_task(outside, {"text": "found", "summary": "One thing found"})
+    advance(execution)
+    handed_over = report(kee, execution)
+    assert statuses(kee, execution)["step-4"] == "awaiting"
+    assert server.calls == {"shout": 1}
+    with kee.acting():
+        asked = Receipt.objects.get(event_type="aggregate_requested")
+    assert asked.receipt_id == next(step.receipt_id for step in handed_over.steps if step.step_id == "step-4")
+    assert [result["step_id"] for result in asked.metadata["results"]] == ["step-1", "step-3"]
+    assert asked.metadata["results"][0]["key_findings"]["text"] == "found"
+
+    submit(kee, execution)
+
+    done = report(kee, execution)
+    assert (done.status, done.steps_complete) == ("complete", 5)
+    assert done.summary == "Both say hello."
+    assert done.async_tasks == [{"step_id": "step-1", "task_id": f"task_{task_id}"}]
+    assert open_obligations(kee) == 0
+
+
+def test_the_receipts_of_an_execution_are_one_chain_that_closes_the_plan(
+    kee: Caller, outside: Caller, server: WorkerServer
+) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, seed_steps())
+    advance(execution)
+    do_task(outside, {"text": "found"})
+    advance(execution)
+    submit(kee, execution)
+
+    with kee.acting():
+        chain = receipts.chain(execution.plan_receipt_id)
+        plan = Obligation.objects.select_related("closed_by").get(receipt__receipt_id=execution.plan_receipt_id)
+        closing = plan.closed_by
+    assert {link.event_type for link in chain} == {
+        "plan_created",
+        "task_queued",
+        "task_complete",
+        "aggregate_requested",
+        "aggregate_complete",
+        "plan_complete",
+    }
+    assert closing is not None
+    assert (closing.event_type, closing.surface) == ("plan_complete", "ledger")
+
+
+def test_an_execution_leaves_one_trace_in_memory(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a"), REPORT])
+    advance(execution)
+    advance(execution)
+
+    with kee.acting():
+        trace = Observation.objects.get(domain="delegation_trace")
+    assert trace.confidence == 1.0
+    assert trace.evidence == [f"plan:{execution.plan_id}", f"exec:{execution.ref}"]
+    assert set(trace.metadata) == {
+        "plan_id",
+        "intent",
+        "workers_used",
+        "steps_count",
+        "total_duration_seconds",
+        "success_rate",
+        "result_pointers",
+    }
+
+
+def test_a_plan_is_carried_out_once(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    first = begin(kee, [call_step("a"), REPORT])
+    advance(first)
+
+    again = begin(kee, [], plan_id=first.plan_id)
+    advance(again)
+    assert again.pk == first.pk
+
+    with pytest.raises(AlreadyExecuted) as refusal:
+        begin(kee, [], plan_id=first.plan_id, mode=Mode.ASYNC_ONLY)
+    assert refusal.value.extra == {"execution_id": first.ref}
+    assert server.calls == {"echo": 1}
+
+
+def test_nobody_carries_out_another_principals_plan(kee: Caller, tenant: Tenant) -> None:
+    stranger = make_caller(tenant, "Mallory")
+    with kee.acting():
+        plan_id = make_plan(kee, [REPORT])
+
+    with pytest.raises(UnknownPlan):
+        begin(stranger, [], plan_id=plan_id)
+
+    with kee.acting():
+        assert not Execution.objects.exists()
+
+
+def test_nobody_reads_answers_or_cancels_another_principals_execution(kee: Caller, tenant: Tenant) -> None:
+    stranger = make_caller(tenant, "Mallory")
+    execution = begin(kee, [REPORT])
+
+    with pytest.raises(UnknownExecution):
+        report(stranger, execution)
+    with pytest.raises(UnknownExecution):
+        submit(stranger, execution)
+    with stranger.acting(), pytest.raises(UnknownExecution):
+        services.cancel(caller=stranger, execution_ref=execution.ref, reason=None)
+
+    assert report(kee, execution).status == "queued"
+
+
+def test_in_async_only_mode_every_call_is_a_task(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a"), REPORT], mode=Mode.ASYNC_ONLY)
+
+    advance(execution)
+
+    assert statuses(kee, execution)["a"] == "queued"
+    assert not server.calls
+
+
+def test_in_auto_mode_a_tool_that_takes_long_becomes_a_task(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server, hints={"expected_runtime": "long"})
+    patient = begin(kee, [call_step("a"), REPORT])
+    direct = begin(kee, [call_step("a"), REPORT], mode=Mode.DIRECT_ONLY)
+
+    advance(patient)
+    advance(direct)
+
+    assert statuses(kee, patient)["a"] == "queued"
+    assert statuses(kee, direct)["a"] == "complete"
+
+
+def test_without_patience_calls_are_left_to_a_worker_process(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a"), REPORT])
+
+    advance(execution, patience=timedelta(0))
+
+    assert statuses(kee, execution)["a"] == "pending"
+    assert not server.calls
+    with kee.acting():
+        assert Execution.objects.get().wake_at is not None
+
+
+@pytest.mark.parametrize("budget", [Budget(max_total_cost=Decimal("0.25")), Budget(max_cost_per_step=Decimal("0.05"))])
+def test_a_step_that_does_not_fit_the_budget_does_not_begin(kee: Caller, server: WorkerServer, budget: Budget) -> None:
+    make_worker(kee, server)
+    steps = [call_step(name, estimated_cost=0.1) for name in ("a", "b", "c")]
+    execution = begin(kee, [*steps, REPORT], budget=budget)
+
+    advance(execution)
+
+    done = report(kee, execution)
+    assert done.status == "budget_exceeded"
+    assert done.total_cost <= (budget.max_total_cost or 0)
+    assert sum(server.calls.values()) == (2 if budget.max_total_cost else 0)
+    assert "over the budget" in done.summary or "limit per step" in done.summary
+    assert open_obligations(kee) == 0
+
+
+def test_a_tool_that_fails_ends_the_plan_when_others_need_it(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a", "break_down"), call_step("b", "echo", "{{a.text}}"), REPORT])
+
+    advance(execution)
+
+    done = report(kee, execution)
+    assert done.status == "failed"
+    assert statuses(kee, execution) == {"a": "failed", "b": "skipped", "report": "skipped"}
+    assert done.results[0]["error"]["code"] == "worker_refused"
+    with kee.acting():
+        assert Receipt.objects.filter(event_type="plan_failed").count() == 1
+    assert open_obligations(kee) == 0
+
+
+def test_an_uncritical_failure_leaves_a_partial_success(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a", "break_down"), call_step("b"), REPORT])
+
+    advance(execution)
+
+    assert report(kee, execution).status == "partial"
+
+
+def test_the_escalate_strategy_tells_the_owner_of_a_critical_failure(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(
+        kee,
+        [call_step("a", "break_down", critical=True), queue_step("b"), REPORT],
+        strategy=Strategy.ESCALATE,
+    )
+
+    advance(execution)
+
+    with kee.acting():
+        alarm = Receipt.objects.get(event_type="escalation")
+        assert not HotTask.objects.exists()
+    assert "out of paper" in alarm.summary
+    assert report(kee, execution).status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("step", "code"),
+    [
+        (call_step("a", "echo", "{{report.absent}}"), "unresolved_reference"),
+        ({**call_step("a"), "params": {"text": 5}}, "invalid_params"),
+        ({**call_step("a"), "worker_id": "nobody"}, "unknown_worker"),
+        ({**call_step("a"), "tool_name": "nothing"}, "unknown_tool"),
+    ],
+)
+def test_a_step_that_can_not_be_called_fails_by_name(
+    kee: Caller, server: WorkerServer, step: dict[str, object], code: str
+) -> None:
+    make_worker(kee, server)
+    first = {**REPORT, "step_id": "report"}
+    execution = begin(kee, [first, step])
+
+    advance(execution)
+
+    assert report(kee, execution).results[0]["error"]["code"] == code
+    assert not server.calls
+
+
+def test_a_result_may_be_handed_in_twice_but_not_two(kee: Caller, outside: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, seed_steps())
+    with pytest.raises(StepNotOpen):
+        submit(kee, execution)
+    with pytest.raises(UnknownStep):
+        submit(kee, execution, "step-9")
+    advance(execution)
+    do_task(outside, {"text": "found"})
+    advance(execution)
+
+    submit(kee, execution)
+    before = report(kee, execution)
+    submit(kee, execution)
+    with pytest.raises(OtherResult):
+        submit(kee, execution, handed=Handed(result={}, result_pointer="s3://b/x", summary="Other"))
+
+    assert report(kee, execution) == before
+
+
+def test_a_decision_is_asked_for_and_ends_the_wait(kee: Caller) -> None:
+    execution = begin(kee, [{**REPORT, "decision_required": True}])
+    advance(execution)
+    asked = report(kee, execution)
+    assert asked.status == "needs_escalation"
+    assert any("decide_step" in action for action in asked.next_actions)
+
+    with kee.acting():
+        services.decide_step(caller=kee, execution_ref=execution.ref, step_id="report", decision="accept", note="Go on")
+
+    assert report(kee, execution).status == "complete"
+    assert open_obligations(kee) == 0
+
+
+def test_a_rejected_recommendation_ends_the_plan_as_failed(kee: Caller) -> None:
+    execution = begin(kee, [{**REPORT, "decision_required": True}])
+    advance(execution)
+
+    with kee.acting():
+        services.decide_step(caller=kee, execution_ref=execution.ref, step_id="report", decision="reject", note="No")
+        with pytest.raises(OtherResult):
+            services.decide_step(
+                caller=kee, execution_ref=execution.ref, step_id="report", decision="accept", note=None
+            )
+
+    assert report(kee, execution).status == "failed"
+    assert open_obligations(kee) == 0
+
+
+def test_cancel_takes_back_open_tasks_and_what_was_asked(kee: Caller, outside: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [queue_step("a"), {**REPORT, "depends_on": ["a"]}])
+    advance(execution)
+    with kee.acting():
+        task_id = HotTask.objects.get().task_id
+        services.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
+        services.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
+
+    done = report(kee, execution)
+    assert (done.status, done.summary) == ("canceled", "Not needed")
+    assert ended(kee, task_id) == "canceled"
+    assert open_obligations(kee) == 0
+    with kee.acting():
+        assert Receipt.objects.filter(event_type="plan_canceled").count() == 1
+
+
+def test_cancel_ends_an_aggregates_obligation(kee: Caller, outside: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, seed_steps())
+    advance(execution)
+    do_task(outside, {"text": "found"})
+    advance(execution)
+
+    with kee.acting():
+        services.cancel(caller=kee, execution_ref=execution.ref, reason=None)
+
+    assert statuses(kee, execution)["step-4"] == "canceled"
+    assert open_obligations(kee) == 0
+
+
+def test_what_is_over_can_not_be_canceled(kee: Caller) -> None:
+    execution = begin(kee, [REPORT])
+    advance(execution)
+    before = report(kee, execution)
+
+    with kee.acting(), pytest.raises(ExecutionEnded):
+        services.cancel(caller=kee, execution_ref=execution.ref, reason=None)
+
+    assert report(kee, execution) == before
+
+
+def test_a_call_whose_process_died_is_made_again_after_its_claim(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a"), REPORT])
+    claim_and_die(kee, execution)
+
+    advance(execution)
+    assert statuses(kee, execution)["a"] == "calling"
+
+    later(timedelta(minutes=1))
+    advance(execution)
+    assert statuses(kee, execution)["a"] == "complete"
+    assert server.calls == {"echo": 1}
+
+
+def test_a_tool_that_may_not_run_twice_is_not_called_again(kee: Caller, server: WorkerServer) -> None:
+    make_writing_worker(kee, server)
+    execution = begin(kee, [{**call_step("a"), "worker_id": "writer"}, REPORT])
+    claim_and_die(kee, execution)
+    later(timedelta(minutes=1))
+
+    advance(execution)
+
+    assert report(kee, execution).results[0]["error"]["code"] == "outcome_unknown"
+    assert not server.calls
+
+
+def test_what_a_process_brings_back_after_it_lost_its_claim_is_dropped(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a"), REPORT])
+    (late,) = claim_and_die(kee, execution)
+    later(timedelta(minutes=1))
+    advance(execution)
+    before = report(kee, execution)
+
+    advancing._carry_out([late])
+
+    assert report(kee, execution) == before
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"status": "calling"},
+        {"status": "complete"},
+        {"status": "queued"},
+        {"status": "dreaming"},
+        {"step_type": "dance"},
+        {"call_expires_at": T0},
+        {"ended_at": T0},
+    ],
+)
+def test_the_database_forbids_a_step_that_contradicts_itself(kee: Caller, fault: dict[str, object]) -> None:
+    execution = begin(kee, [REPORT])
+
+    with kee.acting(), pytest.raises(Exception, match="executions_step_"), transaction.atomic():
+        ExecutionStep.objects.filter(execution=execution).update(**fault)
+
+
+@pytest.mark.parametrize(
+    "fault", [{"status": "complete"}, {"ended_at": T0}, {"status": "odd"}, {"halted_as": "queued"}, {"total_cost": -1}]
+)
+def test_the_database_forbids_an_execution_that_contradicts_itself(kee: Caller, fault: dict[str, object]) -> None:
+    execution = begin(kee, [REPORT])
+
+    with kee.acting(), pytest.raises(Exception, match="executions_execution_"), transaction.atomic():
+        Execution.objects.filter(pk=execution.pk).update(**fault)
+
+
+def claim_and_die(caller: Caller, execution: Execution) -> list[advancing.Claimed]:
+    """What a process leaves behind that dies between claiming its steps and calling."""
+    with caller.acting():
+        return advancing.step_forward(execution.pk, may_call=True)
+
+
+def later(period: timedelta) -> None:
+    """Move the database's clock, in the test's transaction."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "select set_config('gatehouse.now', (gatehouse_now() + make_interval(secs => %s))::text, true)",
+            [period.total_seconds()],
+        )

@@ -1,0 +1,173 @@
+"""The outbound call: what it brings back, and each way in which it refuses."""
+
+import socket
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pytest_django import Settings
+
+from apps.core.http import ForbiddenEndpoint
+from apps.executions.errors import (
+    AnswerTooLarge,
+    CallCanceled,
+    PayloadTooLarge,
+    WorkerDisconnected,
+    WorkerRedirected,
+    WorkerRefused,
+    WorkerTimedOut,
+    WorkerUnreachable,
+)
+from apps.executions.mcp_client import Answer, call_tool
+from tests.executions.workers import WorkerServer
+
+
+def call(
+    endpoint: str,
+    tool_name: str,
+    params: dict[str, Any],
+    *,
+    seconds: float = 10,
+    max_answer_bytes: int = 1_000_000,
+    max_params_bytes: int = 100_000,
+    on_progress: Callable[[float | None, str | None], None] | None = None,
+    canceled: Callable[[], bool] | None = None,
+) -> Answer:
+    return call_tool(
+        endpoint=endpoint,
+        tool_name=tool_name,
+        params=params,
+        deadline=timedelta(seconds=seconds),
+        max_params_bytes=max_params_bytes,
+        max_answer_bytes=max_answer_bytes,
+        on_progress=on_progress,
+        canceled=canceled,
+    )
+
+
+def test_a_call_brings_back_the_structured_answer(server: WorkerServer) -> None:
+    answer = call(server.endpoint, "echo", {"text": "hello"})
+
+    assert answer.payload == {"text": "hello", "length": 5, "items": [1, 2, 3]}
+    assert server.calls["echo"] == 1
+
+
+def test_progress_arrives_while_the_tool_runs(server: WorkerServer) -> None:
+    told: list[tuple[float | None, str | None]] = []
+
+    call(server.endpoint, "count_to", {"number": 4}, on_progress=lambda percent, text: told.append((percent, text)))
+
+    assert told == [(25.0, "at 1"), (50.0, "at 2"), (75.0, "at 3"), (100.0, "at 4")]
+
+
+def test_a_tool_that_does_not_answer_by_the_deadline_has_timed_out(server: WorkerServer) -> None:
+    with pytest.raises(WorkerTimedOut) as refusal:
+        call(server.endpoint, "hold", {"text": "x"}, seconds=0.5)
+
+    assert (refusal.value.retryable, refusal.value.reached) == (True, True)
+
+
+def test_nobody_listening_is_unreachable_and_nothing_was_sent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+    with pytest.raises(WorkerUnreachable) as refusal:
+        call(f"http://127.0.0.1:{port}/mcp", "echo", {"text": "x"})
+
+    assert (refusal.value.retryable, refusal.value.reached) == (True, False)
+
+
+def test_a_connection_that_breaks_may_have_reached_the_tool() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def hang_up() -> None:
+            connection, _ = listener.accept()
+            connection.recv(65_536)
+            connection.close()
+
+        hanging = threading.Thread(target=hang_up)
+        hanging.start()
+        with pytest.raises(WorkerDisconnected) as refusal:
+            call(f"http://127.0.0.1:{listener.getsockname()[1]}/mcp", "echo", {"text": "x"})
+        hanging.join()
+
+    assert refusal.value.reached
+
+
+def test_a_tool_that_reports_an_error_has_refused_for_good(server: WorkerServer) -> None:
+    with pytest.raises(WorkerRefused, match="out of paper") as refusal:
+        call(server.endpoint, "break_down", {})
+
+    assert not refusal.value.retryable
+
+
+def test_a_tool_that_the_worker_does_not_have_is_refused(server: WorkerServer) -> None:
+    with pytest.raises(WorkerRefused):
+        call(server.endpoint, "no_such_tool", {})
+
+
+def test_an_answer_over_the_limit_is_not_read_to_its_end(server: WorkerServer) -> None:
+    with pytest.raises(AnswerTooLarge):
+        call(server.endpoint, "flood", {"size": 300_000}, max_answer_bytes=50_000)
+
+
+def test_parameters_over_the_limit_are_never_sent(server: WorkerServer) -> None:
+    with pytest.raises(PayloadTooLarge):
+        call(server.endpoint, "echo", {"text": "x" * 200}, max_params_bytes=100)
+
+    assert not server.calls
+
+
+def test_a_redirect_is_not_followed(server: WorkerServer) -> None:
+    with pytest.raises(WorkerRedirected):
+        call(server.redirecting, "echo", {"text": "x"})
+
+    assert not server.calls
+
+
+def test_a_canceled_call_is_given_up(server: WorkerServer) -> None:
+    with pytest.raises(CallCanceled):
+        call(server.endpoint, "hold", {"text": "x"}, canceled=server.entered.is_set)
+
+    assert server.calls["hold"] == 1
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["http://10.0.0.8/mcp", "http://169.254.169.254/latest", "ftp://127.0.0.1/x", "https://u:p@127.0.0.1/"]
+)
+def test_an_address_that_this_deployment_does_not_call_is_refused(endpoint: str) -> None:
+    with pytest.raises(ForbiddenEndpoint):
+        call(endpoint, "echo", {"text": "x"})
+
+
+def test_loopback_is_called_only_where_the_deployment_allows_it(server: WorkerServer, settings: Settings) -> None:
+    settings.ALLOW_LOOPBACK = False
+
+    with pytest.raises(ForbiddenEndpoint):
+        call(server.endpoint, "echo", {"text": "x"})
+
+    assert not server.calls
+
+
+def test_the_address_that_was_checked_is_the_one_connected_to(
+    server: WorkerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up: list[str] = []
+    real = socket.getaddrinfo
+
+    def once(host: Any, *rest: Any, **options: Any) -> Any:
+        if host == "worker.test":
+            looked_up.append(host)
+            if len(looked_up) > 1:
+                raise OSError("a second look-up could lead elsewhere")
+            host = "127.0.0.1"
+        return real(host, *rest, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", once)
+
+    with pytest.raises(WorkerRefused):  # the server of the test knows itself by its loopback name only
+        call(server.endpoint.replace("127.0.0.1", "worker.test"), "echo", {"text": "x"})
+
+    assert looked_up == ["worker.test"]

@@ -1,0 +1,100 @@
+"""A real MCP worker inside the test process: the SDK's server, under uvicorn, on a thread."""
+
+import asyncio
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from mcp.server import MCPServer
+from mcp.server.mcpserver import Context
+from mcp.server.mcpserver.exceptions import ToolError
+from starlette.applications import Starlette
+from starlette.responses import RedirectResponse
+from starlette.routing import Route
+
+
+@dataclass
+class WorkerServer:
+    """Where the worker answers, and what a test may see and steer of it."""
+
+    endpoint: str = ""
+    calls: Counter[str] = field(default_factory=Counter)
+    gate: threading.Event = field(default_factory=threading.Event)
+    """`hold` answers when this is set."""
+    entered: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def redirecting(self) -> str:
+        return self.endpoint.replace("/mcp", "/moved")
+
+    def reset(self) -> None:
+        self.calls.clear()
+        self.gate.clear()
+        self.entered.clear()
+
+
+def _server(seen: WorkerServer) -> MCPServer[Any]:  # noqa: C901  # a list of small tools
+    server: MCPServer[Any] = MCPServer("test-worker", log_level="ERROR")
+
+    @server.tool()
+    def echo(text: str) -> dict[str, Any]:
+        seen.calls["echo"] += 1
+        return {"text": text, "length": len(text), "items": [1, 2, 3]}
+
+    @server.tool()
+    def shout(text: str) -> dict[str, Any]:
+        seen.calls["shout"] += 1
+        return {"text": text.upper()}
+
+    @server.tool()
+    async def count_to(number: int, ctx: Context[Any, Any]) -> dict[str, Any]:
+        seen.calls["count_to"] += 1
+        for reached in range(1, number + 1):
+            await ctx.report_progress(reached, number, f"at {reached}")
+        return {"counted": number}
+
+    @server.tool()
+    async def hold(text: str) -> dict[str, Any]:
+        seen.calls["hold"] += 1
+        seen.entered.set()
+        while not seen.gate.is_set():
+            await asyncio.sleep(0.01)
+        return {"text": text}
+
+    @server.tool()
+    def break_down() -> dict[str, Any]:
+        seen.calls["break_down"] += 1
+        raise ToolError("the machine is out of paper")
+
+    @server.tool()
+    def flood(size: int) -> dict[str, Any]:
+        seen.calls["flood"] += 1
+        return {"text": "x" * size}
+
+    return server
+
+
+@contextmanager
+def serving() -> Iterator[WorkerServer]:
+    """A worker on a free loopback port, until the block ends."""
+    seen = WorkerServer()
+    app = _server(seen).streamable_http_app()
+    away = Starlette(routes=[Route("/moved", lambda _: RedirectResponse("/mcp", 307), methods=["GET", "POST"])])
+    app.router.routes.extend(away.routes)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", log_config=None, timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), name="test-worker")
+    thread.start()
+    seen.endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+    try:
+        yield seen
+    finally:
+        seen.gate.set()
+        server.should_exit = True
+        thread.join(10)
+        listener.close()
