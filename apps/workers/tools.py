@@ -96,7 +96,7 @@ class RegisteredWorker(Output):
 
 class WorkerHeartbeat(Input):
     worker_id: WorkerId
-    status: Literal["healthy", "degraded", "maintenance", "offline"] = "healthy"
+    status: Literal["healthy", "degraded", "maintenance", "offline"]
     current_load: Annotated[float, Field(ge=0, le=1)] = 0.0
     available: bool = True
     """Is there room for another call?"""
