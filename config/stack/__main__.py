@@ -19,6 +19,7 @@ from config.stack.supervisor import Supervisor, end_leftovers, readiness, say
 
 _PATIENCE = 120.0
 _RUNNING, _NOT_RUNNING = 0, 3
+_INTERRUPTED = 130
 
 
 def main(arguments: list[str]) -> int:
@@ -67,21 +68,39 @@ def up(options: argparse.Namespace, data: DataFolder) -> int:
 def demo(options: argparse.Namespace, data: DataFolder) -> int:
     """Run the main job once on a Python code base and show it; what was started for it is ended."""
     path = programs.PRODUCT if options.path is None else _code_base(_given(options.path))
-    with _claimed(data) as claimed:
-        if not claimed:
-            say(f"Using what runs already at {_wait_for_address(data)}")
-            child = _start_demo(path, data)
-            return child.wait()
-        supervisor = Supervisor.of(data, port=options.port, with_workers=True)
-        with _supervised(supervisor):
-            supervisor.start()
-            if supervisor.stopping.is_set():
-                return 130
-            child = _start_demo(path, data)
-            supervisor.run(until=lambda: child.poll() is not None)
-            if child.poll() is None:
-                child.terminate()
-            return child.wait() or (130 if supervisor.stopping.is_set() else 0)
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline:
+        with _claimed(data) as claimed:
+            if claimed:
+                return _own_demo(path, Supervisor.of(data, port=options.port, with_workers=True))
+        # Somebody else's: use it when it is ready; it may also be about to end.
+        if data.stack().get("ready"):
+            say(f"Using what runs already at {_address(data)}")
+            return _watched(_start_demo(path, data))
+        time.sleep(0.1)
+    raise StackError(f"What runs already, with its data in {data.path}, does not become ready.")
+
+
+def _watched(child: subprocess.Popen[bytes]) -> int:
+    try:
+        return child.wait()
+    except KeyboardInterrupt:
+        child.terminate()
+        child.wait()
+        return _INTERRUPTED
+
+
+def _own_demo(path: Path, supervisor: Supervisor) -> int:
+    with _supervised(supervisor):
+        supervisor.start()
+        if supervisor.stopping.is_set():
+            return _INTERRUPTED
+        child = _start_demo(path, supervisor.data)
+        supervisor.run(until=lambda: child.poll() is not None)
+        if child.poll() is None:
+            child.terminate()
+        return child.wait() or (_INTERRUPTED if supervisor.stopping.is_set() else 0)
+    return _INTERRUPTED
 
 
 def status(options: argparse.Namespace, data: DataFolder) -> int:
@@ -159,6 +178,7 @@ def _start_demo(path: Path, data: DataFolder) -> subprocess.Popen[bytes]:
             "GATEHOUSE_TOKEN": token,
         },
         cwd=programs.PRODUCT,
+        start_new_session=True,
         preexec_fn=die_with_parent(signal.SIGTERM),  # noqa: PLW1509  # only prctl and getppid run between fork and exec
     )
 
@@ -234,15 +254,6 @@ def _somebody_runs(data: DataFolder) -> bool:
 
 def _address(data: DataFolder) -> str:
     return str(data.stack().get("url", "still starting"))
-
-
-def _wait_for_address(data: DataFolder) -> str:
-    deadline = time.monotonic() + _PATIENCE
-    while time.monotonic() < deadline and _somebody_runs(data):
-        if data.stack().get("ready"):
-            return _address(data)
-        time.sleep(0.1)
-    raise StackError("What runs there does not become ready.")
 
 
 if __name__ == "__main__":

@@ -38,6 +38,8 @@ from config.stack.valkey import Valkey
 DEFAULT_PORT = 8080
 
 _READY_WITHIN = 120.0
+# How long to wait, once it serves, for the first signs of life of beat and of the Celery workers.
+_SETTLED_WITHIN = 30.0
 _LONGEST_BACKOFF = 30.0
 _STEADY_AFTER = 30.0
 _ENOUGH_FAILURES = 4
@@ -127,12 +129,12 @@ class Supervisor:
 
     def stop(self) -> None:
         """End everything: first what uses the servers, then the servers."""
+        self.data.stack_file.unlink(missing_ok=True)
         self._end(set(self._tended) - {"postgres", "valkey"})
         self._end({"valkey"})
         self._end({"postgres"})
         # A worker's own children, should it have been killed before them.
         end_leftovers(self._secrets)
-        self.data.stack_file.unlink(missing_ok=True)
         if self._listener is not None:
             self._listener.close()
         if self._runtime is not None:
@@ -211,7 +213,8 @@ class Supervisor:
             if failing is not None:
                 raise StackError(f"{failing.name} keeps ending ({failing.log}):\n{last_lines(failing.log)}")
             status, verdict = readiness(self.url)
-            if status == HTTPStatus.OK and self._all_running() and self._workers_registered():
+            settled = '"degraded"' not in verdict or time.monotonic() > deadline - _READY_WITHIN + _SETTLED_WITHIN
+            if status == HTTPStatus.OK and settled and self._all_running() and self._workers_registered():
                 names = [name for name in self._tended if name not in {"postgres", "valkey"}]
                 self._ok(" / ".join(names))
                 return
