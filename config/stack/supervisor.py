@@ -222,7 +222,7 @@ class Supervisor:
                 raise StackError(
                     f"Not ready after {_READY_WITHIN:.0f} s, logs are in {self.data.path / 'log'}:\n{verdict}"
                 )
-            time.sleep(0.1)
+            time.sleep(0.25)
 
     def _all_running(self) -> bool:
         return all(one.running() for one in self._tended.values())
