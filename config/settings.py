@@ -230,6 +230,7 @@ CELERY_TASK_RETRY_ON_WORKER_LOST = True
 CELERY_TASK_SOFT_TIME_LIMIT = 600
 CELERY_TASK_TIME_LIMIT = 660
 CELERY_TASK_DEFAULT_QUEUE = "sweep"
+CELERY_TASK_ROUTES = {"tasks.execute": {"queue": "execute"}, "executions.*": {"queue": "execute"}}
 CELERY_TASK_PUBLISH_RETRY_POLICY = {"max_retries": 1, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.1}
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_DISABLE_PREFETCH = True
