@@ -5,6 +5,7 @@ demo knows, it was told over MCP.
 """
 
 import asyncio
+import logging
 import os
 import time
 from argparse import ArgumentParser
@@ -49,7 +50,9 @@ class Command(BaseCommand):
         if not (url and token):
             raise CommandError("Set GATEHOUSE_URL and GATEHOUSE_TOKEN, or use bin/demo, which does.")
         root = _code_base(path)
-        screen = Console(highlight=False)
+        for chatty in ("httpx2", "mcp"):
+            logging.getLogger(chatty).setLevel(logging.ERROR)
+        screen = Console(highlight=False, soft_wrap=True)
         try:
             asyncio.run(_journey(screen, url.rstrip("/"), token, root))
         except BaseExceptionGroup as group:
@@ -89,6 +92,7 @@ class Agent:
     """Kee, as its host runs it: an MCP client with a token, and a screen for the people who watch."""
 
     client: Client
+    http: httpx2.AsyncClient
     screen: Console
     url: str
     began: float = field(default_factory=time.monotonic)
@@ -134,7 +138,7 @@ async def _agent(screen: Console, url: str, token: str) -> AsyncIterator[Agent]:
     ) as http:
         transport = streamable_http_client(f"{url}/mcp", http_client=http)
         async with Client(transport, client_info=Implementation(name="kee", version="1")) as client:
-            yield Agent(client=client, screen=screen, url=url)
+            yield Agent(client=client, http=http, screen=screen, url=url)
 
 
 async def _journey(screen: Console, url: str, token: str, root: Path) -> None:
@@ -172,7 +176,8 @@ async def _answering(url: str) -> None:
 async def _begin(kee: Agent) -> str:
     """Step 1: an empty inbox. What an interrupted run has left there is acked first, and said so."""
     who = await kee.call("whoami")
-    await kee.call("set_inbox_policy", window_ms=_WINDOW_MS)
+    policy = await kee.http.put(f"{kee.url}/api/v1/inbox/policy", json={"window_ms": _WINDOW_MS})
+    _expect(policy.is_success, f"The digest window can't be set: {policy.text[:500]}")
     kee.step("Connected", f"as {who['principal']} over MCP {kee.client.protocol_version}; digest window one second")
     start = await kee.call("memory_bootstrap")
     if start["inbox_unread_count"]:
@@ -334,8 +339,6 @@ def _worst_modules(analysis: Json) -> dict[str, Json]:
     for kind in ("issues", "hotspots"):
         for finding in analysis.get(kind, []):
             parts[finding["path"]][kind].append(finding)
-    for module in analysis.get("modules", []):
-        parts[module["path"]] = parts[module["path"]]
     ranked = sorted(parts, key=lambda path: (-len(parts[path]["hotspots"]) - len(parts[path]["issues"]), path))
     return {path: parts[path] for path in ranked[:_CLOSER_LOOKS]}
 
