@@ -1,0 +1,184 @@
+"""Rivals on one inbox, with real threads and connections."""
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from apps.digests import selectors, services
+from apps.digests.models import Entry, Inbox, ReceiptState, Thread
+from apps.digests.states import FlushReason
+from apps.principals.models import Tenant
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.receipts.errors import DedupeConflict, DuplicateReceipt
+from apps.receipts.models import Receipt, ReceiptKey
+from tests.digests.makers import ack_through, make_draft, post, post_grouped, read
+from tests.factories import T0, make_caller
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def race(*rivals: Callable[[], Any]) -> list[Any]:
+    """What became of each: its result, or what it raised. All start at the same moment."""
+    barrier = threading.Barrier(len(rivals))
+    outcomes: list[Any] = [None] * len(rivals)
+
+    def run(index: int, rival: Callable[[], Any]) -> None:
+        try:
+            barrier.wait(timeout=20)
+            outcomes[index] = rival()
+        except Exception as exc:  # noqa: BLE001  # the outcome is what the test asks for
+            outcomes[index] = exc
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(rivals)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    return outcomes
+
+
+def acting(caller: Caller, run: Callable[[], Any]) -> Callable[[], Any]:
+    def rival() -> Any:
+        with acting_as(caller):
+            return run()
+
+    return rival
+
+
+def check() -> None:
+    with acting_as_system("test"):
+        assert selectors.self_check().is_sound
+        for inbox in Inbox.objects.all():
+            taken = list(Entry.objects.filter(inbox=inbox).order_by("sequence").values_list("sequence", flat=True))
+            assert taken == list(range(1, inbox.last_seq + 1))
+
+
+def test_twenty_posts_of_one_key_store_one_receipt(kee: Caller) -> None:
+    draft = make_draft(kee, dedupe_key="k")
+    other = make_draft(kee, dedupe_key="k", summary="other")
+    poster = services.Poster.of(kee)
+
+    def rival(one: services.ReceiptDraft) -> Callable[[], Any]:
+        return acting(kee, lambda: services.post(poster=poster, draft=one, now=T0))
+
+    outcomes = race(*(rival(other if number % 2 else draft) for number in range(20)))
+
+    stored = [one for one in outcomes if isinstance(one, services.Posted)]
+    kinds = {type(one) for one in outcomes}
+    assert len(stored) == 1
+    assert kinds == {services.Posted, DuplicateReceipt, DedupeConflict}
+    assert sum(isinstance(one, DuplicateReceipt) for one in outcomes) == 9
+    with acting_as(kee):
+        assert (Receipt.objects.count(), ReceiptKey.objects.count(), ReceiptState.objects.count()) == (1, 1, 1)
+    check()
+
+
+def test_i5_rival_posts_take_contiguous_sequences(kee: Caller) -> None:
+    def rival(number: int) -> Callable[[], Any]:
+        def run() -> None:
+            for turn in range(10):
+                with acting_as(kee):
+                    if (number + turn) % 3:
+                        post(kee)
+                    else:
+                        post_grouped(kee, resource=f"pr:{turn % 2}", flush_class="immediate")
+
+        return run
+
+    assert race(*(rival(number) for number in range(8))) == [None] * 8
+    with acting_as(kee):
+        assert Inbox.objects.get().last_seq == Receipt.objects.count() == 80
+        assert read(kee).visible == 80
+    check()
+
+
+def test_an_ack_and_a_flush_at_once_lose_and_double_nothing(kee: Caller) -> None:
+    for _ in range(12):
+        with acting_as(kee):
+            post_grouped(kee, flush_class="immediate")
+            token = read(kee).entries[-1].token
+            late = post_grouped(kee)
+            thread = Thread.objects.get(closed_at=None)
+
+        outcomes = race(
+            acting(kee, lambda: ack_through(kee, token)),  # noqa: B023  # runs within the turn
+            acting(
+                kee,
+                lambda: services.flush(
+                    inbox_id=thread.inbox_id,  # noqa: B023
+                    thread_ids=[thread.pk],  # noqa: B023
+                    reason=FlushReason.SIZE,
+                ),
+            ),
+        )
+
+        assert outcomes[0] == services.Acked(acked_entries=1, acked_receipts=1)
+        check()
+        with acting_as(kee):
+            (entry,) = read(kee).entries
+            assert entry.receipt_ids == [late.receipt_id]
+            ack_through(kee, entry.token)
+
+
+def test_rival_acks_add_up_to_one(kee: Caller) -> None:
+    with acting_as(kee):
+        for _ in range(5):
+            post(kee)
+            post_grouped(kee)
+        tokens = [entry.token for entry in read(kee).entries]
+    outcomes = race(*(acting(kee, partial(ack_through, kee, token)) for token in tokens))
+    assert sum(one.acked_receipts for one in outcomes) == 5
+    check()
+
+
+def test_rival_flushers_publish_once(kee: Caller) -> None:
+    with acting_as(kee):
+        services.set_policy(
+            tenant_id=kee.tenant_id,
+            principal_id=kee.principal_id,
+            change=services.PolicyChange(window=T0 - T0),
+            now=T0,
+        )
+        for number in range(6):
+            post_grouped(kee, resource=f"pr:{number}")
+    outcomes = race(*([services.flush_due] * 6))
+    services.flush_due()
+    assert all(isinstance(one, int) for one in outcomes)
+    with acting_as(kee):
+        assert Entry.objects.count() == 6
+        assert read(kee).pending == 0
+    check()
+
+
+def test_batches_in_crossed_order_do_not_deadlock(tenant: Tenant, kee: Caller) -> None:
+    owners = [kee, make_caller(tenant, "Hexy"), make_caller(tenant, "Lee")]
+    drafts = [make_draft(owners[number % 3], dedupe_key=f"k{number % 10}", summary=str(number)) for number in range(30)]
+
+    def rival(order: list[services.ReceiptDraft]) -> Callable[[], Any]:
+        return acting(kee, lambda: services.post_many(poster=services.Poster.of(kee), drafts=order, now=T0))
+
+    outcomes = race(*(rival(order) for order in (drafts, drafts[::-1], drafts[15:] + drafts[:15]) for _ in range(2)))
+
+    assert not [one for one in outcomes if isinstance(one, Exception)]
+    with acting_as(kee):
+        assert Receipt.objects.count() == 10
+    check()
+
+
+def test_a_closer_and_its_root_at_once_always_meet(kee: Caller) -> None:
+    for number in range(8):
+        outcomes = race(
+            acting(kee, lambda: post(kee, receipt_id=f"R.{number}", requires_action=True, surface="ledger")),  # noqa: B023
+            acting(kee, lambda: post(kee, pairs_with=f"R.{number}", caused_by=f"R.{number}", surface="ledger")),  # noqa: B023
+        )
+        assert not [one for one in outcomes if isinstance(one, Exception)]
+        with acting_as(kee):
+            root = Receipt.objects.get(receipt_id=f"R.{number}")
+            assert root.obligation.closed_at is not None
+            assert [root.pairs.count(), root.consequences.count()] == [1, 1]

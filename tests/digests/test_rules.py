@@ -1,0 +1,460 @@
+"""The rules of digests, by their numbers in the design, one after the other."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+from apps.core.errors import Malformed
+from apps.digests import selectors, services
+from apps.digests.errors import BadToken, UnknownEntry
+from apps.digests.formats import parse_entry, parse_through
+from apps.digests.models import Entry, Inbox, ReceiptState, Thread
+from apps.digests.selectors import InboxPage
+from apps.digests.services import Group, PolicyChange
+from apps.principals.models import Tenant
+from apps.principals.tenancy import Caller, acting_as
+from tests.digests.makers import ack_through, pass_time, post, post_grouped, read, receipt_ids
+from tests.factories import T0, make_caller
+
+
+@pytest.fixture(autouse=True)
+def sound(as_kee: Caller) -> Iterator[None]:
+    """Whatever a test does, the inbox must add up afterwards."""
+    yield
+    assert selectors.self_check().is_sound
+
+
+def set_policy(owner: Caller, **change: object) -> None:
+    services.set_policy(
+        tenant_id=owner.tenant_id,
+        principal_id=owner.principal_id,
+        change=PolicyChange(**change),  # type: ignore[arg-type]  # the caller's keywords
+        now=T0,
+    )
+
+
+def flushed(owner: Caller) -> InboxPage:
+    pass_time(31)
+    services.flush_due()
+    return read(owner)
+
+
+def reasons(owner: Caller) -> list[str | None]:
+    return [entry.flush_reason for entry in reversed(selectors.history(owner.principal_id))]
+
+
+def test_1_receipts_with_a_group_are_gathered(as_kee: Caller) -> None:
+    posted = [post_grouped(as_kee) for _ in range(3)]
+    assert [one.entry_ref for one in posted] == [None, None, None]
+    assert (read(as_kee).entries, read(as_kee).pending) == ([], 3)
+    assert receipt_ids(flushed(as_kee)) == [[one.receipt_id for one in posted]]
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        None,
+        Group(resource_ref="pr:1"),
+        Group(event_family="ci"),
+        Group(resource_ref="pr:1", event_family="ci", groupable=False),
+    ],
+    ids=["none", "no family", "no resource", "opted out"],
+)
+def test_1_and_2_what_can_not_be_grouped_is_an_item_at_once(as_kee: Caller, group: Group | None) -> None:
+    posted = post(as_kee, group=group)
+    (entry,) = read(as_kee).entries
+    assert (entry.kind, entry.ref, entry.receipt_ids) == ("item", posted.entry_ref, [posted.receipt_id])
+
+
+def test_1_the_source_is_part_of_the_group(as_kee: Caller) -> None:
+    post_grouped(as_kee, source="github")
+    post_grouped(as_kee, source="gitlab")
+    assert [entry.source_systems for entry in flushed(as_kee).entries] == [["github"], ["gitlab"]]
+
+
+def test_2_with_the_policy_off_everything_is_an_item(as_kee: Caller) -> None:
+    set_policy(as_kee, enabled=False)
+    post_grouped(as_kee)
+    assert [entry.kind for entry in read(as_kee).entries] == ["item"]
+
+
+def test_3_later_receipts_do_not_push_the_due_time_back(as_kee: Caller) -> None:
+    post_grouped(as_kee)
+    due = Thread.objects.get().flush_due_at
+    pass_time(29)
+    post_grouped(as_kee)
+    assert Thread.objects.get().flush_due_at == due
+    assert services.flush_due() == 0
+    pass_time(1)
+    assert services.flush_due() == 1
+    assert read(as_kee).entries[0].count == 2
+
+
+def test_3_a_policy_change_does_not_move_a_due_time(as_kee: Caller) -> None:
+    pass_time(0)  # stops the clock
+    post_grouped(as_kee)
+    due = Thread.objects.get().flush_due_at
+    set_policy(as_kee, window=timedelta(seconds=1))
+    post_grouped(as_kee)
+    assert Thread.objects.get().flush_due_at == due
+    post_grouped(as_kee, resource="pr:2")
+    assert due is not None
+    assert Thread.objects.get(resource_ref="pr:2").flush_due_at == due - timedelta(seconds=29)
+
+
+def test_4_a_buffer_flushes_when_its_pending_receipts_reach_max_items(as_kee: Caller) -> None:
+    set_policy(as_kee, max_items=3)
+    posted = [post_grouped(as_kee) for _ in range(7)]
+    assert [one.entry_ref is not None for one in posted] == [False, False, True, False, False, True, False]
+    assert [entry.count for entry in read(as_kee).entries] == [6]
+    assert reasons(as_kee) == ["size", "size"]
+
+
+def test_4_an_immediate_receipt_flushes_its_own_thread_only(as_kee: Caller) -> None:
+    post_grouped(as_kee, resource="pr:2")
+    post_grouped(as_kee)
+    posted = post_grouped(as_kee, flush_class="immediate")
+    (entry,) = read(as_kee).entries
+    assert (entry.ref, entry.count, entry.flush_reason) == (posted.entry_ref, 2, "immediate")
+    assert read(as_kee).pending == 1
+
+
+def test_4_breaking_a_thread_publishes_it_and_opens_another(as_kee: Caller) -> None:
+    old = [post_grouped(as_kee) for _ in range(2)]
+    new = post_grouped(as_kee, break_thread=True)
+    assert receipt_ids(read(as_kee)) == [[one.receipt_id for one in old]]
+    assert receipt_ids(flushed(as_kee))[1] == [new.receipt_id]
+    assert reasons(as_kee) == ["rollover", "window"]
+    assert Thread.objects.filter(closed_at=None).count() == 1
+
+
+def test_4_a_thread_rolls_over_when_it_is_old(as_kee: Caller) -> None:
+    post_grouped(as_kee)
+    pass_time(24 * 3600)
+    post_grouped(as_kee)
+    assert reasons(as_kee) == ["rollover"]
+    assert Thread.objects.count() == 2
+
+
+def test_4_a_thread_rolls_over_at_its_limit(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    from apps.digests.services import posting  # noqa: PLC0415
+
+    monkeypatch.setattr(posting, "THREAD_LIMIT", 5)
+    for _ in range(6):
+        post_grouped(as_kee)
+    assert [entry.count for entry in read(as_kee).entries] == [5]
+    assert Thread.objects.count() == 2
+
+
+def test_4_switching_the_policy_off_flushes_what_waits(as_kee: Caller) -> None:
+    post_grouped(as_kee)
+    post_grouped(as_kee, resource="pr:2")
+    set_policy(as_kee, enabled=False)
+    assert reasons(as_kee) == ["lifecycle", "lifecycle"]
+    assert read(as_kee).pending == 0
+
+
+def test_5_a_flush_without_anything_pending_does_nothing(as_kee: Caller) -> None:
+    post_grouped(as_kee)
+    page = flushed(as_kee)
+    pass_time(1000)
+    assert services.flush_due() == 0
+    assert read(as_kee) == page
+
+
+def test_5_a_snapshot_holds_all_unacked_receipts_and_supersedes_the_one_before(as_kee: Caller) -> None:
+    first = post_grouped(as_kee)
+    (one,) = flushed(as_kee).entries
+    second = post_grouped(as_kee)
+    (two,) = flushed(as_kee).entries
+    assert (one.revision, two.revision, two.supersedes) == (1, 2, one.ref)
+    assert two.receipt_ids == [first.receipt_id, second.receipt_id]
+    past = selectors.entry(as_kee.principal_id, one.id)
+    assert (past.superseded_by_seq, past.receipt_ids) == (two.sequence, [first.receipt_id])
+
+
+def test_5_a_groupable_receipt_surfaces_as_a_snapshot_even_alone(as_kee: Caller) -> None:
+    post_grouped(as_kee)
+    assert [(entry.kind, entry.count) for entry in flushed(as_kee).entries] == [("digest_snapshot", 1)]
+
+
+def test_5_a_snapshot_is_named_by_the_latest_hint_or_by_what_it_holds(as_kee: Caller) -> None:
+    post_grouped(as_kee, summary_hint="CI is red", title="Build failed")
+    post_grouped(as_kee, title="Build fixed")
+    post_grouped(as_kee, resource="pr:2", title="Review")
+    hinted, plain = flushed(as_kee).entries
+    assert (hinted.title, hinted.summary) == ("2 ci on pr:1", "CI is red")
+    assert plain.summary == "1 ci on pr:2. Latest: Review"
+
+
+def test_6_sequences_are_contiguous_and_never_reused(as_kee: Caller) -> None:
+    for number in range(4):
+        post(as_kee)
+        post_grouped(as_kee, flush_class="immediate")
+        if number % 2:
+            ack_through(as_kee, read(as_kee).entries[-1].token)
+    sequences = [entry.sequence for entry in reversed(selectors.history(as_kee.principal_id))]
+    assert sequences == list(range(1, len(sequences) + 1))
+    assert read(as_kee).as_of == len(sequences)
+
+
+def test_7_the_classic_trap_with_the_old_token(as_kee: Caller) -> None:
+    seen = post_grouped(as_kee, resource="A")
+    flushed(as_kee)
+    other = post_grouped(as_kee, resource="B")
+    page = flushed(as_kee)
+    assert receipt_ids(page) == [[seen.receipt_id], [other.receipt_id]]
+    new = post_grouped(as_kee, resource="A")
+    flushed(as_kee)
+
+    acked = ack_through(as_kee, page.entries[-1].token)
+
+    assert acked.acked_receipts == 2
+    assert receipt_ids(read(as_kee)) == [[new.receipt_id]]
+    assert reasons(as_kee)[-1] == "narrow"
+
+
+def test_7_the_classic_trap_with_a_new_token(as_kee: Caller) -> None:
+    seen = post_grouped(as_kee, resource="A")
+    flushed(as_kee)
+    other = post_grouped(as_kee, resource="B")
+    flushed(as_kee)
+    new = post_grouped(as_kee, resource="A")
+    page = flushed(as_kee)
+    assert receipt_ids(page) == [[other.receipt_id], [seen.receipt_id, new.receipt_id]]
+
+    acked = ack_through(as_kee, page.entries[0].token)
+
+    assert acked.acked_receipts == 1
+    assert receipt_ids(read(as_kee)) == [[seen.receipt_id, new.receipt_id]]
+
+
+def test_7_without_a_state_an_ack_takes_what_is_visible_and_the_entry_itself(as_kee: Caller) -> None:
+    item = post(as_kee)
+    first = post_grouped(as_kee)
+    old = flushed(as_kee).entries[-1]
+    later = post_grouped(as_kee)
+    flushed(as_kee)
+    ack_through(as_kee, old.ref)
+    assert receipt_ids(read(as_kee)) == [[later.receipt_id]]
+    assert not ReceiptState.objects.filter(receipt__receipt_id__in=[item.receipt_id, first.receipt_id], acked_at=None)
+
+
+def test_7_what_came_after_the_read_is_not_acked_however_low_its_place(as_kee: Caller) -> None:
+    post(as_kee)
+    token = read(as_kee).entries[0].token
+    late = post(as_kee)
+    ack_through(as_kee, token)
+    assert receipt_ids(read(as_kee)) == [[late.receipt_id]]
+
+
+def test_7_a_state_that_the_inbox_never_had_is_refused(as_kee: Caller) -> None:
+    posted = post(as_kee)
+    with pytest.raises(BadToken):
+        ack_through(as_kee, f"{posted.entry_ref}@2")
+    assert read(as_kee).visible == 1
+
+
+def test_8_a_filtered_read_binds_its_filter(as_kee: Caller) -> None:
+    post(as_kee, source="email_monitor")
+    post(as_kee, source="github")
+    (entry,) = read(as_kee, source_system="github").entries
+    assert "~" in (entry.token or "")
+    assert ack_through(as_kee, entry.token).acked_receipts == 1
+    assert [one.source_systems for one in read(as_kee).entries] == [["email_monitor"]]
+
+
+def test_8_a_later_page_does_not_ack_the_pages_before(as_kee: Caller) -> None:
+    for _ in range(4):
+        post(as_kee)
+    first = read(as_kee, limit=2)
+    second = read(as_kee, limit=2, after=first.entries[-1].sequence)
+    assert ack_through(as_kee, second.entries[-1].token).acked_receipts == 2
+    assert read(as_kee).entries[0].sequence == first.entries[0].sequence
+
+
+def test_8_a_page_cut_by_tokens_acks_what_it_showed(as_kee: Caller) -> None:
+    for _ in range(4):
+        post(as_kee, summary="x" * 400)
+    page = read(as_kee, max_tokens=400)
+    assert 0 < len(page.entries) < 4
+    assert ack_through(as_kee, page.entries[-1].token).acked_receipts == len(page.entries)
+    assert read(as_kee, max_tokens=1).entries[0].sequence == len(page.entries) + 1
+
+
+def test_8_the_newest_entries_carry_tokens_for_exactly_themselves(as_kee: Caller) -> None:
+    for _ in range(12):
+        post(as_kee)
+    page = selectors.newest_entries(as_kee.principal_id, limit=10)
+    assert [entry.sequence for entry in page.entries] == list(range(12, 2, -1))
+    assert page.more_waiting == 2
+    assert ack_through(as_kee, page.entries[0].token).acked_receipts == 10
+    assert [entry.sequence for entry in read(as_kee).entries] == [1, 2]
+
+
+def test_9_acking_an_older_revision_leaves_one_narrow_snapshot_of_the_rest(as_kee: Caller) -> None:
+    post_grouped(as_kee)
+    (old,) = flushed(as_kee).entries
+    rest = post_grouped(as_kee)
+    flushed(as_kee)
+    waiting = post_grouped(as_kee)
+    services.ack(principal_id=as_kee.principal_id, entry_ids=[old.id], now=T0)
+    page = read(as_kee)
+    assert receipt_ids(page) == [[rest.receipt_id]]
+    assert (page.entries[0].flush_reason, page.pending) == ("narrow", 1)
+    assert waiting.receipt_id not in page.entries[0].receipt_ids
+
+
+def test_9_a_full_ack_closes_the_thread_and_the_next_receipt_opens_another(as_kee: Caller) -> None:
+    post_grouped(as_kee)
+    ack_through(as_kee, flushed(as_kee).entries[0].token)
+    assert Thread.objects.get().closed_at is not None
+    post_grouped(as_kee)
+    assert flushed(as_kee).entries[0].revision == 1
+    assert Thread.objects.count() == 2
+
+
+def test_9_a_full_ack_with_something_pending_leaves_thread_and_buffer_alone(as_kee: Caller) -> None:
+    post_grouped(as_kee)
+    page = flushed(as_kee)
+    waiting = post_grouped(as_kee)
+    due = Thread.objects.get().flush_due_at
+    ack_through(as_kee, page.entries[0].token)
+    thread = Thread.objects.get()
+    assert (thread.closed_at, thread.pending_count, thread.flush_due_at) == (None, 1, due)
+    assert read(as_kee).entries == []
+    (entry,) = flushed(as_kee).entries
+    assert (entry.receipt_ids, entry.revision, entry.supersedes) == ([waiting.receipt_id], 2, None)
+
+
+def test_10_an_ack_is_idempotent(as_kee: Caller) -> None:
+    post(as_kee)
+    post_grouped(as_kee)
+    token = flushed(as_kee).entries[-1].token
+    assert ack_through(as_kee, token) == services.Acked(acked_entries=2, acked_receipts=2)
+    before = list(Entry.objects.order_by("pk").values())
+    assert ack_through(as_kee, token) == services.Acked(acked_entries=0, acked_receipts=0)
+    assert services.ack(principal_id=as_kee.principal_id, entry_ids=[before[0]["id"]], now=T0).acked_entries == 0
+    assert list(Entry.objects.order_by("pk").values()) == before
+
+
+def test_10_an_unknown_or_foreign_reference_acks_nothing(as_kee: Caller, tenant: Tenant) -> None:
+    mine = post(as_kee)
+    hexy = make_caller(tenant, "Hexy")
+    theirs = post(hexy, poster=as_kee)
+    for ref in (theirs.entry_ref, "ent_999999"):
+        with pytest.raises(UnknownEntry, match="This inbox has no entry"):
+            services.ack(
+                principal_id=as_kee.principal_id,
+                entry_ids=[parse_entry(mine.entry_ref or ""), parse_entry(ref or "")],
+                now=T0,
+            )
+        with pytest.raises(UnknownEntry):
+            ack_through(as_kee, ref)
+    assert (read(as_kee).visible, read(hexy).visible) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["thr_1", "thr_1@4", "42", "ent_0", "ent_42@", "ent_42@x", "ent_42@-1", "ent_42@1~", "ent_42@1~!!", "ent_42@1~e30",
+     "ent_42@1~WzFd", "ent_42@1~eyJpZHMiOlsieCJdfQ", "ent_42@1~eyJhZnRlciI6LTF9", "ENT_1", "ent_1 ", "ent_٤"],
+)  # fmt: skip
+def test_10_malformed_and_thread_references_are_malformed(text: str) -> None:
+    with pytest.raises(Malformed):
+        parse_through(text)
+
+
+def test_10_reading_one_receipt_of_a_digest_acks_it_and_narrows(as_kee: Caller) -> None:
+    first, second = post_grouped(as_kee), post_grouped(as_kee)
+    flushed(as_kee)
+    services.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=first.id, now=T0)
+    (entry,) = read(as_kee).entries
+    assert (entry.receipt_ids, entry.flush_reason) == ([second.receipt_id], "narrow")
+    services.archive_receipt(principal_id=as_kee.principal_id, receipt_pk=second.id, now=T0)
+    assert read(as_kee).unread == 0
+    assert Thread.objects.get().closed_at is not None
+
+
+def test_10_reading_a_receipt_that_still_waits_acks_exactly_that_one(as_kee: Caller) -> None:
+    first, second = post_grouped(as_kee), post_grouped(as_kee)
+    services.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=first.id, now=T0)
+    assert (read(as_kee).pending, read(as_kee).entries) == (1, [])
+    services.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=second.id, now=T0)
+    thread = Thread.objects.get()
+    assert (thread.pending_count, thread.flush_due_at, thread.closed_at) == (0, None, T0)
+
+
+def test_11_delivered_is_stamped_once_for_every_receipt_inside_and_reading_consumes_nothing(as_kee: Caller) -> None:
+    first = post_grouped(as_kee)
+    page = flushed(as_kee)
+    keys = [pk for entry in page.entries for pk in entry.receipt_pks]
+    services.mark_delivered(receipt_pks=keys, now=T0)
+    services.mark_delivered(receipt_pks=keys, now=T0 + timedelta(hours=1))
+    state = ReceiptState.objects.get(pk=first.id)
+    assert (state.delivered_at, state.read_at, state.acked_at) == (T0, None, None)
+    assert read(as_kee) == page
+
+
+def test_11_archived_implies_acked_and_keeps_the_time_of_the_ack(as_kee: Caller) -> None:
+    posted = post(as_kee)
+    services.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=posted.id, now=T0)
+    later = T0 + timedelta(hours=1)
+    assert (
+        services.archive_receipt(principal_id=as_kee.principal_id, receipt_pk=posted.id, now=later).acked_receipts == 0
+    )
+    state = ReceiptState.objects.get(pk=posted.id)
+    assert (state.read_at, state.acked_at, state.archived_at) == (T0, T0, later)
+
+
+def test_12_expand_is_paged_and_works_on_superseded_and_acked_entries(as_kee: Caller) -> None:
+    posted = [post_grouped(as_kee) for _ in range(5)]
+    (entry,) = flushed(as_kee).entries
+    post_grouped(as_kee)
+    ack_through(as_kee, flushed(as_kee).entries[0].token)
+    one, following = selectors.expand(as_kee.principal_id, entry.id, limit=3)
+    two, end = selectors.expand(as_kee.principal_id, entry.id, start=following or 0, limit=3)
+    assert [seen.receipt.receipt_id for seen in one + two] == [one.receipt_id for one in posted]
+    assert end is None
+
+
+def test_12_history_lists_everything_newest_first(as_kee: Caller) -> None:
+    for _ in range(3):
+        post(as_kee)
+        ack_through(as_kee, read(as_kee).entries[0].token)
+    past = selectors.history(as_kee.principal_id, limit=2)
+    older = selectors.history(as_kee.principal_id, before=past[-1].sequence)
+    assert [entry.sequence for entry in past + older] == [3, 2, 1]
+    assert all(entry.acked_at for entry in past + older)
+
+
+def test_13_references_are_typed(as_kee: Caller) -> None:
+    post_grouped(as_kee)
+    (entry,) = flushed(as_kee).entries
+    assert (entry.ref, entry.thread) == (f"ent_{entry.id}", f"thr_{entry.thread_id}")
+
+
+def test_14_counts_add_up_within_a_burst(as_kee: Caller) -> None:
+    post(as_kee)
+    post_grouped(as_kee, flush_class="immediate")
+    post_grouped(as_kee)
+    page = read(as_kee)
+    assert (page.visible, page.pending, page.unread, page.more_waiting) == (2, 1, 3, 1)
+    counts = selectors.unread_counts(as_kee.principal_id)
+    assert (counts.visible, counts.pending, counts.total) == (2, 1, 3)
+
+
+def test_an_inbox_without_receipts_is_empty_as_of_nothing(as_kee: Caller) -> None:
+    assert read(as_kee) == InboxPage(as_of=0, entries=[], visible=0, pending=0)
+    assert not Inbox.objects.exists()
+
+
+def test_i10_no_operation_on_one_inbox_touches_another(tenant: Tenant, as_kee: Caller) -> None:
+    hexy = make_caller(tenant, "Hexy")
+    theirs = post(hexy, poster=as_kee)
+    post(as_kee)
+    ack_through(as_kee, read(as_kee).entries[0].token)
+    with acting_as(hexy):
+        assert receipt_ids(read(hexy)) == [[theirs.receipt_id]]
+        assert services.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=theirs.id, now=T0).acked_receipts == 0
+    assert read(hexy).visible == 1

@@ -1,0 +1,118 @@
+"""Facts, the chain between them, and what is owed because of them."""
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+
+from apps.digests.services import ObligationDraft
+from apps.principals.models import Tenant
+from apps.principals.tenancy import Caller
+from apps.receipts import selectors
+from apps.receipts.errors import ChainCycle, DedupeConflict, DuplicateReceipt, ReceiptIdConflict, UnknownReceipt
+from apps.receipts.models import Obligation, Receipt, ReceiptKey, UnmatchedCloser
+from tests.digests.makers import post
+from tests.factories import make_caller
+
+
+def chain_of(reference: str) -> list[str]:
+    return [link.receipt_id for link in selectors.chain(reference)]
+
+
+def test_a_chain_is_walked_both_ways_from_any_of_its_receipts(as_kee: Caller) -> None:
+    root = post(as_kee, event_type="task_received", surface="ledger")
+    plan = post(as_kee, event_type="plan_created", caused_by=root.receipt_id, surface="ledger")
+    queued = [post(as_kee, event_type="task_queued", caused_by=str(plan.uuid), surface="ledger") for _ in range(2)]
+    done = post(as_kee, event_type="task_complete", pairs_with=queued[0].receipt_id, caused_by=queued[0].receipt_id)
+    post(as_kee)
+    whole = [one.receipt_id for one in (root, plan, *queued, done)]
+    for one in whole:
+        assert chain_of(one) == whole
+    link = selectors.chain(str(done.uuid))[-1]
+    assert (link.pairs_with, link.caused_by) == (queued[0].receipt_id, queued[0].receipt_id)
+
+
+def test_a_cause_that_arrives_later_is_linked_then(as_kee: Caller) -> None:
+    effect = post(as_kee, caused_by="R.1")
+    assert Receipt.objects.get(pk=effect.id).caused_by is None
+    cause = post(as_kee, receipt_id="R.1")
+    assert Receipt.objects.get(pk=effect.id).caused_by_id == cause.id
+    assert chain_of("R.1") == [effect.receipt_id, "R.1"]
+
+
+def test_an_obligation_closes_with_the_receipt_that_pairs_with_it(tenant: Tenant, as_kee: Caller) -> None:
+    hexy = make_caller(tenant, "Hexy")
+    owed = ObligationDraft(debtor_id=hexy.principal_id, creditor_id=as_kee.principal_id)
+    root = post(as_kee, surface="ledger", obligation=owed)
+    asked = post(hexy, poster=as_kee, requires_action=True)
+    listed = selectors.obligations(owed_by=hexy.principal_id)
+    assert [one.receipt_id for one in listed] == [root.receipt_id, asked.receipt_id]
+    assert selectors.obligations(awaited_by=as_kee.principal_id) == listed
+
+    closer = post(as_kee, pairs_with=root.receipt_id)
+    post(as_kee, pairs_with=root.receipt_id)
+
+    assert [one.receipt_id for one in selectors.obligations(owed_by=hexy.principal_id)] == [asked.receipt_id]
+    assert Obligation.objects.get(pk=root.id).closed_by_id == closer.id
+
+
+def test_a_closer_that_comes_before_its_root_waits_for_it(as_kee: Caller) -> None:
+    closer = post(as_kee, pairs_with="R.9")
+    assert UnmatchedCloser.objects.get().receipt_id == closer.id
+    root = post(as_kee, receipt_id="R.9", requires_action=True)
+    obligation = Obligation.objects.get(pk=root.id)
+    assert (obligation.closed_by_id, obligation.closed_at) == (closer.id, obligation.opened_at)
+    assert not UnmatchedCloser.objects.exists()
+    assert chain_of("R.9") == [closer.receipt_id, "R.9"]
+
+
+def test_a_cycle_is_refused_and_changes_nothing(as_kee: Caller) -> None:
+    post(as_kee, receipt_id="a", caused_by="b")
+    post(as_kee, receipt_id="b", pairs_with="c")
+    before = list(Receipt.objects.order_by("pk").values())
+    for own, cause in (("c", "a"), ("d", "d")):
+        with pytest.raises(ChainCycle):
+            post(as_kee, receipt_id=own, caused_by=cause)
+    assert list(Receipt.objects.order_by("pk").values()) == before
+    assert UnmatchedCloser.objects.count() == 1
+
+
+def test_repetitions_and_conflicts_are_told_apart(as_kee: Caller) -> None:
+    first = post(as_kee, dedupe_key="k", title="t", summary="s", receipt_id="R.1")
+    keys = ReceiptKey.objects.count()
+    with pytest.raises(DuplicateReceipt) as duplicate:
+        post(as_kee, dedupe_key="k", title="t", summary="s", receipt_id="R.2")
+    assert duplicate.value.extra == {"existing_receipt_id": "R.1", "existing_uuid": str(first.uuid)}
+    with pytest.raises(DedupeConflict):
+        post(as_kee, dedupe_key="k", title="t", summary="other")
+    with pytest.raises(ReceiptIdConflict):
+        post(as_kee, dedupe_key="k2", receipt_id="R.1")
+    assert (Receipt.objects.count(), ReceiptKey.objects.count()) == (1, keys)
+
+
+def test_one_source_does_not_block_the_keys_of_another(as_kee: Caller) -> None:
+    post(as_kee, source="github", dedupe_key="k")
+    post(as_kee, source="gitlab", dedupe_key="k")
+    assert Receipt.objects.count() == 2
+
+
+def test_a_receipt_of_nobody_concerned_is_unknown(tenant: Tenant, as_kee: Caller) -> None:
+    posted = post(as_kee)
+    with pytest.raises(UnknownReceipt):
+        selectors.find_for(posted.receipt_id, principal_id=make_caller(tenant, "Hexy").principal_id)
+    with pytest.raises(UnknownReceipt):
+        selectors.find("nonesuch")
+
+
+@pytest.mark.parametrize("column", ["summary = 'x'", "recipient_id = recipient_id + 1", "created_at = now()"])
+def test_i4_the_database_refuses_to_change_a_fact(as_kee: Caller, column: str) -> None:
+    post(as_kee)
+    with pytest.raises(IntegrityError, match="immutable"), transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(f"update receipts_receipt set {column}")
+
+
+def test_only_erasure_may_redact(as_kee: Caller) -> None:
+    post(as_kee)
+    with connection.cursor() as cursor:
+        cursor.execute("select set_config('gatehouse.redacting', 'on', true)")
+        cursor.execute("update receipts_receipt set summary = 'redacted', redacted_at = gatehouse_now()")
+        with pytest.raises(IntegrityError, match="immutable"), transaction.atomic():
+            cursor.execute("update receipts_receipt set source_system = 'x'")
