@@ -14,6 +14,7 @@ import environ
 import structlog
 from csp.constants import NONE, SELF, UNSAFE_INLINE
 from django.core.exceptions import ImproperlyConfigured
+from django.templatetags.static import static
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 env = environ.Env()
@@ -115,6 +116,7 @@ TEMPLATES = [
     }
 ]
 LANGUAGE_CODE = "en"
+FORMAT_MODULE_PATH = "config.formats"
 TIME_ZONE = "UTC"
 USE_TZ = True
 STATIC_URL = "static/"
@@ -171,6 +173,9 @@ UNFOLD = {
     "SITE_SUBHEADER": "Operator's console",
     "SITE_SYMBOL": "door_open",
     "SITE_URL": None,
+    "SITE_FAVICONS": [
+        {"rel": "icon", "type": "image/svg+xml", "href": lambda request: static("console/favicon.svg")},
+    ],
     "SHOW_HISTORY": False,
     "SHOW_VIEW_ON_SITE": False,
     "ENVIRONMENT": "apps.console.navigation.environment",
@@ -230,6 +235,7 @@ CELERY_TASK_RETRY_ON_WORKER_LOST = True
 CELERY_TASK_SOFT_TIME_LIMIT = 600
 CELERY_TASK_TIME_LIMIT = 660
 CELERY_TASK_DEFAULT_QUEUE = "sweep"
+CELERY_TASK_ROUTES = {"tasks.execute": {"queue": "execute"}, "executions.*": {"queue": "execute"}}
 CELERY_TASK_PUBLISH_RETRY_POLICY = {"max_retries": 1, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.1}
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_DISABLE_PREFETCH = True

@@ -11,8 +11,11 @@ from django_celery_beat.models import PeriodicTask
 
 from apps.console import selectors
 from apps.core import pulse
+from apps.digests.models import Inbox
 from apps.memory.models import Concept, Observation, Pattern
 from apps.tasks.models import HotTask
+from apps.workers.models import Worker
+from apps.workers.states import State
 
 Tone = Literal["good", "warning", "danger", "plain"]
 
@@ -37,7 +40,7 @@ class Card:
 
 def cards(*, now: datetime) -> list[Card]:
     """What the dashboard shows."""
-    return [_work(now), _memory(), _life()]
+    return [_work(now), _inbox(now), _workers(), _memory(), _life()]
 
 
 def _work(now: datetime) -> Card:
@@ -53,6 +56,32 @@ def _work(now: datetime) -> Card:
             Figure(label="Leased", value=str(queues.leased)),
             _none_is_good("Leases overdue", queues.overdue, "warning"),
             _none_is_good("Dead letters", selectors.dead_letters(), "danger"),
+        ],
+    )
+
+
+def _inbox(now: datetime) -> Card:
+    inboxes = selectors.inbox_figures(now=now)
+    return Card(
+        title="Inbox",
+        link=_listing(Inbox),
+        figures=[
+            Figure(label="Unread receipts", value=str(inboxes.unread)),
+            Figure(label="Gathered for digests", value=str(inboxes.pending)),
+            _none_is_good("Digests overdue", inboxes.overdue, "danger"),
+            Figure(label="Open obligations", value=str(inboxes.obligations)),
+        ],
+    )
+
+
+def _workers() -> Card:
+    unwell: dict[str, Tone] = {State.DEGRADED: "warning", State.OFFLINE: "warning", State.QUARANTINED: "danger"}
+    return Card(
+        title="Workers",
+        link=_listing(Worker),
+        figures=[
+            Figure(label=state.capitalize(), value=str(count), tone=unwell.get(state, "plain") if count else "plain")
+            for state, count in selectors.workers_by_health().items()
         ],
     )
 

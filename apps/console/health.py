@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from typing import Any, Final
 
@@ -11,12 +12,15 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error
 from django.core.files.base import ContentFile
 from django.core.files.storage import storages
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, ProgrammingError, connection
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 from django_celery_beat.models import PeriodicTask
 
+from apps.console import selectors
 from apps.core import pulse, ticks
+from apps.core.sql import database_now
+from apps.principals.tenancy import acting_as_system
 
 POSTGRESQL: Final = 18
 REDIS: Final = (7, 2)
@@ -40,7 +44,7 @@ Examination = Callable[[], Finding]
 
 def readiness() -> list[Finding]:
     """What must be well for this process to serve, and what should be. Quick enough to ask every second."""
-    return _examine([_database, _postgresql, _login_role, _migrations, _broker, _beat, _worker])
+    return _examine([_database, _postgresql, _login_role, _migrations, _broker, _beat, _worker, _digests])
 
 
 def examination() -> list[Finding]:
@@ -58,6 +62,7 @@ def examination() -> list[Finding]:
             _eviction,
             _beat,
             _worker,
+            _digests,
             _artifacts,
         ]
     )
@@ -70,6 +75,8 @@ def _examine(parts: Sequence[Examination]) -> list[Finding]:
     for part in parts:
         try:
             findings.append(part())
+        except ProgrammingError:
+            continue  # it asked a table that is not there yet, which the migrations' finding says
         except DatabaseError as exc:
             if DatabaseError not in away:
                 findings.append(_silent("database", exc, "Start PostgreSQL and see that DATABASE_URL names it."))
@@ -203,6 +210,20 @@ def _alive(part: str, who: str, mend: str) -> Finding:
         ok=age is not None and age <= pulse.SILENT_AFTER,
         says="not heard of for an hour" if age is None else f"last tick {age.total_seconds():.0f} s ago",
         mend=f"Start it: {mend}",
+        needed=False,
+    )
+
+
+def _digests() -> Finding:
+    with acting_as_system("readiness"):
+        now = database_now()
+        oldest = selectors.inbox_figures(now=now).oldest_due_at
+    late = now - oldest if oldest is not None else timedelta(0)
+    return Finding(
+        part="digests",
+        ok=late <= pulse.SILENT_AFTER,
+        says=f"the longest overdue is {late.total_seconds():.0f} s late" if late else "none overdue",
+        mend="A worker process publishes them: see worker and beat.",
         needed=False,
     )
 

@@ -23,10 +23,11 @@ class _State(Collector):
     def collect(self) -> Iterable[Metric]:
         with acting_as_system("metrics"):
             gauges = selectors.gauges(now=timezone.now())
+        families: dict[str, GaugeMetricFamily] = {}
         for gauge in gauges:
-            family = GaugeMetricFamily(gauge.name, gauge.says, labels=list(gauge.labels))
-            family.add_metric(list(gauge.labels.values()), gauge.value)
-            yield family
+            new = GaugeMetricFamily(gauge.name, gauge.says, labels=list(gauge.labels))
+            families.setdefault(gauge.name, new).add_metric(list(gauge.labels.values()), gauge.value)
+        return families.values()
 
 
 def exposition() -> bytes:

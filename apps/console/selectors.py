@@ -5,13 +5,21 @@ Each answer counts what the transaction may see: all tenants for the system, an 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
+from typing import Final
 
-from django.db.models import Count, Min, Q
+from django.db.models import Count, Min, Q, Sum
 
 from apps.core import pulse
+from apps.digests.models import Inbox, Thread
+from apps.receipts.models import Obligation
 from apps.tasks.models import HotTask, TerminalRecord
 from apps.tasks.states import Status
+from apps.workers.models import Worker
+from apps.workers.states import State
+
+# The tick that publishes runs every second; what is due for longer was passed over.
+FLUSHED_WITHIN: Final = timedelta(seconds=3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +52,36 @@ def dead_letters() -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InboxFigures:
+    """What waits for agents, and whether it reaches them."""
+
+    unread: int
+    pending: int
+    """Receipts that are still gathered into a digest."""
+    overdue: int
+    """Digests that should have been published before now."""
+    oldest_due_at: datetime | None
+    obligations: int
+
+
+def inbox_figures(*, now: datetime) -> InboxFigures:
+    """The inboxes' own counters and the threads that wait; never the receipts themselves."""
+    counters = Inbox.objects.aggregate(
+        unread=Sum("visible_unread", default=0), pending=Sum("pending_unread", default=0)
+    )
+    due = Thread.objects.filter(flush_due_at__lt=now - FLUSHED_WITHIN).aggregate(
+        overdue=Count("pk"), oldest_due_at=Min("flush_due_at")
+    )
+    return InboxFigures(**counters, **due, obligations=Obligation.objects.filter(closed_at=None).count())
+
+
+def workers_by_health() -> dict[str, int]:
+    """How many registered workers are in each state; every state is named."""
+    counted = dict(Worker.objects.filter(unregistered_at=None).values_list("state").annotate(Count("pk")))
+    return {str(state): counted.get(state, 0) for state in State}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Gauge:
     """A number for Prometheus."""
 
@@ -57,6 +95,8 @@ def gauges(*, now: datetime) -> list[Gauge]:
     """The state of the whole deployment."""
     queues = queue_figures(now=now)
     oldest = (now - queues.oldest_ready_at).total_seconds() if queues.oldest_ready_at else 0.0
+    inboxes = inbox_figures(now=now)
+    lateness = (now - inboxes.oldest_due_at).total_seconds() if inboxes.oldest_due_at else 0.0
     ages = {who: pulse.last_known_age(who) for who in ("beat", "worker")}
     return [
         Gauge(name="gatehouse_tasks_ready", says="Tasks that a worker may claim.", value=queues.ready),
@@ -65,6 +105,15 @@ def gauges(*, now: datetime) -> list[Gauge]:
         Gauge(name="gatehouse_tasks_overdue", says="Leases past their deadline.", value=queues.overdue),
         Gauge(name="gatehouse_tasks_oldest_ready_seconds", says="Age of the oldest ready task.", value=oldest),
         Gauge(name="gatehouse_tasks_dead_letters", says="Tasks that failed for good.", value=dead_letters()),
+        Gauge(name="gatehouse_inbox_unread", says="Unacked receipts in visible entries.", value=inboxes.unread),
+        Gauge(name="gatehouse_inbox_pending", says="Receipts gathered for a digest.", value=inboxes.pending),
+        Gauge(name="gatehouse_digests_overdue", says="Digests past their moment.", value=inboxes.overdue),
+        Gauge(name="gatehouse_digests_lateness_seconds", says="Of the digest longest overdue.", value=lateness),
+        Gauge(name="gatehouse_obligations_open", says="What is owed.", value=inboxes.obligations),
+        *(
+            Gauge(name="gatehouse_workers", says="Workers by health.", value=count, labels={"state": state})
+            for state, count in workers_by_health().items()
+        ),
         *(
             Gauge(
                 name=f"gatehouse_{who}_silence_seconds",

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from functools import update_wrapper
 from typing import Any, Final
 
-from csp.constants import UNSAFE_EVAL
+from csp.constants import SELF, UNSAFE_EVAL
 from csp.decorators import csp_update
 from django.contrib.admin import ModelAdmin
 from django.db import connection, transaction
@@ -26,13 +26,15 @@ View = Callable[..., HttpResponse]
 
 _LOOKS_ONLY: Final = {"GET", "HEAD", "OPTIONS"}
 # The site's scripts are all local, but Alpine compiles the expressions in their attributes.
-_runs_alpine: Final = csp_update({"script-src": [UNSAFE_EVAL]})
+_runs_alpine: Final = csp_update({"script-src": [SELF, UNSAFE_EVAL]})
 
 
 class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
     """Every request runs in one transaction: a superuser's sees all tenants, another operator's those of its
     memberships. A request that only looks runs read-only, so that no link can change anything.
     """
+
+    index_title = "Dashboard"
 
     def admin_view(self, view: View, cacheable: bool = False) -> View:  # noqa: FBT001, FBT002  # Django's signature
         def seeing(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:

@@ -9,7 +9,7 @@ from django.core.management import call_command
 from apps.core import pulse, ticks
 
 
-@shared_task(name="core.tick", queue="sweep", ignore_result=True)
+@shared_task(name="core.tick", ignore_result=True)
 def tick(name: str) -> None:
     """Safe to lose, repeat or overlap: the database holds the truth."""
     pulse.beat("beat")

@@ -22,6 +22,7 @@ from apps.executions.errors import (
     WorkerCallFailed,
     WorkerUnavailable,
 )
+from apps.executions.models import Execution
 from apps.principals.tenancy import Caller, acting_in
 from apps.receipts.services import Group
 from apps.tasks import selectors as stored_results
@@ -35,6 +36,7 @@ EVENT_FAMILY: Final = "asyncgate.task"
 MAX_ANSWER_BYTES: Final = 8 * 1024 * 1024
 MAX_PARAMS_BYTES: Final = 1024 * 1024
 _SECONDS: Final = 60
+_HINT: Final = 300
 _HARMLESS_TWICE: Final = frozenset({"read", "network"})
 _MAX_FAULTS: Final = 20
 
@@ -93,9 +95,13 @@ def target_of(*, worker_id: str, tool_name: str) -> Target:
     )
 
 
-def group_of(resource_ref: str) -> Group:
-    """What makes the receipts of one execution's tasks one thread of an inbox."""
-    return Group(resource_ref=resource_ref, event_family=EVENT_FAMILY)
+def group_of(execution: Execution) -> Group:
+    """What makes the receipts of one execution's tasks one thread of an inbox, and what that thread is about."""
+    return Group(
+        resource_ref=execution.resource_ref,
+        event_family=EVENT_FAMILY,
+        summary_hint=f"Tasks of {execution.ref}: {execution.intent}"[:_HINT],
+    )
 
 
 def check_params(target: Target, params: Mapping[str, Any]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import structlog
 from celery import shared_task
 from django.dispatch import receiver
-from kombu.exceptions import OperationalError
+from kombu.exceptions import KombuError, OperationalError
 
 from apps.executions import calls, selectors, services
 from apps.executions.signals import execution_can_go_on
@@ -15,7 +15,12 @@ from apps.tasks.signals import task_finished
 logger = structlog.get_logger(__name__)
 
 
-@shared_task(name="executions.advance", queue="execute", ignore_result=True)
+# A nudge older than this is dropped unread: the tick will have sent another.
+_FRESH_SECONDS = 30
+
+
+# Acked early: a nudge that dies with its worker is replaced by the tick.
+@shared_task(name="executions.advance", queue="execute", ignore_result=True, acks_late=False)
 def advance(tenant_id: int, execution_id: int) -> None:
     """Carry an execution as far as it will go."""
     services.advance(tenant_id=tenant_id, execution_id=execution_id)
@@ -25,8 +30,8 @@ def advance(tenant_id: int, execution_id: int) -> None:
 def nudge(tenant_id: int, execution_id: int, **_: Any) -> None:
     """Tell a worker process. A broker that is away costs a tick, not the execution."""
     try:
-        advance.delay(tenant_id, execution_id)
-    except OperationalError as exc:
+        advance.apply_async(args=(tenant_id, execution_id), expires=_FRESH_SECONDS, retry=False)
+    except (OperationalError, KombuError, OSError) as exc:
         logger.warning("executions.nudge_lost", execution_id=execution_id, reason=str(exc))
 
 

@@ -151,7 +151,7 @@ class TaskStatusOutput(Output):
 def check_task_status(caller: Caller, given: TaskNamed) -> TaskStatusOutput:
     """How far a task is that you asked for or are to be told of. There is no need to poll: its end comes to your
     inbox."""
-    services.refuse_stranger(caller, task_of(given.task_id))
+    services.refuse_stranger(caller=caller, task_id=task_of(given.task_id))
     found = selectors.status(given.task_id)
     said = found.percent is not None or found.message
     return TaskStatusOutput(
@@ -255,7 +255,7 @@ class Timeline(Output):
 )
 def task_timeline(caller: Caller, given: TaskNamed) -> Timeline:
     """What happened to a task, in order: queued, each run, its end, its receipts."""
-    services.refuse_stranger(caller, task_of(given.task_id))
+    services.refuse_stranger(caller=caller, task_id=task_of(given.task_id))
     events = [
         TimelineEvent(at=found.at, event=found.event, run_id=found.run_id, holder=found.holder, detail=found.detail)
         for found in selectors.timeline(given.task_id)

@@ -30,6 +30,11 @@ class DataFolder:
     def password_file(self) -> Path:
         return self.path / "admin-password"
 
+    @property
+    def worker_key_file(self) -> Path:
+        """The private key by which the bundled workers sign their manifests."""
+        return self.path / "worker-key"
+
     def log(self, name: str) -> Path:
         return self.path / "log" / f"{name}.log"
 
@@ -76,7 +81,7 @@ class DataFolder:
 
 _CONTENT = (
     *("postgres", "postgres.new", "valkey", "servers-home"),
-    *("secrets.json", "stack.json", "admin-password", "api-token", "lock"),
+    *("secrets.json", "stack.json", "admin-password", "api-token", "worker-key", "lock"),
     *("log", "files", "artifacts", "static"),
 )
 

@@ -63,7 +63,12 @@ def bundled_worker_scripts() -> list[Path]:
 def bundled_worker(script: Path, data: DataFolder, env: Mapping[str, str], *, token: str) -> Program:
     """One MCP worker, on any free port; it tells the hub which."""
     return python_program(
-        worker_name(script), str(script), "--port", "0", data=data, env={**env, "GATEHOUSE_TOKEN": token}
+        worker_name(script),
+        str(script),
+        "--port",
+        "0",
+        data=data,
+        env={**env, "GATEHOUSE_TOKEN": token, "GATEHOUSE_WORKER_KEY": data.worker_key_file.read_text(encoding="utf-8")},
     )
 
 

@@ -1,7 +1,7 @@
 """Bring the database up to date in one process: ``python -m config.stack.provision``.
 
-Reads the tokens to issue as JSON from standard input (a list of argument lists of ``issue_token``, by name) and the
-password file from its only argument; answers JSON on standard output. Everything it does may be repeated.
+Reads the tokens to issue as JSON from standard input (a list of argument lists of ``issue_token``, by name), and the
+password file and the bundled workers' key file from its arguments; answers JSON on standard output. Everything it does may be repeated.
 """
 
 import io
@@ -14,15 +14,14 @@ import django
 from django.core.management import call_command
 
 
-def provision(*, password_file: str, tokens: dict[str, list[str]]) -> dict[str, object]:
-    """Migrate, write the schedules, make sure of the operator, issue tokens."""
+def provision(*, password_file: str, worker_key_file: str, tokens: dict[str, list[str]]) -> dict[str, object]:
+    """Migrate, write the schedules, make sure of the operator, issue tokens, trust the bundled workers' key."""
     call_command("migrate", interactive=False, verbosity=0)
     call_command("sync_schedules")
     call_command("ensure_operator", "--username", "admin", "--password-file", password_file)
-    return {
-        "migrations": _applied_migrations(),
-        "tokens": {name: _issue(arguments) for name, arguments in tokens.items()},
-    }
+    issued = {name: _issue(arguments) for name, arguments in tokens.items()}
+    call_command("enroll_worker_key", "--name", "bundled", "--ceiling", "verified", "--private-file", worker_key_file)
+    return {"migrations": _applied_migrations(), "tokens": issued}
 
 
 def _issue(arguments: list[str]) -> str:
@@ -43,5 +42,5 @@ if __name__ == "__main__":
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     django.setup()
     with redirect_stdout(sys.stderr):
-        outcome = provision(password_file=sys.argv[1], tokens=json.load(sys.stdin))
+        outcome = provision(password_file=sys.argv[1], worker_key_file=sys.argv[2], tokens=json.load(sys.stdin))
     sys.stdout.write(json.dumps(outcome))

@@ -174,7 +174,13 @@ class Supervisor:
         scripts = programs.bundled_worker_scripts() if self.with_workers else []
         wanted = {name: how for name, how in programs.wanted_tokens(scripts).items() if name not in tokens}
         done = subprocess.run(
-            [sys.executable, "-m", "config.stack.provision", str(self.data.password_file)],
+            [
+                sys.executable,
+                "-m",
+                "config.stack.provision",
+                str(self.data.password_file),
+                str(self.data.worker_key_file),
+            ],
             input=json.dumps(wanted),
             env=self._environment,
             cwd=programs.PRODUCT,

@@ -12,7 +12,8 @@ A worker file declares a `Worker`, decorates its tools and calls `main`:
 
 The process then serves Streamable HTTP at `/mcp`. With `GATEHOUSE_URL` and `GATEHOUSE_TOKEN` set it
 also announces itself to the hub and keeps its heartbeat going. The hub may start later, go away and
-come back; the worker serves in the meantime.
+come back; the worker serves in the meantime. With `GATEHOUSE_WORKER_KEY` set it signs its manifest:
+unsigned workers may do nothing that touches files or the network.
 """
 
 from __future__ import annotations
@@ -20,19 +21,26 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import logging
 import math
 import os
 import random
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any, Final, Literal, TypedDict, TypeVar
 from urllib.parse import quote, urlsplit
 
 import httpx2
+import rfc8785
 import uvicorn
+from joserfc import jws
+from joserfc.errors import JoseError
+from joserfc.jwk import OKPKey
+from joserfc.registry import HeaderParameter
 from mcp.server import MCPServer
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.types import ToolAnnotations
@@ -45,6 +53,7 @@ LONGEST_HEARTBEAT_SECONDS: Final = 3600.0
 FIRST_RETRY_SECONDS: Final = 0.5
 LONGEST_RETRY_SECONDS: Final = 30.0
 HUB_TIMEOUT_SECONDS: Final = 10.0
+SIGNATURE_SECONDS: Final = 3600
 
 ToolFunction = TypeVar("ToolFunction", bound=Callable[..., Any])
 
@@ -94,6 +103,7 @@ class Worker:
         self.worker_id = worker_id
         self.endpoint = ""
         self.capacity = capacity
+        self.signing_key: OKPKey | None = None
         self._active_calls = 0
         self._about: dict[str, Any] = {
             "capabilities": list(capabilities),
@@ -131,6 +141,11 @@ class Worker:
         ]
         return {"worker_id": self.worker_id, "endpoint": self.endpoint, "tools": tools, **self._about}
 
+    async def registration(self) -> dict[str, Any]:
+        """Return the manifest for the hub, signed where `GATEHOUSE_WORKER_KEY` holds a key that an operator enrolled there."""
+        manifest = await self.manifest()
+        return signed(manifest, self.signing_key) if self.signing_key else manifest
+
     def health(self) -> dict[str, Any]:
         """Return the body of a heartbeat."""
         return {
@@ -147,6 +162,7 @@ class Worker:
             logging.getLogger(noisy).setLevel("WARNING")
         try:
             hub = Hub.from_environment()
+            self.signing_key = key_from_environment()
             listener = _listen(options.host, options.port)
         except (ValueError, OSError) as refusal:
             sys.stderr.write(f"{self.worker_id} cannot start: {refusal}\n")
@@ -234,7 +250,7 @@ class Hub:
     async def _register(self, worker: Worker) -> None:
         failures = 0
         while True:
-            status, answer = await self._post("/workers/register", await worker.manifest())
+            status, answer = await self._post("/workers/register", await worker.registration())
             if status in {HTTPStatus.OK, HTTPStatus.CREATED}:
                 log.info(
                     "registered as %s, effective tier %s", worker.worker_id, answer.get("effective_tier", "unknown")
@@ -286,6 +302,36 @@ class _AnnouncingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.ready.set()
+
+
+def key_from_environment() -> OKPKey | None:
+    """Return the private Ed25519 key (a JWK with a `kid`) in `GATEHOUSE_WORKER_KEY`, or None if it is not set.
+
+    :raises ValueError: if there is something else in it.
+    """
+    text = os.environ.get("GATEHOUSE_WORKER_KEY", "")
+    if not text:
+        return None
+    try:
+        key = OKPKey.import_key(json.loads(text))
+    except (ValueError, KeyError, TypeError, JoseError) as refusal:
+        raise ValueError("GATEHOUSE_WORKER_KEY holds no private Ed25519 key as JWK") from refusal
+    if not (key.is_private and key.kid):
+        raise ValueError("GATEHOUSE_WORKER_KEY holds no private Ed25519 key with a kid")
+    return key
+
+
+def signed(manifest: dict[str, Any], key: OKPKey) -> dict[str, Any]:
+    """Return the manifest with a signature over its canonical JSON, good for an hour: the hub wants it fresh."""
+    trust = {**manifest["trust"], "key_id": key.kid}
+    now = int(time.time())
+    header = {"alg": "Ed25519", "kid": key.kid, "iat": now, "exp": now + SIGNATURE_SECONDS}
+    registry = jws.JWSRegistry(
+        header_registry={"iat": HeaderParameter("Signed at", "int"), "exp": HeaderParameter("Ends at", "int")},
+        algorithms=["Ed25519"],
+    )
+    payload = rfc8785.dumps({**manifest, "trust": trust})
+    return {**manifest, "trust": {**trust, "signature": jws.serialize_compact(header, payload, key, registry=registry)}}
 
 
 def _backoff(failures: int) -> float:

@@ -7,25 +7,15 @@ from django.db.models import Model
 from django.test import Client
 from django.urls import reverse
 
-from apps.memory import services as memory
-from apps.principals.tenancy import acting_as, acting_as_system
-from tests.factories import T0, make_caller, make_tenant, make_token
+from apps.principals.tenancy import acting_as_system
+from tests.console.world import fill
 
 SHOWN = sorted((model for model in apps.get_models() if model in admin.site._registry), key=lambda m: m._meta.label)
 
 
 @pytest.fixture
 def world(db: None) -> None:
-    """A tenant in which everything has happened once, by services."""
-    tenant = make_tenant("acme")
-    make_token(tenant)
-    kee = make_caller(tenant)
-    with acting_as(kee):
-        older = memory.store_observation(author=kee, text="It is <b>slow</b>.", now=T0)
-        memory.store_observation(author=kee, text="It is quick.", supersedes=older.ref, now=T0)
-        memory.add_relationship(author=kee, from_concept="a", to_concept="b", rel_type="is", now=T0)
-        memory.update_pattern(author=kee, category="c", pattern_name="n", pattern_text="t", confidence=1, now=T0)
-        memory.record_session(principal=kee, conversation_id="c-1", now=T0)
+    fill()
 
 
 @pytest.mark.parametrize("model", SHOWN, ids=lambda model: model._meta.label)

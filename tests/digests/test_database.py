@@ -148,7 +148,7 @@ def test_reads_and_acks_go_by_index(as_kee: Caller) -> None:
     assert "Seq Scan" not in by_source
     boundary = plan(
         sql.BOUNDARY,
-        {"inbox": 1, "as_of": inbox.as_of, "upto": inbox.as_of, "after": 0, "source": None, "ids": None},
+        {"inbox": 1, "as_of": inbox.as_of, "upto": inbox.as_of, "after": inbox.as_of - 20, "source": None, "ids": None},
     )
     assert "digests_entry_live" in boundary
     assert "digests_entry_superseded" in boundary

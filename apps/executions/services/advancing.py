@@ -329,7 +329,7 @@ def _request(execution: Execution, step: ExecutionStep, params: Mapping[str, Any
         recipient=execution.owner.name,
         idempotency_key=f"{execution.ref}:{step.step_id}",
         caused_by=execution.plan_receipt_id,
-        group=calls.group_of(execution.resource_ref),
+        group=calls.group_of(execution),
     )
 
 

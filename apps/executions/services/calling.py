@@ -89,6 +89,6 @@ def _queue(caller: Caller, target: calls.Target, params: Mapping[str, Any], wish
             params={"worker_id": target.worker_id, "tool_name": target.tool_name, "params": dict(params)},
             idempotency_key=wishes.idempotency_key,
             caused_by=wishes.caused_by or (None if execution is None else execution.plan_receipt_id),
-            group=None if execution is None else calls.group_of(execution.resource_ref),
+            group=None if execution is None else calls.group_of(execution),
         ),
     )

@@ -14,7 +14,7 @@ _FRESH_SECONDS = 10
 
 
 # Acked early: a nudge that dies with its worker is replaced by the tick, and a second one would find nothing.
-@shared_task(name="tasks.execute", queue="execute", ignore_result=True, acks_late=False)
+@shared_task(name="tasks.execute", ignore_result=True, acks_late=False)
 def execute(tenant_id: int, queue: str) -> None:
     """Work a queue until it is dry. Safe to lose, repeat or overlap."""
     if not work(tenant_id, queue):

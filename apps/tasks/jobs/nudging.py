@@ -48,3 +48,6 @@ class Nudger:
                 except (OperationalError, KombuError, OSError) as exc:
                     logger.warning("a nudge for queue %s was not published: %s", queue, exc)
                     break
+                except Exception:  # this thread must outlive a defect; it is logged, and the tick publishes again
+                    logger.exception("a nudge for queue %s was not published", queue)
+                    break

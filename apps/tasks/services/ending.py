@@ -157,7 +157,7 @@ def cancel(*, caller: Caller, task_id: int) -> Status:
     :raises UnknownTask: if the caller neither asked for it nor is to be told of it.
     :raises AlreadyFinished: if it has succeeded or failed.
     """
-    refuse_stranger(caller, task_id)
+    refuse_stranger(caller=caller, task_id=task_id)
     hold = _lock(task_id)
     if hold is None:
         record = TerminalRecord.objects.get(task_id=task_id)
@@ -193,7 +193,7 @@ def bury(*, task_id: int) -> bool:
     return _end(task_id, end) is not None
 
 
-def refuse_stranger(caller: Caller, task_id: int) -> None:
+def refuse_stranger(*, caller: Caller, task_id: int) -> None:
     """:raises UnknownTask: if the caller is neither the task's requester nor its recipient."""
     parties = Task.objects.filter(pk=task_id).values_list("requester_id", "recipient_id").first()
     if parties is None or caller.principal_id not in parties:

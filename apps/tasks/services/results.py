@@ -19,7 +19,7 @@ def fetch_result(*, caller: Caller, task_id: int) -> TaskResult:
     :raises UnknownTask: if the caller neither asked for it nor is to be told of it.
     :raises NotFinished: if it is still open.
     """
-    refuse_stranger(caller, task_id)
+    refuse_stranger(caller=caller, task_id=task_id)
     if not TerminalRecord.objects.filter(task_id=task_id).exists():
         status = selectors.status(format_ref("task", task_id)).status
         raise NotFinished(f"{format_ref('task', task_id)} is {status}.", status=status)

@@ -1,0 +1,112 @@
+"""The console in a real browser: an operator logs in, looks around and finds a receipt and a task."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
+from pytest_django.live_server_helper import LiveServer
+
+from apps.principals.models import Operator
+from tests.console.world import fill
+
+pytestmark = [pytest.mark.ci, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+PASSWORD: Final = "a long enough password"
+# Where to leave pictures of the pages, for a person to look at.
+PICTURES: Final = os.environ.get("GATEHOUSE_SCREENSHOTS")
+
+
+def _chromium() -> str:
+    """The system's Chromium, installed where that can be done."""
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        for command in (["update"], ["install", "-y", "--no-install-recommends", "chromium"]):
+            subprocess.run(["apt-get", "-q", *command], check=False, capture_output=True, timeout=600)
+        found = shutil.which("chromium")
+    if found is None:
+        pytest.skip("There is no Chromium, and none can be installed here: apt install chromium")
+    return found
+
+
+@pytest.fixture
+def browser() -> Iterator[Browser]:
+    executable = _chromium()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def stocked(transactional_db: None) -> None:
+    """Before the browser, whose event loop forbids the thread to query."""
+    fill()
+    Operator.objects.create_superuser(username="root", password=PASSWORD)
+
+
+@pytest.fixture
+def page(stocked: None, live_server: LiveServer, browser: Browser) -> Iterator[Page]:
+    """A page that fails the test if a script fails, anything is missing, or anything leaves this server."""
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    page.set_default_timeout(10_000)
+    troubles: list[str] = []
+
+    def hear(message: ConsoleMessage) -> None:
+        if message.type == "error":
+            troubles.append(f"{message.text} {message.location.get('url')}")
+
+    def watch(request: Request) -> None:
+        if not request.url.startswith((live_server.url, "data:", "blob:")):
+            troubles.append(f"asked {request.url}")
+
+    page.on("console", hear)
+    page.on("pageerror", lambda error: troubles.append(str(error)))
+    page.on("request", watch)
+    page.goto(f"{live_server.url}/admin/")
+    page.fill("input[name=username]", "root")
+    page.fill("input[name=password]", PASSWORD)
+    page.click("button[type=submit]")
+    page.wait_for_url(f"{live_server.url}/admin/")
+    yield page
+    assert troubles == []
+
+
+def _picture(page: Page, name: str) -> None:
+    if PICTURES:
+        page.screenshot(path=Path(PICTURES) / f"{name}.png", full_page=True)
+
+
+def test_an_operator_looks_at_everything(page: Page, live_server: LiveServer) -> None:
+    expect(page.get_by_text("Oldest ready")).to_be_visible()
+    _picture(page, "dashboard")
+
+    lists = sorted(
+        {link.get_attribute("href") or "" for link in page.locator("#nav-sidebar-apps a").all()} - {"/admin/"}
+    )
+    assert len(lists) > 20
+    for address in lists:
+        answer = page.goto(f"{live_server.url}{address}")
+        assert answer is not None
+        assert answer.status == 200, address
+        _picture(page, address.strip("/").replace("/", "-"))
+
+
+@pytest.mark.parametrize(("app", "model"), [("receipts", "receipt"), ("tasks", "task"), ("digests", "entry")])
+def test_an_operator_opens_a_thing_from_its_list(page: Page, live_server: LiveServer, app: str, model: str) -> None:
+    page.goto(f"{live_server.url}/admin/{app}/{model}/")
+    page.locator("#result_list tbody th a, #result_list tbody td a").first.click()
+    page.wait_for_url("**/change/**")
+    expect(page.locator("#content, main").first).to_be_visible()
+    _picture(page, f"one-{app}-{model}")
+
+
+def test_the_dashboard_fits_a_phone(page: Page, live_server: LiveServer) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{live_server.url}/admin/")
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    _picture(page, "phone")

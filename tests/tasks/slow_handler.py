@@ -1,0 +1,29 @@
+"""A handler for tests with real workers: says that it runs, then waits to be let go."""
+
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from apps.tasks.handlers import Canceled, Context, Failed, Result, handler
+
+PATIENCE = 60.0
+
+
+@handler(
+    task_type="slow_for_tests",
+    params_schema={"type": "object", "properties": {"folder": {"type": "string"}}, "required": ["folder"]},
+    lease=timedelta(seconds=3),
+)
+def slow(context: Context, params: dict[str, Any]) -> Result:
+    folder = Path(params["folder"])
+    (folder / f"running-{context.run_id}").touch()
+    context.progress(50, "half way")
+    deadline = time.monotonic() + PATIENCE
+    while not (folder / "go").exists():
+        if context.cancelled:
+            raise Canceled
+        if time.monotonic() > deadline:
+            raise Failed("not_let_go", "Nobody let it go.", retryable=False)
+        time.sleep(0.05)
+    return Result(content={"run": context.run_id, "for": context.caller.name}, summary="Done slowly.")

@@ -1,0 +1,143 @@
+"""Real Celery workers, killed and cut off in the middle of it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import redis
+from django.db import connection
+
+from apps.principals.models import Tenant
+from apps.principals.tenancy import Caller, acting_as
+from apps.receipts.models import Receipt
+from apps.tasks import selectors, services
+from apps.tasks.models import HotTask, Run, TerminalRecord, run_key
+from apps.tasks.shapes import QueuedTask
+from tests.factories import make_caller, make_tenant
+from tests.tasks import slow_handler  # noqa: F401  # registers the type
+from tests.tasks.making import number, queue
+
+pytestmark = [pytest.mark.ci, pytest.mark.django_db(transaction=True)]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def caller() -> Caller:
+    tenant: Tenant = make_tenant("acme")
+    return make_caller(tenant, "Kee")
+
+
+@contextmanager
+def _worker(log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "celery", "-A", "config", "worker", "--include", "tests.tasks.slow_handler"),
+                *("--queues", "execute,sweep", "--concurrency", "2", "--without-gossip", "--without-mingle"),
+                *("--hostname", f"test-{time.monotonic_ns()}@%h"),
+            ],
+            cwd=ROOT,
+            env={**os.environ, "DATABASE_URL": url, "GATEHOUSE_PROCESS": "worker"},
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+        )
+    try:
+        yield process
+    finally:
+        _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the worker and its children at once, as the loss of a machine would."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _until(happened: Callable[[], bool], *, seconds: float = 45) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def _ended(caller: Caller, task: QueuedTask) -> bool:
+    with acting_as(caller):
+        return TerminalRecord.objects.filter(task_id=number(task)).exists()
+
+
+def _broker() -> redis.Redis:
+    return redis.Redis.from_url(os.environ["REDIS_URL"])
+
+
+def _assert_ended_once(caller: Caller, task: QueuedTask, *, run: int) -> None:
+    with acting_as(caller):
+        assert selectors.result(task.task_id).content == {"run": run, "for": "Kee"}
+        assert not HotTask.objects.filter(task_id=number(task)).exists()
+        receipts = Receipt.objects.filter(source_system="asyncgate", metadata__task_id=task.task_id)
+        assert sorted(receipts.values_list("event_type", flat=True)) == ["task_complete", "task_queued"]
+
+
+def test_a_task_survives_the_kill_of_its_worker(caller: Caller, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    task = queue(caller, "slow_for_tests", {"folder": str(tmp_path)})
+    with _worker(tmp_path / "log") as first:
+        _until((tmp_path / "running-1").exists)
+        _kill(first)
+    with _worker(tmp_path / "log"):
+        _until((tmp_path / "running-2").exists)
+        (tmp_path / "go").touch()
+        _until(lambda: _ended(caller, task))
+
+    _assert_ended_once(caller, task, run=2)
+    with acting_as(caller):
+        assert Run.objects.get(pk=run_key(number(task), 1)).outcome == "expired"
+
+
+def test_a_flushed_broker_costs_latency_only(caller: Caller, tmp_path: Path) -> None:
+    (tmp_path / "go").touch()
+    with _worker(tmp_path / "log"):
+        before = queue(caller, "slow_for_tests", {"folder": str(tmp_path)})
+        _until(lambda: _ended(caller, before))
+        with _broker() as broker:
+            broker.flushdb()
+        after = queue(caller, "slow_for_tests", {"folder": str(tmp_path)}, priority=9)
+        with _broker() as broker:
+            broker.flushdb()
+        _until(lambda: _ended(caller, after))
+
+    _assert_ended_once(caller, after, run=1)
+
+
+def test_a_task_queued_while_no_worker_lives_is_found_by_the_next(caller: Caller, tmp_path: Path) -> None:
+    task = queue(caller, "slow_for_tests", {"folder": str(tmp_path)})
+    with _broker() as broker:
+        broker.flushdb()
+    (tmp_path / "go").touch()
+    with _worker(tmp_path / "log"):
+        _until(lambda: _ended(caller, task))
+
+    _assert_ended_once(caller, task, run=1)
+
+
+def test_a_running_task_hears_that_it_is_canceled(caller: Caller, tmp_path: Path) -> None:
+    task = queue(caller, "slow_for_tests", {"folder": str(tmp_path)})
+    with _worker(tmp_path / "log"):
+        _until((tmp_path / "running-1").exists)
+        with acting_as(caller):
+            assert services.cancel(caller=caller, task_id=number(task)) == "canceling"
+        _until(lambda: _ended(caller, task))
+
+    with acting_as(caller):
+        found = selectors.status(task.task_id)
+    assert (found.status, found.percent, found.message) == ("canceled", 50, "half way")

@@ -1,0 +1,155 @@
+"""What the import contracts can't see: who writes, what is documented, where foreign keys point, what is walled."""
+
+import ast
+import inspect
+from collections.abc import Iterator
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+import pytest
+from django.apps import apps
+from django.conf import settings
+from django.db import models
+
+from apps.principals.models import Membership, Tenant, TenantModel
+
+ROOT: Final = Path(settings.BASE_DIR)
+LAYERS: Final = [
+    {"core"},
+    {"principals"},
+    {"receipts"},
+    {"digests"},
+    {"memory"},
+    {"workers", "tasks"},
+    {"plans"},
+    {"executions"},
+    {"mcp", "handoff"},
+    {"console"},
+]
+LEVEL_OF: Final = {name: level for level, names in enumerate(LAYERS) for name in names}
+OUR_APPS: Final = sorted(path.parent.name for path in (ROOT / "apps").glob("*/__init__.py"))
+OUR_MODELS: Final = [model for model in apps.get_models() if model.__module__.startswith("apps.")]
+
+WRITES: Final = {
+    "acreate", "aget_or_create", "asave", "aupdate", "aupdate_or_create", "abulk_create", "abulk_update", "adelete",
+    "bulk_create", "bulk_update", "create", "get_or_create", "save", "update_or_create",
+}  # fmt: skip
+# These are words of other things too (dict.update, storage.delete): they count where a manager or queryset is called.
+WRITES_OF_QUERYSETS: Final = {"update", "delete"}
+# What writes tables that are not the product's own: beat's schedules, accounts of operators.
+WRITES_ELSEWHERE: Final = {
+    "apps/core/management/commands/sync_schedules.py",
+    "apps/principals/management/commands/ensure_operator.py",
+}
+
+
+def _sources() -> Iterator[tuple[str, Path]]:
+    for path in sorted((ROOT / "apps").rglob("*.py")):
+        yield str(path.relative_to(ROOT)), path
+
+
+def _may_write(name: str) -> bool:
+    rooms = set(Path(name).parts[2:3])
+    return bool(rooms & {"services.py", "services", "migrations"}) or name in WRITES_ELSEWHERE
+
+
+def _speaks_of_rows(node: ast.expr) -> bool:
+    """Whether an expression goes through a manager: `Model.objects.filter(…)`, `row.children.all()`."""
+    return any(
+        isinstance(part, ast.Attribute) and part.attr in {"objects", "_default_manager"} for part in ast.walk(node)
+    )
+
+
+def _writes(tree: ast.AST) -> Iterator[ast.Call]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            verb, subject = node.func.attr, node.func.value
+            storage = isinstance(subject, ast.Name) and subject.id == "storage"
+            rows = _speaks_of_rows(subject)
+            if (verb in WRITES and not storage) or (verb in WRITES_OF_QUERYSETS and rows):
+                yield node
+
+
+def test_only_services_write() -> None:
+    culprits = [
+        f"{name}:{call.lineno}"
+        for name, path in _sources()
+        if not _may_write(name)
+        for call in _writes(ast.parse(path.read_text()))
+    ]
+    assert culprits == []
+
+
+def _public(module: ModuleType) -> Iterator[tuple[str, object]]:
+    for name, thing in vars(module).items():
+        ours = getattr(thing, "__module__", "").startswith(module.__name__)
+        if (
+            not name.startswith("_")
+            and ours
+            and inspect.isfunction(inspect.unwrap(thing) if callable(thing) else thing)
+        ):
+            yield name, thing
+
+
+@pytest.mark.parametrize("app", [app for app in OUR_APPS if find_spec(f"apps.{app}.services")])
+def test_a_public_service_states_its_contract_and_takes_keywords(app: str) -> None:
+    name = f"apps.{app}.services"
+    for verb, service in _public(import_module(name)):
+        assert inspect.getdoc(service), f"{name}.{verb} has no docstring"
+        positional = [
+            parameter.name
+            for parameter in inspect.signature(service).parameters.values()  # type: ignore[arg-type]
+            if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+        ]
+        assert positional == [], f"{name}.{verb}"
+
+
+@pytest.mark.parametrize("app", OUR_APPS)
+def test_an_app_says_what_it_is(app: str) -> None:
+    assert import_module(f"apps.{app}").__doc__
+
+
+@pytest.mark.parametrize("model", OUR_MODELS, ids=lambda model: model._meta.label)
+def test_a_model_says_what_a_row_means(model: type[models.Model]) -> None:
+    # Django writes a docstring of the form "Name(id, field, …)" where there is none.
+    assert not (model.__doc__ or "").startswith(f"{model.__name__}(")
+
+
+@pytest.mark.parametrize("model", OUR_MODELS, ids=lambda model: model._meta.label)
+def test_foreign_keys_point_down(model: type[models.Model]) -> None:
+    level = LEVEL_OF[model._meta.app_label]
+    for field in model._meta.get_fields():
+        target = field.related_model
+        if not getattr(field, "concrete", False) or not isinstance(target, type):
+            continue
+        if target.__module__.startswith("apps.") and target._meta.app_label != model._meta.app_label:
+            assert LEVEL_OF[target._meta.app_label] < level, f"{model._meta.label}.{field.name}"
+
+
+@pytest.mark.parametrize("model", OUR_MODELS, ids=lambda model: model._meta.label)
+def test_every_row_is_of_a_tenant_and_its_unique_keys_begin_with_it(model: type[models.Model]) -> None:
+    names = {field.name for field in model._meta.get_fields()}
+    if "tenant" not in names or model is Membership:
+        return
+    assert issubclass(model, TenantModel)
+    for constraint in model._meta.constraints:
+        if isinstance(constraint, models.UniqueConstraint):
+            assert constraint.fields[:1] == ("tenant",), constraint.name
+
+
+def test_what_is_not_of_a_tenant_is_known() -> None:
+    elsewhere = {model for model in OUR_MODELS if not issubclass(model, TenantModel)}
+    assert {model._meta.label for model in elsewhere} == {
+        "principals.Membership",
+        "principals.Operator",
+        Tenant._meta.label,
+    }
+
+
+@pytest.mark.parametrize("model", OUR_MODELS, ids=lambda model: model._meta.label)
+def test_names_of_constraints_and_indexes_begin_with_their_table(model: type[models.Model]) -> None:
+    named = [*model._meta.constraints, *model._meta.indexes]
+    assert [one.name for one in named if not (one.name or "").startswith(f"{model._meta.app_label}_")] == []
