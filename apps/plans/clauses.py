@@ -32,6 +32,9 @@ _MASK: Final = re.compile(r"\x02(\d+)\x03")
 _PATH_GOES_ON: Final = re.compile(
     r"(?:[ ](?P<words>[^\s/,;:!?\"'<>|]+(?:[ ][^\s/,;:!?\"'<>|]+){0,2}))??[ ]?(?P<tail>[^\s/,;:!?\"'<>|]+/[^\s,;:!?\"'<>|]*)"
 )
+_NEAR: Final = 120
+"""How far around a span its neighbouring words are looked for."""
+
 _BARE_WORD: Final = re.compile(r"[ ](\w+)")
 
 _CUT: Final = re.compile(
@@ -137,7 +140,8 @@ def _mask(text: str) -> tuple[str, tuple[Span, ...]]:
         else:
             out.append(text[match.start() : end])
         at = end
-        block = _BLOCK.search(text, at)
+        if block is not None and block.start() < at:
+            block = _BLOCK.search(text, at)
     if block is not None:
         spans.append(Span(number=len(spans), kind="quoted", value=text[block.end() :].strip()))
         return "".join([*out, text[at : block.end()], f"\x02{len(spans) - 1}\x03"]), tuple(spans)
@@ -267,8 +271,8 @@ def _head_and_rest(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _situated(text: str, spans: tuple[Span, ...]) -> Iterator[Span]:
     for match in _MASK.finditer(text):
         span = spans[int(match[1])]
-        before = words(_MASK.sub(" ", text[: match.start()]))[-3:]
-        after = words(_MASK.sub(" ", text[match.end() :]))[:2]
+        before = words(_MASK.sub(" ", text[max(match.start() - _NEAR, 0) : match.start()]))[-3:]
+        after = words(_MASK.sub(" ", text[match.end() : match.end() + _NEAR]))[:2]
         yield Span(
             number=span.number,
             kind=span.kind,

@@ -28,6 +28,7 @@ REFUSED: Final = 0.35
 
 _MAX_TOOLS: Final = 12
 _MAX_CLAUSES: Final = 40
+_MAX_MENTIONS: Final = 200
 _CHAIN_DEPTH: Final = 2
 _NEAREST: Final = 5
 _ALTERNATIVES: Final = 3
@@ -117,8 +118,7 @@ class _Work:
 
     def decode(self) -> None:
         """Let each clause be explained by a tool, by the synthesis at the end, or be named as missing."""
-        if len(self.clauses) > _MAX_CLAUSES:
-            self.miss("limit", f"The request has {len(self.clauses)} parts; {_MAX_CLAUSES} are the most for one plan.")
+        if self._is_too_long():
             return
         forbidden = {clause.verb for clause in self.clauses if clause.forbidden and clause.verb}
         for clause in self.clauses:
@@ -138,6 +138,16 @@ class _Work:
                 "The request names nothing that a registered tool does.",
                 clause=self.request.intent[:2000],
             )
+
+    def _is_too_long(self) -> bool:
+        for kind, many, most in (
+            ("parts", len(self.clauses), _MAX_CLAUSES),
+            ("exact mentions", sum(len(clause.spans) for clause in self.clauses), _MAX_MENTIONS),
+        ):
+            if many > most:
+                self.miss("limit", f"The request has {many} {kind}; {most} are the most for one plan.")
+                return True
+        return False
 
     def _explain(self, clause: Clause, forbidden: set[str]) -> None:
         found = self.ranker.open(clause, self.catalogue)

@@ -44,7 +44,7 @@ class CreatePlan(Input):
     """What you want done, in plain words. Put paths and texts in quotes."""
     principal_ai: Name | None = None
     """Who will carry the plan out; left out, it is you."""
-    context: dict[str, Any] | None = None
+    context: Annotated[dict[str, Any], Field(max_length=200)] | None = None
     """Values for params by name (language, path, …), and grounding: memory_refs, receipt_refs, concept_names."""
     constraints: PlanConstraints | None = None
     caused_by_receipt_id: Id | None = None

@@ -248,6 +248,7 @@ def test_the_tools_answer_has_the_members_of_both_versions_and_can_be_read_again
         ({"intent": "x" * 30_000}, 413),
         ({"intent": "x" * 1_100_000}, 413),
         ({"intent": "x", "context": [1]}, 422),
+        ({"intent": "x", "context": {str(number): number for number in range(201)}}, 422),
         ({"intent": "x", "surprise": 1}, 422),
         ({"intent": "x", "principal_ai": "Somebody"}, 404),
         ({"intent": "x", "delegate_id": "nobody"}, 404),
@@ -269,6 +270,9 @@ def test_any_odd_but_legal_request_gets_a_plan_or_a_refusal(tenant: Tenant) -> N
         {"intent": "„" * 15_000},
         {"intent": "and then delete " * 1000},
         {"intent": "{{step-1.x}}"},
+        {"intent": "1 " * 8000},
+        {"intent": "/a b c " * 2000},
+        {"intent": "x", "context": {str(number): number for number in range(200)}},
         {"intent": "x", "context": {"memory_refs": [[], {}, None, True, -1, "obs-0"], "receipt_refs": "x"}},
         {"intent": "\u202e\u200b"},
     ):
