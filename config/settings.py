@@ -52,7 +52,7 @@ LEASE_KEYS = [key for key in _secret("GATEHOUSE_LEASE_KEYS").split(",") if key]
 DEBUG = False
 ALLOWED_HOSTS = env.list("GATEHOUSE_HOSTS", default=["127.0.0.1", "localhost", "[::1]"])
 CSRF_TRUSTED_ORIGINS = env.list("GATEHOUSE_ORIGINS", default=[])
-PUBLIC_URL = env.str("GATEHOUSE_URL", default="")
+PUBLIC_URL = env.str("GATEHOUSE_URL", default="") or _stack.get("url", "")
 # Workers on this machine may be called; a production deployment says so expressly.
 ALLOW_LOOPBACK = env.bool("GATEHOUSE_ALLOW_LOOPBACK", default=not PRODUCTION)
 
