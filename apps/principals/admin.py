@@ -58,7 +58,9 @@ class TenantAdmin(OperatorAdmin):
 
 
 @admin.register(Membership)
-class MembershipAdmin(OperatorAdmin):
+class MembershipAdmin(SuperusersOnly):
+    """Which operator sees which tenant."""
+
     list_display = ["operator", "tenant", "role"]
     list_select_related = ["operator", "tenant"]
 

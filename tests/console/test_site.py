@@ -16,7 +16,9 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests.factories import T0, make_caller, make_tenant
 
 OURS = [model for model in apps.get_models() if model.__module__.startswith("apps.")]
-FACTS = [model for model in OURS if model is not Operator and model in admin.site._registry]
+# Accounts of people and what they may see are edited here, by superusers.
+EDITED = {Operator, Membership}
+FACTS = [model for model in OURS if model not in EDITED and model in admin.site._registry]
 
 
 def address(model: type[models.Model], page: str, *args: object) -> str:
@@ -68,6 +70,22 @@ def test_an_operator_sees_its_tenants_and_no_other(db: None) -> None:
     assert client.get(address(Observation, "change", mine.pk)).status_code == 200
     assert client.get(address(Observation, "change", other.pk)).status_code == 302
     assert "globex" not in client.get(address(Tenant, "changelist")).content.decode()
+
+
+def test_a_superuser_lets_an_operator_see_a_tenant_and_nobody_else_can(console: Client, superuser: Operator) -> None:
+    tenant = make_tenant("acme")
+    olga = Operator.objects.create_user(username="olga", password="x", is_staff=True)
+    olga.user_permissions.set(Permission.objects.all())
+    membership = {"operator": olga.pk, "tenant": tenant.pk, "role": "viewer"}
+    client = Client()
+    client.force_login(olga, backend="django.contrib.auth.backends.ModelBackend")
+
+    assert client.post(address(Membership, "add"), membership).status_code == 403
+    assert client.get(address(Operator, "change", superuser.pk)).status_code == 403
+    assert not Membership.objects.exists()
+
+    assert console.post(address(Membership, "add"), membership).status_code == 302
+    assert Membership.objects.get().operator == olga
 
 
 def test_a_request_that_looks_can_not_write(console: Client, monkeypatch: pytest.MonkeyPatch) -> None:
