@@ -270,7 +270,7 @@ class TerminalRecord(TenantModel):
             ),
             models.CheckConstraint(
                 condition=(Q(status=Status.SUCCEEDED) & Q(reason=None))
-                | (~Q(status=Status.SUCCEEDED) & Q(reason__in=Reason.values)),
+                | (~Q(status=Status.SUCCEEDED) & Q(reason__isnull=False, reason__in=Reason.values)),
                 name="tasks_terminalrecord_reason_iff_not_succeeded",
             ),
         ]

@@ -561,6 +561,7 @@ class Migration(migrations.Migration):
                     models.Q(
                         models.Q(("status", "succeeded"), _negated=True),
                         ("reason__in", ["not_retryable", "attempts_exhausted", "expiries_exhausted", "canceled"]),
+                        ("reason__isnull", False),
                     ),
                     _connector="OR",
                 ),

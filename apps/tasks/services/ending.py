@@ -162,7 +162,7 @@ def cancel(*, caller: Caller, task_id: int) -> Status:
     if hold is None:
         record = TerminalRecord.objects.get(task_id=task_id)
         if record.status != Status.CANCELED:
-            raise AlreadyFinished(f"{record} already.", status=record.status)
+            raise AlreadyFinished(f"{record} already.", task_status=record.status)
         return Status.CANCELED
     if hold.holder_id is None:
         _end(task_id, _End(status=Status.CANCELED, outcome=Outcome.CANCELED, reason=Reason.CANCELED))

@@ -22,6 +22,6 @@ def fetch_result(*, caller: Caller, task_id: int) -> TaskResult:
     refuse_stranger(caller=caller, task_id=task_id)
     if not TerminalRecord.objects.filter(task_id=task_id).exists():
         status = selectors.status(format_ref("task", task_id)).status
-        raise NotFinished(f"{format_ref('task', task_id)} is {status}.", status=status)
+        raise NotFinished(f"{format_ref('task', task_id)} is {status}.", task_status=status)
     TerminalRecord.objects.filter(task_id=task_id, fetched_at=None).update(fetched_at=database_now())
     return selectors.result(format_ref("task", task_id))

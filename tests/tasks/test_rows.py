@@ -1,0 +1,154 @@
+"""What the database itself forbids."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+
+from apps.core.sql import violated_constraint
+from apps.principals.models import Tenant
+from apps.principals.tenancy import Caller, acting_as
+from apps.tasks.models import Artifact, HotTask, IdempotencyKey, Queue, Run, Spend, Task, TaskType, TerminalRecord
+from tests.tasks.making import complete, lease_one, make_type, number, queue
+
+NOW = datetime(2100, 1, 1, tzinfo=UTC)
+
+
+def _violates(constraint: str, change: Any) -> None:
+    with pytest.raises(IntegrityError) as refused, transaction.atomic():
+        change()
+    assert violated_constraint(refused.value) == constraint
+
+
+@pytest.mark.parametrize(
+    ("constraint", "values"),
+    [
+        ("tasks_hottask_leased_iff_holder_and_deadline", {"holder_id": 1, "fence": 1}),
+        ("tasks_hottask_leased_iff_holder_and_deadline", {"lease_expires_at": NOW, "fence": 1}),
+        ("tasks_hottask_leased_was_ready_and_fenced", {"holder_id": 1, "lease_expires_at": NOW}),
+        (
+            "tasks_hottask_leased_was_ready_and_fenced",
+            {"holder_id": 1, "lease_expires_at": NOW, "fence": 1, "ready_at": None},
+        ),
+        ("tasks_hottask_ready_waits_for_nothing", {"due_at": NOW}),
+        ("tasks_hottask_rank_0_to_9", {"priority_rank": 10}),
+        ("tasks_hottask_has_tries_left", {"failures": 3}),
+        ("tasks_hottask_has_tries_left", {"expiries": 3}),
+        ("tasks_hottask_has_tries_left", {"fence": -1}),
+        ("tasks_hottask_has_tries_left", {"fence": 65_536}),
+    ],
+)
+def test_an_open_task_is_in_no_impossible_state(kee: Caller, constraint: str, values: dict[str, Any]) -> None:
+    make_type(kee)
+    queue(kee)
+    with acting_as(kee):
+        _violates(constraint, lambda: HotTask.objects.update(**values))
+
+
+@pytest.mark.parametrize(
+    ("constraint", "values"),
+    [
+        ("tasks_tasktype_priority_1_to_10", {"priority": 0}),
+        ("tasks_tasktype_priority_1_to_10", {"priority": 11}),
+        ("tasks_tasktype_tries_at_least_once", {"max_attempts": 0}),
+        ("tasks_tasktype_tries_at_least_once", {"max_expiries": 0}),
+        ("tasks_tasktype_lease_within_its_cap", {"lease_seconds": 9999}),
+        ("tasks_tasktype_backoff_within_its_cap", {"backoff_seconds": 9999.0}),
+    ],
+)
+def test_a_type_is_in_no_impossible_state(kee: Caller, constraint: str, values: dict[str, Any]) -> None:
+    make_type(kee)
+    with acting_as(kee):
+        _violates(constraint, lambda: TaskType.objects.update(**values))
+
+
+def test_runs_and_records_are_in_no_impossible_state(tenant: Tenant, kee: Caller) -> None:
+    make_type(kee)
+    queue(kee)
+    lease_one(kee)
+    record = {"tenant_id": tenant.pk, "fence": 1, "summary": "", "receipt_id": "r", "finished_at": NOW}
+    with acting_as(kee):
+        _violates("tasks_run_ended_iff_outcome", lambda: Run.objects.update(outcome="failed"))
+        _violates("tasks_run_ended_iff_outcome", lambda: Run.objects.update(ended_at=NOW))
+        _violates("tasks_run_outcome_known", lambda: Run.objects.update(ended_at=NOW, outcome="odd"))
+        _violates(
+            "tasks_terminalrecord_status_terminal",
+            lambda: TerminalRecord.objects.create(task_id=9, status="leased", reason="canceled", **record),
+        )
+        _violates(
+            "tasks_terminalrecord_reason_iff_not_succeeded",
+            lambda: TerminalRecord.objects.create(task_id=9, status="failed", **record),
+        )
+        _violates(
+            "tasks_terminalrecord_reason_iff_not_succeeded",
+            lambda: TerminalRecord.objects.create(task_id=9, status="succeeded", reason="canceled", **record),
+        )
+        _violates(
+            "tasks_spend_not_negative",
+            lambda: Spend.objects.create(tenant_id=tenant.pk, task_id=1, fence=1, tokens=-1, spent_at=NOW),
+        )
+        _violates(
+            "tasks_artifact_digest_is_sha256",
+            lambda: Artifact.objects.create(
+                tenant_id=tenant.pk, digest="no", media_type="text/plain", size=1, created_at=NOW
+            ),
+        )
+
+
+def test_what_is_once_is_once(tenant: Tenant, kee: Caller) -> None:
+    make_type(kee)
+    task = queue(kee, idempotency_key="k")
+    complete(kee, lease_one(kee))
+    stamp = {"tenant_id": tenant.pk, "created_at": NOW}
+    with acting_as(kee):
+        _violates("tasks_queue_name_once", lambda: Queue.objects.create(name="default", **stamp))
+        _violates(
+            "tasks_tasktype_name_once",
+            lambda: TaskType.objects.create(name="index", queue=Queue.objects.get(), changed_at=NOW, **stamp),
+        )
+        _violates(
+            "tasks_idempotencykey_once",
+            lambda: IdempotencyKey.objects.create(
+                principal_id=kee.principal_id, key="k", task_id=2, request_digest=b"", answer={}, **stamp
+            ),
+        )
+        _violates(
+            "tasks_terminalrecord_pkey",
+            lambda: TerminalRecord.objects.create(
+                tenant_id=tenant.pk,
+                task_id=number(task),
+                status="canceled",
+                reason="canceled",
+                fence=1,
+                summary="",
+                receipt_id="r",
+                finished_at=NOW,
+            ),
+        )
+
+
+def test_what_was_written_once_is_never_changed(kee: Caller) -> None:
+    make_type(kee)
+    queue(kee, idempotency_key="k")
+    complete(kee, lease_one(kee), 1)
+    with acting_as(kee):
+        _violates("tasks_task_is_immutable", lambda: Task.objects.update(params={"changed": True}))
+        _violates("tasks_terminalrecord_is_immutable", lambda: TerminalRecord.objects.update(content=2))
+        _violates("tasks_idempotencykey_is_immutable", lambda: IdempotencyKey.objects.update(task_id=99))
+        TerminalRecord.objects.update(fetched_at=NOW)
+
+
+def test_nothing_points_at_tasks_runs_and_records(db: None) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """select conrelid::regclass::text from pg_constraint where contype = 'f' and confrelid = any(array[
+                   'tasks_task'::regclass, 'tasks_run'::regclass, 'tasks_terminalrecord'::regclass,
+                   'tasks_hottask'::regclass])"""
+        )
+        assert cursor.fetchall() == []
+        cursor.execute(
+            """select count(*) from pg_index where indisunique and indrelid = any(array[
+                   'tasks_task'::regclass, 'tasks_run'::regclass, 'tasks_terminalrecord'::regclass])"""
+        )
+        assert cursor.fetchone() == (3,)
