@@ -7,6 +7,7 @@ demo knows, it was told over MCP.
 import asyncio
 import logging
 import os
+import shutil
 import time
 from argparse import ArgumentParser
 from collections import defaultdict
@@ -52,7 +53,8 @@ class Command(BaseCommand):
         root = _code_base(path)
         for chatty in ("httpx2", "mcp"):
             logging.getLogger(chatty).setLevel(logging.ERROR)
-        screen = Console(highlight=False, soft_wrap=True)
+        # Lines stay whole where nobody looks through a terminal.
+        screen = Console(highlight=False, soft_wrap=True, width=max(100, shutil.get_terminal_size((140, 40)).columns))
         try:
             asyncio.run(_journey(screen, url.rstrip("/"), token, root))
         except BaseExceptionGroup as group:

@@ -1,0 +1,173 @@
+"""The main job as a person starts it, also when something is taken away in the middle of it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+import redis
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 240.0
+SMALL = ROOT / "apps" / "executions"
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A demo that runs, with the stack that it has started."""
+
+    child: subprocess.Popen[bytes]
+    data: Path
+    log: Path
+
+    @property
+    def stack(self) -> Mapping[str, Any]:
+        found: dict[str, Any] = json.loads((self.data / "stack.json").read_text())
+        return found
+
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def ended_well(self) -> str:
+        """Wait for its end and answer what it has shown."""
+        assert self.child.wait(timeout=PATIENCE) == 0, self.output()
+        assert "The chain is complete" in self.output()
+        return self.output()
+
+    def until_step_1_runs(self) -> None:
+        """Wait until a Celery worker holds the lease of the plan's first task."""
+
+        def leased() -> bool:
+            assert self.child.poll() is None, self.output()
+            return self._task().get("status") == "leased"
+
+        _wait(leased, why=self.output)
+
+    def _task(self) -> Mapping[str, Any]:
+        try:
+            tokens = json.loads((self.data / "secrets.json").read_text())["tokens"]
+            (token,) = [names["kee"] for names in tokens.values()]
+            answer = httpx2.get(
+                f"{self.stack['url']}/api/v1/tasks/task_1",
+                headers={"Authorization": f"Bearer {token}"},
+                trust_env=False,
+            )
+        except (OSError, ValueError, KeyError, httpx2.HTTPError):
+            return {}  # the stack is still starting
+        found: dict[str, Any] = answer.json() if answer.status_code == HTTPStatus.OK else {}
+        return found
+
+
+def _wait(until: Callable[[], bool], *, why: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not until():
+        assert time.monotonic() < deadline, why()
+        time.sleep(0.05)
+
+
+def _stack_command(command: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "config.stack", command, *arguments]
+
+
+def _environment() -> dict[str, str]:
+    """A person's environment: without what the test run put there for itself."""
+    ours = ("GATEHOUSE_", "DJANGO_", "PYTEST_", "DATABASE_URL", "REDIS_URL")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
+@contextmanager
+def _demo(path: Path, folder: Path) -> Iterator[Demo]:
+    data, log = folder / "data", folder / "demo.out"
+    with log.open("w") as output:
+        child = subprocess.Popen(
+            _stack_command("demo", str(path), "--data", str(data)),
+            env=_environment(),
+            cwd=ROOT,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield Demo(child=child, data=data, log=log)
+    finally:
+        if child.poll() is None:
+            child.terminate()
+            child.wait(timeout=PATIENCE)
+        reset = _stack_command("reset", "--yes", "--data", str(data))
+        subprocess.run(reset, env=_environment(), cwd=ROOT, check=False, capture_output=True, timeout=PATIENCE)
+
+
+@pytest.mark.ci
+def test_the_demo_ends_well_also_the_second_time_on_the_same_data(tmp_path: Path) -> None:
+    with _demo(SMALL, tmp_path) as first:
+        shown = first.ended_well()
+        assert "digest_snapshot" in shown
+        again = subprocess.run(
+            _stack_command("demo", str(SMALL), "--data", str(first.data)),
+            env=_environment(),
+            cwd=ROOT,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "exec_2" in again.stdout
+    assert "earlier run" not in again.stdout
+
+
+@pytest.mark.ci
+def test_the_demo_ends_well_though_the_celery_worker_is_killed_while_step_1_runs(tmp_path: Path) -> None:
+    with _demo(ROOT, tmp_path) as demo:
+        demo.until_step_1_runs()
+        worker = psutil.Process(demo.stack["processes"]["worker-execute"])
+        for process in [worker, *worker.children(recursive=True)]:
+            process.kill()
+
+        shown = demo.ended_well()
+
+    assert "task_1 is done  run 2" in shown
+
+
+@pytest.mark.ci
+def test_the_demo_ends_well_though_the_broker_forgets_everything_in_mid_run(tmp_path: Path) -> None:
+    with _demo(ROOT, tmp_path) as demo:
+        demo.until_step_1_runs()
+        with redis.Redis.from_url(demo.stack["redis_url"]) as broker:
+            broker.flushall()
+
+        demo.ended_well()
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("kind", ["missing", "file", "empty"])
+def test_a_path_without_python_is_refused_before_anything_is_asked_of_the_hub(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / kind
+    if kind == "file":
+        path.write_text("print()")
+    elif kind == "empty":
+        path.mkdir()
+
+    refused = subprocess.run(
+        [sys.executable, "manage.py", "demo", str(path)],
+        env=_environment() | {"GATEHOUSE_URL": "http://127.0.0.1:9", "GATEHOUSE_TOKEN": "ght_none"},
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+
+    assert refused.returncode != 0
+    assert str(path) in refused.stderr
+    assert "Traceback" not in refused.stderr
