@@ -9,12 +9,9 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from time import monotonic
 from types import MappingProxyType
 from typing import Any, Final
-
-from django.db import transaction
 
 from apps.core.errors import DomainError
 from apps.core.ids import parse_ref
@@ -25,7 +22,7 @@ from apps.executions.models import Execution, ExecutionStep
 from apps.executions.routing import Moves, next_moves
 from apps.executions.services import ending
 from apps.executions.services.beginning import CLAIM, RECEIPTS_EVERY, begin, fail, look_again, reclaim, succeed
-from apps.executions.services.rounds import Round
+from apps.executions.services.rounds import Round, hint_on_commit
 from apps.executions.signals import execution_can_go_on
 from apps.executions.states import WORKER_STEPS, Mode, Status, StepStatus, StepType, Strategy
 from apps.principals.tenancy import Caller, acting_in
@@ -215,15 +212,7 @@ def _plan_next_look(work: Round, *, held_back: bool) -> None:
         moments.append(work.now + RECEIPTS_EVERY)
     if held_back:
         moments.append(work.now + _NUDGE_AGAIN)
-        transaction.on_commit(
-            partial(
-                execution_can_go_on.send,
-                sender=Execution,
-                tenant_id=execution.tenant_id,
-                execution_id=execution.pk,
-            ),
-            robust=True,
-        )
+        hint_on_commit(execution_can_go_on, execution)
     execution.wake_at = min((moment for moment in moments if moment is not None), default=None)
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
 from typing import Self
 
 from django.db import transaction
+from django.dispatch import Signal
 
 from apps.core.sql import database_now
 from apps.executions.errors import UnknownStep
@@ -92,12 +92,15 @@ class Round:
         if self._changed:
             ExecutionStep.objects.bulk_update(self._changed.values(), _STEP_FIELDS)
         self.execution.save()
-        transaction.on_commit(
-            partial(
-                execution_moved.send,
-                sender=Execution,
-                tenant_id=self.execution.tenant_id,
-                execution_id=self.execution.pk,
-            ),
-            robust=True,
-        )
+        hint_on_commit(execution_moved, self.execution)
+
+
+def hint_on_commit(signal: Signal, execution: Execution) -> None:
+    """Send a hint about the execution when the transaction has committed; what becomes of it concerns nobody here."""
+    tenant_id, execution_id = execution.tenant_id, execution.pk
+
+    # A named function, because Django asks a failed hook for its name.
+    def send() -> None:
+        signal.send(sender=Execution, tenant_id=tenant_id, execution_id=execution_id)
+
+    transaction.on_commit(send, robust=True)

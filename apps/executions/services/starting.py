@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
-from functools import partial
 from typing import Any
 
 from django.db import IntegrityError, transaction
@@ -13,6 +12,7 @@ from apps.core.sql import violated_constraint
 from apps.executions import routing
 from apps.executions.errors import AlreadyExecuted, NotExecutable
 from apps.executions.models import Execution, ExecutionStep
+from apps.executions.services.rounds import hint_on_commit
 from apps.executions.signals import execution_can_go_on
 from apps.executions.states import Mode, StepType, Strategy
 from apps.plans import selectors as plans
@@ -69,15 +69,7 @@ def start(
             raise
         return _existing(plan.plan_id, mode, strategy, budget)
     _add_steps(execution, plan.document)
-    transaction.on_commit(
-        partial(
-            execution_can_go_on.send,
-            sender=Execution,
-            tenant_id=execution.tenant_id,
-            execution_id=execution.pk,
-        ),
-        robust=True,
-    )
+    hint_on_commit(execution_can_go_on, execution)
     return execution
 
 

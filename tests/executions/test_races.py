@@ -1,0 +1,206 @@
+"""Two processes at one execution, and processes that vanish: real commits, real connections."""
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from apps.executions import jobs, selectors, ticks
+from apps.executions.models import Execution
+from apps.executions.services import advancing
+from apps.principals.models import Tenant
+from apps.principals.scopes import Kind
+from apps.principals.tenancy import Caller
+from apps.receipts.models import Receipt
+from apps.tasks.jobs.executor import work as execute_queue
+from apps.tasks.models import HotTask, Run
+from tests.executions.making import (
+    REPORT,
+    advance,
+    begin,
+    call_step,
+    make_worker,
+    queue_step,
+    report,
+    seed_steps,
+    statuses,
+)
+from tests.executions.workers import WorkerServer
+from tests.factories import make_caller, make_tenant
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def tenant(transactional_db: None) -> Tenant:
+    return make_tenant("acme")
+
+
+@pytest.fixture
+def kee(tenant: Tenant) -> Caller:
+    return make_caller(tenant, "Kee", Kind.AI)
+
+
+def at_once(*functions: Callable[[], Any]) -> None:
+    """Run all of them from the same moment on, each with a connection of its own."""
+    barrier = threading.Barrier(len(functions))
+    broken: list[BaseException] = []
+
+    def run(function: Callable[[], Any]) -> None:
+        try:
+            barrier.wait(10)
+            function()
+        except BaseException as exc:  # noqa: BLE001  # told to the test below
+            broken.append(exc)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=run, args=[function]) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not broken, broken
+
+
+def test_of_two_processes_nudged_at_once_one_calls_the_worker(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a"), call_step("b", "shout"), REPORT])
+
+    at_once(*[lambda: advance(execution)] * 4)
+    advance(execution)
+
+    assert server.calls == {"echo": 1, "shout": 1}
+    assert report(kee, execution).status == "complete"
+    with kee.acting():
+        assert Receipt.objects.filter(event_type="plan_complete").count() == 1
+
+
+def test_two_processes_queue_one_task(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [queue_step("a"), REPORT])
+
+    at_once(*[lambda: advance(execution)] * 4)
+
+    with kee.acting():
+        assert HotTask.objects.count() == 1
+
+
+def test_two_starts_of_one_plan_are_one_execution(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    first = begin(kee, [call_step("a"), REPORT])
+    plan_id = first.plan_id
+    with kee.acting():
+        Execution.objects.all().delete()
+
+    at_once(*[lambda: begin(kee, [], plan_id=plan_id)] * 3)
+
+    with kee.acting():
+        assert Execution.objects.count() == 1
+        assert [step.step_id for step in Execution.objects.get().steps.order_by("position")] == ["a", "report"]
+
+
+def test_a_call_that_is_still_running_is_not_taken_over(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a", "hold"), REPORT])
+    caller = threading.Thread(target=lambda: (advance(execution), connection.close()))
+    caller.start()
+    assert server.entered.wait(20)
+
+    advance(execution)
+
+    assert statuses(kee, execution)["a"] == "calling"
+    server.gate.set()
+    caller.join(30)
+    assert server.calls == {"hold": 1}
+    assert report(kee, execution).status == "complete"
+
+
+def test_a_canceled_execution_gives_up_the_call_in_the_air(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a", "hold"), REPORT])
+    caller = threading.Thread(target=lambda: (advance(execution), connection.close()))
+    caller.start()
+    assert server.entered.wait(20)
+
+    with kee.acting():
+        from apps.executions import services  # noqa: PLC0415
+
+        services.cancel(caller=kee, execution_ref=execution.ref, reason="Enough")
+    caller.join(30)
+
+    assert not caller.is_alive()
+    assert report(kee, execution).status == "canceled"
+
+
+def test_a_task_runs_the_tool_tells_progress_and_the_tick_goes_on(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, seed_steps())
+    advance(execution)
+
+    assert execute_queue(kee.tenant_id, "execute")
+    ticks.advance_due()
+    assert statuses(kee, execution)["step-2"] == "complete"
+    jobs.advance(kee.tenant_id, execution.pk)
+
+    seen = report(kee, execution)
+    assert {step.step_id: step.status for step in seen.steps} == {
+        "step-1": "complete",
+        "step-2": "complete",
+        "step-3": "complete",
+        "step-4": "awaiting",
+        "step-5": "pending",
+    }
+    first = seen.steps[0].envelope
+    assert first is not None
+    assert first["payload"] == {"text": "hello", "length": 5, "items": [1, 2, 3]}
+    assert first["result_pointer"].startswith("artifact:sha256-")
+    assert first["provenance"]["run_id"] == "run_1"
+    assert server.calls == {"echo": 1, "shout": 1}
+
+
+def test_a_task_that_fails_for_good_fails_its_step(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(
+        kee, [{**queue_step("a"), "tool_name": "break_down", "params": {}}, {**REPORT, "depends_on": ["a"]}]
+    )
+    advance(execution)
+
+    execute_queue(kee.tenant_id, "execute")
+    advance(execution)
+
+    done = report(kee, execution)
+    assert done.status == "failed"
+    assert done.results[0]["error"]["code"] == "worker_refused"
+    with kee.acting():
+        assert Run.objects.count() == 1
+
+
+def test_the_tick_finds_what_no_message_announced_and_nothing_else(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    waiting = begin(kee, [queue_step("a"), REPORT])
+    advance(waiting)
+    fresh = begin(kee, [{**REPORT, "step_id": "only"}])
+
+    with kee.acting():
+        assert selectors.due(limit=10) == [(kee.tenant_id, fresh.pk)]
+    ticks.advance_due()
+
+    assert report(kee, fresh).status == "complete"
+    with kee.acting():
+        assert selectors.due(limit=10) == []
+
+
+def test_a_look_at_an_execution_costs_few_statements(
+    kee: Caller, server: WorkerServer, django_assert_max_num_queries: Any
+) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [queue_step(f"step-{number}") for number in range(12)] + [REPORT])
+    advance(execution)
+
+    with django_assert_max_num_queries(14):
+        advancing.advance(tenant_id=execution.tenant_id, execution_id=execution.pk)
+    with kee.acting(), django_assert_max_num_queries(2):
+        selectors.report(kee, execution.ref)
