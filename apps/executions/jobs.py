@@ -20,7 +20,7 @@ _FRESH_SECONDS = 30
 
 
 # Acked early: a nudge that dies with its worker is replaced by the tick.
-@shared_task(name="executions.advance", queue="execute", ignore_result=True, acks_late=False)
+@shared_task(name="executions.advance", ignore_result=True, acks_late=False)
 def advance(tenant_id: int, execution_id: int) -> None:
     """Carry an execution as far as it will go."""
     services.advance(tenant_id=tenant_id, execution_id=execution_id)

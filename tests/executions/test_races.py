@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from apps.executions import jobs, selectors, ticks
+from apps.executions import jobs, selectors, services, ticks
 from apps.executions.models import Execution
 from apps.executions.services import advancing
 from apps.principals.models import Tenant
@@ -105,7 +105,7 @@ def test_two_starts_of_one_plan_are_one_execution(kee: Caller, server: WorkerSer
 def test_a_call_that_is_still_running_is_not_taken_over(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a", "hold"), REPORT])
-    caller = threading.Thread(target=lambda: (advance(execution), connection.close()))
+    caller = threading.Thread(target=lambda: at_once(lambda: advance(execution)))
     caller.start()
     assert server.entered.wait(20)
 
@@ -121,13 +121,11 @@ def test_a_call_that_is_still_running_is_not_taken_over(kee: Caller, server: Wor
 def test_a_canceled_execution_gives_up_the_call_in_the_air(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a", "hold"), REPORT])
-    caller = threading.Thread(target=lambda: (advance(execution), connection.close()))
+    caller = threading.Thread(target=lambda: at_once(lambda: advance(execution)))
     caller.start()
     assert server.entered.wait(20)
 
     with kee.acting():
-        from apps.executions import services  # noqa: PLC0415
-
         services.cancel(caller=kee, execution_ref=execution.ref, reason="Enough")
     caller.join(30)
 
