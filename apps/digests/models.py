@@ -34,6 +34,7 @@ class Inbox(TenantModel):
     max_thread_age = models.DurationField(default=timedelta(hours=24))
 
     class Meta:
+        verbose_name_plural = "inboxes"
         constraints = [
             models.UniqueConstraint(fields=["tenant", "principal"], name="digests_inbox_once"),
             models.CheckConstraint(

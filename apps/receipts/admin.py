@@ -13,6 +13,7 @@ class ReceiptAdmin(OperatorAdmin):
     list_select_related = ["recipient"]
     search_fields = ["receipt_id"]
     ordering = ["-id"]
+    exclude = ["caused_by", "pairs_with"]
     readonly_fields = ["cause_link", "pair_link", "consequence_links", "answer_links", "place_link", "obligation_link"]
 
     @admin.display(description="Recipient")

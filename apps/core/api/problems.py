@@ -1,6 +1,8 @@
 """Refusals over HTTP: RFC 9457 problem documents, mapped by family in this one place."""
 
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import structlog
@@ -60,17 +62,17 @@ def trace_id() -> str:
     return str(structlog.contextvars.get_contextvars().get("request_id", ""))
 
 
-def problem(status: int, code: str, detail: str, **members: Any) -> dict[str, Any]:
-    """An RFC 9457 document."""
+def problem(status: int, code: str, detail: str, members: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """An RFC 9457 document. Further members can't stand in for its own."""
     return {
+        **members,
         "type": f"urn:gatehouse:problem:{code}",
         "title": TITLES.get(status, "Refused"),
         "status": status,
         "code": code,
         "detail": detail,
-        "errors": [],
+        "errors": members.get("errors", []),
         "trace_id": trace_id(),
-        **members,
     }
 
 
@@ -104,9 +106,9 @@ def _answer_refusal(exc: DomainError, *, seed: bool) -> Response:
     if seed and isinstance(exc, Forbidden):
         return _faulty_credential()
     if seed:
-        document = {"error": exc.code, "message": exc.detail, **exc.extra}
+        document = {**exc.extra, "error": exc.code, "message": exc.detail}
         return Response(document | ({"errors": errors} if errors else {}), status=status, headers=headers)
-    document = problem(status, exc.code, exc.detail, **{**exc.extra, "errors": errors})
+    document = problem(status, exc.code, exc.detail, {**exc.extra, "errors": errors})
     return Response(document, status=status, headers=headers, content_type="application/problem+json")
 
 

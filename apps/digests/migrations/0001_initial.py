@@ -70,6 +70,7 @@ class Migration(migrations.Migration):
                 ("max_items", models.IntegerField(default=20)),
                 ("max_thread_age", models.DurationField(default=datetime.timedelta(days=1))),
             ],
+            options={"verbose_name_plural": "inboxes"},
         ),
         migrations.AddField(
             model_name="entry",
