@@ -1,0 +1,140 @@
+"""The task that calls a worker: what it tells, when it stops, and when it must not run again."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+
+from apps.core.sql import database_now
+from apps.executions import handlers
+from apps.principals.models import Tenant
+from apps.principals.scopes import Kind
+from apps.principals.tenancy import Caller
+from apps.tasks import selectors as task_selectors
+from apps.tasks import services as tasks
+from apps.tasks.jobs.executor import work as execute_queue
+from apps.tasks.models import HotTask
+from apps.tasks.services import Beat, QueuedTask, QueueRequest
+from apps.workers.models import Call
+from tests.executions.making import make_worker, make_writing_worker
+from tests.executions.workers import WorkerServer
+from tests.factories import make_caller, make_tenant
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def tenant(transactional_db: None) -> Tenant:
+    return make_tenant("acme")
+
+
+@pytest.fixture
+def kee(tenant: Tenant) -> Caller:
+    return make_caller(tenant, "Kee", Kind.AI)
+
+
+def queue_call(
+    caller: Caller,
+    tool_name: str,
+    params: dict[str, object],
+    *,
+    worker_id: str = "texter",
+    task_type: str | None = None,
+) -> QueuedTask:
+    whole = {"worker_id": worker_id, "tool_name": tool_name, "params": params}
+    with caller.acting():
+        return tasks.queue(
+            requester=caller, request=QueueRequest(task_type=task_type or "mcp_worker_call", params=whole)
+        )
+
+
+def seen(caller: Caller, task: QueuedTask) -> task_selectors.TaskStatus:
+    with caller.acting():
+        return task_selectors.status(task.task_id)
+
+
+def test_a_call_ends_with_a_pointer_to_its_answer(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    task = queue_call(kee, "echo", {"text": "hello"})
+
+    execute_queue(kee.tenant_id, "execute")
+
+    done = seen(kee, task)
+    assert done.status == "succeeded"
+    assert done.result_pointer is not None
+    with kee.acting():
+        opened = task_selectors.open_pointer(done.result_pointer, tenant_id=kee.tenant_id)
+        assert Call.objects.get().ok
+    assert task_selectors.shown(opened.content, opened.media_type)["length"] == 5
+
+
+def test_a_workers_name_in_the_task_type_means_a_call_of_it(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    make_worker(
+        kee,
+        server,
+        "only",
+        tools=[{"name": "shout", "description": "shout", "input_schema": {"type": "object"}}],
+    )
+
+    with kee.acting():
+        assert handlers.for_worker("mcp_worker_texter", {"tool_name": "echo", "params": {"text": "x"}}) == {
+            "worker_id": "texter",
+            "tool_name": "echo",
+            "params": {"text": "x"},
+        }
+        assert handlers.for_worker("mcp_worker_only", {"text": "x"}) == {
+            "worker_id": "only",
+            "tool_name": "shout",
+            "params": {"text": "x"},
+        }
+        assert handlers.for_worker("mcp_worker_texter", {"text": "x"}) is None
+        assert handlers.for_worker("other", {"tool_name": "echo"}) is None
+
+
+def test_a_canceled_task_gives_up_its_call(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    task = queue_call(kee, "hold", {"text": "x"})
+    executor = threading.Thread(target=lambda: _execute(kee))
+    executor.start()
+    assert server.entered.wait(20)
+
+    with kee.acting():
+        tasks.cancel(caller=kee, task_id=int(task.task_id.removeprefix("task_")))
+    executor.join(30)
+
+    assert not executor.is_alive()
+    assert seen(kee, task).status == "canceled"
+
+
+@pytest.mark.parametrize(("worker_id", "calls"), [("texter", 1), ("writer", 0)])
+def test_after_a_lost_run_only_a_tool_that_may_run_twice_is_called_again(
+    kee: Caller, server: WorkerServer, worker_id: str, calls: int
+) -> None:
+    make_worker(kee, server)
+    make_writing_worker(kee, server)
+    task = queue_call(kee, "echo", {"text": "x"}, worker_id=worker_id)
+    leave_a_run_behind(kee)
+
+    execute_queue(kee.tenant_id, "execute")
+
+    done = seen(kee, task)
+    assert server.calls["echo"] == calls
+    assert done.run_id == 2
+    assert done.status == ("succeeded" if calls else "failed")
+    assert calls or (done.error or {})["code"] == "outcome_unknown"
+
+
+def leave_a_run_behind(caller: Caller) -> None:
+    """What a process leaves that dies while the tool runs: a lease that runs out, a checkpoint that says so."""
+    with caller.acting():
+        (grant,) = tasks.lease(worker=caller, queues=["execute"])
+        beat = Beat(task_id=grant.task_id, lease_token=grant.lease_token, checkpoint={"called": True})
+        tasks.heartbeat(worker=caller, beats=[beat])
+        HotTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
+
+
+def _execute(caller: Caller) -> None:
+    execute_queue(caller.tenant_id, "execute")
+    connection.close()
