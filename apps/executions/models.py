@@ -121,7 +121,7 @@ class Execution(TenantModel):
 
     def refuse_if_ended(self) -> None:
         if self.is_final:
-            raise ExecutionEnded(f"{self} is over: {self.status}.", status=self.status)
+            raise ExecutionEnded(f"{self} is over: {self.status}.", execution_status=self.status)
 
     def over_budget(self, cost: Decimal) -> str | None:
         """Why a step of this cost may not begin; None if it may."""

@@ -220,7 +220,7 @@ def refuse_unless_open(caller: Caller, ref: str, step_id: str) -> None:
     if step is None:
         raise UnknownStep(f"{ref} has no step {step_id[:100]!r}.")
     if step.receipt_id is None:
-        raise StepNotOpen(f"{step_id} of {ref} is {step.step_type}, {step.status}.", status=step.status)
+        raise StepNotOpen(f"{step_id} of {ref} is {step.step_type}, {step.status}.", step_status=step.status)
 
 
 def only_tool_of(worker_id: str) -> str | None:

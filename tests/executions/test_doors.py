@@ -1,0 +1,222 @@
+"""Executions over HTTP: the answers that clients rely on, and each named refusal."""
+
+import json
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from apps.executions.models import Execution
+from apps.principals.models import Tenant
+from apps.principals.scopes import Kind, Scope
+from apps.principals.tenancy import Caller, acting_as_system
+from apps.tasks.models import Task
+from apps.workers.models import Call
+from tests.executions.making import REPORT, call_step, do_task, make_plan, make_worker, queue_step, seed_steps
+from tests.executions.workers import WorkerServer
+from tests.factories import make_caller, make_token
+
+BASE = "/api/v1/executions"
+
+
+@pytest.fixture
+def token(kee: Caller, tenant: Tenant) -> str:
+    return make_token(tenant, "Kee")
+
+
+def send(method: str, path: str, token: str, body: Any = None) -> tuple[int, dict[str, Any]]:
+    answer = Client().generic(
+        method,
+        path,
+        b"" if body is None else json.dumps(body).encode(),
+        content_type="application/json",
+        headers={"Authorization": f"Bearer {token}"},
+    )
+    return answer.status_code, answer.json()
+
+
+def kee_tenant(kee: Caller) -> Tenant:
+    with acting_as_system("test"):
+        return Tenant.objects.get(pk=kee.tenant_id)
+
+
+def plan_of(caller: Caller, steps: list[dict[str, Any]]) -> str:
+    with caller.acting():
+        return make_plan(caller, steps)
+
+
+def counted() -> tuple[int, int, int]:
+    with acting_as_system("test"):
+        return Execution.objects.count(), Task.objects.count(), Call.objects.count()
+
+
+def test_fast_steps_are_answered_at_once(kee: Caller, token: str, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    plan_id = plan_of(kee, [call_step("step-1"), REPORT])
+
+    status, answer = send("POST", BASE, token, {"plan_id": plan_id})
+
+    assert (status, answer["status"], answer["async_tasks"]) == (201, "complete", [])
+    assert answer["direct_results"] == [{"step_id": "step-1", "text": "hello", "length": 5, "items": [1, 2, 3]}]
+
+
+def test_an_answer_is_partial_while_tasks_are_under_way(kee: Caller, token: str, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    plan_id = plan_of(kee, [call_step("step-1"), queue_step("step-2", depends_on=["step-1"]), REPORT])
+
+    status, answer = send("POST", BASE, token, {"plan_id": plan_id, "mode": "auto", "budget": {"max_total_cost": 1.0}})
+
+    assert (status, answer["status"]) == (201, "partial")
+    assert [task["step_id"] for task in answer["async_tasks"]] == ["step-2"]
+    assert send("POST", BASE, token, {"plan_id": plan_id, "budget": {"max_total_cost": 1.0}})[1] == answer
+
+
+def test_a_plan_can_be_followed_to_its_report(kee: Caller, token: str, tenant: Tenant, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    plan_id = plan_of(kee, seed_steps())
+    before = send("GET", f"/api/v1/plans/{plan_id}/execution", token)
+    assert (before[0], before[1]["status"], before[1]["steps_total"]) == (200, "not_started", 5)
+
+    ref = send("POST", BASE, token, {"plan_id": plan_id})[1]["execution_id"]
+    do_task(make_caller(tenant, "hands", Kind.WORKER), {"text": "found"})
+    send("POST", BASE, token, {"plan_id": plan_id})
+    result = {"result": {"all": "good"}, "summary": "All good."}
+    status, moved = send("POST", f"{BASE}/{ref}/steps/step-4/result", token, result)
+    assert (status, moved["status"], moved["step_status"]) == (200, "complete", "complete")
+
+    status, report = send("GET", f"{BASE}/{ref}", token)
+    assert status == 200
+    assert (report["plan_id"], report["status"], report["summary"]) == (plan_id, "complete", "All good.")
+    assert [line["step_id"] for line in report["results"]] == ["step-1", "step-3", "step-4"]
+    assert {"step_id", "worker_id", "status", "key_findings", "result_pointer", "promotion_recommendation"} <= set(
+        report["results"][0]
+    )
+    assert report["report"]["report_summary"] == "All done"
+    assert send("GET", f"/api/v1/plans/{plan_id}/execution", token)[1] == report
+    assert send("GET", BASE, token)[1]["executions"][0]["execution_id"] == ref
+
+
+def test_cancel_is_a_verdict_when_nobody_is_at_work(kee: Caller, token: str, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    plan_id = plan_of(kee, [queue_step("step-1"), REPORT])
+    ref = send("POST", BASE, token, {"plan_id": plan_id})[1]["execution_id"]
+
+    status, answer = send("POST", f"{BASE}/{ref}/cancel", token, {"reason": "Not now"})
+
+    assert (status, answer["status"]) == (200, "canceled")
+
+
+def test_a_decision_can_be_given(kee: Caller, token: str) -> None:
+    plan_id = plan_of(kee, [{**REPORT, "decision_required": True}])
+    started = send("POST", BASE, token, {"plan_id": plan_id})[1]
+    assert started["status"] == "needs_escalation"
+
+    path = f"{BASE}/{started['execution_id']}/steps/report/decide"
+    assert send("POST", path, token, {"decision": "maybe"})[0] == 422
+    assert send("POST", path, token, {"decision": "accept"})[1]["status"] == "complete"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"plan_id": "plan-unknown"}, 404, "unknown_plan"),
+        ({}, 422, "invalid"),
+        ({"plan_id": 5}, 422, "invalid"),
+        ({"plan_id": "p", "mode": "fast"}, 422, "invalid"),
+        ({"plan_id": "p", "budget": {"max_total_cost": -1}}, 422, "invalid"),
+        ({"plan_id": "p", "budget": {"currency": "EUR"}}, 422, "invalid"),
+        ({"plan_id": "p", "extra": 1}, 422, "invalid"),
+        ({"plan_id": "a\u0000b"}, 422, None),
+    ],
+)
+def test_a_faulty_start_is_refused_and_nothing_is_stored(
+    token: str, body: dict[str, Any], status: int, code: str | None
+) -> None:
+    answered, problem = send("POST", BASE, token, body)
+
+    assert answered == status
+    assert code is None or problem["code"] == code
+    assert counted() == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        ("exec_99", None, (404, "unknown_execution")),
+        ("nonsense", None, (400, "malformed")),
+        ("exec_99/steps/a/result", {"result": 1, "summary": "x"}, (404, "unknown_execution")),
+        ("{ref}/steps/nope/result", {"result": 1, "summary": "x"}, (404, "unknown_step")),
+        ("{ref}/steps/report/result", {"result": 1, "summary": "x"}, (409, "step_not_open")),
+        ("{ref}/steps/report/result", {"summary": "x"}, (422, "invalid")),
+        ("{ref}/steps/report/result", {"result": 1, "result_pointer": "s3://x/y", "summary": "x"}, (422, "invalid")),
+        ("{ref}/steps/report/decide", {"decision": "accept"}, (409, "step_not_open")),
+        ("{ref}/cancel", {}, (409, "execution_ended")),
+    ],
+)
+def test_each_refusal_has_its_name_and_changes_nothing(
+    kee: Caller, token: str, path: str, body: dict[str, Any] | None, expected: tuple[int, str]
+) -> None:
+    plan_id = plan_of(kee, [REPORT])
+    ref = send("POST", BASE, token, {"plan_id": plan_id})[1]["execution_id"]
+    before = send("GET", f"{BASE}/{ref}", token)
+
+    answered, problem = send("GET" if body is None else "POST", f"{BASE}/{path.format(ref=ref)}", token, body)
+
+    assert (answered, problem["code"]) == expected
+    assert send("GET", f"{BASE}/{ref}", token) == before
+
+
+def test_another_principal_sees_no_execution(kee: Caller, token: str, tenant: Tenant) -> None:
+    ref = send("POST", BASE, token, {"plan_id": plan_of(kee, [REPORT])})[1]["execution_id"]
+    stranger = make_token(tenant, "Mallory")
+
+    assert send("GET", f"{BASE}/{ref}", stranger)[0] == 404
+    assert send("GET", BASE, stranger)[1] == {"executions": []}
+    assert send("POST", f"{BASE}/{ref}/cancel", make_token(tenant, "Poor", scopes=[Scope.INBOX]), {})[0] == 403
+
+
+def test_a_tool_can_be_called_without_a_plan(kee: Caller, token: str, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    path = "/api/v1/workers/texter/tools/echo/call"
+
+    direct = send("POST", path, token, {"params": {"text": "hi"}})
+    queued = send("POST", path, token, {"params": {"text": "hi"}, "mode": "async", "idempotency_key": "once"})
+    again = send("POST", path, token, {"params": {"text": "hi"}, "mode": "async", "idempotency_key": "once"})
+
+    assert (direct[0], direct[1]["status"], direct[1]["result"]["length"]) == (200, "complete", 2)
+    assert (queued[0], queued[1]["status"], queued[1]["is_duplicate"]) == (200, "queued", False)
+    assert (again[1]["task_id"], again[1]["is_duplicate"]) == (queued[1]["task_id"], True)
+    assert server.calls == {"echo": 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        ("nobody/tools/echo", {"params": {}}, (404, "unknown_worker")),
+        ("texter/tools/nothing", {"params": {}}, (404, "unknown_tool")),
+        ("texter/tools/echo", {"params": {"text": 5}}, (422, "invalid_params")),
+        ("texter/tools/echo", {"params": {"text": 5}, "mode": "async"}, (422, "invalid_params")),
+        (
+            "texter/tools/echo",
+            {"params": {"text": "x"}, "mode": "async", "execution_id": "exec_9"},
+            (404, "unknown_execution"),
+        ),
+        ("texter/tools/echo", {"params": {"text": "x" * 200_000}}, (413, "payload_too_large")),
+        ("gone/tools/echo", {"params": {"text": "x"}}, (503, "worker_unreachable")),
+        ("texter/tools/break_down", {"params": {}}, (422, "worker_refused")),
+        ("barred/tools/echo", {"params": {"text": "x"}}, (403, "worker_barred")),
+    ],
+)
+def test_a_faulty_call_is_refused_by_name(
+    kee: Caller, server: WorkerServer, path: str, body: dict[str, Any], expected: tuple[int, str]
+) -> None:
+    token = make_token(kee_tenant(kee), "Kee")
+    make_worker(kee, server)
+    make_worker(kee, server, "gone", endpoint="http://127.0.0.1:9/mcp")
+    make_worker(kee, server, "barred", side_effects={"filesystem": "write", "network": "none", "execution": "none"})
+
+    answered, problem = send("POST", f"/api/v1/workers/{path}/call", token, body)
+
+    assert (answered, problem["code"]) == expected
+    assert not server.calls["echo"]
+    assert counted()[:2] == (0, 0)
