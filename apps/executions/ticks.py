@@ -2,9 +2,15 @@
 
 from datetime import timedelta
 
+import structlog
+from django.db import DatabaseError
+
+from apps.core.errors import DomainError
 from apps.core.ticks import tick
 from apps.executions import selectors, services
 from apps.principals.tenancy import acting_as_system
+
+logger = structlog.get_logger(__name__)
 
 _AT_ONCE = 200
 
@@ -15,4 +21,8 @@ def advance_due() -> None:
     with acting_as_system("executions that can go on"):
         due = selectors.due(limit=_AT_ONCE)
     for tenant_id, execution_id in due:
-        services.advance(tenant_id=tenant_id, execution_id=execution_id, patience=timedelta(0))
+        try:
+            services.advance(tenant_id=tenant_id, execution_id=execution_id, patience=timedelta(0))
+        except (DomainError, DatabaseError):
+            # One that can't go on must not hold up the others; it is looked at again next time.
+            logger.exception("executions.stuck", execution_id=execution_id)

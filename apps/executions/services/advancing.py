@@ -9,12 +9,14 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from time import monotonic
 from types import MappingProxyType
 from typing import Any, Final
 
 from apps.core.errors import DomainError
 from apps.core.ids import parse_ref
+from apps.core.retries import retried
 from apps.executions import calls, references, selectors, sql
 from apps.executions.envelopes import queued
 from apps.executions.errors import WorkerCallFailed
@@ -47,9 +49,7 @@ def advance(*, tenant_id: int, execution_id: int, patience: timedelta | None = N
     until = None if patience is None else monotonic() + patience.total_seconds()
     while True:
         may_call = until is None or monotonic() < until
-        results = _results_of_ended_tasks(tenant_id, execution_id)
-        with _acting(tenant_id):
-            claimed = step_forward(execution_id, may_call=may_call, results=results)
+        claimed = _look(tenant_id, execution_id, may_call=may_call)
         if not claimed:
             return
         _carry_out(claimed)
@@ -86,6 +86,16 @@ def _results_of_ended_tasks(tenant_id: int, execution_id: int) -> dict[int, Any]
             with suppress(DomainError):
                 found[task.task_id] = calls.kept(tenant_id=tenant_id, pointer=task.result_pointer)
     return found
+
+
+def _look(tenant_id: int, execution_id: int, *, may_call: bool) -> list[Claimed]:
+    results = _results_of_ended_tasks(tenant_id, execution_id)
+
+    def forward() -> list[Claimed]:
+        with _acting(tenant_id):
+            return step_forward(execution_id, may_call=may_call, results=results)
+
+    return retried(forward)
 
 
 def step_forward(
@@ -249,7 +259,7 @@ def _carry_out(claimed: list[Claimed]) -> None:
             _write(claim, exc)
             continue
         if claim.as_task:
-            _queue(claim, params)
+            retried(partial(_queue, claim, params))
         else:
             direct.append((claim, params))
     if direct:
@@ -324,20 +334,37 @@ def _request(execution: Execution, step: ExecutionStep, params: Mapping[str, Any
 
 def _write(claim: Claimed, outcome: calls.Called | DomainError) -> None:
     """Write what came of a direct call, if the claim still stands; who lost it writes nothing."""
-    pointer = None if isinstance(outcome, DomainError) else calls.keep(caller=claim.owner, value=outcome.payload)
+    if isinstance(outcome, DomainError):
+        retried(partial(_write_failure, claim, outcome))
+        return
+    try:
+        pointer = calls.keep(caller=claim.owner, value=outcome.payload)
+    except DomainError as refusal:
+        retried(partial(_write_failure, claim, refusal))
+        return
+    retried(partial(_write_result, claim, outcome, pointer))
+
+
+def _write_result(claim: Claimed, outcome: calls.Called, pointer: str) -> None:
+    with _holding(claim) as held:
+        if held is not None:
+            work, step = held
+            calls.record(claim.target, outcome)
+            succeed(work, step, result=outcome.payload, result_pointer=pointer, summary=outcome.summary)
+
+
+def _write_failure(claim: Claimed, refusal: DomainError) -> None:
     with _holding(claim) as held:
         if held is None:
             return
         work, step = held
-        calls.record(claim.target, outcome)
-        if isinstance(outcome, calls.Called):
-            succeed(work, step, result=outcome.payload, result_pointer=pointer, summary=outcome.summary)
-        elif _again(claim, outcome):
+        calls.record(claim.target, refusal)
+        if _again(claim, refusal):
             step.move_to(StepStatus.PENDING)
             step.retry_at = work.now + _RETRY_AFTER * 2 ** (step.attempts - 1)
         else:
-            retryable = isinstance(outcome, WorkerCallFailed) and outcome.retryable
-            fail(work, step, code=outcome.code, message=outcome.detail, retryable=retryable)
+            retryable = isinstance(refusal, WorkerCallFailed) and refusal.retryable
+            fail(work, step, code=refusal.code, message=refusal.detail, retryable=retryable)
 
 
 def _again(claim: Claimed, outcome: DomainError) -> bool:
