@@ -184,7 +184,7 @@ UNFOLD = {
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": ["apps.principals.api.authentication.TokenAuthentication"],
-    "DEFAULT_PERMISSION_CLASSES": ["apps.core.api.permissions.HoldsScope"],
+    "DEFAULT_PERMISSION_CLASSES": ["apps.core.api.permissions.HoldsToken"],
     "DEFAULT_PARSER_CLASSES": ["apps.core.api.parsers.StrictJSONParser"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_SCHEMA_CLASS": "apps.core.api.schema.OperationSchema",

@@ -13,6 +13,11 @@ class FieldError:
     message: str
 
 
+def pointer_to(*parts: object) -> str:
+    """The JSON pointer to a place: `pointer_to("params", 0, "a/b")` is `/params/0/a~1b`."""
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
+
+
 class DomainError(Exception):
     """An anticipated refusal, safe to show to the caller.
 

@@ -1,31 +1,16 @@
-"""HTTP at both edges: who is calling a native async view, and where an outgoing call may go."""
+"""HTTP at both edges: who is calling, and where an outgoing call may go."""
 
 import ipaddress
 import socket
 from typing import Any
 from urllib.parse import urlsplit
 
-from asgiref.sync import sync_to_async
 from django.conf import settings
-from django.http import HttpRequest
 from rest_framework.exceptions import NotAuthenticated
 from rest_framework.request import Request
-from rest_framework.views import APIView
 
 from apps.core.errors import Invalid
 from apps.core.operations import Acting
-
-
-async def authorize(request: HttpRequest) -> Acting:
-    """The caller of a native async view, by the same authentication classes as REST.
-
-    :raises rest_framework.exceptions.APIException: if there is no valid credential.
-    """
-    return await sync_to_async(_authenticate)(request)
-
-
-def _authenticate(request: HttpRequest) -> Acting:
-    return caller_of(Request(request, authenticators=APIView().get_authenticators()))
 
 
 def caller_of(request: Request) -> Acting:

@@ -13,12 +13,13 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, Literal, Protocol, TypeVar, get_type_hints
 
 from pydantic import BaseModel
 
 from apps.core.errors import DomainError, Forbidden, NotFound
-from apps.core.retries import retried
+from apps.core.retries import ATTEMPTS, retried
 from apps.core.schemas import parse
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
@@ -51,14 +52,14 @@ class Route:
     """Where an operation answers over HTTP.
 
     `path` may hold parameters (`/api/v1/receipts/{receipt_id}`), which are members of the input.
-    `manner="seed"` answers as the service-to-service doors are documented: errors as `{error, message, …}`,
+    `manner="service"` answers as the service-to-service doors are documented: errors as `{error, message, …}`,
     any fault of the credential as the same 403.
     """
 
     method: Method
     path: str
     status: int = 200
-    manner: Literal["problem", "seed"] = "problem"
+    manner: Literal["problem", "service"] = "problem"
     max_body: int = 524_288
 
     @property
@@ -177,9 +178,10 @@ def call(declared: Operation, caller: Acting, given: BaseModel) -> Reply:
     :raises DomainError: whatever the operation refuses.
     """
     permit(declared, caller)
-    answer = (
-        declared.run(caller, given) if declared.own_transactions else retried(lambda: _acting(declared, caller, given))
-    )
+    run = declared.run if declared.own_transactions else partial(_acting, declared)
+    # What committed a part of its work and can't be repeated is tried once.
+    repeatable = declared.idempotent or not declared.own_transactions
+    answer = retried(lambda: run(caller, given), attempts=ATTEMPTS if repeatable else 1)
     return answer if isinstance(answer, Reply) else Reply(answer, status=0)
 
 
@@ -189,7 +191,7 @@ def _acting(declared: Operation, caller: Acting, given: BaseModel) -> BaseModel 
 
 
 def call_with(declared: Operation, caller: Acting, arguments: Any) -> Reply:
-    """As :func:`call`, with decoded JSON as arguments."""
+    """As :func:`call`, with decoded JSON as arguments; who may not call learns nothing of them."""
     permit(declared, caller)
     return call(declared, caller, parse(declared.input, arguments))
 

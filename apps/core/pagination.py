@@ -3,12 +3,8 @@
 import base64
 import binascii
 import json
-from typing import Final
 
 from apps.core.errors import Malformed
-
-MAX_LIMIT: Final = 500
-DEFAULT_LIMIT: Final = 50
 
 
 class BadCursor(Malformed):

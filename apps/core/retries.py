@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 # serialization_failure, deadlock_detected, lock_not_available
 _TRANSIENT: Final = frozenset({"40001", "40P01", "55P03"})
-_ATTEMPTS: Final = 4
+ATTEMPTS: Final = 4
 _FIRST_PAUSE: Final = 0.02
 
 
@@ -24,21 +24,22 @@ class Busy(Unavailable):
     code = "busy"
 
 
-def retried(run: Callable[[], T]) -> T:
-    """Run a function that opens its own transaction; once more, a few times, after a deadlock or a lock timeout.
+def retried(run: Callable[[], T], *, attempts: int = ATTEMPTS) -> T:
+    """Run a function that opens its own transactions; once more, a few times, after a deadlock or a lock timeout.
 
-    For interfaces only: what is inside a transaction already can't be repeated alone.
+    For interfaces only: what is inside a transaction already can't be repeated alone. `attempts` is 1 for what
+    can't be repeated at all.
 
     :raises Busy: if it went on failing so.
     """
-    for attempt in range(_ATTEMPTS):
+    for attempt in range(attempts):
         try:
             return run()
         except OperationalError as exc:
             if not _is_transient(exc) or connection.in_atomic_block:
                 raise
-            if attempt == _ATTEMPTS - 1:
-                raise Busy("Others are using what this needs; nothing was changed. Try again.") from exc
+            if attempt == attempts - 1:
+                raise Busy("Others are using what this needs. Try again.") from exc
         time.sleep(_FIRST_PAUSE * 2**attempt * (1 + random.random()))  # noqa: S311  # jitter, no secret
     raise AssertionError("unreachable")
 

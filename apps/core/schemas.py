@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, StringConstraints, ValidationError
 
-from apps.core.errors import FieldError, Invalid, TooLarge
+from apps.core.errors import FieldError, Invalid, TooLarge, pointer_to
 
 
 class Input(BaseModel):
@@ -71,7 +71,7 @@ def parse_strings(model: type[M], given: Mapping[str, Any]) -> M:
 def refusal(exc: ValidationError) -> Invalid | TooLarge:
     """What a validation error means to a caller."""
     faults = exc.errors(include_url=False, include_input=False, include_context=True)
-    errors = [FieldError("".join(f"/{part}" for part in fault["loc"]), fault["msg"]) for fault in faults]
+    errors = [FieldError(pointer_to(*fault["loc"]), fault["msg"]) for fault in faults]
     detail = "; ".join(f"{error.pointer or '/'}: {error.message}" for error in errors[:5])
     over = [fault for fault in faults if fault["type"] in {"string_too_long", "too_long"}]
     if len(over) == len(faults) and all(fault["ctx"]["max_length"] >= _BODY_SIZED for fault in over):

@@ -12,7 +12,7 @@ from typing import Any, Final, Never
 
 import rfc8785
 
-from apps.core.errors import FieldError, Invalid, Malformed
+from apps.core.errors import FieldError, Invalid, Malformed, pointer_to
 
 MAX_DEPTH: Final = 32
 _MAX_INTEGER: Final = 2**63
@@ -68,7 +68,7 @@ def check(document: Any, *, pointer: str = "", depth: int = 0) -> None:
             if depth >= MAX_DEPTH:
                 _refuse(pointer, f"is nested deeper than {MAX_DEPTH} levels")
             for key, value in _members(document, pointer):
-                check(value, pointer=f"{pointer}/{key}", depth=depth + 1)
+                check(value, pointer=pointer + pointer_to(key), depth=depth + 1)
         case str():
             _check_text(document, pointer)
         case int() | float():
@@ -96,13 +96,13 @@ def _canonical(document: Any) -> Any:
 
 
 def _members(document: dict[str, Any] | list[Any], pointer: str) -> Iterator[tuple[str, Any]]:
-    """What a container holds, each under its part of the pointer."""
+    """What a container holds, each under its key or index."""
     if isinstance(document, list):
         yield from ((str(index), value) for index, value in enumerate(document))
         return
     for key, value in document.items():
         _check_text(key, pointer)
-        yield key.replace("~", "~0").replace("/", "~1"), value
+        yield key, value
 
 
 def _check_number(number: float, pointer: str) -> None:

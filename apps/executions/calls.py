@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
 from time import monotonic
-from typing import Any, Final, Never
+from typing import Any, Final
 
-import jsonschema_rs
-
-from apps.core.errors import DomainError, FieldError
+from apps.core import foreign_schemas
+from apps.core.errors import DomainError
 from apps.core.ids import parse_ref
 from apps.executions import mcp_client
 from apps.executions.errors import (
@@ -38,7 +37,6 @@ MAX_PARAMS_BYTES: Final = 1024 * 1024
 _SECONDS: Final = 60
 _HINT: Final = 300
 _HARMLESS_TWICE: Final = frozenset({"read", "network"})
-_MAX_FAULTS: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,14 +104,10 @@ def group_of(execution: Execution) -> Group:
 
 def check_params(target: Target, params: Mapping[str, Any]) -> None:
     """:raises InvalidParams: with a pointer to each fault, if the parameters don't fit the tool's schema."""
-    validator = jsonschema_rs.validator_for(dict(target.input_schema), retriever=_never_fetched)
-    faults = [
-        FieldError("".join(f"/{part}" for part in ("params", *fault.instance_path)), fault.message[:300])
-        for fault in validator.iter_errors(dict(params))
-    ]
+    faults = foreign_schemas.faults(params, target.input_schema, under="params")
     if faults:
         detail = "; ".join(f"{fault.pointer}: {fault.message}" for fault in faults[:5])
-        raise InvalidParams(f"{target.tool_name} does not take these parameters: {detail}", errors=faults[:_MAX_FAULTS])
+        raise InvalidParams(f"{target.tool_name} does not take these parameters: {detail}", errors=faults)
 
 
 def call(
@@ -184,10 +178,6 @@ def record(target: Target, outcome: Called | DomainError, *, seconds: float = 0.
         seconds=seconds,
         cost=target.cost,
     )
-
-
-def _never_fetched(uri: str) -> Never:
-    raise ValueError(f"{uri} is elsewhere, and schemas are not fetched")
 
 
 # The tasks that this process is running, so that their end can be followed up at once. Losing it costs a tick.

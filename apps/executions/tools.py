@@ -381,7 +381,7 @@ def _money(amount: float | None) -> Decimal | None:
 
 
 def _answered_status(report: Report) -> str:
-    """The seed's words for an execution that goes on after the answer: partial if there is something to read already."""
+    """What is said of an execution that goes on after the answer: partial if there is something to read already."""
     if report.status in FINAL or report.status == Status.NEEDS_ESCALATION:
         return report.status
     return "partial" if report.direct_results else "queued"

@@ -17,7 +17,7 @@ from mcp_types import (
 )
 
 from apps.core import operations
-from apps.core.errors import DomainError, NotFound
+from apps.core.errors import DomainError
 from apps.mcp.calls import LIST_TTL_MS
 from apps.mcp.paging import page
 from apps.mcp.protocol import Exchange, ProtocolError
@@ -40,11 +40,10 @@ HABITS: Final = (
     Habit(
         "start_session",
         "Start a session",
-        "Know what happened while you were away, and what was left for you.",
-        "You begin a session. Below stands what waits for you: unread inbox entries, obligations, and what earlier "
-        "sessions left. Read it before anything else. Take up what is owed by you, and acknowledge with ack_through "
+        "Know what happened while you were away, and what is owed.",
+        "You begin a session. Below stands what waits for you: unread inbox entries and obligations. Read it before anything else. Take up what is owed by you, and acknowledge with ack_through "
         "what you have taken note of.",
-        reads=("memory_bootstrap", "inherit"),
+        reads=("memory_bootstrap",),
     ),
     Habit(
         "triage_inbox",
@@ -73,9 +72,8 @@ HABITS: Final = (
         "◈ HARVEST\n\nBefore this session ends, answer for the one that comes after it:\n"
         "- What did you learn that holds beyond today? Store it with memory_store.\n"
         "- What nearly went wrong, and what would have prevented it?\n"
-        "- What is unfinished, where does it stand, and what is the very next step?\n"
-        "- Which inbox entries have you dealt with? Acknowledge them with ack_through.\n"
-        "Leave what must be inherited with leave_handoff.",
+        "- What is unfinished, where does it stand, and what is the very next step? Store that too.\n"
+        "- Which inbox entries have you dealt with? Acknowledge them with ack_through.",
         reads=("read_inbox",),
     ),
 )
@@ -116,11 +114,8 @@ def named(name: str) -> Habit:
 
 
 def _said_by(name: str, caller: Caller) -> str:
-    """What an operation without arguments answers now; a refusal is part of the picture, an absent one is not."""
-    try:
-        declared = operations.find(name)
-    except NotFound:
-        return ""
+    """What an operation without arguments answers now; a refusal is part of the picture."""
+    declared = operations.find(name)
     if not declared.visible_to(caller):
         return ""
     try:

@@ -142,7 +142,7 @@ def _unusable(pointer: str, fault: str) -> UnusableSchema:
 
 
 def _constraints(stated: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The seed writes `rate_limit` in one place and `rate_limit_per_hour` in another: they are the same."""
+    """A manifest may say `rate_limit` for `rate_limit_per_hour`."""
     named = {name: value for name, value in stated.items() if name != "rate_limit"}
     if "rate_limit" in stated:
         named.setdefault("rate_limit_per_hour", stated["rate_limit"])

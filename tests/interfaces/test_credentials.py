@@ -44,7 +44,7 @@ def faulty(tenant: Tenant) -> dict[str, str | None]:
 def test_a_route_refuses_every_faulty_credential(
     faulty: dict[str, str | None], declared: Operation, route: Route
 ) -> None:
-    refusal = Answer(403, "invalid_service_token") if route.manner == "seed" else None
+    refusal = Answer(403, "invalid_service_token") if route.manner == "service" else None
     with nothing_changes():
         answers = {fault: ask_rest(route, least(route), token) for fault, token in faulty.items()}
     assert answers == {
@@ -58,7 +58,7 @@ def test_a_route_refuses_a_token_without_its_scope(tenant: Tenant, declared: Ope
     token = make_token(tenant, "Lee", scopes=set(Scope) - declared.scopes)
     with nothing_changes():
         answer = ask_rest(route, least(route), token)
-    code = "invalid_service_token" if route.manner == "seed" else "missing_scope"
+    code = "invalid_service_token" if route.manner == "service" else "missing_scope"
     assert not declared.scopes or answer == Answer(403, code)
 
 

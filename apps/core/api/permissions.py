@@ -7,7 +7,7 @@ if TYPE_CHECKING:  # rest_framework.views imports its default permissions
     from rest_framework.views import APIView
 
 
-class HoldsScope(BasePermission):
+class HoldsToken(BasePermission):
     """A valid token; the operation itself asks for the scope."""
 
     def has_permission(self, request: Request, view: "APIView") -> bool:

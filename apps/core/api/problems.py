@@ -79,9 +79,9 @@ def problem(status: int, code: str, detail: str, members: Mapping[str, Any] = Ma
 def handle(exc: Exception, context: dict[str, Any]) -> Response | None:
     """DRF's exception handler: every anticipated exception becomes a document, the others stay defects."""
     view = context.get("view")
-    seed = view is not None and getattr(view, "manner", "problem") == "seed"
+    service = view is not None and getattr(view, "manner", "problem") == "service"
     if isinstance(exc, DomainError):
-        return _answer_refusal(exc, seed=seed)
+        return _answer_refusal(exc, service=service)
     if isinstance(exc, Http404):
         exc = exceptions.NotFound()
     if isinstance(exc, PermissionDenied):
@@ -89,7 +89,7 @@ def handle(exc: Exception, context: dict[str, Any]) -> Response | None:
     if isinstance(exc, RequestDataTooBig):
         exc = _BodyTooLarge()
     if isinstance(exc, exceptions.APIException):
-        return _answer_framework(exc, seed=seed)
+        return _answer_framework(exc, service=service)
     return None
 
 
@@ -99,13 +99,13 @@ class _BodyTooLarge(exceptions.APIException):
     default_detail = "The body is over the limit."
 
 
-def _answer_refusal(exc: DomainError, *, seed: bool) -> Response:
+def _answer_refusal(exc: DomainError, *, service: bool) -> Response:
     status = status_of(exc)
     headers = {"Retry-After": str(exc.retry_after)} if isinstance(exc, RateLimited) else {}
     errors = [{"pointer": error.pointer, "message": error.message} for error in exc.errors]
-    if seed and isinstance(exc, Forbidden):
+    if service and isinstance(exc, Forbidden):
         return _faulty_credential()
-    if seed:
+    if service:
         document = {**exc.extra, "error": exc.code, "message": exc.detail}
         return Response(document | ({"errors": errors} if errors else {}), status=status, headers=headers)
     document = problem(status, exc.code, exc.detail, {**exc.extra, "errors": errors})
@@ -117,8 +117,8 @@ def _faulty_credential() -> Response:
     return Response({"error": "invalid_service_token", "message": "Invalid service token"}, status=403)
 
 
-def _answer_framework(exc: exceptions.APIException, *, seed: bool) -> Response:
-    if seed and exc.status_code in {401, 403}:
+def _answer_framework(exc: exceptions.APIException, *, service: bool) -> Response:
+    if service and exc.status_code in {401, 403}:
         return _faulty_credential()
     code, detail = str(exc.default_code), str(exc.detail)
     headers = {}
@@ -126,7 +126,7 @@ def _answer_framework(exc: exceptions.APIException, *, seed: bool) -> Response:
         headers["WWW-Authenticate"] = challenge
     if (wait := getattr(exc, "wait", None)) is not None:
         headers["Retry-After"] = str(int(wait) + 1)
-    if seed:
+    if service:
         return Response({"error": code, "message": detail}, status=exc.status_code, headers=headers)
     document = problem(exc.status_code, code, detail)
     return Response(document, status=exc.status_code, headers=headers, content_type="application/problem+json")

@@ -32,7 +32,7 @@ class Problem(Output):
     trace_id: str
 
 
-class SeedRefusal(Output):
+class ServiceRefusal(Output):
     """How the service-to-service doors refuse."""
 
     error: str
@@ -96,8 +96,8 @@ class OperationSchema(AutoSchema):
         if declared is None:
             return super().get_response_serializers()
         operation, route = declared
-        refusal = SeedRefusal if route.manner == "seed" else Problem
-        media_type = "application/json" if route.manner == "seed" else "application/problem+json"
+        refusal = ServiceRefusal if route.manner == "service" else Problem
+        media_type = "application/json" if route.manner == "service" else "application/problem+json"
         refusals = _REFUSALS.get(route.method, _WRITE_REFUSALS)
         described = {
             (str(status), media_type): OpenApiResponse(refusal, description=TITLES[status]) for status in refusals
@@ -111,7 +111,7 @@ def _operation_id(declared: Operation, route: Route) -> str:
     """The operation's name at its first route; elsewhere with what tells the route apart."""
     if route == declared.routes[0]:
         return declared.name
-    return f"{declared.name}_door" if route.manner == "seed" else f"{declared.name}_{route.method.lower()}"
+    return f"{declared.name}_door" if route.manner == "service" else f"{declared.name}_{route.method.lower()}"
 
 
 def _as_text(member: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,11 +3,11 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
-from django.db import connection, transaction
+from django.db import connection
 
+from apps.core.hints import hint_on_commit
 from apps.core.sql import hot_cursor
 from apps.digests import sql
 from apps.digests.models import Inbox
@@ -37,8 +37,7 @@ class LockedInbox:
 
     def announce(self) -> None:
         """Hint on commit that a reader would now see another inbox."""
-        hint = partial(inbox_changed.send, Inbox, principal_id=self.principal_id, tenant_id=self.tenant_id)
-        transaction.on_commit(hint, robust=True)
+        hint_on_commit(inbox_changed, principal_id=self.principal_id, tenant_id=self.tenant_id)
 
 
 def lock(*, principal_id: int) -> LockedInbox | None:

@@ -168,7 +168,7 @@ def post_receipts(caller: Caller, given: PostReceipts) -> VerdictsOutput:
 @operation(
     title="The inbox door",
     scope=Scope.RECEIPTS_WRITE,
-    routes=[Route("POST", "/internal/inbox/receipt", manner="seed")],
+    routes=[Route("POST", "/internal/inbox/receipt", manner="service")],
     tool=False,
 )
 def post_at_inbox_door(caller: Caller, given: InboxReceipt) -> InboxDoorOutput:
@@ -183,7 +183,7 @@ def post_at_inbox_door(caller: Caller, given: InboxReceipt) -> InboxDoorOutput:
 @operation(
     title="The universal door",
     scope=Scope.RECEIPTS_WRITE,
-    routes=[Route("POST", "/internal/receipt", manner="seed")],
+    routes=[Route("POST", "/internal/receipt", manner="service")],
     tool=False,
 )
 def post_at_universal_door(caller: Caller, given: UniversalReceipt) -> UniversalDoorOutput:

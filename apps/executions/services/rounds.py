@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Self
 
-from django.db import transaction
 from django.dispatch import Signal
 
+from apps.core import hints
 from apps.core.sql import database_now
 from apps.executions.errors import UnknownStep
 from apps.executions.models import Execution, ExecutionStep
@@ -97,10 +97,4 @@ class Round:
 
 def hint_on_commit(signal: Signal, execution: Execution) -> None:
     """Send a hint about the execution when the transaction has committed; what becomes of it concerns nobody here."""
-    tenant_id, execution_id = execution.tenant_id, execution.pk
-
-    # A named function, because Django asks a failed hook for its name.
-    def send() -> None:
-        signal.send(sender=Execution, tenant_id=tenant_id, execution_id=execution_id)
-
-    transaction.on_commit(send, robust=True)
+    hints.hint_on_commit(signal, tenant_id=execution.tenant_id, execution_id=execution.pk)

@@ -4,12 +4,12 @@ import json
 import random
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
-from functools import partial
 from typing import Any, Final
 
 from django.db import transaction
 
 from apps.core import strict_json
+from apps.core.hints import hint_on_commit
 from apps.core.ids import format_ref, random_id
 from apps.core.sql import hot_cursor
 from apps.digests import services as digests
@@ -297,8 +297,7 @@ def _end(task_id: int, end: _End, *, lease: Lease | None = None, holder_id: int 
         ),
         now=finished_at,
     )
-    announce = partial(task_finished.send, sender=None, tenant_id=tenant_id, task_id=task_id)
-    transaction.on_commit(announce, robust=True)
+    hint_on_commit(task_finished, tenant_id=tenant_id, task_id=task_id)
     return finished
 
 
@@ -351,8 +350,7 @@ def _put_back(
         )
         kept, tenant_id, queue, type_name = cursor.fetchone()
     if status == Status.QUEUED:
-        announce = partial(task_queued.send, sender=None, tenant_id=tenant_id, queue=queue, task_type=type_name)
-        transaction.on_commit(announce, robust=True)
+        hint_on_commit(task_queued, tenant_id=tenant_id, queue=queue, task_type=type_name)
     return _verdict(json.loads(kept))
 
 

@@ -2,13 +2,13 @@
 
 import json
 from dataclasses import asdict
-from functools import partial
 from typing import Any, Final
 
 from django.db import transaction
 
 from apps.core import strict_json
 from apps.core.errors import FieldError, Invalid, Unavailable
+from apps.core.hints import hint_on_commit
 from apps.core.ids import format_ref, random_id
 from apps.core.sql import database_now, hot_cursor
 from apps.digests import services as digests
@@ -111,14 +111,7 @@ def queue(*, requester: Caller, request: QueueRequest) -> QueuedTask:
         now=created_at,
     )
     if not scheduled:
-        announce = partial(
-            task_queued.send,
-            sender=None,
-            tenant_id=requester.tenant_id,
-            queue=line.name,
-            task_type=task_type.name,
-        )
-        transaction.on_commit(announce, robust=True)
+        hint_on_commit(task_queued, tenant_id=requester.tenant_id, queue=line.name, task_type=task_type.name)
     return QueuedTask(
         task_id=ref,
         status=status,
