@@ -28,28 +28,33 @@ def begin(work: Round, step: ExecutionStep) -> None:
 
 def claim(work: Round, step: ExecutionStep) -> None:
     """Claim a worker step for this process, if it still fits the budget."""
-    cost = Decimal(str(step.definition.get("estimated_cost") or 0))
-    if step.attempts == 0:
-        why = work.execution.over_budget(cost)
-        if why is not None:
-            work.halt(Status.BUDGET_EXCEEDED, why)
-            step.started_at = None
-            return
     try:
         target = calls.target_of(worker_id=step.worker_id or "", tool_name=step.tool_name or "")
     except DomainError as exc:
         fail(work, step, code=exc.code, message=exc.detail, retryable=isinstance(exc, Unavailable))
         return
-    if step.attempts == 0:
-        # Charged when it begins, so that steps that run at once can't overrun the budget together.
-        step.cost = cost
-        work.execution.total_cost += cost
+    if step.attempts == 0 and not _charge(work, step, target):
+        return
     step.repeatable = target.repeatable
     step.attempts += 1
     step.retry_at = None
     step.move_to(StepStatus.CALLING)
     step.call_expires_at = work.now + CLAIM
     work.claims.append(step)
+
+
+def _charge(work: Round, step: ExecutionStep, target: calls.Target) -> bool:
+    """Take a step's cost from the budget when it begins, so that steps that run at once can't overrun it together."""
+    estimated = step.definition.get("estimated_cost")
+    cost = target.cost if estimated is None else Decimal(str(estimated))
+    why = work.execution.over_budget(cost)
+    if why is not None:
+        step.started_at = None
+        work.halt(Status.BUDGET_EXCEEDED, why)
+        return False
+    step.cost = cost
+    work.execution.total_cost += cost
+    return True
 
 
 def reclaim(work: Round, step: ExecutionStep) -> None:
