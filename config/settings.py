@@ -69,6 +69,7 @@ INSTALLED_APPS = [
     "apps.mcp",
     "apps.console",
     "unfold.apps.BasicAppConfig",
+    "unfold.contrib.filters",
     "apps.console.apps.ConsoleAdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",

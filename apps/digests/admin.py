@@ -1,7 +1,7 @@
 from django.contrib import admin
 from django.utils.html import format_html_join
 
-from apps.core.admin import OperatorAdmin, link_to
+from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to
 from apps.digests.models import Entry, Inbox, ReceiptState, Thread
 from apps.receipts.models import Receipt
 
@@ -34,7 +34,7 @@ class InboxAdmin(OperatorAdmin):
 @admin.register(Thread)
 class ThreadAdmin(OperatorAdmin):
     list_display = ["__str__", "inbox_link", "revision", "receipt_count", "pending_count", "flush_due_at", "closed_at"]
-    list_filter = [("closed_at", admin.EmptyFieldListFilter), "source_system", "tenant"]
+    list_filter = [("closed_at", admin.EmptyFieldListFilter), ("source_system", ExactTextFilter), "tenant"]
     list_select_related = ["inbox__principal"]
     search_fields = ["resource_ref"]
     ordering = ["-id"]
@@ -65,7 +65,13 @@ class EntryAdmin(OperatorAdmin):
         "superseded_by_seq",
         "acked_at",
     ]
-    list_filter = ["kind", "flush_reason", "source_system", ("acked_at", admin.EmptyFieldListFilter), "tenant"]
+    list_filter = [
+        "kind",
+        "flush_reason",
+        ("source_system", ExactTextFilter),
+        ("acked_at", admin.EmptyFieldListFilter),
+        "tenant",
+    ]
     list_select_related = ["inbox__principal", "thread"]
     ordering = ["-id"]
     readonly_fields = ["receipt_links"]

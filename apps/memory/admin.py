@@ -1,6 +1,9 @@
+from collections.abc import Sequence
+from typing import Any
+
 from django.contrib import admin
 
-from apps.core.admin import OperatorAdmin, link_to
+from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to
 from apps.memory.models import (
     Concept,
     Observation,
@@ -17,7 +20,7 @@ class MemoryAdmin(OperatorAdmin):
     """What all memories show: who wrote them, in which tenant."""
 
     list_select_related = ["author", "tenant"]
-    list_filter = ["tenant"]
+    list_filter: Sequence[Any] = ["tenant"]
 
     @admin.display(description="Author")
     def author_link(self, memory: Observation | Concept | Pattern | PatternRevision | Relationship) -> str:
@@ -28,7 +31,7 @@ class MemoryAdmin(OperatorAdmin):
 class ObservationAdmin(MemoryAdmin):
     list_display = ["__str__", "text", "domain", "confidence", "author_link", "recorded_at", "newer"]
     list_select_related = ["author", "superseded_by"]
-    list_filter = ["tenant", "domain"]
+    list_filter = [("domain", ExactTextFilter), "tenant"]
     search_fields = ["text"]
 
     @admin.display(description="Superseded by")
@@ -39,7 +42,7 @@ class ObservationAdmin(MemoryAdmin):
 @admin.register(Concept)
 class ConceptAdmin(MemoryAdmin):
     list_display = ["name", "type", "aliases", "author_link", "recorded_at", "revised_at"]
-    list_filter = ["tenant", "type"]
+    list_filter = [("type", ExactTextFilter), "tenant"]
     search_fields = ["name", "aliases"]
 
 
@@ -47,7 +50,7 @@ class ConceptAdmin(MemoryAdmin):
 class RelationshipAdmin(MemoryAdmin):
     list_display = ["__str__", "source_link", "type", "target_link", "author_link", "recorded_at"]
     list_select_related = ["author", "source", "target"]
-    list_filter = ["tenant", "type"]
+    list_filter = [("type", ExactTextFilter), "tenant"]
 
     @admin.display(description="From")
     def source_link(self, relationship: Relationship) -> str:
@@ -61,7 +64,7 @@ class RelationshipAdmin(MemoryAdmin):
 @admin.register(Pattern)
 class PatternAdmin(MemoryAdmin):
     list_display = ["name", "category", "confidence", "revision", "author_link", "revised_at"]
-    list_filter = ["tenant", "category"]
+    list_filter = [("category", ExactTextFilter), "tenant"]
     search_fields = ["name", "text"]
 
 
@@ -79,7 +82,7 @@ class PatternRevisionAdmin(MemoryAdmin):
 class SessionAdmin(OperatorAdmin):
     list_display = ["__str__", "principal_link", "platform", "tone", "started_at", "last_active_at"]
     list_select_related = ["principal"]
-    list_filter = ["tenant", "platform"]
+    list_filter = [("platform", ExactTextFilter), "tenant"]
     search_fields = ["title", "summary"]
 
     @admin.display(description="Principal")
@@ -103,7 +106,7 @@ class PostingAdmin(OperatorAdmin):
     list_display = ["term", "passage_link", "frequency"]
     list_select_related = ["passage"]
     list_filter = ["tenant"]
-    search_fields = ["=term"]
+    search_fields = ["term__exact"]
 
     @admin.display(description="Passage")
     def passage_link(self, posting: Posting) -> str:

@@ -2,16 +2,16 @@ from django.contrib import admin
 from django.db.models import Model
 from django.utils.html import format_html_join
 
-from apps.core.admin import OperatorAdmin, link_to
+from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to
 from apps.receipts.models import Obligation, Receipt, ReceiptKey, UnmatchedCloser
 
 
 @admin.register(Receipt)
 class ReceiptAdmin(OperatorAdmin):
     list_display = ["receipt_id", "created_at", "source_system", "event_type", "recipient_link", "title", "surface"]
-    list_filter = ["surface", "source_system", "event_type", "tenant"]
+    list_filter = ["surface", ("source_system", ExactTextFilter), ("event_type", ExactTextFilter), "tenant"]
     list_select_related = ["recipient"]
-    search_fields = ["receipt_id"]
+    search_fields = ["receipt_id__exact"]
     ordering = ["-id"]
     exclude = ["caused_by", "pairs_with"]
     readonly_fields = ["cause_link", "pair_link", "consequence_links", "answer_links", "place_link", "obligation_link"]
@@ -52,9 +52,9 @@ def _links(*related: Model) -> str:
 @admin.register(ReceiptKey)
 class ReceiptKeyAdmin(OperatorAdmin):
     list_display = ["source_system", "receipt_id", "created_at", "tenant"]
-    list_filter = ["source_system", "tenant"]
+    list_filter = [("source_system", ExactTextFilter), "tenant"]
     list_select_related = ["tenant"]
-    search_fields = ["receipt_id"]
+    search_fields = ["receipt_id__exact"]
     exclude = ["key_digest", "content_digest"]
     ordering = ["-id"]
 
@@ -88,7 +88,7 @@ class UnmatchedCloserAdmin(OperatorAdmin):
     list_display = ["receipt_link", "reference", "tenant"]
     list_filter = ["tenant"]
     list_select_related = ["receipt", "tenant"]
-    search_fields = ["reference"]
+    search_fields = ["reference__exact"]
 
     @admin.display(description="Receipt")
     def receipt_link(self, closer: UnmatchedCloser) -> str:

@@ -7,7 +7,7 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 
-from apps.core.admin import OperatorAdmin, link_to
+from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to
 from apps.receipts.models import Receipt
 from apps.tasks import selectors
 from apps.tasks.models import (
@@ -76,7 +76,7 @@ class TaskTypeAdmin(OperatorAdmin):
         "tasks_of_it",
     ]
     list_select_related = ["queue"]
-    list_filter = ["tenant", "queue", "in_code", "enabled"]
+    list_filter = ["tenant", ("queue", ExactTextFilter), "in_code", "enabled"]
     search_fields = ["name", "title"]
 
     @admin.display(description="Queue")
@@ -92,8 +92,8 @@ class TaskTypeAdmin(OperatorAdmin):
 class TaskAdmin(OperatorAdmin):
     list_display = ["__str__", "type_link", "queue_link", "requester_link", "recipient_link", "priority", "created_at"]
     list_select_related = ["task_type", "queue", "requester", "recipient"]
-    list_filter = ["tenant", "queue", "task_type"]
-    search_fields = ["=id", "=receipt_id"]
+    list_filter = ["tenant", ("queue", ExactTextFilter), ("task_type", ExactTextFilter)]
+    search_fields = ["=id", "receipt_id__exact"]
     ordering = ["-id"]
     fields = [
         "state",
@@ -193,7 +193,7 @@ class HotTaskAdmin(_OfTask):
         "expiries",
     ]
     list_select_related = ["task_type", "queue", "holder"]
-    list_filter = ["tenant", "queue", "task_type"]
+    list_filter = ["tenant", ("queue", ExactTextFilter), ("task_type", ExactTextFilter)]
     search_fields = ["=task_id"]
     ordering = ["task_id"]
     readonly_fields = ["task"]
@@ -238,7 +238,7 @@ class SpendAdmin(_OfTask):
 class TerminalRecordAdmin(_OfTask):
     list_display = ["task", "status", "reason", "fence", "summary", "result_pointer", "finished_at", "fetched_at"]
     list_filter = ["tenant", "status", "reason"]
-    search_fields = ["=task_id", "=receipt_id"]
+    search_fields = ["=task_id", "receipt_id__exact"]
     ordering = ["-task_id"]
     readonly_fields = ["task", "receipt", "artifact"]
 
@@ -259,7 +259,7 @@ class IdempotencyKeyAdmin(_OfTask):
     list_display = ["key", "principal_link", "task", "created_at"]
     list_select_related = ["principal"]
     list_filter = ["tenant"]
-    search_fields = ["=key"]
+    search_fields = ["key__exact"]
     exclude = ["request_digest"]
     ordering = ["-id"]
     readonly_fields = ["task"]
@@ -274,7 +274,7 @@ class ArtifactAdmin(OperatorAdmin):
     list_display = ["digest", "media_type", "size", "tenant", "created_at", "results"]
     list_select_related = ["tenant"]
     list_filter = ["tenant"]
-    search_fields = ["=digest"]
+    search_fields = ["digest__exact"]
     ordering = ["-id"]
 
     @admin.display(description="Results")

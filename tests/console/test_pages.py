@@ -8,6 +8,7 @@ from django.test import Client
 from django.urls import reverse
 
 from apps.principals.tenancy import acting_as_system
+from apps.receipts.models import Receipt
 from tests.console.world import fill
 
 SHOWN = sorted((model for model in apps.get_models() if model in admin.site._registry), key=lambda m: m._meta.label)
@@ -34,3 +35,20 @@ def test_stored_text_is_never_markup(world: None, console: Client) -> None:
     page = console.get(reverse("admin:memory_observation_changelist")).content.decode()
     assert "&lt;b&gt;slow&lt;/b&gt;" in page
     assert "<b>slow</b>" not in page
+
+
+def test_a_long_list_is_filtered_by_typing_and_counted_only_so_far(
+    world: None, console: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = reverse("admin:receipts_receipt_changelist")
+    with acting_as_system("test"):
+        all_of_them = Receipt.objects.count()
+        planned = Receipt.objects.filter(source_system="delegate").count()
+    assert 0 < planned < all_of_them
+
+    found = console.get(address, {"source_system": "delegate"}).context["cl"]
+    assert (found.result_count, {row.source_system for row in found.result_list}) == (planned, {"delegate"})
+    assert 'name="source_system"' in console.get(address).content.decode()
+    assert console.get(address, {"q": found.result_list[0].receipt_id}).context["cl"].result_count == 1
+    monkeypatch.setattr("apps.core.admin._COUNTED", 2)
+    assert console.get(address).context["cl"].result_count == 2
