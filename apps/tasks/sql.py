@@ -217,6 +217,14 @@ where h.task_id = %(task)s::bigint {guard}
 for update of h
 """
 LOCK: Final = _LOCK.format(guard="")
+# Several at once, by id: the order in which everybody locks tasks.
+LOCK_SEVERAL: Final = """
+select h.fence, h.holder_id, h.flags, h.failures, h.max_attempts, h.expiries, h.max_expiries,
+       h.lease_expires_at <= gatehouse_now(), k.backoff_seconds, k.backoff_cap_seconds, h.task_id
+from tasks_hottask h join tasks_tasktype k on k.id = h.task_type_id
+where h.task_id = any(%(tasks)s::bigint[])
+order by h.task_id for update of h
+"""
 # As END's guard: the caller's run is the current one.
 LOCK_LEASE: Final = _LOCK.format(
     guard=f"""and h.fence = %(fence)s::int and h.holder_id = %(holder)s::bigint

@@ -311,6 +311,78 @@ def test_a_cancellation_is_forced_at_the_end_of_the_lease(kee: Caller, worker: C
         assert selectors.status(task.task_id).status == "canceled"
 
 
+def cancel_many(caller: Caller, *task_ids: int) -> dict[int, str]:
+    with acting_as(caller):
+        return {task: str(status) for task, status in services.cancel_many(caller=caller, task_ids=task_ids).items()}
+
+
+def test_several_tasks_are_canceled_at_once_each_as_it_stands(tenant: Tenant, kee: Caller, worker: Caller) -> None:
+    make_principal(tenant, "Hexy")
+    make_type(kee)
+    done, held, ended = (number(queue(kee)) for _ in range(3))
+    complete(worker, lease_one(worker))
+    lease_one(worker)
+    cancel(kee, ended)
+    waiting = [number(queue(kee, recipient=name)) for name in ("Hexy", "Kee")]
+
+    answer = cancel_many(kee, *reversed(waiting), held, done, ended)
+
+    canceled = dict.fromkeys((ended, *waiting), "canceled")
+    assert answer == {done: "succeeded", held: "canceling", **canceled}
+    for task in waiting:
+        assert [receipt.event_type for receipt in terminal_receipts(kee, task)] == ["task_canceled"]
+    with acting_as(kee):
+        assert [hot.task_id for hot in HotTask.objects.all()] == [held]
+        assert Obligation.objects.filter(closed_at=None).count() == 1
+    before = snapshot(kee)
+    assert cancel_many(kee, held, *waiting) == {held: "canceling", **dict.fromkeys(waiting, "canceled")}
+    assert cancel_many(kee) == {}
+    assert snapshot(kee) == before
+
+
+def test_one_task_of_a_stranger_refuses_the_whole_cancellation(tenant: Tenant, kee: Caller) -> None:
+    make_type(kee)
+    hexy = make_caller(tenant, "Hexy")
+    mine, foreign = number(queue(kee)), number(queue(hexy))
+    before = snapshot(kee)
+    for other in (foreign, 9_999_999):
+        with pytest.raises(UnknownTask):
+            cancel_many(kee, mine, other)
+    assert snapshot(kee) == before
+
+
+@pytest.mark.django_db(transaction=True)
+def test_cancellations_of_the_same_tasks_in_any_order_wait_for_each_other_in_no_circle() -> None:
+    tenant = make_tenant("acme")
+    kee = make_caller(tenant)
+    others = [f"P{index}" for index in range(4)]
+    for name in others:
+        make_principal(tenant, name)
+    make_type(kee)
+    for _ in range(5):
+        ids = [number(queue(kee, recipient=name)) for name in others * 2]
+        # The tasks' recipients stand in the one order for one caller and in the other for the next.
+        orders = [ids, ids[::-1], ids[::2] + ids[1::2], ids[4:] + ids[:4]]
+        barrier = threading.Barrier(len(orders))
+        answers: list[Any] = []
+
+        def attempt(order: list[int], barrier: threading.Barrier = barrier, answers: list[Any] = answers) -> None:
+            try:
+                barrier.wait(10)
+                answers.append(cancel_many(kee, *order))
+            finally:
+                connection.close()
+
+        threads = [threading.Thread(target=attempt, args=[order]) for order in orders]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+
+        assert answers == [dict.fromkeys(sorted(ids), "canceled")] * len(orders)
+        assert [len(terminal_receipts(kee, task)) for task in ids] == [1] * len(ids)
+
+
 @pytest.mark.django_db(transaction=True)
 def test_of_cancel_and_complete_exactly_one_wins() -> None:
     tenant = make_tenant("acme")

@@ -1,7 +1,7 @@
 """The verbs of AsyncGate. Each is one transaction, inside the one that acts for the caller."""
 
 from apps.tasks.services.artifacts import prepare, store_artifact
-from apps.tasks.services.ending import cancel, complete, fail, prove, refuse_stranger, release
+from apps.tasks.services.ending import cancel, cancel_many, complete, fail, prove, refuse_stranger, release
 from apps.tasks.services.leasing import heartbeat, lease
 from apps.tasks.services.queueing import POLL_SECONDS, queue
 from apps.tasks.services.results import fetch_result
@@ -33,6 +33,7 @@ __all__ = [
     "TypeDraft",
     "Verdict",
     "cancel",
+    "cancel_many",
     "complete",
     "fail",
     "fetch_result",

@@ -2,13 +2,16 @@
 
 import json
 import random
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
 from django.db import transaction
+from django.db.models import F
 
 from apps.core import strict_json
+from apps.core.errors import DomainError
 from apps.core.hints import hint_on_commit
 from apps.core.ids import format_ref, random_id
 from apps.core.sql import hot_cursor
@@ -27,6 +30,7 @@ from apps.tasks.states import CANCEL_REQUESTED, Outcome, Reason, Status, after_f
 
 # A task that was given back this often is given out no more.
 _MOST_RUNS: Final = 2**FENCE_BITS - 2
+_PARTIES: Final = ("pk", "requester_id", "recipient_id")
 _EVENTS: Final = {Status.SUCCEEDED: "complete", Status.FAILED: "failed", Status.CANCELED: "canceled"}
 
 
@@ -57,6 +61,17 @@ class _End:
     summary: str | None = None
     delivery: Delivery = field(default_factory=Delivery)
     digest: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ended:
+    """An end that is recorded, and the receipt that has yet to be posted in the same transaction."""
+
+    task_id: int
+    finished: Finished
+    poster: Poster
+    draft: ReceiptDraft
+    at: datetime
 
 
 @transaction.atomic
@@ -172,6 +187,33 @@ def cancel(*, caller: Caller, task_id: int) -> Status:
 
 
 @transaction.atomic
+def cancel_many(*, caller: Caller, task_ids: Collection[int]) -> dict[int, Status]:
+    """Cancel several tasks as :func:`cancel` does one; the answer is what each is now.
+
+    A task that has succeeded or failed keeps that end and hinders none of the others. All the tasks are locked
+    before any inbox, by id, so that callers with the same tasks or recipients can't wait for each other in a circle.
+
+    :raises UnknownTask: if the caller neither asked for one of them nor is to be told of it; nothing is changed.
+    """
+    wanted = sorted(set(task_ids))
+    _refuse_strangers(caller, wanted)
+    holds = _lock_several(wanted)
+    statuses = {
+        record.task_id: Status(record.status)
+        for record in TerminalRecord.objects.filter(task_id__in=[pk for pk in wanted if pk not in holds])
+    }
+    held = [task_id for task_id, hold in holds.items() if hold.holder_id is not None]
+    HotTask.objects.filter(task_id__in=held).update(flags=F("flags").bitor(CANCEL_REQUESTED))
+    canceled = _End(status=Status.CANCELED, outcome=Outcome.CANCELED, reason=Reason.CANCELED)
+    ends = [_record_end(task_id, canceled) for task_id in holds if task_id not in held]
+    _announce([ended for ended in ends if ended is not None])
+    return {
+        task_id: statuses.get(task_id) or (Status.CANCELING if task_id in held else Status.CANCELED)
+        for task_id in wanted
+    }
+
+
+@transaction.atomic
 def bury(*, task_id: int) -> bool:
     """End a task whose lease has expired once too often, or after it was to be canceled; says whether it did."""
     hold = _lock(task_id)
@@ -195,9 +237,14 @@ def bury(*, task_id: int) -> bool:
 
 def refuse_stranger(*, caller: Caller, task_id: int) -> None:
     """:raises UnknownTask: if the caller is neither the task's requester nor its recipient."""
-    parties = Task.objects.filter(pk=task_id).values_list("requester_id", "recipient_id").first()
-    if parties is None or caller.principal_id not in parties:
-        raise UnknownTask(f"There is no task {format_ref('task', task_id)}.")
+    _refuse_strangers(caller, [task_id])
+
+
+def _refuse_strangers(caller: Caller, task_ids: Collection[int]) -> None:
+    parties = {pk: parties for pk, *parties in Task.objects.filter(pk__in=task_ids).values_list(*_PARTIES)}
+    for task_id in task_ids:
+        if caller.principal_id not in parties.get(task_id, ()):
+            raise UnknownTask(f"There is no task {format_ref('task', task_id)}.")
 
 
 def prove(*, worker: Caller, task_id: int, lease_token: str) -> Lease:
@@ -212,6 +259,16 @@ def _lock(task_id: int) -> _Hold | None:
     with hot_cursor() as cursor:
         cursor.execute(sql.LOCK, {"task": task_id})
         return _hold(cursor.fetchone())
+
+
+def _lock_several(task_ids: Collection[int]) -> dict[int, _Hold]:
+    """The open ones of these tasks, locked in the order of their ids."""
+    with hot_cursor() as cursor:
+        cursor.execute(sql.LOCK_SEVERAL, {"tasks": list(task_ids)})
+        return {
+            task_id: _Hold(**dict(zip(_Hold.__dataclass_fields__, row, strict=True)))
+            for *row, task_id in cursor.fetchall()
+        }
 
 
 def _lock_lease(worker: Caller, lease: Lease) -> _Hold | None:
@@ -246,6 +303,33 @@ def _end_run(lease: Lease, end: _End) -> Verdict:
 
 def _end(task_id: int, end: _End, *, lease: Lease | None = None, holder_id: int | None = None) -> Finished | None:
     """Write the end and post its receipt; None, and nothing written, if the lease is not the current one."""
+    ended = _record_end(task_id, end, lease=lease, holder_id=holder_id)
+    if ended is None:
+        return None
+    digests.post(poster=ended.poster, draft=ended.draft, now=ended.at)
+    _hint(ended)
+    return ended.finished
+
+
+def _announce(ends: Collection[_Ended]) -> None:
+    """Post the receipts of several ends of one tenant; inboxes are locked in the order of their ids."""
+    if not ends:
+        return
+    for answer in digests.post_many(
+        poster=next(iter(ends)).poster, drafts=[ended.draft for ended in ends], now=max(ended.at for ended in ends)
+    ):
+        if isinstance(answer, DomainError):
+            raise answer  # an end without its receipt did not happen
+    for ended in ends:
+        _hint(ended)
+
+
+def _hint(ended: _Ended) -> None:
+    hint_on_commit(task_finished, tenant_id=ended.poster.tenant_id, task_id=ended.task_id)
+
+
+def _record_end(task_id: int, end: _End, *, lease: Lease | None = None, holder_id: int | None = None) -> _Ended | None:
+    """Write the end; None, and nothing written, if the lease is not the current one."""
     receipt_id = random_id("rcpt")
     finished = Finished(task_id=format_ref("task", task_id), status=end.status, receipt_id=receipt_id)
     answer = {"task_id": finished.task_id, "status": str(end.status), "receipt_id": receipt_id, "will_retry": False}
@@ -279,7 +363,9 @@ def _end(task_id: int, end: _End, *, lease: Lease | None = None, holder_id: int 
         return None
     tenant_id, fence, _, type_name, title, recipient_id, queued_receipt, group, gate_id, finished_at, summary = row
     event = _EVENTS[end.status]
-    digests.post(
+    return _Ended(
+        task_id=task_id,
+        finished=finished,
         poster=Poster(tenant_id=tenant_id, principal_id=gate_id, name=ASYNCGATE),
         draft=ReceiptDraft(
             recipient_id=recipient_id,
@@ -295,10 +381,8 @@ def _end(task_id: int, end: _End, *, lease: Lease | None = None, holder_id: int 
             pairs_with=queued_receipt,
             group=None if group is None else Group(**json.loads(group)),
         ),
-        now=finished_at,
+        at=finished_at,
     )
-    hint_on_commit(task_finished, tenant_id=tenant_id, task_id=task_id)
-    return finished
 
 
 def _metadata(finished: Finished, end: _End, type_name: str, fence: int, finished_at: datetime) -> dict[str, Any]:
