@@ -36,6 +36,7 @@ MAX_ANSWER_BYTES: Final = 8 * 1024 * 1024
 MAX_PARAMS_BYTES: Final = 1024 * 1024
 _SECONDS: Final = 60
 _HINT: Final = 300
+_SUMMARY_BYTES: Final = 16 * 1024
 _HARMLESS_TWICE: Final = frozenset({"read", "network"})
 
 
@@ -138,8 +139,14 @@ def call(
     return Called(
         payload=answer.payload,
         seconds=monotonic() - began,
-        summary=said if isinstance(said, str) and said else f"{target.tool_name} of {target.worker_id} has answered.",
+        summary=_bounded(said)
+        if isinstance(said, str) and said
+        else f"{target.tool_name} of {target.worker_id} has answered.",
     )
+
+
+def _bounded(summary: str) -> str:
+    return summary.encode()[:_SUMMARY_BYTES].decode(errors="ignore")
 
 
 def keep(*, caller: Caller, value: Any) -> str:

@@ -7,6 +7,7 @@ nothing else is followed, and the answer is bounded in time and size. Call it ou
 import asyncio
 import functools
 import json
+import math
 import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from mcp.types import (
 )
 from pydantic import ValidationError
 
+from apps.core import strict_json
 from apps.core.http import ForbiddenEndpoint, guard
 from apps.executions.errors import (
     AnswerTooLarge,
@@ -51,7 +53,10 @@ Progress = Callable[[float | None, str | None], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a tool answered: its structured content, else its text wrapped as `{"text": …}`."""
+    """What a tool answered: its structured content, else its text wrapped as `{"text": …}`.
+
+    The payload can be stored; the text has passed no check.
+    """
 
     payload: dict[str, Any]
     text: str
@@ -148,11 +153,15 @@ def _progress(told: Progress | None) -> Any:
         return None
 
     async def forward(progress: float, total: float | None, message: str | None) -> None:
-        percent = min(100.0, 100.0 * progress / total) if total else None
         # The listener may write to the database, which must not happen on the event loop.
-        await asyncio.to_thread(told, percent, message)
+        await asyncio.to_thread(told, _percent(progress, total), None if message is None else _legible(message))
 
     return forward
+
+
+def _percent(progress: float, total: float | None) -> float | None:
+    share = progress / total if total else math.nan
+    return max(0.0, min(100.0, 100.0 * share)) if math.isfinite(share) else None
 
 
 class _Wire(httpx2.AsyncBaseTransport):
@@ -238,7 +247,7 @@ def _named(exc: BaseException, wire: _Wire, tool_name: str) -> WorkerCallFailed:
     for kinds, refusal, sentence in _BROKEN:
         if any(isinstance(leaf, kinds) for leaf in leaves):
             return refusal(sentence.format(tool_name))
-    return WorkerRefused(f"The worker's answer to {tool_name} can't be used: {str(leaves[0])[:_MESSAGE]}")
+    return WorkerRefused(f"The worker's answer to {tool_name} can't be used: {_legible(str(leaves[0]))}")
 
 
 _BROKEN: Final[tuple[tuple[tuple[type[BaseException], ...], type[WorkerCallFailed], str], ...]] = (
@@ -258,8 +267,8 @@ def _from_protocol(error: MCPError, tool_name: str) -> WorkerCallFailed:
     if error.code == CONNECTION_CLOSED:
         return WorkerDisconnected(f"The worker closed the connection during {tool_name}.")
     if error.code == INTERNAL_ERROR:
-        return WorkerRefused(f"{tool_name} failed inside the worker: {error.message[:_MESSAGE]}")
-    return WorkerRefused(f"The worker refused {tool_name}: {error.message[:_MESSAGE]}", mcp_code=error.code)
+        return WorkerRefused(f"{tool_name} failed inside the worker: {_legible(error.message)}")
+    return WorkerRefused(f"The worker refused {tool_name}: {_legible(error.message)}", mcp_code=error.code)
 
 
 def _leaves(exc: BaseException) -> Iterator[BaseException]:
@@ -273,11 +282,20 @@ def _leaves(exc: BaseException) -> Iterator[BaseException]:
 def _answer(result: CallToolResult, tool_name: str) -> Answer:
     text = "\n".join(block.text for block in result.content if isinstance(block, TextContent))
     if result.is_error:
-        raise WorkerRefused(f"{tool_name}: {text[:_MESSAGE] or 'the tool failed without a message.'}")
+        raise WorkerRefused(f"{tool_name}: {_legible(text) or 'the tool failed without a message.'}")
     structured = result.structured_content
     if structured is None:
         structured = _decoded(text)
+    try:
+        strict_json.check(structured)
+    except strict_json.UnstorableJSON as fault:
+        raise WorkerRefused(f"The worker's answer to {tool_name} can't be kept: {_legible(fault.detail)}") from fault
     return Answer(payload=structured, text=text)
+
+
+def _legible(text: str) -> str:
+    """A worker's words as the database and a reader can take them: nothing that can't be stored, not too many."""
+    return text[:_MESSAGE].replace("\x00", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
 
 
 def _decoded(text: str) -> dict[str, Any]:

@@ -30,7 +30,10 @@ TEXT: dict[str, Any] = {
     "required": ["text"],
     "additionalProperties": False,
 }
-TOOLS = {"echo": TEXT, "shout": TEXT, "hold": TEXT, "count_to": ANY, "break_down": ANY, "flood": ANY}
+TOOLS = {
+    **dict.fromkeys(("echo", "shout", "hold", "say", "complain"), TEXT),
+    **dict.fromkeys(("count_to", "break_down", "flood", "sum_up"), ANY),
+}
 
 
 def make_worker(caller: Caller, server: WorkerServer, worker_id: str = "texter", **changes: Any) -> str:

@@ -260,6 +260,30 @@ def test_a_tool_that_fails_ends_the_plan_when_others_need_it(kee: Caller, server
     assert open_obligations(kee) == 0
 
 
+def test_an_answer_that_can_not_be_stored_fails_its_step(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a", "say", r'{"text": "a\u0000b"}'), {**REPORT, "depends_on": ["a"]}])
+
+    advance(execution)
+
+    done = report(kee, execution)
+    assert done.status == "failed"
+    assert done.results[0]["error"]["code"] == "worker_refused"
+    assert "NUL" in done.results[0]["error"]["message"]
+    assert server.calls == {"say": 1}
+
+
+def test_a_workers_summary_is_kept_within_its_bounds(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [{**call_step("a", "sum_up"), "params": {"size": 20_000}}, REPORT])
+
+    advance(execution)
+
+    envelope = report(kee, execution).steps[0].envelope
+    assert envelope is not None
+    assert envelope["summary"] == "é" * (16 * 1024 // 2)
+
+
 def test_an_uncritical_failure_leaves_a_partial_success(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a", "break_down"), call_step("b"), REPORT])

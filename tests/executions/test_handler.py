@@ -69,6 +69,20 @@ def test_a_call_ends_with_a_pointer_to_its_answer(kee: Caller, server: WorkerSer
     assert task_selectors.shown(opened.content, opened.media_type)["length"] == 5
 
 
+@pytest.mark.parametrize("answer", [r'{"text": "a\u0000b"}', r'{"text": "\ud800"}'])
+def test_an_answer_that_can_not_be_stored_fails_the_task_at_once(
+    kee: Caller, server: WorkerServer, answer: str
+) -> None:
+    make_worker(kee, server)
+    task = queue_call(kee, "say", {"text": answer})
+
+    execute_queue(kee.tenant_id, "execute")
+
+    done = seen(kee, task)
+    assert (done.status, done.run_id, server.calls["say"]) == ("failed", 1, 1)
+    assert (done.error or {})["code"] == "worker_refused"
+
+
 def test_a_workers_name_in_the_task_type_means_a_call_of_it(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     make_worker(

@@ -103,6 +103,53 @@ def test_a_tool_that_reports_an_error_has_refused_for_good(server: WorkerServer)
     assert not refusal.value.retryable
 
 
+UNSTORABLE = {
+    "NUL": r'{"text": "a\u0000b"}',
+    "surrogate": r'{"text": ["\ud800"]}',
+    "finite": '{"number": NaN}',
+    "64 bits": '{"number": 18446744073709551616}',
+    "32 levels": '{"list":' + "[" * 40 + "]" * 40 + "}",
+}
+
+
+@pytest.mark.parametrize("fault", UNSTORABLE)
+def test_an_answer_that_can_not_be_stored_is_refused_by_name_and_for_good(server: WorkerServer, fault: str) -> None:
+    with pytest.raises(WorkerRefused, match=fault) as refusal:
+        call(server.endpoint, "say", {"text": UNSTORABLE[fault]})
+
+    assert not refusal.value.retryable
+
+
+def test_a_structured_answer_is_checked_like_a_text(server: WorkerServer) -> None:
+    with pytest.raises(WorkerRefused, match="'/text' holds a NUL"):
+        call(server.endpoint, "echo", {"text": "a\0b"})
+
+
+def test_what_a_worker_says_of_its_failure_is_made_legible_and_bounded(server: WorkerServer) -> None:
+    with pytest.raises(WorkerRefused) as refusal:
+        call(server.endpoint, "complain", {"text": "paper\0jam " + "x" * 50_000})
+
+    assert "paper\ufffdjam" in refusal.value.detail
+    assert "\0" not in refusal.value.detail
+    assert len(refusal.value.detail) < 2_100
+
+
+def test_what_a_worker_says_of_its_progress_is_made_legible_and_bounded(server: WorkerServer) -> None:
+    told: list[tuple[float | None, str | None]] = []
+
+    def listen(percent: float | None, message: str | None) -> None:
+        told.append((percent, message))
+
+    with pytest.raises(WorkerRefused, match="NUL"):
+        call(server.endpoint, "say", {"text": "paper\0jam " + "x" * 5_000}, on_progress=listen)
+
+    ((percent, message),) = told
+    assert percent == 100.0
+    assert message is not None
+    assert message.startswith("paper\ufffdjam x")
+    assert len(message) == 2_000
+
+
 def test_a_tool_that_the_worker_does_not_have_is_refused(server: WorkerServer) -> None:
     with pytest.raises(WorkerRefused):
         call(server.endpoint, "no_such_tool", {})

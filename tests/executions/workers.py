@@ -76,6 +76,22 @@ def _server(seen: WorkerServer) -> MCPServer[Any]:  # noqa: C901  # a list of sm
         seen.calls["flood"] += 1
         return {"text": "x" * size}
 
+    @server.tool(structured_output=False)
+    async def say(text: str, ctx: Context[Any, Any]) -> str:
+        seen.calls["say"] += 1
+        await ctx.report_progress(3, 2, text)
+        return text
+
+    @server.tool()
+    def complain(text: str) -> dict[str, Any]:
+        seen.calls["complain"] += 1
+        raise ToolError(text)
+
+    @server.tool()
+    def sum_up(size: int) -> dict[str, Any]:
+        seen.calls["sum_up"] += 1
+        return {"summary": "é" * size}
+
     return server
 
 
