@@ -6,6 +6,7 @@ from django.contrib import admin
 from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to
 from apps.memory.models import (
     Concept,
+    ConceptName,
     Observation,
     Passage,
     Pattern,
@@ -44,6 +45,18 @@ class ConceptAdmin(MemoryAdmin):
     list_display = ["name", "type", "aliases", "author_link", "recorded_at", "revised_at"]
     list_filter = [("type", ExactTextFilter), "tenant"]
     search_fields = ["name", "aliases"]
+
+
+@admin.register(ConceptName)
+class ConceptNameAdmin(OperatorAdmin):
+    list_display = ["key", "concept_link"]
+    list_select_related = ["concept"]
+    list_filter = ["tenant"]
+    search_fields = ["=key"]
+
+    @admin.display(description="Concept")
+    def concept_link(self, name: ConceptName) -> str:
+        return link_to(name.concept)
 
 
 @admin.register(Relationship)

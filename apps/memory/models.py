@@ -1,7 +1,6 @@
 """What is remembered, by whom, how surely and on what evidence; and the index that recall reads."""
 
 from django.contrib.postgres.fields import ArrayField
-from django.contrib.postgres.indexes import GinIndex
 from django.db import models
 from django.db.models import F, Q
 
@@ -54,8 +53,8 @@ class Observation(TenantModel):
 class Concept(TenantModel):
     """A thing that memories speak of, known by one name and any number of aliases.
 
-    `names` holds the name and the aliases in the form that they are compared by. A concept that a relationship
-    mentioned before anybody described it has an empty type.
+    What it is found by are its names (see ConceptName). A concept that a relationship mentioned before anybody
+    described it has an empty type.
     """
 
     author = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
@@ -63,20 +62,10 @@ class Concept(TenantModel):
     name = models.CharField(max_length=200)
     type = models.CharField(max_length=50, blank=True)
     aliases = ArrayField(models.CharField(max_length=200), default=list)
-    names = ArrayField(models.CharField(max_length=200), default=list)
     description = models.TextField(blank=True)
     metadata = models.JSONField(default=dict)
     recorded_at = models.DateTimeField()
     revised_at = models.DateTimeField()
-
-    class Meta:
-        constraints = [
-            models.UniqueConstraint(fields=["tenant", "key"], name="memory_concept_key_once"),
-        ]
-        indexes = [
-            # Serves selectors.concept_named(), by name or alias.
-            GinIndex(fields=["names"], name="memory_concept_by_name"),
-        ]
 
     def __str__(self) -> str:
         return self.name
@@ -84,6 +73,25 @@ class Concept(TenantModel):
     @property
     def ref(self) -> str:
         return concept_ref(self.key)
+
+
+class ConceptName(TenantModel):
+    """A name or alias of a concept, in the form that names are compared by; it stands for one concept only.
+
+    A concept's own key is among its names, which makes the key unique too.
+    """
+
+    key = models.CharField(max_length=200)
+    concept = models.ForeignKey(Concept, on_delete=models.CASCADE, related_name="names")
+
+    class Meta:
+        constraints = [
+            # Serves selectors.concepts_named().
+            models.UniqueConstraint(fields=["tenant", "key"], name="memory_conceptname_once"),
+        ]
+
+    def __str__(self) -> str:
+        return self.key
 
 
 class Relationship(TenantModel):

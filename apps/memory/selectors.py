@@ -1,13 +1,13 @@
 """Questions to what is remembered."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from apps.memory import sql
 from apps.memory.errors import UnknownMemory
-from apps.memory.models import Concept, Observation, Pattern, Session
+from apps.memory.models import Concept, ConceptName, Observation, Pattern, Session
 from apps.memory.references import key_of, observation_number
 from apps.principals.tenancy import Caller
 
@@ -111,10 +111,13 @@ def observation_of(ref: str) -> Observation:
 
 
 def concept_named(name: str) -> Concept | None:
-    """The concept of this name or alias; a name goes before an alias."""
-    key = key_of(name)
-    named = Concept.objects.filter(names__contains=[key])
-    return next(iter(sorted(named, key=lambda concept: (concept.key != key, concept.pk))), None)
+    """The concept of this name or alias."""
+    return Concept.objects.filter(names__key=key_of(name)).first()
+
+
+def concepts_named(keys: Iterable[str]) -> dict[str, int]:
+    """Which concept each of these keys stands for; what stands for none is left out."""
+    return dict(ConceptName.objects.filter(key__in=list(keys)).values_list("key", "concept_id"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

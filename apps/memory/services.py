@@ -1,6 +1,6 @@
 """Commands that write to memory. Every row says which principal wrote it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -12,7 +12,16 @@ from apps.digests import services as inboxes
 from apps.digests.selectors import InboxPage
 from apps.memory import selectors, sql
 from apps.memory.errors import AliasTaken, AlreadySuperseded, UnknownMemory
-from apps.memory.models import Concept, Observation, Passage, Pattern, PatternRevision, Relationship, Session
+from apps.memory.models import (
+    Concept,
+    ConceptName,
+    Observation,
+    Passage,
+    Pattern,
+    PatternRevision,
+    Relationship,
+    Session,
+)
 from apps.memory.references import key_of, observation_ref
 from apps.principals import selectors as principals
 from apps.principals.tenancy import Caller
@@ -82,13 +91,11 @@ def store_concept(
 
     :raises AliasTaken: if one of the names stands for another concept.
     """
-    concept = _named_concept(author=author, name=name, now=now)
+    (concept,) = _named_concepts(author=author, names=[name], aliases=aliases, now=now)
     aliases = [alias for alias in dict.fromkeys([*concept.aliases, *aliases]) if key_of(alias) != concept.key]
-    names = sorted({concept.key, *map(key_of, aliases)})
-    if Concept.objects.filter(tenant_id=author.tenant_id, names__overlap=names).exclude(pk=concept.pk).exists():
+    if _claim(concept, {concept.key, *map(key_of, aliases)}):
         raise AliasTaken(f"A name or alias of {name[:60]!r} stands for another concept.")
     concept.aliases = aliases
-    concept.names = names
     concept.type = concept.type if concept_type is None else concept_type
     concept.description = concept.description if description is None else description
     concept.metadata = concept.metadata if metadata is None else dict(metadata)
@@ -113,7 +120,7 @@ def add_relationship(
 
     A concept that is named here for the first time is created, to be described later.
     """
-    ends = [_named_concept(author=author, name=name, now=now) for name in (from_concept, to_concept)]
+    ends = _named_concepts(author=author, names=[from_concept, to_concept], now=now)
     relationship, _ = Relationship.objects.update_or_create(
         tenant_id=author.tenant_id,
         source=ends[0],
@@ -244,25 +251,60 @@ def bootstrap(*, principal_id: int, tenant_id: int, now: datetime, items: int = 
     )
 
 
-def _named_concept(*, author: Caller, name: str, now: datetime) -> Concept:
-    """The concept of this name or alias, locked; created bare if there is none."""
-    known = selectors.concept_named(name)
-    if known is None:
-        key = key_of(name)
-        known, created = Concept.objects.get_or_create(
+class _Overtaken(Exception):
+    """A name that was free is another writer's concept by now."""
+
+
+def _named_concepts(
+    *, author: Caller, names: Sequence[str], now: datetime, aliases: Sequence[str] = ()
+) -> list[Concept]:
+    """The concepts of these names or aliases, locked; created bare where there is none.
+
+    Known concepts are locked by id, then new names are claimed by key, so that no two writers wait for each other.
+    A writer that is overtaken gives up all these locks before it looks again.
+
+    :param aliases: what a new concept is going to claim besides, at its turn in the order of keys.
+    """
+    while True:
+        try:
+            with transaction.atomic():
+                return _lock_or_create(author=author, names=names, aliases=aliases, now=now)
+        except _Overtaken:
+            continue
+
+
+def _lock_or_create(*, author: Caller, names: Sequence[str], aliases: Sequence[str], now: datetime) -> list[Concept]:
+    spelled = {key_of(name): name for name in reversed(names)}
+    ids = selectors.concepts_named(spelled)
+    known = Concept.objects.filter(pk__in=set(ids.values())).order_by("pk").select_for_update(no_key=True)
+    locked = {concept.pk: concept for concept in known}
+    concepts = {key: locked[pk] for key, pk in ids.items()}
+    for key in sorted(spelled.keys() - concepts.keys()):
+        concept = Concept.objects.create(
             tenant_id=author.tenant_id,
+            author_id=author.principal_id,
             key=key,
-            defaults={
-                "author_id": author.principal_id,
-                "name": name,
-                "names": [key],
-                "recorded_at": now,
-                "revised_at": now,
-            },
+            name=spelled[key],
+            recorded_at=now,
+            revised_at=now,
         )
-        if created:
-            _index_concept(known)
-    return Concept.objects.select_for_update().get(pk=known.pk)
+        if key in _claim(concept, {key, *map(key_of, aliases)}):
+            raise _Overtaken
+        _index_concept(concept)
+        concepts[key] = concept
+    return [concepts[key_of(name)] for name in names]
+
+
+def _claim(concept: Concept, keys: Collection[str]) -> set[str]:
+    """Make these keys stand for the concept; the answer are those that stand for another.
+
+    They are claimed in their order. A rival that has claimed one and not yet committed is waited for.
+    """
+    ConceptName.objects.bulk_create(
+        [ConceptName(tenant_id=concept.tenant_id, key=key, concept=concept) for key in sorted(keys)],
+        ignore_conflicts=True,
+    )
+    return {key for key, pk in selectors.concepts_named(keys).items() if pk != concept.pk}
 
 
 def _index_concept(concept: Concept) -> None:

@@ -1,13 +1,24 @@
 """What is written is kept, by whom and on what evidence; refusals change nothing."""
 
 import threading
+from collections.abc import Callable
 
 import pytest
 from django.db import IntegrityError, connection, transaction
 
 from apps.memory import services
 from apps.memory.errors import AliasTaken, AlreadySuperseded, MalformedMemoryReference, UnknownMemory
-from apps.memory.models import Concept, Observation, Passage, Pattern, PatternRevision, Posting, Relationship, Session
+from apps.memory.models import (
+    Concept,
+    ConceptName,
+    Observation,
+    Passage,
+    Pattern,
+    PatternRevision,
+    Posting,
+    Relationship,
+    Session,
+)
 from apps.memory.selectors import concept_named, recent_sessions
 from apps.principals.tenancy import Caller, acting_as
 from tests.factories import T0, make_caller, make_tenant
@@ -162,3 +173,94 @@ def test_rival_writers_of_one_concept_or_pattern_all_succeed(transactional_db: N
     with acting_as(kee):
         assert sorted(Concept.objects.get().aliases) == ["py0", "py1", "py2", "py3"]
         assert Pattern.objects.get().revision == PatternRevision.objects.count() == 4
+
+
+def meet(*writes: Callable[[Caller], object]) -> tuple[Caller, list[object]]:
+    """What became of each write: its result, or what it raised. All start at the same moment, each for itself."""
+    kee = make_caller(make_tenant("acme"))
+    barrier = threading.Barrier(len(writes))
+    outcomes: list[object] = [None] * len(writes)
+
+    def run(index: int, write: Callable[[Caller], object]) -> None:
+        try:
+            with acting_as(kee):
+                barrier.wait(timeout=20)
+                outcomes[index] = write(kee)
+        except Exception as exc:  # noqa: BLE001  # the outcome is what the test asks for
+            outcomes[index] = exc
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(writes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    return kee, outcomes
+
+
+def naming(name: str, *aliases: str) -> Callable[[Caller], Concept]:
+    return lambda author: services.store_concept(author=author, name=name, aliases=aliases, now=T0)
+
+
+def relating(first: str, second: str) -> Callable[[Caller], Relationship]:
+    return lambda author: services.add_relationship(
+        author=author, from_concept=first, to_concept=second, rel_type="knows", now=T0
+    )
+
+
+def test_of_rivals_for_one_alias_one_wins(transactional_db: None) -> None:
+    kee, outcomes = meet(*(naming(f"language {number}", "snake") for number in range(6)))
+    assert [type(outcome) for outcome in outcomes if isinstance(outcome, Exception)] == [AliasTaken] * 5
+    with acting_as(kee):
+        assert Concept.objects.get().aliases == ["snake"]
+        assert concept_named("Snake") == Concept.objects.get()
+
+
+def test_rivals_that_name_each_others_concepts_do_not_wait_for_each_other(transactional_db: None) -> None:
+    kee, outcomes = meet(naming("a", "b", "c"), naming("b", "c", "a"), naming("c", "a", "b"))
+    assert not [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+    with acting_as(kee):
+        assert Concept.objects.count() == Passage.objects.count() == 1
+        assert set(ConceptName.objects.values_list("key", flat=True)) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_relating_two_concepts_both_ways_at_once_succeeds(transactional_db: None, known: bool) -> None:
+    kee = make_caller(make_tenant("acme"))
+    if known:
+        with acting_as(kee):
+            for name in ("a", "b"):
+                naming(name)(kee)
+    _, outcomes = meet(*[relating("a", "b"), relating("b", "a")] * 3)
+    assert not [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+    with acting_as(kee):
+        assert sorted(map(str, Relationship.objects.all())) == ["a knows b", "b knows a"]
+        assert Concept.objects.count() == 2
+
+
+def test_a_concept_may_be_related_to_itself_and_under_two_of_its_names(as_kee: Caller) -> None:
+    naming("Python", "py")(as_kee)
+    assert {str(relating("py", "Python")(as_kee)), str(relating("x", "X")(as_kee))} == {
+        "Python knows Python",
+        "x knows x",
+    }
+
+
+def test_a_concept_is_found_by_name_on_an_index(as_kee: Caller) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "with c as (insert into memory_concept (tenant_id, author_id, key, name, type, aliases, description,"
+            " metadata, recorded_at, revised_at) select %s, %s, 'c' || i, 'c' || i, '', '{}', '', '{}', %s, %s"
+            " from generate_series(1, 3000) i returning id, tenant_id, key)"
+            " insert into memory_conceptname (tenant_id, key, concept_id) select tenant_id, key, id from c",
+            [as_kee.tenant_id, as_kee.principal_id, T0, T0],
+        )
+        cursor.execute("set local role none; analyze memory_concept, memory_conceptname; set local role gatehouse_app")
+    for asked in (Concept.objects.filter(names__key="c7"), ConceptName.objects.filter(key__in=["c7", "c8"])):
+        plan = asked.explain()
+        assert "Seq Scan" not in plan
+        assert "memory_conceptname_once" in plan
+    named = concept_named("C7")
+    assert named is not None
+    assert named.key == "c7"
