@@ -1,0 +1,25 @@
+"""What every declared operation owes its callers."""
+
+import re
+
+import pytest
+
+from apps.core.operations import Operation, all_operations
+from apps.mcp.prompts import HABITS, Habit
+from apps.principals.scopes import Scope
+
+_NAMES = {declared.name for declared in all_operations()}
+
+
+@pytest.mark.parametrize("declared", all_operations(), ids=lambda declared: declared.name)
+def test_an_operation_asks_for_scopes_that_exist_and_says_what_it_does(declared: Operation) -> None:
+    assert declared.scopes <= set(Scope.values)
+    assert len(declared.description) > 20
+    assert declared.routes or declared.tool
+
+
+@pytest.mark.parametrize("habit", HABITS, ids=lambda habit: habit.name)
+def test_a_prompt_names_only_tools_that_exist(habit: Habit) -> None:
+    text = f"{habit.text} {' '.join(habit.reads)}"
+    named = set(re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", text))
+    assert named <= _NAMES
