@@ -1,7 +1,9 @@
 """The hot statements. Each locks, decides and writes by itself; what it answers is proof.
 
 All of them run in an acting transaction, so row-level security adds the tenant. `gatehouse_now()` is the clock.
-A run's key is `(task_id << 16) + fence`, see models.run_key.
+A run's key is `(task_id << 16) + fence`, see models.run_key. Each statement computes it in a materialized step
+before it looks for the run: `<<` and `+` are not leakproof, so row-level security keeps an expression of them out
+of index conditions, and every run of every tenant would be read.
 """
 
 from typing import Final
@@ -46,7 +48,7 @@ select id, created_at, run_at is not null and run_at > created_at from cold
 
 _RECLAIM: Final = """
 with expired as materialized (
-    select h.task_id, h.fence from tasks_hottask h
+    select h.task_id, (h.task_id << 16) + h.fence as run_id from tasks_hottask h
     where {scope} and h.holder_id is not null and h.lease_expires_at <= gatehouse_now()
       and h.expiries + 1 < h.max_expiries and h.flags & {cancel} = 0
     order by h.task_id limit 100 for update of h skip locked
@@ -55,7 +57,7 @@ with expired as materialized (
     from expired where h.task_id = expired.task_id returning h.task_id
 ), over as (
     update tasks_run r set ended_at = gatehouse_now(), outcome = 'expired'
-    from expired where r.id = (expired.task_id << 16) + expired.fence and r.ended_at is null
+    from expired where r.id = expired.run_id and r.ended_at is null
 ), due as materialized (
     select h.task_id from tasks_hottask h
     where {scope} and h.due_at <= gatehouse_now()
@@ -113,10 +115,11 @@ with claimed as (
         ) as spot
         limit %(capacity)s::int
     ))
-    returning h.task_id, h.tenant_id, h.queue_id, h.fence, h.lease_seconds, h.priority_rank, h.ready_at, t.name
+    returning h.task_id, h.tenant_id, h.queue_id, h.fence, h.lease_seconds, h.priority_rank, h.ready_at, t.name,
+              h.task_id << 16 as runs_after, (h.task_id << 16) + h.fence as run_id
 ), runs as (
     insert into tasks_run (id, tenant_id, holder_id, started_at, message)
-    select (task_id << 16) + fence, tenant_id, %(holder)s::bigint, gatehouse_now(), '' from claimed
+    select run_id, tenant_id, %(holder)s::bigint, gatehouse_now(), '' from claimed
 )
 select c.task_id, c.fence, c.name, cold.params, c.lease_seconds, cold.requester_id, q.name, before.checkpoint
 from claimed c
@@ -124,7 +127,7 @@ join lateral (select params, requester_id from tasks_task where id = c.task_id) 
 join lateral (select name from tasks_queue where id = c.queue_id) q on true
 left join lateral (
     select r.checkpoint from tasks_run r
-    where r.id > (c.task_id << 16) and r.id < (c.task_id << 16) + c.fence and r.checkpoint is not null
+    where r.id > c.runs_after and r.id < c.run_id and r.checkpoint is not null
     order by r.id desc limit 1
 ) before on true
 order by c.priority_rank, c.ready_at, c.task_id
@@ -150,13 +153,17 @@ returning h.task_id, h.fence, h.flags, h.lease_seconds
 
 # Why a heartbeat or an ending call found nothing to change.
 WHEREABOUTS: Final = f"""
+with b as materialized (
+    select asked.task_id, asked.fence, (asked.task_id << 16) + asked.fence as run_id
+    from unnest(%(tasks)s::bigint[], %(fences)s::int[]) as asked(task_id, fence)
+)
 select b.task_id, b.fence, h.fence, h.holder_id,
        h.flags & {STRICT} <> 0 and h.lease_expires_at <= gatehouse_now(),
        d.status, r.outcome, r.request_digest, r.answer
-from unnest(%(tasks)s::bigint[], %(fences)s::int[]) as b(task_id, fence)
+from b
 left join tasks_hottask h on h.task_id = b.task_id
 left join tasks_terminalrecord d on d.task_id = b.task_id
-left join tasks_run r on r.id = (b.task_id << 16) + b.fence
+left join tasks_run r on r.id = b.run_id
 """
 
 PROGRESS: Final = """
@@ -184,12 +191,12 @@ with gone as (
       and (%(fence)s::int is null or (
             h.fence = %(fence)s::int and h.holder_id = %(holder)s::bigint
             and (h.flags & {STRICT} = 0 or h.lease_expires_at > gatehouse_now())))
-    returning h.task_id, h.tenant_id, h.queue_id, h.task_type_id, h.fence
+    returning h.task_id, h.tenant_id, h.queue_id, h.task_type_id, h.fence, (h.task_id << 16) + h.fence as run_id
 ), run as (
     update tasks_run r
     set ended_at = gatehouse_now(), outcome = %(outcome)s::text, error = %(error)s::jsonb,
         request_digest = %(digest)s::bytea, answer = %(answer)s::jsonb
-    from gone where r.id = (gone.task_id << 16) + gone.fence and r.ended_at is null
+    from gone where r.id = gone.run_id and r.ended_at is null
 ), record as (
     insert into tasks_terminalrecord (task_id, tenant_id, status, reason, fence, error, result_channel,
         result_pointer, content, checksum, size, media_type, summary, receipt_id, finished_at)
@@ -239,13 +246,13 @@ with back as (
         ready_at = case when %(delay)s::float8 > 0 then null else h.ready_at end,
         due_at = case when %(delay)s::float8 > 0 then gatehouse_now() + make_interval(secs => %(delay)s::float8) end
     where h.task_id = %(task)s::bigint
-    returning h.task_id, h.tenant_id, h.queue_id, h.task_type_id, h.fence, h.due_at
+    returning h.tenant_id, h.queue_id, h.task_type_id, h.due_at, (h.task_id << 16) + h.fence as run_id
 ), run as (
     update tasks_run r
     set ended_at = gatehouse_now(), outcome = %(outcome)s::text, error = %(error)s::jsonb,
         request_digest = %(digest)s::bytea,
         answer = %(answer)s::jsonb || jsonb_build_object('retry_at', coalesce(back.due_at, gatehouse_now()))
-    from back where r.id = (back.task_id << 16) + back.fence
+    from back where r.id = back.run_id
     returning r.answer
 )
 select run.answer, back.tenant_id, q.name, k.name

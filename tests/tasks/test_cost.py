@@ -26,6 +26,12 @@ def _statements(act: Callable[[], Any]) -> int:
     return len(own)
 
 
+def _plan(statement: str, given: dict[str, Any]) -> list[str]:
+    with hot_cursor() as cursor:
+        cursor.execute(f"explain {statement}", given)
+        return [line for (line,) in cursor.fetchall()]
+
+
 def test_the_verbs_make_few_statements(kee: Caller) -> None:
     make_type(kee)
     for _ in range(8):
@@ -85,16 +91,81 @@ def test_a_claim_walks_its_index_and_fetches_by_place(kee: Caller) -> None:
         }
         with connection.cursor() as cursor:
             cursor.execute("set local enable_seqscan = off")  # a small table would be read whole
-        with hot_cursor() as cursor:
-            cursor.execute(f"explain {sql.CLAIM}", given)
-            plan = "\n".join(line for (line,) in cursor.fetchall())
+        plan = _plan(sql.CLAIM, given)
 
-    assert "Tid Scan on tasks_hottask h" in plan
+    assert any("Tid Scan on tasks_hottask h" in line for line in plan)
     # Locked in the order of the index: no sort stands between. The type is matched inside the index.
-    lines = [line.strip(" ->") for line in plan.splitlines()]
+    lines = [line.strip(" ->") for line in plan]
     locking = next(index for index, line in enumerate(lines) if line.startswith("LockRows"))
     assert lines[locking + 1].startswith("Index Scan using tasks_hottask_claimable")
     assert "task_type_id = ANY" in lines[locking + 2]
+
+
+_END = dict.fromkeys(
+    (
+        "error",
+        "digest",
+        "answer",
+        "reason",
+        "channel",
+        "pointer",
+        "content",
+        "checksum",
+        "size",
+        "media_type",
+        "summary",
+    )
+)
+_FINDS_ITS_RUN: dict[str, tuple[str, dict[str, Any]]] = {
+    "RECLAIM": (sql.RECLAIM, {"queues": ["default"]}),
+    "RECLAIM_ALL": (sql.RECLAIM_ALL, {}),
+    "CLAIM": (
+        sql.CLAIM,
+        {"holder": 1, "queues": ["default"], "types": None, "capabilities": [], "capacity": 1, "seconds": None},
+    ),
+    "WHEREABOUTS": (sql.WHEREABOUTS, {"tasks": [1, 2], "fences": [1, 1]}),
+    "PROGRESS": (
+        sql.PROGRESS,
+        {"runs": [65_537], "percents": [1.0], "messages": ["x"], "checkpoints": [None]},
+    ),
+    "END": (
+        sql.END,
+        {
+            **_END,
+            "task": 1,
+            "fence": 1,
+            "holder": 1,
+            "status": "succeeded",
+            "outcome": "succeeded",
+            "receipt": "r",
+            "gate": "asyncgate",
+        },
+    ),
+    "PUT_BACK": (
+        sql.PUT_BACK,
+        {"task": 1, "failures": 0, "delay": 0.0, "outcome": "released", "error": None, "digest": b"", "answer": "{}"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _FINDS_ITS_RUN)
+def test_a_run_is_found_by_its_key_behind_the_tenant_wall(kee: Caller, name: str) -> None:
+    statement, given = _FINDS_ITS_RUN[name]
+    with acting_as(kee):
+        with connection.cursor() as cursor:
+            cursor.execute(
+                """insert into tasks_run (id, tenant_id, holder_id, started_at, message)
+                   select (1000000::bigint + n) << 16, %s, %s, now(), '' from generate_series(1, 5000) n""",
+                [kee.tenant_id, kee.principal_id],
+            )
+        lines = [line.strip(" ->") for line in _plan(statement, given)]
+
+    scans = [index for index, line in enumerate(lines) if "Scan" in line and " tasks_run " in line]
+    assert len(scans) == 1
+    assert "Seq Scan" not in lines[scans[0]]
+    # By the key itself: not by walking the index with a filter.
+    condition = next(line for line in lines[scans[0] :] if line.startswith("Index Cond"))
+    assert condition.startswith("Index Cond: ((id >" if name == "CLAIM" else "Index Cond: (id = ")
 
 
 @pytest.mark.django_db(transaction=True)
