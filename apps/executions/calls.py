@@ -8,7 +8,7 @@ from decimal import Decimal
 from time import monotonic
 from typing import Any, Final
 
-from apps.core import foreign_schemas
+from apps.core import foreign_schemas, strict_json
 from apps.core.errors import DomainError
 from apps.core.ids import parse_ref
 from apps.executions import mcp_client
@@ -159,14 +159,15 @@ def kept(*, tenant_id: int, pointer: str) -> Any:
     """The JSON value behind a pointer of the tenant.
 
     :raises DomainError: if the pointer leads nowhere that this deployment reads.
-    :raises UnresolvedReference: if what it leads to is no JSON.
+    :raises Unavailable: if the storage does not give it out just now.
+    :raises UnresolvedReference: if what it leads to is no JSON, or none that can be stored.
     """
     with acting_in(tenant_id, "reading a result"):
         content = stored_results.open_pointer(pointer, tenant_id=tenant_id).content
     try:
-        return json.loads(content)
-    except ValueError as exc:
-        raise UnresolvedReference(f"What {pointer} leads to is no JSON.") from exc
+        return strict_json.loads(content)
+    except (strict_json.NotJSON, strict_json.UnstorableJSON) as exc:
+        raise UnresolvedReference(f"What {pointer} leads to can't be used: {exc.detail}") from exc
 
 
 def record(target: Target, outcome: Called | DomainError, *, seconds: float = 0.0) -> None:

@@ -1,8 +1,13 @@
 """What tests of executions need, made by the product's own services."""
 
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
+
+from django.core.files.storage import storages
 
 from apps.digests import services as digests
 from apps.executions import selectors, services
@@ -17,11 +22,13 @@ from apps.principals.tenancy import Caller
 from apps.receipts.services import ObligationDraft, Poster, ReceiptDraft
 from apps.tasks import services as tasks
 from apps.tasks.models import TerminalRecord
+from apps.tasks.services.artifacts import NOTHING
 from apps.workers import services as workers
 from apps.workers.trust import Tier
 from tests.executions.workers import WorkerServer
 from tests.factories import T0
-from tests.workers.factories import NOTHING, enroll, make_key, signed
+from tests.workers.factories import NOTHING as NO_EFFECTS
+from tests.workers.factories import enroll, make_key, signed
 
 ANY: dict[str, Any] = {"type": "object"}
 TEXT: dict[str, Any] = {
@@ -45,7 +52,7 @@ def make_worker(caller: Caller, server: WorkerServer, worker_id: str = "texter",
         "capabilities": ["text"],
         "constraints": {"max_payload_bytes": 100_000, "timeout_seconds": 20},
         "hints": {"expected_runtime": "fast"},
-        "side_effects": NOTHING,
+        "side_effects": NO_EFFECTS,
         **changes,
     }
     with caller.acting():
@@ -190,11 +197,11 @@ def statuses(caller: Caller, execution: Execution) -> dict[str, str]:
     return {step.step_id: step.status for step in report(caller, execution).steps}
 
 
-def do_task(worker: Caller, content: Any, *, queue: str = "execute") -> int:
+def do_task(worker: Caller, content: Any = NOTHING, *, pointer: str | None = None, queue: str = "execute") -> int:
     """Lease the next task as an outside worker and complete it with this result; answers its number."""
     with worker.acting():
         (grant,) = tasks.lease(worker=worker, queues=(queue,), capacity=1)
-    delivery = tasks.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result=content)
+    delivery = tasks.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result=content, pointer=pointer)
     with worker.acting():
         tasks.complete(
             worker=worker,
@@ -204,6 +211,18 @@ def do_task(worker: Caller, content: Any, *, queue: str = "execute") -> int:
             summary="Done by hand",
         )
     return grant.task_id
+
+
+@contextmanager
+def artifacts_away() -> Iterator[None]:
+    """The storage of artifacts is out of reach until the block ends."""
+    place = Path(storages["artifacts"].path(""))
+    aside = place.with_name(f"{place.name}-aside")
+    place.rename(aside)
+    try:
+        yield
+    finally:
+        aside.rename(place)
 
 
 def ended(caller: Caller, task_id: int) -> str:

@@ -6,7 +6,7 @@ from decimal import Decimal
 import pytest
 from django.db import connection, transaction
 
-from apps.executions import services
+from apps.executions import selectors, services
 from apps.executions.errors import (
     AlreadyExecuted,
     ExecutionEnded,
@@ -25,10 +25,12 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Obligation, Receipt
+from apps.tasks import services as tasks
 from apps.tasks.models import HotTask
 from tests.executions.making import (
     REPORT,
     advance,
+    artifacts_away,
     begin,
     call_step,
     do_task,
@@ -282,6 +284,70 @@ def test_a_workers_summary_is_kept_within_its_bounds(kee: Caller, server: Worker
     envelope = report(kee, execution).steps[0].envelope
     assert envelope is not None
     assert envelope["summary"] == "é" * (16 * 1024 // 2)
+
+
+def test_a_result_that_the_storage_does_not_give_out_is_taken_in_when_it_does(
+    kee: Caller, outside: Caller, server: WorkerServer
+) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [queue_step("a"), {**REPORT, "depends_on": ["a"]}])
+    advance(execution)
+    do_task(outside, {"text": "x" * 65_600})
+
+    with artifacts_away():
+        advance(execution)
+        assert statuses(kee, execution) == {"a": "queued", "report": "pending"}
+    with kee.acting():
+        assert selectors.due(limit=10) == [(kee.tenant_id, execution.pk)]
+    advance(execution)
+
+    envelope = report(kee, execution).steps[0].envelope
+    assert envelope is not None
+    assert envelope["key_findings"]["text"] == "x" * 500
+    assert report(kee, execution).status == "complete"
+
+
+@pytest.mark.parametrize("pointer", ["s3://bucket/key", "artifact"])
+def test_a_result_that_can_never_be_read_stays_behind_its_pointer(
+    kee: Caller, outside: Caller, server: WorkerServer, pointer: str
+) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [queue_step("a"), {**REPORT, "depends_on": ["a"]}])
+    advance(execution)
+    if pointer == "artifact":
+        pointer = tasks.store_artifact(
+            tenant_id=kee.tenant_id, content=rb'{"text": "\u0000"}', media_type="application/json"
+        )
+    do_task(outside, pointer=pointer)
+
+    advance(execution)
+
+    envelope = report(kee, execution).steps[0].envelope
+    assert envelope is not None
+    assert (envelope["payload"], envelope["result_pointer"]) == (None, pointer)
+    assert report(kee, execution).status == "complete"
+
+
+def test_a_step_that_needs_a_result_waits_for_the_storage(kee: Caller, outside: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(
+        kee, [queue_step("a"), call_step("b", "sum_up", params={"size": "{{a.size}}"}, depends_on=["a"]), REPORT]
+    )
+    advance(execution)
+    do_task(outside, {"text": "x" * 65_600, "size": 3})
+    advance(execution, patience=timedelta(0))
+    assert statuses(kee, execution)["a"] == "complete"
+
+    with artifacts_away():
+        advance(execution)
+    assert statuses(kee, execution)["b"] == "pending"
+    assert not server.calls
+    with kee.acting():
+        ExecutionStep.objects.update(retry_at=None)
+    advance(execution)
+
+    assert server.calls == {"sum_up": 1}
+    assert report(kee, execution).status == "complete"
 
 
 def test_an_uncritical_failure_leaves_a_partial_success(kee: Caller, server: WorkerServer) -> None:

@@ -6,7 +6,7 @@ Everything it decides is decided from rows, so any process may take the next loo
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -14,7 +14,9 @@ from time import monotonic
 from types import MappingProxyType
 from typing import Any, Final
 
-from apps.core.errors import DomainError
+import structlog
+
+from apps.core.errors import DomainError, Unavailable
 from apps.core.ids import parse_ref
 from apps.core.retries import retried
 from apps.executions import calls, references, selectors, sql
@@ -23,7 +25,16 @@ from apps.executions.errors import WorkerCallFailed
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.routing import Moves, next_moves
 from apps.executions.services import ending
-from apps.executions.services.beginning import CLAIM, RECEIPTS_EVERY, begin, fail, look_again, reclaim, succeed
+from apps.executions.services.beginning import (
+    CLAIM,
+    MAX_CLAIMS,
+    RECEIPTS_EVERY,
+    begin,
+    fail,
+    look_again,
+    reclaim,
+    succeed,
+)
 from apps.executions.services.rounds import Round, hint_on_commit
 from apps.executions.signals import execution_can_go_on
 from apps.executions.states import WORKER_STEPS, Mode, Status, StepStatus, StepType, Strategy
@@ -32,6 +43,8 @@ from apps.tasks import services as tasks
 from apps.tasks.models import TerminalRecord
 from apps.tasks.services import QueueRequest
 from apps.tasks.states import Status as TaskStatus
+
+logger = structlog.get_logger(__name__)
 
 DIRECT: Final = timedelta(seconds=30)
 _AT_ONCE: Final = 8
@@ -76,15 +89,22 @@ class Claimed:
 
 
 def _results_of_ended_tasks(tenant_id: int, execution_id: int) -> dict[int, Any]:
-    """What the execution's tasks have found, read before any row is locked."""
+    """What the execution's tasks have found, read before any row is locked.
+
+    None for what can never be read here; nothing for what the storage does not give out just now.
+    """
     with _acting(tenant_id):
         ended = selectors.ended_tasks(execution_id)
     found: dict[int, Any] = {}
     for task in ended:
-        if task.result_pointer is not None:
-            # What can't be read stays behind its pointer.
-            with suppress(DomainError):
-                found[task.task_id] = calls.kept(tenant_id=tenant_id, pointer=task.result_pointer)
+        if task.result_pointer is None:
+            continue
+        try:
+            found[task.task_id] = calls.kept(tenant_id=tenant_id, pointer=task.result_pointer)
+        except Unavailable as exc:
+            logger.warning("executions.result_unavailable", task_id=task.task_id, reason=exc.detail)
+        except DomainError:
+            found[task.task_id] = None
     return found
 
 
@@ -103,7 +123,8 @@ def step_forward(
 ) -> list[Claimed]:
     """Do all that needs no worker, and claim what needs one. Needs an acting transaction.
 
-    :param results: what ended tasks have found, by task; what is missing stays behind its pointer.
+    :param results: what ended tasks have found, by task; a step whose task's result is missing waits for the next
+        look, unless the record itself carries it.
     """
     work = Round.of(execution_id)
     if work is None or work.execution.is_final:
@@ -126,6 +147,8 @@ def _take_in(work: Round, results: Mapping[int, Any]) -> None:
     """What happened since the last look: tasks ended, receipts came, processes died."""
     by_task = {step.task_id: step for step in work.in_state(StepStatus.QUEUED) if step.task_id is not None}
     for record in TerminalRecord.objects.filter(task_id__in=sorted(by_task)):
+        if record.task_id not in results and record.content is None and record.result_pointer is not None:
+            continue
         _take_in_task(work, by_task[record.task_id], record, results.get(record.task_id, record.content))
     for step in work.in_state(StepStatus.AWAITING):
         if step.step_type == StepType.WAIT_FOR:
@@ -256,7 +279,7 @@ def _carry_out(claimed: list[Claimed]) -> None:
             params = _resolved(claim)
             calls.check_params(claim.target, params)
         except DomainError as exc:
-            _write(claim, exc)
+            retried(partial(_write_failure, claim, exc, reached=False))
             continue
         if claim.as_task:
             retried(partial(_queue, claim, params))
@@ -353,24 +376,28 @@ def _write_result(claim: Claimed, outcome: calls.Called, pointer: str) -> None:
             succeed(work, step, result=outcome.payload, result_pointer=pointer, summary=outcome.summary)
 
 
-def _write_failure(claim: Claimed, refusal: DomainError) -> None:
+def _write_failure(claim: Claimed, refusal: DomainError, *, reached: bool = True) -> None:
+    """:param reached: whether the tool may have run; a failed call knows better by itself."""
     with _holding(claim) as held:
         if held is None:
             return
         work, step = held
         calls.record(claim.target, refusal)
-        if _again(claim, refusal):
+        if _again(claim, refusal, reached=reached):
             step.move_to(StepStatus.PENDING)
             step.retry_at = work.now + _RETRY_AFTER * 2 ** (step.attempts - 1)
         else:
-            retryable = isinstance(refusal, WorkerCallFailed) and refusal.retryable
+            retryable = refusal.retryable if isinstance(refusal, WorkerCallFailed) else isinstance(refusal, Unavailable)
             fail(work, step, code=refusal.code, message=refusal.detail, retryable=retryable)
 
 
-def _again(claim: Claimed, outcome: DomainError) -> bool:
-    if not isinstance(outcome, WorkerCallFailed) or not outcome.retryable or claim.fence >= _TRIES:
-        return False
-    return claim.target.repeatable or not outcome.reached
+def _again(claim: Claimed, outcome: DomainError, *, reached: bool) -> bool:
+    if isinstance(outcome, WorkerCallFailed):
+        may_pass, most, reached = outcome.retryable, _TRIES, outcome.reached
+    else:
+        # An outage on this side, of the artifacts' storage: worth more patience than a worker that does not answer.
+        may_pass, most = isinstance(outcome, Unavailable), MAX_CLAIMS
+    return may_pass and claim.fence < most and (claim.target.repeatable or not reached)
 
 
 @contextmanager
