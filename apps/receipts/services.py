@@ -3,7 +3,7 @@
 import hashlib
 import json
 import uuid as uuids
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Final, Never, Self
@@ -12,7 +12,7 @@ from uuid import UUID
 from django.db import connection, transaction
 
 from apps.core import strict_json
-from apps.core.errors import Unavailable
+from apps.core.errors import DomainError, Unavailable
 from apps.core.ids import random_id
 from apps.core.sql import hot_cursor
 from apps.principals.tenancy import Caller
@@ -66,6 +66,8 @@ class ReceiptDraft:
     title: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     receipt_id: str | None = None
+    receipt_id_is_fresh: bool = False
+    """The poster has just drawn the id at random, so that no other receipt can have named it yet."""
     artifact_pointer: str | None = None
     artifact_location: str | None = None
     requires_action: bool = False
@@ -81,7 +83,7 @@ class ReceiptDraft:
     def content_digest(self) -> bytes:
         """What makes two posts of one key the same. Ids are not content: a repetition may be given a new one."""
         content = asdict(self)
-        for name in ("receipt_id", "obligation", "dedupe_key", "source_system"):
+        for name in ("receipt_id", "receipt_id_is_fresh", "obligation", "dedupe_key", "source_system"):
             del content[name]
         return strict_json.digest(content)
 
@@ -106,39 +108,101 @@ def record(*, poster: Poster, draft: ReceiptDraft, now: datetime) -> Recorded:
     :raises ReceiptIdConflict: if another receipt has the given id.
     :raises ChainCycle: if the receipt would be its own cause.
     """
-    links = _resolve(poster, draft)
-    recorded = _store(poster, draft, links, now)
-    closers = _link_arrived(poster, draft, recorded, links)
-    _open_obligation(poster, draft, recorded, closers, now)
-    _pair(poster, draft, recorded, links, now)
+    known = _meet(poster, [draft])
+    recorded = _write(poster, draft, known, now)
+    _close([(draft, recorded)], known, now)
     return recorded
 
 
-_Links = dict[str, int]
+@transaction.atomic
+def record_many(*, poster: Poster, drafts: Sequence[ReceiptDraft], now: datetime) -> list[Recorded | DomainError]:
+    """As :func:`record`, for many; a refused draft changes nothing and does not hinder the others.
+
+    Each kind of lock is taken for the whole batch in one order that is everybody's: meeting points, waiting
+    receipts, keys, obligations. So batches can't wait for each other in a circle.
+    """
+    known = _meet(poster, drafts)
+    verdicts: dict[int, Recorded | DomainError] = {}
+    written: list[tuple[ReceiptDraft, Recorded]] = []
+    for index in sorted(range(len(drafts)), key=lambda i: (drafts[i].source_system, drafts[i].dedupe_key, i)):
+        try:
+            with transaction.atomic():
+                recorded = _write(poster, drafts[index], known, now)
+        except DomainError as refusal:
+            verdicts[index] = refusal
+        else:
+            verdicts[index] = recorded
+            written.append((drafts[index], recorded))
+            known.links[recorded.receipt_id] = recorded.id
+    _close(written, known, now)
+    return [verdicts[index] for index in range(len(drafts))]
 
 
-def _resolve(poster: Poster, draft: ReceiptDraft) -> _Links:
-    """The known ones among the receipts that the draft refers to, by reference."""
-    references = [reference for reference in (draft.caused_by, draft.pairs_with) if reference is not None]
-    if draft.receipt_id is not None and draft.receipt_id in references:
-        raise ChainCycle("A receipt can't refer to itself.")
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What the drafts' references and ids meet in the database, held until the transaction ends."""
+
+    links: dict[str, int]
+    """The receipts that the drafts refer to, by reference, as far as they are known."""
+    awaited: frozenset[str]
+    """Ids of drafts that other receipts have named before their arrival."""
+
+
+def _references(draft: ReceiptDraft) -> set[str]:
+    return {reference for reference in (draft.caused_by, draft.pairs_with) if reference is not None}
+
+
+def _given_id(draft: ReceiptDraft) -> str | None:
+    """The id, if somebody may have named it before."""
+    return None if draft.receipt_id_is_fresh else draft.receipt_id
+
+
+def _meet(poster: Poster, drafts: Sequence[ReceiptDraft]) -> _Known:
+    """Wait for rivals that name what these drafts bring, or bring what they name; then look."""
+    references = set[str]().union(*(_references(draft) for draft in drafts))
+    given = {receipt_id for draft in drafts if (receipt_id := _given_id(draft)) is not None}
     links = _look_up(poster.tenant_id, references)
-    unknown = [reference for reference in references if reference not in links]
-    meeting_points = unknown + ([draft.receipt_id] if draft.receipt_id is not None else [])
-    if meeting_points:
-        with connection.cursor() as cursor:
-            cursor.execute(sql.MEET, [poster.tenant_id, meeting_points])
-    if unknown:
+    unknown = references - links.keys()
+    if not unknown and not given:
+        return _Known(links, frozenset())
+    with connection.cursor() as cursor:
+        cursor.execute(sql.MEET, [poster.tenant_id, sorted(unknown | given)])
         links |= _look_up(poster.tenant_id, unknown)
-    return links
+        awaited = _hold_waiting(cursor, poster, given) | (given & references)
+        # A cycle can only be closed by a receipt that is waited for and refers to another; such ones take turns.
+        if any(_given_id(draft) in awaited and _references(draft) for draft in drafts):
+            cursor.execute(sql.MEET, [poster.tenant_id, [f"turn:{_CYCLE_TURN}"]])
+    return _Known(links, frozenset(awaited))
 
 
-def _look_up(tenant_id: int, references: list[str]) -> _Links:
+_CYCLE_TURN: Final = "chain"
+
+
+def _hold_waiting(cursor: Any, poster: Poster, given: set[str]) -> set[str]:
+    """Those of the given ids that receipts wait for; these receipts are held."""
+    if not given:
+        return set()
+    cursor.execute(sql.HOLD_WAITING, {"tenant": poster.tenant_id, "references": sorted(given)})
+    return {reference for row in cursor.fetchall() for reference in row} & given
+
+
+def _write(poster: Poster, draft: ReceiptDraft, known: _Known, now: datetime) -> Recorded:
+    if draft.receipt_id is not None and draft.receipt_id in _references(draft):
+        raise ChainCycle("A receipt can't refer to itself.")
+    recorded = _store(poster, draft, known.links, now)
+    closers = _link_arrived(poster, draft, recorded, known)
+    _open_obligation(poster, draft, recorded, closers, now)
+    if draft.pairs_with is not None and draft.pairs_with not in known.links:
+        UnmatchedCloser.objects.create(receipt_id=recorded.id, tenant_id=poster.tenant_id, reference=draft.pairs_with)
+    return recorded
+
+
+def _look_up(tenant_id: int, references: set[str]) -> dict[str, int]:
     if not references:
         return {}
     as_uuid = {reference: text for reference in references if (text := _uuid(reference)) is not None}
     with connection.cursor() as cursor:
-        cursor.execute(sql.RESOLVE, [tenant_id, references, list(as_uuid.values())])
+        cursor.execute(sql.RESOLVE, [tenant_id, list(references), list(as_uuid.values())])
         rows = cursor.fetchall()
     by_uuid = {uuid: pk for pk, _, uuid in rows}
     by_id = {receipt_id: pk for pk, receipt_id, _ in rows}
@@ -153,7 +217,7 @@ def _uuid(reference: str) -> str | None:
         return None
 
 
-def _store(poster: Poster, draft: ReceiptDraft, links: _Links, now: datetime) -> Recorded:
+def _store(poster: Poster, draft: ReceiptDraft, links: dict[str, int], now: datetime) -> Recorded:
     receipt_id = draft.receipt_id or random_id("rcpt")
     key_digest, content_digest = hashlib.sha256(draft.dedupe_key.encode()).digest(), draft.content_digest()
     group = draft.group or Group()
@@ -218,30 +282,21 @@ def _refuse_repetition(poster: Poster, draft: ReceiptDraft, key_digest: bytes, c
     raise DedupeConflict("This dedupe_key was used for a receipt with other content", **ids)
 
 
-def _link_arrived(poster: Poster, draft: ReceiptDraft, recorded: Recorded, links: _Links) -> list[int]:
+def _link_arrived(poster: Poster, draft: ReceiptDraft, recorded: Recorded, known: _Known) -> list[int]:
     """Link what waited for this receipt; answers the receipts that pair with it."""
-    if draft.receipt_id is None:
-        return []  # nobody could know the id before
+    if _given_id(draft) not in known.awaited:
+        return []
     given: dict[str, Any] = {"tenant": poster.tenant_id, "receipt": recorded.id, "reference": draft.receipt_id}
     with connection.cursor() as cursor:
         cursor.execute(sql.LINK_CONSEQUENCES, given)
         waiting = cursor.rowcount
         cursor.execute(sql.LINK_PAIRS, given)
         closers = sorted(pk for (pk,) in cursor.fetchall())
-        if (waiting or closers) and links:
-            _refuse_cycle(cursor, poster, recorded)
+        if (waiting or closers) and _references(draft) & known.links.keys():
+            cursor.execute(sql.IN_A_CYCLE, {"receipt": recorded.id})
+            if cursor.fetchone()[0]:
+                raise ChainCycle(f"{recorded.receipt_id} would be its own cause.")
     return closers
-
-
-# A cycle can only be closed by a receipt that is waited for and refers to another; such ones take turns.
-_CYCLE_TURN: Final = "chain"
-
-
-def _refuse_cycle(cursor: Any, poster: Poster, recorded: Recorded) -> None:
-    cursor.execute(sql.MEET, [poster.tenant_id, [f"turn:{_CYCLE_TURN}"]])
-    cursor.execute(sql.IN_A_CYCLE, {"receipt": recorded.id})
-    if cursor.fetchone()[0]:
-        raise ChainCycle(f"{recorded.receipt_id} would be its own cause.")
 
 
 def _open_obligation(
@@ -263,12 +318,16 @@ def _open_obligation(
     )
 
 
-def _pair(poster: Poster, draft: ReceiptDraft, recorded: Recorded, links: _Links, now: datetime) -> None:
-    if draft.pairs_with is None:
-        return
-    root = links.get(draft.pairs_with)
-    if root is None:
-        UnmatchedCloser.objects.create(receipt_id=recorded.id, tenant_id=poster.tenant_id, reference=draft.pairs_with)
+def _close(written: Sequence[tuple[ReceiptDraft, Recorded]], known: _Known, now: datetime) -> None:
+    """Close the obligations that these receipts pair with; the first of several closes."""
+    closers: dict[int, int] = {}
+    for draft, recorded in written:
+        root = known.links.get(draft.pairs_with) if draft.pairs_with is not None else None
+        if root is not None and root != recorded.id:
+            closers.setdefault(root, recorded.id)
+    if not closers:
         return
     with connection.cursor() as cursor:
-        cursor.execute(sql.CLOSE, [recorded.id, now, root])
+        if len(closers) > 1:
+            cursor.execute(sql.HOLD_OBLIGATIONS, [list(closers)])
+        cursor.execute(sql.CLOSE, {"roots": list(closers), "closers": list(closers.values()), "now": now})

@@ -46,6 +46,19 @@ select pg_advisory_xact_lock(key) from (
 ) keys
 """
 
+# What waits for receipts that arrive now, locked in one order before anything else is.
+# Indexes: receipts_receipt_dangling, receipts_unmatched_by_ref, then the primary key.
+HOLD_WAITING: Final = """
+select caused_by_ref, pairs_with_ref from receipts_receipt
+where id in (
+    select id from receipts_receipt
+    where tenant_id = %(tenant)s and caused_by_ref = any(%(references)s) and caused_by_id is null
+    union all
+    select receipt_id from receipts_unmatchedcloser where tenant_id = %(tenant)s and reference = any(%(references)s)
+)
+order by id for no key update
+"""
+
 # Index: receipts_receipt_dangling.
 LINK_CONSEQUENCES: Final = """
 update receipts_receipt set caused_by_id = %(receipt)s
@@ -64,8 +77,15 @@ from matched where receipts_receipt.id = matched.receipt_id
 returning receipts_receipt.id
 """
 
+# Several are locked in one order first; an update alone would take them in any.
+HOLD_OBLIGATIONS: Final = """
+select receipt_id from receipts_obligation where receipt_id = any(%s) and closed_at is null
+order by receipt_id for no key update
+"""
 CLOSE: Final = """
-update receipts_obligation set closed_by_id = %s, closed_at = %s where receipt_id = %s and closed_at is null
+update receipts_obligation o set closed_by_id = pair.closer, closed_at = %(now)s
+from unnest(%(roots)s::bigint[], %(closers)s::bigint[]) pair(root, closer)
+where o.receipt_id = pair.root and o.closed_at is null
 """
 
 # Is this receipt among its own causes? Primary key only.

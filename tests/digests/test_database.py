@@ -107,6 +107,11 @@ def test_the_hot_paths_cost_a_fixed_number_of_statements(as_kee: Caller) -> None
         post(as_kee)
     with statements(4):  # fact, lock, thread, place
         post_grouped(as_kee)
+    root = post(as_kee, surface="ledger", requires_action=True).receipt_id
+    with statements(5):  # what it refers to, fact, obligation, lock, place: nobody can have named a fresh id
+        post(as_kee, receipt_id="rcpt_fresh", receipt_id_is_fresh=True, caused_by=root, pairs_with=root)
+    with statements(5):  # meeting point, who waits, fact, lock, place
+        post(as_kee, receipt_id="R.1")
     for number in range(20):
         post(as_kee)
         post_grouped(as_kee, resource=f"pr:{number}", flush_class="immediate")

@@ -14,7 +14,7 @@ from apps.digests.states import FlushReason
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.errors import DedupeConflict, DuplicateReceipt
-from apps.receipts.models import Receipt, ReceiptKey
+from apps.receipts.models import Obligation, Receipt, ReceiptKey
 from tests.digests.makers import ack_through, make_draft, post, post_grouped, read
 from tests.factories import T0, make_caller
 
@@ -169,6 +169,48 @@ def test_batches_in_crossed_order_do_not_deadlock(tenant: Tenant, kee: Caller) -
     with acting_as(kee):
         assert Receipt.objects.count() == 10
     check()
+
+
+@pytest.mark.parametrize("link", ["caused_by", "pairs_with"])
+def test_batches_that_name_the_same_unknown_receipts_in_crossed_order_do_not_deadlock(kee: Caller, link: str) -> None:
+    names = [f"R.{number}" for number in range(40)]
+    outcomes = race(*(_naming(kee, link, order) for order in (names, names[::-1])))
+    assert not [one for one in outcomes if isinstance(one, Exception)]
+    with acting_as(kee):
+        assert Receipt.objects.count() == 80
+
+
+def test_batches_that_close_the_same_obligations_in_crossed_order_do_not_deadlock(kee: Caller) -> None:
+    with acting_as(kee):
+        roots = [post(kee, requires_action=True, surface="ledger").receipt_id for _ in range(40)]
+    outcomes = race(*(_naming(kee, "pairs_with", order) for order in (roots, roots[::-1])))
+    assert not [one for one in outcomes if isinstance(one, Exception)]
+    with acting_as(kee):
+        assert Obligation.objects.filter(closed_by__isnull=False).count() == 40
+
+
+def test_batches_that_bring_what_the_same_receipts_wait_for_do_not_deadlock(kee: Caller) -> None:
+    with acting_as(kee):
+        for number in range(40):
+            post(kee, caused_by=f"cause.{number}", pairs_with=f"pair.{39 - number}", surface="ledger")
+
+    def rival(kind: str) -> Callable[[], Any]:
+        drafts = [make_draft(kee, receipt_id=f"{kind}.{number}", surface="ledger") for number in range(40)]
+        return acting(kee, lambda: services.post_many(poster=services.Poster.of(kee), drafts=drafts, now=T0))
+
+    outcomes = race(rival("cause"), rival("pair"))
+    assert not [one for one in outcomes if isinstance(one, Exception)]
+    with acting_as(kee):
+        assert Receipt.objects.filter(caused_by__isnull=False, pairs_with__isnull=False).count() == 40
+
+
+def _naming(kee: Caller, link: str, references: list[str]) -> Callable[[], Any]:
+    """A batch that is worked through in the order of these references: its keys sort that way."""
+    drafts = [
+        make_draft(kee, dedupe_key=f"{number:02}:{references[0]}", surface="ledger", **{link: reference})
+        for number, reference in enumerate(references)
+    ]
+    return acting(kee, lambda: services.post_many(poster=services.Poster.of(kee), drafts=drafts, now=T0))
 
 
 def test_a_closer_and_its_root_at_once_always_meet(kee: Caller) -> None:

@@ -3,14 +3,14 @@
 import pytest
 from django.db import IntegrityError, connection, transaction
 
-from apps.digests.services import ObligationDraft
+from apps.digests.services import ObligationDraft, Posted, Poster, post_many
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller
 from apps.receipts import selectors
 from apps.receipts.errors import ChainCycle, DedupeConflict, DuplicateReceipt, ReceiptIdConflict, UnknownReceipt
 from apps.receipts.models import Obligation, Receipt, ReceiptKey, UnmatchedCloser
-from tests.digests.makers import post
-from tests.factories import make_caller
+from tests.digests.makers import make_draft, post
+from tests.factories import T0, make_caller
 
 
 def chain_of(reference: str) -> list[str]:
@@ -62,6 +62,31 @@ def test_a_closer_that_comes_before_its_root_waits_for_it(as_kee: Caller) -> Non
     assert (obligation.closed_by_id, obligation.closed_at) == (closer.id, obligation.opened_at)
     assert not UnmatchedCloser.objects.exists()
     assert chain_of("R.9") == [closer.receipt_id, "R.9"]
+
+
+def test_a_batch_links_its_own_receipts_in_whatever_order_it_brings_them(as_kee: Caller) -> None:
+    for root, closer in (("1", "2"), ("4", "3")):
+        drafts = [
+            make_draft(as_kee, dedupe_key=root, receipt_id=f"R.{root}", requires_action=True),
+            make_draft(as_kee, dedupe_key=closer, caused_by=f"R.{root}", pairs_with=f"R.{root}"),
+            make_draft(as_kee, dedupe_key=f"{root}-again", receipt_id=f"R.{root}"),
+        ]
+        opened, closed, refused = post_many(poster=Poster.of(as_kee), drafts=drafts, now=T0)
+        assert isinstance(opened, Posted)
+        assert isinstance(closed, Posted)
+        assert isinstance(refused, ReceiptIdConflict)
+        stored = Receipt.objects.get(pk=closed.id)
+        assert (stored.caused_by_id, stored.pairs_with_id) == (opened.id, opened.id)
+        assert Obligation.objects.get(pk=opened.id).closed_by_id == closed.id
+    assert not UnmatchedCloser.objects.exists()
+
+
+def test_a_cycle_within_a_batch_is_refused_and_the_rest_stays(as_kee: Caller) -> None:
+    drafts = [make_draft(as_kee, dedupe_key=own, receipt_id=own, caused_by=cause) for own, cause in ("ab", "ba", "cc")]
+    stored, *refused = post_many(poster=Poster.of(as_kee), drafts=drafts, now=T0)
+    assert isinstance(stored, Posted)
+    assert [type(one) for one in refused] == [ChainCycle, ChainCycle]
+    assert [one.receipt_id for one in Receipt.objects.all()] == ["a"]
 
 
 def test_a_cycle_is_refused_and_changes_nothing(as_kee: Caller) -> None:

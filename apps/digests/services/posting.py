@@ -58,21 +58,18 @@ def post_many(*, poster: Poster, drafts: Sequence[ReceiptDraft], now: datetime) 
 
     A refused draft changes nothing and does not hinder the others.
     """
-    verdicts: dict[int, Recorded | DomainError] = {}
-    # Keys in one order for everybody, then inboxes in one order: batches can't wait for each other in a circle.
-    for index in sorted(range(len(drafts)), key=lambda i: (drafts[i].source_system, drafts[i].dedupe_key, i)):
-        try:
-            verdicts[index] = receipts.record(poster=poster, draft=drafts[index], now=now)
-        except DomainError as refusal:
-            verdicts[index] = refusal
-    stored = [index for index, verdict in verdicts.items() if isinstance(verdict, Recorded)]
+    # Facts first, each kind of lock in one order for everybody, then inboxes in theirs.
+    verdicts = receipts.record_many(poster=poster, drafts=drafts, now=now)
     inboxes = locking.lock_several(
         tenant_id=poster.tenant_id,
-        principal_ids={drafts[index].recipient_id for index in stored if drafts[index].surface == Surface.INBOX},
+        principal_ids={
+            draft.recipient_id
+            for draft, verdict in zip(drafts, verdicts, strict=True)
+            if isinstance(verdict, Recorded) and draft.surface == Surface.INBOX
+        },
     )
     answers: list[Posted | DomainError] = []
-    for index, draft in enumerate(drafts):
-        verdict = verdicts[index]
+    for draft, verdict in zip(drafts, verdicts, strict=True):
         if isinstance(verdict, DomainError):
             answers.append(verdict)
         elif draft.surface == Surface.LEDGER:

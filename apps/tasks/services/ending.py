@@ -373,6 +373,7 @@ def _record_end(task_id: int, end: _End, *, lease: Lease | None = None, holder_i
             event_type=f"task_{event}",
             dedupe_key=f"asyncgate:task_{event}:{finished.task_id}:run_{fence}",
             receipt_id=receipt_id,
+            receipt_id_is_fresh=True,
             title=f"{title or type_name} {event}"[:200],
             summary=summary,
             metadata=_metadata(finished, end, type_name, fence, finished_at),

@@ -93,6 +93,7 @@ def queue(*, requester: Caller, request: QueueRequest) -> QueuedTask:
             event_type="task_queued",
             dedupe_key=f"asyncgate:task_queued:{ref}:v1",
             receipt_id=receipt_id,
+            receipt_id_is_fresh=True,
             title=f"{task_type.title or task_type.name} queued"[:200],
             summary=f"{ref} of type {task_type.name} waits in {line.name}.",
             metadata={
