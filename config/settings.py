@@ -19,7 +19,10 @@ from django.templatetags.static import static
 BASE_DIR = Path(__file__).resolve().parent.parent
 env = environ.Env()
 
-PRODUCTION = env.str("GATEHOUSE_ENV", default="development") == "production"
+_ENVIRONMENT = env.str("GATEHOUSE_ENV", default="") or "development"
+if _ENVIRONMENT not in {"development", "production"}:
+    raise ImproperlyConfigured(f"GATEHOUSE_ENV is {_ENVIRONMENT!r}; it must be development or production.")
+PRODUCTION = _ENVIRONMENT == "production"
 PROCESS = env.str("GATEHOUSE_PROCESS", default="command")  # web | worker | beat | command
 DATA_DIR = Path(env.str("GATEHOUSE_DATA", default=str(BASE_DIR / "var"))).expanduser().resolve()
 
@@ -39,11 +42,11 @@ REDIS_URL = env.str("REDIS_URL", default="") or _stack.get("redis_url", "redis:/
 
 
 def _secret(name: str) -> str:
-    """A secret from the environment or the running stack; production refuses to start without it."""
-    value = env.str(name, default="") or _stack.get(name.lower(), "")
+    """A secret from the environment. Production refuses to start without it, and believes no file."""
+    value = env.str(name, default="")
     if not value and PRODUCTION:
         raise ImproperlyConfigured(f"{name} must be set in production.")
-    return value or secrets.token_urlsafe(48)
+    return value or _stack.get(name.lower(), "") or secrets.token_urlsafe(48)
 
 
 SECRET_KEY = _secret("GATEHOUSE_SECRET_KEY")
@@ -141,6 +144,8 @@ STORAGES: dict[str, dict[str, Any]] = {
 
 def _database() -> dict[str, Any]:
     config: dict[str, Any] = dict(env.db_url_config(DATABASE_URL))
+    if config["ENGINE"] != "django.db.backends.postgresql":
+        raise ImproperlyConfigured("DATABASE_URL must have the form postgresql://user:password@host:port/database.")
     options: dict[str, Any] = dict(config.get("OPTIONS", {}))
     # Only hot statements are prepared (see core.sql); a generic plan is what makes them cheap.
     options["options"] = " ".join(

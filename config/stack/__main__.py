@@ -1,4 +1,4 @@
-"""The command line behind ``bin/up`` and ``bin/demo``: ``python -m config.stack up|demo|status|down|reset``."""
+"""The command lines behind ``bin/up`` and ``bin/demo``: ``python -m config.stack up|demo …``."""
 
 import argparse
 import os
@@ -20,10 +20,11 @@ from config.stack.supervisor import Supervisor, end_leftovers, readiness, say
 _PATIENCE = 120.0
 _RUNNING, _NOT_RUNNING = 0, 3
 _INTERRUPTED = 130
+_LAST_PORT = 65535
 
 
 def main(arguments: list[str]) -> int:
-    options = _parser().parse_args(arguments)
+    options = _parse(arguments[0], arguments[1:])
     data = DataFolder(_given(options.data or os.environ.get("GATEHOUSE_DATA") or str(programs.PRODUCT / "var")))
     try:
         code: int = options.run(options, data)
@@ -33,22 +34,64 @@ def main(arguments: list[str]) -> int:
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bin/up", description="Run Gatehouse on this machine.")
-    commands = parser.add_subparsers(required=True)
-    for run in (up, demo, status, down, reset):
+def _parse(door: str, arguments: list[str]) -> argparse.Namespace:
+    """What a person typed after ``bin/up`` or ``bin/demo``; ``bin/up`` alone means ``bin/up up``."""
+    if door == "demo":
+        return _demo_parser().parse_args(arguments)
+    helps = arguments[:1] in (["-h"], ["--help"])
+    if not helps and (not arguments or arguments[0].startswith("-")):
+        arguments = ["up", *arguments]
+    return _up_parser().parse_args(arguments)
+
+
+def _demo_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bin/demo", usage="bin/demo [PATH] [--port N] [--data DIR]", description=demo.__doc__
+    )
+    parser.set_defaults(run=demo)
+    parser.add_argument("path", nargs="?", metavar="PATH", help="a Python code base (default: this product's)")
+    _add_place(parser)
+    _add_port(parser)
+    return parser
+
+
+def _up_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bin/up",
+        usage="bin/up [up|status|down|reset] [options]",
+        description="Run Gatehouse on this machine. Without a command: up.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="up|status|down|reset", prog="bin/up")
+    described = []
+    for run in (up, status, down, reset):
         command = commands.add_parser(run.__name__, help=run.__doc__, description=run.__doc__)
         command.set_defaults(run=run)
-        command.add_argument("--data", metavar="DIR", help="the data folder (default: var/ in the product's folder)")
-        if run in (up, demo):
-            command.add_argument("--port", type=int, help="the web port (default: 8080, or a free one)")
+        _add_place(command)
         if run is up:
+            _add_port(command)
             command.add_argument("--no-workers", action="store_true", help="leave out the bundled MCP workers")
-        if run is demo:
-            command.add_argument("path", nargs="?", metavar="PATH", help="a Python code base (default: this product's)")
         if run is reset:
             command.add_argument("--yes", action="store_true", help="don't ask")
+        described.append(command.format_help())
+    parser.epilog = "\n".join(described)
     return parser
+
+
+def _add_place(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--data", metavar="DIR", help="the data folder (default: var/ in the product's folder)")
+
+
+def _add_port(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--port", metavar="N", type=_port, help="the web port (default: the last one, 8080, or a free one)"
+    )
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= _LAST_PORT):
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; ports are 1 to {_LAST_PORT}")
+    return int(text)
 
 
 def up(options: argparse.Namespace, data: DataFolder) -> int:

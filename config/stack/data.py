@@ -35,6 +35,20 @@ class DataFolder:
         """The private key by which the bundled workers sign their manifests."""
         return self.path / "worker-key"
 
+    def last_port(self) -> int | None:
+        """The web port of the last start here: addresses that people noted stay good."""
+        try:
+            return int(self._port_file.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def keep_port(self, port: int) -> None:
+        self._port_file.write_text(f"{port}\n", encoding="utf-8")
+
+    @property
+    def _port_file(self) -> Path:
+        return self.path / "port"
+
     def log(self, name: str) -> Path:
         return self.path / "log" / f"{name}.log"
 
@@ -81,7 +95,7 @@ class DataFolder:
 
 _CONTENT = (
     *("postgres", "postgres.new", "valkey", "servers-home"),
-    *("secrets.json", "stack.json", "admin-password", "api-token", "worker-key", "lock"),
+    *("secrets.json", "stack.json", "admin-password", "api-token", "worker-key", "port", "lock"),
     *("log", "files", "artifacts", "static"),
 )
 

@@ -7,6 +7,7 @@ random word, so a process is ours exactly if it carries it; a process id that a 
 import ctypes
 import os
 import pwd
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import psutil
 
 MARK = "GATEHOUSE_STACK"
 _PR_SET_PDEATHSIG = 1
-_LOG_LIMIT = 10_000_000
+LOG_LIMIT = 10_000_000
 
 # What to send and how many seconds to wait before the next, harsher one.
 Farewell = Sequence[tuple[signal.Signals, float]]
@@ -77,8 +78,6 @@ def spawn(program: Program) -> subprocess.Popen[bytes]:
     Call from a thread that lives as long as the stack: the kernel's death signal follows the thread.
     """
     account = program.account
-    if program.log.exists() and program.log.stat().st_size > _LOG_LIMIT:
-        program.log.replace(program.log.with_suffix(".old.log"))
     with program.log.open("ab") as log:
         return subprocess.Popen(
             program.argv,
@@ -94,6 +93,14 @@ def spawn(program: Program) -> subprocess.Popen[bytes]:
             extra_groups=None if account is None else [],
             preexec_fn=die_with_parent(program.on_orphaned),  # noqa: PLW1509  # only prctl and getppid run between fork and exec
         )
+
+
+def bound_log(log: Path, limit: int = LOG_LIMIT) -> None:
+    """Keep a log below its limit, with one predecessor. Whoever appends to it goes on at its new beginning."""
+    with suppress(FileNotFoundError):
+        if log.stat().st_size > limit:
+            shutil.copyfile(log, log.with_suffix(".old.log"))
+            os.truncate(log, 0)
 
 
 def die_with_parent(farewell: signal.Signals) -> Callable[[], None] | None:

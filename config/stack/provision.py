@@ -13,6 +13,11 @@ from contextlib import redirect_stdout
 import django
 from django.core.management import call_command
 
+from config.unreachable import told_in_a_sentence
+
+# The exit code that says: the last line of standard error is for the person at the terminal.
+UNREACHABLE = 4
+
 
 def provision(*, password_file: str, worker_key_file: str, tokens: dict[str, list[str]]) -> dict[str, object]:
     """Migrate, write the schedules, make sure of the operator, issue tokens, trust the bundled workers' key."""
@@ -41,6 +46,6 @@ def _applied_migrations() -> int:
 if __name__ == "__main__":
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     django.setup()
-    with redirect_stdout(sys.stderr):
+    with redirect_stdout(sys.stderr), told_in_a_sentence(UNREACHABLE):
         outcome = provision(password_file=sys.argv[1], worker_key_file=sys.argv[2], tokens=json.load(sys.stdin))
     sys.stdout.write(json.dumps(outcome))

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
+import redis
+
 from config.stack import programs
 from config.stack.data import DataFolder, Secrets
 from config.stack.places import RuntimeFolder, servers_home, sweep_abandoned, write_private
@@ -26,6 +28,7 @@ from config.stack.processes import (
     Farewell,
     Program,
     StackError,
+    bound_log,
     end_all,
     end_children,
     last_lines,
@@ -33,6 +36,7 @@ from config.stack.processes import (
     server_account,
     spawn,
 )
+from config.stack.provision import UNREACHABLE
 from config.stack.valkey import Valkey
 
 DEFAULT_PORT = 8080
@@ -95,8 +99,10 @@ class Supervisor:
         :raises StackError: if something does not start.
         """
         end_leftovers(self._secrets)
-        self._listener = _listen(self.port)
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._listener = listen(self.port, self.data.last_port())
+        port = self._listener.getsockname()[1]
+        self.data.keep_port(port)
+        self.url = f"http://127.0.0.1:{port}"
         self._environment = {
             **os.environ,
             MARK: self._secrets.mark,
@@ -148,6 +154,8 @@ class Supervisor:
         servers: list[Postgres | Valkey] = []
         for variable, kind in (("DATABASE_URL", Postgres), ("REDIS_URL", Valkey)):
             if os.environ.get(variable):
+                if variable == "REDIS_URL":
+                    _reach_redis(os.environ[variable])
                 self._ok(f"the server that {variable} names")
                 continue
             self._runtime = self._runtime or RuntimeFolder(account)
@@ -189,6 +197,8 @@ class Supervisor:
             check=False,
         )
         self.data.log("provision").write_text(done.stderr, encoding="utf-8")
+        if done.returncode == UNREACHABLE:
+            raise StackError(done.stderr.strip().splitlines()[-1])
         if done.returncode:
             raise StackError(f"The database could not be brought up to date:\n{last_lines(self.data.log('provision'))}")
         outcome = json.loads(done.stdout)
@@ -272,6 +282,7 @@ class Supervisor:
         now = time.monotonic()
         changed = False
         for one in self._tended.values():
+            bound_log(one.program.log)
             if one.again_at is None and not one.running():
                 steady = now - one.started > _STEADY_AFTER
                 one.failures = 1 if steady else one.failures + 1
@@ -313,9 +324,12 @@ def ask(url: str, *, token: str | None = None) -> tuple[int, str]:
         return 0, str(failure)
 
 
-def _listen(port: int | None) -> socket.socket:
-    """The web's socket: at the port that was asked for, else at the default or, when that is taken, a free one."""
-    wishes = [DEFAULT_PORT, 0] if port is None else [port]
+def listen(port: int | None, last: int | None) -> socket.socket:
+    """The web's socket: at the port that was asked for, else at the last one, the default, or any that is free.
+
+    :raises StackError: if the port that was asked for is taken.
+    """
+    wishes = [last or DEFAULT_PORT, DEFAULT_PORT, 0] if port is None else [port]
     for wish in wishes:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -331,6 +345,18 @@ def _listen(port: int | None) -> socket.socket:
         else:
             return listener
     raise StackError(f"Port {port} is taken; leave --port out to have a free one found.")
+
+
+def _reach_redis(url: str) -> None:
+    """The database is met when it is migrated; the broker only later, by processes that would wait for it.
+
+    :raises StackError: if nothing answers there.
+    """
+    try:
+        with redis.Redis.from_url(url, socket_connect_timeout=5, socket_timeout=5) as client:
+            client.ping()
+    except (redis.RedisError, ValueError) as failure:
+        raise StackError(f"The server that REDIS_URL names can't be used: {failure}") from failure
 
 
 def _how(code: int) -> str:

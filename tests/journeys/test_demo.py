@@ -102,7 +102,7 @@ def _demo(path: Path, folder: Path) -> Iterator[Demo]:
         if child.poll() is None:
             child.terminate()
             child.wait(timeout=PATIENCE)
-        reset = _stack_command("reset", "--yes", "--data", str(data))
+        reset = _stack_command("up", "reset", "--yes", "--data", str(data))
         subprocess.run(reset, env=_environment(), cwd=ROOT, check=False, capture_output=True, timeout=PATIENCE)
 
 

@@ -1,0 +1,33 @@
+"""What a command says when the database can't be reached: one sentence, and what to do."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+from django.conf import settings
+from django.db import OperationalError
+
+
+@contextmanager
+def told_in_a_sentence(code: int) -> Iterator[None]:
+    """Exit with this code and one sentence when no connection to the database can be made."""
+    try:
+        yield
+    except OperationalError as failure:
+        cause = failure.__cause__
+        # What a server answered carries a state; that no server answered does not.
+        if not isinstance(cause, psycopg.OperationalError) or cause.sqlstate is not None:
+            raise
+        sys.stderr.write(f"{_sentence(cause)}\n")
+        raise SystemExit(code) from None
+
+
+def _sentence(cause: psycopg.OperationalError) -> str:
+    reason = str(cause).strip().splitlines()[0]
+    if os.environ.get("DATABASE_URL"):
+        return f"The database that DATABASE_URL names can't be reached: {reason}"
+    if not (settings.DATA_DIR / "stack.json").exists():
+        return f"Nothing runs with its data in {settings.DATA_DIR}; start bin/up."
+    return f"The database of what runs with its data in {settings.DATA_DIR} can't be reached: {reason}"

@@ -1,0 +1,128 @@
+"""What bin/up, bin/demo and manage.py say to a person who mistypes, or asks before anything runs."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from config.stack.data import DataFolder
+from config.stack.processes import StackError, bound_log
+from config.stack.supervisor import DEFAULT_PORT, listen
+
+ROOT = Path(__file__).resolve().parents[2]
+NOWHERE = "postgresql://somebody:hidden@127.0.0.1:9/nothing"
+
+
+def _run(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def _port(listener: socket.socket) -> int:
+    port: int = listener.getsockname()[1]
+    return port
+
+
+def test_the_last_port_is_taken_again_and_another_one_only_when_that_is_taken() -> None:
+    with listen(None, None) as first:
+        last = _port(first)
+    with listen(None, last) as again:
+        assert _port(again) == last
+        with listen(None, last) as neighbour:
+            assert _port(neighbour) != last
+        with pytest.raises(StackError, match=f"Port {last} is taken"):
+            listen(last, DEFAULT_PORT)
+
+
+def test_the_data_folder_remembers_its_port_until_it_is_erased(tmp_path: Path) -> None:
+    data = DataFolder(tmp_path / "data")
+    data.create()
+    assert data.last_port() is None
+    data.keep_port(8123)
+    assert data.last_port() == 8123
+    data.erase()
+    assert not data.path.exists()
+
+
+def test_a_log_over_its_limit_leaves_one_predecessor_and_its_writer_goes_on(tmp_path: Path) -> None:
+    log = tmp_path / "web.log"
+    with log.open("ab", buffering=0) as writer:
+        for text in (b"first ", b"second ", b"third"):
+            writer.write(text)
+            bound_log(log, limit=5)
+    assert (log.read_text(), (tmp_path / "web.old.log").read_text()) == ("third", "second ")
+
+
+def test_help_shows_every_command_with_its_options() -> None:
+    shown = _run("-m", "config.stack", "up", "--help").stdout
+    for word in ("bin/up up", "bin/up status", "bin/up down", "bin/up reset", "--port", "--no-workers", "--yes"):
+        assert word in shown
+    assert _run("-m", "config.stack", "demo", "--help").stdout.startswith("usage: bin/demo [PATH]")
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (["up", "staus"], ["staus", "status", "down", "reset"]),
+        (["up", "--port", "70000"], ["70000", "65535"]),
+        (["demo", "--port", "many"], ["many", "65535"]),
+    ],
+)
+def test_a_mistyped_command_line_is_told_what_would_be_right(typed: list[str], told: list[str]) -> None:
+    refused = _run("-m", "config.stack", *typed)
+    assert refused.returncode == 2
+    assert "Traceback" not in refused.stderr
+    for word in told:
+        assert word in refused.stderr
+
+
+def test_a_command_says_in_one_sentence_that_nothing_runs(tmp_path: Path) -> None:
+    refused = _run("manage.py", "issue_token", "--principal", "Kee", "--scope", "inbox", DATABASE_URL=NOWHERE)
+    assert refused.returncode == 1
+    assert refused.stderr.startswith("The database that DATABASE_URL names can't be reached: ")
+    assert refused.stderr.count("\n") == 1
+    assert "hidden" not in refused.stderr
+
+    refused = _run("manage.py", "migrate", DATABASE_URL="", GATEHOUSE_DATA=str(tmp_path), PGHOST=str(tmp_path))
+    assert (refused.returncode, refused.stderr) == (1, f"Nothing runs with its data in {tmp_path}; start bin/up.\n")
+
+
+@pytest.mark.parametrize("variable", ["DATABASE_URL", "REDIS_URL"])
+def test_a_server_that_does_not_answer_is_named_by_its_variable(variable: str, tmp_path: Path) -> None:
+    nowhere = {"DATABASE_URL": NOWHERE, "REDIS_URL": "redis://127.0.0.1:9/0"}[variable]
+    refused = _run("-m", "config.stack", "up", "--data", str(tmp_path / "data"), **{variable: nowhere})
+    assert refused.returncode == 1
+    assert f"that {variable} names can't be " in refused.stderr
+    assert refused.stderr.count("\n") == 1
+
+
+def test_a_python_without_django_is_told_which_one_to_take() -> None:
+    refused = _run("-S", "manage.py", "doctor", PYTHONPATH="")
+    assert refused.returncode == 1
+    assert ".venv/bin/python" in refused.stderr
+
+
+def test_an_unknown_environment_is_refused_rather_than_taken_for_development() -> None:
+    refused = _run("manage.py", "check", GATEHOUSE_ENV="prod")
+    assert refused.returncode != 0
+    assert "GATEHOUSE_ENV is 'prod'; it must be development or production." in refused.stderr
+
+
+def test_production_takes_no_secret_from_a_running_stacks_file(tmp_path: Path) -> None:
+    kept = {"gatehouse_secret_key": "from-a-file", "gatehouse_lease_keys": "from-a-file"}
+    (tmp_path / "stack.json").write_text(json.dumps(kept))
+    secrets = {"GATEHOUSE_SECRET_KEY": "", "GATEHOUSE_LEASE_KEYS": "", "GATEHOUSE_DATA": str(tmp_path)}
+    refused = _run("manage.py", "check", GATEHOUSE_ENV="production", **secrets)
+    assert refused.returncode != 0
+    assert "GATEHOUSE_SECRET_KEY must be set in production." in refused.stderr
