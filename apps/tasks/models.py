@@ -164,10 +164,11 @@ class HotTask(TenantModel):
                 fields=["queue", "priority_rank", "ready_at", "task_id", "task_type"],
                 condition=Q(holder=None, ready_at__isnull=False),
             ),
-            # Serves sql.RECLAIM and the sweep. Never on the deadline: heartbeats must stay HOT.
-            models.Index(name="tasks_hottask_leased", fields=["task_id"], condition=Q(holder__isnull=False)),
-            # Serves sql.RECLAIM, which readies what has become due.
-            models.Index(name="tasks_hottask_due", fields=["due_at"], condition=Q(due_at__isnull=False)),
+            # Serves sql.RECLAIM, which walks the leases of its queues only, sql.DOOMED and sql.QUEUE_HEALTH. Never on
+            # the deadline: heartbeats must stay HOT.
+            models.Index(name="tasks_hottask_leased", fields=["queue", "task_id"], condition=Q(holder__isnull=False)),
+            # Serves sql.RECLAIM, which readies what has become due, and sql.QUEUE_HEALTH, which counts what waits.
+            models.Index(name="tasks_hottask_due", fields=["queue", "due_at"], condition=Q(ready_at=None)),
         ]
 
     def __str__(self) -> str:
@@ -273,6 +274,12 @@ class TerminalRecord(TenantModel):
                 | (~Q(status=Status.SUCCEEDED) & Q(reason__isnull=False, reason__in=Reason.values)),
                 name="tasks_terminalrecord_reason_iff_not_succeeded",
             ),
+        ]
+        indexes = [
+            # Serves the count of dead letters, and their list in the admin, newest first.
+            models.Index(
+                name="tasks_terminalrecord_dead", fields=["tenant", "task_id"], condition=Q(status=Status.FAILED)
+            )
         ]
 
     def __str__(self) -> str:

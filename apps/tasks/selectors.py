@@ -12,6 +12,7 @@ from django.core.files.storage import storages
 from django.db import connection
 
 from apps.core.ids import format_ref
+from apps.tasks import sql
 from apps.tasks.errors import ArtifactsUnavailable, InvalidPointer, NotFinished, UnknownArtifact, UnknownTask
 from apps.tasks.fences import task_of
 from apps.tasks.models import FENCE_BITS, Artifact, HotTask, Run, Task, TaskType, TerminalRecord, run_key
@@ -173,20 +174,7 @@ def timeline(task_ref: str) -> list[Event]:
 def queue_health(*, tenant_id: int) -> list[QueueHealth]:
     """Every queue of the tenant, by name."""
     with connection.cursor() as cursor:
-        cursor.execute(
-            """
-            select q.name, q.paused_at is not null,
-                   count(*) filter (where h.holder_id is null and h.ready_at is not null),
-                   count(*) filter (where h.ready_at is null and h.task_id is not null),
-                   count(h.holder_id),
-                   count(*) filter (where h.lease_expires_at <= gatehouse_now()),
-                   coalesce(extract(epoch from gatehouse_now()
-                            - min(h.ready_at) filter (where h.holder_id is null)), 0)::float8
-            from tasks_queue q left join tasks_hottask h on h.queue_id = q.id
-            where q.tenant_id = %s group by q.id, q.name order by q.name
-            """,
-            [tenant_id],
-        )
+        cursor.execute(sql.QUEUE_HEALTH, {"tenant": tenant_id})
         rows = cursor.fetchall()
     return [QueueHealth(**dict(zip(QueueHealth.__dataclass_fields__, row, strict=True))) for row in rows]
 

@@ -48,10 +48,15 @@ select id, created_at, run_at is not null and run_at > created_at from cold
 
 _RECLAIM: Final = """
 with expired as materialized (
-    select h.task_id, (h.task_id << 16) + h.fence as run_id from tasks_hottask h
-    where {scope} and h.holder_id is not null and h.lease_expires_at <= gatehouse_now()
-      and h.expiries + 1 < h.max_expiries and h.flags & {cancel} = 0
-    order by h.task_id limit 100 for update of h skip locked
+    select spot.task_id, spot.run_id
+    from ({queues}) as line,
+    lateral (
+        select h.task_id, (h.task_id << 16) + h.fence as run_id from tasks_hottask h
+        where h.queue_id = line.id and h.holder_id is not null and h.lease_expires_at <= gatehouse_now()
+          and h.expiries + 1 < h.max_expiries and h.flags & {cancel} = 0
+        order by h.task_id limit 100 for update of h skip locked
+    ) as spot
+    limit 100
 ), freed as (
     update tasks_hottask h set holder_id = null, lease_expires_at = null, expiries = h.expiries + 1
     from expired where h.task_id = expired.task_id returning h.task_id
@@ -59,29 +64,35 @@ with expired as materialized (
     update tasks_run r set ended_at = gatehouse_now(), outcome = 'expired'
     from expired where r.id = expired.run_id and r.ended_at is null
 ), due as materialized (
-    select h.task_id from tasks_hottask h
-    where {scope} and h.due_at <= gatehouse_now()
-    order by h.due_at limit 100 for update of h skip locked
+    select spot.task_id
+    from ({queues}) as line,
+    lateral (
+        select h.task_id from tasks_hottask h
+        where h.queue_id = line.id and h.ready_at is null and h.due_at <= gatehouse_now()
+        order by h.due_at limit 100 for update of h skip locked
+    ) as spot
+    limit 100
 ), readied as (
     update tasks_hottask h set ready_at = h.due_at, due_at = null
     from due where h.task_id = due.task_id returning h.task_id
 )
 select (select count(*) from freed), (select count(*) from readied)
 """
-_OF_QUEUES: Final = """
-    h.queue_id in (select id from tasks_queue where tenant_id = gatehouse_tenant() and name = any(%(queues)s::text[]))
-"""
-# Before each claim: what has expired or become due in these queues. Index: tasks_hottask_leased, tasks_hottask_due.
-RECLAIM: Final = _RECLAIM.format(scope=_OF_QUEUES, cancel=CANCEL_REQUESTED)
+_NAMED: Final = "select id from tasks_queue where tenant_id = gatehouse_tenant() and name = any(%(queues)s::text[])"
+# Before each claim: what has expired or become due in these queues. Plan: tasks_hottask_leased and tasks_hottask_due
+# queue by queue, so that nobody walks the tasks of others.
+RECLAIM: Final = _RECLAIM.format(queues=_NAMED, cancel=CANCEL_REQUESTED)
 # The same over all queues that the role sees.
-RECLAIM_ALL: Final = _RECLAIM.format(scope="true", cancel=CANCEL_REQUESTED)
+RECLAIM_ALL: Final = _RECLAIM.format(queues="select id from tasks_queue", cancel=CANCEL_REQUESTED)
 
-# Expired leases whose task must not run again: its expiries are used up, or it was to be canceled.
+# Expired leases whose task must not run again: its expiries are used up, or it was to be canceled. Recipients take
+# turns, and so do the tasks of one: what can't be ended just now stands in nobody's way. Index: tasks_hottask_leased.
 DOOMED: Final = f"""
-select h.tenant_id, h.task_id from tasks_hottask h
+select h.tenant_id, h.task_id, cold.recipient_id
+from tasks_hottask h join tasks_task cold on cold.id = h.task_id
 where h.holder_id is not null and h.lease_expires_at <= gatehouse_now()
   and (h.expiries + 1 >= h.max_expiries or h.flags & {CANCEL_REQUESTED} <> 0)
-order by h.task_id limit 100
+order by row_number() over (partition by cold.recipient_id order by random()) limit 100
 """
 
 # Queues are tried in the order named; within one, the most urgent first. The array of ctids makes the planner
@@ -224,6 +235,8 @@ where h.task_id = %(task)s::bigint {guard}
 for update of h
 """
 LOCK: Final = _LOCK.format(guard="")
+# Passes over a row that somebody else has at hand.
+LOCK_UNLESS_BUSY: Final = f"{LOCK.rstrip()} skip locked"
 # Several at once, by id: the order in which everybody locks tasks.
 LOCK_SEVERAL: Final = """
 select h.fence, h.holder_id, h.flags, h.failures, h.max_attempts, h.expiries, h.max_expiries,
@@ -261,15 +274,45 @@ join lateral (select name from tasks_queue where id = back.queue_id) q on true
 join lateral (select name from tasks_tasktype where id = back.task_type_id) k on true
 """
 
-# Ready work of these types that has lain for a second: its announcement was lost, or all hands were busy.
+# Queues with ready work of these types that has lain for a second: its announcement was lost, or all hands were
+# busy. One probe of tasks_hottask_claimable for each queue.
 UNANNOUNCED: Final = """
-select h.tenant_id, q.name, min(k.name)
-from tasks_hottask h
-join tasks_tasktype k on k.id = h.task_type_id
-join tasks_queue q on q.id = h.queue_id and q.paused_at is null
-where h.holder_id is null and h.ready_at <= gatehouse_now() - interval '1 second'
-  and k.in_code and k.name = any(%(types)s::text[])
-group by h.tenant_id, q.name
-order by h.tenant_id, q.name
+with line as materialized (
+    select q.id, q.tenant_id, q.name, array(
+        select k.id from tasks_tasktype k
+        where k.tenant_id = q.tenant_id and k.in_code and k.name = any(%(types)s::text[])) as types
+    from tasks_queue q where q.paused_at is null
+)
+select line.tenant_id, line.name, k.name
+from line
+cross join lateral (
+    select h.task_type_id from tasks_hottask h
+    where h.queue_id = line.id and h.holder_id is null and h.ready_at <= gatehouse_now() - interval '1 second'
+      and h.task_type_id = any(line.types)
+    order by h.priority_rank, h.ready_at, h.task_id limit 1
+) as spot
+join lateral (select name from tasks_tasktype where id = spot.task_type_id) k on true
+where line.types <> '{}'
+order by line.tenant_id, line.name
 limit 1000
+"""
+
+# Counts of each queue, each on an index that begins with the queue: tasks_hottask_claimable, _due, _leased.
+QUEUE_HEALTH: Final = """
+select q.name, q.paused_at is not null, ready.tasks, waiting.tasks, leased.tasks, leased.expired,
+       coalesce(extract(epoch from gatehouse_now() - ready.since), 0)::float8
+from tasks_queue q
+cross join lateral (
+    select count(*) as tasks, min(h.ready_at) as since from tasks_hottask h
+    where h.queue_id = q.id and h.holder_id is null and h.ready_at is not null
+) as ready
+cross join lateral (
+    select count(*) as tasks from tasks_hottask h where h.queue_id = q.id and h.ready_at is null
+) as waiting
+cross join lateral (
+    select count(*) as tasks, count(*) filter (where h.lease_expires_at <= gatehouse_now()) as expired
+    from tasks_hottask h where h.queue_id = q.id and h.holder_id is not null
+) as leased
+where q.tenant_id = %(tenant)s::bigint
+order by q.name
 """

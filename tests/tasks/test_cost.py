@@ -8,9 +8,12 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from apps.core.sql import hot_cursor
-from apps.principals.tenancy import Caller, acting_as
+from apps.principals.tenancy import Caller, acting_as, acting_as_operator, acting_as_system
 from apps.tasks import services, sql
+from apps.tasks.models import TerminalRecord
 from apps.tasks.services import Beat, Failure, QueueRequest
+from apps.tasks.states import Status
+from tests.factories import make_caller, make_tenant
 from tests.tasks.making import NO_RESULT, lease, make_type, queue
 
 _UPDATES = """
@@ -168,10 +171,89 @@ def test_a_run_is_found_by_its_key_behind_the_tenant_wall(kee: Caller, name: str
     assert condition.startswith("Index Cond: ((id >" if name == "CLAIM" else "Index Cond: (id = ")
 
 
+def _fill(caller: Caller, *, leased: int = 0, ready: int = 0, ended: int = 0) -> None:
+    """Rows in bulk, so that reading a table whole is dear; in the caller's own queue and type."""
+    row = """insert into tasks_hottask (task_id, tenant_id, queue_id, task_type_id, ready_at, fence, lease_seconds,
+                 priority_rank, failures, max_attempts, expiries, max_expiries, flags, holder_id, lease_expires_at)
+             select nextval('tasks_task_id_seq'), k.tenant_id, k.queue_id, k.id, now() - interval '1 hour', 1, 60,
+                    5, 0, 3, 0, 3, 0, {holder} from tasks_tasktype k, generate_series(1, %(rows)s) where not k.in_code"""
+    with acting_as(caller), connection.cursor() as cursor:
+        given = {"tenant": caller.tenant_id, "holder": caller.principal_id}
+        cursor.execute(row.format(holder="%(holder)s, now() + interval '1 hour'"), {**given, "rows": leased})
+        cursor.execute(row.format(holder="null, null"), {**given, "rows": ready})
+        cursor.execute(
+            """insert into tasks_terminalrecord (task_id, tenant_id, status, fence, summary, receipt_id, finished_at)
+               select nextval('tasks_task_id_seq'), %(tenant)s, 'succeeded', 1, '', 'r', now()
+               from generate_series(1, %(rows)s)""",
+            {**given, "rows": ended},
+        )
+
+
+def _conditions(plan: list[str], index: str) -> list[str]:
+    """How each scan of the index finds its rows; empty for a walk through all of it."""
+    lines = [line.strip(" ->") for line in plan]
+    scans = [place for place, line in enumerate(lines) if "Scan" in line and f" {index} " in line]
+    return [lines[place + 1] if lines[place + 1].startswith("Index Cond") else "" for place in scans]
+
+
+def test_a_claim_reclaims_among_the_tasks_of_its_own_queues(kee: Caller) -> None:
+    stranger = make_caller(make_tenant("globex"))
+    make_type(kee)
+    make_type(stranger)
+    _fill(stranger, leased=3000)
+    with acting_as(kee):
+        plan = _plan(sql.RECLAIM, {"queues": ["default"]})
+
+    for index in ("leased", "due"):
+        conditions = _conditions(plan, f"tasks_hottask_{index}")
+        assert len(conditions) == 1
+        assert "queue_id = " in conditions[0]
+    assert not any("Seq Scan on tasks_hottask" in line for line in plan)
+
+
+def test_the_search_for_unannounced_work_probes_each_queue_once(kee: Caller) -> None:
+    make_type(kee)
+    _fill(kee, ready=3000)
+    with acting_as_system("test"):
+        plan = _plan(sql.UNANNOUNCED, {"types": ["index"]})
+
+    lines = [line.strip(" ->") for line in plan]
+    probe = next(place for place, line in enumerate(lines) if " tasks_hottask_claimable " in line)
+    assert lines[probe - 1].startswith("Limit")
+    assert "queue_id = " in lines[probe + 1]
+    assert not any("Seq Scan on tasks_hottask" in line for line in lines)
+
+
+def test_the_health_of_queues_is_counted_on_indexes(kee: Caller) -> None:
+    stranger = make_caller(make_tenant("globex"))
+    make_type(kee)
+    make_type(stranger)
+    _fill(stranger, leased=2000, ready=2000)
+    with acting_as(kee):
+        plan = _plan(sql.QUEUE_HEALTH, {"tenant": kee.tenant_id})
+
+    assert not any("Seq Scan on tasks_hottask" in line for line in plan)
+    for index in ("claimable", "due", "leased"):
+        conditions = _conditions(plan, f"tasks_hottask_{index}")
+        assert len(conditions) == 1
+        assert "queue_id = " in conditions[0]
+
+
+def test_dead_letters_are_counted_on_an_index(kee: Caller) -> None:
+    _fill(kee, ended=3000)
+    plans = []
+    for acting in (acting_as(kee), acting_as_operator([kee.tenant_id], "test"), acting_as_system("test")):
+        with acting, connection.cursor() as cursor:
+            with CaptureQueriesContext(connection) as captured:
+                TerminalRecord.objects.filter(status=Status.FAILED).count()
+            cursor.execute(f"explain {captured[0]['sql']}")
+            plans.append("\n".join(line for (line,) in cursor.fetchall()))
+
+    assert ["tasks_terminalrecord_dead" in plan for plan in plans] == [True] * 3
+
+
 @pytest.mark.django_db(transaction=True)
 def test_heartbeats_touch_no_index() -> None:
-    from tests.factories import make_caller, make_tenant  # noqa: PLC0415
-
     kee = make_caller(make_tenant("acme"))
     make_type(kee)
     for _ in range(20):

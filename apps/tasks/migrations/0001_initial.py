@@ -491,13 +491,15 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name="hottask",
             index=models.Index(
-                condition=models.Q(("holder__isnull", False)), fields=["task_id"], name="tasks_hottask_leased"
+                condition=models.Q(("holder__isnull", False)),
+                fields=["queue", "task_id"],
+                name="tasks_hottask_leased",
             ),
         ),
         migrations.AddIndex(
             model_name="hottask",
             index=models.Index(
-                condition=models.Q(("due_at__isnull", False)), fields=["due_at"], name="tasks_hottask_due"
+                condition=models.Q(("ready_at", None)), fields=["queue", "due_at"], name="tasks_hottask_due"
             ),
         ),
         migrations.AddConstraint(
@@ -566,6 +568,14 @@ class Migration(migrations.Migration):
                     _connector="OR",
                 ),
                 name="tasks_terminalrecord_reason_iff_not_succeeded",
+            ),
+        ),
+        migrations.AddIndex(
+            model_name="terminalrecord",
+            index=models.Index(
+                condition=models.Q(("status", "failed")),
+                fields=["tenant", "task_id"],
+                name="tasks_terminalrecord_dead",
             ),
         ),
         migrations.RunSQL(STORAGE, STORAGE_BACK),

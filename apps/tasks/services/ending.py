@@ -215,8 +215,11 @@ def cancel_many(*, caller: Caller, task_ids: Collection[int]) -> dict[int, Statu
 
 @transaction.atomic
 def bury(*, task_id: int) -> bool:
-    """End a task whose lease has expired once too often, or after it was to be canceled; says whether it did."""
-    hold = _lock(task_id)
+    """End a task whose lease has expired once too often, or after it was to be canceled; says whether it did.
+
+    It does not if somebody else has the task at hand just now.
+    """
+    hold = _lock(task_id, sql.LOCK_UNLESS_BUSY)
     if hold is None or hold.holder_id is None or not hold.expired:
         return False
     if hold.flags & CANCEL_REQUESTED:
@@ -255,9 +258,9 @@ def prove(*, worker: Caller, task_id: int, lease_token: str) -> Lease:
     return fences.prove(lease_token, tenant_id=worker.tenant_id, holder_id=worker.principal_id, task_id=task_id)
 
 
-def _lock(task_id: int) -> _Hold | None:
+def _lock(task_id: int, statement: str = sql.LOCK) -> _Hold | None:
     with hot_cursor() as cursor:
-        cursor.execute(sql.LOCK, {"task": task_id})
+        cursor.execute(statement, {"task": task_id})
         return _hold(cursor.fetchone())
 
 

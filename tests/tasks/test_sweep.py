@@ -1,0 +1,141 @@
+"""What happens by itself, whoever stands in the way."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+import pytest
+from django.db import connection
+
+from apps.digests.models import Inbox
+from apps.principals.models import Tenant
+from apps.principals.scopes import Kind
+from apps.principals.tenancy import Caller, acting_as
+from apps.tasks import registry, selectors, services
+from apps.tasks.models import HotTask, TaskType, TerminalRecord
+from tests.factories import make_caller, make_tenant
+from tests.tasks import slow_handler  # noqa: F401  # registers the type
+from tests.tasks.making import complete, lease, lease_one, make_type, number, queue
+
+LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+@contextmanager
+def _held(caller: Caller, rows: object) -> Iterator[None]:
+    """Rows locked by somebody else meanwhile."""
+    locked, let_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        try:
+            with acting_as(caller):
+                list(rows.select_for_update())  # type: ignore[attr-defined]  # a queryset of whatever model
+                locked.set()
+                let_go.wait(60)
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert locked.wait(20)
+        yield
+    finally:
+        let_go.set()
+        thread.join(20)
+
+
+def _ended(caller: Caller) -> set[int]:
+    with acting_as(caller):
+        return set(TerminalRecord.objects.filter(status="failed").values_list("task_id", flat=True))
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_busy_inbox_keeps_back_no_end_but_its_own() -> None:
+    tenant = make_tenant("acme")
+    kee, worker = make_caller(tenant), make_caller(tenant, "W", Kind.WORKER)
+    hexy, _ = make_caller(tenant, "Hexy"), make_caller(tenant, "Ona")
+    make_type(kee, max_expiries=1)
+    queue(kee, recipient="Hexy")
+    complete(worker, lease_one(worker))
+    # More than a batch of the busy one's stands in front.
+    busy = {number(queue(kee, recipient="Hexy")) for _ in range(services.SWEEP_BATCH + 1)}
+    others = {number(queue(kee, recipient="Ona")) for _ in range(3)}
+    lease(worker, capacity=len(busy) + len(others))
+    with acting_as(kee):
+        HotTask.objects.update(lease_expires_at=LONG_AGO)
+
+    with _held(hexy, Inbox.objects.filter(principal_id=hexy.principal_id)):
+        assert services.sweep().buried == len(others)
+        assert _ended(kee) == others
+        assert services.sweep().buried == 0
+    assert [services.sweep().buried for _ in range(3)] == [services.SWEEP_BATCH, 1, 0]
+    assert _ended(kee) == busy | others
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_task_that_somebody_has_at_hand_keeps_back_no_end_of_another() -> None:
+    tenant = make_tenant("acme")
+    kee, worker = make_caller(tenant), make_caller(tenant, "W", Kind.WORKER)
+    make_type(kee, max_expiries=1)
+    held, other = number(queue(kee)), number(queue(kee))
+    lease(worker, capacity=2)
+    with acting_as(kee):
+        HotTask.objects.update(lease_expires_at=LONG_AGO)
+
+    with _held(kee, HotTask.objects.filter(task_id=held)):
+        assert services.sweep().buried == 1
+    assert _ended(kee) == {other}
+    assert services.sweep().buried == 1
+
+
+def test_expired_leases_of_every_queue_and_tenant_are_brought_back(tenant: Tenant, kee: Caller) -> None:
+    stranger = make_caller(make_tenant("globex"))
+    for caller, name in ((kee, "first"), (kee, "second"), (stranger, "first")):
+        make_type(caller, name, queue=name)
+        queue(caller, name)
+        lease(caller, queues=(name,))
+        with acting_as(caller):
+            HotTask.objects.update(lease_expires_at=LONG_AGO)
+    # A claim brings back those of its own queues.
+    assert [grant.fence for grant in lease(kee, queues=("first",))] == [2]
+    assert services.sweep().requeued == 2
+    assert services.sweep().requeued == 0
+
+
+def test_work_for_handlers_that_lies_about_is_found_once_a_queue(kee: Caller) -> None:
+    make_type(kee)
+    queue(kee)
+    for _ in range(3):
+        queue(kee, "slow_for_tests", {"folder": "/x"})
+    assert services.unannounced() == []
+    with acting_as(kee):
+        HotTask.objects.update(ready_at=LONG_AGO)
+        own = TaskType.objects.select_related("queue").get(name="slow_for_tests")
+
+    (found,) = services.unannounced()
+    assert (found.tenant_id, found.queue, found.task_type) == (kee.tenant_id, own.queue.name, own.name)
+    assert found.task_type in registry.names()
+    with acting_as(kee):
+        services.pause_queue(caller=kee, name=own.queue.name, now=LONG_AGO)
+    assert services.unannounced() == []
+
+
+def test_the_health_of_a_queue_tells_ready_waiting_and_leased_apart(kee: Caller) -> None:
+    make_type(kee)
+    make_type(kee, "idle", queue="idle")
+    for _ in range(3):
+        queue(kee)
+    queue(kee, run_at=datetime(2100, 1, 1, tzinfo=UTC))
+    lease(kee, capacity=2)
+    with acting_as(kee):
+        HotTask.objects.filter(holder__isnull=False).update(lease_expires_at=LONG_AGO)
+        HotTask.objects.filter(holder=None, ready_at__isnull=False).update(ready_at=LONG_AGO)
+        busy, idle = selectors.queue_health(tenant_id=kee.tenant_id)
+
+    assert (busy.queue, busy.paused, busy.queued, busy.scheduled, busy.leased, busy.expired) == (
+        *("default", False),
+        *(1, 1, 2, 2),
+    )
+    assert busy.oldest_wait_seconds > 86_400
+    assert (idle.queue, idle.queued, idle.scheduled, idle.leased, idle.oldest_wait_seconds) == ("idle", 0, 0, 0, 0)
