@@ -2,8 +2,5 @@
 
 from django.dispatch import Signal
 
-execution_moved = Signal()
-"""A step or the execution changed: `tenant_id`, `execution_id` (the number)."""
-
 execution_can_go_on = Signal()
 """There is work that a worker process should take up now: `tenant_id`, `execution_id` (the number)."""

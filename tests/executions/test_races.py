@@ -1,6 +1,7 @@
 """Two processes at one execution, and processes that vanish: real commits, real connections."""
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +11,15 @@ from django.db import connection
 from apps.executions import jobs, selectors, services, ticks
 from apps.executions.models import Execution
 from apps.executions.services import advancing
+from apps.executions.states import Strategy
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
 from apps.receipts.models import Receipt
+from apps.tasks import services as tasks
 from apps.tasks.jobs.executor import work as execute_queue
 from apps.tasks.models import HotTask, Run
+from apps.tasks.services import Grant
 from tests.executions.making import (
     REPORT,
     advance,
@@ -131,6 +135,66 @@ def test_a_canceled_execution_gives_up_the_call_in_the_air(kee: Caller, server: 
 
     assert not caller.is_alive()
     assert report(kee, execution).status == "canceled"
+
+
+def canceled(kee: Caller, execution: Execution) -> None:
+    with kee.acting():
+        services.cancel(caller=kee, execution_ref=execution.ref, reason="Enough")
+
+
+def looked_at(kee: Caller, execution: Execution) -> None:
+    with kee.acting():
+        advancing.step_forward(execution.pk, may_call=True)
+
+
+@pytest.mark.parametrize("taking_back", [canceled, looked_at])
+def test_taking_tasks_back_does_not_wait_for_one_while_it_holds_the_inbox_that_its_end_needs(
+    kee: Caller, tenant: Tenant, server: WorkerServer, taking_back: Callable[[Caller, Execution], None]
+) -> None:
+    make_worker(kee, server)
+    hands = make_caller(tenant, "hands", Kind.WORKER)
+    impossible = {**call_step("z"), "worker_id": "nobody", "critical": True, "depends_on": ["a"]}
+    execution = begin(kee, [queue_step("a"), queue_step("b"), queue_step("c"), impossible], strategy=Strategy.ESCALATE)
+    advance(execution)
+    with hands.acting():
+        first, second, last = tasks.lease(worker=hands, queues=("execute",), capacity=3)
+        tasks.release(worker=hands, task_id=second.task_id, lease_token=second.lease_token)
+    complete(hands, first)
+    started = threading.Barrier(2)
+
+    def take_back() -> None:
+        started.wait(10)
+        taking_back(kee, execution)
+
+    def complete_the_other() -> None:
+        with hands.acting():
+            HotTask.objects.select_for_update().get(pk=last.task_id)
+            started.wait(10)
+            wait_until_somebody_waits_for_this_transaction()
+            complete(hands, last)
+
+    at_once(take_back, complete_the_other)
+    advance(execution)
+
+    done = report(kee, execution)
+    assert done.status in {"canceled", "failed"}
+    assert [step.status for step in done.steps][1:3] == ["canceled", "complete"]
+
+
+def complete(worker: Caller, grant: Grant) -> None:
+    delivery = tasks.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result={"text": "done"})
+    with worker.acting():
+        tasks.complete(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token, delivery=delivery)
+
+
+def wait_until_somebody_waits_for_this_transaction() -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with connection.cursor() as cursor:
+            cursor.execute("select 1 from pg_locks where not granted and pg_backend_pid() = any(pg_blocking_pids(pid))")
+            if cursor.fetchone() is not None:
+                return
+    raise AssertionError("nobody waits")
 
 
 def test_a_task_runs_the_tool_tells_progress_and_the_tick_goes_on(kee: Caller, server: WorkerServer) -> None:

@@ -2,13 +2,12 @@
 
 from typing import Any, Final
 
-from apps.digests import services as digests
 from apps.executions import reports
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services.rounds import Round
 from apps.executions.states import Status
 from apps.receipts.models import Surface
-from apps.receipts.services import ObligationDraft, Poster, ReceiptDraft
+from apps.receipts.services import ObligationDraft, ReceiptDraft
 
 SOURCE: Final = "executions"
 _EVENTS: Final = {
@@ -25,7 +24,7 @@ def hand_over_aggregate(work: Round, step: ExecutionStep) -> str:
     """Ask the owner to combine results. A wait that nobody is told of is lost, so it goes to the inbox, at once."""
     execution = work.execution
     wanted = step.definition.get("aggregate_step_ids") or step.depends_on
-    return _post(
+    return _say(
         work,
         event_type="aggregate_requested",
         key=f"{step.step_id}",
@@ -44,7 +43,7 @@ def hand_over_aggregate(work: Round, step: ExecutionStep) -> str:
 def ask_for_decision(work: Round, step: ExecutionStep) -> str:
     """Ask the owner to decide what the plan could not."""
     execution = work.execution
-    return _post(
+    return _say(
         work,
         event_type="escalation",
         key=f"{step.step_id}",
@@ -67,7 +66,7 @@ def report_upward(work: Round, step: ExecutionStep) -> str | None:
     if superior is None:
         return None
     execution = work.execution
-    return _post(
+    return _say(
         work,
         event_type="escalation",
         key=f"{step.step_id}:{superior.name}",
@@ -88,7 +87,7 @@ def raise_alarm(work: Round, step: ExecutionStep) -> str:
     """Tell the owner at once that a step failed without which the plan can't go on."""
     execution = work.execution
     error = (step.envelope or {}).get("error") or {}
-    return _post(
+    return _say(
         work,
         event_type="escalation",
         key=f"{step.step_id}:failed",
@@ -102,7 +101,7 @@ def close_obligation(work: Round, step: ExecutionStep, *, event_type: str, summa
     """Say in the ledger that what was asked with the step's receipt is done, or no longer wanted."""
     if step.receipt_id is None:
         return
-    _post(
+    _say(
         work,
         event_type=event_type,
         key=step.step_id,
@@ -119,7 +118,7 @@ def announce_end(work: Round, status: Status) -> str:
     """Close the plan's obligation in the ledger."""
     execution = work.execution
     done = sum(line.status == "complete" for line in work.lines)
-    return _post(
+    return _say(
         work,
         event_type=_EVENTS[status],
         key="end",
@@ -144,7 +143,7 @@ def _names(execution: Execution, step: ExecutionStep) -> dict[str, Any]:
     return {"execution_id": execution.ref, "plan_id": execution.plan_id, "step_id": step.step_id}
 
 
-def _post(
+def _say(
     work: Round,
     *,
     event_type: str,
@@ -162,9 +161,8 @@ def _post(
     surface: str = Surface.INBOX,
 ) -> str:
     execution = work.execution
-    posted = digests.post(
-        poster=Poster.of(work.owner),
-        draft=ReceiptDraft(
+    return work.say(
+        ReceiptDraft(
             recipient_id=recipient_id or execution.owner_id,
             source_system=SOURCE,
             event_type=event_type,
@@ -182,7 +180,5 @@ def _post(
             obligation=ObligationDraft(debtor_id=execution.owner_id, creditor_id=execution.requested_by_id)
             if owed
             else None,
-        ),
-        now=work.now,
+        )
     )
-    return posted.receipt_id

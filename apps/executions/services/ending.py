@@ -9,7 +9,6 @@ from apps.executions.services.rounds import Round
 from apps.executions.states import Status, StepStatus, StepType, Strategy
 from apps.memory import services as memory
 from apps.tasks import services as tasks
-from apps.tasks.errors import AlreadyFinished
 from apps.tasks.states import Status as TaskStatus
 
 _DOMAIN: Final = "delegation_trace"
@@ -18,7 +17,7 @@ _DOMAIN: Final = "delegation_trace"
 def let_go(work: Round) -> None:
     """After a halt: nobody is asked for what is no longer wanted, and a cancel also takes back what was given out."""
     for step in work.in_state(StepStatus.AWAITING):
-        withdraw(work, step)
+        _withdraw(work, step)
     if not work.newly_halted:
         return
     work.newly_halted = False
@@ -26,11 +25,10 @@ def let_go(work: Round) -> None:
         for step in work.in_state(StepStatus.CALLING):
             # Whoever is calling has lost its claim by this, and what it brings back is dropped.
             work.settle(step, StepStatus.CANCELED)
-        for step in sorted(work.in_state(StepStatus.QUEUED), key=lambda step: step.task_id or 0):
-            _cancel_task(work, step)
+        _cancel_tasks(work)
 
 
-def withdraw(work: Round, step: ExecutionStep) -> None:
+def _withdraw(work: Round, step: ExecutionStep) -> None:
     """The step is not wanted any more; who was asked owes nothing."""
     work.settle(step, StepStatus.CANCELED)
     if step.step_type in {StepType.AGGREGATE, StepType.ESCALATE}:
@@ -39,16 +37,12 @@ def withdraw(work: Round, step: ExecutionStep) -> None:
         )
 
 
-def _cancel_task(work: Round, step: ExecutionStep) -> None:
+def _cancel_tasks(work: Round) -> None:
     """A task that is being worked on ends when its worker obeys; the step waits for that verdict."""
-    if step.task_id is None:
-        return
-    try:
-        verdict = tasks.cancel(caller=work.owner, task_id=step.task_id)
-    except AlreadyFinished:
-        return
-    if verdict == TaskStatus.CANCELED:
-        work.settle(step, StepStatus.CANCELED)
+    steps = {step.task_id: step for step in work.in_state(StepStatus.QUEUED) if step.task_id is not None}
+    for task_id, status in tasks.cancel_many(caller=work.owner, task_ids=steps).items():
+        if status == TaskStatus.CANCELED:
+            work.settle(steps[task_id], StepStatus.CANCELED)
 
 
 def finish(work: Round, status: Status) -> None:
@@ -58,6 +52,7 @@ def finish(work: Round, status: Status) -> None:
     execution.ended_at = work.now
     execution.wake_at = None
     execution.terminal_receipt_id = announcing.announce_end(work, status)
+    work.post()
     text, metadata = reports.trace(
         plan_id=execution.plan_id,
         intent=execution.intent,

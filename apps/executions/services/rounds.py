@@ -1,21 +1,24 @@
 """One look at one execution under its locks: what a service reads, changes in memory, and writes back at the end."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Self
 
 from django.dispatch import Signal
 
 from apps.core import hints
+from apps.core.errors import DomainError
+from apps.core.ids import random_id
 from apps.core.sql import database_now
+from apps.digests import services as digests
 from apps.executions.errors import UnknownStep
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.reports import Line
 from apps.executions.routing import Standing
-from apps.executions.signals import execution_moved
 from apps.executions.states import Status, StepStatus
 from apps.principals.tenancy import Caller, on_behalf_of
+from apps.receipts.services import Poster, ReceiptDraft
 
 _STEP_FIELDS = [
     "status", "attempts", "call_expires_at", "repeatable", "retry_at", "task_id", "receipt_id", "envelope", "cost",
@@ -35,6 +38,7 @@ class Round:
     """Worker steps that this round has claimed, for whoever runs it to carry out after the commit."""
     newly_halted: bool = False
     _changed: dict[int, ExecutionStep] = field(default_factory=dict)
+    _drafts: list[ReceiptDraft] = field(default_factory=list)
 
     @classmethod
     def of(cls, execution_id: int) -> Self | None:
@@ -87,12 +91,30 @@ class Round:
             self.execution.halted_why = why
             self.newly_halted = True
 
+    def say(self, draft: ReceiptDraft) -> str:
+        """Have a receipt posted when the round is over; answers the id that it will have.
+
+        Whatever this round does to tasks comes first: nobody waits for a task while holding an inbox.
+        """
+        receipt_id = random_id("rcpt")
+        self._drafts.append(replace(draft, receipt_id=receipt_id))
+        return receipt_id
+
+    def post(self) -> None:
+        """Post what was said in this round, all at once; no task may be touched any more."""
+        drafts, self._drafts = self._drafts, []
+        if not drafts:
+            return
+        for answer in digests.post_many(poster=Poster.of(self.owner), drafts=drafts, now=self.now):
+            if isinstance(answer, DomainError):
+                raise answer
+
     def save(self) -> None:
-        """Write back what changed and hint at it."""
+        """Post what is left to say, and write back what changed."""
+        self.post()
         if self._changed:
             ExecutionStep.objects.bulk_update(self._changed.values(), _STEP_FIELDS)
         self.execution.save()
-        hint_on_commit(execution_moved, self.execution)
 
 
 def hint_on_commit(signal: Signal, execution: Execution) -> None:
