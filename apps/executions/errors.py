@@ -111,6 +111,13 @@ class WorkerTimedOut(WorkerCallFailed, Unavailable):
     retryable = True
 
 
+class WorkerBroke(WorkerCallFailed, Unavailable):
+    """The tool broke inside the worker: nobody has decided that it won't."""
+
+    code = "worker_broke"
+    retryable = True
+
+
 class WorkerRefused(WorkerCallFailed, Invalid):
     """The worker answered that it won't or can't: an error of the tool, or of the protocol."""
 

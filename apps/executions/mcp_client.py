@@ -34,6 +34,7 @@ from apps.executions.errors import (
     AnswerTooLarge,
     CallCanceled,
     PayloadTooLarge,
+    WorkerBroke,
     WorkerCallFailed,
     WorkerDisconnected,
     WorkerRedirected,
@@ -174,6 +175,7 @@ class _Wire(httpx2.AsyncBaseTransport):
         self.max_bytes = max_bytes
         self.fault: WorkerCallFailed | None = None
         self.calling = False
+        self.refused_by_http = False
         self._address = address
         self._origin = (endpoint.scheme, endpoint.host, endpoint.port)
         self._left = max_bytes
@@ -199,6 +201,7 @@ class _Wire(httpx2.AsyncBaseTransport):
         if response.has_redirect_location:
             await response.aclose()
             raise self._note(WorkerRedirected(f"The worker at {url.host} redirects; redirects are not followed."))
+        self.refused_by_http = response.is_error
         response.stream = _Counted(response.stream, self)
         return response
 
@@ -243,7 +246,7 @@ def _named(exc: BaseException, wire: _Wire, tool_name: str) -> WorkerCallFailed:
         if isinstance(leaf, WorkerCallFailed):
             return leaf
         if isinstance(leaf, MCPError):
-            return _from_protocol(leaf, tool_name)
+            return _from_protocol(leaf, wire, tool_name)
     for kinds, refusal, sentence in _BROKEN:
         if any(isinstance(leaf, kinds) for leaf in leaves):
             return refusal(sentence.format(tool_name))
@@ -261,13 +264,13 @@ _BROKEN: Final[tuple[tuple[tuple[type[BaseException], ...], type[WorkerCallFaile
 )
 
 
-def _from_protocol(error: MCPError, tool_name: str) -> WorkerCallFailed:
+def _from_protocol(error: MCPError, wire: _Wire, tool_name: str) -> WorkerCallFailed:
     if error.code == REQUEST_TIMEOUT:
         return WorkerTimedOut(f"{tool_name} did not answer in time.")
     if error.code == CONNECTION_CLOSED:
         return WorkerDisconnected(f"The worker closed the connection during {tool_name}.")
-    if error.code == INTERNAL_ERROR:
-        return WorkerRefused(f"{tool_name} failed inside the worker: {_legible(error.message)}")
+    if error.code == INTERNAL_ERROR and not wire.refused_by_http:  # the SDK gives this code to HTTP's refusals as well
+        return WorkerBroke(f"{tool_name} broke inside the worker: {_legible(error.message)}")
     return WorkerRefused(f"The worker refused {tool_name}: {_legible(error.message)}", mcp_code=error.code)
 
 
@@ -281,6 +284,8 @@ def _leaves(exc: BaseException) -> Iterator[BaseException]:
 
 def _answer(result: CallToolResult, tool_name: str) -> Answer:
     text = "\n".join(block.text for block in result.content if isinstance(block, TextContent))
+    if result.is_error and text == f"Error executing tool {tool_name}":  # the SDK's words for what no tool has raised
+        raise WorkerBroke(f"{tool_name} broke inside the worker, which does not say why.")
     if result.is_error:
         raise WorkerRefused(f"{tool_name}: {_legible(text) or 'the tool failed without a message.'}")
     structured = result.structured_content

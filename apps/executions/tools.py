@@ -2,6 +2,7 @@
 
 from datetime import datetime, timedelta
 from decimal import Decimal
+from time import monotonic, sleep
 from typing import Annotated, Any, Final, Literal
 
 from django.utils import timezone
@@ -14,11 +15,12 @@ from apps.executions import calls, selectors, services
 from apps.executions.selectors import Report
 from apps.executions.services import Answered, Budget, CallMode, Handed, TaskWishes
 from apps.executions.services.answering import Decision
-from apps.executions.states import FINAL, Mode, Status, Strategy
+from apps.executions.states import FINAL, Mode, Status, StepStatus, Strategy
 from apps.plans import selectors as plans
 from apps.principals.tenancy import Caller
 
 _PATIENCE: Final = timedelta(seconds=5)
+_LOOK_SECONDS: Final = 0.05
 _RESULT_BYTES: Final = 4 * 1024 * 1024
 _BASE: Final = "/api/v1/executions"
 
@@ -218,9 +220,9 @@ def execute_delegation_plan(caller: Caller, given: ExecutePlan) -> ExecutionStar
             ),
             now=timezone.now(),
         )
+    until = monotonic() + _PATIENCE.total_seconds()
     services.advance(tenant_id=caller.tenant_id, execution_id=execution.pk, patience=_PATIENCE)
-    with caller.acting():
-        report = selectors.report(caller, execution.ref)
+    report = _settled(caller, execution.ref, until=until)
     return ExecutionStarted(
         execution_id=report.execution_id,
         plan_id=report.plan_id,
@@ -374,6 +376,16 @@ def call_worker_tool(caller: Caller, given: CallWorkerTool) -> CallOutcome:
         is_duplicate=answer.is_duplicate,
         receipt_id=answer.receipt_id,
     )
+
+
+def _settled(caller: Caller, execution_ref: str, *, until: float) -> Report:
+    """The execution once nobody is in the middle of a call for it: another process may have claimed its steps first."""
+    while True:
+        with caller.acting():
+            report = selectors.report(caller, execution_ref)
+        if monotonic() > until or not any(line.status == StepStatus.CALLING for line in report.lines):
+            return report
+        sleep(_LOOK_SECONDS)
 
 
 def _money(amount: float | None) -> Decimal | None:

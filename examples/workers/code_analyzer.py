@@ -54,6 +54,8 @@ COMPLEX, VERY_COMPLEX = 10, 20
 LONG_FUNCTION, VERY_LONG_FUNCTION = 60, 150
 LARGE_FILE, VERY_LARGE_FILE = 800, 2_000
 LOW_MAINTAINABILITY, VERY_LOW_MAINTAINABILITY = 20, 10
+# CPython's parser counts its depth for all threads together, so two at once may break each other.
+ONE_AT_A_TIME: Final = anyio.CapacityLimiter(1)
 
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 Severity = Literal["high", "medium", "low"]
@@ -151,7 +153,7 @@ async def analyze_repository(repo_path: str, ctx: Context[Any, Any], language: s
     started = reported = time.monotonic()
     await ctx.report_progress(0, len(paths), f"{len(paths)} Python files found")
     for done, path in enumerate(paths, start=1):
-        await anyio.to_thread.run_sync(tree.measure, path)
+        await anyio.to_thread.run_sync(tree.measure, path, limiter=ONE_AT_A_TIME)
         now = time.monotonic()
         if done < len(paths) and (now - started > MAX_SECONDS or tree.bytes > MAX_TOTAL_BYTES):
             tree.complete = False

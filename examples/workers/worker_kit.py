@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import math
@@ -41,9 +42,11 @@ from joserfc import jws
 from joserfc.errors import JoseError
 from joserfc.jwk import OKPKey
 from joserfc.registry import HeaderParameter
+from mcp import MCPError
 from mcp.server import MCPServer
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
-from mcp.types import ToolAnnotations
+from mcp.server.mcpserver.exceptions import ToolError
+from mcp.types import INTERNAL_ERROR, ToolAnnotations
 
 log = logging.getLogger("worker")
 
@@ -54,6 +57,7 @@ FIRST_RETRY_SECONDS: Final = 0.5
 LONGEST_RETRY_SECONDS: Final = 30.0
 HUB_TIMEOUT_SECONDS: Final = 10.0
 SIGNATURE_SECONDS: Final = 3600
+LONGEST_CAUSE: Final = 1_000
 
 ToolFunction = TypeVar("ToolFunction", bound=Callable[..., Any])
 
@@ -125,7 +129,13 @@ class Worker:
     def tool(self, *, title: str | None = None, open_world: bool = False) -> Callable[[ToolFunction], ToolFunction]:
         """Publish a read-only function as a tool. Its docstring is what planners and models search and read."""
         annotations = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=open_world)
-        return self.server.tool(title=title, annotations=annotations)
+        publish = self.server.tool(title=title, annotations=annotations)
+
+        def published(function: ToolFunction) -> ToolFunction:
+            publish(_telling_why(function))
+            return function
+
+        return published
 
     async def manifest(self) -> dict[str, Any]:
         """Return what the worker tells the hub about itself, in the form of the registration call."""
@@ -302,6 +312,26 @@ class _AnnouncingServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self.ready.set()
+
+
+def _telling_why(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a tool that breaks say what broke it, as an internal error: the hub may try again.
+
+    The SDK keeps the cause to itself; a refusal (`ToolError`) stays what it is, and is final.
+    """
+
+    @functools.wraps(function)
+    async def told(*arguments: Any, **named: Any) -> Any:
+        try:
+            return await function(*arguments, **named)
+        except (MCPError, ToolError):
+            raise
+        except Exception as broken:
+            log.exception("%s broke", function.__name__)
+            cause = f"{type(broken).__name__}: {broken}" if str(broken) else type(broken).__name__
+            raise MCPError(INTERNAL_ERROR, cause[:LONGEST_CAUSE]) from broken
+
+    return told
 
 
 def key_from_environment() -> OKPKey | None:

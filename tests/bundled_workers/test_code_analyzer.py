@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from mcp import Client
+from mcp.types import INTERNAL_ERROR, CallToolResult
 
 from tests.bundled_workers.processes import WORKERS, call, refusal_of, result_of, running
 
@@ -208,3 +211,40 @@ def test_another_language_is_refused(analyzer: str) -> None:
 @pytest.mark.parametrize("arguments", [{}, {"repo_path": 7}, {"repo_path": ["a"]}, {"repo_path": None}])
 def test_wrong_arguments_are_a_tool_error(analyzer: str, arguments: dict[str, object]) -> None:
     assert call(analyzer, "analyze_repository", arguments).is_error
+
+
+def test_two_analyses_at_once_both_end_well(analyzer: str) -> None:
+    async def two() -> list[CallToolResult]:
+        async with Client(analyzer) as one, Client(analyzer) as other:
+            arguments = {"repo_path": str(WORKERS.parents[1] / "apps")}
+            return await asyncio.gather(
+                *(client.call_tool("analyze_repository", arguments) for client in (one, other, one, other))
+            )
+
+    for answer in asyncio.run(two()):
+        assert not answer.is_error, answer.content
+
+
+def test_a_tool_that_breaks_says_what_broke_it() -> None:
+    """In a process of its own: the kit is a script's neighbour, not a package."""
+    script = (
+        "import asyncio\n"
+        "from mcp import Client, MCPError\n"
+        "from worker_kit import Worker\n"
+        "none = {'filesystem': 'none', 'network': 'none', 'execution': 'none'}\n"
+        "worker = Worker(worker_id='w', description='d', capabilities=[], constraints={}, hints={}, side_effects=none)\n"
+        "@worker.tool()\n"
+        "async def confuse(number: int) -> int:\n"
+        "    raise SystemError('the parser is confused')\n"
+        "async def main():\n"
+        "    async with Client(worker.server) as client:\n"
+        "        try:\n"
+        "            await client.call_tool('confuse', {'number': 1})\n"
+        "        except MCPError as exc:\n"
+        "            print(exc.error.code, exc.error.message)\n"
+        "asyncio.run(main())\n"
+    )
+
+    ran = subprocess.run([sys.executable, "-c", script], cwd=WORKERS, capture_output=True, text=True, check=False)
+
+    assert ran.stdout == f"{INTERNAL_ERROR} SystemError: the parser is confused\n", ran.stderr

@@ -14,6 +14,7 @@ from apps.executions.errors import (
     AnswerTooLarge,
     CallCanceled,
     PayloadTooLarge,
+    WorkerBroke,
     WorkerDisconnected,
     WorkerRedirected,
     WorkerRefused,
@@ -101,6 +102,16 @@ def test_a_tool_that_reports_an_error_has_refused_for_good(server: WorkerServer)
         call(server.endpoint, "break_down", {})
 
     assert not refusal.value.retryable
+
+
+@pytest.mark.parametrize(
+    ("tool", "why"), [("crash", "does not say why"), ("crash_and_tell", "SystemError: the parser is confused")]
+)
+def test_a_tool_that_breaks_may_be_tried_again_and_the_cause_is_told(server: WorkerServer, tool: str, why: str) -> None:
+    with pytest.raises(WorkerBroke, match=why) as refusal:
+        call(server.endpoint, tool, {})
+
+    assert refusal.value.retryable
 
 
 UNSTORABLE = {

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from apps.executions import jobs, selectors, services, ticks
+from apps.executions import jobs, selectors, services, ticks, tools
 from apps.executions.models import Execution
 from apps.executions.services import advancing
 from apps.executions.states import Strategy
@@ -120,6 +120,21 @@ def test_a_call_that_is_still_running_is_not_taken_over(kee: Caller, server: Wor
     caller.join(30)
     assert server.calls == {"hold": 1}
     assert report(kee, execution).status == "complete"
+
+
+def test_the_answer_to_execute_waits_for_a_call_that_another_process_makes(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a", "hold"), REPORT])
+    caller = threading.Thread(target=lambda: at_once(lambda: advance(execution)))
+    caller.start()
+    assert server.entered.wait(20)
+    threading.Timer(0.3, server.gate.set).start()
+
+    answer = tools.execute_delegation_plan(kee, tools.ExecutePlan(plan_id=execution.plan_id))
+
+    caller.join(30)
+    assert server.calls == {"hold": 1}
+    assert [result["text"] for result in answer.direct_results] == ["hello"]
 
 
 def test_a_canceled_execution_gives_up_the_call_in_the_air(kee: Caller, server: WorkerServer) -> None:

@@ -151,7 +151,7 @@ async def _journey(screen: Console, url: str, token: str, root: Path) -> None:
         plan = await _delegate(kee, root)
         execution = await kee.call("execute_delegation_plan", plan_id=plan["plan_id"])
         kee.step("execute_delegation_plan", f"{execution['execution_id']}: {execution['status']}")
-        task_id = await _watch_first_task(kee, execution)
+        task_id = await _watch_first_task(kee, plan, execution)
         handed_over = await _be_asked(kee, plan, execution)
         findings = await _synthesize(kee, plan, execution, task_id, handed_over)
         await _hear_of_it(kee, execution, findings)
@@ -224,10 +224,18 @@ async def _workers_are_there(kee: Agent) -> bool:
     return offered.issuperset(_CAPABILITIES)
 
 
-async def _watch_first_task(kee: Agent, execution: Json) -> str:
+async def _watch_first_task(kee: Agent, plan: Json, execution: Json) -> str:
     """Step 3, first half: a Celery worker leases the task and tells how far it is."""
-    _expect(execution["async_tasks"], "No step of the plan became a task.")
-    task = execution["async_tasks"][0]
+
+    async def queued() -> Json | None:
+        report = await kee.call("get_plan_status", plan_id=plan["plan_id"])
+        task = next((step for step in report["steps"] if step["task_id"]), None)
+        if task is None:
+            await _refuse_if_over(kee, plan)
+        return task
+
+    # Another process may have begun the execution first, so that the answer came before the task.
+    task = next(iter(execution["async_tasks"]), None) or await kee.until("A task for the plan's first step", queued)
     task_id = str(task["task_id"])
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"))
     with Progress(*columns, TimeElapsedColumn(), console=kee.screen, transient=True) as progress:
