@@ -14,6 +14,7 @@ from apps.memory.models import (
     Posting,
     Relationship,
     Session,
+    Tally,
 )
 
 
@@ -116,7 +117,7 @@ class PassageAdmin(OperatorAdmin):
 
 @admin.register(Posting)
 class PostingAdmin(OperatorAdmin):
-    list_display = ["term", "passage_link", "frequency"]
+    list_display = ["term", "passage_link", "frequency", "length"]
     list_select_related = ["passage"]
     list_filter = ["tenant"]
     search_fields = ["term__exact"]
@@ -124,3 +125,10 @@ class PostingAdmin(OperatorAdmin):
     @admin.display(description="Passage")
     def passage_link(self, posting: Posting) -> str:
         return link_to(posting.passage)
+
+
+@admin.register(Tally)
+class TallyAdmin(OperatorAdmin):
+    list_display = ["__str__", "tenant", "observations", "patterns", "concepts", "passages", "words"]
+    list_select_related = ["tenant"]
+    list_filter = ["tenant"]

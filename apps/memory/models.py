@@ -213,10 +213,9 @@ class Passage(TenantModel):
             ),
         ]
         indexes = [
-            # Serves sql.RECALL: how many passages there are and how long they are, from the index alone.
-            models.Index(fields=["tenant"], include=["length"], name="memory_passage_corpus"),
-            # Serves sql.NEWEST, with and without a domain.
+            # Serves sql.NEWEST.
             models.Index(fields=["tenant", "-recorded_at", "-id"], name="memory_passage_newest"),
+            # Serves sql.NEWEST_OF_DOMAIN.
             models.Index(fields=["tenant", "domain", "-recorded_at", "-id"], name="memory_passage_domain"),
         ]
 
@@ -225,19 +224,48 @@ class Passage(TenantModel):
 
 
 class Posting(TenantModel):
-    """That a word, in its stemmed form, stands in a passage, and how often."""
+    """That a word, in its stemmed form, stands in a passage, and how often; with the passage's length to score by."""
 
     term = models.TextField()
     passage = models.ForeignKey(Passage, on_delete=models.CASCADE, related_name="postings")
     frequency = models.PositiveSmallIntegerField()
+    length = models.PositiveIntegerField()
 
     class Meta:
         constraints = [
-            # Serves sql.RECALL: a word's passages, and their number, from the index alone.
+            # Serves sql.RECALL: a word's passages, their number and their scores, from the index alone.
             models.UniqueConstraint(
-                fields=["tenant", "term", "passage"], include=["frequency"], name="memory_posting_once"
+                fields=["tenant", "term", "passage"], include=["frequency", "length"], name="memory_posting_once"
             ),
         ]
 
     def __str__(self) -> str:
         return self.term
+
+
+class Tally(TenantModel):
+    """How much a tenant remembers: the sum of its rows.
+
+    Each writer appends the difference that it makes, since a counter would make all writers of a tenant wait for
+    each other; services.fold_tallies() makes one row of many. Superseded observations are passages, but are no
+    longer counted as observations.
+    """
+
+    observations = models.BigIntegerField()
+    patterns = models.BigIntegerField()
+    concepts = models.BigIntegerField()
+    passages = models.BigIntegerField()
+    words = models.BigIntegerField()
+
+    class Meta:
+        indexes = [
+            # Serves selectors.holdings() and sql.RECALL, from the index alone.
+            models.Index(
+                fields=["tenant"],
+                include=["observations", "patterns", "concepts", "passages", "words"],
+                name="memory_tally_of_tenant",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"tally {self.pk}"

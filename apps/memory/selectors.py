@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from django.db.models import Sum
+
 from apps.memory import sql
 from apps.memory.errors import UnknownMemory
-from apps.memory.models import Concept, ConceptName, Observation, Pattern, Session
+from apps.memory.models import Concept, ConceptName, Observation, Session, Tally
 from apps.memory.references import key_of, observation_number
 from apps.principals.tenancy import Caller
 
@@ -45,6 +47,7 @@ def recall(
     :param filters: paths into the metadata and the values that must stand there (`{"plan.id": "p-1"}`); a leading
         `metadata.` is understood.
     :param as_of: answer as one would have at this moment.
+    :param limit: how many to answer at most; never more than `sql.MOST`.
     :param max_tokens: leave out what would go over this budget; the first hit is always given.
     """
     found = sql.find(
@@ -53,7 +56,7 @@ def recall(
         domain=domain,
         filters=_nested(filters or {}),
         as_of=as_of,
-        limit=limit,
+        limit=min(limit, sql.MOST),
     )
     hits = [
         Hit(
@@ -161,8 +164,6 @@ class Holdings:
 
 def holdings(*, tenant_id: int) -> Holdings:
     """How much a tenant remembers."""
-    return Holdings(
-        observations=Observation.objects.filter(tenant_id=tenant_id, superseded_at=None).count(),
-        patterns=Pattern.objects.filter(tenant_id=tenant_id).count(),
-        concepts=Concept.objects.filter(tenant_id=tenant_id).count(),
-    )
+    kinds = ("observations", "patterns", "concepts")
+    sums = Tally.objects.filter(tenant_id=tenant_id).aggregate(**{kind: Sum(kind, default=0) for kind in kinds})
+    return Holdings(**{kind: int(sums[kind]) for kind in kinds})

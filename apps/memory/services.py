@@ -24,7 +24,7 @@ from apps.memory.models import (
 )
 from apps.memory.references import key_of, observation_ref
 from apps.principals import selectors as principals
-from apps.principals.tenancy import Caller
+from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts import selectors as receipts
 from apps.receipts.selectors import Owed
 
@@ -72,7 +72,7 @@ def store_observation(
     passage = Passage.objects.create(
         tenant_id=author.tenant_id, observation=observation, domain=domain, recorded_at=now
     )
-    sql.index_words(passage.pk, text)
+    sql.index_words(passage.pk, text, observations=1 if supersedes is None else 0, passages=1)
     return observation
 
 
@@ -186,10 +186,12 @@ def update_pattern(
         evidence=pattern.evidence,
         recorded_at=now,
     )
-    passage, _ = Passage.objects.get_or_create(
+    passage, created = Passage.objects.get_or_create(
         tenant_id=author.tenant_id, pattern=pattern, defaults={"domain": category, "recorded_at": pattern.recorded_at}
     )
-    sql.index_words(passage.pk, f"{category} {pattern_name} {pattern_text}")
+    sql.index_words(
+        passage.pk, f"{category} {pattern_name} {pattern_text}", patterns=int(created), passages=int(created)
+    )
     return pattern
 
 
@@ -216,6 +218,12 @@ def record_session(
         create_defaults={**said, "started_at": now, "last_active_at": now},
     )
     return session
+
+
+def fold_tallies() -> None:
+    """Make one row of each tenant's tallies, so that a reader has few to sum. Sums stay what they are."""
+    with acting_as_system("tallies are folded"):
+        sql.fold_tallies()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,7 +316,7 @@ def _claim(concept: Concept, keys: Collection[str]) -> set[str]:
 
 
 def _index_concept(concept: Concept) -> None:
-    passage, _ = Passage.objects.get_or_create(
+    passage, created = Passage.objects.get_or_create(
         tenant_id=concept.tenant_id,
         concept=concept,
         defaults={"domain": concept.type, "recorded_at": concept.recorded_at},
@@ -316,4 +324,5 @@ def _index_concept(concept: Concept) -> None:
     if passage.domain != concept.type:
         passage.domain = concept.type
         passage.save(update_fields=["domain"])
-    sql.index_words(passage.pk, " ".join([concept.name, *concept.aliases, concept.type, concept.description]))
+    words = " ".join([concept.name, *concept.aliases, concept.type, concept.description])
+    sql.index_words(passage.pk, words, concepts=int(created), passages=int(created))

@@ -10,19 +10,49 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from django.db import connection
+
 from apps.core.sql import hot_cursor
+
+# The newest passages of a word that are scored, and the number of passages of rarer words from which on a word only
+# adds to their scores. A narrowed question knows no such bound: what it asks for may be old.
+_SCORED: Final = 2_000
+# A word is counted up to here; one that stands in more passages weighs too little for the difference to matter.
+_COUNTED: Final = 20_000
+
+# A question is answered with no more than these.
+MOST: Final = 500
 
 _INDEX: Final = """
 with passage as materialized (
-    select id, tenant_id from memory_passage where id = %(passage)s
+    select id, tenant_id, length from memory_passage where id = %(passage)s
 ), words as materialized (
     select lexeme, least(coalesce(cardinality(positions), 1), 32767) as frequency
     from unnest(to_tsvector('english', %(text)s))
+), total as materialized (
+    select coalesce(sum(frequency), 0) as length from words
 ), kept as (
-    insert into memory_posting (tenant_id, term, passage_id, frequency)
-    select passage.tenant_id, words.lexeme, passage.id, words.frequency from words, passage
+    insert into memory_posting (tenant_id, term, passage_id, frequency, length)
+    select passage.tenant_id, words.lexeme, passage.id, words.frequency, total.length from words, passage, total
+), tallied as (
+    insert into memory_tally (tenant_id, observations, patterns, concepts, passages, words)
+    select passage.tenant_id, %(observations)s, %(patterns)s, %(concepts)s, %(passages)s, total.length - passage.length
+    from passage, total
 )
-update memory_passage set length = (select coalesce(sum(frequency), 0) from words) where id = %(passage)s
+update memory_passage set length = (select length from total) where id = %(passage)s
+"""
+
+_FOLD: Final = """
+with many as (
+    select tenant_id from memory_tally group by tenant_id having count(*) > 1
+), taken as (
+    select id from memory_tally where tenant_id in (select tenant_id from many) for update skip locked
+), gone as (
+    delete from memory_tally where id in (select id from taken) returning *
+)
+insert into memory_tally (tenant_id, observations, patterns, concepts, passages, words)
+select tenant_id, sum(observations), sum(patterns), sum(concepts), sum(passages), sum(words)
+from gone group by tenant_id
 """
 
 _FORGET_WORDS: Final = "delete from memory_posting where passage_id = %(passage)s"
@@ -40,58 +70,98 @@ _SHOWN: Final = """
     a.name as author, p.recorded_at
 """
 
-_MEMORIES: Final = """
+# One passage by its key; the limit keeps the planner from joining the tables as wholes.
+_MEMORY: Final = f"""
+    select {_SHOWN}
+    from memory_passage p
     left join memory_observation o on o.id = p.observation_id
     left join memory_pattern t on t.id = p.pattern_id
     left join memory_concept c on c.id = p.concept_id
     join principals_principal a on a.id = coalesce(o.author_id, t.author_id, c.author_id)
-    where p.tenant_id = %(tenant)s
+    where p.id = r.passage_id
       and (%(domain)s::text is null or p.domain = %(domain)s)
       and p.recorded_at <= %(as_of)s
       and (o.superseded_at is null or o.superseded_at > %(as_of)s)
-      and coalesce(o.metadata, c.metadata, '{}'::jsonb) @> %(filters)s::jsonb
-"""
+      and coalesce(o.metadata, c.metadata, '{{}}'::jsonb) @> %(filters)s::jsonb
+    limit 1
+"""  # constants only
 
-# Index-only scans of memory_posting_once (each word's passages, once to count and once to score) and of
-# memory_passage_corpus; then memory_passage by key for what scored. Six words at most: the rarest.
+# Index-only scans of memory_posting_once (each word's passages to count and to choose, then the chosen ones' other
+# words) and of memory_tally_of_tenant; then, best first and until there are enough, the memories by key.
+# Six words at most: the rarest.
 RECALL: Final = f"""
 with asked as materialized (
     select w.term, n.passages
     from unnest(tsvector_to_array(to_tsvector('english', %(query)s))) as w(term)
     cross join lateral (
-        select count(*) as passages from memory_posting where tenant_id = %(tenant)s and term = w.term
+        select count(*) as passages
+        from (select from memory_posting where tenant_id = %(tenant)s and term = w.term limit {_COUNTED}) counted
     ) n
     where n.passages > 0
     order by n.passages, w.term
     limit 6
 ), corpus as materialized (
-    select count(*) as passages, greatest(avg(length), 1) as length from memory_passage where tenant_id = %(tenant)s
+    select coalesce(sum(passages), 0) as passages, greatest(sum(words) / nullif(sum(passages), 0), 1) as length
+    from memory_tally where tenant_id = %(tenant)s
+), weighed as materialized (
+    select asked.term, asked.passages, corpus.length::float8,
+           sum(asked.passages) over (
+               order by asked.passages, asked.term rows between unbounded preceding and 1 preceding
+           ) as of_rarer,
+           ln(1 + greatest(corpus.passages - asked.passages + 0.5, 0) / (asked.passages + 0.5))::float8 as weight
+    from asked cross join corpus
+), chosen as materialized (
+    select distinct g.passage_id
+    from weighed
+    cross join lateral (
+        select passage_id from memory_posting
+        where tenant_id = %(tenant)s and term = weighed.term
+        order by passage_id desc
+        limit %(scored)s
+    ) g
+    where coalesce(weighed.of_rarer < %(scored)s, true)
 ), scored as materialized (
-    select g.passage_id, array_agg(asked.term order by asked.passages, asked.term) as terms,
-           sum(ln(1 + (corpus.passages - asked.passages + 0.5) / (asked.passages + 0.5))
-               * g.frequency * 2.2
-               / (g.frequency + 1.2 * (0.25 + 0.75 * q.length / corpus.length)))::float8 as score
-    from asked
-    join memory_posting g on g.tenant_id = %(tenant)s and g.term = asked.term
-    join memory_passage q on q.id = g.passage_id
-    cross join corpus
-    group by g.passage_id
+    select chosen.passage_id, array_agg(weighed.term order by weighed.passages, weighed.term) as terms,
+           sum(weighed.weight * g.frequency * 2.2
+               / (g.frequency + 1.2 * (0.25 + 0.75 * g.length / weighed.length)))::float8 as score
+    from chosen cross join weighed
+    cross join lateral (
+        select frequency, length from memory_posting
+        where tenant_id = %(tenant)s and term = weighed.term and passage_id = chosen.passage_id
+        limit 1
+    ) g
+    group by chosen.passage_id
 )
-select {_SHOWN}, s.score, s.terms
-from scored s join memory_passage p on p.id = s.passage_id
-{_MEMORIES}
-order by s.score desc, p.recorded_at desc, p.id desc
+select m.*, r.score, r.terms
+from (select passage_id, score, terms from scored order by score desc, passage_id desc) r
+cross join lateral ({_MEMORY}) m
+order by r.score desc, r.passage_id desc
 limit %(limit)s
 """  # constants only
 
-# An ordered scan of memory_passage_newest, or of memory_passage_domain, that stops at the limit.
-NEWEST: Final = f"""
-select {_SHOWN}, 0::float8 as score, array[]::text[] as terms
-from memory_passage p
-{_MEMORIES}
-order by p.recorded_at desc, p.id desc
+
+def _newest(narrowed: str) -> str:
+    # The planner must know that few rows are wanted, which a parameter does not tell it: hence the limit in between.
+    return f"""
+select *, 0::float8 as score, array[]::text[] as terms
+from (
+    select m.*
+    from (
+        select id as passage_id, recorded_at from memory_passage
+        where tenant_id = %(tenant)s and recorded_at <= %(as_of)s {narrowed}
+        order by recorded_at desc, id desc
+    ) r
+    cross join lateral ({_MEMORY}) m
+    order by r.recorded_at desc, r.passage_id desc
+    limit {MOST}
+) newest
 limit %(limit)s
 """  # constants only
+
+
+# Ordered scans of memory_passage_newest and memory_passage_domain that stop at the limit.
+NEWEST: Final = _newest("")
+NEWEST_OF_DOMAIN: Final = _newest("and domain = %(domain)s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,17 +179,41 @@ class Found:
     terms: tuple[str, ...]
 
 
-def index_words(passage_id: int, text: str) -> None:
-    """Make a passage findable by the words of this text and no others."""
+def index_words(
+    passage_id: int, text: str, *, observations: int = 0, patterns: int = 0, concepts: int = 0, passages: int = 0
+) -> None:
+    """Make a passage findable by the words of this text and no others; and tally it.
+
+    The numbers say how many of each the tenant remembers more than before.
+    """
     with hot_cursor() as cursor:
         cursor.execute(_FORGET_WORDS, {"passage": passage_id})
-        cursor.execute(_INDEX, {"passage": passage_id, "text": text})
+        cursor.execute(
+            _INDEX,
+            {
+                "passage": passage_id,
+                "text": text,
+                "observations": observations,
+                "patterns": patterns,
+                "concepts": concepts,
+                "passages": passages,
+            },
+        )
+
+
+def fold_tallies() -> None:
+    """Make one row of each tenant's tallies; what another transaction is folding is left to it."""
+    with connection.cursor() as cursor:
+        cursor.execute(_FOLD)
 
 
 def find(
     *, query: str, tenant_id: int, domain: str | None, filters: Mapping[str, Any], as_of: datetime | None, limit: int
 ) -> list[Found]:
-    """The memories that match best; with an empty query, the newest."""
+    """The memories that match best; with an empty query, the newest.
+
+    Where a word stands in thousands of passages and nothing narrows the question, its newest are considered.
+    """
     given = {
         "tenant": tenant_id,
         "domain": domain,
@@ -129,9 +223,10 @@ def find(
     }
     with hot_cursor() as cursor:
         if query.strip():
-            cursor.execute(RECALL, given | {"query": query})
+            narrowed = domain is not None or filters or as_of is not None
+            cursor.execute(RECALL, given | {"query": query, "scored": None if narrowed else _SCORED})
         else:
-            cursor.execute(NEWEST, given)
+            cursor.execute(NEWEST if domain is None else NEWEST_OF_DOMAIN, given)
         rows = cursor.fetchall()
     return [
         Found(

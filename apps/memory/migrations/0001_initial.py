@@ -242,6 +242,7 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
                 ("term", models.TextField()),
                 ("frequency", models.PositiveSmallIntegerField()),
+                ("length", models.PositiveIntegerField()),
                 (
                     "passage",
                     models.ForeignKey(
@@ -342,6 +343,35 @@ class Migration(migrations.Migration):
                 ),
             ],
         ),
+        migrations.CreateModel(
+            name="Tally",
+            fields=[
+                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
+                ("observations", models.BigIntegerField()),
+                ("patterns", models.BigIntegerField()),
+                ("concepts", models.BigIntegerField()),
+                ("passages", models.BigIntegerField()),
+                ("words", models.BigIntegerField()),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        db_index=False,
+                        editable=False,
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="principals.tenant",
+                    ),
+                ),
+            ],
+        ),
+        migrations.AddIndex(
+            model_name="tally",
+            index=models.Index(
+                fields=["tenant"],
+                include=("observations", "patterns", "concepts", "passages", "words"),
+                name="memory_tally_of_tenant",
+            ),
+        ),
         migrations.AddConstraint(
             model_name="conceptname",
             constraint=models.UniqueConstraint(fields=("tenant", "key"), name="memory_conceptname_once"),
@@ -384,10 +414,6 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name="passage",
-            index=models.Index(fields=["tenant"], include=("length",), name="memory_passage_corpus"),
-        ),
-        migrations.AddIndex(
-            model_name="passage",
             index=models.Index(fields=["tenant", "-recorded_at", "-id"], name="memory_passage_newest"),
         ),
         migrations.AddIndex(
@@ -422,7 +448,7 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name="posting",
             constraint=models.UniqueConstraint(
-                fields=("tenant", "term", "passage"), include=("frequency",), name="memory_posting_once"
+                fields=("tenant", "term", "passage"), include=("frequency", "length"), name="memory_posting_once"
             ),
         ),
         migrations.AddConstraint(
@@ -453,6 +479,7 @@ class Migration(migrations.Migration):
                 "session",
                 "passage",
                 "posting",
+                "tally",
             )
         ),
         immutable(

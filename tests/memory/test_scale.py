@@ -1,0 +1,215 @@
+"""What is asked often touches a bounded number of rows, on indexes, as the application's role sees them."""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.db.models import Sum
+
+from apps.core.ticks import run
+from apps.memory import services, sql
+from apps.memory.models import Concept, Observation, Passage, Pattern, Posting, Tally
+from apps.memory.selectors import holdings, recall
+from apps.principals.tenancy import Caller, acting_as
+from tests.factories import T0, make_caller, make_tenant
+from tests.memory.test_store import observe
+
+MANY = 6_000
+FILLED = {"memory_observation", "memory_passage", "memory_posting"}
+
+_FILL = """
+with said as (
+    insert into memory_observation (tenant_id, author_id, text, domain, confidence, evidence, metadata, occurred_at,
+                                    recorded_at)
+    select %(tenant)s, %(author)s, 'deadlock ' || i, case when i = 1 then 'old' else 'log' end, 1, '[]', '{}',
+           %(now)s, %(now)s::timestamptz + i * interval '1 second'
+    from generate_series(1, %(many)s) i
+    returning id, tenant_id, domain, recorded_at, text
+), passage as (
+    insert into memory_passage (tenant_id, observation_id, domain, length, recorded_at)
+    select tenant_id, id, domain, 2, recorded_at from said
+    returning id, tenant_id, observation_id
+), words as (
+    insert into memory_posting (tenant_id, term, passage_id, frequency, length)
+    select p.tenant_id, w.term, p.id, 1, 2
+    from passage p join said on said.id = p.observation_id
+    cross join lateral (values ('deadlock'), ('rare' || split_part(said.text, ' ', 2)::int %% 1000)) w(term)
+)
+insert into memory_tally (tenant_id, observations, patterns, concepts, passages, words)
+values (%(tenant)s, %(many)s, 0, 0, %(many)s, 2 * %(many)s)
+"""
+
+
+@pytest.fixture
+def well_read(as_kee: Caller) -> Caller:
+    """An agent whose tenant remembers thousands of things, a word of which stands in each."""
+    with connection.cursor() as cursor:
+        given: dict[str, Any] = {"tenant": as_kee.tenant_id, "author": as_kee.principal_id, "now": T0, "many": MANY}
+        cursor.execute(_FILL, given)
+        cursor.execute(
+            "set local role none; analyze memory_observation, memory_passage, memory_posting, memory_tally;"
+            " set local role gatehouse_app"
+        )
+    return as_kee
+
+
+def plan_of(statement: str, given: dict[str, Any]) -> list[dict[str, Any]]:
+    """The nodes of the plan that a hot statement runs by: the generic one."""
+    names = re.findall(r"%\((\w+)\)s", statement)
+    order = list(dict.fromkeys(names))
+    for number, name in enumerate(order, 1):
+        statement = statement.replace(f"%({name})s", f"${number}")
+    with connection.cursor() as cursor:
+        cursor.execute(f"prepare asked as {statement}")
+        values = [given[name] for name in order]
+        cursor.execute(f"explain (analyze, format json) execute asked({', '.join(['%s'] * len(values))})", values)
+        (answer,) = cursor.fetchone()
+        cursor.execute("deallocate asked")
+    (explained,) = json.loads(answer) if isinstance(answer, str) else answer
+    return list(_nodes(explained["Plan"]))
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for part in plan.get("Plans", []):
+        yield from _nodes(part)
+
+
+def asked(caller: Caller, query: str = "", **narrowed: Any) -> dict[str, Any]:
+    given = {"query": query, "tenant": caller.tenant_id, "domain": None, "filters": "{}", "as_of": "infinity"}
+    return given | {"limit": 10, "scored": 2_000} | narrowed
+
+
+def check(nodes: list[dict[str, Any]], *, read: set[str], at_most: int) -> None:
+    tables = {node["Relation Name"] for node in nodes if "Relation Name" in node}
+    assert tables >= read
+    for node in nodes:
+        table = node.get("Relation Name", "")
+        if table in FILLED:
+            assert "Index" in node["Node Type"], node
+            read_rows = node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
+            assert table == "memory_posting" or read_rows * node["Actual Loops"] <= at_most, node
+
+
+def test_recall_joins_no_more_memories_than_it_answers(well_read: Caller) -> None:
+    nodes = plan_of(sql.RECALL, asked(well_read, "deadlock rare7"))
+    check(nodes, read={"memory_posting", "memory_passage", "memory_observation", "memory_tally"}, at_most=10)
+    # Counted once; chosen: 2,000 of the common word and all of the rare; scored: those, by both words.
+    posted = [node["Actual Rows"] * node["Actual Loops"] for node in nodes if "memory_posting" in node.values()]
+    assert sum(posted) <= MANY + 6 + 2_006 + 2 * 2_006
+
+
+@pytest.mark.parametrize("narrowed", [{}, {"domain": "log"}])
+def test_the_newest_are_read_off_an_index(well_read: Caller, narrowed: dict[str, str]) -> None:
+    statement = sql.NEWEST_OF_DOMAIN if narrowed else sql.NEWEST
+    with connection.cursor() as cursor:
+        # At this size, half of the table may well be sorted; what counts is that the index can serve.
+        cursor.execute("set local enable_seqscan = off; set local enable_bitmapscan = off")
+    nodes = plan_of(statement, asked(well_read, **narrowed))
+    check(nodes, read={"memory_passage", "memory_observation"}, at_most=11)
+    index = "memory_passage_domain" if narrowed else "memory_passage_newest"
+    assert index in {node.get("Index Name") for node in nodes}
+
+
+def test_among_thousands_the_rare_word_leads_and_a_narrowed_question_reaches_the_oldest(well_read: Caller) -> None:
+    found = [hit.text for hit in recall("deadlock rare7", caller=well_read)]
+    assert found == [f"deadlock {number}" for number in (5007, 4007, 3007, 2007, 1007, 7, 6000, 5999, 5998, 5997)]
+    assert [hit.text for hit in recall("deadlock", caller=well_read, domain="old")] == ["deadlock 1"]
+    (early,) = recall("deadlock", caller=well_read, as_of=T0 + timedelta(seconds=45), limit=1)
+    assert early.text == "deadlock 45"
+
+
+def test_what_a_tenant_holds_is_read_off_its_tally(well_read: Caller) -> None:
+    assert holdings(tenant_id=well_read.tenant_id).observations == MANY
+    plan = Tally.objects.filter(tenant_id=well_read.tenant_id).values("tenant").annotate(Sum("observations"))
+    with connection.cursor() as cursor:
+        cursor.execute("set local enable_seqscan = off")
+        assert "Index Only Scan using memory_tally_of_tenant" in plan.explain()
+
+
+def check_tally(caller: Caller) -> None:
+    """The tally says what counting says."""
+    held = holdings(tenant_id=caller.tenant_id)
+    assert (held.observations, held.patterns, held.concepts) == (
+        Observation.objects.filter(superseded_at=None).count(),
+        Pattern.objects.count(),
+        Concept.objects.count(),
+    )
+    assert Tally.objects.aggregate(passages=Sum("passages"), words=Sum("words")) == {
+        "passages": Passage.objects.count(),
+        "words": Passage.objects.aggregate(words=Sum("length"))["words"],
+    }
+    assert Passage.objects.aggregate(words=Sum("length")) == Posting.objects.aggregate(words=Sum("frequency"))
+
+
+def write_everything(author: Caller, number: int = 0) -> None:
+    older = observe(author, f"Walruses number {number} sleep.")
+    observe(author, "Walruses wake up early.", supersedes=older.ref)
+    for text in ("Long words that are many.", "Short."):
+        services.update_pattern(
+            author=author, category="zoo", pattern_name=f"{number}", pattern_text=text, confidence=1, now=T0
+        )
+    for description in ("A beast of the north.", "A beast."):
+        services.store_concept(author=author, name=f"walrus {number}", description=description, now=T0)
+    services.add_relationship(author=author, from_concept=f"walrus {number}", to_concept="ice", rel_type="on", now=T0)
+
+
+def test_every_write_is_tallied_and_folding_changes_no_sum(transactional_db: None) -> None:
+    kee, stranger = make_caller(make_tenant("acme")), make_caller(make_tenant("globex"))
+    for caller in (kee, stranger):
+        with acting_as(caller):
+            write_everything(caller)
+            check_tally(caller)
+    with acting_as(kee):
+        observe(kee)
+    assert run("memory.fold_tallies")
+    for caller in (kee, stranger):
+        with acting_as(caller):
+            assert Tally.objects.count() == 1
+            check_tally(caller)
+
+
+def test_writers_do_not_wait_for_each_others_tally_and_none_is_lost_while_it_is_folded(transactional_db: None) -> None:
+    kee = make_caller(make_tenant("acme"))
+    stored, folded, done = threading.Barrier(4), threading.Barrier(4), []
+
+    def write(number: int) -> None:
+        try:
+            with acting_as(kee):
+                write_everything(kee, number)
+            done.append(number)
+        finally:
+            connection.close()
+
+    def hold() -> None:
+        try:
+            with acting_as(kee):
+                observe(kee, "Stored, and not yet committed.")
+                stored.wait(timeout=20)
+                folded.wait(timeout=20)
+        finally:
+            connection.close()
+
+    with acting_as(kee):
+        write_everything(kee)
+    threads = [threading.Thread(target=hold) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    stored.wait(timeout=20)
+    writer = threading.Thread(target=write, args=[1])
+    writer.start()
+    writer.join(timeout=20)
+    services.fold_tallies()
+    assert done == [1]
+    folded.wait(timeout=20)
+    for thread in threads:
+        thread.join(timeout=20)
+    services.fold_tallies()
+    with acting_as(kee):
+        assert Tally.objects.count() == 1
+        check_tally(kee)
