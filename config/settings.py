@@ -303,7 +303,16 @@ LOGGING = {
             ],
         }
     },
+    "filters": {"not_routine": {"()": "config.logs.NotRoutine"}},
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "structured"}},
+    "loggers": {
+        # A line or two for each message says nothing: ticks are messages, several a second, for ever.
+        **{
+            name: {"level": "WARNING"}
+            for name in ("celery.beat", "celery.worker.strategy", "celery.worker.request", "celery.app.trace")
+        },
+        "django_structlog.middlewares.request": {"filters": ["not_routine"]},
+    },
     "root": {"handlers": ["console"], "level": env.str("GATEHOUSE_LOG_LEVEL", default="INFO")},
 }
 structlog.configure(

@@ -1,13 +1,27 @@
 """Where everything answers: routes come from the operations that apps declare."""
 
+from collections.abc import Callable
+
 from django.contrib import admin
+from django.http.response import HttpResponseBase
 from django.urls import include, path
+from django.views.generic import RedirectView
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 
 from apps.core.api.routes import patterns
 from apps.mcp.api.views import EndpointView
 
+
+def _leads_to(name: str) -> Callable[..., HttpResponseBase]:
+    """An address that a person types, led to the page that is meant."""
+    return RedirectView.as_view(pattern_name=name, http_method_names=["get", "head"])
+
+
 urlpatterns = [
+    path("", _leads_to("admin:index")),
+    path("admin", _leads_to("admin:index")),
+    path("api/docs", _leads_to("docs")),
+    path("api/schema", _leads_to("schema")),
     path("admin/", admin.site.urls),
     path("api/schema/", SpectacularAPIView.as_view(), name="schema"),
     path("api/docs/", SpectacularSwaggerSplitView.as_view(url_name="schema"), name="docs"),
@@ -15,5 +29,6 @@ urlpatterns = [
     path("", include("apps.console.api.urls")),
     *patterns(),
 ]
+handler400 = "apps.core.api.problems.bad_request"
 handler404 = "apps.core.api.problems.not_found"
 handler500 = "apps.core.api.problems.defect"

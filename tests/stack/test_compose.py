@@ -73,3 +73,9 @@ def test_the_scripts_it_runs_exist() -> None:
         for word in str(service.get("command", "")).split():
             if word.endswith(".py"):
                 assert (ROOT / word).is_file(), word
+
+
+def test_it_says_which_version_of_compose_it_needs() -> None:
+    assert any("content" in config for config in _compose()["configs"].values())
+    for document in (FILE, ROOT / "README.md"):
+        assert "Docker Compose 2.23.1 or newer" in " ".join(document.read_text(encoding="utf-8").split()), document.name

@@ -6,8 +6,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import structlog
-from django.core.exceptions import PermissionDenied, RequestDataTooBig
+from django.core.exceptions import DisallowedHost, PermissionDenied, RequestDataTooBig
 from django.http import Http404, HttpRequest, JsonResponse
+from django.urls import Resolver404, resolve
 from rest_framework import exceptions
 from rest_framework.response import Response
 
@@ -134,8 +135,27 @@ def _answer_framework(exc: exceptions.APIException, *, service: bool) -> Respons
 
 def not_found(request: HttpRequest, exception: Exception) -> JsonResponse:
     """The project's 404."""
-    document = problem(404, "not_found", "There is nothing at this address.")
+    detail = "There is nothing at this address."
+    if request.path_info.endswith("/") and _leads_somewhere(request.path_info.rstrip("/")):
+        detail = "There is nothing at this address; without the slash at its end there is."
+    document = problem(404, "not_found", detail)
     return JsonResponse(document, status=404, content_type="application/problem+json")
+
+
+def _leads_somewhere(path: str) -> bool:
+    try:
+        resolve(path)
+    except Resolver404:
+        return False
+    return True
+
+
+def bad_request(request: HttpRequest, exception: Exception) -> JsonResponse:
+    """The project's 400, for what is refused before it reaches a view."""
+    code, detail = "malformed", "The request is malformed."
+    if isinstance(exception, DisallowedHost):
+        code, detail = "unknown_host", "The Host header names no host of this server; GATEHOUSE_HOSTS lists them."
+    return JsonResponse(problem(400, code, detail), status=400, content_type="application/problem+json")
 
 
 def defect(request: HttpRequest) -> JsonResponse:

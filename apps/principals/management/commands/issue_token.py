@@ -18,23 +18,53 @@ class Command(BaseCommand):
     help = "Issue a token; the tenant and principal are created when missing. The token is shown once."
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("--principal", required=True)
-        parser.add_argument("--kind", choices=Kind.values, default=Kind.AI)
-        parser.add_argument("--tenant", default="default")
-        parser.add_argument("--scope", action="append", choices=Scope.values, default=[], dest="scopes")
-        parser.add_argument("--source-system", action="append", default=[], dest="source_systems")
-        parser.add_argument("--label", default="issue_token")
-        parser.add_argument("--json", action="store_true")
+        parser.add_argument("--principal", required=True, metavar="NAME", help="who will act with the token")
+        parser.add_argument(
+            "--kind", choices=Kind.values, help="what the principal is when it is created (default: ai)"
+        )
+        parser.add_argument(
+            "--tenant", default="default", metavar="SLUG", help="whose data it acts on (default: default)"
+        )
+        parser.add_argument(
+            "--scope",
+            action="append",
+            choices=Scope.values,
+            default=[],
+            dest="scopes",
+            help="what the token may do; give it once for each scope, at least one",
+        )
+        parser.add_argument(
+            "--source-system",
+            action="append",
+            default=[],
+            dest="source_systems",
+            metavar="NAME",
+            help="a source system in whose name it may post receipts; give it once for each",
+        )
+        parser.add_argument(
+            "--label", default="issue_token", help="a note by which people know the token (default: issue_token)"
+        )
+        parser.add_argument(
+            "--json", action="store_true", help="print one JSON object with token, principal and tenant"
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
+        if not options["scopes"]:
+            raise CommandError("A token without scopes may do nothing: name at least one with --scope.")
         now = timezone.now()
         try:
             with acting_as_system("issue_token"):
                 tenant = services.create_tenant(slug=options["tenant"], name=options["tenant"], now=now)
                 principal = Principal.objects.filter(tenant=tenant).named(options["principal"]).first()
                 if principal is None:
+                    kind = Kind(options["kind"] or Kind.AI)
                     principal = services.add_principal(
-                        tenant_id=tenant.pk, name=options["principal"], kind=Kind(options["kind"]), now=now
+                        tenant_id=tenant.pk, name=options["principal"], kind=kind, now=now
+                    )
+                elif options["kind"] not in {None, principal.kind}:
+                    raise CommandError(
+                        f"{principal.name} exists and is of the kind {principal.kind}, not {options['kind']}: "
+                        "leave --kind out, or take another name."
                     )
                 issued = services.issue_token(
                     principal=principal,

@@ -1,0 +1,68 @@
+"""issue_token: a token by the command line, or a refusal that leaves nothing behind."""
+
+import io
+import json
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from apps.principals.models import Principal, Tenant, Token
+from apps.principals.tenancy import acting_as_system
+
+
+def _issue(*arguments: str) -> dict[str, str]:
+    answer = io.StringIO()
+    call_command("issue_token", *arguments, "--json", stdout=answer)
+    issued: dict[str, str] = json.loads(answer.getvalue())
+    return issued
+
+
+def _rows() -> tuple[int, int, int]:
+    with acting_as_system("test"):
+        return Tenant.objects.count(), Principal.objects.count(), Token.objects.count()
+
+
+def _kind(name: str) -> str:
+    with acting_as_system("test"):
+        return Principal.objects.get(name=name).kind
+
+
+def test_a_new_principal_is_an_agent_unless_it_is_told_to_be_something_else(db: None) -> None:
+    assert _issue("--principal", "Hexy", "--scope", "inbox")["principal"] == "Hexy"
+    _issue("--principal", "billing", "--kind", "service", "--scope", "receipts:write")
+    assert (_kind("Hexy"), _kind("billing")) == ("ai", "service")
+
+
+def test_a_principal_that_exists_keeps_its_kind_and_another_is_refused(db: None) -> None:
+    _issue("--principal", "billing", "--kind", "service", "--scope", "receipts:write")
+    _issue("--principal", "billing", "--scope", "receipts:write")
+    before = _rows()
+
+    with pytest.raises(CommandError, match="billing exists and is of the kind service, not worker"):
+        _issue("--principal", "billing", "--kind", "worker", "--scope", "tasks:work")
+
+    assert (_rows(), _kind("billing")) == (before, "service")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([], "A token without scopes may do nothing: name at least one"),
+        (["--kind", "worker", "--scope", "tasks:queue"], "A worker can't hold tasks:queue"),
+    ],
+)
+def test_a_refusal_leaves_neither_tenant_nor_principal(db: None, arguments: list[str], reason: str) -> None:
+    before = _rows()
+
+    with pytest.raises(CommandError, match=reason):
+        _issue("--principal", "Hexy", "--tenant", "new", *arguments)
+
+    assert _rows() == before
+
+
+def test_every_option_says_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        call_command("issue_token", "--help")
+    shown = " ".join(capsys.readouterr().out.split())
+    for words in ("who will act", "what the token may do", "may post receipts", "whose data", "know the token"):
+        assert words in shown
