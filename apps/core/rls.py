@@ -33,8 +33,8 @@ def immutable(
 ) -> migrations.RunSQL:
     """Refuse changes to a table's rows once they are written.
 
-    `except_columns` may change freely (a link that is resolved later); `redactable` columns only inside a
-    transaction that has set `gatehouse.redacting`, which erasure alone does.
+    `except_columns` may change freely (a link that is resolved later); `redactable` columns only for
+    the system role, inside a transaction that has set `gatehouse.redacting`, which erasure alone does.
     """
     fixed = f"array[{', '.join(repr(name) for name in except_columns)}]::text[]"
     open_to_redaction = f"array[{', '.join(repr(name) for name in redactable)}]::text[]"
@@ -44,7 +44,7 @@ def immutable(
             declare
                 free text[] := {fixed};
             begin
-                if current_setting('gatehouse.redacting', true) = 'on' then
+                if current_user = 'gatehouse_system' and current_setting('gatehouse.redacting', true) = 'on' then
                     free := free || {open_to_redaction};
                 end if;
                 if (to_jsonb(new) - free) is distinct from (to_jsonb(old) - free) then

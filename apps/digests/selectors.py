@@ -1,6 +1,6 @@
 """Questions about inboxes: what is shown, what waits, what is due, and whether all of it adds up."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -195,7 +195,8 @@ def entry(principal_id: int, entry_id: int) -> EntryView:
 
     :raises UnknownEntry: if that inbox has none of this number.
     """
-    found = _entries(principal_id).filter(pk=entry_id).first()
+    inbox = _inbox_of(principal_id)
+    found = Entry.objects.filter(pk=entry_id, inbox_id=inbox).select_related("thread").first()
     if found is None:
         raise UnknownEntry(f"This inbox has no entry {formats.entry_ref(entry_id)}.")
     return _with_receipt_ids(_with_content([found]))[0]
@@ -203,14 +204,18 @@ def entry(principal_id: int, entry_id: int) -> EntryView:
 
 def history(principal_id: int, *, before: int | None = None, limit: int = 50) -> list[EntryView]:
     """All entries, acked and superseded ones too, newest first, before a sequence."""
-    rows = _entries(principal_id).order_by("-sequence")
+    rows = Entry.objects.filter(inbox_id=_inbox_of(principal_id)).select_related("thread").order_by("-sequence")
     if before is not None:
         rows = rows.filter(sequence__lt=before)
     return _with_receipt_ids(_with_content(list(rows[:limit])))
 
 
-def _entries(principal_id: int) -> Any:
-    return Entry.objects.filter(inbox__principal_id=principal_id).select_related("thread", "inbox")
+_NO_INBOX: Final = 0
+
+
+def _inbox_of(principal_id: int) -> int:
+    """The inbox's key, found first: the indexes that end an ordered walk early begin with a known inbox."""
+    return Inbox.objects.filter(principal_id=principal_id).values_list("pk", flat=True).first() or _NO_INBOX
 
 
 def _with_content(rows: list[Entry]) -> list[EntryView]:
@@ -292,12 +297,13 @@ def inbox_receipts(
     limit: int = 10,
 ) -> list[ReceiptView]:
     """The raw path: single receipts, gathered ones too, newest first, before the one with this key."""
-    states = ReceiptState.objects.filter(inbox__principal_id=principal_id)
+    states = ReceiptState.objects.filter(inbox_id=_inbox_of(principal_id))
     states = states.filter(acked_at=None) if unread_only else states
     states = states.filter(receipt__source_system=source_system) if source_system is not None else states
     states = states.filter(receipt_id__lt=before) if before is not None else states
-    rows = states.select_related("receipt__recipient", "receipt__poster").order_by("-receipt_id")[:limit]
-    return [_seen(row.receipt, row) for row in rows]
+    # The page is cut off inside its own index before the facts are fetched.
+    page = {row.pk: row for row in states.order_by("-receipt_id")[:limit]}
+    return [_seen(fact, page[fact.pk]) for fact in receipts.in_order(list(page))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,36 +331,38 @@ def policy(principal_id: int) -> Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class DueThread:
-    """A thread whose buffer should be published now."""
+class DueInbox:
+    """An inbox of which some buffers should be published now."""
 
-    thread_id: int
     inbox_id: int
     tenant_id: int
     overdue: bool
+    """Several ticks have passed one of them over."""
 
 
-# Index: digests_thread_due. Overdue is what several ticks have passed over.
-_DUE: Final = """
-select id, inbox_id, tenant_id, flush_due_at <= gatehouse_now() - interval '3 seconds'
-from digests_thread where flush_due_at <= gatehouse_now() order by flush_due_at limit %s
+# Index: digests_thread_due, alone.
+_DUE_INBOXES: Final = """
+select inbox_id, tenant_id, min(flush_due_at) <= gatehouse_now() - interval '3 seconds'
+from digests_thread where flush_due_at <= gatehouse_now()
+group by inbox_id, tenant_id order by min(flush_due_at), inbox_id
 """
-_STILL_DUE: Final = (
-    "select id from digests_thread where inbox_id = %s and id = any(%s) and flush_due_at <= gatehouse_now()"
-)
+# Index: digests_thread_pending.
+_DUE_THREADS: Final = """
+select id from digests_thread where inbox_id = %s and flush_due_at <= gatehouse_now() order by flush_due_at limit %s
+"""
 
 
-def due_threads(*, limit: int) -> list[DueThread]:
-    """Threads whose buffer is due, the longest due first; asked by the system."""
+def due_inboxes() -> list[DueInbox]:
+    """All inboxes with buffers that are due, the longest due first; asked by the system."""
     with connection.cursor() as cursor:
-        cursor.execute(_DUE, [limit])
-        return [DueThread(*row) for row in cursor.fetchall()]
+        cursor.execute(_DUE_INBOXES)
+        return [DueInbox(*row) for row in cursor.fetchall()]
 
 
-def still_due(inbox_id: int, thread_ids: Collection[int]) -> list[int]:
-    """Those of these threads that are due; to be asked again once the inbox is held."""
+def due_threads(inbox_id: int, *, limit: int) -> list[int]:
+    """Threads of one inbox whose buffer is due, the longest due first."""
     with connection.cursor() as cursor:
-        cursor.execute(_STILL_DUE, [inbox_id, list(thread_ids)])
+        cursor.execute(_DUE_THREADS, [inbox_id, limit])
         return [pk for (pk,) in cursor.fetchall()]
 
 

@@ -110,7 +110,7 @@ update digests_thread set pending_count = 0, flush_due_at = null, revision = rev
 NARROWED: Final = "update digests_thread set revision = revision + 1 where id = any(%s)"
 
 # Index: digests_thread_pending.
-PENDING_THREADS: Final = "select id from digests_thread where inbox_id = %s and pending_count > 0 order by id"
+PENDING_THREADS: Final = "select id from digests_thread where inbox_id = %s and flush_due_at is not null order by id"
 
 # What is shown: as_of and entries of the same statement. No inbox yet: no row.
 # Index: digests_entry_live, or digests_entry_live_by_source.

@@ -8,11 +8,10 @@ from typing import Final
 from uuid import UUID
 
 from django.db import connection
-from django.db.models import Q
 
 from apps.receipts import sql
 from apps.receipts.errors import UnknownReceipt
-from apps.receipts.models import Obligation, Receipt
+from apps.receipts.models import Receipt
 
 CHAIN_LIMIT: Final = 1000
 
@@ -116,7 +115,7 @@ def _link(row: Receipt) -> Link:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Owed:
     """An open obligation."""
 
@@ -136,25 +135,11 @@ def obligations(
     *, owed_by: int | None = None, awaited_by: int | None = None, after: int = 0, limit: int = 50
 ) -> list[Owed]:
     """Open obligations of a debtor, or those that a creditor awaits, oldest first, after the one with this key."""
-    side = Q() if owed_by is None else Q(debtor_id=owed_by)
-    side &= Q() if awaited_by is None else Q(creditor_id=awaited_by)
-    rows = (
-        Obligation.objects.filter(side, closed_at=None, receipt_id__gt=after)
-        .select_related("receipt", "debtor", "creditor")
-        .order_by("receipt_id")[:limit]
-    )
-    return [
-        Owed(
-            id=row.receipt_id,
-            receipt_id=row.receipt.receipt_id,
-            event_type=row.receipt.event_type,
-            source_system=row.receipt.source_system,
-            title=row.receipt.title,
-            summary=row.receipt.summary,
-            debtor=row.debtor.name,
-            creditor=row.creditor.name,
-            suggested_next_step=row.receipt.suggested_next_step,
-            opened_at=row.opened_at,
+    sides = [sql.OWED_BY] if owed_by is not None else []
+    sides += [sql.AWAITED_BY] if awaited_by is not None else []
+    with connection.cursor() as cursor:
+        cursor.execute(
+            sql.OPEN_OBLIGATIONS.format(sides=" ".join(sides)),
+            {"owed_by": owed_by, "awaited_by": awaited_by, "after": after, "limit": limit},
         )
-        for row in rows
-    ]
+        return [Owed(*row) for row in cursor.fetchall()]

@@ -1,6 +1,7 @@
 """What the database itself refuses, what the hot paths cost, and which indexes they use."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,9 +10,13 @@ from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from apps.digests import selectors, services, sql
-from apps.principals.tenancy import Caller
+from apps.digests.models import Entry, ReceiptState
+from apps.principals.models import Tenant
+from apps.principals.tenancy import Caller, acting_as
+from apps.receipts.models import Receipt
+from apps.receipts.selectors import obligations
 from tests.digests.makers import ack_through, make_draft, post, post_grouped, read
-from tests.factories import T0
+from tests.factories import T0, make_caller, make_tenant
 
 
 def execute(statement: str, parameters: list[Any] | dict[str, Any] | None = None) -> None:
@@ -78,7 +83,14 @@ def test_the_database_refuses_a_contradiction(as_kee: Caller, statement: str, co
         ("update digests_thread set flush_due_at = gatehouse_now() - interval '2 minutes'", "overdue_threads"),
         ("update digests_entry set acked_at = now() where kind = 'digest_snapshot'", "missing_heads"),
         ("update digests_entry set acked_at = now() where kind = 'item'", "lost_receipts"),
-        ("delete from digests_receiptstate where pending", "lost_receipts"),
+        (
+            (
+                "set constraints all immediate; set local role none;"
+                " alter table digests_receiptstate disable trigger digests_unacked_is_kept; set local role gatehouse_app;"
+                " delete from digests_receiptstate where pending"
+            ),
+            "lost_receipts",
+        ),
         ("update digests_inbox set visible_unread = visible_unread + 1", "miscounted_inboxes"),
     ],
 )
@@ -160,7 +172,118 @@ def test_reads_and_acks_go_by_index(as_kee: Caller) -> None:
     assert "Seq Scan" not in boundary
     members = plan(sql.MEMBERS, {"threads": [1], "with_pending": True})
     assert "digests_receiptstate_in_thread" in members
-    assert "digests_thread_due" in plan(selectors._DUE.replace("%s", "500"), {})
+    for due in (selectors._DUE_INBOXES, selectors._DUE_THREADS.replace("%s", "1")):
+        assert re.search("Scan .*digests_thread_(due|pending)", plan(due, {}))
+
+
+def copies(table: str, row: int, number: int, changes: str, *, key: str = "id") -> None:
+    """More rows like one, with what the changes (`name, value` pairs over `n`) say."""
+    execute(
+        f"insert into {table} select copy.* from {table} one, generate_series(1, {number}) n,"
+        f" lateral jsonb_populate_record(one, jsonb_build_object({changes})) copy where one.{key} = {row}"
+    )
+
+
+def long_history(owner: Caller) -> None:
+    """Thousands of receipts, each with an entry, a state and an open obligation."""
+    posted = post(owner, requires_action=True)
+    entry = Entry.objects.get(receipt_ids=[posted.id])
+    first, most = Receipt.objects.latest("pk").pk, 4000
+    copies(
+        "receipts_receipt",
+        posted.id,
+        most,
+        f"'id', {first} + n, 'uuid', uuidv7(), 'receipt_id', '{owner.principal_id}.' || n",
+    )
+    of_copy = f"'receipt_id', {first} + n"
+    copies("receipts_obligation", posted.id, most, of_copy, key="receipt_id")
+    copies("digests_receiptstate", posted.id, most, of_copy, key="receipt_id")
+    copies(
+        "digests_entry",
+        entry.pk,
+        most,
+        f"'id', {Entry.objects.latest('pk').pk} + n, 'sequence', 1 + n, 'receipt_ids', jsonb_build_array({first} + n)",
+    )
+    for sequence in ("receipts_receipt_id_seq", "digests_entry_id_seq"):
+        execute(f"select count(nextval('{sequence}')) from generate_series(1, {most})")
+
+
+def rows_visited(act: Callable[[], Any], table: str) -> int:
+    """How many rows of a table the statements of an act go through."""
+    with CaptureQueriesContext(connection) as captured:
+        act()
+    visited = 0
+    for one in captured.captured_queries:
+        with connection.cursor() as cursor:
+            cursor.execute("explain (analyze, format json) " + one["sql"])
+            visited += _visited(cursor.fetchone()[0][0]["Plan"], table)
+    return visited
+
+
+def _visited(node: dict[str, Any], table: str) -> int:
+    own = 0
+    if node.get("Relation Name") == table:
+        own = round((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"])
+    return own + sum(_visited(child, table) for child in node.get("Plans", []))
+
+
+def test_lists_visit_what_they_show_and_no_more(tenant: Tenant, as_kee: Caller) -> None:
+    hexy = make_caller(tenant, "Hexy")
+    long_history(hexy)
+    long_history(as_kee)
+    execute("set constraints all immediate; set local role none; analyze; set local role gatehouse_app")
+    for reader in (as_kee, hexy):
+        one = reader.principal_id
+        for label, table, act in (
+            ("history", "digests_entry", lambda: selectors.history(one, limit=10)),  # noqa: B023  # runs at once
+            ("older", "digests_entry", lambda: selectors.history(one, before=2000, limit=10)),  # noqa: B023
+            ("unread", "digests_receiptstate", lambda: selectors.inbox_receipts(one)),  # noqa: B023
+            ("all", "digests_receiptstate", lambda: selectors.inbox_receipts(one, unread_only=False)),  # noqa: B023
+            ("owed", "receipts_obligation", lambda: obligations(owed_by=one, limit=10)),  # noqa: B023
+            ("awaited", "receipts_obligation", lambda: obligations(awaited_by=one, limit=10)),  # noqa: B023
+            ("their facts", "receipts_receipt", lambda: obligations(owed_by=one, limit=10)),  # noqa: B023
+            ("facts of the unread", "receipts_receipt", lambda: selectors.inbox_receipts(one)),  # noqa: B023
+        ):
+            assert rows_visited(act, table) == 10, (label, reader.name)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_gathering_touches_no_index_of_the_thread() -> None:
+    kee = make_caller(make_tenant("acme"))
+    with acting_as(kee):
+        post_grouped(kee)
+    counted = """
+        select pg_stat_get_tuples_updated(oid), pg_stat_get_tuples_hot_updated(oid), reloptions from pg_class
+        where relname = 'digests_thread'
+    """
+    with connection.cursor() as cursor:
+        cursor.execute("select pg_stat_force_next_flush()")
+        cursor.execute(counted)
+        updated, hot, options = cursor.fetchone()
+        for _ in range(10):
+            with acting_as(kee):
+                post_grouped(kee)
+        cursor.execute("select pg_stat_force_next_flush()")
+        cursor.execute(counted)
+        updated_then, hot_then, _ = cursor.fetchone()
+    assert (updated_then - updated, hot_then - hot) == (10, 10)
+    assert options == ["fillfactor=75"]
+
+
+@pytest.mark.parametrize("role", ["gatehouse_app", "gatehouse_system"])
+def test_what_is_unacked_cannot_be_deleted(as_kee: Caller, role: str) -> None:
+    kept, acked = post(as_kee), post(as_kee)
+    services.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=acked.id, now=T0)
+    execute(f"set local role {role}")
+    for statement in (
+        "delete from digests_receiptstate where receipt_id = %s",
+        "delete from receipts_receipt where id = %s",
+    ):
+        with pytest.raises(IntegrityError, match="unacked receipts are kept"):
+            execute(statement, [kept.id])
+        execute(statement, [acked.id])
+    assert [state.receipt_id for state in ReceiptState.objects.all()] == [kept.id]
+    assert [receipt.pk for receipt in Receipt.objects.all()] == [kept.id]
 
 
 def test_nothing_of_an_inbox_shows_in_another_tenant(as_kee: Caller) -> None:

@@ -1,7 +1,9 @@
 """Rivals on one inbox, with real threads and connections."""
 
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -10,6 +12,7 @@ from django.db import connection
 
 from apps.digests import selectors, services
 from apps.digests.models import Entry, Inbox, ReceiptState, Thread
+from apps.digests.services import locking
 from apps.digests.states import FlushReason
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
@@ -153,6 +156,57 @@ def test_rival_flushers_publish_once(kee: Caller) -> None:
     with acting_as(kee):
         assert Entry.objects.count() == 6
         assert read(kee).pending == 0
+    check()
+
+
+def overdue(reader: Caller, threads: int) -> None:
+    with acting_as(reader):
+        for number in range(threads):
+            post_grouped(reader, resource=f"pr:{number}")
+        Thread.objects.filter(inbox__principal=reader.principal_id).update(flush_due_at=T0)
+
+
+def test_i7_a_held_inbox_keeps_no_other_waiting(tenant: Tenant, kee: Caller) -> None:
+    hexy = make_caller(tenant, "Hexy")
+    overdue(kee, 1)
+    overdue(hexy, 1)
+
+    def flush() -> None:
+        services.flush_due()
+        connection.close()
+
+    flusher = threading.Thread(target=flush)
+    with acting_as(kee):
+        held = locking.lock(principal_id=kee.principal_id)
+        flusher.start()
+        deadline = time.monotonic() + 8  # less than a lock is waited for at most
+        while not Entry.objects.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert [entry.inbox.principal_id for entry in Entry.objects.select_related("inbox")] == [hexy.principal_id]
+        flusher.join(timeout=8)
+        assert not flusher.is_alive()
+        assert held is not None
+        assert Thread.objects.get(inbox_id=held.id).pending_count == 1
+    assert services.flush_due() == 1
+    check()
+
+
+def test_i7_a_full_inbox_keeps_no_other_waiting(tenant: Tenant, kee: Caller) -> None:
+    hexy = make_caller(tenant, "Hexy")
+    overdue(kee, 5)
+    overdue(hexy, 1)
+
+    def flush() -> int:
+        try:
+            return services.flush_due(limit=2)
+        finally:
+            connection.close()
+
+    with acting_as(kee), ThreadPoolExecutor(1) as pool:
+        locking.lock(principal_id=kee.principal_id)
+        assert pool.submit(flush).result(timeout=30) == 1
+        assert read(hexy).pending == 0
+    assert flush() == 5
     check()
 
 

@@ -134,10 +134,18 @@ def test_i4_the_database_refuses_to_change_a_fact(as_kee: Caller, column: str) -
         cursor.execute(f"update receipts_receipt set {column}")
 
 
-def test_only_erasure_may_redact(as_kee: Caller) -> None:
+def test_only_the_system_may_redact_and_only_content(as_kee: Caller) -> None:
     post(as_kee)
+    redact = "update receipts_receipt set summary = 'redacted', redacted_at = gatehouse_now()"
     with connection.cursor() as cursor:
+        for role, switch in (("gatehouse_app", "on"), ("gatehouse_operator", "on"), ("gatehouse_system", "off")):
+            cursor.execute(
+                "select set_config('role', %s, true), set_config('gatehouse.redacting', %s, true)", [role, switch]
+            )
+            cursor.execute("select set_config('gatehouse.tenants', %s, true)", [str(as_kee.tenant_id)])
+            with pytest.raises(IntegrityError, match="immutable"), transaction.atomic():
+                cursor.execute(redact)
         cursor.execute("select set_config('gatehouse.redacting', 'on', true)")
-        cursor.execute("update receipts_receipt set summary = 'redacted', redacted_at = gatehouse_now()")
+        cursor.execute(redact)
         with pytest.raises(IntegrityError, match="immutable"), transaction.atomic():
             cursor.execute("update receipts_receipt set source_system = 'x'")

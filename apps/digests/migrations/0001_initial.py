@@ -6,6 +6,45 @@ from django.db import migrations, models
 
 from apps.core.rls import immutable, protect
 
+# Room in each page for the new versions of rows that are updated again and again without touching an index.
+STORAGE = """
+alter table digests_thread set (fillfactor = 75);
+alter table digests_receiptstate set (fillfactor = 75);
+alter table digests_inbox set (fillfactor = 75);
+"""
+STORAGE_BACK = """
+alter table digests_thread reset (fillfactor);
+alter table digests_receiptstate reset (fillfactor);
+alter table digests_inbox reset (fillfactor);
+"""
+
+# What nobody has acked stays: neither its state nor the receipt itself can be deleted.
+KEPT = """
+create function digests_unacked_is_kept() returns trigger language plpgsql as $$
+begin
+    raise exception 'unacked receipts are kept' using errcode = 'integrity_constraint_violation',
+        constraint = 'digests_unacked_is_kept';
+end $$;
+create trigger digests_unacked_is_kept before delete on digests_receiptstate
+    for each row when (old.acked_at is null) execute function digests_unacked_is_kept();
+create function digests_unacked_receipt_is_kept() returns trigger language plpgsql as $$
+begin
+    if exists (select from digests_receiptstate where receipt_id = old.id and acked_at is null) then
+        raise exception 'unacked receipts are kept' using errcode = 'integrity_constraint_violation',
+            constraint = 'digests_unacked_receipt_is_kept';
+    end if;
+    return old;
+end $$;
+create trigger digests_unacked_receipt_is_kept before delete on receipts_receipt
+    for each row execute function digests_unacked_receipt_is_kept();
+"""
+KEPT_BACK = """
+drop trigger digests_unacked_receipt_is_kept on receipts_receipt;
+drop function digests_unacked_receipt_is_kept();
+drop trigger digests_unacked_is_kept on digests_receiptstate;
+drop function digests_unacked_is_kept();
+"""
+
 
 class Migration(migrations.Migration):
     initial = True
@@ -251,13 +290,18 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name="thread",
             index=models.Index(
-                condition=models.Q(("flush_due_at__isnull", False)), fields=["flush_due_at"], name="digests_thread_due"
+                condition=models.Q(("flush_due_at__isnull", False)),
+                fields=["flush_due_at"],
+                include=("inbox", "tenant"),
+                name="digests_thread_due",
             ),
         ),
         migrations.AddIndex(
             model_name="thread",
             index=models.Index(
-                condition=models.Q(("pending_count__gt", 0)), fields=["inbox"], name="digests_thread_pending"
+                condition=models.Q(("flush_due_at__isnull", False)),
+                fields=["inbox", "flush_due_at"],
+                name="digests_thread_pending",
             ),
         ),
         migrations.AddConstraint(
@@ -460,4 +504,6 @@ class Migration(migrations.Migration):
             except_columns=("superseded_by_seq", "superseded_at", "acked_at", "supersedes_id"),
             redactable=("title", "summary"),
         ),
+        migrations.RunSQL(STORAGE, STORAGE_BACK),
+        migrations.RunSQL(KEPT, KEPT_BACK),
     ]

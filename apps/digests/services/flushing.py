@@ -1,16 +1,17 @@
 """Flushing: what waits in burst buffers becomes visible when it is due."""
 
 import logging
+import random
 from collections.abc import Collection
 from datetime import datetime
-from itertools import groupby
+from typing import Final
 
 from django.db import DatabaseError, connection, transaction
 
 from apps.core.sql import database_now
 from apps.digests import selectors, sql
 from apps.digests.models import Entry
-from apps.digests.selectors import DueThread
+from apps.digests.selectors import DueInbox
 from apps.digests.services import locking
 from apps.digests.services.locking import LockedInbox
 from apps.digests.services.publishing import publish_pending
@@ -23,43 +24,65 @@ _WHY = "flush due threads"
 
 
 @transaction.atomic
-def flush(*, inbox_id: int, thread_ids: Collection[int], reason: FlushReason, wait: bool = True) -> list[Entry]:
-    """Publish what is pending in these threads of one inbox; nothing pending, nothing done.
-
-    Due means due on the database's clock when the inbox is held. Where `wait` is false, an inbox that somebody
-    holds is left for later.
-    """
-    inbox = locking.lock_by_id(inbox_id, wait=wait)
-    if inbox is None:
-        return []
-    now = database_now()
-    due = selectors.still_due(inbox_id, thread_ids) if reason == FlushReason.WINDOW else thread_ids
-    return publish_pending(inbox, due, reason=reason, now=now)
+def flush(*, inbox_id: int, thread_ids: Collection[int], reason: FlushReason) -> list[Entry]:
+    """Publish what is pending in these threads of one inbox; nothing pending, nothing done."""
+    inbox = locking.lock_by_id(inbox_id, wait=True)
+    return [] if inbox is None else publish_pending(inbox, thread_ids, reason=reason, now=database_now())
 
 
 def flush_due(*, limit: int = 500) -> int:
     """Publish whatever is due, in all tenants, each inbox in a transaction of its own; answers how many snapshots.
 
-    An inbox that somebody holds is passed over, unless its threads are overdue: then it is waited for. Running it
-    twice, or twice at once, is harmless.
+    Inboxes that somebody holds are passed over. Once all others are done, a few of those that are overdue are waited
+    for, briefly. At most `limit` threads are published at a time, then it is the next inbox's turn. Running it twice,
+    or twice at once, is harmless.
     """
     with acting_as_system(_WHY):
-        due = selectors.due_threads(limit=limit)
+        due = selectors.due_inboxes()
     published = 0
-    for inbox_id, threads in groupby(sorted(due, key=lambda one: one.inbox_id), key=lambda one: one.inbox_id):
-        try:
-            published += _flush_inbox(inbox_id, list(threads))
-        except DatabaseError:
-            # One inbox's trouble must not keep the others from their readers; it stays due.
-            logger.exception("inbox %s could not be flushed", inbox_id)
+    held: list[DueInbox] = []
+    while due:
+        unfinished = []
+        for inbox in due:
+            flushed = _try_to_flush(inbox, limit=limit, wait=False)
+            published += flushed or 0
+            if flushed is None:
+                held.append(inbox)
+            elif flushed == limit:
+                unfinished.append(inbox)
+        due = unfinished
+    overdue = [inbox for inbox in held if inbox.overdue]
+    # Drawn by lot, so that inboxes held for long don't keep the tick from the others.
+    for inbox in random.sample(overdue, min(len(overdue), _MOST_WAITED_FOR)):
+        published += _try_to_flush(inbox, limit=limit, wait=True) or 0
     return published
 
 
-def _flush_inbox(inbox_id: int, threads: list[DueThread]) -> int:
-    overdue = any(one.overdue for one in threads)
-    with acting_in(threads[0].tenant_id, _WHY):
-        ids = [one.thread_id for one in threads]
-        return len(flush(inbox_id=inbox_id, thread_ids=ids, reason=FlushReason.WINDOW, wait=overdue))
+_MOST_WAITED_FOR: Final = 4
+_PATIENCE: Final = "500ms"
+
+
+def _try_to_flush(inbox: DueInbox, *, limit: int, wait: bool) -> int | None:
+    """How many snapshots became visible; None if somebody else holds the inbox."""
+    try:
+        with acting_in(inbox.tenant_id, _WHY):
+            return _flush_due_of(inbox, limit=limit, wait=wait)
+    except DatabaseError:
+        # One inbox's trouble must not keep the others from their readers; it stays due.
+        logger.exception("inbox %s could not be flushed", inbox.inbox_id)
+        return 0
+
+
+def _flush_due_of(inbox: DueInbox, *, limit: int, wait: bool) -> int | None:
+    if wait:
+        with connection.cursor() as cursor:
+            cursor.execute("select set_config('lock_timeout', %s, true)", [_PATIENCE])
+    held = locking.lock_by_id(inbox.inbox_id, wait=wait)
+    if held is None:
+        return None
+    # Asked again now that nobody else can publish them.
+    due = selectors.due_threads(held.id, limit=limit)
+    return len(publish_pending(held, due, reason=FlushReason.WINDOW, now=database_now()))
 
 
 def flush_everything(inbox: LockedInbox, *, reason: FlushReason, now: datetime) -> None:
