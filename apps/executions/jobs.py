@@ -2,18 +2,14 @@
 
 from typing import Any
 
-import structlog
 from celery import shared_task
 from django.dispatch import receiver
-from kombu.exceptions import KombuError, OperationalError
 
+from apps.core.nudges import Nudger
 from apps.executions import calls, selectors, services
 from apps.executions.signals import execution_can_go_on
 from apps.principals.tenancy import acting_in
 from apps.tasks.signals import task_finished
-
-logger = structlog.get_logger(__name__)
-
 
 # A nudge older than this is dropped unread: the tick will have sent another.
 _FRESH_SECONDS = 30
@@ -26,13 +22,17 @@ def advance(tenant_id: int, execution_id: int) -> None:
     services.advance(tenant_id=tenant_id, execution_id=execution_id)
 
 
+def _publish(tenant_id: int, execution_id: int) -> None:
+    advance.apply_async(args=(tenant_id, execution_id), expires=_FRESH_SECONDS, retry=False)
+
+
+_nudger = Nudger(_publish)
+
+
 @receiver(execution_can_go_on)
 def nudge(tenant_id: int, execution_id: int, **_: Any) -> None:
     """Tell a worker process. A broker that is away costs a tick, not the execution."""
-    try:
-        advance.apply_async(args=(tenant_id, execution_id), expires=_FRESH_SECONDS, retry=False)
-    except (OperationalError, KombuError, OSError) as exc:
-        logger.warning("executions.nudge_lost", execution_id=execution_id, reason=str(exc))
+    _nudger.nudge(tenant_id, execution_id)
 
 
 @receiver(task_finished)

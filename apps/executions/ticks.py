@@ -22,7 +22,7 @@ def advance_due() -> None:
         due = selectors.due(limit=_AT_ONCE)
     for tenant_id, execution_id in due:
         try:
-            services.advance(tenant_id=tenant_id, execution_id=execution_id, patience=timedelta(0))
+            services.advance(tenant_id=tenant_id, execution_id=execution_id, patience=timedelta(0), skip_locked=True)
         except (DomainError, DatabaseError):
             # One that can't go on must not hold up the others; it is looked at again next time.
             logger.exception("executions.stuck", execution_id=execution_id)

@@ -3,9 +3,12 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
+from celery import current_app
+from celery.signals import before_task_publish
 from django.db import connection
 
 from apps.executions import jobs, selectors, services, ticks, tools
@@ -146,10 +149,58 @@ def test_a_canceled_execution_gives_up_the_call_in_the_air(kee: Caller, server: 
 
     with kee.acting():
         services.cancel(caller=kee, execution_ref=execution.ref, reason="Enough")
+    canceled = report(kee, execution)
+    server.gate.set()
     caller.join(30)
 
     assert not caller.is_alive()
-    assert report(kee, execution).status == "canceled"
+    assert canceled.status == "canceled"
+    assert report(kee, execution) == canceled
+
+
+def test_an_execution_that_somebody_has_at_hand_does_not_hold_up_the_tick(kee: Caller) -> None:
+    held, other = (begin(kee, [{**REPORT, "step_id": "only"}]) for _ in range(2))
+    locked, looked = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with kee.acting():
+            Execution.objects.select_for_update().get(pk=held.pk)
+            locked.set()
+            looked.wait(15)
+
+    def look() -> None:
+        assert locked.wait(10)
+        with connection.cursor() as cursor:
+            cursor.execute("set lock_timeout = 0")
+        ticks.advance_due()
+        looked.set()
+
+    at_once(hold, look)
+
+    assert report(kee, other).status == "complete"
+    assert report(kee, held).status == "queued"
+
+
+def test_what_can_go_on_is_published_after_the_commit_by_a_thread_of_its_own(kee: Caller) -> None:
+    publishers: list[str] = []
+
+    def note(sender: str | None = None, **_: Any) -> None:
+        publishers.append(threading.current_thread().name)
+
+    before_task_publish.connect(note)
+    try:
+        execution = begin(kee, [REPORT])
+        with current_app.connection_for_read() as broker, closing(broker.SimpleQueue("execute")) as queue:
+            while True:
+                message = queue.get(timeout=20)
+                message.ack()
+                if message.headers["task"] == "executions.advance" and message.payload[0][1] == execution.pk:
+                    break
+    finally:
+        before_task_publish.disconnect(note)
+
+    assert message.payload[0] == [kee.tenant_id, execution.pk]
+    assert set(publishers) == {"nudges"}
 
 
 def canceled(kee: Caller, execution: Execution) -> None:

@@ -54,15 +54,16 @@ _NUDGE_AGAIN: Final = timedelta(seconds=5)
 _RETRY_AFTER: Final = timedelta(seconds=1)
 
 
-def advance(*, tenant_id: int, execution_id: int, patience: timedelta | None = None) -> None:
+def advance(*, tenant_id: int, execution_id: int, patience: timedelta | None = None, skip_locked: bool = False) -> None:
     """Carry an execution as far as it will go now. Safe to lose, repeat or overlap.
 
     :param patience: begin no more calls of workers after this long, leave them to a worker process; None: call all.
+    :param skip_locked: leave an execution that somebody else has at hand to them.
     """
     until = None if patience is None else monotonic() + patience.total_seconds()
     while True:
         may_call = until is None or monotonic() < until
-        claimed = _look(tenant_id, execution_id, may_call=may_call)
+        claimed = _look(tenant_id, execution_id, may_call=may_call, skip_locked=skip_locked)
         if not claimed:
             return
         _carry_out(claimed)
@@ -108,25 +109,29 @@ def _results_of_ended_tasks(tenant_id: int, execution_id: int) -> dict[int, Any]
     return found
 
 
-def _look(tenant_id: int, execution_id: int, *, may_call: bool) -> list[Claimed]:
+def _look(tenant_id: int, execution_id: int, *, may_call: bool, skip_locked: bool) -> list[Claimed]:
     results = _results_of_ended_tasks(tenant_id, execution_id)
 
     def forward() -> list[Claimed]:
         with _acting(tenant_id):
-            return step_forward(execution_id, may_call=may_call, results=results)
+            return step_forward(execution_id, may_call=may_call, results=results, skip_locked=skip_locked)
 
     return retried(forward)
 
 
 def step_forward(
-    execution_id: int, *, may_call: bool, results: Mapping[int, Any] = MappingProxyType({})
+    execution_id: int,
+    *,
+    may_call: bool,
+    results: Mapping[int, Any] = MappingProxyType({}),
+    skip_locked: bool = False,
 ) -> list[Claimed]:
     """Do all that needs no worker, and claim what needs one. Needs an acting transaction.
 
     :param results: what ended tasks have found, by task; a step whose task's result is missing waits for the next
         look, unless the record itself carries it.
     """
-    work = Round.of(execution_id)
+    work = Round.of(execution_id, skip_locked=skip_locked)
     if work is None or work.execution.is_final:
         return []
     go_forward(work, may_call=may_call, results=results)

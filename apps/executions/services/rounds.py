@@ -41,10 +41,10 @@ class Round:
     _drafts: list[ReceiptDraft] = field(default_factory=list)
 
     @classmethod
-    def of(cls, execution_id: int) -> Self | None:
-        """Lock and read; None if there is no such execution."""
+    def of(cls, execution_id: int, *, skip_locked: bool = False) -> Self | None:
+        """Lock and read; None if there is no such execution, or if it is locked and such are to be skipped."""
         execution = (
-            Execution.objects.select_for_update(no_key=True, of=("self",))
+            Execution.objects.select_for_update(no_key=True, of=("self",), skip_locked=skip_locked)
             .select_related("owner__tenant", "owner__parent")
             .filter(pk=execution_id)
             .first()

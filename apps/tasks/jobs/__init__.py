@@ -4,13 +4,15 @@ from typing import Any
 
 from celery import shared_task
 
+from apps.core.nudges import Nudger
 from apps.tasks import registry
 from apps.tasks.jobs.executor import work
-from apps.tasks.jobs.nudging import Nudger
 from apps.tasks.signals import task_queued
 
 # A nudge older than this is dropped unread: the tick will have sent another.
 _FRESH_SECONDS = 10
+# More hands than this are not called at once; each works until the queue is dry.
+_MOST_AT_ONCE = 16
 
 
 # Acked early: a nudge that dies with its worker is replaced by the tick, and a second one would find nothing.
@@ -25,7 +27,7 @@ def _publish(tenant_id: int, queue: str) -> None:
     execute.apply_async(args=(tenant_id, queue), expires=_FRESH_SECONDS, retry=False)
 
 
-_nudger = Nudger(_publish)
+_nudger = Nudger(_publish, most_at_once=_MOST_AT_ONCE)
 
 
 def listen() -> None:
