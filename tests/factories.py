@@ -39,15 +39,11 @@ def make_token(
     """The text of a fresh token."""
     principal = make_principal(tenant, name, kind)
     granted = on_behalf_of(principal).scopes if scopes is None else scopes
-    allowed = [scope for scope in granted if scopes is not None or kind != Kind.WORKER or scope not in _CREATES]
     with acting_as_system("test"):
         issued = services.issue_token(
-            principal=principal, scopes=allowed, source_systems=source_systems, expires_at=expires_at, now=T0
+            principal=principal, scopes=granted, source_systems=source_systems, expires_at=expires_at, now=T0
         )
     return issued.secret.text
-
-
-_CREATES = {Scope.TASKS_QUEUE, Scope.PLANS}
 
 
 def credential_of(text: str) -> Caller | None:

@@ -25,7 +25,7 @@ def decode_cursor(cursor: str, *types: type[int] | type[str]) -> tuple[int | str
     """
     try:
         key = json.loads(base64.urlsafe_b64decode(cursor.encode() + b"=" * (-len(cursor) % 4)))
-    except (ValueError, binascii.Error) as exc:
+    except (ValueError, RecursionError, binascii.Error) as exc:
         raise BadCursor("This cursor can't be read.") from exc
     if not isinstance(key, list) or [type(part) for part in key] != list(types):
         raise BadCursor("This cursor belongs to another list.")

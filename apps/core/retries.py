@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 import psycopg
-from django.db import OperationalError, connection
+from django.db import InterfaceError, OperationalError, connection
 
 from apps.core.errors import Unavailable
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 # serialization_failure, deadlock_detected, lock_not_available
 _TRANSIENT: Final = frozenset({"40001", "40P01", "55P03"})
-ATTEMPTS: Final = 4
+ATTEMPTS: Final = 3
 _FIRST_PAUSE: Final = 0.02
 
 
@@ -24,6 +24,12 @@ class Busy(Unavailable):
     code = "busy"
 
 
+class DatabaseAway(Unavailable):
+    """The database does not answer, or has ended this connection. What was not answered may or may not have happened."""
+
+    code = "database_unavailable"
+
+
 def retried(run: Callable[[], T], *, attempts: int = ATTEMPTS) -> T:
     """Run a function that opens its own transactions; once more, a few times, after a deadlock or a lock timeout.
 
@@ -31,13 +37,18 @@ def retried(run: Callable[[], T], *, attempts: int = ATTEMPTS) -> T:
     can't be repeated at all.
 
     :raises Busy: if it went on failing so.
+    :raises DatabaseAway: if the database could not be asked.
     """
     for attempt in range(attempts):
         try:
             return run()
+        except InterfaceError as exc:
+            raise DatabaseAway("The database does not answer just now. Try again.") from exc
         except OperationalError as exc:
-            if not _is_transient(exc) or connection.in_atomic_block:
+            if connection.in_atomic_block:
                 raise
+            if not _is_transient(exc):
+                raise DatabaseAway("The database does not answer just now. Try again.") from exc
             if attempt == attempts - 1:
                 raise Busy("Others are using what this needs. Try again.") from exc
         time.sleep(_FIRST_PAUSE * 2**attempt * (1 + random.random()))  # noqa: S311  # jitter, no secret

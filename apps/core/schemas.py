@@ -5,10 +5,20 @@ OpenAPI. Inputs are strict (no "5" for 5) and refuse unknown members.
 """
 
 import json
+import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, StringConstraints, ValidationError
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    StringConstraints,
+    ValidationError,
+)
 
 from apps.core.errors import FieldError, Invalid, TooLarge, pointer_to
 
@@ -37,7 +47,26 @@ def _text(value: str) -> str:
 
 Text = Annotated[str, AfterValidator(_text)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=50, pattern=r"^[^\x00-\x1f\x7f]+$")]
-Moment = AwareDatetime
+_EARLIEST: Final = datetime(1, 1, 3, tzinfo=UTC)
+_LATEST: Final = datetime(9999, 12, 29, tzinfo=UTC)
+_A_NUMBER: Final = re.compile(r"[+-]?[0-9.]+")
+
+
+def _no_number(given: Any) -> Any:
+    """Refuse what pydantic would read as seconds since 1970."""
+    if isinstance(given, str) and _A_NUMBER.fullmatch(given):
+        raise ValueError("is a number, not a date and time")
+    return given
+
+
+def _on_every_calendar(moment: datetime) -> datetime:
+    if not _EARLIEST <= moment <= _LATEST:
+        raise ValueError("is at the edge of the calendar, where other time zones have no date for it")
+    return moment
+
+
+# A date and time with its offset, on the calendar in every time zone.
+Moment = Annotated[AwareDatetime, BeforeValidator(_no_number), AfterValidator(_on_every_calendar)]
 
 # A text over a limit of this size is a body too large; under it, a field that breaks its rule.
 _BODY_SIZED: Final = 16_384

@@ -12,7 +12,7 @@ from typing import Final
 from django.db import connection, transaction
 
 from apps.principals.models import Principal
-from apps.principals.scopes import Kind, Scope
+from apps.principals.scopes import FORBIDDEN, Kind, Scope
 
 _SETTINGS: Final = ("role", "gatehouse.tenant", "gatehouse.tenants", "gatehouse.principal", "gatehouse.reason")
 
@@ -50,7 +50,7 @@ def on_behalf_of(principal: Principal) -> Caller:
         principal_id=principal.pk,
         name=principal.name,
         kind=kind,
-        scopes=frozenset(Scope) - {Scope.ADMIN},
+        scopes=frozenset(Scope) - {Scope.ADMIN} - FORBIDDEN[kind],
     )
 
 

@@ -2,16 +2,15 @@
 
 import hashlib
 import ipaddress
-import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import jsonschema_rs
 import rfc8785
 
+from apps.core import foreign_schemas
 from apps.core.errors import FieldError
 from apps.workers import trust
 from apps.workers.errors import RepeatedTool, UnusableEndpoint, UnusableSchema
@@ -131,10 +130,8 @@ def _contract(tool: Mapping[str, Any], number: int, original: Mapping[str, Any])
 
 
 def _check_schema(schema: Mapping[str, Any], pointer: str) -> None:
-    try:
-        jsonschema_rs.validator_for(json.dumps(schema), offline=True)
-    except ValueError as exc:
-        raise _unusable(pointer, f"is no JSON Schema that stands on its own: {str(exc)[:200]}") from exc
+    if (fault := foreign_schemas.fault_of_schema(schema)) is not None:
+        raise _unusable(pointer, f"is no JSON Schema that stands on its own: {fault}")
 
 
 def _unusable(pointer: str, fault: str) -> UnusableSchema:

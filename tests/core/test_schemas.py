@@ -7,7 +7,7 @@ from pydantic import Field
 
 from apps.core import foreign_schemas
 from apps.core.errors import FieldError, Invalid, TooLarge
-from apps.core.schemas import Input, parse, parse_strings
+from apps.core.schemas import Input, Moment, parse, parse_strings
 
 
 class Example(Input):
@@ -48,7 +48,8 @@ def test_a_long_text_is_too_large_unless_something_else_is_wrong_too() -> None:
 
 
 def test_a_schema_that_refers_elsewhere_is_not_fetched() -> None:
-    assert "not fetched" in str(foreign_schemas.fault_of_schema({"$ref": "http://127.0.0.1:9/schema.json"}))
+    assert "not a place within it" in str(foreign_schemas.fault_of_schema({"$ref": "http://127.0.0.1:9/a.json"}))
+    assert "meta-schema" in str(foreign_schemas.fault_of_schema({"$schema": "http://127.0.0.1:9/a.json"}))
     assert foreign_schemas.fault_of_schema({"type": 5}) is not None
     assert foreign_schemas.fault_of_schema({"type": "object"}) is None
 
@@ -57,3 +58,52 @@ def test_faults_of_a_document_have_escaped_pointers() -> None:
     schema = {"type": "object", "properties": {"a/b": {"type": "integer"}}}
     found = foreign_schemas.faults({"a/b": "x"}, schema, under="params")
     assert found == [FieldError("/params/a~1b", '"x" is not of type "integer"')]
+
+
+def _doubling(levels: int) -> dict[str, object]:
+    """A schema of a few lines that looks at one place two to the power of `levels` times."""
+    definitions: dict[str, object] = {
+        f"d{level}": {"allOf": [{"$ref": f"#/$defs/d{level + 1}"}] * 2} for level in range(levels)
+    }
+    return {"allOf": [{"$ref": "#/$defs/d0"}], "$defs": definitions | {f"d{levels}": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        _doubling(40),
+        {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+        {"allOf": [{"properties": {"x": {"$ref": "#"}}}, {"properties": {"x": {"$ref": "#"}}}]},
+        {"patternProperties": {"a": {"$ref": "#"}, "b": {"$ref": "#"}}},
+        {"$ref": "#/$defs/nowhere"},
+        {"$ref": "#anchor", "$defs": {"a": {"$anchor": "anchor"}}},
+        {"$dynamicRef": "#/$defs/a", "$defs": {"a": {}}},
+    ],
+)
+def test_a_schema_that_would_cost_without_bound_is_refused(schema: dict[str, object]) -> None:
+    assert foreign_schemas.fault_of_schema(schema) is not None
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        _doubling(8),
+        {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}},
+        {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}},
+        {"anyOf": [{"$ref": "#/$defs/a~1b"}, {"type": "null"}], "$defs": {"a/b": {"type": "string"}}},
+    ],
+)
+def test_trees_lists_and_unions_are_schemas_like_any_other(schema: dict[str, object]) -> None:
+    assert foreign_schemas.fault_of_schema(schema) is None
+
+
+@pytest.mark.parametrize(
+    "moment", ["9999-12-31T23:59:59-14:00", "0001-01-01T00:00:00+14:00", "-1", "1700000000", "2026-01-03T20:15:00"]
+)
+def test_a_moment_is_a_date_with_an_offset_that_every_time_zone_has(moment: str) -> None:
+    class Timed(Input):
+        at: Moment
+
+    with pytest.raises(Invalid) as caught:
+        parse(Timed, {"at": moment})
+    assert [error.pointer for error in caught.value.errors] == ["/at"]

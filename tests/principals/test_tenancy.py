@@ -8,6 +8,7 @@ from django.db.utils import ProgrammingError
 
 from apps.principals.models import Principal, Tenant, TenantModel
 from apps.principals.tenancy import acting_as, acting_as_operator, acting_as_system
+from tests.console.world import fill
 from tests.factories import make_caller, make_tenant
 
 TENANT_TABLES = sorted(
@@ -24,24 +25,35 @@ def test_the_login_role_is_plain_and_starts_in_the_applications_role(db: None) -
 def test_every_tenant_table_is_walled_and_every_walled_table_is_known(db: None) -> None:
     with connection.cursor() as cursor:
         cursor.execute(
-            """select c.relname, array_agg(p.polname::text order by p.polname),
-                      bool_and(p.polqual is not null and p.polwithcheck is not null)
-               from pg_class c join pg_policy p on p.polrelid = c.oid where c.relrowsecurity group by 1"""
+            """select c.relname, p.polname, p.polcmd, p.polpermissive, p.polroles::regrole[]::text[],
+                      pg_get_expr(p.polqual, p.polrelid), pg_get_expr(p.polwithcheck, p.polrelid)
+               from pg_class c left join pg_policy p on p.polrelid = c.oid where c.relrowsecurity"""
         )
-        walled = {name: (policies, both) for name, policies, both in cursor.fetchall()}
+        policies: dict[str, dict[str, tuple[object, ...]]] = {}
+        for table, name, *policy in cursor.fetchall():
+            policies.setdefault(table, {})[name] = tuple(policy)
         cursor.execute(
             """select table_name from information_schema.columns
                where table_schema = 'public' and column_name = 'tenant_id' and table_name <> 'principals_membership'"""
         )
         with_tenant = {name for (name,) in cursor.fetchall()}
 
-    assert sorted(walled) == TENANT_TABLES
-    assert with_tenant <= set(walled)
-    assert set(map(str, walled.values())) == {str((["operator", "system", "tenant"], True))}
+    assert sorted(policies) == TENANT_TABLES
+    assert with_tenant <= set(policies)
+    for table, found in policies.items():
+        column = "id" if table == "principals_tenant" else "tenant_id"
+        own, chosen = f"({column} = gatehouse_tenant())", f"({column} = ANY (gatehouse_tenants()))"
+        assert found == {
+            "tenant": ("*", True, ["gatehouse_app"], own, own),
+            "operator": ("*", True, ["gatehouse_operator"], chosen, chosen),
+            "system": ("*", True, ["gatehouse_system"], "true", "true"),
+        }, table
 
 
 def test_a_raw_connection_sees_no_row_of_any_tenant_table_until_the_tenant_is_set(transactional_db: None) -> None:
-    make_caller(make_tenant("acme"))
+    fill("acme")
+    filled = _counts()
+    assert sum(1 for count in filled.values() if count) > 20, "the wall is only seen where rows stand behind it"
     parameters = connection.get_connection_params()
     with psycopg.connect(**{k: parameters[k] for k in ("dbname", "user", "host", "port") if k in parameters}) as raw:
         for table in TENANT_TABLES:
@@ -51,7 +63,22 @@ def test_a_raw_connection_sees_no_row_of_any_tenant_table_until_the_tenant_is_se
         with acting_as_system("test"):
             acme = Tenant.objects.get(slug="acme").pk
         raw.execute("select set_config('gatehouse.tenant', %s, true)", [str(acme)])
-        assert raw.execute("select count(*) from principals_principal").fetchone() == (3,)
+        seen = {table: _one(raw.execute(f"select count(*) from {table}").fetchone()) for table in TENANT_TABLES}
+        assert seen == filled
+
+
+def _counts() -> dict[str, int]:
+    with acting_as_system("test"), connection.cursor() as cursor:
+        counts = {}
+        for table in TENANT_TABLES:
+            cursor.execute(f"select count(*) from {table}")
+            counts[table] = _one(cursor.fetchone())
+    return counts
+
+
+def _one(row: tuple[int, ...] | None) -> int:
+    assert row is not None
+    return row[0]
 
 
 def test_a_row_of_another_tenant_can_be_neither_seen_nor_written(db: None) -> None:

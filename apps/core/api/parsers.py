@@ -3,6 +3,7 @@ from typing import IO, Any
 
 from django.core.exceptions import RequestDataTooBig
 from rest_framework.parsers import BaseParser
+from rest_framework.request import Request
 
 from apps.core import strict_json
 from apps.core.errors import TooLarge
@@ -12,6 +13,17 @@ class BodyTooLarge(TooLarge):
     """The request's body is over the limit of this route."""
 
     code = "body_too_large"
+
+
+def has_body(request: Request) -> bool:
+    """Whether the request carries a body, which a chunked one does without naming a length.
+
+    DRF reads bodies of a known length only, so the length is put where it looks.
+    """
+    if request.META.get("CONTENT_LENGTH") in {None, ""}:
+        # The framework has no public way to the raw body; this reads it once and keeps it, bounded by the setting.
+        request.META["CONTENT_LENGTH"] = str(len(request._request.body))  # noqa: SLF001
+    return bool(request.META["CONTENT_LENGTH"] != "0")
 
 
 class RawJSONParser(BaseParser):

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import structlog
 from django.core.exceptions import DisallowedHost, PermissionDenied, RequestDataTooBig
+from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, JsonResponse
 from django.urls import Resolver404, resolve
 from rest_framework import exceptions
@@ -23,6 +24,7 @@ from apps.core.errors import (
     TooLarge,
     Unavailable,
 )
+from apps.core.retries import DatabaseAway
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +83,9 @@ def handle(exc: Exception, context: dict[str, Any]) -> Response | None:
     """DRF's exception handler: every anticipated exception becomes a document, the others stay defects."""
     view = context.get("view")
     service = view is not None and getattr(view, "manner", "problem") == "service"
+    if isinstance(exc, OperationalError | InterfaceError):
+        logger.error("the database does not answer", exc_info=exc)
+        exc = DatabaseAway("The database does not answer just now. Try again.")
     if isinstance(exc, DomainError):
         return _answer_refusal(exc, service=service)
     if isinstance(exc, Http404):

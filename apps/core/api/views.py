@@ -8,6 +8,7 @@ from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from apps.core import operations
+from apps.core.api.parsers import has_body
 from apps.core.errors import Invalid
 from apps.core.http import caller_of
 from apps.core.operations import Operation, Route
@@ -28,7 +29,8 @@ class OperationView(APIView):
         return self.declared[method][1].max_body
 
     def answer(self, request: Request, **path: str) -> Response:
-        declared, route = self.declared[request.method or ""]
+        # A HEAD is answered as the GET whose headers it asks for.
+        declared, route = self.declared["GET" if request.method == "HEAD" else request.method or ""]
         caller = caller_of(request)
         operations.permit(declared, caller)
         if route.method in {"GET", "DELETE"}:
@@ -52,7 +54,7 @@ def _from_url(declared: Operation, request: Request, path: Mapping[str, str]) ->
 
 def _from_body(declared: Operation, request: Request, path: Mapping[str, str]) -> dict[str, Any]:
     """The body's members, and the path's, which stand over them. A missing body is an empty one."""
-    body = request.data if request.META.get("CONTENT_LENGTH") not in {None, "", "0"} else {}
+    body = request.data if has_body(request) else {}
     if not isinstance(body, dict):
         raise Invalid("The body must be a JSON object.")
     return {**body, **{name: _typed(declared.input, name, text) for name, text in path.items()}}

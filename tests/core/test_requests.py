@@ -1,0 +1,36 @@
+"""Requests as they may come over the wire."""
+
+import base64
+
+import pytest
+from django.db import OperationalError
+from django.test import Client
+
+from apps.core.pagination import BadCursor, decode_cursor
+from apps.core.retries import DatabaseAway, retried
+from apps.principals.models import Tenant
+from tests.factories import make_token
+
+
+@pytest.mark.parametrize("path", ["/api/v1/whoami", "/api/v1/inbox", "/api/v1/workers"])
+def test_a_head_is_answered_as_its_get(tenant: Tenant, path: str) -> None:
+    headers = {"Authorization": f"Bearer {make_token(tenant)}"}
+    assert Client().head(path, headers=headers).status_code == 200
+    assert Client().head(path).status_code == 401
+
+
+def test_a_deep_cursor_is_refused() -> None:
+    with pytest.raises(BadCursor):
+        decode_cursor(base64.urlsafe_b64encode(b"[" * 100_000).decode(), int)
+
+
+def test_a_database_that_is_away_is_said_so_and_asked_once(transactional_db: None) -> None:
+    asked = []
+
+    def run() -> None:
+        asked.append(1)
+        raise OperationalError("server closed the connection unexpectedly")
+
+    with pytest.raises(DatabaseAway):
+        retried(run)
+    assert asked == [1]
