@@ -374,7 +374,7 @@ class _Work:
             report_summary=_plain(f"No plan can be made that does all of this: {self.request.intent[:500]}"),
             decision_required=True,
             recommendation=_plain(
-                f"{first[:1500]} Supply it, register a worker that can do it, or change the request."
+                f"{_sentence(first[:1500])} Supply it, register a worker that can do it, or change the request."
             ),
         )
         ranked = sorted(self.nearest, key=lambda one: (-one["score"], one["tool_uid"], one["clause"]))
@@ -581,6 +581,10 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, Iterable):
         for item in value:
             yield from _strings(item)
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def _plain(text: str) -> str:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from types import FrameType
+from typing import Literal
 
 from config.stack import programs
 from config.stack.data import DataFolder
@@ -119,7 +120,7 @@ def demo(options: argparse.Namespace, data: DataFolder) -> int:
         # Somebody else's: use it when it is ready; it may also be about to end.
         if data.stack().get("ready"):
             say(f"Using what runs already at {_address(data)}")
-            return _watched(_start_demo(path, data))
+            return _watched(_start_demo(path, data, stack="running"))
         time.sleep(0.1)
     raise StackError(f"What runs already, with its data in {data.path}, does not become ready.")
 
@@ -138,11 +139,12 @@ def _own_demo(path: Path, supervisor: Supervisor) -> int:
         supervisor.start()
         if supervisor.stopping.is_set():
             return _INTERRUPTED
-        child = _start_demo(path, supervisor.data)
+        child = _start_demo(path, supervisor.data, stack="own")
         supervisor.run(until=lambda: child.poll() is not None)
         if child.poll() is None:
             child.terminate()
-        return child.wait() or (_INTERRUPTED if supervisor.stopping.is_set() else 0)
+        code = child.wait()
+        return _INTERRUPTED if supervisor.stopping.is_set() else code
     return _INTERRUPTED
 
 
@@ -206,19 +208,21 @@ def _introduce(supervisor: Supervisor) -> None:
     say(f"API docs {url}/api/docs/  token in {data.token_file}  Agents: MCP at {url}/mcp  Try: bin/demo  Stop: Ctrl-C")
 
 
-def _start_demo(path: Path, data: DataFolder) -> subprocess.Popen[bytes]:
-    """The demo is an outsider: it gets an address and the token of an agent."""
-    stack = data.stack()
+def _start_demo(path: Path, data: DataFolder, *, stack: Literal["own", "running"]) -> subprocess.Popen[bytes]:
+    """The demo is an outsider: it gets an address and the token of an agent, and is told whose stack it is."""
+    written = data.stack()
     token = next(tokens["kee"] for tokens in reversed(data.secrets().tokens.values()) if "kee" in tokens)
     return subprocess.Popen(
         [sys.executable, str(programs.PRODUCT / "manage.py"), "demo", str(path)],
         env={
             **os.environ,
-            "DATABASE_URL": stack["database_url"],
-            "REDIS_URL": stack["redis_url"],
+            "DATABASE_URL": written["database_url"],
+            "REDIS_URL": written["redis_url"],
             "GATEHOUSE_DATA": str(data.path),
-            "GATEHOUSE_URL": stack["url"],
+            "GATEHOUSE_URL": written["url"],
             "GATEHOUSE_TOKEN": token,
+            "GATEHOUSE_DEMO_STACK": stack,
+            "GATEHOUSE_DEMO_WORKERS": "bundled" if written.get("with_workers", True) else "none",
         },
         cwd=programs.PRODUCT,
         start_new_session=True,

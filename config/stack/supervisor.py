@@ -261,6 +261,7 @@ class Supervisor:
             "gatehouse_lease_keys": environment["GATEHOUSE_LEASE_KEYS"],
             "url": self.url,
             "ready": ready,
+            "with_workers": self.with_workers,
             "processes": {name: one.child.pid for name, one in self._tended.items()},
         }
         write_private(self.data.stack_file, json.dumps(written, indent=2))

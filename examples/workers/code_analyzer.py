@@ -151,7 +151,7 @@ async def analyze_repository(repo_path: str, ctx: Context[Any, Any], language: s
         raise ToolError(f"{repo_path} holds no Python files")
 
     started = reported = time.monotonic()
-    await ctx.report_progress(0, len(paths), f"{len(paths)} Python files found")
+    await ctx.report_progress(0, len(paths), f"{counted(len(paths), 'Python file')} found")
     for done, path in enumerate(paths, start=1):
         await anyio.to_thread.run_sync(tree.measure, path, limiter=ONE_AT_A_TIME)
         now = time.monotonic()
@@ -160,7 +160,7 @@ async def analyze_repository(repo_path: str, ctx: Context[Any, Any], language: s
             break
         if now - reported > PROGRESS_SECONDS or done == len(paths):
             reported = now
-            await ctx.report_progress(done, len(paths), f"{done} of {len(paths)} files analyzed")
+            await ctx.report_progress(done, len(paths), f"{done} of {counted(len(paths), 'file')} analyzed")
     return await anyio.to_thread.run_sync(tree.result)
 
 
@@ -255,8 +255,9 @@ class Tree:
             repo_path=str(self.root),
             language="python",
             summary=(
-                f"{self.files} Python files, {self.lines} lines, {len(self.hotspots)} functions: mean complexity"
-                f" {complexity:.1f}, maintainability {index:.0f} of 100, {len(self.issues)} issues"
+                f"{counted(self.files, 'Python file')}, {counted(self.lines, 'line')},"
+                f" {counted(len(self.hotspots), 'function')}: mean complexity {complexity:.1f},"
+                f" maintainability {index:.0f} of 100, {counted(len(self.issues), 'issue')}"
                 + ("" if self.complete else " (stopped at a limit before the whole tree was read)")
             ),
             files=self.files,
@@ -394,6 +395,10 @@ def maintainability(source: str, syntax: ast.Module) -> float:
     volume = h_visit_ast(syntax).total.volume
     complexity = ComplexityVisitor.from_ast(syntax).total_complexity
     return float(mi_compute(volume, complexity, statements, 100 * comments / code if code else 0))
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def mean(values: list[int]) -> float:

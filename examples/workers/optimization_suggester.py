@@ -207,7 +207,8 @@ def suggestions_from(analysis: Analysis) -> Suggestions:
     if not found:
         summary = "The analysis gives no reason for a change"
     else:
-        summary = f"{len(found)} suggestions, {high} of high impact; first: {found[0].title}"
+        noun = "suggestion" if len(found) == 1 else "suggestions"
+        summary = f"{len(found)} {noun}, {high} of high impact; first: {found[0].title}"
     return Suggestions(summary=summary, suggestions_count=len(found), suggestions=found[:MAX_SUGGESTIONS])
 
 

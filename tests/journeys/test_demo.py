@@ -2,6 +2,8 @@
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -107,12 +109,17 @@ def _demo(path: Path, folder: Path) -> Iterator[Demo]:
 
 
 @pytest.mark.ci
-def test_the_demo_ends_well_also_the_second_time_on_the_same_data(tmp_path: Path) -> None:
-    with _demo(SMALL, tmp_path) as first:
+def test_the_demo_ends_well_also_the_second_time_on_the_same_data_with_next_to_nothing(tmp_path: Path) -> None:
+    code, next_to_nothing = tmp_path / "it's my code", tmp_path / "tiny"
+    shutil.copytree(SMALL, code)
+    next_to_nothing.mkdir()
+    (next_to_nothing / "one.py").write_text("x = 1\n")
+    with _demo(code, tmp_path) as first:
         shown = first.ended_well()
         assert "digest_snapshot" in shown
+        assert "start it with bin/up" in shown
         again = subprocess.run(
-            _stack_command("demo", str(SMALL), "--data", str(first.data)),
+            _stack_command("demo", str(next_to_nothing), "--data", str(first.data)),
             env=_environment(),
             cwd=ROOT,
             check=False,
@@ -124,6 +131,18 @@ def test_the_demo_ends_well_also_the_second_time_on_the_same_data(tmp_path: Path
     assert again.returncode == 0, again.stdout + again.stderr
     assert "exec_2" in again.stdout
     assert "earlier run" not in again.stdout
+    assert "1 Python file," in again.stdout
+
+
+@pytest.mark.ci
+def test_a_demo_that_is_interrupted_says_so_with_its_exit_code(tmp_path: Path) -> None:
+    with _demo(ROOT, tmp_path) as demo:
+        demo.until_step_1_runs()
+        demo.child.send_signal(signal.SIGINT)
+
+        assert demo.child.wait(timeout=PATIENCE) == 130, demo.output()
+
+    assert "Traceback" not in demo.output()
 
 
 @pytest.mark.ci

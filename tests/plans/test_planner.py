@@ -148,6 +148,12 @@ def test_paths_are_read_as_written(written: str, path: str) -> None:
     assert plan.steps[0].params == {"repo_path": path, "language": "python"}
 
 
+def test_a_refusal_is_told_in_whole_sentences() -> None:
+    plan = make_plan("Make me a sandwich")
+
+    assert "sandwich. Supply it" in (plan.steps[0].recommendation or "")
+
+
 def test_a_path_cut_at_a_space_says_so() -> None:
     plan = make_plan("Analyze the Python codebase at /srv/my project and suggest optimizations")
 

@@ -8,16 +8,20 @@ import asyncio
 import logging
 import os
 import shutil
+import signal
+import sys
 import time
+import unicodedata
 from argparse import ArgumentParser
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import anyio
 import httpx2
 from django.core.management.base import BaseCommand, CommandError
 from mcp import Client, MCPError
@@ -31,9 +35,12 @@ from rich.tree import Tree
 _PATIENCE: Final = 180.0
 _STARTING: Final = 60.0
 _LOOK: Final = 0.2
+_FAREWELL: Final = 5.0
+_INTERRUPTED: Final = 130
 _WINDOW_MS: Final = 1000
 _CLOSER_LOOKS: Final = 3
 _CAPABILITIES: Final = ("analyze_repository", "suggest_optimizations")
+_QUOTES: Final = (('"', '"'), ("'", "'"), ("`", "`"), ("«", "»"))
 _UNANALYZED: Final = frozenset({"venv", "node_modules", "__pycache__", "site-packages"})
 Json = dict[str, Any]
 
@@ -57,6 +64,8 @@ class Command(BaseCommand):
         screen = Console(highlight=False, soft_wrap=True, width=max(100, shutil.get_terminal_size((140, 40)).columns))
         try:
             asyncio.run(_journey(screen, url.rstrip("/"), token, root))
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            sys.exit(_INTERRUPTED)
         except BaseExceptionGroup as group:
             raise CommandError(_why(group)) from group
         except (WentWrong, MCPError, httpx2.HTTPError, OSError, TimeoutError) as exc:
@@ -74,11 +83,21 @@ def _code_base(path: Path) -> Path:
         raise CommandError(f"There is no folder {root}.")
     if not root.is_dir():
         raise CommandError(f"{root} is a file; give the folder of a Python code base.")
+    if not _is_text(str(root)):
+        raise CommandError(f"The name of {str(root)!r} is not text, which no intent can hold.")
     for _, folders, files in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in _UNANALYZED]
         if any(name.endswith(".py") for name in files):
             return root
     raise CommandError(f"There is no Python in {root}: not one .py file.")
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _why(exc: BaseException) -> str:
@@ -144,6 +163,9 @@ async def _agent(screen: Console, url: str, token: str) -> AsyncIterator[Agent]:
 
 
 async def _journey(screen: Console, url: str, token: str, root: Path) -> None:
+    this = asyncio.current_task()
+    if this is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     with screen.status("Connecting"):
         await _answering(url)
     async with _agent(screen, url, token) as kee:
@@ -151,13 +173,25 @@ async def _journey(screen: Console, url: str, token: str, root: Path) -> None:
         plan = await _delegate(kee, root)
         execution = await kee.call("execute_delegation_plan", plan_id=plan["plan_id"])
         kee.step("execute_delegation_plan", f"{execution['execution_id']}: {execution['status']}")
-        task_id = await _watch_first_task(kee, plan, execution)
-        handed_over = await _be_asked(kee, plan, execution)
-        findings = await _synthesize(kee, plan, execution, task_id, handed_over)
+        async with _canceled_if_it_fails(kee, execution):
+            task_id = await _watch_first_task(kee, plan, execution)
+            handed_over = await _be_asked(kee, plan, execution)
+            findings = await _synthesize(kee, plan, execution, task_id, handed_over)
         await _hear_of_it(kee, execution, findings)
         await _remember(kee, plan, findings)
         await _end(kee, name, plan)
         _where_to_look(kee, execution)
+
+
+@asynccontextmanager
+async def _canceled_if_it_fails(kee: Agent, execution: Json) -> AsyncIterator[None]:
+    """A journey that ends in the middle leaves nothing owed; what is over already stays as it ended."""
+    try:
+        yield
+    except BaseException:
+        with anyio.move_on_after(_FAREWELL, shield=True), suppress(WentWrong, MCPError, httpx2.HTTPError, OSError):
+            await kee.call("cancel_execution", execution_id=execution["execution_id"], reason="The demo ended early.")
+        raise
 
 
 async def _answering(url: str) -> None:
@@ -195,12 +229,13 @@ async def _begin(kee: Agent) -> str:
 
 async def _delegate(kee: Agent, root: Path) -> Json:
     """Step 2: one intent, one plan."""
+    if os.environ.get("GATEHOUSE_DEMO_WORKERS") == "none" and not await _workers_are_there(kee):
+        raise WentWrong("What runs was started without the bundled workers: end it and start it with bin/up.")
     await kee.until("The bundled workers", lambda: _workers_are_there(kee), seconds=_STARTING)
-    intent = f"Analyze the Python codebase at {root} and suggest optimizations"
-    plan = await kee.call("create_delegation_plan", intent=intent)
+    plan = await kee.call("create_delegation_plan", **wish(str(root)))
     kee.step("create_delegation_plan", f"{plan['plan_id']}, receipt {plan['receipt_id']}")
     if plan["status"] != "ready":
-        missing = "; ".join(str(one.get("message") or one) for one in plan["plan"].get("missing", []))
+        missing = "; ".join(str(one.get("detail") or one) for one in plan["plan"].get("missing", []))
         raise WentWrong(f"The DeleGate has no plan for this: {missing}")
     table = Table("step", "type", "worker", "tool", "waits for", box=None, padding=(0, 2), header_style="dim")
     for step in plan["steps"]:
@@ -214,6 +249,17 @@ async def _delegate(kee: Agent, root: Path) -> Json:
         )
     kee.screen.print(table)
     return plan
+
+
+def wish(path: str) -> Json:
+    """What is asked of the DeleGate: the path in quotes; where no quotes can hold it as it is, in the context as well."""
+    as_read = unicodedata.normalize("NFC", path).strip()
+    for opening, closing in _QUOTES:
+        if opening not in path and closing not in path:
+            intent = f"Analyze the Python codebase at {opening}{path}{closing} and suggest optimizations"
+            return {"intent": intent} if as_read == path else {"intent": intent, "context": {"repo_path": path}}
+    intent = "Analyze the Python codebase at repo_path and suggest optimizations"
+    return {"intent": intent, "context": {"repo_path": path}}
 
 
 async def _workers_are_there(kee: Agent) -> bool:
@@ -301,9 +347,9 @@ async def _synthesize(kee: Agent, plan: Json, execution: Json, task_id: str, han
     worst = analysis.get("hotspots", [])[:5]
     best = suggestions.get("suggestions", [])[:5]
     summary = (
-        f"{analysis.get('files', 0)} files, {analysis.get('issues_total', 0)} issues, "
-        f"mean complexity {analysis.get('complexity_score', 0)}; {suggestions.get('suggestions_count', len(best))} "
-        f"suggestions, first: {best[0]['title'] + ' in ' + best[0]['path'] if best else 'none'}."
+        f"{_counted(analysis.get('files', 0), 'file')}, {_counted(analysis.get('issues_total', 0), 'issue')}, "
+        f"mean complexity {analysis.get('complexity_score', 0)}; "
+        f"{_counted(suggestions.get('suggestions_count', len(best)), 'suggestion')}, first: {best[0]['title'] + ' in ' + best[0]['path'] if best else 'none'}."
     )
     findings = {
         "summary": summary,
@@ -344,8 +390,10 @@ async def _look_closer(kee: Agent, execution: Json, analysis: Json) -> dict[str,
 
 
 def _worst_modules(analysis: Json) -> dict[str, Json]:
-    """The modules with the most findings, each with its own part of the analysis."""
+    """The modules with the most findings, each with its own part of the analysis; in a clean tree any modules."""
     parts: dict[str, Json] = defaultdict(lambda: {"issues": [], "hotspots": [], "duplicates": []})
+    for module in analysis.get("modules", []):
+        parts[module["path"]]["issues"] = []
     for kind in ("issues", "hotspots"):
         for finding in analysis.get(kind, []):
             parts[finding["path"]][kind].append(finding)
@@ -367,23 +415,26 @@ async def _hear_of_it(kee: Agent, execution: Json, findings: Json) -> None:
 
     async def gathered() -> Json | None:
         inbox = await kee.call("read_inbox")
-        digests = [entry for entry in inbox["entries"] if entry["kind"] == "digest_snapshot"]
-        whole = not inbox["pending"] and sum(entry["count"] for entry in digests) >= expected
+        whole = not inbox["pending"] and sum(entry["count"] for entry in inbox["entries"]) >= expected
         return inbox if whole else None
 
     inbox = await kee.until("The digest of the completions", gathered, seconds=_STARTING)
-    kee.step("read_inbox", f"{len(inbox['entries'])} entries for {inbox['visible']} receipts")
+    kee.step("read_inbox", f"{_counted(len(inbox['entries']), 'entry')} for {_counted(inbox['visible'], 'receipt')}")
     for entry in inbox["entries"]:
         title = entry["title"] or entry["summary"].splitlines()[0]
-        kee.tell(f"{entry['token']}  {entry['kind']}  {entry['count']} receipt(s)  [bold]{title}[/]")
-    largest = max((entry["count"] for entry in inbox["entries"] if entry["kind"] == "digest_snapshot"), default=0)
-    _expect(largest > 1, "The burst of completions did not become one digest.")
+        kee.tell(f"{entry['token']}  {entry['kind']}  {_counted(entry['count'], 'receipt')}  [bold]{title}[/]")
+    if len(findings["closer_looks"]) > 1:  # asked for at once, so that their ends are a burst
+        largest = max((entry["count"] for entry in inbox["entries"] if entry["kind"] == "digest_snapshot"), default=0)
+        _expect(largest > 1, "The burst of completions did not become one digest.")
     for task_id in findings["task_ids"]:
         result = await kee.call("fetch_task_result", task_id=task_id)
         kee.step("fetch_task_result", f"{task_id}: {result['summary']}")
     token = inbox["entries"][-1]["token"]
     acked = await kee.call("ack_through", through=token)
-    kee.step("ack_through", f"{token}: {acked['acked_entries']} entries, {acked['acked_receipts']} receipts")
+    kee.step(
+        "ack_through",
+        f"{token}: {_counted(acked['acked_entries'], 'entry')}, {_counted(acked['acked_receipts'], 'receipt')}",
+    )
 
 
 async def _all_visible(kee: Agent) -> bool:
@@ -451,7 +502,13 @@ def _grow(tree: Tree, link: Json, below: Mapping[str, list[Json]]) -> None:
 def _where_to_look(kee: Agent, execution: Json) -> None:
     number = execution["execution_id"].removeprefix("exec_")
     admin = f"{kee.url}/admin"
-    kee.screen.print("\n[bold]Where to look[/] (the console's password is in the data folder)")
+    if os.environ.get("GATEHOUSE_DEMO_STACK") == "own":
+        admin = "/admin"
+        kee.screen.print(
+            "\n[bold]Where to look[/]: this stack ends now; start it with bin/up, which prints its address, then"
+        )
+    else:
+        kee.screen.print("\n[bold]Where to look[/] (the console's password is in the data folder)")
     for what, where in (
         ("the execution", f"executions/execution/{number}/change/"),
         ("plans", "plans/plan/"),
@@ -462,6 +519,12 @@ def _where_to_look(kee: Agent, execution: Json) -> None:
     ):
         kee.tell(f"{what:<14} {admin}/{where}")
     kee.screen.print(f"\n[bold green]Done in {time.monotonic() - kee.began:.1f} s.[/]")
+
+
+def _counted(count: int, noun: str) -> str:
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun[:-1]}ies" if noun.endswith("y") else f"{count} {noun}s"
 
 
 def _expect(holds: object, otherwise: str) -> None:
