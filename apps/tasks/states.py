@@ -20,7 +20,7 @@ class Status(TextChoices):
 
 
 TRANSITIONS: Final[Mapping[Status, frozenset[Status]]] = {
-    Status.WAITING: frozenset({Status.SCHEDULED, Status.QUEUED, Status.FAILED, Status.CANCELED}),
+    Status.WAITING: frozenset({Status.CANCELED}),
     Status.SCHEDULED: frozenset({Status.QUEUED, Status.CANCELED}),
     Status.QUEUED: frozenset({Status.LEASED, Status.CANCELED}),
     Status.LEASED: frozenset({Status.QUEUED, Status.SCHEDULED, Status.CANCELING, Status.SUCCEEDED, Status.FAILED}),

@@ -316,7 +316,12 @@ def test_wrong_references_over_http(tenant: Tenant, token: str) -> None:
     assert ack({"through": "ent_1", "as_of": 2**63}) == 422
     for query in ("limit=0", "limit=501", "after=-1", "after=9223372036854775808", "limit=x", "nonsense=1"):
         assert client.get(f"/api/v1/inbox?{query}", headers=kee).status_code == 422
-    for path in ("inbox/entries/ent_99", "inbox/entries/ent_99/expand", "receipts/rcpt_x", "receipts/rcpt_x/chain"):
+    for path in (
+        "inbox/entries/ent_1000000000000000",
+        "inbox/entries/ent_1000000000000000/expand",
+        "receipts/rcpt_x",
+        "receipts/rcpt_x/chain",
+    ):
         assert client.get(f"/api/v1/{path}", headers=kee).status_code == 404
     for cursor in ("x", "WyJ4Il0", "Wy0xXQ", "WzkyMjMzNzIwMzY4NTQ3NzU4MDgwXQ"):
         assert client.get(f"/api/v1/inbox/history?cursor={cursor}", headers=kee).status_code == 400

@@ -343,7 +343,7 @@ def test_10_an_unknown_or_foreign_reference_acks_nothing(as_kee: Caller, tenant:
     mine = post(as_kee)
     hexy = make_caller(tenant, "Hexy")
     theirs = post(hexy, poster=as_kee)
-    for ref in (theirs.entry_ref, "ent_999999"):
+    for ref in (theirs.entry_ref, "ent_1000000000000000"):
         with pytest.raises(UnknownEntry, match="This inbox has no entry"):
             services.ack(
                 principal_id=as_kee.principal_id,

@@ -142,9 +142,9 @@ def test_a_faulty_start_is_refused_and_nothing_is_stored(
 @pytest.mark.parametrize(
     ("path", "body", "expected"),
     [
-        ("exec_99", None, (404, "unknown_execution")),
+        ("exec_1000000000000000", None, (404, "unknown_execution")),
         ("nonsense", None, (400, "malformed")),
-        ("exec_99/steps/a/result", {"result": 1, "summary": "x"}, (404, "unknown_execution")),
+        ("exec_1000000000000000/steps/a/result", {"result": 1, "summary": "x"}, (404, "unknown_execution")),
         ("{ref}/steps/nope/result", {"result": 1, "summary": "x"}, (404, "unknown_step")),
         ("{ref}/steps/report/result", {"result": 1, "summary": "x"}, (409, "step_not_open")),
         ("{ref}/steps/report/result", {"summary": "x"}, (422, "invalid")),
@@ -198,7 +198,7 @@ def test_a_tool_can_be_called_without_a_plan(kee: Caller, token: str, server: Wo
         ("texter/tools/echo", {"params": {"text": 5}, "mode": "async"}, (422, "invalid_params")),
         (
             "texter/tools/echo",
-            {"params": {"text": "x"}, "mode": "async", "execution_id": "exec_9"},
+            {"params": {"text": "x"}, "mode": "async", "execution_id": "exec_1000000000000000"},
             (404, "unknown_execution"),
         ),
         ("texter/tools/echo", {"params": {"text": "x" * 200_000}}, (413, "payload_too_large")),

@@ -46,14 +46,31 @@ class Demo:
         assert "The chain is complete" in self.output()
         return self.output()
 
-    def until_step_1_runs(self) -> None:
-        """Wait until a Celery worker holds the lease of the plan's first task."""
+    def until_ready(self) -> None:
+        """Wait until the stack stands; the demo's own command only starts then."""
 
-        def leased() -> bool:
+        def ready() -> bool:
             assert self.child.poll() is None, self.output()
-            return self._task().get("status") == "leased"
+            try:
+                return bool(self.stack["ready"])
+            except (OSError, ValueError):
+                return False
 
-        _wait(leased, why=self.output)
+        _wait(ready, why=self.output)
+
+    def until_step_1_is(self, status: str) -> None:
+        """Wait until the plan's first task is in this status."""
+
+        def reached() -> bool:
+            assert self.child.poll() is None, self.output()
+            return self._task().get("status") == status
+
+        _wait(reached, why=self.output)
+
+    def execute_worker(self) -> list[psutil.Process]:
+        """The processes of the Celery worker that executes tasks."""
+        worker = psutil.Process(self.stack["processes"]["worker-execute"])
+        return [worker, *worker.children(recursive=True)]
 
     def _task(self) -> Mapping[str, Any]:
         try:
@@ -148,9 +165,8 @@ def test_a_demo_that_is_interrupted_says_so_with_its_exit_code(tmp_path: Path) -
 @pytest.mark.ci
 def test_the_demo_ends_well_though_the_celery_worker_is_killed_while_step_1_runs(tmp_path: Path) -> None:
     with _demo(ROOT, tmp_path) as demo:
-        demo.until_step_1_runs()
-        worker = psutil.Process(demo.stack["processes"]["worker-execute"])
-        for process in [worker, *worker.children(recursive=True)]:
+        demo.until_step_1_is("leased")
+        for process in demo.execute_worker():
             process.kill()
 
         shown = demo.ended_well()
@@ -159,13 +175,39 @@ def test_the_demo_ends_well_though_the_celery_worker_is_killed_while_step_1_runs
 
 
 @pytest.mark.ci
-def test_the_demo_ends_well_though_the_broker_forgets_everything_in_mid_run(tmp_path: Path) -> None:
+def test_the_demo_ends_well_though_the_broker_forgets_everything_before_step_1_is_picked_up(tmp_path: Path) -> None:
     with _demo(ROOT, tmp_path) as demo:
-        demo.until_step_1_runs()
-        with redis.Redis.from_url(demo.stack["redis_url"]) as broker:
+        demo.until_ready()
+        with redis.Redis.from_url(demo.stack["redis_url"]) as broker, _stopped(demo.execute_worker()):
+            _answer_who_waits(broker)
+            demo.until_step_1_is("queued")
+            _wait(lambda: _nudged(broker), why=demo.output)
             broker.flushall()
 
         demo.ended_well()
+
+
+@contextmanager
+def _stopped(processes: list[psutil.Process]) -> Iterator[None]:
+    """Processes that do nothing until the block ends."""
+    for process in processes:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.resume()
+
+
+def _nudged(broker: redis.Redis) -> bool:
+    return any(json.loads(message)["headers"]["task"] == "tasks.execute" for message in broker.lrange("execute", 0, -1))
+
+
+def _answer_who_waits(broker: redis.Redis) -> None:
+    """End every wait for a message: who is stopped waits for no other, and none is sent to it."""
+    for client in broker.client_list():
+        if "b" in client["flags"]:
+            broker.client_unblock(int(client["id"]))
 
 
 @pytest.mark.ci

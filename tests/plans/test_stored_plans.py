@@ -146,7 +146,9 @@ def test_the_same_intent_and_epochs_give_the_same_plan_but_for_its_name_and_time
 def test_grounding_that_exists_is_kept_and_the_rest_is_said(as_kee: Caller) -> None:
     observation = memory.store_observation(author=as_kee, text="Prefer small functions.", now=T0)
 
-    made = create(as_kee, context={"memory_refs": [f"obs-{observation.pk}", "pattern-999999", "nonsense", 10**30]})
+    made = create(
+        as_kee, context={"memory_refs": [f"obs-{observation.pk}", "pattern-1000000000000000", "nonsense", 10**30]}
+    )
 
     assert made.document["references"]["inputs"]["memory_ids"] == [observation.pk]
     left_out = [text for text in made.document["assumptions"] if "not known here" in text]

@@ -113,7 +113,7 @@ def test_a_worker_cannot_queue_and_a_forged_token_is_refused(agent: str, worker:
     forged = {"lease_token": f"lt_1.1.{'A' * 43}", "result": 1}
     assert send(worker, "tasks/task_1/complete", forged)[1]["code"] == "bad_lease_token"
     assert send(worker, "tasks/nonsense/complete", forged)[0] == 400
-    assert get(agent, "tasks/task_999999")[0] == 404
+    assert get(agent, "tasks/task_1000000000000000")[0] == 404
     assert get(agent, f"artifacts/sha256-{'0' * 64}")[0] == 404
 
 

@@ -391,9 +391,19 @@ def _write_failure(claim: Claimed, refusal: DomainError, *, reached: bool = True
         if _again(claim, refusal, reached=reached):
             step.move_to(StepStatus.PENDING)
             step.retry_at = work.now + _RETRY_AFTER * 2 ** (step.attempts - 1)
+        elif _outcome_unknown(claim, refusal):
+            message = f"{refusal.detail} It may have done its work, and may not be run twice."
+            fail(work, step, code="outcome_unknown", message=message, retryable=False)
         else:
             retryable = refusal.retryable if isinstance(refusal, WorkerCallFailed) else isinstance(refusal, Unavailable)
             fail(work, step, code=refusal.code, message=refusal.detail, retryable=retryable)
+
+
+def _outcome_unknown(claim: Claimed, refusal: DomainError) -> bool:
+    """Whether the tool was reached, did not say how it went, and must not be asked again."""
+    if not isinstance(refusal, WorkerCallFailed) or claim.target.repeatable:
+        return False
+    return refusal.reached and refusal.retryable
 
 
 def _again(claim: Claimed, outcome: DomainError, *, reached: bool) -> bool:

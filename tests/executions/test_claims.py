@@ -1,0 +1,180 @@
+"""Claims of steps: what a process may still do with one, who else may take it over, and what it costs."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from apps.core.sql import database_now
+from apps.executions.models import Execution, ExecutionStep
+from apps.executions.services import Budget, advancing
+from apps.executions.services.beginning import CLAIM
+from apps.principals.tenancy import Caller
+from apps.tasks.models import HotTask
+from apps.workers import services as workers
+from apps.workers.trust import Tier
+from tests.executions.making import (
+    ANY,
+    REPORT,
+    advance,
+    begin,
+    call_step,
+    make_worker,
+    queue_step,
+    report,
+    statuses,
+)
+from tests.executions.workers import WorkerServer
+from tests.workers.factories import enroll, make_key, signed
+
+LATER = timedelta(minutes=1)
+
+
+def later(period: timedelta) -> None:
+    """Move the database's clock, in the test's transaction."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "select set_config('gatehouse.now', (gatehouse_now() + make_interval(secs => %s))::text, true)",
+            [period.total_seconds()],
+        )
+
+
+def claim_and_die(caller: Caller, execution: Execution) -> advancing.Claimed:
+    """What a process leaves behind that dies between claiming a step and calling."""
+    with caller.acting():
+        (claimed,) = advancing.step_forward(execution.pk, may_call=True)
+    return claimed
+
+
+def step(caller: Caller, step_id: str = "a") -> ExecutionStep:
+    with caller.acting():
+        return ExecutionStep.objects.get(step_id=step_id)
+
+
+def everything(caller: Caller) -> list[Any]:
+    with caller.acting():
+        return [list(model.objects.order_by("pk").values()) for model in (Execution, ExecutionStep, HotTask)]
+
+
+def make_hurried_writer(caller: Caller, server: WorkerServer) -> None:
+    """A worker whose tools change things and must answer within a second."""
+    key = make_key()
+    with caller.acting():
+        enroll(caller, key, ceiling=Tier.TRUSTED)
+        manifest = {
+            "worker_id": "writer",
+            "endpoint": server.endpoint,
+            "tools": [{"name": "hold", "description": "hold", "input_schema": ANY}],
+            "constraints": {"timeout_seconds": 1},
+            "hints": {"expected_runtime": "fast"},
+            "side_effects": {"filesystem": "write", "network": "none", "execution": "none"},
+            "trust": {"tier": "trusted"},
+        }
+        workers.register(caller=caller, original=signed(manifest, key))
+
+
+def test_a_writing_tool_that_was_reached_and_did_not_answer_is_called_once(kee: Caller, server: WorkerServer) -> None:
+    make_hurried_writer(kee, server)
+    execution = begin(kee, [{**call_step("a", "hold"), "worker_id": "writer"}, REPORT])
+
+    for _ in range(3):
+        advance(execution)
+        later(LATER)
+
+    assert server.calls == {"hold": 1}
+    done = report(kee, execution)
+    assert done.status == "failed"
+    error = done.results[0]["error"]
+    assert (error["code"], error["retryable"]) == ("outcome_unknown", False)
+
+
+@pytest.mark.parametrize(
+    "make_step",
+    [lambda: call_step("a"), lambda: call_step("a", "complain"), lambda: queue_step("a")],
+    ids=["answered", "refused", "queued"],
+)
+def test_what_the_holder_of_an_older_claim_brings_is_dropped_while_the_next_is_calling(
+    kee: Caller, server: WorkerServer, make_step: Callable[[], dict[str, Any]]
+) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [make_step(), REPORT])
+    first = claim_and_die(kee, execution)
+    later(LATER)
+    second = claim_and_die(kee, execution)
+    assert (first.fence, second.fence, statuses(kee, execution)["a"]) == (1, 2, "calling")
+    before = everything(kee)
+
+    advancing._carry_out([first])
+
+    assert everything(kee) == before
+    advancing._carry_out([second])
+    assert statuses(kee, execution)["a"] != "calling"
+
+
+def test_a_claim_that_is_renewed_stands_for_another_period_from_then(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a"), REPORT])
+    claim = claim_and_die(kee, execution)
+    for _ in range(3):
+        later(CLAIM - timedelta(seconds=1))
+        advancing._renew(claim)
+        assert step(kee).call_expires_at == database_now() + CLAIM
+
+        advance(execution)
+
+        assert (step(kee).status, step(kee).attempts, claim.lost.is_set()) == ("calling", 1, False)
+    assert not server.calls
+    later(CLAIM)
+    advance(execution)
+    assert (step(kee).status, step(kee).attempts) == ("complete", 2)
+
+
+def test_a_claim_that_is_lost_is_not_renewed_and_its_holder_hears_of_it(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a"), REPORT])
+    first = claim_and_die(kee, execution)
+    later(LATER)
+    second = claim_and_die(kee, execution)
+    later(timedelta(seconds=1))
+    before = everything(kee)
+
+    advancing._renew(first)
+
+    assert (first.lost.is_set(), second.lost.is_set()) == (True, False)
+    assert everything(kee) == before
+
+
+BUDGET = Budget(max_total_cost=Decimal("0.15"))
+
+
+def test_a_step_that_is_claimed_again_is_not_charged_again(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a", estimated_cost=0.1), REPORT], budget=BUDGET)
+    claim_and_die(kee, execution)
+    later(LATER)
+
+    advance(execution)
+
+    done = report(kee, execution)
+    assert (done.status, done.total_cost, step(kee).attempts, step(kee).cost) == (
+        "complete",
+        Decimal("0.1"),
+        2,
+        Decimal("0.1"),
+    )
+
+
+def test_a_step_that_is_tried_again_is_not_charged_again(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server, endpoint="http://127.0.0.1:9/mcp")
+    execution = begin(kee, [call_step("a", estimated_cost=0.1), REPORT], budget=BUDGET)
+
+    for _ in range(3):
+        advance(execution)
+        later(LATER)
+
+    done = report(kee, execution)
+    assert done.results[0]["error"]["code"] == "worker_unreachable"
+    assert (done.total_cost, step(kee).attempts, step(kee).cost) == (Decimal("0.1"), 3, Decimal("0.1"))
