@@ -154,7 +154,7 @@ def test_the_demo_ends_well_also_the_second_time_on_the_same_data_with_next_to_n
 @pytest.mark.ci
 def test_a_demo_that_is_interrupted_says_so_with_its_exit_code(tmp_path: Path) -> None:
     with _demo(ROOT, tmp_path) as demo:
-        demo.until_step_1_runs()
+        demo.until_step_1_is("leased")
         demo.child.send_signal(signal.SIGINT)
 
         assert demo.child.wait(timeout=PATIENCE) == 130, demo.output()

@@ -20,7 +20,7 @@ from config.stack.processes import marked
 from config.stack.supervisor import ask
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 120.0
+PATIENCE = 300.0
 
 
 @pytest.fixture
