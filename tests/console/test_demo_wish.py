@@ -3,7 +3,7 @@
 import pytest
 
 from apps.console.management.commands.demo import wish
-from tests.plans.shelf import SEED, make_plan
+from tests.plans.shelf import EXAMPLE, make_plan
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from tests.plans.shelf import SEED, make_plan
 def test_the_plan_is_for_the_folder_whatever_it_is_called(path: str) -> None:
     asked = wish(path)
 
-    plan = make_plan(asked["intent"], SEED, context=asked.get("context", {}))
+    plan = make_plan(asked["intent"], EXAMPLE, context=asked.get("context", {}))
 
     assert plan.steps[0].params == {"repo_path": path, "language": "python"}
     assert [step.tool_name for step in plan.steps if step.tool_name] == ["analyze_repository", "suggest_optimizations"]

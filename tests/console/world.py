@@ -9,7 +9,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from tests.digests.makers import post, post_grouped
 from tests.factories import T0, make_caller, make_tenant, make_token
-from tests.plans.test_stored_plans import FLAGSHIP, register_seed_workers
+from tests.plans.test_stored_plans import FLAGSHIP, register_example_workers
 from tests.tasks import making as tasks
 
 
@@ -21,7 +21,7 @@ def fill(slug: str = "acme") -> Caller:
     _remember(kee)
     _work(kee, make_caller(tenant, "worker-1", Kind.WORKER))
     with acting_as(kee):
-        register_seed_workers(kee)
+        register_example_workers(kee)
         plans.create_plan(caller=kee, request=PlanRequest(intent=FLAGSHIP), now=T0)
         post(kee, title="Nightly <script>alert(1)</script> run", requires_action=True)
         for number in range(5):

@@ -1,4 +1,4 @@
-"""The doors by which receipts come in, through HTTP, with the seeds' own payloads."""
+"""The doors by which receipts come in, through HTTP, with documented payloads."""
 
 import json
 from datetime import timedelta
@@ -102,7 +102,7 @@ def stored() -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("payload", [TASK_COMPLETE, EMAIL, QUOTA, ESCALATION], ids=lambda one: one["source_system"])
-def test_the_inbox_door_answers_as_the_seed_shows(token: str, payload: dict[str, Any]) -> None:
+def test_the_inbox_door_answers_as_documented(token: str, payload: dict[str, Any]) -> None:
     status, body = knock(token, payload)
     assert (status, sorted(body)) == (200, ["created_at", "dedupe_key", "receipt_id"])
     assert body["dedupe_key"] == payload["dedupe_key"]
@@ -121,7 +121,7 @@ def test_the_inbox_door_answers_as_the_seed_shows(token: str, payload: dict[str,
     assert stored() == (1, 1)
 
 
-def test_the_universal_door_answers_as_the_seed_shows(token: str) -> None:
+def test_the_universal_door_answers_as_documented(token: str) -> None:
     status, body = knock(token, PLAN_CREATED, UNIVERSAL_DOOR)
     assert (status, sorted(body)) == (200, ["receipt_id", "status", "uuid"])
     assert (body["status"], body["receipt_id"]) == ("stored", PLAN_CREATED["receipt_id"])

@@ -107,8 +107,8 @@ REPORT: dict[str, Any] = {
 }
 
 
-def seed_steps() -> list[dict[str, Any]]:
-    """The shape of the seed's code analysis: queue, wait, call, aggregate, report."""
+def example_steps() -> list[dict[str, Any]]:
+    """The shape of a code analysis: queue, wait, call, aggregate, report."""
     return [
         queue_step("step-1"),
         {"step_id": "step-2", "step_type": "wait_for", "wait_for_step_ids": ["step-1"]},

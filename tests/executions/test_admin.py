@@ -6,13 +6,13 @@ from django.urls import reverse
 from apps.executions.models import ExecutionStep
 from apps.principals.models import Operator
 from apps.principals.tenancy import Caller, acting_as_system
-from tests.executions.making import advance, begin, make_worker, seed_steps
+from tests.executions.making import advance, begin, example_steps, make_worker
 from tests.executions.workers import WorkerServer
 
 
 def test_the_page_of_an_execution_leads_to_its_plan_tasks_and_receipts(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
-    execution = begin(kee, seed_steps())
+    execution = begin(kee, example_steps())
     advance(execution)
     with acting_as_system("test"):
         operator = Operator.objects.create_superuser("olga", password=None)

@@ -12,7 +12,7 @@ from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.tasks.models import Task
 from apps.workers.models import Call
-from tests.executions.making import REPORT, call_step, do_task, make_plan, make_worker, queue_step, seed_steps
+from tests.executions.making import REPORT, call_step, do_task, example_steps, make_plan, make_worker, queue_step
 from tests.executions.workers import WorkerServer
 from tests.factories import make_caller, make_token
 
@@ -73,7 +73,7 @@ def test_an_answer_is_partial_while_tasks_are_under_way(kee: Caller, token: str,
 
 def test_a_plan_can_be_followed_to_its_report(kee: Caller, token: str, tenant: Tenant, server: WorkerServer) -> None:
     make_worker(kee, server)
-    plan_id = plan_of(kee, seed_steps())
+    plan_id = plan_of(kee, example_steps())
     before = send("GET", f"/api/v1/plans/{plan_id}/execution", token)
     assert (before[0], before[1]["status"], before[1]["steps_total"]) == (200, "not_started", 5)
 

@@ -35,12 +35,12 @@ from tests.executions.making import (
     call_step,
     do_task,
     ended,
+    example_steps,
     make_plan,
     make_worker,
     make_writing_worker,
     queue_step,
     report,
-    seed_steps,
     statuses,
 )
 from tests.executions.workers import WorkerServer
@@ -80,11 +80,11 @@ def test_direct_steps_run_at_once_and_pass_their_results_on(kee: Caller, server:
     assert server.calls == {"echo": 1, "shout": 1}
 
 
-def test_the_seeds_plan_goes_from_task_to_call_to_aggregate_to_report(
+def test_a_plan_goes_from_task_to_call_to_aggregate_to_report(
     kee: Caller, outside: Caller, server: WorkerServer
 ) -> None:
     make_worker(kee, server)
-    execution = begin(kee, seed_steps())
+    execution = begin(kee, example_steps())
 
     advance(execution)
     assert statuses(kee, execution)["step-1"] == "queued"
@@ -113,7 +113,7 @@ def test_the_receipts_of_an_execution_are_one_chain_that_closes_the_plan(
     kee: Caller, outside: Caller, server: WorkerServer
 ) -> None:
     make_worker(kee, server)
-    execution = begin(kee, seed_steps())
+    execution = begin(kee, example_steps())
     advance(execution)
     do_task(outside, {"text": "found"})
     advance(execution)
@@ -400,7 +400,7 @@ def test_a_step_that_can_not_be_called_fails_by_name(
 
 def test_a_result_may_be_handed_in_twice_but_not_two(kee: Caller, outside: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
-    execution = begin(kee, seed_steps())
+    execution = begin(kee, example_steps())
     with pytest.raises(StepNotOpen):
         submit(kee, execution)
     with pytest.raises(UnknownStep):
@@ -466,7 +466,7 @@ def test_cancel_takes_back_open_tasks_and_what_was_asked(kee: Caller, outside: C
 
 def test_cancel_ends_an_aggregates_obligation(kee: Caller, outside: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
-    execution = begin(kee, seed_steps())
+    execution = begin(kee, example_steps())
     advance(execution)
     do_task(outside, {"text": "found"})
     advance(execution)

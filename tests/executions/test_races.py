@@ -28,10 +28,10 @@ from tests.executions.making import (
     advance,
     begin,
     call_step,
+    example_steps,
     make_worker,
     queue_step,
     report,
-    seed_steps,
     statuses,
 )
 from tests.executions.workers import WorkerServer
@@ -265,7 +265,7 @@ def wait_until_somebody_waits_for_this_transaction() -> None:
 
 def test_a_task_runs_the_tool_tells_progress_and_the_tick_goes_on(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
-    execution = begin(kee, seed_steps())
+    execution = begin(kee, example_steps())
     advance(execution)
 
     assert execute_queue(kee.tenant_id, "execute")

@@ -10,7 +10,7 @@ from apps.executions.models import Execution, ExecutionStep
 from apps.executions.routing import Standing, critical_steps, dependencies, next_moves
 from apps.executions.states import STEP_TRANSITIONS, TRANSITIONS, Status, StepStatus, StepType, Strategy
 
-SEED: list[dict[str, Any]] = [
+EXAMPLE: list[dict[str, Any]] = [
     {"step_id": "step-1", "step_type": "queue_execution", "params": {"repo_path": "/x"}, "depends_on": []},
     {"step_id": "step-2", "step_type": "wait_for", "wait_for_step_ids": ["step-1"]},
     {
@@ -30,7 +30,7 @@ SEED: list[dict[str, Any]] = [
 
 
 def standings(**statuses: StepStatus) -> list[Standing]:
-    needs, critical = dependencies(SEED), critical_steps(SEED)
+    needs, critical = dependencies(EXAMPLE), critical_steps(EXAMPLE)
     return [
         Standing(
             step_id=step["step_id"],
@@ -39,12 +39,12 @@ def standings(**statuses: StepStatus) -> list[Standing]:
             depends_on=needs[step["step_id"]],
             critical=step["step_id"] in critical,
         )
-        for step in SEED
+        for step in EXAMPLE
     ]
 
 
 def test_a_step_waits_for_what_it_declares_gathers_and_refers_to() -> None:
-    assert dependencies(SEED) == {
+    assert dependencies(EXAMPLE) == {
         "step-1": (),
         "step-2": ("step-1",),
         "step-3": ("step-2", "step-1"),
@@ -54,8 +54,8 @@ def test_a_step_waits_for_what_it_declares_gathers_and_refers_to() -> None:
 
 
 def test_what_a_later_step_depends_on_is_critical_unless_it_says_otherwise() -> None:
-    assert critical_steps(SEED) == {"step-1", "step-2"}
-    assert critical_steps([{**SEED[0], "critical": False}, *SEED[1:]]) == {"step-2"}
+    assert critical_steps(EXAMPLE) == {"step-1", "step-2"}
+    assert critical_steps([{**EXAMPLE[0], "critical": False}, *EXAMPLE[1:]]) == {"step-2"}
 
 
 def test_steps_begin_when_what_they_wait_for_is_complete() -> None:

@@ -1,4 +1,4 @@
-"""Memory over HTTP: the seeds' arguments, named refusals, nothing stored by a refused request."""
+"""Memory over HTTP: documented arguments, named refusals, nothing stored by a refused request."""
 
 from typing import Any
 
@@ -44,7 +44,7 @@ def test_what_is_stored_is_recalled(tenant: Tenant) -> None:
     assert call(token, "recall", {"filters": {"plan_id": "plan-xyz"}})[1]["hits"] == []
 
 
-def test_concepts_relationships_patterns_and_sessions_take_the_seeds_arguments(tenant: Tenant) -> None:
+def test_concepts_relationships_patterns_and_sessions_take_documented_arguments(tenant: Tenant) -> None:
     token = make_token(tenant)
     concept = {
         "name": "code-analyzer",

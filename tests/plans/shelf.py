@@ -116,8 +116,8 @@ LICENSES = tool(
     shape(licenses=STRINGS),
 )
 
-SEED_TOOLS = (ANALYZE, SUGGEST, SENTIMENT, SCAN, INDEX, EXTRACT)
-SEED_OFFERS = (
+EXAMPLE_TOOLS = (ANALYZE, SUGGEST, SENTIMENT, SCAN, INDEX, EXTRACT)
+EXAMPLE_OFFERS = (
     offer("code-analyzer-001", ANALYZE, "code_analysis", "python", effects=["read"], expected_runtime="long"),
     offer("optimization-suggester-002", SUGGEST, "optimization", effects=["network"]),
     offer("sentiment-analyzer-001", SENTIMENT, "sentiment_analysis", "nlp"),
@@ -139,8 +139,8 @@ MORE_OFFERS = (
     offer("runner", TESTS, "testing", effects=["exec"], barred="the tier verified does not allow exec"),
     offer("lawyer", LICENSES, "licenses", effects=["read"]),
 )
-SEED = Catalogue(3, SEED_TOOLS, SEED_OFFERS)
-FULL = Catalogue(7, SEED_TOOLS + MORE_TOOLS, SEED_OFFERS + MORE_OFFERS)
+EXAMPLE = Catalogue(3, EXAMPLE_TOOLS, EXAMPLE_OFFERS)
+FULL = Catalogue(7, EXAMPLE_TOOLS + MORE_TOOLS, EXAMPLE_OFFERS + MORE_OFFERS)
 UNBARRED = Catalogue(8, FULL.tools, tuple(replace(one, barred=None) for one in FULL.offers))
 
 

@@ -15,11 +15,11 @@ from apps.plans.validation import Limits, validate
 from tests.plans.intents import REFUSED, SERVED
 from tests.plans.shelf import (
     ANALYZE,
+    EXAMPLE,
+    EXAMPLE_OFFERS,
+    EXAMPLE_TOOLS,
     FULL,
     MORE_TOOLS,
-    SEED,
-    SEED_OFFERS,
-    SEED_TOOLS,
     UNBARRED,
     make_plan,
     offer,
@@ -29,8 +29,8 @@ from tests.plans.shelf import (
 FLAGSHIP = "Analyze the Python codebase at /path/to/repo and suggest optimizations"
 
 
-def test_the_flagship_intent_becomes_the_five_steps_of_the_seed() -> None:
-    plan = make_plan(FLAGSHIP, SEED, context={"language": "python", "priority": "high"})
+def test_the_flagship_intent_becomes_its_five_steps() -> None:
+    plan = make_plan(FLAGSHIP, EXAMPLE, context={"language": "python", "priority": "high"})
 
     document = plan.document()
     assert plan.status == PlanStatus.READY
@@ -189,8 +189,8 @@ def test_budgets_exclusions_and_cheaper_offers_decide_who_works() -> None:
 
 
 def test_what_was_observed_overrides_what_was_promised() -> None:
-    slow = replace(SEED_OFFERS[2], runs=25, successes=25, p50_seconds=9.0, p95_seconds=20.0)
-    catalogue = Catalogue(4, SEED_TOOLS, (slow,))
+    slow = replace(EXAMPLE_OFFERS[2], runs=25, successes=25, p50_seconds=9.0, p95_seconds=20.0)
+    catalogue = Catalogue(4, EXAMPLE_TOOLS, (slow,))
 
     plan = make_plan("Analyze the sentiment of 'fine'", catalogue)
 

@@ -28,8 +28,8 @@ from tests.workers.factories import enroll, make_key, make_manifest, signed
 FLAGSHIP = "Analyze the Python codebase at /path/to/repo and suggest optimizations"
 
 
-def register_seed_workers(caller: Caller) -> None:
-    """The two workers of the seed's example, signed by a key that may grant `verified`."""
+def register_example_workers(caller: Caller) -> None:
+    """The two workers of the example, signed by a key that may grant `verified`."""
     key = make_key()
     enroll(caller, key, Tier.VERIFIED)
     for worker_id, tool, effects, runtime in (
@@ -62,7 +62,7 @@ def create(caller: Caller, intent: str = FLAGSHIP, **more: Any) -> services.Made
 
 
 def test_a_plan_is_stored_with_its_steps_and_proved_by_a_ledger_receipt(as_kee: Caller) -> None:
-    register_seed_workers(as_kee)
+    register_example_workers(as_kee)
 
     made = create(as_kee, context={"language": "python", "priority": "high"})
 
@@ -104,7 +104,7 @@ def test_a_given_cause_is_the_cause(as_kee: Caller) -> None:
 
 
 def test_a_plan_is_owed_by_its_principal_and_a_refusal_by_nobody(as_kee: Caller) -> None:
-    register_seed_workers(as_kee)
+    register_example_workers(as_kee)
 
     create(as_kee, "Delete all files from the production server")
     assert receipts.obligations(owed_by=as_kee.principal_id) == []
@@ -124,7 +124,7 @@ def test_unsigned_workers_with_effects_are_not_planned_for(as_kee: Caller) -> No
 
 
 def test_a_worker_that_leaves_is_planned_for_no_more_and_a_full_one_delays(as_kee: Caller) -> None:
-    register_seed_workers(as_kee)
+    register_example_workers(as_kee)
     workers.heartbeat(caller=as_kee, worker_id="code-analyzer-001", status="healthy", current_load=1.0, available=False)
     assert create(as_kee).can_execute_now is False
 
@@ -133,7 +133,7 @@ def test_a_worker_that_leaves_is_planned_for_no_more_and_a_full_one_delays(as_ke
 
 
 def test_the_same_intent_and_epochs_give_the_same_plan_but_for_its_name_and_time(as_kee: Caller) -> None:
-    register_seed_workers(as_kee)
+    register_example_workers(as_kee)
 
     one, two = (dict(create(as_kee).document) for _ in range(2))
 
@@ -193,18 +193,18 @@ def stored() -> tuple[int, int]:
         return Plan.objects.count(), Receipt.objects.count()
 
 
-SEED_BODY = {
+PLAN_BODY = {
     "principal_ai": "Kee",
     "intent": FLAGSHIP,
     "context": {"language": "python", "priority": "high", "memory_refs": ["obs-123", "pattern-45"]},
 }
 
 
-def test_the_seeds_door_answers_the_bare_plan_with_its_receipt(tenant: Tenant, kee: Caller) -> None:
+def test_the_planning_door_answers_the_bare_plan_with_its_receipt(tenant: Tenant, kee: Caller) -> None:
     with acting_as(kee):
-        register_seed_workers(kee)
+        register_example_workers(kee)
 
-    status, plan = post("/delegate/plan", SEED_BODY, make_token(tenant))
+    status, plan = post("/delegate/plan", PLAN_BODY, make_token(tenant))
 
     assert status == 200
     assert [step["step_id"] for step in plan["steps"]] == ["step-1", "step-2", "step-3", "step-4", "step-5"]
@@ -217,7 +217,7 @@ def test_the_seeds_door_answers_the_bare_plan_with_its_receipt(tenant: Tenant, k
 def test_the_tools_answer_has_the_members_of_both_versions_and_can_be_read_again(tenant: Tenant, kee: Caller) -> None:
     token = make_token(tenant)
     with acting_as(kee):
-        register_seed_workers(kee)
+        register_example_workers(kee)
 
     status, made = post("/api/v1/plans", {"intent": FLAGSHIP}, token)
 
@@ -283,7 +283,7 @@ def test_any_odd_but_legal_request_gets_a_plan_or_a_refusal(tenant: Tenant) -> N
 
 
 def test_only_the_scope_opens_the_door(tenant: Tenant) -> None:
-    assert post("/delegate/plan", SEED_BODY, make_token(tenant, scopes=[Scope.INBOX]))[0] == 403
+    assert post("/delegate/plan", PLAN_BODY, make_token(tenant, scopes=[Scope.INBOX]))[0] == 403
     assert stored() == (0, 0)
 
 

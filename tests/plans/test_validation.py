@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apps.plans.validation import Limits, validate
-from tests.plans.shelf import FULL, SEED, make_plan
+from tests.plans.shelf import EXAMPLE, FULL, make_plan
 
 Document = dict[str, Any]
 FLAGSHIP = "Analyze the Python codebase at /path/to/repo and suggest optimizations"
@@ -138,7 +138,7 @@ def test_limits_are_checked_by_the_offers_not_by_the_plans_word() -> None:
 
 
 def test_a_worker_that_left_makes_the_plan_invalid() -> None:
-    assert {found.code for found in validate(good(), SEED.without(["code-analyzer-001"]))} == {"not_eligible"}
+    assert {found.code for found in validate(good(), EXAMPLE.without(["code-analyzer-001"]))} == {"not_eligible"}
 
 
 def test_a_refusal_must_name_what_is_missing() -> None:

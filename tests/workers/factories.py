@@ -16,7 +16,7 @@ NOTHING = {"filesystem": "none", "network": "none", "execution": "none"}
 
 
 def make_manifest(worker_id: str = "code-analyzer-001", **changes: Any) -> dict[str, Any]:
-    """The seed's example of a registration, with what it leaves to the reader filled in."""
+    """An example of a registration, with what it leaves to the reader filled in."""
     return {
         "worker_id": worker_id,
         "endpoint": "https://code-analyzer.example.com/mcp",

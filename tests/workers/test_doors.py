@@ -1,4 +1,4 @@
-"""The seed's doors of the registry, over HTTP."""
+"""The doors of the registry, over HTTP."""
 
 import json
 from typing import Any
@@ -13,7 +13,7 @@ from apps.workers.models import Worker
 from tests.factories import make_token
 from tests.workers.factories import make_manifest
 
-SEED_HEARTBEAT = {"status": "healthy", "current_load": 0.3, "available": True}
+HEARTBEAT = {"status": "healthy", "current_load": 0.3, "available": True}
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def stored() -> int:
         return Worker.objects.count()
 
 
-def test_the_seeds_registration_answers_201_then_200(token: str) -> None:
+def test_a_registration_answers_201_then_200(token: str) -> None:
     manifest = make_manifest(trust={"tier": "verified", "signature": "...", "key_id": "..."})
 
     status, answer = post("/workers/register", manifest, token)
@@ -48,14 +48,14 @@ def test_the_seeds_registration_answers_201_then_200(token: str) -> None:
     assert post("/workers/register", manifest, token) == (200, answer)
 
 
-def test_the_seeds_heartbeat_is_answered_with_the_next_ones_time(token: str) -> None:
+def test_a_heartbeat_is_answered_with_the_next_ones_time(token: str) -> None:
     post("/workers/register", make_manifest(), token)
 
-    assert post("/workers/code-analyzer-001/heartbeat", SEED_HEARTBEAT, token) == (
+    assert post("/workers/code-analyzer-001/heartbeat", HEARTBEAT, token) == (
         200,
         {"status": "ready", "next_heartbeat_seconds": 30},
     )
-    assert post("/workers/nobody/heartbeat", SEED_HEARTBEAT, token)[0] == 404
+    assert post("/workers/nobody/heartbeat", HEARTBEAT, token)[0] == 404
 
 
 @pytest.mark.parametrize(

@@ -85,10 +85,12 @@ def test_an_enrolled_key_grants_what_is_claimed_up_to_its_ceiling(
 
 def test_a_key_that_nobody_enrolled_gives_no_trust(as_kee: Caller) -> None:
     done = register(as_kee, signed(make_manifest(), make_key("stranger")))
-    seed = register(as_kee, make_manifest("seed", trust={"tier": "verified", "signature": "...", "key_id": "..."}))
+    claimed = register(
+        as_kee, make_manifest("claimed", trust={"tier": "verified", "signature": "...", "key_id": "..."})
+    )
 
     assert (done.worker.effective_tier, done.worker.tier_reason) == ("untrusted", "the key stranger is not enrolled")
-    assert seed.worker.effective_tier == "untrusted"
+    assert claimed.worker.effective_tier == "untrusted"
 
 
 def test_the_same_signed_manifest_may_be_sent_again(as_kee: Caller) -> None:
