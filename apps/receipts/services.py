@@ -103,6 +103,9 @@ class Recorded:
 def record(*, poster: Poster, draft: ReceiptDraft, now: datetime) -> Recorded:
     """Write a fact, link it into the chain, open and close obligations.
 
+    A receipt closes the obligation that it pairs with where its poster is the debtor or the creditor; else it is a
+    pair and no more. A queued task is closed by the gate that queued it, a created plan by a plan's receipt.
+
     :raises DuplicateReceipt: if the source has posted it before.
     :raises DedupeConflict: if the source has used the key for another content.
     :raises ReceiptIdConflict: if another receipt has the given id.
@@ -313,21 +316,26 @@ def _open_obligation(
         debtor_id=owed.debtor_id,
         creditor_id=owed.creditor_id,
         opened_at=now,
-        closed_by_id=closers[0] if closers else None,
-        closed_at=now if closers else None,
     )
+    _close_pairs([(recorded.id, closer) for closer in closers], now)
 
 
 def _close(written: Sequence[tuple[ReceiptDraft, Recorded]], known: _Known, now: datetime) -> None:
-    """Close the obligations that these receipts pair with; the first of several closes."""
-    closers: dict[int, int] = {}
+    """Close the obligations that these receipts pair with, as far as their posters may."""
+    pairs: list[tuple[int, int]] = []
     for draft, recorded in written:
         root = known.links.get(draft.pairs_with) if draft.pairs_with is not None else None
         if root is not None and root != recorded.id:
-            closers.setdefault(root, recorded.id)
-    if not closers:
+            pairs.append((root, recorded.id))
+    _close_pairs(pairs, now)
+
+
+def _close_pairs(pairs: Sequence[tuple[int, int]], now: datetime) -> None:
+    """Close of these roots what these closers may close; the first of several closes."""
+    if not pairs:
         return
+    roots = [root for root, _ in pairs]
     with connection.cursor() as cursor:
-        if len(closers) > 1:
-            cursor.execute(sql.HOLD_OBLIGATIONS, [list(closers)])
-        cursor.execute(sql.CLOSE, {"roots": list(closers), "closers": list(closers.values()), "now": now})
+        if len(set(roots)) > 1:
+            cursor.execute(sql.HOLD_OBLIGATIONS, [roots])
+        cursor.execute(sql.CLOSE, {"roots": roots, "closers": [closer for _, closer in pairs], "now": now})

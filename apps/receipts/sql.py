@@ -82,10 +82,25 @@ HOLD_OBLIGATIONS: Final = """
 select receipt_id from receipts_obligation where receipt_id = any(%s) and closed_at is null
 order by receipt_id for no key update
 """
+# A receipt closes what its poster owes or is owed; a queued task ends by its gate's word, a plan by a plan's receipt.
+# The first of several that may close does. Primary keys only.
 CLOSE: Final = """
-update receipts_obligation o set closed_by_id = pair.closer, closed_at = %(now)s
-from unnest(%(roots)s::bigint[], %(closers)s::bigint[]) pair(root, closer)
-where o.receipt_id = pair.root and o.closed_at is null
+update receipts_obligation o set closed_by_id = chosen.closer, closed_at = %(now)s
+from (
+    select distinct on (root.id) root.id as root, closer.id as closer
+    from unnest(%(roots)s::bigint[], %(closers)s::bigint[]) pair(root, closer)
+    join receipts_obligation owed on owed.receipt_id = pair.root
+    join receipts_receipt root on root.id = pair.root
+    join receipts_receipt closer on closer.id = pair.closer
+    where owed.closed_at is null and case root.event_type
+        when 'task_queued' then closer.poster_id in (owed.debtor_id, root.poster_id)
+                                and closer.event_type in ('task_complete', 'task_failed', 'task_canceled')
+        when 'plan_created' then closer.poster_id in (owed.debtor_id, owed.creditor_id)
+                                 and starts_with(closer.event_type, 'plan_')
+        else closer.poster_id in (owed.debtor_id, owed.creditor_id) end
+    order by root.id, closer.id
+) chosen
+where o.receipt_id = chosen.root and o.closed_at is null
 """
 
 # The open ones of a side are cut off inside their own index before anything is joined to them.

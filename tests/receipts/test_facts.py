@@ -149,3 +149,58 @@ def test_only_the_system_may_redact_and_only_content(as_kee: Caller) -> None:
         cursor.execute(redact)
         with pytest.raises(IntegrityError, match="immutable"), transaction.atomic():
             cursor.execute("update receipts_receipt set source_system = 'x'")
+
+
+PARTIES = {"debtor": "Hexy", "creditor": "Lee", "stranger": "Mal"}
+
+
+def _owed(tenant: Tenant, root_event: str) -> tuple[Caller, Caller, Caller]:
+    """The debtor, the creditor, and somebody whom it does not concern."""
+    debtor, creditor, stranger = (make_caller(tenant, name) for name in PARTIES.values())
+    owed = ObligationDraft(debtor_id=debtor.principal_id, creditor_id=creditor.principal_id)
+    gate = debtor if root_event == "task_queued" else creditor
+    post(debtor, poster=gate, receipt_id="R.root", event_type=root_event, surface="ledger", obligation=owed)
+    return debtor, creditor, stranger
+
+
+@pytest.mark.parametrize(
+    ("root_event", "closer_event", "who", "closes"),
+    [
+        ("review", "done", "debtor", True),
+        ("review", "done", "creditor", True),
+        ("review", "done", "stranger", False),
+        ("task_queued", "task_complete", "debtor", True),
+        ("task_queued", "task_failed", "debtor", True),
+        ("task_queued", "task_canceled", "debtor", True),
+        ("task_queued", "done", "debtor", False),
+        ("task_queued", "task_complete", "creditor", False),
+        ("task_queued", "task_complete", "stranger", False),
+        ("plan_created", "plan_complete", "debtor", True),
+        ("plan_created", "plan_abandoned", "creditor", True),
+        ("plan_created", "done", "debtor", False),
+        ("plan_created", "plan_complete", "stranger", False),
+    ],
+)
+@pytest.mark.parametrize("early", [False, True], ids=["after the root", "before the root"])
+def test_only_whom_it_concerns_closes_an_obligation(
+    tenant: Tenant, as_kee: Caller, root_event: str, closer_event: str, who: str, closes: bool, early: bool
+) -> None:
+    parties = {name: make_caller(tenant, own) for name, own in PARTIES.items()}
+    if early:
+        post(parties["stranger"], event_type=closer_event, pairs_with="R.root")
+        closer = post(parties[who], event_type=closer_event, pairs_with="R.root")
+        _owed(tenant, root_event)
+    else:
+        _owed(tenant, root_event)
+        post(parties["stranger"], event_type=closer_event, pairs_with="R.root")
+        closer = post(parties[who], event_type=closer_event, pairs_with="R.root")
+    root = Receipt.objects.get(receipt_id="R.root")
+    assert Receipt.objects.get(pk=closer.id).pairs_with_id == root.pk
+    assert Obligation.objects.get(pk=root.pk).closed_by_id == (closer.id if closes else None)
+
+
+def test_in_a_batch_too_a_stranger_closes_nothing(tenant: Tenant, as_kee: Caller) -> None:
+    _, _, stranger = _owed(tenant, "review")
+    drafts = [make_draft(stranger, pairs_with="R.root") for _ in range(2)]
+    assert all(isinstance(one, Posted) for one in post_many(poster=Poster.of(stranger), drafts=drafts, now=T0))
+    assert Obligation.objects.get().closed_at is None
