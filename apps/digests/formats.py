@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
+from apps.core import strict_json
+from apps.core.errors import DomainError
 from apps.core.ids import format_ref, parse_ref
 from apps.digests.errors import BadToken
 
@@ -94,8 +96,8 @@ def parse_through(text: str) -> Through:
 
 def _parse_bound(text: str) -> Bound:
     try:
-        members = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-    except (ValueError, binascii.Error, RecursionError) as exc:
+        members = strict_json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    except (DomainError, ValueError, binascii.Error) as exc:
         raise BadToken("The part of the token after ~ can't be read.") from exc
     if not isinstance(members, dict) or not members or not members.keys() <= {"after", "source", "ids"}:
         raise BadToken("The part of the token after ~ is of no known form.")

@@ -17,14 +17,15 @@ CHAIN_LIMIT: Final = 1000
 
 
 def find(reference: str) -> Receipt:
-    """The receipt of this receipt id, or else of this uuid, in the current tenant.
+    """The receipt of this uuid, or else of this receipt id, in the current tenant.
 
     :raises UnknownReceipt: if there is none.
     """
     receipts = Receipt.objects.select_related("recipient", "poster")
-    found = receipts.filter(receipt_id=reference).first()
-    if found is None and (as_uuid := _uuid(reference)) is not None:
-        found = receipts.filter(uuid=as_uuid).first()
+    as_uuid = _uuid(reference)
+    found = receipts.filter(uuid=as_uuid).first() if as_uuid is not None else None
+    if found is None:
+        found = receipts.filter(receipt_id=reference).first()
     if found is None:
         raise UnknownReceipt(f"There is no receipt {reference[:100]!r}.")
     return found
@@ -61,8 +62,6 @@ class Link:
     event_type: str
     source_system: str
     recipient: str
-    recipient_id: int
-    poster_id: int
     title: str | None
     surface: str
     requires_action: bool
@@ -72,9 +71,6 @@ class Link:
     obligation_open: bool | None
     """None where the receipt opened none."""
 
-    def concerns(self, principal_id: int) -> bool:
-        return principal_id in {self.recipient_id, self.poster_id}
-
 
 def chain(receipt_ref: str) -> list[Link]:
     """The whole tree around a receipt, both ways: causes, consequences and pairs, oldest first.
@@ -83,18 +79,39 @@ def chain(receipt_ref: str) -> list[Link]:
 
     :raises UnknownReceipt: if there is no such receipt.
     """
+    return _links(_walk(sql.CHAIN, receipt=find(receipt_ref).pk))
+
+
+def chain_for(receipt_ref: str, *, principal_id: int) -> list[Link]:
+    """As :func:`chain`, as far as it can be walked through receipts that concern a principal.
+
+    A receipt concerns whoever posted or received it, and whoever owes or is owed something because of it.
+
+    :raises UnknownReceipt: if there is no such receipt, or it does not concern the principal.
+    """
+    keys = _walk(sql.CHAIN_FOR, receipt=find(receipt_ref).pk, principal=principal_id)
+    if not keys:
+        raise UnknownReceipt(f"There is no receipt {receipt_ref[:100]!r}.")
+    return _links(keys)
+
+
+def _walk(statement: str, **given: int) -> set[int]:
     with connection.cursor() as cursor:
-        cursor.execute(sql.CHAIN, {"receipt": find(receipt_ref).pk, "limit": CHAIN_LIMIT})
-        keys = [pk for (pk,) in cursor.fetchall()]
+        cursor.execute(statement, given | {"limit": CHAIN_LIMIT})
+        return {pk for (pk,) in cursor.fetchall()}
+
+
+def _links(keys: set[int]) -> list[Link]:
     rows = (
         Receipt.objects.filter(pk__in=keys)
         .select_related("recipient", "caused_by", "pairs_with", "obligation")
         .order_by("id")
     )
-    return [_link(row) for row in rows]
+    return [_link(row, keys) for row in rows]
 
 
-def _link(row: Receipt) -> Link:
+def _link(row: Receipt, shown: set[int]) -> Link:
+    """A link to what is not shown is told in the poster's own words, which tell it nothing new."""
     obligation = getattr(row, "obligation", None)
     return Link(
         id=row.pk,
@@ -103,14 +120,12 @@ def _link(row: Receipt) -> Link:
         event_type=row.event_type,
         source_system=row.source_system,
         recipient=row.recipient.name,
-        recipient_id=row.recipient_id,
-        poster_id=row.poster_id,
         title=row.title,
         surface=row.surface,
         requires_action=row.requires_action,
         created_at=row.created_at,
-        caused_by=row.caused_by.receipt_id if row.caused_by else row.caused_by_ref,
-        pairs_with=row.pairs_with.receipt_id if row.pairs_with else row.pairs_with_ref,
+        caused_by=row.caused_by.receipt_id if row.caused_by and row.caused_by_id in shown else row.caused_by_ref,
+        pairs_with=row.pairs_with.receipt_id if row.pairs_with and row.pairs_with_id in shown else row.pairs_with_ref,
         obligation_open=None if obligation is None else obligation.closed_at is None,
     )
 

@@ -210,7 +210,7 @@ def _look_up(tenant_id: int, references: set[str]) -> dict[str, int]:
     by_uuid = {uuid: pk for pk, _, uuid in rows}
     by_id = {receipt_id: pk for pk, receipt_id, _ in rows}
     found = {reference: by_uuid[uuid] for reference, uuid in as_uuid.items() if uuid in by_uuid}
-    return found | {reference: by_id[reference] for reference in references if reference in by_id}
+    return {reference: by_id[reference] for reference in references if reference in by_id} | found
 
 
 def _uuid(reference: str) -> str | None:

@@ -135,11 +135,12 @@ with recursive cause(id) as (
 select exists (select from cause where id = %(receipt)s)
 """
 
-# The whole tree both ways. `union` visits a receipt once; the outer limit ends the walk early.
+# The whole tree both ways. `union` visits a receipt once; the outer limit ends the walk early. For a principal, the
+# walk never enters what does not concern it: anybody may name any receipt, which must open no way to it.
 # Indexes: the primary key upwards, receipts_receipt_by_cause and receipts_receipt_by_pair downwards.
-CHAIN: Final = """
+_CHAIN: Final = """
 with recursive link(id) as (
-    select %(receipt)s::bigint
+    select id from receipts_receipt r where id = %(receipt)s::bigint and {concerns}
     union
     select next.id from link cross join lateral (
         select target as id from receipts_receipt r, unnest(array[r.caused_by_id, r.pairs_with_id]) target
@@ -148,7 +149,16 @@ with recursive link(id) as (
         select c.id from receipts_receipt c where c.caused_by_id = link.id
         union all
         select p.id from receipts_receipt p where p.pairs_with_id = link.id
-    ) next
+    ) next join receipts_receipt r on r.id = next.id where {concerns}
 )
 select id from link limit %(limit)s
 """
+CHAIN: Final = _CHAIN.format(concerns="true")
+CHAIN_FOR: Final = _CHAIN.format(
+    concerns="""(
+        %(principal)s::bigint in (r.recipient_id, r.poster_id) or exists (
+            select from receipts_obligation o
+            where o.receipt_id = r.id and %(principal)s::bigint in (o.debtor_id, o.creditor_id)
+        )
+    )"""
+)

@@ -11,7 +11,6 @@ from apps.core.schemas import Input, Output, Text
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 from apps.receipts import selectors
-from apps.receipts.errors import UnknownReceipt
 from apps.receipts.selectors import CHAIN_LIMIT, Link
 
 
@@ -21,7 +20,7 @@ class ReceiptChain(Input):
 
 
 class LinkOutput(Output):
-    """One receipt of the chain. Its title is shown to whoever received or posted it."""
+    """One receipt of the chain that concerns you: as poster or recipient, as debtor or creditor."""
 
     receipt_id: str
     uuid: str
@@ -52,13 +51,11 @@ class ChainOutput(Output):
 )
 def get_receipt_chain(caller: Caller, given: ReceiptChain) -> ChainOutput:
     """The whole story around a receipt: what caused it, what followed, and what answers what."""
-    links = selectors.chain(given.receipt_id)
-    if not any(link.concerns(caller.principal_id) for link in links):
-        raise UnknownReceipt(f"There is no receipt {given.receipt_id!r}.")
-    return ChainOutput(receipts=[_link(caller, link) for link in links], truncated=len(links) >= CHAIN_LIMIT)
+    links = selectors.chain_for(given.receipt_id, principal_id=caller.principal_id)
+    return ChainOutput(receipts=[_link(link) for link in links], truncated=len(links) >= CHAIN_LIMIT)
 
 
-def _link(caller: Caller, link: Link) -> LinkOutput:
+def _link(link: Link) -> LinkOutput:
     states: dict[bool | None, Literal["open", "closed"] | None] = {None: None, True: "open", False: "closed"}
     return LinkOutput(
         receipt_id=link.receipt_id,
@@ -66,7 +63,7 @@ def _link(caller: Caller, link: Link) -> LinkOutput:
         event_type=link.event_type,
         source_system=link.source_system,
         recipient_ai=link.recipient,
-        title=link.title if link.concerns(caller.principal_id) else None,
+        title=link.title,
         surface=link.surface,
         requires_action=link.requires_action,
         created_at=link.created_at,

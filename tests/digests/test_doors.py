@@ -141,6 +141,42 @@ def test_a_receipt_id_that_is_taken_is_named(token: str) -> None:
     assert stored() == (1, 1)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        "0198c0de-0000-7000-8000-000000000001",
+        "0198C0DE000070008000000000000001",
+        "a/b",
+        "..",
+        ".",
+        "   ",
+        "a\nb",
+        "a b",
+        "",
+    ],
+)
+def test_a_receipt_id_that_could_be_taken_for_something_else_is_refused(token: str, given: str) -> None:
+    for door in (UNIVERSAL_DOOR, API):
+        status, body = knock(token, {**PLAN_CREATED, "receipt_id": given}, door)
+        assert (status, "receipt_id" in json.dumps(body)) == (422, True)
+    assert stored() == (0, 0)
+
+
+def test_a_chain_is_not_opened_by_naming_a_receipt_of_others(tenant: Tenant, token: str) -> None:
+    _, theirs = knock(token, {**PLAN_CREATED, "recipient_ai": "Hexy"}, UNIVERSAL_DOOR)
+    mal = make_token(tenant, "Mal", Kind.SERVICE, source_systems=["mal"])
+    headers = {"X-Service-Token": mal}
+    for link in ("pairs_with", "caused_by_receipt_id"):
+        mine = {"recipient_ai": "Mal", "source_system": "mal", "dedupe_key": link, "summary": "s", "event_type": "x"}
+        _, posted = knock(mal, {**mine, link: theirs["uuid"]}, UNIVERSAL_DOOR)
+        (shown,) = Client().get(f"{API}/{posted['uuid']}/chain", headers=headers).json()["receipts"]
+        assert (shown["receipt_id"], shown[link]) == (posted["receipt_id"], theirs["uuid"])
+        assert Client().get(f"{API}/{theirs['uuid']}/chain", headers=headers).status_code == 404
+    hexy = {"Authorization": f"Bearer {make_token(tenant, 'Hexy')}"}
+    (seen,) = Client().get(f"{API}/{theirs['uuid']}/chain", headers=hexy).json()["receipts"]
+    assert seen["uuid"] == theirs["uuid"]
+
+
 def test_every_fault_of_the_credential_gets_the_same_answer(tenant: Tenant, token: str) -> None:
     other = make_tenant("globex")
     expired = make_token(tenant, "expired", Kind.SERVICE, source_systems=SOURCES, expires_at=T0 + timedelta(seconds=1))

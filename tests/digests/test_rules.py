@@ -249,6 +249,14 @@ def test_7_what_came_after_the_read_is_not_acked_however_low_its_place(as_kee: C
     assert receipt_ids(read(as_kee)) == [[late.receipt_id]]
 
 
+def test_7_a_state_from_before_the_entry_acks_what_stood_there_then(as_kee: Caller) -> None:
+    for _ in range(2):
+        post(as_kee)
+    last = post(as_kee)
+    assert ack_through(as_kee, f"{last.entry_ref}@2").acked_receipts == 2
+    assert receipt_ids(read(as_kee)) == [[last.receipt_id]]
+
+
 def test_7_a_state_that_the_inbox_never_had_is_refused(as_kee: Caller) -> None:
     posted = post(as_kee)
     with pytest.raises(BadToken):
@@ -358,7 +366,8 @@ def test_10_an_unknown_or_foreign_reference_acks_nothing(as_kee: Caller, tenant:
 @pytest.mark.parametrize(
     "text",
     ["thr_1", "thr_1@4", "42", "ent_0", "ent_42@", "ent_42@x", "ent_42@-1", "ent_42@1~", "ent_42@1~!!", "ent_42@1~e30",
-     "ent_42@1~WzFd", "ent_42@1~eyJpZHMiOlsieCJdfQ", "ent_42@1~eyJhZnRlciI6LTF9", "ENT_1", "ent_1 ", "ent_٤"],
+     "ent_42@1~WzFd", "ent_42@1~eyJpZHMiOlsieCJdfQ", "ent_42@1~eyJhZnRlciI6LTF9", "ENT_1", "ent_1 ", "ent_٤",
+     "ent_1@1~eyJzb3VyY2UiOiJcdWQ4MDAifQ", "ent_1@1~eyJhZnRlciI6OTIyMzM3MjAzNjg1NDc3NTgwOH0", "ent_1@1~eyJpZHMiOls5MjIzMzcyMDM2ODU0Nzc1ODA4XX0", "ent_1@1~eyJhZnRlciI6TmFOfQ", "ent_1@1~eyJhZnRlciI6MSwiYWZ0ZXIiOjJ9", "ent_1@1~" + "W1tb" * 1900],
 )  # fmt: skip
 def test_10_malformed_and_thread_references_are_malformed(text: str) -> None:
     with pytest.raises(Malformed):

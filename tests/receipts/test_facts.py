@@ -1,9 +1,12 @@
 """Facts, the chain between them, and what is owed because of them."""
 
+from dataclasses import fields, replace
+from typing import Any
+
 import pytest
 from django.db import IntegrityError, connection, transaction
 
-from apps.digests.services import ObligationDraft, Posted, Poster, post_many
+from apps.digests.services import Group, ObligationDraft, Posted, Poster, ReceiptDraft, post_many
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller
 from apps.receipts import selectors
@@ -164,7 +167,7 @@ def _owed(tenant: Tenant, root_event: str) -> tuple[Caller, Caller, Caller]:
 
 
 @pytest.mark.parametrize(
-    ("root_event", "closer_event", "who", "closes"),
+    "case",
     [
         ("review", "done", "debtor", True),
         ("review", "done", "creditor", True),
@@ -183,8 +186,9 @@ def _owed(tenant: Tenant, root_event: str) -> tuple[Caller, Caller, Caller]:
 )
 @pytest.mark.parametrize("early", [False, True], ids=["after the root", "before the root"])
 def test_only_whom_it_concerns_closes_an_obligation(
-    tenant: Tenant, as_kee: Caller, root_event: str, closer_event: str, who: str, closes: bool, early: bool
+    tenant: Tenant, as_kee: Caller, case: tuple[str, str, str, bool], early: bool
 ) -> None:
+    root_event, closer_event, who, closes = case
     parties = {name: make_caller(tenant, own) for name, own in PARTIES.items()}
     if early:
         post(parties["stranger"], event_type=closer_event, pairs_with="R.root")
@@ -204,3 +208,46 @@ def test_in_a_batch_too_a_stranger_closes_nothing(tenant: Tenant, as_kee: Caller
     drafts = [make_draft(stranger, pairs_with="R.root") for _ in range(2)]
     assert all(isinstance(one, Posted) for one in post_many(poster=Poster.of(stranger), drafts=drafts, now=T0))
     assert Obligation.objects.get().closed_at is None
+
+
+def test_a_uuid_names_the_receipt_that_has_it_whatever_another_is_called(as_kee: Caller) -> None:
+    root = post(as_kee)
+    post(as_kee, receipt_id=str(root.uuid))
+    assert selectors.find(str(root.uuid)).pk == root.id
+    answer = post(as_kee, pairs_with=str(root.uuid))
+    assert Receipt.objects.get(pk=answer.id).pairs_with_id == root.id
+
+
+OTHERWISE: dict[str, object] = {
+    "event_type": "other",
+    "summary": "other",
+    "title": "other",
+    "metadata": {"other": 1},
+    "artifact_pointer": "other",
+    "artifact_location": "other",
+    "requires_action": True,
+    "suggested_next_step": "other",
+    "caused_by": "other",
+    "pairs_with": "other",
+    "group": Group(resource_ref="other"),
+    "delivery_handle": "other",
+    "surface": "ledger",
+}
+NO_CONTENT = {"source_system", "dedupe_key", "receipt_id", "receipt_id_is_fresh", "obligation"}
+
+
+def test_every_field_of_a_draft_is_content_or_known_not_to_be() -> None:
+    assert {one.name for one in fields(ReceiptDraft)} == OTHERWISE.keys() | {"recipient_id"} | NO_CONTENT
+
+
+@pytest.mark.parametrize("field", [*OTHERWISE, "recipient_id"])
+def test_the_same_key_with_one_field_changed_is_a_conflict(tenant: Tenant, as_kee: Caller, field: str) -> None:
+    other = make_caller(tenant, "Hexy").principal_id
+    draft = make_draft(as_kee)
+    poster = Poster.of(as_kee)
+    assert isinstance(post_many(poster=poster, drafts=[draft], now=T0)[0], Posted)
+    values: dict[str, Any] = OTHERWISE | {"recipient_id": other}
+    changed = replace(draft, **{field: values[field]})
+    for again, verdict in ((draft, DuplicateReceipt), (changed, DedupeConflict)):
+        assert type(post_many(poster=poster, drafts=[again], now=T0)[0]) is verdict
+    assert Receipt.objects.count() == 1

@@ -14,7 +14,7 @@ from apps.core.operations import Route, operation
 from apps.core.schemas import Input, Name, Output, Text
 from apps.digests import services
 from apps.digests.services import Group, Posted, Poster, ReceiptDraft
-from apps.digests.tools.shapes import Reference, Source
+from apps.digests.tools.shapes import NewReference, Reference, Source
 from apps.principals.errors import NotThisCaller
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
@@ -64,8 +64,8 @@ class InboxReceipt(Input):
 
 
 class _Chained(InboxReceipt):
-    receipt_id: Reference | None = None
-    """Your own id for it; left out, one is made."""
+    receipt_id: NewReference | None = None
+    """Your own id for it, of visible characters without a slash, no uuid; left out, one is made."""
     artifact_pointer: Line | None = None
     """Where the thing itself is; receipts carry pointers, no payloads."""
     artifact_location: Line | None = None

@@ -2,17 +2,34 @@
 
 from datetime import datetime
 from typing import Annotated, Any, Self
+from uuid import UUID
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from apps.core.schemas import Output, Text
 from apps.digests.selectors import EntryView, ReceiptView
 
 MAX_NUMBER = 2**63 - 1
+
+
+def _no_foreign_form(value: str) -> str:
+    """An id that could be taken for another receipt's uuid, or for a step within a path, names nothing for certain."""
+    if value in {".", ".."}:
+        raise ValueError("is no name in a path")
+    try:
+        UUID(value)
+    except ValueError:
+        return value
+    raise ValueError("has the form of a uuid; those are given by us")
+
+
 Limit = Annotated[int, Field(ge=1, le=500)]
 Sequence = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 Source = Annotated[str, StringConstraints(min_length=1, max_length=50, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Reference = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]+$")]
+NewReference = Annotated[
+    str, StringConstraints(min_length=1, max_length=100, pattern=r"^[!-.0-~]+$"), AfterValidator(_no_foreign_form)
+]
 EntryRef = Annotated[Text, StringConstraints(min_length=1, max_length=8000)]
 Cursor = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
 
