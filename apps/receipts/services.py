@@ -185,7 +185,11 @@ def _hold_waiting(cursor: Any, poster: Poster, given: set[str]) -> set[str]:
     """Those of the given ids that receipts wait for; these receipts are held."""
     if not given:
         return set()
-    cursor.execute(sql.HOLD_WAITING, {"tenant": poster.tenant_id, "references": sorted(given)})
+    cursor.execute(sql.WAITING, {"tenant": poster.tenant_id, "references": sorted(given)})
+    waiting = [pk for (pk,) in cursor.fetchall()]
+    if not waiting:
+        return set()
+    cursor.execute(sql.HOLD_WAITING, [waiting])
     return {reference for row in cursor.fetchall() for reference in row} & given
 
 

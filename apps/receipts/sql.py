@@ -46,17 +46,18 @@ select pg_advisory_xact_lock(key) from (
 ) keys
 """
 
-# What waits for receipts that arrive now, locked in one order before anything else is.
-# Indexes: receipts_receipt_dangling, receipts_unmatched_by_ref, then the primary key.
+# What waits for receipts that arrive now. Indexes: receipts_receipt_dangling, receipts_unmatched_by_ref.
+WAITING: Final = """
+select id from receipts_receipt
+where tenant_id = %(tenant)s and caused_by_ref = any(%(references)s) and caused_by_id is null
+union
+select receipt_id from receipts_unmatchedcloser where tenant_id = %(tenant)s and reference = any(%(references)s)
+"""
+
+# Locked in one order before anything else is. By key alone: a row that a rival has linked meanwhile is looked at
+# again in its new version, and a join would be judged by what it was before.
 HOLD_WAITING: Final = """
-select caused_by_ref, pairs_with_ref from receipts_receipt
-where id in (
-    select id from receipts_receipt
-    where tenant_id = %(tenant)s and caused_by_ref = any(%(references)s) and caused_by_id is null
-    union all
-    select receipt_id from receipts_unmatchedcloser where tenant_id = %(tenant)s and reference = any(%(references)s)
-)
-order by id for no key update
+select caused_by_ref, pairs_with_ref from receipts_receipt where id = any(%s) order by id for no key update
 """
 
 # Index: receipts_receipt_dangling.
