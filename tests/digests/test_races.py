@@ -13,6 +13,7 @@ from django.db import connection
 from apps.digests import selectors, services
 from apps.digests.models import Entry, Inbox, ReceiptState, Thread
 from apps.digests.services import locking
+from apps.digests.signals import inbox_changed
 from apps.digests.states import FlushReason
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
@@ -278,3 +279,63 @@ def test_a_closer_and_its_root_at_once_always_meet(kee: Caller) -> None:
             root = Receipt.objects.get(receipt_id=f"R.{number}")
             assert root.obligation.closed_at is not None
             assert [root.pairs.count(), root.consequences.count()] == [1, 1]
+
+
+def test_batches_that_fill_two_inboxes_in_crossed_order_do_not_deadlock(tenant: Tenant, kee: Caller) -> None:
+    # The one who was there first has its inbox last, so that no other order of the two is also that of their ids.
+    hexy = make_caller(tenant, "Hexy")
+    for owner in (hexy, kee):
+        with acting_as(owner):
+            post(owner)
+
+    def rival(number: int) -> Callable[[], Any]:
+        def run() -> None:
+            owners = [kee, hexy] if number % 2 else [hexy, kee]
+            for turn in range(15):
+                drafts = [make_draft(owner, dedupe_key=f"{number}:{turn}:{at}") for at, owner in enumerate(owners)]
+                with acting_as(kee):
+                    services.post_many(poster=services.Poster.of(kee), drafts=drafts, now=T0)
+
+        return run
+
+    assert race(*(rival(number) for number in range(4))) == [None] * 4
+    with acting_as(kee):
+        assert Receipt.objects.count() == 2 + 4 * 15 * 2
+    check()
+
+
+@pytest.mark.parametrize("group", [None, "immediate"])
+def test_a_post_tells_on_commit_that_its_inbox_changed(kee: Caller, group: str | None) -> None:
+    heard: list[tuple[int, int]] = []
+
+    def hear(principal_id: int, tenant_id: int, **_: Any) -> None:
+        heard.append((principal_id, tenant_id))
+
+    inbox_changed.connect(hear)
+    try:
+        with acting_as(kee):
+            post(kee) if group is None else post_grouped(kee, flush_class=group)
+            assert not heard
+    finally:
+        inbox_changed.disconnect(hear)
+    assert (kee.principal_id, kee.tenant_id) in heard
+
+
+def test_i7_trouble_in_one_inbox_keeps_no_other_from_its_digests(tenant: Tenant, kee: Caller) -> None:
+    hexy = make_caller(tenant, "Hexy")
+    for owner in (kee, hexy):
+        with acting_as(owner):
+            post_grouped(owner)
+            Thread.objects.filter(inbox__principal=owner.principal_id).update(flush_due_at=T0)
+    for broken, well in ((kee, hexy), (hexy, kee)):
+        with acting_as(broken):  # its counter says that nothing waits: the database refuses to count below
+            Inbox.objects.filter(principal=broken.principal_id).update(pending_unread=0)
+        assert services.flush_due() == 1
+        with acting_as(well):
+            assert (len(read(well).entries), read(well).pending) == (1, 0)
+        with acting_as(broken):
+            assert Thread.objects.get(inbox__principal=broken.principal_id).pending_count == 1
+            Inbox.objects.filter(principal=broken.principal_id).update(pending_unread=1)
+        with acting_as(well):
+            post_grouped(well)
+            Thread.objects.filter(inbox__principal=well.principal_id).update(flush_due_at=T0)
