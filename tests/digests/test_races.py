@@ -339,3 +339,13 @@ def test_i7_trouble_in_one_inbox_keeps_no_other_from_its_digests(tenant: Tenant,
         with acting_as(well):
             post_grouped(well)
             Thread.objects.filter(inbox__principal=well.principal_id).update(flush_due_at=T0)
+
+
+def test_several_inboxes_are_locked_by_their_ids_however_they_lie(tenant: Tenant, kee: Caller) -> None:
+    hexy = make_caller(tenant, "Hexy")
+    for owner in (hexy, kee, hexy):  # hexy's inbox is the first by id, the last by principal, the last written
+        with acting_as(owner):
+            post(owner)
+    with acting_as(kee):
+        held = locking.lock_several(tenant_id=kee.tenant_id, principal_ids=[kee.principal_id, hexy.principal_id])
+    assert list(held) == [hexy.principal_id, kee.principal_id]
