@@ -1,4 +1,6 @@
 from django.contrib import admin
+from django.urls import reverse
+from django.utils.html import format_html
 from unfold.admin import TabularInline
 
 from apps.core.admin import OperatorAdmin, link_to
@@ -23,6 +25,7 @@ class PlanAdmin(OperatorAdmin):
     search_fields = ["plan_id", "intent"]
     ordering = ["-id"]
     inlines = [StepInline]
+    readonly_fields = ["receipt_link", "execution_link"]
 
     @admin.display(description="Asked by")
     def principal_link(self, plan: Plan) -> str:
@@ -31,6 +34,12 @@ class PlanAdmin(OperatorAdmin):
     @admin.display(description="Receipt")
     def receipt_link(self, plan: Plan) -> str:
         return link_to(Receipt.objects.filter(uuid=plan.receipt_uuid).first())
+
+    @admin.display(description="Executions")
+    def execution_link(self, plan: Plan) -> str:
+        # By address: executions stand above plans.
+        address = reverse("admin:executions_execution_changelist", query={"q": plan.plan_id})
+        return format_html('<a href="{}" class="text-primary-600">those of this plan</a>', address)
 
 
 @admin.register(PlanStep)

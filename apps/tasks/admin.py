@@ -76,7 +76,7 @@ class TaskTypeAdmin(OperatorAdmin):
         "tasks_of_it",
     ]
     list_select_related = ["queue"]
-    list_filter = ["tenant", ("queue", ExactTextFilter), "in_code", "enabled"]
+    list_filter = ["tenant", ("queue__name", ExactTextFilter), "in_code", "enabled"]
     search_fields = ["name", "title"]
 
     @admin.display(description="Queue")
@@ -92,7 +92,7 @@ class TaskTypeAdmin(OperatorAdmin):
 class TaskAdmin(OperatorAdmin):
     list_display = ["__str__", "type_link", "queue_link", "requester_link", "recipient_link", "priority", "created_at"]
     list_select_related = ["task_type", "queue", "requester", "recipient"]
-    list_filter = ["tenant", ("queue", ExactTextFilter), ("task_type", ExactTextFilter)]
+    list_filter = ["tenant", ("queue__name", ExactTextFilter), ("task_type__name", ExactTextFilter)]
     search_fields = ["=id", "receipt_id__exact"]
     ordering = ["-id"]
     fields = [
@@ -193,7 +193,7 @@ class HotTaskAdmin(_OfTask):
         "expiries",
     ]
     list_select_related = ["task_type", "queue", "holder"]
-    list_filter = ["tenant", ("queue", ExactTextFilter), ("task_type", ExactTextFilter)]
+    list_filter = ["tenant", ("queue__name", ExactTextFilter), ("task_type__name", ExactTextFilter)]
     search_fields = ["=task_id"]
     ordering = ["task_id"]
     readonly_fields = ["task"]

@@ -52,3 +52,9 @@ def test_a_long_list_is_filtered_by_typing_and_counted_only_so_far(
     assert console.get(address, {"q": found.result_list[0].receipt_id}).context["cl"].result_count == 1
     monkeypatch.setattr("apps.core.admin._COUNTED", 2)
     assert console.get(address).context["cl"].result_count == 2
+
+
+def test_tasks_are_filtered_by_the_names_of_their_queue_and_type(world: None, console: Client) -> None:
+    address = reverse("admin:tasks_task_changelist")
+    assert console.get(address, {"queue__name": "default"}).context["cl"].result_count > 0
+    assert console.get(address, {"task_type__name": "no_such_type"}).context["cl"].result_count == 0
