@@ -23,7 +23,6 @@ from apps.plans.slots import Filling, Ref, Scene, Source, fill, source_path
 from apps.plans.validation import Limits, validate
 
 PLANNER_VERSION: Final = "cold-1"
-SURE: Final = 0.7
 REFUSED: Final = 0.35
 
 _MAX_TOOLS: Final = 12

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from apps.core.errors import pointer_to
 from apps.plans.catalogue import types_of
 
 RESULT_POINTER: Final = "result_pointer"
@@ -37,18 +38,13 @@ def write(step_id: str, *path: str) -> str:
     return f"{OPENING}{step_id}.{'.'.join(path)}}}}}"
 
 
-def token(part: object) -> str:
-    """Return one JSON pointer token."""
-    return str(part).replace("~", "~0").replace("/", "~1")
-
-
 def within(value: Any, pointer: str = "") -> Iterator[Reference | Malformed]:
     """Find every reference in a JSON value."""
     if isinstance(value, str):
         yield from _in_text(value, pointer)
     elif isinstance(value, Mapping):
         for name, item in value.items():
-            yield from within(item, f"{pointer}/{token(name)}")
+            yield from within(item, pointer + pointer_to(name))
     elif isinstance(value, (list, tuple)):
         for position, item in enumerate(value):
             yield from within(item, f"{pointer}/{position}")

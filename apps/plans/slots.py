@@ -16,7 +16,6 @@ from apps.plans.catalogue import Tool, contract_key, types_meet, types_of
 from apps.plans.clauses import Clause, Span
 from apps.plans.validation import carries_secret, validator
 
-_LITERAL_KINDS: Final = ("path", "url", "email", "date", "number", "quoted")
 _ABOUT: Final = re.compile(r"\b(?:for|about|on|regarding|concerning)\s+(.+)$", re.IGNORECASE | re.DOTALL)
 _SHELL: Final = frozenset({"list", "path", "uri", "name", "value"})
 _VAGUE_NOUNS: Final = frozenset({"input", "source", "result", "artifact", "object", "item", "previous"})

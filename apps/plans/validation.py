@@ -8,17 +8,18 @@ from __future__ import annotations
 import graphlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Final
 
 import jsonschema_rs
 
+from apps.core.errors import pointer_to
 from apps.plans import documents, references
 from apps.plans.catalogue import Catalogue, Offer, Tool, contract_key, types_meet
 from apps.plans.documents import WORKER_STEPS, PlanStatus, StepType
-from apps.plans.references import Malformed, Reference, token
+from apps.plans.references import Malformed, Reference
 
 MAX_PROBLEMS: Final = 100
 
@@ -72,10 +73,10 @@ def param_problems(schema: Mapping[str, Any], params: Mapping[str, Any]) -> list
     held = {found.pointer for found in references.within(params) if isinstance(found, Reference) and found.whole}
     problems = []
     for error in validator(contract_key(schema)).iter_errors(dict(params)):
-        where = _pointer(error.instance_path)
+        where = pointer_to(*error.instance_path)
         if not _is_about_reference(where, held, error.kind.name):
             missing = error.kind.name == "required"
-            path = f"{where}/{token(error.kind.as_dict()['property'])}" if missing else where
+            path = where + pointer_to(error.kind.as_dict()["property"]) if missing else where
             problems.append(Problem(path, "param_missing" if missing else "param_invalid", error.message[:500]))
     return problems
 
@@ -88,10 +89,6 @@ def validator(schema_key: str) -> jsonschema_rs.Validator:
 
 _PLAN_KEY: Final = contract_key(documents.schema())
 _UNIONS: Final = frozenset({"anyOf", "oneOf", "oneOfNotValid", "oneOfMultipleValid", "not"})
-
-
-def _pointer(path: Sequence[str | int]) -> str:
-    return "".join(f"/{token(part)}" for part in path)
 
 
 def _is_about_reference(where: str, held: set[str], kind: str) -> bool:
@@ -109,7 +106,7 @@ def _shape(document: object) -> list[Problem]:
             documents.canonical(document)
     except (ValueError, RecursionError) as refusal:
         return [Problem("", "schema", f"The plan has no canonical JSON form: {refusal}"[:500])]
-    return [Problem(_pointer(error.instance_path), "schema", error.message[:500]) for error in errors[:MAX_PROBLEMS]]
+    return [Problem(pointer_to(*error.instance_path), "schema", error.message[:500]) for error in errors[:MAX_PROBLEMS]]
 
 
 class _Graph:
@@ -209,7 +206,7 @@ def _fits(step: dict[str, Any], where: str, tool: Tool, offer: Offer, catalogue:
         yield Problem(f"{where}/params{found.path}", found.code, found.message)
     for name in step["params"]:
         if tool.inputs and name not in tool.inputs and not tool.input_schema.get("additionalProperties"):
-            yield Problem(f"{where}/params/{token(name)}", "param_unknown", f"{tool.name} takes no {name}.")
+            yield Problem(where + pointer_to("params", name), "param_unknown", f"{tool.name} takes no {name}.")
 
 
 def _fallbacks(step: dict[str, Any], where: str, catalogue: Catalogue) -> Iterator[Problem]:
@@ -298,7 +295,7 @@ def _texts(value: Any, pointer: str) -> Iterator[tuple[str, str]]:
         yield pointer, value
     elif isinstance(value, dict):
         for name, item in value.items():
-            yield from _texts(item, f"{pointer}/{token(name)}")
+            yield from _texts(item, pointer + pointer_to(name))
     elif isinstance(value, list):
         for place, item in enumerate(value):
             yield from _texts(item, f"{pointer}/{place}")
