@@ -1,15 +1,25 @@
 """The operator's read-only window on a model; actions, not edits, change things."""
 
-from functools import cached_property
+from collections.abc import Callable, Mapping
+from functools import cached_property, wraps
 from typing import Any, Final
 
+from django import forms
+from django.contrib import messages
+from django.core.checks import CheckMessage
 from django.core.paginator import Paginator
-from django.db import models
-from django.http import HttpRequest
+from django.db import models, transaction
+from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html
 from unfold.admin import ModelAdmin
+from unfold.checks import UnfoldModelAdminChecks
 from unfold.contrib.filters.admin import FieldTextFilter
+from unfold.decorators import action
+from unfold.forms import BaseDialogForm
+from unfold.widgets import UnfoldAdminTextInputWidget
+
+from apps.core.errors import DomainError
 
 _COUNTED: Final = 10_000
 
@@ -36,9 +46,17 @@ class ExactTextFilter(FieldTextFilter):
         return given[0] if isinstance(given, list) else given
 
 
+class _Checks(UnfoldModelAdminChecks):
+    """Without the one check that asks the database, which need not run, or have its tables, at a check."""
+
+    def _check_unfold_action_permission_methods(self, obj: Any) -> list[CheckMessage]:
+        return []
+
+
 class OperatorAdmin(ModelAdmin):
     """Look freely, act through services. Facts can't be added, changed or deleted here."""
 
+    checks_class = _Checks
     paginator = BoundedPaginator
     show_full_result_count = False
     list_per_page = 50
@@ -51,6 +69,56 @@ class OperatorAdmin(ModelAdmin):
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+
+class ReasonForm(BaseDialogForm):
+    """What every action asks for: why. It stands in the audit log."""
+
+    reason = forms.CharField(max_length=200, widget=UnfoldAdminTextInputWidget)
+
+
+Verb = Callable[[Any, Any, Mapping[str, Any]], str]
+
+
+def verb(
+    title: str, *, explanation: str, permission: str, form: type[BaseDialogForm] = ReasonForm
+) -> Callable[[Verb], Callable[..., HttpResponse]]:
+    """Make a method an action on one thing's page; its name goes into `actions_detail`.
+
+    The method gets the thing and the form's data, makes one service call, and answers the sentence that the operator
+    reads; a refusal of the service is shown instead. The dialog is a form to be sent, so that no link changes
+    anything. What was done and why stands in the thing's history.
+
+    :param permission: `app.codename`; who lacks it does not see the action and is refused.
+    :param form: asks for the reason, and for what else the service needs.
+    """
+
+    def decorate(method: Verb) -> Callable[..., HttpResponse]:
+        @wraps(method)
+        def run(self: ModelAdmin, request: HttpRequest, given: forms.Form, object_id: str) -> HttpResponse:
+            thing = self.get_object(request, object_id)
+            if thing is None:
+                raise Http404
+            try:
+                with transaction.atomic():
+                    said = method(self, thing, given.cleaned_data)
+                    self.log_change(request, thing, f"{title}: {given.cleaned_data['reason']}")
+            except DomainError as refusal:
+                messages.error(request, refusal.detail)
+            else:
+                messages.success(request, said)
+            meta = self.opts
+            page = reverse(f"admin:{meta.app_label}_{meta.model_name}_change", args=[object_id])
+            # The form is sent by a script, which follows this.
+            return HttpResponse(headers={"HX-Redirect": page})
+
+        dialog = {"title": title, "description": explanation, "form_class": form, "form_submit_text": title}
+        declared: Callable[..., HttpResponse] = action(
+            description=title, url_path=method.__name__.replace("_", "-"), permissions=[permission], dialog=dialog
+        )(run)
+        return declared
+
+    return decorate
 
 
 def link_to(related: models.Model | None) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +84,17 @@ class Unavailable(DomainError):
     """Something that this request needs does not answer just now; nothing was changed."""
 
     code = "unavailable"
+
+
+A = TypeVar("A")
+
+
+def only(answers: Sequence[A | DomainError]) -> A:
+    """The one answer of a call that is a batch of one.
+
+    :raises DomainError: if that is what it is.
+    """
+    (answer,) = answers
+    if isinstance(answer, DomainError):
+        raise answer
+    return answer

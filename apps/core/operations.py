@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, Protocol, TypeVar, get_type_hints
 
+from django.db import connection
 from pydantic import BaseModel
 
 from apps.core.errors import DomainError, Forbidden, NotFound
 from apps.core.retries import ATTEMPTS, retried
 from apps.core.schemas import parse
+from apps.core.together import Together
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 
@@ -43,6 +45,10 @@ class Acting(Protocol):
     @property
     def scopes(self) -> Collection[str]: ...
 
+    @property
+    def token_id(self) -> int | None:
+        """The token that was presented; None for the product itself."""
+
     def acting(self) -> AbstractContextManager[None]:
         """A transaction in which the database shows this caller's tenant and nothing else."""
 
@@ -59,6 +65,8 @@ class Route:
     method: Method
     path: str
     status: int = 200
+    also: tuple[int, ...] = ()
+    """Further statuses of success, which the function answers by a :class:`Reply`; 204 has no body."""
     manner: Literal["problem", "service"] = "problem"
     max_body: int = 524_288
 
@@ -73,6 +81,48 @@ class Reply:
 
     output: BaseModel | None
     status: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """How one waits for an operation's answer: interfaces ask it again, outside any transaction, at each cue."""
+
+    topics: Callable[[Any, Any], Collection[str]]
+    """Of the caller and the input: the cues that say that the answer may be another."""
+    found: Callable[[Any], bool]
+    """Whether there is something in an output at all, so that nobody needs to wait for it."""
+    worth_waking: Callable[[Any, Any], bool]
+    """Of the input and an output: whether what came meanwhile ends the wait."""
+    patience: Callable[[Any], float] = lambda _: 0.0
+    """Of the input: how many seconds it asks to wait. An operation that streams needs none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Streams:
+    """How an operation's route goes on answering: as server-sent events, one for each output with something in it."""
+
+    event: str
+    mark: Callable[[Any], int]
+    """Of an output: how far it goes, which is the event's id."""
+    resumes: str
+    """The member of the input that takes such an id, which a client that comes again sends as `Last-Event-ID`."""
+    begin: Callable[[Any, Any], None]
+    """Of the caller and the input: refuses a start, while there is still a status to refuse it with."""
+    further: Callable[[Any, Any], Any]
+    """Of an input and the output just sent: the input for what comes after it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meets:
+    """How calls of one caller that come at the same moment are made in one transaction.
+
+    Each is answered as it would be alone; see :mod:`apps.core.together`.
+    """
+
+    may: Callable[[Any], bool]
+    """Of an input: whether it can be made together with others at all."""
+    run: Callable[[Any, Sequence[Any]], Sequence["BaseModel | Reply | DomainError | None"]]
+    """Of the caller and the inputs: an answer to each; None for what must be made alone after all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +144,13 @@ class Operation:
     destructive: bool
     idempotent: bool
     own_transactions: bool
+    waits: Waits | None
+    streams: Streams | None
+    meets: Meets | None
+
+    def patience(self, given: BaseModel) -> float:
+        """How many seconds an input asks to wait."""
+        return self.waits.patience(given) if self.waits else 0.0
 
     def visible_to(self, caller: Acting) -> bool:
         return not self.scopes or not self.scopes.isdisjoint(caller.scopes)
@@ -115,12 +172,16 @@ def operation(
     destructive: bool = False,
     idempotent: bool = False,
     own_transactions: bool = False,
+    waits: Waits | None = None,
+    streams: Streams | None = None,
+    meets: Meets | None = None,
 ) -> Callable[[F], F]:
     """Declare an operation.
 
     :param scope: one scope or several of which any suffices.
     :param output: only where the function answers a :class:`Reply`; else its return annotation says it.
     :param own_transactions: the function opens `caller.acting()` itself, because it waits or calls out.
+    :param streams: its routes answer as a stream; it is no tool.
     """
 
     def declare(function: F) -> F:
@@ -143,6 +204,9 @@ def operation(
             destructive=destructive,
             idempotent=idempotent or read_only,
             own_transactions=own_transactions,
+            waits=waits,
+            streams=streams,
+            meets=meets,
         )
         return function
 
@@ -181,13 +245,48 @@ def call(declared: Operation, caller: Acting, given: BaseModel) -> Reply:
     run = declared.run if declared.own_transactions else partial(_acting, declared)
     # What committed a part of its work and can't be repeated is tried once.
     repeatable = declared.idempotent or not declared.own_transactions
-    answer = retried(lambda: run(caller, given), attempts=ATTEMPTS if repeatable else 1)
+
+    def alone() -> BaseModel | Reply:
+        return retried(lambda: run(caller, given), attempts=ATTEMPTS if repeatable else 1)
+
+    if declared.meets and declared.meets.may(given):
+        many = partial(_meeting, declared.meets, caller)
+        answer = _together.do((declared.name, caller), given, alone=alone, many=many)
+    else:
+        answer = alone()
     return answer if isinstance(answer, Reply) else Reply(answer, status=0)
+
+
+_together: Final = Together[Any, BaseModel | Reply]()
+
+
+def _meeting(
+    meets: Meets, caller: Acting, given: Sequence[BaseModel]
+) -> Sequence[BaseModel | Reply | DomainError | None]:
+    with caller.acting():
+        with connection.cursor() as cursor:
+            cursor.execute("select set_config('lock_timeout', %s, true)", [_PATIENCE])
+        return meets.run(caller, given)
+
+
+# Of a group with a lock that somebody holds, as it keeps what others of it have locked from strangers: longer than those
+# before it at a busy place take to write, and no longer.
+_PATIENCE: Final = "100ms"
 
 
 def _acting(declared: Operation, caller: Acting, given: BaseModel) -> BaseModel | Reply:
     with caller.acting():
         return declared.run(caller, given)
+
+
+def begin(declared: Operation, caller: Acting, given: BaseModel) -> None:
+    """Before a stream is begun.
+
+    :raises DomainError: whatever the operation refuses of its start.
+    """
+    if declared.streams:
+        with caller.acting():
+            declared.streams.begin(caller, given)
 
 
 def call_with(declared: Operation, caller: Acting, arguments: Any) -> Reply:
@@ -199,12 +298,16 @@ def call_with(declared: Operation, caller: Acting, arguments: Any) -> Reply:
 __all__ = [
     "Acting",
     "DomainError",
+    "Meets",
     "MissingScope",
     "Operation",
     "Reply",
     "Route",
+    "Streams",
     "UnknownOperation",
+    "Waits",
     "all_operations",
+    "begin",
     "call",
     "call_with",
     "find",

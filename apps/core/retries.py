@@ -30,6 +30,14 @@ class DatabaseAway(Unavailable):
     code = "database_unavailable"
 
 
+def has_undone(away: DatabaseAway) -> bool:
+    """Whether the database has said of itself that it broke off what was asked, so that nothing of it happened."""
+    cause = away.__cause__ and away.__cause__.__cause__
+    state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
+    # Of connections, and of sessions that were ended, it may have come after the commit.
+    return state is not None and not state.startswith(("08", "57P"))
+
+
 def retried(run: Callable[[], T], *, attempts: int = ATTEMPTS) -> T:
     """Run a function that opens its own transactions; once more, a few times, after a deadlock or a lock timeout.
 

@@ -5,7 +5,22 @@ has set and none when it has set none; the operator's role sees those of a set o
 all. The owner, who runs migrations, is exempt.
 """
 
+from typing import Final
+
 from django.db import migrations
+
+# Every statement asks for the rows of a tenant as well. Of a table that nobody has counted yet the planner takes that
+# for a rare thing to ask, and goes by whatever index begins with the tenant: through all that is there. It is told that
+# a table has one tenant, until it is counted.
+EXPECT_ONE_TENANT: Final = """
+select pg_restore_attribute_stats(
+    'schemaname', relnamespace::regnamespace::text, 'relname', relname::text, 'attname', attname::text,
+    'inherited', false, 'null_frac', 0::real, 'avg_width', 8, 'n_distinct', 1::real)
+from pg_class join pg_attribute on attrelid = pg_class.oid
+where relkind = 'r' and attname = 'tenant_id' and relnamespace = current_schema()::regnamespace and not exists (
+    select from pg_stats
+    where pg_stats.schemaname = current_schema() and pg_stats.tablename = relname and pg_stats.attname = 'tenant_id')
+"""
 
 
 def protect(table: str, *, column: str = "tenant_id") -> migrations.RunSQL:
@@ -29,23 +44,58 @@ def protect(table: str, *, column: str = "tenant_id") -> migrations.RunSQL:
 
 
 def immutable(
-    table: str, *, except_columns: tuple[str, ...] = (), redactable: tuple[str, ...] = ()
+    table: str,
+    *,
+    except_columns: tuple[str, ...] = (),
+    redactable: tuple[str, ...] = (),
+    prunable: tuple[str, ...] = (),
 ) -> migrations.RunSQL:
     """Refuse changes to a table's rows once they are written.
 
-    `except_columns` may change freely (a link that is resolved later); `redactable` columns only for
-    the system role, inside a transaction that has set `gatehouse.redacting`, which erasure alone does.
+    `except_columns` may change freely (a link that is resolved later). The others change for the system role only,
+    inside a transaction that has set a switch: `redactable` ones under `gatehouse.redacting`, which erasure alone
+    sets, `prunable` ones under `gatehouse.pruning`, which retention and repair set.
     """
-    fixed = f"array[{', '.join(repr(name) for name in except_columns)}]::text[]"
-    open_to_redaction = f"array[{', '.join(repr(name) for name in redactable)}]::text[]"
     return migrations.RunSQL(
         sql=f"""
-            create function {table}_is_immutable() returns trigger language plpgsql as $$
+            {_immutability(table, except_columns, redactable, prunable)}
+            create trigger {table}_is_immutable before update on {table}
+                for each row execute function {table}_is_immutable();
+        """,
+        reverse_sql=f"drop trigger {table}_is_immutable on {table}; drop function {table}_is_immutable();",
+    )
+
+
+def immutable_anew(
+    table: str,
+    *,
+    except_columns: tuple[str, ...] = (),
+    redactable: tuple[str, ...] = (),
+    prunable: tuple[str, ...] = (),
+) -> migrations.RunSQL:
+    """As :func:`immutable`, for a table that is so already; backwards nothing is prunable."""
+    return migrations.RunSQL(
+        sql=_immutability(table, except_columns, redactable, prunable),
+        reverse_sql=_immutability(table, except_columns, redactable, ()),
+    )
+
+
+def _immutability(
+    table: str, except_columns: tuple[str, ...], redactable: tuple[str, ...], prunable: tuple[str, ...]
+) -> str:
+    def names(columns: tuple[str, ...]) -> str:
+        return f"array[{', '.join(repr(name) for name in columns)}]::text[]"
+
+    return f"""
+            create or replace function {table}_is_immutable() returns trigger language plpgsql as $$
             declare
-                free text[] := {fixed};
+                free text[] := {names(except_columns)};
             begin
                 if current_user = 'gatehouse_system' and current_setting('gatehouse.redacting', true) = 'on' then
-                    free := free || {open_to_redaction};
+                    free := free || {names(redactable)};
+                end if;
+                if current_user = 'gatehouse_system' and current_setting('gatehouse.pruning', true) = 'on' then
+                    free := free || {names(prunable)};
                 end if;
                 if (to_jsonb(new) - free) is distinct from (to_jsonb(old) - free) then
                     raise exception 'rows of {table} are immutable' using errcode = 'integrity_constraint_violation',
@@ -53,8 +103,22 @@ def immutable(
                 end if;
                 return new;
             end $$;
-            create trigger {table}_is_immutable before update on {table}
-                for each row execute function {table}_is_immutable();
+    """
+
+
+def kept(table: str) -> migrations.RunSQL:
+    """Refuse to delete a table's rows but by the system role, inside a transaction that has set `gatehouse.pruning`."""
+    return migrations.RunSQL(
+        sql=f"""
+            create function {table}_is_kept() returns trigger language plpgsql as $$
+            begin
+                raise exception 'rows of {table} are removed by retention alone'
+                    using errcode = 'integrity_constraint_violation', constraint = '{table}_is_kept';
+            end $$;
+            create trigger {table}_is_kept before delete on {table} for each row
+                when (current_user <> 'gatehouse_system'
+                      or coalesce(current_setting('gatehouse.pruning', true), '') <> 'on')
+                execute function {table}_is_kept();
         """,
-        reverse_sql=f"drop trigger {table}_is_immutable on {table}; drop function {table}_is_immutable();",
+        reverse_sql=f"drop trigger {table}_is_kept on {table}; drop function {table}_is_kept();",
     )

@@ -17,6 +17,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     StringConstraints,
+    TypeAdapter,
     ValidationError,
 )
 
@@ -30,9 +31,12 @@ class Input(BaseModel):
 
 
 class Output(BaseModel):
-    """What a caller receives. Further members may be added in later releases."""
+    """What a caller receives. Further members may be added in later releases.
 
-    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
+    Where a selector's answer has the same members, `model_validate` takes it as it is.
+    """
+
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, from_attributes=True)
 
 
 class Empty(Input):
@@ -47,26 +51,45 @@ def _text(value: str) -> str:
 
 Text = Annotated[str, AfterValidator(_text)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=50, pattern=r"^[^\x00-\x1f\x7f]+$")]
+
+
+def _fit_for_a_path(name: str) -> str:
+    if "/" in name or name in {".", ".."}:
+        raise ValueError("can't stand in an address: no slash, not . or ..")
+    return name
+
+
+# A name that somebody gives: routes will hold it.
+NewName = Annotated[Name, AfterValidator(_fit_for_a_path)]
 _EARLIEST: Final = datetime(1, 1, 3, tzinfo=UTC)
 _LATEST: Final = datetime(9999, 12, 29, tzinfo=UTC)
 _A_NUMBER: Final = re.compile(r"[+-]?[0-9.]+")
 
 
-def _no_number(given: Any) -> Any:
-    """Refuse what pydantic would read as seconds since 1970."""
-    if isinstance(given, str) and _A_NUMBER.fullmatch(given):
+_any_datetime: Final = TypeAdapter(datetime)
+
+
+def _read_moment(given: Any) -> Any:
+    """Read a text here: behind this function a strict model takes no text for a moment. Numbers are not read."""
+    if not isinstance(given, str):
+        return given
+    if _A_NUMBER.fullmatch(given):
         raise ValueError("is a number, not a date and time")
-    return given
+    try:
+        return _any_datetime.validate_strings(given)
+    except ValidationError:
+        return given
 
 
 def _on_every_calendar(moment: datetime) -> datetime:
+    """In UTC: PostgreSQL takes fewer offsets than may be written."""
     if not _EARLIEST <= moment <= _LATEST:
         raise ValueError("is at the edge of the calendar, where other time zones have no date for it")
-    return moment
+    return moment.astimezone(UTC)
 
 
 # A date and time with its offset, on the calendar in every time zone.
-Moment = Annotated[AwareDatetime, BeforeValidator(_no_number), AfterValidator(_on_every_calendar)]
+Moment = Annotated[AwareDatetime, BeforeValidator(_read_moment), AfterValidator(_on_every_calendar)]
 
 # A text over a limit of this size is a body too large; under it, a field that breaks its rule.
 _BODY_SIZED: Final = 16_384

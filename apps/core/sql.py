@@ -5,24 +5,59 @@ first use; connections run with `plan_cache_mode = force_generic_plan` (see sett
 prepared statements only. `jsonb` columns come back as text, as they do in Django's own cursor.
 """
 
-from collections.abc import Iterator
+import re
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 import psycopg
 from django.db import connection
 from django.db.backends.utils import CursorWrapper
+from psycopg import pq, sql
 
 if TYPE_CHECKING:
-    from psycopg.abc import Params, QueryNoTemplate
+    from psycopg.abc import Params
 
 
-class _PreparedCursor(psycopg.Cursor[tuple[Any, ...]]):
+class _PreparedCursor(psycopg.RawCursor[tuple[Any, ...]]):
+    """Takes statements as every cursor does; how it has read one it remembers, whatever its length."""
+
     def execute(  # type: ignore[override]  # a template string needs no parameters; no hot statement is one
-        self, query: "QueryNoTemplate", params: "Params | None" = None, **options: Any
+        self, query: str, params: "Params | None" = None, **options: Any
     ) -> "_PreparedCursor":
-        return super().execute(query, params, **{**options, "prepare": True})
+        statement, names = (query, ()) if params is None else _numbered(query)
+        values = [params[name] for name in names] if isinstance(params, Mapping) else params
+        super().execute(statement, values, **{**options, "prepare": True})
+        # Django's log of queries reads this, which a prepared execution leaves empty.
+        self._query = self._convert_query(statement)
+        return self
+
+
+# Seconds. A generic plan is kept until its tables are analyzed, which comes late for tables that fill within a minute:
+# what was planned while they were empty would read them whole.
+_PLANS_LAST: Final = 5.0
+_plans_until: Final[WeakKeyDictionary[Any, float]] = WeakKeyDictionary()
+
+_PLACEHOLDER: Final = re.compile(r"%(?:%|s|\((\w+)\)s)")
+
+
+@lru_cache(maxsize=1024)
+def _numbered(statement: str) -> tuple[str, tuple[str, ...]]:
+    """A statement as PostgreSQL takes it, with numbers for its placeholders, and their names if they have any."""
+    numbers: dict[str, int] = {}
+
+    def number(found: re.Match[str]) -> str:
+        if found[0] == "%%":
+            return "%"
+        # A placeholder without a name stands for a value of its own.
+        return f"${numbers.setdefault(found[1] or str(len(numbers)), len(numbers) + 1)}"
+
+    text = _PLACEHOLDER.sub(number, statement)
+    return text, tuple(numbers)
 
 
 @contextmanager
@@ -35,6 +70,33 @@ def hot_cursor() -> Iterator[CursorWrapper]:
         yield connection._prepare_cursor(raw)  # type: ignore[attr-defined]  # noqa: SLF001
     finally:
         raw.close()
+
+
+def begin_with(settings: Mapping[str, str]) -> None:
+    """Begin the transaction of an atomic block in which nothing has been said yet, with these settings local to it.
+
+    The block alone would begin it in an exchange of its own, ahead of the first statement. Now and then the
+    connection's plans are made anew, see _PLANS_LAST.
+    """
+    raw = connection.connection
+    begin = _beginning(tuple(settings.items()))
+    now = time.monotonic()
+    if now >= _plans_until.get(raw, 0.0):
+        _plans_until[raw] = now + _PLANS_LAST
+        begin = b"discard plans; " + begin
+    with connection.wrap_database_errors, raw.lock:
+        answer = raw.pgconn.exec_(begin)
+        if answer.status != pq.ExecStatus.TUPLES_OK:
+            # A connection that was lost has no word from the server about it.
+            if answer.error_field(pq.DiagnosticField.SQLSTATE) is None:
+                raise psycopg.OperationalError(answer.error_message.decode(errors="replace"))
+            raise psycopg.errors.error_from_result(answer, raw.info.encoding)
+
+
+@lru_cache(maxsize=1024)
+def _beginning(settings: tuple[tuple[str, str], ...]) -> bytes:
+    calls = ", ".join(f"set_config({sql.quote(name)}, {sql.quote(value)}, true)" for name, value in settings)
+    return f"begin; select {calls}".encode()
 
 
 def database_now() -> datetime:

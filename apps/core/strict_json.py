@@ -79,7 +79,25 @@ def check(document: Any, *, pointer: str = "", depth: int = 0) -> None:
 
 def digest(document: Any) -> bytes:
     """SHA-256 over the canonical form (RFC 8785) of a document, 32 bytes."""
-    return hashlib.sha256(rfc8785.dumps(_canonical(document))).digest()
+    form = _plain_form(document).encode() if _is_plain(document) else rfc8785.dumps(_canonical(document))
+    return hashlib.sha256(form).digest()
+
+
+# What Python's own encoder, which is many times as fast, writes in the canonical form.
+_plain_form: Final = json.JSONEncoder(
+    ensure_ascii=False, check_circular=False, sort_keys=True, separators=(",", ":")
+).encode
+
+
+def _is_plain(document: Any) -> bool:
+    """Whether it holds neither numbers that RFC 8785 writes in its own way, nor keys that it sorts in its own order."""
+    if document is None or isinstance(document, str | bool):
+        return True
+    if isinstance(document, int):
+        return -_EXACT_IN_A_DOUBLE < document < _EXACT_IN_A_DOUBLE
+    if isinstance(document, dict):
+        return all(isinstance(key, str) and key.isascii() and _is_plain(value) for key, value in document.items())
+    return isinstance(document, list | tuple) and all(_is_plain(value) for value in document)
 
 
 def _canonical(document: Any) -> Any:
@@ -106,10 +124,11 @@ def _members(document: dict[str, Any] | list[Any], pointer: str) -> Iterator[tup
 
 
 def _check_number(number: float, pointer: str) -> None:
-    if not math.isfinite(number):
+    if isinstance(number, int):
+        if not -_MAX_INTEGER <= number < _MAX_INTEGER:
+            _refuse(pointer, "does not fit 64 bits")
+    elif not math.isfinite(number):
         _refuse(pointer, "is not a finite number")
-    if isinstance(number, int) and not -_MAX_INTEGER <= number < _MAX_INTEGER:
-        _refuse(pointer, "does not fit 64 bits")
 
 
 def _check_text(text: str, pointer: str) -> None:

@@ -89,5 +89,5 @@ def run_forever(stop: threading.Event) -> None:
             except Exception:  # one tick's defect must not stop the others; it is logged
                 logger.exception("tick %s failed", name)
         close_old_connections()
-        stop.wait(0.25)
+        stop.wait(max(0.0, min(due.values(), default=1.0) - time.monotonic()))
     connection.close()

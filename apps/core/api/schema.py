@@ -39,8 +39,11 @@ class ServiceRefusal(Output):
     message: str
 
 
-_REFUSALS = {"GET": (400, 401, 403, 404, 422), "DELETE": (400, 401, 403, 404, 409, 422)}
-_WRITE_REFUSALS = (400, 401, 403, 404, 409, 413, 415, 422, 429)
+_REFUSALS = {"GET": (400, 401, 403, 404, 422, 503), "DELETE": (400, 401, 403, 404, 409, 422, 503)}
+_NO_CONTENT = 204
+_CONFLICT = 409
+_WAITING_REFUSALS = (429,)
+_WRITE_REFUSALS = (400, 401, 403, 404, 409, 413, 415, 422, 429, 503)
 
 
 class OperationSchema(AutoSchema):
@@ -98,13 +101,27 @@ class OperationSchema(AutoSchema):
         operation, route = declared
         refusal = ServiceRefusal if route.manner == "service" else Problem
         media_type = "application/json" if route.manner == "service" else "application/problem+json"
-        refusals = _REFUSALS.get(route.method, _WRITE_REFUSALS)
+        refusals = _refusals(operation, route)
         described = {
             (str(status), media_type): OpenApiResponse(refusal, description=TITLES[status]) for status in refusals
         }
-        return {
-            (str(route.status), "application/json"): OpenApiResponse(operation.output, description="Done")
-        } | described
+        form = "text/event-stream" if operation.streams else "application/json"
+        description = "Events, each with one of these as its data" if operation.streams else "Done"
+        done: dict[Any, OpenApiResponse] = {
+            (str(status), form): OpenApiResponse(operation.output, description=description)
+            for status in (route.status, *route.also)
+            if status != _NO_CONTENT
+        }
+        if _NO_CONTENT in route.also:
+            done[str(_NO_CONTENT)] = OpenApiResponse(description="Nothing to answer")
+        return done | described
+
+
+def _refusals(operation: Operation, route: Route) -> tuple[int, ...]:
+    common = _REFUSALS.get(route.method, _WRITE_REFUSALS)
+    # What is read and notes that it was depends on how far the thing is.
+    depends = () if operation.read_only or _CONFLICT in common else (_CONFLICT,)
+    return common + depends + (_WAITING_REFUSALS if operation.waits else ())
 
 
 def _operation_id(declared: Operation, route: Route) -> str:

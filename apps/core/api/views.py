@@ -34,16 +34,16 @@ class OperationView(APIView):
         caller = caller_of(request)
         operations.permit(declared, caller)
         if route.method in {"GET", "DELETE"}:
-            given = parse_strings(declared.input, _from_url(declared, request, path))
+            given = parse_strings(declared.input, from_url(declared, request, path))
         else:
-            given = parse(declared.input, _from_body(declared, request, path))
+            given = parse(declared.input, from_body(declared, request, path))
         reply = operations.call(declared, caller, given)
         if reply.output is None:
             return Response(status=reply.status)
         return Response(reply.output.model_dump(mode="json"), status=reply.status or route.status)
 
 
-def _from_url(declared: Operation, request: Request, path: Mapping[str, str]) -> dict[str, Any]:
+def from_url(declared: Operation, request: Request, path: Mapping[str, str]) -> dict[str, Any]:
     """Query and path as one mapping; the members of a list repeat its name."""
     query: dict[str, Any] = {
         name: request.query_params.getlist(name) if name in _lists(declared.input) else value
@@ -52,7 +52,7 @@ def _from_url(declared: Operation, request: Request, path: Mapping[str, str]) ->
     return {**query, **path}
 
 
-def _from_body(declared: Operation, request: Request, path: Mapping[str, str]) -> dict[str, Any]:
+def from_body(declared: Operation, request: Request, path: Mapping[str, str]) -> dict[str, Any]:
     """The body's members, and the path's, which stand over them. A missing body is an empty one."""
     body = request.data if has_body(request) else {}
     if not isinstance(body, dict):

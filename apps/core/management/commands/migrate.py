@@ -5,6 +5,8 @@ from typing import Any
 from django.core.management.commands.migrate import Command as Migrate
 from django.db import connection
 
+from apps.core.rls import EXPECT_ONE_TENANT
+
 
 class Command(Migrate):
     def handle(self, *args: Any, **options: Any) -> None:
@@ -14,6 +16,8 @@ class Command(Migrate):
             cursor.execute("set statement_timeout = 0")
         try:
             super().handle(*args, **options)
+            with connection.cursor() as cursor:
+                cursor.execute(EXPECT_ONE_TENANT)
         finally:
             # The next connection starts in the application's role; this one may be older than that default.
             connection.close()

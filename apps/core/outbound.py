@@ -1,0 +1,190 @@
+"""Outgoing HTTP: one checked address, no redirects, bounded in time and size. Call it outside of transactions."""
+
+import asyncio
+import functools
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar, Final
+
+import anyio
+import anyio.to_thread
+import httpx2
+
+from apps.core.http import ForbiddenEndpoint, UnresolvedHost, guard
+
+_CONNECT_SECONDS: Final = 5.0
+
+
+class CallFailed(Exception):
+    """An outgoing call brought no answer that can be used; `str()` says what happened, without what was sent.
+
+    `reached`: the other side may have received and acted on the call.
+    """
+
+    code: ClassVar[str] = "call_failed"
+    reached: ClassVar[bool] = True
+
+
+class NotCalled(CallFailed):
+    """This deployment does not call that address; nothing was sent."""
+
+    code = "forbidden_endpoint"
+    reached = False
+
+
+class Unreachable(CallFailed):
+    """The name can't be resolved, or nobody accepts connections there; nothing was sent."""
+
+    code = "unreachable"
+    reached = False
+
+
+class Disconnected(CallFailed):
+    """The connection broke, or what came over it is not HTTP."""
+
+    code = "disconnected"
+
+
+class TimedOut(CallFailed):
+    """No whole answer by the deadline."""
+
+    code = "timed_out"
+
+
+class Redirected(CallFailed):
+    """The other side sends callers elsewhere; redirects are never followed."""
+
+    code = "redirected"
+
+
+class AnswerTooLarge(CallFailed):
+    """The answer is over the limit."""
+
+    code = "answer_too_large"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came back, of whatever status."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    body: bytes
+
+
+def post(
+    url: str, *, body: bytes, headers: Mapping[str, str], deadline: timedelta, max_answer_bytes: int = 64 * 1024
+) -> Answer:
+    """Send a body and wait for the whole answer, for no longer than the deadline in all, the name's look-up included.
+
+    Blocks, and must not be called from an event loop.
+
+    :param max_answer_bytes: of none at all, the answer is there with its head, whatever body it has.
+    :raises CallFailed: one of its kinds.
+    """
+    return asyncio.run(_bounded(url, body, headers, deadline.total_seconds(), max_answer_bytes))
+
+
+async def _bounded(url: str, body: bytes, headers: Mapping[str, str], seconds: float, max_bytes: int) -> Answer:
+    try:
+        with anyio.fail_after(seconds):
+            return await _post(url, body, headers, max_bytes)
+    except TimeoutError as exc:
+        raise TimedOut(f"No whole answer within {seconds:g} s.") from exc
+    except httpx2.InvalidURL as exc:
+        raise NotCalled("This is no HTTP address.") from exc
+    except httpx2.HTTPError as exc:
+        raise Disconnected("The connection broke before the whole answer was there.") from exc
+
+
+async def _post(url: str, body: bytes, headers: Mapping[str, str], max_bytes: int) -> Answer:
+    address = await anyio.to_thread.run_sync(_checked, url, abandon_on_cancel=True)
+    wire = PinnedTransport(address=address, url=httpx2.URL(url), max_bytes=max_bytes)
+    # The deadline bounds everything else.
+    timeout = httpx2.Timeout(None, connect=_CONNECT_SECONDS)
+    async with (
+        httpx2.AsyncClient(transport=wire, timeout=timeout, trust_env=False) as client,
+        client.stream("POST", url, content=body, headers={**headers, "Accept-Encoding": "identity"}) as response,
+    ):
+        # Raw: a body that is compressed against our word stays as small as it came.
+        content = b"".join([chunk async for chunk in response.aiter_raw()]) if max_bytes else b""
+        return Answer(status=response.status_code, headers=dict(response.headers), body=content)
+
+
+def _checked(url: str) -> str:
+    try:
+        return guard(url)
+    except UnresolvedHost as exc:
+        raise Unreachable(exc.detail) from exc
+    except ForbiddenEndpoint as exc:
+        raise NotCalled(exc.detail) from exc
+
+
+class PinnedTransport(httpx2.AsyncBaseTransport):
+    """HTTP to one checked address, for one call: no other host, no redirect, no more bytes than allowed.
+
+    A client above may swallow or rename what breaks its streams, so the first fault is kept here.
+    """
+
+    def __init__(self, *, address: str, url: httpx2.URL, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.fault: CallFailed | None = None
+        self._address = address
+        self._origin = (url.scheme, url.host, url.port)
+        self._left = max_bytes
+        self._http = httpx2.AsyncHTTPTransport(verify=_trust() if url.scheme == "https" else False, trust_env=False)
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        url = request.url
+        if (url.scheme, url.host, url.port) != self._origin:
+            raise self._note(Redirected("The call left the address that was checked."))
+        # The Host header and the certificate stay the name's; the connection goes to the address that was checked.
+        request.extensions = {**request.extensions, "sni_hostname": url.host}
+        request.url = url.copy_with(host=self._address)
+        try:
+            response = await self._http.handle_async_request(request)
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as exc:
+            raise self._note(Unreachable(f"{url.host} does not accept connections.")) from exc
+        except httpx2.TransportError as exc:
+            raise self._note(Disconnected(f"The connection to {url.host} broke.")) from exc
+        finally:
+            request.url = url
+        if response.has_redirect_location:
+            await response.aclose()
+            raise self._note(Redirected(f"{url.host} redirects; redirects are not followed."))
+        response.stream = _Counted(response.stream, self)
+        return response
+
+    def count(self, received: int) -> None:
+        self._left -= received
+        if self._left < 0:
+            raise self._note(AnswerTooLarge(f"The answer is over {self.max_bytes} bytes."))
+
+    def _note(self, fault: CallFailed) -> CallFailed:
+        self.fault = self.fault or fault
+        return fault
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+
+class _Counted(httpx2.AsyncByteStream):
+    def __init__(self, inner: Any, wire: PinnedTransport) -> None:
+        self._inner = inner
+        self._wire = wire
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for chunk in self._inner:
+            self._wire.count(len(chunk))
+            yield chunk
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+
+@functools.cache
+def _trust() -> ssl.SSLContext:
+    return ssl.create_default_context()

@@ -1,0 +1,152 @@
+"""Waiting for what an operation answers: long polls and streams, whatever interface asks.
+
+Nothing is held meanwhile but the place: no transaction, no database connection, no thread. The operation is asked
+again when its topic is cued, and now and then without a cue, so that a lost one costs latency only.
+"""
+
+import asyncio
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+from django.conf import settings
+from pydantic import BaseModel
+
+from apps.core import cues
+from apps.core.cues import Listener
+from apps.core.errors import RateLimited, Unavailable
+from apps.core.operations import Acting, Reply, Streams, Waits
+
+logger = structlog.get_logger(__name__)
+
+# How long a stream lasts before its client has to come again, with a credential that still stands.
+LASTING: Final = 600.0
+# Proxies close what is silent for longer.
+BEAT: Final = 15.0
+# How long a lost cue may delay what waits for it.
+LOOKING_EVERY: Final = 25.0
+# A burst cues often and shows little: between two looks of one who waits there is this much rest.
+_REST: Final = 0.1
+_COME_BACK_MS: Final = 1000
+
+Look = Callable[[BaseModel], Awaitable[Reply]]
+"""Asks the operation, as whom the credential stands for at that moment."""
+
+
+class TooManyWaiting(RateLimited):
+    """This token already has as many open streams and waiting requests as one token may have."""
+
+    code = "too_many_waiting"
+
+
+class NoPlaceToWait(Unavailable):
+    """This process already holds as many open streams and waiting requests as it can."""
+
+    code = "no_place_to_wait"
+
+
+_places: Final[Counter[int | None]] = Counter()
+
+
+def check_place(caller: Acting) -> None:
+    """Refuse one more who waits while too many do.
+
+    :raises TooManyWaiting: if they are the caller's.
+    :raises NoPlaceToWait: if they are everybody's.
+    """
+    if _places[caller.token_id] >= settings.WAITING_PER_TOKEN:
+        raise TooManyWaiting(f"A token may wait {settings.WAITING_PER_TOKEN} times at once.", retry_after=5)
+    if _places.total() >= settings.WAITING_PER_PROCESS:
+        raise NoPlaceToWait("As many wait here as can. Try again, or read without waiting.")
+
+
+@contextmanager
+def place(caller: Acting) -> Iterator[None]:
+    """Count as one who waits."""
+    _places[caller.token_id] += 1
+    try:
+        yield
+    finally:
+        _places[caller.token_id] -= 1
+        if not _places[caller.token_id]:
+            del _places[caller.token_id]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One who waits for what an operation answers to an input."""
+
+    waits: Waits
+    caller: Acting
+    given: Any
+    look: Look
+
+    async def answer(self, patience: float) -> AsyncGenerator[Reply | None, None]:
+        """The answer as soon as there is something in it, at the latest after so many seconds; None at each beat before.
+
+        :raises DomainError: whatever the operation refuses, at any of the looks.
+        """
+        waits = self.waits
+        ends = time.monotonic() + patience
+        with place(self.caller):
+            async with cues.listening(waits.topics(self.caller, self.given)) as listener:
+                reply = await self.look(self.given)
+                beaten = time.monotonic()
+                enough, begun = waits.found(reply.output), False
+                while not enough and (left := ends - time.monotonic()) > 0:
+                    await _next_moment(listener, left, rest=begun)
+                    reply = await self.look(self.given)
+                    enough, begun = waits.worth_waking(self.given, reply.output), True
+                    if time.monotonic() - beaten >= BEAT:
+                        beaten = time.monotonic()
+                        yield None
+        yield reply
+
+    async def events(self, streams: Streams) -> AsyncGenerator[bytes, None]:
+        """Server-sent events: one for each page of what is new, a comment at each beat of silence.
+
+        :raises DomainError: whatever the operation refuses, at any of the looks.
+        """
+        waits = self.waits
+        ends = time.monotonic() + LASTING
+        with place(self.caller):
+            yield f"retry: {_COME_BACK_MS}\n\n".encode()
+            async with cues.listening(waits.topics(self.caller, self.given)) as listener:
+                given, spoke, fruitless, begun = self.given, time.monotonic(), 0, False
+                while (left := ends - time.monotonic()) > 0:
+                    page = await self._page(given)
+                    if page is not None and (waits.worth_waking(given, page) if begun else waits.found(page)):
+                        yield _event(streams.event, streams.mark(page), page)
+                        given, spoke, fruitless = streams.further(given, page), time.monotonic(), 0
+                        continue
+                    begun = True
+                    if time.monotonic() - spoke >= BEAT:
+                        yield b": beat\n\n"
+                        spoke = time.monotonic()
+                    await _next_moment(listener, left, rest=fruitless > 0)
+                    fruitless += 1
+
+    async def _page(self, given: BaseModel) -> BaseModel | None:
+        try:
+            return (await self.look(given)).output
+        except Unavailable:  # what is away comes back, and the stream goes on where it was
+            logger.warning("stream_look_failed", exc_info=True)
+            return None
+
+
+async def _next_moment(listener: Listener, left: float, *, rest: bool) -> None:
+    """Return when it is time to look again; each who waits has a rhythm of its own."""
+    if rest:
+        await asyncio.sleep(min(_REST, left))
+    await listener.heard(min(LOOKING_EVERY * random.uniform(0.7, 1.3), left))  # noqa: S311  # no secret
+
+
+def _event(name: str, mark: int, page: BaseModel) -> bytes:
+    data = json.dumps(page.model_dump(mode="json"), ensure_ascii=False)
+    return f"id: {mark}\nevent: {name}\ndata: {data}\n\n".encode()

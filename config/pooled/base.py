@@ -1,0 +1,37 @@
+"""The engine's connections."""
+
+from typing import Any, Final
+
+import psycopg
+from django.db.backends.postgresql import base
+from psycopg_pool import ConnectionPool
+
+_TRIES: Final = 3
+
+
+class DatabaseWrapper(base.DatabaseWrapper):
+    """Looks itself whether a connection of the pool still stands; its settings ask for no `CONN_HEALTH_CHECKS`."""
+
+    def get_new_connection(self, conn_params: dict[str, Any]) -> Any:
+        """A connection that stands.
+
+        The pool's own check finds those that have ended one by one, with a pause before each that doubles: after a
+        restart of the database, request after request would spend its whole patience on them.
+
+        :raises psycopg.Error: if there is none in time.
+        """
+        pool: Any = self.pool  # the engine is for settings with a pool
+        left = _TRIES
+        while True:
+            connection = super().get_new_connection(conn_params)
+            left -= 1
+            try:
+                ConnectionPool.check_connection(connection)
+            except psycopg.Error:
+                pool.putconn(connection)
+                if not left:
+                    raise
+                # What has ended this one has most likely ended others.
+                pool.check()
+            else:
+                return connection
