@@ -1,15 +1,22 @@
+from collections.abc import Mapping
 from typing import Any
 
+from django import forms
 from django.contrib import admin
 from django.contrib.auth.admin import GroupAdmin as DjangoGroupAdmin
 from django.contrib.auth.admin import UserAdmin as DjangoUserAdmin
 from django.contrib.auth.models import Group
 from django.http import HttpRequest
+from django.utils import timezone
 from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
+from unfold.widgets import UnfoldAdminTextInputWidget
 
-from apps.core.admin import OperatorAdmin, link_to
+from apps.core.admin import OperatorAdmin, ReasonForm, link_to, verb
+from apps.principals import services
 from apps.principals.models import Membership, Operator, Principal, Tenant, Token
+from apps.principals.selectors import principal_named
+from apps.principals.tenancy import acting_in
 
 admin.site.unregister(Group)
 
@@ -65,8 +72,17 @@ class MembershipAdmin(SuperusersOnly):
     list_select_related = ["operator", "tenant"]
 
 
+class RenameForm(ReasonForm):
+    name = forms.CharField(max_length=50, widget=UnfoldAdminTextInputWidget)
+
+
+class RetireForm(ReasonForm):
+    successor = forms.CharField(max_length=50, widget=UnfoldAdminTextInputWidget)
+
+
 @admin.register(Principal)
 class PrincipalAdmin(OperatorAdmin):
+    actions_detail = ["disable", "enable", "rename", "retire", "revoke_tokens"]
     list_display = ["name", "kind", "tenant", "parent_link", "created_at", "disabled_at"]
     list_filter = ["kind", "tenant"]
     list_select_related = ["tenant", "parent"]
@@ -76,9 +92,59 @@ class PrincipalAdmin(OperatorAdmin):
     def parent_link(self, principal: Principal) -> str:
         return link_to(principal.parent)
 
+    @verb(
+        "Disable",
+        explanation="Its tokens are refused from now on, and so are receipts to it; its inbox stays.",
+        permission="principals.disable_principal",
+    )
+    def disable(self, principal: Principal, given: Mapping[str, Any]) -> str:
+        services.disable_principal(principal_id=principal.pk, now=timezone.now())
+        return f"{principal} can't act any more."
+
+    @verb(
+        "Enable",
+        explanation="Let it act again, with those of its tokens that are still valid.",
+        permission="principals.disable_principal",
+    )
+    def enable(self, principal: Principal, given: Mapping[str, Any]) -> str:
+        services.enable_principal(principal_id=principal.pk)
+        return f"{principal} can act."
+
+    @verb(
+        "Rename",
+        explanation="Inbox, tokens and history stay; receipts to the old name are refused from now on.",
+        permission="principals.rename_principal",
+        form=RenameForm,
+    )
+    def rename(self, principal: Principal, given: Mapping[str, Any]) -> str:
+        services.rename_principal(principal_id=principal.pk, name=given["name"])
+        return f"{principal} is called {given['name']}."
+
+    @verb(
+        "Retire",
+        explanation="It can't act any more; what its inbox holds and receives goes to a successor, as new receipts.",
+        permission="principals.retire_principal",
+        form=RetireForm,
+    )
+    def retire(self, principal: Principal, given: Mapping[str, Any]) -> str:
+        with acting_in(principal.tenant_id, "console: retire"):
+            successor = principal_named(given["successor"])
+            services.retire_principal(principal_id=principal.pk, successor_id=successor.pk, now=timezone.now())
+        return f"{principal} is retired; {successor} gets what its inbox holds within seconds."
+
+    @verb(
+        "Revoke all tokens",
+        explanation="Every token of this principal ends at once.",
+        permission="principals.revoke_principal_tokens",
+    )
+    def revoke_tokens(self, principal: Principal, given: Mapping[str, Any]) -> str:
+        revoked = services.revoke_tokens(principal_id=principal.pk, now=timezone.now())
+        return f"{revoked} tokens of {principal} have ended."
+
 
 @admin.register(Token)
 class TokenAdmin(OperatorAdmin):
+    actions_detail = ["revoke"]
     list_display = [
         "__str__",
         "principal_link",
@@ -96,3 +162,8 @@ class TokenAdmin(OperatorAdmin):
     @admin.display(description="Principal")
     def principal_link(self, token: Token) -> str:
         return link_to(token.principal)
+
+    @verb("Revoke", explanation="This token ends at once.", permission="principals.revoke_principal_tokens")
+    def revoke(self, token: Token, given: Mapping[str, Any]) -> str:
+        services.revoke_token(token_id=token.pk, now=timezone.now())
+        return f"{token} has ended."

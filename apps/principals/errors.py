@@ -21,13 +21,37 @@ class NameTaken(Conflict):
     code = "name_taken"
 
 
+class BuiltIn(Conflict):
+    """The gates' own principals are part of every tenant and stay as they are."""
+
+    code = "built_in_principal"
+
+
 class ScopeNotForKind(Invalid):
     """A principal of this kind can't hold this scope."""
 
     code = "scope_not_for_kind"
 
 
+class ImpossiblePeriod(Invalid):
+    """Nothing is kept for no time."""
+
+    code = "impossible_period"
+
+
+class WeakSecret(Invalid):
+    """A text that is too easily guessed to be a token, or that is another's token."""
+
+    code = "weak_secret"
+
+
 class NotThisCaller(Forbidden):
     """The token acts for another principal."""
 
     code = "not_this_caller"
+
+
+class BadSuccessor(Invalid):
+    """Nobody can hand an inbox on to itself, or to somebody who can't act."""
+
+    code = "bad_successor"

@@ -1,5 +1,7 @@
 """Tenants, who operates them, who acts in them, and the tokens that prove it."""
 
+from datetime import timedelta
+
 from django.contrib.auth.models import AbstractUser
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
@@ -16,7 +18,18 @@ class Tenant(models.Model):
     creates_recipients = models.BooleanField(
         default=False, help_text="A receipt to an unknown recipient creates the principal instead of being refused."
     )
+    keep_receipts = models.DurationField(
+        null=True, help_text="How long a receipt is kept once it is acked; empty: as the deployment's settings say."
+    )
     created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(keep_receipts=None) | Q(keep_receipts__gt=timedelta(0)),
+                name="principals_tenant_keeps_receipts_a_while",
+            ),
+        ]
 
     def __str__(self) -> str:
         return self.slug
@@ -73,7 +86,8 @@ class Principal(TenantModel):
     """Who acts within a tenant: an agent, a service, a worker or a delegate.
 
     The name is what `recipient_ai` and `principal_ai` say. `parent` is who a delegate or agent reports to; a
-    principal without one is at the top.
+    principal without one is at the top. A disabled principal may have a `successor`: it is retired, and what its inbox
+    holds and receives goes there.
     """
 
     name = models.CharField(max_length=50)
@@ -81,6 +95,7 @@ class Principal(TenantModel):
     parent = models.ForeignKey("self", on_delete=models.PROTECT, null=True, related_name="children", db_index=False)
     created_at = models.DateTimeField()
     disabled_at = models.DateTimeField(null=True)
+    successor = models.ForeignKey("self", on_delete=models.PROTECT, null=True, related_name="retired", db_index=False)
 
     objects = PrincipalQuerySet.as_manager()
 
@@ -89,6 +104,23 @@ class Principal(TenantModel):
             models.UniqueConstraint(fields=["tenant", "name"], name="principals_principal_name_once"),
             models.CheckConstraint(condition=Q(kind__in=Kind.values), name="principals_principal_kind_known"),
             models.CheckConstraint(condition=~Q(parent=F("id")), name="principals_principal_not_its_own_parent"),
+            # The two together leave no circle: a successor can act, and who acts has none.
+            models.CheckConstraint(
+                condition=Q(successor=None) | (Q(disabled_at__isnull=False) & ~Q(successor=F("id"))),
+                name="principals_principal_retired_is_disabled",
+            ),
+        ]
+        indexes = [
+            # Serves digests.selectors.retired_inboxes(), by the tick, and the removal of a successor.
+            models.Index(
+                fields=["successor"], name="principals_principal_retired", condition=Q(successor__isnull=False)
+            ),
+        ]
+        permissions = [
+            ("disable_principal", "Can disable and enable principals"),
+            ("rename_principal", "Can rename principals"),
+            ("retire_principal", "Can retire principals"),
+            ("revoke_principal_tokens", "Can revoke tokens"),
         ]
 
     def __str__(self) -> str:
@@ -104,6 +136,7 @@ class Token(TenantModel):
 
     principal = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="tokens")
     label = models.CharField(max_length=100, blank=True)
+    # Empty where the text was given to us.
     prefix = models.CharField(max_length=8)
     digest = models.BinaryField(max_length=32)
     scopes = ArrayField(models.CharField(max_length=30, choices=Scope))
@@ -123,4 +156,4 @@ class Token(TenantModel):
         ]
 
     def __str__(self) -> str:
-        return f"ght_{self.prefix}…"
+        return f"ght_{self.prefix}…" if self.prefix else self.label

@@ -1,4 +1,7 @@
-"""The form of a token: `ght_<prefix>_<secret>`, of which the database keeps the prefix and a digest."""
+"""The form of a token: `ght_<prefix>_<secret>`, of which the database keeps the prefix and a digest.
+
+Other products' texts, which operators hand to us, are tokens too; of these the database keeps the digest alone.
+"""
 
 import hashlib
 import re
@@ -7,6 +10,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 _FORM: Final = re.compile(r"ght_([0-9a-f]{8})_([A-Za-z0-9_-]{43})", re.ASCII)
+
+_FOREIGN_FORM: Final = re.compile(r"(?!ght_)[!-~]{32,200}", re.ASCII)
+# Fewer than in any thirty-two hexadecimal digits that were drawn at random, all but once in millions.
+_FEWEST_CHARACTERS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +24,8 @@ class Secret:
 
     @property
     def prefix(self) -> str:
-        return self.text[4:12]
+        """What may be shown of it: nothing of a text that is not ours."""
+        return self.text[4:12] if self.text.startswith("ght_") else ""
 
     @property
     def digest(self) -> bytes:
@@ -32,4 +40,9 @@ def new_secret() -> Secret:
 
 def read_secret(text: str) -> Secret | None:
     """The secret in a header's value, or None if it has not the form of one."""
-    return Secret(text) if _FORM.fullmatch(text) else None
+    return Secret(text) if _FORM.fullmatch(text) or _FOREIGN_FORM.fullmatch(text) else None
+
+
+def given_secret(text: str) -> Secret | None:
+    """The secret in a text that somebody has chosen, or None if it is too short or too plain to be one."""
+    return read_secret(text) if len(set(text)) >= _FEWEST_CHARACTERS else None

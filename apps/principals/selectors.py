@@ -1,13 +1,13 @@
 """Questions about who acts."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from django.db import connection
-
-from apps.principals.errors import UnknownPrincipal, UnknownTenant
-from apps.principals.models import Principal, Tenant
+from apps.core.sql import hot_cursor
+from apps.principals.errors import UnknownPrincipal, UnknownTenant, UnknownToken
+from apps.principals.models import Membership, Operator, Principal, Tenant, Token
 from apps.principals.scopes import Kind, Scope
 from apps.principals.secrets import Secret
 from apps.principals.tenancy import Caller
@@ -28,7 +28,7 @@ def credential(secret: Secret, *, now: datetime) -> Credential | None:
 
     The look-up runs before any tenant is set, by digest, through a function that answers one row.
     """
-    with connection.cursor() as cursor:
+    with hot_cursor() as cursor:
         cursor.execute(
             """select token_id, tenant_id, tenant_slug, principal_id, principal_name, kind, scopes, source_systems,
                       expires_at, revoked_at, disabled_at, last_used_at
@@ -66,6 +66,57 @@ def principal_named(name: str) -> Principal:
     return principal
 
 
+def principal_id_named(name: str, *, tenant_id: int) -> int:
+    """The key alone of a tenant's enabled principal of this name: what every post asks.
+
+    :raises UnknownPrincipal: if there is none.
+    """
+    with hot_cursor() as cursor:
+        cursor.execute(
+            "select id from principals_principal where tenant_id = %s and name = %s and disabled_at is null",
+            [tenant_id, name],
+        )
+        row = cursor.fetchone()
+    if row is None:
+        raise UnknownPrincipal(f"There is no principal {name[:50]!r}.")
+    return int(row[0])
+
+
+def principal_ids_named(names: Collection[str], *, tenant_id: int) -> dict[str, int]:
+    """The keys of those of these names that a tenant's enabled principals have."""
+    with hot_cursor() as cursor:
+        cursor.execute(
+            "select name, id from principals_principal where tenant_id = %s and name = any(%s) and disabled_at is null",
+            [tenant_id, list(names)],
+        )
+        return dict(cursor.fetchall())
+
+
+def any_principal_named(name: str) -> Principal:
+    """The principal of this name in the current tenant, disabled or not.
+
+    :raises UnknownPrincipal: if there is none.
+    """
+    principal = Principal.objects.named(name).first()
+    if principal is None:
+        raise UnknownPrincipal(f"There is no principal {name[:50]!r}.")
+    return principal
+
+
+def tokens_of(principal_id: int, *, before: int | None, limit: int) -> list[Token]:
+    """A principal's tokens, the newest first, before the one with this key."""
+    tokens = Token.objects.filter(principal_id=principal_id).order_by("-pk")
+    return list((tokens if before is None else tokens.filter(pk__lt=before))[:limit])
+
+
+def token_of(principal_id: int, token_id: int) -> Token:
+    """:raises UnknownToken: if the principal has none of this key."""
+    token = Token.objects.filter(principal_id=principal_id, pk=token_id).first()
+    if token is None:
+        raise UnknownToken("There is no such token.")
+    return token
+
+
 def caller_or_named(caller: Caller, name: str | None) -> int:
     """The id of the principal an identity argument names; left out, it is the caller.
 
@@ -82,6 +133,14 @@ def tenant_named(slug: str) -> Tenant:
     if tenant is None:
         raise UnknownTenant(f"There is no tenant {slug[:50]!r}.")
     return tenant
+
+
+def operated_tenants(operator: Operator) -> set[int]:
+    """The tenants in which a person may act, not only look."""
+    if operator.is_superuser:
+        return set(Tenant.objects.values_list("pk", flat=True))
+    roles = [Membership.Role.OPERATOR, Membership.Role.OWNER]
+    return set(Membership.objects.filter(operator=operator, role__in=roles).values_list("tenant_id", flat=True))
 
 
 def service_names(*, tenant_id: int) -> list[str]:

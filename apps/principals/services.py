@@ -2,20 +2,32 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Final
+from datetime import datetime, timedelta
+from typing import Final, Never
 
 from django.db import IntegrityError, transaction
+from django.db.models import Q
 
 from apps.core.sql import violated_constraint
-from apps.principals.errors import NameTaken, ScopeNotForKind, UnknownToken
+from apps.principals.errors import (
+    BadSuccessor,
+    BuiltIn,
+    ImpossiblePeriod,
+    NameTaken,
+    ScopeNotForKind,
+    UnknownPrincipal,
+    UnknownTenant,
+    UnknownToken,
+    WeakSecret,
+)
 from apps.principals.models import Principal, Tenant, Token
 from apps.principals.scopes import Kind, Scope, forbidden_to
-from apps.principals.secrets import Secret, new_secret
+from apps.principals.secrets import Secret, given_secret, new_secret
 
 # The gates themselves act under these names in every tenant.
 ASYNCGATE: Final = "asyncgate"
 DELEGATE: Final = "delegate"
+BUILT_IN: Final = frozenset({ASYNCGATE, DELEGATE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +49,19 @@ def create_tenant(*, slug: str, name: str, now: datetime) -> Tenant:
 
 
 @transaction.atomic
+def keep_receipts(*, slug: str, period: timedelta | None) -> None:
+    """Let a tenant's receipts be kept for a time of its own once they are acked; None: as all others. Runs as the system.
+
+    :raises UnknownTenant: if there is no such tenant.
+    :raises ImpossiblePeriod: if that is no length of time.
+    """
+    if period is not None and period <= timedelta(0):
+        raise ImpossiblePeriod("Receipts are kept for some time, at least a moment.")
+    if not Tenant.objects.filter(slug=slug).update(keep_receipts=period):
+        raise UnknownTenant(f"There is no tenant {slug!r}.")
+
+
+@transaction.atomic
 def add_principal(
     *, tenant_id: int, name: str, kind: Kind, now: datetime, parent: Principal | None = None
 ) -> Principal:
@@ -50,9 +75,7 @@ def add_principal(
                 tenant=Tenant.objects.get(pk=tenant_id), name=name, kind=kind, parent=parent, created_at=now
             )
     except IntegrityError as exc:
-        if violated_constraint(exc) != "principals_principal_name_once":
-            raise
-        raise NameTaken(f"There is a principal {name!r} already.") from exc
+        _refuse_taken(exc, name)
 
 
 @transaction.atomic
@@ -87,6 +110,43 @@ def issue_token(
 
 
 @transaction.atomic
+def accept_token(*, tenant_id: int, source_system: str, text: str, label: str, now: datetime) -> Token:
+    """Let a text from elsewhere be the token with which a source posts; the one before it of this label ends.
+
+    It is a token of the service principal that has the source's name, which is made where there is none. A text that
+    was accepted before, and revoked since, stays revoked. Runs as the system.
+
+    :raises WeakSecret: if the text has fewer than 32 characters, or few different ones, or is a token otherwise.
+    :raises NameTaken: if the principal of that name is an agent or a worker.
+    """
+    secret = given_secret(text)
+    if secret is None:
+        raise WeakSecret(f"{label} is not a text of 32 to 200 visible characters, of which enough are different.")
+    principal = Principal.objects.filter(tenant_id=tenant_id).named(source_system).first()
+    if principal is None:
+        principal = add_principal(tenant_id=tenant_id, name=source_system, kind=Kind.SERVICE, now=now)
+    if principal.kind not in {Kind.SERVICE, Kind.DELEGATE}:
+        raise NameTaken(f"{principal.name} is of the kind {principal.kind}; {label} needs a service of that name.")
+    known = Token.objects.filter(digest=secret.digest).first()
+    if known is not None:
+        if (known.principal_id, known.label) != (principal.pk, label):
+            raise WeakSecret(f"{label} is a token that stands for something else already.")
+        return known
+    own = Token.objects.filter(principal=principal, label=label, revoked_at=None)
+    own.update(revoked_at=now)
+    return Token.objects.create(
+        tenant_id=tenant_id,
+        principal=principal,
+        label=label,
+        prefix=secret.prefix,
+        digest=secret.digest,
+        scopes=[Scope.RECEIPTS_WRITE],
+        source_systems=[source_system],
+        created_at=now,
+    )
+
+
+@transaction.atomic
 def revoke_token(*, token_id: int, now: datetime) -> None:
     """End a token at once; doing it twice keeps the first time.
 
@@ -98,9 +158,102 @@ def revoke_token(*, token_id: int, now: datetime) -> None:
 
 
 @transaction.atomic
+def revoke_tokens(*, principal_id: int, now: datetime) -> int:
+    """End every token of a principal at once; answers how many were still valid."""
+    valid = Token.objects.filter(principal_id=principal_id, revoked_at=None)
+    return valid.filter(Q(expires_at=None) | Q(expires_at__gt=now)).update(revoked_at=now)
+
+
+@transaction.atomic
+def rotate_token(*, token_id: int, overlap: timedelta, now: datetime) -> Issued:
+    """Issue a successor that may do the same; the old token is valid for the overlap, at most as long as before.
+
+    :raises UnknownToken: if the tenant has no such valid token.
+    """
+    old = Token.objects.select_for_update().filter(pk=token_id, revoked_at=None).select_related("principal").first()
+    if old is None:
+        raise UnknownToken("There is no such token.")
+    issued = issue_token(
+        principal=old.principal,
+        scopes=[Scope(scope) for scope in old.scopes],
+        source_systems=old.source_systems,
+        label=old.label,
+        expires_at=old.expires_at,
+        now=now,
+    )
+    ends = now + overlap
+    if old.expires_at is None or ends < old.expires_at:
+        Token.objects.filter(pk=old.pk).update(expires_at=ends)
+    return issued
+
+
+@transaction.atomic
 def disable_principal(*, principal_id: int, now: datetime) -> None:
-    """Stop a principal from acting; its tokens are refused from now on, its inbox stays."""
+    """Stop a principal from acting; its tokens are refused from now on, its inbox stays.
+
+    :raises UnknownPrincipal: if the tenant has none of this key.
+    :raises BuiltIn: for the gates' own principals.
+    """
+    _changeable(principal_id)
     Principal.objects.filter(pk=principal_id, disabled_at=None).update(disabled_at=now)
+
+
+@transaction.atomic
+def enable_principal(*, principal_id: int) -> None:
+    """Let a disabled principal act again, with those of its tokens that are still valid; a retired one has no successor
+    any more.
+
+    :raises UnknownPrincipal: if the tenant has none of this key.
+    """
+    _changeable(principal_id)
+    Principal.objects.filter(pk=principal_id).update(disabled_at=None, successor=None)
+
+
+@transaction.atomic
+def retire_principal(*, principal_id: int, successor_id: int, now: datetime) -> None:
+    """Disable a principal for good and name its successor.
+
+    :raises UnknownPrincipal: if the tenant has none of this key.
+    :raises BuiltIn: for the gates' own principals.
+    :raises BadSuccessor: if that is the principal itself, or can't act.
+    """
+    # Both rows are held, so that two can't retire to each other at once.
+    held = Principal.objects.select_for_update(no_key=True).filter(pk__in=[principal_id, successor_id]).order_by("pk")
+    can_act = {one.pk for one in held if one.disabled_at is None}
+    if principal_id == successor_id or successor_id not in can_act:
+        raise BadSuccessor("The successor must be another principal, one that can act.")
+    disable_principal(principal_id=principal_id, now=now)
+    Principal.objects.filter(pk=principal_id).update(successor_id=successor_id)
+
+
+@transaction.atomic
+def rename_principal(*, principal_id: int, name: str) -> None:
+    """Give a principal another name. Inbox, tokens and history stay; the old name leads nowhere and is free.
+
+    :raises UnknownPrincipal: if the tenant has none of this key.
+    :raises BuiltIn: for the gates' own principals.
+    :raises NameTaken: if the tenant has another one of that name.
+    """
+    _changeable(principal_id)
+    try:
+        with transaction.atomic():
+            Principal.objects.filter(pk=principal_id).update(name=name)
+    except IntegrityError as exc:
+        _refuse_taken(exc, name)
+
+
+def _changeable(principal_id: int) -> None:
+    principal = Principal.objects.select_for_update(no_key=True).filter(pk=principal_id).first()
+    if principal is None:
+        raise UnknownPrincipal("There is no such principal.")
+    if principal.name in BUILT_IN:
+        raise BuiltIn(f"{principal.name} is a gate's own principal.")
+
+
+def _refuse_taken(exc: IntegrityError, name: str) -> Never:
+    if violated_constraint(exc) != "principals_principal_name_once":
+        raise exc
+    raise NameTaken(f"There is a principal {name!r} already.") from exc
 
 
 @transaction.atomic

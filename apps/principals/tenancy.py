@@ -11,6 +11,7 @@ from typing import Final
 
 from django.db import connection, transaction
 
+from apps.core.sql import begin_with, hot_cursor
 from apps.principals.models import Principal
 from apps.principals.scopes import FORBIDDEN, Kind, Scope
 
@@ -100,18 +101,22 @@ def acting_as_operator(tenant_ids: Collection[int], why: str) -> AbstractContext
 
 @contextmanager
 def _within(settings: Mapping[str, str]) -> Iterator[None]:
-    before = _read() if connection.in_atomic_block else None
+    if not connection.in_atomic_block:
+        with transaction.atomic():
+            begin_with(settings)
+            yield
+        return
+    before = _read()
     with transaction.atomic():
         _set(settings)
         yield
-    if before is not None:
-        # A savepoint that is kept keeps its settings; one that is rolled back has restored them.
-        _set(before)
+    # A savepoint that is kept keeps its settings; one that is rolled back has restored them.
+    _set(before)
 
 
 def _set(settings: Mapping[str, str]) -> None:
     calls = ", ".join(["set_config(%s, %s, true)"] * len(settings))
-    with connection.cursor() as cursor:
+    with hot_cursor() as cursor:
         cursor.execute(f"select {calls}", [part for pair in settings.items() for part in pair])  # only placeholders
 
 

@@ -1,8 +1,21 @@
-"""Operations about the caller itself."""
+"""Operations about the caller itself, its tokens, and the life of principals."""
+
+from datetime import datetime, timedelta
+from typing import Annotated, Self
+
+from django.utils import timezone
+from pydantic import Field
 
 from apps.core.operations import Route, operation
-from apps.core.schemas import Empty, Output
+from apps.core.pagination import decode_position, encode_cursor
+from apps.core.schemas import Empty, Input, Name, NewName, Output
+from apps.principals import selectors, services
+from apps.principals.errors import UnknownToken
+from apps.principals.models import Principal, Token
+from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
+
+MAX_OVERLAP = 7 * 24 * 3600
 
 
 class Identity(Output):
@@ -25,3 +38,195 @@ def whoami(caller: Caller, given: Empty) -> Identity:
         scopes=sorted(caller.scopes),
         source_systems=sorted(caller.source_systems),
     )
+
+
+class TokenOutput(Output):
+    """A token of yours; its text is stored nowhere."""
+
+    token_id: int
+    label: str
+    prefix: str
+    scopes: list[str]
+    source_systems: list[str]
+    created_at: datetime
+    expires_at: datetime | None
+    revoked_at: datetime | None
+    last_used_at: datetime | None
+
+    @classmethod
+    def of(cls, token: Token) -> Self:
+        return cls(
+            token_id=token.pk,
+            label=token.label,
+            prefix=token.prefix,
+            scopes=token.scopes,
+            source_systems=token.source_systems,
+            created_at=token.created_at,
+            expires_at=token.expires_at,
+            revoked_at=token.revoked_at,
+            last_used_at=token.last_used_at,
+        )
+
+
+class ListTokens(Input):
+    limit: Annotated[int, Field(ge=1, le=500)] = 50
+    cursor: Annotated[str, Field(max_length=200)] | None = None
+
+
+class TokensOutput(Output):
+    tokens: list[TokenOutput]
+    """The newest first."""
+    next: str | None
+    """Hand it back as `cursor` for what follows; null at the end."""
+
+
+@operation(title="Your tokens", routes=[Route("GET", "/api/v1/tokens")], read_only=True, tool=False)
+def list_tokens(caller: Caller, given: ListTokens) -> TokensOutput:
+    """List the tokens of the caller's principal, revoked and expired ones too."""
+    before = decode_position(given.cursor) if given.cursor is not None else None
+    found = selectors.tokens_of(caller.principal_id, before=before, limit=given.limit + 1)
+    page = found[: given.limit]
+    following = encode_cursor(page[-1].pk) if len(found) > given.limit else None
+    return TokensOutput(tokens=[TokenOutput.of(token) for token in page], next=following)
+
+
+class OfToken(Input):
+    token_id: Annotated[int, Field(ge=1, lt=2**63)]
+
+
+class Revoked(Output):
+    revoked: int
+    """How many tokens were valid until now."""
+
+
+@operation(
+    title="Revoke a token of yours",
+    routes=[Route("DELETE", "/api/v1/tokens/{token_id}")],
+    destructive=True,
+    idempotent=True,
+    tool=False,
+)
+def revoke_token(caller: Caller, given: OfToken) -> TokenOutput:
+    """End one of the caller's tokens at once."""
+    token = selectors.token_of(caller.principal_id, given.token_id)
+    services.revoke_token(token_id=token.pk, now=timezone.now())
+    return TokenOutput.of(selectors.token_of(caller.principal_id, given.token_id))
+
+
+@operation(
+    title="Revoke all your tokens",
+    routes=[Route("POST", "/api/v1/tokens/revoke-all")],
+    destructive=True,
+    idempotent=True,
+    tool=False,
+)
+def revoke_own_tokens(caller: Caller, given: Empty) -> Revoked:
+    """End every token of the caller's principal at once, this one too: what to do when one has leaked."""
+    return Revoked(revoked=services.revoke_tokens(principal_id=caller.principal_id, now=timezone.now()))
+
+
+class RotateToken(Input):
+    overlap_seconds: Annotated[int, Field(ge=0, le=MAX_OVERLAP)] = 3600
+    """How long the presented token stays valid beside its successor."""
+
+
+class RotatedOutput(Output):
+    token: str
+    """The new token; it is shown here and nowhere else."""
+    expires_at: datetime | None
+    old_token_expires_at: datetime
+
+
+@operation(title="Rotate your token", routes=[Route("POST", "/api/v1/tokens/rotate", status=201)], tool=False)
+def rotate_token(caller: Caller, given: RotateToken) -> RotatedOutput:
+    """Issue a successor of the presented token that may do the same; the presented one ends after the overlap."""
+    if caller.token_id is None:
+        raise UnknownToken("There is no such token.")
+    overlap = timedelta(seconds=given.overlap_seconds)
+    issued = services.rotate_token(token_id=caller.token_id, overlap=overlap, now=timezone.now())
+    old = selectors.token_of(caller.principal_id, caller.token_id)
+    return RotatedOutput(
+        token=issued.secret.text,
+        expires_at=issued.token.expires_at,
+        old_token_expires_at=old.expires_at or issued.token.created_at,
+    )
+
+
+class PrincipalOutput(Output):
+    name: str
+    kind: str
+    created_at: datetime
+    disabled_at: datetime | None
+
+    @classmethod
+    def of(cls, principal: Principal) -> Self:
+        return cls(
+            name=principal.name,
+            kind=principal.kind,
+            created_at=principal.created_at,
+            disabled_at=principal.disabled_at,
+        )
+
+
+class OfPrincipal(Input):
+    name: Name
+
+
+class RenamePrincipal(OfPrincipal):
+    new_name: NewName
+
+
+@operation(
+    title="Disable a principal",
+    scope=Scope.ADMIN,
+    routes=[Route("POST", "/api/v1/principals/{name}/disable")],
+    destructive=True,
+    idempotent=True,
+    tool=False,
+)
+def disable_principal(caller: Caller, given: OfPrincipal) -> PrincipalOutput:
+    """Stop a principal from acting: its tokens are refused and receipts to it too; its inbox stays."""
+    principal = selectors.any_principal_named(given.name)
+    services.disable_principal(principal_id=principal.pk, now=timezone.now())
+    return PrincipalOutput.of(selectors.any_principal_named(given.name))
+
+
+@operation(
+    title="Enable a principal",
+    scope=Scope.ADMIN,
+    routes=[Route("POST", "/api/v1/principals/{name}/enable")],
+    idempotent=True,
+    tool=False,
+)
+def enable_principal(caller: Caller, given: OfPrincipal) -> PrincipalOutput:
+    """Let a disabled principal act again."""
+    principal = selectors.any_principal_named(given.name)
+    services.enable_principal(principal_id=principal.pk)
+    return PrincipalOutput.of(selectors.any_principal_named(given.name))
+
+
+@operation(
+    title="Rename a principal",
+    scope=Scope.ADMIN,
+    routes=[Route("POST", "/api/v1/principals/{name}/rename")],
+    tool=False,
+)
+def rename_principal(caller: Caller, given: RenamePrincipal) -> PrincipalOutput:
+    """Give a principal another name; inbox, tokens and history stay, and the old name leads nowhere."""
+    principal = selectors.any_principal_named(given.name)
+    services.rename_principal(principal_id=principal.pk, name=given.new_name)
+    return PrincipalOutput.of(selectors.any_principal_named(given.new_name))
+
+
+@operation(
+    title="Revoke a principal's tokens",
+    scope=Scope.ADMIN,
+    routes=[Route("POST", "/api/v1/principals/{name}/revoke-tokens")],
+    destructive=True,
+    idempotent=True,
+    tool=False,
+)
+def revoke_principal_tokens(caller: Caller, given: OfPrincipal) -> Revoked:
+    """End every token of a principal at once."""
+    principal = selectors.any_principal_named(given.name)
+    return Revoked(revoked=services.revoke_tokens(principal_id=principal.pk, now=timezone.now()))

@@ -1,0 +1,88 @@
+"""How many receipts a source may post in an hour, counted in Redis.
+
+The limit guards inboxes against a source run wild, nothing more: a Redis that does not answer lets every post through.
+"""
+
+import logging
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Final
+
+import redis
+from django.conf import settings
+from redis.backoff import NoBackoff
+from redis.commands.core import Script
+from redis.retry import Retry
+
+logger = logging.getLogger(__name__)
+
+_HOUR: Final = timedelta(hours=1)
+_PATIENCE_SECONDS: Final = 0.25
+# One command, known to the server by its digest: a transaction of the database waits for the answer.
+_COUNT: Final = """
+local total = redis.call('incrby', KEYS[1], ARGV[1])
+redis.call('expire', KEYS[1], ARGV[2])
+return total
+"""
+
+
+def per_hour(source_system: str) -> int:
+    """The deployment's limit for a source; operators may set another for their tenant."""
+    limits: dict[str, int] = settings.SOURCE_RATE_LIMITS
+    return limits.get(source_system, limits["default"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """What one source of one tenant may post in the hour of this moment."""
+
+    tenant_id: int
+    source_system: str
+    per_hour: int
+    now: datetime
+
+    @property
+    def _key(self) -> str:
+        return f"gatehouse:posts:{self.tenant_id}:{self.source_system}:{self.now:%Y%m%d%H}"
+
+    @property
+    def retry_after(self) -> int:
+        """Whole seconds until the next hour begins."""
+        passed = timedelta(minutes=self.now.minute, seconds=self.now.second)
+        return int((_HOUR - passed).total_seconds())
+
+    def take(self, wanted: int) -> int:
+        """Count posts that are about to be made; answers how many of them there is room for."""
+        try:
+            total = int(_count()([self._key], [wanted, 2 * int(_HOUR.total_seconds())], _client()))
+        except redis.RedisError:
+            logger.warning("posts of %s are not limited: Redis does not answer", self.source_system, exc_info=True)
+            return wanted
+        granted = min(wanted, max(0, self.per_hour - (total - wanted)))
+        self.give_back(wanted - granted)
+        return granted
+
+    def give_back(self, count: int) -> None:
+        """Uncount posts that were not made."""
+        if not count:
+            return
+        try:
+            _client().decrby(self._key, count)
+        except redis.RedisError:
+            logger.warning("posts of %s were counted that were not made", self.source_system, exc_info=True)
+
+
+@cache
+def _count() -> Script:
+    return _client().register_script(_COUNT)
+
+
+@cache
+def _client() -> redis.Redis:
+    return redis.Redis.from_url(
+        settings.REDIS_URL,
+        socket_timeout=_PATIENCE_SECONDS,
+        socket_connect_timeout=_PATIENCE_SECONDS,
+        retry=Retry(NoBackoff(), 0),
+    )
