@@ -1,9 +1,26 @@
-from django.contrib import admin
-from django.db.models import Model
-from django.utils.html import format_html_join
+from collections.abc import Mapping
+from typing import Any
 
-from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to
-from apps.receipts.models import Obligation, Receipt, ReceiptKey, UnmatchedCloser
+from django.contrib import admin
+from django.db.models import Model, QuerySet
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
+
+from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, verb
+from apps.receipts import selectors, services
+from apps.receipts.errors import NotDead
+from apps.receipts.models import (
+    Arrival,
+    Letter,
+    Obligation,
+    Receipt,
+    ReceiptKey,
+    RemoteTarget,
+    Residence,
+    UnmatchedCloser,
+)
+from apps.receipts.states import LetterState
 
 
 @admin.register(Receipt)
@@ -93,3 +110,123 @@ class UnmatchedCloserAdmin(OperatorAdmin):
     @admin.display(description="Receipt")
     def receipt_link(self, closer: UnmatchedCloser) -> str:
         return link_to(closer.receipt)
+
+
+@admin.register(Arrival)
+class ArrivalAdmin(OperatorAdmin):
+    list_display = ["receipt_link", "tenant"]
+    list_filter = ["tenant"]
+    list_select_related = ["receipt", "tenant"]
+
+    @admin.display(description="Receipt")
+    def receipt_link(self, arrival: Arrival) -> str:
+        return link_to(arrival.receipt)
+
+
+@admin.register(RemoteTarget)
+class RemoteTargetAdmin(OperatorAdmin):
+    list_display = [
+        "name",
+        "tenant",
+        "base_url",
+        "door",
+        "breaker",
+        "failures_in_a_row",
+        "retry_at",
+        "waiting",
+        "dead_letters",
+        "delivered_count",
+    ]
+    list_filter = ["tenant", "breaker"]
+    list_select_related = ["tenant"]
+    search_fields = ["name"]
+    readonly_fields = ["waiting", "dead_letters"]
+    actions_detail = ["replay"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[RemoteTarget]:
+        return selectors.with_letters()
+
+    @admin.display(description="Waiting")
+    def waiting(self, target: Any) -> str:
+        return _letters_link(target, LetterState.PENDING, target.pending)
+
+    @admin.display(description="Dead")
+    def dead_letters(self, target: Any) -> str:
+        return _letters_link(target, LetterState.DEAD, target.dead)
+
+    @verb(
+        "Replay dead letters",
+        explanation="Try this target's dead letters again, a thousand at once. What it has already, it knows again.",
+        permission="receipts.replay_remotetarget",
+    )
+    def replay(self, target: RemoteTarget, given: Mapping[str, Any]) -> str:
+        replayed = services.replay(target=target)
+        if not replayed:
+            raise NotDead(f"No letter to {target} is dead.")
+        return f"{replayed} letters to {target} are tried again."
+
+
+def _letters_link(target: RemoteTarget, state: LetterState, count: int) -> str:
+    address = reverse("admin:receipts_letter_changelist")
+    return format_html(
+        '<a href="{}?target__id__exact={}&state__exact={}" class="text-primary-600">{}</a>',
+        address,
+        target.pk,
+        state.value,
+        count,
+    )
+
+
+@admin.register(Letter)
+class LetterAdmin(OperatorAdmin):
+    list_display = [
+        "__str__",
+        "target_link",
+        "receipt_link",
+        "recipient_name",
+        "state",
+        "attempts",
+        "due_at",
+        "failure",
+        "created_at",
+        "settled_at",
+    ]
+    list_filter = ["state", "target", ("failure", ExactTextFilter), "tenant"]
+    list_select_related = ["target", "receipt"]
+    search_fields = ["receipt__receipt_id__exact"]
+    ordering = ["-id"]
+    actions_detail = ["replay"]
+
+    @admin.display(description="Target")
+    def target_link(self, letter: Letter) -> str:
+        return link_to(letter.target)
+
+    @admin.display(description="Receipt")
+    def receipt_link(self, letter: Letter) -> str:
+        return link_to(letter.receipt)
+
+    @verb(
+        "Replay",
+        explanation="If it is dead, try it again. If the target has it already, it knows it again.",
+        permission="receipts.replay_remotetarget",
+    )
+    def replay(self, letter: Letter, given: Mapping[str, Any]) -> str:
+        if not services.replay(target=letter.target, letter_ids=[letter.pk]):
+            raise NotDead(f"{letter} is not dead.")
+        return f"{letter} is tried again."
+
+
+@admin.register(Residence)
+class ResidenceAdmin(OperatorAdmin):
+    list_display = ["principal_link", "name_there", "target_link", "tenant"]
+    list_filter = ["target", "tenant"]
+    list_select_related = ["principal", "target", "tenant"]
+    search_fields = ["name_there", "principal__name"]
+
+    @admin.display(description="Principal")
+    def principal_link(self, residence: Residence) -> str:
+        return link_to(residence.principal)
+
+    @admin.display(description="Target")
+    def target_link(self, residence: Residence) -> str:
+        return link_to(residence.target)

@@ -31,7 +31,43 @@ class ReceiptIdConflict(Conflict):
     code = "receipt_id_conflict"
 
 
+class UnknownTarget(NotFound):
+    """The tenant has no remote target of this name."""
+
+    code = "unknown_target"
+
+
+class UnusableTarget(Invalid):
+    """The target's address or credential can't be used as it was given."""
+
+    code = "unusable_target"
+
+
+class LivesHere(NotFound):
+    """The principal has its inbox here, not elsewhere."""
+
+    code = "lives_here"
+
+
+class LivesElsewhere(Invalid):
+    """The principal has its inbox elsewhere, and what comes by a service door is not sent on."""
+
+    code = "lives_elsewhere"
+
+
+class NotDead(Conflict):
+    """Only dead letters are replayed."""
+
+    code = "not_dead"
+
+
 class ChainCycle(Invalid):
     """The receipt would be its own cause."""
 
     code = "chain_cycle"
+
+
+class ChainTooLong(Invalid):
+    """So much hangs from the receipt, and it from so much, that nobody looks whether it would be its own cause."""
+
+    code = "chain_too_long"

@@ -12,6 +12,7 @@ from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 from apps.receipts import selectors
 from apps.receipts.selectors import CHAIN_LIMIT, Link
+from apps.receipts.shapes import ObligationOutput
 
 
 class ReceiptChain(Input):
@@ -34,6 +35,8 @@ class LinkOutput(Output):
     caused_by_receipt_id: str | None
     pairs_with: str | None
     obligation: Literal["open", "closed"] | None
+    pruned: bool
+    """It was kept its time; what it said is gone."""
 
 
 class ChainOutput(Output):
@@ -70,6 +73,7 @@ def _link(link: Link) -> LinkOutput:
         caused_by_receipt_id=link.caused_by,
         pairs_with=link.pairs_with,
         obligation=states[link.obligation_open],
+        pruned=link.pruned,
     )
 
 
@@ -79,18 +83,6 @@ class Obligations(Input):
     limit: Annotated[int, Field(ge=1, le=500)] = 50
     cursor: Annotated[Text, StringConstraints(min_length=1, max_length=200)] | None = None
     """`next` of the page before."""
-
-
-class ObligationOutput(Output):
-    receipt_id: str
-    event_type: str
-    source_system: str
-    title: str | None
-    summary: str
-    debtor: str
-    creditor: str
-    suggested_next_step: str | None
-    opened_at: datetime
 
 
 class ObligationsOutput(Output):
@@ -117,19 +109,6 @@ def list_obligations(caller: Caller, given: Obligations) -> ObligationsOutput:
         limit=given.limit,
     )
     return ObligationsOutput(
-        obligations=[
-            ObligationOutput(
-                receipt_id=one.receipt_id,
-                event_type=one.event_type,
-                source_system=one.source_system,
-                title=one.title,
-                summary=one.summary,
-                debtor=one.debtor,
-                creditor=one.creditor,
-                suggested_next_step=one.suggested_next_step,
-                opened_at=one.opened_at,
-            )
-            for one in owed
-        ],
+        obligations=[ObligationOutput.model_validate(one) for one in owed],
         next=encode_cursor(owed[-1].id) if len(owed) == given.limit else None,
     )

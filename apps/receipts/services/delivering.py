@@ -1,0 +1,183 @@
+"""Letters to other deployments: written, claimed, settled, replayed. The call itself is made between transactions."""
+
+import logging
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final
+
+from django.db import connection, transaction
+
+from apps.core.hints import hint_on_commit
+from apps.core.sql import database_now
+from apps.principals.tenancy import acting_as_system
+from apps.receipts import letters, sql
+from apps.receipts.errors import UnknownTarget
+from apps.receipts.letters import Delivered, Later, Refused, Resting, Sent, Verdict
+from apps.receipts.models import Letter, Receipt, RemoteTarget
+from apps.receipts.selectors import content_of
+from apps.receipts.signals import letters_due
+from apps.receipts.states import COOL_DOWN, FAILURES_TO_OPEN, MAX_ATTEMPTS, Breaker, Door, claimed_for, jittered, pause
+
+logger = logging.getLogger(__name__)
+
+REPLAYED_AT_ONCE: Final = 1000
+
+
+@transaction.atomic
+def forward(*, receipt: Receipt, target: RemoteTarget, recipient_name: str) -> Letter:
+    """Send a receipt to a target, whoever it is for here; doing it twice sends one letter.
+
+    For a principal that lives elsewhere, posting does this by itself.
+
+    :raises UnknownTarget: if the two are not of one tenant.
+    """
+    if receipt.tenant_id != target.tenant_id:
+        raise UnknownTarget(f"There is no target {target.name!r} for this receipt.")
+    now = database_now()
+    letter, fresh = Letter.objects.get_or_create(
+        tenant_id=receipt.tenant_id,
+        receipt=receipt,
+        target=target,
+        defaults={"recipient_name": recipient_name, "due_at": now, "created_at": now},
+    )
+    if fresh:
+        hint_on_commit(letters_due, tenant_id=receipt.tenant_id, target_id=target.pk)
+    return letter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """The right to make one call until it counts as lost, and all that the call needs."""
+
+    tenant_id: int
+    target_id: int
+    letter_id: int
+    fence: int
+    attempts: int
+    url: str
+    door: Door
+    sealed_token: str
+    timeout: timedelta
+    sent: Sent
+    body: bytes
+    delegate: str | None
+    """The DeleGate that posted it, if one did."""
+
+
+@transaction.atomic
+def claim(*, tenant_id: int, target_id: int) -> Claim | None:
+    """Claim the letter of a target that has been due the longest; None if none is, or the target is not called now.
+
+    Commit before calling. A target whose breaker has cooled down gets one letter, as a probe.
+    """
+    turn = _run(sql.TAKE_TURN, target=target_id)
+    if turn is None:
+        return None
+    base_url, door, known_as, sealed_token, timeout_seconds, breaker = turn
+    patience = claimed_for(timeout_seconds)
+    row = _run(sql.CLAIM_LETTER, target=target_id, patience=patience, known_as=known_as or "")
+    if row is None:
+        return None
+    if breaker != Breaker.CLOSED:
+        _run(sql.PROBE, target=target_id, patience=patience)
+    letter_id, fence, attempts, receipt_pk, recipient_name, sent_as = row
+    content, delegate, uuid = content_of(receipt_pk, recipient_name=recipient_name)
+    return Claim(
+        tenant_id=tenant_id,
+        target_id=target_id,
+        letter_id=letter_id,
+        fence=fence,
+        attempts=attempts,
+        url=letters.address(base_url, Door(door)),
+        door=Door(door),
+        sealed_token=sealed_token,
+        timeout=timedelta(seconds=timeout_seconds),
+        sent=Sent(receipt_id=content.receipt_id, uuid=uuid),
+        body=letters.body(content, door=Door(door), known_as=sent_as or None),
+        delegate=delegate,
+    )
+
+
+@transaction.atomic
+def settle(*, claim: Claim, verdict: Verdict) -> None:
+    """Note what became of a call. Of a claim that was lost meanwhile, only the success still counts."""
+    match verdict:
+        case Delivered():
+            _delivered(claim, verdict)
+        case Refused():
+            buried = _bury(claim, verdict.code, verdict.said, verdict)
+            _target_answered(claim, failed=1, dead=buried)
+        case Later():
+            _defer(claim, verdict)
+        case Resting():
+            _rest(claim, verdict)
+
+
+def _delivered(claim: Claim, verdict: Delivered) -> None:
+    row = _run(sql.DELIVERED, letter=claim.letter_id, receipt_id=verdict.receipt_id, uuid=verdict.uuid)
+    if row is not None:
+        _target_answered(claim, delivered=1, seconds=row[0])
+
+
+def _defer(claim: Claim, verdict: Later) -> None:
+    dead = 0
+    if claim.attempts >= MAX_ATTEMPTS:
+        dead = _bury(claim, "attempts", f"Given up after {claim.attempts} attempts. {verdict.said}", verdict)
+    else:
+        _run(
+            sql.DEFERRED,
+            letter=claim.letter_id,
+            fence=claim.fence,
+            pause=pause(claim.attempts),
+            failure=verdict.code,
+            said=verdict.said,
+            turned_away=verdict.turned_away,
+        )
+    if verdict.unwell:
+        _run(sql.TARGET_FAILED, target=claim.target_id, dead=dead, limit=FAILURES_TO_OPEN, cool_down=COOL_DOWN)
+    else:
+        _target_answered(claim, failed=1, dead=dead)
+
+
+def _rest(claim: Claim, verdict: Resting) -> None:
+    _run(sql.UNTRIED, letter=claim.letter_id, fence=claim.fence, failure=verdict.code, said=verdict.said)
+    _run(sql.TARGET_RESTS, target=claim.target_id, wait=jittered(verdict.wait))
+
+
+def _bury(claim: Claim, failure: str, said: str, verdict: Refused | Later) -> int:
+    """How many this has buried: none, if the claim was lost."""
+    given: dict[str, Any] = {"failure": failure, "said": said, "turned_away": verdict.turned_away}
+    if _run(sql.BURIED, letter=claim.letter_id, fence=claim.fence, **given) is None:
+        return 0
+    logger.warning("letter_dead", extra={"letter": claim.letter_id, "target": claim.target_id, "failure": failure})
+    return 1
+
+
+def _target_answered(claim: Claim, *, delivered: int = 0, seconds: float = 0.0, failed: int = 0, dead: int = 0) -> None:
+    _run(sql.TARGET_ANSWERED, target=claim.target_id, delivered=delivered, seconds=seconds, failed=failed, dead=dead)
+
+
+def _run(statement: str, **given: Any) -> tuple[Any, ...] | None:
+    """The one row that a statement answers, if it does."""
+    with connection.cursor() as cursor:
+        cursor.execute(statement, given)
+        return cursor.fetchone() if cursor.description else None
+
+
+@transaction.atomic
+def replay(*, target: RemoteTarget, letter_ids: Collection[int] | None = None) -> int:
+    """Send dead letters again, all of a target or those of these keys; answers how many, at most a thousand at once."""
+    chosen = None if letter_ids is None else list(letter_ids)
+    row = _run(sql.REPLAY, target=target.pk, letters=chosen, limit=REPLAYED_AT_ONCE)
+    revived: int = row[0] if row is not None else 0
+    if revived:
+        hint_on_commit(letters_due, tenant_id=target.tenant_id, target_id=target.pk)
+    return revived
+
+
+def targets_due() -> list[tuple[int, int]]:
+    """The tenants and targets that something waits for and that may be called. Opens its own transaction."""
+    with acting_as_system("looking for letters"), connection.cursor() as cursor:
+        cursor.execute(sql.TARGETS_DUE)
+        return list(cursor.fetchall())
