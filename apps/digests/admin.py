@@ -1,11 +1,123 @@
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from django import forms
 from django.contrib import admin
+from django.http import HttpRequest, HttpResponse
+from django.utils import timezone
 from django.utils.html import format_html_join
+from unfold.admin import ModelAdmin
+from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to
-from apps.digests.models import Entry, Inbox, ReceiptState, Thread
+from apps.digests import selectors, services
+from apps.digests.gathering import THREAD_LIMIT
+from apps.digests.models import Entry, Inbox, ReceiptState, Round, Source, SourcePolicy, Thread
+from apps.digests.selectors import Replay
+from apps.principals import selectors as principals
+from apps.principals.models import Operator, Tenant
+from apps.principals.tenancy import acting_in
 from apps.receipts.models import Receipt
 
 _SHOWN = 50
+
+
+class SourceForm(forms.ModelForm):  # type: ignore[type-arg]  # not subscriptable at run time
+    """What is set for a source, and why."""
+
+    # Stands in for the model's own field, which never changes; filled in for each request.
+    in_tenant = forms.ModelChoiceField(queryset=Tenant.objects.none())
+    reason = forms.CharField(
+        max_length=200, widget=UnfoldAdminTextInputWidget, help_text="Why; kept with the change in its history."
+    )
+
+    class Meta:
+        model = Source
+        fields = ["name", "rate_per_hour", "groups_by_dedupe_key"]
+
+
+@admin.register(Source)
+class SourceAdmin(OperatorAdmin):
+    """Set by operators who have the permission, in tenants that they do more than view."""
+
+    form = SourceForm
+    list_display = ["name", "tenant", "rate_per_hour", "groups_by_dedupe_key"]
+    list_filter = ["tenant"]
+    list_select_related = ["tenant"]
+    search_fields = ["name"]
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return bool(ModelAdmin.has_add_permission(self, request))
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        permitted = bool(ModelAdmin.has_change_permission(self, request, obj))
+        return permitted and (obj is None or obj.tenant_id in _operated_by(request))
+
+    def get_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
+        fields = ["in_tenant" if obj is None else "tenant", "name", "rate_per_hour", "groups_by_dedupe_key"]
+        return [*fields, "reason"] if obj is None or self.has_change_permission(request, obj) else fields
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[str]:
+        return ["tenant", "name"] if obj is not None else []
+
+    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:  # noqa: FBT001, FBT002  # Django's signature
+        form = super().get_form(request, obj, change, **kwargs)
+        del form.base_fields["in_tenant"]
+        if obj is None:
+            form.base_fields["in_tenant"] = forms.ModelChoiceField(
+                label="Tenant",
+                queryset=Tenant.objects.filter(pk__in=_operated_by(request)),
+                widget=UnfoldAdminSelectWidget,
+            )
+        return form
+
+    def save_model(self, request: HttpRequest, obj: Source, form: Any, change: bool) -> None:  # noqa: FBT001  # Django's signature
+        tenant_id = obj.tenant_id if change else form.cleaned_data["in_tenant"].pk
+        with acting_in(tenant_id, f"console: {request.user.get_username()}: {form.cleaned_data['reason']}"):
+            stored = services.set_source(
+                tenant_id=tenant_id,
+                name=obj.name,
+                rate_per_hour=obj.rate_per_hour,
+                groups_by_dedupe_key=obj.groups_by_dedupe_key,
+            )
+        obj.pk, obj.tenant_id = stored.pk, tenant_id
+
+    def construct_change_message(self, request: HttpRequest, form: Any, formsets: Any, add: bool = False) -> str:  # noqa: FBT001, FBT002  # Django's signature
+        kept = {name: form.cleaned_data[name] for name in ("rate_per_hour", "groups_by_dedupe_key")}
+        said = ", ".join(f"{name} = {value}" for name, value in kept.items())
+        return f"{said}. Reason: {form.cleaned_data['reason']}"
+
+
+def _operated_by(request: HttpRequest) -> set[int]:
+    return principals.operated_tenants(request.user) if isinstance(request.user, Operator) else set()
+
+
+class ReplayForm(forms.Form):
+    """Another window and size, over the last hours."""
+
+    hours = forms.IntegerField(
+        label="Over the last hours", min_value=1, max_value=8760, initial=24, widget=UnfoldAdminIntegerFieldWidget
+    )
+    window = forms.IntegerField(
+        label="Window in seconds", min_value=0, max_value=86_400, initial=60, widget=UnfoldAdminIntegerFieldWidget
+    )
+    max_items = forms.IntegerField(
+        label="Receipts that end the wait",
+        min_value=1,
+        max_value=THREAD_LIMIT,
+        initial=20,
+        widget=UnfoldAdminIntegerFieldWidget,
+    )
+
+
+def _replay(inbox: Inbox, given: Mapping[str, int]) -> Replay:
+    return selectors.replay(
+        inbox.principal_id,
+        since=timezone.now() - timedelta(hours=given["hours"]),
+        window=timedelta(seconds=given["window"]),
+        max_items=given["max_items"],
+    )
 
 
 @admin.register(Inbox)
@@ -14,21 +126,49 @@ class InboxAdmin(OperatorAdmin):
     list_filter = ["enabled", "tenant"]
     list_select_related = ["principal"]
     search_fields = ["principal__name"]
-    readonly_fields = ["entry_links", "thread_links"]
+    readonly_fields = ["thread_links", "policy_links"]
+    change_form_outer_after_template = "digests/inbox.html"
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        """The fields, the inbox by the selector that its principal reads through, and a replay of its past."""
+        inbox = self.get_object(request, object_id)
+        shown: dict[str, Any] = {}
+        if inbox is not None:
+            form = ReplayForm(request.GET if "hours" in request.GET else None)
+            shown = {
+                "page": selectors.read_inbox(inbox.principal_id, limit=_SHOWN),
+                "replay_form": form,
+                "replay": _replay(inbox, form.cleaned_data) if form.is_bound and form.is_valid() else None,
+            }
+        answer: HttpResponse = super().change_view(request, object_id, form_url, {**shown, **(extra_context or {})})
+        return answer
 
     @admin.display(description="Principal")
     def principal_link(self, inbox: Inbox) -> str:
         return link_to(inbox.principal)
 
-    @admin.display(description="Visible entries")
-    def entry_links(self, inbox: Inbox) -> str:
-        live = inbox.entries.filter(acked_at=None, superseded_by_seq=None).order_by("sequence")[:_SHOWN]
-        return format_html_join(", ", "{}", ((link_to(entry),) for entry in live)) or "-"
+    @admin.display(description="Policies of sources")
+    def policy_links(self, inbox: Inbox) -> str:
+        policies = inbox.source_policies.order_by("source_system")
+        return format_html_join(", ", "{}", ((link_to(policy),) for policy in policies)) or "-"
 
     @admin.display(description="Open threads")
     def thread_links(self, inbox: Inbox) -> str:
         threads = inbox.threads.filter(closed_at=None).order_by("id")[:_SHOWN]
         return format_html_join(", ", "{}", ((link_to(thread),) for thread in threads)) or "-"
+
+
+@admin.register(SourcePolicy)
+class SourcePolicyAdmin(OperatorAdmin):
+    list_display = ["source_system", "inbox_link", "enabled", "window", "max_items", "max_thread_age"]
+    list_filter = [("source_system", ExactTextFilter), "tenant"]
+    list_select_related = ["inbox__principal"]
+
+    @admin.display(description="Inbox")
+    def inbox_link(self, policy: SourcePolicy) -> str:
+        return link_to(policy.inbox)
 
 
 @admin.register(Thread)
@@ -47,8 +187,17 @@ class ThreadAdmin(OperatorAdmin):
     @admin.display(description="Snapshots")
     def snapshot_links(self, thread: Thread) -> str:
         snapshots = thread.snapshots.order_by("-revision")[:_SHOWN]
-        rows = ((link_to(entry), entry.flush_reason, entry.count) for entry in snapshots)
-        return format_html_join(", ", "{} ({}, {})", rows) or "-"
+        rows = (
+            (entry.revision, link_to(entry), entry.flush_reason, entry.count, _fate(entry), entry.title)
+            for entry in snapshots
+        )
+        return format_html_join("", "<div>{}. {} by {}, {} receipts, {}: {}</div>", rows) or "-"
+
+
+def _fate(entry: Entry) -> str:
+    if entry.acked_at is not None:
+        return "acked"
+    return "visible" if entry.superseded_by_seq is None else f"superseded by {entry.superseded_by_seq}"
 
 
 @admin.register(Entry)
@@ -108,3 +257,9 @@ class ReceiptStateAdmin(OperatorAdmin):
     @admin.display(description="Place")
     def place_link(self, state: ReceiptState) -> str:
         return link_to(state.entry or state.thread)
+
+
+@admin.register(Round)
+class RoundAdmin(OperatorAdmin):
+    list_display = ["name", "begun_at", "ended_at", "position", "found", "result"]
+    ordering = ["name"]

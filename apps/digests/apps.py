@@ -1,5 +1,15 @@
 from django.apps import AppConfig
 
+from apps.core import cues
+from apps.digests.signals import inbox_changed, inbox_topic
+
 
 class DigestsConfig(AppConfig):
     name = "apps.digests"
+
+    def ready(self) -> None:
+        inbox_changed.connect(_cue, dispatch_uid="digests_inbox_changed")
+
+
+def _cue(*, principal_id: int, **_: object) -> None:
+    cues.send(inbox_topic(principal_id))

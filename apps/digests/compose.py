@@ -20,6 +20,11 @@ def summary(*, count: int, event_family: str, resource_ref: str, latest_titles: 
     return _cut(f"{count} {event_family} on {resource_ref}. Latest: {latest}", _SUMMARY)
 
 
+def fitting(title: str, summary: str) -> tuple[str, str]:
+    """Words of a source, cut to what a snapshot may hold."""
+    return _cut(title, _TITLE), _cut(summary, _SUMMARY)
+
+
 def tokens_estimate(*texts: str | None) -> int:
     """About how many tokens of a model's context these texts take (four characters each, and a frame)."""
     return 40 + sum(len(text) for text in texts if text) // 4

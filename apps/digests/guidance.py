@@ -1,4 +1,4 @@
-"""What a reader would do next with a receipt: a small table of rules, the first that fits."""
+"""What a reader would do next with a receipt: a small table of rules, the first that fits. A source's hook comes before."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -2,17 +2,50 @@
 
 from datetime import timedelta
 from typing import Final
+from uuid import UUID
 
 from django.contrib.postgres.fields import ArrayField
+from django.core.validators import MinValueValidator
 from django.db import models
 from django.db.models import F, Q
 
+from apps.digests.gathering import THREAD_LIMIT
 from apps.digests.states import FlushReason, Kind
 from apps.principals.models import Principal, TenantModel
 from apps.receipts.models import Receipt
 
-# A thread rolls over when it has held this many receipts, which bounds a snapshot.
-THREAD_LIMIT: Final = 500
+
+class Source(TenantModel):
+    """What operators have set for the receipts of one source system; a source without a row has the defaults.
+
+    `rate_per_hour` takes the place of the deployment's rate limit. With `groups_by_dedupe_key`, receipts without a
+    group of their own are gathered by keys of the form `{source}:{event_type}:{entity}:{version}`.
+    """
+
+    name = models.CharField(max_length=50)
+    rate_per_hour = models.IntegerField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1)],
+        help_text="How many receipts an hour it may post; empty: the deployment's limit.",
+    )
+    groups_by_dedupe_key = models.BooleanField(
+        default=False,
+        db_default=False,
+        help_text="Gather its receipts by the event type and entity in their dedupe keys.",
+    )
+
+    class Meta:
+        constraints = [
+            # Serves selectors.source_rule().
+            models.UniqueConstraint(fields=["tenant", "name"], name="digests_source_name_once"),
+            models.CheckConstraint(
+                condition=Q(rate_per_hour=None) | Q(rate_per_hour__gt=0), name="digests_source_rate_above_zero"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
 
 
 class Inbox(TenantModel):
@@ -32,6 +65,8 @@ class Inbox(TenantModel):
     window = models.DurationField(default=timedelta(seconds=30))
     max_items = models.IntegerField(default=20)
     max_thread_age = models.DurationField(default=timedelta(hours=24))
+    # Whether some source has a policy of its own here: read with the lock, it saves most posts the question.
+    has_source_policies = models.BooleanField(default=False, db_default=False)
 
     class Meta:
         verbose_name_plural = "inboxes"
@@ -53,6 +88,38 @@ class Inbox(TenantModel):
 
     def __str__(self) -> str:
         return f"inbox of {self.principal}"
+
+
+class SourcePolicy(TenantModel):
+    """How an inbox gathers the receipts of one source; what is null is as in the inbox's own policy.
+
+    Written and read under the lock of the inbox.
+    """
+
+    inbox = models.ForeignKey(Inbox, on_delete=models.CASCADE, related_name="source_policies", db_index=False)
+    source_system = models.CharField(max_length=50)
+    enabled = models.BooleanField(null=True)
+    window = models.DurationField(null=True)
+    max_items = models.IntegerField(null=True)
+    max_thread_age = models.DurationField(null=True)
+
+    class Meta:
+        verbose_name_plural = "source policies"
+        constraints = [
+            # Serves sql.SOURCE_POLICIES.
+            models.UniqueConstraint(
+                fields=["tenant", "inbox", "source_system"], name="digests_sourcepolicy_once_per_source"
+            ),
+            models.CheckConstraint(
+                condition=(Q(window=None) | Q(window__gte=timedelta(0)))
+                & (Q(max_items=None) | Q(max_items__range=(1, THREAD_LIMIT)))
+                & (Q(max_thread_age=None) | Q(max_thread_age__gt=timedelta(0))),
+                name="digests_sourcepolicy_possible",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.source_system} in {self.inbox}"
 
 
 class Thread(TenantModel):
@@ -113,7 +180,8 @@ class Entry(TenantModel):
     """What an agent reads and acks: one receipt (`item`) or an immutable snapshot of a thread.
 
     Visible as of N: `sequence <= N`, not superseded at or before N, not acked. An item's title and summary are its
-    receipt's; a snapshot's are made once, when it is published. `receipt_ids` are primary keys of receipts.
+    receipt's; a snapshot's are made once, when it is published. `receipt_ids` are primary keys of receipts; `pruned`
+    says how many of them retention has removed since.
     """
 
     inbox = models.ForeignKey(Inbox, on_delete=models.PROTECT, related_name="entries", db_index=False)
@@ -124,6 +192,7 @@ class Entry(TenantModel):
     source_system = models.CharField(max_length=50)
     receipt_ids = ArrayField(models.BigIntegerField())
     count = models.IntegerField()
+    pruned = models.IntegerField(default=0, db_default=0)
     title = models.CharField(max_length=200, null=True)
     summary = models.TextField(null=True)
     first_at = models.DateTimeField()
@@ -167,6 +236,9 @@ class Entry(TenantModel):
                 condition=Q(count=F("receipt_ids__len")) & Q(count__gt=0), name="digests_entry_counts_its_receipts"
             ),
             models.CheckConstraint(
+                condition=Q(pruned__gte=0, pruned__lte=F("count")), name="digests_entry_pruned_of_its_receipts"
+            ),
+            models.CheckConstraint(
                 condition=Q(superseded_by_seq=None) | Q(superseded_by_seq__gt=F("sequence")),
                 name="digests_entry_superseded_by_a_later_one",
             ),
@@ -194,6 +266,12 @@ class Entry(TenantModel):
                 fields=["inbox", "superseded_by_seq"],
                 name="digests_entry_superseded",
                 condition=Q(acked_at=None, superseded_by_seq__isnull=False),
+            ),
+            # Serves sql.SUPERSEDED_DUE: what retention finds to remove.
+            models.Index(
+                fields=["superseded_at", "id"],
+                name="digests_entry_superseded_since",
+                condition=Q(superseded_at__isnull=False),
             ),
             # Serves the removal of a superseded entry.
             models.Index(
@@ -241,14 +319,17 @@ class ReceiptState(TenantModel):
             ),
         ]
         indexes = [
-            # Serve selectors.inbox_receipts(), the raw path: unread ones, and all.
+            # Serve sql.UNREAD and sql.LISTED, the raw path. Each row is in one of them, so that neither can take the
+            # place of the other and walk what is not asked for.
             models.Index(fields=["inbox", "receipt"], name="digests_receiptstate_unread", condition=Q(acked_at=None)),
-            models.Index(fields=["inbox", "receipt"], name="digests_receiptstate_all"),
-            # Serves sql.MEMBERS: what a snapshot of a thread holds.
+            models.Index(
+                fields=["inbox", "receipt"], name="digests_receiptstate_acked", condition=Q(acked_at__isnull=False)
+            ),
+            # Serves sql.MEMBERS: what a snapshot of a thread holds; and the removal of a thread.
             models.Index(
                 fields=["thread", "receipt"],
-                name="digests_receiptstate_in_thread",
-                condition=Q(acked_at=None, thread__isnull=False),
+                name="digests_receiptstate_by_thread",
+                condition=Q(thread__isnull=False),
             ),
             # Serves the removal of an entry.
             models.Index(fields=["entry"], name="digests_receiptstate_by_entry", condition=Q(entry__isnull=False)),
@@ -256,3 +337,26 @@ class ReceiptState(TenantModel):
 
     def __str__(self) -> str:
         return f"state of {self.receipt}"
+
+
+NO_PLACE: Final = UUID(int=0)
+
+
+class Round(models.Model):
+    """How far a walk over everything has come that takes many steps: retention, self-check.
+
+    One row per kind of walk, of the whole deployment. `position` is the key that the last step ended at, or, of a walk
+    that goes tenant by tenant, its tenant, with `within` for the place there; `found` is what this round has found so
+    far, `result` what the last full one found.
+    """
+
+    name = models.CharField(max_length=50, unique=True)
+    position = models.BigIntegerField(default=0)
+    within = models.UUIDField(default=NO_PLACE, db_default=NO_PLACE)
+    begun_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True)
+    found = models.JSONField(default=dict)
+    result = models.JSONField(default=dict)
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,18 +1,28 @@
 """Questions about inboxes: what is shown, what waits, what is due, and whether all of it adds up."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from time import monotonic
 from typing import Any, Final
 
 from django.db import connection
+from django.db.models import Q
 
-from apps.digests import compose, formats, sql
+from apps.core.sql import hot_cursor
+from apps.digests import compose, formats, grouping, hooks, soundness, sql
 from apps.digests.errors import UnknownEntry
 from apps.digests.formats import Bound, Through
-from apps.digests.models import Entry, Inbox, ReceiptState
+from apps.digests.gathering import Arrival, Policy, count_entries
+from apps.digests.grouping import Key
+from apps.digests.hooks import Fact
+from apps.digests.hooks.registry import VALUE_LENGTH
+from apps.digests.models import Entry, Inbox, ReceiptState, Round, Source, SourcePolicy
+from apps.digests.soundness import REPAIRED, SelfCheck
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Receipt
+from apps.receipts.services import Group, ReceiptDraft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +46,8 @@ class EntryView:
     supersedes_id: int | None
     delivery_handle: str | None
     group_key: str | None
+    pruned: int = 0
+    """How many of the receipts that it counts retention has removed since."""
     as_of: int | None = None
     """The state of the inbox that the read saw; None where it gives no right to ack through."""
     bound: Bound = field(default_factory=Bound)
@@ -92,45 +104,57 @@ def read_inbox(
     principal_id: int,
     *,
     after: int = 0,
+    shown_after: int | None = None,
     source_system: str | None = None,
     limit: int = 50,
     max_tokens: int | None = None,
 ) -> InboxPage:
     """The visible entries, oldest first, each with a token that acks exactly what this read showed up to it.
 
-    `max_tokens` ends the page before the entry that would exceed it; the first entry is always there.
+    `max_tokens` ends the page before the entry that would exceed it; the first entry is always there. A reader that
+    reads on says with `shown_after` where it began: the tokens reach back to there.
     """
-    bound = Bound(after=after, source=source_system)
-    page = _read(principal_id, bound, limit=limit, newest=False)
+    bound = Bound(after=after if shown_after is None else shown_after, source=source_system)
+    page = _read(principal_id, bound, after=after, limit=limit, newest=False)
     return page if max_tokens is None else replace(page, entries=_within(page.entries, max_tokens))
+
+
+def newest_sequence(principal_id: int) -> int:
+    """The `as_of` that a read would have; 0 where there is no inbox yet."""
+    newest = Inbox.objects.filter(principal_id=principal_id).values_list("last_seq", flat=True).first()
+    return newest or 0
 
 
 def newest_entries(principal_id: int, *, limit: int = 10) -> InboxPage:
     """The newest visible entries, newest first; their tokens reach these entries only."""
-    page = _read(principal_id, Bound(), limit=limit, newest=True)
+    page = _read(principal_id, Bound(), after=0, limit=limit, newest=True)
     bound = Bound(ids=tuple(sorted(entry.id for entry in page.entries)))
     return replace(page, entries=[replace(entry, bound=bound) for entry in page.entries])
 
 
-def _read(principal_id: int, bound: Bound, *, limit: int, newest: bool) -> InboxPage:
+def _read(principal_id: int, bound: Bound, *, after: int, limit: int, newest: bool) -> InboxPage:
     statement = sql.READ.format(
-        source=sql.OF_SOURCE if bound.source is not None else "", direction="desc" if newest else "asc"
+        source=sql.OF_SOURCE if bound.source is not None else "",
+        direction="desc" if newest else "asc",
+        most=max(limit, _LONGEST_PAGE),
     )
-    with connection.cursor() as cursor:
-        cursor.execute(
-            statement, {"principal": principal_id, "after": bound.after, "source": bound.source, "limit": limit}
-        )
+    with hot_cursor() as cursor:
+        cursor.execute(statement, {"principal": principal_id, "after": after, "source": bound.source, "limit": limit})
         rows = cursor.fetchall()
     if not rows:
         return InboxPage(as_of=0, entries=[], visible=0, pending=0)
     as_of, visible, pending = rows[0][:3]
     views = [_view(row[3:], as_of=as_of, bound=bound) for row in rows if row[3] is not None]
-    return InboxPage(as_of=as_of, entries=_with_receipt_ids(views), visible=visible, pending=pending)
+    return InboxPage(as_of=as_of, entries=views, visible=visible, pending=pending)
+
+
+# Of a limit that is a parameter the planner expects a tenth of the inbox.
+_LONGEST_PAGE: Final = 500
 
 
 def _view(row: Sequence[Any], *, as_of: int, bound: Bound) -> EntryView:
     (pk, kind, thread_id, revision, sequence, count, title, summary, receipt_pks, source) = row[:10]
-    first_at, last_at, reason, supersedes_id, handle, resource_ref, family = row[10:]
+    first_at, last_at, reason, supersedes_id, handle, resource_ref, family, receipt_ids = row[10:]
     return EntryView(
         id=pk,
         kind=kind,
@@ -141,6 +165,7 @@ def _view(row: Sequence[Any], *, as_of: int, bound: Bound) -> EntryView:
         title=title,
         summary=summary or "",
         receipt_pks=receipt_pks,
+        receipt_ids=receipt_ids,
         source_systems=[source],
         first_at=first_at,
         last_at=last_at,
@@ -159,7 +184,9 @@ def _group_key(source: str, resource_ref: str | None, family: str | None) -> str
 
 def _with_receipt_ids(views: list[EntryView]) -> list[EntryView]:
     wanted = {pk for view in views for pk in view.receipt_pks}
-    names = dict(Receipt.objects.filter(pk__in=wanted).values_list("pk", "receipt_id")) if wanted else {}
+    names = (
+        dict(Receipt.objects.filter(pk__in=wanted, pruned_at=None).values_list("pk", "receipt_id")) if wanted else {}
+    )
     return [replace(view, receipt_ids=[names[pk] for pk in view.receipt_pks if pk in names]) for view in views]
 
 
@@ -210,7 +237,63 @@ def history(principal_id: int, *, before: int | None = None, limit: int = 50) ->
     return _with_receipt_ids(_with_content(list(rows[:limit])))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A state of an inbox that somebody was told of."""
+
+    tenant_id: int
+    principal_id: int
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What an inbox shows that it did not show at a mark."""
+
+    mark: Mark
+    visible: int
+    """Unacked receipts in visible entries, old ones too."""
+    leftover: bool
+    """Of what it showed at the mark, something is still unacked."""
+
+
+def news(marks: Sequence[Mark]) -> list[News]:
+    """Those of these inboxes that show an unacked receipt which they did not show at the mark.
+
+    What still waits in a burst buffer is none, nor is what an ack left over of something shown before. One look by
+    index into each inbox that is named, and into no other.
+    """
+    given = {
+        "tenants": [mark.tenant_id for mark in marks],
+        "principals": [mark.principal_id for mark in marks],
+        "marks": [mark.sequence for mark in marks],
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(sql.NEWS, given)
+        return [
+            News(mark=marks[place - 1], visible=visible, leftover=leftover)
+            for place, visible, leftover in cursor.fetchall()
+        ]
+
+
+def anything_left(mark: Mark) -> bool:
+    """Whether anything that an inbox showed at a mark is still unacked."""
+    given = {"tenant": mark.tenant_id, "principal": mark.principal_id, "mark": mark.sequence}
+    with connection.cursor() as cursor:
+        cursor.execute(sql.LEFT, given)
+        row = cursor.fetchone()
+    return bool(row and row[0])
+
+
+def all_acked_by(receipt_pks: Collection[int], moment: datetime) -> bool:
+    """Whether each of these receipts had been acked at a moment, by the word of whoever acked it."""
+    states = ReceiptState.objects.filter(pk__in=receipt_pks)
+    return not states.exclude(acked_at__lte=moment).exists()
+
+
 _NO_INBOX: Final = 0
+# Behind every key that can be: the largest of its type.
+_PAST_ALL: Final = 2**63 - 1
 
 
 def _inbox_of(principal_id: int) -> int:
@@ -244,10 +327,23 @@ def _stored(row: Entry, item: Receipt | None) -> EntryView:
         supersedes_id=row.supersedes_id,
         delivery_handle=row.delivery_handle,
         group_key=_group_key(row.source_system, thread.resource_ref, thread.event_family) if thread else None,
+        pruned=row.pruned,
         acked_at=row.acked_at,
         superseded_at=row.superseded_at,
         superseded_by_seq=row.superseded_by_seq,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expanded:
+    """Some of the receipts inside an entry."""
+
+    receipts: list["ReceiptView"]
+    following: int | None
+    """The position of the next page; None on the last."""
+    count: int
+    pruned: int
+    """How many of those that it counts retention has removed since."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,17 +356,19 @@ class ReceiptView:
     archived_at: datetime | None
 
 
-def expand(
-    principal_id: int, entry_id: int, *, start: int = 0, limit: int = 50
-) -> tuple[list[ReceiptView], int | None]:
-    """The receipts inside an entry from a position on, and the next position; acked and superseded entries too.
+def expand(principal_id: int, entry_id: int, *, start: int = 0, limit: int = 50) -> Expanded:
+    """The receipts inside an entry from a position on; of acked and superseded entries too.
 
     :raises UnknownEntry: if that inbox has none of this number.
     """
-    members = entry(principal_id, entry_id).receipt_pks
-    keys = members[start : start + limit]
-    following = start + limit if start + limit < len(members) else None
-    return with_lifecycle(receipts.in_order(keys)), following
+    found = entry(principal_id, entry_id)
+    members = found.receipt_pks
+    return Expanded(
+        receipts=with_lifecycle(receipts.in_order(members[start : start + limit])),
+        following=start + limit if start + limit < len(members) else None,
+        count=found.count,
+        pruned=found.pruned,
+    )
 
 
 def with_lifecycle(facts: Sequence[Receipt]) -> list[ReceiptView]:
@@ -297,37 +395,253 @@ def inbox_receipts(
     limit: int = 10,
 ) -> list[ReceiptView]:
     """The raw path: single receipts, gathered ones too, newest first, before the one with this key."""
-    states = ReceiptState.objects.filter(inbox_id=_inbox_of(principal_id))
-    states = states.filter(acked_at=None) if unread_only else states
-    states = states.filter(receipt__source_system=source_system) if source_system is not None else states
-    states = states.filter(receipt_id__lt=before) if before is not None else states
-    # The page is cut off inside its own index before the facts are fetched.
-    page = {row.pk: row for row in states.order_by("-receipt_id")[:limit]}
+    # The page is cut off inside one index before the facts are fetched.
+    given: dict[str, int | str] = {"before": _PAST_ALL if before is None else before, "limit": limit}
+    if source_system is not None:
+        given |= {"recipient": principal_id, "source": source_system}
+        statement = sql.LISTED_OF_SOURCE.format(unread=sql.ONLY_UNREAD if unread_only else "")
+        return with_lifecycle(receipts.in_order(_keys(statement, given)))
+    given["inbox"] = _inbox_of(principal_id)
+    page = {row.pk: row for row in ReceiptState.objects.raw(sql.UNREAD if unread_only else sql.LISTED, given)}
     return [_seen(fact, page[fact.pk]) for fact in receipts.in_order(list(page))]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """How an inbox gathers receipts that carry a group."""
+def _keys(statement: str, given: dict[str, Any]) -> list[int]:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, given)
+        return [pk for (pk,) in cursor.fetchall()]
 
-    enabled: bool
-    window: timedelta
-    max_items: int
-    max_thread_age: timedelta
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetiredInbox:
+    """An inbox whose principal has a successor."""
+
+    tenant_id: int
+    principal_id: int
+    name: str
+    successor_id: int
+
+
+_RETIRED: Final = Inbox.objects.filter(principal__successor__isnull=False)
+
+
+def retired_inboxes() -> list[RetiredInbox]:
+    """All retired inboxes that hold something; asked by the system."""
+    holding = _RETIRED.filter(Q(visible_unread__gt=0) | Q(pending_unread__gt=0)).order_by("pk")
+    return [_retired(inbox) for inbox in holding.select_related("principal")]
+
+
+def retired_inbox(principal_id: int) -> RetiredInbox | None:
+    """The principal's inbox if it is retired."""
+    inbox = _RETIRED.filter(principal_id=principal_id).select_related("principal").first()
+    return _retired(inbox) if inbox else None
+
+
+def _retired(inbox: Inbox) -> RetiredInbox:
+    return RetiredInbox(
+        tenant_id=inbox.tenant_id,
+        principal_id=inbox.principal_id,
+        name=inbox.principal.name,
+        successor_id=inbox.principal.successor_id or 0,
+    )
+
+
+def oldest_unacked(principal_id: int, *, limit: int) -> list[Receipt]:
+    """The oldest receipts that a principal has not acked, visible and gathered ones."""
+    return receipts.in_order(_keys(sql.OLDEST_UNREAD, {"inbox": _inbox_of(principal_id), "limit": limit}))
 
 
 _DEFAULTS: Final = Inbox()
 
 
-def policy(principal_id: int) -> Policy:
-    """The inbox's policy; the default where there is no inbox yet."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policies:
+    """How an inbox gathers: its own policy, and what single sources have instead."""
+
+    default: Policy
+    of_sources: dict[str, Policy]
+
+    def of(self, source_system: str) -> Policy:
+        return self.of_sources.get(source_system, self.default)
+
+
+def policies(principal_id: int) -> Policies:
+    """The policies of an inbox; the default where there is no inbox yet."""
     inbox = Inbox.objects.filter(principal_id=principal_id).first() or _DEFAULTS
-    return Policy(
+    default = Policy(
         enabled=inbox.enabled,
         window=inbox.window,
         max_items=inbox.max_items,
         max_thread_age=inbox.max_thread_age,
     )
+    own = SourcePolicy.objects.filter(inbox_id=inbox.pk or _NO_INBOX).order_by("source_system")
+    return Policies(
+        default=default,
+        of_sources={
+            row.source_system: default.overridden(row.enabled, row.window, row.max_items, row.max_thread_age)
+            for row in own
+        },
+    )
+
+
+def facts(source_system: str, receipt_pks: Sequence[int]) -> dict[int, Fact]:
+    """Stored receipts of one source as its hook sees them, by primary key."""
+    hook = hooks.hook_of(source_system)
+    given: dict[str, Any] = {
+        "receipts": list(receipt_pks),
+        "paths": list(hook.reads) if hook is not None else [],
+        "length": VALUE_LENGTH,
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(sql.FACTS, given)
+        return {
+            pk: Fact(
+                source_system=source_system,
+                event_type=event_type,
+                dedupe_key=dedupe_key,
+                title=title,
+                summary=summary,
+                values=json.loads(values),
+            )
+            for pk, event_type, dedupe_key, title, summary, values in cursor.fetchall()
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What other policies would have made of an inbox's past."""
+
+    receipts: int
+    """How many were looked at."""
+    gathered: int
+    """Those of them that have a group."""
+    entries_then: int
+    """Under the policies that the inbox has."""
+    entries_now: int
+    """Under the policy that is asked about."""
+    since: datetime
+    truncated: bool
+    """There are more receipts than are looked at; the oldest of these came at `since`."""
+
+    @property
+    def wakes_saved(self) -> int:
+        return self.entries_then - self.entries_now
+
+
+MOST_REPLAYED: Final = 10_000
+
+
+def replay(
+    principal_id: int,
+    *,
+    since: datetime,
+    window: timedelta | None = None,
+    max_items: int | None = None,
+    source_system: str | None = None,
+    limit: int = MOST_REPLAYED,
+) -> Replay:
+    """What another window or size would have made of the receipts that came since a moment, of the newest at most.
+
+    Sources are asked for their groups as they are today. Nothing changes.
+    """
+    held = policies(principal_id)
+    asked = held.of(source_system or "").overridden(True, window, max_items, None)  # noqa: FBT003  # by position
+    arrivals, since, truncated = _arrivals(principal_id, since, limit)
+    concerned = [one for one in arrivals if source_system in {None, one.source_system}]
+    return Replay(
+        receipts=len(concerned),
+        gathered=sum(one.key is not None for one in concerned),
+        entries_then=count_entries(concerned, held.of),
+        entries_now=count_entries(concerned, lambda _: asked),
+        since=since,
+        truncated=truncated,
+    )
+
+
+def _arrivals(principal_id: int, since: datetime, limit: int) -> tuple[list[Arrival], datetime, bool]:
+    """The newest receipts since a moment, oldest first, since when they are all, and whether that is later."""
+    inbox = Inbox.objects.filter(principal_id=principal_id).values_list("pk", "tenant_id").first()
+    if inbox is None:
+        return [], since, False
+    with connection.cursor() as cursor:
+        cursor.execute(sql.ARRIVALS, {"inbox": inbox[0], "since": since, "before": _PAST_ALL, "limit": limit + 1})
+        rows = cursor.fetchall()
+    truncated = len(rows) > limit
+    rows = rows[:limit][::-1]
+    hooked = {source for _, _, source, *_ in rows if hooks.hook_of(source) is not None}
+    seen: dict[int, Fact] = {}
+    for source in sorted(hooked):
+        seen |= facts(source, [row[0] for row in rows if row[2] == source])
+    arrivals = [_arrival(row, seen.get(row[0]), _opted_in(inbox[1])) for row in rows]
+    return arrivals, arrivals[0].at if truncated else since, truncated
+
+
+def _arrival(row: Sequence[Any], seen: Fact | None, opted_in: Callable[[str], bool]) -> Arrival:
+    _, at, source, dedupe_key, groupable, resource_ref, event_family, flush_class, hint, breaks = row
+    said = Group(
+        resource_ref=resource_ref,
+        event_family=event_family,
+        flush_class=flush_class,
+        summary_hint=hint,
+        break_thread=breaks,
+        groupable=groupable,
+    )
+    fact = seen or Fact(source_system=source, event_type="", dedupe_key=dedupe_key, title=None, summary="")
+    return Arrival(at=at, source_system=source, key=grouping.key_of(said, fact, opted_in=opted_in))
+
+
+def key_of_stored(receipt: Receipt) -> Key | None:
+    """Which thread a stored receipt would be gathered into if it came now; None where it would be an entry of its own."""
+    said = (receipt.resource_ref, receipt.event_family, receipt.flush_class, receipt.summary_hint, receipt.break_thread)
+    row = (receipt.pk, receipt.created_at, receipt.source_system, receipt.dedupe_key, receipt.groupable, *said)
+    seen = facts(receipt.source_system, [receipt.pk]) if hooks.hook_of(receipt.source_system) is not None else {}
+    return _arrival(row, seen.get(receipt.pk), _opted_in(receipt.tenant_id)).key
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRule:
+    """What operators have set for a source; the defaults are those of a source that nobody has spoken of."""
+
+    rate_per_hour: int | None = None
+    groups_by_dedupe_key: bool = False
+
+
+_NO_RULE: Final = SourceRule()
+# Every post asks. A rule may take effect this much later in other processes; nothing depends on the moment.
+_RULES_HOLD_SECONDS: Final = 30.0
+_rules: Final[dict[int, tuple[float, dict[str, SourceRule]]]] = {}
+
+
+def source_rule(tenant_id: int, name: str) -> SourceRule:
+    """What holds for a source, as of half a minute ago at most."""
+    until, rules = _rules.get(tenant_id, (0.0, {}))
+    if monotonic() >= until:
+        rows = Source.objects.filter(tenant_id=tenant_id)
+        rules = {
+            row.name: SourceRule(rate_per_hour=row.rate_per_hour, groups_by_dedupe_key=row.groups_by_dedupe_key)
+            for row in rows
+        }
+        _rules[tenant_id] = (monotonic() + _RULES_HOLD_SECONDS, rules)
+    return rules.get(name, _NO_RULE)
+
+
+def sources(*, after: int, limit: int) -> list[Source]:
+    """The sources for which something is set, in the order of their keys, after one of these."""
+    return list(Source.objects.filter(pk__gt=after).order_by("pk")[:limit])
+
+
+def group_of(tenant_id: int, draft: ReceiptDraft) -> Key | None:
+    """Which thread a receipt is gathered into; None where it is an entry of its own. To be asked before any lock."""
+    return grouping.key_of(draft.group, hooks.fact_of(draft), opted_in=_opted_in(tenant_id))
+
+
+def _opted_in(tenant_id: int) -> Callable[[str], bool]:
+    return lambda source: source_rule(tenant_id, source).groups_by_dedupe_key
+
+
+def forget_source_rules(tenant_id: int) -> None:
+    """Have this process ask again."""
+    _rules.pop(tenant_id, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,15 +654,20 @@ class DueInbox:
     """Several ticks have passed one of them over."""
 
 
-# Index: digests_thread_due, alone.
+# In the order of the due times before anything else: all of them are later than when the table was last counted, so the
+# planner takes all that waits for due. Index: digests_thread_due, alone.
 _DUE_INBOXES: Final = """
 select inbox_id, tenant_id, min(flush_due_at) <= gatehouse_now() - interval '3 seconds'
-from digests_thread where flush_due_at <= gatehouse_now()
+from (
+    select inbox_id, tenant_id, flush_due_at from digests_thread where flush_due_at <= gatehouse_now()
+    order by flush_due_at
+) due
 group by inbox_id, tenant_id order by min(flush_due_at), inbox_id
 """
-# Index: digests_thread_pending.
+# In the order of the inbox too, lest digests_thread_due serve, which has those of all. Index: digests_thread_pending.
 _DUE_THREADS: Final = """
-select id from digests_thread where inbox_id = %s and flush_due_at <= gatehouse_now() order by flush_due_at limit %s
+select id from digests_thread where inbox_id = any(array[%s::bigint]) and flush_due_at <= (select gatehouse_now())
+order by inbox_id, flush_due_at limit %s
 """
 
 
@@ -366,78 +685,35 @@ def due_threads(inbox_id: int, *, limit: int) -> list[int]:
         return [pk for (pk,) in cursor.fetchall()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelfCheck:
-    """What must be empty, always. Keys of receipts, threads and inboxes."""
-
-    lost_receipts: list[int]
-    """Inbox receipts that are in none of acked, visible, pending."""
-    overdue_threads: list[int]
-    """Buffers that should have been published a minute ago."""
-    missing_heads: list[int]
-    """Threads with published unacked receipts and no live snapshot, or one of other receipts."""
-    miscounted_inboxes: list[int]
-    """Inboxes whose counters differ from counting."""
-
-    @property
-    def is_sound(self) -> bool:
-        return not (self.lost_receipts or self.overdue_threads or self.missing_heads or self.miscounted_inboxes)
-
-
-_LOST: Final = """
-select r.id from receipts_receipt r
-left join digests_receiptstate s on s.receipt_id = r.id
-left join digests_entry e on e.id = s.entry_id
-left join digests_thread t on t.id = s.thread_id
-where r.surface = 'inbox' and (
-    s.receipt_id is null
-    or (s.acked_at is null and s.entry_id is not null
-        and (e.acked_at is not null or e.superseded_by_seq is not null or not r.id = any(e.receipt_ids)))
-    or (s.acked_at is null and s.pending and t.flush_due_at is null)
-    or (s.acked_at is null and not s.pending and s.thread_id is not null and not exists (
-            select from digests_entry h
-            where h.thread_id = s.thread_id and h.acked_at is null and h.superseded_by_seq is null
-                  and r.id = any(h.receipt_ids)))
-)
-order by r.id limit 1000
-"""
-_OVERDUE: Final = """
-select id from digests_thread where flush_due_at <= gatehouse_now() - interval '1 minute' order by id limit 1000
-"""
-_HEADS: Final = """
-select thread.id from (
-    select t.id, t.pending_count,
-           array_agg(s.receipt_id order by s.receipt_id) filter (where not s.pending) as published,
-           count(s.receipt_id) filter (where s.pending) as pending
-    from digests_thread t left join digests_receiptstate s on s.thread_id = t.id and s.acked_at is null
-    group by t.id
-) thread
-left join digests_entry h on h.thread_id = thread.id and h.acked_at is null and h.superseded_by_seq is null
-where h.receipt_ids is distinct from thread.published or thread.pending <> thread.pending_count
-order by thread.id limit 1000
-"""
-_COUNTS: Final = """
-select i.id from digests_inbox i
-left join digests_receiptstate s on s.inbox_id = i.id and s.acked_at is null
-group by i.id
-having i.visible_unread <> count(s.receipt_id) filter (where not s.pending)
-       or i.pending_unread <> count(s.receipt_id) filter (where s.pending)
-       or i.last_seq <> coalesce((select max(sequence) from digests_entry e where e.inbox_id = i.id), 0)
-order by i.id limit 1000
-"""
-
-
 def self_check() -> SelfCheck:
     """Look for what the rules of the inbox forbid, in everything that the caller may see."""
-    return SelfCheck(
-        lost_receipts=_keys(_LOST),
-        overdue_threads=_keys(_OVERDUE),
-        missing_heads=_keys(_HEADS),
-        miscounted_inboxes=_keys(_COUNTS),
+    return soundness.everything()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastCheck:
+    """What the last full rounds of the self-check came to."""
+
+    ended_at: datetime | None
+    """When the oldest of them ended; None while there has not been one of each part."""
+    found: int
+    repaired: int
+
+
+def last_check() -> LastCheck:
+    """What the self-check found when it last went over everything; one row for each part, nothing else is read."""
+    names = [f"check.{part}" for part in soundness.PARTS]
+    rounds = list(Round.objects.filter(name__in=names).exclude(ended_at=None))
+    results = [one.result for one in rounds]
+    return LastCheck(
+        ended_at=min(one.ended_at for one in rounds if one.ended_at) if len(rounds) == len(names) else None,
+        found=sum(count for result in results for kind, count in result.items() if kind != REPAIRED),
+        repaired=sum(result.get(REPAIRED, 0) for result in results),
     )
 
 
-def _keys(statement: str) -> list[int]:
-    with connection.cursor() as cursor:
-        cursor.execute(statement)
-        return [pk for (pk,) in cursor.fetchall()]
+def last_retention() -> datetime | None:
+    """When retention last came to the end of everything; None while it has not."""
+    rounds = Round.objects.filter(name__startswith="retention.").values_list("ended_at", flat=True)
+    ended = [moment for moment in rounds if moment is not None]
+    return min(ended) if ended and len(ended) == len(rounds) else None

@@ -4,3 +4,8 @@ from django.dispatch import Signal
 
 # With `principal_id` and `tenant_id`: what this principal would read is another thing than before.
 inbox_changed = Signal()
+
+
+def inbox_topic(principal_id: int) -> str:
+    """The cue that a principal's inbox changed."""
+    return f"inbox:{principal_id}"

@@ -3,7 +3,7 @@
 from typing import Final
 
 # "window" is a word of SQL, hence the quotes.
-_INBOX: Final = 'id, tenant_id, principal_id, enabled, "window", max_items, max_thread_age'
+_INBOX: Final = 'id, tenant_id, principal_id, enabled, "window", max_items, max_thread_age, has_source_policies'
 
 # The mutex: taken first, alone in its statement, so that everything after it reads what is committed.
 # Index: digests_inbox_once.
@@ -14,61 +14,170 @@ select {_INBOX} from digests_inbox where principal_id = any(%s) order by id for 
 LOCK_BY_ID: Final = f"select {_INBOX} from digests_inbox where id = %s for no key update"
 LOCK_BY_ID_UNLESS_BUSY: Final = f"{LOCK_BY_ID} skip locked"
 
-# A receipt as an entry of its own. Sequence, entry and state in one statement.
-POST_ITEM: Final = """
-with inbox as (
-    update digests_inbox set last_seq = last_seq + 1, visible_unread = visible_unread + 1
-    where id = %(inbox)s::bigint returning last_seq
+# Index: digests_sourcepolicy_once_per_source.
+SOURCE_POLICIES: Final = """
+select inbox_id, source_system, enabled, "window", max_items, max_thread_age from digests_sourcepolicy
+where tenant_id = %s and inbox_id = any(%s) and source_system = any(%s)
+"""
+
+# Whether something waits in this inbox that is due. One probe; an `exists` may be hashed, over all inboxes. In the order
+# of the inbox too, named by an array: the order of the due times alone digests_thread_due has as well, of all inboxes. The
+# clock is asked first: behind the tenant wall a comparison with its call is no condition of an index, and ends no walk.
+# Index: digests_thread_pending.
+_IS_DUE: Final = """
+    (
+        select true from digests_thread
+        where inbox_id = any(array[{inbox}]) and flush_due_at <= (select gatehouse_now())
+        order by inbox_id, flush_due_at limit 1
+    ) as is_due"""
+
+# Receipts as entries of their own. Sequences, entries and states in one statement; also says whose inbox has what is due.
+POST_ITEMS: Final = f"""
+with item as materialized (
+    select * from jsonb_to_recordset(%(items)s::jsonb) as given(
+        inbox bigint, place int, receipt bigint, source_system text, delivery_handle text
+    )
+), inbox as (
+    update digests_inbox i set last_seq = i.last_seq + added.number, visible_unread = i.visible_unread + added.number
+    from (select inbox, count(*) as number from item group by inbox) added
+    where i.id = added.inbox returning i.id, i.last_seq - added.number as before, {_IS_DUE.format(inbox="i.id")}
 ), entry as (
     insert into digests_entry
         (tenant_id, inbox_id, kind, sequence, source_system, receipt_ids, count, first_at, last_at,
          delivery_handle, published_at)
-    select %(tenant)s::bigint, %(inbox)s::bigint, 'item', last_seq, %(source_system)s::text,
-           array[%(receipt)s::bigint], 1, %(created_at)s::timestamptz, %(created_at)s::timestamptz,
-           %(delivery_handle)s::text, %(now)s::timestamptz
-    from inbox returning id
+    select %(tenant)s::bigint, item.inbox, 'item', inbox.before + item.place, item.source_system,
+           array[item.receipt], 1, %(now)s::timestamptz, %(now)s::timestamptz, item.delivery_handle,
+           %(now)s::timestamptz
+    from item join inbox on inbox.id = item.inbox order by item.inbox, item.place
+    returning id, inbox_id, receipt_ids[1] as receipt
+), state as (
+    insert into digests_receiptstate (receipt_id, tenant_id, inbox_id, entry_id, pending)
+    select receipt, %(tenant)s::bigint, inbox_id, id, false from entry
 )
-insert into digests_receiptstate (receipt_id, tenant_id, inbox_id, entry_id, pending)
-select %(receipt)s::bigint, %(tenant)s::bigint, %(inbox)s::bigint, entry.id, false from entry
-returning entry_id
+select entry.receipt, entry.id, inbox.id, inbox.is_due from entry join inbox on inbox.id = entry.inbox_id
 """
 
-# Index: digests_thread_one_open_per_key.
-OPEN_THREAD: Final = """
-select id, receipt_count, pending_count, gatehouse_now() - opened_at >= %s::interval as aged
-from digests_thread
-where tenant_id = %s and inbox_id = %s and source_system = %s and resource_ref = %s and event_family = %s
-      and closed_at is null
+# As above, in the statement that writes the facts: these parts of its WITH read what it has stored. An inbox is locked
+# once the keys are taken, several in the order of their ids; its update follows to the newest version of the row.
+# Inboxes are made before any is locked: where one of them is not there yet, none gets an entry. Index: digests_inbox_once.
+_PLACE: Final = """
+{inbox}, entry as (
+    insert into digests_entry
+        (tenant_id, inbox_id, kind, sequence, source_system, receipt_ids, count, first_at, last_at,
+         delivery_handle, published_at)
+    select %(tenant)s::bigint, inbox.id, 'item', {sequence}, source_system, array[stored.id], 1, %(now)s::timestamptz,
+           %(now)s::timestamptz, delivery_handle, %(now)s::timestamptz
+    from stored join inbox on inbox.principal_id = stored.recipient where shown = 'inbox' order by stored.id
+    returning id, inbox_id, receipt_ids[1] as receipt
+), state as (
+    insert into digests_receiptstate (receipt_id, tenant_id, inbox_id, entry_id, pending)
+    select receipt, %(tenant)s::bigint, inbox_id, id, false from entry
+)
+"""
+PLACE_ONE: Final = _PLACE.format(
+    inbox=f"""
+inbox as (
+    update digests_inbox i set last_seq = last_seq + 1, visible_unread = visible_unread + 1
+    where principal_id = (select recipient from stored where shown = 'inbox')
+    returning id, principal_id, last_seq, {_IS_DUE.format(inbox="i.id")}
+)""",
+    sequence="inbox.last_seq",
+)
+PLACE_SEVERAL: Final = _PLACE.format(
+    inbox=f"""
+recipient as materialized (
+    select array_agg(distinct recipient) as ids from stored where shown = 'inbox'
+), held as materialized (
+    select id, principal_id from digests_inbox
+    where principal_id = any((select ids from recipient)::bigint[])
+          and (select count(*) from digests_inbox where principal_id = any((select ids from recipient)::bigint[]))
+              = (select cardinality(ids) from recipient)
+    order by id for no key update
+), inbox as (
+    update digests_inbox i set last_seq = i.last_seq + added.number, visible_unread = i.visible_unread + added.number
+    from (
+        select held.id, count(*) as number from held join stored on stored.recipient = held.principal_id
+        where shown = 'inbox' group by held.id
+    ) added
+    where i.id = added.id
+    returning i.id, i.principal_id, i.last_seq - added.number as before, {_IS_DUE.format(inbox="i.id")}
+)""",
+    sequence="inbox.before + row_number() over (partition by inbox.id order by stored.id)",
+)
+
+# Some threads of each of these inboxes, the longest due first; as above. Index: digests_thread_pending.
+_DUE: Final = """
+from unnest(%(inboxes)s::bigint[]) held(inbox)
+cross join lateral (
+    select id from digests_thread
+    where inbox_id = any(array[held.inbox]) and flush_due_at <= (select gatehouse_now())
+    order by inbox_id, flush_due_at limit %(due)s
+) t
+"""
+DUE_THREADS: Final = f"select t.id {_DUE}"
+
+# Index: digests_thread_one_open_per_key; what is due comes without a number.
+OPEN_THREADS: Final = f"""
+select asked.nth, t.id, t.receipt_count, gatehouse_now() - t.opened_at >= make_interval(secs => asked.max_age)
+from jsonb_to_recordset(%(asked)s::jsonb) as asked(
+    nth int, inbox bigint, source_system text, resource_ref text, event_family text, max_age double precision
+)
+cross join lateral (
+    select id, receipt_count, opened_at from digests_thread
+    where tenant_id = %(tenant)s and inbox_id = asked.inbox and source_system = asked.source_system
+          and resource_ref = asked.resource_ref and event_family = asked.event_family and closed_at is null
+    limit 1
+) t
+union all
+select null, t.id, null, null {_DUE}
 """
 
-# The buffer's due time is set by its first receipt and by no other.
-_STATE_IN_THREAD: Final = """
+# Puts receipts into the buffers of threads. A buffer's due time is set by its first receipt and by no other. A thread
+# that rolls over closes here, its buffer empty by name: its receipts wait for the snapshot of this transaction.
+_FILL: Final = """
+with run as materialized (
+    select given.*, cardinality(receipts) as number, make_interval(secs => given.window) as patience, {id} as id
+    from jsonb_to_recordset(%(runs)s::jsonb) as given(
+        nth int, thread bigint, inbox bigint, source_system text, resource_ref text, event_family text,
+        receipts bigint[], rolls_over boolean, "window" double precision
+    )
+), thread as (
+    {thread}
 ), counted as (
-    update digests_inbox set pending_unread = pending_unread + 1 where id = %(inbox)s::bigint
+    update digests_inbox i set pending_unread = i.pending_unread + added.number
+    from (select inbox, sum(number) as number from run group by inbox) added where i.id = added.inbox
+), placed as (
+    insert into digests_receiptstate (receipt_id, tenant_id, inbox_id, thread_id, pending)
+    select unnest(run.receipts), %(tenant)s::bigint, run.inbox, run.id, true from run
 )
-insert into digests_receiptstate (receipt_id, tenant_id, inbox_id, thread_id, pending)
-select %(receipt)s::bigint, %(tenant)s::bigint, %(inbox)s::bigint, thread.id, true from thread
-returning thread_id, (select pending_count from thread)
+select run.nth, thread.id, thread.pending_count from thread join run using (id)
 """
-BUFFER: Final = f"""
-with thread as (
-    update digests_thread
-    set receipt_count = receipt_count + 1, pending_count = pending_count + 1,
-        flush_due_at = coalesce(flush_due_at, gatehouse_now() + %(window)s::interval)
-    where id = %(thread)s::bigint returning id, pending_count
-{_STATE_IN_THREAD}"""
-BUFFER_IN_NEW_THREAD: Final = f"""
-with thread as (
+APPEND: Final = _FILL.format(
+    id="given.thread",
+    thread="""
+    update digests_thread t
+    set receipt_count = t.receipt_count + run.number,
+        pending_count = case when run.rolls_over then 0 else t.pending_count + run.number end,
+        flush_due_at = case when not run.rolls_over then coalesce(t.flush_due_at, gatehouse_now() + run.patience) end,
+        closed_at = case when run.rolls_over then %(now)s::timestamptz end
+    from run where t.id = run.id returning t.id, t.pending_count
+""",
+)
+OPEN: Final = _FILL.format(
+    id="nextval('digests_thread_id_seq')",
+    thread="""
     insert into digests_thread
-        (tenant_id, inbox_id, source_system, resource_ref, event_family, receipt_count, pending_count, flush_due_at,
-         revision, opened_at)
-    values (%(tenant)s::bigint, %(inbox)s::bigint, %(source_system)s::text, %(resource_ref)s::text,
-            %(event_family)s::text, 1, 1, gatehouse_now() + %(window)s::interval, 0, gatehouse_now())
-    returning id, pending_count
-{_STATE_IN_THREAD}"""
+        (id, tenant_id, inbox_id, source_system, resource_ref, event_family, receipt_count, pending_count,
+         flush_due_at, revision, opened_at, closed_at)
+    select id, %(tenant)s::bigint, inbox, source_system, resource_ref, event_family, number,
+           case when rolls_over then 0 else number end, case when not rolls_over then gatehouse_now() + patience end,
+           0, gatehouse_now(), case when rolls_over then %(now)s::timestamptz end
+    from run returning id, pending_count
+""",
+)
 
 # What a snapshot of each thread would hold now: its unacked receipts, with the pending ones or without.
-# Index: digests_receiptstate_in_thread.
+# Index: digests_receiptstate_by_thread.
 MEMBERS: Final = """
 select t.id, t.tenant_id, t.inbox_id, t.source_system, t.resource_ref, t.event_family, t.revision,
        array_agg(s.receipt_id order by s.receipt_id), min(r.created_at), max(r.created_at),
@@ -83,11 +192,70 @@ where t.id = any(%(threads)s)
 group by t.id order by t.id
 """
 
-# Moves the counters of an inbox, and answers the last sequence of those taken.
+# What the hook of a source sees of receipts. `offset 0` keeps the metadata unpacked once for all of its paths.
+# Index: the primary key.
+FACTS: Final = """
+select r.id, r.event_type, r.dedupe_key, r.title, left(r.summary, %(length)s::int), coalesce(found.texts, '{}')
+from receipts_receipt r
+cross join lateral (select r.metadata || '{}' as whole offset 0) metadata
+cross join lateral (
+    select jsonb_object_agg(path, left(at.value #>> '{}', %(length)s::int)) as texts
+    from unnest(%(paths)s::text[]) path
+    cross join lateral (select metadata.whole #> string_to_array(path, '.') as value offset 0) at
+    where jsonb_typeof(at.value) in ('string', 'number', 'boolean')
+) found
+where r.id = any(%(receipts)s::bigint[])
+"""
+
+# Where the newest receipts of an inbox stand, before one of them. In the order of the inbox too, which is named by an
+# array lest that be void: the order of the receipts alone the primary key has as well, and of an inbox with a large
+# share of all receipts the planner expects some to be near its end, where those of others may be.
+_LISTED: Final = """
+    select * from digests_receiptstate
+    where inbox_id = any(array[%(inbox)s::bigint]) and acked_at is {acked} and receipt_id < %(before)s::bigint
+    order by inbox_id desc, receipt_id desc limit %(limit)s
+"""
+# Index: digests_receiptstate_unread.
+UNREAD: Final = _LISTED.format(acked="null")
+# Indexes: digests_receiptstate_unread and digests_receiptstate_acked.
+LISTED: Final = f"""
+select * from (
+    ({_LISTED.format(acked="null")}) union all ({_LISTED.format(acked="not null")})
+) either order by receipt_id desc limit %(limit)s
+"""
+# Index: digests_receiptstate_unread.
+OLDEST_UNREAD: Final = """
+select receipt_id from digests_receiptstate where inbox_id = any(array[%(inbox)s::bigint]) and acked_at is null
+order by inbox_id, receipt_id limit %(limit)s
+"""
+# The keys of the newest receipts of one source, before one of them; as above. Index: receipts_receipt_of_source.
+LISTED_OF_SOURCE: Final = """
+select id from receipts_receipt r
+where recipient_id = any(array[%(recipient)s::bigint]) and source_system = %(source)s and surface = 'inbox'
+      and pruned_at is null and id < %(before)s::bigint {unread}
+order by recipient_id desc, id desc limit %(limit)s
+"""
+# A look at each, so that the walk stays in the order of the index.
+ONLY_UNREAD: Final = "and (select acked_at is null from digests_receiptstate where receipt_id = r.id)"
+
+# What came to an inbox, newest first: when, and what its group follows from. The newest are cut off before anything
+# else, as an array, so that they are looked up by primary key however many they are.
+# Indexes: those of LISTED, then the primary key.
+ARRIVALS: Final = f"""
+select id, created_at, source_system, dedupe_key, groupable, resource_ref, event_family, flush_class, summary_hint,
+       break_thread
+from receipts_receipt
+where id = any(array(select receipt_id from ({LISTED}) newest)) and created_at >= %(since)s
+order by id desc
+"""
+
+# Moves the counters of inboxes, and answers for each the last sequence of those taken.
 ADVANCE: Final = """
-update digests_inbox set last_seq = last_seq + %(sequences)s, visible_unread = visible_unread + %(visible)s,
-                         pending_unread = pending_unread + %(pending)s
-where id = %(inbox)s returning last_seq
+update digests_inbox i
+set last_seq = i.last_seq + move.sequences, visible_unread = i.visible_unread + move.visible,
+    pending_unread = i.pending_unread + move.pending
+from unnest(%s::bigint[], %s::int[], %s::int[], %s::int[]) move(inbox, sequences, visible, pending)
+where i.id = move.inbox returning i.id, i.last_seq
 """
 
 # The live snapshot of each thread gives way to the one with the sequence beside it.
@@ -99,7 +267,7 @@ where e.thread_id = next.thread and e.tenant_id = %(tenant)s and e.acked_at is n
 returning e.thread_id, e.id
 """
 
-# Index: digests_receiptstate_in_thread.
+# Index: digests_receiptstate_by_thread.
 SURFACE: Final = """
 with surfaced as (
     update digests_receiptstate set pending = false
@@ -109,8 +277,18 @@ update digests_thread set pending_count = 0, flush_due_at = null, revision = rev
 """
 NARROWED: Final = "update digests_thread set revision = revision + 1 where id = any(%s)"
 
-# Index: digests_thread_pending.
-PENDING_THREADS: Final = "select id from digests_thread where inbox_id = %s and flush_due_at is not null order by id"
+# Index of both: digests_thread_pending.
+PENDING_THREADS: Final = """
+select id from digests_thread where inbox_id = %s and flush_due_at is not null and source_system = any(%s) order by id
+"""
+PENDING_SOURCES: Final = """
+select distinct source_system from digests_thread where inbox_id = %s and flush_due_at is not null order by 1
+"""
+# Index: digests_thread_due, all of it: what waits anywhere in the tenant.
+INBOXES_WITH_PENDING: Final = """
+select distinct inbox_id from digests_thread
+where tenant_id = %s and source_system = %s and flush_due_at is not null order by 1
+"""
 
 # What is shown: as_of and entries of the same statement. No inbox yet: no row.
 # Index: digests_entry_live, or digests_entry_live_by_source.
@@ -118,15 +296,22 @@ READ: Final = """
 select i.last_seq, i.visible_unread, i.pending_unread,
        e.id, e.kind, e.thread_id, e.revision, e.sequence, e.count, coalesce(e.title, r.title),
        coalesce(e.summary, r.summary), e.receipt_ids, e.source_system, e.first_at, e.last_at, e.flush_reason,
-       e.supersedes_id, e.delivery_handle, t.resource_ref, t.event_family
+       e.supersedes_id, e.delivery_handle, t.resource_ref, t.event_family, array(
+           select named.receipt_id from unnest(e.receipt_ids) with ordinality member(id, nth)
+           join receipts_receipt named on named.id = member.id where named.pruned_at is null order by member.nth
+       )
 from digests_inbox i
 left join lateral (
-    select * from digests_entry
-    where inbox_id = i.id and acked_at is null and superseded_by_seq is null and sequence > %(after)s {source}
-    order by sequence {direction} limit %(limit)s
+    select * from (
+        select * from digests_entry
+        where inbox_id = i.id and acked_at is null and superseded_by_seq is null and sequence > %(after)s {source}
+        order by sequence {direction} limit {most}
+    ) shown limit %(limit)s
 ) e on true
-left join digests_thread t on t.id = e.thread_id
-left join receipts_receipt r on e.kind = 'item' and r.id = e.receipt_ids[1]
+left join lateral (select resource_ref, event_family from digests_thread where id = e.thread_id limit 1) t on true
+left join lateral (
+    select title, summary from receipts_receipt where e.kind = 'item' and id = e.receipt_ids[1] limit 1
+) r on true
 where i.principal_id = %(principal)s
 order by e.sequence {direction}
 """
@@ -135,37 +320,51 @@ OF_SOURCE: Final = "and source_system = %(source)s"
 # What a reader was shown as of a sequence, up to an entry, less what is acked: still live, or superseded since.
 # Indexes: digests_entry_live and digests_entry_superseded.
 BOUNDARY: Final = """
-select id from (
-    select id, sequence, source_system from digests_entry
+select id, receipt_ids from (
+    select id, sequence, source_system, receipt_ids from digests_entry
     where inbox_id = %(inbox)s and acked_at is null and superseded_by_seq is null
           and sequence > %(after)s and sequence <= %(upto)s
     union all
-    select id, sequence, source_system from digests_entry
+    select id, sequence, source_system, receipt_ids from digests_entry
     where inbox_id = %(inbox)s and acked_at is null and superseded_by_seq > %(as_of)s
           and sequence > %(after)s and sequence <= %(upto)s
 ) shown
 where (%(source)s::text is null or source_system = %(source)s) and (%(ids)s::bigint[] is null or id = any(%(ids)s::bigint[]))
+union all
+select id, receipt_ids from digests_entry where id = %(anchor)s and acked_at is null
 """
 
-# Acks the receipts of entries, or the named ones. One row per place: a thread, or none for the items.
+# Acks the receipts of entries, or the named ones. One row per place: a thread, or none for the items. What is acked is
+# an array, so that it is looked up by primary key however much the planner expects it to be.
 _ACK: Final = """
 with acked as (
     update digests_receiptstate s
     set acked_at = coalesce(s.acked_at, %(now)s), read_at = coalesce(s.read_at, %(now)s),
         delivered_at = coalesce(s.delivered_at, %(now)s), pending = false,
         archived_at = case when %(archive)s then coalesce(s.archived_at, %(now)s) else s.archived_at end
-    where s.inbox_id = %(inbox)s and s.receipt_id in ({which})
+    where s.inbox_id = %(inbox)s and s.receipt_id = any({which})
           and (s.acked_at is null or (%(archive)s and s.archived_at is null))
     returning s.thread_id, s.entry_id, old.pending as was_pending, old.acked_at is null as newly
 )
 select thread_id, count(*) filter (where was_pending), count(*) filter (where not was_pending),
-       coalesce(array_agg(entry_id) filter (where entry_id is not null), '{{}}')
+       {items}
 from acked where newly group by thread_id order by thread_id
 """
-ACK_ENTRIES: Final = _ACK.format(which="select unnest(receipt_ids) from digests_entry where id = any(%(entries)s)")
-ACK_RECEIPT: Final = _ACK.format(which="%(receipt)s")
+_ITEMS: Final = "coalesce(array_agg(entry_id) filter (where entry_id is not null), '{}')"
+ACK_ENTRIES: Final = _ACK.format(
+    which="array(select unnest(receipt_ids) from digests_entry where id = any(%(entries)s))", items=_ITEMS
+)
+ACK_RECEIPTS: Final = _ACK.format(which="%(receipts)s::bigint[]", items=_ITEMS)
+# However much the boundary holds, none of it leaves the database.
+ACK_THROUGH: Final = _ACK.format(
+    which=f"array(select unnest(boundary.receipt_ids) from ({BOUNDARY}) boundary)", items="'{}'::bigint[]"
+)
 
 ENTRIES_ACKED: Final = "update digests_entry set acked_at = %s where id = any(%s) and acked_at is null"
+ENTRIES_ACKED_THROUGH: Final = f"""
+update digests_entry set acked_at = %(now)s
+where id = any(array(select boundary.id from ({BOUNDARY}) boundary)) and acked_at is null
+"""
 
 # Index: digests_entry_one_live_per_thread.
 HEADS_ACKED: Final = """
@@ -186,10 +385,255 @@ update digests_thread set closed_at = %s where id = any(%s) and closed_at is nul
 
 # Outside the lock: rows that somebody else holds are theirs to stamp, or the next reader's.
 DELIVERED: Final = """
-update digests_receiptstate set delivered_at = %(now)s
-where receipt_id in (
-    select receipt_id from digests_receiptstate
-    where receipt_id = any(%(receipts)s) and delivered_at is null
-    order by receipt_id for no key update skip locked
+with shown as (
+    update digests_receiptstate set delivered_at = %(now)s
+    where receipt_id in (
+        select receipt_id from digests_receiptstate
+        where receipt_id = any(%(receipts)s) and delivered_at is null
+        order by receipt_id for no key update skip locked
+    )
+    returning receipt_id
 )
+select greatest(%(now)s - r.created_at, interval '0') from receipts_receipt r join shown on shown.receipt_id = r.id
+"""
+
+# Which of these inboxes show a receipt that they did not show at a mark, with how many are unacked, and whether any of
+# what they did show is. A snapshot is news by what it holds: one that only narrows what was shown before is none, one
+# that narrows what nobody was told of is. The limits keep the planner to one look into each inbox.
+# Indexes: digests_inbox_once, digests_entry_live, digests_entry_revision_once; for what is left also
+# digests_entry_superseded and digests_entry_one_live_per_thread.
+_LEFT: Final = """
+    exists (
+        select from digests_entry e
+        where e.inbox_id = i.id and e.acked_at is null and e.superseded_by_seq is null and e.sequence <= mark.seq
+    ) or exists (
+        select from digests_entry shown
+        join digests_entry head on head.tenant_id = shown.tenant_id and head.thread_id = shown.thread_id
+             and head.acked_at is null and head.superseded_by_seq is null and head.receipt_ids && shown.receipt_ids
+        where shown.inbox_id = i.id and shown.acked_at is null and shown.superseded_by_seq > mark.seq
+              and shown.sequence <= mark.seq
+    )
+"""
+NEWS: Final = f"""
+select mark.place, i.visible_unread, {_LEFT}
+from unnest(%(tenants)s::bigint[], %(principals)s::bigint[], %(marks)s::bigint[])
+     with ordinality mark(tenant, principal, seq, place)
+cross join lateral (
+    select id, visible_unread from digests_inbox
+    where tenant_id = mark.tenant and principal_id = mark.principal and last_seq > mark.seq and visible_unread > 0
+    limit 1
+) i
+cross join lateral (
+    select from digests_entry e
+    where e.inbox_id = i.id and e.acked_at is null and e.superseded_by_seq is null and e.sequence > mark.seq
+          and (e.thread_id is null or not e.receipt_ids <@ coalesce((
+              select shown.receipt_ids from digests_entry shown
+              where shown.tenant_id = mark.tenant and shown.thread_id = e.thread_id and shown.sequence <= mark.seq
+              order by shown.revision desc limit 1
+          ), '{{}}'))
+    limit 1
+) news
+order by mark.place
+"""
+LEFT: Final = f"""
+select {_LEFT} from digests_inbox i cross join (select %(mark)s::bigint as seq) mark
+where i.tenant_id = %(tenant)s and i.principal_id = %(principal)s
+"""
+
+# The next receipts, in the order of their posting, of the first tenant that has one which can have served its time: of
+# the tenant where the walk stands from there on, of those behind it from their first. Says which are tombstones.
+# Index: receipts_receipt_uuid_once, as uuids are drawn in the order of time.
+NEXT_RECEIPTS: Final = """
+select due.tenant_id, next.id, next.uuid, next.pruned_at is not null
+from (
+    select t.id as tenant_id, beginning.uuid as after
+    from principals_tenant t
+    cross join lateral (
+        select case when t.id = %(tenant)s then %(after)s::uuid else '00000000-0000-0000-0000-000000000000' end as uuid
+    ) beginning
+    cross join lateral (
+        select created_at from receipts_receipt r
+        where r.tenant_id = t.id and r.uuid > beginning.uuid order by r.uuid limit 1
+    ) first
+    where t.id >= %(tenant)s
+          and first.created_at <= gatehouse_now() - coalesce(t.keep_receipts, %(kept)s::interval)
+    order by t.id limit 1
+) due
+cross join lateral (
+    select id, uuid, pruned_at from receipts_receipt r
+    where r.tenant_id = due.tenant_id and r.uuid > due.after order by r.uuid limit %(limit)s
+) next
+"""
+
+# What of these receipts has served its time: acked, or of no inbox here, and nothing open because of it, delivered
+# wherever it goes; by inbox. Primary keys, receipts_letter_by_receipt.
+RECEIPTS_DUE: Final = """
+select r.tenant_id, s.inbox_id, array_agg(r.id order by r.id)
+from receipts_receipt r
+join lateral (
+    select gatehouse_now() - coalesce(t.keep_receipts, %(kept)s::interval) as cut
+    from principals_tenant t where t.id = r.tenant_id
+) tenant on true
+left join digests_receiptstate s on s.receipt_id = r.id and s.receipt_id = any(%(receipts)s)
+left join receipts_obligation o on o.receipt_id = r.id and o.receipt_id = any(%(receipts)s)
+where r.id = any(%(receipts)s) and r.pruned_at is null and r.created_at <= cut
+      and case when s.receipt_id is null then r.surface <> 'inbox' else s.acked_at <= cut end
+      and (o.receipt_id is null or o.closed_at <= cut)
+      and not exists (select from receipts_letter l where l.receipt_id = r.id and l.state <> 'delivered')
+group by r.tenant_id, s.inbox_id order by s.inbox_id
+"""
+
+# An item's entry goes with its receipt, so it must be acked too. Primary keys only.
+DROP_STATES: Final = """
+delete from digests_receiptstate s
+where s.receipt_id = any(%(receipts)s) and s.inbox_id = %(inbox)s and s.acked_at is not null
+      and (s.entry_id is null or exists (select from digests_entry e where e.id = s.entry_id and e.acked_at is not null))
+returning s.receipt_id, s.entry_id, s.thread_id
+"""
+# What the snapshots of these threads have lost is said of them; those that have lost everything are named.
+# Indexes: digests_entry_revision_once, then primary keys.
+TRIM: Final = """
+with snapshot as (
+    select e.id, e.count - count(s.receipt_id) as gone, count(s.receipt_id) as left_over
+    from digests_entry e cross join lateral unnest(e.receipt_ids) m(id)
+    left join digests_receiptstate s on s.receipt_id = m.id
+    where e.tenant_id = %(tenant)s and e.thread_id = any(%(threads)s)
+    group by e.id
+), trimmed as (
+    update digests_entry e set pruned = gone from snapshot
+    where e.id = snapshot.id and left_over > 0 and e.pruned <> gone
+)
+select id from snapshot where left_over = 0
+"""
+# Index: digests_entry_by_superseded.
+FORGET_SUPERSEDED: Final = "update digests_entry set supersedes_id = null where supersedes_id = any(%s)"
+DROP_ENTRIES: Final = "delete from digests_entry where id = any(%s)"
+# Indexes: digests_entry_revision_once, digests_receiptstate_by_thread.
+DROP_THREADS: Final = """
+delete from digests_thread t
+where t.id = any(%(threads)s) and t.closed_at is not null
+      and not exists (select from digests_entry e where e.tenant_id = %(tenant)s and e.thread_id = t.id)
+      and not exists (select from digests_receiptstate s where s.thread_id = t.id)
+"""
+
+# The next superseded snapshots that have served their time, in microseconds of when they were superseded; those
+# that still hold something unacked are left. Indexes: digests_entry_superseded_since, digests_receiptstate_by_thread.
+NEXT_SUPERSEDED: Final = """
+with next as materialized (
+    select id, inbox_id, thread_id, receipt_ids, superseded_at from digests_entry
+    where superseded_at > %(after)s and superseded_at <= gatehouse_now() - %(kept)s::interval
+    order by superseded_at fetch first %(limit)s rows with ties
+)
+select inbox_id, array_agg(id order by id) filter (where not held), max(superseded_at)
+from (
+    select next.*, exists (
+        select from digests_receiptstate s
+        where s.thread_id = next.thread_id and s.acked_at is null and s.receipt_id = any(next.receipt_ids)
+    ) as held
+    from next
+) judged
+group by inbox_id order by inbox_id
+"""
+# The same again under the lock.
+STILL_SUPERSEDED: Final = """
+select id from digests_entry e
+where id = any(%(entries)s) and inbox_id = %(inbox)s and superseded_at is not null and not exists (
+    select from digests_receiptstate s
+    where s.thread_id = e.thread_id and s.acked_at is null and s.receipt_id = any(e.receipt_ids)
+)
+"""
+
+# --- Repair. Each under the lock of the inbox, by primary keys and what is named.
+
+# A state that must not be: whatever it shows is acked, then it goes. Names its thread.
+ACK_STRAY: Final = """
+with shown as (
+    update digests_entry e set acked_at = %(now)s from digests_receiptstate s
+    where s.receipt_id = any(%(receipts)s) and e.id = s.entry_id and e.acked_at is null
+)
+update digests_receiptstate set acked_at = %(now)s, read_at = %(now)s, pending = false
+where receipt_id = any(%(receipts)s) and acked_at is null
+"""
+DROP_STRAY: Final = "delete from digests_receiptstate where receipt_id = any(%(receipts)s) returning thread_id"
+# The thread if it is open, else the open one of its key, made where there is none.
+_OPEN_ONE: Final = """
+, made as (
+    insert into digests_thread
+        (tenant_id, inbox_id, source_system, resource_ref, event_family, receipt_count, pending_count, revision, opened_at)
+    select tenant_id, inbox_id, source_system, resource_ref, event_family, 0, 0, 0, gatehouse_now() from wanted
+    on conflict (tenant_id, inbox_id, source_system, resource_ref, event_family) where closed_at is null do nothing
+    returning id
+)
+select id from made
+union all
+select t.id from digests_thread t join wanted w
+    using (tenant_id, inbox_id, source_system, resource_ref, event_family)
+where t.closed_at is null
+"""
+THREAD_LIKE: Final = f"""
+with wanted as (
+    select tenant_id, inbox_id, source_system, resource_ref, event_family from digests_thread where id = %(thread)s
+){_OPEN_ONE}"""
+THREAD_FOR: Final = f"""
+with wanted as (
+    select %(tenant)s::bigint as tenant_id, %(inbox)s::bigint as inbox_id, %(source_system)s::text as source_system,
+           %(resource_ref)s::text as resource_ref, %(event_family)s::text as event_family
+){_OPEN_ONE}"""
+REBUFFER: Final = """
+insert into digests_receiptstate (receipt_id, tenant_id, inbox_id, thread_id, pending)
+values (%(receipt)s, %(tenant)s, %(inbox)s, %(thread)s, true)
+on conflict (receipt_id) do update set thread_id = excluded.thread_id, pending = true
+"""
+REPOST_ITEM: Final = """
+with inbox as (
+    update digests_inbox set last_seq = last_seq + 1 where id = %(inbox)s returning last_seq
+), entry as (
+    insert into digests_entry
+        (tenant_id, inbox_id, kind, sequence, source_system, receipt_ids, count, first_at, last_at,
+         delivery_handle, published_at)
+    select %(tenant)s, %(inbox)s, 'item', last_seq, %(source_system)s, array[%(receipt)s::bigint], 1,
+           %(created_at)s, %(created_at)s, %(delivery_handle)s, %(now)s
+    from inbox returning id
+)
+insert into digests_receiptstate (receipt_id, tenant_id, inbox_id, entry_id, pending)
+select %(receipt)s, %(tenant)s, %(inbox)s, entry.id, false from entry
+on conflict (receipt_id) do update set entry_id = excluded.entry_id
+"""
+# What waits is due at once. Index: digests_receiptstate_by_thread.
+RECOUNT_THREADS: Final = """
+update digests_thread t
+set pending_count = counted.pending,
+    flush_due_at = case when counted.pending > 0 then coalesce(t.flush_due_at, gatehouse_now()) end
+from (
+    select w.id, count(s.receipt_id) as pending from unnest(%(threads)s::bigint[]) w(id)
+    left join digests_receiptstate s on s.thread_id = w.id and s.acked_at is null and s.pending
+    group by w.id
+) counted
+where t.id = counted.id and t.pending_count <> counted.pending
+"""
+MEND_ENTRIES: Final = """
+update digests_entry e
+set pruned = e.count - known,
+    acked_at = case when e.kind = 'item' and unacked_here = 0 then coalesce(e.acked_at, %(now)s) else e.acked_at end
+from (
+    select w.id, count(s.receipt_id) as known,
+           count(*) filter (where s.entry_id = w.id and s.acked_at is null) as unacked_here
+    from digests_entry w cross join lateral unnest(w.receipt_ids) m(id)
+    left join digests_receiptstate s on s.receipt_id = m.id
+    where w.id = any(%(entries)s) group by w.id
+) counted
+where e.id = counted.id
+"""
+# A sequence is never taken twice, so the last one only goes up.
+# Indexes: digests_receiptstate_unread, digests_entry_sequence_once.
+RECOUNT: Final = """
+update digests_inbox i
+set visible_unread = unread.visible, pending_unread = unread.pending,
+    last_seq = greatest(i.last_seq, (
+        select max(sequence) from digests_entry where tenant_id = %(tenant)s and inbox_id = %(inbox)s))
+from (
+    select count(*) filter (where not pending) as visible, count(*) filter (where pending) as pending
+    from digests_receiptstate where inbox_id = %(inbox)s and acked_at is null
+) unread
+where i.id = %(inbox)s
 """

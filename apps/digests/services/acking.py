@@ -1,6 +1,6 @@
 """Acks: each adds exactly what its boundary named."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -22,6 +22,16 @@ class Acked:
 
     acked_entries: int
     acked_receipts: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What was acked in one thread, or among the items (no thread)."""
+
+    thread_id: int | None
+    pending: int
+    published: int
+    item_entries: list[int]
 
 
 @transaction.atomic
@@ -56,69 +66,70 @@ def ack_through(*, principal_id: int, through: Through, now: datetime) -> Acked:
     if through.as_of is not None and through.as_of > last_seq:
         raise BadToken(f"This inbox has no state {through.as_of}; its newest is {last_seq}.")
     as_of = last_seq if through.as_of is None else through.as_of
-    boundary = _boundary(inbox, anchor, as_of, through)
-    if through.as_of is None:
-        boundary.add(anchor.pk)
-    return _ack_entries(inbox, boundary, now)
+    bound = through.bound
+    given: dict[str, Any] = {
+        "inbox": inbox.id,
+        "as_of": as_of,
+        "upto": min(anchor.sequence, as_of),
+        "after": bound.after,
+        "source": bound.source,
+        "ids": list(bound.ids) if bound.ids is not None else None,
+        "anchor": anchor.pk if through.as_of is None else None,
+        "archive": False,
+        "now": now,
+    }
+    places = _mark(sql.ACK_THROUGH, given)
+    with connection.cursor() as cursor:
+        cursor.execute(sql.ENTRIES_ACKED_THROUGH, given)
+        return _settle(inbox, places, cursor.rowcount, now)
 
 
 @transaction.atomic
 def ack_receipt(*, principal_id: int, receipt_pk: int, now: datetime) -> Acked:
     """Ack one receipt, in whatever entry or buffer it is; a digest around it narrows."""
-    return _ack_receipt(principal_id, receipt_pk, now, archive=False)
+    return _ack_receipts(principal_id, [receipt_pk], now, archive=False)
+
+
+@transaction.atomic
+def ack_receipts(*, principal_id: int, receipt_pks: Collection[int], now: datetime) -> Acked:
+    """As :func:`ack_receipt`, for several."""
+    return _ack_receipts(principal_id, receipt_pks, now, archive=False)
 
 
 @transaction.atomic
 def archive_receipt(*, principal_id: int, receipt_pk: int, now: datetime) -> Acked:
     """Archive one receipt, which acks it."""
-    return _ack_receipt(principal_id, receipt_pk, now, archive=True)
+    return _ack_receipts(principal_id, [receipt_pk], now, archive=True)
 
 
 def _unknown(entry_id: int) -> UnknownEntry:
     return UnknownEntry(f"This inbox has no entry {entry_ref(entry_id)}.")
 
 
-def _boundary(inbox: LockedInbox, anchor: Entry, as_of: int, through: Through) -> set[int]:
-    bound = through.bound
-    with connection.cursor() as cursor:
-        cursor.execute(
-            sql.BOUNDARY,
-            {
-                "inbox": inbox.id,
-                "as_of": as_of,
-                "upto": min(anchor.sequence, as_of),
-                "after": bound.after,
-                "source": bound.source,
-                "ids": list(bound.ids) if bound.ids is not None else None,
-            },
-        )
-        return {pk for (pk,) in cursor.fetchall()}
-
-
-def _ack_receipt(principal_id: int, receipt_pk: int, now: datetime, *, archive: bool) -> Acked:
+def _ack_receipts(principal_id: int, receipt_pks: Collection[int], now: datetime, *, archive: bool) -> Acked:
     inbox = locking.lock(principal_id=principal_id)
     if inbox is None:
         return Acked(acked_entries=0, acked_receipts=0)
-    given = {"inbox": inbox.id, "receipt": receipt_pk, "archive": archive, "now": now}
-    places = _mark(sql.ACK_RECEIPT, given)
-    return _settle(inbox, places, set(), now)
+    given = {"inbox": inbox.id, "receipts": list(receipt_pks), "archive": archive, "now": now}
+    places = _mark(sql.ACK_RECEIPTS, given)
+    return _settle(inbox, places, _mark_entries(places, set(), now), now)
 
 
 def _ack_entries(inbox: LockedInbox, entry_ids: set[int], now: datetime) -> Acked:
     if not entry_ids:
         return Acked(acked_entries=0, acked_receipts=0)
     given = {"inbox": inbox.id, "entries": list(entry_ids), "archive": False, "now": now}
-    return _settle(inbox, _mark(sql.ACK_ENTRIES, given), entry_ids, now)
+    places = _mark(sql.ACK_ENTRIES, given)
+    return _settle(inbox, places, _mark_entries(places, entry_ids, now), now)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """What was acked in one thread, or among the items (no thread)."""
-
-    thread_id: int | None
-    pending: int
-    published: int
-    item_entries: list[int]
+def _mark_entries(places: Sequence[_Place], entry_ids: set[int], now: datetime) -> int:
+    """Ack these entries, and those of the items that were acked; answers how many were not."""
+    items = {entry for place in places for entry in place.item_entries}
+    with connection.cursor() as cursor:
+        cursor.execute(sql.ENTRIES_ACKED, [now, sorted(entry_ids | items)])
+        marked: int = cursor.rowcount
+    return marked
 
 
 def _mark(statement: str, given: dict[str, Any]) -> list[_Place]:
@@ -127,14 +138,10 @@ def _mark(statement: str, given: dict[str, Any]) -> list[_Place]:
         return [_Place(*row) for row in cursor.fetchall()]
 
 
-def _settle(inbox: LockedInbox, places: list[_Place], boundary: set[int], now: datetime) -> Acked:
-    """Bring entries, threads and counters in line with the receipts that were just acked."""
+def _settle(inbox: LockedInbox, places: list[_Place], entries: int, now: datetime) -> Acked:
+    """Bring threads and counters in line with the receipts that were just acked, in so many entries."""
     pending = sum(place.pending for place in places)
     published = sum(place.published for place in places)
-    items = [entry for place in places for entry in place.item_entries]
-    with connection.cursor() as cursor:
-        cursor.execute(sql.ENTRIES_ACKED, [now, sorted(boundary | set(items))])
-        entries = cursor.rowcount
     if pending or published:
         touched = {place.thread_id: place for place in places if place.thread_id is not None}
         _settle_threads(inbox, touched, pending, published, now)

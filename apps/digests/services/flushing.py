@@ -85,9 +85,13 @@ def _flush_due_of(inbox: DueInbox, *, limit: int, wait: bool) -> int | None:
     return len(publish_pending(held, due, reason=FlushReason.WINDOW, now=database_now()))
 
 
-def flush_everything(inbox: LockedInbox, *, reason: FlushReason, now: datetime) -> None:
-    """Publish all that is pending in an inbox that is held."""
+def flush_sources(
+    inbox: LockedInbox, source_systems: Collection[str], *, reason: FlushReason, now: datetime
+) -> list[Entry]:
+    """Publish all that is pending of these sources in an inbox that is held."""
+    if not source_systems:
+        return []
     with connection.cursor() as cursor:
-        cursor.execute(sql.PENDING_THREADS, [inbox.id])
+        cursor.execute(sql.PENDING_THREADS, [inbox.id, list(source_systems)])
         pending = [thread_id for (thread_id,) in cursor.fetchall()]
-    publish_pending(inbox, pending, reason=reason, now=now)
+    return publish_pending(inbox, pending, reason=reason, now=now)

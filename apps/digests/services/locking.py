@@ -1,6 +1,6 @@
 """The one mutex per inbox."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -10,6 +10,7 @@ from django.db import connection
 from apps.core.hints import hint_on_commit
 from apps.core.sql import hot_cursor
 from apps.digests import sql
+from apps.digests.gathering import Policy
 from apps.digests.models import Inbox
 from apps.digests.signals import inbox_changed
 
@@ -25,19 +26,46 @@ class LockedInbox:
     window: timedelta
     max_items: int
     max_thread_age: timedelta
+    has_source_policies: bool
+
+    @property
+    def policy(self) -> Policy:
+        return Policy(
+            enabled=self.enabled,
+            window=self.window,
+            max_items=self.max_items,
+            max_thread_age=self.max_thread_age,
+        )
 
     def advance(self, *, sequences: int = 0, visible: int = 0, pending: int = 0) -> int:
         """Take sequences and move the unread counters; answers the last sequence taken."""
-        with connection.cursor() as cursor:
-            cursor.execute(
-                sql.ADVANCE, {"inbox": self.id, "sequences": sequences, "visible": visible, "pending": pending}
-            )
-            last: int = cursor.fetchone()[0]
-        return last
+        return advance({self.id: Move(sequences=sequences, visible=visible, pending=pending)})[self.id]
 
     def announce(self) -> None:
         """Hint on commit that a reader would now see another inbox."""
-        hint_on_commit(inbox_changed, principal_id=self.principal_id, tenant_id=self.tenant_id)
+        announce(tenant_id=self.tenant_id, principal_id=self.principal_id)
+
+
+def announce(*, tenant_id: int, principal_id: int) -> None:
+    """As :meth:`LockedInbox.announce`, of an inbox that a statement has changed which needed no other look at it."""
+    hint_on_commit(inbox_changed, principal_id=principal_id, tenant_id=tenant_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """How far the counters of an inbox go."""
+
+    sequences: int = 0
+    visible: int = 0
+    pending: int = 0
+
+
+def advance(moves: Mapping[int, Move]) -> dict[int, int]:
+    """Take sequences and move the unread counters of inboxes that are held; answers the last sequence of each."""
+    columns = [[getattr(move, name) for move in moves.values()] for name in ("sequences", "visible", "pending")]
+    with connection.cursor() as cursor:
+        cursor.execute(sql.ADVANCE, [list(moves), *columns])
+        return dict(cursor.fetchall())
 
 
 def lock(*, principal_id: int) -> LockedInbox | None:
@@ -57,6 +85,8 @@ def lock_or_create(*, tenant_id: int, principal_id: int) -> LockedInbox:
 def lock_several(*, tenant_id: int, principal_ids: Collection[int]) -> dict[int, LockedInbox]:
     """Several inboxes in the order of their ids, by principal; missing ones are made."""
     wanted = sorted(set(principal_ids))
+    if len(wanted) == 1:
+        return {wanted[0]: lock_or_create(tenant_id=tenant_id, principal_id=wanted[0])}
     missing = set(wanted) - set(Inbox.objects.filter(principal_id__in=wanted).values_list("principal_id", flat=True))
     Inbox.objects.bulk_create(
         [Inbox(tenant_id=tenant_id, principal_id=principal) for principal in sorted(missing)], ignore_conflicts=True

@@ -1,35 +1,17 @@
 """Making snapshots: the one way in which threads become visible."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 
 from django.db import connection
 
-from apps.digests import compose, sql
+from apps.core.metrics import once_committed
+from apps.digests import metrics, sql
 from apps.digests.models import Entry
-from apps.digests.services.locking import LockedInbox
+from apps.digests.services.locking import LockedInbox, Move, advance
+from apps.digests.services.wording import Members, words
 from apps.digests.states import FlushReason, Kind
-
-
-@dataclass(frozen=True, slots=True)
-class Members:
-    """What a snapshot of a thread would hold at this moment."""
-
-    thread_id: int
-    tenant_id: int
-    inbox_id: int
-    source_system: str
-    resource_ref: str
-    event_family: str
-    revision: int
-    receipt_ids: list[int]
-    first_at: datetime
-    last_at: datetime
-    latest_titles: list[str]
-    hint: str | None
-    delivery_handle: str | None
-    pending: int
 
 
 def members(thread_ids: Collection[int], *, with_pending: bool) -> list[Members]:
@@ -43,15 +25,29 @@ def publish_pending(
     inbox: LockedInbox, thread_ids: Collection[int], *, reason: FlushReason, now: datetime
 ) -> list[Entry]:
     """One snapshot of each of these threads that has something pending: all its unacked receipts."""
-    due = [one for one in members(thread_ids, with_pending=True) if one.pending]
+    return publish({inbox.id: inbox}, dict.fromkeys(thread_ids, reason), now=now)
+
+
+def publish(inboxes: Mapping[int, LockedInbox], reasons: Mapping[int, FlushReason], *, now: datetime) -> list[Entry]:
+    """As :func:`publish_pending`, for threads of several inboxes that are held, each thread for a reason of its own."""
+    due = [one for one in members(reasons, with_pending=True) if one.pending]
     if not due:
         return []
-    moved = sum(one.pending for one in due)
-    last = inbox.advance(sequences=len(due), visible=moved, pending=-moved)
-    entries = _write(inbox, due, last=last, reason=reason, now=now)
+    places = Counter(one.inbox_id for one in due)
+    moved = Counter[int]()
+    for one in due:
+        moved[one.inbox_id] += one.pending
+    last = advance(
+        {
+            inbox_id: Move(sequences=number, visible=moved[inbox_id], pending=-moved[inbox_id])
+            for inbox_id, number in places.items()
+        }
+    )
+    entries = _write(due, _sequences(due, last), reasons, now)
     with connection.cursor() as cursor:
         cursor.execute(sql.SURFACE, {"threads": [one.thread_id for one in due]})
-    inbox.announce()
+    for inbox_id in places:
+        inboxes[inbox_id].announce()
     return entries
 
 
@@ -59,30 +55,61 @@ def publish_narrowed(inbox: LockedInbox, remainders: Sequence[Members], *, last:
     """Snapshots of what an ack left over, under the sequences that end with `last`."""
     if not remainders:
         return
-    _write(inbox, remainders, last=last, reason=FlushReason.NARROW, now=now)
+    threads = [one.thread_id for one in remainders]
+    _write(remainders, _sequences(remainders, {inbox.id: last}), dict.fromkeys(threads, FlushReason.NARROW), now)
     with connection.cursor() as cursor:
-        cursor.execute(sql.NARROWED, [[one.thread_id for one in remainders]])
+        cursor.execute(sql.NARROWED, [threads])
+
+
+def _sequences(snapshots: Sequence[Members], last: Mapping[int, int]) -> list[int]:
+    """A sequence for each snapshot: in their order, those of each inbox end with its last."""
+    following = dict(last)
+    sequences = []
+    for one in reversed(snapshots):
+        sequences.append(following[one.inbox_id])
+        following[one.inbox_id] -= 1
+    return sequences[::-1]
 
 
 def _write(
-    inbox: LockedInbox, snapshots: Sequence[Members], *, last: int, reason: FlushReason, now: datetime
+    snapshots: Sequence[Members], sequences: Sequence[int], reasons: Mapping[int, FlushReason], now: datetime
 ) -> list[Entry]:
-    sequences = range(last - len(snapshots) + 1, last + 1)
     threads = [one.thread_id for one in snapshots]
     with connection.cursor() as cursor:
         cursor.execute(
             sql.SUPERSEDE,
-            {"threads": threads, "sequences": list(sequences), "tenant": inbox.tenant_id, "now": now},
+            {"threads": threads, "sequences": list(sequences), "tenant": snapshots[0].tenant_id, "now": now},
         )
         superseded = dict(cursor.fetchall())
+    said = words(snapshots)
+    for reason, number in Counter(reasons[one.thread_id] for one in snapshots).items():
+        once_committed(metrics.SNAPSHOTS.labels(reason).inc, number)
+    once_committed(metrics.MERGES.inc, len(superseded))
+    for one in snapshots:
+        once_committed(metrics.GROUP_SIZE.observe, len(one.receipt_ids))
     return Entry.objects.bulk_create(
-        _snapshot(one, sequence=sequence, supersedes=superseded.get(one.thread_id), reason=reason, now=now)
+        _snapshot(
+            one,
+            said[one.thread_id],
+            sequence,
+            superseded.get(one.thread_id),
+            reason=reasons[one.thread_id],
+            now=now,
+        )
         for one, sequence in zip(snapshots, sequences, strict=True)
     )
 
 
-def _snapshot(one: Members, *, sequence: int, supersedes: int | None, reason: FlushReason, now: datetime) -> Entry:
-    count = len(one.receipt_ids)
+def _snapshot(
+    one: Members,
+    said: tuple[str, str],
+    sequence: int,
+    supersedes: int | None,
+    *,
+    reason: FlushReason,
+    now: datetime,
+) -> Entry:
+    title, summary = said
     return Entry(
         tenant_id=one.tenant_id,
         inbox_id=one.inbox_id,
@@ -92,15 +119,9 @@ def _snapshot(one: Members, *, sequence: int, supersedes: int | None, reason: Fl
         revision=one.revision + 1,
         source_system=one.source_system,
         receipt_ids=one.receipt_ids,
-        count=count,
-        title=compose.title(count=count, event_family=one.event_family, resource_ref=one.resource_ref),
-        summary=compose.summary(
-            count=count,
-            event_family=one.event_family,
-            resource_ref=one.resource_ref,
-            latest_titles=one.latest_titles,
-            hint=one.hint,
-        ),
+        count=len(one.receipt_ids),
+        title=title,
+        summary=summary,
         first_at=one.first_at,
         last_at=one.last_at,
         flush_reason=reason,

@@ -12,18 +12,18 @@ from apps.principals.scopes import Kind
 from apps.receipts.errors import UnknownRecipient
 
 
-@transaction.atomic
 def recipient_named(*, tenant_id: int, name: str, now: datetime) -> int:
     """The key of the one principal of this name; made where the tenant lets receipts make recipients.
 
     :raises UnknownRecipient: if there is none.
     """
     try:
-        return principals.principal_named(name).pk
+        return principals.principal_id_named(name, tenant_id=tenant_id)
     except UnknownPrincipal:
         return _made(tenant_id, name, now)
 
 
+@transaction.atomic
 def _made(tenant_id: int, name: str, now: datetime) -> int:
     refusal = UnknownRecipient(f"There is no recipient {name[:50]!r}.")
     if not Tenant.objects.filter(pk=tenant_id, creates_recipients=True).exists():
@@ -34,6 +34,6 @@ def _made(tenant_id: int, name: str, now: datetime) -> int:
         pass
     # Somebody else has just made it, or it is disabled.
     try:
-        return principals.principal_named(name).pk
+        return principals.principal_id_named(name, tenant_id=tenant_id)
     except UnknownPrincipal:
         raise refusal from None

@@ -1,5 +1,5 @@
 """Operations on inboxes, and the doors by which receipts come in."""
 
-from apps.digests.tools import acking, posting, raw, reading
+from apps.digests.tools import acking, policies, posting, raw, reading, retiring, sources
 
-__all__ = ["acking", "posting", "raw", "reading"]
+__all__ = ["acking", "policies", "posting", "raw", "reading", "retiring", "sources"]

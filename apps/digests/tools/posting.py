@@ -1,24 +1,33 @@
 """How receipts come in: the two service doors, the API, and the tool."""
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal, Never
+from functools import cache
+from typing import Annotated, Any, Final, Literal, Never, TypeVar
 
 from django.utils import timezone
+from prometheus_client import Counter
 from pydantic import Field, StringConstraints
 
 from apps.core import strict_json
 from apps.core.errors import Conflict, DomainError, FieldError, TooLarge
-from apps.core.operations import Route, operation
+from apps.core.metrics import once_committed
+from apps.core.operations import Meets, Route, operation
 from apps.core.schemas import Input, Name, Output, Text
-from apps.digests import services
-from apps.digests.services import Group, Posted, Poster, ReceiptDraft
+from apps.digests import metrics, selectors, services
+from apps.digests.grouping import read_key
+from apps.digests.services import Posted, Poster, ReceiptDraft
+from apps.digests.tools.admission import Admission
 from apps.digests.tools.shapes import NewReference, Reference, Source
+from apps.principals import selectors as principals
 from apps.principals.errors import NotThisCaller
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
+from apps.receipts.errors import LivesElsewhere
 from apps.receipts.models import Surface
+from apps.receipts.shapes import GroupInput
 
 MAX_METADATA: Final = 64 * 1024
 MAX_SUMMARY: Final = 16 * 1024
@@ -27,23 +36,6 @@ Key = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
 Title = Annotated[Text, StringConstraints(max_length=200)]
 Summary = Annotated[Text, StringConstraints(min_length=1, max_length=MAX_SUMMARY)]
 Line = Annotated[Text, StringConstraints(min_length=1, max_length=2000)]
-
-
-class GroupInput(Input):
-    """What the receipt belongs to. With a resource and a family it is gathered into that thread's digest."""
-
-    resource_ref: Annotated[Text, StringConstraints(min_length=1, max_length=200)] | None = None
-    """The thing it is about: `pr:135`, `execution:7`."""
-    event_family: Annotated[Text, StringConstraints(min_length=1, max_length=100)] | None = None
-    """The kind of events that belong together: `ci_updates`."""
-    flush_class: Literal["normal", "immediate"] = "normal"
-    """`immediate` publishes the thread's digest at once."""
-    summary_hint: Annotated[Text, StringConstraints(max_length=1000)] | None = None
-    """A sentence that sums the thread up as of this receipt."""
-    break_thread: bool = False
-    """Begin a new thread with this receipt."""
-    groupable: bool | None = None
-    """False: an entry of its own, whatever else is said here."""
 
 
 class InboxReceipt(Input):
@@ -134,10 +126,37 @@ class UniversalDoorOutput(Output):
     receipt_id: str
 
 
+def _stands_alone(given: PostReceipt) -> bool:
+    """Whether it names no other receipt, nor has an id or a group by which others are concerned with it."""
+    return not (given.group or given.receipt_id or given.caused_by_receipt_id or given.pairs_with)
+
+
+def _post_together(caller: Caller, given: Sequence[PostReceipt]) -> list[PostedOutput | DomainError | None]:
+    """What each would be answered alone; None where its recipient may have to be made, or its source has it gathered."""
+    now = timezone.now()
+    known = principals.principal_ids_named({one.recipient_ai for one in given}, tenant_id=caller.tenant_id)
+    answers: dict[int, PostedOutput | DomainError] = {}
+    drafts: dict[int, ReceiptDraft] = {}
+    for place, one in enumerate(given):
+        if one.recipient_ai not in known:
+            continue
+        draft = _draft(caller, one, _surface(one), known.__getitem__)
+        if isinstance(draft, DomainError):
+            answers[place] = _counted(caller, one, draft)
+        elif selectors.group_of(caller.tenant_id, draft) is None:
+            drafts[place] = draft
+    posted = _post_many(caller, list(drafts.values()), now)
+    answers |= {
+        place: _answer(one) if isinstance(one, Posted) else one for place, one in zip(drafts, posted, strict=True)
+    }
+    return [answers.get(place) for place in range(len(given))]
+
+
 @operation(
     title="Post a receipt",
     scope=Scope.RECEIPTS_WRITE,
     routes=[Route("POST", "/api/v1/receipts", status=201)],
+    meets=Meets(may=_stands_alone, run=_post_together),
 )
 def post_receipt(caller: Caller, given: PostReceipt) -> PostedOutput:
     """Tell one principal that something happened.
@@ -145,7 +164,7 @@ def post_receipt(caller: Caller, given: PostReceipt) -> PostedOutput:
     A receipt is a signal with pointers, never the payload. The same dedupe key again changes nothing and names the
     receipt that is there. With a group, receipts about one thing are gathered into one digest.
     """
-    return _answer(_post(caller, given, _surface(given)))
+    return _answer(_post(caller, given, _surface(given), may_go_on=True))
 
 
 @operation(
@@ -157,9 +176,9 @@ def post_receipt(caller: Caller, given: PostReceipt) -> PostedOutput:
 def post_receipts(caller: Caller, given: PostReceipts) -> VerdictsOutput:
     """Post up to 500 receipts in one transaction, with a verdict for each."""
     now = timezone.now()
-    drafts = [_draft(caller, one, _surface(one), now) for one in given.receipts]
-    sound = [draft for draft in drafts if isinstance(draft, ReceiptDraft)]
-    posted = iter(services.post_many(poster=Poster.of(caller), drafts=sound, now=now))
+    recipient_of = cache(_recipients(caller, now))
+    drafts = [_counted(caller, one, _draft(caller, one, _surface(one), recipient_of)) for one in given.receipts]
+    posted = iter(_post_many(caller, [draft for draft in drafts if isinstance(draft, ReceiptDraft)], now))
     return VerdictsOutput(
         results=[_verdict(next(posted) if isinstance(draft, ReceiptDraft) else draft) for draft in drafts]
     )
@@ -172,9 +191,9 @@ def post_receipts(caller: Caller, given: PostReceipts) -> VerdictsOutput:
     tool=False,
 )
 def post_at_inbox_door(caller: Caller, given: InboxReceipt) -> InboxDoorOutput:
-    """Post a receipt to an inbox, service to service."""
+    """Post a receipt to an inbox here, service to service."""
     try:
-        posted = _post(caller, given, Surface.INBOX)
+        posted = _post(caller, given, Surface.INBOX, may_go_on=False)
     except Conflict as refusal:
         _refuse_with(refusal, "existing_receipt_id")
     return InboxDoorOutput(receipt_id=posted.receipt_id, dedupe_key=posted.dedupe_key, created_at=posted.created_at)
@@ -187,9 +206,9 @@ def post_at_inbox_door(caller: Caller, given: InboxReceipt) -> InboxDoorOutput:
     tool=False,
 )
 def post_at_universal_door(caller: Caller, given: UniversalReceipt) -> UniversalDoorOutput:
-    """Post a receipt of any kind, service to service."""
+    """Post a receipt of any kind to a principal that lives here, service to service."""
     try:
-        posted = _post(caller, given, _surface(given))
+        posted = _post(caller, given, _surface(given), may_go_on=False)
     except Conflict as refusal:
         _refuse_with(refusal, "existing_uuid")
     return UniversalDoorOutput(status="stored", uuid=str(posted.uuid), receipt_id=posted.receipt_id)
@@ -211,7 +230,6 @@ def _surface(given: PostReceipt | UniversalReceipt) -> str:
     return Surface.LEDGER if event in _PROOF_ONLY or event.startswith("plan_") else Surface.INBOX
 
 
-_KEY_PARTS: Final = 4
 _MAX_EVENT_TYPE: Final = 50
 
 
@@ -219,24 +237,88 @@ def _event_type(given: InboxReceipt) -> str:
     """As given; else what a dedupe key of the usual form says; else just a message."""
     if isinstance(given, (PostReceipt, UniversalReceipt)) and given.event_type is not None:
         return given.event_type
-    parts = given.dedupe_key.split(":", _KEY_PARTS - 1)
-    usual = len(parts) == _KEY_PARTS and parts[0] == given.source_system and 0 < len(parts[1]) <= _MAX_EVENT_TYPE
-    return parts[1] if usual else "message"
+    usual = read_key(given.source_system, given.dedupe_key)
+    return usual.event_type if usual is not None and len(usual.event_type) <= _MAX_EVENT_TYPE else "message"
 
 
-def _post(caller: Caller, given: InboxReceipt, surface: str) -> Posted:
+def _post(caller: Caller, given: InboxReceipt, surface: str, *, may_go_on: bool) -> Posted:
+    """:param may_go_on: to another deployment. Letters arrive by the service doors: what comes by those goes no
+    further, so that deployments which send to each other never send in a circle.
+    """
     now = timezone.now()
-    draft = _draft(caller, given, surface, now)
+    draft = _draft(caller, given, surface, _recipients(caller, now))
     if isinstance(draft, DomainError):
-        raise draft
-    return services.post(poster=Poster.of(caller), draft=draft, now=now)
+        raise _counted_alone(caller, given, draft)
+    admission = Admission(tenant_id=caller.tenant_id, drafts=[draft], now=now)
+    if admission.refused:
+        raise _counted_alone(caller, given, admission.refused[0])
+    try:
+        posted = services.post(poster=Poster.of(caller), draft=draft, now=now)
+    except DomainError as refusal:
+        admission.settle([])
+        raise _counted_alone(caller, given, refusal) from None
+    except Exception:
+        admission.settle([])
+        raise
+    if posted.goes_elsewhere and not may_go_on:
+        admission.settle([])
+        elsewhere = LivesElsewhere(f"{given.recipient_ai} lives elsewhere, and what comes by this door is not sent on.")
+        # Ends the transaction, and with it what has just been stored.
+        raise _counted_alone(caller, given, elsewhere)
+    return posted
 
 
-def _draft(caller: Caller, given: InboxReceipt, surface: str, now: datetime) -> ReceiptDraft | DomainError:
+_Answer = TypeVar("_Answer")
+
+
+def _counted(caller: Caller, given: InboxReceipt | ReceiptDraft, answer: _Answer) -> _Answer:
+    """The answer to one post of several; a refusal is counted once they are committed, for they may be made again."""
+    if isinstance(answer, DomainError):
+        once_committed(_refusals(caller, given, answer).inc)
+    return answer
+
+
+def _counted_alone(caller: Caller, given: InboxReceipt, refusal: DomainError) -> DomainError:
+    """The refusal of a post, which ends its transaction, counted."""
+    _refusals(caller, given, refusal).inc()
+    return refusal
+
+
+def _refusals(caller: Caller, given: InboxReceipt | ReceiptDraft, refusal: DomainError) -> Counter:
+    source = given.source_system if given.source_system in caller.source_systems else metrics.OTHER
+    return metrics.REFUSED.labels(source, refusal.code)
+
+
+def _post_many(caller: Caller, drafts: list[ReceiptDraft], now: datetime) -> list[Posted | DomainError]:
+    admission = Admission(tenant_id=caller.tenant_id, drafts=drafts, now=now)
+    let_in = [place for place in range(len(drafts)) if place not in admission.refused]
+    try:
+        posted = services.post_many(poster=Poster.of(caller), drafts=[drafts[place] for place in let_in], now=now)
+    except Exception:
+        admission.settle([])
+        raise
+    answers: dict[int, Posted | DomainError] = {**admission.refused, **dict(zip(let_in, posted, strict=True))}
+    admission.settle([place for place, answer in answers.items() if isinstance(answer, Posted)])
+    for place, answer in answers.items():
+        _counted(caller, drafts[place], answer)
+    return [answers[place] for place in range(len(drafts))]
+
+
+RecipientOf = Callable[[str], int]
+
+
+def _recipients(caller: Caller, now: datetime) -> RecipientOf:
+    def recipient_of(name: str) -> int:
+        return services.recipient_named(tenant_id=caller.tenant_id, name=name, now=now)
+
+    return recipient_of
+
+
+def _draft(caller: Caller, given: InboxReceipt, surface: str, recipient_of: RecipientOf) -> ReceiptDraft | DomainError:
     """What is to be posted, or why it can't be."""
     try:
         _check(caller, given)
-        recipient = services.recipient_named(tenant_id=caller.tenant_id, name=given.recipient_ai, now=now)
+        recipient = recipient_of(given.recipient_ai)
     except DomainError as refusal:
         return refusal
     draft = ReceiptDraft(
@@ -247,7 +329,7 @@ def _draft(caller: Caller, given: InboxReceipt, surface: str, now: datetime) -> 
         title=given.title,
         summary=given.summary,
         metadata=given.metadata,
-        group=Group(**given.group.model_dump()) if given.group else None,
+        group=given.group.as_said() if given.group else None,
         delivery_handle=given.delivery_handle,
         surface=surface,
     )

@@ -9,7 +9,7 @@ from pydantic import Field
 from apps.core.operations import Route, operation
 from apps.core.pagination import decode_position, encode_cursor
 from apps.core.schemas import Input, Output
-from apps.digests import guidance, selectors, services
+from apps.digests import hooks, selectors, services
 from apps.digests.errors import NotInInbox
 from apps.digests.guidance import Clues
 from apps.digests.tools.shapes import Cursor, Limit, ReceiptOutput, Reference, Source
@@ -140,7 +140,7 @@ def _view(found: Receipt) -> ReceiptOutput:
 
 
 def _read(found: Receipt) -> ReadOutput:
-    action = guidance.next_action(
+    action = hooks.next_action(
         Clues(
             receipt_id=found.receipt_id,
             source_system=found.source_system,

@@ -1,20 +1,21 @@
 """Reading an inbox: reading consumes nothing, and every read says what it may ack."""
 
 from collections.abc import Sequence as Many
-from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Final, Self
 
 from django.utils import timezone
 from pydantic import Field
 
-from apps.core.operations import Route, operation
+from apps.core.errors import FieldError
+from apps.core.operations import Route, Streams, Waits, operation
 from apps.core.pagination import decode_position, encode_cursor
-from apps.core.schemas import Empty, Input, Output
-from apps.digests import selectors, services
+from apps.core.schemas import Input, Output
+from apps.digests import metrics, selectors, services
+from apps.digests.errors import AheadOfInbox
 from apps.digests.formats import parse_entry
-from apps.digests.models import THREAD_LIMIT
-from apps.digests.selectors import EntryView, Policy
-from apps.digests.services import PolicyChange
+from apps.digests.selectors import EntryView, InboxPage
+from apps.digests.signals import inbox_topic
+from apps.digests.states import FlushReason
 from apps.digests.tools.shapes import (
     Cursor,
     EntryOutput,
@@ -32,11 +33,13 @@ from apps.principals.tenancy import Caller
 class ReadInbox(Input):
     limit: Limit = 50
     after: Sequence = 0
-    """Entries with a greater sequence only: the page after the one that ended there."""
+    """Entries with a greater sequence only: the page after the one that ended there. Never above `as_of`."""
     source_system: Source | None = None
     """Entries of this source only."""
     max_tokens: Annotated[int, Field(ge=1, le=10_000_000)] | None = None
     """End the page before it takes more of your context than this; the first entry always comes."""
+    wait: Annotated[float, Field(ge=0, le=60)] = 0
+    """If there is no entry to show, wait up to so many seconds for one; then the page comes, empty or not."""
 
 
 class InboxOutput(Output):
@@ -51,18 +54,60 @@ class InboxOutput(Output):
     more_waiting: int
     """Unread receipts that are not in these entries."""
 
+    @classmethod
+    def of(cls, page: InboxPage) -> Self:
+        return cls(
+            as_of=page.as_of,
+            entries=[EntryOutput.of(entry) for entry in page.entries],
+            visible=page.visible,
+            pending=page.pending,
+            more_waiting=page.more_waiting,
+        )
+
+
+class StreamInbox(Input):
+    after: Sequence = 0
+    """Begin after this sequence. A `Last-Event-ID` header, which clients send when they come again, stands over it."""
+    source_system: Source | None = None
+    """Entries of this source only."""
+    limit: Limit = 50
+    """The most entries in one event."""
+
+
+def _refuse_ahead(after: int, newest: int) -> None:
+    if after > newest:
+        fault = f"is ahead of this inbox, whose newest sequence is {newest}"
+        raise AheadOfInbox(f"{after} {fault}.", errors=[FieldError("/after", fault)])
+
+
+def _worth_waking(given: ReadInbox | StreamInbox, shown: InboxOutput) -> bool:
+    """Whether there is, or may be behind a full page, more than remainders of digests that were shown before."""
+    full = len(shown.entries) == given.limit or (isinstance(given, ReadInbox) and given.max_tokens is not None)
+    remainders = sum(entry.flush_reason == FlushReason.NARROW for entry in shown.entries)
+    return bool(shown.entries) and (full or remainders < len(shown.entries))
+
+
+_WAITS: Final = Waits(
+    topics=lambda caller, _: [inbox_topic(caller.principal_id)],
+    found=lambda shown: bool(shown.entries),
+    worth_waking=_worth_waking,
+    patience=lambda given: getattr(given, "wait", 0.0),
+)
+
 
 @operation(
     title="Read the inbox",
     scope=Scope.INBOX,
     routes=[Route("GET", "/api/v1/inbox")],
     read_only=True,
+    waits=_WAITS,
 )
 def read_inbox(caller: Caller, given: ReadInbox) -> InboxOutput:
     """Read what waits for you, oldest first. Each entry is one receipt, or a digest of many about one thing.
 
     Reading consumes nothing. When you have dealt with entries, hand the `token` of the last one to `ack_through`:
-    it acks what this read showed you up to there, and nothing that came later.
+    it acks what this read showed you up to there, and nothing that came later. With `wait` it stays until there is
+    something to read, which spares you asking again and again.
     """
     page = selectors.read_inbox(
         caller.principal_id,
@@ -71,14 +116,62 @@ def read_inbox(caller: Caller, given: ReadInbox) -> InboxOutput:
         limit=given.limit,
         max_tokens=given.max_tokens,
     )
+    _refuse_ahead(given.after, page.as_of)
     _delivered(page.entries)
-    return InboxOutput(
-        as_of=page.as_of,
-        entries=[EntryOutput.of(entry) for entry in page.entries],
-        visible=page.visible,
-        pending=page.pending,
-        more_waiting=page.more_waiting,
+    return InboxOutput.of(page)
+
+
+class _Further(StreamInbox):
+    """What comes next on a stream that has shown everything between its start and `after`."""
+
+    start: Sequence
+
+
+def _further(given: StreamInbox, shown: InboxOutput) -> _Further:
+    start = given.start if isinstance(given, _Further) else given.after
+    return _Further(after=shown.entries[-1].sequence, start=start, source_system=given.source_system, limit=given.limit)
+
+
+def _begin(caller: Caller, given: StreamInbox) -> None:
+    _refuse_ahead(given.after, selectors.newest_sequence(caller.principal_id))
+
+
+@operation(
+    title="Stream the inbox",
+    scope=Scope.INBOX,
+    routes=[Route("GET", "/api/v1/inbox/stream")],
+    read_only=True,
+    tool=False,
+    waits=_WAITS,
+    streams=Streams(
+        event="inbox",
+        mark=lambda shown: shown.entries[-1].sequence,
+        resumes="after",
+        begin=_begin,
+        further=_further,
+    ),
+)
+def stream_inbox(caller: Caller, given: StreamInbox) -> InboxOutput:
+    """Server-sent events: what waits for you after a sequence, then each new entry as it becomes visible.
+
+    An event named `inbox` carries entries in the shape of `read_inbox`; its id is the sequence of the last one, so that
+    a client that comes again with `Last-Event-ID` goes on without a gap or a repetition. The `token` of an entry acks
+    what this stream has shown from its start up to that entry, and nothing else. Between events there is a comment at
+    least every 20 seconds; after ten minutes the stream ends, and its client comes again.
+    """
+    # Sequences are visible in their order. What is visible as of a later state between the stream's start and an entry
+    # was so when the stream passed there, and was shown: binding the start alone binds exactly what was shown.
+    start = given.start if isinstance(given, _Further) else given.after
+    page = selectors.read_inbox(
+        caller.principal_id,
+        after=given.after,
+        shown_after=start,
+        source_system=given.source_system,
+        limit=given.limit,
     )
+    _refuse_ahead(given.after, page.as_of)
+    _delivered(page.entries)
+    return InboxOutput.of(page)
 
 
 class OneEntry(Input):
@@ -108,6 +201,12 @@ class ExpandEntry(OneEntry):
 
 class ExpandedOutput(Output):
     receipts: list[ReceiptOutput]
+    count: int
+    """How many the entry was made of."""
+    pruned: int
+    """How many of them were acked, kept their time, and are gone."""
+    truncated: bool
+    """Some are gone: the receipts are fewer than the entry counts."""
     next: str | None
     """The cursor of the next page; null on the last."""
 
@@ -121,11 +220,15 @@ class ExpandedOutput(Output):
 def expand_entry(caller: Caller, given: ExpandEntry) -> ExpandedOutput:
     """The single receipts inside an entry, page by page; only when the digest's summary is not enough."""
     start = decode_position(given.cursor) if given.cursor else 0
-    members, following = selectors.expand(caller.principal_id, parse_entry(given.ref), start=start, limit=given.limit)
-    services.mark_delivered(receipt_pks=[one.receipt.pk for one in members], now=timezone.now())
+    page = selectors.expand(caller.principal_id, parse_entry(given.ref), start=start, limit=given.limit)
+    services.mark_delivered(receipt_pks=[one.receipt.pk for one in page.receipts], now=timezone.now())
+    metrics.EXPANSIONS.inc()
     return ExpandedOutput(
-        receipts=[ReceiptOutput.of(one) for one in members],
-        next=encode_cursor(following) if following is not None else None,
+        receipts=[ReceiptOutput.of(one) for one in page.receipts],
+        count=page.count,
+        pruned=page.pruned,
+        truncated=page.pruned > 0,
+        next=encode_cursor(page.following) if page.following is not None else None,
     )
 
 
@@ -162,72 +265,3 @@ def inbox_history(caller: Caller, given: InboxHistory) -> HistoryOutput:
 
 def _delivered(entries: Many[EntryView]) -> None:
     services.mark_delivered(receipt_pks=[pk for entry in entries for pk in entry.receipt_pks], now=timezone.now())
-
-
-class PolicyOutput(Output):
-    """How receipts with a group are gathered."""
-
-    enabled: bool
-    window_ms: int
-    max_items: int
-    max_thread_age_ms: int
-
-
-class SetPolicy(Input):
-    """Left out: stays as it is."""
-
-    enabled: bool | None = None
-    """False: every receipt is an entry of its own."""
-    window_ms: Annotated[int, Field(ge=0, le=86_400_000)] | None = None
-    """How long the first receipt of a burst waits for others."""
-    max_items: Annotated[int, Field(ge=1, le=THREAD_LIMIT)] | None = None
-    """How many waiting receipts end the wait."""
-    max_thread_age_ms: Annotated[int, Field(ge=1000, le=2_592_000_000)] | None = None
-    """After how long a thread gives way to a new one."""
-
-
-@operation(
-    title="Inbox policy",
-    scope=Scope.INBOX,
-    routes=[Route("GET", "/api/v1/inbox/policy")],
-    read_only=True,
-    tool=False,
-)
-def get_inbox_policy(caller: Caller, given: Empty) -> PolicyOutput:
-    """How your inbox gathers receipts that belong together."""
-    return _policy(selectors.policy(caller.principal_id))
-
-
-@operation(
-    title="Change the inbox policy",
-    scope=Scope.INBOX,
-    routes=[Route("PUT", "/api/v1/inbox/policy")],
-    idempotent=True,
-    tool=False,
-)
-def set_inbox_policy(caller: Caller, given: SetPolicy) -> PolicyOutput:
-    """Change how your inbox gathers. What already waits keeps its due time; switching it off shows it at once."""
-    change = PolicyChange(
-        enabled=given.enabled,
-        window=_duration(given.window_ms),
-        max_items=given.max_items,
-        max_thread_age=_duration(given.max_thread_age_ms),
-    )
-    return _policy(
-        services.set_policy(
-            tenant_id=caller.tenant_id, principal_id=caller.principal_id, change=change, now=timezone.now()
-        )
-    )
-
-
-def _duration(milliseconds: int | None) -> timedelta | None:
-    return None if milliseconds is None else timedelta(milliseconds=milliseconds)
-
-
-def _policy(policy: Policy) -> PolicyOutput:
-    return PolicyOutput(
-        enabled=policy.enabled,
-        window_ms=policy.window // timedelta(milliseconds=1),
-        max_items=policy.max_items,
-        max_thread_age_ms=policy.max_thread_age // timedelta(milliseconds=1),
-    )

@@ -85,6 +85,8 @@ class EntryOutput(Output):
 class PastEntryOutput(EntryOutput):
     """An entry with what has become of it."""
 
+    truncated: bool
+    """Some of the receipts that it counts were acked, kept their time, and are gone."""
     acked_at: datetime | None
     superseded_at: datetime | None
     superseded_by_seq: int | None
@@ -93,6 +95,7 @@ class PastEntryOutput(EntryOutput):
     def of(cls, entry: EntryView, **more: Any) -> Self:
         return super().of(
             entry,
+            truncated=entry.pruned > 0,
             acked_at=entry.acked_at,
             superseded_at=entry.superseded_at,
             superseded_by_seq=entry.superseded_by_seq,
