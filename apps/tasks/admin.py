@@ -1,28 +1,48 @@
 """Tasks as operators see them: what waits, what runs, what became of it."""
 
-from typing import Any
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Final
 
 from django.contrib import admin
 from django.http import HttpRequest
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 
-from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to
+from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, verb
+from apps.principals.models import Principal
+from apps.principals.services import ASYNCGATE
+from apps.principals.tenancy import Caller, acting_in, on_behalf_of
 from apps.receipts.models import Receipt
-from apps.tasks import selectors
+from apps.tasks import selectors, services
+from apps.tasks.latencies import bound_of
 from apps.tasks.models import (
     Artifact,
+    Budget,
+    Dependency,
     HotTask,
     IdempotencyKey,
+    LeaseCount,
     Queue,
+    QueueMinute,
     Run,
+    Schedule,
     Spend,
     Task,
     TaskType,
     TerminalRecord,
+    Turn,
     run_key,
 )
 from apps.tasks.pointers import ARTIFACT, artifact_digest
+
+_SHOWN_RUNS: Final = 50
+_WHY: Final = "console: operating tasks"
+
+
+def _gate_of(tenant_id: int) -> Caller:
+    return on_behalf_of(Principal.objects.named(ASYNCGATE).select_related("tenant").get(tenant_id=tenant_id))
 
 
 def task_link(task_id: int) -> str:
@@ -52,6 +72,70 @@ class QueueAdmin(OperatorAdmin):
     list_select_related = ["tenant"]
     list_filter = ["tenant"]
     search_fields = ["name"]
+    readonly_fields = ["figures", "last_hour"]
+    actions_detail = ["pause", "resume", "replay_dead_letters"]
+
+    @verb("Pause", explanation="Give out nothing; what is leased goes on.", permission="tasks.operate_queue")
+    def pause(self, queue: Queue, given: Mapping[str, Any]) -> str:
+        with acting_in(queue.tenant_id, _WHY):
+            services.pause_queue(caller=_gate_of(queue.tenant_id), name=queue.name, now=timezone.now())
+        return f"{queue} is paused."
+
+    @verb("Resume", explanation="Give out work again.", permission="tasks.operate_queue")
+    def resume(self, queue: Queue, given: Mapping[str, Any]) -> str:
+        with acting_in(queue.tenant_id, _WHY):
+            services.resume_queue(caller=_gate_of(queue.tenant_id), name=queue.name)
+        return f"{queue} gives out work again."
+
+    @verb(
+        "Replay dead letters",
+        explanation="Queue again, as new tasks, what failed for good here and was not replayed: the newest 500.",
+        permission="tasks.operate_task",
+    )
+    def replay_dead_letters(self, queue: Queue, given: Mapping[str, Any]) -> str:
+        with acting_in(queue.tenant_id, _WHY):
+            replayed, refusals = services.replay_queue(queue_id=queue.pk)
+        refused = f" {len(refusals)} were refused, the first because: {refusals[0].detail}" if refusals else ""
+        return f"{replayed} dead letters of {queue} are queued again.{refused}"
+
+    @admin.display(description="Figures")
+    def figures(self, queue: Queue) -> str:
+        found = next(
+            one for one in selectors.queue_figures(tenant_id=queue.tenant_id) if one.health.queue_id == queue.pk
+        )
+        health, pace = found.health, found.pace
+        latencies = (pace.latency_p50, pace.latency_p95, pace.latency_p99)
+        return format_html_join(
+            "",
+            "<div>{}: <strong>{}</strong></div>",
+            [
+                ("Ready", health.queued),
+                ("Oldest ready", f"{health.oldest_wait_seconds:.0f} s"),
+                ("Waiting", health.scheduled),
+                ("Leased", f"{health.leased}, {health.expired} overdue"),
+                ("Ended per minute", f"{pace.finished_per_minute:.1f}"),
+                ("Failed", f"{pace.failure_rate:.1%}"),
+                ("Latency p50 / p95 / p99", " / ".join("-" if one is None else f"{one:.3g} s" for one in latencies)),
+                ("Expired leases of what ended", pace.expiries),
+                ("Dead letters", found.dead_letters),
+            ],
+        )
+
+    @admin.display(description="Ended in each minute of the last hour; failures in red")
+    def last_hour(self, queue: Queue) -> str:
+        now = timezone.now().replace(second=0, microsecond=0)
+        counted = {at: rest for at, *rest in selectors.minutes(queue_id=queue.pk, since=now - timedelta(minutes=59))}
+        most = max((ended for ended, _ in counted.values()), default=0)
+        if not most:
+            return "-"
+        bars = []
+        for place in range(60):
+            ended, failed = counted.get(now - timedelta(minutes=59 - place), (0, 0))
+            for count, colour in ((ended, "#9333ea"), (failed, "#dc2626")):
+                height = 40 * count / most
+                bars.append((place * 5, f"{40 - height:.1f}", f"{height:.1f}", colour))
+        drawn = format_html_join("", '<rect x="{}" y="{}" width="4" height="{}" fill="{}"></rect>', bars)
+        return format_html('<svg width="300" height="40" role="img">{}</svg> at most {} a minute', drawn, most)
 
     @admin.display(description="Types")
     def types(self, queue: Queue) -> str:
@@ -60,6 +144,54 @@ class QueueAdmin(OperatorAdmin):
     @admin.display(description="Open")
     def open_tasks(self, queue: Queue) -> str:
         return _list_link("hottask", "open tasks", queue__id__exact=queue.pk)
+
+
+@admin.register(QueueMinute)
+class QueueMinuteAdmin(OperatorAdmin):
+    list_display = ["minute_at", "queue_link", "status", "tasks", "latency_seconds", "expiries"]
+    list_select_related = ["queue"]
+    list_filter = ["tenant", ("queue__name", ExactTextFilter), "status"]
+    ordering = ["-minute_at", "-id"]
+
+    @admin.display(description="Queue")
+    def queue_link(self, minute: QueueMinute) -> str:
+        return link_to(minute.queue)
+
+    @admin.display(description="Latency, at most")
+    def latency_seconds(self, minute: QueueMinute) -> str:
+        return f"{bound_of(minute.latency):.3g} s"
+
+
+@admin.register(Turn)
+class TurnAdmin(OperatorAdmin):
+    list_display = ["queue_link", "requester_link", "served"]
+    list_select_related = ["queue", "requester"]
+    list_filter = ["tenant", ("queue__name", ExactTextFilter)]
+    ordering = ["-id"]
+
+    @admin.display(description="Queue")
+    def queue_link(self, turn: Turn) -> str:
+        return link_to(turn.queue)
+
+    @admin.display(description="Requester")
+    def requester_link(self, turn: Turn) -> str:
+        return link_to(turn.requester)
+
+
+@admin.register(LeaseCount)
+class LeaseCountAdmin(OperatorAdmin):
+    list_display = ["granted_at", "queue_link", "type_link", "leases"]
+    list_select_related = ["queue", "task_type"]
+    list_filter = ["tenant", ("queue__name", ExactTextFilter), ("task_type__name", ExactTextFilter)]
+    ordering = ["-id"]
+
+    @admin.display(description="Queue")
+    def queue_link(self, count: LeaseCount) -> str:
+        return link_to(count.queue)
+
+    @admin.display(description="Type")
+    def type_link(self, count: LeaseCount) -> str:
+        return link_to(count.task_type)
 
 
 @admin.register(TaskType)
@@ -78,6 +210,19 @@ class TaskTypeAdmin(OperatorAdmin):
     list_select_related = ["queue"]
     list_filter = ["tenant", ("queue__name", ExactTextFilter), "in_code", "enabled"]
     search_fields = ["name", "title"]
+    actions_detail = ["pause", "resume"]
+
+    @verb("Pause", explanation="Give out none of it; what is leased goes on.", permission="tasks.operate_queue")
+    def pause(self, task_type: TaskType, given: Mapping[str, Any]) -> str:
+        with acting_in(task_type.tenant_id, _WHY):
+            services.pause_type(caller=_gate_of(task_type.tenant_id), name=task_type.name, now=timezone.now())
+        return f"{task_type} is paused."
+
+    @verb("Resume", explanation="Give it out again.", permission="tasks.operate_queue")
+    def resume(self, task_type: TaskType, given: Mapping[str, Any]) -> str:
+        with acting_in(task_type.tenant_id, _WHY):
+            services.resume_type(caller=_gate_of(task_type.tenant_id), name=task_type.name)
+        return f"{task_type} is given out again."
 
     @admin.display(description="Queue")
     def queue_link(self, task_type: TaskType) -> str:
@@ -88,6 +233,43 @@ class TaskTypeAdmin(OperatorAdmin):
         return _list_link("task", "tasks", task_type__id__exact=task_type.pk)
 
 
+@admin.register(Schedule)
+class ScheduleAdmin(OperatorAdmin):
+    list_display = ["name", "owner_link", "type_link", "timetable", "next_at", "last_at", "last_refusal"]
+    list_select_related = ["owner", "task_type"]
+    list_filter = ["tenant", ("task_type__name", ExactTextFilter)]
+    search_fields = ["name"]
+    ordering = ["-id"]
+    readonly_fields = ["last_task"]
+    actions_detail = ["stop", "resume"]
+
+    @admin.display(description="Owner")
+    def owner_link(self, schedule: Schedule) -> str:
+        return link_to(schedule.owner)
+
+    @admin.display(description="Type")
+    def type_link(self, schedule: Schedule) -> str:
+        return link_to(schedule.task_type)
+
+    @admin.display(description="Timetable")
+    def timetable(self, schedule: Schedule) -> str:
+        return f"every {schedule.every_seconds} s" if schedule.cron is None else f"{schedule.cron} {schedule.timezone}"
+
+    @admin.display(description="Last task")
+    def last_task(self, schedule: Schedule) -> str:
+        return "-" if schedule.last_task_id is None else task_link(schedule.last_task_id)
+
+    @verb("Stop", explanation="Queue nothing of it until it is resumed.", permission="tasks.operate_schedule")
+    def stop(self, schedule: Schedule, given: Mapping[str, Any]) -> str:
+        services.stop_schedule(schedule_id=schedule.pk)
+        return f"{schedule} is stopped."
+
+    @verb("Resume", explanation="Queue again from the next moment on.", permission="tasks.operate_schedule")
+    def resume(self, schedule: Schedule, given: Mapping[str, Any]) -> str:
+        services.resume_schedule(schedule_id=schedule.pk)
+        return f"{schedule} queues again."
+
+
 @admin.register(Task)
 class TaskAdmin(OperatorAdmin):
     list_display = ["__str__", "type_link", "queue_link", "requester_link", "recipient_link", "priority", "created_at"]
@@ -95,9 +277,12 @@ class TaskAdmin(OperatorAdmin):
     list_filter = ["tenant", ("queue__name", ExactTextFilter), ("task_type__name", ExactTextFilter)]
     search_fields = ["=id", "receipt_id__exact"]
     ordering = ["-id"]
+    actions_detail = ["cancel", "replay", "revoke_lease"]
     fields = [
         "state",
         "timeline",
+        "budgets",
+        "replays",
         "type_link",
         "queue_link",
         "requester_link",
@@ -107,6 +292,7 @@ class TaskAdmin(OperatorAdmin):
         "run_at",
         "group",
         "queued_receipt",
+        "terminal_receipt",
         "caused_by",
         "rows",
         "created_at",
@@ -114,13 +300,62 @@ class TaskAdmin(OperatorAdmin):
     readonly_fields = [
         "state",
         "timeline",
+        "budgets",
         "type_link",
         "queue_link",
         "requester_link",
         "recipient_link",
         "queued_receipt",
+        "replays",
+        "terminal_receipt",
         "rows",
     ]
+
+    @verb(
+        "Cancel",
+        explanation="As its requester would: at once if nobody holds it, else by an order to its holder.",
+        permission="tasks.operate_task",
+    )
+    def cancel(self, task: Task, given: Mapping[str, Any]) -> str:
+        with acting_in(task.tenant_id, _WHY):
+            status = services.cancel_for_requester(task_id=task.pk)
+        return f"{task} is {status}."
+
+    @verb(
+        "Replay",
+        explanation="Queue a dead letter again, as a new task; a second replay finds the task of the first.",
+        permission="tasks.operate_task",
+    )
+    def replay(self, task: Task, given: Mapping[str, Any]) -> str:
+        with acting_in(task.tenant_id, _WHY):
+            queued = services.replay_dead_letter(task_id=task.pk)
+        return f"{task} was replayed as {queued.task_id} before." if queued.is_duplicate else f"It is {queued.task_id}."
+
+    @verb(
+        "Revoke lease",
+        explanation="Take the task from its holder: it stands where it stood, and no attempt is counted.",
+        permission="tasks.operate_task",
+    )
+    def revoke_lease(self, task: Task, given: Mapping[str, Any]) -> str:
+        with acting_in(task.tenant_id, _WHY):
+            status = services.revoke_lease(task_id=task.pk)
+        return f"{task} is {status}."
+
+    @admin.display(description="Replays")
+    def replays(self, task: Task) -> str:
+        made = selectors.replay_of(task.pk)
+        return format_html(
+            "{}{}",
+            "" if task.replay_of is None else format_html("replay of {} ", task_link(task.replay_of)),
+            "" if made is None else format_html("replayed as {}", task_link(made)),
+        )
+
+    @admin.display(description="Receipt of its end")
+    def terminal_receipt(self, task: Task) -> str:
+        record = TerminalRecord.objects.filter(task_id=task.pk).first()
+        if record is None:
+            return link_to(None)
+        return link_to(Receipt.objects.filter(tenant_id=task.tenant_id, receipt_id=record.receipt_id).first())
 
     def get_queryset(self, request: HttpRequest) -> Any:
         return super().get_queryset(request).select_related("task_type", "queue", "requester", "recipient")
@@ -146,13 +381,21 @@ class TaskAdmin(OperatorAdmin):
         found = selectors.status(str(task))
         return f"{found.status}{f' ({found.reason})' if found.reason else ''}"
 
+    @admin.display(description="Draws from")
+    def budgets(self, task: Task) -> str:
+        found = selectors.budgets(task)
+        if not found:
+            return "-"
+        return format_html_join("", "<div>{}: {}</div>", ((link_to(budget), _balance(budget)) for budget in found))
+
     @admin.display(description="Receipt of queueing")
     def queued_receipt(self, task: Task) -> str:
         return link_to(Receipt.objects.filter(tenant_id=task.tenant_id, receipt_id=task.receipt_id).first())
 
     @admin.display(description="Timeline")
     def timeline(self, task: Task) -> str:
-        return format_html_join(
+        story = selectors.timeline(str(task), limit=_SHOWN_RUNS)
+        shown = format_html_join(
             "",
             "<div><code>{}</code> <strong>{}</strong> {} {}</div>",
             (
@@ -162,9 +405,10 @@ class TaskAdmin(OperatorAdmin):
                     "" if event.run_id is None else f"run {event.run_id} {event.holder or ''}",
                     "" if event.detail is None else str(event.detail),
                 )
-                for event in selectors.timeline(str(task))
+                for event in story.events
             ),
         )
+        return shown if story.following is None else format_html("{}<div>and further runs</div>", shown)
 
     @admin.display(description="Rows")
     def rows(self, task: Task) -> str:
@@ -211,6 +455,20 @@ class HotTaskAdmin(_OfTask):
         return link_to(hot.holder)
 
 
+@admin.register(Dependency)
+class DependencyAdmin(_OfTask):
+    list_display = ["task", "on_task", "if_it_fails", "tenant"]
+    list_filter = ["tenant", "if_it_fails"]
+    list_select_related = ["tenant"]
+    search_fields = ["=task_id", "=on_task_id"]
+    ordering = ["-id"]
+    readonly_fields = ["task", "on_task"]
+
+    @admin.display(description="Depends on")
+    def on_task(self, dependency: Dependency) -> str:
+        return task_link(dependency.on_task_id)
+
+
 @admin.register(Run)
 class RunAdmin(_OfTask):
     list_display = ["__str__", "task", "holder_link", "started_at", "percent", "message", "ended_at", "outcome"]
@@ -223,6 +481,38 @@ class RunAdmin(_OfTask):
     @admin.display(description="Holder")
     def holder_link(self, run: Run) -> str:
         return link_to(run.holder)
+
+
+def _balance(budget: Budget) -> str:
+    """What is used of what there is."""
+    tokens = "" if budget.max_tokens is None else f"{budget.spent_tokens} of {budget.max_tokens} tokens"
+    cost = "" if budget.max_cost_usd is None else f"{budget.spent_cost_usd:f} of {budget.max_cost_usd:f} USD"
+    return ", ".join(filter(None, [tokens, cost, "" if budget.spent_at is None else "spent"]))
+
+
+@admin.register(Budget)
+class BudgetAdmin(_OfTask):
+    list_display = ["task", "balance", "parent", "when_spent", "spent_at", "open_tasks", "spend"]
+    list_filter = ["tenant", "when_spent", ("spent_at", admin.EmptyFieldListFilter)]
+    search_fields = ["=task_id"]
+    ordering = ["-task_id"]
+    readonly_fields = ["task", "balance", "parent", "open_tasks", "spend"]
+
+    @admin.display(description="Spent")
+    def balance(self, budget: Budget) -> str:
+        return _balance(budget)
+
+    @admin.display(description="Draws from that of")
+    def parent(self, budget: Budget) -> str:
+        return "-" if budget.parent_id is None else task_link(budget.parent_id)
+
+    @admin.display(description="Open")
+    def open_tasks(self, budget: Budget) -> str:
+        return _list_link("hottask", "open tasks", budget_id=budget.pk)
+
+    @admin.display(description="Spend")
+    def spend(self, budget: Budget) -> str:
+        return _list_link("spend", "of its task", task_id=budget.pk)
 
 
 @admin.register(Spend)

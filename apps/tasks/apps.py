@@ -1,5 +1,12 @@
 from django.apps import AppConfig
 
+from apps.core import cues
+from apps.tasks.signals import queue_topic, task_queued, type_topic
+
+
+def _cue_workers(*, tenant_id: int, queue: str, task_type: str, **_: object) -> None:
+    cues.send(queue_topic(tenant_id, queue), type_topic(tenant_id, task_type))
+
 
 class TasksConfig(AppConfig):
     name = "apps.tasks"
@@ -9,3 +16,5 @@ class TasksConfig(AppConfig):
         from apps.tasks import jobs  # noqa: PLC0415
 
         jobs.listen()
+        # Whoever waits for a lease may be in any process.
+        task_queued.connect(_cue_workers, dispatch_uid="tasks.cue_workers")

@@ -21,6 +21,18 @@ class UnknownRecipient(NotFound):
     code = "unknown_recipient"
 
 
+class UnknownSchedule(NotFound):
+    """The caller has no schedule of this name."""
+
+    code = "unknown_schedule"
+
+
+class UnknownFile(NotFound):
+    """Where the pointer points there is no file that this deployment reads for the tenant."""
+
+    code = "unknown_file"
+
+
 class UnknownArtifact(NotFound):
     code = "unknown_artifact"
 
@@ -43,6 +55,12 @@ class IdempotencyConflict(Conflict):
     code = "idempotency_conflict"
 
 
+class BudgetExhausted(Conflict):
+    """A budget that the task would draw from is spent."""
+
+    code = "budget_exhausted"
+
+
 class InvalidParams(Invalid):
     """The parameters do not fit the type's schema."""
 
@@ -61,12 +79,24 @@ class InvalidPointer(Invalid):
     code = "invalid_pointer"
 
 
+class InvalidTimetable(Invalid):
+    """The moments of a schedule can't be read, or there are none."""
+
+    code = "invalid_timetable"
+
+
 class ParamsTooLarge(TooLarge):
     code = "params_too_large"
 
 
 class ArtifactTooLarge(TooLarge):
     code = "artifact_too_large"
+
+
+class UnreadableResult(Conflict):
+    """This deployment does not read what the pointer points to."""
+
+    code = "unreadable_result"
 
 
 class ArtifactsUnavailable(Unavailable):
@@ -97,6 +127,18 @@ class AlreadyFinished(Conflict):
     """The task is in a terminal state."""
 
     code = "already_finished"
+
+
+class NotADeadLetter(Conflict):
+    """Only what has failed can be replayed."""
+
+    code = "not_a_dead_letter"
+
+
+class NotLeased(Conflict):
+    """Nobody holds the task."""
+
+    code = "not_leased"
 
 
 class NotFinished(Conflict):

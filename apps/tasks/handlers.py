@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 from apps.principals.tenancy import Caller
 from apps.tasks import registry
 from apps.tasks.registry import Params, Policy
+from apps.tasks.shapes import Left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,11 +72,24 @@ class Context(Protocol):
     def idempotency_key(self) -> str:
         """The same for every run of this task."""
 
+    @property
+    def run_idempotency_key(self) -> str:
+        """This run's alone: for what each attempt may do once."""
+
     def progress(self, percent: float, message: str = "") -> None:
         """Say how far it is; goes out with the next heartbeat."""
 
     def heartbeat(self, *, progress: float | None = None, message: str | None = None, checkpoint: Any = None) -> None:
         """Send a heartbeat now; a checkpoint is saved when this returns."""
+
+    def spend(self, *, tokens: int = 0, cost_usd: float = 0.0) -> None:
+        """Add to what this run has used; goes out with the next heartbeat, and before its end is told."""
+
+    @property
+    def budget_left(self) -> Left | None:
+        """What the last heartbeat heard is left to spend; None where nothing bounds it, or before the first. A run that
+        has nothing left is `cancelled`.
+        """
 
     def artifact(self, content: bytes, media_type: str) -> str:
         """Store bytes and return the pointer to them."""
@@ -95,13 +109,19 @@ def handler(
     title: str = "",
     priority: int = 5,
     lease: timedelta = timedelta(seconds=15),
+    heartbeat: timedelta | None = None,
+    deadline: timedelta | None = None,
     max_attempts: int = 3,
     max_expiries: int = 5,
     backoff: timedelta = timedelta(seconds=2),
     backoff_cap: timedelta = timedelta(minutes=5),
     alias: Callable[[str, Params], Params | None] | None = None,
 ) -> Callable[[R], R]:
-    """Declare a function as the handler of a task type, with the type's schema and policy."""
+    """Declare a function as the handler of a task type, with the type's schema and policy.
+
+    :param heartbeat: the longest silence of a worker, whatever the length of its lease.
+    :param deadline: how long a task has in all, from when it may begin.
+    """
 
     def declare(function: R) -> R:
         registry.register(
@@ -112,6 +132,8 @@ def handler(
                 title=title or task_type.replace("_", " ").capitalize(),
                 priority=priority,
                 lease_seconds=round(lease.total_seconds()),
+                heartbeat_seconds=None if heartbeat is None else round(heartbeat.total_seconds()),
+                deadline_seconds=None if deadline is None else round(deadline.total_seconds()),
                 max_attempts=max_attempts,
                 max_expiries=max_expiries,
                 backoff_seconds=backoff.total_seconds(),

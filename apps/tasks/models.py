@@ -7,7 +7,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from apps.principals.models import Principal, TenantModel
-from apps.tasks.states import TERMINAL, Outcome, Reason, Status
+from apps.tasks.states import TERMINAL, IfDependencyFails, Misfire, Outcome, Reason, Status, WhenSpent
 
 # A run's key is its task's id and its fence in one number, so that runs partition along with their tasks.
 FENCE_BITS: Final = 16
@@ -18,15 +18,41 @@ def run_key(task_id: int, fence: int) -> int:
     return (task_id << FENCE_BITS) + fence
 
 
+def replay_key(task_id: int) -> str:
+    """The idempotency key under which a dead letter's requester has it replayed: once."""
+    return f"replay:task_{task_id}"
+
+
+def _limits_bite() -> Q:
+    """A limit is none or at least one; a rate has its period."""
+    return (
+        (Q(concurrency=None) | Q(concurrency__gte=1))
+        & (Q(rate=None) | Q(rate__gte=1))
+        & (Q(rate=None, rate_seconds=None) | Q(rate__isnull=False, rate_seconds__isnull=False, rate_seconds__gt=0))
+    )
+
+
 class Queue(TenantModel):
-    """A line in which tasks wait. A paused queue gives out nothing; what is leased goes on."""
+    """A line in which tasks wait. A paused queue gives out nothing; what is leased goes on.
+
+    At most `concurrency` of its tasks are leased at a time, and `rate` leases are granted in any `rate_seconds`.
+    A `fair` queue serves its requesters by turns, whatever the priorities of each.
+    """
 
     name = models.CharField(max_length=50)
     paused_at = models.DateTimeField(null=True)
+    concurrency = models.PositiveIntegerField(null=True)
+    rate = models.PositiveIntegerField(null=True)
+    rate_seconds = models.FloatField(null=True)
+    fair = models.BooleanField(default=False, db_default=False)
     created_at = models.DateTimeField()
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["tenant", "name"], name="tasks_queue_name_once")]
+        permissions = [("operate_queue", "Can pause and resume queues")]
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "name"], name="tasks_queue_name_once"),
+            models.CheckConstraint(condition=_limits_bite(), name="tasks_queue_limits_bite"),
+        ]
 
     def __str__(self) -> str:
         return self.name
@@ -37,6 +63,10 @@ class TaskType(TenantModel):
 
     `in_code` types belong to a handler of this product, are created in a tenant at their first use and are
     executed by Celery workers. `requires` are capabilities that a worker must name to be given such a task.
+    `heartbeat_seconds` is the longest silence of a holder: however long a lease it asked for, so long after its last
+    sign of life (the grant, or a heartbeat) the lease has ended. A task lives at most `deadline_seconds`, and no lease
+    outlives it. After `stuck_after` heartbeats without progress a run is stuck. Limits are as a queue's, over all
+    queues.
     """
 
     name = models.CharField(max_length=100)
@@ -49,11 +79,21 @@ class TaskType(TenantModel):
     max_expiries = models.PositiveSmallIntegerField(default=3)
     lease_seconds = models.PositiveIntegerField(default=60)
     max_lease_seconds = models.PositiveIntegerField(default=3600)
+    heartbeat_seconds = models.PositiveIntegerField(null=True)
+    deadline_seconds = models.PositiveIntegerField(null=True)
+    retention_seconds = models.PositiveIntegerField(null=True)
     backoff_seconds = models.FloatField(default=2.0)
     backoff_cap_seconds = models.FloatField(default=300.0)
+    concurrency = models.PositiveIntegerField(null=True)
+    rate = models.PositiveIntegerField(null=True)
+    rate_seconds = models.FloatField(null=True)
+    stuck_after = models.PositiveSmallIntegerField(null=True)
+    revokes_stuck = models.BooleanField(default=False, db_default=False)
+    misfire = models.CharField(max_length=10, choices=Misfire, default=Misfire.ONCE, db_default=Misfire.ONCE)
     strict = models.BooleanField(default=False, help_text="An expired lease may not be used any more, even unclaimed.")
     in_code = models.BooleanField(default=False)
     enabled = models.BooleanField(default=True)
+    paused_at = models.DateTimeField(null=True)
     created_at = models.DateTimeField()
     changed_at = models.DateTimeField()
 
@@ -72,6 +112,15 @@ class TaskType(TenantModel):
                 condition=Q(backoff_seconds__gte=0, backoff_cap_seconds__gte=F("backoff_seconds")),
                 name="tasks_tasktype_backoff_within_its_cap",
             ),
+            models.CheckConstraint(condition=_limits_bite(), name="tasks_tasktype_limits_bite"),
+            models.CheckConstraint(
+                condition=(Q(heartbeat_seconds=None) | Q(heartbeat_seconds__gte=1))
+                & (Q(deadline_seconds=None) | Q(deadline_seconds__gte=1))
+                & (Q(retention_seconds=None) | Q(retention_seconds__gte=1))
+                & (Q(stuck_after=None) | Q(stuck_after__gte=1)),
+                name="tasks_tasktype_spans_at_least_one",
+            ),
+            models.CheckConstraint(condition=Q(misfire__in=Misfire.values), name="tasks_tasktype_misfire_known"),
         ]
 
     def __str__(self) -> str:
@@ -81,7 +130,8 @@ class TaskType(TenantModel):
 class Task(TenantModel):
     """What was asked for: written once, never changed, read rarely (the cold half of a task).
 
-    Nothing in the database points here, so that old tasks can be dropped by ranges of their id.
+    Nothing in the database points here, so that old tasks can be dropped by ranges of their id. `budget_id` is the task
+    whose budget this one draws from: itself, or the nearest of those that caused it and have one.
     """
 
     queue = models.ForeignKey(Queue, on_delete=models.PROTECT, related_name="tasks", db_index=False)
@@ -91,12 +141,16 @@ class Task(TenantModel):
     priority = models.PositiveSmallIntegerField()
     params = models.JSONField()
     run_at = models.DateTimeField(null=True)
+    concurrency_key = models.CharField(max_length=200, null=True)
+    replay_of = models.BigIntegerField(null=True)
     group = models.JSONField(null=True)
     caused_by = models.CharField(max_length=100, null=True)
+    budget_id = models.BigIntegerField(null=True)
     receipt_id = models.CharField(max_length=100)
     created_at = models.DateTimeField()
 
     class Meta:
+        permissions = [("operate_task", "Can cancel tasks, replay dead letters and revoke leases")]
         constraints = [models.CheckConstraint(condition=Q(priority__range=(1, 10)), name="tasks_task_priority_1_to_10")]
 
     def __str__(self) -> str:
@@ -107,7 +161,9 @@ class HotTask(TenantModel):
     """The hot half of a task, there only while the task is open: one narrow row that every verb fights for.
 
     Ready exactly if `ready_at` is set; waiting tasks have none, and a `due_at` if they wait for a moment.
-    `fence` counts the leases granted and is the number of the current run.
+    `fence` counts the leases granted and is the number of the current run. Of the tasks with one `concurrency_key`
+    one at a time is ready or leased. `requester` is set in fair queues only. `budget_id` is the task's: whose
+    budget this one draws from. `silent_beats` counts the heartbeats since the last progress.
     """
 
     task_id = models.BigIntegerField(primary_key=True)
@@ -129,6 +185,15 @@ class HotTask(TenantModel):
     expiries = models.SmallIntegerField(default=0)
     max_expiries = models.SmallIntegerField()
     flags = models.SmallIntegerField(default=0)
+    open_dependencies = models.SmallIntegerField(default=0, db_default=0)
+    silent_beats = models.SmallIntegerField(default=0, db_default=0)
+    stuck_after = models.SmallIntegerField(null=True)
+    requester = models.ForeignKey(
+        Principal, on_delete=models.DO_NOTHING, related_name="+", null=True, db_index=False, db_constraint=False
+    )
+    budget_id = models.BigIntegerField(null=True)
+    deadline_at = models.DateTimeField(null=True)
+    concurrency_key = models.CharField(max_length=200, null=True)
 
     class Meta:
         constraints = [
@@ -142,7 +207,16 @@ class HotTask(TenantModel):
                 name="tasks_hottask_leased_was_ready_and_fenced",
             ),
             models.CheckConstraint(
-                condition=Q(ready_at=None) | Q(due_at=None), name="tasks_hottask_ready_waits_for_nothing"
+                condition=Q(ready_at=None) | Q(due_at=None, open_dependencies=0),
+                name="tasks_hottask_ready_waits_for_nothing",
+            ),
+            models.CheckConstraint(
+                condition=Q(open_dependencies__gte=0, silent_beats__gte=0), name="tasks_hottask_counts_not_negative"
+            ),
+            models.UniqueConstraint(
+                fields=["tenant", "concurrency_key"],
+                condition=Q(ready_at__isnull=False, concurrency_key__isnull=False),
+                name="tasks_hottask_key_admitted_once",
             ),
             models.CheckConstraint(condition=Q(priority_rank__range=(0, 9)), name="tasks_hottask_rank_0_to_9"),
             models.CheckConstraint(
@@ -169,10 +243,57 @@ class HotTask(TenantModel):
             models.Index(name="tasks_hottask_leased", fields=["queue", "task_id"], condition=Q(holder__isnull=False)),
             # Serves sql.RECLAIM, which readies what has become due, and sql.QUEUE_HEALTH, which counts what waits.
             models.Index(name="tasks_hottask_due", fields=["queue", "due_at"], condition=Q(ready_at=None)),
+            # Serves the admission of the next task with a concurrency key.
+            models.Index(
+                name="tasks_hottask_waiting_for_key",
+                fields=["tenant", "concurrency_key", "priority_rank", "task_id"],
+                condition=Q(ready_at=None, due_at=None, open_dependencies=0, concurrency_key__isnull=False),
+            ),
+            # Serves claims in fair queues, requester by requester, in the order of tasks_hottask_claimable.
+            models.Index(
+                name="tasks_hottask_claimable_fairly",
+                fields=["queue", "requester", "priority_rank", "ready_at", "task_id", "task_type"],
+                condition=Q(holder=None, ready_at__isnull=False, requester__isnull=False),
+            ),
+            # Serves the search for tasks past their deadline. It is written once, so heartbeats stay HOT.
+            models.Index(
+                name="tasks_hottask_by_deadline", fields=["deadline_at"], condition=Q(deadline_at__isnull=False)
+            ),
+            # Serves sql.UNPAID and sql.SETTLE, and keeps a budget that something draws from. Written once likewise.
+            models.Index(name="tasks_hottask_by_budget", fields=["budget_id"], condition=Q(budget_id__isnull=False)),
         ]
 
     def __str__(self) -> str:
         return f"task_{self.task_id}"
+
+
+class Dependency(TenantModel):
+    """That an open task waits for another to succeed. Gone once it has, or once the one that waits is over.
+
+    A task depends only on what was there before it, so that no circle can be.
+    """
+
+    task_id = models.BigIntegerField()
+    on_task_id = models.BigIntegerField()
+    if_it_fails = models.CharField(max_length=10, choices=IfDependencyFails)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "task_id", "on_task_id"], name="tasks_dependency_once"),
+            models.CheckConstraint(
+                condition=Q(on_task_id__lt=F("task_id")), name="tasks_dependency_on_what_was_before"
+            ),
+            models.CheckConstraint(
+                condition=Q(if_it_fails__in=IfDependencyFails.values), name="tasks_dependency_failure_policy_known"
+            ),
+        ]
+        indexes = [
+            # Serves sql.WAITED_ENOUGH and sql.RELEASE, and sql.END, which tells whether anything waits.
+            models.Index(name="tasks_dependency_on", fields=["on_task_id"])
+        ]
+
+    def __str__(self) -> str:
+        return f"task_{self.task_id} on task_{self.on_task_id}"
 
 
 class Run(TenantModel):
@@ -219,8 +340,77 @@ class Run(TenantModel):
         return self.pk & (2**FENCE_BITS - 1)
 
 
+class Budget(TenantModel):
+    """What a task and those that it causes may use up together, and what they have used up so far.
+
+    `parent_id` is the task whose budget this one draws from in turn: what is spent here is spent there too. The sums
+    are those of `Spend`; a run that adds to them holds the rows in the order of their ids until it commits. `spent_at`
+    is when nothing was left; `settled_at`, when after that no open task drew from it any more.
+    """
+
+    task_id = models.BigIntegerField(primary_key=True)
+    parent_id = models.BigIntegerField(null=True)
+    max_tokens = models.BigIntegerField(null=True)
+    max_cost_usd = models.DecimalField(max_digits=20, decimal_places=6, null=True)
+    spent_tokens = models.BigIntegerField(default=0)
+    spent_cost_usd = models.DecimalField(max_digits=20, decimal_places=6, default=0)
+    when_spent = models.CharField(max_length=10, choices=WhenSpent)
+    spent_at = models.DateTimeField(null=True)
+    settled_at = models.DateTimeField(null=True)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=(Q(max_tokens__isnull=False) | Q(max_cost_usd__isnull=False))
+                & (Q(max_tokens=None) | Q(max_tokens__gte=1))
+                & (Q(max_cost_usd=None) | Q(max_cost_usd__gt=0)),
+                name="tasks_budget_limits_something",
+            ),
+            models.CheckConstraint(
+                condition=Q(spent_tokens__gte=0, spent_cost_usd__gte=0), name="tasks_budget_spent_not_negative"
+            ),
+            models.CheckConstraint(
+                condition=(
+                    Q(spent_at=None)
+                    & (Q(max_tokens=None) | Q(spent_tokens__lt=F("max_tokens")))
+                    & (Q(max_cost_usd=None) | Q(spent_cost_usd__lt=F("max_cost_usd")))
+                )
+                | (
+                    Q(spent_at__isnull=False)
+                    & (
+                        Q(max_tokens__isnull=False, spent_tokens__gte=F("max_tokens"))
+                        | Q(max_cost_usd__isnull=False, spent_cost_usd__gte=F("max_cost_usd"))
+                    )
+                ),
+                name="tasks_budget_spent_at_iff_spent",
+            ),
+            models.CheckConstraint(
+                condition=Q(settled_at=None) | Q(spent_at__isnull=False), name="tasks_budget_settled_once_spent"
+            ),
+            models.CheckConstraint(
+                condition=Q(parent_id=None) | Q(parent_id__lt=F("task_id")),
+                name="tasks_budget_draws_from_what_was_before",
+            ),
+            models.CheckConstraint(condition=Q(when_spent__in=WhenSpent.values), name="tasks_budget_policy_known"),
+        ]
+        indexes = [
+            # Serves sql.UNPAID and sql.SETTLE, which go down, and keeps a budget that another draws from.
+            models.Index(name="tasks_budget_by_parent", fields=["parent_id"], condition=Q(parent_id__isnull=False)),
+            # Serves the same two, which begin with what is spent.
+            models.Index(
+                name="tasks_budget_unsettled",
+                fields=["spent_at"],
+                condition=Q(spent_at__isnull=False, settled_at=None),
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"budget of task_{self.task_id}"
+
+
 class Spend(TenantModel):
-    """What a run says it has used up since it last said so. Appended, never summed in place."""
+    """What a run says it has used up beyond what it had said before. Appended, never summed in place."""
 
     task_id = models.BigIntegerField()
     fence = models.IntegerField()
@@ -233,7 +423,7 @@ class Spend(TenantModel):
             models.CheckConstraint(condition=Q(tokens__gte=0, cost_usd__gte=0), name="tasks_spend_not_negative")
         ]
         indexes = [
-            # Serves selectors.status, which sums a task's spend.
+            # Serves sql.SPEND and selectors.status, which sum what a task has used.
             models.Index(name="tasks_spend_by_task", fields=["task_id"])
         ]
 
@@ -279,7 +469,9 @@ class TerminalRecord(TenantModel):
             # Serves the count of dead letters, and their list in the admin, newest first.
             models.Index(
                 name="tasks_terminalrecord_dead", fields=["tenant", "task_id"], condition=Q(status=Status.FAILED)
-            )
+            ),
+            # Serves sql.TALLY.
+            models.Index(name="tasks_terminalrecord_by_end", fields=["finished_at"]),
         ]
 
     def __str__(self) -> str:
@@ -321,3 +513,134 @@ class Artifact(TenantModel):
 
     def __str__(self) -> str:
         return f"artifact:sha256-{self.digest}"
+
+
+class QueueMinute(TenantModel):
+    """How many tasks of a queue ended one way in one minute, with a latency of one class. Only added to.
+
+    `latency` is the class (see `latencies`) of the time from when a task might have begun to its end; `expiries` are
+    the leases of those tasks that expired. All ends up to the latest `counted_to` are in some row.
+    """
+
+    queue = models.ForeignKey(Queue, on_delete=models.DO_NOTHING, related_name="+", db_index=False, db_constraint=False)
+    minute_at = models.DateTimeField()
+    status = models.CharField(max_length=10, choices=Status)
+    latency = models.SmallIntegerField()
+    tasks = models.BigIntegerField()
+    expiries = models.BigIntegerField()
+    counted_to = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            # Serves sql.PACE too.
+            models.UniqueConstraint(
+                fields=["tenant", "queue", "minute_at", "status", "latency"], name="tasks_queueminute_once"
+            ),
+            models.CheckConstraint(
+                condition=Q(tasks__gte=1, expiries__gte=0), name="tasks_queueminute_counts_something"
+            ),
+        ]
+        indexes = [
+            # Serves sql.TALLY, which goes on where the last minute ends, and sql.FORGET_MINUTES.
+            models.Index(name="tasks_queueminute_by_time", fields=["minute_at"])
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.queue_id} {self.minute_at:%H:%M}"
+
+
+class Schedule(TenantModel):
+    """A task to be queued at every moment of a timetable, as its owner would queue it.
+
+    `next_at` is the first moment that has not been dealt with; null: the schedule is off. Whoever finds it due and
+    holds the row queues the task and moves `next_at` on, in one transaction: two clocks make no second task. A row of
+    beat's names the schedule, as a hint. `misfire`, or else the type's, says what becomes of moments that were missed.
+    """
+
+    owner = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
+    name = models.CharField(max_length=100)
+    task_type = models.ForeignKey(TaskType, on_delete=models.PROTECT, related_name="schedules", db_index=False)
+    recipient = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
+    queue = models.ForeignKey(Queue, on_delete=models.PROTECT, related_name="+", null=True, db_index=False)
+    priority = models.PositiveSmallIntegerField(null=True)
+    params = models.JSONField(default=dict)
+    cron = models.CharField(max_length=200, null=True)
+    every_seconds = models.PositiveIntegerField(null=True)
+    timezone = models.CharField(max_length=50)
+    misfire = models.CharField(max_length=10, choices=Misfire, null=True)
+    anchor_at = models.DateTimeField()
+    next_at = models.DateTimeField(null=True)
+    last_at = models.DateTimeField(null=True)
+    last_task_id = models.BigIntegerField(null=True)
+    last_refusal = models.CharField(max_length=500, blank=True, default="")
+    created_at = models.DateTimeField()
+    changed_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "owner", "name"], name="tasks_schedule_name_once"),
+            models.CheckConstraint(
+                condition=Q(cron__isnull=False, every_seconds=None) | Q(cron=None, every_seconds__gte=1),
+                name="tasks_schedule_has_one_timetable",
+            ),
+            models.CheckConstraint(
+                condition=Q(misfire=None) | Q(misfire__in=Misfire.values), name="tasks_schedule_misfire_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(priority=None) | Q(priority__range=(1, 10)), name="tasks_schedule_priority_1_to_10"
+            ),
+        ]
+        permissions = [("operate_schedule", "Can stop and resume schedules")]
+        indexes = [
+            # Serves services.fire_schedules, which looks for what is due in all tenants.
+            models.Index(name="tasks_schedule_due", fields=["next_at"], condition=Q(next_at__isnull=False))
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Turn(TenantModel):
+    """When a requester was last served in a fair queue: `served` counts on."""
+
+    queue = models.ForeignKey(Queue, on_delete=models.DO_NOTHING, related_name="+", db_index=False, db_constraint=False)
+    requester = models.ForeignKey(
+        Principal, on_delete=models.DO_NOTHING, related_name="+", db_index=False, db_constraint=False
+    )
+    served = models.BigIntegerField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["tenant", "queue", "requester"], name="tasks_turn_once")]
+
+    def __str__(self) -> str:
+        return f"{self.queue_id} {self.requester_id}"
+
+
+class LeaseCount(TenantModel):
+    """How many leases a queue, or a type, with a rate granted at one moment. Kept for as long as the rate looks back."""
+
+    queue = models.ForeignKey(
+        Queue, on_delete=models.DO_NOTHING, related_name="+", null=True, db_index=False, db_constraint=False
+    )
+    task_type = models.ForeignKey(
+        TaskType, on_delete=models.DO_NOTHING, related_name="+", null=True, db_index=False, db_constraint=False
+    )
+    granted_at = models.DateTimeField()
+    leases = models.IntegerField()
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(queue=None, task_type__isnull=False) | Q(queue__isnull=False, task_type=None),
+                name="tasks_leasecount_of_a_queue_or_a_type",
+            ),
+            models.CheckConstraint(condition=Q(leases__gte=1), name="tasks_leasecount_counts_something"),
+        ]
+        indexes = [
+            # Serve sql.CLAIM_WITHIN_LIMITS, which sums what was granted lately.
+            models.Index(name="tasks_leasecount_of_queue", fields=["queue", "granted_at"], condition=Q(task_type=None)),
+            models.Index(name="tasks_leasecount_of_type", fields=["task_type", "granted_at"], condition=Q(queue=None)),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.leases} at {self.granted_at}"

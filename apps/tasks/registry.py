@@ -17,6 +17,8 @@ class Policy:
     title: str
     priority: int
     lease_seconds: int
+    heartbeat_seconds: int | None
+    deadline_seconds: int | None
     max_attempts: int
     max_expiries: int
     backoff_seconds: float

@@ -3,24 +3,88 @@
 import base64
 import hashlib
 import json
-from collections.abc import Iterator
+import mimetypes
+import os
+from collections import Counter
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Final
 
+from django.conf import settings
 from django.core.files.storage import storages
 from django.db import connection
+from django.db.models import Max, Q, Sum
+from django.db.models.functions import Coalesce
 
 from apps.core.ids import format_ref
+from apps.core.sql import database_now, hot_cursor
 from apps.tasks import sql
-from apps.tasks.errors import ArtifactsUnavailable, InvalidPointer, NotFinished, UnknownArtifact, UnknownTask
+from apps.tasks.errors import (
+    ArtifactsUnavailable,
+    InvalidPointer,
+    NotFinished,
+    UnknownArtifact,
+    UnknownFile,
+    UnknownTask,
+    UnreadableResult,
+)
 from apps.tasks.fences import task_of
-from apps.tasks.models import FENCE_BITS, Artifact, HotTask, Run, Task, TaskType, TerminalRecord, run_key
-from apps.tasks.pointers import ARTIFACT, INLINE, artifact_digest, scheme_of
+from apps.tasks.latencies import quantiles
+from apps.tasks.models import (
+    FENCE_BITS,
+    Artifact,
+    Budget,
+    Dependency,
+    HotTask,
+    IdempotencyKey,
+    Queue,
+    QueueMinute,
+    Run,
+    Schedule,
+    Spend,
+    Task,
+    TaskType,
+    TerminalRecord,
+    replay_key,
+    run_key,
+)
+from apps.tasks.pointers import ARTIFACT, INLINE, artifact_digest, file_path, scheme_of
 from apps.tasks.states import Outcome, Status, open_status
 
 # What is worth carrying in an answer; larger artifacts are fetched by their own route.
 MAX_SHOWN_BYTES: Final = 1_048_576
+
+# Whole minutes, and what there is of the current one.
+PACE_WINDOW: Final = timedelta(minutes=5)
+DEAD_LETTERS_COUNTED: Final = 10_000
+DEAD_LETTERS_LOOKED_AT: Final = 1_000
+
+
+_TYPE_FIELDS: Final = [field.attname for field in TaskType._meta.concrete_fields]  # noqa: SLF001  # public, by name alone
+_QUEUE_FIELDS: Final = [field.attname for field in Queue._meta.concrete_fields]  # noqa: SLF001  # as above
+_SCHEMA: Final = _TYPE_FIELDS.index("params_schema")
+# Indexes: tasks_tasktype_name_once, the queue's key.
+_TYPES_NAMED: Final = f"""
+select {", ".join(f"k.{name}" for name in _TYPE_FIELDS)}, {", ".join(f"q.{name}" for name in _QUEUE_FIELDS)}
+from tasks_tasktype k join tasks_queue q on q.id = k.queue_id
+where k.tenant_id = %s and k.name = any(%s::text[])
+"""  # noqa: S608  # names of columns
+
+
+def types_named(*, tenant_id: int, names: Collection[str]) -> dict[str, TaskType]:
+    """Those of these types that the tenant has, each with its queue: what every task that is queued asks."""
+    found = {}
+    with hot_cursor() as cursor:
+        cursor.execute(_TYPES_NAMED, [tenant_id, list(names)])
+        for row in cursor.fetchall():
+            values = list(row[: len(_TYPE_FIELDS)])
+            values[_SCHEMA] = json.loads(values[_SCHEMA])
+            task_type = TaskType.from_db(connection.alias, _TYPE_FIELDS, values)
+            task_type.queue = Queue.from_db(connection.alias, _QUEUE_FIELDS, row[len(_TYPE_FIELDS) :])
+            found[task_type.name] = task_type
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +102,7 @@ class TaskStatus:
     run_id: int
     failures: int
     expiries: int
+    waits_for: list[int]
     percent: float | None
     message: str
     created_at: datetime
@@ -49,6 +114,9 @@ class TaskStatus:
     result_pointer: str | None
     receipt_id: str
     terminal_receipt_id: str | None
+    tokens: int
+    cost_usd: float
+    budgets: list[Budget]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +149,19 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Story:
+    """A part of a task's timeline: some of its runs, with its beginning and its end where they belong to them."""
+
+    events: list[Event]
+    following: int | None
+    """The run after which the next part begins; None: this is the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueHealth:
     """Is work flowing?"""
 
+    queue_id: int
     queue: str
     paused: bool
     queued: int
@@ -91,6 +169,30 @@ class QueueHealth:
     leased: int
     expired: int
     oldest_wait_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuePace:
+    """How a queue has fared since `PACE_WINDOW` ago. Latency is from when a task might have begun to its end."""
+
+    finished: int
+    finished_per_minute: float
+    failure_rate: float
+    """The share of what succeeded or failed; what was canceled is no failure."""
+    latency_p50: float | None
+    latency_p95: float | None
+    latency_p99: float | None
+    expiries: int
+    """Leases that expired of the tasks that ended."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueFigures:
+    """All that is told of a queue. Of dead letters the newest `DEAD_LETTERS_COUNTED` count."""
+
+    health: QueueHealth
+    pace: QueuePace
+    dead_letters: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +224,7 @@ def status(task_ref: str) -> TaskStatus:
     hot = HotTask.objects.filter(task_id=task.pk).first()
     runs = list(_runs(task.pk))
     run = runs[-1] if runs else None
+    spent = _spent(task.pk, runs).values()
     return TaskStatus(
         task_id=str(task),
         task_type=task.task_type.name,
@@ -129,10 +232,14 @@ def status(task_ref: str) -> TaskStatus:
         priority=task.priority,
         requester=task.requester.name,
         recipient=task.recipient.name,
+        waits_for=_waits_for(task.pk) if hot and hot.open_dependencies else [],
         percent=run.percent if run else None,
         message=run.message if run else "",
         created_at=task.created_at,
         receipt_id=task.receipt_id,
+        tokens=sum(one["tokens"] for one in spent),
+        cost_usd=sum(one["cost_usd"] for one in spent),
+        budgets=budgets(task),
         **(_open(hot, run) if hot else _ended(TerminalRecord.objects.get(task_id=task.pk), runs)),
     )
 
@@ -163,25 +270,165 @@ def result(task_ref: str) -> TaskResult:
     )
 
 
-def timeline(task_ref: str) -> list[Event]:
-    """What happened to a task, in order.
+def timeline(task_ref: str, *, after: int = 0, limit: int = 20) -> Story:
+    """What happened to a task, in order: the `limit` runs after that one, each with all its events.
 
     :raises UnknownTask: if there is no such task.
     """
-    return list(_events(_task(task_ref)))
+    task = _task(task_ref)
+    runs = list(_runs(task.pk).filter(pk__gt=run_key(task.pk, min(after, 2**FENCE_BITS - 1)))[: limit + 1])
+    shown, more = runs[:limit], len(runs) > limit
+    hot = HotTask.objects.filter(task_id=task.pk).first()
+    events = [] if after else [_queued(task)]
+    spent = _spent(task.pk, shown)
+    for run in shown:
+        held = hot if hot is not None and hot.fence == run.fence else None
+        events += sorted(_of_run(run, held, spent.get(run.fence)), key=lambda event: event.at)
+    return Story(events=events if more else [*events, *_ending(task)], following=shown[-1].fence if more else None)
 
 
-def queue_health(*, tenant_id: int) -> list[QueueHealth]:
-    """Every queue of the tenant, by name."""
+def queue_health(*, tenant_id: int | None) -> list[QueueHealth]:
+    """Every queue of the tenant, by name; of all tenants that the transaction may see, if none is named."""
     with connection.cursor() as cursor:
         cursor.execute(sql.QUEUE_HEALTH, {"tenant": tenant_id})
         rows = cursor.fetchall()
     return [QueueHealth(**dict(zip(QueueHealth.__dataclass_fields__, row, strict=True))) for row in rows]
 
 
+def queue_figures(*, tenant_id: int | None) -> list[QueueFigures]:
+    """Health, pace and dead letters of every queue of the tenant, by name; of all tenants, if none is named."""
+    healths = queue_health(tenant_id=tenant_id)
+    given: dict[str, Any] = {"tenant": tenant_id, "window": PACE_WINDOW, "limit": DEAD_LETTERS_COUNTED}
+    with connection.cursor() as cursor:
+        cursor.execute(sql.PACE, given)
+        ended: dict[int, list[tuple[str, int, int, int]]] = {}
+        for queue_id, *counted in cursor.fetchall():
+            ended.setdefault(queue_id, []).append(tuple(counted))
+        cursor.execute(sql.DEAD_LETTERS, given)
+        dead = dict(cursor.fetchall())
+    now = database_now()
+    span = PACE_WINDOW + (now - now.replace(second=0, microsecond=0))
+    return [
+        QueueFigures(
+            health=health,
+            pace=_pace(ended.get(health.queue_id, []), span / timedelta(minutes=1)),
+            dead_letters=dead.get(health.queue_id, 0),
+        )
+        for health in healths
+    ]
+
+
+def _pace(ended: list[tuple[str, int, int, int]], minutes_spanned: float) -> QueuePace:
+    by_status: Counter[str] = Counter()
+    by_class: Counter[int] = Counter()
+    for status, latency, tasks, _ in ended:
+        by_status[status] += tasks
+        by_class[latency] += tasks
+    decided = by_status[Status.SUCCEEDED] + by_status[Status.FAILED]
+    p50, p95, p99 = quantiles(by_class, (0.5, 0.95, 0.99))
+    return QueuePace(
+        finished=by_status.total(),
+        finished_per_minute=by_status.total() / minutes_spanned,
+        failure_rate=by_status[Status.FAILED] / decided if decided else 0.0,
+        latency_p50=p50,
+        latency_p95=p95,
+        latency_p99=p99,
+        expiries=sum(expiries for *_, expiries in ended),
+    )
+
+
+def minutes(*, queue_id: int, since: datetime) -> list[tuple[datetime, int, int]]:
+    """The minutes of a queue in which anything ended: how much did, and how much of it failed."""
+    counted = QueueMinute.objects.filter(queue_id=queue_id, minute_at__gte=since).values("minute_at")
+    failed = Coalesce(Sum("tasks", filter=Q(status=Status.FAILED)), 0)
+    rows = counted.annotate(ended=Sum("tasks"), failed=failed).order_by("minute_at")
+    return [(row["minute_at"], int(row["ended"]), int(row["failed"])) for row in rows]
+
+
 def task_types(*, tenant_id: int) -> list[TaskType]:
     """Every type of the tenant with its queue, by name."""
     return list(TaskType.objects.filter(tenant_id=tenant_id).select_related("queue").order_by("name"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A task that failed for good."""
+
+    task_id: int
+    task_type: str
+    queue: str
+    reason: str
+    error: dict[str, Any] | None
+    summary: str
+    runs: int
+    created_at: datetime
+    failed_at: datetime
+    receipt_id: str
+    replayed_as: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterPage:
+    """Some dead letters, newest first; `following` is the one after which the next page begins."""
+
+    letters: list[DeadLetter]
+    following: int | None
+
+
+def dead_letters(*, principal_id: int, before: int | None = None, limit: int = 50) -> DeadLetterPage:
+    """The dead letters that a principal has asked for or is told of.
+
+    A page looks at so many of the tenant's and no more: it may be short, or empty, and yet have one following.
+    """
+    with connection.cursor() as cursor:
+        given = {"principal": principal_id, "before": before, "looked_at": DEAD_LETTERS_LOOKED_AT}
+        cursor.execute(sql.DEAD_LETTERS_OF, given)
+        looked_at = cursor.fetchall()
+    own = [task_id for task_id, is_own in looked_at if is_own]
+    shown = own[:limit]
+    replays = _replays(shown)
+    records = TerminalRecord.objects.in_bulk(shown)
+    tasks = Task.objects.select_related("task_type", "queue").in_bulk(shown)
+    letters = [_dead_letter(tasks[pk], records[pk], replays.get(pk)) for pk in shown]
+    if len(own) > limit:
+        return DeadLetterPage(letters=letters, following=shown[-1])
+    more = len(looked_at) == DEAD_LETTERS_LOOKED_AT
+    return DeadLetterPage(letters=letters, following=looked_at[-1][0] if more else None)
+
+
+def _replays(task_ids: list[int]) -> dict[int, int]:
+    """The tasks that replays have made, by dead letter."""
+    keys = {replay_key(pk): pk for pk in task_ids}
+    requesters = Task.objects.filter(pk__in=task_ids).values("requester_id")
+    used = IdempotencyKey.objects.filter(principal_id__in=requesters, key__in=keys)
+    return {keys[key]: task_id for key, task_id in used.values_list("key", "task_id")}
+
+
+def _dead_letter(task: Task, record: TerminalRecord, replayed_as: int | None) -> DeadLetter:
+    return DeadLetter(
+        task_id=task.pk,
+        task_type=task.task_type.name,
+        queue=task.queue.name,
+        reason=record.reason or "",
+        error=record.error,
+        summary=record.summary,
+        runs=record.fence,
+        created_at=task.created_at,
+        failed_at=record.finished_at,
+        receipt_id=record.receipt_id,
+        replayed_as=replayed_as,
+    )
+
+
+def replay_of(task_id: int) -> int | None:
+    """The task that the replay of this dead letter has made."""
+    return _replays([task_id]).get(task_id)
+
+
+def schedules(*, owner_id: int, after: int = 0, limit: int = 50) -> list[Schedule]:
+    """A principal's schedules with what they refer to, in the order of their making."""
+    found = Schedule.objects.filter(owner_id=owner_id, pk__gt=after).order_by("pk")
+    return list(found.select_related("task_type", "recipient", "queue")[:limit])
 
 
 def artifact(*, tenant_id: int, digest: str) -> StoredArtifact:
@@ -210,6 +457,99 @@ def read(stored: StoredArtifact) -> bytes:
     if hashlib.sha256(content).hexdigest() != stored.digest:
         raise ArtifactsUnavailable("The storage of artifacts holds something else under this name.")
     return content
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of what a pointer points to, and how large the whole is."""
+
+    content: bytes
+    size: int
+    media_type: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantFile:
+    """A file that a pointer names, to be read in a tenant's folder only."""
+
+    pointer: str
+    root: Path
+
+
+def located(found: TaskResult, *, tenant_id: int, tenant_slug: str) -> bytes | StoredArtifact | TenantFile:
+    """What :func:`read_part` needs to know of a result: itself, or where it is.
+
+    :raises UnreadableResult: if there is none, or it is where this deployment does not read.
+    :raises UnknownArtifact: if the artifact is gone.
+    """
+    pointer = found.result_pointer or ""
+    match scheme_of(pointer) if pointer else "":
+        case "inline":
+            return json.dumps(found.content, ensure_ascii=False, separators=(",", ":")).encode()
+        case "artifact":
+            return artifact(tenant_id=tenant_id, digest=artifact_digest(pointer))
+        case "file" if settings.RESULT_FILES is not None:
+            return TenantFile(pointer=pointer, root=settings.RESULT_FILES / tenant_slug)
+        case _:
+            raise UnreadableResult("This deployment does not read what this result's pointer points to.")
+
+
+def read_part(place: bytes | StoredArtifact | TenantFile, *, offset: int, limit: int) -> Part:
+    """A part of a result's bytes. Waits for a disk, not for the database.
+
+    :raises UnknownFile: if there is no such file, or it is not one for this tenant.
+    :raises ArtifactsUnavailable: if the storage fails.
+    """
+    match place:
+        case bytes():
+            return Part(content=place[offset : offset + limit], size=len(place), media_type="application/json")
+        case StoredArtifact():
+            return _part_of_artifact(place, offset, limit)
+        case TenantFile():
+            return _part_of_file(place.pointer, place.root, offset, limit)
+
+
+def _part_of_artifact(stored: StoredArtifact, offset: int, limit: int) -> Part:
+    try:
+        with storages["artifacts"].open(place_of(stored.tenant_id, stored.digest)) as file:
+            file.seek(offset)
+            return Part(content=file.read(limit), size=stored.size, media_type=stored.media_type)
+    except OSError as exc:
+        raise ArtifactsUnavailable("The storage of artifacts does not answer just now.") from exc
+
+
+def _part_of_file(pointer: str, root: Path, offset: int, limit: int) -> Part:
+    """What is outside of the tenant's folder, by whatever links, is as what is not there."""
+    try:
+        path = Path(file_path(pointer)).resolve(strict=True)
+        if not path.is_relative_to(root.resolve()) or not path.is_file():
+            raise UnknownFile("There is no such file.")
+        with path.open("rb") as file:
+            file.seek(offset)
+            content = file.read(limit)
+            size = os.fstat(file.fileno()).st_size
+    except (FileNotFoundError, NotADirectoryError, PermissionError, RuntimeError, InvalidPointer) as exc:
+        raise UnknownFile("There is no such file.") from exc
+    except OSError as exc:
+        raise ArtifactsUnavailable("The file can't be read just now.") from exc
+    return Part(content=content, size=size, media_type=mimetypes.guess_type(path.name)[0] or "application/octet-stream")
+
+
+def content_at(place: StoredArtifact | TenantFile, *, checksum: str | None) -> Any:
+    """A result as an answer can carry it; None over 1 MiB, or of a file that is not, or not any more, what was delivered.
+
+    :raises ArtifactsUnavailable: if the storage fails.
+    """
+    if isinstance(place, StoredArtifact):
+        return shown(read(place), place.media_type) if place.size <= MAX_SHOWN_BYTES else None
+    try:
+        part = read_part(place, offset=0, limit=MAX_SHOWN_BYTES)
+    except UnknownFile:
+        return None
+    known = (checksum or "").startswith("sha256:")
+    if part.size > len(part.content) or (known and checksum != f"sha256:{hashlib.sha256(part.content).hexdigest()}"):
+        return None
+    return shown(part.content, part.media_type)
 
 
 def open_pointer(pointer: str, *, tenant_id: int) -> Opened:
@@ -258,6 +598,10 @@ def _task(task_ref: str) -> Task:
     return task
 
 
+def _waits_for(task_id: int) -> list[int]:
+    return list(Dependency.objects.filter(task_id=task_id).order_by("on_task_id").values_list("on_task_id", flat=True))
+
+
 def _runs(task_id: int) -> Any:
     first = run_key(task_id, 0)
     return Run.objects.filter(pk__gte=first, pk__lt=first + 2**FENCE_BITS).select_related("holder").order_by("pk")
@@ -302,31 +646,76 @@ def _open(hot: HotTask, run: Run | None) -> dict[str, Any]:
     }
 
 
-def _events(task: Task) -> Iterator[Event]:
-    yield Event(at=task.created_at, event="queued", detail={"receipt_id": task.receipt_id, "queue": task.queue.name})
-    for run in _runs(task.pk):
-        yield Event(at=run.started_at, event="leased", run_id=run.fence, holder=run.holder.name)
-        if run.progressed_at is not None:
-            yield Event(
-                at=run.progressed_at,
-                event="progress",
-                run_id=run.fence,
-                detail={"percent": run.percent, "message": run.message, "checkpoint": run.checkpoint is not None},
-            )
-        if run.ended_at is not None:
-            yield Event(
-                at=run.ended_at,
-                event=f"run_{run.outcome}",
-                run_id=run.fence,
-                detail=None if run.error is None else {"error": run.error},
-            )
-    record = TerminalRecord.objects.filter(task_id=task.pk).first()
-    if record is not None:
+def budgets(task: Task) -> list[Budget]:
+    """The budgets that a task draws from, the nearest first."""
+    found: list[Budget] = []
+    at_id = task.budget_id
+    while at_id is not None and (budget := Budget.objects.filter(task_id=at_id).first()) is not None:
+        found.append(budget)
+        at_id = budget.parent_id
+    return found
+
+
+def _queued(task: Task) -> Event:
+    return Event(
+        at=task.created_at,
+        event="queued",
+        detail={
+            "receipt_id": task.receipt_id,
+            "caused_by": task.caused_by,
+            "queue": task.queue.name,
+            "requested_by": task.requester.name,
+            "run_at": None if task.run_at is None else task.run_at.isoformat(),
+        },
+    )
+
+
+def _spent(task_id: int, runs: list[Run]) -> dict[int, dict[str, Any]]:
+    """What each of these runs says that it used up."""
+    if not runs:
+        return {}
+    sums = Spend.objects.filter(task_id=task_id, fence__range=(runs[0].fence, runs[-1].fence)).values("fence")
+    return {
+        row["fence"]: {"at": row["last"], "tokens": row["all_tokens"], "cost_usd": float(row["all_cost"])}
+        for row in sums.annotate(last=Max("spent_at"), all_tokens=Sum("tokens"), all_cost=Sum("cost_usd"))
+    }
+
+
+def _of_run(run: Run, held: HotTask | None, spent: dict[str, Any] | None) -> Iterator[Event]:
+    """What a run has left: heartbeats leave the time of the last one, while the lease lasts."""
+    yield Event(at=run.started_at, event="leased", run_id=run.fence, holder=run.holder.name)
+    if run.progressed_at is not None:
         yield Event(
-            at=record.finished_at,
-            event=record.status,
-            run_id=record.fence or None,
-            detail={"receipt_id": record.receipt_id, "result_pointer": record.result_pointer, "reason": record.reason},
+            at=run.progressed_at,
+            event="progress",
+            run_id=run.fence,
+            detail={"percent": run.percent, "message": run.message, "checkpoint": run.checkpoint is not None},
         )
-        if record.fetched_at is not None:
-            yield Event(at=record.fetched_at, event="fetched")
+    if spent is not None:
+        at = spent.pop("at")
+        yield Event(at=at, event="spent", run_id=run.fence, detail=spent)
+    if held is not None and held.lease_expires_at is not None:
+        renewed_at = held.lease_expires_at - timedelta(seconds=held.lease_seconds)
+        if renewed_at > run.started_at:
+            yield Event(at=renewed_at, event="heartbeat", run_id=run.fence, holder=run.holder.name)
+    if run.ended_at is not None:
+        yield Event(
+            at=run.ended_at,
+            event=f"run_{run.outcome}",
+            run_id=run.fence,
+            detail=None if run.error is None else {"error": run.error},
+        )
+
+
+def _ending(task: Task) -> Iterator[Event]:
+    record = TerminalRecord.objects.filter(task_id=task.pk).first()
+    if record is None:
+        return
+    yield Event(
+        at=record.finished_at,
+        event=record.status,
+        run_id=record.fence or None,
+        detail={"receipt_id": record.receipt_id, "result_pointer": record.result_pointer, "reason": record.reason},
+    )
+    if record.fetched_at is not None:
+        yield Event(at=record.fetched_at, event="fetched")

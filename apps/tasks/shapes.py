@@ -2,15 +2,44 @@
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
+from apps.core.errors import DomainError
 from apps.receipts.services import Group
-from apps.tasks.states import Status
+from apps.tasks.states import IfDependencyFails, Order, Status, WhenSpent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BudgetDraft:
+    """What a task and those that it causes may use up together; what is left out is not limited."""
+
+    tokens: int | None = None
+    cost_usd: float | None = None
+    when_spent: WhenSpent = WhenSpent.FAIL
+
+
+# The most that one run may say that it has used.
+MOST_TOKENS: Final = 10**12
+MOST_COST_USD: Final = 10**6
+
+
+def used_up(so_far: tuple[int, float], tokens: int, cost_usd: float) -> tuple[int, float]:
+    """What a run has used with this.
+
+    :raises ValueError: if it is less than before, or more than can be told.
+    """
+    total = (so_far[0] + tokens, so_far[1] + cost_usd)
+    if not (so_far[0] <= total[0] <= MOST_TOKENS and so_far[1] <= total[1] <= MOST_COST_USD):
+        raise ValueError(f"A run can't have used {total}.")
+    return total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRequest:
-    """What a requester asks for. `recipient` is who is told of the end; left out, the requester."""
+    """What a requester asks for. `recipient` is who is told of the end; left out, the requester.
+
+    `parent` is the task in whose course this one is asked for.
+    """
 
     task_type: str
     params: dict[str, Any]
@@ -21,6 +50,12 @@ class QueueRequest:
     run_at: datetime | None = None
     caused_by: str | None = None
     group: Group | None = None
+    concurrency_key: str | None = None
+    depends_on: tuple[int, ...] | None = None
+    if_dependency_fails: IfDependencyFails | None = None
+    replay_of: int | None = None
+    parent: int | None = None
+    budget: BudgetDraft | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +84,9 @@ class Grant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
-    """One lease's sign of life."""
+    """One lease's sign of life. `tokens` and `cost_usd` are what its run has used so far, in all: said again, or out of
+    order, they count once.
+    """
 
     task_id: int
     lease_token: str
@@ -74,14 +111,24 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What is left of a budget, and of those that it draws from, at the tightest; None is not limited."""
+
+    tokens: int | None
+    cost_usd: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BeatAnswer:
     """`lost` says why; `retry` means that somebody else is at the row just now."""
 
     task_id: int
     status: Literal["ok", "lost", "retry"]
-    order: Literal["continue", "cancel"]
+    order: Order
     lease_ms: int
     reason: str | None = None
+    stuck: bool = False
+    budget_left: Left | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +161,58 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One run that went well."""
+
+    task_id: int
+    lease_token: str
+    delivery: Delivery
+    summary: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedRun:
+    """One run that failed."""
+
+    task_id: int
+    lease_token: str
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Released:
+    """One run that is given back."""
+
+    task_id: int
+    lease_token: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseNext:
+    """What a worker wants to do after what it ends. Left out: more of the same types from the same queues."""
+
+    capacity: int
+    queues: tuple[str, ...] = ()
+    task_types: tuple[str, ...] | None = None
+    capabilities: tuple[str, ...] = ()
+    lease_seconds: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """That a task has reached its end, and the receipt that says so."""
 
     task_id: str
     status: Status
     receipt_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """What became of each completion, in their order, and the leases granted with them."""
+
+    answers: list[Finished | DomainError]
+    following: list[Grant]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

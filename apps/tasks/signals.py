@@ -7,3 +7,16 @@ task_queued = Signal()
 
 task_finished = Signal()
 """A task reached its terminal state: `tenant_id`, `task_id` (the number)."""
+
+dependency_finished = Signal()
+"""A task that others depend on reached its terminal state: `tenant_id`."""
+
+
+def queue_topic(tenant_id: int, queue: str) -> str:
+    """The cue that a queue has work."""
+    return f"queue:{tenant_id}:{queue}"
+
+
+def type_topic(tenant_id: int, task_type: str) -> str:
+    """The cue that there is work of a type, in whatever queue."""
+    return f"task_type:{tenant_id}:{task_type}"

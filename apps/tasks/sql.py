@@ -8,58 +8,120 @@ of index conditions, and every run of every tenant would be read.
 
 from typing import Final
 
-from apps.tasks.states import CANCEL_REQUESTED, STRICT
+from apps.tasks.latencies import CLASSES_PER_DOUBLING, LAST_CLASS
+from apps.tasks.states import (
+    BUDGET_SPENT,
+    CANCEL_REQUESTED,
+    CANCELS_SPENT,
+    CHECKPOINT_WANTED,
+    DRAINING,
+    STRICT,
+    WhenSpent,
+)
 
-# Records the key unless it is there, and the task only if the key was recorded. A rival with the same key is
-# waited for, then this answers no row.
+# Takes tasks in, each by itself: records the key unless it is there, and the task only if its key was recorded. A rival
+# with the same key is waited for, then its task answers no row. Keys are taken in their order, which is everybody's.
+# The budget 0 is the task's own.
 ENQUEUE: Final = """
-with named as materialized (
-    select nextval('tasks_task_id_seq') as id
+with given as materialized (
+    select t.*, nextval('tasks_task_id_seq') as id, gatehouse_now() as at,
+           case when coalesce(t.is_later, t.run_at > gatehouse_now(), false) then 'scheduled'
+                when t.waits or t.open_dependencies > 0 then 'waiting' else 'queued' end as status
+    from (
+        select * from jsonb_to_recordset(%(tasks)s::jsonb) as t(
+            nth int, key text, digest text, queue bigint, task_type bigint, recipient bigint, turn_of bigint,
+            priority smallint, params jsonb, run_at timestamptz, is_later bool, waits bool, concurrency_key text,
+            replay_of bigint, "group" jsonb, caused_by text, receipt text, open_dependencies smallint,
+            lease_seconds int, max_attempts smallint, max_expiries smallint, flags smallint, stuck_after smallint,
+            deadline_seconds int, budget bigint)
+        order by nth
+    ) as t
 ), keyed as (
     insert into tasks_idempotencykey (tenant_id, principal_id, key, task_id, request_digest, answer, created_at)
-    select %(tenant)s::bigint, %(requester)s::bigint, %(key)s::text, named.id, %(digest)s::bytea,
-           jsonb_build_object('task_id', 'task_' || named.id, 'receipt_id', %(receipt)s::text,
-                              'status', case when %(run_at)s::timestamptz > gatehouse_now()
-                                             then 'scheduled' else 'queued' end),
-           gatehouse_now()
-    from named where %(key)s::text is not null
+    select %(tenant)s::bigint, %(requester)s::bigint, key, id, decode(digest, 'hex'),
+           jsonb_build_object('task_id', 'task_' || id, 'receipt_id', receipt, 'status', status), at
+    from given where key is not null order by key
     on conflict (tenant_id, principal_id, key) do nothing
     returning task_id
 ), cold as (
     insert into tasks_task (id, tenant_id, queue_id, task_type_id, requester_id, recipient_id, priority, params,
-                            run_at, "group", caused_by, receipt_id, created_at)
-    select named.id, %(tenant)s::bigint, %(queue)s::bigint, %(task_type)s::bigint, %(requester)s::bigint,
-           %(recipient)s::bigint, %(priority)s::smallint, %(params)s::jsonb, %(run_at)s::timestamptz,
-           %(group)s::jsonb, %(caused_by)s::text, %(receipt)s::text, gatehouse_now()
-    from named where %(key)s::text is null or exists (select from keyed)
-    returning id, created_at, run_at
+                            run_at, concurrency_key, replay_of, "group", caused_by, receipt_id, created_at, budget_id)
+    select id, %(tenant)s::bigint, queue, task_type, %(requester)s::bigint, recipient, priority, params,
+           run_at, concurrency_key, replay_of, "group", caused_by, receipt, at, case budget when 0 then id else budget end
+    from given where key is null or id in (select task_id from keyed)
+    returning id
 ), hot as (
     insert into tasks_hottask (task_id, tenant_id, queue_id, task_type_id, ready_at, due_at, fence, lease_seconds,
-                               priority_rank, failures, max_attempts, expiries, max_expiries, flags)
-    select id, %(tenant)s::bigint, %(queue)s::bigint, %(task_type)s::bigint,
-           case when run_at > created_at then null else created_at end,
-           case when run_at > created_at then run_at end,
-           0, %(lease_seconds)s::int, 10 - %(priority)s::smallint,
-           0, %(max_attempts)s::smallint, 0, %(max_expiries)s::smallint, %(flags)s::smallint
-    from cold
+                               priority_rank, failures, max_attempts, expiries, max_expiries, flags,
+                               open_dependencies, stuck_after, requester_id, budget_id, deadline_at, concurrency_key)
+    select id, %(tenant)s::bigint, queue, task_type,
+           case status when 'queued' then at end, case status when 'scheduled' then run_at end,
+           0, lease_seconds, 10 - priority, 0, max_attempts, 0, max_expiries, flags,
+           open_dependencies, stuck_after, turn_of, case budget when 0 then id else budget end,
+           greatest(at, run_at) + make_interval(secs => deadline_seconds), concurrency_key
+    from given where id in (select id from cold)
 )
-select id, created_at, run_at is not null and run_at > created_at from cold
+select nth, id, at, status from given where id in (select id from cold)
 """
 
+# Whoever changes which task of a concurrency key is ready holds the key until it commits, so that a task that comes to
+# wait and one that gives the key up never miss each other. In one order, after tasks and before inboxes.
+HOLD_KEYS: Final = """
+select pg_advisory_xact_lock(hashtextextended(held.tenant_id || ':' || held.key, 4))
+from (
+    select distinct k.tenant_id, k.key from unnest(%(tenants)s::bigint[], %(keys)s::text[]) as k(tenant_id, key)
+    order by 1, 2
+) as held
+"""
+# After HOLD_KEYS: which of the keys a task has already. Index: tasks_hottask_key_admitted_once.
+BUSY_KEYS: Final = """
+select gatehouse_now(), array(
+    select h.concurrency_key from tasks_hottask h
+    where h.tenant_id = gatehouse_tenant() and h.concurrency_key = any(%(keys)s::text[]) and h.ready_at is not null)
+"""
+# After HOLD_KEYS: of each key that is free the most urgent task gets ready. Index: tasks_hottask_waiting_for_key.
+ADMIT: Final = """
+with next as materialized (
+    select chosen.task_id
+    from (select distinct k.tenant_id, k.key from unnest(%(tenants)s::bigint[], %(keys)s::text[]) as k(tenant_id, key))
+        as freed
+    cross join lateral (
+        select w.task_id from tasks_hottask w
+        where w.tenant_id = freed.tenant_id and w.concurrency_key = freed.key
+          and w.ready_at is null and w.due_at is null and w.open_dependencies = 0
+        order by w.priority_rank, w.task_id limit 1 for update of w skip locked
+    ) as chosen
+    where not exists (
+        select from tasks_hottask a
+        where a.tenant_id = freed.tenant_id and a.concurrency_key = freed.key and a.ready_at is not null)
+), admitted as (
+    update tasks_hottask h set ready_at = gatehouse_now() from next where h.task_id = next.task_id
+    returning h.tenant_id, h.queue_id, h.task_type_id
+)
+select distinct a.tenant_id, q.name, k.name
+from admitted a
+join lateral (select name from tasks_queue where id = a.queue_id) q on true
+join lateral (select name from tasks_tasktype where id = a.task_type_id) k on true
+"""
+
+# What is past its deadline is given to nobody: OVERDUE finds it.
+_IN_TIME: Final = "({row}.deadline_at is null or {row}.deadline_at > gatehouse_now())"
+# Whose task is not to run again once nobody holds it.
+_DOOMED: Final = CANCEL_REQUESTED | BUDGET_SPENT
 _RECLAIM: Final = """
 with expired as materialized (
     select spot.task_id, spot.run_id
     from ({queues}) as line,
     lateral (
         select h.task_id, (h.task_id << 16) + h.fence as run_id from tasks_hottask h
-        where h.queue_id = line.id and h.holder_id is not null and h.lease_expires_at <= gatehouse_now()
-          and h.expiries + 1 < h.max_expiries and h.flags & {cancel} = 0
-        order by h.task_id limit 100 for update of h skip locked
+        where h.queue_id = any(array[line.id]) and h.holder_id is not null and h.lease_expires_at <= gatehouse_now()
+          and h.expiries + 1 < h.max_expiries and h.flags & {doomed} = 0 and {in_time}
+        order by h.queue_id, h.task_id limit 100 for update of h skip locked
     ) as spot
     limit 100
 ), freed as (
     update tasks_hottask h set holder_id = null, lease_expires_at = null, expiries = h.expiries + 1
-    from expired where h.task_id = expired.task_id returning h.task_id
+    from expired where h.task_id = expired.task_id returning h.tenant_id, h.queue_id, h.task_type_id
 ), over as (
     update tasks_run r set ended_at = gatehouse_now(), outcome = 'expired'
     from expired where r.id = expired.run_id and r.ended_at is null
@@ -73,66 +135,88 @@ with expired as materialized (
     ) as spot
     limit 100
 ), readied as (
-    update tasks_hottask h set ready_at = h.due_at, due_at = null
-    from due where h.task_id = due.task_id returning h.task_id
+    -- One with a key, or that waits for others too, is due but not ready yet.
+    update tasks_hottask h
+    set ready_at = case when h.concurrency_key is null and h.open_dependencies = 0 then h.due_at end, due_at = null
+    from due where h.task_id = due.task_id
+    returning h.tenant_id, h.queue_id, h.task_type_id, h.ready_at, h.concurrency_key
+), wanted as materialized (
+    select distinct tenant_id, concurrency_key from readied where concurrency_key is not null
 )
-select (select count(*) from freed), (select count(*) from readied)
+select (select count(*) from freed), (select count(*) from readied),
+       array(select tenant_id from wanted order by tenant_id, concurrency_key),
+       array(select concurrency_key from wanted order by tenant_id, concurrency_key),
+       (select coalesce(jsonb_agg(jsonb_build_array(f.tenant_id, q.name, k.name)), '[]')
+        from (
+            select tenant_id, queue_id, task_type_id from freed
+            union
+            select tenant_id, queue_id, task_type_id from readied where ready_at is not null
+        ) as f
+        join lateral (select name from tasks_queue where id = f.queue_id) q on true
+        join lateral (select name from tasks_tasktype where id = f.task_type_id) k on true)
 """
 _NAMED: Final = "select id from tasks_queue where tenant_id = gatehouse_tenant() and name = any(%(queues)s::text[])"
 # Before each claim: what has expired or become due in these queues. Plan: tasks_hottask_leased and tasks_hottask_due
-# queue by queue, so that nobody walks the tasks of others.
-RECLAIM: Final = _RECLAIM.format(queues=_NAMED, cancel=CANCEL_REQUESTED)
+# queue by queue, so that nobody walks the tasks of others; in the order of the queue too, which is named by an array lest
+# that be void, since the primary key has the order of the tasks as well.
+RECLAIM: Final = _RECLAIM.format(queues=_NAMED, doomed=_DOOMED, in_time=_IN_TIME.format(row="h"))
 # The same over all queues that the role sees.
-RECLAIM_ALL: Final = _RECLAIM.format(queues="select id from tasks_queue", cancel=CANCEL_REQUESTED)
+RECLAIM_ALL: Final = _RECLAIM.format(
+    queues="select id from tasks_queue", doomed=_DOOMED, in_time=_IN_TIME.format(row="h")
+)
 
-# Expired leases whose task must not run again: its expiries are used up, or it was to be canceled. Recipients take
-# turns, and so do the tasks of one: what can't be ended just now stands in nobody's way. Index: tasks_hottask_leased.
+# Expired leases whose task must not run again: its expiries are used up, or it was to be stopped. Recipients take turns,
+# and so do the tasks of one: what can't be ended just now stands in nobody's way. How many
+# leases have expired the planner does not know: the limit keeps it from reading the cold table whole. Index:
+# tasks_hottask_leased.
 DOOMED: Final = f"""
 select h.tenant_id, h.task_id, cold.recipient_id
-from tasks_hottask h join tasks_task cold on cold.id = h.task_id
+from tasks_hottask h cross join lateral (select recipient_id from tasks_task where id = h.task_id limit 1) cold
 where h.holder_id is not null and h.lease_expires_at <= gatehouse_now()
-  and (h.expiries + 1 >= h.max_expiries or h.flags & {CANCEL_REQUESTED} <> 0)
+  and (h.expiries + 1 >= h.max_expiries or h.flags & {_DOOMED} <> 0) and {_IN_TIME.format(row="h")}
 order by row_number() over (partition by cold.recipient_id order by random()) limit 100
 """
 
-# Queues are tried in the order named; within one, the most urgent first. The array of ctids makes the planner
-# find rows one by one and lock exactly those it takes: the outer limit stops the probes. Plan: Tid Scan over an
-# Index Scan of tasks_hottask_claimable.
-CLAIM: Final = """
-with claimed as (
+_LIMITED: Final = "({row}.concurrency is not null or {row}.rate is not null)"
+# What a claim may look at: types that the worker can do, and queues in the order named.
+_ABLE: Final = f"""
+able as materialized (
+    select k.id, k.concurrency, k.rate, k.rate_seconds, {_LIMITED.format(row="k")} as limited
+    from tasks_tasktype k
+    where k.tenant_id = gatehouse_tenant() and k.paused_at is null and k.requires <@ %(capabilities)s::varchar[]
+      and (%(types)s::text[] is null or k.name = any(%(types)s::text[]))
+), open as materialized (
+    select q.id, q.concurrency, q.rate, q.rate_seconds, q.fair, named.place,
+           {_LIMITED.format(row="q")} or q.fair as limited
+    from unnest(%(queues)s::text[]) with ordinality as named(name, place)
+    join tasks_queue q on q.tenant_id = gatehouse_tenant() and q.name = named.name and q.paused_at is null
+)"""
+# The orders to one holder are not for the next.
+_KEPT: Final = ~(CHECKPOINT_WANTED | DRAINING)
+# How long a lease is good without a sign of life.
+_LENGTH: Final = """least(
+            coalesce(%(seconds)s::int, t.lease_seconds), t.max_lease_seconds, t.heartbeat_seconds,
+            ceil(extract(epoch from h.deadline_at - gatehouse_now()))::int)"""
+_GRANT: Final = """
+claimed as (
     update tasks_hottask h
     set fence = h.fence + 1,
         holder_id = %(holder)s::bigint,
-        lease_seconds = least(coalesce(%(seconds)s::int, t.lease_seconds), t.max_lease_seconds),
-        lease_expires_at = gatehouse_now()
-            + make_interval(secs => least(coalesce(%(seconds)s::int, t.lease_seconds), t.max_lease_seconds))
+        flags = h.flags & {kept},
+        silent_beats = 0,
+        lease_seconds = {length},
+        lease_expires_at = least(gatehouse_now() + make_interval(secs => {length}), h.deadline_at)
     from tasks_tasktype t
-    where t.id = h.task_type_id and h.ctid = any(array(
-        select spot.ctid
-        from (
-            select q.id from unnest(%(queues)s::text[]) with ordinality as named(name, place)
-            join tasks_queue q on q.tenant_id = gatehouse_tenant() and q.name = named.name and q.paused_at is null
-            order by named.place
-        ) as line,
-        lateral (
-            select c.ctid from tasks_hottask c
-            where c.queue_id = line.id and c.holder_id is null and c.ready_at <= gatehouse_now()
-              and c.task_type_id = any(array(
-                    select k.id from tasks_tasktype k
-                    where k.tenant_id = gatehouse_tenant() and k.requires <@ %(capabilities)s::varchar[]
-                      and (%(types)s::text[] is null or k.name = any(%(types)s::text[]))))
-            order by c.priority_rank, c.ready_at, c.task_id
-            limit %(capacity)s::int for update skip locked
-        ) as spot
-        limit %(capacity)s::int
-    ))
-    returning h.task_id, h.tenant_id, h.queue_id, h.fence, h.lease_seconds, h.priority_rank, h.ready_at, t.name,
-              h.task_id << 16 as runs_after, (h.task_id << 16) + h.fence as run_id
+    where t.id = h.task_type_id and h.ctid = any(array({spots}))
+    returning h.task_id, h.tenant_id, h.queue_id, h.task_type_id, h.requester_id, h.fence,
+              ceil(extract(epoch from h.lease_expires_at - gatehouse_now()) * 1000)::int as lease_ms, h.priority_rank,
+              h.ready_at, t.name, h.task_id << 16 as runs_after, (h.task_id << 16) + h.fence as run_id
 ), runs as (
     insert into tasks_run (id, tenant_id, holder_id, started_at, message)
     select run_id, tenant_id, %(holder)s::bigint, gatehouse_now(), '' from claimed
-)
-select c.task_id, c.fence, c.name, cold.params, c.lease_seconds, cold.requester_id, q.name, before.checkpoint
+)"""
+_GRANTED: Final = """
+select c.task_id, c.fence, c.name, cold.params, c.lease_ms, cold.requester_id, q.name, before.checkpoint, c.ready_at
 from claimed c
 join lateral (select params, requester_id from tasks_task where id = c.task_id) cold on true
 join lateral (select name from tasks_queue where id = c.queue_id) q on true
@@ -141,25 +225,212 @@ left join lateral (
     where r.id > c.runs_after and r.id < c.run_id and r.checkpoint is not null
     order by r.id desc limit 1
 ) before on true
-order by c.priority_rank, c.ready_at, c.task_id
 """
 
-# Renews what this holder still holds. A row that somebody else has locked is passed over: that is no loss.
+# Queues are tried in the order named; within one, the most urgent first. The array of ctids makes the planner
+# find rows one by one and lock exactly those it takes: the outer limit stops the probes. Plan: Tid Scan over an
+# Index Scan of tasks_hottask_claimable, which begins at the floor in each rank: what was claimed before leaves entries
+# that nobody can clean up while a snapshot is held elsewhere. Where a limit bites, nothing is claimed and the one row answered has no task:
+# CLAIM_WITHIN_LIMITS is to be asked.
+CLAIM: Final = f"""
+with {_ABLE}, {
+    _GRANT.format(
+        kept=_KEPT,
+        length=_LENGTH,
+        spots=f'''
+        select spot.ctid
+        from (
+            select id from open
+            where not exists (select from able where limited) and not exists (select from open where limited)
+            order by place
+        ) as line,
+        lateral (
+            select c.ctid from tasks_hottask c
+            where c.queue_id = line.id and c.holder_id is null and c.ready_at <= gatehouse_now()
+              and c.ready_at >= %(floor)s::timestamptz
+              and c.task_type_id = any(array(select id from able)) and {_IN_TIME.format(row="c")}
+            order by c.priority_rank, c.ready_at, c.task_id
+            limit %(capacity)s::int for update skip locked
+        ) as spot
+        limit %(capacity)s::int''',
+    )
+}
+select * from (
+    {_GRANTED}
+    order by c.priority_rank, c.ready_at, c.task_id
+) as granted
+union all
+select null, null, null, null, null, null, null, null, null
+where exists (select from able where limited) or exists (select from open where limited)
+"""
+
+# Claims that meet at a limit take turns until they commit, so that what one counts stands until it has claimed.
+HOLD_LIMITS: Final = f"""
+with {_ABLE}
+select pg_advisory_xact_lock(hashtextextended(held.name, 5))
+from (
+    select 'queue ' || id as name from open where limited
+    union all
+    select 'type ' || id from able where limited
+    order by 1
+) as held
+"""
+# After HOLD_LIMITS. Looks first, at no more rows of a kind than may be taken of it, and locks what it has chosen. A kind
+# is a limited type by itself, and all other types together; in a fair queue each requester has a look of its own, and
+# they take turns: whoever was served longest ago comes first. Index: tasks_hottask_claimable, or _claimable_fairly; what
+# is chosen is fetched by its place, which `is true` keeps the partial indexes out of.
+CLAIM_WITHIN_LIMITS: Final = f"""
+with recursive {_ABLE}, kind as materialized (
+    select array[a.id] as types, least(
+        a.concurrency - (
+            select count(*) from tasks_queue q join tasks_hottask h on h.queue_id = q.id
+            where q.tenant_id = gatehouse_tenant() and h.holder_id is not null and h.task_type_id = a.id),
+        a.rate - (
+            select coalesce(sum(g.leases), 0) from tasks_leasecount g
+            where g.task_type_id = a.id and g.queue_id is null
+              and g.granted_at > gatehouse_now() - make_interval(secs => a.rate_seconds)),
+        %(capacity)s::int) as room
+    from able a where a.limited
+    union all
+    select array(select id from able where not limited), %(capacity)s::int
+), line as materialized (
+    select q.id, q.place, q.fair, least(
+        q.concurrency - (select count(*) from tasks_hottask h where h.queue_id = q.id and h.holder_id is not null),
+        q.rate - (
+            select coalesce(sum(g.leases), 0) from tasks_leasecount g
+            where g.queue_id = q.id and g.task_type_id is null
+              and g.granted_at > gatehouse_now() - make_interval(secs => q.rate_seconds)),
+        %(capacity)s::int) as room
+    from open q
+), asking as (
+    select line.id as queue_id, first.requester_id
+    from line cross join lateral (
+        select c.requester_id from tasks_hottask c
+        where line.fair and c.queue_id = line.id and c.holder_id is null and c.ready_at is not null
+          and c.requester_id is not null
+        order by c.requester_id limit 1
+    ) as first
+    union all
+    select asking.queue_id, following.requester_id
+    from asking cross join lateral (
+        select c.requester_id from tasks_hottask c
+        where c.queue_id = asking.queue_id and c.holder_id is null and c.ready_at is not null
+          and c.requester_id > asking.requester_id
+        order by c.requester_id limit 1
+    ) as following
+), seen as materialized (
+    select spot.*, line.id as queue_id, line.place, line.room, kind.types, kind.room as type_room, 1::bigint as nth,
+           null::bigint as served
+    from line cross join kind cross join lateral (
+        select c.ctid as spot, c.task_id, c.priority_rank, c.ready_at
+        from tasks_hottask c
+        where c.queue_id = line.id and c.holder_id is null and c.ready_at <= gatehouse_now()
+          and c.task_type_id = any(kind.types) and {_IN_TIME.format(row="c")}
+        order by c.priority_rank, c.ready_at, c.task_id limit greatest(least(line.room, kind.room), 0)
+    ) as spot
+    where not line.fair and line.room > 0 and kind.room > 0
+    union all
+    select spot.*, line.id, line.place, line.room, kind.types, kind.room,
+           row_number() over (partition by line.id, asking.requester_id
+                              order by spot.priority_rank, spot.ready_at, spot.task_id),
+           (select t.served from tasks_turn t
+            where t.tenant_id = gatehouse_tenant() and t.queue_id = line.id and t.requester_id = asking.requester_id)
+    from line join asking on asking.queue_id = line.id cross join kind cross join lateral (
+        select c.ctid as spot, c.task_id, c.priority_rank, c.ready_at
+        from tasks_hottask c
+        where c.queue_id = line.id and c.requester_id = asking.requester_id and c.holder_id is null
+          and c.ready_at <= gatehouse_now() and c.task_type_id = any(kind.types) and {_IN_TIME.format(row="c")}
+        order by c.priority_rank, c.ready_at, c.task_id limit greatest(least(line.room, kind.room), 0)
+    ) as spot
+    where line.fair and line.room > 0 and kind.room > 0
+), typed as (
+    select *, row_number() over (partition by types
+                                 order by place, nth, served nulls first, priority_rank, ready_at, task_id) as of_type
+    from seen
+), lined as (
+    select *, row_number() over (partition by queue_id
+                                 order by nth, served nulls first, priority_rank, ready_at, task_id) as of_queue
+    from typed where of_type <= type_room
+), chosen as materialized (
+    select spot, task_id,
+           row_number() over (order by place, nth, served nulls first, priority_rank, ready_at, task_id) as turn
+    from lined where of_queue <= room
+    order by turn limit %(capacity)s::int
+), {
+    _GRANT.format(
+        kept=_KEPT,
+        length=_LENGTH,
+        spots='''
+        select c.ctid from tasks_hottask c
+        where c.ctid = any(array(select spot from chosen)) and (c.holder_id is null and c.ready_at is not null) is true
+        for update skip locked''',
+    )
+}, turns as (
+    insert into tasks_turn (tenant_id, queue_id, requester_id, served)
+    select c.tenant_id, c.queue_id, c.requester_id, nextval('tasks_turn_id_seq')
+    from (
+        select claimed.tenant_id, claimed.queue_id, claimed.requester_id, max(chosen.turn) as last
+        from claimed join chosen on chosen.task_id = claimed.task_id
+        join open on open.id = claimed.queue_id and open.fair
+        where claimed.requester_id is not null
+        group by 1, 2, 3 order by last
+    ) as c
+    on conflict (tenant_id, queue_id, requester_id) do update set served = excluded.served
+), counted as (
+    insert into tasks_leasecount (tenant_id, queue_id, task_type_id, granted_at, leases)
+    select c.tenant_id, c.queue_id, null, gatehouse_now(), count(*)
+    from claimed c join open on open.id = c.queue_id and open.rate is not null group by 1, 2
+    union all
+    select c.tenant_id, null, c.task_type_id, gatehouse_now(), count(*)
+    from claimed c join able on able.id = c.task_type_id and able.rate is not null group by 1, 3
+), forgotten as (
+    delete from tasks_leasecount g using open
+    where g.queue_id = open.id and g.task_type_id is null
+      and g.granted_at <= gatehouse_now() - make_interval(secs => open.rate_seconds)
+), forgotten_of_types as (
+    delete from tasks_leasecount g using able
+    where g.task_type_id = able.id and g.queue_id is null
+      and g.granted_at <= gatehouse_now() - make_interval(secs => able.rate_seconds)
+)
+{_GRANTED}
+join chosen on chosen.task_id = c.task_id
+order by chosen.turn
+"""
+# In queues that have become fair: whose turn each task is on, of some at a time.
+SETTLE_TURNS: Final = """
+update tasks_hottask h set requester_id = cold.requester_id
+from tasks_task cold
+where cold.id = h.task_id and h.task_id = any(array(
+    select c.task_id from tasks_queue q join tasks_hottask c on c.queue_id = q.id and c.requester_id is null
+    where q.fair limit 1000 for update of c skip locked))
+"""
+
+# Renews what this holder still holds, up to the task's deadline. A row that somebody else has locked is passed over:
+# that is no loss. A run that was told that its budget is spent keeps what it has of its lease.
 # Without a checkpoint or spend in the batch the commit need not wait for the disk.
 HEARTBEAT: Final = f"""
 with beat as materialized (
-    select b.task_id, b.fence,
+    select b.task_id, b.fence, b.saves,
            case when %(relaxed)s::bool then set_config('synchronous_commit', 'off', true) end
-    from unnest(%(tasks)s::bigint[], %(fences)s::int[]) as b(task_id, fence)
+    from unnest(%(tasks)s::bigint[], %(fences)s::int[], %(saves)s::bool[]) as b(task_id, fence, saves)
 ), mine as materialized (
-    select h.task_id, h.lease_seconds from tasks_hottask h join beat on beat.task_id = h.task_id
+    select h.task_id, h.lease_seconds, beat.saves from tasks_hottask h join beat on beat.task_id = h.task_id
     where h.fence = beat.fence and h.holder_id = %(holder)s::bigint
       and (h.flags & {STRICT} = 0 or h.lease_expires_at > gatehouse_now())
     order by h.task_id for update of h skip locked
 )
-update tasks_hottask h set lease_expires_at = gatehouse_now() + make_interval(secs => mine.lease_seconds)
+update tasks_hottask h
+set lease_expires_at = case when h.flags & {BUDGET_SPENT} = 0
+        then least(gatehouse_now() + make_interval(secs => mine.lease_seconds), h.deadline_at)
+        else h.lease_expires_at end,
+    lease_seconds = greatest(1, least(
+        mine.lease_seconds, ceil(extract(epoch from h.deadline_at - gatehouse_now()))::int)),
+    flags = case when mine.saves then h.flags & ~{CHECKPOINT_WANTED} else h.flags end,
+    silent_beats = case when h.stuck_after is null then 0 else least(h.silent_beats + 1, 32767) end
 from mine where h.task_id = mine.task_id
-returning h.task_id, h.fence, h.flags, h.lease_seconds
+returning h.task_id, h.fence, h.flags,
+          greatest(0, ceil(extract(epoch from h.lease_expires_at - gatehouse_now()) * 1000))::int,
+          h.silent_beats >= h.stuck_after, h.budget_id
 """
 
 # Why a heartbeat or an ending call found nothing to change.
@@ -177,101 +448,324 @@ left join tasks_terminalrecord d on d.task_id = b.task_id
 left join tasks_run r on r.id = b.run_id
 """
 
+# What says nothing new is no progress.
 PROGRESS: Final = """
-update tasks_run r
-set percent = coalesce(p.percent, r.percent), message = coalesce(p.message, r.message),
-    checkpoint = coalesce(p.checkpoint::jsonb, r.checkpoint), progressed_at = gatehouse_now()
-from unnest(%(runs)s::bigint[], %(percents)s::float8[], %(messages)s::text[], %(checkpoints)s::text[])
-     as p(id, percent, message, checkpoint)
-where r.id = p.id
-"""
-
-SPEND: Final = """
-insert into tasks_spend (tenant_id, task_id, fence, tokens, cost_usd, spent_at)
-select %(tenant)s::bigint, s.task_id, s.fence, s.tokens, s.cost_usd, gatehouse_now()
-from unnest(%(tasks)s::bigint[], %(fences)s::int[], %(tokens)s::bigint[], %(costs)s::numeric[])
-     as s(task_id, fence, tokens, cost_usd)
-"""
-
-# The end of a task, guarded by a lease (fence and holder), or by nothing where the row is locked already. Locks by
-# deleting; no row: the guard failed, and nothing is written.
-END: Final = f"""
-with gone as (
-    delete from tasks_hottask h
-    where h.task_id = %(task)s::bigint
-      and (%(fence)s::int is null or (
-            h.fence = %(fence)s::int and h.holder_id = %(holder)s::bigint
-            and (h.flags & {STRICT} = 0 or h.lease_expires_at > gatehouse_now())))
-    returning h.task_id, h.tenant_id, h.queue_id, h.task_type_id, h.fence, (h.task_id << 16) + h.fence as run_id
-), run as (
+with told as (
     update tasks_run r
-    set ended_at = gatehouse_now(), outcome = %(outcome)s::text, error = %(error)s::jsonb,
-        request_digest = %(digest)s::bytea, answer = %(answer)s::jsonb
-    from gone where r.id = gone.run_id and r.ended_at is null
+    set percent = coalesce(p.percent, r.percent), message = coalesce(p.message, r.message),
+        checkpoint = coalesce(p.checkpoint::jsonb, r.checkpoint), progressed_at = gatehouse_now()
+    from unnest(%(runs)s::bigint[], %(percents)s::float8[], %(messages)s::text[], %(checkpoints)s::text[])
+         as p(id, percent, message, checkpoint)
+    where r.id = p.id and (
+        p.checkpoint is not null or r.percent is distinct from coalesce(p.percent, r.percent)
+        or r.message is distinct from coalesce(p.message, r.message))
+    returning r.id, r.id >> 16 as task_id
+), moving as (
+    update tasks_hottask h set silent_beats = 0 from told where h.task_id = told.task_id and h.stuck_after is not null
+)
+select id from told
+"""
+# What the holders of leases are told at their next heartbeat.
+ORDER: Final = "update tasks_hottask set flags = flags | %(flag)s::smallint where task_id = %(task)s::bigint"
+DRAIN_QUEUE: Final = f"""
+update tasks_hottask set flags = flags | {DRAINING} where task_id = any(array(
+    select h.task_id from tasks_hottask h
+    where h.queue_id = %(queue)s::bigint and h.holder_id is not null order by h.task_id for update))
+"""
+# Where a transaction that began with heartbeats has done more.
+LASTING: Final = "select set_config('synchronous_commit', 'on', true)"
+
+# After HEARTBEAT, which holds the tasks: notes by how much the sums of runs have grown since they were told last, and
+# takes that from the budgets, each with all those above it, in the order of their ids. Of a run that knows that its
+# budget is spent, nothing more is taken: it is answered. Index: tasks_spend_by_task.
+SPEND: Final = """
+with recursive grown as materialized (
+    select s.task_id, s.fence, s.budget_id, s.knows, s.tokens - noted.tokens as tokens, s.cost_usd - noted.cost_usd as cost_usd
+    from (
+        select u.task_id, u.fence, u.budget_id, u.knows, u.tokens, round(u.cost_usd, 6) as cost_usd
+        from unnest(%(tasks)s::bigint[], %(fences)s::int[], %(budgets)s::bigint[], %(knowing)s::bool[],
+                    %(tokens)s::bigint[], %(costs)s::numeric[])
+            as u(task_id, fence, budget_id, knows, tokens, cost_usd)
+    ) as s
+    cross join lateral (
+        select coalesce(sum(p.tokens), 0)::bigint as tokens, coalesce(sum(p.cost_usd), 0) as cost_usd
+        from tasks_spend p where p.task_id = s.task_id and p.fence = s.fence
+    ) as noted
+    where s.tokens > noted.tokens or s.cost_usd > noted.cost_usd
+), noted as (
+    insert into tasks_spend (tenant_id, task_id, fence, tokens, cost_usd, spent_at)
+    select %(tenant)s::bigint, task_id, fence, greatest(tokens, 0), greatest(cost_usd, 0), gatehouse_now()
+    from grown where not knows
+), drawn as (
+    select budget_id as task_id, greatest(tokens, 0) as tokens, greatest(cost_usd, 0) as cost_usd
+    from grown where not knows and budget_id is not null
+    union all
+    select b.parent_id, d.tokens, d.cost_usd from drawn d join tasks_budget b on b.task_id = d.task_id
+    where b.parent_id is not null
+), owed as materialized (
+    select task_id, sum(tokens)::bigint as tokens, sum(cost_usd) as cost_usd from drawn group by task_id
+), held as materialized (
+    select b.task_id from tasks_budget b where b.task_id = any(array(select task_id from owed))
+    order by b.task_id for update
+), taken as (
+    update tasks_budget b
+    set spent_tokens = b.spent_tokens + o.tokens, spent_cost_usd = b.spent_cost_usd + o.cost_usd,
+        spent_at = case when b.spent_at is null and (
+                b.spent_tokens + o.tokens >= b.max_tokens or b.spent_cost_usd + o.cost_usd >= b.max_cost_usd)
+            then gatehouse_now() else b.spent_at end
+    from held join owed o on o.task_id = held.task_id where b.task_id = held.task_id
+)
+select task_id, fence from grown where knows
+"""
+# What is left of the budgets that tasks draw from, at the tightest of each and those above it, and whether one is spent:
+# such tasks, whose holders hear it now, are marked.
+LEFT: Final = f"""
+with recursive line as (
+    select a.task_id, a.budget_id as at_id from unnest(%(tasks)s::bigint[], %(budgets)s::bigint[]) as a(task_id, budget_id)
+    union all
+    select l.task_id, b.parent_id from line l join tasks_budget b on b.task_id = l.at_id where b.parent_id is not null
+), found as materialized (
+    select l.task_id, greatest(min(b.max_tokens - b.spent_tokens), 0) as tokens,
+           min(b.max_tokens) is null as any_tokens, greatest(min(b.max_cost_usd - b.spent_cost_usd), 0) as cost_usd,
+           min(b.max_cost_usd) is null as any_cost,
+           (array_agg(b.when_spent order by b.task_id desc) filter (where b.spent_at is not null))[1] as policy
+    from line l join tasks_budget b on b.task_id = l.at_id group by l.task_id
+), marked as (
+    update tasks_hottask h
+    set flags = h.flags | case found.policy when '{WhenSpent.CANCEL}' then {BUDGET_SPENT | CANCELS_SPENT} else {BUDGET_SPENT} end
+    from found where h.task_id = found.task_id and found.policy is not null and h.flags & {BUDGET_SPENT} = 0
+)
+select task_id, case when not any_tokens then tokens end, case when not any_cost then cost_usd end, policy from found
+"""
+
+# What new tasks draw from: the budget of the task that each was asked for in the course of, or of the first task that
+# the receipts lead up to which caused it. Of a parent its requester, recipient or holder may speak; of a receipt, whoever
+# has received or posted it, and of those of the gate, whose ids nobody guesses, whoever knows it; so up to the first of
+# the gate's. Answers the parent or cause that was found, how many budgets there are above, and the nearest that is spent.
+# The limits of one keep the planner to one probe a row.
+# Indexes: receipts_receipt_id_once, receipts_receipt_uuid_once, and primary keys.
+FUNDED: Final = """
+with recursive up as (
+    select a.nth, r.caused_by_id, r.poster_id, p.name = %(gate)s::text as is_gates, 1 as hops,
+           case when p.name = %(gate)s::text then r.metadata ->> 'task_id' end as task
+    from unnest(%(nths)s::int[], %(references)s::text[], %(uuids)s::uuid[]) as a(nth, reference, uuid)
+    cross join lateral (
+        select c.caused_by_id, c.poster_id, c.recipient_id, c.metadata from receipts_receipt c
+        where c.tenant_id = gatehouse_tenant() and c.receipt_id = a.reference
+        union all
+        select c.caused_by_id, c.poster_id, c.recipient_id, c.metadata from receipts_receipt c
+        where c.tenant_id = gatehouse_tenant() and c.uuid = a.uuid
+        limit 1
+    ) as r
+    join principals_principal p on p.id = r.poster_id
+    where p.name = %(gate)s::text or %(requester)s::bigint in (r.poster_id, r.recipient_id)
+    union all
+    select u.nth, r.caused_by_id, r.poster_id, p.name = %(gate)s::text, u.hops + 1,
+           case when p.name = %(gate)s::text then r.metadata ->> 'task_id' end
+    from up u
+    cross join lateral (
+        select c.caused_by_id, c.poster_id, c.recipient_id, c.metadata from receipts_receipt c
+        where c.id = u.caused_by_id limit 1
+    ) as r
+    join principals_principal p on p.id = r.poster_id
+    where not u.is_gates and u.hops < %(hops)s::int
+      and (p.name = %(gate)s::text or u.poster_id in (r.poster_id, r.recipient_id))
+), cause as materialized (
+    select u.nth, substr(u.task, 6)::bigint as task_id from up u where u.task ~ '^task_[0-9]{1,18}$'
+    union all
+    select a.nth, t.id
+    from unnest(%(children)s::int[], %(parents)s::bigint[]) as a(nth, task_id)
+    cross join lateral (select id, requester_id, recipient_id from tasks_task where id = a.task_id limit 1) as t
+    where %(requester)s::bigint in (t.requester_id, t.recipient_id)
+       or %(requester)s::bigint = (select h.holder_id from tasks_hottask h where h.task_id = t.id)
+), funded as materialized (
+    -- What is done again has a budget of its own again.
+    select c.nth, t.receipt_id, case when t.budget_id = t.id and c.nth = any(%(replays)s::int[])
+               then (select b.parent_id from tasks_budget b where b.task_id = t.id) else t.budget_id end as budget_id
+    from cause c
+    cross join lateral (select id, receipt_id, budget_id from tasks_task where id = c.task_id limit 1) as t
+), line as (
+    select f.nth, f.budget_id as at_id from funded f where f.budget_id is not null
+    union all
+    select l.nth, b.parent_id from line l join tasks_budget b on b.task_id = l.at_id where b.parent_id is not null
+)
+select f.nth, f.receipt_id, f.budget_id, above.budgets, above.spent
+from funded f
+cross join lateral (
+    select count(*) as budgets, max(b.task_id) filter (where b.spent_at is not null) as spent
+    from line l join tasks_budget b on b.task_id = l.at_id where l.nth = f.nth
+) as above
+"""
+
+# Open tasks that nobody holds and that draw from a spent budget, be it from one below it; recipients take turns as in
+# DOOMED. Downwards budget by budget: offset and limit keep the planner from reading tables whole. Indexes:
+# tasks_budget_unsettled, tasks_budget_by_parent, tasks_hottask_by_budget.
+UNPAID: Final = """
+with recursive below as (
+    select task_id from (
+        select b.task_id from tasks_budget b
+        where b.spent_at is not null and b.settled_at is null order by b.spent_at limit 100
+    ) as spent
+    union
+    select c.task_id from below cross join lateral (
+        select b.task_id from tasks_budget b where b.parent_id = below.task_id offset 0) as c
+)
+select h.tenant_id, h.task_id, cold.recipient_id
+from below
+cross join lateral (
+    select o.tenant_id, o.task_id from tasks_hottask o
+    where o.budget_id = below.task_id and o.holder_id is null offset 0
+) as h
+join lateral (select recipient_id from tasks_task where id = h.task_id) cold on true
+order by row_number() over (partition by cold.recipient_id order by random()) limit 100
+"""
+# Budgets that are spent, and from which nothing open draws any more, not even what was being queued at the time; and
+# whether any are left. Indexes as for UNPAID.
+SETTLE: Final = """
+with recursive spent as materialized (
+    select b.task_id from tasks_budget b
+    where b.spent_at is not null and b.settled_at is null and b.spent_at <= gatehouse_now() - interval '1 minute'
+    order by b.spent_at limit 100 for update skip locked
+), below as (
+    select task_id as spent_id, task_id from spent
+    union
+    select below.spent_id, c.task_id from below cross join lateral (
+        select b.task_id from tasks_budget b where b.parent_id = below.task_id offset 0) as c
+), settled as (
+    update tasks_budget b set settled_at = gatehouse_now()
+    from spent where b.task_id = spent.task_id and not exists (
+        select from below
+        cross join lateral (select from tasks_hottask h where h.budget_id = below.task_id limit 1) as open
+        where below.spent_id = spent.task_id)
+    returning b.task_id
+)
+select exists (
+    select from tasks_budget b where b.spent_at is not null and b.settled_at is null
+      and b.task_id not in (select task_id from settled))
+"""
+
+# The ends of tasks, each guarded by a lease (fence and holder), or by nothing where the row is locked already. Locks by
+# id; what fails its guard answers no row, and nothing is written of it.
+END: Final = f"""
+with held as materialized (
+    select h.task_id, h.tenant_id, h.queue_id, h.task_type_id, h.fence, (h.task_id << 16) + h.fence as run_id,
+           case when h.ready_at is not null then h.concurrency_key end as key, g.status, g.outcome, g.reason,
+           g.error::jsonb as error, g.summary, g.channel, g.pointer, g.content::jsonb as content, g.checksum, g.size,
+           g.media_type, decode(g.digest, 'hex') as digest, g.answer::jsonb as answer, g.receipt
+    from jsonb_to_recordset(%(ends)s::jsonb) as g(
+        task_id bigint, fence int, status text, outcome text, reason text, error text, summary text, channel text,
+        pointer text, content text, checksum text, size bigint, media_type text, digest text, answer text,
+        receipt text)
+    join tasks_hottask h on h.task_id = g.task_id
+    where g.fence is null or (
+        h.fence = g.fence and h.holder_id = %(holder)s::bigint
+        and (h.flags & {STRICT} = 0 or h.lease_expires_at > gatehouse_now()))
+    order by h.task_id for update of h
+), gone as (
+    delete from tasks_hottask h using held where h.task_id = held.task_id
+), runs as (
+    update tasks_run r
+    set ended_at = gatehouse_now(), outcome = held.outcome, error = held.error, request_digest = held.digest,
+        answer = held.answer
+    from held where r.id = held.run_id and r.ended_at is null
 ), record as (
     insert into tasks_terminalrecord (task_id, tenant_id, status, reason, fence, error, result_channel,
         result_pointer, content, checksum, size, media_type, summary, receipt_id, finished_at)
-    select gone.task_id, gone.tenant_id, %(status)s::text, %(reason)s::text, gone.fence, %(error)s::jsonb,
-           %(channel)s::text, %(pointer)s::text, %(content)s::jsonb, %(checksum)s::text, %(size)s::bigint,
-           %(media_type)s::text, coalesce(%(summary)s::text, k.title || ': ' || %(status)s::text),
-           %(receipt)s::text, gatehouse_now()
-    from gone join tasks_tasktype k on k.id = gone.task_type_id
-    returning finished_at, summary
+    select held.task_id, held.tenant_id, held.status, held.reason, held.fence, held.error, held.channel,
+           held.pointer, held.content, held.checksum, held.size, held.media_type,
+           coalesce(held.summary, k.title || ': ' || held.status), held.receipt, gatehouse_now()
+    from held join tasks_tasktype k on k.id = held.task_type_id
+    returning task_id, finished_at, summary
 )
-select gone.tenant_id, gone.fence, gone.queue_id, k.name, k.title, cold.recipient_id, cold.receipt_id, cold."group",
-       gate.id, record.finished_at, record.summary
-from gone cross join record
-join lateral (select name, title from tasks_tasktype where id = gone.task_type_id) k on true
-join lateral (select recipient_id, receipt_id, "group" from tasks_task where id = gone.task_id) cold on true
-join lateral (select id from principals_principal where tenant_id = gone.tenant_id and name = %(gate)s::text)
+select held.task_id, held.tenant_id, held.fence, q.name, k.name, k.title, k.requires, cold.recipient_id,
+       cold.receipt_id, cold."group", gate.id, record.finished_at, record.summary, held.key,
+       q.concurrency is not null or k.concurrency is not null,
+       exists (select from tasks_dependency d where d.on_task_id = held.task_id)
+from held join record on record.task_id = held.task_id
+join lateral (select name, concurrency from tasks_queue where id = held.queue_id) q on true
+join lateral (select name, title, requires, concurrency from tasks_tasktype where id = held.task_type_id) k on true
+join lateral (select recipient_id, receipt_id, "group" from tasks_task where id = held.task_id) cold on true
+join lateral (select id from principals_principal where tenant_id = held.tenant_id and name = %(gate)s::text)
      gate on true
+order by held.task_id
 """
 
 _LOCK: Final = """
-select h.fence, h.holder_id, h.flags, h.failures, h.max_attempts, h.expiries, h.max_expiries,
+select h.task_id, h.fence, h.holder_id, h.flags, h.failures, h.max_attempts, h.expiries, h.max_expiries,
        h.lease_expires_at <= gatehouse_now(), k.backoff_seconds, k.backoff_cap_seconds
-from tasks_hottask h join tasks_tasktype k on k.id = h.task_type_id
-where h.task_id = %(task)s::bigint {guard}
-for update of h
-"""
-LOCK: Final = _LOCK.format(guard="")
-# Passes over a row that somebody else has at hand.
-LOCK_UNLESS_BUSY: Final = f"{LOCK.rstrip()} skip locked"
-# Several at once, by id: the order in which everybody locks tasks.
-LOCK_SEVERAL: Final = """
-select h.fence, h.holder_id, h.flags, h.failures, h.max_attempts, h.expiries, h.max_expiries,
-       h.lease_expires_at <= gatehouse_now(), k.backoff_seconds, k.backoff_cap_seconds, h.task_id
-from tasks_hottask h join tasks_tasktype k on k.id = h.task_type_id
-where h.task_id = any(%(tasks)s::bigint[])
+from unnest(%(tasks)s::bigint[]{more}) as asked(task_id{named})
+join tasks_hottask h on h.task_id = asked.task_id {guard}
+join tasks_tasktype k on k.id = h.task_type_id
 order by h.task_id for update of h
 """
-# As END's guard: the caller's run is the current one.
-LOCK_LEASE: Final = _LOCK.format(
-    guard=f"""and h.fence = %(fence)s::int and h.holder_id = %(holder)s::bigint
-      and (h.flags & {STRICT} = 0 or h.lease_expires_at > gatehouse_now())"""
+# Open tasks by id: the order in which everybody locks them.
+LOCK: Final = _LOCK.format(more="", named="", guard="")
+# Passes over rows that somebody else has at hand.
+LOCK_UNLESS_BUSY: Final = f"{LOCK.rstrip()} skip locked"
+# As END's guard: the caller's runs are the current ones.
+LOCK_LEASES: Final = _LOCK.format(
+    more=", %(fences)s::int[]",
+    named=", fence",
+    guard=f"""and h.fence = asked.fence and h.holder_id = %(holder)s::bigint
+      and (h.flags & {STRICT} = 0 or h.lease_expires_at > gatehouse_now())""",
 )
 
-# After LOCK_LEASE: back into the line, after a delay or where it stood. The answer is kept with the run.
+# After LOCK_LEASES: back into the line, after a delay or where they stood. The answers are kept with the runs. One that
+# has to wait gives its concurrency key up.
 PUT_BACK: Final = """
-with back as (
+with given as materialized (
+    select g.*, (g.task_id << 16) + g.fence as run_id
+    from jsonb_to_recordset(%(backs)s::jsonb) as g(
+        task_id bigint, fence int, failures smallint, expiries smallint, delay float8, outcome text, error text,
+        digest text, answer text)
+), back as (
     update tasks_hottask h
-    set holder_id = null, lease_expires_at = null, failures = h.failures + %(failures)s::smallint,
-        ready_at = case when %(delay)s::float8 > 0 then null else h.ready_at end,
-        due_at = case when %(delay)s::float8 > 0 then gatehouse_now() + make_interval(secs => %(delay)s::float8) end
-    where h.task_id = %(task)s::bigint
-    returning h.tenant_id, h.queue_id, h.task_type_id, h.due_at, (h.task_id << 16) + h.fence as run_id
-), run as (
+    set holder_id = null, lease_expires_at = null, failures = h.failures + g.failures,
+        expiries = h.expiries + g.expiries, silent_beats = 0,
+        ready_at = case when g.delay > 0 then null else h.ready_at end,
+        due_at = case when g.delay > 0 then gatehouse_now() + make_interval(secs => g.delay) end
+    from given g
+    where h.task_id = g.task_id
+    returning h.task_id, h.tenant_id, h.queue_id, h.task_type_id, h.due_at,
+              case when g.delay > 0 then h.concurrency_key end as key
+), runs as (
     update tasks_run r
-    set ended_at = gatehouse_now(), outcome = %(outcome)s::text, error = %(error)s::jsonb,
-        request_digest = %(digest)s::bytea,
-        answer = %(answer)s::jsonb || jsonb_build_object('retry_at', coalesce(back.due_at, gatehouse_now()))
-    from back where r.id = back.run_id
-    returning r.answer
+    set ended_at = gatehouse_now(), outcome = g.outcome, error = g.error::jsonb, request_digest = decode(g.digest, 'hex'),
+        answer = g.answer::jsonb || jsonb_build_object('retry_at', coalesce(back.due_at, gatehouse_now()))
+    from given g join back on back.task_id = g.task_id
+    where r.id = g.run_id
+    returning g.task_id, r.answer
 )
-select run.answer, back.tenant_id, q.name, k.name
-from run cross join back
+select back.task_id, runs.answer, back.tenant_id, q.name, k.name, back.key
+from back join runs on runs.task_id = back.task_id
 join lateral (select name from tasks_queue where id = back.queue_id) q on true
 join lateral (select name from tasks_tasktype where id = back.task_type_id) k on true
+order by back.task_id
+"""
+
+# What a call that ended a run was given besides: kept with its answer.
+KEEP_NEXT: Final = """
+update tasks_run set answer = answer || jsonb_build_object('next', %(next)s::jsonb) where id = %(run)s::bigint
+"""
+# Leases once more, as they were granted.
+GRANTED: Final = """
+with given as materialized (
+    select g.nth, g.task_id, g.fence, g.lease_seconds, g.task_id << 16 as runs_after,
+           (g.task_id << 16) + g.fence as run_id
+    from unnest(%(tasks)s::bigint[], %(fences)s::int[], %(seconds)s::float8[])
+        with ordinality as g(task_id, fence, lease_seconds, nth)
+)
+select c.task_id, c.fence, k.name, cold.params, (c.lease_seconds * 1000)::int, cold.requester_id, q.name, before.checkpoint
+from given c
+join lateral (select params, requester_id, queue_id, task_type_id from tasks_task where id = c.task_id) cold on true
+join lateral (select name from tasks_queue where id = cold.queue_id) q on true
+join lateral (select name from tasks_tasktype where id = cold.task_type_id) k on true
+left join lateral (
+    select r.checkpoint from tasks_run r
+    where r.id > c.runs_after and r.id < c.run_id and r.checkpoint is not null
+    order by r.id desc limit 1
+) before on true
+order by c.nth
 """
 
 # Queues with ready work of these types that has lain for a second: its announcement was lost, or all hands were
@@ -280,7 +774,7 @@ UNANNOUNCED: Final = """
 with line as materialized (
     select q.id, q.tenant_id, q.name, array(
         select k.id from tasks_tasktype k
-        where k.tenant_id = q.tenant_id and k.in_code and k.name = any(%(types)s::text[])) as types
+        where k.tenant_id = q.tenant_id and k.in_code and k.paused_at is null and k.name = any(%(types)s::text[])) as types
     from tasks_queue q where q.paused_at is null
 )
 select line.tenant_id, line.name, k.name
@@ -297,9 +791,48 @@ order by line.tenant_id, line.name
 limit 1000
 """
 
+# Queues where a limit, of theirs or of a type, may have kept back what is ready: room comes with time and with others'
+# ends. One probe of tasks_hottask_claimable for each queue.
+KEPT_BACK: Final = f"""
+with line as materialized (
+    select q.id, q.tenant_id, q.name, {_LIMITED.format(row="q")} as limited, array(
+        select k.id from tasks_tasktype k
+        where k.tenant_id = q.tenant_id and k.paused_at is null and {_LIMITED.format(row="k")}) as types
+    from tasks_queue q where q.paused_at is null
+)
+select line.tenant_id, line.name, k.name
+from line
+cross join lateral (
+    select h.task_type_id from tasks_hottask h
+    where h.queue_id = line.id and h.holder_id is null and h.ready_at <= gatehouse_now()
+      and (line.limited or h.task_type_id = any(line.types))
+    order by h.priority_rank, h.ready_at, h.task_id limit 1
+) as spot
+join lateral (select name from tasks_tasktype where id = spot.task_type_id) k on true
+where line.limited or line.types <> '{{}}'
+order by line.tenant_id, line.name
+limit 1000
+"""
+
+# What a claim finds again in a queue that is resumed or has other limits, or of a type that is: pairs of names, by the
+# thousand tasks of each queue that come first. One probe of tasks_hottask_claimable for each queue.
+AVAILABLE_AGAIN: Final = """
+select distinct q.name, k.name
+from tasks_queue q
+cross join lateral (
+    select h.task_type_id from tasks_hottask h
+    where h.queue_id = q.id and h.holder_id is null and h.ready_at <= gatehouse_now()
+    order by h.priority_rank, h.ready_at, h.task_id limit 1000
+) as ready
+join tasks_tasktype k on k.id = ready.task_type_id and k.paused_at is null
+where q.tenant_id = gatehouse_tenant() and q.paused_at is null
+  and (%(queue)s::bigint is null or q.id = %(queue)s::bigint)
+  and (%(task_type)s::bigint is null or k.id = %(task_type)s::bigint)
+"""
+
 # Counts of each queue, each on an index that begins with the queue: tasks_hottask_claimable, _due, _leased.
 QUEUE_HEALTH: Final = """
-select q.name, q.paused_at is not null, ready.tasks, waiting.tasks, leased.tasks, leased.expired,
+select q.id, q.name, q.paused_at is not null, ready.tasks, waiting.tasks, leased.tasks, leased.expired,
        coalesce(extract(epoch from gatehouse_now() - ready.since), 0)::float8
 from tasks_queue q
 cross join lateral (
@@ -313,6 +846,212 @@ cross join lateral (
     select count(*) as tasks, count(*) filter (where h.lease_expires_at <= gatehouse_now()) as expired
     from tasks_hottask h where h.queue_id = q.id and h.holder_id is not null
 ) as leased
-where q.tenant_id = %(tenant)s::bigint
-order by q.name
+where %(tenant)s::bigint is null or q.tenant_id = %(tenant)s::bigint
+order by q.tenant_id, q.name
+"""
+
+# Who else is counting: two counts at once would add the same ends twice.
+TALLY_ALONE: Final = "select pg_try_advisory_xact_lock(hashtextextended('tasks.tally', 0))"
+# Ends into minutes, from where the last count stopped up to what by now has surely been committed: a few thousand, and
+# all that ended at the same moment as the last of them. Index: tasks_terminalrecord_by_end.
+TALLY: Final = f"""
+with since as materialized (
+    select coalesce(
+        (select max(m.counted_to) from tasks_queueminute m
+         where m.minute_at = (select max(l.minute_at) from tasks_queueminute l)),
+        gatehouse_now() - interval '1 hour') as moment
+), ended as materialized (
+    select d.tenant_id, d.task_id, d.status, d.finished_at, d.task_id << 16 as runs_after, (d.task_id << 16) + d.fence as last_run
+    from tasks_terminalrecord d
+    where d.finished_at > (select moment from since) and d.finished_at <= gatehouse_now() - %(settled)s::interval
+    order by d.finished_at
+    fetch first %(limit)s rows with ties
+), added as (
+    insert into tasks_queueminute (tenant_id, queue_id, minute_at, status, latency, tasks, expiries, counted_to)
+    select e.tenant_id, t.queue_id, date_trunc('minute', e.finished_at), e.status, took.class, count(*),
+           sum(lost.leases), max(e.finished_at)
+    from ended e
+    join lateral (select queue_id, greatest(created_at, run_at) as begun from tasks_task where id = e.task_id) t on true
+    cross join lateral (
+        select least({LAST_CLASS}, greatest(0, ceil({CLASSES_PER_DOUBLING} * ln(
+            greatest(1, extract(epoch from e.finished_at - t.begun)::float8 * 1000)) / ln(2))))::smallint as class
+    ) as took
+    cross join lateral (
+        select count(*) as leases from tasks_run r
+        where r.id > e.runs_after and r.id <= e.last_run and r.outcome = 'expired'
+    ) as lost
+    group by e.tenant_id, t.queue_id, date_trunc('minute', e.finished_at), e.status, took.class
+    on conflict (tenant_id, queue_id, minute_at, status, latency) do update
+    set tasks = tasks_queueminute.tasks + excluded.tasks, expiries = tasks_queueminute.expiries + excluded.expiries,
+        counted_to = greatest(tasks_queueminute.counted_to, excluded.counted_to)
+)
+select count(*) from ended
+"""
+FORGET_MINUTES: Final = """
+delete from tasks_queueminute where minute_at < gatehouse_now() - %(kept)s::interval
+"""
+# What ended in each queue since the last whole minutes began. Index: tasks_queueminute_once.
+PACE: Final = """
+select q.id, m.status, m.latency, m.tasks, m.expiries
+from tasks_queue q
+cross join lateral (
+    select status, latency, sum(tasks)::bigint as tasks, sum(expiries)::bigint as expiries
+    from tasks_queueminute
+    where tenant_id = q.tenant_id and queue_id = q.id
+      and minute_at >= date_trunc('minute', gatehouse_now()) - %(window)s::interval
+    group by status, latency
+) as m
+where %(tenant)s::bigint is null or q.tenant_id = %(tenant)s::bigint
+"""
+
+# The newest dead letters by queue. Index: tasks_terminalrecord_dead.
+DEAD_LETTERS: Final = """
+select t.queue_id, count(*)
+from (
+    select d.task_id from tasks_terminalrecord d
+    where (%(tenant)s::bigint is null or d.tenant_id = %(tenant)s::bigint) and d.status = 'failed'
+    order by d.task_id desc limit %(limit)s
+) as dead
+join lateral (select queue_id from tasks_task where id = dead.task_id) t on true
+group by t.queue_id
+"""
+
+# Tenants in which something waits for a task that is over. How many wait the planner does not know of a table that is
+# empty as a rule: here and below the limits keep it to one look for each, and from reading the history whole.
+WAITED_ENOUGH: Final = """
+select distinct d.tenant_id from tasks_dependency d
+cross join lateral (select from tasks_terminalrecord where task_id = d.on_task_id limit 1) r
+limit %(limit)s
+"""
+# Takes what has succeeded off the tasks that wait for it; what waits for nothing else is ready, unless it waits for a
+# moment or for its concurrency key. A row that somebody else has at hand keeps its dependencies. What is over waits for
+# nothing: its dependencies go.
+RELEASE: Final = """
+with over as materialized (
+    select d.id, d.task_id, h.task_id is null as is_stale
+    from tasks_dependency d
+    cross join lateral (select status from tasks_terminalrecord where task_id = d.on_task_id limit 1) r
+    left join lateral (select task_id from tasks_hottask where task_id = d.task_id limit 1) h on true
+    where r.status = 'succeeded' or h.task_id is null
+    order by d.task_id, d.on_task_id limit %(limit)s
+), spot as materialized (
+    select h.task_id from tasks_hottask h where h.task_id in (select task_id from over)
+    order by h.task_id for update skip locked
+), met as (
+    delete from tasks_dependency d using over
+    where d.id = over.id and (over.is_stale or over.task_id in (select task_id from spot))
+    returning d.task_id, over.is_stale
+), counted as (
+    select task_id, count(*)::smallint as dependencies from met where not is_stale group by task_id
+), released as (
+    update tasks_hottask h
+    set open_dependencies = h.open_dependencies - c.dependencies,
+        ready_at = case when h.open_dependencies = c.dependencies and h.due_at is null and h.concurrency_key is null
+                        then gatehouse_now() end
+    from counted c where h.task_id = c.task_id
+    returning h.queue_id, h.task_type_id, h.ready_at is not null as is_ready, h.concurrency_key as key,
+              h.concurrency_key is not null and h.due_at is null and h.open_dependencies = 0 as waits_for_key
+)
+select q.name, k.name, released.is_ready, released.key, released.waits_for_key
+from released
+join lateral (select name from tasks_queue where id = released.queue_id) q on true
+join lateral (select name from tasks_tasktype where id = released.task_type_id) k on true
+"""
+# Tasks that wait for one that has not succeeded and never will, locked by id.
+LOST: Final = """
+with lost as materialized (
+    select distinct on (d.task_id) d.task_id, d.on_task_id, r.status, d.if_it_fails
+    from tasks_dependency d
+    cross join lateral (select status from tasks_terminalrecord where task_id = d.on_task_id limit 1) r
+    where r.status <> 'succeeded' and (%(task)s::bigint is null or d.task_id = %(task)s::bigint)
+    order by d.task_id, d.on_task_id
+)
+select lost.task_id, lost.on_task_id, lost.status, lost.if_it_fails
+from lost join tasks_hottask h on h.task_id = lost.task_id
+order by h.task_id limit %(limit)s for update of h skip locked
+"""
+# Open tasks past their deadline, whoever holds them; recipients take turns as in DOOMED. Index:
+# tasks_hottask_by_deadline.
+OVERDUE: Final = """
+select h.tenant_id, h.task_id, cold.recipient_id
+from tasks_hottask h cross join lateral (select recipient_id from tasks_task where id = h.task_id limit 1) cold
+where h.deadline_at <= gatehouse_now()
+order by row_number() over (partition by cold.recipient_id order by random()) limit 100
+"""
+
+# The newest dead letters of the tenant before one, and which of them a principal is a party to. Index:
+# tasks_terminalrecord_dead.
+DEAD_LETTERS_OF: Final = """
+select d.task_id, %(principal)s in (t.requester_id, t.recipient_id)
+from (
+    select r.task_id from tasks_terminalrecord r
+    where r.tenant_id = gatehouse_tenant() and r.status = 'failed'
+      and (%(before)s::bigint is null or r.task_id < %(before)s::bigint)
+    order by r.task_id desc limit %(looked_at)s
+) as d
+join lateral (select requester_id, recipient_id from tasks_task where id = d.task_id) t on true
+order by d.task_id desc
+"""
+
+# The newest dead letters of a queue that have not been replayed; see models.replay_key. Index:
+# tasks_terminalrecord_dead, and the key of each.
+UNREPLAYED: Final = """
+select d.task_id
+from tasks_queue q
+join tasks_terminalrecord d on d.tenant_id = q.tenant_id and d.status = 'failed'
+cross join lateral (select requester_id, queue_id from tasks_task where id = d.task_id limit 1) t
+where t.queue_id = q.id and q.id = %(queue)s::bigint and not exists (
+    select from tasks_idempotencykey k
+    where k.tenant_id = d.tenant_id and k.principal_id = t.requester_id and k.key = 'replay:task_' || d.task_id)
+order by d.task_id desc limit %(limit)s
+"""
+
+# Of the ends after one moment, in their order, those kept long enough, with all that is known of their tasks. One that
+# something still waits for, or draws from, stays. Index: tasks_terminalrecord_by_end. The limit, which no task's
+# runs reach, keeps the planner to one look for the runs of each.
+FORGET: Final = """
+with looked_at as materialized (
+    select d.task_id, d.finished_at, d.fence
+    from tasks_terminalrecord d
+    where d.finished_at > %(after)s::timestamptz and d.finished_at < gatehouse_now() - %(least)s::interval
+    order by d.finished_at
+    fetch first %(limit)s rows with ties
+), doomed as materialized (
+    select l.task_id, l.task_id << 16 as runs_after, (l.task_id << 16) + l.fence as last_run
+    from looked_at l
+    join tasks_task t on t.id = l.task_id
+    join tasks_tasktype k on k.id = t.task_type_id
+    where l.finished_at < gatehouse_now() - greatest(
+            %(least)s::interval, coalesce(make_interval(secs => k.retention_seconds), %(kept)s::interval))
+      and not exists (select from tasks_dependency w where w.on_task_id = l.task_id)
+      and not exists (select from tasks_hottask h where h.budget_id = l.task_id)
+      and not exists (select from tasks_budget b where b.parent_id = l.task_id)
+), runs as (
+    delete from tasks_run r where r.id = any(array(
+        select run.id from doomed cross join lateral (
+            select id from tasks_run where id > doomed.runs_after and id <= doomed.last_run order by id limit 65536
+        ) run))
+), spends as (
+    delete from tasks_spend s using doomed where s.task_id = doomed.task_id
+), budgets as (
+    delete from tasks_budget b using doomed where b.task_id = doomed.task_id
+), records as (
+    delete from tasks_terminalrecord d using doomed where d.task_id = doomed.task_id
+), colds as (
+    delete from tasks_task t using doomed where t.id = doomed.task_id
+)
+select (select max(finished_at) from looked_at), (select count(*) from doomed)
+"""
+# Of the keys after one, by their order of use, those kept long enough; one whose task is still known stays.
+FORGET_KEYS: Final = """
+with looked_at as materialized (
+    select k.id, k.task_id, k.created_at from tasks_idempotencykey k
+    where k.id > %(after)s::bigint order by k.id limit %(limit)s
+), gone as (
+    delete from tasks_idempotencykey k using looked_at l
+    where k.id = l.id and l.created_at < gatehouse_now() - %(kept)s::interval
+      and not exists (select from tasks_task t where t.id = l.task_id)
+    returning k.id
+)
+select (select max(id) from looked_at), (select count(*) from gone)
 """

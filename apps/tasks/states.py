@@ -40,6 +40,7 @@ class Outcome(TextChoices):
     RELEASED = "released"
     EXPIRED = "expired"
     CANCELED = "canceled"
+    REVOKED = "revoked"
 
 
 class Reason(TextChoices):
@@ -49,17 +50,47 @@ class Reason(TextChoices):
     ATTEMPTS_EXHAUSTED = "attempts_exhausted"
     EXPIRIES_EXHAUSTED = "expiries_exhausted"
     CANCELED = "canceled"
+    DEADLINE_PASSED = "deadline_passed"
+    BUDGET_EXHAUSTED = "budget_exhausted"
+    DEPENDENCY_FAILED = "dependency_failed"
+
+
+class IfDependencyFails(TextChoices):
+    """What becomes of a task when one that it depends on fails or is canceled."""
+
+    CANCEL = "cancel"
+    FAIL = "fail"  # it is a dead letter, which can be replayed
+
+
+class WhenSpent(TextChoices):
+    """What becomes of the tasks that draw from a budget once it is spent."""
+
+    FAIL = "fail"  # they are dead letters, which can be replayed
+    CANCEL = "cancel"
+
+
+class Misfire(TextChoices):
+    """What becomes of the moments of a schedule that passed while nothing could queue."""
+
+    ONCE = "once"  # one task for all of them
+    ALL = "all"  # one task for each
+    SKIP = "skip"  # none
 
 
 # Flags of the hot row.
 CANCEL_REQUESTED: Final = 1
 STRICT: Final = 2
+CHECKPOINT_WANTED: Final = 4
+DRAINING: Final = 8
+REVOKES_STUCK: Final = 16
+BUDGET_SPENT: Final = 32  # the holder has been told
+CANCELS_SPENT: Final = 64
 
 
 def open_status(*, leased: bool, ready: bool, scheduled: bool, flags: int) -> Status:
     """The status of a task that has a hot row."""
     if leased:
-        return Status.CANCELING if flags & CANCEL_REQUESTED else Status.LEASED
+        return Status.CANCELING if flags & (CANCEL_REQUESTED | BUDGET_SPENT) else Status.LEASED
     if ready:
         return Status.QUEUED
     return Status.SCHEDULED if scheduled else Status.WAITING
@@ -74,4 +105,24 @@ def after_failure(*, flags: int, retryable: bool, failures: int, max_attempts: i
         return Reason.NOT_RETRYABLE
     if flags & CANCEL_REQUESTED:
         return Reason.CANCELED
+    if flags & BUDGET_SPENT:
+        return Reason.BUDGET_EXHAUSTED
     return Reason.ATTEMPTS_EXHAUSTED if failures >= max_attempts else None
+
+
+class Order(TextChoices):
+    """What the answer to a heartbeat tells the holder to do; the first that holds."""
+
+    CANCEL = "cancel"  # stop: nobody wants it any more
+    DRAIN = "drain"  # save what there is, give the task back, take no more
+    CHECKPOINT = "checkpoint"  # save what there is, and go on
+    CONTINUE = "continue"
+
+
+def order_of(flags: int) -> Order:
+    """The order that the flags of a leased row stand for."""
+    if flags & (CANCEL_REQUESTED | BUDGET_SPENT):
+        return Order.CANCEL
+    if flags & DRAINING:
+        return Order.DRAIN
+    return Order.CHECKPOINT if flags & CHECKPOINT_WANTED else Order.CONTINUE

@@ -19,3 +19,58 @@ def announce() -> None:
     """Announce again what is ready and has a handler here: its message was lost, or all hands were busy."""
     for found in services.unannounced():
         task_queued.send(sender=None, tenant_id=found.tenant_id, queue=found.queue, task_type=found.task_type)
+
+
+@tick(every=timedelta(seconds=1))
+def announce_room() -> None:
+    """Tell those who wait where a limit may let another through: rates do with time, and nobody says so."""
+    for found in services.kept_back():
+        task_queued.send(sender=None, tenant_id=found.tenant_id, queue=found.queue, task_type=found.task_type)
+
+
+@tick(every=timedelta(seconds=1))
+def fire_schedules() -> None:
+    """Queue what is due by schedule."""
+    for _ in range(10):
+        if services.fire_schedules() < services.SCHEDULE_BATCH:
+            return
+
+
+@tick(every=timedelta(seconds=2))
+def release_dependants() -> None:
+    """Release what waited for tasks that have ended: the message that says so was lost, or a chain has further links."""
+    for _ in range(20):
+        if not services.release_dependants():
+            return
+
+
+@tick(every=timedelta(seconds=5))
+def tally() -> None:
+    """Count what has ended."""
+    for _ in range(10):
+        if services.tally() < services.TALLY_BATCH:
+            return
+
+
+@tick(every=timedelta(minutes=10))
+def forget_minutes() -> None:
+    """Remove the counts of long ago."""
+    services.forget_minutes()
+
+
+@tick(every=timedelta(seconds=30))
+def settle_turns() -> None:
+    """Put what was queued while its queue became fair on the turns of its requesters."""
+    services.settle_turns()
+
+
+_retention = services.Walk()
+
+
+@tick(every=timedelta(seconds=30))
+def forget() -> None:
+    """Remove what has been kept its time."""
+    for _ in range(20):
+        _retention.forget()
+        if _retention.is_at_the_beginning:
+            return

@@ -1,10 +1,17 @@
-"""Executing tasks that have a handler here: lease, run, keep alive, report. All state is in the database."""
+"""Executing tasks that have a handler here: lease, run, keep alive, report. All state is in the database.
+
+Quick tasks are leased and reported many at a time; what turns out to take long is leased alone. Whatever a process
+holds, one thread keeps alive, reports where the next handler keeps the others waiting, and gives back what has not
+begun when a handler takes its time.
+"""
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from django.db import DatabaseError, connection
@@ -17,8 +24,9 @@ from apps.principals.tenancy import Caller, acting_in, on_behalf_of
 from apps.tasks import handlers, registry, services
 from apps.tasks.errors import AlreadyDecided, LeaseLost
 from apps.tasks.handlers import Canceled, Failed, Result
-from apps.tasks.services import Beat, Delivery, Failure, Grant
+from apps.tasks.services import Beat, Completion, Delivery, FailedRun, Failure, Grant, Left, Released
 from apps.tasks.services.artifacts import NOTHING
+from apps.tasks.shapes import used_up
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +34,12 @@ logger = logging.getLogger(__name__)
 _PATIENCE_SECONDS: Final = 120.0
 _BEATS_PER_LEASE: Final = 3
 _REPORT_TRIES: Final = 6
+_MOST_AT_ONCE: Final = 16
+# A batch that is through within this was of quick tasks: the next may be larger.
+_QUICK_SECONDS: Final = 0.5
+# How long what is done waits for its report, and what has not begun for the handler before it.
+_REPORT_WITHIN_SECONDS: Final = 0.25
+_BEGIN_WITHIN_SECONDS: Final = 1.0
 
 T = TypeVar("T")
 
@@ -35,54 +49,134 @@ def work(tenant_id: int, queue: str) -> bool:
     with acting_in(tenant_id, "executing tasks"):
         gate = on_behalf_of(Principal.objects.named(ASYNCGATE).select_related("tenant").get(tenant_id=tenant_id))
     started = time.monotonic()
-    while time.monotonic() - started < _PATIENCE_SECONDS:
+    size = 1
+    while (begun := time.monotonic()) - started < _PATIENCE_SECONDS:
         with gate.acting():
-            grants = services.lease(worker=gate, queues=[queue], task_types=registry.names())
+            grants = services.lease(worker=gate, queues=[queue], task_types=registry.names(), capacity=size)
+            asked = Principal.objects.select_related("tenant").filter(pk__in={one.requester_id for one in grants})
+            requesters = {principal.pk: on_behalf_of(principal) for principal in asked} if grants else {}
         if not grants:
             return True
-        for grant in grants:
-            _execute(gate, grant)
+        _Hand(gate, grants, requesters).work_off()
+        quick = time.monotonic() - begun < _QUICK_SECONDS
+        size = min(2 * size, _MOST_AT_ONCE) if quick else 1
     return False
 
 
 class _Run:
-    """One run as its handler sees it; also the thread that keeps its lease alive meanwhile."""
+    """One run as its handler sees it."""
 
-    def __init__(self, gate: Caller, grant: Grant, requester: Caller) -> None:
+    def __init__(self, hand: "_Hand", grant: Grant, requester: Caller) -> None:
         self.task_id = format_ref("task", grant.task_id)
         self.run_id = grant.fence
         self.caller = requester
         self.checkpoint = grant.checkpoint
-        self._gate = gate
-        self._grant = grant
-        self._interval = grant.lease_ms / 1000 / _BEATS_PER_LEASE
-        self._progress: tuple[float, str] | None = None
-        self._stop_working = threading.Event()
-        self._done = threading.Event()
+        self.grant = grant
+        self.said: tuple[float, str] | None = None
+        self.stop_working = threading.Event()
+        self.budget_left: Left | None = None
+        self.spent = self.spend_heard = (0, 0.0)
+        self.may_spend = True
+        self._hand = hand
 
     @property
     def cancelled(self) -> bool:
-        return self._stop_working.is_set()
+        return self.stop_working.is_set()
 
     @property
     def idempotency_key(self) -> str:
         return f"asyncgate:{self.task_id}"
 
+    @property
+    def run_idempotency_key(self) -> str:
+        return f"{self.idempotency_key}:run_{self.run_id}"
+
     def progress(self, percent: float, message: str = "") -> None:
-        self._progress = (percent, message[:500])
+        self.said = (percent, message[:500])
 
     def heartbeat(self, *, progress: float | None = None, message: str | None = None, checkpoint: Any = None) -> None:
         if checkpoint is not None:
             self.checkpoint = checkpoint
-        self._beat(progress, message, checkpoint)
+        self._hand.beat([self.sign_of_life(progress, message, checkpoint)])
+
+    def spend(self, *, tokens: int = 0, cost_usd: float = 0.0) -> None:
+        # The heartbeats' thread only reads it.
+        self.spent = used_up(self.spent, tokens, cost_usd)
+
+    @property
+    def has_spend_to_tell(self) -> bool:
+        return self.spent != self.spend_heard and self.may_spend
 
     def artifact(self, content: bytes, media_type: str) -> str:
-        return services.store_artifact(tenant_id=self._gate.tenant_id, content=content, media_type=media_type)
+        return services.store_artifact(tenant_id=self._hand.gate.tenant_id, content=content, media_type=media_type)
+
+    def sign_of_life(self, percent: float | None, message: str | None, checkpoint: Any = None) -> Beat:
+        tokens, cost_usd = self.spent if self.has_spend_to_tell else (0, 0.0)
+        return Beat(
+            task_id=self.grant.task_id,
+            lease_token=self.grant.lease_token,
+            percent=percent,
+            message=message,
+            checkpoint=checkpoint,
+            tokens=tokens,
+            cost_usd=cost_usd,
+        )
+
+
+class _Hand:
+    """The runs that one process holds at a time; also the thread that keeps them alive meanwhile."""
+
+    def __init__(self, gate: Caller, grants: Sequence[Grant], requesters: dict[int, Caller]) -> None:
+        self.gate = gate
+        self._runs = {grant.task_id: _Run(self, grant, requesters[grant.requester_id]) for grant in grants}
+        self._waiting = deque(self._runs.values())
+        self._ended: list[_EndedRun] = []
+        self._interval = min(grant.lease_ms for grant in grants) / 1000 / _BEATS_PER_LEASE
+        self._begun_at = self._ended_at = time.monotonic()
+        # Held while runs change hands: waiting, working, ended, reported.
+        self._turn = threading.Lock()
+        self._done = threading.Event()
+
+    def work_off(self) -> None:
+        """Run every handler whose run is not given back, and report them all."""
+        with self._kept_alive():
+            while (run := self._next()) is not None:
+                ended = _EndedRun(run, Canceled() if run.cancelled else _ended(run, self.gate))
+                with self._turn:
+                    if not self._ended:
+                        self._ended_at = time.monotonic()
+                    self._ended.append(ended)
+            self._report()
+        # What the thread could not report has come back.
+        self._report()
+
+    def beat(self, beats: Sequence[Beat]) -> None:
+        """Renew leases, and tell the runs that are lost or canceled."""
+        with self.gate.acting():
+            answers = services.heartbeat(worker=self.gate, beats=beats)
+        for beat, answer in zip(beats, answers, strict=True):
+            run = self._runs.get(answer.task_id)
+            if run is None:
+                continue
+            if answer.status == "ok":
+                run.budget_left = answer.budget_left
+                if beat.spends:
+                    run.spend_heard = (beat.tokens, beat.cost_usd)
+            # Of a run that knows that its budget is spent nothing more is taken: it would be revoked.
+            if answer.reason is not None:
+                run.may_spend = False
+            if answer.status == "lost" or answer.order == "cancel":
+                run.stop_working.set()
+
+    def _next(self) -> _Run | None:
+        with self._turn:
+            self._begun_at = time.monotonic()
+            return self._waiting.popleft() if self._waiting else None
 
     @contextmanager
-    def kept_alive(self) -> Iterator[None]:
-        """Heartbeats go out from a thread with a connection of its own until the block ends."""
-        thread = threading.Thread(target=self._keep_alive, name=f"heartbeat {self.task_id}", daemon=True)
+    def _kept_alive(self) -> Iterator[None]:
+        """A thread with a connection of its own looks after the runs until the block ends."""
+        thread = threading.Thread(target=self._keep, name="heartbeats", daemon=True)
         thread.start()
         try:
             yield
@@ -90,51 +184,89 @@ class _Run:
             self._done.set()
             thread.join()
 
-    def _keep_alive(self) -> None:
+    def _keep(self) -> None:
+        beaten_at = time.monotonic()
         try:
-            while not self._done.wait(self._interval):
-                percent, message = self._progress or (None, None)
+            while not self._done.wait(min(self._interval, _REPORT_WITHIN_SECONDS)):
+                now = time.monotonic()
                 try:
-                    self._beat(percent, message, None)
+                    if self._waiting and now - self._begun_at > _BEGIN_WITHIN_SECONDS:
+                        self._give_back()
+                    if self._ended and now - self._ended_at > _REPORT_WITHIN_SECONDS:
+                        self._report()
+                    if now - beaten_at >= self._interval:
+                        beaten_at = now
+                        self._beat_all()
                 except DatabaseError:
-                    # The next beat tries again; if the lease runs out first, the fence decides.
-                    logger.warning("a heartbeat of %s did not get through", self.task_id, exc_info=True)
+                    # The next beat tries again; if a lease runs out first, the fence decides.
+                    logger.warning("heartbeats did not get through", exc_info=True)
                     connection.close()
         finally:
             connection.close()
 
-    def _beat(self, percent: float | None, message: str | None, checkpoint: Any) -> None:
-        beat = Beat(
-            task_id=self._grant.task_id,
-            lease_token=self._grant.lease_token,
-            percent=percent,
-            message=message,
-            checkpoint=checkpoint,
-        )
-        with self._gate.acting():
-            (answer,) = services.heartbeat(worker=self._gate, beats=[beat])
-        if answer.status == "lost" or answer.order == "cancel":
-            self._stop_working.set()
+    def _beat_all(self) -> None:
+        with self._turn:
+            held = list(self._runs.values())
+        if held:
+            self.beat([run.sign_of_life(*(run.said or (None, None))) for run in held])
 
+    def _give_back(self) -> None:
+        """Others may do what waits behind a handler that takes its time."""
+        with self._turn:
+            waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        self._settle([_EndedRun(run, Canceled()) for run in waiting])
 
-def _execute(gate: Caller, grant: Grant) -> None:
-    with gate.acting():
-        requester = on_behalf_of(Principal.objects.select_related("tenant").get(pk=grant.requester_id))
-    run = _Run(gate, grant, requester)
-    with run.kept_alive():
-        ended = _ended(run, gate, grant)
-    try:
-        _insist(lambda: _report(gate, grant, ended))
-    except (LeaseLost, AlreadyDecided) as refusal:
-        # Somebody else has the task, or it was canceled: the fence has kept this result out.
-        logger.warning("the end of %s run %s was not taken: %s", run.task_id, grant.fence, refusal)
+    def _report(self) -> None:
+        with self._turn:
+            ended, self._ended = self._ended, []
+        self._settle(ended)
+
+    def _tell_spend(self, runs: Sequence[_Run]) -> None:
+        """What runs have used since their last heartbeat, before they end."""
+        for tried in range(_REPORT_TRIES):
+            telling = [run for run in runs if run.has_spend_to_tell]
+            if not telling:
+                return
+            if tried:
+                # The heartbeats' thread is at the row just now.
+                time.sleep(0.1)
+            beats = [run.sign_of_life(None, None) for run in telling]
+            _insist(lambda beats=beats: self.beat(beats))  # type: ignore[misc]  # bound at once
+
+    def _settle(self, ended: "list[_EndedRun]") -> None:
+        if not ended:
+            return
+        try:
+            self._tell_spend([one.run for one in ended])
+            _insist(lambda: _report(self.gate, ended))
+        except DomainError:
+            # What can't be recorded of one keeps none of the others back.
+            logger.exception("runs could not be reported together")
+            for one in ended:
+                _report_alone(self.gate, one)
+        except DatabaseError:
+            with self._turn:
+                self._ended = [*ended, *self._ended]
+            raise
+        with self._turn:
+            for one in ended:
+                del self._runs[one.run.grant.task_id]
 
 
 Ended = tuple[Delivery, str | None] | Failure | Canceled
 
 
-def _ended(run: _Run, gate: Caller, grant: Grant) -> Ended:
+@dataclass(frozen=True, slots=True)
+class _EndedRun:
+    """A run whose handler has ended, and how."""
+
+    run: _Run
+    ended: "Ended"
+
+
+def _ended(run: _Run, gate: Caller) -> Ended:
     """How the handler ended; nothing that it raises gets any further."""
+    grant = run.grant
     try:
         result = handlers.handler_of(grant.task_type)(run, grant.params)
         return _delivery(gate, grant, result), result.summary
@@ -171,16 +303,46 @@ def _delivery(gate: Caller, grant: Grant, result: Result) -> Delivery:
     )
 
 
-def _report(gate: Caller, grant: Grant, ended: Ended) -> None:
-    task_id, token = grant.task_id, grant.lease_token
-    with gate.acting():
-        match ended:
-            case Canceled():
-                services.release(worker=gate, task_id=task_id, lease_token=token)
-            case Failure():
-                services.fail(worker=gate, task_id=task_id, lease_token=token, failure=ended)
-            case delivery, summary:
-                services.complete(worker=gate, task_id=task_id, lease_token=token, delivery=delivery, summary=summary)
+def _report(gate: Caller, ended: Sequence[_EndedRun]) -> None:
+    """Report these runs, those that ended alike in one transaction: each locks tasks first and inboxes last.
+
+    A refusal is logged: the fence has kept that result out.
+    """
+    completions = [
+        Completion(**_proof(one), delivery=one.ended[0], summary=one.ended[1])
+        for one in ended
+        if isinstance(one.ended, tuple)
+    ]
+    failures = [FailedRun(**_proof(one), failure=one.ended) for one in ended if isinstance(one.ended, Failure)]
+    releases = [Released(**_proof(one)) for one in ended if isinstance(one.ended, Canceled)]
+    answers: list[object] = []
+    if completions:
+        with gate.acting():
+            answers += services.complete_many(worker=gate, completions=completions).answers
+    if failures:
+        with gate.acting():
+            answers += services.fail_many(worker=gate, failures=failures)
+    if releases:
+        with gate.acting():
+            answers += services.release_many(worker=gate, releases=releases)
+    for refusal in answers:
+        if isinstance(refusal, DomainError):
+            # Somebody else has the task, or it was canceled.
+            expected = isinstance(refusal, LeaseLost | AlreadyDecided)
+            logger.log(
+                logging.WARNING if expected else logging.ERROR, "the end of a run was not taken: %s", refusal.detail
+            )
+
+
+def _proof(one: _EndedRun) -> dict[str, Any]:
+    return {"task_id": one.run.grant.task_id, "lease_token": one.run.grant.lease_token}
+
+
+def _report_alone(gate: Caller, one: _EndedRun) -> None:
+    try:
+        _insist(lambda: _report(gate, [one]))
+    except DomainError:
+        logger.exception("the end of %s run %s can't be recorded", one.run.task_id, one.run.run_id)
 
 
 def _insist(report: Callable[[], T]) -> T:

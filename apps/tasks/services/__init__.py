@@ -1,53 +1,136 @@
 """The verbs of AsyncGate. Each is one transaction, inside the one that acts for the caller."""
 
 from apps.tasks.services.artifacts import prepare, store_artifact
-from apps.tasks.services.ending import cancel, cancel_many, complete, fail, prove, refuse_stranger, release
-from apps.tasks.services.leasing import heartbeat, lease
-from apps.tasks.services.queueing import POLL_SECONDS, queue
+from apps.tasks.services.beating import heartbeat, order
+from apps.tasks.services.dependencies import DEPENDANTS_BATCH, release_dependants, release_dependants_in
+from apps.tasks.services.ending import (
+    cancel,
+    cancel_many,
+    complete,
+    complete_many,
+    fail,
+    fail_many,
+    prove,
+    refuse_stranger,
+    release,
+    release_many,
+)
+from apps.tasks.services.leasing import lease
+from apps.tasks.services.operating import cancel_for_requester, replay_queue, revoke_lease
+from apps.tasks.services.queueing import POLL_SECONDS, queue, queue_many
+from apps.tasks.services.replaying import replay, replay_dead_letter
 from apps.tasks.services.results import fetch_result
-from apps.tasks.services.sweeping import SWEEP_BATCH, sweep, unannounced
-from apps.tasks.services.types import TypeDraft, pause_queue, register_type, resume_queue
+from apps.tasks.services.retaining import FORGET_BATCH, Walk
+from apps.tasks.services.scheduling import (
+    SCHEDULE_BATCH,
+    ScheduleDraft,
+    fire_schedule,
+    fire_schedules,
+    remove_schedule,
+    resume_schedule,
+    set_schedule,
+    stop_schedule,
+)
+from apps.tasks.services.sweeping import SWEEP_BATCH, kept_back, sweep, unannounced
+from apps.tasks.services.tallying import TALLY_BATCH, forget_minutes, tally
+from apps.tasks.services.types import (
+    QueueDraft,
+    TypeDraft,
+    pause_queue,
+    pause_type,
+    register_type,
+    resume_queue,
+    resume_type,
+    set_queue,
+    settle_turns,
+)
 from apps.tasks.shapes import (
     Beat,
     BeatAnswer,
+    BudgetDraft,
+    Completed,
+    Completion,
     Delivery,
+    FailedRun,
     Failure,
     Finished,
     Grant,
+    LeaseNext,
+    Left,
     QueuedTask,
     QueueRequest,
+    Released,
     Verdict,
 )
 
 __all__ = [
+    "DEPENDANTS_BATCH",
+    "FORGET_BATCH",
     "POLL_SECONDS",
+    "SCHEDULE_BATCH",
     "SWEEP_BATCH",
+    "TALLY_BATCH",
     "Beat",
     "BeatAnswer",
+    "BudgetDraft",
+    "Completed",
+    "Completion",
     "Delivery",
+    "FailedRun",
     "Failure",
     "Finished",
     "Grant",
+    "LeaseNext",
+    "Left",
+    "QueueDraft",
     "QueueRequest",
     "QueuedTask",
+    "Released",
+    "ScheduleDraft",
     "TypeDraft",
     "Verdict",
+    "Walk",
     "cancel",
+    "cancel_for_requester",
     "cancel_many",
     "complete",
+    "complete_many",
     "fail",
+    "fail_many",
     "fetch_result",
+    "fire_schedule",
+    "fire_schedules",
+    "forget_minutes",
     "heartbeat",
+    "kept_back",
     "lease",
+    "order",
     "pause_queue",
+    "pause_type",
     "prepare",
     "prove",
     "queue",
+    "queue_many",
     "refuse_stranger",
     "register_type",
     "release",
+    "release_dependants",
+    "release_dependants_in",
+    "release_many",
+    "remove_schedule",
+    "replay",
+    "replay_dead_letter",
+    "replay_queue",
     "resume_queue",
+    "resume_schedule",
+    "resume_type",
+    "revoke_lease",
+    "set_queue",
+    "set_schedule",
+    "settle_turns",
+    "stop_schedule",
     "store_artifact",
     "sweep",
+    "tally",
     "unannounced",
 ]

@@ -1,8 +1,10 @@
 """Giving work out, and keeping it out."""
 
 import json
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from time import monotonic
+from typing import Any, Final
 
 from django.db import transaction
 
@@ -10,14 +12,11 @@ from apps.core.errors import FieldError, Invalid
 from apps.core.sql import hot_cursor
 from apps.principals.tenancy import Caller
 from apps.tasks import fences, sql
-from apps.tasks.errors import BadLeaseToken
-from apps.tasks.fences import Lease
-from apps.tasks.models import TaskType, run_key
-from apps.tasks.shapes import Beat, BeatAnswer, Grant
-from apps.tasks.states import CANCEL_REQUESTED
+from apps.tasks.models import TaskType
+from apps.tasks.services.admission import admit
+from apps.tasks.shapes import Grant
 
 
-@transaction.atomic
 def lease(
     *,
     worker: Caller,
@@ -29,46 +28,118 @@ def lease(
 ) -> list[Grant]:
     """Give the worker up to `capacity` of the most urgent tasks that it can do. Queues are tried in their order.
 
-    A task is given to one worker at a time; rows that a rival has at hand are passed over, never waited for.
+    A task is given to one worker at a time; rows that a rival has at hand are passed over, never waited for. Where too
+    few are ready, leases that have expired and tasks that have become due are brought back first. Limits of queues and
+    types are never exceeded, and what one keeps back holds up nothing else; claims that meet at a limit take turns.
+
+    A lease is good for `lease_seconds`, or its type's, but for no more than the type allows, than the type's
+    `heartbeat_seconds`, and than the task has until its deadline: the grant is a sign of life, each heartbeat is
+    another, and so long after the last one anybody may be given the task.
 
     :raises Invalid: if neither queues nor types are named.
     """
-    lines = list(dict.fromkeys(queues)) or _queues_of(worker.tenant_id, task_types or [])
-    if not lines:
-        if not queues and not task_types:
-            raise Invalid("Name queues or task types.", errors=[FieldError("/queues", "is missing")])
-        return []
-    with hot_cursor() as cursor:
-        cursor.execute(sql.RECLAIM, {"queues": lines})
-        cursor.execute(
-            sql.CLAIM,
-            {
-                "holder": worker.principal_id,
-                "queues": lines,
-                "types": None if task_types is None else list(task_types),
-                "capabilities": list(capabilities),
-                "capacity": capacity,
-                "seconds": lease_seconds,
-            },
-        )
-        rows = cursor.fetchall()
+    if not queues and not task_types:
+        raise Invalid("Name queues or task types.", errors=[FieldError("/queues", "is missing")])
+    given = {
+        "tenant": worker.tenant_id,
+        "holder": worker.principal_id,
+        "types": None if task_types is None else list(task_types),
+        "capabilities": list(capabilities),
+        "seconds": lease_seconds,
+    }
+    # No savepoint: what is refused is refused above.
+    with transaction.atomic(savepoint=False):
+        lines = list(dict.fromkeys(queues)) or _queues_of(worker.tenant_id, task_types or [])
+        rows = _claimed(lines, given, capacity) if lines else []
     return [_grant(worker, row) for row in rows]
 
 
-@transaction.atomic
-def heartbeat(*, worker: Caller, beats: Sequence[Beat]) -> list[BeatAnswer]:
-    """Renew leases and hear what to do; one answer per lease, in order.
+def _claimed(lines: Sequence[str], given: Mapping[str, Any], capacity: int) -> list[tuple[Any, ...]]:
+    kind = (given["tenant"], tuple(lines), tuple(given["types"] or ()), tuple(given["capabilities"]))
+    floor = _floors.of(kind)
+    rows, limited = _claim({**given, "queues": lines, "capacity": capacity, "floor": floor})
+    if not limited and len(rows) < capacity and floor != _BOTTOM:
+        floor = _BOTTOM
+        rows += _claim({**given, "queues": lines, "capacity": capacity - len(rows), "floor": floor})[0]
+    if not limited:
+        _floors.note(kind, rows, is_whole=floor == _BOTTOM)
+    if len(rows) < capacity and _reclaim(lines):
+        rows += _claim({**given, "queues": lines, "capacity": capacity - len(rows), "floor": _BOTTOM})[0]
+    return rows
 
-    A lost lease is an answer, not an error: the others of the batch are renewed all the same.
+
+_moment: Final = monotonic
+_BOTTOM: Final = "-infinity"
+_KINDS: Final = 1_000
+
+
+class _Floors:
+    """Where this process's claims of each kind begin to look: at the oldest that the one before was given.
+
+    What goes back into its line stands below that. So a claim that finds too few looks at all of it, and so does the
+    first of a kind in each second, and after this process itself has put something back.
     """
-    proved = [_proved(worker, beat) for beat in beats]
-    leases = list(dict.fromkeys(lease for lease in proved if lease is not None))
-    renewed = _renew(worker, leases, durable=any(beat.must_last for beat in beats))
-    kept = [(beat, lease) for beat, lease in zip(beats, proved, strict=True) if lease is not None and lease in renewed]
-    _note_progress([(beat, lease) for beat, lease in kept if beat.says_something])
-    _note_spend(worker, [(beat, lease) for beat, lease in kept if beat.spends])
-    lost = _reasons([lease for lease in leases if lease not in renewed])
-    return [_answer(beat, lease, renewed, lost) for beat, lease in zip(beats, proved, strict=True)]
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], tuple[datetime, float]] = {}
+
+    def of(self, kind: tuple[Any, ...]) -> datetime | str:
+        floor, until = self._known.get(kind, (_BOTTOM, 0.0))
+        return floor if _moment() < until else _BOTTOM
+
+    def note(self, kind: tuple[Any, ...], rows: Sequence[tuple[Any, ...]], *, is_whole: bool) -> None:
+        if not rows:
+            self._known.pop(kind, None)
+            return
+        if len(self._known) >= _KINDS:
+            self._known.clear()
+        until = _moment() + WHOLE_EVERY if is_whole else self._known.get(kind, (None, 0.0))[1]
+        self._known[kind] = (min(row[-1] for row in rows), until)
+
+    def forget(self) -> None:
+        self._known.clear()
+
+
+WHOLE_EVERY: Final = 1.0
+"""Seconds after which a claim looks at a whole line again."""
+_floors: Final = _Floors()
+
+
+def look_at_all() -> None:
+    """Let the next claims of this process look at whole lines: something has gone back into one."""
+    _floors.forget()
+
+
+def granted(*, worker: Caller, kept: Sequence[Sequence[float]]) -> list[Grant]:
+    """Leases that this worker was granted before, by task, fence and length in seconds, with all that went with them."""
+    if not kept:
+        return []
+    tasks, numbers, seconds = (list(column) for column in zip(*kept, strict=True))
+    with hot_cursor() as cursor:
+        cursor.execute(sql.GRANTED, {"tasks": tasks, "fences": numbers, "seconds": seconds})
+        return [_grant(worker, (*row, None)) for row in cursor.fetchall()]
+
+
+def _claim(given: Mapping[str, Any]) -> tuple[list[tuple[Any, ...]], bool]:
+    """What is granted, and whether limits had a say in it: then there is no floor."""
+    with hot_cursor() as cursor:
+        cursor.execute(sql.CLAIM, given)
+        rows: list[tuple[Any, ...]] = cursor.fetchall()
+        limited = bool(rows) and rows[0][0] is None
+        if limited:
+            cursor.execute(sql.HOLD_LIMITS, given)
+            cursor.execute(sql.CLAIM_WITHIN_LIMITS, given)
+            rows = cursor.fetchall()
+    return rows, limited
+
+
+def _reclaim(queues: Sequence[str]) -> bool:
+    """Bring back what has expired in these queues and ready what is due; says whether there was anything."""
+    with hot_cursor() as cursor:
+        cursor.execute(sql.RECLAIM, {"queues": list(queues)})
+        freed, readied, tenants, keys, _ = cursor.fetchone()
+    admit(list(zip(tenants, keys, strict=True)))
+    return bool(freed or readied)
 
 
 def _queues_of(tenant_id: int, task_types: Iterable[str]) -> list[str]:
@@ -77,7 +148,7 @@ def _queues_of(tenant_id: int, task_types: Iterable[str]) -> list[str]:
 
 
 def _grant(worker: Caller, row: tuple[Any, ...]) -> Grant:
-    task_id, fence, task_type, params, seconds, requester_id, queue, checkpoint = row
+    task_id, fence, task_type, params, lease_ms, requester_id, queue, checkpoint, _ = row
     return Grant(
         task_id=task_id,
         fence=fence,
@@ -87,84 +158,10 @@ def _grant(worker: Caller, row: tuple[Any, ...]) -> Grant:
         task_type=task_type,
         params=json.loads(params),
         checkpoint=None if checkpoint is None else json.loads(checkpoint),
-        lease_ms=seconds * 1000,
+        lease_ms=lease_ms,
         requester_id=requester_id,
         queue=queue,
     )
-
-
-def _proved(worker: Caller, beat: Beat) -> Lease | None:
-    try:
-        return fences.prove(
-            beat.lease_token, tenant_id=worker.tenant_id, holder_id=worker.principal_id, task_id=beat.task_id
-        )
-    except BadLeaseToken:
-        return None
-
-
-def _renew(worker: Caller, leases: Sequence[Lease], *, durable: bool) -> dict[Lease, tuple[int, int]]:
-    """Flags and length of the leases that were renewed."""
-    if not leases:
-        return {}
-    with hot_cursor() as cursor:
-        cursor.execute(
-            sql.HEARTBEAT,
-            {
-                "tasks": [lease.task_id for lease in leases],
-                "fences": [lease.fence for lease in leases],
-                "holder": worker.principal_id,
-                "relaxed": not durable,
-            },
-        )
-        return {Lease(task_id, fence): (flags, seconds) for task_id, fence, flags, seconds in cursor.fetchall()}
-
-
-def _note_progress(telling: Sequence[tuple[Beat, Lease]]) -> None:
-    if not telling:
-        return
-    with hot_cursor() as cursor:
-        cursor.execute(
-            sql.PROGRESS,
-            {
-                "runs": [run_key(lease.task_id, lease.fence) for _, lease in telling],
-                "percents": [beat.percent for beat, _ in telling],
-                "messages": [beat.message for beat, _ in telling],
-                "checkpoints": [
-                    None if beat.checkpoint is None else json.dumps(beat.checkpoint) for beat, _ in telling
-                ],
-            },
-        )
-
-
-def _note_spend(worker: Caller, spending: Sequence[tuple[Beat, Lease]]) -> None:
-    if not spending:
-        return
-    with hot_cursor() as cursor:
-        cursor.execute(
-            sql.SPEND,
-            {
-                "tenant": worker.tenant_id,
-                "tasks": [lease.task_id for _, lease in spending],
-                "fences": [lease.fence for _, lease in spending],
-                "tokens": [beat.tokens for beat, _ in spending],
-                "costs": [beat.cost_usd for beat, _ in spending],
-            },
-        )
-
-
-def _reasons(leases: Sequence[Lease]) -> dict[Lease, str | None]:
-    """Why each of these was not renewed; None where it is still held and only out of reach just now."""
-    if not leases:
-        return {}
-    with hot_cursor() as cursor:
-        cursor.execute(
-            sql.WHEREABOUTS,
-            {"tasks": [lease.task_id for lease in leases], "fences": [lease.fence for lease in leases]},
-        )
-        return {
-            Lease(task_id, asked): reason_lost(asked, fence=fence, holder=holder, barred=bool(barred), ended=ended)
-            for task_id, asked, fence, holder, barred, ended, *_ in cursor.fetchall()
-        }
 
 
 def reason_lost(asked: int, *, fence: int | None, holder: int | None, barred: bool, ended: str | None) -> str | None:
@@ -176,22 +173,3 @@ def reason_lost(asked: int, *, fence: int | None, holder: int | None, barred: bo
     if holder is None:
         return "requeued"
     return "expired" if barred else None
-
-
-def _answer(
-    beat: Beat, lease: Lease | None, renewed: dict[Lease, tuple[int, int]], lost: dict[Lease, str | None]
-) -> BeatAnswer:
-    if lease is None:
-        return BeatAnswer(task_id=beat.task_id, status="lost", order="cancel", lease_ms=0, reason="bad_lease_token")
-    if lease in renewed:
-        flags, seconds = renewed[lease]
-        return BeatAnswer(
-            task_id=beat.task_id,
-            status="ok",
-            order="cancel" if flags & CANCEL_REQUESTED else "continue",
-            lease_ms=seconds * 1000,
-        )
-    reason = lost.get(lease)
-    if reason is None:
-        return BeatAnswer(task_id=beat.task_id, status="retry", order="continue", lease_ms=0)
-    return BeatAnswer(task_id=beat.task_id, status="lost", order="cancel", lease_ms=0, reason=reason)

@@ -1,34 +1,37 @@
 """Taking work in."""
 
 import json
-from dataclasses import asdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
 from typing import Any, Final
 
 from django.db import transaction
 
 from apps.core import strict_json
-from apps.core.errors import FieldError, Invalid, Unavailable
+from apps.core.errors import DomainError, FieldError, Invalid, Unavailable, only
 from apps.core.hints import hint_on_commit
 from apps.core.ids import format_ref, random_id
-from apps.core.sql import database_now, hot_cursor
+from apps.core.sql import hot_cursor
 from apps.digests import services as digests
-from apps.principals.models import Principal
+from apps.principals.selectors import principal_ids_named
 from apps.principals.services import ASYNCGATE
 from apps.principals.tenancy import Caller
 from apps.receipts.services import ObligationDraft, Poster, ReceiptDraft
 from apps.tasks import registry, sql
-from apps.tasks.errors import IdempotencyConflict, TaskTypeDisabled, UnknownRecipient
+from apps.tasks.errors import IdempotencyConflict, TaskTypeDisabled, UnknownQueue, UnknownRecipient
 from apps.tasks.models import IdempotencyKey, Queue, TaskType
 from apps.tasks.params import check_params
-from apps.tasks.services.types import queue_named, type_for
+from apps.tasks.services import admission, budgets, dependencies
+from apps.tasks.services.budgets import Funds
+from apps.tasks.services.types import types_for
 from apps.tasks.shapes import QueuedTask, QueueRequest
 from apps.tasks.signals import task_queued
-from apps.tasks.states import STRICT, Status
+from apps.tasks.states import REVOKES_STUCK, STRICT, IfDependencyFails, Status
 
 POLL_SECONDS: Final = 2
 
 
-@transaction.atomic
 def queue(*, requester: Caller, request: QueueRequest) -> QueuedTask:
     """Take a task in, with the ledger receipt that AsyncGate owes its recipient an end.
 
@@ -39,107 +42,289 @@ def queue(*, requester: Caller, request: QueueRequest) -> QueuedTask:
     :raises InvalidParams: if the params do not fit the type's schema.
     :raises UnknownQueue: if a queue is named that the tenant does not have.
     :raises UnknownRecipient: if the tenant has no such principal.
+    :raises UnknownTask: if it names a task, to depend on or as its parent, that there is not, or not for its requester.
+    :raises BudgetExhausted: if a budget that it would draw from is spent.
     :raises IdempotencyConflict: if the key stands for another request.
     """
-    digest = _digest(request)
-    if known := _answered(requester, request.idempotency_key, digest):
-        return known
-    name, params = registry.unalias(request.task_type, request.params)
-    task_type = type_for(tenant_id=requester.tenant_id, name=name, now=database_now())
-    if not task_type.enabled:
-        raise TaskTypeDisabled(f"The task type {task_type.name!r} takes no new tasks just now.")
-    check_params(params, task_type.params_schema)
-    line = _line(requester.tenant_id, request, task_type)
-    gate, recipient_id = _gate_and_recipient(requester, request.recipient)
+    return only(queue_many(requester=requester, requests=[request]))
 
-    receipt_id = random_id("rcpt")
-    with hot_cursor() as cursor:
-        cursor.execute(
-            sql.ENQUEUE,
+
+# No savepoint: a refusal is an answer, and changes nothing.
+@transaction.atomic(savepoint=False)
+def queue_many(*, requester: Caller, requests: Sequence[QueueRequest]) -> list[QueuedTask | DomainError]:
+    """Take many tasks in as :func:`queue` does one; a refused one changes nothing and does not hinder the others."""
+    batch = _Batch(requester, requests)
+    known = batch.answered()
+    taken = batch.take_in([nth for nth in batch.firsts() if known[nth] is None])
+    if any(answer is None and nth not in taken for nth, answer in enumerate(known)):
+        # Repetitions within the batch, and keys that a rival has committed since we looked.
+        known = batch.answered()
+    gone = Unavailable("This idempotency key is being forgotten just now; ask again.")
+    return [taken.get(nth) or answer or gone for nth, answer in enumerate(known)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Draft:
+    """A task that nothing speaks against."""
+
+    task_type: TaskType
+    line: Queue
+    recipient_id: int
+    priority: int
+    params: dict[str, Any]
+    receipt_id: str
+    funds: Funds = budgets.UNLIMITED
+    waits_for: tuple[int, ...] = ()
+    """Tasks that it depends on and that have yet to succeed."""
+
+
+class _Batch:
+    """Requests on their way to become tasks, and what each of them refers to."""
+
+    def __init__(self, requester: Caller, requests: Sequence[QueueRequest]) -> None:
+        self._requester = requester
+        self._requests = requests
+        # Only a key is ever compared by it.
+        self._digests = [b"" if request.idempotency_key is None else _digest(request) for request in requests]
+
+    def answered(self) -> list[QueuedTask | IdempotencyConflict | None]:
+        """What requests with keys that were used before are answered."""
+        keys = {request.idempotency_key for request in self._requests} - {None}
+        firsts: dict[str | None, IdempotencyKey] = {}
+        if keys:
+            used = IdempotencyKey.objects.filter(
+                tenant_id=self._requester.tenant_id, principal_id=self._requester.principal_id, key__in=keys
+            )
+            firsts = {first.key: first for first in used}
+        return [
+            _as_before(first, digest) if (first := firsts.get(request.idempotency_key)) else None
+            for request, digest in zip(self._requests, self._digests, strict=True)
+        ]
+
+    def firsts(self) -> list[int]:
+        """The places of all requests but those whose key stands on another before them."""
+        seen: set[str] = set()
+        firsts = []
+        for nth, request in enumerate(self._requests):
+            if request.idempotency_key is None or request.idempotency_key not in seen:
+                firsts.append(nth)
+            if request.idempotency_key is not None:
+                seen.add(request.idempotency_key)
+        return firsts
+
+    def take_in(self, places: Collection[int]) -> dict[int, QueuedTask | DomainError]:
+        """Make tasks of the requests at these places; those whose key a rival has taken meanwhile are left out."""
+        if not places:
+            return {}
+        asked = {nth: registry.unalias(one.task_type, one.params) for nth in places for one in [self._requests[nth]]}
+        types = types_for(tenant_id=self._requester.tenant_id, names={name for name, _ in asked.values()})
+        lines = self._lines(places)
+        principals = self._principals(places)
+        known = dependencies.open_among(
+            requester=self._requester,
+            task_ids={task_id for nth in places for task_id in self._requests[nth].depends_on or ()},
+        )
+        funds = budgets.funds_of(requester=self._requester, requests={nth: self._requests[nth] for nth in places})
+        drafts: dict[int, _Draft] = {}
+        answers: dict[int, QueuedTask | DomainError] = {}
+        for nth, (name, params) in asked.items():
+            try:
+                request = self._requests[nth]
+                waits_for = dependencies.to_wait_for(request.depends_on or (), known)
+                drafts[nth] = replace(
+                    self._draft(request, only([types[name]]), params, lines, principals),
+                    funds=only([funds[nth]]),
+                    waits_for=waits_for,
+                )
+            except DomainError as refusal:
+                answers[nth] = refusal
+        return {**answers, **self._write(drafts, principals[ASYNCGATE])}
+
+    def _lines(self, places: Iterable[int]) -> dict[str, Queue]:
+        names = {self._requests[nth].queue for nth in places} - {None}
+        if not names:
+            return {}
+        return {line.name: line for line in Queue.objects.filter(tenant_id=self._requester.tenant_id, name__in=names)}
+
+    def _principals(self, places: Iterable[int]) -> dict[str, int]:
+        names = {ASYNCGATE, *(name for nth in places if (name := self._requests[nth].recipient) is not None)}
+        return principal_ids_named(names, tenant_id=self._requester.tenant_id)
+
+    def _draft(
+        self,
+        request: QueueRequest,
+        task_type: TaskType,
+        params: dict[str, Any],
+        lines: Mapping[str, Queue],
+        principals: Mapping[str, int],
+    ) -> _Draft:
+        if not task_type.enabled:
+            raise TaskTypeDisabled(f"The task type {task_type.name!r} takes no new tasks just now.")
+        check_params(params, task_type.params_schema)
+        line = task_type.queue if request.queue is None else lines.get(request.queue)
+        if line is None:
+            raise UnknownQueue(f"There is no queue {(request.queue or '')[:50]!r}.")
+        recipient_id = self._requester.principal_id
+        if request.recipient is not None:
+            if request.recipient not in principals:
+                raise UnknownRecipient(f"There is no principal {request.recipient[:50]!r} to report to.")
+            recipient_id = principals[request.recipient]
+        return _Draft(
+            task_type=task_type,
+            line=line,
+            recipient_id=recipient_id,
+            priority=_priority(request, task_type),
+            params=params,
+            receipt_id=random_id("rcpt"),
+        )
+
+    def _write(self, drafts: Mapping[int, _Draft], gate_id: int) -> dict[int, QueuedTask | DomainError]:
+        if not drafts:
+            return {}
+        waiting = self._waiting(drafts)
+        rows = [{**self._row(nth, draft), **waiting.get(nth, {})} for nth, draft in drafts.items()]
+        with hot_cursor() as cursor:
+            cursor.execute(
+                sql.ENQUEUE,
+                {
+                    "tenant": self._requester.tenant_id,
+                    "requester": self._requester.principal_id,
+                    "tasks": json.dumps(rows),
+                },
+            )
+            made = [(nth, task_id, at, Status(status)) for nth, task_id, at, status in cursor.fetchall()]
+        if not made:
+            return {}
+        dependencies.keep(
+            self._requester.tenant_id,
             {
-                "tenant": requester.tenant_id,
-                "requester": requester.principal_id,
-                "recipient": recipient_id,
-                "queue": line.pk,
-                "task_type": task_type.pk,
-                "priority": _priority(request, task_type),
-                "params": json.dumps(params),
-                "run_at": request.run_at,
-                "group": None if request.group is None else json.dumps(asdict(request.group)),
-                "caused_by": request.caused_by,
-                "receipt": receipt_id,
-                "key": request.idempotency_key,
-                "digest": digest,
-                "lease_seconds": task_type.lease_seconds,
-                "max_attempts": task_type.max_attempts,
-                "max_expiries": task_type.max_expiries,
-                "flags": STRICT if task_type.strict else 0,
+                task_id: (drafts[nth].waits_for, self._requests[nth].if_dependency_fails or IfDependencyFails.CANCEL)
+                for nth, task_id, *_ in made
             },
         )
-        row = cursor.fetchone()
-    if row is None:
-        # A rival has committed the same key since we looked.
-        if first := _answered(requester, request.idempotency_key, digest):
-            return first
-        raise Unavailable("This idempotency key is being forgotten just now; ask again.")
-    task_id, created_at, scheduled = row
-    ref = format_ref("task", task_id)
-    status = Status.SCHEDULED if scheduled else Status.QUEUED
-    digests.post(
-        poster=Poster(tenant_id=requester.tenant_id, principal_id=gate.pk, name=gate.name),
-        draft=ReceiptDraft(
-            recipient_id=recipient_id,
+        budgets.keep(self._requester.tenant_id, {task_id: (drafts[nth].funds, at) for nth, task_id, at, _ in made})
+        posted = digests.post_many(
+            poster=Poster(tenant_id=self._requester.tenant_id, principal_id=gate_id, name=ASYNCGATE),
+            drafts=[
+                self._receipt(
+                    drafts[nth], request=self._requests[nth], task_id=task_id, at=at, status=status, gate_id=gate_id
+                )
+                for nth, task_id, at, status in made
+            ],
+            now=max(at for _, _, at, _ in made),
+        )
+        for receipt in posted:
+            if isinstance(receipt, DomainError):
+                raise receipt  # a task without its receipt was not taken in
+        ready = {
+            (drafts[nth].line.name, drafts[nth].task_type.name) for nth, *_, status in made if status == Status.QUEUED
+        }
+        for line, task_type in sorted(ready):
+            hint_on_commit(task_queued, tenant_id=self._requester.tenant_id, queue=line, task_type=task_type)
+        return {
+            nth: QueuedTask(
+                task_id=format_ref("task", task_id),
+                status=status,
+                is_duplicate=False,
+                receipt_id=drafts[nth].receipt_id,
+                poll_suggestion_seconds=POLL_SECONDS,
+            )
+            for nth, task_id, _, status in made
+        }
+
+    def _waiting(self, drafts: Mapping[int, _Draft]) -> dict[int, dict[str, bool]]:
+        """Which of the drafts with concurrency keys have to wait; the keys are held from here on."""
+        keyed = {nth: key for nth in drafts if (key := self._requests[nth].concurrency_key) is not None}
+        if not keyed:
+            return {}
+        keys = [(self._requester.tenant_id, key) for key in keyed.values()]
+        admission.hold(keys)
+        now, busy = admission.busy(keys)
+        found: dict[int, dict[str, bool]] = {}
+        for nth in sorted(keyed, key=lambda nth: (-drafts[nth].priority, nth)):
+            run_at = self._requests[nth].run_at
+            later = run_at is not None and run_at > now
+            found[nth] = {"is_later": later, "waits": keyed[nth] in busy}
+            if not later and not drafts[nth].waits_for:
+                busy.add(keyed[nth])
+        return found
+
+    def _row(self, nth: int, draft: _Draft) -> dict[str, Any]:
+        request, task_type = self._requests[nth], draft.task_type
+        return {
+            "nth": nth,
+            "key": request.idempotency_key,
+            "digest": self._digests[nth].hex(),
+            "queue": draft.line.pk,
+            "task_type": task_type.pk,
+            "recipient": draft.recipient_id,
+            "turn_of": self._requester.principal_id if draft.line.fair else None,
+            "priority": draft.priority,
+            "params": draft.params,
+            "run_at": None if request.run_at is None else request.run_at.isoformat(),
+            "concurrency_key": request.concurrency_key,
+            "replay_of": request.replay_of,
+            "group": None if request.group is None else asdict(request.group),
+            "caused_by": draft.funds.caused_by,
+            "receipt": draft.receipt_id,
+            "open_dependencies": len(draft.waits_for),
+            "lease_seconds": task_type.lease_seconds,
+            "max_attempts": task_type.max_attempts,
+            "max_expiries": task_type.max_expiries,
+            "flags": (STRICT if task_type.strict else 0) | (REVOKES_STUCK if task_type.revokes_stuck else 0),
+            "stuck_after": task_type.stuck_after,
+            "deadline_seconds": task_type.deadline_seconds,
+            "budget": draft.funds.budget_id,
+        }
+
+    def _receipt(
+        self, draft: _Draft, *, request: QueueRequest, task_id: int, at: datetime, status: Status, gate_id: int
+    ) -> ReceiptDraft:
+        ref, task_type = format_ref("task", task_id), draft.task_type
+        return ReceiptDraft(
+            recipient_id=draft.recipient_id,
             source_system=ASYNCGATE,
             event_type="task_queued",
             dedupe_key=f"asyncgate:task_queued:{ref}:v1",
-            receipt_id=receipt_id,
+            receipt_id=draft.receipt_id,
             receipt_id_is_fresh=True,
             title=f"{task_type.title or task_type.name} queued"[:200],
-            summary=f"{ref} of type {task_type.name} waits in {line.name}.",
+            summary=f"{ref} of type {task_type.name} waits in {draft.line.name}.",
             metadata={
                 "task_id": ref,
                 "task_type": task_type.name,
                 "status": str(status),
-                "queue": line.name,
-                "requested_by": requester.name,
-                "created_at": created_at.isoformat(),
+                "queue": draft.line.name,
+                "requested_by": self._requester.name,
+                "created_at": at.isoformat(),
+                **({"depends_on": [format_ref("task", on) for on in request.depends_on]} if request.depends_on else {}),
+                **({"replay_of": format_ref("task", request.replay_of)} if request.replay_of else {}),
             },
             requires_action=True,
-            caused_by=request.caused_by,
+            caused_by=draft.funds.caused_by,
             surface="ledger",
-            obligation=ObligationDraft(debtor_id=gate.pk, creditor_id=recipient_id),
-        ),
-        now=created_at,
-    )
-    if not scheduled:
-        hint_on_commit(task_queued, tenant_id=requester.tenant_id, queue=line.name, task_type=task_type.name)
-    return QueuedTask(
-        task_id=ref,
-        status=status,
-        is_duplicate=False,
-        receipt_id=receipt_id,
-        poll_suggestion_seconds=POLL_SECONDS,
-    )
+            obligation=ObligationDraft(debtor_id=gate_id, creditor_id=draft.recipient_id),
+        )
 
 
 def _digest(request: QueueRequest) -> bytes:
-    """What makes two requests the same: everything but the key."""
+    """What makes two requests the same: everything but the key, and what is not asked for."""
     document: dict[str, Any] = asdict(request)
     del document["idempotency_key"]
     document["run_at"] = None if request.run_at is None else request.run_at.isoformat()
+    for later in _LATER:
+        if document[later] is None:
+            del document[later]
     return strict_json.digest(document)
 
 
-def _answered(requester: Caller, key: str | None, digest: bytes) -> QueuedTask | None:
-    if key is None:
-        return None
-    first = IdempotencyKey.objects.filter(
-        tenant_id=requester.tenant_id, principal_id=requester.principal_id, key=key
-    ).first()
-    if first is None:
-        return None
+# Members that keys recorded before them do not know.
+_LATER: Final = ("concurrency_key", "depends_on", "if_dependency_fails", "replay_of", "parent", "budget")
+
+
+def _as_before(first: IdempotencyKey, digest: bytes) -> QueuedTask | IdempotencyConflict:
     if bytes(first.request_digest) != digest:
-        raise IdempotencyConflict(
+        return IdempotencyConflict(
             "This idempotency key was used for another request.", existing_task_id=first.answer["task_id"]
         )
     return QueuedTask(
@@ -151,27 +336,8 @@ def _answered(requester: Caller, key: str | None, digest: bytes) -> QueuedTask |
     )
 
 
-def _line(tenant_id: int, request: QueueRequest, task_type: TaskType) -> Queue:
-    if request.queue is None or request.queue == task_type.queue.name:
-        return task_type.queue
-    return queue_named(tenant_id=tenant_id, name=request.queue)
-
-
 def _priority(request: QueueRequest, task_type: TaskType) -> int:
     priority = task_type.priority if request.priority is None else request.priority
     if not 1 <= priority <= 10:  # noqa: PLR2004  # 10 goes first
         raise Invalid("A priority is 1 to 10.", errors=[FieldError("/priority", "is not 1 to 10")])
     return priority
-
-
-def _gate_and_recipient(requester: Caller, recipient: str | None) -> tuple[Principal, int]:
-    wanted = {ASYNCGATE} if recipient is None else {ASYNCGATE, recipient}
-    found = {
-        principal.name: principal
-        for principal in Principal.objects.enabled().filter(tenant_id=requester.tenant_id, name__in=wanted)
-    }
-    if recipient is None:
-        return found[ASYNCGATE], requester.principal_id
-    if recipient not in found:
-        raise UnknownRecipient(f"There is no principal {recipient[:50]!r} to report to.")
-    return found[ASYNCGATE], found[recipient].pk

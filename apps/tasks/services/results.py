@@ -10,6 +10,7 @@ from apps.tasks.errors import NotFinished
 from apps.tasks.models import TerminalRecord
 from apps.tasks.selectors import TaskResult
 from apps.tasks.services.ending import refuse_stranger
+from apps.tasks.states import TERMINAL
 
 
 @transaction.atomic
@@ -22,6 +23,8 @@ def fetch_result(*, caller: Caller, task_id: int) -> TaskResult:
     refuse_stranger(caller=caller, task_id=task_id)
     if not TerminalRecord.objects.filter(task_id=task_id).exists():
         status = selectors.status(format_ref("task", task_id)).status
-        raise NotFinished(f"{format_ref('task', task_id)} is {status}.", task_status=status)
+        # It may have ended since the look before.
+        if status not in TERMINAL:
+            raise NotFinished(f"{format_ref('task', task_id)} is {status}.", task_status=status)
     TerminalRecord.objects.filter(task_id=task_id, fetched_at=None).update(fetched_at=database_now())
     return selectors.result(format_ref("task", task_id))

@@ -1,17 +1,21 @@
 """Task types and queues."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
 from django.db import transaction
 
-from apps.principals.tenancy import Caller
-from apps.tasks import registry
+from apps.core.hints import hint_on_commit
+from apps.core.sql import database_now, hot_cursor
+from apps.principals.tenancy import Caller, acting_as_system
+from apps.tasks import registry, selectors, sql
 from apps.tasks.errors import TaskTypeInCode, UnknownQueue, UnknownTaskType
 from apps.tasks.models import Queue, TaskType
 from apps.tasks.params import check_schema
 from apps.tasks.registry import Policy
+from apps.tasks.signals import task_queued
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,20 +56,32 @@ def register_type(*, caller: Caller, draft: TypeDraft, now: datetime) -> tuple[T
     )
 
 
-@transaction.atomic
-def type_for(*, tenant_id: int, name: str, now: datetime) -> TaskType:
-    """The tenant's type of this name; a handler's type is made at its first use and follows its declaration.
+def types_for(*, tenant_id: int, names: Collection[str]) -> dict[str, TaskType | UnknownTaskType]:
+    """The tenant's types of these names, or that there is none; a handler's type is made at its first use and follows
+    its declaration.
+    """
+    known = selectors.types_named(tenant_id=tenant_id, names=names)
+    return {name: _followed(tenant_id, name, known.get(name)) for name in names}
+
+
+def type_for(*, tenant_id: int, name: str) -> TaskType:
+    """As :func:`types_for`, one.
 
     :raises UnknownTaskType: if there is none.
     """
-    found = TaskType.objects.select_related("queue").filter(tenant_id=tenant_id, name=name).first()
+    found = types_for(tenant_id=tenant_id, names=[name])[name]
+    if isinstance(found, UnknownTaskType):
+        raise found
+    return found
+
+
+def _followed(tenant_id: int, name: str, found: TaskType | None) -> TaskType | UnknownTaskType:
     policy = registry.policy_of(name)
     if policy is None:
-        if found is None:
-            raise UnknownTaskType(f"There is no task type {name[:100]!r}.")
-        return found
+        return found or UnknownTaskType(f"There is no task type {name[:100]!r}.")
     if found is not None and _follows(found, policy):
         return found
+    now = database_now()
     values = _values(policy, _queue(tenant_id, policy.queue, now), now)
     made, _ = TaskType.objects.update_or_create(
         tenant_id=tenant_id, name=name, defaults=values, create_defaults={**values, "created_at": now}
@@ -81,14 +97,59 @@ def queue_named(*, tenant_id: int, name: str) -> Queue:
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueDraft:
+    """A queue as its owner wants it: None is no limit."""
+
+    name: str
+    concurrency: int | None = None
+    rate: int | None = None
+    rate_seconds: float | None = None
+    fair: bool = False
+
+
 @transaction.atomic
-def pause_queue(*, caller: Caller, name: str, now: datetime) -> None:
-    """Give out nothing from this queue until it is resumed; leased tasks go on.
+def set_queue(*, caller: Caller, draft: QueueDraft) -> Queue:
+    """Give a queue these limits, in place of those it has. Leases that are held go on.
+
+    :raises UnknownQueue: if there is none: a queue comes with its first type.
+    """
+    line = queue_named(tenant_id=caller.tenant_id, name=draft.name)
+    for name in ("concurrency", "rate", "rate_seconds", "fair"):
+        setattr(line, name, getattr(draft, name))
+    line.save(update_fields=["concurrency", "rate", "rate_seconds", "fair"])
+    if line.fair:
+        _settle_turns()
+    _announce(tenant_id=caller.tenant_id, queue=line.pk)
+    return line
+
+
+def settle_turns() -> int:
+    """Put tasks on the turn of their requesters in queues that have become fair; says of how many. Opens its own
+    transaction.
+    """
+    with acting_as_system("settling turns"):
+        return _settle_turns()
+
+
+def _settle_turns() -> int:
+    with hot_cursor() as cursor:
+        cursor.execute(sql.SETTLE_TURNS)
+        settled: int = cursor.rowcount
+    return settled
+
+
+@transaction.atomic
+def pause_queue(*, caller: Caller, name: str, now: datetime, drain: bool = False) -> None:
+    """Give out nothing from this queue until it is resumed; leased tasks go on, or are ordered back to drain it.
 
     :raises UnknownQueue: if there is none.
     """
-    queue_named(tenant_id=caller.tenant_id, name=name)
-    Queue.objects.filter(tenant_id=caller.tenant_id, name=name, paused_at=None).update(paused_at=now)
+    line = queue_named(tenant_id=caller.tenant_id, name=name)
+    Queue.objects.filter(pk=line.pk, paused_at=None).update(paused_at=now)
+    if drain:
+        with hot_cursor() as cursor:
+            cursor.execute(sql.DRAIN_QUEUE, {"queue": line.pk})
 
 
 @transaction.atomic
@@ -97,8 +158,40 @@ def resume_queue(*, caller: Caller, name: str) -> None:
 
     :raises UnknownQueue: if there is none.
     """
-    queue_named(tenant_id=caller.tenant_id, name=name)
-    Queue.objects.filter(tenant_id=caller.tenant_id, name=name).update(paused_at=None)
+    line = queue_named(tenant_id=caller.tenant_id, name=name)
+    Queue.objects.filter(pk=line.pk).update(paused_at=None)
+    _announce(tenant_id=caller.tenant_id, queue=line.pk)
+
+
+@transaction.atomic
+def pause_type(*, caller: Caller, name: str, now: datetime) -> TaskType:
+    """Give out no task of this type until it is resumed; leased tasks go on.
+
+    :raises UnknownTaskType: if there is none.
+    """
+    task_type = type_for(tenant_id=caller.tenant_id, name=name)
+    TaskType.objects.filter(pk=task_type.pk, paused_at=None).update(paused_at=now)
+    return type_for(tenant_id=caller.tenant_id, name=name)
+
+
+@transaction.atomic
+def resume_type(*, caller: Caller, name: str) -> TaskType:
+    """Give out its tasks again.
+
+    :raises UnknownTaskType: if there is none.
+    """
+    task_type = type_for(tenant_id=caller.tenant_id, name=name)
+    TaskType.objects.filter(pk=task_type.pk).update(paused_at=None)
+    _announce(tenant_id=caller.tenant_id, task_type=task_type.pk)
+    return type_for(tenant_id=caller.tenant_id, name=name)
+
+
+def _announce(*, tenant_id: int, queue: int | None = None, task_type: int | None = None) -> None:
+    """Tell those who wait for work what a claim finds now that it may not have found before."""
+    with hot_cursor() as cursor:
+        cursor.execute(sql.AVAILABLE_AGAIN, {"queue": queue, "task_type": task_type})
+        for queue_name, type_name in cursor.fetchall():
+            hint_on_commit(task_queued, tenant_id=tenant_id, queue=queue_name, task_type=type_name)
 
 
 def _queue(tenant_id: int, name: str, now: datetime) -> Queue:
@@ -111,6 +204,8 @@ def _policy_members(policy: Policy) -> dict[str, Any]:
         "title": policy.title,
         "priority": policy.priority,
         "lease_seconds": policy.lease_seconds,
+        "heartbeat_seconds": policy.heartbeat_seconds,
+        "deadline_seconds": policy.deadline_seconds,
         "max_attempts": policy.max_attempts,
         "max_expiries": policy.max_expiries,
         "backoff_seconds": policy.backoff_seconds,

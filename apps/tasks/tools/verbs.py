@@ -1,24 +1,42 @@
 """AsyncGate's operations: for whoever asks for work, for whoever does it, for both."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from django.utils import timezone
 from pydantic import Field
 
+from apps.core.errors import only
 from apps.core.ids import format_ref
-from apps.core.operations import Reply, Route, operation
+from apps.core.operations import Reply, Route, Waits, operation
 from apps.core.schemas import Empty, Input, Moment, Name, Output, Text
 from apps.principals.tenancy import Caller
-from apps.receipts.services import Group
+from apps.receipts.shapes import GroupInput
 from apps.tasks import selectors, services
-from apps.tasks.errors import LeaseLost
+from apps.tasks.errors import LeaseLost, UnreadableResult
 from apps.tasks.fences import task_of
-from apps.tasks.models import TaskType
-from apps.tasks.pointers import artifact_digest, artifact_pointer, scheme_of
-from apps.tasks.services import Beat, Failure, Grant, QueueRequest, TypeDraft, Verdict
+from apps.tasks.models import Budget, Queue, TaskType
+from apps.tasks.pointers import artifact_digest, artifact_pointer
+from apps.tasks.services import (
+    Beat,
+    BudgetDraft,
+    Completion,
+    FailedRun,
+    Failure,
+    Grant,
+    LeaseNext,
+    Left,
+    QueuedTask,
+    QueueRequest,
+    Released,
+    TypeDraft,
+)
 from apps.tasks.services.artifacts import NOTHING
+from apps.tasks.shapes import MOST_COST_USD, MOST_TOKENS
+from apps.tasks.signals import queue_topic, type_topic
+from apps.tasks.states import IfDependencyFails, Misfire, Order, WhenSpent
 
 QUEUE = "tasks:queue"
 WORK = "tasks:work"
@@ -30,15 +48,13 @@ TypeName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-
 Reference = Annotated[Text, Field(min_length=1, max_length=100)]
 
 
-class GroupInput(Input):
-    """How the receipt of the task's end is gathered with others into one digest."""
+class BudgetInput(Input):
+    """What a task and all that it causes may use up together, as heartbeats tell it. Name one limit, or both."""
 
-    resource_ref: Annotated[Text, Field(max_length=200)] | None = None
-    event_family: Annotated[Text, Field(max_length=100)] | None = None
-    flush_class: Literal["normal", "immediate"] = "normal"
-    summary_hint: Annotated[Text, Field(max_length=500)] | None = None
-    break_thread: bool = False
-    groupable: bool | None = None
+    tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
+    cost_usd: Annotated[float, Field(ge=0.000001, le=MOST_COST_USD)] | None = None
+    when_spent: WhenSpent = WhenSpent.FAIL
+    """What becomes of the tasks that draw from it when nothing is left: `fail` leaves dead letters, to be replayed."""
 
 
 class QueueTask(Input):
@@ -57,8 +73,19 @@ class QueueTask(Input):
     run_at: Moment | None = None
     """Not before this moment."""
     caused_by_receipt_id: Reference | None = None
-    """The receipt that this follows from, for the chain."""
+    """The receipt that this follows from, for the chain. If a task's receipt is at its root, this draws from its budget."""
+    parent_task_id: TaskRef | None = None
+    """The task in whose course you ask for this, held or asked for by you: this draws from its budget."""
+    budget: BudgetInput | None = None
+    """Left out, only those of the tasks that caused this bound it."""
     group: GroupInput | None = None
+    """What the receipt of its end belongs to."""
+    concurrency_key: Annotated[Text, Field(min_length=1, max_length=200)] | None = None
+    """Of the tasks with the same key one runs at a time, whatever their types and queues."""
+    depends_on: Annotated[list[TaskRef], Field(max_length=100)] = Field(default_factory=list)
+    """Tasks of yours that must have succeeded before this one begins."""
+    on_dependency_failure: IfDependencyFails = IfDependencyFails.CANCEL
+    """What becomes of this one if one of them fails or is canceled."""
 
 
 class QueuedTaskOutput(Output):
@@ -75,34 +102,43 @@ class QueuedTaskOutput(Output):
     title="Queue a task",
     scope=QUEUE,
     output=QueuedTaskOutput,
-    routes=[Route("POST", "/api/v1/tasks", status=201)],
+    routes=[Route("POST", "/api/v1/tasks", status=201, also=(200,))],
     idempotent=False,
 )
 def queue_task(caller: Caller, given: QueueTask) -> Reply:
     """Hand work to whoever can do it and go on: a receipt arrives in the recipient's inbox when it has ended.
     Give an idempotency_key when you may have to ask twice."""
-    queued = services.queue(
-        requester=caller,
-        request=QueueRequest(
-            task_type=given.task_type,
-            params=given.params,
-            recipient=given.recipient_ai,
-            queue=given.queue,
-            priority=given.priority,
-            idempotency_key=given.idempotency_key,
-            run_at=given.run_at,
-            caused_by=given.caused_by_receipt_id,
-            group=None if given.group is None else Group(**given.group.model_dump()),
+    queued = services.queue(requester=caller, request=request_of(given))
+    return Reply(queued_task(queued), 200 if queued.is_duplicate else 201)
+
+
+def queued_task(queued: QueuedTask) -> QueuedTaskOutput:
+    """A task that was taken in, as its requester is told of it."""
+    return QueuedTaskOutput(**asdict(queued))
+
+
+def request_of(given: QueueTask) -> QueueRequest:
+    """What is asked for, as the services know it."""
+    return QueueRequest(
+        task_type=given.task_type,
+        params=given.params,
+        recipient=given.recipient_ai,
+        queue=given.queue,
+        priority=given.priority,
+        idempotency_key=given.idempotency_key,
+        run_at=given.run_at,
+        caused_by=given.caused_by_receipt_id,
+        group=None if given.group is None else given.group.as_said(),
+        concurrency_key=given.concurrency_key,
+        depends_on=tuple(task_of(ref) for ref in given.depends_on) or None,
+        if_dependency_fails=given.on_dependency_failure if given.depends_on else None,
+        parent=None if given.parent_task_id is None else task_of(given.parent_task_id),
+        budget=None
+        if given.budget is None
+        else BudgetDraft(
+            tokens=given.budget.tokens, cost_usd=given.budget.cost_usd, when_spent=given.budget.when_spent
         ),
     )
-    output = QueuedTaskOutput(
-        task_id=queued.task_id,
-        status=queued.status,
-        is_duplicate=queued.is_duplicate,
-        receipt_id=queued.receipt_id,
-        poll_suggestion_seconds=queued.poll_suggestion_seconds,
-    )
-    return Reply(output, 200 if queued.is_duplicate else 201)
 
 
 class TaskNamed(Input):
@@ -113,6 +149,24 @@ class TaskNamed(Input):
 class Progress(Output):
     percent: float | None
     message: str
+
+
+class Spent(Output):
+    tokens: int
+    cost_usd: float
+
+
+class BudgetOutput(Output):
+    """A budget, with all that was taken from it by its task and those that this one caused."""
+
+    task_id: str
+    """Whose it is: this task, or the one that caused it."""
+    tokens: int | None
+    cost_usd: float | None
+    when_spent: str
+    spent: Spent
+    spent_at: datetime | None
+    """Since when nothing is left; null while something is."""
 
 
 class TaskStatusOutput(Output):
@@ -131,6 +185,8 @@ class TaskStatusOutput(Output):
     expiries: int
     progress: Progress | None
     created_at: datetime
+    waits_for: list[str]
+    """Tasks that it depends on and that have yet to succeed."""
     next_run_at: datetime | None
     lease_expires_at: datetime | None
     finished_at: datetime | None
@@ -139,6 +195,10 @@ class TaskStatusOutput(Output):
     result_pointer: str | None
     receipt_id: str
     terminal_receipt_id: str | None
+    spent: Spent
+    """What its runs have used."""
+    budgets: list[BudgetOutput]
+    """Those that it draws from, the nearest first."""
     poll_suggestion_seconds: int | None
 
 
@@ -168,6 +228,7 @@ def check_task_status(caller: Caller, given: TaskNamed) -> TaskStatusOutput:
         expiries=found.expiries,
         progress=Progress(percent=found.percent, message=found.message) if said else None,
         created_at=found.created_at,
+        waits_for=[format_ref("task", task_id) for task_id in found.waits_for],
         next_run_at=found.next_run_at,
         lease_expires_at=found.lease_expires_at,
         finished_at=found.finished_at,
@@ -176,8 +237,30 @@ def check_task_status(caller: Caller, given: TaskNamed) -> TaskStatusOutput:
         result_pointer=found.result_pointer,
         receipt_id=found.receipt_id,
         terminal_receipt_id=found.terminal_receipt_id,
+        spent=Spent(tokens=found.tokens, cost_usd=found.cost_usd),
+        budgets=[_budget(budget) for budget in found.budgets],
         poll_suggestion_seconds=None if found.complete else services.POLL_SECONDS,
     )
+
+
+def _budget(budget: Budget) -> BudgetOutput:
+    return BudgetOutput(
+        task_id=format_ref("task", budget.task_id),
+        tokens=budget.max_tokens,
+        cost_usd=None if budget.max_cost_usd is None else float(budget.max_cost_usd),
+        when_spent=budget.when_spent,
+        spent=Spent(tokens=budget.spent_tokens, cost_usd=float(budget.spent_cost_usd)),
+        spent_at=budget.spent_at,
+    )
+
+
+def _place(caller: Caller, found: selectors.TaskResult) -> selectors.StoredArtifact | selectors.TenantFile | None:
+    """Where the content is to be read; None for what the record holds, or what is not read here."""
+    try:
+        place = selectors.located(found, tenant_id=caller.tenant_id, tenant_slug=caller.tenant_slug)
+    except UnreadableResult:
+        return None
+    return None if isinstance(place, bytes) else place
 
 
 class TaskResultOutput(Output):
@@ -210,12 +293,8 @@ def fetch_task_result(caller: Caller, given: TaskNamed) -> TaskResultOutput:
     """The result of a finished task: where it is, and its content where the gate can read it."""
     with caller.acting():
         found = services.fetch_result(caller=caller, task_id=task_of(given.task_id))
-        stored = None
-        if found.result_pointer is not None and scheme_of(found.result_pointer) == "artifact":
-            stored = selectors.artifact(tenant_id=caller.tenant_id, digest=artifact_digest(found.result_pointer))
-    content = found.content
-    if stored is not None and stored.size <= selectors.MAX_SHOWN_BYTES:
-        content = selectors.shown(selectors.read(stored), stored.media_type)
+        place = _place(caller, found)
+    content = found.content if place is None else selectors.content_at(place, checksum=found.checksum)
     return TaskResultOutput(
         task_id=found.task_id,
         status=found.status,
@@ -233,36 +312,6 @@ def fetch_task_result(caller: Caller, given: TaskNamed) -> TaskResultOutput:
     )
 
 
-class TimelineEvent(Output):
-    at: datetime
-    event: str
-    run_id: int | None
-    holder: str | None
-    detail: dict[str, Any] | None
-
-
-class Timeline(Output):
-    task_id: str
-    events: list[TimelineEvent]
-
-
-@operation(
-    title="A task's timeline",
-    scope=QUEUE,
-    routes=[Route("GET", "/api/v1/tasks/{task_id}/timeline")],
-    read_only=True,
-    tool=False,
-)
-def task_timeline(caller: Caller, given: TaskNamed) -> Timeline:
-    """What happened to a task, in order: queued, each run, its end, its receipts."""
-    services.refuse_stranger(caller=caller, task_id=task_of(given.task_id))
-    events = [
-        TimelineEvent(at=found.at, event=found.event, run_id=found.run_id, holder=found.holder, detail=found.detail)
-        for found in selectors.timeline(given.task_id)
-    ]
-    return Timeline(task_id=given.task_id, events=events)
-
-
 class CancelOutput(Output):
     """`canceled` is final. `canceling`: its holder is told at the next heartbeat, and may still finish first."""
 
@@ -274,7 +323,7 @@ class CancelOutput(Output):
     title="Cancel a task",
     scope=QUEUE,
     output=CancelOutput,
-    routes=[Route("POST", "/api/v1/tasks/{task_id}/cancel")],
+    routes=[Route("POST", "/api/v1/tasks/{task_id}/cancel", also=(202,))],
     destructive=True,
     idempotent=True,
 )
@@ -295,7 +344,10 @@ class LeaseTasks(Input):
     """What this worker can do, against what types require."""
     capacity: Annotated[int, Field(ge=1, le=100)] = 1
     lease_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
-    """How long until the first heartbeat is due; left out, the type's length, which also caps it."""
+    """How long until the first heartbeat is due; left out, the type's length. Capped by the type and by the task's
+    deadline: lease_ms says what it is."""
+    wait_seconds: Annotated[float, Field(ge=0, le=30)] = 0
+    """If there is nothing to do, wait up to so many seconds for something."""
 
 
 class LeasedTask(Output):
@@ -313,15 +365,27 @@ class LeasedTasks(Output):
     tasks: list[LeasedTask] = Field(default_factory=list)
 
 
+def _topics(caller: Caller, given: LeaseTasks) -> list[str]:
+    if given.queues:
+        return [queue_topic(caller.tenant_id, name) for name in given.queues]
+    return [type_topic(caller.tenant_id, name) for name in given.task_types or []]
+
+
 @operation(
     title="Lease tasks",
     scope=WORK,
     output=LeasedTasks,
-    routes=[Route("POST", "/api/v1/tasks/lease")],
+    routes=[Route("POST", "/api/v1/tasks/lease", also=(204,))],
+    waits=Waits(
+        topics=_topics,
+        found=lambda leased: leased is not None,
+        worth_waking=lambda _, leased: leased is not None,
+        patience=lambda given: given.wait_seconds,
+    ),
 )
 def lease_tasks(caller: Caller, given: LeaseTasks) -> Reply:
     """Take work: up to `capacity` tasks, each yours until lease_ms have passed since your last heartbeat. Finish
-    each with complete_task, fail_task or release_task."""
+    each with complete_task, fail_task or release_task. With wait_seconds it stays until there is something to do."""
     grants = services.lease(
         worker=caller,
         queues=given.queues,
@@ -330,11 +394,12 @@ def lease_tasks(caller: Caller, given: LeaseTasks) -> Reply:
         capacity=given.capacity,
         lease_seconds=given.lease_seconds,
     )
-    output = LeasedTasks(tasks=[_leased(grant) for grant in grants])
+    output = LeasedTasks(tasks=[leased(grant) for grant in grants])
     return Reply(output, 200) if grants else Reply(None, 204)
 
 
-def _leased(grant: Grant) -> LeasedTask:
+def leased(grant: Grant) -> LeasedTask:
+    """A lease as its holder is told of it."""
     return LeasedTask(
         task_id=format_ref("task", grant.task_id),
         run_id=grant.fence,
@@ -352,10 +417,10 @@ class ProgressInput(Input):
 
 
 class SpendInput(Input):
-    """Used since the last heartbeat."""
+    """What this run has used so far, in all: said again it counts once."""
 
-    tokens: Annotated[int, Field(ge=0, le=10**12)] = 0
-    cost_usd: Annotated[float, Field(ge=0, le=10**6)] = 0.0
+    tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)] = 0
+    cost_usd: Annotated[float, Field(ge=0, le=MOST_COST_USD)] = 0.0
 
 
 class HeldLease(Input):
@@ -371,14 +436,27 @@ class HeartbeatTasks(Input):
     leases: Annotated[list[HeldLease], Field(min_length=1, max_length=500)]
 
 
+class BudgetLeft(Output):
+    """What is left of the budgets that a task draws from, at the tightest; null is not limited."""
+
+    tokens: int | None
+    cost_usd: float | None
+
+
 class HeartbeatAnswer(Output):
-    """`lost`: stop, the task is no longer yours. `retry`: ask again at once. Then obey the order."""
+    """`lost`: stop, the task is no longer yours. `retry`: ask again at once. Then obey the order: `cancel` stop and
+    release; `drain` save a checkpoint, release, lease no more; `checkpoint` save one and go on. `cancel` for
+    `budget_exhausted`: report no more spend, and what the lease still has is the last."""
 
     task_id: str
     status: Literal["ok", "lost", "retry"]
-    order: Literal["continue", "cancel"]
+    order: Literal["continue", "cancel", "drain", "checkpoint"]
     lease_ms: int
     reason: str | None
+    stuck: bool
+    """Whether nothing new was said for as many heartbeats as the type allows."""
+    budget_left: BudgetLeft | None
+    """null: no budget bounds this task."""
 
 
 class HeartbeatAnswers(Output):
@@ -414,10 +492,16 @@ def _heard(answer: services.BeatAnswer) -> HeartbeatAnswer:
     return HeartbeatAnswer(
         task_id=format_ref("task", answer.task_id),
         status=answer.status,
-        order=answer.order,
+        order=answer.order.value,
         lease_ms=answer.lease_ms,
         reason=answer.reason,
+        stuck=answer.stuck,
+        budget_left=None if answer.budget_left is None else _left(answer.budget_left),
     )
+
+
+def _left(left: Left) -> BudgetLeft:
+    return BudgetLeft(tokens=left.tokens, cost_usd=left.cost_usd)
 
 
 class HeartbeatTask(HeldLease):
@@ -439,7 +523,59 @@ def heartbeat_task(caller: Caller, given: HeartbeatTask) -> HeartbeatAnswer:
     return _heard(answer)
 
 
-class CompleteTask(Input):
+class OrderTask(TaskNamed):
+    order: Literal["checkpoint", "drain"]
+    """`checkpoint`: save your state and go on. `drain`: save it and give the task back."""
+
+
+class OrderedTask(Output):
+    task_id: str
+    order: str
+
+
+@operation(
+    title="Order a task's holder",
+    scope=QUEUE,
+    routes=[Route("POST", "/api/v1/tasks/{task_id}/order")],
+    idempotent=True,
+    tool=False,
+)
+def order_task(caller: Caller, given: OrderTask) -> OrderedTask:
+    """Have whoever holds a task that you asked for told at its next heartbeat what to do."""
+    services.order(caller=caller, task_id=task_of(given.task_id), what=Order(given.order))
+    return OrderedTask(task_id=given.task_id, order=given.order)
+
+
+class LeaseFrom(Input):
+    """Where the next tasks come from, as in a lease."""
+
+    queues: Annotated[list[Name], Field(max_length=50)] = Field(default_factory=list)
+    task_types: Annotated[list[TypeName], Field(max_length=100)] | None = None
+    capabilities: Annotated[list[Name], Field(max_length=100)] = Field(default_factory=list)
+    lease_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
+
+
+class LeasesNext(Input):
+    lease_next: Annotated[int, Field(ge=0, le=100)] = 0
+    """Lease so many further tasks with the same request; they come as `next`."""
+    lease_from: LeaseFrom | None = None
+    """Left out: of the types that this call completes, from their queues."""
+
+    def wanted(self) -> LeaseNext | None:
+        """What is to be leased, as the services know it; None if nothing is."""
+        if not self.lease_next:
+            return None
+        source = self.lease_from or LeaseFrom()
+        return LeaseNext(
+            capacity=self.lease_next,
+            queues=tuple(source.queues),
+            task_types=None if source.task_types is None else tuple(source.task_types),
+            capabilities=tuple(source.capabilities),
+            lease_seconds=source.lease_seconds,
+        )
+
+
+class TaskCompletion(Input):
     task_id: TaskRef
     lease_token: LeaseToken
     result: Any = None
@@ -452,10 +588,15 @@ class CompleteTask(Input):
     """What the requester reads in its inbox."""
 
 
+class CompleteTask(TaskCompletion, LeasesNext):
+    pass
+
+
 class CompletedTask(Output):
     task_id: str
     status: str
     receipt_id: str
+    next: list[LeasedTask]
 
 
 @operation(
@@ -466,7 +607,20 @@ class CompletedTask(Output):
     own_transactions=True,
 )
 def complete_task(caller: Caller, given: CompleteTask) -> CompletedTask:
-    """End a task that you hold, with its result; the requester hears of it exactly once. Safe to repeat."""
+    """End a task that you hold, with its result; the requester hears of it exactly once. Safe to repeat. With
+    lease_next you get further work in the same answer."""
+    completion = completion_of(caller, given)
+    with caller.acting():
+        completed = services.complete_many(worker=caller, completions=[completion], lease_next=given.wanted())
+    finished = only(completed.answers)
+    return CompletedTask(**asdict(finished), next=[leased(grant) for grant in completed.following])
+
+
+def completion_of(caller: Caller, given: TaskCompletion) -> Completion:
+    """A completion, fit to be recorded: a large result is stored. Not to be called in a transaction.
+
+    :raises DomainError: if the lease is not proved, or the result can't be taken.
+    """
     task_id = task_of(given.task_id)
     services.prove(worker=caller, task_id=task_id, lease_token=given.lease_token)
     delivery = services.prepare(
@@ -477,15 +631,7 @@ def complete_task(caller: Caller, given: CompleteTask) -> CompletedTask:
         channel=given.result_channel,
         checksum=given.checksum,
     )
-    with caller.acting():
-        finished = services.complete(
-            worker=caller,
-            task_id=task_id,
-            lease_token=given.lease_token,
-            delivery=delivery,
-            summary=given.summary,
-        )
-    return CompletedTask(task_id=finished.task_id, status=finished.status, receipt_id=finished.receipt_id)
+    return Completion(task_id=task_id, lease_token=given.lease_token, delivery=delivery, summary=given.summary)
 
 
 class TaskError(Input):
@@ -504,7 +650,7 @@ class FailTask(Input):
     """Seconds; left out, the type's backoff."""
 
 
-class FailedRun(Output):
+class FailedRunOutput(Output):
     task_id: str
     status: str
     will_retry: bool
@@ -518,9 +664,14 @@ class FailedRun(Output):
     routes=[Route("POST", "/api/v1/tasks/{task_id}/fail")],
     idempotent=True,
 )
-def fail_task(caller: Caller, given: FailTask) -> FailedRun:
+def fail_task(caller: Caller, given: FailTask) -> FailedRunOutput:
     """Say that this run has failed: the task is tried again after a pause, or ends as a dead letter. Safe to
     repeat."""
+    return FailedRunOutput(**asdict(only(services.fail_many(worker=caller, failures=[failed_run_of(given)]))))
+
+
+def failed_run_of(given: FailTask) -> FailedRun:
+    """A failure, as the services know it."""
     failure = Failure(
         code=given.error.code,
         message=given.error.message,
@@ -528,10 +679,7 @@ def fail_task(caller: Caller, given: FailTask) -> FailedRun:
         retryable=given.retryable,
         retry_after=given.retry_after,
     )
-    verdict = services.fail(
-        worker=caller, task_id=task_of(given.task_id), lease_token=given.lease_token, failure=failure
-    )
-    return _failed_run(verdict)
+    return FailedRun(task_id=task_of(given.task_id), lease_token=given.lease_token, failure=failure)
 
 
 class ReleaseTask(Input):
@@ -545,19 +693,14 @@ class ReleaseTask(Input):
     routes=[Route("POST", "/api/v1/tasks/{task_id}/release")],
     idempotent=True,
 )
-def release_task(caller: Caller, given: ReleaseTask) -> FailedRun:
+def release_task(caller: Caller, given: ReleaseTask) -> FailedRunOutput:
     """Give a task back untouched, for another worker; no attempt is counted. Safe to repeat."""
-    return _failed_run(services.release(worker=caller, task_id=task_of(given.task_id), lease_token=given.lease_token))
+    return FailedRunOutput(**asdict(only(services.release_many(worker=caller, releases=[released_of(given)]))))
 
 
-def _failed_run(verdict: Verdict) -> FailedRun:
-    return FailedRun(
-        task_id=verdict.task_id,
-        status=verdict.status,
-        will_retry=verdict.will_retry,
-        retry_at=verdict.retry_at,
-        receipt_id=verdict.receipt_id,
-    )
+def released_of(given: ReleaseTask) -> Released:
+    """What is given back, as the services know it."""
+    return Released(task_id=task_of(given.task_id), lease_token=given.lease_token)
 
 
 class ArtifactNamed(Input):
@@ -602,6 +745,11 @@ class Backoff(Input):
     cap_seconds: Annotated[float, Field(ge=0, le=604_800)] = 300.0
 
 
+class Rate(Input):
+    leases: Annotated[int, Field(ge=1, le=100_000)]
+    per_seconds: Annotated[float, Field(gt=0, le=86_400)]
+
+
 class RegisterTaskType(Input):
     name: TypeName
     params_schema: dict[str, Any] = Field(default_factory=dict)
@@ -615,7 +763,25 @@ class RegisterTaskType(Input):
     max_expiries: Annotated[int, Field(ge=1, le=100)] = 3
     lease_seconds: Annotated[int, Field(ge=1, le=86_400)] = 60
     max_lease_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
+    heartbeat_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
+    """The longest silence of a worker: however long a lease it asks for, so long after its last heartbeat the lease
+    ends. Left out, when the lease does."""
     backoff: Backoff = Field(default_factory=Backoff)
+    concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """At most so many of it are leased at a time, over all queues."""
+    rate: Rate | None = None
+    """At most so many leases of it are granted in any such period."""
+    deadline_seconds: Annotated[int, Field(ge=1, le=31_536_000)] | None = None
+    """How long a task has, from when it may begin: then it fails, whoever holds it, and no lease is longer. Left out,
+    for ever."""
+    retention_seconds: Annotated[int, Field(ge=86_400, le=2_000_000_000)] | None = None
+    """How long what is known of a task is kept after its end; left out, as long as the deployment keeps it."""
+    misfire: Misfire = Misfire.ONCE
+    """What becomes of the moments of a schedule that were missed by over a minute."""
+    stuck_after: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """So many heartbeats that say nothing new, and a run is stuck."""
+    revoke_stuck: bool = False
+    """Whether a stuck run is revoked, which counts as an expiry; else it is only shown."""
     strict: bool = False
     """Whether an expired lease is refused even before anybody else has claimed the task."""
     enabled: bool = True
@@ -632,9 +798,16 @@ class TaskTypeOutput(Output):
     max_expiries: int
     lease_seconds: int
     max_lease_seconds: int
+    heartbeat_seconds: int | None
     backoff: Mapping[str, float]
+    concurrency: int | None
+    rate: Mapping[str, float] | None
+    deadline_seconds: int | None
+    retention_seconds: int | None
+    misfire: str
     strict: bool
     enabled: bool
+    paused: bool
     executed_here: bool
     """Whether this deployment's own workers do it."""
 
@@ -643,7 +816,7 @@ class TaskTypeOutput(Output):
     title="Register a task type",
     scope=[QUEUE, "admin"],
     output=TaskTypeOutput,
-    routes=[Route("POST", "/api/v1/task-types", status=201)],
+    routes=[Route("POST", "/api/v1/task-types", status=201, also=(200,))],
     idempotent=True,
 )
 def register_task_type(caller: Caller, given: RegisterTaskType) -> Reply:
@@ -662,14 +835,22 @@ def register_task_type(caller: Caller, given: RegisterTaskType) -> Reply:
             "max_expiries": given.max_expiries,
             "lease_seconds": min(given.lease_seconds, cap),
             "max_lease_seconds": cap,
+            "heartbeat_seconds": given.heartbeat_seconds,
             "backoff_seconds": min(given.backoff.base_seconds, given.backoff.cap_seconds),
             "backoff_cap_seconds": given.backoff.cap_seconds,
+            "concurrency": given.concurrency,
+            **rate_columns(given.rate),
+            "stuck_after": given.stuck_after,
+            "revokes_stuck": given.revoke_stuck,
+            "deadline_seconds": given.deadline_seconds,
+            "retention_seconds": given.retention_seconds,
+            "misfire": given.misfire,
             "strict": given.strict,
             "enabled": given.enabled,
         },
     )
     task_type, is_new = services.register_type(caller=caller, draft=draft, now=timezone.now())
-    return Reply(_task_type(task_type), 201 if is_new else 200)
+    return Reply(task_type_output(task_type), 201 if is_new else 200)
 
 
 class TaskTypes(Output):
@@ -680,11 +861,24 @@ class TaskTypes(Output):
 def list_task_types(caller: Caller, given: Empty) -> TaskTypes:
     """The kinds of work that can be queued here, with the schemas of their params."""
     return TaskTypes(
-        task_types=[_task_type(task_type) for task_type in selectors.task_types(tenant_id=caller.tenant_id)]
+        task_types=[task_type_output(task_type) for task_type in selectors.task_types(tenant_id=caller.tenant_id)]
     )
 
 
-def _task_type(task_type: TaskType) -> TaskTypeOutput:
+def rate_columns(rate: Rate | None) -> dict[str, Any]:
+    """A rate as queues and types keep it."""
+    return {"rate": rate.leases if rate else None, "rate_seconds": rate.per_seconds if rate else None}
+
+
+def rate_output(limited: Queue | TaskType) -> Mapping[str, float] | None:
+    """A rate as it was given."""
+    if limited.rate is None or limited.rate_seconds is None:
+        return None
+    return {"leases": limited.rate, "per_seconds": limited.rate_seconds}
+
+
+def task_type_output(task_type: TaskType) -> TaskTypeOutput:
+    """A type as its callers see it."""
     return TaskTypeOutput(
         name=task_type.name,
         queue=task_type.queue.name,
@@ -696,43 +890,15 @@ def _task_type(task_type: TaskType) -> TaskTypeOutput:
         max_expiries=task_type.max_expiries,
         lease_seconds=task_type.lease_seconds,
         max_lease_seconds=task_type.max_lease_seconds,
+        heartbeat_seconds=task_type.heartbeat_seconds,
         backoff={"base_seconds": task_type.backoff_seconds, "cap_seconds": task_type.backoff_cap_seconds},
+        concurrency=task_type.concurrency,
+        rate=rate_output(task_type),
+        deadline_seconds=task_type.deadline_seconds,
+        retention_seconds=task_type.retention_seconds,
+        misfire=task_type.misfire,
         strict=task_type.strict,
         enabled=task_type.enabled,
+        paused=task_type.paused_at is not None,
         executed_here=task_type.in_code,
-    )
-
-
-class QueueOutput(Output):
-    queue: str
-    paused: bool
-    queued: int
-    scheduled: int
-    leased: int
-    expired: int
-    oldest_wait_seconds: float
-
-
-class Queues(Output):
-    queues: list[QueueOutput]
-
-
-@operation(
-    title="List queues", scope=[QUEUE, WORK], routes=[Route("GET", "/api/v1/queues")], read_only=True, tool=False
-)
-def list_queues(caller: Caller, given: Empty) -> Queues:
-    """How much waits in each queue, and for how long."""
-    return Queues(
-        queues=[
-            QueueOutput(
-                queue=found.queue,
-                paused=found.paused,
-                queued=found.queued,
-                scheduled=found.scheduled,
-                leased=found.leased,
-                expired=found.expired,
-                oldest_wait_seconds=found.oldest_wait_seconds,
-            )
-            for found in selectors.queue_health(tenant_id=caller.tenant_id)
-        ]
     )

@@ -1,0 +1,245 @@
+"""Signs of life, and what is ordered in return."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from django.db import transaction
+
+from apps.core.ids import format_ref
+from apps.core.sql import hot_cursor
+from apps.principals.tenancy import Caller
+from apps.tasks import fences, sql
+from apps.tasks.errors import BadLeaseToken, NotLeased
+from apps.tasks.fences import Lease
+from apps.tasks.models import run_key
+from apps.tasks.services import budgets, recording
+from apps.tasks.services.budgets import Balance, told_end
+from apps.tasks.services.ending import refuse_stranger
+from apps.tasks.services.leasing import reason_lost
+from apps.tasks.services.recording import Back, End, Hold
+from apps.tasks.shapes import Beat, BeatAnswer
+from apps.tasks.states import (
+    BUDGET_SPENT,
+    CANCEL_REQUESTED,
+    CHECKPOINT_WANTED,
+    DRAINING,
+    REVOKES_STUCK,
+    Order,
+    Outcome,
+    Reason,
+    Status,
+    order_of,
+)
+
+_FLAGS: Final = {Order.CHECKPOINT: CHECKPOINT_WANTED, Order.DRAIN: DRAINING}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """A lease that was renewed."""
+
+    flags: int
+    lease_ms: int
+    stuck: bool
+    budget_id: int | None
+    """The task whose budget it draws from."""
+
+
+@transaction.atomic
+def heartbeat(*, worker: Caller, beats: Sequence[Beat]) -> list[BeatAnswer]:
+    """Renew leases and hear what to do; one answer per lease, in order.
+
+    A lost lease is an answer, not an error: the others of the batch are renewed all the same. No lease outlives its
+    task's deadline; one that has reached it is told to stop. A run that has said
+    nothing new for as many heartbeats as its type allows is stuck, and by the type's policy revoked: that counts as
+    an expiry.
+
+    What runs have used is taken from the budgets that their tasks draw from. Where one is spent the answer orders to stop,
+    and the lease is not renewed again: released, failed or expired, the task ends; it may still be completed. A run that
+    reports more after that is revoked, and its task ends at once.
+    """
+    proved = [_proved(worker, beat) for beat in beats]
+    renewed = _renew(worker, beats, proved)
+    kept = [(beat, lease) for beat, lease in zip(beats, proved, strict=True) if lease is not None and lease in renewed]
+    moving = _note_progress([(beat, lease) for beat, lease in kept if beat.says_something])
+    overspent = _note_spend(worker, kept, renewed)
+    funded = {lease: one.budget_id for lease, one in renewed.items() if one.budget_id is not None}
+    balances = budgets.balances({lease.task_id: budget_id for lease, budget_id in funded.items()})
+    stuck = {lease for lease, one in renewed.items() if one.stuck and run_key(lease.task_id, lease.fence) not in moving}
+    revoked = {lease for lease in stuck if renewed[lease].flags & REVOKES_STUCK}
+    _revoke(worker, revoked | overspent)
+    reasons = _reasons([lease for lease in proved if lease is not None and lease not in renewed])
+    lost = {**reasons, **dict.fromkeys(revoked, "stuck"), **dict.fromkeys(overspent, "budget_exhausted")}
+    held = {lease: one for lease, one in renewed.items() if lease not in lost}
+    return [
+        _answer(beat, lease, held, lost, None if lease is None else balances.get(lease.task_id), stuck=lease in stuck)
+        for beat, lease in zip(beats, proved, strict=True)
+    ]
+
+
+@transaction.atomic
+def order(*, caller: Caller, task_id: int, what: Order) -> None:
+    """Have the holder of a task told at its next heartbeat to save its state, or to save it and give the task back.
+
+    :raises UnknownTask: if the caller neither asked for it nor is to be told of it.
+    :raises NotLeased: if nobody holds it.
+    """
+    refuse_stranger(caller=caller, task_id=task_id)
+    hold = recording.lock([task_id]).get(task_id)
+    if hold is None or hold.holder_id is None:
+        raise NotLeased(f"Nobody holds {format_ref('task', task_id)}.")
+    with hot_cursor() as cursor:
+        cursor.execute(sql.ORDER, {"task": task_id, "flag": _FLAGS[what]})
+
+
+def _proved(worker: Caller, beat: Beat) -> Lease | None:
+    try:
+        return fences.prove(
+            beat.lease_token, tenant_id=worker.tenant_id, holder_id=worker.principal_id, task_id=beat.task_id
+        )
+    except BadLeaseToken:
+        return None
+
+
+def _renew(worker: Caller, beats: Sequence[Beat], proved: Sequence[Lease | None]) -> dict[Lease, _Kept]:
+    """The leases that were renewed."""
+    saves: dict[Lease, bool] = {}
+    for beat, lease in zip(beats, proved, strict=True):
+        if lease is not None:
+            saves[lease] = saves.get(lease, False) or beat.checkpoint is not None
+    if not saves:
+        return {}
+    with hot_cursor() as cursor:
+        cursor.execute(
+            sql.HEARTBEAT,
+            {
+                "tasks": [lease.task_id for lease in saves],
+                "fences": [lease.fence for lease in saves],
+                "saves": list(saves.values()),
+                "holder": worker.principal_id,
+                "relaxed": not any(beat.must_last for beat in beats),
+            },
+        )
+        return {
+            Lease(task_id, fence): _Kept(flags=flags, lease_ms=lease_ms, stuck=bool(stuck), budget_id=budget_id)
+            for task_id, fence, flags, lease_ms, stuck, budget_id in cursor.fetchall()
+        }
+
+
+def _note_progress(telling: Sequence[tuple[Beat, Lease]]) -> set[int]:
+    """The runs, by their keys, of which something new was said."""
+    if not telling:
+        return set()
+    with hot_cursor() as cursor:
+        cursor.execute(
+            sql.PROGRESS,
+            {
+                "runs": [run_key(lease.task_id, lease.fence) for _, lease in telling],
+                "percents": [beat.percent for beat, _ in telling],
+                "messages": [beat.message for beat, _ in telling],
+                "checkpoints": [
+                    None if beat.checkpoint is None else json.dumps(beat.checkpoint) for beat, _ in telling
+                ],
+            },
+        )
+        return {run for (run,) in cursor.fetchall()}
+
+
+def _note_spend(worker: Caller, kept: Sequence[tuple[Beat, Lease]], renewed: Mapping[Lease, _Kept]) -> set[Lease]:
+    """The leases whose runs go on spending though they were told."""
+    spending: dict[Lease, Beat] = {}
+    for beat, lease in kept:
+        if beat.spends:
+            before = spending.get(lease, beat)
+            spending[lease] = replace(
+                beat, tokens=max(beat.tokens, before.tokens), cost_usd=max(beat.cost_usd, before.cost_usd)
+            )
+    untold = {lease: renewed[lease].budget_id for lease in spending if not renewed[lease].flags & BUDGET_SPENT}
+    return budgets.spend(worker=worker, spending=spending, budgets=untold)
+
+
+def _reasons(leases: Sequence[Lease]) -> dict[Lease, str | None]:
+    """Why each of these was not renewed; None where it is still held and only out of reach just now."""
+    if not leases:
+        return {}
+    with hot_cursor() as cursor:
+        cursor.execute(
+            sql.WHEREABOUTS,
+            {"tasks": [lease.task_id for lease in leases], "fences": [lease.fence for lease in leases]},
+        )
+        return {
+            Lease(task_id, asked): reason_lost(asked, fence=fence, holder=holder, barred=bool(barred), ended=ended)
+            for task_id, asked, fence, holder, barred, ended, *_ in cursor.fetchall()
+        }
+
+
+def _revoke(worker: Caller, leases: Collection[Lease]) -> None:
+    """Take these tasks from their holder, who has just renewed them; one that was to be canceled, has nothing left to
+    spend, or was lost too often, ends.
+    """
+    if not leases:
+        return
+    with hot_cursor() as cursor:
+        cursor.execute(sql.LASTING)
+    holds = recording.lock_leases(worker.principal_id, leases)
+    decided = [_revocation(hold) for hold in holds.values()]
+    recording.settle(
+        [one for one in decided if isinstance(one, End)],
+        [one for one in decided if isinstance(one, Back)],
+        holder_id=worker.principal_id,
+    )
+
+
+def _revocation(hold: Hold) -> End | Back:
+    message = f"It made no progress, and its leases were lost {hold.expiries + 1} times."
+    error = {"code": "stuck", "message": message}
+    if hold.flags & CANCEL_REQUESTED:
+        return End(
+            task_id=hold.task_id,
+            fence=hold.fence,
+            status=Status.CANCELED,
+            outcome=Outcome.REVOKED,
+            reason=Reason.CANCELED,
+        )
+    if hold.flags & BUDGET_SPENT:
+        return told_end(task_id=hold.task_id, flags=hold.flags, outcome=Outcome.REVOKED, fence=hold.fence)
+    if hold.expiries + 1 >= hold.max_expiries:
+        return End(
+            task_id=hold.task_id,
+            fence=hold.fence,
+            status=Status.FAILED,
+            outcome=Outcome.REVOKED,
+            reason=Reason.EXPIRIES_EXHAUSTED,
+            error=error,
+            summary=message,
+        )
+    return Back(task_id=hold.task_id, fence=hold.fence, outcome=Outcome.REVOKED, error=error, expiries=1)
+
+
+def _answer(
+    beat: Beat,
+    lease: Lease | None,
+    held: Mapping[Lease, _Kept],
+    lost: Mapping[Lease, str | None],
+    balance: Balance | None,
+    *,
+    stuck: bool,
+) -> BeatAnswer:
+    reason = "bad_lease_token" if lease is None else lost.get(lease)
+    if lease is not None and lease in held:
+        kept = held[lease]
+        spent = balance is not None and balance.when_spent is not None
+        return BeatAnswer(
+            task_id=beat.task_id,
+            status="ok",
+            order=Order.CANCEL if spent or not kept.lease_ms else order_of(kept.flags),
+            lease_ms=kept.lease_ms,
+            reason="budget_exhausted" if spent else None,
+            stuck=stuck,
+            budget_left=None if balance is None else balance.left,
+        )
+    if reason is None:
+        return BeatAnswer(task_id=beat.task_id, status="retry", order=Order.CONTINUE, lease_ms=0)
+    return BeatAnswer(task_id=beat.task_id, status="lost", order=Order.CANCEL, lease_ms=0, reason=reason)

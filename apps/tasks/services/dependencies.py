@@ -1,0 +1,150 @@
+"""Tasks that wait for others: ready when all have succeeded, ended when one has not.
+
+What a task waits for is written when it is queued; from then on its rows decide. A message on commit makes it quick,
+the tick makes it sure: neither is needed for the other.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from django.db import DatabaseError, connection
+
+from apps.core.errors import FieldError, Invalid
+from apps.core.hints import hint_on_commit
+from apps.core.ids import format_ref
+from apps.core.sql import hot_cursor
+from apps.principals.tenancy import Caller, acting_as_system, acting_in
+from apps.tasks import sql
+from apps.tasks.errors import UnknownTask
+from apps.tasks.models import Dependency, Task, TerminalRecord
+from apps.tasks.services import recording
+from apps.tasks.services.admission import admit
+from apps.tasks.services.recording import End
+from apps.tasks.signals import task_queued
+from apps.tasks.states import IfDependencyFails, Outcome, Reason, Status
+
+logger = logging.getLogger(__name__)
+
+MOST_DEPENDENCIES: Final = 100
+# So many dependants are released, or ended, in one transaction; a chain of ends takes one for each of its links.
+DEPENDANTS_BATCH: Final = 100
+_WHY: Final = "releasing dependants"
+# How long an end waits for its recipient's inbox: the next round comes soon.
+_PATIENCE: Final = "500ms"
+
+
+def open_among(*, requester: Caller, task_ids: Collection[int]) -> dict[int, bool]:
+    """Which of these tasks have yet to succeed; left out are those that the requester may not see.
+
+    What ends between this look and the commit of whoever asks is found by the tick.
+    """
+    if not task_ids:
+        return {}
+    parties = Task.objects.filter(pk__in=task_ids).values_list("pk", "requester_id", "recipient_id")
+    visible = {pk for pk, *own in parties if requester.principal_id in own}
+    done = TerminalRecord.objects.filter(task_id__in=visible, status=Status.SUCCEEDED)
+    succeeded = set(done.values_list("task_id", flat=True))
+    return {pk: pk not in succeeded for pk in visible}
+
+
+def to_wait_for(task_ids: Sequence[int], known: Mapping[int, bool]) -> tuple[int, ...]:
+    """Which of these a new task has to wait for. It can name only what was there before it, so that no circle can be.
+
+    :raises Invalid: if they are too many.
+    :raises UnknownTask: if there is no such task, or its requester may not see it.
+    """
+    if len(set(task_ids)) > MOST_DEPENDENCIES:
+        fault = f"names more than {MOST_DEPENDENCIES} tasks"
+        raise Invalid(f"A task depends on {MOST_DEPENDENCIES} at most.", errors=[FieldError("/depends_on", fault)])
+    for task_id in task_ids:
+        if task_id not in known:
+            raise UnknownTask(f"There is no task {format_ref('task', task_id)}.")
+    return tuple(sorted({task_id for task_id in task_ids if known[task_id]}))
+
+
+def keep(tenant_id: int, waiting: Mapping[int, tuple[Sequence[int], IfDependencyFails]]) -> None:
+    """Note what tasks that are being queued wait for, and what becomes of them if that fails."""
+    rows = [
+        Dependency(tenant_id=tenant_id, task_id=task_id, on_task_id=on_task_id, if_it_fails=policy)
+        for task_id, (on_task_ids, policy) in waiting.items()
+        for on_task_id in on_task_ids
+    ]
+    if rows:
+        Dependency.objects.bulk_create(rows)
+
+
+def release_dependants() -> int:
+    """Release or end what waited for tasks that have ended, in all tenants; says how many. Opens its own transactions.
+
+    Safe to repeat and to overlap. A task that somebody else has at hand is left to the next round.
+    """
+    with acting_as_system("looking for dependants"), hot_cursor() as cursor:
+        cursor.execute(sql.WAITED_ENOUGH, {"limit": DEPENDANTS_BATCH})
+        tenants = [tenant_id for (tenant_id,) in cursor.fetchall()]
+    return sum(release_dependants_in(tenant_id=tenant_id) for tenant_id in tenants)
+
+
+def release_dependants_in(*, tenant_id: int) -> int:
+    """As :func:`release_dependants`, in one tenant."""
+    with acting_in(tenant_id, _WHY), hot_cursor() as cursor:
+        cursor.execute(sql.LOST, {"task": None, "limit": DEPENDANTS_BATCH})
+        lost = [task_id for task_id, *_ in cursor.fetchall()]
+    ended = _tried(partial(_end, None), tenant_id)
+    if lost and ended is None:
+        # One that can't be ended just now, or its recipient's busy inbox, keeps none of the others back.
+        ended = sum(_tried(partial(_end, task_id), tenant_id) or 0 for task_id in lost)
+    return (ended or 0) + (_tried(partial(_release, tenant_id), tenant_id) or 0)
+
+
+def _tried(settle: Callable[[], int], tenant_id: int) -> int | None:
+    """What it has settled, in a transaction of its own that waits for nobody for long; None if it could not."""
+    try:
+        with acting_in(tenant_id, _WHY):
+            with connection.cursor() as cursor:
+                cursor.execute("select set_config('lock_timeout', %s, true)", [_PATIENCE])
+            return settle()
+    except DatabaseError as exc:
+        logger.warning("dependants in tenant %s are left to the next round: %s", tenant_id, exc)
+        return None
+
+
+def _release(tenant_id: int) -> int:
+    """Take what has succeeded off what waits for it."""
+    with hot_cursor() as cursor:
+        cursor.execute(sql.RELEASE, {"limit": DEPENDANTS_BATCH})
+        released = cursor.fetchall()
+    admit([(tenant_id, key) for *_, key, waits_for_key in released if waits_for_key])
+    for queue, task_type in sorted({(queue, task_type) for queue, task_type, is_ready, *_ in released if is_ready}):
+        hint_on_commit(task_queued, tenant_id=tenant_id, queue=queue, task_type=task_type)
+    return len(released)
+
+
+def _end(only_task_id: int | None) -> int:
+    """End what waits for something that has failed or was canceled, or one such task."""
+    with hot_cursor() as cursor:
+        cursor.execute(sql.LOST, {"task": only_task_id, "limit": DEPENDANTS_BATCH})
+        lost = {task_id: rest for task_id, *rest in cursor.fetchall()}
+    ended = recording.record([_loss(task_id, *rest) for task_id, rest in lost.items()])
+    Dependency.objects.filter(task_id__in=[one.task_id for one in ended]).delete()
+    admit([one.key for one in ended if one.key is not None])
+    recording.announce(ended)
+    return len(ended)
+
+
+def _loss(task_id: int, on_task_id: int, on_status: str, if_it_fails: str) -> End:
+    canceled = if_it_fails == IfDependencyFails.CANCEL
+    message = f"{format_ref('task', on_task_id)}, which it depends on, has {_ENDS[Status(on_status)]}."
+    error: dict[str, Any] = {"code": "dependency_failed", "message": message}
+    return End(
+        task_id=task_id,
+        status=Status.CANCELED if canceled else Status.FAILED,
+        outcome=Outcome.CANCELED if canceled else Outcome.FAILED,
+        reason=Reason.DEPENDENCY_FAILED,
+        error={**error, "details": {"task_id": format_ref("task", on_task_id)}},
+        summary=message,
+    )
+
+
+_ENDS: Final = {Status.FAILED: "failed", Status.CANCELED: "been canceled"}

@@ -1,0 +1,285 @@
+"""Tasks that are queued again and again. The row decides; beat's messages and ticks are clocks that may both strike."""
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.db import DatabaseError, transaction
+from django_celery_beat.models import CrontabSchedule, IntervalSchedule, PeriodicTask
+
+from apps.core.errors import DomainError
+from apps.core.sql import database_now
+from apps.principals.models import Principal
+from apps.principals.tenancy import Caller, acting_as_system, acting_in, on_behalf_of
+from apps.tasks import timetables
+from apps.tasks.errors import InvalidTimetable, UnknownRecipient, UnknownSchedule
+from apps.tasks.models import Schedule
+from apps.tasks.params import check_params
+from apps.tasks.services.queueing import queue
+from apps.tasks.services.types import queue_named, type_for
+from apps.tasks.shapes import QueueRequest
+from apps.tasks.states import Misfire
+from apps.tasks.timetables import Timetable
+
+logger = logging.getLogger(__name__)
+
+# A moment that is dealt with later than this was missed, and the policy for missed ones decides.
+GRACE: Final = timedelta(minutes=1)
+# Of the moments that were missed, so many are made up for in one transaction; the rest follow.
+MOST_AT_ONCE: Final = 50
+SCHEDULE_BATCH: Final = 100
+_FIRE: Final = "tasks.fire"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleDraft:
+    """A schedule as its owner wants it: a cron expression in a time zone, or a span in seconds."""
+
+    name: str
+    task_type: str
+    params: dict[str, Any] = field(default_factory=dict)
+    recipient: str | None = None
+    queue: str | None = None
+    priority: int | None = None
+    cron: str | None = None
+    every_seconds: int | None = None
+    timezone: str = "UTC"
+    misfire: Misfire | None = None
+    enabled: bool = True
+
+
+@transaction.atomic
+def set_schedule(*, caller: Caller, draft: ScheduleDraft) -> tuple[Schedule, bool]:
+    """Add a schedule of the caller's, or change the one of this name; says whether it is new.
+
+    It begins anew from this moment: what was due before is not made up for.
+
+    :raises UnknownTaskType: if the tenant has no such type.
+    :raises InvalidParams: if the params do not fit the type's schema.
+    :raises UnknownQueue: if a queue is named that the tenant does not have.
+    :raises UnknownRecipient: if the tenant has no such principal.
+    :raises InvalidTimetable: if the timetable can't be read, or has no moment.
+    """
+    now = database_now()
+    timetable = timetables.read(cron=draft.cron, every_seconds=draft.every_seconds, timezone=draft.timezone, anchor=now)
+    next_at = timetable.following(now)
+    if next_at is None:
+        raise InvalidTimetable("This timetable has no moment at all.")
+    task_type = type_for(tenant_id=caller.tenant_id, name=draft.task_type)
+    check_params(draft.params, task_type.params_schema)
+    values = {
+        "task_type": task_type,
+        "recipient_id": _recipient(caller, draft.recipient),
+        "queue": None if draft.queue is None else queue_named(tenant_id=caller.tenant_id, name=draft.queue),
+        "priority": draft.priority,
+        "params": draft.params,
+        "cron": draft.cron,
+        "every_seconds": draft.every_seconds,
+        "timezone": draft.timezone,
+        "misfire": draft.misfire,
+        "anchor_at": now,
+        "next_at": next_at if draft.enabled else None,
+        "changed_at": now,
+    }
+    schedule, is_new = Schedule.objects.update_or_create(
+        tenant_id=caller.tenant_id,
+        owner_id=caller.principal_id,
+        name=draft.name,
+        defaults=values,
+        create_defaults={**values, "created_at": now},
+    )
+    _tell_beat(schedule)
+    return schedule, is_new
+
+
+@transaction.atomic
+def remove_schedule(*, caller: Caller, name: str) -> None:
+    """Queue no more of it. Tasks that it has queued go on.
+
+    :raises UnknownSchedule: if the caller has none of this name.
+    """
+    schedule = (
+        Schedule.objects.select_for_update(of=("self",))
+        .filter(tenant_id=caller.tenant_id, owner_id=caller.principal_id, name=name)
+        .first()
+    )
+    if schedule is None:
+        raise UnknownSchedule(f"You have no schedule {name[:100]!r}.")
+    PeriodicTask.objects.filter(name=_beats_name(schedule)).delete()
+    Schedule.objects.filter(pk=schedule.pk).delete()
+
+
+@transaction.atomic
+def stop_schedule(*, schedule_id: int) -> None:
+    """Queue nothing of it until it is resumed.
+
+    :raises UnknownSchedule: if there is none.
+    """
+    schedule = _locked(schedule_id)
+    Schedule.objects.filter(pk=schedule.pk).update(next_at=None)
+    schedule.next_at = None
+    _tell_beat(schedule)
+
+
+@transaction.atomic
+def resume_schedule(*, schedule_id: int) -> None:
+    """Queue from the next moment on; what was missed meanwhile was meant to be.
+
+    :raises UnknownSchedule: if there is none.
+    """
+    schedule = _locked(schedule_id)
+    schedule.next_at = _timetable(schedule).following(database_now())
+    Schedule.objects.filter(pk=schedule.pk).update(next_at=schedule.next_at)
+    _tell_beat(schedule)
+
+
+def fire_schedules() -> int:
+    """Queue what is due in all tenants, a bounded batch; says of how many schedules. Opens its own transactions.
+
+    Safe to repeat and to overlap. A schedule whose tasks can't be queued keeps back no other.
+    """
+    with acting_as_system("looking for due schedules"):
+        due = list(
+            Schedule.objects.filter(next_at__lte=database_now())
+            .order_by("next_at")
+            .values_list("tenant_id", "pk")[:SCHEDULE_BATCH]
+        )
+    return sum(fire_schedule(tenant_id=tenant_id, schedule_id=pk) for tenant_id, pk in due)
+
+
+def fire_schedule(*, tenant_id: int, schedule_id: int) -> bool:
+    """Queue one schedule's tasks if it is due; says whether it was. Opens its own transaction."""
+    try:
+        with acting_in(tenant_id, "firing a schedule"):
+            return _fire_locked(schedule_id)
+    except DatabaseError:
+        logger.exception("schedule %s is left to the next sweep", schedule_id)
+        return False
+
+
+def _fire_locked(schedule_id: int) -> bool:
+    # A rival that has it at hand fires it.
+    held = Schedule.objects.select_for_update(of=("self",), skip_locked=True)
+    schedule = held.select_related("task_type", "queue", "owner__tenant", "recipient").filter(pk=schedule_id).first()
+    now = database_now()
+    if schedule is None or schedule.next_at is None or schedule.next_at > now:
+        return False
+    moments = list(_chosen(schedule, now))
+    refusal, last_task = "", schedule.last_task_id
+    for moment in moments:
+        try:
+            last_task = _queue(schedule, moment)
+        except DomainError as exc:
+            refusal = exc.detail
+            logger.warning("schedule %s could not queue its task: %s", schedule.pk, exc.detail)
+    # With many to make up for, the next sweep goes on after the last of these.
+    reached = moments[-1] if len(moments) == MOST_AT_ONCE else now
+    Schedule.objects.filter(pk=schedule.pk).update(
+        next_at=_timetable(schedule).following(reached),
+        last_at=moments[-1] if moments else schedule.last_at,
+        last_task_id=last_task,
+        last_refusal=refusal[:500],
+    )
+    return True
+
+
+def _chosen(schedule: Schedule, now: datetime) -> Iterator[datetime]:
+    """The moments up to now for which a task is queued."""
+    timetable = _timetable(schedule)
+    misfire = Misfire(schedule.misfire or schedule.task_type.misfire)
+    moment = schedule.next_at
+    if misfire == Misfire.ALL:
+        for _ in range(MOST_AT_ONCE):
+            if moment is None or moment > now:
+                return
+            yield moment
+            moment = timetable.following(moment)
+        return
+    latest = timetable.latest(now) or moment
+    if latest is not None and (misfire == Misfire.ONCE or latest > now - GRACE):
+        yield latest
+
+
+def _queue(schedule: Schedule, moment: datetime) -> int:
+    if schedule.owner.disabled_at is not None:
+        raise UnknownRecipient(f"{schedule.owner.name} is disabled.")
+    queued = queue(
+        requester=on_behalf_of(schedule.owner),
+        request=QueueRequest(
+            task_type=schedule.task_type.name,
+            params=schedule.params,
+            recipient=schedule.recipient.name,
+            queue=None if schedule.queue is None else schedule.queue.name,
+            priority=schedule.priority,
+            idempotency_key=f"schedule:{schedule.pk}:{moment.isoformat()}",
+        ),
+    )
+    return int(queued.task_id.removeprefix("task_"))
+
+
+def _timetable(schedule: Schedule) -> Timetable:
+    return timetables.read(
+        cron=schedule.cron,
+        every_seconds=schedule.every_seconds,
+        timezone=schedule.timezone,
+        anchor=schedule.anchor_at,
+    )
+
+
+def _locked(schedule_id: int) -> Schedule:
+    schedule = Schedule.objects.select_for_update(of=("self",)).filter(pk=schedule_id).first()
+    if schedule is None:
+        raise UnknownSchedule("There is no such schedule.")
+    return schedule
+
+
+def _recipient(caller: Caller, name: str | None) -> int:
+    if name is None:
+        return caller.principal_id
+    found = Principal.objects.enabled().filter(tenant_id=caller.tenant_id).named(name).first()
+    if found is None:
+        raise UnknownRecipient(f"There is no principal {name[:50]!r} to report to.")
+    return found.pk
+
+
+def _beats_name(schedule: Schedule) -> str:
+    return f"schedule: {schedule.pk}"
+
+
+def _one_of(model: Any, **values: Any) -> Any:
+    """One of beat's rows with these values; beat keeps nobody from making two."""
+    return model.objects.filter(**values).order_by("pk").first() or model.objects.create(**values)
+
+
+def _tell_beat(schedule: Schedule) -> None:
+    """Beat's row for it: a clock beside the ticks."""
+    interval = crontab = None
+    if schedule.every_seconds is not None:
+        interval = _one_of(IntervalSchedule, every=schedule.every_seconds, period=IntervalSchedule.SECONDS)
+    else:
+        minute, hour, day_of_month, month_of_year, day_of_week = (schedule.cron or "").split()
+        crontab = _one_of(
+            CrontabSchedule,
+            minute=minute,
+            hour=hour,
+            day_of_month=day_of_month,
+            month_of_year=month_of_year,
+            day_of_week=day_of_week,
+            timezone=schedule.timezone,
+        )
+    PeriodicTask.objects.update_or_create(
+        name=_beats_name(schedule),
+        defaults={
+            "task": _FIRE,
+            "args": json.dumps([schedule.tenant_id, schedule.pk]),
+            "interval": interval,
+            "crontab": crontab,
+            "queue": "sweep",
+            # A message that waited longer finds that a tick was quicker.
+            "expire_seconds": 60,
+            "enabled": schedule.next_at is not None,
+        },
+    )
