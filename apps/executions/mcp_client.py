@@ -5,11 +5,9 @@ nothing else is followed, and the answer is bounded in time and size. Call it ou
 """
 
 import asyncio
-import functools
 import json
 import math
-import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -29,7 +27,9 @@ from mcp.types import (
 from pydantic import ValidationError
 
 from apps.core import strict_json
-from apps.core.http import ForbiddenEndpoint, guard
+from apps.core.http import UnresolvedHost, guard
+from apps.core.outbound import AnswerTooLarge as TooLarge
+from apps.core.outbound import CallFailed, Disconnected, PinnedTransport, Redirected, Unreachable
 from apps.executions.errors import (
     AnswerTooLarge,
     CallCanceled,
@@ -82,7 +82,7 @@ def call_tool(
     size = len(json.dumps(params, ensure_ascii=False).encode())
     if size > max_params_bytes:
         raise PayloadTooLarge(f"The parameters are {size} bytes; the worker accepts {max_params_bytes}.")
-    wire = _Wire(address=_checked(endpoint), endpoint=httpx2.URL(endpoint), max_bytes=max_answer_bytes)
+    wire = _Wire(address=_checked(endpoint), url=httpx2.URL(endpoint), max_bytes=max_answer_bytes)
     call = _Call(endpoint, tool_name, dict(params), deadline.total_seconds(), on_progress, canceled)
     try:
         result = asyncio.run(_run(call, wire))
@@ -90,18 +90,16 @@ def call_tool(
         raise
     except Exception as exc:  # the SDK lets whatever broke its streams through, alone or in a group
         raise _named(exc, wire, tool_name) from exc
-    if wire.fault is not None:
-        raise wire.fault
+    if wire.broke is not None:
+        raise wire.broke
     return _answer(result, tool_name)
 
 
 def _checked(endpoint: str) -> str:
     try:
         return guard(endpoint)
-    except ForbiddenEndpoint as refusal:
-        if "resolved" in refusal.detail:
-            raise WorkerUnreachable(refusal.detail) from refusal
-        raise
+    except UnresolvedHost as refusal:
+        raise WorkerUnreachable(refusal.detail) from refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +143,6 @@ async def _speak(call: _Call, wire: "_Wire") -> CallToolResult:
     async with http:
         transport = streamable_http_client(call.endpoint, http_client=http, max_sse_event_size=wire.max_bytes)
         async with Client(transport, client_info=_CLIENT, cache=None) as client:
-            wire.calling = True
             return await client.call_tool(call.tool_name, call.params, progress_callback=_progress(call.on_progress))
 
 
@@ -165,82 +162,34 @@ def _percent(progress: float, total: float | None) -> float | None:
     return max(0.0, min(100.0, 100.0 * share)) if math.isfinite(share) else None
 
 
-class _Wire(httpx2.AsyncBaseTransport):
-    """HTTP to one checked address, for one call: no other host, no redirect, no more bytes than allowed.
+class _Wire(PinnedTransport):
+    """The wire of one call, which remembers whether HTTP itself has refused."""
 
-    The SDK swallows or renames what breaks its streams, so the first fault is kept here.
-    """
-
-    def __init__(self, *, address: str, endpoint: httpx2.URL, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.fault: WorkerCallFailed | None = None
-        self.calling = False
-        self.refused_by_http = False
-        self._address = address
-        self._origin = (endpoint.scheme, endpoint.host, endpoint.port)
-        self._left = max_bytes
-        self._http = httpx2.AsyncHTTPTransport(
-            verify=_trust() if endpoint.scheme == "https" else False, trust_env=False
-        )
+    refused_by_http = False
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        url = request.url
-        if (url.scheme, url.host, url.port) != self._origin:
-            raise self._note(WorkerRedirected("The call left the worker's endpoint."))
-        # The Host header and the certificate stay the name's; the connection goes to the address that was checked.
-        request.extensions = {**request.extensions, "sni_hostname": url.host}
-        request.url = url.copy_with(host=self._address)
-        try:
-            response = await self._http.handle_async_request(request)
-        except (httpx2.ConnectError, httpx2.ConnectTimeout) as exc:
-            raise self._note(WorkerUnreachable(f"The worker at {url.host} does not accept connections.")) from exc
-        except httpx2.TransportError as exc:
-            raise self._note(WorkerDisconnected(f"The connection to {url.host} broke.")) from exc
-        finally:
-            request.url = url
-        if response.has_redirect_location:
-            await response.aclose()
-            raise self._note(WorkerRedirected(f"The worker at {url.host} redirects; redirects are not followed."))
+        response = await super().handle_async_request(request)
         self.refused_by_http = response.is_error
-        response.stream = _Counted(response.stream, self)
         return response
 
-    def count(self, received: int) -> None:
-        self._left -= received
-        if self._left < 0:
-            raise self._note(AnswerTooLarge(f"The answer is over {self.max_bytes} bytes."))
-
-    def _note(self, fault: WorkerCallFailed) -> WorkerCallFailed:
-        self.fault = self.fault or fault
-        return fault
-
-    async def aclose(self) -> None:
-        await self._http.aclose()
+    @property
+    def broke(self) -> WorkerCallFailed | None:
+        """What broke the wire first, in the words of this app."""
+        return None if self.fault is None else _ON_THE_WIRE[type(self.fault)](str(self.fault))
 
 
-class _Counted(httpx2.AsyncByteStream):
-    def __init__(self, inner: Any, wire: _Wire) -> None:
-        self._inner = inner
-        self._wire = wire
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for chunk in self._inner:
-            self._wire.count(len(chunk))
-            yield chunk
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-
-@functools.cache
-def _trust() -> ssl.SSLContext:
-    return ssl.create_default_context()
+_ON_THE_WIRE: Final[Mapping[type[CallFailed], type[WorkerCallFailed]]] = {
+    Unreachable: WorkerUnreachable,
+    Disconnected: WorkerDisconnected,
+    Redirected: WorkerRedirected,
+    TooLarge: AnswerTooLarge,
+}
 
 
 def _named(exc: BaseException, wire: _Wire, tool_name: str) -> WorkerCallFailed:
     """What broke a call, in the words of this app."""
-    if wire.fault is not None:
-        return wire.fault
+    if wire.broke is not None:
+        return wire.broke
     leaves = list(_leaves(exc))
     for leaf in leaves:
         if isinstance(leaf, WorkerCallFailed):

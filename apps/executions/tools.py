@@ -329,7 +329,7 @@ def decide_step(caller: Caller, given: Decide) -> ExecutionMoved:
     title="Cancel an execution",
     scope="plans",
     output=ExecutionMoved,
-    routes=[Route("POST", f"{_BASE}/{{execution_id}}/cancel")],
+    routes=[Route("POST", f"{_BASE}/{{execution_id}}/cancel", also=(202,))],
     destructive=True,
     idempotent=True,
 )
@@ -444,7 +444,7 @@ def _rendered(report: Report) -> ExecutionReport:
         results=report.results,
         report=report.report,
         next_actions=report.next_actions,
-        steps=[StepOutput.model_validate(step, from_attributes=True) for step in report.steps],
+        steps=[StepOutput.model_validate(step) for step in report.steps],
         steps_complete=report.steps_complete,
         steps_total=report.steps_total,
         completed_steps=[step.step_id for step in report.steps if step.status == "complete"],

@@ -1,6 +1,8 @@
 """Tools: the declared operations, as they are listed and called."""
 
 import json
+from contextlib import aclosing
+from functools import partial
 from typing import Any, Final
 
 from mcp_types import (
@@ -13,6 +15,8 @@ from mcp_types import (
     Tool,
     ToolAnnotations,
 )
+from pydantic import BaseModel
+from rest_framework.exceptions import APIException
 
 from apps.core import json_schema, operations, strict_json
 from apps.core.errors import (
@@ -27,8 +31,11 @@ from apps.core.errors import (
     Unavailable,
 )
 from apps.core.operations import Operation, Reply
+from apps.core.schemas import parse
+from apps.core.threads import in_thread
+from apps.core.waiting import Wait, check_place
 from apps.mcp.paging import page
-from apps.mcp.protocol import Exchange, ProtocolError
+from apps.mcp.protocol import Exchange, Frames, ProtocolError, Streamed
 
 # How long a client may go without asking for the list again; it changes with a release or the token's scopes.
 LIST_TTL_MS: Final = 60_000
@@ -55,8 +62,8 @@ def list_tools(exchange: Exchange, params: PaginatedRequestParams | None) -> Lis
     return ListToolsResult(tools=[describe(tool) for tool in shown], next_cursor=following, ttl_ms=LIST_TTL_MS)
 
 
-def call_tool(exchange: Exchange, params: CallToolRequestParams) -> CallToolResult:
-    """Run an operation. What it refuses is a result that says how to mend the call.
+def call_tool(exchange: Exchange, params: CallToolRequestParams) -> CallToolResult | Streamed:
+    """Run an operation. What it refuses is a result that says how to mend the call; one that waits streams its result.
 
     :raises ProtocolError: if there is no such tool.
     """
@@ -69,9 +76,30 @@ def call_tool(exchange: Exchange, params: CallToolRequestParams) -> CallToolResu
             raise TooLarge(f"The arguments of {declared.name} are over {max_body(declared)} bytes.")
         arguments = params.arguments or {}
         strict_json.check(arguments)
-        return _succeeded(declared, operations.call_with(declared, exchange.caller, arguments))
+        given = parse(declared.input, arguments)
+        if declared.waits and (patience := declared.patience(given)):
+            check_place(exchange.caller)
+            look = partial(_look, exchange, declared)
+            return Streamed(partial(_waited, declared, Wait(declared.waits, exchange.caller, given, look), patience))
+        return _succeeded(declared, operations.call(declared, exchange.caller, given))
     except DomainError as exc:
         return refused(exc)
+
+
+async def _look(exchange: Exchange, declared: Operation, given: BaseModel) -> Reply:
+    return await in_thread(lambda: operations.call(declared, exchange.renewed(), given))
+
+
+async def _waited(declared: Operation, wait: Wait, patience: float) -> Frames:
+    """What a tool answers after waiting, as the end of a stream."""
+    try:
+        async with aclosing(wait.answer(patience)) as answers:
+            async for reply in answers:
+                yield None if reply is None else _succeeded(declared, reply)
+    except DomainError as exc:
+        yield refused(exc)
+    except APIException:  # only the credential is asked for again
+        yield refused(Forbidden("The token is not valid any more."))
 
 
 def tools() -> list[Operation]:

@@ -78,6 +78,8 @@ class Exchange:
     caller: Caller
     envelope: Envelope
     body_size: int
+    renewed: Callable[[], Caller]
+    """Who the request's credential stands for at the moment of asking; raises if it stands no more."""
 
 
 Frames = AsyncGenerator[Notification[Any, Any] | Result | None, None]

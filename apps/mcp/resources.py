@@ -24,6 +24,8 @@ from apps.core import operations
 from apps.core.errors import DomainError, NotFound, RateLimited, Unavailable
 from apps.core.operations import Operation
 from apps.core.schemas import parse_strings
+from apps.digests import selectors as digests
+from apps.digests.signals import inbox_topic
 from apps.mcp.calls import LIST_TTL_MS
 from apps.mcp.paging import page
 from apps.mcp.protocol import Exchange, ProtocolError
@@ -55,6 +57,8 @@ class Address:
     completions: Completions | None = None
     topic: Callable[[Caller, str], str] | None = None
     """The cue that says that it changed, of what the first variable holds."""
+    waits: Callable[[Caller], bool] | None = None
+    """Whether there is something in it that waits for its reader."""
     template: UriTemplate = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -65,14 +69,14 @@ class Address:
         return not self.template.variables
 
 
-def inbox_topic(principal_id: int) -> str:
-    """The cue that a principal's inbox changed."""
-    return f"inbox:{principal_id}"
-
-
 def task_topic(tenant_id: int, task: str) -> str:
     """The cue that a task ended."""
     return f"task:{tenant_id}:{task}"
+
+
+def _has_unread(caller: Caller) -> bool:
+    with caller.acting():
+        return digests.unread_counts(caller.principal_id).visible > 0
 
 
 ADDRESSES: Final = (
@@ -83,6 +87,7 @@ ADDRESSES: Final = (
         "Your inbox",
         "Entries that wait for you, newest state first.",
         topic=lambda caller, _: inbox_topic(caller.principal_id),
+        waits=_has_unread,
     ),
     Address(
         "inbox://me/entries/{ref}",
@@ -200,11 +205,25 @@ def topic(caller: Caller, uri: str) -> str | None:
         if variables is None or address.topic is None:
             continue
         try:
-            _content(caller, uri)
+            _check(address, caller, uri)
         except DomainError:
             return None
         return address.topic(caller, str(next(iter(variables.values()), "")))
     return None
+
+
+def waits(caller: Caller, uri: str) -> bool:
+    """Whether something in a resource waits for its reader already."""
+    return any(address.waits(caller) for address in ADDRESSES if address.uri == uri and address.waits)
+
+
+def _check(address: Address, caller: Caller, uri: str) -> None:
+    """Refuse whom the resource is not for. What has one address for everybody is not read for it: reading leaves marks."""
+    found = reader(address.route)
+    if address.concrete and found is not None:
+        operations.permit(found.declared, caller)
+    else:
+        _content(caller, uri)
 
 
 def _content(caller: Caller, uri: str) -> Any:

@@ -1,15 +1,18 @@
 """`subscriptions/listen`: a stream of cues about the resources that a client reads.
 
-A frame says that something changed, never what: the client reads it again. Nothing is replayed, and a stream ends by
+A frame says that something changed, never what: the client reads it again. Nothing is replayed; what waits for its
+reader when the stream begins is told at once, so that a client that comes again has missed nothing. A stream ends by
 itself after a while, so that a revoked token stops hearing.
 """
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import AsyncExitStack, aclosing
+from functools import partial
 from typing import Any, Final
 
 from mcp.shared.subscriptions import SUBSCRIPTION_ID_META_KEY, ResourceUpdated, ServerEvent, event_to_notification
 from mcp_types import (
+    INTERNAL_ERROR,
     EmptyResult,
     SubscribeRequestParams,
     SubscriptionFilter,
@@ -20,8 +23,12 @@ from mcp_types import (
 )
 
 from apps.core import cues
+from apps.core.errors import DomainError
+from apps.core.threads import in_thread
+from apps.core.waiting import check_place, place
 from apps.mcp import resources
-from apps.mcp.protocol import Exchange, Frames, Streamed
+from apps.mcp.protocol import Exchange, Frames, ProtocolError, Streamed
+from apps.principals.tenancy import Caller
 
 LASTING: Final = 600.0
 # Proxies close what is silent for longer.
@@ -42,20 +49,36 @@ def listen(exchange: Exchange, params: SubscriptionsListenRequestParams) -> Stre
 
 
 def stream(exchange: Exchange, events: Mapping[str, ServerEvent], honored: SubscriptionFilter) -> Streamed:
-    """A stream that acknowledges what it honors, then says so whenever one of these topics is cued."""
+    """A stream that acknowledges what it honors, then says so whenever one of these topics is cued.
+
+    :raises ProtocolError: if too many streams are open.
+    """
+    try:
+        check_place(exchange.caller)
+    except DomainError as exc:
+        raise ProtocolError(INTERNAL_ERROR, exc.detail, data={"code": exc.code}) from exc
     meta: dict[str, Any] = {SUBSCRIPTION_ID_META_KEY: exchange.envelope.id}
 
     async def frames() -> Frames:
-        async with aclosing(_cues(events)) as heard:
+        async with AsyncExitStack() as open_until_then:
+            open_until_then.enter_context(place(exchange.caller))
+            heard = await open_until_then.enter_async_context(aclosing(_cues(events)))
             await anext(heard)
+            waiting = await in_thread(partial(_waiting, exchange.caller, events.values()))
             yield SubscriptionsAcknowledgedNotification(
                 params=SubscriptionsAcknowledgedNotificationParams(notifications=honored, _meta=meta)
             )
+            for event in waiting:
+                yield event_to_notification(event, meta)
             async for topic in heard:
                 yield event_to_notification(events[topic], meta) if topic is not None else None
         yield SubscriptionsListenResult(_meta=meta)
 
     return Streamed(frames)
+
+
+def _waiting(caller: Caller, events: Collection[ServerEvent]) -> list[ServerEvent]:
+    return [event for event in events if isinstance(event, ResourceUpdated) and resources.waits(caller, event.uri)]
 
 
 def _cues(events: Mapping[str, ServerEvent]) -> AsyncGenerator[str | None, None]:

@@ -67,7 +67,8 @@ _SHOWN: Final = """
                     || case when c.description = '' then '' else ': ' || c.description end) as text,
     p.domain, coalesce(o.confidence, t.confidence, 1) as confidence,
     coalesce(o.metadata, c.metadata, '{}'::jsonb)::text as metadata,
-    a.name as author, p.recorded_at
+    (select a.name from principals_principal a where a.id = coalesce(o.author_id, t.author_id, c.author_id)) as author,
+    p.recorded_at
 """
 
 # One passage by its key; the limit keeps the planner from joining the tables as wholes.
@@ -77,7 +78,6 @@ _MEMORY: Final = f"""
     left join memory_observation o on o.id = p.observation_id
     left join memory_pattern t on t.id = p.pattern_id
     left join memory_concept c on c.id = p.concept_id
-    join principals_principal a on a.id = coalesce(o.author_id, t.author_id, c.author_id)
     where p.id = r.passage_id
       and (%(domain)s::text is null or p.domain = %(domain)s)
       and p.recorded_at <= %(as_of)s
@@ -140,19 +140,21 @@ limit %(limit)s
 """  # constants only
 
 
-def _newest(narrowed: str) -> str:
+def _newest(narrowed: str, order: str = "") -> str:
     # The planner must know that few rows are wanted, which a parameter does not tell it: hence the limit in between.
+    # In the order of the domain too, which is named by an array lest that be void: of a domain with a large share of
+    # all the planner expects some among the newest, where there may be none.
     return f"""
 select *, 0::float8 as score, array[]::text[] as terms
 from (
     select m.*
     from (
-        select id as passage_id, recorded_at from memory_passage
+        select id as passage_id, recorded_at, domain from memory_passage
         where tenant_id = %(tenant)s and recorded_at <= %(as_of)s {narrowed}
-        order by recorded_at desc, id desc
+        order by {order}recorded_at desc, id desc
     ) r
     cross join lateral ({_MEMORY}) m
-    order by r.recorded_at desc, r.passage_id desc
+    order by {order and "r."}{order}r.recorded_at desc, r.passage_id desc
     limit {MOST}
 ) newest
 limit %(limit)s
@@ -161,7 +163,7 @@ limit %(limit)s
 
 # Ordered scans of memory_passage_newest and memory_passage_domain that stop at the limit.
 NEWEST: Final = _newest("")
-NEWEST_OF_DOMAIN: Final = _newest("and domain = %(domain)s")
+NEWEST_OF_DOMAIN: Final = _newest("and domain = any(array[%(domain)s::text])", "domain, ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from apps.digests.selectors import EntryView
 from apps.memory import receipt_rules, selectors, services
 from apps.principals.selectors import caller_or_named
 from apps.principals.tenancy import Caller
-from apps.receipts.selectors import Owed
+from apps.receipts.shapes import ObligationOutput
 
 Words = Annotated[Text, StringConstraints(min_length=1, max_length=65_536)]
 Label = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
@@ -121,22 +121,7 @@ def memory_recall(caller: Caller, given: RecallMemory) -> Recollection:
         limit=given.limit,
         max_tokens=given.max_tokens,
     )
-    return Recollection(
-        hits=[
-            RecalledMemory(
-                ref=hit.ref,
-                text=hit.text,
-                score=hit.score,
-                why=hit.why,
-                domain=hit.domain,
-                confidence=hit.confidence,
-                metadata=hit.metadata,
-                author=hit.author,
-                recorded_at=hit.recorded_at,
-            )
-            for hit in hits
-        ]
-    )
+    return Recollection(hits=[RecalledMemory.model_validate(hit) for hit in hits])
 
 
 class StoreConcept(Input):
@@ -357,19 +342,6 @@ class InboxItem(Output):
     receipt_ids: list[str]
 
 
-class Obligation(Output):
-    """Something that one principal still owes another."""
-
-    receipt_id: str
-    event_type: str
-    title: str | None
-    summary: str
-    debtor: str
-    creditor: str
-    suggested_next_step: str | None
-    opened_at: datetime
-
-
 class ReceiptConfig(Output):
     """The form of receipts."""
 
@@ -392,8 +364,8 @@ class Start(Output):
     inbox_pending_count: int
     inbox_items: list[InboxItem]
     inbox_more_waiting: int
-    owed_by_me: list[Obligation]
-    awaited: list[Obligation]
+    owed_by_me: list[ObligationOutput]
+    awaited: list[ObligationOutput]
     handoffs_waiting: int
     receipt_config: ReceiptConfig
     connected_services: list[str]
@@ -416,18 +388,7 @@ def memory_bootstrap(caller: Caller, given: Bootstrap) -> Start:
     return Start(
         status="initialized",
         ai_name=caller.name,
-        sessions=[
-            Conversation(
-                conversation_id=session.conversation_id,
-                platform=session.platform,
-                title=session.title,
-                summary=session.summary,
-                topics=list(session.topics),
-                tone=session.tone,
-                updated_at=session.updated_at,
-            )
-            for session in found.sessions
-        ],
+        sessions=[Conversation.model_validate(session) for session in found.sessions],
         observations_count=found.holdings.observations,
         patterns_count=found.holdings.patterns,
         concepts_count=found.holdings.concepts,
@@ -435,8 +396,8 @@ def memory_bootstrap(caller: Caller, given: Bootstrap) -> Start:
         inbox_pending_count=found.inbox.pending,
         inbox_items=[_item(entry) for entry in found.inbox.entries],
         inbox_more_waiting=found.inbox.more_waiting,
-        owed_by_me=[_obligation(owed) for owed in found.owed_by_me],
-        awaited=[_obligation(owed) for owed in found.awaited],
+        owed_by_me=[ObligationOutput.model_validate(owed) for owed in found.owed_by_me],
+        awaited=[ObligationOutput.model_validate(owed) for owed in found.awaited],
         handoffs_waiting=found.handoffs_waiting,
         receipt_config=ReceiptConfig(
             schema_version=receipt_rules.SCHEMA_VERSION,
@@ -460,17 +421,4 @@ def _item(entry: EntryView) -> InboxItem:
         kind=entry.kind,
         count=entry.count,
         receipt_ids=entry.receipt_ids,
-    )
-
-
-def _obligation(owed: Owed) -> Obligation:
-    return Obligation(
-        receipt_id=owed.receipt_id,
-        event_type=owed.event_type,
-        title=owed.title,
-        summary=owed.summary,
-        debtor=owed.debtor,
-        creditor=owed.creditor,
-        suggested_next_step=owed.suggested_next_step,
-        opened_at=owed.opened_at,
     )

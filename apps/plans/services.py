@@ -4,14 +4,16 @@ import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from time import monotonic
 from typing import Any, Final
 from uuid import UUID
 
 from django.db import transaction
 
+from apps.core.metrics import once_committed
 from apps.digests import services as digests
 from apps.digests.services import ObligationDraft, Poster, ReceiptDraft
-from apps.plans import documents, planner, selectors
+from apps.plans import documents, metrics, planner, selectors
 from apps.plans.documents import PlanStatus
 from apps.plans.errors import UnknownCurrency
 from apps.plans.grounding import memory_refs
@@ -61,6 +63,7 @@ def create_plan(*, caller: Caller, request: PlanRequest, now: datetime) -> MadeP
     :raises UnknownDelegate: if the request names a DeleGate that is not here.
     :raises UnknownCurrency: if the budget is not in USD.
     """
+    begun = monotonic()
     if request.currency != _CURRENCY:
         raise UnknownCurrency(f"Costs are known in {_CURRENCY} only, not in {request.currency[:10]!r}.")
     delegate = _delegate(caller, request.delegate_id, now)
@@ -75,6 +78,7 @@ def create_plan(*, caller: Caller, request: PlanRequest, now: datetime) -> MadeP
         now=now,
     )
     _store(caller=caller, delegate=delegate, made=made, document=document, receipt=receipt, now=now)
+    once_committed(metrics.GENERATION.observe, monotonic() - begun)
     return MadePlan(
         plan_id=plan_id,
         document=document,

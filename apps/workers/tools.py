@@ -177,8 +177,8 @@ class CapabilityMatches(Output):
     scope=Scope.WORKERS_REGISTER,
     output=RegisteredWorker,
     routes=[
-        Route("POST", "/workers/register", status=201, max_body=_MANIFEST_BYTES),
-        Route("POST", "/api/v1/workers", status=201, max_body=_MANIFEST_BYTES),
+        Route("POST", "/workers/register", status=201, also=(200,), max_body=_MANIFEST_BYTES),
+        Route("POST", "/api/v1/workers", status=201, also=(200,), max_body=_MANIFEST_BYTES),
     ],
     idempotent=True,
 )

@@ -19,7 +19,8 @@ from rest_framework.views import APIView
 
 from apps.core.api.parsers import RawJSONParser
 from apps.core.api.problems import trace_id
-from apps.core.http import caller_of
+from apps.core.http import caller_of, renewed
+from apps.core.operations import Acting
 from apps.mcp import calls, methods, protocol
 from apps.mcp.methods import Method
 from apps.mcp.protocol import Exchange, ProtocolError, Streamed
@@ -64,6 +65,7 @@ class EndpointView(APIView):
 
     def post(self, request: Request) -> Response | StreamingHttpResponse:
         body = _body(request)
+        http_request = request._request  # noqa: SLF001  # DRF's request has no public way to it
         frame = envelope = None
         try:
             message = protocol.decode(body)
@@ -72,7 +74,12 @@ class EndpointView(APIView):
             envelope = protocol.open_envelope(frame, message, headers)
             if envelope.id is None:
                 return Response(status=202)
-            exchange = Exchange(caller=_caller(request), envelope=envelope, body_size=len(body))
+            exchange = Exchange(
+                caller=_own(caller_of(request)),
+                envelope=envelope,
+                body_size=len(body),
+                renewed=lambda: _own(renewed(self, http_request)),
+            )
             return self._answer(exchange)
         except ProtocolError as fault:
             request_id = frame.id if isinstance(frame, JSONRPCRequest) else None
@@ -91,8 +98,7 @@ class EndpointView(APIView):
             raise protocol.defect(trace_id()) from exc
 
 
-def _caller(request: Request) -> Caller:
-    caller = caller_of(request)
+def _own(caller: Acting) -> Caller:
     if not isinstance(caller, Caller):
         raise NotAuthenticated
     return caller
