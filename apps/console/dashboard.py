@@ -13,6 +13,7 @@ from apps.console import selectors
 from apps.core import pulse
 from apps.digests.models import Inbox
 from apps.memory.models import Concept, Observation, Pattern
+from apps.receipts.models import RemoteTarget
 from apps.tasks.models import HotTask
 from apps.workers.models import Worker
 from apps.workers.states import State
@@ -40,7 +41,7 @@ class Card:
 
 def cards(*, now: datetime) -> list[Card]:
     """What the dashboard shows."""
-    return [_work(now), _inbox(now), _workers(), _memory(), _life()]
+    return [_work(now), _inbox(now), _letters(now), _workers(), _memory(), _life()]
 
 
 def _work(now: datetime) -> Card:
@@ -70,6 +71,21 @@ def _inbox(now: datetime) -> Card:
             Figure(label="Gathered for digests", value=str(inboxes.pending)),
             _none_is_good("Digests overdue", inboxes.overdue, "danger"),
             Figure(label="Open obligations", value=str(inboxes.obligations)),
+        ],
+    )
+
+
+def _letters(now: datetime) -> Card:
+    found = selectors.retry_figures(now=now)
+    oldest = now - found.oldest_at if found.oldest_at else None
+    return Card(
+        title="Letters to elsewhere",
+        link=_listing(RemoteTarget),
+        figures=[
+            Figure(label="On their way", value=str(found.waiting)),
+            Figure(label="Oldest", value=_age(oldest), tone=_late(oldest, timedelta(minutes=5))),
+            _none_is_good("Targets that don't answer", found.open_breakers, "warning"),
+            _none_is_good("Dead letters", found.dead, "danger"),
         ],
     )
 

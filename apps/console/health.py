@@ -17,9 +17,11 @@ from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 from django_celery_beat.models import PeriodicTask
 
+from apps.activation import selectors as activation
 from apps.console import selectors
 from apps.core import pulse, ticks
 from apps.core.sql import database_now
+from apps.digests import selectors as inboxes
 from apps.principals.tenancy import acting_as_system
 
 POSTGRESQL: Final = 18
@@ -44,7 +46,21 @@ Examination = Callable[[], Finding]
 
 def readiness() -> list[Finding]:
     """What must be well for this process to serve, and what should be. Quick enough to ask every second."""
-    return _examine([_database, _postgresql, _login_role, _migrations, _broker, _beat, _worker, _digests])
+    return _examine(
+        [
+            _database,
+            _postgresql,
+            _login_role,
+            _migrations,
+            _broker,
+            _beat,
+            _worker,
+            _digests,
+            _inboxes,
+            _targets,
+            _letters,
+        ]
+    )
 
 
 def examination() -> list[Finding]:
@@ -63,6 +79,9 @@ def examination() -> list[Finding]:
             _beat,
             _worker,
             _digests,
+            _targets,
+            _letters,
+            _inboxes,
             _artifacts,
         ]
     )
@@ -224,6 +243,62 @@ def _digests() -> Finding:
         ok=late <= pulse.SILENT_AFTER,
         says=f"the longest overdue is {late.total_seconds():.0f} s late" if late else "none overdue",
         mend="A worker process publishes them: see worker and beat.",
+        needed=False,
+    )
+
+
+def _targets() -> Finding:
+    with acting_as_system("readiness"):
+        kinds = activation.figures()
+    # An agent whose address is gone, or that wants to sleep, is no fault of this deployment.
+    return Finding(
+        part="targets",
+        ok=True,
+        says=f"{sum(kind.enabled for kind in kinds)} enabled, {sum(kind.stopped for kind in kinds)} stopped",
+        needed=False,
+    )
+
+
+def _letters() -> Finding:
+    with acting_as_system("readiness"):
+        now = database_now()
+        found = selectors.retry_figures(now=now)
+    late = now - found.overdue_since if found.overdue_since is not None else timedelta(0)
+    troubles = [
+        *([f"the longest overdue is {late.total_seconds():.0f} s late"] if late > pulse.SILENT_AFTER else []),
+        *([f"{found.open_breakers} targets do not answer"] if found.open_breakers else []),
+        *([f"{found.dead} are dead"] if found.dead else []),
+    ]
+    return Finding(
+        part="letters",
+        ok=not troubles,
+        says=", ".join(troubles) or f"{found.waiting} on their way to other deployments",
+        mend="Remote targets in the console say why; what is dead can be replayed there.",
+        needed=False,
+    )
+
+
+# A round of the self-check begins every hour; over many millions of receipts it takes another few.
+_CHECKED_WITHIN: Final = timedelta(hours=6)
+
+
+def _inboxes() -> Finding:
+    """What the self-check found when it last went round; it is not run for this."""
+    with acting_as_system("readiness"):
+        now = database_now()
+        last = inboxes.last_check()
+    if last.ended_at is None:
+        says = "not checked yet"
+    else:
+        minutes = (now - last.ended_at) // timedelta(minutes=1)
+        says = f"{last.found} found and {last.repaired} mended at the check {minutes} min ago"
+    # A deployment that has just begun has nothing to hide.
+    late = last.ended_at is not None and now - last.ended_at > _CHECKED_WITHIN
+    return Finding(
+        part="inboxes",
+        ok=last.found == last.repaired and not late,
+        says=says,
+        mend="manage.py self_check looks and mends at once; the log says what was wrong.",
         needed=False,
     )
 

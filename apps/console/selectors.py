@@ -4,15 +4,19 @@ Each answer counts what the transaction may see: all tenants for the system, an 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from django.db.models import Count, Min, Q, Sum
 
+from apps.activation import selectors as activation
 from apps.core import pulse
-from apps.digests.models import Inbox, Thread
-from apps.receipts.models import Obligation
+from apps.digests import selectors as digests
+from apps.digests.models import Inbox, ReceiptState, Thread
+from apps.receipts.models import Letter, Obligation, RemoteTarget
+from apps.receipts.states import Breaker, LetterState
+from apps.tasks import selectors as tasks
 from apps.tasks.models import HotTask, TerminalRecord
 from apps.tasks.states import Status
 from apps.workers.models import Worker
@@ -62,6 +66,8 @@ class InboxFigures:
     """Digests that should have been published before now."""
     oldest_due_at: datetime | None
     obligations: int
+    oldest_pending_at: datetime | None
+    """When the first receipt of the buffer that is due next was posted."""
 
 
 def inbox_figures(*, now: datetime) -> InboxFigures:
@@ -72,7 +78,64 @@ def inbox_figures(*, now: datetime) -> InboxFigures:
     due = Thread.objects.filter(flush_due_at__lt=now - FLUSHED_WITHIN).aggregate(
         overdue=Count("pk"), oldest_due_at=Min("flush_due_at")
     )
-    return InboxFigures(**counters, **due, obligations=Obligation.objects.filter(closed_at=None).count())
+    next_due = Thread.objects.filter(flush_due_at__isnull=False).order_by("flush_due_at")[:1].values("pk")
+    waiting = ReceiptState.objects.filter(thread__in=next_due, acked_at=None, pending=True)
+    return InboxFigures(
+        **counters,
+        **due,
+        obligations=Obligation.objects.filter(closed_at=None).count(),
+        oldest_pending_at=waiting.aggregate(oldest=Min("receipt__created_at"))["oldest"],
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryFigures:
+    """What is on its way to other deployments."""
+
+    waiting: int
+    dead: int
+    oldest_at: datetime | None
+    overdue_since: datetime | None
+    """Since when the letter longest due waits, of those whose target is called."""
+    open_breakers: int
+
+
+def retry_figures(*, now: datetime) -> RetryFigures:
+    """The letters that wait or are dead; those delivered, which are many, are not read."""
+    waiting = Letter.objects.filter(state=LetterState.PENDING)
+    called = waiting.filter(due_at__lt=now - FLUSHED_WITHIN, target__breaker=Breaker.CLOSED)
+    return RetryFigures(
+        **waiting.aggregate(waiting=Count("pk"), oldest_at=Min("created_at")),
+        **called.aggregate(overdue_since=Min("due_at")),
+        dead=Letter.objects.filter(state=LetterState.DEAD).count(),
+        open_breakers=RemoteTarget.objects.exclude(breaker=Breaker.CLOSED).count(),
+    )
+
+
+def _retry_gauges(*, now: datetime) -> "list[Gauge]":
+    """By target, and targets of one name together: no label names a tenant."""
+    retries = retry_figures(now=now)
+    age = (now - retries.oldest_at).total_seconds() if retries.oldest_at else 0.0
+    sums = {
+        "delivered": ("Letters that a target has.", Sum("delivered_count")),
+        "delivery_seconds": ("From posting to delivery, in sum: divide by those delivered.", Sum("delivery_seconds")),
+        "attempts_failed": ("Attempts that delivered nothing.", Sum("failed_count")),
+        "died": ("Letters that were given up.", Sum("dead_count")),
+    }
+    by_target: Any = RemoteTarget.objects.values("name").annotate(
+        **{f"sum_{name}": figure for name, (_, figure) in sums.items()}
+    )
+    return [
+        Gauge(name="delegate_receipt_retry_queue_size", says="Receipts queued for retry.", value=retries.waiting),
+        Gauge(name="gatehouse_letters_oldest_seconds", says="Age of the oldest letter that waits.", value=age),
+        Gauge(name="gatehouse_letters_dead", says="Letters that wait for an operator.", value=retries.dead),
+        Gauge(name="gatehouse_targets_shut", says="Targets whose breaker is not closed.", value=retries.open_breakers),
+        *(
+            Gauge(name=f"gatehouse_letters_{name}", says=says, value=row[f"sum_{name}"], labels={"target": row["name"]})
+            for row in by_target.order_by("name")
+            for name, (says, _) in sums.items()
+        ),
+    ]
 
 
 def workers_by_health() -> dict[str, int]:
@@ -91,12 +154,82 @@ class Gauge:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
+# Queues are named by whoever queues: the busiest have gauges of their own, by name over all tenants.
+_QUEUES_SHOWN: Final = 50
+
+
+def _queue_gauges() -> "list[Gauge]":
+    found = sorted(tasks.queue_figures(tenant_id=None), key=lambda one: one.pace.finished + one.health.queued)
+    gauges: dict[tuple[str, str, str], Gauge] = {}
+    for one in found[-_QUEUES_SHOWN:]:
+        for gauge in _of_queue(one):
+            key = (gauge.name, one.health.queue, gauge.labels.get("quantile", ""))
+            known = gauges.get(key)
+            value = gauge.value
+            if known is not None:
+                value = known.value + value if gauge.name in _SUMMED else max(known.value, value)
+            gauges[key] = replace(gauge, value=value)
+    return list(gauges.values())
+
+
+_SUMMED: Final = {
+    f"gatehouse_queue_{name}" for name in ("ready", "waiting", "leased", "finished_per_minute", "dead_letters")
+}
+
+
+def _of_queue(found: tasks.QueueFigures) -> "list[Gauge]":
+    """One queue's figures; queues of one name in several tenants are summed, or the worst is told."""
+    health, pace = found.health, found.pace
+    figures = [
+        ("ready", "Tasks of the queue that a worker may claim.", health.queued),
+        ("waiting", "Tasks of the queue that wait for a moment or a task.", health.scheduled),
+        ("leased", "Tasks of the queue that a worker holds.", health.leased),
+        ("oldest_ready_seconds", "Age of the oldest ready task of the queue.", health.oldest_wait_seconds),
+        ("finished_per_minute", "Tasks of the queue that ended, over five minutes.", pace.finished_per_minute),
+        ("failure_ratio", "Share of failures among them.", pace.failure_rate),
+        ("expiries", "Leases that expired of tasks that ended in five minutes.", pace.expiries),
+        ("dead_letters", "Of the newest dead letters, those of the queue.", found.dead_letters),
+    ]
+    quantiles = {"0.5": pace.latency_p50, "0.95": pace.latency_p95, "0.99": pace.latency_p99}
+    return [
+        *(
+            Gauge(name=f"gatehouse_queue_{name}", says=says, value=value, labels={"queue": health.queue})
+            for name, says, value in figures
+        ),
+        *(
+            Gauge(
+                name="gatehouse_queue_latency_seconds",
+                says="From when a task might have begun to its end, over five minutes.",
+                value=seconds,
+                labels={"queue": health.queue, "quantile": quantile},
+            )
+            for quantile, seconds in quantiles.items()
+            if seconds is not None
+        ),
+    ]
+
+
+_WAKING: Final = (
+    ("targets_enabled", "enabled", "Addresses at which agents are woken."),
+    ("targets_stopped", "stopped", "Targets that are called no more."),
+    ("wakes_sent", "sent", "Wakes that arrived, of the targets that there are."),
+    ("wakes_failed", "failed", "Calls of targets that failed."),
+    ("wakes_wasted", "wasted", "Wakes for which everything had been acked before the call."),
+)
+
+
+def _age(moment: datetime | None, now: datetime) -> float:
+    return (now - moment).total_seconds() if moment else float("inf")
+
+
 def gauges(*, now: datetime) -> list[Gauge]:
     """The state of the whole deployment."""
     queues = queue_figures(now=now)
     oldest = (now - queues.oldest_ready_at).total_seconds() if queues.oldest_ready_at else 0.0
     inboxes = inbox_figures(now=now)
     lateness = (now - inboxes.oldest_due_at).total_seconds() if inboxes.oldest_due_at else 0.0
+    waited = (now - inboxes.oldest_pending_at).total_seconds() if inboxes.oldest_pending_at else 0.0
+    check, retained_at = digests.last_check(), digests.last_retention()
     ages = {who: pulse.last_known_age(who) for who in ("beat", "worker")}
     return [
         Gauge(name="gatehouse_tasks_ready", says="Tasks that a worker may claim.", value=queues.ready),
@@ -105,11 +238,31 @@ def gauges(*, now: datetime) -> list[Gauge]:
         Gauge(name="gatehouse_tasks_overdue", says="Leases past their deadline.", value=queues.overdue),
         Gauge(name="gatehouse_tasks_oldest_ready_seconds", says="Age of the oldest ready task.", value=oldest),
         Gauge(name="gatehouse_tasks_dead_letters", says="Tasks that failed for good.", value=dead_letters()),
+        *_queue_gauges(),
         Gauge(name="gatehouse_inbox_unread", says="Unacked receipts in visible entries.", value=inboxes.unread),
         Gauge(name="gatehouse_inbox_pending", says="Receipts gathered for a digest.", value=inboxes.pending),
+        Gauge(name="gatehouse_inbox_oldest_pending_seconds", says="Age of the oldest gathered receipt.", value=waited),
         Gauge(name="gatehouse_digests_overdue", says="Digests past their moment.", value=inboxes.overdue),
         Gauge(name="gatehouse_digests_lateness_seconds", says="Of the digest longest overdue.", value=lateness),
+        *(
+            Gauge(name=f"gatehouse_{name}", says=says, value=getattr(of_kind, field), labels={"kind": of_kind.kind})
+            for of_kind in activation.figures()
+            for name, field, says in _WAKING
+        ),
+        Gauge(name="gatehouse_self_check_found", says="What the last self-check found.", value=check.found),
+        Gauge(name="gatehouse_self_check_repaired", says="What of it was mended.", value=check.repaired),
+        Gauge(
+            name="gatehouse_self_check_age_seconds",
+            says="Since the last full self-check.",
+            value=_age(check.ended_at, now),
+        ),
+        Gauge(
+            name="gatehouse_retention_age_seconds",
+            says="Since the last full round of retention.",
+            value=_age(retained_at, now),
+        ),
         Gauge(name="gatehouse_obligations_open", says="What is owed.", value=inboxes.obligations),
+        *_retry_gauges(now=now),
         *(
             Gauge(name="gatehouse_workers", says="Workers by health.", value=count, labels={"state": state})
             for state, count in workers_by_health().items()

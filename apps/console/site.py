@@ -20,6 +20,7 @@ from unfold.sites import UnfoldAdminSite
 from apps.console import dashboard
 from apps.core.admin import OperatorAdmin
 from apps.principals.models import Membership, Operator
+from apps.principals.selectors import operated_tenants
 from apps.principals.tenancy import acting_as_operator, acting_as_system
 
 View = Callable[..., HttpResponse]
@@ -31,7 +32,8 @@ _runs_alpine: Final = csp_update({"script-src": [SELF, UNSAFE_EVAL]})
 
 class ConsoleSite(UnfoldAdminSite):  # type: ignore[misc]  # unfold has no types
     """Every request runs in one transaction: a superuser's sees all tenants, another operator's those of its
-    memberships. A request that only looks runs read-only, so that no link can change anything.
+    memberships. A request that only looks runs read-only, so that no link can change anything; one that acts sees the
+    tenants that its operator may do more than view.
     """
 
     index_title = "Dashboard"
@@ -87,8 +89,11 @@ def _sight_of(request: HttpRequest) -> AbstractContextManager[None]:
         return acting_as_operator([], "console: nobody")
     if operator.is_superuser:
         return acting_as_system(f"console: {operator.username}")
-    tenants = Membership.objects.filter(operator=operator).values_list("tenant_id", flat=True)
-    return acting_as_operator(list(tenants), f"console: {operator.username}")
+    if request.method in _LOOKS_ONLY:
+        tenants = set(Membership.objects.filter(operator=operator).values_list("tenant_id", flat=True))
+    else:
+        tenants = operated_tenants(operator)
+    return acting_as_operator(tenants, f"console: {operator.username}")
 
 
 def _rendered(response: HttpResponse) -> HttpResponse:
