@@ -1,0 +1,123 @@
+"""What the cases of the suite do with tasks, through the product's services: each verb a transaction of its own."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from django.utils import timezone
+
+from apps.bench.load import Operation, Work
+from apps.bench.rows import Row
+from apps.core.errors import DomainError
+from apps.principals.tenancy import Caller
+from apps.tasks import services
+from apps.tasks.models import HotTask
+from apps.tasks.services import Completion, Delivery, QueueRequest, TypeDraft
+
+LINE: Final = "echo"
+"""A type of tasks and its queue."""
+WAKING: Final = "wake"
+ABANDONED: Final = 8
+"""How many lines there are for tasks whose worker dies."""
+_AT_ONCE: Final = 500
+_WARM_UPS: Final = 3
+
+
+def line(number: int) -> str:
+    """A client's own type and queue: what it queues, it leases."""
+    return f"{LINE}_{number}"
+
+
+def stock(number: int) -> str:
+    """A client's own type and queue of tasks that have been queued before."""
+    return f"stock_{number}"
+
+
+def abandoned(number: int) -> str:
+    """A type and queue of which a worker dies."""
+    return f"abandoned_{number}"
+
+
+def make_lines(owner: Caller, clients: int) -> None:
+    """All types and queues of the suite."""
+    own = [name(number) for number in range(clients) for name in (line, stock)]
+    for name in (LINE, WAKING, *own, *map(abandoned, range(ABANDONED))):
+        with owner.acting():
+            services.register_type(caller=owner, draft=TypeDraft(name=name, queue=name), now=timezone.now())
+
+
+def queue_up(owner: Caller, name: str, tasks: int) -> None:
+    """Queue so many in this line, or as many as are missing there."""
+    with owner.acting():
+        missing = tasks - HotTask.objects.filter(queue__name=name).count()
+    for start in range(0, missing, _AT_ONCE):
+        request = QueueRequest(task_type=name, params={"n": 1})
+        with owner.acting():
+            services.queue_many(requester=owner, requests=[request] * min(_AT_ONCE, missing - start))
+
+
+def whole_cycles(owner: Caller, *, batch: int) -> Work:
+    """Queue tasks, lease them, complete them."""
+
+    def work(number: int) -> Operation:
+        name = line(number)
+        requests = [QueueRequest(task_type=name, params={"n": 1}) for _ in range(batch)]
+
+        def cycle() -> int:
+            with owner.acting():
+                services.queue_many(requester=owner, requests=requests)
+            return _lease_and_complete(owner, name, batch)
+
+        return cycle
+
+    return work
+
+
+def lease_cycles(owner: Caller, *, batch: int) -> Work:
+    """Lease and complete what a stock holds; warm from the first."""
+
+    def work(number: int) -> Operation:
+        name = stock(number)
+
+        def cycle() -> int:
+            return _lease_and_complete(owner, name, batch)
+
+        for _ in range(_WARM_UPS):
+            cycle()
+        return cycle
+
+    return work
+
+
+def stocked(cycles: int, *, batch: int) -> int:
+    """How many tasks so many cycles need, those in which they get warm included."""
+    return (cycles + _WARM_UPS) * batch
+
+
+def _lease_and_complete(worker: Caller, name: str, batch: int) -> int:
+    with worker.acting():
+        grants = services.lease(worker=worker, queues=[name], capacity=batch)
+    complete(worker, [(grant.task_id, grant.lease_token) for grant in grants])
+    return len(grants)
+
+
+def complete(worker: Caller, held: Sequence[tuple[int, str]]) -> None:
+    """Complete these, by task and token.
+
+    :raises DomainError: if one is refused: what was not done must not count.
+    """
+    completions = [Completion(task_id=task_id, lease_token=token, delivery=Delivery()) for task_id, token in held]
+    with worker.acting():
+        answers = services.complete_many(worker=worker, completions=completions).answers
+    for answer in answers:
+        if isinstance(answer, DomainError):
+            raise answer
+
+
+def at_least(row: Row, floor: float) -> Row:
+    """Held to so many times the baseline."""
+    return row.judged(f"{floor:g} times or more", met=row.ratio is not None and row.ratio >= floor)
+
+
+def at_most(row: Row, floor: float) -> Row:
+    """Held to so many times the baseline, or less."""
+    return row.judged(f"{floor:g} times or less", met=row.ratio is not None and row.ratio <= floor)

@@ -1,0 +1,40 @@
+"""Who acts in a measurement: one tenant, a service that posts, agents that read. Made by the product's services."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from django.utils import timezone
+
+from apps.principals import services
+from apps.principals.models import Principal
+from apps.principals.scopes import FORBIDDEN, Kind, Scope
+from apps.principals.tenancy import Caller, acting_as_system, on_behalf_of
+
+SOURCE: Final = "bench"
+AGENTS: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    poster: Caller
+    agents: list[Caller]
+    token: str
+    """Of an agent that may do everything an agent may, and post as the source."""
+
+
+def make() -> World:
+    """The world of a fresh database."""
+    now = timezone.now()
+    with acting_as_system("measuring"):
+        tenant = services.create_tenant(slug="bench", name="Bench", now=now)
+        poster = _principal(tenant.pk, "poster", Kind.SERVICE)
+        agents = [_principal(tenant.pk, f"agent-{number}", Kind.AI) for number in range(AGENTS)]
+        scopes = frozenset(Scope) - {Scope.ADMIN} - FORBIDDEN[Kind.AI]
+        issued = services.issue_token(principal=agents[0], scopes=scopes, source_systems=[SOURCE], now=now)
+        return World(
+            poster=on_behalf_of(poster), agents=[on_behalf_of(agent) for agent in agents], token=issued.secret.text
+        )
+
+
+def _principal(tenant_id: int, name: str, kind: Kind) -> Principal:
+    return services.add_principal(tenant_id=tenant_id, name=name, kind=kind, now=timezone.now())
