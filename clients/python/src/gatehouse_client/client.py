@@ -1,0 +1,481 @@
+"""One method for each verb. All of them may be repeated, and are, until the hub has answered."""
+
+import json
+import os
+import random
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, Self, TypeVar, Unpack
+from urllib.parse import quote
+
+import httpx2
+
+from gatehouse_client.errors import RateLimited, Refused, Unreachable
+from gatehouse_client.shapes import (
+    Acked,
+    Beat,
+    BeatAnswer,
+    Completed,
+    CompletedMany,
+    Completion,
+    DeadLetter,
+    DeadLetters,
+    Entry,
+    Failure,
+    Inbox,
+    Lease,
+    LeaseSource,
+    NewTask,
+    Posted,
+    Queued,
+    QueueFigures,
+    QueuePolicy,
+    Rate,
+    ReceiptOptions,
+    Schedule,
+    ScheduleOptions,
+    Schedules,
+    TaskOptions,
+    TaskResult,
+    TaskStatus,
+    Timeline,
+    TimelineEvent,
+    TypePolicy,
+    Verdict,
+    shaped,
+)
+
+T = TypeVar("T")
+_NO_ANSWER: Final = (httpx2.NetworkError, httpx2.TimeoutException, httpx2.ProxyError, httpx2.RemoteProtocolError)
+_TOO_MANY: Final = 429
+_AWAY: Final = frozenset({502, 503, 504})
+_FIRST_PAUSE: Final = 0.2
+_LONGEST_PAUSE: Final = 5.0
+_LONGEST_POLL: Final = 50.0
+
+
+class Client:
+    """A principal's access to a hub. Threads may share one.
+
+    A call that meets a broken connection, 429, 502, 503 or 504 is sent again, the same to the byte, until `patience`
+    seconds are over. Nothing happens twice by that: the hub knows a repeated request by its key or its lease and
+    answers as it did at first. Any other refusal is raised at once.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        patience: float = 60.0,
+        timeout: float = 15.0,
+        http: httpx2.Client | None = None,
+    ) -> None:
+        """
+        :param timeout: how long to wait for one answer, in seconds; waiting that was asked for comes on top.
+        :param http: your own, where proxies or certificates ask for it.
+        """
+        self._url = url.rstrip("/")
+        self._token = token
+        self._patience = patience
+        self._timeout = timeout
+        self._http = http or httpx2.Client()
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """By GATEHOUSE_URL and GATEHOUSE_TOKEN."""
+        return cls(os.environ["GATEHOUSE_URL"], os.environ["GATEHOUSE_TOKEN"])
+
+    def within(self, *, patience: float, timeout: float | None = None) -> "Client":
+        """The same access with other limits of time."""
+        timeout = self._timeout if timeout is None else timeout
+        return Client(self._url, self._token, patience=patience, timeout=timeout, http=self._http)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # Asking for work
+
+    def register_type(
+        self, name: str, params_schema: dict[str, Any] | None = None, **policy: Unpack[TypePolicy]
+    ) -> None:
+        """Declare a kind of work, or change it."""
+        self._ask("POST", "/api/v1/task-types", {"name": name, "params_schema": params_schema or {}, **policy})
+
+    def queue(self, task_type: str, params: dict[str, Any] | None = None, **options: Unpack[TaskOptions]) -> Queued:
+        """Hand work over. Your own `idempotency_key` makes two calls one, across restarts too."""
+        task = {"task_type": task_type, "params": params or {}, **_with_key(options)}
+        return shaped(Queued, self._ask("POST", "/api/v1/tasks", task))
+
+    def queue_many(self, tasks: Sequence[NewTask]) -> list[Queued | Refused]:
+        """Hand over up to 1,000 at once; for each, in their order, what became of it."""
+        answer = self._ask("POST", "/api/v1/tasks/batch", {"tasks": [_with_key(task) for task in tasks]})
+        return _answers(Queued, answer)
+
+    def status(self, task_id: str) -> TaskStatus:
+        return shaped(TaskStatus, self._ask("GET", _task(task_id)))
+
+    def result(self, task_id: str) -> TaskResult:
+        """:raises NotFinished: if there is none yet. No need to poll: the end is told to the inbox."""
+        return shaped(TaskResult, self._ask("GET", _task(task_id, "result")))
+
+    def cancel(self, task_id: str) -> str:
+        """`canceled`; or `canceling`, where a worker holds the task and may still finish it first."""
+        return str(self._ask("POST", _task(task_id, "cancel"), {})["status"])
+
+    def order(self, task_id: str, order: Literal["checkpoint", "drain"]) -> None:
+        """Have whoever holds a task told at its next heartbeat: save a checkpoint, or save one and give it back.
+
+        :raises NotLeased: if nobody does.
+        """
+        self._ask("POST", _task(task_id, "order"), {"order": order})
+
+    def timeline(self, task_id: str, *, limit: int = 20, cursor: str | None = None) -> Timeline:
+        """What happened to a task, in order.
+
+        :param limit: how many runs at a time; each has several events.
+        :param cursor: `next` of the page before.
+        """
+        answer = self._ask("GET", _task(task_id, "timeline"), query=_page(limit, cursor))
+        return shaped(Timeline, {**answer, "events": [shaped(TimelineEvent, one) for one in answer["events"]]})
+
+    def dead_letters(self, *, limit: int = 50, cursor: str | None = None) -> DeadLetters:
+        """What failed for good, of the tasks that you asked for or are to be told of, newest first.
+
+        :param cursor: `next` of the page before.
+        """
+        answer = self._ask("GET", "/api/v1/dead-letters", query=_page(limit, cursor))
+        return DeadLetters(
+            dead_letters=[shaped(DeadLetter, one) for one in answer["dead_letters"]], next=answer["next"]
+        )
+
+    def replay(self, task_id: str) -> Queued:
+        """Have a dead letter done again, as a new task; asked again, this answers the task of the first time.
+
+        :raises NotADeadLetter: if the task has not failed for good.
+        """
+        return shaped(Queued, self._ask("POST", _task(task_id, "retry"), {}))
+
+    def schedule(
+        self, name: str, task_type: str, params: dict[str, Any] | None = None, **options: Unpack[ScheduleOptions]
+    ) -> Schedule:
+        """Queue a task at every moment of a timetable. The name is yours: used again, it changes the schedule."""
+        body = {"name": name, "task_type": task_type, "params": params or {}, **options}
+        return shaped(Schedule, self._ask("POST", "/api/v1/schedules", body))
+
+    def schedules(self, *, limit: int = 50, cursor: str | None = None) -> Schedules:
+        """:param cursor: `next` of the page before."""
+        answer = self._ask("GET", "/api/v1/schedules", query=_page(limit, cursor))
+        return Schedules(schedules=[shaped(Schedule, one) for one in answer["schedules"]], next=answer["next"])
+
+    def remove_schedule(self, name: str) -> bool:
+        """Queue no more by a schedule. False if there is none of this name: no longer, if an answer was lost."""
+        try:
+            self._ask("DELETE", f"/api/v1/schedules/{quote(name, safe='')}")
+        except Refused as refusal:
+            if refusal.code != "unknown_schedule":
+                raise
+            return False
+        return True
+
+    # How much of it is given out
+
+    def queues(self) -> list[QueueFigures]:
+        """How much waits in each queue, for how long, and how fast and how well it is done."""
+        return [shaped(QueueFigures, one) for one in self._ask("GET", "/api/v1/queues")["queues"]]
+
+    def set_queue_limits(
+        self, queue: str, *, concurrency: int | None = None, rate: Rate | None = None, fair: bool = False
+    ) -> QueuePolicy:
+        """Give a queue these limits, in place of those it has; those of a type are part of `register_type`.
+
+        :param concurrency: how many of its tasks may be leased at a time.
+        :param fair: whether its requesters are served by turns.
+        """
+        body = {"concurrency": concurrency, "rate": rate, "fair": fair}
+        return shaped(QueuePolicy, self._ask("PUT", _queue(queue), body))
+
+    def pause_queue(self, queue: str, *, drain: bool = False) -> QueuePolicy:
+        """Have nothing of a queue given out until it is resumed.
+
+        :param drain: whether those who hold its tasks are told to give them back.
+        """
+        return shaped(QueuePolicy, self._ask("POST", _queue(queue, "pause"), {"drain": drain}))
+
+    def resume_queue(self, queue: str) -> QueuePolicy:
+        return shaped(QueuePolicy, self._ask("POST", _queue(queue, "resume"), {}))
+
+    def pause_type(self, task_type: str) -> None:
+        """Have no task of a type given out until it is resumed; what is leased goes on."""
+        self._ask("POST", _type(task_type, "pause"), {})
+
+    def resume_type(self, task_type: str) -> None:
+        self._ask("POST", _type(task_type, "resume"), {})
+
+    # Doing it
+
+    def lease(self, *, capacity: int = 1, wait_seconds: float = 0.0, **source: Unpack[LeaseSource]) -> list[Lease]:
+        """Take up to `capacity` tasks; none if there are none, and none come within `wait_seconds` (30 at most)."""
+        # What a lost answer has given away is not held by anybody: it comes back when its lease ends.
+        body = {**source, "capacity": capacity, "wait_seconds": wait_seconds}
+        answer = self._ask("POST", "/api/v1/tasks/lease", body, wait=wait_seconds)
+        return _leases(answer, "tasks")
+
+    def heartbeat(self, beats: Sequence[Beat]) -> list[BeatAnswer]:
+        """Renew leases and hear what to do, one answer for each in their order. A checkpoint is saved once this
+        returns."""
+        body = {"leases": [beat.as_member() for beat in beats]}
+        answer = self._ask("POST", "/api/v1/tasks/heartbeat", body)
+        return [shaped(BeatAnswer, one) for one in answer["results"]]
+
+    def complete(
+        self,
+        lease: Lease,
+        result: Any = None,
+        *,
+        summary: str | None = None,
+        result_pointer: str | None = None,
+        result_channel: str | None = None,
+        checksum: str | None = None,
+        lease_next: int = 0,
+        lease_from: LeaseSource | None = None,
+    ) -> Completed:
+        """End a task well, with its result or a pointer to it; the requester hears of it exactly once.
+
+        :param lease_next: how many tasks to lease by the same request; they come as `next`.
+        :raises LeaseLost: if the task is not yours any more.
+        :raises AlreadyDecided: if this run has ended otherwise.
+        """
+        completion = Completion(
+            lease=lease,
+            result=result,
+            summary=summary,
+            result_pointer=result_pointer,
+            result_channel=result_channel,
+            checksum=checksum,
+        )
+        body = _but_task(completion.as_member()) | _next(lease_next, lease_from)
+        answer = self._ask("POST", _task(lease.task_id, "complete"), body)
+        return shaped(Completed, {**answer, "next": _leases(answer)})
+
+    def complete_many(
+        self, completions: Sequence[Completion], *, lease_next: int = 0, lease_from: LeaseSource | None = None
+    ) -> CompletedMany:
+        """End up to 500 tasks well at once. A lost lease among them is refused by itself and hinders none of the others.
+
+        :param lease_next: how many tasks to lease by the same request.
+        """
+        body = {"completions": [one.as_member() for one in completions]} | _next(lease_next, lease_from)
+        answer = self._ask("POST", "/api/v1/tasks/complete", body)
+        return CompletedMany(results=_answers(Completed, answer), next=_leases(answer))
+
+    def fail(
+        self,
+        lease: Lease,
+        code: str,
+        message: str,
+        *,
+        retryable: bool,
+        retry_after: float | None = None,
+        details: dict[str, Any] | None = None,
+    ) -> Verdict:
+        """Say that this run has failed: another is made after a pause, or the task ends as a dead letter.
+
+        :raises LeaseLost: if the task is not yours any more.
+        :raises AlreadyDecided: if this run has ended otherwise.
+        """
+        failure = Failure(
+            lease=lease, code=code, message=message, retryable=retryable, retry_after=retry_after, details=details
+        )
+        body = _but_task(failure.as_member())
+        return shaped(Verdict, self._ask("POST", _task(lease.task_id, "fail"), body))
+
+    def fail_many(self, failures: Sequence[Failure]) -> list[Verdict | Refused]:
+        """Say of up to 500 runs at once that they have failed; for each, in their order, what becomes of its task."""
+        body = {"failures": [one.as_member() for one in failures]}
+        return _answers(Verdict, self._ask("POST", "/api/v1/tasks/fail", body))
+
+    def release(self, lease: Lease) -> Verdict:
+        """Give a task back untouched; one that is to be canceled is canceled by that.
+
+        :raises LeaseLost: if the task is not yours any more.
+        :raises AlreadyDecided: if this run has ended otherwise.
+        """
+        return shaped(Verdict, self._ask("POST", _task(lease.task_id, "release"), {"lease_token": lease.lease_token}))
+
+    def release_many(self, leases: Sequence[Lease]) -> list[Verdict | Refused]:
+        """Give up to 500 tasks back at once; for each, in their order, what becomes of it."""
+        body = {"releases": [{"task_id": one.task_id, "lease_token": one.lease_token} for one in leases]}
+        return _answers(Verdict, self._ask("POST", "/api/v1/tasks/release", body))
+
+    # Telling and hearing
+
+    def post(
+        self, recipient_ai: str, *, source_system: str, dedupe_key: str, summary: str, **options: Unpack[ReceiptOptions]
+    ) -> Posted:
+        """Tell one principal that something happened. The same receipt again changes nothing (`is_duplicate`).
+
+        :raises DedupeConflict: if the key was used for another receipt.
+        """
+        body = {
+            "recipient_ai": recipient_ai,
+            "source_system": source_system,
+            "dedupe_key": dedupe_key,
+            "summary": summary,
+            **options,
+        }
+        try:
+            return shaped(Posted, self._ask("POST", "/api/v1/receipts", body))
+        except Refused as refusal:
+            if refusal.code != "duplicate_receipt":
+                raise
+            known = refusal.document
+            return Posted(receipt_id=known["existing_receipt_id"], uuid=known["existing_uuid"], is_duplicate=True)
+
+    def read(
+        self,
+        *,
+        after: int = 0,
+        limit: int = 50,
+        source_system: str | None = None,
+        max_tokens: int | None = None,
+        wait: float = 0.0,
+    ) -> Inbox:
+        """What waits for you, oldest first; consumes nothing.
+
+        :param after: only entries with a greater sequence.
+        :param wait: up to so many seconds (60) for something to read, where there is nothing.
+        """
+        query = {"after": after, "limit": limit, "source_system": source_system, "max_tokens": max_tokens, "wait": wait}
+        answer = self._ask("GET", "/api/v1/inbox", query={k: v for k, v in query.items() if v is not None}, wait=wait)
+        return shaped(Inbox, {**answer, "entries": [shaped(Entry, one) for one in answer["entries"]]})
+
+    def wait(self, seconds: float, *, after: int = 0, source_system: str | None = None) -> Inbox:
+        """Read as soon as there is something to read; what is there, be it nothing, when the time is over."""
+        until = time.monotonic() + seconds
+        while True:
+            left = max(until - time.monotonic(), 0.0)
+            inbox = self.read(after=after, source_system=source_system, wait=min(left, _LONGEST_POLL))
+            if inbox.entries or left <= _LONGEST_POLL:
+                return inbox
+
+    def ack(self, token: str) -> Acked:
+        """Done with everything up to an entry, as the read that its `token` comes from has shown it."""
+        return shaped(Acked, self._ask("POST", "/api/v1/inbox/ack-through", {"through": token}))
+
+    def ack_entries(self, refs: Sequence[str]) -> Acked:
+        """Done with just these entries."""
+        return shaped(Acked, self._ask("POST", "/api/v1/inbox/ack", {"entries": refs}))
+
+    # How
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        query: dict[str, Any] | None = None,
+        wait: float = 0.0,
+    ) -> dict[str, Any]:
+        content = None if body is None else json.dumps(body, allow_nan=False).encode()
+        headers = {"Authorization": f"Bearer {self._token}"} | ({"Content-Type": "application/json"} if content else {})
+        request = self._http.build_request(
+            method, self._url + path, params=query, content=content, headers=headers, timeout=self._timeout + wait
+        )
+        until = time.monotonic() + self._patience
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return self._send(request)
+            except (Unreachable, RateLimited) as exc:
+                # Full jitter: those who were turned away together do not come again together.
+                sleep = max(exc.retry_after, random.uniform(0, pause))  # noqa: S311  # spreads load, hides nothing
+                if time.monotonic() + sleep > until:
+                    raise
+            time.sleep(sleep)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _send(self, request: httpx2.Request) -> dict[str, Any]:
+        """:raises Unreachable, RateLimited: if it may be sent again."""
+        try:
+            response = self._http.send(request)
+        except _NO_ANSWER as exc:
+            raise Unreachable(f"{request.method} {request.url.path}: {type(exc).__name__} {exc}") from exc
+        document = _document(response)
+        if response.is_success:
+            return document
+        if response.status_code in _AWAY:
+            shown = f"{request.method} {request.url.path}: {response.status_code} {document.get('detail')}"
+            raise Unreachable(shown, retry_after=_retry_after(response))
+        if response.status_code == _TOO_MANY:
+            raise RateLimited(response.status_code, document, retry_after=_retry_after(response))
+        raise Refused.of(response.status_code, document)
+
+
+def _with_key(task: Mapping[str, Any]) -> dict[str, Any]:
+    """With a key of its own, if it has none: then it may be sent again."""
+    return {"idempotency_key": str(uuid.uuid4()), **task}
+
+
+def _task(task_id: str, verb: str = "") -> str:
+    return f"/api/v1/tasks/{quote(task_id, safe='')}" + (f"/{verb}" if verb else "")
+
+
+def _queue(queue: str, verb: str = "") -> str:
+    return f"/api/v1/queues/{quote(queue, safe='')}" + (f"/{verb}" if verb else "")
+
+
+def _type(task_type: str, verb: str) -> str:
+    return f"/api/v1/task-types/{quote(task_type, safe='')}/{verb}"
+
+
+def _page(limit: int, cursor: str | None) -> dict[str, Any]:
+    return {"limit": limit} | ({"cursor": cursor} if cursor else {})
+
+
+def _next(lease_next: int, lease_from: LeaseSource | None) -> dict[str, Any]:
+    return {"lease_next": lease_next, "lease_from": lease_from} if lease_next else {}
+
+
+def _but_task(member: dict[str, Any]) -> dict[str, Any]:
+    """One of many as the body of the single verb, whose path names the task."""
+    return {name: value for name, value in member.items() if name != "task_id"}
+
+
+def _leases(answer: Mapping[str, Any], name: str = "next") -> list[Lease]:
+    return [shaped(Lease, one) for one in answer.get(name, [])]
+
+
+def _answers(shape: type[T], answer: Mapping[str, Any]) -> list[T | Refused]:
+    """What became of each of many."""
+    return [Refused.of(0, one) if one["code"] else shaped(shape, one) for one in answer["results"]]
+
+
+def _document(response: httpx2.Response) -> dict[str, Any]:
+    """The JSON object of an answer; of one that is none (a proxy's page), something that says so."""
+    if not response.content:
+        return {}
+    try:
+        document = response.json()
+    except ValueError:
+        document = None
+    if isinstance(document, dict):
+        return document
+    shown = {"code": "no_json", "detail": response.text[:200]}
+    if response.is_success:
+        raise Refused.of(response.status_code, shown)
+    return shown
+
+
+def _retry_after(response: httpx2.Response) -> float:
+    """In seconds; the other form that the header may have, a date, is read as if it were not there."""
+    told = response.headers.get("Retry-After", "")
+    return float(told) if told.isdecimal() else 0.0

@@ -1,0 +1,440 @@
+"""What goes to the hub and what comes back, as plain data. Names are those of the API."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from typing import Any, Literal, Required, TypedDict, TypeVar
+
+from gatehouse_client.errors import Refused
+
+T = TypeVar("T")
+
+
+def shaped(shape: type[T], document: Mapping[str, Any]) -> T:
+    """A shape from an answer; members that this release does not know are passed over."""
+    known = {one.name for one in fields(shape)}  # type: ignore[arg-type]  # every shape is a dataclass
+    return shape(**{name: _value(name, value) for name, value in document.items() if name in known})
+
+
+def _value(name: str, value: Any) -> Any:
+    return datetime.fromisoformat(value) if f"_{name}".endswith("_at") and isinstance(value, str) else value
+
+
+class Group(TypedDict, total=False):
+    """What gathers receipts about one thing into one digest."""
+
+    resource_ref: str
+    event_family: str
+    flush_class: Literal["normal", "immediate"]
+    summary_hint: str
+    break_thread: bool
+    groupable: bool
+
+
+class Budget(TypedDict, total=False):
+    """What a task and all that it causes may use up together."""
+
+    tokens: int
+    cost_usd: float
+    when_spent: Literal["fail", "cancel"]
+
+
+class TaskOptions(TypedDict, total=False):
+    recipient_ai: str
+    queue: str
+    priority: int
+    idempotency_key: str
+    run_at: str
+    caused_by_receipt_id: str
+    parent_task_id: str
+    budget: Budget
+    group: Group
+    concurrency_key: str
+    depends_on: list[str]
+    on_dependency_failure: Literal["cancel", "fail"]
+
+
+class NewTask(TaskOptions, total=False):
+    """One of many to be queued."""
+
+    task_type: Required[str]
+    params: dict[str, Any]
+
+
+class LeaseSource(TypedDict, total=False):
+    """Which tasks are asked for."""
+
+    task_types: Sequence[str]
+    queues: Sequence[str]
+    capabilities: Sequence[str]
+    lease_seconds: int | None
+
+
+class Rate(TypedDict):
+    """At most so many leases in any period."""
+
+    leases: int
+    per_seconds: float
+
+
+class TypePolicy(TypedDict, total=False):
+    queue: str
+    title: str
+    requires: list[str]
+    priority: int
+    max_attempts: int
+    max_expiries: int
+    lease_seconds: int
+    max_lease_seconds: int
+    heartbeat_seconds: int
+    deadline_seconds: int
+    retention_seconds: int
+    stuck_after: int
+    revoke_stuck: bool
+    misfire: Literal["once", "all", "skip"]
+    backoff: dict[str, float]
+    concurrency: int
+    rate: Rate
+    strict: bool
+    enabled: bool
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """When, by `cron` or `every_seconds`, and for whom."""
+
+    cron: str
+    every_seconds: int
+    timezone: str
+    recipient_ai: str
+    queue: str
+    priority: int
+    misfire: Literal["once", "all", "skip"]
+    enabled: bool
+
+
+class ReceiptOptions(TypedDict, total=False):
+    title: str
+    event_type: str
+    metadata: dict[str, Any]
+    group: Group
+    receipt_id: str
+    artifact_pointer: str
+    artifact_location: str
+    requires_action: bool
+    suggested_next_step: str
+    caused_by_receipt_id: str
+    pairs_with: str
+    surface: Literal["inbox", "ledger"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queued:
+    """A task that the hub has taken in; its end will be in the recipient's inbox."""
+
+    task_id: str
+    status: str
+    is_duplicate: bool
+    receipt_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskStatus:
+    task_id: str
+    task_type: str
+    status: str
+    complete: bool
+    run_id: int
+    failures: int
+    expiries: int
+    progress: dict[str, Any] | None
+    created_at: datetime
+    finished_at: datetime | None
+    reason: str | None
+    error: dict[str, Any] | None
+    result_pointer: str | None
+    receipt_id: str
+    terminal_receipt_id: str | None
+    spent: dict[str, Any]
+    budgets: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskResult:
+    """How a task ended; `content` is the result itself where the hub can show it."""
+
+    task_id: str
+    status: str
+    result_pointer: str | None
+    content: Any
+    checksum: str | None
+    size: int | None
+    media_type: str | None
+    summary: str
+    error: dict[str, Any] | None
+    finished_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lease:
+    """Permission to act on a task for `lease_ms` from the last heartbeat on; the token proves it."""
+
+    task_id: str
+    run_id: int
+    lease_token: str
+    task_type: str
+    params: dict[str, Any]
+    checkpoint: Any
+    """What the run before this one saved; None at first."""
+    lease_ms: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beat:
+    """A sign of life for one lease, and what there is to tell with it. `tokens` and `cost_usd` are all that its run has
+    used so far: told again, they count once."""
+
+    lease: Lease
+    percent: float | None = None
+    message: str | None = None
+    checkpoint: dict[str, Any] | None = None
+    tokens: int = 0
+    cost_usd: float = 0.0
+
+    def as_member(self) -> dict[str, Any]:
+        member: dict[str, Any] = {"task_id": self.lease.task_id, "lease_token": self.lease.lease_token}
+        if self.percent is not None or self.message is not None:
+            member["progress"] = {"percent": self.percent, "message": self.message}
+        if self.checkpoint is not None:
+            member["checkpoint"] = self.checkpoint
+        if self.tokens or self.cost_usd:
+            member["spend"] = {"tokens": self.tokens, "cost_usd": self.cost_usd}
+        return member
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeatAnswer:
+    """`lost`: stop, the task is no longer yours. `retry`: ask again at once. Else obey the order."""
+
+    task_id: str
+    status: Literal["ok", "lost", "retry"]
+    order: str
+    lease_ms: int
+    reason: str | None = None
+    budget_left: dict[str, Any] | None = None
+    """What is left of the budgets that the task draws from; a limit that is None is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completion:
+    """A run that went well, as one of many: its result, or a pointer to it."""
+
+    lease: Lease
+    result: Any = None
+    summary: str | None = None
+    result_pointer: str | None = None
+    result_channel: str | None = None
+    checksum: str | None = None
+
+    def as_member(self) -> dict[str, Any]:
+        member: dict[str, Any] = {
+            "task_id": self.lease.task_id,
+            "lease_token": self.lease.lease_token,
+            "summary": self.summary,
+            "result_pointer": self.result_pointer,
+            "result_channel": self.result_channel,
+            "checksum": self.checksum,
+        }
+        return member if self.result is None else {**member, "result": self.result}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A run that failed, as one of many."""
+
+    lease: Lease
+    code: str
+    message: str
+    retryable: bool
+    retry_after: float | None = None
+    details: dict[str, Any] | None = None
+
+    def as_member(self) -> dict[str, Any]:
+        return {
+            "task_id": self.lease.task_id,
+            "lease_token": self.lease.lease_token,
+            "error": {"code": self.code, "message": self.message, "details": self.details},
+            "retryable": self.retryable,
+            "retry_after": self.retry_after,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completed:
+    task_id: str
+    status: str
+    receipt_id: str
+    next: list[Lease] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompletedMany:
+    results: list[Completed | Refused]
+    """One for each completion, in their order."""
+    next: list[Lease]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What becomes of a task whose run failed or was given back."""
+
+    task_id: str
+    status: str
+    will_retry: bool
+    retry_at: datetime | None
+    receipt_id: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadLetter:
+    """A task that failed for good, kept whole: it can be replayed."""
+
+    task_id: str
+    task_type: str
+    queue: str
+    reason: str
+    error: dict[str, Any] | None
+    summary: str
+    runs: int
+    created_at: datetime
+    failed_at: datetime
+    receipt_id: str
+    replayed_as: str | None
+    """The task that its replay has made."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeadLetters:
+    dead_letters: list[DeadLetter]
+    next: str | None
+    """The cursor of the next page; None on the last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    name: str
+    task_type: str
+    params: dict[str, Any]
+    recipient_ai: str
+    queue: str | None
+    priority: int | None
+    cron: str | None
+    every_seconds: int | None
+    timezone: str
+    misfire: str
+    enabled: bool
+    next_at: datetime | None
+    last_at: datetime | None
+    last_task_id: str | None
+    last_refusal: str | None
+    """Why the last task could not be queued; None if it was."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedules:
+    schedules: list[Schedule]
+    next: str | None
+    """The cursor of the next page; None on the last."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimelineEvent:
+    at: datetime
+    event: str
+    run_id: int | None
+    holder: str | None
+    detail: dict[str, Any] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeline:
+    task_id: str
+    events: list[TimelineEvent]
+    next: str | None
+    """The cursor of further runs; None on the last page, which also tells the end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuePolicy:
+    """How much of a queue is given out; None is no limit."""
+
+    queue: str
+    paused: bool
+    concurrency: int | None
+    rate: Rate | None
+    fair: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueFigures:
+    """A queue as it is, and how it fared in the last five minutes."""
+
+    queue: str
+    paused: bool
+    queued: int
+    scheduled: int
+    leased: int
+    expired: int
+    oldest_wait_seconds: float
+    finished_per_minute: float
+    failure_rate: float
+    latency_p50_seconds: float | None
+    """From when a task might have begun to its end; None where nothing ended."""
+    latency_p95_seconds: float | None
+    latency_p99_seconds: float | None
+    expiries: int
+    dead_letters: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Posted:
+    receipt_id: str
+    uuid: str
+    entry: str | None = None
+    """The entry that this post made visible, if it did at once."""
+    is_duplicate: bool = False
+    """Whether this very receipt was there already."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What an agent reads and acks: one receipt, or a digest of many."""
+
+    ref: str
+    token: str
+    """Hand it to `ack`: it acks what the read that it came from has shown, up to here, and nothing that came later."""
+    kind: str
+    sequence: int
+    count: int
+    title: str | None
+    summary: str
+    receipt_ids: list[str]
+    source_systems: list[str]
+    first_at: datetime
+    last_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inbox:
+    as_of: int
+    visible: int
+    pending: int
+    more_waiting: int
+    entries: list[Entry] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acked:
+    """What this call has added; zeros where all of it was acked before."""
+
+    acked_entries: int
+    acked_receipts: int

@@ -1,0 +1,21 @@
+"""Has the lines of a folder counted by whoever can, and waits for the answer."""
+
+import sys
+from pathlib import Path
+
+from worker import client
+
+with client:
+    task = client.queue("count_lines", {"folder": str(Path(sys.argv[1]).resolve())})
+    seen = 0
+    while not (status := client.status(task.task_id)).complete:
+        # Its end comes to the inbox: no need to ask again and again.
+        for entry in client.wait(60, after=seen).entries:
+            seen = entry.sequence
+    result = client.result(task.task_id)
+    print(result.summary)
+    for suffix, lines in sorted((result.content or {}).items()):
+        print(f"{lines:8} {suffix}")
+    for entry in client.read().entries:
+        if status.terminal_receipt_id in entry.receipt_ids:
+            client.ack_entries([entry.ref])
