@@ -4,12 +4,12 @@ COPY requirements.txt /
 RUN python -m venv /venv && /venv/bin/pip install --no-cache-dir --require-hashes --requirement /requirements.txt
 
 FROM python:3.13-slim
-RUN useradd --uid 10001 --create-home gatehouse && install --directory --owner gatehouse /data
+RUN useradd --uid 10001 --create-home gatehouse && install --directory --owner gatehouse /data /metrics
 COPY --from=packages /venv /venv
 WORKDIR /gatehouse
 COPY . .
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 GATEHOUSE_ENV=production GATEHOUSE_DATA=/data
 USER gatehouse
-VOLUME /data
+VOLUME /data /metrics
 EXPOSE 8000
 CMD ["python", "-m", "uvicorn", "config.asgi:application", "--host", "0.0.0.0", "--port", "8000", "--no-access-log", "--proxy-headers", "--forwarded-allow-ips", "*"]

@@ -16,6 +16,8 @@ from csp.constants import NONE, SELF, UNSAFE_INLINE
 from django.core.exceptions import ImproperlyConfigured
 from django.templatetags.static import static
 
+from config.pooled import PERSISTENT
+
 BASE_DIR = Path(__file__).resolve().parent.parent
 env = environ.Env()
 
@@ -49,9 +51,23 @@ def _secret(name: str) -> str:
     return value or _stack.get(name.lower(), "") or secrets.token_urlsafe(48)
 
 
+def _limits(name: str) -> dict[str, int]:
+    """Limits by name, as a JSON object in the environment."""
+    try:
+        given = env.json(name, default={})
+    except ValueError:
+        given = None
+    sound = isinstance(given, dict) and all(type(limit) is int and limit > 0 for limit in given.values())
+    if not sound:
+        raise ImproperlyConfigured(f'{name} must be a JSON object of whole numbers above 0, like {{"ci": 2000}}.')
+    return dict(given)
+
+
 SECRET_KEY = _secret("GATEHOUSE_SECRET_KEY")
 # The first key signs lease tokens, all of them verify.
 LEASE_KEYS = [key for key in _secret("GATEHOUSE_LEASE_KEYS").split(",") if key]
+# The first key seals what is stored encrypted (core.sealing), all of them open.
+SEALING_KEYS = [key for key in _secret("GATEHOUSE_SEALING_KEYS").split(",") if key]
 DEBUG = False
 ALLOWED_HOSTS = env.list("GATEHOUSE_HOSTS", default=["127.0.0.1", "localhost", "[::1]"])
 CSRF_TRUSTED_ORIGINS = env.list("GATEHOUSE_ORIGINS", default=[])
@@ -64,6 +80,7 @@ INSTALLED_APPS = [
     "apps.principals",
     "apps.receipts",
     "apps.digests",
+    "apps.activation",
     "apps.memory",
     "apps.tasks",
     "apps.workers",
@@ -71,6 +88,8 @@ INSTALLED_APPS = [
     "apps.executions",
     "apps.mcp",
     "apps.console",
+    "apps.bench",
+    "apps.chaos",
     "unfold.apps.BasicAppConfig",
     "unfold.contrib.filters",
     "apps.console.apps.ConsoleAdminConfig",
@@ -131,6 +150,25 @@ WHITENOISE_USE_FINDERS = STATIC_ROOT is None
 # What a call costs where a worker names a band and no figure, in USD.
 COST_BANDS = {"free": 0.0, "low": 0.001, "medium": 0.01, "high": 0.1}
 
+# Receipts per hour and source; each tenant's operators may set another for a source.
+SOURCE_RATE_LIMITS = {
+    "asyncgate": 1000,
+    "email_monitor": 500,
+    "default": 100,
+    **_limits("SOURCE_RATE_LIMITS"),
+}
+
+# Retention: how long what is acked is kept (a tenant may have its own figure), how long a superseded snapshot is, and
+# how long stays what outlives a receipt: the key that refuses its repetition, and its tombstone in a chain.
+RECEIPTS_KEPT = timedelta(days=env.int("GATEHOUSE_KEEP_RECEIPTS_DAYS", default=90))
+SUPERSEDED_ENTRIES_KEPT = timedelta(hours=env.int("GATEHOUSE_KEEP_SUPERSEDED_HOURS", default=24))
+RECEIPT_TRACES_KEPT = timedelta(days=env.int("GATEHOUSE_KEEP_RECEIPT_TRACES_DAYS", default=400))
+
+# How long what is known of a task is kept after its end, where its type does not say; and the idempotency key that
+# refuses its repetition, which outlives it.
+TASKS_KEPT = timedelta(days=env.int("GATEHOUSE_KEEP_TASKS_DAYS", default=90))
+TASK_KEYS_KEPT = timedelta(days=env.int("GATEHOUSE_KEEP_TASK_KEYS_DAYS", default=400))
+
 # Artifacts: files by default, any Django storage by settings.
 STORAGES: dict[str, dict[str, Any]] = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage", "OPTIONS": {"location": DATA_DIR / "files"}},
@@ -158,10 +196,15 @@ def _database() -> dict[str, Any]:
             "idle_in_transaction_session_timeout=60s",
         )
     )
+    # Without a number nothing is prepared, whatever a cursor asks; Django's own cursors never ask.
+    options["prepare_threshold"] = 5
     options["application_name"] = f"gatehouse-{PROCESS}"
     options["connect_timeout"] = 10
+    # A connection that the server has ended is noticed before a request gets it, pooled or not.
     if PROCESS == "web":
-        options["pool"] = {"min_size": 2, "max_size": env.int("GATEHOUSE_POOL", default=16), "timeout": 10}
+        config["ENGINE"] = "config.pooled"
+        most = env.int("GATEHOUSE_POOL", default=16)
+        options["pool"] = {"min_size": 2, "max_size": most, "timeout": 10, **PERSISTENT}
     else:
         config["CONN_MAX_AGE"] = 300
         config["CONN_HEALTH_CHECKS"] = True
@@ -170,6 +213,18 @@ def _database() -> dict[str, Any]:
 
 
 DATABASES = {"default": _database()}
+
+# The inbox service that `manage.py default_target` makes the default target of what goes elsewhere.
+MEMORYGATE_URL = env.str("MEMORYGATE_URL", default="")
+MEMORYGATE_SERVICE_TOKEN = env.str("MEMORYGATE_SERVICE_TOKEN", default="")
+
+# What `manage.py source_tokens` accepts as tokens of sources. MemoryGate's is the one that we show it.
+SERVICE_TOKEN_SUFFIX = "_SERVICE_TOKEN"  # noqa: S105  # the end of a name
+SERVICE_TOKENS = {
+    name: text
+    for name, text in env.ENVIRON.items()
+    if name.endswith(SERVICE_TOKEN_SUFFIX) and name != "MEMORYGATE_SERVICE_TOKEN" and text
+}
 
 # Who may scrape /metrics; empty: whoever reaches the port.
 METRICS_TOKEN = env.str("GATEHOUSE_METRICS_TOKEN", default="")
@@ -217,8 +272,16 @@ SPECTACULAR_SETTINGS = {
     "POSTPROCESSING_HOOKS": [],
 }
 ARTIFACT_MAX_BYTES = env.int("GATEHOUSE_ARTIFACT_MAX_BYTES", default=32 * 1024 * 1024)
+# Files that workers name in `file:` pointers are read in this folder only, each tenant's in the one of its slug. Empty:
+# none are.
+_result_files = env.str("GATEHOUSE_RESULT_FILES", default="")
+RESULT_FILES = Path(_result_files).expanduser().resolve() if _result_files else None
 # A body above this is refused with 413 before it is parsed; routes may set less.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 8 * 1024 * 1024
+
+# Open streams and waiting requests: of all callers in one process, and of one token there.
+WAITING_PER_PROCESS = env.int("GATEHOUSE_WAITING", default=4096)
+WAITING_PER_TOKEN = env.int("GATEHOUSE_WAITING_PER_TOKEN", default=1024)
 
 # Celery moves work and holds none of it. The reasons stand in docs/decisions.
 _VISIBILITY_TIMEOUT = 900
@@ -242,7 +305,12 @@ CELERY_TASK_RETRY_ON_WORKER_LOST = True
 CELERY_TASK_SOFT_TIME_LIMIT = 600
 CELERY_TASK_TIME_LIMIT = 660
 CELERY_TASK_DEFAULT_QUEUE = "sweep"
-CELERY_TASK_ROUTES = {"tasks.execute": {"queue": "execute"}, "executions.*": {"queue": "execute"}}
+CELERY_TASK_ROUTES = {
+    "tasks.execute": {"queue": "execute"},
+    "executions.*": {"queue": "execute"},
+    "receipts.deliver": {"queue": "deliver"},
+    "activation.*": {"queue": "deliver"},
+}
 CELERY_TASK_PUBLISH_RETRY_POLICY = {"max_retries": 1, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.1}
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_DISABLE_PREFETCH = True
@@ -301,6 +369,7 @@ LOGGING = {
                 structlog.processors.TimeStamper(fmt="iso"),
                 structlog.stdlib.add_logger_name,
                 structlog.stdlib.add_log_level,
+                structlog.processors.format_exc_info,
             ],
         }
     },
@@ -312,6 +381,8 @@ LOGGING = {
             name: {"level": "WARNING"}
             for name in ("celery.beat", "celery.worker.strategy", "celery.worker.request", "celery.app.trace")
         },
+        # It names the whole address of each outgoing call, which may hold a credential.
+        "httpx2": {"level": "WARNING"},
         "django_structlog.middlewares.request": {"filters": ["not_routine"]},
     },
     "root": {"handlers": ["console"], "level": env.str("GATEHOUSE_LOG_LEVEL", default="INFO")},

@@ -52,6 +52,13 @@ class DataFolder:
     def log(self, name: str) -> Path:
         return self.path / "log" / f"{name}.log"
 
+    def metrics_folder(self) -> Path:
+        """A folder, empty now, in which the processes of one start keep their counters."""
+        folder = self.path / "metrics"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        return folder
+
     def create(self) -> None:
         """
         :raises StackError: if there is something else in its place.
@@ -70,11 +77,11 @@ class DataFolder:
         return _read(self.stack_file)
 
     def secrets(self) -> "Secrets":
-        """The secrets of this folder, made at the first call."""
+        """The secrets of this folder; those that it lacks are made."""
         path = self.path / "secrets.json"
         kept = _read(path)
-        if not kept:
-            kept = {name: secrets.token_urlsafe(48) for name in ("mark", "secret_key", "lease_keys")}
+        if missing := [name for name in _MADE if name not in kept]:
+            kept |= {name: secrets.token_urlsafe(48) for name in missing}
             write_private(path, json.dumps(kept, indent=2))
         return Secrets(path, **kept)
 
@@ -96,8 +103,11 @@ class DataFolder:
 _CONTENT = (
     *("postgres", "postgres.new", "valkey", "servers-home"),
     *("secrets.json", "stack.json", "admin-password", "api-token", "worker-key", "port", "lock"),
-    *("log", "files", "artifacts", "static"),
+    *("log", "metrics", "files", "artifacts", "static"),
 )
+
+
+_MADE = ("mark", "secret_key", "lease_keys", "sealing_keys")
 
 
 @dataclass(slots=True)
@@ -108,11 +118,12 @@ class Secrets:
     mark: str
     secret_key: str
     lease_keys: str
+    sealing_keys: str
     tokens: dict[str, dict[str, str]] = field(default_factory=dict)
     password_shown: bool = False
 
     def save(self) -> None:
-        kept = {name: getattr(self, name) for name in ("mark", "secret_key", "lease_keys", "tokens", "password_shown")}
+        kept = {name: getattr(self, name) for name in (*_MADE, "tokens", "password_shown")}
         write_private(self.path, json.dumps(kept, indent=2))
 
 

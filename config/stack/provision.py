@@ -20,11 +20,13 @@ UNREACHABLE = 4
 
 
 def provision(*, password_file: str, worker_key_file: str, tokens: dict[str, list[str]]) -> dict[str, object]:
-    """Migrate, write the schedules, make sure of the operator, issue tokens, trust the bundled workers' key."""
+    """Migrate, write the schedules, make sure of the operator, issue tokens, make the default target, accept sources' tokens, trust the bundled workers' key."""
     call_command("migrate", interactive=False, verbosity=0)
     call_command("sync_schedules")
     call_command("ensure_operator", "--username", "admin", "--password-file", password_file)
     issued = {name: _issue(arguments) for name, arguments in tokens.items()}
+    call_command("default_target")
+    call_command("source_tokens")
     call_command("enroll_worker_key", "--name", "bundled", "--ceiling", "verified", "--private-file", worker_key_file)
     return {"migrations": _applied_migrations(), "tokens": issued}
 

@@ -110,6 +110,8 @@ class Supervisor:
             "GATEHOUSE_URL": self.url,
             "GATEHOUSE_SECRET_KEY": os.environ.get("GATEHOUSE_SECRET_KEY") or self._secrets.secret_key,
             "GATEHOUSE_LEASE_KEYS": os.environ.get("GATEHOUSE_LEASE_KEYS") or self._secrets.lease_keys,
+            "GATEHOUSE_SEALING_KEYS": os.environ.get("GATEHOUSE_SEALING_KEYS") or self._secrets.sealing_keys,
+            "PROMETHEUS_MULTIPROC_DIR": str(self.data.metrics_folder()),
             "PYTHONUNBUFFERED": "1",
         }
         self._start_servers()
@@ -259,6 +261,7 @@ class Supervisor:
             "redis_url": environment["REDIS_URL"],
             "gatehouse_secret_key": environment["GATEHOUSE_SECRET_KEY"],
             "gatehouse_lease_keys": environment["GATEHOUSE_LEASE_KEYS"],
+            "gatehouse_sealing_keys": environment["GATEHOUSE_SEALING_KEYS"],
             "url": self.url,
             "ready": ready,
             "with_workers": self.with_workers,

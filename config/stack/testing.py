@@ -86,7 +86,7 @@ def start_servers(environ: MutableMapping[str, str]) -> Callable[[], None]:
     data.mkdir(mode=0o700)
     environ["GATEHOUSE_DATA"] = str(data)
     # The same in every process of the run, so that a token of one is good in another.
-    for secret in ("GATEHOUSE_SECRET_KEY", "GATEHOUSE_LEASE_KEYS"):
+    for secret in ("GATEHOUSE_SECRET_KEY", "GATEHOUSE_LEASE_KEYS", "GATEHOUSE_SEALING_KEYS"):
         environ.setdefault(secret, secrets.token_urlsafe(48))
     return stop
 
