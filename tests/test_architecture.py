@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import tomllib
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,17 +18,12 @@ from django.db import models
 from apps.principals.models import Membership, Tenant, TenantModel
 
 ROOT: Final = Path(settings.BASE_DIR)
+CONTRACTS: Final = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
 LAYERS: Final = [
-    {"core"},
-    {"principals"},
-    {"receipts"},
-    {"digests"},
-    {"memory"},
-    {"workers", "tasks"},
-    {"plans"},
-    {"executions"},
-    {"mcp", "handoff"},
-    {"console"},
+    {name.strip() for name in layer.split("|")}
+    for contract in CONTRACTS
+    if contract.get("containers") == ["apps"]
+    for layer in reversed(contract["layers"])
 ]
 LEVEL_OF: Final = {name: level for level, names in enumerate(LAYERS) for name in names}
 OUR_APPS: Final = sorted(path.parent.name for path in (ROOT / "apps").glob("*/__init__.py"))
@@ -79,6 +75,40 @@ def test_only_services_write() -> None:
         for name, path in _sources()
         if not _may_write(name)
         for call in _writes(ast.parse(path.read_text()))
+    ]
+    assert culprits == []
+
+
+# What an app is to others. Its statements, its tools, and the inside of a room that is a package are its own.
+PUBLIC_ROOMS: Final = {
+    "errors", "handlers", "hooks", "limits", "models", "scopes", "selectors", "services", "shapes", "signals", "states",
+    "tenancy",
+}  # fmt: skip
+# Measures others from inside.
+LOOKS_EVERYWHERE: Final = "bench"
+
+
+def _imported(name: str, tree: ast.AST) -> Iterator[tuple[int, list[str]]]:
+    """The modules of the product that a file imports, as their parts."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name.split(".")) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                whole = [*node.module.split("."), alias.name]
+                path = ROOT.joinpath(*whole)
+                is_module = path.is_dir() or path.with_suffix(".py").exists()
+                yield node.lineno, whole if is_module else whole[:-1]
+
+
+def test_an_app_knows_of_another_only_its_public_rooms() -> None:
+    culprits = [
+        f"{name}:{line} {'.'.join(parts)}"
+        for name, path in _sources()
+        if (app := path.relative_to(ROOT).parts[1]) != LOOKS_EVERYWHERE
+        for line, parts in _imported(name, ast.parse(path.read_text()))
+        if parts[0] == "apps" and len(parts) > 2 and parts[1] not in {app, "core"}
+        if parts[2] not in PUBLIC_ROOMS or len(parts) > 3
     ]
     assert culprits == []
 
@@ -143,6 +173,7 @@ def test_every_row_is_of_a_tenant_and_its_unique_keys_begin_with_it(model: type[
 def test_what_is_not_of_a_tenant_is_known() -> None:
     elsewhere = {model for model in OUR_MODELS if not issubclass(model, TenantModel)}
     assert {model._meta.label for model in elsewhere} == {
+        "digests.Round",  # how far walks over the whole deployment have come, in numbers
         "principals.Membership",
         "principals.Operator",
         Tenant._meta.label,

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import timedelta
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,20 @@ import pytest
 import redis
 from django.conf import settings
 from django.core.management import call_command
+from django.db import transaction
 from django.test import Client
+from prometheus_client import REGISTRY, CollectorRegistry
+from prometheus_client.multiprocess import MultiProcessCollector
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from apps.console import health
 from apps.core import pulse, ticks
+from apps.digests import services as inboxes
+from apps.principals.tenancy import acting_as
+from tests.console.world import fill
+from tests.digests.makers import post_grouped
+from tests.factories import T0, make_caller, make_tenant
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +101,62 @@ def test_metrics_speak_prometheus_and_name_no_tenant(tenant: object) -> None:
     assert answer.headers["Content-Type"].startswith("text/plain")
     text = answer.content.decode()
     assert "gatehouse_tasks_ready 0.0" in text
+    assert 'gatehouse_wakes_wasted{kind="webhook"} 0.0' in text
     assert "acme" not in text
+
+
+def test_queues_of_one_name_share_their_gauges(db: None) -> None:
+    for slug in ("acme", "globex"):
+        fill(slug)
+    text = Client().get("/metrics").content.decode()
+    assert 'gatehouse_queue_ready{queue="default"} 2.0' in text
+    assert 'gatehouse_queue_leased{queue="default"} 2.0' in text
+    assert 'gatehouse_queue_latency_seconds{quantile="0.99",queue="default"}' in text
+    assert "globex" not in text
+
+
+def _counted(name: str, **labels: str) -> float:
+    return REGISTRY.get_sample_value(name, labels) or 0.0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_inbox_counts_what_happens_in_it_once_it_has_happened() -> None:
+    kee = make_caller(make_tenant("acme"), "Kee")
+    names = {
+        "posted": ("gatehouse_receipts_posted_total", {"source": "github"}),
+        "opened": ("gatehouse_threads_opened_total", {}),
+        "snapshots": ("gatehouse_snapshots_total", {"reason": "immediate"}),
+        "merges": ("gatehouse_snapshot_merges_total", {}),
+        "size": ("gatehouse_snapshot_receipts_sum", {}),
+        "shown": ("gatehouse_receipt_delivery_seconds_count", {}),
+    }
+    before = {what: _counted(name, **labels) for what, (name, labels) in names.items()}
+
+    with acting_as(kee):
+        post_grouped(kee, "pr:1", flush_class="immediate")
+        transaction.set_rollback(True)
+    with acting_as(kee):
+        first = post_grouped(kee, "pr:1", flush_class="immediate")
+        post_grouped(kee, "pr:1", flush_class="immediate")
+        for _ in range(2):
+            inboxes.mark_delivered(receipt_pks=[first.id], now=T0 + timedelta(minutes=2))
+
+    grown = {what: _counted(name, **labels) - before[what] for what, (name, labels) in names.items()}
+    assert grown == {"posted": 2, "opened": 1, "snapshots": 2, "merges": 1, "size": 3, "shown": 1}
+
+
+def test_counters_of_all_processes_are_summed(tmp_path: Path) -> None:
+    counting = "from apps.digests.metrics import MERGES; MERGES.inc(); import sys; sys.stdout.write('counted')"
+    folder = {"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    for _ in range(2):
+        run = [sys.executable, "-c", f"import django; django.setup(); {counting}"]
+        given = {**os.environ, **folder, "DJANGO_SETTINGS_MODULE": "config.settings"}
+        assert (
+            subprocess.run(run, env=given, cwd=settings.BASE_DIR, capture_output=True, check=True).stdout == b"counted"
+        )
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, path=str(tmp_path))  # type: ignore[no-untyped-call]  # the library leaves it so
+    assert registry.get_sample_value("gatehouse_snapshot_merges_total") == 2
 
 
 def test_metrics_ask_for_the_token_that_is_set(db: None, settings: Any) -> None:
@@ -129,7 +193,7 @@ def test_the_deployment_checks_are_clean_in_production() -> None:
     assert "no issues (0 silenced)" in checked.stdout
 
 
-@pytest.mark.parametrize("secret", ["GATEHOUSE_SECRET_KEY", "GATEHOUSE_LEASE_KEYS"])
+@pytest.mark.parametrize("secret", ["GATEHOUSE_SECRET_KEY", "GATEHOUSE_LEASE_KEYS", "GATEHOUSE_SEALING_KEYS"])
 def test_production_does_not_start_without_its_secrets(secret: str) -> None:
     refused = _manage("check", GATEHOUSE_ENV="production", **{secret: ""})
     assert refused.returncode != 0

@@ -2,14 +2,23 @@
 
 from datetime import timedelta
 
+from django.db import connection
+
+from apps.digests import services as digests
+from apps.digests.services import PolicyChange
 from apps.memory import services as memory
 from apps.plans import services as plans
 from apps.plans.services import PlanRequest
 from apps.principals.scopes import Kind
-from apps.principals.tenancy import Caller, acting_as
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.receipts.models import Arrival
+from apps.tasks import services
+from apps.tasks.services import ScheduleDraft
+from tests.activation.making import make_target as make_wake_target
 from tests.digests.makers import post, post_grouped
 from tests.factories import T0, make_caller, make_tenant, make_token
 from tests.plans.test_stored_plans import FLAGSHIP, register_example_workers
+from tests.receipts.mailing import make_target, move_away
 from tests.tasks import making as tasks
 
 
@@ -18,16 +27,28 @@ def fill(slug: str = "acme") -> Caller:
     tenant = make_tenant(slug)
     make_token(tenant)
     kee = make_caller(tenant)
+    make_wake_target(kee, "https://agent.example/wake")
     _remember(kee)
     _work(kee, make_caller(tenant, "worker-1", Kind.WORKER))
     with acting_as(kee):
         register_example_workers(kee)
         plans.create_plan(caller=kee, request=PlanRequest(intent=FLAGSHIP), now=T0)
+        digests.set_source(tenant_id=kee.tenant_id, name="github", rate_per_hour=500, groups_by_dedupe_key=False)
+        digests.set_policy(
+            tenant_id=kee.tenant_id,
+            principal_id=kee.principal_id,
+            change=PolicyChange(max_items=30),
+            source_system="github",
+            now=T0,
+        )
         post(kee, title="Nightly <script>alert(1)</script> run", requires_action=True)
         for number in range(5):
             post_grouped(kee, summary=f"Check {number} is green")
         post_grouped(kee, summary="All checks are green", flush_class="immediate")
-        post_grouped(kee, "pr:2", pairs_with="rcpt_not_yet")
+        awaited = post_grouped(kee, "pr:2", pairs_with="rcpt_not_yet")
+        # Only very many that wait for a receipt make one.
+        Arrival.objects.create(receipt_id=awaited.id, tenant_id=kee.tenant_id)
+    _write_away(kee, make_caller(tenant, "Lee North"))
     return kee
 
 
@@ -43,10 +64,33 @@ def _remember(kee: Caller) -> None:
         memory.record_session(principal=kee, conversation_id="c-1", title="Build times", now=T0)
 
 
+def _write_away(kee: Caller, lee: Caller) -> None:
+    make_target(kee, "https://north.example")
+    move_away(kee, lee)
+    with acting_as(kee):
+        post(lee, poster=kee, title="For <b>Lee</b>")
+
+
 def _work(kee: Caller, worker: Caller) -> None:
     tasks.make_type(kee)
+    tasks.make_type(kee, "by turns", queue="fair")
+    tasks.set_queue(kee, "fair", concurrency=5, rate=100, rate_seconds=60.0, fair=True)
+    tasks.queue(kee, "by turns")
+    tasks.lease_one(worker, queues=("fair",))
     tasks.queue(kee, idempotency_key="once")
     tasks.complete(worker, tasks.lease_one(worker), content={"files": 12}, summary="Indexed 12 files")
     tasks.queue(kee)
-    tasks.lease_one(worker)
+    held = tasks.lease_one(worker)
     tasks.queue(kee)
+    tasks.queue(kee, depends_on=(held.task_id,), budget=services.BudgetDraft(tokens=1000, cost_usd=0.5))
+    with acting_as(kee):
+        services.set_schedule(caller=kee, draft=ScheduleDraft(name="nightly", task_type="index", cron="0 3 * * *"))
+    _count_ends()
+
+
+def _count_ends() -> None:
+    """What has ended is counted some seconds later."""
+    with acting_as_system("test"), connection.cursor() as cursor:
+        cursor.execute("select set_config('gatehouse.now', (now() + interval '1 minute')::text, true)")
+        services.tally()
+        cursor.execute("select set_config('gatehouse.now', '', true)")

@@ -1,5 +1,6 @@
 """The logs: what is refused stands in them, what comes by the clock does not."""
 
+import json
 import logging
 
 import pytest
@@ -29,3 +30,15 @@ def test_a_message_that_went_well_is_no_line_in_the_logs(name: str) -> None:
     logger = logging.getLogger(name)
     assert not logger.isEnabledFor(logging.INFO)
     assert logger.isEnabledFor(logging.WARNING)
+
+
+def test_a_failure_is_logged_with_where_it_came_from() -> None:
+    (handler,) = logging.getLogger().handlers[:1]
+    with pytest.raises(ValueError, match="one") as failure:
+        int("one")
+    failed = (failure.type, failure.value, failure.tb)
+
+    told = json.loads(handler.format(logging.LogRecord("any", logging.ERROR, __file__, 1, "it failed", (), failed)))
+
+    assert 'int("one")' in told["exception"]
+    assert "ValueError" in told["exception"]

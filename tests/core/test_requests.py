@@ -1,14 +1,17 @@
 """Requests as they may come over the wire."""
 
 import base64
+import os
+import socket
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connection
 from django.test import Client
 
 from apps.core.pagination import BadCursor, decode_cursor
 from apps.core.retries import DatabaseAway, retried
 from apps.principals.models import Tenant
+from apps.principals.tenancy import acting_as_system
 from tests.factories import make_token
 
 
@@ -34,3 +37,17 @@ def test_a_database_that_is_away_is_said_so_and_asked_once(transactional_db: Non
     with pytest.raises(DatabaseAway):
         retried(run)
     assert asked == [1]
+
+
+def test_a_session_that_was_lost_without_a_word_is_a_database_that_is_away(transactional_db: None) -> None:
+    connection.ensure_connection()
+    with socket.socket(fileno=os.dup(connection.connection.fileno())) as own:
+        own.shutdown(socket.SHUT_RDWR)
+
+    def run() -> None:
+        with acting_as_system("test"):
+            raise AssertionError
+
+    with pytest.raises(DatabaseAway):
+        retried(run)
+    connection.close()

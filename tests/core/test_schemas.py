@@ -1,5 +1,6 @@
 """From JSON to typed inputs: strict, and every fault with its place."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import pytest
@@ -95,6 +96,23 @@ def test_a_schema_that_would_cost_without_bound_is_refused(schema: dict[str, obj
 )
 def test_trees_lists_and_unions_are_schemas_like_any_other(schema: dict[str, object]) -> None:
     assert foreign_schemas.fault_of_schema(schema) is None
+
+
+def test_a_moment_is_read_from_json_and_from_text_alike() -> None:
+    class Timed(Input):
+        at: Moment
+        then: Moment | None = None
+
+    expected = datetime(2026, 1, 3, 20, 15, tzinfo=UTC)
+    for text in ("2026-01-03T20:15:00Z", "2026-01-03T21:15:00+01:00"):
+        for read in (parse, parse_strings):
+            found = read(Timed, {"at": text, "then": text})
+            assert (found.at, found.then) == (expected, expected)
+    # PostgreSQL knows fewer offsets than may be written.
+    assert parse(Timed, {"at": "2026-01-04T20:14:00+23:59"}).at.utcoffset() == timedelta(0)
+    for wrong in (1767471300, True, None, "", "soon"):
+        with pytest.raises(Invalid):
+            parse(Timed, {"at": wrong})
 
 
 @pytest.mark.parametrize(

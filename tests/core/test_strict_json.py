@@ -1,10 +1,12 @@
 """JSON at the boundary: whatever is let in can be stored."""
 
+import hashlib
 import json
 import math
 from typing import Any
 
 import pytest
+import rfc8785
 from django.db import connection
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -32,6 +34,7 @@ _ANY = st.recursive(
         (b'{"a\\u0000": 1}', UnstorableJSON, ""),
         (b'{"a/b": {"~": "\\ud800"}}', UnstorableJSON, "/a~1b/~0"),
         (b'{"a": 9223372036854775808}', UnstorableJSON, "/a"),
+        (b'{"a": ' + b"9" * 400 + b"}", UnstorableJSON, "/a"),
         (b"[" * 33 + b"]" * 33, UnstorableJSON, "/0" * 32),
         (b"[" * 200_000, UnstorableJSON, None),
     ],
@@ -82,3 +85,22 @@ def _reversed(document: Any) -> Any:
     if isinstance(document, list):
         return [_reversed(value) for value in document]
     return -0.0 if isinstance(document, float) and document == 0 and not math.copysign(1, document) < 0 else document
+
+
+@given(_ANY)
+@settings(deadline=None)
+def test_a_digest_is_of_the_canonical_form_however_it_is_written(document: Any) -> None:
+    try:
+        strict_json.check(document)
+        form = rfc8785.dumps(document)
+    except (UnstorableJSON, rfc8785.CanonicalizationError):
+        return
+    assert strict_json.digest(document) == hashlib.sha256(form).digest()
+
+
+@pytest.mark.parametrize(
+    "document",
+    [{"\ue000": 1, "\U0001f600": 2, "a": '\x1f\x7f\u2028/"\\\n'}, {"b": 1.0, "a": [1e21, -0.0]}, [True, "\ud7ff"]],
+)
+def test_keys_and_numbers_stand_in_the_canonical_form_as_it_has_them(document: Any) -> None:
+    assert strict_json.digest(document) == hashlib.sha256(rfc8785.dumps(document)).digest()

@@ -334,6 +334,37 @@ def test_an_agent_reads_acts_and_acks_over_http(tenant: Tenant, token: str) -> N
     assert len(client.get("/api/v1/inbox/history", headers=kee).json()["entries"]) == 2
 
 
+@pytest.mark.parametrize("grown_before_the_read", [False, True])
+def test_rule_7_the_classic_trap_over_http(tenant: Tenant, token: str, grown_before_the_read: bool) -> None:
+    kee = {"Authorization": f"Bearer {make_token(tenant, 'Kee')}"}
+    client = Client()
+
+    def grow(thread: str, number: int) -> str:
+        group = {"resource_ref": thread, "event_family": "mail", "flush_class": "immediate"}
+        _, answer = knock(token, {**EMAIL, "dedupe_key": f"{thread}:{number}", "group": group})
+        return str(answer["receipt_id"])
+
+    def read() -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = client.get("/api/v1/inbox", headers=kee).json()["entries"]
+        return entries
+
+    seen, other = grow("A", 1), grow("B", 1)
+    page = read()
+    assert [(entry["revision"], entry["receipt_ids"]) for entry in page] == [(1, [seen]), (1, [other])]
+    new = grow("A", 2)
+    handed = read()[0]["token"] if grown_before_the_read else page[1]["token"]
+
+    acked = client.post(
+        "/api/v1/inbox/ack-through", data={"through": handed}, content_type="application/json", headers=kee
+    ).json()
+
+    left = [(entry["flush_reason"], entry["receipt_ids"]) for entry in read()]
+    if grown_before_the_read:
+        assert (acked["acked_receipts"], left) == (1, [("immediate", [seen, new])])
+    else:
+        assert (acked["acked_receipts"], left) == (2, [("narrow", [new])])
+
+
 def test_wrong_references_over_http(tenant: Tenant, token: str) -> None:
     kee = {"Authorization": f"Bearer {make_token(tenant, 'Kee')}"}
     knock(token, TASK_COMPLETE)
@@ -383,7 +414,8 @@ def test_ledger_receipts_are_read_as_proof_and_ack_nothing(tenant: Tenant, token
 def test_the_policy_is_changed_over_http_and_keeps_what_is_left_out(tenant: Tenant) -> None:
     kee = {"Authorization": f"Bearer {make_token(tenant, 'Kee')}"}
     client = Client()
-    default = {"enabled": True, "window_ms": 30_000, "max_items": 20, "max_thread_age_ms": 86_400_000}
+    default: dict[str, Any] = {"enabled": True, "window_ms": 30_000, "max_items": 20, "max_thread_age_ms": 86_400_000}
+    default |= {"source_system": None, "sources": []}
     assert client.get("/api/v1/inbox/policy", headers=kee).json() == default
     changed = client.put("/api/v1/inbox/policy", data={"window_ms": 1000}, content_type="application/json", headers=kee)
     assert changed.json() == default | {"window_ms": 1000}

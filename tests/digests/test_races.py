@@ -2,25 +2,30 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import pytest
 from django.db import connection
+from django.test import Client
 
 from apps.digests import selectors, services
 from apps.digests.models import Entry, Inbox, ReceiptState, Thread
 from apps.digests.services import locking
 from apps.digests.signals import inbox_changed
 from apps.digests.states import FlushReason
-from apps.principals.models import Tenant
+from apps.principals.models import Principal, Tenant
+from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from apps.receipts.errors import DedupeConflict, DuplicateReceipt
+from apps.receipts.errors import ChainCycle, DedupeConflict, DuplicateReceipt
 from apps.receipts.models import Obligation, Receipt, ReceiptKey
+from apps.receipts.services import link_waiting
 from tests.digests.makers import ack_through, make_draft, post, post_grouped, read
-from tests.factories import T0, make_caller
+from tests.factories import T0, make_caller, make_token
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -44,7 +49,43 @@ def race(*rivals: Callable[[], Any]) -> list[Any]:
         thread.start()
     for thread in threads:
         thread.join(timeout=60)
+    assert not any(thread.is_alive() for thread in threads), "a rival hangs"
     return outcomes
+
+
+def race_behind(hold: Callable[[], AbstractContextManager[Any]], *rivals: Callable[[], Any]) -> list[Any]:
+    """As :func:`race`, of rivals that have all come to a lock before the one who holds it lets any of them on."""
+    held = threading.Event()
+
+    def holder() -> None:
+        with hold():
+            held.set()
+            until_they_wait(len(rivals))
+
+    def behind(rival: Callable[[], Any]) -> Any:
+        assert held.wait(20)
+        return rival()
+
+    first, *outcomes = race(holder, *(partial(behind, rival) for rival in rivals))
+    assert first is None, f"{first!r}; the rivals: {outcomes!r}"
+    return outcomes
+
+
+def until_they_wait(number: int) -> None:
+    """Until so many sessions of this database wait for a lock; they don't wait for long."""
+    deadline = time.monotonic() + 20
+    with connection.cursor() as cursor:
+        while time.monotonic() < deadline:
+            # Others may wait in the databases of other runs; who waits for a row holds its table.
+            cursor.execute(
+                "select count(distinct pid) from pg_locks where not granted and pid in ("
+                " select l.pid from pg_locks l join pg_database d on d.oid = l.database"
+                " where d.datname = current_database())"
+            )
+            if cursor.fetchone()[0] >= number:
+                return
+            time.sleep(0.005)
+    raise AssertionError("They don't wait.")
 
 
 def acting(caller: Caller, run: Callable[[], Any]) -> Callable[[], Any]:
@@ -83,6 +124,27 @@ def test_twenty_posts_of_one_key_store_one_receipt(kee: Caller) -> None:
     check()
 
 
+@pytest.mark.parametrize("conflicting", [False, True])
+def test_twenty_posts_of_one_key_over_http_store_one_receipt(tenant: Tenant, kee: Caller, conflicting: bool) -> None:
+    token = make_token(tenant, "gateway", Kind.SERVICE, source_systems=["github"])
+    receipt = {"recipient_ai": "Kee", "source_system": "github", "dedupe_key": "github:push:1:v1", "summary": "Pushed"}
+
+    def rival(number: int) -> Callable[[], Any]:
+        body = {**receipt, "summary": f"Pushed {number}"} if conflicting else receipt
+        client = Client(headers={"Authorization": f"Bearer {token}"})
+        return lambda: client.post("/api/v1/receipts", data=body, content_type="application/json")
+
+    answers = race(*(rival(number) for number in range(20)))
+
+    assert sorted(answer.status_code for answer in answers) == [201] + [409] * 19
+    (stored,) = (answer.json()["receipt_id"] for answer in answers if answer.status_code == 201)
+    refusals = {(one.json()["code"], one.json()["existing_receipt_id"]) for one in answers if one.status_code == 409}
+    assert refusals == {("dedupe_conflict" if conflicting else "duplicate_receipt", stored)}
+    with acting_as(kee):
+        assert (Receipt.objects.count(), ReceiptKey.objects.count(), ReceiptState.objects.count()) == (1, 1, 1)
+    check()
+
+
 def test_i5_rival_posts_take_contiguous_sequences(kee: Caller) -> None:
     def rival(number: int) -> Callable[[], Any]:
         def run() -> None:
@@ -100,6 +162,66 @@ def test_i5_rival_posts_take_contiguous_sequences(kee: Caller) -> None:
         assert Inbox.objects.get().last_seq == Receipt.objects.count() == 80
         assert read(kee).visible == 80
     check()
+
+
+def test_i5_readers_that_page_by_sequence_miss_nothing_of_eight_writers(kee: Caller) -> None:
+    with acting_as(kee):
+        change = services.PolicyChange(window=timedelta(milliseconds=20), max_items=5)
+        services.set_policy(tenant_id=kee.tenant_id, principal_id=kee.principal_id, change=change, now=T0)
+    finished = [threading.Event() for _ in range(8)]
+    deadline = time.monotonic() + 50
+
+    def over() -> bool:
+        return all(one.is_set() for one in finished) or time.monotonic() > deadline
+
+    readers = [partial(_page_through, kee, limit, over) for limit in (2, 500)]
+    writers = [partial(_write, kee, number, one) for number, one in enumerate(finished)]
+    outcomes = race(*readers, *writers, *[partial(_flush_until, over)] * 2)
+
+    assert not [one for one in outcomes if isinstance(one, Exception)]
+    posted = {receipt for written in outcomes[2:10] for receipt in written}
+    assert len(posted) == 96
+    assert [set(seen) for seen in outcomes[:2]] == [posted, posted]
+    check()
+
+
+def _write(kee: Caller, number: int, finished: threading.Event) -> list[str]:
+    posted = []
+    try:
+        for turn in range(12):
+            with acting_as(kee):
+                one = post(kee) if (number + turn) % 3 == 0 else post_grouped(kee, resource=f"pr:{turn % 4}")
+            posted.append(one.receipt_id)
+    finally:
+        finished.set()
+    return posted
+
+
+def _page_through(kee: Caller, limit: int, over: Callable[[], bool]) -> list[str]:
+    """All that is shown to a reader that acks nothing and never goes back behind what it has seen."""
+    seen: list[str] = []
+    after, patient_until = 0, time.monotonic() + 55
+    while time.monotonic() < patient_until:
+        ending = over()
+        with acting_as(kee):
+            page = read(kee, after=after, limit=limit)
+        for entry in page.entries:
+            after = entry.sequence
+            seen += entry.receipt_ids
+        if ending and not page.entries and not page.pending:
+            break
+    return seen
+
+
+def _flush_until(over: Callable[[], bool]) -> None:
+    """Until nobody writes and nothing waits."""
+    patient_until = time.monotonic() + 55
+    while time.monotonic() < patient_until:
+        ending = over()
+        services.flush_due()
+        with acting_as_system("test"):
+            if ending and not Thread.objects.filter(pending_count__gt=0).exists():
+                return
 
 
 def test_an_ack_and_a_flush_at_once_lose_and_double_nothing(kee: Caller) -> None:
@@ -160,6 +282,49 @@ def test_rival_flushers_publish_once(kee: Caller) -> None:
     check()
 
 
+def test_rule_4_what_is_due_is_asked_again_by_flushers_that_had_to_wait(kee: Caller) -> None:
+    overdue(kee, 1)
+    flushers = ThreadPoolExecutor(2)
+
+    def flush() -> int:
+        try:
+            return services.flush_due()
+        finally:
+            connection.close()
+
+    with acting_as(kee):
+        held = locking.lock(principal_id=kee.principal_id)
+        assert held is not None
+        outcomes = [flushers.submit(flush) for _ in range(2)]
+        until_they_wait(2)
+        (thread,) = Thread.objects.all()
+        services.flush(inbox_id=held.id, thread_ids=[thread.pk], reason=FlushReason.SIZE)
+        post_grouped(kee, resource=thread.resource_ref)
+    assert [outcome.result(timeout=30) for outcome in outcomes] == [0, 0]
+    with acting_as(kee):
+        assert (len(read(kee).entries), read(kee).pending) == (1, 1)
+    check()
+
+
+def test_rule_9_rival_acks_of_older_revisions_leave_one_narrow_snapshot(kee: Caller) -> None:
+    for turn in range(8):
+        with acting_as(kee):
+            shown = []
+            for _ in range(3):
+                post_grouped(kee, resource=f"pr:{turn}", flush_class="immediate")
+                shown += read(kee).entries
+            rest = post_grouped(kee, resource=f"pr:{turn}", flush_class="immediate")
+
+        outcomes = race(*(acting(kee, partial(ack_through, kee, entry.token)) for entry in shown * 2))
+
+        assert sum(one.acked_receipts for one in outcomes) == 3
+        check()
+        with acting_as(kee):
+            (entry,) = read(kee).entries
+            assert (entry.receipt_ids, entry.flush_reason) == ([rest.receipt_id], "narrow")
+            ack_through(kee, entry.token)
+
+
 def overdue(reader: Caller, threads: int) -> None:
     with acting_as(reader):
         for number in range(threads):
@@ -190,6 +355,28 @@ def test_i7_a_held_inbox_keeps_no_other_waiting(tenant: Tenant, kee: Caller) -> 
         assert Thread.objects.get(inbox_id=held.id).pending_count == 1
     assert services.flush_due() == 1
     check()
+
+
+def test_what_somebody_holds_keeps_back_no_other_arrival(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apps.receipts.services.linking.AT_ONCE", 2)
+    with acting_as(kee):
+        for name in ("R.1", "R.2"):
+            for _ in range(4):
+                post(kee, caused_by=name)
+            post(kee, receipt_id=name)
+
+    def link() -> int:
+        try:
+            return link_waiting(patience=timedelta(seconds=20))
+        finally:
+            connection.close()
+
+    unlinked = Receipt.objects.filter(caused_by=None).exclude(caused_by_ref=None)
+    with acting_as(kee), ThreadPoolExecutor(1) as pool:
+        assert len(unlinked.filter(caused_by_ref="R.1").select_for_update()) == 2
+        assert pool.submit(link).result(timeout=60) == 2
+        assert {one.caused_by_ref for one in unlinked} == {"R.1"}
+    assert link_waiting() == 2
 
 
 def test_i7_a_full_inbox_keeps_no_other_waiting(tenant: Tenant, kee: Caller) -> None:
@@ -224,6 +411,67 @@ def test_batches_in_crossed_order_do_not_deadlock(tenant: Tenant, kee: Caller) -
     with acting_as(kee):
         assert Receipt.objects.count() == 10
     check()
+
+
+@contextmanager
+def _posting_slowly(kee: Caller, key: str) -> Iterator[None]:
+    """A post of this key that is not committed yet."""
+    with acting_as(kee):
+        post(kee, dedupe_key=key, surface="ledger")
+        yield
+
+
+def test_batches_that_meet_in_the_middle_of_their_keys_take_them_in_one_order(kee: Caller) -> None:
+    drafts = [make_draft(kee, dedupe_key=f"k{number}", surface="ledger") for number in range(9)]
+
+    def rival(order: list[services.ReceiptDraft]) -> Callable[[], Any]:
+        return acting(kee, lambda: services.post_many(poster=services.Poster.of(kee), drafts=order, now=T0))
+
+    outcomes = race_behind(partial(_posting_slowly, kee, "k4"), rival(drafts), rival(drafts[::-1]))
+
+    assert not [one for one in outcomes if isinstance(one, Exception)]
+    assert sum(isinstance(one, services.Posted) for verdicts in outcomes for one in verdicts) == 8
+    with acting_as(kee):
+        assert Receipt.objects.count() == 9
+
+
+@contextmanager
+def _holding_the_principal(kee: Caller) -> Iterator[None]:
+    """Who posts is judged, and then waits to be written: a fact refers to its recipient."""
+    with acting_as_system("test"):
+        Principal.objects.select_for_update().get(pk=kee.principal_id)
+        yield
+
+
+@pytest.mark.parametrize("link", ["caused_by", "pairs_with"])
+def test_of_two_arrivals_that_would_close_a_cycle_together_one_is_refused(kee: Caller, link: str) -> None:
+    """Each is what a known receipt waits for, and follows from what waits for the other."""
+
+    def arrive(receipt_id: str, follows: str) -> services.Posted:
+        links: dict[str, Any] = {link: follows}
+        return post(kee, receipt_id=receipt_id, surface="ledger", **links)
+
+    with acting_as(kee):
+        for name in "AB":
+            arrive(f"waits.for.{name}", f"R.{name}")
+
+    rivals = [acting(kee, partial(arrive, f"R.{one}", f"waits.for.{other}")) for one, other in ("AB", "BA")]
+    outcomes = race_behind(partial(_holding_the_principal, kee), *rivals)
+
+    assert {type(one) for one in outcomes} == {services.Posted, ChainCycle}
+    with acting_as(kee):
+        assert Receipt.objects.count() == 3
+        _check_that_causes_end()
+
+
+def _check_that_causes_end() -> None:
+    """No receipt is above itself."""
+    above = {
+        pk: set(links) - {None} for pk, *links in Receipt.objects.values_list("pk", "caused_by_id", "pairs_with_id")
+    }
+    while ends := {pk for pk, links in above.items() if not links & above.keys()}:
+        above = {pk: links for pk, links in above.items() if pk not in ends}
+    assert above == {}
 
 
 @pytest.mark.parametrize("link", ["caused_by", "pairs_with"])
@@ -301,6 +549,30 @@ def test_batches_that_fill_two_inboxes_in_crossed_order_do_not_deadlock(tenant: 
     assert race(*(rival(number) for number in range(4))) == [None] * 4
     with acting_as(kee):
         assert Receipt.objects.count() == 2 + 4 * 15 * 2
+    check()
+
+
+def test_batches_that_make_an_inbox_do_not_deadlock_whichever_way_they_are_placed(tenant: Tenant, kee: Caller) -> None:
+    new = make_caller(tenant, "New")
+    with acting_as(kee):
+        post(kee)
+
+    def batch(group: services.Group | None) -> Any:
+        drafts = [make_draft(owner, group=group) for owner in (kee, new)]
+        try:
+            return acting(kee, lambda: services.post_many(poster=services.Poster.of(kee), drafts=drafts, now=T0))()
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(2) as pool:
+        with acting_as(kee):
+            locking.lock(principal_id=kee.principal_id)
+            plain = pool.submit(batch, None)
+            until_they_wait(1)
+            gathered = pool.submit(batch, services.Group(resource_ref="pr:1", event_family="ci"))
+            until_they_wait(2)
+        answers = plain.result(timeout=30) + gathered.result(timeout=30)
+    assert [type(one) for one in answers] == [services.Posted] * 4
     check()
 
 

@@ -14,7 +14,7 @@ from apps.digests.selectors import InboxPage
 from apps.digests.services import Group, PolicyChange
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
-from tests.digests.makers import ack_through, pass_time, post, post_grouped, read, receipt_ids
+from tests.digests.makers import ack_through, make_draft, pass_time, post, post_grouped, read, receipt_ids
 from tests.factories import T0, make_caller
 
 
@@ -23,6 +23,9 @@ def sound(as_kee: Caller) -> Iterator[None]:
     """Whatever a test does, the inbox must add up afterwards."""
     yield
     assert selectors.self_check().is_sound
+
+
+CI = Group(resource_ref="pr:ci", event_family="ci")
 
 
 def set_policy(owner: Caller, **change: object) -> None:
@@ -44,7 +47,7 @@ def reasons(owner: Caller) -> list[str | None]:
     return [entry.flush_reason for entry in reversed(selectors.history(owner.principal_id))]
 
 
-def test_1_receipts_with_a_group_are_gathered(as_kee: Caller) -> None:
+def test_rule_1_receipts_with_a_group_are_gathered(as_kee: Caller) -> None:
     posted = [post_grouped(as_kee) for _ in range(3)]
     assert [one.entry_ref for one in posted] == [None, None, None]
     assert (read(as_kee).entries, read(as_kee).pending) == ([], 3)
@@ -61,25 +64,36 @@ def test_1_receipts_with_a_group_are_gathered(as_kee: Caller) -> None:
     ],
     ids=["none", "no family", "no resource", "opted out"],
 )
-def test_1_and_2_what_can_not_be_grouped_is_an_item_at_once(as_kee: Caller, group: Group | None) -> None:
+def test_rule_1_and_rule_2_what_can_not_be_grouped_is_an_item_at_once(as_kee: Caller, group: Group | None) -> None:
     posted = post(as_kee, group=group)
     (entry,) = read(as_kee).entries
     assert (entry.kind, entry.ref, entry.receipt_ids) == ("item", posted.entry_ref, [posted.receipt_id])
 
 
-def test_1_the_source_is_part_of_the_group(as_kee: Caller) -> None:
+def test_rule_1_the_source_is_part_of_the_group(as_kee: Caller) -> None:
     post_grouped(as_kee, source="github")
     post_grouped(as_kee, source="gitlab")
     assert [entry.source_systems for entry in flushed(as_kee).entries] == [["github"], ["gitlab"]]
 
 
-def test_2_with_the_policy_off_everything_is_an_item(as_kee: Caller) -> None:
+def test_rule_1_the_family_is_part_of_the_group(as_kee: Caller) -> None:
+    reviewed = post_grouped(as_kee, "pr:1", family="review_comments")
+    built = [post_grouped(as_kee, "pr:1", family="ci_updates") for _ in range(2)]
+    reviewed_again = post_grouped(as_kee, "pr:1", family="review_comments")
+    groups = {entry.group_key: entry.receipt_pks for entry in flushed(as_kee).entries}
+    assert groups == {
+        "github:pr:1:review_comments": [reviewed.id, reviewed_again.id],
+        "github:pr:1:ci_updates": [one.id for one in built],
+    }
+
+
+def test_rule_2_with_the_policy_off_everything_is_an_item(as_kee: Caller) -> None:
     set_policy(as_kee, enabled=False)
     post_grouped(as_kee)
     assert [entry.kind for entry in read(as_kee).entries] == ["item"]
 
 
-def test_3_later_receipts_do_not_push_the_due_time_back(as_kee: Caller) -> None:
+def test_rule_3_later_receipts_do_not_push_the_due_time_back(as_kee: Caller) -> None:
     post_grouped(as_kee)
     due = Thread.objects.get().flush_due_at
     pass_time(29)
@@ -91,7 +105,7 @@ def test_3_later_receipts_do_not_push_the_due_time_back(as_kee: Caller) -> None:
     assert read(as_kee).entries[0].count == 2
 
 
-def test_3_a_policy_change_does_not_move_a_due_time(as_kee: Caller) -> None:
+def test_rule_3_a_policy_change_does_not_move_a_due_time(as_kee: Caller) -> None:
     pass_time(0)  # stops the clock
     post_grouped(as_kee)
     due = Thread.objects.get().flush_due_at
@@ -103,7 +117,7 @@ def test_3_a_policy_change_does_not_move_a_due_time(as_kee: Caller) -> None:
     assert Thread.objects.get(resource_ref="pr:2").flush_due_at == due - timedelta(seconds=29)
 
 
-def test_4_a_buffer_flushes_when_its_pending_receipts_reach_max_items(as_kee: Caller) -> None:
+def test_rule_4_a_buffer_flushes_when_its_pending_receipts_reach_max_items(as_kee: Caller) -> None:
     set_policy(as_kee, max_items=3)
     posted = [post_grouped(as_kee) for _ in range(7)]
     assert [one.entry_ref is not None for one in posted] == [False, False, True, False, False, True, False]
@@ -111,7 +125,7 @@ def test_4_a_buffer_flushes_when_its_pending_receipts_reach_max_items(as_kee: Ca
     assert reasons(as_kee) == ["size", "size"]
 
 
-def test_4_an_immediate_receipt_flushes_its_own_thread_only(as_kee: Caller) -> None:
+def test_rule_4_an_immediate_receipt_flushes_its_own_thread_only(as_kee: Caller) -> None:
     post_grouped(as_kee, resource="pr:2")
     post_grouped(as_kee)
     posted = post_grouped(as_kee, flush_class="immediate")
@@ -120,7 +134,7 @@ def test_4_an_immediate_receipt_flushes_its_own_thread_only(as_kee: Caller) -> N
     assert read(as_kee).pending == 1
 
 
-def test_4_breaking_a_thread_publishes_it_and_opens_another(as_kee: Caller) -> None:
+def test_rule_4_breaking_a_thread_publishes_it_and_opens_another(as_kee: Caller) -> None:
     old = [post_grouped(as_kee) for _ in range(2)]
     new = post_grouped(as_kee, break_thread=True)
     assert receipt_ids(read(as_kee)) == [[one.receipt_id for one in old]]
@@ -129,7 +143,7 @@ def test_4_breaking_a_thread_publishes_it_and_opens_another(as_kee: Caller) -> N
     assert Thread.objects.filter(closed_at=None).count() == 1
 
 
-def test_4_a_thread_rolls_over_when_it_is_old(as_kee: Caller) -> None:
+def test_rule_4_a_thread_rolls_over_when_it_is_old(as_kee: Caller) -> None:
     post_grouped(as_kee)
     pass_time(24 * 3600)
     post_grouped(as_kee)
@@ -137,7 +151,7 @@ def test_4_a_thread_rolls_over_when_it_is_old(as_kee: Caller) -> None:
     assert Thread.objects.count() == 2
 
 
-def test_4_a_thread_rolls_over_at_its_limit(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rule_4_a_thread_rolls_over_at_its_limit(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     from apps.digests.services import posting  # noqa: PLC0415
 
     monkeypatch.setattr(posting, "THREAD_LIMIT", 5)
@@ -147,7 +161,54 @@ def test_4_a_thread_rolls_over_at_its_limit(as_kee: Caller, monkeypatch: pytest.
     assert Thread.objects.count() == 2
 
 
-def test_4_switching_the_policy_off_flushes_what_waits(as_kee: Caller) -> None:
+def test_rule_4_whoever_posts_into_a_held_inbox_flushes_what_is_due_there(as_kee: Caller) -> None:
+    due = [post_grouped(as_kee, f"pr:{number}") for number in range(25)]
+    pass_time(31)
+    late = post_grouped(as_kee, "pr:late")
+    assert late.entry_ref is None
+    assert receipt_ids(read(as_kee)) == [[one.receipt_id] for one in due[:20]]
+    again = post_grouped(as_kee, "pr:24")
+    assert again.entry_ref is not None
+    assert receipt_ids(read(as_kee))[20:] == [
+        *([one.receipt_id] for one in due[20:24]),
+        [due[24].receipt_id, again.receipt_id],
+    ]
+    assert read(as_kee).pending == 1
+    assert set(reasons(as_kee)) == {"window"}
+
+
+@pytest.mark.parametrize("way", ["one", "several", "first of its kind", "beside what is gathered elsewhere"])
+def test_rule_4_a_post_without_a_group_publishes_what_is_due_there(tenant: Tenant, as_kee: Caller, way: str) -> None:
+    hexy = make_caller(tenant, "Hexy")
+    due = {
+        owner.name: [post_grouped(owner, f"pr:{number}").receipt_id for number in range(2)] for owner in (as_kee, hexy)
+    }
+    pass_time(31)
+    drafts = {
+        "one": [make_draft(as_kee)],
+        "several": [make_draft(as_kee), make_draft(hexy), make_draft(as_kee)],
+        "first of its kind": [make_draft(as_kee, receipt_id="R.1"), make_draft(hexy, caused_by="R.0")],
+        "beside what is gathered elsewhere": [make_draft(hexy, group=CI), make_draft(as_kee)],
+    }[way]
+    answers = services.post_many(poster=services.Poster.of(as_kee), drafts=drafts, now=T0)
+    for owner in (as_kee, hexy) if len(drafts) > 1 else (as_kee,):
+        page = read(owner)
+        assert [entry.receipt_ids for entry in page.entries if entry.flush_reason] == [[one] for one in due[owner.name]]
+        assert {entry.flush_reason for entry in page.entries} <= {None, "window"}
+    assert read(hexy).pending == {"one": 2, "beside what is gathered elsewhere": 1}.get(way, 0)
+    shown = {entry.ref for owner in (as_kee, hexy) for entry in read(owner).entries if not entry.flush_reason}
+    assert shown == {one.entry_ref for one in answers if isinstance(one, services.Posted)} - {None}
+
+
+def test_rule_4_of_much_that_is_due_a_post_publishes_what_is_due_longest(as_kee: Caller) -> None:
+    due = [post_grouped(as_kee, f"pr:{number}") for number in range(25)]
+    pass_time(31)
+    posted = post(as_kee)
+    assert receipt_ids(read(as_kee)) == [[one.receipt_id] for one in [posted, *due[:20]]]
+    assert read(as_kee).pending == 5
+
+
+def test_rule_4_switching_the_policy_off_flushes_what_waits(as_kee: Caller) -> None:
     post_grouped(as_kee)
     post_grouped(as_kee, resource="pr:2")
     set_policy(as_kee, enabled=False)
@@ -155,7 +216,7 @@ def test_4_switching_the_policy_off_flushes_what_waits(as_kee: Caller) -> None:
     assert read(as_kee).pending == 0
 
 
-def test_5_a_flush_without_anything_pending_does_nothing(as_kee: Caller) -> None:
+def test_rule_5_a_flush_without_anything_pending_does_nothing(as_kee: Caller) -> None:
     post_grouped(as_kee)
     page = flushed(as_kee)
     pass_time(1000)
@@ -163,7 +224,7 @@ def test_5_a_flush_without_anything_pending_does_nothing(as_kee: Caller) -> None
     assert read(as_kee) == page
 
 
-def test_5_a_snapshot_holds_all_unacked_receipts_and_supersedes_the_one_before(as_kee: Caller) -> None:
+def test_rule_5_a_snapshot_holds_all_unacked_receipts_and_supersedes_the_one_before(as_kee: Caller) -> None:
     first = post_grouped(as_kee)
     (one,) = flushed(as_kee).entries
     second = post_grouped(as_kee)
@@ -174,12 +235,12 @@ def test_5_a_snapshot_holds_all_unacked_receipts_and_supersedes_the_one_before(a
     assert (past.superseded_by_seq, past.receipt_ids) == (two.sequence, [first.receipt_id])
 
 
-def test_5_a_groupable_receipt_surfaces_as_a_snapshot_even_alone(as_kee: Caller) -> None:
+def test_rule_5_a_groupable_receipt_surfaces_as_a_snapshot_even_alone(as_kee: Caller) -> None:
     post_grouped(as_kee)
     assert [(entry.kind, entry.count) for entry in flushed(as_kee).entries] == [("digest_snapshot", 1)]
 
 
-def test_5_a_snapshot_is_named_by_the_latest_hint_or_by_what_it_holds(as_kee: Caller) -> None:
+def test_rule_5_a_snapshot_is_named_by_the_latest_hint_or_by_what_it_holds(as_kee: Caller) -> None:
     post_grouped(as_kee, summary_hint="CI is red", title="Build failed")
     post_grouped(as_kee, title="Build fixed")
     post_grouped(as_kee, resource="pr:2", title="Review")
@@ -188,7 +249,7 @@ def test_5_a_snapshot_is_named_by_the_latest_hint_or_by_what_it_holds(as_kee: Ca
     assert plain.summary == "1 ci on pr:2. Latest: Review"
 
 
-def test_6_sequences_are_contiguous_and_never_reused(as_kee: Caller) -> None:
+def test_rule_6_sequences_are_contiguous_and_never_reused(as_kee: Caller) -> None:
     for number in range(4):
         post(as_kee)
         post_grouped(as_kee, flush_class="immediate")
@@ -199,7 +260,7 @@ def test_6_sequences_are_contiguous_and_never_reused(as_kee: Caller) -> None:
     assert read(as_kee).as_of == len(sequences)
 
 
-def test_7_the_classic_trap_with_the_old_token(as_kee: Caller) -> None:
+def test_rule_7_the_classic_trap_with_the_old_token(as_kee: Caller) -> None:
     seen = post_grouped(as_kee, resource="A")
     flushed(as_kee)
     other = post_grouped(as_kee, resource="B")
@@ -215,7 +276,7 @@ def test_7_the_classic_trap_with_the_old_token(as_kee: Caller) -> None:
     assert reasons(as_kee)[-1] == "narrow"
 
 
-def test_7_the_classic_trap_with_a_new_token(as_kee: Caller) -> None:
+def test_rule_7_the_classic_trap_with_a_new_token(as_kee: Caller) -> None:
     seen = post_grouped(as_kee, resource="A")
     flushed(as_kee)
     other = post_grouped(as_kee, resource="B")
@@ -230,7 +291,7 @@ def test_7_the_classic_trap_with_a_new_token(as_kee: Caller) -> None:
     assert receipt_ids(read(as_kee)) == [[seen.receipt_id, new.receipt_id]]
 
 
-def test_7_without_a_state_an_ack_takes_what_is_visible_and_the_entry_itself(as_kee: Caller) -> None:
+def test_rule_7_without_a_state_an_ack_takes_what_is_visible_and_the_entry_itself(as_kee: Caller) -> None:
     item = post(as_kee)
     first = post_grouped(as_kee)
     old = flushed(as_kee).entries[-1]
@@ -241,7 +302,7 @@ def test_7_without_a_state_an_ack_takes_what_is_visible_and_the_entry_itself(as_
     assert not ReceiptState.objects.filter(receipt__receipt_id__in=[item.receipt_id, first.receipt_id], acked_at=None)
 
 
-def test_7_what_came_after_the_read_is_not_acked_however_low_its_place(as_kee: Caller) -> None:
+def test_rule_7_what_came_after_the_read_is_not_acked_however_low_its_place(as_kee: Caller) -> None:
     post(as_kee)
     token = read(as_kee).entries[0].token
     late = post(as_kee)
@@ -249,7 +310,7 @@ def test_7_what_came_after_the_read_is_not_acked_however_low_its_place(as_kee: C
     assert receipt_ids(read(as_kee)) == [[late.receipt_id]]
 
 
-def test_7_a_state_from_before_the_entry_acks_what_stood_there_then(as_kee: Caller) -> None:
+def test_rule_7_a_state_from_before_the_entry_acks_what_stood_there_then(as_kee: Caller) -> None:
     for _ in range(2):
         post(as_kee)
     last = post(as_kee)
@@ -257,14 +318,14 @@ def test_7_a_state_from_before_the_entry_acks_what_stood_there_then(as_kee: Call
     assert receipt_ids(read(as_kee)) == [[last.receipt_id]]
 
 
-def test_7_a_state_that_the_inbox_never_had_is_refused(as_kee: Caller) -> None:
+def test_rule_7_a_state_that_the_inbox_never_had_is_refused(as_kee: Caller) -> None:
     posted = post(as_kee)
     with pytest.raises(BadToken):
         ack_through(as_kee, f"{posted.entry_ref}@2")
     assert read(as_kee).visible == 1
 
 
-def test_8_a_filtered_read_binds_its_filter(as_kee: Caller) -> None:
+def test_rule_8_a_filtered_read_binds_its_filter(as_kee: Caller) -> None:
     post(as_kee, source="email_monitor")
     post(as_kee, source="github")
     (entry,) = read(as_kee, source_system="github").entries
@@ -273,7 +334,7 @@ def test_8_a_filtered_read_binds_its_filter(as_kee: Caller) -> None:
     assert [one.source_systems for one in read(as_kee).entries] == [["email_monitor"]]
 
 
-def test_8_a_later_page_does_not_ack_the_pages_before(as_kee: Caller) -> None:
+def test_rule_8_a_later_page_does_not_ack_the_pages_before(as_kee: Caller) -> None:
     for _ in range(4):
         post(as_kee)
     first = read(as_kee, limit=2)
@@ -282,7 +343,7 @@ def test_8_a_later_page_does_not_ack_the_pages_before(as_kee: Caller) -> None:
     assert read(as_kee).entries[0].sequence == first.entries[0].sequence
 
 
-def test_8_a_page_cut_by_tokens_acks_what_it_showed(as_kee: Caller) -> None:
+def test_rule_8_a_page_cut_by_tokens_acks_what_it_showed(as_kee: Caller) -> None:
     for _ in range(4):
         post(as_kee, summary="x" * 400)
     page = read(as_kee, max_tokens=400)
@@ -291,7 +352,7 @@ def test_8_a_page_cut_by_tokens_acks_what_it_showed(as_kee: Caller) -> None:
     assert read(as_kee, max_tokens=1).entries[0].sequence == len(page.entries) + 1
 
 
-def test_8_the_newest_entries_carry_tokens_for_exactly_themselves(as_kee: Caller) -> None:
+def test_rule_8_the_newest_entries_carry_tokens_for_exactly_themselves(as_kee: Caller) -> None:
     for _ in range(12):
         post(as_kee)
     page = selectors.newest_entries(as_kee.principal_id, limit=10)
@@ -301,7 +362,7 @@ def test_8_the_newest_entries_carry_tokens_for_exactly_themselves(as_kee: Caller
     assert [entry.sequence for entry in read(as_kee).entries] == [1, 2]
 
 
-def test_9_acking_an_older_revision_leaves_one_narrow_snapshot_of_the_rest(as_kee: Caller) -> None:
+def test_rule_9_acking_an_older_revision_leaves_one_narrow_snapshot_of_the_rest(as_kee: Caller) -> None:
     post_grouped(as_kee)
     (old,) = flushed(as_kee).entries
     rest = post_grouped(as_kee)
@@ -314,7 +375,7 @@ def test_9_acking_an_older_revision_leaves_one_narrow_snapshot_of_the_rest(as_ke
     assert waiting.receipt_id not in page.entries[0].receipt_ids
 
 
-def test_9_a_full_ack_closes_the_thread_and_the_next_receipt_opens_another(as_kee: Caller) -> None:
+def test_rule_9_a_full_ack_closes_the_thread_and_the_next_receipt_opens_another(as_kee: Caller) -> None:
     post_grouped(as_kee)
     ack_through(as_kee, flushed(as_kee).entries[0].token)
     assert Thread.objects.get().closed_at is not None
@@ -323,7 +384,7 @@ def test_9_a_full_ack_closes_the_thread_and_the_next_receipt_opens_another(as_ke
     assert Thread.objects.count() == 2
 
 
-def test_9_a_full_ack_with_something_pending_leaves_thread_and_buffer_alone(as_kee: Caller) -> None:
+def test_rule_9_a_full_ack_with_something_pending_leaves_thread_and_buffer_alone(as_kee: Caller) -> None:
     post_grouped(as_kee)
     page = flushed(as_kee)
     waiting = post_grouped(as_kee)
@@ -336,7 +397,7 @@ def test_9_a_full_ack_with_something_pending_leaves_thread_and_buffer_alone(as_k
     assert (entry.receipt_ids, entry.revision, entry.supersedes) == ([waiting.receipt_id], 2, None)
 
 
-def test_10_an_ack_is_idempotent(as_kee: Caller) -> None:
+def test_rule_10_an_ack_is_idempotent(as_kee: Caller) -> None:
     post(as_kee)
     post_grouped(as_kee)
     token = flushed(as_kee).entries[-1].token
@@ -347,7 +408,7 @@ def test_10_an_ack_is_idempotent(as_kee: Caller) -> None:
     assert list(Entry.objects.order_by("pk").values()) == before
 
 
-def test_10_an_unknown_or_foreign_reference_acks_nothing(as_kee: Caller, tenant: Tenant) -> None:
+def test_rule_10_an_unknown_or_foreign_reference_acks_nothing(as_kee: Caller, tenant: Tenant) -> None:
     mine = post(as_kee)
     hexy = make_caller(tenant, "Hexy")
     theirs = post(hexy, poster=as_kee)
@@ -369,12 +430,12 @@ def test_10_an_unknown_or_foreign_reference_acks_nothing(as_kee: Caller, tenant:
      "ent_42@1~WzFd", "ent_42@1~eyJpZHMiOlsieCJdfQ", "ent_42@1~eyJhZnRlciI6LTF9", "ENT_1", "ent_1 ", "ent_٤",
      "ent_1@1~eyJzb3VyY2UiOiJcdWQ4MDAifQ", "ent_1@1~eyJhZnRlciI6OTIyMzM3MjAzNjg1NDc3NTgwOH0", "ent_1@1~eyJpZHMiOls5MjIzMzcyMDM2ODU0Nzc1ODA4XX0", "ent_1@1~eyJhZnRlciI6TmFOfQ", "ent_1@1~eyJhZnRlciI6MSwiYWZ0ZXIiOjJ9", "ent_1@1~" + "W1tb" * 1900],
 )  # fmt: skip
-def test_10_malformed_and_thread_references_are_malformed(text: str) -> None:
+def test_rule_10_malformed_and_thread_references_are_malformed(text: str) -> None:
     with pytest.raises(Malformed):
         parse_through(text)
 
 
-def test_10_reading_one_receipt_of_a_digest_acks_it_and_narrows(as_kee: Caller) -> None:
+def test_rule_10_reading_one_receipt_of_a_digest_acks_it_and_narrows(as_kee: Caller) -> None:
     first, second = post_grouped(as_kee), post_grouped(as_kee)
     flushed(as_kee)
     services.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=first.id, now=T0)
@@ -385,7 +446,7 @@ def test_10_reading_one_receipt_of_a_digest_acks_it_and_narrows(as_kee: Caller) 
     assert Thread.objects.get().closed_at is not None
 
 
-def test_10_reading_a_receipt_that_still_waits_acks_exactly_that_one(as_kee: Caller) -> None:
+def test_rule_10_reading_a_receipt_that_still_waits_acks_exactly_that_one(as_kee: Caller) -> None:
     first, second = post_grouped(as_kee), post_grouped(as_kee)
     services.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=first.id, now=T0)
     assert (read(as_kee).pending, read(as_kee).entries) == (1, [])
@@ -394,7 +455,9 @@ def test_10_reading_a_receipt_that_still_waits_acks_exactly_that_one(as_kee: Cal
     assert (thread.pending_count, thread.flush_due_at, thread.closed_at) == (0, None, T0)
 
 
-def test_11_delivered_is_stamped_once_for_every_receipt_inside_and_reading_consumes_nothing(as_kee: Caller) -> None:
+def test_rule_11_delivered_is_stamped_once_for_every_receipt_inside_and_reading_consumes_nothing(
+    as_kee: Caller,
+) -> None:
     first = post_grouped(as_kee)
     page = flushed(as_kee)
     keys = [pk for entry in page.entries for pk in entry.receipt_pks]
@@ -403,9 +466,12 @@ def test_11_delivered_is_stamped_once_for_every_receipt_inside_and_reading_consu
     state = ReceiptState.objects.get(pk=first.id)
     assert (state.delivered_at, state.read_at, state.acked_at) == (T0, None, None)
     assert read(as_kee) == page
+    services.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=first.id, now=T0 + timedelta(hours=2))
+    state.refresh_from_db()
+    assert (state.delivered_at, state.acked_at) == (T0, T0 + timedelta(hours=2))
 
 
-def test_11_archived_implies_acked_and_keeps_the_time_of_the_ack(as_kee: Caller) -> None:
+def test_rule_11_archived_implies_acked_and_keeps_the_time_of_the_ack(as_kee: Caller) -> None:
     posted = post(as_kee)
     services.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=posted.id, now=T0)
     later = T0 + timedelta(hours=1)
@@ -416,18 +482,18 @@ def test_11_archived_implies_acked_and_keeps_the_time_of_the_ack(as_kee: Caller)
     assert (state.read_at, state.acked_at, state.archived_at) == (T0, T0, later)
 
 
-def test_12_expand_is_paged_and_works_on_superseded_and_acked_entries(as_kee: Caller) -> None:
+def test_rule_12_expand_is_paged_and_works_on_superseded_and_acked_entries(as_kee: Caller) -> None:
     posted = [post_grouped(as_kee) for _ in range(5)]
     (entry,) = flushed(as_kee).entries
     post_grouped(as_kee)
     ack_through(as_kee, flushed(as_kee).entries[0].token)
-    one, following = selectors.expand(as_kee.principal_id, entry.id, limit=3)
-    two, end = selectors.expand(as_kee.principal_id, entry.id, start=following or 0, limit=3)
-    assert [seen.receipt.receipt_id for seen in one + two] == [one.receipt_id for one in posted]
-    assert end is None
+    one = selectors.expand(as_kee.principal_id, entry.id, limit=3)
+    two = selectors.expand(as_kee.principal_id, entry.id, start=one.following or 0, limit=3)
+    assert [seen.receipt.receipt_id for seen in one.receipts + two.receipts] == [each.receipt_id for each in posted]
+    assert two.following is None
 
 
-def test_12_history_lists_everything_newest_first(as_kee: Caller) -> None:
+def test_rule_12_history_lists_everything_newest_first(as_kee: Caller) -> None:
     for _ in range(3):
         post(as_kee)
         ack_through(as_kee, read(as_kee).entries[0].token)
@@ -437,13 +503,13 @@ def test_12_history_lists_everything_newest_first(as_kee: Caller) -> None:
     assert all(entry.acked_at for entry in past + older)
 
 
-def test_13_references_are_typed(as_kee: Caller) -> None:
+def test_rule_13_references_are_typed(as_kee: Caller) -> None:
     post_grouped(as_kee)
     (entry,) = flushed(as_kee).entries
     assert (entry.ref, entry.thread) == (f"ent_{entry.id}", f"thr_{entry.thread_id}")
 
 
-def test_14_counts_add_up_within_a_burst(as_kee: Caller) -> None:
+def test_rule_14_counts_add_up_within_a_burst(as_kee: Caller) -> None:
     post(as_kee)
     post_grouped(as_kee, flush_class="immediate")
     post_grouped(as_kee)

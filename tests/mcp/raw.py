@@ -25,24 +25,35 @@ class Answer:
 def post(body: object, token: str | None, **headers: str) -> Answer:
     """A body as it is, with the token as bearer."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    if token is not None:
-        headers["Authorization"] = f"Bearer {token}"
-    headers.setdefault("Accept", "application/json, text/event-stream")
+    headers = _carried(token, headers)
     answer = Client(raise_request_exception=False).post(
-        "/mcp", content, content_type=headers.pop("Content-Type", "application/json"), headers=headers
+        "/mcp", content, content_type=headers.pop("Content-Type"), headers=headers
     )
     return Answer(answer.status_code, dict(answer.items()), answer.content)
 
 
-def modern(method: str, params: dict[str, Any] | None, token: str | None, **headers: str) -> Answer:
-    """A request of the stateless revision, with all that it must carry."""
+def _carried(token: str | None, headers: Mapping[str, str]) -> dict[str, str]:
+    usual = {"Accept": "application/json, text/event-stream", "Content-Type": "application/json"}
+    return usual | ({} if token is None else {"Authorization": f"Bearer {token}"}) | dict(headers)
+
+
+def modern_message(
+    method: str, params: Mapping[str, Any] | None, token: str | None, **headers: str
+) -> tuple[bytes, dict[str, str]]:
+    """A request of the stateless revision, with all that it must carry: its body and its headers."""
     meta = {PROTOCOL_VERSION_META_KEY: MODERN, CLIENT_CAPABILITIES_META_KEY: {}}
     given = {"_meta": meta, **(params or {})}
     required = {"MCP-Protocol-Version": MODERN, "Mcp-Method": method}
     if method in NAMED and isinstance(given.get(NAMED[method]), str):
         required["Mcp-Name"] = given[NAMED[method]]
     message = {"jsonrpc": "2.0", "id": 7, "method": method, "params": given}
-    return post(message, token, **(required | headers))
+    return json.dumps(message).encode(), _carried(token, required | headers)
+
+
+def modern(method: str, params: dict[str, Any] | None, token: str | None, **headers: str) -> Answer:
+    """As :func:`modern_message`, posted."""
+    body, carried = modern_message(method, params, token, **headers)
+    return post(body, None, **carried)
 
 
 def legacy(method: str, params: dict[str, Any] | None, token: str | None, **headers: str) -> Answer:

@@ -11,6 +11,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from pytest_django.fixtures import Settings
 
 from apps.core import strict_json
+from apps.mcp.calls import max_body_of_any
 from apps.mcp.protocol import SERVER
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
@@ -98,7 +99,7 @@ def test_what_is_no_single_message_is_named(token: str, body: object, code: int)
 
 def test_another_media_type_and_too_large_a_body_are_refused(token: str) -> None:
     assert post({}, token, **{"Content-Type": "text/plain"}).status_code == 415
-    assert post(b" " * 8_000_000, token).status_code == 413
+    assert post(b" " * (max_body_of_any() + 1), token).status_code == 413
 
 
 @pytest.mark.parametrize("version", [MODERN, "2025-11-25", None])

@@ -1,21 +1,29 @@
 """`subscriptions/listen` across processes: a client hears from one what another commits."""
 
 from contextlib import aclosing
+from functools import partial
+from typing import Any
 
 import anyio
 import pytest
 from anyio.to_thread import run_sync
 from django.dispatch import Signal
 
-from apps.core import cues
-from apps.digests.signals import inbox_changed
-from apps.mcp.resources import inbox_topic, task_topic
+from apps.core import cues, waiting
+from apps.core.threads import in_thread
+from apps.digests import selectors
+from apps.digests.signals import inbox_changed, inbox_topic
+from apps.mcp.resources import task_topic
 from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import acting_as_system
 from apps.tasks.signals import task_finished
-from tests.factories import make_token
+from tests.asgi import ask
+from tests.digests import makers
+from tests.factories import make_caller, make_token
 from tests.mcp.conftest import Server
+from tests.mcp.raw import modern_message
+from tests.waiters import later
 
 
 def _id_of(name: str) -> int:
@@ -37,6 +45,99 @@ def test_a_client_hears_that_its_inbox_changed(server: Server, acme: Tenant) -> 
 
     assert honored == ["inbox://me"]
     assert event == "ResourceUpdated(uri='inbox://me')"
+
+
+def test_a_client_hears_of_a_post_and_of_an_ack(server: Server, acme: Tenant) -> None:
+    async def converse() -> list[str]:
+        async with server.client(token) as client, client.listen(resource_subscriptions=["inbox://me"]) as heard:
+            updates = aiter(heard)
+            told = []
+            with anyio.fail_after(30):
+                await in_thread(post)
+                told.append(str(await anext(updates)))
+                answer = await client.call_tool("read_inbox", {})
+                through = (answer.structured_content or {})["entries"][-1]["token"]
+                await client.call_tool("ack_through", {"through": through})
+                told.append(str(await anext(updates)))
+        return told
+
+    def post() -> None:
+        with kee.acting():
+            makers.post(kee)
+
+    token, kee = make_token(acme), make_caller(acme)
+    assert anyio.run(converse) == ["ResourceUpdated(uri='inbox://me')"] * 2
+
+
+def test_a_client_that_comes_again_hears_of_what_waits_and_was_shown_nothing_yet(server: Server, acme: Tenant) -> None:
+    async def converse() -> str:
+        async with server.client(token) as client, client.listen(resource_subscriptions=["inbox://me"]) as heard:
+            with anyio.fail_after(30):
+                return str(await anext(aiter(heard)))
+
+    token, kee = make_token(acme), make_caller(acme)
+    with kee.acting():
+        makers.post(kee)
+
+    assert anyio.run(converse) == "ResourceUpdated(uri='inbox://me')"
+    with kee.acting():
+        (receipt,) = selectors.inbox_receipts(kee.principal_id)
+    assert receipt.delivered_at is None
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+def test_a_tool_waits_for_the_inbox(server: Server, acme: Tenant, mode: str) -> None:
+    async def converse() -> tuple[Any, Any]:
+        async with server.client(token, mode) as client:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(later, kee, partial(in_thread, post))
+                with anyio.fail_after(30):
+                    page = await client.call_tool("read_inbox", {"wait": 25})
+            nothing = await client.call_tool("read_inbox", {"wait": 0.1, "after": 1})
+        return nothing.structured_content, page.structured_content
+
+    def post() -> None:
+        with kee.acting():
+            makers.post(kee)
+
+    token, kee = make_token(acme), make_caller(acme)
+    nothing, page = anyio.run(converse)
+
+    assert nothing["entries"] == []
+    assert [entry["sequence"] for entry in page["entries"]] == [1]
+
+
+def test_a_tool_that_waits_beats(acme: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "LOOKING_EVERY", 0.05)
+    monkeypatch.setattr(waiting, "BEAT", 0.1)
+    said: list[bytes] = []
+
+    async def hear(message: Any) -> None:
+        said.append(message.get("body", b""))
+
+    async def converse() -> None:
+        with anyio.fail_after(30):
+            await ask("/mcp", hear, method="POST", body=message, **headers)
+
+    token = make_token(acme)
+    message, headers = modern_message("tools/call", {"name": "read_inbox", "arguments": {"wait": 1}}, token)
+    anyio.run(converse)
+
+    *beats, answer = [event for event in b"".join(said).split(b"\r\n\r\n") if event]
+    assert beats
+    assert set(beats) == {b": beat"}
+    assert answer.startswith(b"event: message\r\ndata: ")
+
+
+def test_a_tool_says_how_long_it_can_wait(server: Server, acme: Tenant) -> None:
+    async def converse() -> Any:
+        async with server.client(token) as client:
+            return await client.call_tool("read_inbox", {"wait": 61})
+
+    token = make_token(acme)
+    answer = anyio.run(converse)
+    assert answer.is_error
+    assert "/wait" in str(answer.content)
 
 
 def test_what_a_caller_may_not_read_is_not_honored(server: Server, acme: Tenant) -> None:

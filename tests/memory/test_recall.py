@@ -9,6 +9,7 @@ from django.test.utils import CaptureQueriesContext
 from apps.memory import services
 from apps.memory.selectors import recall
 from apps.principals.tenancy import Caller, acting_as
+from tests import ground
 from tests.factories import T0, make_caller, make_tenant
 from tests.memory.test_store import observe
 
@@ -109,8 +110,8 @@ def test_recall_is_one_statement_on_indexes(as_kee: Caller) -> None:
     ) as captured:
         assert len(recall("subject7", caller=as_kee)) == 6
     assert len(captured) == 1
+    ground.analyzed("memory_posting")
     with connection.cursor() as cursor:
-        cursor.execute("set local enable_seqscan = off")
         cursor.execute(
             "explain select count(*) from memory_posting where tenant_id = %s and term = 'x'", [as_kee.tenant_id]
         )

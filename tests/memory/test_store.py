@@ -21,6 +21,7 @@ from apps.memory.models import (
 )
 from apps.memory.selectors import concept_named, recent_sessions
 from apps.principals.tenancy import Caller, acting_as
+from tests import ground
 from tests.factories import T0, make_caller, make_tenant
 
 
@@ -256,7 +257,7 @@ def test_a_concept_is_found_by_name_on_an_index(as_kee: Caller) -> None:
             " insert into memory_conceptname (tenant_id, key, concept_id) select tenant_id, key, id from c",
             [as_kee.tenant_id, as_kee.principal_id, T0, T0],
         )
-        cursor.execute("set local role none; analyze memory_concept, memory_conceptname; set local role gatehouse_app")
+    ground.analyzed("memory_concept", "memory_conceptname")
     for asked in (Concept.objects.filter(names__key="c7"), ConceptName.objects.filter(key__in=["c7", "c8"])):
         plan = asked.explain()
         assert "Seq Scan" not in plan

@@ -1,12 +1,15 @@
 """Plans as rows and receipts: made in one transaction, never changed, seen by their principal alone."""
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 from uuid import UUID
 
 import pytest
 from django.db import IntegrityError, transaction
 from django.test import Client
+from prometheus_client import REGISTRY
 
 from apps.memory import services as memory
 from apps.plans import errors, selectors, services
@@ -59,6 +62,20 @@ def register_example_workers(caller: Caller) -> None:
 
 def create(caller: Caller, intent: str = FLAGSHIP, **more: Any) -> services.MadePlan:
     return services.create_plan(caller=caller, request=PlanRequest(intent=intent, **more), now=T0)
+
+
+def timed() -> float:
+    return REGISTRY.get_sample_value("delegate_plan_generation_with_receipt_duration_seconds_count") or 0.0
+
+
+def test_a_plan_is_timed_once_it_and_its_receipt_are_stored(
+    as_kee: Caller, django_capture_on_commit_callbacks: Callable[..., AbstractContextManager[list[Any]]]
+) -> None:
+    before = timed()
+    with django_capture_on_commit_callbacks(execute=True):
+        create(as_kee)
+        assert timed() == before
+    assert timed() == before + 1
 
 
 def test_a_plan_is_stored_with_its_steps_and_proved_by_a_ledger_receipt(as_kee: Caller) -> None:

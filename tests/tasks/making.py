@@ -2,10 +2,12 @@
 
 from typing import Any
 
+from django.db import connection
+
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import services
 from apps.tasks.models import TaskType
-from apps.tasks.services.types import TypeDraft
+from apps.tasks.services.types import QueueDraft, TypeDraft
 from apps.tasks.shapes import Delivery, Grant, QueuedTask, QueueRequest
 from tests.factories import T0
 
@@ -35,9 +37,43 @@ def make_type(
     return made
 
 
+def make_types(caller: Caller) -> None:
+    """Some, each with a queue of its own."""
+    for number_of_it in range(10):
+        make_type(caller, f"kind-{number_of_it}", queue=f"line-{number_of_it}")
+
+
+def set_queue(caller: Caller, name: str = "default", **limits: Any) -> None:
+    with acting_as(caller):
+        services.set_queue(caller=caller, draft=QueueDraft(name=name, **limits))
+
+
 def queue(caller: Caller, task_type: str = "index", params: dict[str, Any] | None = None, **more: Any) -> QueuedTask:
     with acting_as(caller):
         return services.queue(requester=caller, request=QueueRequest(task_type=task_type, params=params or {}, **more))
+
+
+def fill(caller: Caller, *, leased: int = 0, ready: int = 0, ended: int = 0, runs: int = 0) -> None:
+    """Rows in bulk, so that reading a table whole is dear; in the caller's own queue and type."""
+    row = """insert into tasks_hottask (task_id, tenant_id, queue_id, task_type_id, ready_at, fence, lease_seconds,
+                 priority_rank, failures, max_attempts, expiries, max_expiries, flags, holder_id, lease_expires_at)
+             select nextval('tasks_task_id_seq'), k.tenant_id, k.queue_id, k.id, now() - interval '1 hour', 1, 60,
+                    5, 0, 3, 0, 3, 0, {holder} from tasks_tasktype k, generate_series(1, %(rows)s) where not k.in_code"""
+    with acting_as(caller), connection.cursor() as cursor:
+        given = {"tenant": caller.tenant_id, "holder": caller.principal_id}
+        cursor.execute(row.format(holder="%(holder)s, now() + interval '1 hour'"), {**given, "rows": leased})
+        cursor.execute(row.format(holder="null, null"), {**given, "rows": ready})
+        cursor.execute(
+            """insert into tasks_terminalrecord (task_id, tenant_id, status, fence, summary, receipt_id, finished_at)
+               select nextval('tasks_task_id_seq'), %(tenant)s, 'succeeded', 1, '', 'r', now() - n * interval '1 second'
+               from generate_series(1, %(rows)s) n""",
+            {**given, "rows": ended},
+        )
+        cursor.execute(
+            """insert into tasks_run (id, tenant_id, holder_id, started_at, message)
+               select (1000000::bigint + n) << 16, %(tenant)s, %(holder)s, now(), '' from generate_series(1, %(rows)s) n""",
+            {**given, "rows": runs},
+        )
 
 
 def number(task: QueuedTask | str) -> int:

@@ -15,8 +15,8 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import services
 from apps.tasks.shapes import Failure
 from apps.tasks.signals import task_finished, task_queued
-from tests.factories import make_caller, make_tenant
-from tests.tasks.making import complete, lease_one, make_type, number, queue
+from tests.factories import T0, make_caller, make_tenant
+from tests.tasks.making import complete, lease_one, make_type, number, queue, set_queue
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -78,6 +78,40 @@ def test_a_task_that_is_given_back_is_announced_again(kee: Caller) -> None:
         assert announced == [work(kee)]
 
 
+def test_what_a_pause_kept_back_is_announced_once_it_is_resumed(kee: Caller) -> None:
+    make_type(kee)
+    make_type(kee, "still", queue="second")
+    for task_type, line in (("index", "default"), ("index", "default"), ("still", "default"), ("index", "second")):
+        queue(kee, task_type, queue=line)
+    with acting_as(kee):
+        services.pause_type(caller=kee, name="still", now=T0)
+        services.pause_queue(caller=kee, name="default", now=T0)
+
+    with heard(task_queued) as announced:
+        with acting_as(kee):
+            services.resume_queue(caller=kee, name="default")
+            assert announced == []
+        assert announced == [work(kee)]
+        with acting_as(kee):
+            services.pause_queue(caller=kee, name="second", now=T0)
+            services.resume_type(caller=kee, name="still")
+        assert announced[1:] == [{**work(kee), "task_type": "still"}]
+        with acting_as(kee):
+            services.resume_type(caller=kee, name="index")
+        assert announced[2:] == [work(kee)]
+
+
+def test_what_a_limit_kept_back_is_announced_once_it_is_lifted(kee: Caller) -> None:
+    make_type(kee)
+    set_queue(kee, concurrency=1)
+    queue(kee)
+    queue(kee)
+    lease_one(kee)
+    with heard(task_queued) as announced:
+        set_queue(kee)
+        assert announced == [work(kee)]
+
+
 def end_by_completing(caller: Caller) -> None:
     complete(caller, lease_one(caller))
 
@@ -116,3 +150,17 @@ def test_a_cancellation_is_announced_as_an_end(kee: Caller, several: bool) -> No
                 services.cancel(caller=kee, task_id=task)
             assert announced == []
         assert announced == [{"tenant_id": kee.tenant_id, "task_id": task}]
+
+
+@pytest.mark.parametrize("limited", ["queue", "type", None])
+def test_an_end_announces_the_room_that_it_makes_below_a_limit(kee: Caller, limited: str | None) -> None:
+    make_type(kee, concurrency=1 if limited == "type" else None)
+    if limited == "queue":
+        set_queue(kee, concurrency=1)
+    queue(kee)
+    grant = lease_one(kee)
+    with heard(task_queued) as announced:
+        with transaction.atomic():
+            complete(kee, grant)
+            assert announced == []
+        assert announced == ([work(kee)] if limited else [])

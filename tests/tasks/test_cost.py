@@ -1,5 +1,6 @@
 """What the verbs cost: statements, plans, kinds of updates. No times are asserted."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,11 +11,12 @@ from django.test.utils import CaptureQueriesContext
 from apps.core.sql import hot_cursor
 from apps.principals.tenancy import Caller, acting_as, acting_as_operator, acting_as_system
 from apps.tasks import services, sql
-from apps.tasks.models import TerminalRecord
+from apps.tasks.models import HotTask, TerminalRecord
 from apps.tasks.services import Beat, Failure, QueueRequest
 from apps.tasks.states import Status
+from tests import ground
 from tests.factories import make_caller, make_tenant
-from tests.tasks.making import NO_RESULT, lease, make_type, queue
+from tests.tasks.making import NO_RESULT, complete, fill, lease, lease_one, make_type, make_types, queue
 
 _UPDATES = """
 select pg_stat_get_tuples_updated('tasks_hottask'::regclass), pg_stat_get_tuples_hot_updated('tasks_hottask'::regclass)
@@ -29,10 +31,34 @@ def _statements(act: Callable[[], Any]) -> int:
     return len(own)
 
 
+def _spoken(act: Callable[[], Any]) -> int:
+    """How many statements a verb makes with all that hangs on it, its transaction's own aside."""
+    with CaptureQueriesContext(connection) as captured:
+        act()
+    return len([query for query in captured if "SAVEPOINT" not in query["sql"]])
+
+
 def _plan(statement: str, given: dict[str, Any]) -> list[str]:
     with hot_cursor() as cursor:
         cursor.execute(f"explain {statement}", given)
         return [line for (line,) in cursor.fetchall()]
+
+
+def test_a_task_costs_eight_statements_from_its_queueing_to_its_receipt(kee: Caller) -> None:
+    make_type(kee)
+    request = QueueRequest(task_type="index", params={})
+    # The first receipt of all makes an inbox besides.
+    queue(kee)
+    complete(kee, lease_one(kee))
+    with acting_as(kee):
+        # Its type and queue; who is named; the task; its receipt.
+        assert _spoken(lambda: services.queue(requester=kee, request=request)) == 4
+        services.queue(requester=kee, request=request)
+        assert _spoken(lambda: services.lease(worker=kee, queues=["default"])) == 1
+        (grant,) = services.lease(worker=kee, queues=["default"])
+        given: dict[str, Any] = {"task_id": grant.task_id, "lease_token": grant.lease_token, "delivery": NO_RESULT}
+        # The end; the receipt that it answers; its own receipt with what that closes and its place.
+        assert _spoken(lambda: services.complete(worker=kee, **given)) == 3
 
 
 def test_the_verbs_make_few_statements(kee: Caller) -> None:
@@ -68,7 +94,7 @@ def test_the_verbs_make_few_statements(kee: Caller) -> None:
     assert counts == {
         "queue": 2,
         "queue with key": 3,
-        "lease": 2,
+        "lease": 1,
         "heartbeat of three": 1,
         "complete": 1,
         "release": 2,
@@ -80,10 +106,9 @@ def test_the_verbs_make_few_statements(kee: Caller) -> None:
 def test_a_claim_walks_its_index_and_fetches_by_place(kee: Caller) -> None:
     make_type(kee)
     make_type(kee, "other", requires=["gpu"])
+    fill(kee, ready=3000)
+    ground.analyzed("tasks_hottask")
     with acting_as(kee):
-        for _ in range(30):
-            services.queue(requester=kee, request=QueueRequest(task_type="index", params={}))
-            services.queue(requester=kee, request=QueueRequest(task_type="other", params={}, priority=9))
         given: dict[str, Any] = {
             "holder": kee.principal_id,
             "queues": ["default"],
@@ -91,9 +116,8 @@ def test_a_claim_walks_its_index_and_fetches_by_place(kee: Caller) -> None:
             "capabilities": [],
             "capacity": 5,
             "seconds": None,
+            "floor": "-infinity",
         }
-        with connection.cursor() as cursor:
-            cursor.execute("set local enable_seqscan = off")  # a small table would be read whole
         plan = _plan(sql.CLAIM, given)
 
     assert any("Tid Scan on tasks_hottask h" in line for line in plan)
@@ -102,65 +126,55 @@ def test_a_claim_walks_its_index_and_fetches_by_place(kee: Caller) -> None:
     locking = next(index for index, line in enumerate(lines) if line.startswith("LockRows"))
     assert lines[locking + 1].startswith("Index Scan using tasks_hottask_claimable")
     assert "task_type_id = ANY" in lines[locking + 2]
+    # What has been claimed before is not walked over again.
+    assert re.search(r"Index Cond: .*ready_at >= ", lines[locking + 2])
 
 
-_END = dict.fromkeys(
-    (
-        "error",
-        "digest",
-        "answer",
-        "reason",
-        "channel",
-        "pointer",
-        "content",
-        "checksum",
-        "size",
-        "media_type",
-        "summary",
-    )
-)
 _FINDS_ITS_RUN: dict[str, tuple[str, dict[str, Any]]] = {
     "RECLAIM": (sql.RECLAIM, {"queues": ["default"]}),
     "RECLAIM_ALL": (sql.RECLAIM_ALL, {}),
     "CLAIM": (
         sql.CLAIM,
-        {"holder": 1, "queues": ["default"], "types": None, "capabilities": [], "capacity": 1, "seconds": None},
+        {
+            "holder": 1,
+            "queues": ["default"],
+            "types": None,
+            "capabilities": [],
+            "capacity": 1,
+            "seconds": None,
+            "floor": "-infinity",
+        },
     ),
+    "CLAIM_WITHIN_LIMITS": (
+        sql.CLAIM_WITHIN_LIMITS,
+        {
+            "holder": 1,
+            "queues": ["default"],
+            "types": None,
+            "capabilities": [],
+            "capacity": 1,
+            "seconds": None,
+            "floor": "-infinity",
+        },
+    ),
+    "GRANTED": (sql.GRANTED, {"tasks": [1], "fences": [1], "seconds": [1]}),
     "WHEREABOUTS": (sql.WHEREABOUTS, {"tasks": [1, 2], "fences": [1, 1]}),
     "PROGRESS": (
         sql.PROGRESS,
         {"runs": [65_537], "percents": [1.0], "messages": ["x"], "checkpoints": [None]},
     ),
-    "END": (
-        sql.END,
-        {
-            **_END,
-            "task": 1,
-            "fence": 1,
-            "holder": 1,
-            "status": "succeeded",
-            "outcome": "succeeded",
-            "receipt": "r",
-            "gate": "asyncgate",
-        },
-    ),
-    "PUT_BACK": (
-        sql.PUT_BACK,
-        {"task": 1, "failures": 0, "delay": 0.0, "outcome": "released", "error": None, "digest": b"", "answer": "{}"},
-    ),
+    "END": (sql.END, {"ends": "[]", "holder": 1, "gate": "asyncgate"}),
+    "PUT_BACK": (sql.PUT_BACK, {"backs": "[]"}),
 }
 
 
 @pytest.mark.parametrize("name", _FINDS_ITS_RUN)
 def test_a_run_is_found_by_its_key_behind_the_tenant_wall(kee: Caller, name: str) -> None:
     statement, given = _FINDS_ITS_RUN[name]
+    make_type(kee)
+    fill(kee, ready=1000, leased=20, runs=20_000)
+    ground.analyzed("tasks_hottask", "tasks_run")
     with acting_as(kee):
-        with connection.cursor() as cursor:
-            cursor.execute(
-                """insert into tasks_run (id, tenant_id, holder_id, started_at, message)
-                   select (1000000::bigint + n) << 16, %s, %s, now(), '' from generate_series(1, 5000) n""",
-                [kee.tenant_id, kee.principal_id],
-            )
         lines = [line.strip(" ->") for line in _plan(statement, given)]
 
     scans = [index for index, line in enumerate(lines) if "Scan" in line and " tasks_run " in line]
@@ -168,25 +182,9 @@ def test_a_run_is_found_by_its_key_behind_the_tenant_wall(kee: Caller, name: str
     assert "Seq Scan" not in lines[scans[0]]
     # By the key itself: not by walking the index with a filter.
     condition = next(line for line in lines[scans[0] :] if line.startswith("Index Cond"))
-    assert condition.startswith("Index Cond: ((id >" if name == "CLAIM" else "Index Cond: (id = ")
-
-
-def _fill(caller: Caller, *, leased: int = 0, ready: int = 0, ended: int = 0) -> None:
-    """Rows in bulk, so that reading a table whole is dear; in the caller's own queue and type."""
-    row = """insert into tasks_hottask (task_id, tenant_id, queue_id, task_type_id, ready_at, fence, lease_seconds,
-                 priority_rank, failures, max_attempts, expiries, max_expiries, flags, holder_id, lease_expires_at)
-             select nextval('tasks_task_id_seq'), k.tenant_id, k.queue_id, k.id, now() - interval '1 hour', 1, 60,
-                    5, 0, 3, 0, 3, 0, {holder} from tasks_tasktype k, generate_series(1, %(rows)s) where not k.in_code"""
-    with acting_as(caller), connection.cursor() as cursor:
-        given = {"tenant": caller.tenant_id, "holder": caller.principal_id}
-        cursor.execute(row.format(holder="%(holder)s, now() + interval '1 hour'"), {**given, "rows": leased})
-        cursor.execute(row.format(holder="null, null"), {**given, "rows": ready})
-        cursor.execute(
-            """insert into tasks_terminalrecord (task_id, tenant_id, status, fence, summary, receipt_id, finished_at)
-               select nextval('tasks_task_id_seq'), %(tenant)s, 'succeeded', 1, '', 'r', now()
-               from generate_series(1, %(rows)s)""",
-            {**given, "rows": ended},
-        )
+    assert condition.startswith(
+        "Index Cond: ((id >" if name in {"CLAIM", "CLAIM_WITHIN_LIMITS", "GRANTED"} else "Index Cond: (id = "
+    )
 
 
 def _conditions(plan: list[str], index: str) -> list[str]:
@@ -199,8 +197,9 @@ def _conditions(plan: list[str], index: str) -> list[str]:
 def test_a_claim_reclaims_among_the_tasks_of_its_own_queues(kee: Caller) -> None:
     stranger = make_caller(make_tenant("globex"))
     make_type(kee)
-    make_type(stranger)
-    _fill(stranger, leased=3000)
+    make_types(stranger)
+    fill(stranger, leased=400)
+    ground.analyzed("tasks_hottask")
     with acting_as(kee):
         plan = _plan(sql.RECLAIM, {"queues": ["default"]})
 
@@ -211,11 +210,62 @@ def test_a_claim_reclaims_among_the_tasks_of_its_own_queues(kee: Caller) -> None
     assert not any("Seq Scan on tasks_hottask" in line for line in plan)
 
 
-def test_the_search_for_unannounced_work_probes_each_queue_once(kee: Caller) -> None:
+@pytest.mark.ci
+def test_claims_among_a_hundred_thousand_find_their_rows_by_index(kee: Caller) -> None:
     make_type(kee)
-    _fill(kee, ready=3000)
+    fill(kee, ready=100_000, leased=100)
+    with acting_as(kee):
+        HotTask.objects.filter(task_id__in=HotTask.objects.values("task_id")[:50]).update(requester=kee.principal_id)
+    ground.analyzed("tasks_hottask")
+    given: dict[str, Any] = {"holder": kee.principal_id, "queues": ["default"], "types": None, "capabilities": []}
+    with acting_as(kee):
+        for statement, index in ((sql.CLAIM, "claimable"), (sql.CLAIM_WITHIN_LIMITS, "claimable_fairly")):
+            plan = _plan(statement, {**given, "capacity": 50, "seconds": None, "floor": "-infinity"})
+            assert not any("Seq Scan on tasks_hottask" in line for line in plan), plan
+            assert any("queue_id = " in condition for condition in _conditions(plan, f"tasks_hottask_{index}"))
+        # The order of the index is the order of the claim: nothing is sorted below the limit.
+        lines = [
+            line.strip(" ->")
+            for line in _plan(sql.CLAIM, {**given, "capacity": 50, "seconds": None, "floor": "-infinity"})
+        ]
+        locking = next(place for place, line in enumerate(lines) if line.startswith("LockRows"))
+        assert lines[locking + 1].startswith("Index Scan using tasks_hottask_claimable")
+
+
+@pytest.mark.parametrize("known", [ground.analyzed, ground.unanalyzed])
+def test_a_claim_within_limits_fetches_what_it_has_chosen_by_place(kee: Caller, known: Callable[..., None]) -> None:
+    make_type(kee, concurrency=5)
+    fill(kee, ready=3000)
+    known("tasks_hottask")
+    given: dict[str, Any] = {"holder": kee.principal_id, "queues": ["default"], "types": None, "capabilities": []}
+    with acting_as(kee):
+        plan = _plan(sql.CLAIM_WITHIN_LIMITS, {**given, "capacity": 5, "seconds": None, "floor": "-infinity"})
+
+    # The one that is locked, and the one that is changed.
+    assert sum("Tid Scan on tasks_hottask" in line for line in plan) == 2, plan
+
+
+@pytest.mark.parametrize("statement", [sql.UNANNOUNCED, sql.KEPT_BACK])
+def test_the_search_for_work_that_nobody_takes_probes_each_queue_once(kee: Caller, statement: str) -> None:
+    make_type(kee)
+    fill(kee, ready=3000)
+    ground.analyzed("tasks_hottask")
     with acting_as_system("test"):
-        plan = _plan(sql.UNANNOUNCED, {"types": ["index"]})
+        plan = _plan(statement, {"types": ["index"]})
+
+    lines = [line.strip(" ->") for line in plan]
+    probe = next(place for place, line in enumerate(lines) if " tasks_hottask_claimable " in line)
+    assert lines[probe - 1].startswith("Limit")
+    assert "queue_id = " in lines[probe + 1]
+    assert not any("Seq Scan on tasks_hottask" in line for line in lines)
+
+
+def test_what_is_available_again_is_found_by_one_bounded_probe_of_each_queue(kee: Caller) -> None:
+    make_type(kee)
+    fill(kee, ready=3000)
+    ground.analyzed("tasks_hottask")
+    with acting_as(kee):
+        plan = _plan(sql.AVAILABLE_AGAIN, {"queue": None, "task_type": None})
 
     lines = [line.strip(" ->") for line in plan]
     probe = next(place for place, line in enumerate(lines) if " tasks_hottask_claimable " in line)
@@ -227,8 +277,9 @@ def test_the_search_for_unannounced_work_probes_each_queue_once(kee: Caller) -> 
 def test_the_health_of_queues_is_counted_on_indexes(kee: Caller) -> None:
     stranger = make_caller(make_tenant("globex"))
     make_type(kee)
-    make_type(stranger)
-    _fill(stranger, leased=2000, ready=2000)
+    make_types(stranger)
+    fill(stranger, leased=400, ready=400)
+    ground.analyzed("tasks_hottask")
     with acting_as(kee):
         plan = _plan(sql.QUEUE_HEALTH, {"tenant": kee.tenant_id})
 
@@ -240,7 +291,8 @@ def test_the_health_of_queues_is_counted_on_indexes(kee: Caller) -> None:
 
 
 def test_dead_letters_are_counted_on_an_index(kee: Caller) -> None:
-    _fill(kee, ended=3000)
+    fill(kee, ended=3000)
+    ground.analyzed("tasks_terminalrecord")
     plans = []
     for acting in (acting_as(kee), acting_as_operator([kee.tenant_id], "test"), acting_as_system("test")):
         with acting, connection.cursor() as cursor:
@@ -256,9 +308,9 @@ def test_dead_letters_are_counted_on_an_index(kee: Caller) -> None:
 def test_heartbeats_touch_no_index() -> None:
     kee = make_caller(make_tenant("acme"))
     make_type(kee)
-    for _ in range(20):
+    for _ in range(5):  # all their versions have room in one page, whatever is pruned when
         queue(kee)
-    grants = lease(kee, capacity=20)
+    grants = lease(kee, capacity=5)
     beats = [Beat(task_id=grant.task_id, lease_token=grant.lease_token) for grant in grants]
     with connection.cursor() as cursor:
         cursor.execute("select pg_stat_force_next_flush()")
@@ -271,4 +323,4 @@ def test_heartbeats_touch_no_index() -> None:
         cursor.execute(_UPDATES)
         updated_then, hot_then = cursor.fetchone()
 
-    assert (updated_then - updated, hot_then - hot) == (100, 100)
+    assert (updated_then - updated, hot_then - hot) == (25, 25)

@@ -517,7 +517,9 @@ def test_a_timeline_tells_the_whole_story(kee: Caller, worker: Caller) -> None:
     complete(worker, grant)
     with acting_as(kee):
         services.fetch_result(caller=kee, task_id=number(task))
-        events = selectors.timeline(task.task_id)
+        story = selectors.timeline(task.task_id)
+        events = story.events
+        assert story.following is None
         assert [event.event for event in events] == [
             "queued",
             "leased",

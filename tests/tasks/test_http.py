@@ -123,3 +123,43 @@ def test_a_type_is_registered_and_listed(agent: str) -> None:
     assert send(agent, "task-types", {"name": "mine"})[0] == 200
     assert send(agent, "task-types", {"name": "bad", "params_schema": {"type": 3}})[1]["code"] == "invalid_schema"
     assert [found["name"] for found in get(agent, "task-types")[1]["task_types"]] == ["index", "mine"]
+
+
+def test_many_are_queued_done_and_leased_in_few_requests(agent: str, worker: str) -> None:
+    task = {"task_type": "index", "params": {"path": "/x"}}
+    batch = {"tasks": [{**task, "idempotency_key": "k"}, {**task, "params": {"path": 1}}, task, task, task]}
+    status, queued = send(agent, "tasks/batch", batch)
+    assert (status, [one["status"] for one in queued["results"]]) == (200, ["queued", "refused", *["queued"] * 3])
+    assert (queued["results"][1]["code"], queued["results"][1]["errors"][0]["pointer"]) == (
+        "invalid_params",
+        "/params/path",
+    )
+    assert send(agent, "tasks/batch", {"tasks": [{**task, "idempotency_key": "k"}]})[1]["results"][0] == {
+        **queued["results"][0],
+        "is_duplicate": True,
+    }
+    assert send(worker, "tasks/batch", batch)[0] == 403
+    assert send(agent, "tasks/batch", {"tasks": [task] * 1001})[0] == 422
+
+    first, second = send(worker, "tasks/lease", {"queues": ["default"], "capacity": 2})[1]["tasks"]
+    one, two = ({"task_id": given["task_id"], "lease_token": given["lease_token"]} for given in (first, second))
+    forged = {"task_id": first["task_id"], "lease_token": f"lt_1.1.{'A' * 43}"}
+    done = {"completions": [{**one, "result": 1}, forged], "lease_next": 5}
+    status, completed = send(worker, "tasks/complete", done)
+    assert [one.get("code") for one in completed["results"]] == [None, "bad_lease_token"]
+    assert (status, len(completed["next"])) == (200, 2)
+    assert send(worker, "tasks/complete", done) == (200, completed)
+
+    path = f"tasks/{two['task_id']}/complete"
+    status, finished = send(worker, path, {"lease_token": two["lease_token"], "lease_next": 1})
+    assert (status, finished["status"], finished["next"]) == (200, "succeeded", [])
+    third, fourth = ({"task_id": given["task_id"], "lease_token": given["lease_token"]} for given in completed["next"])
+    error = {"error": {"code": "x", "message": "y"}, "retryable": False}
+    answers = send(worker, "tasks/fail", {"failures": [{**third, **error}, {**one, **error}]})[1]["results"]
+    assert [(answer["status"], answer["code"]) for answer in answers] == [
+        ("failed", None),
+        ("refused", "already_decided"),
+    ]
+    (answer,) = send(worker, "tasks/release", {"releases": [fourth]})[1]["results"]
+    assert (answer["status"], answer["will_retry"]) == ("queued", True)
+    assert send(worker, "tasks/release", {"releases": []})[0] == 422

@@ -13,9 +13,10 @@ from apps.receipts.models import Receipt
 from apps.receipts.services import Group
 from apps.tasks.errors import IdempotencyConflict
 from apps.tasks.models import HotTask, IdempotencyKey, Task
-from apps.tasks.services import QueueRequest
+from apps.tasks.services import BudgetDraft, QueueRequest
+from apps.tasks.states import IfDependencyFails, WhenSpent
 from tests.factories import T0, make_principal
-from tests.tasks.making import make_type, queue
+from tests.tasks.making import make_type, number, queue
 
 GROUP = Group(resource_ref="repo:1", event_family="builds", summary_hint="Builds of 1")
 OTHER_GROUPS: dict[str, Any] = {
@@ -35,7 +36,15 @@ FIRST: dict[str, Any] = {
     "run_at": T0,
     "caused_by": "rcpt_before",
     "group": GROUP,
+    "concurrency_key": "tree",
+    "depends_on": None,
+    "if_dependency_fails": None,
+    "replay_of": None,
+    "parent": None,
+    "budget": BudgetDraft(tokens=100),
 }
+EARLIER = "tasks that there are"
+THE_EARLIER = "a task that there is"
 OTHERS: list[tuple[str, Any]] = [
     ("task_type", "other"),
     ("params", {"a": 2}),
@@ -55,6 +64,16 @@ OTHERS: list[tuple[str, Any]] = [
     ("caused_by", None),
     *(("group", replace(GROUP, **{name: value})) for name, value in OTHER_GROUPS.items()),
     ("group", None),
+    ("concurrency_key", "bush"),
+    ("concurrency_key", None),
+    ("depends_on", EARLIER),
+    ("if_dependency_fails", IfDependencyFails.FAIL),
+    ("replay_of", 7),
+    ("parent", THE_EARLIER),
+    ("budget", BudgetDraft(tokens=101)),
+    ("budget", BudgetDraft(tokens=100, cost_usd=1.0)),
+    ("budget", BudgetDraft(tokens=100, when_spent=WhenSpent.CANCEL)),
+    ("budget", None),
 ]
 
 
@@ -82,6 +101,9 @@ def test_each_field_of_a_request_has_another_value_here() -> None:
 
 @pytest.mark.parametrize(("name", "value"), OTHERS)
 def test_another_value_of_any_field_under_the_same_key_is_a_conflict(asking: Caller, name: str, value: Any) -> None:
+    if value in (EARLIER, THE_EARLIER):
+        earlier = number(queue(asking))
+        value = earlier if value == THE_EARLIER else (earlier,)
     first = queue(asking, **FIRST, idempotency_key="k")
     before = everything(asking)
 

@@ -14,7 +14,7 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import services
 from apps.tasks.errors import BadLeaseToken, LeaseLost
 from apps.tasks.models import HotTask, Run, Spend, TerminalRecord, run_key
-from apps.tasks.services import Beat
+from apps.tasks.services import Beat, leasing
 from tests.factories import make_caller, make_tenant
 from tests.tasks.making import SCHEMA, complete, lease, lease_one, make_type, number, queue
 
@@ -279,7 +279,7 @@ def test_a_strict_type_refuses_an_expired_lease(kee: Caller, worker: Caller) -> 
     [
         lambda token: token[:-1] + ("A" if token[-1] != "A" else "B"),
         lambda token: token.replace(".1.", ".2."),
-        lambda token: "lt_" + token[3:].replace(token[3], "9", 1),
+        lambda token: "lt_" + ("8" if token[3] == "9" else "9") + token[4:],
         lambda _: "nonsense",
         lambda _: "",
         lambda token: token + "\n",
@@ -305,3 +305,51 @@ def test_a_retired_key_still_verifies(kee: Caller, worker: Caller, settings: Any
     assert beat(worker, grant).status == "ok"
     settings.LEASE_KEYS = ["new"]
     assert beat(worker, grant).reason == "bad_lease_token"
+
+
+@pytest.fixture
+def begins_where_it_left_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leasing, "WHOLE_EVERY", 3600.0)
+
+
+def _put_below(task: int) -> None:
+    """As another process does that gives a task back: it stands where it stood."""
+    HotTask.objects.filter(task_id=task).update(ready_at=T0 - timedelta(days=365 * 90))
+
+
+@pytest.mark.usefixtures("begins_where_it_left_off")
+def test_a_claim_that_finds_too_few_where_it_left_off_looks_at_all(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    tasks = [number(queue(kee)) for _ in range(4)]
+    lease_one(worker)
+    with acting_as(kee):
+        _put_below(tasks[3])
+    assert [grant.task_id for grant in lease(worker, capacity=2)] == tasks[1:3]
+    assert [grant.task_id for grant in lease(worker, capacity=2)] == [tasks[3]]
+
+
+def test_what_another_process_gave_back_is_next_within_a_second(
+    kee: Caller, worker: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_type(kee)
+    tasks = [number(queue(kee)) for _ in range(4)]
+    moment = 100.0
+    monkeypatch.setattr(leasing, "_moment", lambda: moment)
+    lease_one(worker)
+    with acting_as(kee):
+        _put_below(tasks[3])
+    moment += 0.9 * leasing.WHOLE_EVERY
+    assert lease_one(worker).task_id == tasks[1]
+    moment += 0.2 * leasing.WHOLE_EVERY
+    assert lease_one(worker).task_id == tasks[3]
+
+
+@pytest.mark.usefixtures("begins_where_it_left_off")
+def test_what_goes_back_here_is_next_at_once(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    tasks = [number(queue(kee)) for _ in range(3)]
+    first = lease_one(worker)
+    assert lease_one(worker).task_id == tasks[1]
+    with acting_as(worker):
+        services.release(worker=worker, task_id=first.task_id, lease_token=first.lease_token)
+    assert lease_one(worker).task_id == first.task_id

@@ -4,13 +4,14 @@ import random
 
 import pytest
 
-from apps.tasks.services import ending
+from apps.tasks.services import ending, recording
 
 DRAWS = 400
 
 
 def backoff(*, failures: int, base: float, cap: float) -> float:
-    hold = ending._Hold(
+    hold = recording.Hold(
+        task_id=1,
         fence=1,
         holder_id=1,
         flags=0,

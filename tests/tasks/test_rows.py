@@ -9,7 +9,19 @@ from django.db import IntegrityError, connection, transaction
 from apps.core.sql import violated_constraint
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
-from apps.tasks.models import Artifact, HotTask, IdempotencyKey, Queue, Run, Spend, Task, TaskType, TerminalRecord
+from apps.tasks.models import (
+    Artifact,
+    Budget,
+    HotTask,
+    IdempotencyKey,
+    Queue,
+    Run,
+    Spend,
+    Task,
+    TaskType,
+    TerminalRecord,
+)
+from apps.tasks.services import BudgetDraft
 from tests.tasks.making import complete, lease_one, make_type, number, queue
 
 NOW = datetime(2100, 1, 1, tzinfo=UTC)
@@ -32,6 +44,9 @@ def _violates(constraint: str, change: Any) -> None:
             {"holder_id": 1, "lease_expires_at": NOW, "fence": 1, "ready_at": None},
         ),
         ("tasks_hottask_ready_waits_for_nothing", {"due_at": NOW}),
+        ("tasks_hottask_ready_waits_for_nothing", {"open_dependencies": 1}),
+        ("tasks_hottask_counts_not_negative", {"open_dependencies": -1}),
+        ("tasks_hottask_counts_not_negative", {"silent_beats": -1}),
         ("tasks_hottask_rank_0_to_9", {"priority_rank": 10}),
         ("tasks_hottask_has_tries_left", {"failures": 3}),
         ("tasks_hottask_has_tries_left", {"expiries": 3}),
@@ -55,12 +70,64 @@ def test_an_open_task_is_in_no_impossible_state(kee: Caller, constraint: str, va
         ("tasks_tasktype_tries_at_least_once", {"max_expiries": 0}),
         ("tasks_tasktype_lease_within_its_cap", {"lease_seconds": 9999}),
         ("tasks_tasktype_backoff_within_its_cap", {"backoff_seconds": 9999.0}),
+        ("tasks_tasktype_limits_bite", {"concurrency": 0}),
+        ("tasks_tasktype_limits_bite", {"rate": 1}),
+        ("tasks_tasktype_limits_bite", {"rate_seconds": 1.0}),
+        ("tasks_tasktype_limits_bite", {"rate": 0, "rate_seconds": 1.0}),
+        ("tasks_tasktype_limits_bite", {"rate": 1, "rate_seconds": 0.0}),
+        ("tasks_tasktype_spans_at_least_one", {"heartbeat_seconds": 0}),
+        ("tasks_tasktype_spans_at_least_one", {"deadline_seconds": 0}),
+        ("tasks_tasktype_spans_at_least_one", {"retention_seconds": 0}),
+        ("tasks_tasktype_spans_at_least_one", {"stuck_after": 0}),
+        ("tasks_tasktype_misfire_known", {"misfire": "odd"}),
     ],
 )
 def test_a_type_is_in_no_impossible_state(kee: Caller, constraint: str, values: dict[str, Any]) -> None:
     make_type(kee)
     with acting_as(kee):
         _violates(constraint, lambda: TaskType.objects.update(**values))
+
+
+@pytest.mark.parametrize(
+    "values", [{"concurrency": 0}, {"rate": 1}, {"rate_seconds": 1.0}, {"rate": 0, "rate_seconds": 1.0}]
+)
+def test_a_queues_limits_bite(kee: Caller, values: dict[str, Any]) -> None:
+    make_type(kee)
+    with acting_as(kee):
+        _violates("tasks_queue_limits_bite", lambda: Queue.objects.update(**values))
+
+
+@pytest.mark.parametrize(
+    ("constraint", "values"),
+    [
+        ("tasks_budget_limits_something", {"max_tokens": None, "max_cost_usd": None}),
+        ("tasks_budget_limits_something", {"max_tokens": 0, "spent_at": NOW}),
+        ("tasks_budget_limits_something", {"max_cost_usd": 0, "spent_at": NOW}),
+        ("tasks_budget_spent_not_negative", {"spent_tokens": -1}),
+        ("tasks_budget_spent_not_negative", {"spent_cost_usd": -1}),
+        ("tasks_budget_spent_at_iff_spent", {"spent_tokens": 100}),
+        ("tasks_budget_spent_at_iff_spent", {"spent_cost_usd": 1}),
+        ("tasks_budget_spent_at_iff_spent", {"spent_tokens": 99, "spent_at": NOW}),
+        ("tasks_budget_settled_once_spent", {"settled_at": NOW}),
+        ("tasks_budget_draws_from_what_was_before", {"parent_id": 7}),
+        ("tasks_budget_policy_known", {"when_spent": "odd"}),
+    ],
+)
+def test_a_budget_is_in_no_impossible_state(
+    tenant: Tenant, kee: Caller, constraint: str, values: dict[str, Any]
+) -> None:
+    given = {"task_id": 7, "max_tokens": 100, "max_cost_usd": 1, "when_spent": "fail", "created_at": NOW}
+    with acting_as(kee):
+        _violates(constraint, lambda: Budget.objects.create(tenant_id=tenant.pk, **{**given, **values}))
+
+
+def test_one_task_of_a_key_is_ready_at_a_time(kee: Caller) -> None:
+    make_type(kee)
+    queue(kee)
+    queue(kee)
+    with acting_as(kee):
+        _violates("tasks_hottask_key_admitted_once", lambda: HotTask.objects.update(concurrency_key="k"))
+        HotTask.objects.update(concurrency_key="k", ready_at=None)
 
 
 def test_runs_and_records_are_in_no_impossible_state(tenant: Tenant, kee: Caller) -> None:
@@ -130,9 +197,12 @@ def test_what_is_once_is_once(tenant: Tenant, kee: Caller) -> None:
 
 def test_what_was_written_once_is_never_changed(kee: Caller) -> None:
     make_type(kee)
-    queue(kee, idempotency_key="k")
+    queue(kee, idempotency_key="k", budget=BudgetDraft(tokens=5))
     complete(kee, lease_one(kee), 1)
     with acting_as(kee):
+        _violates("tasks_budget_is_immutable", lambda: Budget.objects.update(max_tokens=6))
+        _violates("tasks_budget_is_immutable", lambda: Budget.objects.update(parent_id=1))
+        Budget.objects.update(spent_tokens=4)
         _violates("tasks_task_is_immutable", lambda: Task.objects.update(params={"changed": True}))
         _violates("tasks_terminalrecord_is_immutable", lambda: TerminalRecord.objects.update(content=2))
         _violates("tasks_idempotencykey_is_immutable", lambda: IdempotencyKey.objects.update(task_id=99))

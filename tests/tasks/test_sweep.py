@@ -4,6 +4,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from django.db import connection
@@ -16,13 +17,13 @@ from apps.tasks import registry, selectors, services
 from apps.tasks.models import HotTask, TaskType, TerminalRecord
 from tests.factories import make_caller, make_tenant
 from tests.tasks import slow_handler  # noqa: F401  # registers the type
-from tests.tasks.making import complete, lease, lease_one, make_type, number, queue
+from tests.tasks.making import complete, lease, lease_one, make_type, number, queue, set_queue
 
 LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 @contextmanager
-def _held(caller: Caller, rows: object) -> Iterator[None]:
+def held(caller: Caller, rows: object) -> Iterator[None]:
     """Rows locked by somebody else meanwhile."""
     locked, let_go = threading.Event(), threading.Event()
 
@@ -65,7 +66,7 @@ def test_a_busy_inbox_keeps_back_no_end_but_its_own() -> None:
     with acting_as(kee):
         HotTask.objects.update(lease_expires_at=LONG_AGO)
 
-    with _held(hexy, Inbox.objects.filter(principal_id=hexy.principal_id)):
+    with held(hexy, Inbox.objects.filter(principal_id=hexy.principal_id)):
         assert services.sweep().buried == len(others)
         assert _ended(kee) == others
         assert services.sweep().buried == 0
@@ -78,12 +79,12 @@ def test_a_task_that_somebody_has_at_hand_keeps_back_no_end_of_another() -> None
     tenant = make_tenant("acme")
     kee, worker = make_caller(tenant), make_caller(tenant, "W", Kind.WORKER)
     make_type(kee, max_expiries=1)
-    held, other = number(queue(kee)), number(queue(kee))
+    at_hand, other = number(queue(kee)), number(queue(kee))
     lease(worker, capacity=2)
     with acting_as(kee):
         HotTask.objects.update(lease_expires_at=LONG_AGO)
 
-    with _held(kee, HotTask.objects.filter(task_id=held)):
+    with held(kee, HotTask.objects.filter(task_id=at_hand)):
         assert services.sweep().buried == 1
     assert _ended(kee) == {other}
     assert services.sweep().buried == 1
@@ -119,6 +120,28 @@ def test_work_for_handlers_that_lies_about_is_found_once_a_queue(kee: Caller) ->
     with acting_as(kee):
         services.pause_queue(caller=kee, name=own.queue.name, now=LONG_AGO)
     assert services.unannounced() == []
+
+
+@pytest.mark.parametrize("limited", ["queue", "type"])
+def test_where_a_limit_may_keep_work_back_is_found_as_long_as_there_is_any(kee: Caller, limited: str) -> None:
+    rate: dict[str, Any] = {"rate": 1, "rate_seconds": 3600.0}
+    make_type(kee)
+    make_type(kee, "slow", **(rate if limited == "type" else {}))
+    for name in ("index", "slow"):
+        queue(kee, name)
+    assert [(found.queue, found.task_type) for found in services.kept_back()] == (
+        [("default", "slow")] if limited == "type" else []
+    )
+    if limited == "queue":
+        set_queue(kee, **rate)
+    assert [found.queue for found in services.kept_back()] == ["default"]
+    with acting_as(kee):
+        services.pause_queue(caller=kee, name="default", now=LONG_AGO)
+    assert services.kept_back() == []
+    with acting_as(kee):
+        services.resume_queue(caller=kee, name="default")
+        HotTask.objects.update(ready_at=None)
+    assert services.kept_back() == []
 
 
 def test_the_health_of_a_queue_tells_ready_waiting_and_leased_apart(kee: Caller) -> None:

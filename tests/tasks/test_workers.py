@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -18,11 +19,13 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
 from apps.tasks import selectors, services
-from apps.tasks.models import HotTask, Run, TerminalRecord, run_key
+from apps.tasks.models import HotTask, IdempotencyKey, Run, Schedule, Task, TerminalRecord, run_key
+from apps.tasks.services import ScheduleDraft
 from apps.tasks.shapes import QueuedTask
+from apps.tasks.states import Misfire
 from tests.factories import make_caller, make_tenant
 from tests.tasks import slow_handler  # noqa: F401  # registers the type
-from tests.tasks.making import number, queue
+from tests.tasks.making import make_type, number, queue
 
 pytestmark = [pytest.mark.ci, pytest.mark.django_db(transaction=True)]
 
@@ -37,16 +40,22 @@ def caller() -> Caller:
 
 @contextmanager
 def _worker(log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with _celery(
+        log,
+        *("worker", "--include", "tests.tasks.slow_handler", "--queues", "execute,sweep", "--concurrency", "2"),
+        *("--without-gossip", "--without-mingle", "--hostname", f"test-{time.monotonic_ns()}@%h"),
+    ) as process:
+        yield process
+
+
+@contextmanager
+def _celery(log: Path, what: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
     with log.open("ab") as out:
         process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "celery", "-A", "config", "worker", "--include", "tests.tasks.slow_handler"),
-                *("--queues", "execute,sweep", "--concurrency", "2", "--without-gossip", "--without-mingle"),
-                *("--hostname", f"test-{time.monotonic_ns()}@%h"),
-            ],
+            [sys.executable, "-m", "celery", "-A", "config", what, *arguments],
             cwd=ROOT,
-            env={**os.environ, "DATABASE_URL": url, "GATEHOUSE_PROCESS": "worker"},
+            env={**os.environ, "DATABASE_URL": url, "GATEHOUSE_PROCESS": what},
             stdout=out,
             stderr=out,
             start_new_session=True,
@@ -141,3 +150,25 @@ def test_a_running_task_hears_that_it_is_canceled(caller: Caller, tmp_path: Path
     with acting_as(caller):
         found = selectors.status(task.task_id)
     assert (found.status, found.percent, found.message) == ("canceled", 50, "half way")
+
+
+def test_two_beats_and_the_workers_own_clock_queue_each_moment_once(caller: Caller, tmp_path: Path) -> None:
+    make_type(caller)
+    with acting_as(caller):
+        draft = ScheduleDraft(name="s", task_type="index", every_seconds=1, misfire=Misfire.ALL)
+        made, _ = services.set_schedule(caller=caller, draft=draft)
+
+    def queued() -> list[Task]:
+        with acting_as(caller):
+            return list(Task.objects.order_by("pk"))
+
+    beats = [("beat", "--schedule", str(tmp_path / f"beat-{n}"), "--pidfile", str(tmp_path / f"{n}.pid")) for n in "12"]
+    with _celery(tmp_path / "log", *beats[0]), _celery(tmp_path / "log", *beats[1]), _worker(tmp_path / "log"):
+        _until(lambda: len(queued()) >= 8)
+    with acting_as(caller):
+        found = Schedule.objects.get(pk=made.pk)
+        keys = set(IdempotencyKey.objects.values_list("key", flat=True))
+    assert found.last_at is not None
+    moments = range(1, 1 + round((found.last_at - made.anchor_at).total_seconds()))
+    assert keys == {f"schedule:{made.pk}:{(made.anchor_at + timedelta(seconds=n)).isoformat()}" for n in moments}
+    assert len(queued()) == len(keys)

@@ -1,0 +1,430 @@
+"""The loop against a running hub: leases live as long as the work, orders arrive, nothing acknowledged is lost."""
+
+import random
+import time
+from collections.abc import Callable
+from threading import Event
+from typing import Any
+
+import pytest
+
+import gatehouse_client as gatehouse
+from apps.core.sql import database_now
+from apps.principals.tenancy import Caller, acting_as
+from apps.receipts.models import Receipt
+from apps.tasks import services
+from apps.tasks.models import HotTask
+from gatehouse_client import Client, Task, Worker
+from tests import remote as remotes
+from tests.clients.conftest import running
+from tests.clients.proxy import Proxy
+from tests.remote import says
+from tests.tasks.making import number
+
+PATIENCE = 45.0
+
+
+def until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def make_worker(client: Client, handler: Callable[[Task], Any], **more: Any) -> Worker:
+    worker = Worker(client, **more)
+    worker.handles("greeting")(handler)
+    return worker
+
+
+def has_ended(client: Client, task: gatehouse.Queued) -> Callable[[], bool]:
+    return lambda: client.status(task.task_id).complete
+
+
+def ends(kee: Caller, task: gatehouse.Queued) -> list[str]:
+    """The receipts that say how a task has ended."""
+    with acting_as(kee):
+        posted = Receipt.objects.filter(dedupe_key__contains=f":{task.task_id}:run_")
+        return list(posted.values_list("event_type", flat=True))
+
+
+def time_of_lease(kee: Caller, task: gatehouse.Queued) -> tuple[Any, Any]:
+    """The database's clock, and when the lease ends by it."""
+    with acting_as(kee):
+        return database_now(), HotTask.objects.get(pk=number(task.task_id)).lease_expires_at
+
+
+def test_what_a_handler_returns_is_the_result(client: Client) -> None:
+    client.register_type("greeting")
+    tasks = [client.queue("greeting", {"name": name}) for name in ("Ada", "Bob", "Cyd")]
+
+    def greet(task: Task) -> Any:
+        said = f"Hello {task.params['name']}"
+        return gatehouse.Result(content=said, summary="Greeted Bob") if task.params["name"] == "Bob" else said
+
+    with running(make_worker(client, greet)):
+        for task in tasks:
+            until(has_ended(client, task))
+
+    assert [client.result(task.task_id).content for task in tasks] == ["Hello Ada", "Hello Bob", "Hello Cyd"]
+    assert client.result(tasks[1].task_id).summary == "Greeted Bob"
+
+
+def _refuse(task: Task) -> None:
+    raise gatehouse.Failed("no_voice", "I have lost my voice.", retryable=False)
+
+
+def _break(task: Task) -> None:
+    raise RuntimeError("the password is secret")
+
+
+def _leave(task: Task) -> None:
+    raise SystemExit
+
+
+def _save_too_much(task: Task) -> None:
+    task.save({"all": "x" * 1_000_000})
+
+
+@pytest.mark.parametrize(
+    ("handler", "error"),
+    [
+        (_refuse, {"code": "no_voice", "message": "I have lost my voice."}),
+        (_break, {"code": "handler_error", "message": "RuntimeError in greeting."}),
+        (_leave, {"code": "handler_error"}),
+        (_save_too_much, {"code": "body_too_large"}),
+        (lambda task: {"a set": {1}}, {"code": "unsendable_result"}),
+        (lambda task: gatehouse.Result(pointer="no pointer"), {"code": "invalid_pointer"}),
+    ],
+    ids=["failed", "broken", "left", "refused", "no JSON", "no pointer"],
+)
+def test_however_a_handler_ends_the_requester_hears_of_it(
+    client: Client, kee: Caller, handler: Callable[[Task], Any], error: dict[str, str]
+) -> None:
+    client.register_type("greeting", max_attempts=1)
+    task = client.queue("greeting")
+
+    with running(make_worker(client, handler)):
+        until(has_ended(client, task))
+
+    result = client.result(task.task_id)
+    assert result.status == "failed"
+    assert result.error is not None
+    assert error.items() <= result.error.items()
+    assert ends(kee, task) == ["task_failed"]
+
+
+def test_no_more_is_done_at_once_than_there_is_capacity_for(client: Client) -> None:
+    client.register_type("greeting")
+    tasks = [client.queue("greeting") for _ in range(5)]
+    at_once: list[int] = []
+    going: set[str] = set()
+
+    def work(task: Task) -> None:
+        going.add(task.task_id)
+        at_once.append(len(going))
+        task.wait(0.05)
+        going.discard(task.task_id)
+
+    with running(make_worker(client, work, capacity=2)):
+        for task in tasks:
+            until(has_ended(client, task))
+
+    assert max(at_once) <= 2
+    assert len(at_once) == 5
+
+
+def test_heartbeats_keep_a_lease_alive_past_its_length_and_carry_progress_and_spend(
+    client: Client, kee: Caller
+) -> None:
+    client.register_type("greeting", lease_seconds=2)
+    task = client.queue("greeting")
+    begun, may_end = Event(), Event()
+
+    def work(task: Task) -> str:
+        task.progress(40, "so far")
+        task.spend(tokens=7)
+        begun.set()
+        while not may_end.is_set():
+            task.wait(0.02)
+        return "done"
+
+    with running(make_worker(client, work)):
+        assert begun.wait(PATIENCE)
+        _, first_end = time_of_lease(kee, task)
+        until(lambda: time_of_lease(kee, task)[0] > first_end)
+        assert client.lease(task_types=["greeting"]) == []
+        until(lambda: client.status(task.task_id).progress == {"percent": 40, "message": "so far"})
+        may_end.set()
+        until(has_ended(client, task))
+
+    status = client.status(task.task_id)
+    assert (status.status, status.run_id, status.expiries) == ("succeeded", 1, 0)
+
+
+def test_what_was_spent_is_told_before_the_end_and_counts_once(client: Client, kee: Caller) -> None:
+    client.register_type("greeting")
+
+    def work(task: Task) -> None:
+        task.spend(tokens=7, cost_usd=0.25)
+        if task.params.get("saves"):
+            task.save({"at": 1})
+        task.spend(tokens=3)
+        with pytest.raises(ValueError, match="used"):
+            task.spend(tokens=-1)
+
+    tasks = [client.queue("greeting", {"saves": saves}) for saves in (False, True)]
+    with running(make_worker(client, work)):
+        for task in tasks:
+            until(has_ended(client, task))
+
+    assert [client.status(task.task_id).spent for task in tasks] == [{"tokens": 10, "cost_usd": 0.25}] * 2
+
+
+def test_a_worker_stops_where_a_budget_is_spent_and_asks_for_more_in_the_name_of_its_task(
+    client: Client, kee: Caller
+) -> None:
+    client.register_type("greeting")
+    client.register_type("echo")
+    root = client.queue("greeting", budget={"tokens": 10, "when_spent": "cancel"})
+    left: list[Any] = []
+    children: list[gatehouse.Queued] = []
+
+    def work(task: Task) -> None:
+        children.append(client.queue("echo", parent_task_id=task.task_id))
+        task.spend(tokens=4)
+        task.save({"at": 1})
+        left.append(task.budget_left)
+        task.spend(tokens=6)
+        task.save({"at": 2})
+        left.append("goes on")
+
+    with running(make_worker(client, work)):
+        until(has_ended(client, root))
+    services.sweep()
+
+    assert left == [{"tokens": 6, "cost_usd": None}]
+    for task in (root, children[0]):
+        status = client.status(task.task_id)
+        assert (status.status, status.reason) == ("canceled", "budget_exhausted")
+    assert client.status(children[0].task_id).budgets[0]["spent"]["tokens"] == 10
+
+
+def test_what_can_not_be_told_with_a_heartbeat_ends_no_lease(client: Client, kee: Caller) -> None:
+    client.register_type("greeting", lease_seconds=2)
+    talker, other = client.queue("greeting", {"talks": True}), client.queue("greeting", {"talks": False})
+    begun: list[str] = []
+    may_end = Event()
+
+    def work(task: Task) -> None:
+        if task.params["talks"]:
+            task.progress(10, "NUL is no text: \x00")
+        begun.append(task.task_id)
+        while not may_end.is_set():
+            task.wait(0.02)
+
+    with running(make_worker(client, work)):
+        until(lambda: len(begun) == 2)
+        first_end = max(time_of_lease(kee, task)[1] for task in (talker, other))
+        until(lambda: time_of_lease(kee, talker)[0] > first_end)
+        assert client.lease(task_types=["greeting"]) == []
+        may_end.set()
+        for task in (talker, other):
+            until(has_ended(client, task))
+
+    assert {client.status(task.task_id).run_id for task in (talker, other)} == {1}
+
+
+def test_a_cancel_order_reaches_the_handler(client: Client, kee: Caller) -> None:
+    client.register_type("greeting", lease_seconds=1)
+    task = client.queue("greeting")
+    begun = Event()
+    stopped: list[str] = []
+
+    def work(task: Task) -> None:
+        begun.set()
+        try:
+            task.wait(PATIENCE)
+        except gatehouse.Stop as stop:
+            stopped.append(stop.why)
+            raise
+
+    with running(make_worker(client, work)):
+        assert begun.wait(PATIENCE)
+        assert client.cancel(task.task_id) == "canceling"
+        until(has_ended(client, task))
+
+    assert stopped == ["canceled"]
+    assert client.status(task.task_id).status == "canceled"
+    assert ends(kee, task) == ["task_canceled"]
+
+
+def test_a_lost_lease_stops_the_handler_and_its_result_is_not_told(
+    client: Client, shaky: Client, proxy: Proxy, kee: Caller
+) -> None:
+    client.register_type("greeting", lease_seconds=1)
+    task = client.queue("greeting")
+    begun = Event()
+    stopped: list[str] = []
+
+    def work(task: Task) -> str:
+        begun.set()
+        try:
+            task.wait(PATIENCE)
+        except gatehouse.Stop as stop:
+            stopped.append(stop.why)
+        return "too late"
+
+    with running(make_worker(shaky, work)):
+        assert begun.wait(PATIENCE)
+        proxy.cut()
+        rival: list[gatehouse.Lease] = []
+
+        def rival_has_it() -> bool:
+            rival.extend(client.lease(task_types=["greeting"], lease_seconds=30))
+            return bool(rival)
+
+        until(rival_has_it)
+        proxy.heal()
+        until(lambda: bool(stopped))
+        client.complete(rival[0], "in time")
+
+    assert stopped == ["lost"]
+    assert rival[0].run_id == 2
+    assert client.result(task.task_id).content == "in time"
+    assert ends(kee, task) == ["task_complete"]
+
+
+def test_a_result_is_told_though_the_hub_is_away_when_it_is_there(
+    client: Client, shaky: Client, proxy: Proxy, kee: Caller
+) -> None:
+    client.register_type("greeting", lease_seconds=30)
+    task = client.queue("greeting")
+    begun, may_end = Event(), Event()
+
+    def work(task: Task) -> str:
+        begun.set()
+        may_end.wait(PATIENCE)
+        return "Hello"
+
+    with running(make_worker(shaky.within(patience=0.1), work)):
+        assert begun.wait(PATIENCE)
+        proxy.cut()
+        may_end.set()
+        until(lambda: proxy.turned_away > 0)
+        proxy.heal()
+        proxy.drop_reply_to(f"/{task.task_id}/complete")
+        until(lambda: proxy.dropped == 1)
+
+    assert client.result(task.task_id).content == "Hello"
+    assert ends(kee, task) == ["task_complete"]
+
+
+def test_a_checkpoint_is_safe_when_save_returns_and_the_next_run_gets_it(client: Client) -> None:
+    client.register_type("greeting")
+    task = client.queue("greeting")
+    seen: list[Any] = []
+
+    def work(task: Task) -> str:
+        seen.append(task.checkpoint)
+        if task.run_id == 1:
+            task.save({"line": 40})
+            task.give_back()
+        return "done"
+
+    with running(make_worker(client, work)):
+        until(has_ended(client, task))
+
+    assert seen == [None, {"line": 40}]
+    assert client.status(task.task_id).failures == 0
+
+
+def test_a_checkpoint_is_sent_until_it_is_saved_and_an_order_for_one_is_done_with_then() -> None:
+    def answers(status: str, order: str) -> remotes.Behaviour:
+        return says(200, {"results": [{"task_id": "task_1", "status": status, "order": order, "lease_ms": 60_000}]})
+
+    lease = gatehouse.Lease(
+        task_id="task_1", run_id=1, lease_token="lt", task_type="greeting", params={}, checkpoint=None, lease_ms=60_000
+    )
+    with remotes.serving() as hub, Client(hub.url, "ght_a") as client:
+        task = Task(lease, client, is_ending=lambda: False)
+        hub.script = [answers("ok", "checkpoint")]
+        beat = task.next_beat()
+        (answer,) = client.heartbeat([beat])
+        task.heard(answer, beat)
+        assert task.checkpoint_wanted
+
+        hub.script = [answers("retry", "continue"), answers("ok", "drain")]
+        task.progress(30)
+        task.save({"line": 40})
+
+        assert (task.checkpoint, task.checkpoint_wanted, task.draining) == ({"line": 40}, False, True)
+        sent = [one.json["leases"][0] for one in hub.received[1:]]
+        assert [(one["checkpoint"], one["progress"]["percent"]) for one in sent] == [({"line": 40}, 30)] * 2
+
+        hub.script = [answers("lost", "cancel")]
+        with pytest.raises(gatehouse.Stop):
+            task.save({"line": 80})
+        assert task.checkpoint == {"line": 40}
+
+
+def test_a_worker_that_is_stopped_finishes_what_it_can_and_gives_the_rest_back(client: Client) -> None:
+    client.register_type("greeting", lease_seconds=60)
+    quick, slow, deaf = (client.queue("greeting", {"name": name}) for name in ("quick", "slow", "deaf"))
+    later: list[gatehouse.Queued] = []
+    begun: set[str] = set()
+    may_end = Event()
+
+    def work(task: Task) -> str:
+        begun.add(task.params["name"])
+        if task.params["name"] == "deaf":
+            may_end.wait(PATIENCE)
+        elif task.params["name"] == "slow":
+            task.wait(PATIENCE)
+        else:
+            until(lambda: task.draining)
+            later.append(client.queue("greeting", {"name": "later"}))
+        return "done"
+
+    with running(make_worker(client, work, grace=3.0)):
+        until(lambda: begun == {"quick", "slow", "deaf"})
+
+    may_end.set()
+    found = {task.task_id: client.status(task.task_id) for task in (quick, slow, deaf, *later)}
+    # What a request that waited still got is given back too.
+    assert {task: one.status for task, one in found.items()} == {
+        quick.task_id: "succeeded",
+        slow.task_id: "queued",
+        deaf.task_id: "queued",
+        later[0].task_id: "queued",
+    }
+    assert {one.failures + one.expiries for one in found.values()} == {0}
+
+
+@pytest.mark.ci
+def test_each_task_ends_once_though_one_reply_in_five_is_lost(
+    client: Client, shaky: Client, proxy: Proxy, kee: Caller
+) -> None:
+    client.register_type("greeting", lease_seconds=2, max_expiries=100)
+    chance = random.Random(7)  # noqa: S311  # a fault, no secret
+    proxy.loses = lambda: chance.random() < 0.2
+
+    def work(task: Task) -> int:
+        task.save({"number": task.params["number"]})
+        return int(task.params["number"]) ** 2
+
+    with running(make_worker(shaky, work)), running(make_worker(shaky, work)):
+        tasks = [shaky.queue("greeting", {"number": number}) for number in range(40)]
+        for task in tasks:
+            until(has_ended(client, task))
+        proxy.loses = lambda: False
+
+    assert proxy.dropped > 10
+    assert len({task.task_id for task in tasks}) == 40
+    assert [client.result(task.task_id).content for task in tasks] == [number**2 for number in range(40)]
+    assert {tuple(ends(kee, task)) for task in tasks} == {("task_complete",)}
+
+
+def test_one_who_may_not_work_is_told_so_at_once(client: Client) -> None:
+    with pytest.raises(gatehouse.Refused):
+        Worker(client).run()

@@ -1,0 +1,158 @@
+"""Those who wait, beside the real cues: what wakes them, what does not, and what they do without cues."""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine
+from contextlib import AbstractContextManager, aclosing, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import pytest
+from anyio.to_thread import run_sync
+from pydantic import BaseModel
+from pytest_django import Settings
+
+from apps.core import cues, waiting
+from apps.core.operations import Reply, Streams, Waits
+from apps.core.waiting import Wait
+
+TOPIC = "test:waiting"
+
+
+class Page(BaseModel):
+    things: int
+    is_news: bool
+
+
+@dataclass(frozen=True)
+class Anybody:
+    scopes: Collection[str] = ()
+    token_id: int | None = None
+
+    def acting(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+@dataclass
+class Shelf:
+    """What is waited for."""
+
+    things: int = 0
+    is_news: bool = True
+    looks: int = 0
+
+    async def look(self, given: BaseModel) -> Reply:
+        self.looks += 1
+        return Reply(Page(things=self.things, is_news=self.is_news), 200)
+
+    async def looked_at(self, times: int) -> None:
+        while self.looks < times:
+            await anyio.sleep(0.01)
+
+    @property
+    def wait(self) -> Wait:
+        waits = Waits(
+            topics=lambda *_: [TOPIC],
+            found=lambda page: page.things > 0,
+            worth_waking=lambda given, page: page.things > 0 and page.is_news,
+        )
+        return Wait(waits, Anybody(), Page(things=0, is_news=False), self.look)
+
+
+def run(story: Callable[[], Awaitable[Any]]) -> Any:
+    async def bounded() -> Any:
+        with anyio.fail_after(20):
+            return await story()
+
+    return anyio.run(bounded)
+
+
+async def answers(
+    shelf: Shelf, patience: float, meanwhile: Callable[[], Coroutine[Any, Any, None]]
+) -> list[Page | None]:
+    """What comes of a wait: None for each beat, the page last."""
+    heard: list[Page | None] = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(meanwhile)
+        async with aclosing(shelf.wait.answer(patience)) as found:
+            async for reply in found:
+                assert reply is None or isinstance(reply.output, Page)
+                heard.append(reply.output if reply else None)  # type: ignore[arg-type]  # a page, as asserted
+        tasks.cancel_scope.cancel()
+    return heard
+
+
+async def cue_for_ever() -> None:
+    while True:
+        await run_sync(cues.send, TOPIC)
+        await anyio.sleep(0.1)
+
+
+def test_a_cue_alone_ends_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "LOOKING_EVERY", 3600.0)
+    shelf = Shelf()
+
+    async def put() -> None:
+        await shelf.looked_at(1)
+        shelf.things = 1
+        await cue_for_ever()
+
+    assert run(lambda: answers(shelf, 60, put)) == [Page(things=1, is_news=True)]
+
+
+def test_who_hears_no_cue_finds_out_by_looking(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+    monkeypatch.setattr(waiting, "LOOKING_EVERY", 0.05)
+    settings.REDIS_URL = "redis://127.0.0.1:1/0"
+    shelf = Shelf()
+
+    async def put() -> None:
+        await shelf.looked_at(1)
+        shelf.things = 1
+
+    assert run(lambda: answers(shelf, 60, put)) == [Page(things=1, is_news=True)]
+
+
+def test_what_comes_and_is_no_news_is_shown_at_the_end_of_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "LOOKING_EVERY", 0.05)
+    shelf = Shelf(is_news=False)
+
+    async def put() -> None:
+        await shelf.looked_at(1)
+        shelf.things = 1
+        await cue_for_ever()
+
+    assert run(lambda: answers(shelf, 1, put)) == [Page(things=1, is_news=False)]
+    assert shelf.looks > 2
+
+
+def test_a_wait_beats_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "LOOKING_EVERY", 0.05)
+    monkeypatch.setattr(waiting, "BEAT", 0.1)
+
+    *beats, page = run(lambda: answers(Shelf(), 1, anyio.sleep_forever))
+
+    assert page == Page(things=0, is_news=True)
+    assert beats
+    assert set(beats) == {None}
+
+
+def test_a_stream_beats_in_silence_and_ends_in_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "LOOKING_EVERY", 0.05)
+    monkeypatch.setattr(waiting, "BEAT", 0.1)
+    monkeypatch.setattr(waiting, "LASTING", 1.0)
+    streams = Streams(
+        event="things",
+        mark=lambda page: page.things,
+        resumes="things",
+        begin=lambda caller, given: None,
+        further=lambda given, page: page,
+    )
+
+    async def heard() -> list[bytes]:
+        events: AsyncGenerator[bytes, None] = Shelf().wait.events(streams)
+        async with aclosing(events):
+            return [event async for event in events]
+
+    retry, *beats = run(heard)
+
+    assert retry.startswith(b"retry: ")
+    assert set(beats) == {b": beat\n\n"}

@@ -1,0 +1,402 @@
+"""Rule 1: where a receipt's group comes from, and what a digest is called."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from apps.digests import hooks, selectors, services
+from apps.digests.grouping import Key
+from apps.digests.guidance import Clues, NextAction
+from apps.digests.hooks import Context, Fact, Hook
+from apps.digests.selectors import EntryView
+from apps.digests.services import Group
+from apps.principals.tenancy import Caller
+from apps.receipts.errors import DuplicateReceipt
+from apps.receipts.models import Receipt
+from tests.digests import github_payloads as github
+from tests.digests.makers import make_draft, pass_time, post, post_grouped, read
+from tests.factories import T0
+
+
+@pytest.fixture(autouse=True)
+def sound(as_kee: Caller) -> Iterator[None]:
+    yield
+    assert selectors.self_check().is_sound
+
+
+def opt_in(owner: Caller, source: str = "github") -> None:
+    services.set_source(tenant_id=owner.tenant_id, name=source, rate_per_hour=None, groups_by_dedupe_key=True)
+
+
+def opt_out(owner: Caller, source: str = "github") -> None:
+    services.set_source(tenant_id=owner.tenant_id, name=source, rate_per_hour=None, groups_by_dedupe_key=False)
+
+
+def published(owner: Caller) -> list[EntryView]:
+    pass_time(31)
+    services.flush_due()
+    return read(owner).entries
+
+
+def nothing(fact: Fact) -> Group | None:
+    return None
+
+
+@pytest.fixture
+def hook() -> Iterator[Callable[..., None]]:
+    """Registers a hook of the source crm, for one test."""
+
+    def register(group_of: Callable[[Fact], Group | None] = nothing, **more: Any) -> None:
+        hooks.register(Hook(source_system="crm", reads=("deal.id", "deal.tags.0"), group_of=group_of, **more))
+
+    yield register
+    if hooks.hook_of("crm") is not None:
+        hooks.unregister("crm")
+
+
+def test_rule_1_the_group_in_the_post_comes_before_the_sources_hook(as_kee: Caller, hook: Callable[..., None]) -> None:
+    hook(lambda fact: Group(resource_ref="theirs", event_family="deals"))
+    opt_in(as_kee, "crm")
+    post_grouped(as_kee, "ours", source="crm")
+    post(as_kee, source="crm")
+    assert [entry.group_key for entry in published(as_kee)] == ["crm:ours:ci", "crm:theirs:deals"]
+
+
+def test_rule_1_the_hook_comes_before_the_dedupe_key_and_what_it_leaves_goes_by_the_key(
+    as_kee: Caller, hook: Callable[..., None]
+) -> None:
+    def group_of(fact: Fact) -> Group | None:
+        deal = fact.get("deal.id")
+        return Group(resource_ref=f"deal:{deal}", event_family="deals") if deal else None
+
+    hook(group_of)
+    opt_in(as_kee, "crm")
+    post(as_kee, source="crm", dedupe_key="crm:call:9:v1", metadata={"deal": {"id": 7}})
+    post(as_kee, source="crm", dedupe_key="crm:call:9:v2", metadata={"deal": "none"})
+    assert [entry.group_key for entry in published(as_kee)] == ["crm:deal:7:deals", "crm:9:call"]
+
+
+def test_rule_1_groupable_false_opts_out_of_hook_and_key(as_kee: Caller, hook: Callable[..., None]) -> None:
+    hook(lambda fact: Group(resource_ref="theirs", event_family="deals"))
+    opt_in(as_kee, "crm")
+    post(as_kee, source="crm", dedupe_key="crm:call:9:v1", group=Group(groupable=False))
+    assert [entry.kind for entry in read(as_kee).entries] == ["item"]
+
+
+def test_rule_1_half_a_group_is_none_and_an_empty_one_says_nothing(as_kee: Caller, hook: Callable[..., None]) -> None:
+    hook(lambda fact: Group(resource_ref="theirs", event_family="deals"))
+    post(as_kee, source="crm", group=Group(resource_ref="deal:7"))
+    post(as_kee, source="crm", group=Group())
+    assert [entry.kind for entry in read(as_kee).entries] == ["item"]
+    assert read(as_kee).pending == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("github:ci:pr-1:v3", ("pr-1", "ci")),
+        ("github:ci:pr:135:v3", ("pr:135", "ci")),
+        ("github:ci:v3", None),
+        ("github:ci::v3", None),
+        ("github::pr-1:v3", None),
+        ("github:ci:pr-1:", None),
+        ("gitlab:ci:pr-1:v3", None),
+        ("githubci:pr-1:v3", None),
+        ("github:" + "x" * 101 + ":pr-1:v3", None),
+    ],
+)
+def test_rule_1_a_dedupe_key_of_the_usual_form_groups_where_the_source_opts_in(
+    as_kee: Caller, key: str, expected: tuple[str, str] | None
+) -> None:
+    draft = make_draft(as_kee, dedupe_key=key)
+    assert selectors.group_of(as_kee.tenant_id, draft) is None
+    opt_in(as_kee)
+    found = selectors.group_of(as_kee.tenant_id, draft)
+    assert (found and (found.resource_ref, found.event_family)) == expected
+
+
+def test_rule_1_versions_of_one_entity_are_gathered(as_kee: Caller) -> None:
+    opt_in(as_kee)
+    for version in range(3):
+        post(as_kee, dedupe_key=f"github:ci:pr-1:v{version}")
+    post(as_kee, dedupe_key="github:ci:pr-2:v0")
+    assert [(entry.group_key, entry.count) for entry in published(as_kee)] == [
+        ("github:pr-1:ci", 3),
+        ("github:pr-2:ci", 1),
+    ]
+
+
+def test_rule_1_what_is_too_long_to_be_a_group_is_none(as_kee: Caller, hook: Callable[..., None]) -> None:
+    for resource, family in (("x" * 201, "f"), ("r", "x" * 101), ("r\x00", "f"), ("", "f")):
+        hook(lambda fact, said=(resource, family): Group(resource_ref=said[0], event_family=said[1]))
+        post(as_kee, source="crm")
+        hooks.unregister("crm")
+    assert [entry.kind for entry in read(as_kee).entries] == ["item"] * 4
+
+
+def test_rule_1_a_failing_hook_is_logged_and_breaks_no_post(
+    as_kee: Caller, hook: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(fact: Fact) -> Group:
+        raise LookupError("no such deal")
+
+    hook(broken)
+    post(as_kee, source="crm")
+    assert [entry.kind for entry in read(as_kee).entries] == ["item"]
+    assert "the hook of crm could not group a receipt" in caplog.text
+
+
+def test_rule_1_the_decided_group_is_no_part_of_what_a_repetition_compares(
+    as_kee: Caller, hook: Callable[..., None]
+) -> None:
+    draft = make_draft(as_kee, source="crm")
+    posted = services.post(poster=services.Poster.of(as_kee), draft=draft, now=T0)
+    hook(lambda fact: Group(resource_ref="theirs", event_family="deals"))
+    with pytest.raises(DuplicateReceipt) as refusal:
+        services.post(poster=services.Poster.of(as_kee), draft=draft, now=T0)
+    assert refusal.value.extra["existing_receipt_id"] == posted.receipt_id
+    assert Receipt.objects.get().resource_ref is None
+
+
+def test_rule_1_a_batch_is_grouped_like_single_posts(as_kee: Caller, hook: Callable[..., None]) -> None:
+    hook(lambda fact: Group(resource_ref="theirs", event_family="deals"))
+    opt_in(as_kee)
+    drafts = [
+        make_draft(as_kee, source="crm"),
+        make_draft(as_kee, dedupe_key="github:ci:pr-1:v1"),
+        make_draft(as_kee, source="crm"),
+        make_draft(as_kee, source="mail"),
+    ]
+    services.post_many(poster=services.Poster.of(as_kee), drafts=drafts, now=T0)
+    assert [(entry.kind, entry.group_key, entry.count) for entry in published(as_kee)] == [
+        ("item", None, 1),
+        ("digest_snapshot", "crm:theirs:deals", 2),
+        ("digest_snapshot", "github:pr-1:ci", 1),
+    ]
+
+
+def test_rule_1_a_hook_may_ask_for_immediate_flush_and_a_new_thread(as_kee: Caller, hook: Callable[..., None]) -> None:
+    def group_of(fact: Fact) -> Group:
+        return Group(
+            resource_ref="deal",
+            event_family="deals",
+            flush_class="immediate" if fact.event_type == "lost" else "normal",
+            break_thread=fact.event_type == "reopened",
+        )
+
+    hook(group_of)
+    for event in ("called", "lost", "reopened"):
+        post(as_kee, source="crm", event_type=event)
+    first, second = published(as_kee)
+    assert [(one.count, one.flush_reason) for one in (first, second)] == [(2, "immediate"), (1, "window")]
+    assert first.thread != second.thread
+
+
+def test_rule_4_a_source_that_opts_out_has_what_waits_flushed_and_no_other(as_kee: Caller) -> None:
+    opt_in(as_kee)
+    opt_in(as_kee, "gitlab")
+    post(as_kee, dedupe_key="github:ci:pr-1:v1")
+    post(as_kee, source="gitlab", dedupe_key="gitlab:ci:pr-1:v1")
+    opt_in(as_kee)  # nothing changes by saying it twice
+    assert read(as_kee).entries == []
+    opt_out(as_kee)
+    assert [(one.source_systems, one.flush_reason) for one in read(as_kee).entries] == [(["github"], "lifecycle")]
+    assert read(as_kee).pending == 1
+    post(as_kee, dedupe_key="github:ci:pr-1:v2")
+    assert [one.kind for one in read(as_kee).entries] == ["digest_snapshot", "item"]
+
+
+def words(owner: Caller) -> tuple[str | None, str]:
+    (entry,) = published(owner)
+    return entry.title, entry.summary
+
+
+def in_one_group(fact: Fact) -> Group:
+    return Group(resource_ref="deal:7", event_family="deals", summary_hint=f"Hint of {fact.get('deal.tags.0')}")
+
+
+def test_a_snapshot_speaks_the_words_of_its_source(as_kee: Caller, hook: Callable[..., None]) -> None:
+    def sum_up(facts: Sequence[Fact], context: Context) -> tuple[str, str]:
+        tags = ", ".join(fact.get("deal.tags.0") or "?" for fact in facts)
+        return f"{context.count} {context.event_family} on {context.resource_ref}", f"Tags: {tags}"
+
+    hook(in_one_group, summarize_thread=sum_up)
+    tags: list[Any] = [["hot"], [1.5], [True], [None], [{"a": 1}], [], "hot"]
+    for number, tag in enumerate(tags):
+        post(as_kee, source="crm", metadata={"deal": {"tags": tag, "id": number}})
+    assert words(as_kee) == ("7 deals on deal:7", "Tags: hot, 1.5, true, ?, ?, ?, ?")
+
+
+def test_the_database_cuts_out_of_metadata_what_python_does(as_kee: Caller) -> None:
+    payloads = [github.check_run("build", "failure"), github.status("lint", "success"), {}, {"branches": [{"name": 7}]}]
+    drafts = [make_draft(as_kee, source="github_repo_ci", summary="s" * 999, metadata=one) for one in payloads]
+    posted = [services.post(poster=services.Poster.of(as_kee), draft=draft, now=T0).id for draft in drafts]
+    stored = selectors.facts("github_repo_ci", posted)
+    assert [stored[pk] for pk in posted] == [hooks.fact_of(draft) for draft in drafts]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [None, ("", "x"), ("x", " "), ("x\x00", "y"), LookupError("no such deal")],
+    ids=["nothing", "no title", "no summary", "a NUL", "an error"],
+)
+def test_a_hook_without_words_falls_through_to_the_hint_and_then_to_ours(
+    as_kee: Caller, hook: Callable[..., None], said: Any
+) -> None:
+    def sum_up(facts: Sequence[Fact], context: Context) -> Any:
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    hook(in_one_group, summarize_thread=sum_up)
+    post(as_kee, source="crm", metadata={"deal": {"tags": ["hot"]}})
+    assert words(as_kee) == ("1 deals on deal:7", "Hint of hot")
+    group = Group(resource_ref="deal:8", event_family="deals", summary_hint="Posted hint")
+    post(as_kee, source="crm", group=group)
+    assert published(as_kee)[-1].summary == "Posted hint"
+
+
+def test_without_hint_and_hook_a_snapshot_counts_and_names_the_newest_three(as_kee: Caller) -> None:
+    for number in range(5):
+        post_grouped(as_kee, title=f"Check {number}")
+    assert words(as_kee) == ("5 ci on pr:1", "5 ci on pr:1. Latest: Check 4; Check 3; Check 2")
+
+
+def test_long_words_are_cut_and_only_the_newest_receipts_are_shown_to_a_hook(
+    as_kee: Caller, hook: Callable[..., None]
+) -> None:
+    seen: list[int] = []
+
+    def sum_up(facts: Sequence[Fact], context: Context) -> tuple[str, str]:
+        seen.append(len(facts))
+        return "t" * 500, f"{context.count} " + facts[-1].summary + "s" * 5000
+
+    hook(in_one_group, summarize_thread=sum_up)
+    services.set_policy(
+        tenant_id=as_kee.tenant_id,
+        principal_id=as_kee.principal_id,
+        change=services.PolicyChange(max_items=60),
+        now=T0,
+    )
+    for number in range(60):
+        post(as_kee, source="crm", summary=f"call {number} " + "x" * 1000)
+    (entry,) = read(as_kee).entries
+    assert (seen, len(entry.title or ""), len(entry.summary)) == ([50], 200, 1000)
+    assert entry.summary.startswith("60 call 59 ")
+
+
+def key(resource: str, family: str, *, is_immediate: bool = False, source: str = "github_repo") -> Key:
+    return Key(source_system=source, resource_ref=resource, event_family=family, is_immediate=is_immediate)
+
+
+def ci(resource: str) -> Key:
+    return key(resource, "ci_updates", source="github_repo_ci")
+
+
+@pytest.mark.parametrize(
+    ("source", "event", "payload", "expected"),
+    [
+        ("github_repo", "pull_request_review_comment", github.review_comment(135), key("pr:135@acme/site", "review_comments")),
+        ("github_repo", "pull_request_review.submitted", github.review(135), key("pr:135@acme/site", "review_comments")),
+        ("github_repo", "issue_comment", github.issue_comment(135, of_pull_request=True), key("pr:135@acme/site", "review_comments")),
+        ("github_repo", "issue_comment", github.issue_comment(9, of_pull_request=False), key("issue:9@acme/site", "issue_comments")),
+        ("github_repo", "pull_request", github.pull_request(135, "synchronize"), key("pr:135@acme/site", "pr_updates")),
+        ("github_repo", "pull_request", github.pull_request(135, "closed"), key("pr:135@acme/site", "pr_updates", is_immediate=True)),
+        ("github_repo", "pull_request_review", {"pull_request": {"number": 135}}, key("pr:135", "review_comments")),
+        ("github_repo", "push", github.push(), None),
+        ("github_repo", "pull_request_review", {}, None),
+        ("github_repo", "pull_request_review", {"pull_request": {"number": None}}, None),
+        ("github_repo_ci", "check_run", github.check_run("build", "failure"), ci("pr:135@acme/site")),
+        ("github_repo_ci", "check_run.completed", github.check_run("build", None, pull_requests=()), ci("branch:changes@acme/site")),
+        ("github_repo_ci", "check_run", github.check_run("build", None, pull_requests=(), branch=None), None),
+        ("github_repo_ci", "workflow_run", github.workflow_run("CI", "success"), ci("branch:main@acme/site")),
+        ("github_repo_ci", "status", github.status("lint", "error"), ci("branch:main@acme/site")),
+        ("github_repo_ci", "status", github.status("lint", "error", branch=None), None),
+        ("github_repo_ci", "deployment", github.check_run("build", "failure"), None),
+        ("github_repo", "check_run", github.check_run("build", "failure"), None),
+    ],
+)  # fmt: skip
+def test_rule_1_github_events_are_grouped_by_pull_request_or_branch(
+    as_kee: Caller, source: str, event: str, payload: dict[str, Any], expected: Key | None
+) -> None:
+    draft = make_draft(as_kee, source=source, event_type=event, metadata=payload)
+    assert selectors.group_of(as_kee.tenant_id, draft) == expected
+
+
+def test_reviews_and_checks_of_a_pull_request_are_two_digests_in_githubs_words(as_kee: Caller) -> None:
+    for event, payload in (
+        ("pull_request_review_comment", github.review_comment(135, by="hubot")),
+        ("pull_request_review_comment", github.review_comment(135, by="mona", body="Done,\n  thank you.")),
+        ("pull_request_review", github.review(135, by="hubot", state="approved")),
+    ):
+        post(as_kee, source="github_repo", event_type=event, metadata=payload)
+    for payload in (
+        github.check_run("build", None),
+        github.check_run("lint", "success"),
+        github.check_run("build", "failure"),
+        github.check_run("docs", None),
+    ):
+        post(as_kee, source="github_repo_ci", event_type="check_run", metadata=payload)
+    said = {(entry.title, entry.summary) for entry in published(as_kee)}
+    assert said == {
+        ("3 comments on pr:135@acme/site", "By hubot (2), mona. Latest verdict: approved. Latest: Done, thank you."),
+        ("CI on pr:135@acme/site: 1 failed", "failed: build; 1 passed; 1 not finished; 4 updates in all"),
+    }
+
+
+def test_ci_that_runs_or_has_passed_says_so(as_kee: Caller) -> None:
+    def say(*payloads: dict[str, Any]) -> str:
+        facts = [
+            hooks.fact_of(make_draft(as_kee, source="github_repo_ci", event_type="check_run", metadata=one))
+            for one in payloads
+        ]
+        context = Context(resource_ref="pr:1", event_family="ci_updates", count=len(facts))
+        said = hooks.summarize_thread("github_repo_ci", facts, context)
+        return said[0] if said else ""
+
+    assert say(github.check_run("a", "success"), github.check_run("b", "skipped")) == "CI on pr:1: 2 passed"
+    assert say(github.check_run("a", "success"), github.check_run("b", None)) == "CI on pr:1: 1 running"
+
+
+def test_a_source_has_one_hook() -> None:
+    with pytest.raises(ValueError, match="has a hook already"):
+        hooks.register(Hook(source_system="github_repo", group_of=nothing))
+
+
+CLUES = Clues(
+    receipt_id="R.1",
+    source_system="crm",
+    event_type="deal_won",
+    metadata={},
+    artifact_pointer=None,
+    artifact_location=None,
+    suggested_next_step="Congratulate.",
+    in_inbox=True,
+)
+
+
+def test_a_source_says_what_to_do_next_before_the_table(hook: Callable[..., None]) -> None:
+    hook(next_action=lambda clues: NextAction(description="Ship it.") if clues.event_type == "deal_won" else None)
+    assert hooks.next_action(CLUES).description == "Ship it."
+    assert hooks.next_action(replace(CLUES, event_type="deal_lost")).description == "Congratulate."
+    assert hooks.next_action(replace(CLUES, source_system="other")).description == "Congratulate."
+
+
+def test_a_hook_that_can_not_say_what_to_do_next_is_logged_and_the_table_answers(
+    hook: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(clues: Clues) -> NextAction:
+        raise ZeroDivisionError
+
+    hook(next_action=broken)
+    assert hooks.next_action(CLUES).description == "Congratulate."
+    assert "the hook of crm" in caplog.text
+
+
+def test_what_comes_from_github_leads_to_its_page(as_kee: Caller) -> None:
+    payload = {"comment": {"html_url": "https://github.com/acme/site/pull/135#c1"}, "issue": {"number": 135}}
+    clues = replace(CLUES, source_system="github_repo", event_type="issue_comment", metadata=payload)
+    assert "pull/135#c1" in hooks.next_action(clues).description
+    assert hooks.next_action(replace(clues, metadata={})).description == "Congratulate."

@@ -1,0 +1,513 @@
+"""Retention: what was acked long enough ago goes, with what hung from it; nothing else does."""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from apps.core.ticks import run
+from apps.digests import selectors, services
+from apps.digests.errors import UnknownEntry
+from apps.digests.models import NO_PLACE, Entry, Inbox, ReceiptState, Round, Thread
+from apps.digests.services import Group, ObligationDraft, locking
+from apps.principals.models import Tenant
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.receipts import selectors as facts
+from apps.receipts.errors import DuplicateReceipt, ReceiptIdConflict, UnknownReceipt
+from apps.receipts.models import Obligation, Receipt, ReceiptKey, UnmatchedCloser
+from tests.digests.makers import ack_through, make_draft, pass_time, post, post_grouped, read
+from tests.digests.test_races import acting, check, race
+from tests.factories import T0, make_caller, make_tenant
+
+DAY = timedelta(days=1).total_seconds()
+
+
+@pytest.fixture
+def as_kee_then(as_kee: Caller) -> Caller:
+    """Kee, at the moment that receipts are posted at."""
+    set_clock(0)
+    return as_kee
+
+
+def set_clock(days: float) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "select set_config('gatehouse.now', %s, true)", [(T0 + timedelta(seconds=days * DAY)).isoformat()]
+        )
+
+
+def retain() -> dict[str, int]:
+    return {kind: count for kind, count in services.retain(patience=None).items() if count}
+
+
+def ack_everything(reader: Caller, *, days: float = 0) -> None:
+    entries = read(reader, limit=500).entries
+    if entries:
+        ack_through(reader, entries[-1].token, now=T0 + timedelta(days=days))
+
+
+def everything() -> list[Any]:
+    """All rows of receipts and inboxes."""
+    tables = (Receipt, ReceiptKey, Obligation, UnmatchedCloser, Inbox, Thread, Entry, ReceiptState)
+    return [list(model._default_manager.order_by("pk").values()) for model in tables]
+
+
+def check_members() -> None:
+    """A snapshot that is left counts its members, or says how many are gone."""
+    for entry in Entry.objects.all():
+        assert ReceiptState.objects.filter(pk__in=entry.receipt_ids).count() == entry.count - entry.pruned > 0
+    assert selectors.self_check().is_sound
+
+
+def test_acked_receipts_go_after_their_period_with_their_entries_and_threads(as_kee_then: Caller) -> None:
+    kee = as_kee_then
+    items = [post(kee) for _ in range(3)]
+    for _ in range(3):
+        post_grouped(kee, flush_class="immediate")
+    ack_everything(kee)
+    kept = post(kee)
+    assert Thread.objects.get().closed_at is not None
+
+    set_clock(89.9)
+    assert retain() == {"entries": 2}  # superseded snapshots
+    assert Receipt.objects.count() == 7
+    set_clock(90)
+    assert retain() == {"receipts": 6, "entries": 4}
+
+    assert [receipt.pk for receipt in Receipt.objects.all()] == [kept.id]
+    assert (ReceiptState.objects.count(), Entry.objects.count(), Thread.objects.count()) == (1, 1, 0)
+    assert read(kee).visible == 1
+    before = everything()
+    assert retain() == {}
+    assert everything() == before
+    with pytest.raises(UnknownReceipt):
+        facts.find(items[0].receipt_id)
+    check_members()
+
+
+def test_unacked_receipts_stay_for_ever_wherever_they_are(as_kee_then: Caller) -> None:
+    post(as_kee_then)
+    post_grouped(as_kee_then, flush_class="immediate")
+    post_grouped(as_kee_then)
+    before = everything()
+    set_clock(4000)
+    assert retain() == {}
+    assert everything() == before
+
+
+def test_a_superseded_snapshot_stays_while_any_of_its_receipts_is_unacked(as_kee_then: Caller) -> None:
+    kee = as_kee_then
+    first = post_grouped(kee, flush_class="immediate")
+    old_token = read(kee).entries[0].token
+    post_grouped(kee, flush_class="immediate")
+    set_clock(2)
+    assert retain() == {}
+    assert ack_through(kee, old_token).acked_receipts == 1  # an old token still acks what it was shown
+    assert selectors.read_inbox(kee.principal_id).visible == 1
+    shown = Entry.objects.order_by("sequence").first()
+    assert shown is not None
+    assert shown.receipt_ids == [first.id]
+    set_clock(0.9)
+    assert retain() == {}  # the second was superseded by the narrowing, whenever that was
+    set_clock(40)
+    assert retain() == {"entries": 1}
+    with pytest.raises(UnknownEntry):
+        ack_through(kee, old_token)
+    check_members()
+
+
+def test_a_snapshot_that_outlives_receipts_says_so(as_kee_then: Caller) -> None:
+    kee = as_kee_then
+    posted = [post_grouped(kee, flush_class="immediate" if number == 4 else "normal") for number in range(5)]
+    (whole,) = read(kee).entries
+    for one in posted[:2]:
+        services.ack_receipt(principal_id=kee.principal_id, receipt_pk=one.id, now=T0)
+    set_clock(100)
+    assert retain() == {"receipts": 2}  # the narrowed one between holds what is unacked too
+
+    entry = selectors.entry(kee.principal_id, whole.id)
+    page = selectors.expand(kee.principal_id, whole.id)
+    assert (entry.count, entry.pruned, entry.receipt_ids) == (5, 2, [one.receipt_id for one in posted[2:]])
+    assert (page.count, page.pruned, len(page.receipts)) == (5, 2, 3)
+    (live,) = read(kee).entries
+    assert (live.count, live.pruned, live.receipt_ids) == (3, 0, entry.receipt_ids)
+    check_members()
+
+
+def test_a_late_repetition_is_refused_long_after_its_receipt_is_gone(as_kee_then: Caller) -> None:
+    draft = make_draft(as_kee_then, dedupe_key="k")
+    poster = services.Poster.of(as_kee_then)
+    first = services.post(poster=poster, draft=draft, now=T0)
+    ack_everything(as_kee_then)
+    set_clock(399)
+    assert retain() == {"entries": 1, "receipts": 1}
+    with pytest.raises(DuplicateReceipt) as refusal:
+        services.post(poster=poster, draft=draft, now=T0)
+    assert refusal.value.extra["existing_receipt_id"] == first.receipt_id
+    set_clock(400)
+    assert retain() == {"keys": 1}
+    assert services.post(poster=poster, draft=draft, now=T0).receipt_id != first.receipt_id
+
+
+def test_a_sequence_is_never_used_again(as_kee_then: Caller) -> None:
+    kee = as_kee_then
+    for _ in range(3):
+        post(kee)
+    ack_everything(kee)
+    set_clock(1000)
+    retain()
+    assert not Entry.objects.exists()
+    assert selectors.self_check().is_sound
+    post(kee)
+    assert read(kee).as_of == Entry.objects.get().sequence == 4
+
+
+def test_what_somebody_owes_stays_until_it_is_closed_and_the_period_over(tenant: Tenant, as_kee_then: Caller) -> None:
+    kee, hexy = as_kee_then, make_caller(tenant, "Hexy")
+    owed = ObligationDraft(debtor_id=hexy.principal_id, creditor_id=kee.principal_id)
+    root = post(kee, surface="ledger", obligation=owed)
+    asked = post(hexy, poster=kee, requires_action=True)
+    proof = post(kee, surface="ledger")
+    for reader in (kee, hexy):
+        ack_everything(reader)
+    set_clock(200)
+    assert retain() == {"receipts": 1}
+    assert set(Receipt.objects.values_list("pk", flat=True)) == {root.id, asked.id}
+    assert not Receipt.objects.filter(pk=proof.id).exists()
+
+    closed = T0 + timedelta(days=200)
+    closer = post(kee, surface="ledger", pairs_with=root.receipt_id, now=closed)
+    post(kee, surface="ledger", pairs_with=asked.receipt_id, now=closed)
+    set_clock(289)
+    assert retain() == {}
+    set_clock(290)
+    assert retain() == {"stripped": 4, "entries": 1}
+    assert Obligation.objects.get(pk=root.id).closed_by_id == closer.id
+    assert selectors.self_check().is_sound
+
+
+def test_a_chain_keeps_a_tombstone_of_what_was_removed_from_it(as_kee_then: Caller) -> None:
+    kee = as_kee_then
+    root = post(kee, surface="ledger", event_type="task_received", title="secret", metadata={"a": 1})
+    middle = post(kee, event_type="plan_note", title="secret", caused_by=root.receipt_id)
+    ack_everything(kee)
+    living = post(kee, caused_by=middle.receipt_id)
+    set_clock(100)
+    assert retain() == {"entries": 1, "stripped": 2}
+
+    links = facts.chain_for(living.receipt_id, principal_id=kee.principal_id)
+    assert [(one.receipt_id, one.event_type, one.pruned, one.title) for one in links] == [
+        (root.receipt_id, "task_received", True, None),
+        (middle.receipt_id, "plan_note", True, None),
+        (living.receipt_id, "ci_update", False, links[-1].title),
+    ]
+    assert [one.created_at for one in links] == [T0] * 3
+    assert links[-1].caused_by == middle.receipt_id
+    assert facts.chain(root.receipt_id) == links
+    with pytest.raises(UnknownReceipt):
+        facts.find(middle.receipt_id)
+    with pytest.raises(ReceiptIdConflict):
+        post(kee, receipt_id=middle.receipt_id)
+    assert not Receipt.objects.exclude(pruned_at=None).exclude(summary="", metadata={}, dedupe_key="").exists()
+
+    late = post(kee, caused_by=middle.receipt_id)
+    assert [one.receipt_id for one in facts.chain(root.receipt_id)][-1] == late.receipt_id
+    check_members()
+
+
+def test_tombstones_of_a_whole_chain_go_at_once(as_kee_then: Caller) -> None:
+    kee = as_kee_then
+    root = post(kee, surface="ledger", requires_action=True)
+    closer = post(kee, surface="ledger", pairs_with=root.receipt_id)
+    for _ in range(5):
+        last = post(kee, surface="ledger", caused_by=closer.receipt_id, pairs_with=root.receipt_id)
+        closer = last
+    set_clock(100)
+    assert retain() == {"stripped": 7}
+    assert retain() == {}
+    set_clock(400)
+    assert retain() == {"tombstones": 7, "keys": 7}
+    assert not Receipt.objects.exists()
+    assert not Obligation.objects.exists()
+
+
+def test_tombstones_go_from_the_old_end_of_a_chain_that_goes_on(as_kee_then: Caller) -> None:
+    kee = as_kee_then
+    chain = [post(kee, surface="ledger")]
+    for days in (0, 0, 200, 499):
+        now = T0 + timedelta(days=days)
+        chain.append(post(kee, surface="ledger", caused_by=chain[-1].receipt_id, now=now))
+    set_clock(500)
+    assert retain() == {"stripped": 4}
+    assert retain() == {"tombstones": 3, "keys": 3}
+    young, living = chain[3:]
+    assert set(Receipt.objects.values_list("pk", "caused_by_id", "caused_by_ref")) == {
+        (young.id, None, chain[2].receipt_id),
+        (living.id, young.id, young.receipt_id),
+    }
+    links = facts.chain_for(living.receipt_id, principal_id=kee.principal_id)
+    assert [(one.receipt_id, one.caused_by, one.pruned) for one in links] == [
+        (young.receipt_id, chain[2].receipt_id, True),
+        (living.receipt_id, young.receipt_id, False),
+    ]
+    assert retain() == {}
+
+
+def test_tombstones_stay_as_long_as_what_they_hang_from_does(as_kee_then: Caller) -> None:
+    kee = as_kee_then
+    owed = post(kee, surface="ledger", requires_action=True)
+    middle = post(kee, surface="ledger", caused_by=owed.receipt_id)
+    last = post(kee, surface="ledger", caused_by=middle.receipt_id)
+    set_clock(500)
+    assert retain() == {"stripped": 2}
+    assert retain() == {}
+    assert [one.receipt_id for one in facts.chain(last.receipt_id)] == [
+        owed.receipt_id,
+        middle.receipt_id,
+        last.receipt_id,
+    ]
+
+
+def test_what_very_much_hangs_from_goes_in_parts(as_kee_then: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apps.receipts.services.pruning._CUT_AT_ONCE", 2)
+    kee = as_kee_then
+    cause = post(kee, surface="ledger")
+    root = post(kee, surface="ledger", caused_by=cause.receipt_id)
+    for _ in range(5):
+        post(kee, caused_by=root.receipt_id, pairs_with=root.receipt_id)
+    set_clock(500)
+    assert [retain(), retain(), retain()] == [{"stripped": 2}, {}, {}]
+    assert Receipt.objects.filter(caused_by=root.id).count() == Receipt.objects.filter(pairs_with=root.id).count() == 1
+    assert retain() == {"tombstones": 2, "keys": 2}
+    assert Receipt.objects.count() == 5
+
+
+def test_a_closer_that_waits_for_its_root_is_left_as_a_tombstone_that_still_closes(as_kee_then: Caller) -> None:
+    kee = as_kee_then
+    post(kee, pairs_with="R.9")
+    ack_everything(kee)
+    set_clock(100)
+    assert retain() == {"entries": 1, "stripped": 1}
+    root = post(kee, receipt_id="R.9", requires_action=True)
+    assert Obligation.objects.get(pk=root.id).closed_at is not None
+
+
+def test_a_tenant_may_keep_receipts_for_a_time_of_its_own(as_kee_then: Caller) -> None:
+    other = make_caller(make_tenant("globex"))
+    post(as_kee_then)
+    ack_everything(as_kee_then)
+    with acting_as(other):
+        post(other)
+        ack_everything(other)
+    with acting_as_system("test"):
+        Tenant.objects.filter(slug="globex").update(keep_receipts=timedelta(days=10))
+    set_clock(20)
+    assert retain() == {"entries": 1, "receipts": 1}
+    assert Receipt.objects.count() == 1
+    with acting_as_system("test"):
+        Tenant.objects.filter(slug="acme").update(keep_receipts=timedelta(days=1000))
+    set_clock(900)
+    assert retain() == {"keys": 1}  # the other's; this one's receipt is kept, and its key with it
+    assert (Receipt.objects.count(), ReceiptKey.objects.count()) == (1, 1)
+
+
+def test_a_round_is_walked_in_steps_and_rests_when_it_is_over(
+    as_kee_then: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apps.digests.services.retention._RANGE", 3)
+    for _ in range(10):
+        post(as_kee_then)
+    ack_everything(as_kee_then)
+    set_clock(100)
+    found = [services.retain(patience=timedelta(0)).get("receipts", 0) for _ in range(6)]
+    assert found == [3, 3, 3, 1, 0, 0]
+    walked = Round.objects.get(name="retention.receipts")
+    assert (walked.position, walked.result["receipts"], walked.ended_at is not None) == (0, 10, True)
+    post(as_kee_then)
+    with CaptureQueriesContext(connection) as captured:
+        services.retain()
+    assert not [one for one in captured.captured_queries if "receipts_receipt" in one["sql"]]
+
+
+def test_an_inbox_is_held_for_a_few_receipts_at_once(as_kee_then: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apps.digests.services.retention._AT_ONCE", 3)
+    kee = as_kee_then
+    cause = post(kee, surface="ledger")
+    for _ in range(8):
+        post(kee, surface="ledger", caused_by=cause.receipt_id)
+    for _ in range(8):
+        post_grouped(kee, "pr:2", flush_class="immediate")
+        post(kee)
+    ack_everything(kee)
+    set_clock(100)
+    with CaptureQueriesContext(connection) as captured:
+        assert retain() == {"receipts": 16, "entries": 16, "stripped": 9}
+    states = [one["sql"] for one in captured.captured_queries if "delete from digests_receiptstate" in one["sql"]]
+    assert len(states) == 6
+    set_clock(500)
+    assert retain() == {"tombstones": 9, "keys": 25}
+    assert selectors.self_check().is_sound
+
+
+def test_a_tenant_with_a_short_period_costs_a_round_nothing_of_others(
+    as_kee_then: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apps.digests.services.retention._RANGE", 3)
+    for _ in range(8):
+        post(as_kee_then)
+    others = [make_caller(make_tenant(slug)) for slug in ("globex", "initech")]
+    for other in others:
+        with acting_as(other):
+            for _ in range(4):
+                post(other)
+            ack_everything(other)
+    with acting_as_system("test"):
+        Tenant.objects.filter(slug="initech").update(keep_receipts=timedelta(days=10))
+    set_clock(20)
+    with CaptureQueriesContext(connection) as captured:
+        assert retain() == {"receipts": 4, "entries": 4}
+    assert len([one for one in captured.captured_queries if "join digests_receiptstate s on" in one["sql"]]) == 2
+    set_clock(100)
+    assert retain() == {"receipts": 4, "entries": 4}
+    with acting_as_system("test"):
+        assert set(Receipt.objects.values_list("tenant", flat=True)) == {as_kee_then.tenant_id}
+    walked = Round.objects.get(name="retention.receipts")
+    assert (walked.position, walked.within, walked.ended_at is not None) == (0, NO_PLACE, True)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_inbox_that_is_held_is_left_to_the_next_round() -> None:
+    kee = make_caller(make_tenant("acme"))
+    hexy = make_caller(make_tenant("globex"))
+    for caller in (kee, hexy):
+        with acting_as(caller):
+            post(caller)
+            ack_everything(caller)
+    held, let_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with acting_as(kee):
+            locking.lock(principal_id=kee.principal_id)
+            held.set()
+            let_go.wait(20)
+        connection.close()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(20)
+    try:
+        assert run("digests.retain")
+    finally:
+        let_go.set()
+        holder.join(20)
+    with acting_as_system("test"):
+        assert set(Receipt.objects.values_list("recipient", flat=True)) == {kee.principal_id}
+        assert Round.objects.get(name="retention.receipts").result["left"] == 1
+        services.retain(patience=None)
+        assert not Receipt.objects.exists()
+
+
+def writing(caller: Caller, other: Caller, roots: list[str]) -> Callable[[], None]:
+    """Posts of which what they refer to goes at this very moment, or has gone, or is being waited for."""
+
+    def posts() -> None:
+        for number in range(24):
+            for draft in (
+                {"caused_by": roots[number]},
+                {"caused_by": roots[-number], "group": Group(resource_ref=f"pr:{number % 3}", event_family="ci")},
+                {"receipt_id": f"late.{caller.name}.{number}"},
+                {"pairs_with": f"late.{other.name}.{number}"},
+            ):
+                with acting_as(caller):
+                    post(other, poster=caller, **draft)
+
+    return posts
+
+
+def acking(caller: Caller, done: threading.Event) -> Callable[[], None]:
+    def acks() -> None:
+        while not done.is_set():
+            with acting_as(caller):
+                page = read(caller)
+                selectors.history(caller.principal_id)
+                if page.entries:
+                    ack_through(caller, page.entries[-1].token)
+
+    return acks
+
+
+def retaining(done: threading.Event) -> Callable[[], int]:
+    def rounds() -> int:
+        removed = 0
+        while not done.is_set():
+            removed += sum(services.retain(patience=None).get(kind, 0) for kind in ("receipts", "stripped"))
+            services.flush_due()
+        return removed
+
+    return rounds
+
+
+@pytest.mark.django_db(transaction=True)
+def test_retention_among_posts_acks_reads_and_flushes_breaks_none_of_them() -> None:
+    tenant = make_tenant("acme")
+    kee, hexy = make_caller(tenant), make_caller(tenant, "Hexy")
+    roots = []
+    for caller in (kee, hexy):
+        with acting_as(caller):
+            roots += [post(caller, surface="ledger", receipt_id=f"R.{caller.name}.{n}").receipt_id for n in range(12)]
+            for _ in range(30):
+                post(caller)
+            ack_everything(caller)
+    done = threading.Event()
+
+    def all_posted() -> list[Any]:
+        try:
+            return race(writing(kee, hexy, roots), writing(hexy, kee, roots))
+        finally:
+            done.set()
+
+    posted, *acked, one, other = race(
+        all_posted, acking(kee, done), acking(hexy, done), retaining(done), retaining(done)
+    )
+    assert (posted, acked) == ([None, None], [None, None])
+    assert one + other > 60
+    with acting_as_system("test"):
+        check_members()
+        assert not Receipt.objects.filter(surface="inbox", pruned_at=None, state=None).exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_receipt_is_pruned_or_linked_to_never_both(kee: Caller) -> None:
+    for turn in range(25):
+        with acting_as(kee):
+            root = post(kee, surface="ledger", receipt_id=f"R.{turn}")
+
+        outcomes = race(
+            acting(kee, lambda: post(kee, caused_by=root.receipt_id, pairs_with=root.receipt_id)),  # noqa: B023
+            lambda: services.retain(patience=None),
+        )
+        assert [one for one in outcomes if isinstance(one, Exception)] == []
+        with acting_as(kee):
+            linked = Receipt.objects.get(pk=outcomes[0].id).caused_by_id
+            assert linked in {None, root.id}
+            assert Receipt.objects.filter(pk=root.id).exists() == (linked is not None)
+    check()
+
+
+def test_a_pass_over_young_receipts_is_a_probe(as_kee: Caller) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("select now()")
+        (now,) = cursor.fetchone()
+    for _ in range(30):
+        post(as_kee, now=now)
+    with CaptureQueriesContext(connection) as captured:
+        assert retain() == {}
+    spoken = [
+        one["sql"] for one in captured.captured_queries if "receipts_receipt" in one["sql"] or "_entry" in one["sql"]
+    ]
+    assert len(spoken) == 3, "\n".join(spoken)
+    pass_time(0)

@@ -1,0 +1,3 @@
+from tests.mcp.conftest import acme, server
+
+__all__ = ["acme", "server"]

@@ -1,0 +1,192 @@
+"""A task lives so long and no longer, whoever holds it."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from apps.core.sql import database_now, hot_cursor
+from apps.principals.models import Tenant
+from apps.principals.scopes import Kind, Scope
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.receipts.models import Receipt
+from apps.tasks import selectors, services, sql
+from apps.tasks.errors import LeaseLost
+from apps.tasks.handlers import Context, Result, handler
+from apps.tasks.models import HotTask, Run, TaskType, TerminalRecord, run_key
+from apps.tasks.services import Completion, LeaseNext
+from tests import ground
+from tests.factories import make_caller, make_token
+from tests.tasks.making import NO_RESULT, complete, fill, lease, lease_one, make_type, number, queue, set_queue
+from tests.tasks.test_http import send
+from tests.tasks.test_lease import T0, at, beat
+
+
+@handler(
+    task_type="timed_for_tests",
+    params_schema={"type": "object"},
+    heartbeat=timedelta(seconds=10),
+    deadline=timedelta(days=1),
+)
+def timed(context: Context, params: dict[str, Any]) -> Result:
+    return Result()
+
+
+@pytest.fixture
+def worker(tenant: Tenant) -> Caller:
+    return make_caller(tenant, "W", Kind.WORKER)
+
+
+def later(seconds: float) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "select set_config('gatehouse.now', (statement_timestamp() + make_interval(secs => %s))::text, true)",
+            [seconds],
+        )
+
+
+def deadline_of(kee: Caller, task: int) -> datetime:
+    with acting_as(kee):
+        deadline = HotTask.objects.get(task_id=task).deadline_at
+    assert deadline is not None
+    return deadline
+
+
+@pytest.mark.parametrize("leased", [False, True])
+def test_a_task_past_its_deadline_ends_as_a_dead_letter(
+    kee: Caller, worker: Caller, leased: bool
+) -> None:  # a parameter
+    make_type(kee, deadline_seconds=600, lease_seconds=900, max_expiries=1)
+    task = number(queue(kee))
+    grant = lease_one(worker) if leased else None
+    later(595)
+    assert services.sweep().buried == 0
+    later(601)
+    assert [services.sweep().buried, services.sweep().buried] == [1, 0]
+    with acting_as(kee):
+        record = TerminalRecord.objects.get(task_id=task)
+        assert (record.status, record.reason, record.fence) == ("failed", "deadline_passed", int(leased))
+        assert not HotTask.objects.exists()
+        assert Receipt.objects.filter(event_type="task_failed").count() == 1
+        events = [event.event for event in selectors.timeline(f"task_{task}").events]
+    assert events == ["queued", *(["leased", "run_revoked"] if leased else []), "failed"]
+    if grant is not None:
+        with pytest.raises(LeaseLost):
+            complete(worker, grant)
+        with acting_as(kee):
+            assert Run.objects.get(pk=run_key(task, 1)).outcome == "revoked"
+
+
+def test_a_deadline_begins_when_the_task_may(kee: Caller) -> None:
+    make_type(kee, deadline_seconds=600)
+    with acting_as(kee), connection.cursor() as cursor:
+        cursor.execute("select gatehouse_now() + interval '1 day'")
+        (tomorrow,) = cursor.fetchone()
+    queue(kee, run_at=tomorrow)
+    later(86_000)
+    assert services.sweep().buried == 0
+    later(86_400 + 601)
+    assert services.sweep().buried == 1
+
+
+def test_overdue_tasks_are_found_by_index(kee: Caller) -> None:
+    make_type(kee)
+    fill(kee, ready=3000, leased=300)
+    with acting_as(kee):
+        some = HotTask.objects.order_by("task_id").values("task_id")[:20]
+        HotTask.objects.filter(task_id__in=some).update(deadline_at=database_now() + timedelta(hours=1))
+    ground.analyzed("tasks_hottask")
+    with acting_as_system("test"), hot_cursor() as cursor:
+        cursor.execute(f"explain {sql.OVERDUE}")
+        plan = [line for (line,) in cursor.fetchall()]
+    assert any("tasks_hottask_by_deadline" in line for line in plan), plan
+
+
+def test_no_lease_outlives_the_deadline(kee: Caller, worker: Caller) -> None:
+    make_type(kee, deadline_seconds=100, lease_seconds=60, max_lease_seconds=900)
+    task = number(queue(kee))
+    deadline = deadline_of(kee, task)
+    at(deadline - timedelta(seconds=70))
+    grant = lease_one(worker, lease_seconds=900)
+    assert grant.lease_ms == 70_000
+    with acting_as(kee):
+        assert HotTask.objects.get(task_id=task).lease_expires_at == deadline
+    at(deadline - timedelta(milliseconds=1500))
+    answer = beat(worker, grant)
+    assert (answer.status, answer.order, answer.lease_ms) == ("ok", "continue", 1500)
+    with acting_as(kee):
+        assert HotTask.objects.get(task_id=task).lease_expires_at == deadline
+    at(deadline)
+    assert (beat(worker, grant).order, beat(worker, grant).lease_ms) == ("cancel", 0)
+
+
+def test_a_task_past_its_deadline_is_given_to_nobody_and_hinders_nobody(kee: Caller, worker: Caller) -> None:
+    make_type(kee, deadline_seconds=60)
+    make_type(kee, "endless")
+    queue(kee, priority=10)
+    other = number(queue(kee, "endless", priority=1))
+    later(61)
+    assert [grant.task_id for grant in lease(worker, capacity=5)] == [other]
+    set_queue(kee, concurrency=5, fair=True)
+    assert lease(worker, capacity=5) == []
+    set_queue(kee, concurrency=5)
+    assert lease(worker, capacity=5) == []
+    assert services.sweep().buried == 1
+
+
+def test_a_repeated_completion_answers_a_lease_cut_by_a_deadline_as_it_was(kee: Caller, worker: Caller) -> None:
+    make_type(kee, deadline_seconds=100, lease_seconds=60)
+    queue(kee)
+    grant = lease_one(worker)
+    task = number(queue(kee))
+    deadline = deadline_of(kee, task)
+    at(deadline - timedelta(milliseconds=400))
+    completion = Completion(task_id=grant.task_id, lease_token=grant.lease_token, delivery=NO_RESULT)
+    for _ in range(2):
+        with acting_as(worker):
+            completed = services.complete_many(
+                worker=worker, completions=[completion], lease_next=LeaseNext(capacity=1)
+            )
+        assert [following.lease_ms for following in completed.following] == [400]
+
+
+def test_a_silent_holder_is_given_no_longer_than_the_type_allows(kee: Caller, worker: Caller) -> None:
+    make_type(kee, lease_seconds=600, max_lease_seconds=900, heartbeat_seconds=30)
+    task = number(queue(kee))
+    at(T0)
+    grant = lease_one(worker, lease_seconds=700)
+    assert grant.lease_ms == 30_000
+    at(T0 + timedelta(seconds=29))
+    assert beat(worker, grant).lease_ms == 30_000
+    at(T0 + timedelta(seconds=58))
+    assert services.sweep().requeued == 0
+    assert lease(worker) == []
+    at(T0 + timedelta(seconds=59))
+    again = lease_one(worker)
+    assert (again.task_id, again.fence, again.lease_ms) == (task, 2, 30_000)
+    assert beat(worker, grant).reason == "superseded"
+    at(T0 + timedelta(seconds=89))
+    assert services.sweep().requeued == 1
+
+
+def test_a_shorter_lease_than_the_longest_silence_stays_as_short(kee: Caller, worker: Caller) -> None:
+    make_type(kee, lease_seconds=60, heartbeat_seconds=30)
+    queue(kee)
+    assert lease_one(worker, lease_seconds=5).lease_ms == 5000
+
+
+def test_types_are_given_their_times_by_every_door(tenant: Tenant, kee: Caller) -> None:
+    token = make_token(tenant, "Kee", scopes={Scope.TASKS_QUEUE})
+    asked = {"name": "thumbnail", "lease_seconds": 60, "heartbeat_seconds": 20, "deadline_seconds": 3600}
+    status, made = send(token, "task-types", asked)
+    assert (status, made["heartbeat_seconds"], made["deadline_seconds"]) == (201, 20, 3600)
+    for fault in ({"heartbeat_seconds": 0}, {"deadline_seconds": 0}, {"heartbeat_seconds": 86_401}):
+        assert send(token, "task-types", {**asked, **fault})[0] == 422
+    with acting_as(kee):
+        kept = TaskType.objects.get(name="thumbnail")
+        assert (kept.heartbeat_seconds, kept.deadline_seconds) == (20, 3600)
+    queue(kee, "timed_for_tests")
+    with acting_as(kee):
+        declared = TaskType.objects.get(name="timed_for_tests")
+    assert (declared.heartbeat_seconds, declared.deadline_seconds) == (10, 86_400)

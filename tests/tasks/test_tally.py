@@ -1,0 +1,160 @@
+"""How fast and how well queues are worked, without reading their history."""
+
+import math
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from apps.core.sql import hot_cursor
+from apps.principals.models import Tenant
+from apps.principals.scopes import Kind
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.tasks import latencies, selectors, services, sql
+from apps.tasks.models import HotTask
+from apps.tasks.services import Failure
+from tests import ground
+from tests.factories import make_caller, make_tenant, make_token
+from tests.tasks.making import complete, fill, lease_one, make_type, make_types, queue
+from tests.tasks.test_http import get
+from tests.tasks.test_sweep import LONG_AGO
+
+
+@pytest.fixture
+def worker(tenant: Tenant) -> Caller:
+    return make_caller(tenant, "W", Kind.WORKER)
+
+
+def _later(seconds: float) -> None:
+    """Move the database's clock, for the rest of the test."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "select set_config('gatehouse.now', (statement_timestamp() + make_interval(secs => %s))::text, true)",
+            [seconds],
+        )
+
+
+def _fail(worker: Caller) -> None:
+    grant = lease_one(worker)
+    with acting_as(worker):
+        services.fail(
+            worker=worker,
+            task_id=grant.task_id,
+            lease_token=grant.lease_token,
+            failure=Failure(code="x", message="x", retryable=False),
+        )
+
+
+def test_what_ended_is_counted_once_by_queue_and_kind_of_end(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    for _ in range(4):
+        queue(kee)
+    for _ in range(3):
+        complete(worker, lease_one(worker))
+    _fail(worker)
+    assert services.tally() == 0, "what has just ended may not be committed everywhere"
+    _later(6)
+
+    assert [services.tally(), services.tally()] == [4, 0]
+    with acting_as(kee):
+        (found,) = selectors.queue_figures(tenant_id=kee.tenant_id)
+    assert (found.pace.finished, found.pace.failure_rate, found.pace.expiries, found.dead_letters) == (4, 0.25, 0, 1)
+    assert found.pace.latency_p99 is not None
+    assert 0 < found.pace.latency_p99 < 60
+    queue(kee)
+    complete(worker, lease_one(worker))
+    _later(12)
+    assert services.tally() == 1
+
+
+def test_a_batch_of_ends_at_one_moment_is_counted_whole(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apps.tasks.services.tallying.TALLY_BATCH", 2)
+    make_type(kee)
+    for _ in range(5):
+        queue(kee)
+    with connection.cursor() as cursor, acting_as(kee):
+        cursor.execute(
+            """insert into tasks_terminalrecord (task_id, tenant_id, status, fence, summary, receipt_id, finished_at)
+               select task_id, tenant_id, 'succeeded', 0, '', 'r', now() - interval '1 minute' from tasks_hottask"""
+        )
+    assert [services.tally(), services.tally()] == [5, 0]
+
+
+def test_expired_leases_count_with_the_task_that_ended(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    queue(kee)
+    for _ in range(2):
+        lease_one(worker)
+        with acting_as(kee):
+            HotTask.objects.update(lease_expires_at=LONG_AGO)
+    complete(worker, lease_one(worker))
+    _later(6)
+    services.tally()
+    with acting_as(kee):
+        (found,) = selectors.queue_figures(tenant_id=kee.tenant_id)
+    assert found.pace.expiries == 2
+
+
+def test_minutes_of_long_ago_are_forgotten(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    queue(kee)
+    complete(worker, lease_one(worker))
+    _later(6)
+    services.tally()
+    assert services.forget_minutes() == 0
+    _later(3 * 86_400)
+    assert services.forget_minutes() == 1
+
+
+def test_a_queues_figures_are_its_tenants_alone(tenant: Tenant, kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    queue(kee)
+    complete(worker, lease_one(worker))
+    stranger = make_tenant("globex")
+    make_type(make_caller(stranger))
+    _later(6)
+    services.tally()
+    status, found = get(make_token(tenant, "Kee"), "queues")
+    assert (status, found["queues"][0]["finished_per_minute"] > 0) == (200, True)
+    assert get(make_token(stranger), "queues")[1]["queues"][0]["finished_per_minute"] == 0
+    with acting_as_system("test"):
+        assert sum(one.pace.finished for one in selectors.queue_figures(tenant_id=None)) == 1
+
+
+def test_counting_reads_the_ends_by_their_moment(kee: Caller) -> None:
+    make_types(kee)
+    fill(kee, ended=3000)
+    with acting_as(kee), connection.cursor() as cursor:
+        cursor.execute(
+            """insert into tasks_queueminute (tenant_id, queue_id, minute_at, status, latency, tasks, expiries, counted_to)
+               select tenant_id, id, minute, 'succeeded', 5, 1, 0, minute
+               from tasks_queue, generate_series(now() - interval '50 hours', now(), interval '1 minute') minute"""
+        )
+    ground.analyzed("tasks_terminalrecord", "tasks_queueminute")
+    plans: list[tuple[str, dict[str, Any], str]] = [
+        (sql.TALLY, {"settled": timedelta(seconds=5), "limit": 10}, "tasks_terminalrecord_by_end"),
+        (sql.PACE, {"tenant": kee.tenant_id, "window": timedelta(minutes=5)}, "tasks_queueminute_"),
+        (sql.DEAD_LETTERS, {"tenant": kee.tenant_id, "limit": 10}, "tasks_terminalrecord_dead"),
+        (sql.FORGET_MINUTES, {"kept": timedelta(hours=49)}, "tasks_queueminute_by_time"),
+    ]
+    with acting_as_system("test"), hot_cursor() as cursor:
+        for statement, given, index in plans:
+            cursor.execute(f"explain {statement}", given)
+            plan = [line for (line,) in cursor.fetchall()]
+            assert any(index in line for line in plan), plan
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.01, 0.5, 3, 60, 86_400])
+def test_a_quantile_is_at_most_a_fifth_above_what_was_measured(seconds: float) -> None:
+
+    measured = max(0, math.ceil(latencies.CLASSES_PER_DOUBLING * math.log2(seconds * 1000)))
+    (p50,) = latencies.quantiles({measured: 10}, [0.5])
+    assert p50 is not None
+    assert seconds <= p50 * 1.000001 <= seconds * 1.2
+
+
+def test_quantiles_are_told_apart() -> None:
+    counts = {0: 50, 40: 45, 80: 5}
+    assert latencies.quantiles(counts, [0.5, 0.95, 0.99]) == [latencies.bound_of(c) for c in (0, 40, 80)]
+    assert latencies.quantiles({}, [0.5]) == [None]
