@@ -1,29 +1,22 @@
-"""Commands of the registry. Health is a matter of deadlines, so the database's clock decides."""
+"""Taking a worker's manifest, and taking a worker out again."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from decimal import Decimal
-from typing import Any, Final
+from datetime import datetime
+from typing import Any
 
 from django.conf import settings
 from django.db import IntegrityError, transaction
-from django.db.models import F
 
 from apps.core.sql import database_now, violated_constraint
-from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
-from apps.workers import manifests, selectors, signing, sql
-from apps.workers.errors import KeyIdTaken, KeyRevoked, SignatureReplayed, UnknownWorker, WorkerIdTaken
+from apps.workers import manifests, signing
+from apps.workers.errors import KeyRevoked, SignatureReplayed, WorkerIdTaken
 from apps.workers.manifests import Manifest, ToolContract
-from apps.workers.models import Call, Offer, Registry, SigningKey, ToolVersion, Worker, WorkerEvent
-from apps.workers.states import REPORTED, State
+from apps.workers.models import Offer, SigningKey, ToolVersion, Worker, WorkerEvent
+from apps.workers.services.rows import advance, lock, lock_own, move, record
+from apps.workers.states import State
 from apps.workers.trust import Grant, Tier, effective_tier
-
-HEARTBEAT_EVERY: Final = timedelta(seconds=30)
-LATE_AFTER: Final = HEARTBEAT_EVERY * 1.5
-OFFLINE_AFTER: Final = HEARTBEAT_EVERY * 3
-RECENT_CALLS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,26 +57,10 @@ def register(*, caller: Caller, original: Mapping[str, Any]) -> Registration:
     moved = _arrive(worker, now)
     if changed:
         _offer(worker, manifest, now)
-        _record(worker, WorkerEvent.Kind.REGISTERED if created else WorkerEvent.Kind.REPLACED, worker.tier_reason, now)
+        record(worker, WorkerEvent.Kind.REGISTERED if created else WorkerEvent.Kind.REPLACED, worker.tier_reason, now)
     if changed or moved:
-        _advance([worker.tenant_id])
+        advance([worker.tenant_id])
     return Registration(worker=worker, created=created, tools=manifest.tools)
-
-
-@transaction.atomic
-def heartbeat(*, caller: Caller, worker_id: str, status: str, current_load: float, available: bool) -> Worker:
-    """Take a worker's word for how it is.
-
-    :raises UnknownWorker: if the caller has registered no worker of this id.
-    """
-    worker = _lock_own(caller, worker_id)
-    now = database_now()
-    worker.last_heartbeat_at, worker.current_load, worker.available = now, current_load, available
-    moved = _move(worker, REPORTED[status], f"the worker says {status}", now)
-    worker.save(update_fields=["last_heartbeat_at", "current_load", "available", "state"])
-    if moved:
-        _advance([worker.tenant_id])
-    return worker
 
 
 @transaction.atomic
@@ -92,102 +69,18 @@ def unregister(*, caller: Caller, worker_id: str) -> Worker:
 
     :raises UnknownWorker: if there is none of this id that the caller may speak for.
     """
-    worker = _lock_own(caller, worker_id)
+    worker = lock_own(caller, worker_id)
     now = database_now()
     worker.unregistered_at = now
     worker.save(update_fields=["unregistered_at"])
-    _record(worker, WorkerEvent.Kind.UNREGISTERED, f"by {caller.name}", now)
-    _advance([worker.tenant_id])
+    record(worker, WorkerEvent.Kind.UNREGISTERED, f"by {caller.name}", now)
+    advance([worker.tenant_id])
     return worker
-
-
-@transaction.atomic
-def mark_late() -> int:
-    """Call workers degraded whose heartbeat is late, and offline those that have fallen silent. Runs as the system."""
-    now = database_now()
-    late = Worker.objects.registered().filter(last_heartbeat_at__lt=now - LATE_AFTER)
-    late = late.exclude(state__in=[State.OFFLINE, State.QUARANTINED])
-    moved = []
-    for worker in late.select_for_update(skip_locked=True).order_by("id"):
-        silent = worker.last_heartbeat_at < now - OFFLINE_AFTER
-        if _move(worker, State.OFFLINE if silent else State.DEGRADED, "no heartbeat", now):
-            worker.save(update_fields=["state"])
-            moved.append(worker.tenant_id)
-    _advance(moved)
-    return len(moved)
-
-
-@transaction.atomic
-def enroll_key(*, tenant_id: int, key_id: str, public_key: str, ceiling: Tier) -> SigningKey:
-    """Trust manifests that a key signs, up to a ceiling. Doing it twice changes nothing.
-
-    :raises BadKey: if the text is no public Ed25519 JWK.
-    :raises KeyIdTaken: if the id is another key's, or this key's with another ceiling, or revoked.
-    """
-    text = signing.public_key(public_key)
-    key, _ = SigningKey.objects.get_or_create(
-        tenant_id=tenant_id,
-        key_id=key_id,
-        defaults={"public_key": text, "ceiling": ceiling, "enrolled_at": database_now()},
-    )
-    if (key.public_key, key.ceiling, key.revoked_at) != (text, ceiling, None):
-        raise KeyIdTaken(f"A key {key_id!r} is enrolled that differs from this one.")
-    return key
-
-
-@transaction.atomic
-def revoke_key(*, tenant_id: int, key_id: str) -> int:
-    """End the trust in a key at once: its workers are untrusted from now on. Returns how many there were."""
-    now = database_now()
-    SigningKey.objects.filter(tenant_id=tenant_id, key_id=key_id, revoked_at=None).update(revoked_at=now)
-    workers = Worker.objects.filter(tenant_id=tenant_id, signing_key__key_id=key_id)
-    stripped = workers.exclude(effective_tier=Tier.UNTRUSTED).update(
-        effective_tier=Tier.UNTRUSTED, tier_reason=f"the key {key_id} was revoked"
-    )
-    if stripped:
-        _advance([tenant_id])
-    return stripped
-
-
-@transaction.atomic
-def record_call(*, worker_id: str, tool_name: str, ok: bool, seconds: float, cost: Decimal) -> None:
-    """Note how a call went, for those who choose between offers. Counted by the next tick.
-
-    :raises UnknownTool: if the worker never offered such a tool.
-    """
-    offer = selectors.offer_named(worker_id, tool_name)
-    Call.objects.create(tenant_id=offer.tenant_id, offer=offer, ok=ok, seconds=seconds, cost=cost)
-
-
-@transaction.atomic
-def fold_calls() -> int:
-    """Count the calls noted since the last time into their offers. Runs as the system."""
-    calls = list(Call.objects.select_for_update(skip_locked=True).order_by("id")[:10_000])
-    by_offer: dict[int, list[Call]] = {}
-    for call in calls:
-        by_offer.setdefault(call.offer_id, []).append(call)
-    offers = Offer.objects.filter(pk__in=by_offer).order_by("id").select_for_update()
-    for offer in offers:
-        _count(offer, by_offer[offer.pk])
-    Call.objects.filter(pk__in=[call.pk for call in calls]).delete()
-    tenants = sorted({call.tenant_id for call in calls})
-    Registry.objects.filter(tenant_id__in=tenants).update(history_epoch=F("history_epoch") + 1)
-    return len(calls)
-
-
-def _count(offer: Offer, calls: Iterable[Call]) -> None:
-    for call in calls:
-        offer.runs += 1
-        offer.successes += call.ok
-        offer.total_seconds += call.seconds
-        offer.total_cost += call.cost
-        offer.recent_seconds = [*offer.recent_seconds, call.seconds][-RECENT_CALLS:]
-    offer.save(update_fields=["runs", "successes", "total_seconds", "total_cost", "recent_seconds"])
 
 
 def _lock_or_create(caller: Caller, manifest: Manifest, now: datetime) -> tuple[Worker, bool]:
     """Return the worker's row, locked, and whether it is new; two first registrations at once meet at the unique key."""
-    found = _lock(manifest.worker_id)
+    found = lock(manifest.worker_id)
     if found is not None:
         return found, False
     try:
@@ -208,21 +101,10 @@ def _lock_or_create(caller: Caller, manifest: Manifest, now: datetime) -> tuple[
             raise
     else:
         return made, True
-    rival = _lock(manifest.worker_id)
+    rival = lock(manifest.worker_id)
     if rival is None:
         raise WorkerIdTaken(f"{manifest.worker_id!r} is being registered elsewhere.")
     return rival, False
-
-
-def _lock(worker_id: str) -> Worker | None:
-    return Worker.objects.named(worker_id).select_for_update().first()
-
-
-def _lock_own(caller: Caller, worker_id: str) -> Worker:
-    worker = Worker.objects.registered().named(worker_id).select_for_update().first()
-    if worker is None or (worker.principal_id != caller.principal_id and Scope.ADMIN not in caller.scopes):
-        raise UnknownWorker(f"There is no worker {worker_id[:100]!r}.")
-    return worker
 
 
 def _judge(manifest: Manifest, worker: Worker, now: datetime) -> _Trusted:
@@ -261,7 +143,7 @@ def _describe(worker: Worker, caller: Caller, manifest: Manifest, trusted: _Trus
 
 def _arrive(worker: Worker, now: datetime) -> bool:
     """A worker that registers is ready, unless an operator has quarantined it."""
-    moved = _move(worker, State.READY, "registered", now)
+    moved = move(worker, State.READY, "registered", now)
     worker.save()
     return moved
 
@@ -300,25 +182,3 @@ def _versions(tenant_id: int, tools: Iterable[ToolContract], now: datetime) -> d
         ignore_conflicts=True,
     )
     return {tool.uid: tool for tool in ToolVersion.objects.filter(uid__in=contracts)}
-
-
-def _move(worker: Worker, state: State, why: str, now: datetime) -> bool:
-    """Change a worker's state if it is another one. A quarantine is not ended by what a worker says of itself."""
-    if worker.state in {state, State.QUARANTINED}:
-        return False
-    before = worker.state
-    worker.move_to(state)
-    _record(worker, WorkerEvent.Kind.STATE, f"{before} to {state}: {why}", now)
-    return True
-
-
-def _record(worker: Worker, kind: WorkerEvent.Kind, detail: str, now: datetime) -> None:
-    WorkerEvent.objects.create(
-        tenant_id=worker.tenant_id, worker=worker, kind=kind, state=worker.state, detail=detail[:300], at=now
-    )
-
-
-def _advance(tenant_ids: Iterable[int]) -> None:
-    """Say that what was read from these registries no longer holds."""
-    for tenant_id in sorted(set(tenant_ids)):
-        sql.advance_epoch(tenant_id)

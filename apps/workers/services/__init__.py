@@ -1,0 +1,22 @@
+"""Commands of the registry. Health is a matter of deadlines, so the database's clock decides."""
+
+from apps.workers.services.calls import RECENT_CALLS, fold_calls, record_call
+from apps.workers.services.health import HEARTBEAT_EVERY, LATE_AFTER, OFFLINE_AFTER, heartbeat, mark_late
+from apps.workers.services.keys import enroll_key, revoke_key
+from apps.workers.services.registering import Registration, register, unregister
+
+__all__ = [
+    "HEARTBEAT_EVERY",
+    "LATE_AFTER",
+    "OFFLINE_AFTER",
+    "RECENT_CALLS",
+    "Registration",
+    "enroll_key",
+    "fold_calls",
+    "heartbeat",
+    "mark_late",
+    "record_call",
+    "register",
+    "revoke_key",
+    "unregister",
+]
