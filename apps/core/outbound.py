@@ -101,7 +101,7 @@ async def _bounded(url: str, body: bytes, headers: Mapping[str, str], seconds: f
 
 
 async def _post(url: str, body: bytes, headers: Mapping[str, str], max_bytes: int) -> Answer:
-    address = await anyio.to_thread.run_sync(_checked, url, abandon_on_cancel=True)
+    address = await anyio.to_thread.run_sync(checked, url, abandon_on_cancel=True)
     wire = PinnedTransport(address=address, url=httpx2.URL(url), max_bytes=max_bytes)
     # The deadline bounds everything else.
     timeout = httpx2.Timeout(None, connect=_CONNECT_SECONDS)
@@ -114,7 +114,12 @@ async def _post(url: str, body: bytes, headers: Mapping[str, str], max_bytes: in
         return Answer(status=response.status_code, headers=dict(response.headers), body=content)
 
 
-def _checked(url: str) -> str:
+def checked(url: str) -> str:
+    """The address to connect to.
+
+    :raises NotCalled: if this deployment does not call there.
+    :raises Unreachable: if the name leads nowhere just now.
+    """
     try:
         return guard(url)
     except UnresolvedHost as exc:

@@ -7,29 +7,28 @@ nothing else is followed, and the answer is bounded in time and size. Call it ou
 import asyncio
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
 import anyio
 import httpx2
-from mcp import Client, MCPError
-from mcp.client.streamable_http import streamable_http_client
+from mcp import MCPError
 from mcp.types import (
     CONNECTION_CLOSED,
     INTERNAL_ERROR,
     REQUEST_TIMEOUT,
     CallToolResult,
-    Implementation,
     TextContent,
 )
 from pydantic import ValidationError
 
 from apps.core import strict_json
 from apps.core.http import UnresolvedHost, guard
+from apps.core.mcp_client import Wire, connected, leaves, legible
 from apps.core.outbound import AnswerTooLarge as TooLarge
-from apps.core.outbound import CallFailed, Disconnected, PinnedTransport, Redirected, Unreachable
+from apps.core.outbound import CallFailed, Disconnected, Redirected, Unreachable
 from apps.executions.errors import (
     AnswerTooLarge,
     CallCanceled,
@@ -43,10 +42,7 @@ from apps.executions.errors import (
     WorkerUnreachable,
 )
 
-_CONNECT_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.2
-_MESSAGE: Final = 2_000
-_CLIENT: Final = Implementation(name="gatehouse", version="1")
 
 Progress = Callable[[float | None, str | None], None]
 """Told how far a call has come, in percent where the worker says of how much."""
@@ -82,7 +78,7 @@ def call_tool(
     size = len(json.dumps(params, ensure_ascii=False).encode())
     if size > max_params_bytes:
         raise PayloadTooLarge(f"The parameters are {size} bytes; the worker accepts {max_params_bytes}.")
-    wire = _Wire(address=_checked(endpoint), url=httpx2.URL(endpoint), max_bytes=max_answer_bytes)
+    wire = Wire(address=_checked(endpoint), url=httpx2.URL(endpoint), max_bytes=max_answer_bytes)
     call = _Call(endpoint, tool_name, dict(params), deadline.total_seconds(), on_progress, canceled)
     try:
         result = asyncio.run(_run(call, wire))
@@ -90,8 +86,8 @@ def call_tool(
         raise
     except Exception as exc:  # the SDK lets whatever broke its streams through, alone or in a group
         raise _named(exc, wire, tool_name) from exc
-    if wire.broke is not None:
-        raise wire.broke
+    if (broke := _broke(wire)) is not None:
+        raise broke
     return _answer(result, tool_name)
 
 
@@ -112,7 +108,7 @@ class _Call:
     canceled: Callable[[], bool] | None
 
 
-async def _run(call: _Call, wire: "_Wire") -> CallToolResult:
+async def _run(call: _Call, wire: Wire) -> CallToolResult:
     try:
         with anyio.fail_after(call.seconds):
             if call.canceled is None:
@@ -122,7 +118,7 @@ async def _run(call: _Call, wire: "_Wire") -> CallToolResult:
         raise WorkerTimedOut(f"{call.tool_name} did not answer within {call.seconds:g} s.") from exc
 
 
-async def _unless_canceled(call: _Call, canceled: Callable[[], bool], wire: "_Wire") -> CallToolResult:
+async def _unless_canceled(call: _Call, canceled: Callable[[], bool], wire: Wire) -> CallToolResult:
     speaking = asyncio.ensure_future(_speak(call, wire))
     try:
         while not speaking.done():
@@ -136,14 +132,9 @@ async def _unless_canceled(call: _Call, canceled: Callable[[], bool], wire: "_Wi
             await asyncio.wait({speaking})
 
 
-async def _speak(call: _Call, wire: "_Wire") -> CallToolResult:
-    timeout = httpx2.Timeout(call.seconds, connect=min(_CONNECT_SECONDS, call.seconds))
-    # No ambient proxy and no compression: what arrives is what is counted.
-    http = httpx2.AsyncClient(transport=wire, timeout=timeout, trust_env=False, headers={"Accept-Encoding": "identity"})
-    async with http:
-        transport = streamable_http_client(call.endpoint, http_client=http, max_sse_event_size=wire.max_bytes)
-        async with Client(transport, client_info=_CLIENT, cache=None) as client:
-            return await client.call_tool(call.tool_name, call.params, progress_callback=_progress(call.on_progress))
+async def _speak(call: _Call, wire: Wire) -> CallToolResult:
+    async with connected(call.endpoint, wire, seconds=call.seconds) as client:
+        return await client.call_tool(call.tool_name, call.params, progress_callback=_progress(call.on_progress))
 
 
 def _progress(told: Progress | None) -> Any:
@@ -152,7 +143,7 @@ def _progress(told: Progress | None) -> Any:
 
     async def forward(progress: float, total: float | None, message: str | None) -> None:
         # The listener may write to the database, which must not happen on the event loop.
-        await asyncio.to_thread(told, _percent(progress, total), None if message is None else _legible(message))
+        await asyncio.to_thread(told, _percent(progress, total), None if message is None else legible(message))
 
     return forward
 
@@ -162,20 +153,9 @@ def _percent(progress: float, total: float | None) -> float | None:
     return max(0.0, min(100.0, 100.0 * share)) if math.isfinite(share) else None
 
 
-class _Wire(PinnedTransport):
-    """The wire of one call, which remembers whether HTTP itself has refused."""
-
-    refused_by_http = False
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        response = await super().handle_async_request(request)
-        self.refused_by_http = response.is_error
-        return response
-
-    @property
-    def broke(self) -> WorkerCallFailed | None:
-        """What broke the wire first, in the words of this app."""
-        return None if self.fault is None else _ON_THE_WIRE[type(self.fault)](str(self.fault))
+def _broke(wire: Wire) -> WorkerCallFailed | None:
+    """What broke the wire first, in the words of this app."""
+    return None if wire.fault is None else _ON_THE_WIRE[type(wire.fault)](str(wire.fault))
 
 
 _ON_THE_WIRE: Final[Mapping[type[CallFailed], type[WorkerCallFailed]]] = {
@@ -186,20 +166,20 @@ _ON_THE_WIRE: Final[Mapping[type[CallFailed], type[WorkerCallFailed]]] = {
 }
 
 
-def _named(exc: BaseException, wire: _Wire, tool_name: str) -> WorkerCallFailed:
+def _named(exc: BaseException, wire: Wire, tool_name: str) -> WorkerCallFailed:
     """What broke a call, in the words of this app."""
-    if wire.broke is not None:
-        return wire.broke
-    leaves = list(_leaves(exc))
-    for leaf in leaves:
+    if (broke := _broke(wire)) is not None:
+        return broke
+    found = list(leaves(exc))
+    for leaf in found:
         if isinstance(leaf, WorkerCallFailed):
             return leaf
         if isinstance(leaf, MCPError):
             return _from_protocol(leaf, wire, tool_name)
     for kinds, refusal, sentence in _BROKEN:
-        if any(isinstance(leaf, kinds) for leaf in leaves):
+        if any(isinstance(leaf, kinds) for leaf in found):
             return refusal(sentence.format(tool_name))
-    return WorkerRefused(f"The worker's answer to {tool_name} can't be used: {_legible(str(leaves[0]))}")
+    return WorkerRefused(f"The worker's answer to {tool_name} can't be used: {legible(str(found[0]))}")
 
 
 _BROKEN: Final[tuple[tuple[tuple[type[BaseException], ...], type[WorkerCallFailed], str], ...]] = (
@@ -213,22 +193,14 @@ _BROKEN: Final[tuple[tuple[tuple[type[BaseException], ...], type[WorkerCallFaile
 )
 
 
-def _from_protocol(error: MCPError, wire: _Wire, tool_name: str) -> WorkerCallFailed:
+def _from_protocol(error: MCPError, wire: Wire, tool_name: str) -> WorkerCallFailed:
     if error.code == REQUEST_TIMEOUT:
         return WorkerTimedOut(f"{tool_name} did not answer in time.")
     if error.code == CONNECTION_CLOSED:
         return WorkerDisconnected(f"The worker closed the connection during {tool_name}.")
     if error.code == INTERNAL_ERROR and not wire.refused_by_http:  # the SDK gives this code to HTTP's refusals as well
-        return WorkerBroke(f"{tool_name} broke inside the worker: {_legible(error.message)}")
-    return WorkerRefused(f"The worker refused {tool_name}: {_legible(error.message)}", mcp_code=error.code)
-
-
-def _leaves(exc: BaseException) -> Iterator[BaseException]:
-    if isinstance(exc, BaseExceptionGroup):
-        for part in exc.exceptions:
-            yield from _leaves(part)
-    else:
-        yield exc
+        return WorkerBroke(f"{tool_name} broke inside the worker: {legible(error.message)}")
+    return WorkerRefused(f"The worker refused {tool_name}: {legible(error.message)}", mcp_code=error.code)
 
 
 def _answer(result: CallToolResult, tool_name: str) -> Answer:
@@ -236,20 +208,15 @@ def _answer(result: CallToolResult, tool_name: str) -> Answer:
     if result.is_error and text == f"Error executing tool {tool_name}":  # the SDK's words for what no tool has raised
         raise WorkerBroke(f"{tool_name} broke inside the worker, which does not say why.")
     if result.is_error:
-        raise WorkerRefused(f"{tool_name}: {_legible(text) or 'the tool failed without a message.'}")
+        raise WorkerRefused(f"{tool_name}: {legible(text) or 'the tool failed without a message.'}")
     structured = result.structured_content
     if structured is None:
         structured = _decoded(text)
     try:
         strict_json.check(structured)
     except strict_json.UnstorableJSON as fault:
-        raise WorkerRefused(f"The worker's answer to {tool_name} can't be kept: {_legible(fault.detail)}") from fault
+        raise WorkerRefused(f"The worker's answer to {tool_name} can't be kept: {legible(fault.detail)}") from fault
     return Answer(payload=structured, text=text)
-
-
-def _legible(text: str) -> str:
-    """A worker's words as the database and a reader can take them: nothing that can't be stored, not too many."""
-    return text[:_MESSAGE].replace("\x00", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
 
 
 def _decoded(text: str) -> dict[str, Any]:

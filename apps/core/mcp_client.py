@@ -1,0 +1,130 @@
+"""Speaking MCP, of whatever revision, with an endpoint that somebody named.
+
+The endpoint's address is checked, the checked address is the one connected to, nothing else is followed, and what it
+sends is bounded in time and size. Call it outside of transactions.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import ClassVar, Final, TypeVar
+
+import anyio
+import anyio.to_thread
+import httpx2
+from mcp import Client, MCPError
+from mcp.client.streamable_http import streamable_http_client
+from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, Implementation
+from pydantic import ValidationError
+
+from apps.core.outbound import CallFailed, Disconnected, PinnedTransport, TimedOut, checked
+
+_CONNECT_SECONDS: Final = 5.0
+_MESSAGE: Final = 2_000
+_CLIENT: Final = Implementation(name="gatehouse", version="1")
+
+T = TypeVar("T")
+
+
+class NotMCP(CallFailed):
+    """Something answers there, but it does not speak MCP."""
+
+    code = "not_mcp"
+
+
+class Refused(CallFailed):
+    """The endpoint speaks MCP and refuses what it was asked."""
+
+    code: ClassVar[str] = "refused"
+
+
+class Wire(PinnedTransport):
+    """The wire of one conversation, which remembers whether HTTP itself has refused."""
+
+    refused_by_http = False
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = await super().handle_async_request(request)
+        self.refused_by_http = response.is_error
+        return response
+
+
+def converse(
+    endpoint: str, dialogue: Callable[[Client], Awaitable[T]], *, deadline: timedelta, max_answer_bytes: int
+) -> T:
+    """Connect, hold a dialogue and hang up, all of it by the deadline.
+
+    :param max_answer_bytes: of all answers together.
+    :raises CallFailed: one of its kinds.
+    """
+    return asyncio.run(_bounded(endpoint, dialogue, deadline.total_seconds(), max_answer_bytes))
+
+
+async def _bounded(endpoint: str, dialogue: Callable[[Client], Awaitable[T]], seconds: float, max_bytes: int) -> T:
+    wire: Wire | None = None
+    try:
+        with anyio.fail_after(seconds):
+            address = await anyio.to_thread.run_sync(checked, endpoint, abandon_on_cancel=True)
+            wire = Wire(address=address, url=httpx2.URL(endpoint), max_bytes=max_bytes)
+            async with connected(endpoint, wire, seconds=seconds) as client:
+                found = await dialogue(client)
+    except Exception as exc:  # the SDK lets whatever broke its streams through, alone or in a group
+        raise (wire and wire.fault) or _named(exc, seconds) from exc
+    if wire.fault is not None:
+        raise wire.fault
+    return found
+
+
+@asynccontextmanager
+async def connected(endpoint: str, wire: Wire, *, seconds: float) -> AsyncIterator[Client]:
+    """A client over this wire that has agreed on a revision with the server."""
+    timeout = httpx2.Timeout(seconds, connect=min(_CONNECT_SECONDS, seconds))
+    # No ambient proxy and no compression: what arrives is what is counted.
+    http = httpx2.AsyncClient(transport=wire, timeout=timeout, trust_env=False, headers={"Accept-Encoding": "identity"})
+    async with http:
+        transport = streamable_http_client(endpoint, http_client=http, max_sse_event_size=wire.max_bytes)
+        async with Client(transport, client_info=_CLIENT, cache=None) as client:
+            yield client
+
+
+def leaves(exc: BaseException) -> Iterator[BaseException]:
+    """What has broken a conversation, out of the groups that task groups make of it."""
+    if isinstance(exc, BaseExceptionGroup):
+        for part in exc.exceptions:
+            yield from leaves(part)
+    else:
+        yield exc
+
+
+def legible(text: str) -> str:
+    """Another's words as the database and a reader can take them: nothing that can't be stored, not too many."""
+    return text[:_MESSAGE].replace("\x00", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+
+
+def _named(exc: BaseException, seconds: float) -> CallFailed:
+    found = list(leaves(exc))
+    for leaf in found:
+        if isinstance(leaf, CallFailed):
+            return leaf
+        if isinstance(leaf, MCPError):
+            return _from_protocol(leaf)
+    for kinds, fault, sentence in _BROKEN:
+        if any(isinstance(leaf, kinds) for leaf in found):
+            return fault(sentence.format(seconds))
+    return NotMCP(f"What answers there can't be used: {legible(str(found[0])) or type(found[0]).__name__}")
+
+
+_BROKEN: Final[tuple[tuple[tuple[type[BaseException], ...], type[CallFailed], str], ...]] = (
+    ((TimeoutError, httpx2.TimeoutException), TimedOut, "No whole answer within {:g} s."),
+    ((ValidationError,), NotMCP, "What answers there is not MCP."),
+    ((httpx2.HTTPError, OSError, anyio.ClosedResourceError), Disconnected, "The connection broke."),
+)
+
+
+def _from_protocol(error: MCPError) -> CallFailed:
+    if error.code == REQUEST_TIMEOUT:
+        return TimedOut("No answer in time.")
+    if error.code == CONNECTION_CLOSED:
+        return Disconnected("The other side closed the connection.")
+    return Refused(f"The endpoint refuses: {legible(error.message)}")
