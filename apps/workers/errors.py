@@ -19,6 +19,12 @@ class WorkerIdTaken(Conflict):
     code = "worker_id_taken"
 
 
+class UnknownKey(NotFound):
+    """No key of this id was enrolled here."""
+
+    code = "unknown_key"
+
+
 class KeyIdTaken(Conflict):
     """A key of this id is enrolled, and it is another key."""
 
@@ -55,6 +61,12 @@ class BadSignature(Invalid):
     code = "bad_signature"
 
 
+class MalformedSignature(BadSignature):
+    """The signature is no compact JWS with a plain header."""
+
+    code = "malformed_signature"
+
+
 class SignatureExpired(BadSignature):
     """The signature's time is over, or it never ends."""
 
@@ -62,7 +74,7 @@ class SignatureExpired(BadSignature):
 
 
 class SignatureReplayed(BadSignature):
-    """A younger manifest of this worker is known: this one was valid once."""
+    """The signature was valid once: a younger one is known, or the worker was unregistered since."""
 
     code = "signature_replayed"
 

@@ -7,7 +7,7 @@ from django.db.models import Q
 from apps.principals.models import Principal, TenantModel
 from apps.workers.errors import IllegalTransition
 from apps.workers.states import TRANSITIONS, State
-from apps.workers.trust import Tier
+from apps.workers.trust import RENEW_BEFORE, Tier
 
 
 class Registry(TenantModel):
@@ -53,6 +53,9 @@ class WorkerQuerySet(models.QuerySet["Worker"]):
     def registered(self) -> "WorkerQuerySet":
         return self.filter(unregistered_at=None)
 
+    def trusted(self) -> "WorkerQuerySet":
+        return self.exclude(effective_tier=Tier.UNTRUSTED)
+
 
 class Worker(TenantModel):
     """One worker as its latest manifest describes it, with how far it is trusted and how it is.
@@ -79,7 +82,11 @@ class Worker(TenantModel):
     signing_key = models.ForeignKey(
         SigningKey, on_delete=models.PROTECT, null=True, related_name="workers", db_index=False
     )
-    signed_at = models.DateTimeField(null=True)
+    signed_at = models.DateTimeField(null=True, help_text="When the youngest signature that was taken was made.")
+    trust_ends_at = models.DateTimeField(
+        null=True, help_text="When the signature ends. A worker that wants trust beyond it registers anew."
+    )
+    void_until = models.DateTimeField(null=True, help_text="Signatures made up to this moment count no more.")
     state = models.CharField(max_length=12, choices=State, default=State.READY)
     current_load = models.FloatField(default=0)
     available = models.BooleanField(default=True)
@@ -98,7 +105,8 @@ class Worker(TenantModel):
                 condition=Q(effective_tier__in=Tier.values), name="workers_worker_effective_tier_known"
             ),
             models.CheckConstraint(
-                condition=Q(effective_tier=Tier.UNTRUSTED) | Q(signing_key__isnull=False, signed_at__isnull=False),
+                condition=Q(effective_tier=Tier.UNTRUSTED)
+                | Q(signing_key__isnull=False, signed_at__isnull=False, trust_ends_at__isnull=False),
                 name="workers_worker_trust_is_signed",
             ),
             models.CheckConstraint(
@@ -112,10 +120,21 @@ class Worker(TenantModel):
                 fields=["last_heartbeat_at"],
                 condition=Q(unregistered_at=None) & ~Q(state__in=["offline", "quarantined"]),
             ),
+            # Serves services.lapse_trust(): trusted workers by the end of their signature.
+            models.Index(
+                name="workers_worker_lapsing",
+                fields=["trust_ends_at"],
+                condition=~Q(effective_tier=Tier.UNTRUSTED),
+            ),
         ]
 
     def __str__(self) -> str:
         return self.worker_id
+
+    @property
+    def is_to_register_again(self) -> bool:
+        """Whether, at its last heartbeat, its trust had ended or was soon to end."""
+        return self.trust_ends_at is not None and self.trust_ends_at - self.last_heartbeat_at <= RENEW_BEFORE
 
     # Mutators change memory only. Services lock, save and commit.
 
@@ -197,11 +216,12 @@ class Call(TenantModel):
 
 
 class WorkerEvent(TenantModel):
-    """What happened to a worker: registered, changed, fell silent, came back, left. Health history, never changed."""
+    """What happened to a worker: registered, changed, trusted more or less, fell silent, came back, left. Never changed."""
 
     class Kind(models.TextChoices):
         REGISTERED = "registered"
         REPLACED = "replaced", "manifest replaced"
+        TRUST = "trust", "trust changed"
         STATE = "state", "state changed"
         UNREGISTERED = "unregistered"
 
@@ -214,7 +234,7 @@ class WorkerEvent(TenantModel):
     class Meta:
         constraints = [
             models.CheckConstraint(
-                condition=Q(kind__in=["registered", "replaced", "state", "unregistered"]),
+                condition=Q(kind__in=["registered", "replaced", "trust", "state", "unregistered"]),
                 name="workers_workerevent_kind_known",
             ),
             models.CheckConstraint(condition=Q(state__in=State.values), name="workers_workerevent_state_known"),

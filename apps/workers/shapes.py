@@ -54,7 +54,7 @@ class Hints(Input):
 class Trust(Input):
     tier: TierName = "untrusted"
     """A claim; the hub grants at most what the signing key may grant."""
-    signature: Annotated[str, Field(max_length=20_000)] | None = None
+    signature: Annotated[str, Field(max_length=200_000)] | None = None
     """Compact JWS (Ed25519) over the canonical JSON of the manifest without this member."""
     key_id: Annotated[Text, Field(max_length=100)] | None = None
 

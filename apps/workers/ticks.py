@@ -14,6 +14,12 @@ def mark_late() -> None:
 
 
 @tick(every=timedelta(seconds=5))
+def lapse_trust() -> None:
+    with acting_as_system("signatures that have ended"):
+        services.lapse_trust()
+
+
+@tick(every=timedelta(seconds=5))
 def fold_calls() -> None:
     with acting_as_system("counting calls"):
         services.fold_calls()

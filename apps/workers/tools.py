@@ -1,5 +1,6 @@
 """Operations of the registry."""
 
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -28,6 +29,8 @@ class RegisteredWorker(Output):
     effective_tier: TierName
     reason: str
     """Why it has this tier."""
+    trust_ends_at: datetime | None
+    """When the signature ends. With it ends the trust, unless a registration signed anew comes before."""
     tools: list[ToolRef]
     next_heartbeat_seconds: int
 
@@ -44,6 +47,8 @@ class HeartbeatTaken(Output):
     status: str
     """The state that the hub now sees the worker in."""
     next_heartbeat_seconds: int
+    register_again: bool
+    """Sign the manifest anew and register: trust in the present signature ends within five minutes, or has ended."""
 
 
 class OneWorker(Input):
@@ -131,6 +136,7 @@ def register_worker(caller: Caller, given: RegisterWorker) -> Reply:
         status=done.worker.state,
         effective_tier=_tier(done.worker.effective_tier),
         reason=done.worker.tier_reason,
+        trust_ends_at=done.worker.trust_ends_at,
         tools=[ToolRef(name=tool.name, tool_uid=tool.uid) for tool in done.tools],
         next_heartbeat_seconds=_next_heartbeat(),
     )
@@ -155,7 +161,11 @@ def worker_heartbeat(caller: Caller, given: WorkerHeartbeat) -> HeartbeatTaken:
         current_load=given.current_load,
         available=given.available,
     )
-    return HeartbeatTaken(status=worker.state, next_heartbeat_seconds=_next_heartbeat())
+    return HeartbeatTaken(
+        status=worker.state,
+        next_heartbeat_seconds=_next_heartbeat(),
+        register_again=worker.is_to_register_again,
+    )
 
 
 @operation(

@@ -6,6 +6,7 @@ without one.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
 from django.db.models import TextChoices
@@ -39,6 +40,9 @@ RATE_MULTIPLIER: Final[Mapping[Tier, float]] = {
     Tier.SANDBOX: 0.1,
     Tier.UNTRUSTED: 0.01,
 }
+
+RENEW_BEFORE: Final = timedelta(minutes=5)
+"""So long before its signature ends a worker is told to register anew."""
 
 _RANK: Final = {Tier.UNTRUSTED: 0, Tier.SANDBOX: 1, Tier.VERIFIED: 2, Tier.TRUSTED: 3}
 

@@ -53,7 +53,7 @@ def test_a_heartbeat_is_answered_with_the_next_ones_time(token: str) -> None:
 
     assert post("/workers/code-analyzer-001/heartbeat", HEARTBEAT, token) == (
         200,
-        {"status": "ready", "next_heartbeat_seconds": 30},
+        {"status": "ready", "next_heartbeat_seconds": 30, "register_again": False},
     )
     assert post("/workers/nobody/heartbeat", HEARTBEAT, token)[0] == 404
 

@@ -21,16 +21,7 @@ from apps.workers.models import Offer, ToolVersion, Worker, WorkerEvent
 from apps.workers.states import TRANSITIONS, State
 from apps.workers.trust import Tier, effective_tier, effects_of, forbidden_effects
 from tests.factories import make_caller
-from tests.workers.factories import NOTHING, enroll, make_key, make_manifest, register, signed
-
-
-def move_clock(by: timedelta) -> None:
-    """Let the database's clock stand at another time for the rest of the transaction."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "select set_config('gatehouse.now', (gatehouse_now() + make_interval(secs => %s))::text, true)",
-            [by.total_seconds()],
-        )
+from tests.workers.factories import NOTHING, enroll, make_key, make_manifest, move_clock, register, signed
 
 
 def heartbeat(caller: Caller, worker_id: str = "code-analyzer-001", status: str = "healthy") -> Worker:
@@ -54,7 +45,10 @@ def test_an_unsigned_claim_of_trust_is_untrusted_and_may_do_nothing_with_effects
     register(as_kee, make_manifest("harmless", trust={"tier": "trusted"}, side_effects=NOTHING))
     register(as_kee, {**make_manifest("silent"), "side_effects": None})
 
-    assert (done.worker.effective_tier, done.worker.tier_reason) == ("untrusted", "the manifest is not signed")
+    assert (done.worker.effective_tier, done.worker.tier_reason) == (
+        "untrusted",
+        "the manifest is not signed, or names no key",
+    )
     barred = {offer.worker_id: offer.barred for offer in selectors.catalogue().offers}
     assert barred == {
         "code-analyzer-001": "the tier untrusted does not allow read",
@@ -154,7 +148,7 @@ def _garbage(manifest: dict[str, Any], _key: dict[str, str]) -> dict[str, Any]:
         (_endless, errors.SignatureExpired),
         (_symmetric, errors.WrongAlgorithm),
         (_unsigned_header, errors.WrongAlgorithm),
-        (_garbage, errors.BadSignature),
+        (_garbage, errors.MalformedSignature),
     ],
 )
 def test_a_signature_that_does_not_hold_is_refused_by_name_and_nothing_is_stored(
@@ -190,7 +184,7 @@ def test_a_revoked_key_strips_its_workers_and_signs_no_more(as_kee: Caller) -> N
     register(as_kee, signed(make_manifest(), key))
     epoch = selectors.epochs()
 
-    services.revoke_key(tenant_id=as_kee.tenant_id, key_id="bundled")
+    services.revoke_key(tenant_id=as_kee.tenant_id, key_id="bundled", why="stolen")
 
     assert selectors.worker_named("code-analyzer-001").effective_tier == Tier.UNTRUSTED
     assert selectors.epochs() != epoch

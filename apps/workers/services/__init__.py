@@ -2,8 +2,10 @@
 
 from apps.workers.services.calls import RECENT_CALLS, fold_calls, record_call
 from apps.workers.services.health import HEARTBEAT_EVERY, LATE_AFTER, OFFLINE_AFTER, heartbeat, mark_late
+from apps.workers.services.judging import lapse_trust
 from apps.workers.services.keys import enroll_key, revoke_key
-from apps.workers.services.registering import Registration, register, unregister
+from apps.workers.services.quarantining import quarantine, release
+from apps.workers.services.registering import Registration, expel, register, unregister
 
 __all__ = [
     "HEARTBEAT_EVERY",
@@ -12,11 +14,15 @@ __all__ = [
     "RECENT_CALLS",
     "Registration",
     "enroll_key",
+    "expel",
     "fold_calls",
     "heartbeat",
+    "lapse_trust",
     "mark_late",
+    "quarantine",
     "record_call",
     "register",
+    "release",
     "revoke_key",
     "unregister",
 ]

@@ -10,13 +10,15 @@ from django.db import IntegrityError, transaction
 
 from apps.core.sql import database_now, violated_constraint
 from apps.principals.tenancy import Caller
-from apps.workers import manifests, signing
-from apps.workers.errors import KeyRevoked, SignatureReplayed, WorkerIdTaken
+from apps.workers import manifests
+from apps.workers.errors import WorkerIdTaken
 from apps.workers.manifests import Manifest, ToolContract
-from apps.workers.models import Offer, SigningKey, ToolVersion, Worker, WorkerEvent
-from apps.workers.services.rows import advance, lock, lock_own, move, record
+from apps.workers.models import Offer, ToolVersion, Worker, WorkerEvent
+from apps.workers.services.judging import grant_trust, judge, lock_key
+from apps.workers.services.rows import advance, lock, lock_own, lock_registered, move, record
+from apps.workers.signing import unsigned
 from apps.workers.states import State
-from apps.workers.trust import Grant, Tier, effective_tier
+from apps.workers.trust import Tier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,18 +30,10 @@ class Registration:
     tools: tuple[ToolContract, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Trusted:
-    """A grant with the key and the time of the signature that it rests on."""
-
-    grant: Grant
-    key: SigningKey | None = None
-    signed_at: datetime | None = None
-
-
 @transaction.atomic
 def register(*, caller: Caller, original: Mapping[str, Any]) -> Registration:
-    """Register a worker, or take its new manifest. The same manifest again changes nothing but its heartbeat.
+    """Register a worker, or take its new manifest. The same manifest again, freshly signed or not, changes nothing but
+    its heartbeat and how long its trust lasts.
 
     :raises WorkerIdTaken: if another principal's worker has this id.
     :raises UnusableEndpoint: if no call could go to its endpoint.
@@ -47,35 +41,52 @@ def register(*, caller: Caller, original: Mapping[str, Any]) -> Registration:
     :raises BadSignature: if it is signed, by an enrolled key, and the signature does not hold.
     """
     manifest = manifests.read(original, allow_loopback=settings.ALLOW_LOOPBACK)
+    key = lock_key(manifest)
     now = database_now()
     worker, created = _lock_or_create(caller, manifest, now)
     if worker.principal_id != caller.principal_id and worker.unregistered_at is None:
         raise WorkerIdTaken(f"Another principal has registered {manifest.worker_id!r}.")
-    trusted = _judge(manifest, worker, now)
-    changed = created or worker.unregistered_at is not None or worker.manifest != dict(manifest.original)
-    _describe(worker, caller, manifest, trusted, now)
+    trusted = judge(manifest, worker, key, now)
+    changed = created or worker.unregistered_at is not None or unsigned(worker.manifest) != unsigned(manifest.original)
+    regraded = grant_trust(worker, trusted, now)
+    _describe(worker, caller, manifest, now)
     moved = _arrive(worker, now)
     if changed:
         _offer(worker, manifest, now)
         record(worker, WorkerEvent.Kind.REGISTERED if created else WorkerEvent.Kind.REPLACED, worker.tier_reason, now)
-    if changed or moved:
+    if changed or regraded or moved:
         advance([worker.tenant_id])
     return Registration(worker=worker, created=created, tools=manifest.tools)
 
 
 @transaction.atomic
 def unregister(*, caller: Caller, worker_id: str) -> Worker:
-    """Take a worker out of the registry; its history stays.
+    """Take a worker out of the registry; its history stays. Calls that run go on; what signed it so far counts no more.
 
     :raises UnknownWorker: if there is none of this id that the caller may speak for.
     """
     worker = lock_own(caller, worker_id)
-    now = database_now()
-    worker.unregistered_at = now
-    worker.save(update_fields=["unregistered_at"])
-    record(worker, WorkerEvent.Kind.UNREGISTERED, f"by {caller.name}", now)
-    advance([worker.tenant_id])
+    _take_out(worker, f"by {caller.name}")
     return worker
+
+
+@transaction.atomic
+def expel(*, tenant_id: int, worker_id: str, why: str) -> Worker:
+    """Take a worker out of the registry by an operator's word. It may register again, unless it is in quarantine.
+
+    :raises UnknownWorker: if none of this id is registered.
+    """
+    worker = lock_registered(tenant_id, worker_id)
+    _take_out(worker, f"by an operator: {why}")
+    return worker
+
+
+def _take_out(worker: Worker, why: str) -> None:
+    now = database_now()
+    worker.unregistered_at = worker.void_until = now
+    worker.save(update_fields=["unregistered_at", "void_until"])
+    record(worker, WorkerEvent.Kind.UNREGISTERED, why, now)
+    advance([worker.tenant_id])
 
 
 def _lock_or_create(caller: Caller, manifest: Manifest, now: datetime) -> tuple[Worker, bool]:
@@ -107,35 +118,13 @@ def _lock_or_create(caller: Caller, manifest: Manifest, now: datetime) -> tuple[
     return rival, False
 
 
-def _judge(manifest: Manifest, worker: Worker, now: datetime) -> _Trusted:
-    """Find out how far a manifest is to be trusted. Unsigned is untrusted; signed wrongly is refused."""
-    if not manifest.signature or not manifest.key_id:
-        return _Trusted(grant=effective_tier(manifest.claimed_tier, ceiling=None, because="the manifest is not signed"))
-    key = SigningKey.objects.filter(key_id=manifest.key_id).first()
-    if key is None:
-        because = f"the key {manifest.key_id[:100]} is not enrolled"
-        return _Trusted(grant=effective_tier(manifest.claimed_tier, ceiling=None, because=because))
-    if key.revoked_at is not None:
-        raise KeyRevoked(f"The key {key.key_id!r} was revoked.")
-    signed = signing.verify(
-        manifest.original, signature=manifest.signature, key_id=key.key_id, key=key.public_key, now=now
-    )
-    if worker.signed_at is not None and signed.signed_at < worker.signed_at:
-        raise SignatureReplayed(f"A manifest signed at {worker.signed_at.isoformat()} is known.")
-    grant = effective_tier(manifest.claimed_tier, ceiling=Tier(key.ceiling), because=f"signed by {key.key_id}")
-    return _Trusted(grant=grant, key=key, signed_at=signed.signed_at)
-
-
-def _describe(worker: Worker, caller: Caller, manifest: Manifest, trusted: _Trusted, now: datetime) -> None:
+def _describe(worker: Worker, caller: Caller, manifest: Manifest, now: datetime) -> None:
     worker.principal_id = caller.principal_id
     worker.endpoint = manifest.endpoint
     worker.capabilities = list(manifest.capabilities)
     worker.constraints, worker.hints = dict(manifest.constraints), dict(manifest.hints)
     worker.manifest = dict(manifest.original)
     worker.claimed_tier = manifest.claimed_tier
-    worker.effective_tier, worker.tier_reason = trusted.grant.tier, trusted.grant.reason[:300]
-    worker.signing_key = trusted.key
-    worker.signed_at = trusted.signed_at or worker.signed_at
     worker.last_heartbeat_at = now
     worker.available = True
     worker.unregistered_at = None

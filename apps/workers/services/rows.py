@@ -22,6 +22,13 @@ def lock_own(caller: Caller, worker_id: str) -> Worker:
     return worker
 
 
+def lock_registered(tenant_id: int, worker_id: str) -> Worker:
+    worker = Worker.objects.registered().named(worker_id).filter(tenant_id=tenant_id).select_for_update().first()
+    if worker is None:
+        raise UnknownWorker(f"There is no worker {worker_id[:100]!r}.")
+    return worker
+
+
 def move(worker: Worker, state: State, why: str, now: datetime) -> bool:
     """Change a worker's state if it is another one. A quarantine is not ended by what a worker says of itself."""
     if worker.state in {state, State.QUARANTINED}:

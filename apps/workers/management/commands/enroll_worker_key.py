@@ -1,16 +1,23 @@
-"""Enroll the key in a file, made where there is none: `manage.py enroll_worker_key --name bundled --ceiling verified --private-file FILE`."""
+"""Enroll a key whose manifests shall be trusted, up to a ceiling.
+
+A key of this machine, made where its file does not exist, or the public half (a JWK) that somebody else has handed over:
+
+    manage.py enroll_worker_key --name bundled --ceiling verified --private-file FILE
+    manage.py enroll_worker_key --name acme-ocr --ceiling sandbox --public-file FILE
+"""
 
 import json
-from argparse import ArgumentParser
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandError
 from joserfc.jwk import OKPKey
 
+from apps.core.errors import DomainError
 from apps.principals import selectors as principals
 from apps.principals.tenancy import acting_as_system
-from apps.workers import services
+from apps.workers import services, signing
 from apps.workers.trust import Tier
 
 
@@ -20,20 +27,42 @@ class Command(BaseCommand):
     help = __doc__
 
     def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.formatter_class = RawDescriptionHelpFormatter
         parser.add_argument("--tenant", default="default")
         parser.add_argument("--name", required=True, help="what the key's id begins with")
         parser.add_argument("--ceiling", required=True, choices=Tier.values)
-        parser.add_argument(
-            "--private-file", required=True, type=Path, help="where its private half lies, or shall lie"
-        )
+        where = parser.add_mutually_exclusive_group(required=True)
+        where.add_argument("--private-file", type=Path, help="where its private half lies, or shall lie")
+        where.add_argument("--public-file", type=Path, help="where its public half lies")
 
-    def handle(self, *_args: Any, tenant: str, name: str, ceiling: str, private_file: Path, **_options: Any) -> None:
-        private = _private_key(private_file, name)
-        public = json.dumps({member: private[member] for member in ("kty", "crv", "x")})
-        with acting_as_system("enroll a worker key"):
-            tenant_id = principals.tenant_named(tenant).pk
-            services.enroll_key(tenant_id=tenant_id, key_id=private["kid"], public_key=public, ceiling=Tier(ceiling))
-        self.stdout.write(f"{private['kid']} may grant {ceiling}; its private half is in {private_file}")
+    def handle(
+        self,
+        *_args: Any,
+        tenant: str,
+        name: str,
+        ceiling: str,
+        private_file: Path,
+        public_file: Path | None,
+        **_options: Any,
+    ) -> None:
+        try:
+            found = _private_key(private_file, name) if public_file is None else _public_key(public_file, name)
+            public = json.dumps({member: found[member] for member in ("kty", "crv", "x")})
+            with acting_as_system("enroll a worker key"):
+                tenant_id = principals.tenant_named(tenant).pk
+                services.enroll_key(tenant_id=tenant_id, key_id=found["kid"], public_key=public, ceiling=Tier(ceiling))
+        except DomainError as refusal:
+            raise CommandError(refusal.detail) from refusal
+        self.stdout.write(f"{found['kid']} may grant {ceiling}")
+
+
+def _public_key(file: Path, name: str) -> dict[str, str]:
+    text = signing.public_key(file.read_text(encoding="utf-8"))
+    return {**json.loads(text), "kid": _key_id(name, OKPKey.import_key(json.loads(text)))}
+
+
+def _key_id(name: str, key: OKPKey) -> str:
+    return f"{name}-{key.thumbprint()[:12]}"
 
 
 def _private_key(file: Path, name: str) -> dict[str, str]:
@@ -43,7 +72,7 @@ def _private_key(file: Path, name: str) -> dict[str, str]:
     except FileNotFoundError:
         key = OKPKey.generate_key("Ed25519", private=True)
         members = {member: str(value) for member, value in key.as_dict(private=True).items()}
-        found = {**members, "kid": f"{name}-{key.thumbprint()[:12]}"}
+        found = {**members, "kid": _key_id(name, key)}
         part = file.with_name(f"{file.name}.part")
         part.unlink(missing_ok=True)
         part.touch(mode=0o600)

@@ -1,0 +1,618 @@
+"""What a signature is worth: which are refused, and by which name, when trust ends, and what ends it at once."""
+
+import base64
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import IntegrityError, connection, transaction
+from joserfc import jws
+from joserfc.jwk import ECKey, OctKey, OKPKey
+
+from apps.core.errors import DomainError
+from apps.core.sql import database_now
+from apps.principals.models import Tenant
+from apps.principals.scopes import Kind, Scope
+from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in
+from apps.workers import errors, selectors, services, signing
+from apps.workers.models import SigningKey, ToolVersion, Worker, WorkerEvent
+from apps.workers.services import Registration
+from apps.workers.trust import Tier
+from tests.factories import make_caller
+from tests.ground import analyzed
+from tests.workers.factories import (
+    NOTHING,
+    enroll,
+    make_key,
+    make_manifest,
+    move_clock,
+    public_half,
+    register,
+    signed,
+)
+
+HOUR = timedelta(hours=1)
+Key = dict[str, str]
+
+
+def heartbeat(caller: Caller, worker_id: str = "code-analyzer-001") -> Worker:
+    return services.heartbeat(caller=caller, worker_id=worker_id, status="healthy", current_load=0.0, available=True)
+
+
+def lapse() -> int:
+    with acting_as_system("test"):
+        return services.lapse_trust()
+
+
+def revoke(caller: Caller, key_id: str = "bundled", why: str = "stolen") -> int:
+    return services.revoke_key(tenant_id=caller.tenant_id, key_id=key_id, why=why)
+
+
+def tier(worker_id: str = "code-analyzer-001") -> str:
+    return Worker.objects.get(worker_id=worker_id).effective_tier
+
+
+def history(kind: str = "trust") -> list[str]:
+    return [event.detail for event in WorkerEvent.objects.filter(kind=kind).order_by("id")]
+
+
+# Forged, stretched and mangled signatures.
+
+
+def _with(manifest: dict[str, Any], signature: Any) -> dict[str, Any]:
+    return {**manifest, "trust": {"tier": "verified", "key_id": "bundled", "signature": signature}}
+
+
+def _encoded(part: bytes) -> str:
+    return base64.urlsafe_b64encode(part).rstrip(b"=").decode()
+
+
+def _payload(manifest: dict[str, Any]) -> bytes:
+    return signing.payload(_with(manifest, None))
+
+
+def _period() -> dict[str, int]:
+    now = int(database_now().timestamp())
+    return {"iat": now, "exp": now + 3600}
+
+
+def _signed_under(header: str, manifest: dict[str, Any], key: Key) -> str:
+    """A signature that this key has really made, under any header at all."""
+    signed_part = f"{_encoded(header.encode())}.{_encoded(_payload(manifest))}"
+    made = OKPKey.import_key(dict(key)).private_key.sign(signed_part.encode())  # type: ignore[union-attr]  # it is a private one
+    return f"{signed_part}.{_encoded(made)}"
+
+
+def _header(**more: Any) -> str:
+    return json.dumps({"alg": "Ed25519", "kid": "bundled", **_period(), **more})
+
+
+def unprotected(manifest: dict[str, Any], _key: Key) -> Any:
+    header = _encoded(json.dumps({"alg": "none", "kid": "bundled", **_period()}).encode())
+    return f"{header}.{_encoded(_payload(manifest))}."
+
+
+def hmac_with_the_public_key(manifest: dict[str, Any], key: Key) -> Any:
+    secret = OctKey.import_key(public_half(key))
+    return jws.serialize_compact({"alg": "HS256", "kid": "bundled"}, _payload(manifest), secret)
+
+
+def es256(manifest: dict[str, Any], _key: Key) -> Any:
+    other = ECKey.generate_key("P-256")
+    return jws.serialize_compact({"alg": "ES256", "kid": "bundled"}, _payload(manifest), other)
+
+
+def ed448(manifest: dict[str, Any], _key: Key) -> Any:
+    other = OKPKey.generate_key("Ed448")
+    registry = jws.JWSRegistry(algorithms=["EdDSA"])
+    with pytest.warns(Warning, match="EdDSA"):
+        return jws.serialize_compact({"alg": "EdDSA", "kid": "bundled"}, _payload(manifest), other, registry=registry)
+
+
+def ed448_called_ed25519(manifest: dict[str, Any], _key: Key) -> Any:
+    signed_part = f"{_encoded(_header().encode())}.{_encoded(_payload(manifest))}"
+    made = OKPKey.generate_key("Ed448").private_key.sign(signed_part.encode())  # type: ignore[union-attr]  # it is a private one
+    return f"{signed_part}.{_encoded(made)}"
+
+
+def eddsa(manifest: dict[str, Any], key: Key) -> Any:
+    return _signed_under(_header(alg="EdDSA"), manifest, key)
+
+
+def critical(manifest: dict[str, Any], key: Key) -> Any:
+    return _signed_under(_header(crit=["exp"]), manifest, key)
+
+
+def unencoded_payload(manifest: dict[str, Any], key: Key) -> Any:
+    return _signed_under(_header(b64=False, crit=["b64"]), manifest, key)
+
+
+def header_written_twice(manifest: dict[str, Any], key: Key) -> Any:
+    return _signed_under(_header().replace('"alg"', '"kid": "other", "alg"'), manifest, key)
+
+
+def header_of_no_object(manifest: dict[str, Any], key: Key) -> Any:
+    return _signed_under("[]", manifest, key)
+
+
+def header_of_no_json(manifest: dict[str, Any], key: Key) -> Any:
+    return _signed_under("{", manifest, key)
+
+
+def two_signatures(manifest: dict[str, Any], key: Key) -> Any:
+    return _signed_under(_header(), manifest, key) + "." + _encoded(b"x" * 64)
+
+
+def json_with_two_signatures(manifest: dict[str, Any], key: Key) -> Any:
+    one: jws.HeaderDict = {"protected": {"alg": "Ed25519", "kid": "bundled"}}
+    made = jws.serialize_json(
+        [one, one], _payload(manifest), OKPKey.import_key(dict(key)), registry=jws.JWSRegistry(algorithms=["Ed25519"])
+    )
+    return json.dumps(made)
+
+
+def padded(manifest: dict[str, Any], key: Key) -> Any:
+    return _signed_under(_header(), manifest, key) + "="
+
+
+def with_a_line_break(manifest: dict[str, Any], key: Key) -> Any:
+    return _signed_under(_header(), manifest, key) + "\n"
+
+
+def two_parts(manifest: dict[str, Any], key: Key) -> Any:
+    return _signed_under(_header(), manifest, key).rpartition(".")[0]
+
+
+def empty(_manifest: dict[str, Any], _key: Key) -> Any:
+    return ""
+
+
+def detached(manifest: dict[str, Any], key: Key) -> Any:
+    header, _, made = _signed_under(_header(), manifest, key).split(".")
+    return f"{header}..{made}"
+
+
+def cut_short(manifest: dict[str, Any], key: Key) -> Any:
+    return _signed_under(_header(), manifest, key)[:-4]
+
+
+def another_key_in_the_header(manifest: dict[str, Any], key: Key) -> Any:
+    return _signed_under(_header(kid="other"), manifest, key)
+
+
+def its_own_key_in_the_header(manifest: dict[str, Any], _key: Key) -> Any:
+    stranger = make_key()
+    return _signed_under(_header(jwk=json.loads(public_half(stranger))), manifest, stranger)
+
+
+def without_an_end(manifest: dict[str, Any], key: Key) -> Any:
+    return _signed_under(json.dumps({"alg": "Ed25519", "kid": "bundled", "iat": _period()["iat"]}), manifest, key)
+
+
+def ended_a_second_ago(manifest: dict[str, Any], key: Key) -> Any:
+    return _signed_under(_header(exp=_period()["iat"] - 1, iat=_period()["iat"] - 60), manifest, key)
+
+
+def good_for_a_month(manifest: dict[str, Any], key: Key) -> Any:
+    return _signed_under(_header(exp=_period()["iat"] + 30 * 86_400), manifest, key)
+
+
+def signed_tomorrow(manifest: dict[str, Any], key: Key) -> Any:
+    tomorrow = _period()["iat"] + 86_400
+    return _signed_under(_header(iat=tomorrow, exp=tomorrow + 60), manifest, key)
+
+
+def of_another_worker(manifest: dict[str, Any], key: Key) -> Any:
+    return _signed_under(_header(), {**manifest, "worker_id": "somebody-else"}, key)
+
+
+REFUSED: list[tuple[Callable[[dict[str, Any], Key], Any], type[DomainError]]] = [
+    (unprotected, errors.WrongAlgorithm),
+    (hmac_with_the_public_key, errors.WrongAlgorithm),
+    (es256, errors.WrongAlgorithm),
+    (ed448, errors.WrongAlgorithm),
+    (eddsa, errors.WrongAlgorithm),
+    (ed448_called_ed25519, errors.BadSignature),
+    (critical, errors.MalformedSignature),
+    (unencoded_payload, errors.MalformedSignature),
+    (header_written_twice, errors.MalformedSignature),
+    (header_of_no_object, errors.MalformedSignature),
+    (header_of_no_json, errors.MalformedSignature),
+    (two_signatures, errors.MalformedSignature),
+    (json_with_two_signatures, errors.MalformedSignature),
+    (padded, errors.MalformedSignature),
+    (with_a_line_break, errors.MalformedSignature),
+    (two_parts, errors.MalformedSignature),
+    (detached, errors.MalformedSignature),
+    (empty, errors.MalformedSignature),
+    (cut_short, errors.BadSignature),
+    (another_key_in_the_header, errors.BadSignature),
+    (its_own_key_in_the_header, errors.BadSignature),
+    (of_another_worker, errors.BadSignature),
+    (without_an_end, errors.SignatureExpired),
+    (ended_a_second_ago, errors.SignatureExpired),
+    (good_for_a_month, errors.SignatureExpired),
+    (signed_tomorrow, errors.SignatureExpired),
+]
+
+
+@pytest.mark.parametrize(("forge", "refusal"), REFUSED, ids=[forge.__name__ for forge, _ in REFUSED])
+def test_a_forged_or_mangled_signature_is_refused_by_its_name_and_changes_nothing(
+    as_kee: Caller, forge: Callable[[dict[str, Any], Key], Any], refusal: type[DomainError]
+) -> None:
+    key = make_key()
+    enroll(as_kee, key, Tier.TRUSTED)
+    manifest = make_manifest()
+    standing = register(as_kee, make_manifest("standing")).worker
+    before = (Worker.objects.count(), ToolVersion.objects.count(), WorkerEvent.objects.count(), selectors.epochs())
+
+    with pytest.raises(refusal) as caught, transaction.atomic():
+        register(as_kee, _with(manifest, forge(manifest, key)))
+
+    assert type(caught.value) is refusal
+    assert before == (
+        Worker.objects.count(), ToolVersion.objects.count(), WorkerEvent.objects.count(), selectors.epochs()
+    )  # fmt: skip
+    assert Worker.objects.get() == standing
+
+
+def test_the_ground_of_these_forgeries_is_a_signature_that_holds(as_kee: Caller) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+
+    done = register(as_kee, _with(make_manifest(), _signed_under(_header(), make_manifest(), key)))
+
+    assert done.worker.effective_tier == "verified"
+
+
+def test_members_in_another_order_are_the_same_manifest(as_kee: Caller) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    manifest = signed(make_manifest(), key)
+
+    done = register(as_kee, dict(reversed(manifest.items())))
+
+    assert done.worker.effective_tier == "verified"
+
+
+@pytest.mark.parametrize(
+    "trust", [{"tier": "trusted", "signature": "a.b.c"}, {"tier": "trusted", "key_id": "bundled"}, {"tier": "trusted"}]
+)
+def test_a_claim_without_both_signature_and_key_is_untrusted_and_says_why(
+    as_kee: Caller, trust: dict[str, str]
+) -> None:
+    enroll(as_kee, make_key(), Tier.TRUSTED)
+
+    done = register(as_kee, make_manifest(trust=trust))
+
+    assert (done.worker.effective_tier, done.worker.tier_reason) == (
+        "untrusted",
+        "the manifest is not signed, or names no key",
+    )
+
+
+# The same signature again.
+
+
+def test_its_owner_may_present_a_signature_again_until_it_ends(as_kee: Caller) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    manifest = signed(make_manifest(), key)
+    register(as_kee, manifest)
+    events = WorkerEvent.objects.count()
+    epochs = selectors.epochs()
+
+    assert register(as_kee, manifest).worker.effective_tier == "verified"
+    assert (WorkerEvent.objects.count(), selectors.epochs()) == (events, epochs)
+    move_clock(HOUR)
+    with pytest.raises(errors.SignatureExpired), transaction.atomic():
+        register(as_kee, manifest)
+
+
+def test_nobody_else_may_present_it_while_the_worker_is_registered_nor_afterwards(
+    tenant: Tenant, as_kee: Caller
+) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    manifest = signed(make_manifest(), key)
+    register(as_kee, manifest)
+    rival = make_caller(tenant, "rival", Kind.WORKER)
+
+    with acting_as(rival), pytest.raises(errors.WorkerIdTaken), transaction.atomic():
+        register(rival, manifest)
+    services.unregister(caller=as_kee, worker_id="code-analyzer-001")
+    with acting_as(rival), pytest.raises(errors.SignatureReplayed), transaction.atomic():
+        register(rival, manifest)
+
+    assert Worker.objects.get().principal_id == as_kee.principal_id
+    assert Worker.objects.get().unregistered_at is not None
+
+
+def test_after_an_unregistration_only_a_younger_signature_counts_even_by_way_of_an_unsigned_manifest(
+    tenant: Tenant, as_kee: Caller
+) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    old = signed(make_manifest(), key)
+    register(as_kee, old)
+    services.unregister(caller=as_kee, worker_id="code-analyzer-001")
+    with pytest.raises(errors.SignatureReplayed), transaction.atomic():
+        register(as_kee, old)
+    rival = make_caller(tenant, "rival", Kind.WORKER)
+    with acting_as(rival):
+        assert register(rival, make_manifest()).worker.effective_tier == "untrusted"
+        with pytest.raises(errors.SignatureReplayed), transaction.atomic():
+            register(rival, old)
+        services.unregister(caller=rival, worker_id="code-analyzer-001")
+
+    move_clock(timedelta(seconds=1))
+    assert register(as_kee, signed(make_manifest(), key)).worker.effective_tier == "verified"
+
+
+def test_an_older_signature_does_not_come_back_through_an_unsigned_manifest(as_kee: Caller) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    old = signed(make_manifest(), key, now=database_now() - timedelta(minutes=10))
+    register(as_kee, old)
+    register(as_kee, signed(make_manifest(endpoint="https://new.example.com/mcp"), key))
+    register(as_kee, make_manifest())
+
+    with pytest.raises(errors.SignatureReplayed), transaction.atomic():
+        register(as_kee, old)
+
+
+# When trust ends.
+
+
+def test_trust_ends_with_the_signature_unless_a_fresh_one_has_come(as_kee: Caller) -> None:
+    move_clock(timedelta(0))
+    key = make_key()
+    enroll(as_kee, key)
+    register(as_kee, signed(make_manifest(), key))
+    register(as_kee, signed(make_manifest("renewing"), key))
+    assert heartbeat(as_kee).is_to_register_again is False
+    move_clock(timedelta(minutes=56))
+    assert heartbeat(as_kee).is_to_register_again is True
+    epoch = selectors.epochs()
+    register(as_kee, signed(make_manifest("renewing"), key))
+    assert selectors.epochs() == epoch
+    assert lapse() == 0
+    move_clock(timedelta(minutes=4))
+
+    assert lapse() == 1
+
+    assert (tier(), tier("renewing")) == ("untrusted", "verified")
+    assert selectors.epochs() != epoch
+    assert history()[-1] == "verified to untrusted: the signature has ended"
+    assert lapse() == 0
+    assert heartbeat(as_kee).is_to_register_again is True
+    assert register(as_kee, signed(make_manifest(), key)).worker.effective_tier == "verified"
+    assert heartbeat(as_kee).is_to_register_again is False
+
+
+def test_a_fresh_signature_over_the_same_manifest_replaces_nothing(as_kee: Caller) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    first = register(as_kee, signed(make_manifest(), key, now=database_now() - timedelta(minutes=10)))
+    epoch = selectors.epochs()
+
+    fresh = register(as_kee, signed(make_manifest(), key))
+
+    assert history("replaced") == []
+    assert selectors.epochs() == epoch
+    assert first.worker.trust_ends_at is not None
+    assert fresh.worker.trust_ends_at is not None
+    assert fresh.worker.trust_ends_at > first.worker.trust_ends_at
+
+
+def test_a_worker_hears_that_its_key_has_been_enrolled_since(as_kee: Caller) -> None:
+    key = make_key()
+    register(as_kee, signed(make_manifest(), key))
+    register(as_kee, make_manifest("unsigned"))
+    assert heartbeat(as_kee).is_to_register_again is False
+
+    enroll(as_kee, key)
+
+    assert tier() == "untrusted"
+    assert heartbeat(as_kee).is_to_register_again is True
+    assert heartbeat(as_kee, "unsigned").is_to_register_again is False
+    assert register(as_kee, signed(make_manifest(), key)).worker.effective_tier == "verified"
+    assert heartbeat(as_kee).is_to_register_again is False
+
+
+def test_the_search_for_lapsed_trust_goes_by_its_index(as_kee: Caller) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    template = register(as_kee, signed(make_manifest(), key)).worker
+    for number in range(2_000):
+        template.pk = None
+        template.worker_id = f"copy-{number}"
+        template.trust_ends_at = database_now() + HOUR
+        template._state.adding = True  # as Django documents copying
+        Worker.objects.bulk_create([template])
+    lapsed = Worker.objects.trusted().filter(trust_ends_at__lte=database_now())
+
+    analyzed("workers_worker")
+    plan = lapsed.order_by("id").explain()
+
+    assert "Seq Scan on workers_worker" not in plan
+    assert "workers_worker_lapsing" in plan
+
+
+# Revocation.
+
+
+def test_a_revoked_key_takes_all_that_rests_on_it_at_once_and_each_history_says_why(as_kee: Caller) -> None:
+    key, other = make_key(), make_key("other")
+    enroll(as_kee, key)
+    enroll(as_kee, other)
+    for worker_id in ("one", "two"):
+        register(as_kee, signed(make_manifest(worker_id), key))
+    register(as_kee, signed(make_manifest("three"), other))
+    epoch = selectors.epochs()
+
+    assert revoke(as_kee, why="the laptop is gone") == 2
+
+    assert [tier(name) for name in ("one", "two", "three")] == ["untrusted", "untrusted", "verified"]
+    assert selectors.epochs()[0] == epoch[0] + 1
+    assert {offer.worker_id: offer.barred for offer in selectors.catalogue().offers} == {
+        "one": "the tier untrusted does not allow read",
+        "two": "the tier untrusted does not allow read",
+        "three": None,
+    }
+    assert history()[-2:] == ["verified to untrusted: the key bundled was revoked: the laptop is gone"] * 2
+    assert heartbeat(as_kee, "one").is_to_register_again is False
+    assert revoke(as_kee) == 0
+    with pytest.raises(errors.UnknownKey):
+        revoke(as_kee, "nobody")
+
+
+def test_the_database_refuses_trust_that_never_ends(as_kee: Caller) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    register(as_kee, signed(make_manifest(), key))
+
+    with pytest.raises(IntegrityError, match="workers_worker_trust_is_signed"), transaction.atomic():
+        Worker.objects.update(trust_ends_at=None)
+
+
+def test_a_key_of_somebody_else_is_enrolled_by_its_public_half_and_revoked_by_command(
+    tenant: Tenant, as_kee: Caller, tmp_path: Path
+) -> None:
+    key = make_key()
+    file = tmp_path / "public.json"
+    file.write_text(public_half(key))
+    said = StringIO()
+    call_command(
+        "enroll_worker_key",
+        *["--tenant", "acme", "--name", "ocr", "--ceiling", "sandbox", "--public-file", str(file)],
+        stdout=said,
+    )
+    key["kid"] = SigningKey.objects.get().key_id
+    assert said.getvalue() == f"{key['kid']} may grant sandbox\n"
+    assert register(as_kee, signed(make_manifest(), key)).worker.effective_tier == "sandbox"
+
+    call_command("revoke_worker_key", "--tenant", "acme", "--key-id", key["kid"], "--why", "left us", stdout=said)
+
+    assert tier() == "untrusted"
+    assert said.getvalue().endswith("is revoked; 1 workers are untrusted now\n")
+    with pytest.raises(CommandError, match="No key 'nobody' is enrolled"):
+        call_command("revoke_worker_key", "--tenant", "acme", "--key-id", "nobody", "--why", "x")
+    file.write_text(json.dumps(key))
+    with pytest.raises(CommandError, match="public half"):
+        call_command(
+            "enroll_worker_key",
+            *["--tenant", "acme", "--name", "ocr", "--ceiling", "sandbox", "--public-file", str(file)],
+        )
+
+
+# Races.
+
+
+def at_once(*acts: Callable[[], object]) -> list[object]:
+    """What became of these, begun at the same moment on threads of their own; refusals are answers."""
+    barrier = threading.Barrier(len(acts))
+    answers: list[object] = [None] * len(acts)
+
+    def run(place: int, act: Callable[[], object]) -> None:
+        barrier.wait()
+        try:
+            answers[place] = act()
+        except DomainError as refusal:
+            answers[place] = refusal
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(acts)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return answers
+
+
+def registering(caller: Caller, manifest: dict[str, Any]) -> Callable[[], Registration]:
+    def act() -> Registration:
+        with acting_as(caller):
+            return register(caller, manifest)
+
+    return act
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("known", [True, False])
+def test_after_a_revocation_and_registrations_at_once_nothing_rests_on_the_key(tenant: Tenant, known: bool) -> None:
+    kee = make_caller(tenant, "kee", Kind.WORKER)
+    for round_ in range(5):
+        key = make_key(f"key-{round_}")
+        names = [f"worker-{round_}-{number}" for number in range(3)]
+        with acting_as(kee):
+            enroll(kee, key)
+            if known:
+                for name in names:
+                    register(kee, signed(make_manifest(name), key))
+
+        def revoking(key_id: str = key["kid"]) -> int:
+            with acting_in(kee.tenant_id, "test"):
+                return revoke(kee, key_id)
+
+        with acting_as(kee):
+            fresh = [signed(make_manifest(name), key) for name in names]
+        answers = at_once(revoking, *(registering(kee, manifest) for manifest in fresh))
+
+        for answer in answers[1:]:
+            assert isinstance(answer, Registration | errors.KeyRevoked)
+        with acting_as(kee):
+            assert not Worker.objects.trusted().exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_principals_who_register_one_id_at_once_one_has_it(tenant: Tenant) -> None:
+    rivals = [make_caller(tenant, name, Kind.WORKER) for name in ("one", "two")]
+    for round_ in range(5):
+        manifest = make_manifest(f"wanted-{round_}", side_effects=NOTHING)
+
+        answers = at_once(*(registering(rival, manifest) for rival in rivals))
+
+        (won,) = [answer for answer in answers if isinstance(answer, Registration)]
+        assert sum(isinstance(answer, errors.WorkerIdTaken) for answer in answers) == 1
+        with acting_as(rivals[0]):
+            assert Worker.objects.get(worker_id=f"wanted-{round_}").principal_id == won.worker.principal_id
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_registration_and_an_unregistration_at_once_leave_one_or_the_other(tenant: Tenant) -> None:
+    kee = make_caller(tenant, "kee", Kind.WORKER)
+    for _ in range(5):
+        with acting_as(kee):
+            register(kee, make_manifest())
+
+        def leaving() -> Worker:
+            with acting_as(kee):
+                return services.unregister(caller=kee, worker_id="code-analyzer-001")
+
+        at_once(leaving, registering(kee, make_manifest()))
+
+        with acting_as(kee):
+            standing = Worker.objects.get().unregistered_at is None
+            last = WorkerEvent.objects.order_by("id").last()
+            assert last is not None
+            assert (last.kind == "unregistered") == (not standing)
+            assert len(selectors.catalogue().offers) == standing
+
+
+def test_an_operator_with_the_scope_may_unregister_any_worker(tenant: Tenant, as_kee: Caller) -> None:
+    register(as_kee, make_manifest())
+    boss = replace(make_caller(tenant, "boss", Kind.SERVICE), scopes=frozenset({Scope.ADMIN}))
+
+    with acting_as(boss):
+        services.unregister(caller=boss, worker_id="code-analyzer-001")
+
+    assert Worker.objects.get().unregistered_at is not None
