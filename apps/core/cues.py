@@ -6,6 +6,7 @@ itself now and then. All who listen in one process share one connection, so that
 
 import asyncio
 import logging
+import math
 import os
 import threading
 import time
@@ -44,10 +45,13 @@ class Listener:
     """One who listens, and the topics that were cued since it last asked."""
 
     def __init__(self) -> None:
+        self.cued_at = -math.inf
+        """When the last cue came, by the monotonic clock."""
         self._cued: set[str] = set()
         self._woken = asyncio.Event()
 
     def cue(self, topic: str) -> None:
+        self.cued_at = time.monotonic()
         self._cued.add(topic)
         self._woken.set()
 

@@ -10,7 +10,7 @@ The function parses nothing and renders nothing: it makes one service call as th
 """
 
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -95,6 +95,9 @@ class Waits:
     """Of the input and an output: whether what came meanwhile ends the wait."""
     patience: Callable[[Any], float] = lambda _: 0.0
     """Of the input: how many seconds it asks to wait. An operation that streams needs none."""
+    rivals: Callable[[Any, Any], Hashable] | None = None
+    """Of the caller and the input, where an answer takes what others wait for too: what those have in common who would
+    be answered the same. Where one of them has looked and found nothing, the others need not look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

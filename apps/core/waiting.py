@@ -6,13 +6,15 @@ again when its topic is cued, and now and then without a cue, so that a lost one
 
 import asyncio
 import json
+import math
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import structlog
 from django.conf import settings
@@ -78,6 +80,18 @@ def place(caller: Acting) -> Iterator[None]:
             del _places[caller.token_id]
 
 
+class _Line:
+    """Rivals of one event loop: they look one after the other, and what one has not found the next does not look for."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.found_nothing_at = -math.inf
+
+
+# A line lasts as long as somebody stands in it.
+_lines: Final[WeakValueDictionary[Hashable, _Line]] = WeakValueDictionary()
+
+
 @dataclass(frozen=True, slots=True)
 class Wait:
     """One who waits for what an operation answers to an input."""
@@ -98,15 +112,43 @@ class Wait:
             async with cues.listening(waits.topics(self.caller, self.given)) as listener:
                 reply = await self.look(self.given)
                 beaten = time.monotonic()
-                enough, begun = waits.found(reply.output), False
+                enough, fruitless, line = waits.found(reply.output), False, self._line()
                 while not enough and (left := ends - time.monotonic()) > 0:
-                    await _next_moment(listener, left, rest=begun)
-                    reply = await self.look(self.given)
-                    enough, begun = waits.worth_waking(self.given, reply.output), True
+                    is_cued = await _next_moment(listener, left, rest=fruitless)
+                    left = max(0.0, ends - time.monotonic())
+                    found = await (self._in_turn(line, listener.cued_at, left) if is_cued else self._looked(line))
+                    if found is not None:
+                        reply, enough = found, waits.worth_waking(self.given, found.output)
+                    fruitless = found is not None
                     if time.monotonic() - beaten >= BEAT:
                         beaten = time.monotonic()
                         yield None
         yield reply
+
+    def _line(self) -> _Line:
+        if self.waits.rivals is None:
+            return _Line()
+        key = (asyncio.get_running_loop(), self.waits, self.waits.rivals(self.caller, self.given))
+        return _lines.setdefault(key, _Line())
+
+    async def _in_turn(self, line: _Line, cued_at: float, left: float) -> Reply | None:
+        """What a look finds; None where a rival's look after the cue has found nothing."""
+        try:
+            async with asyncio.timeout(left):
+                await line.turn.acquire()
+        except TimeoutError:
+            return await self._looked(line)
+        try:
+            return None if line.found_nothing_at > cued_at else await self._looked(line)
+        finally:
+            line.turn.release()
+
+    async def _looked(self, line: _Line) -> Reply:
+        began = time.monotonic()
+        reply = await self.look(self.given)
+        if not self.waits.worth_waking(self.given, reply.output):
+            line.found_nothing_at = max(began, line.found_nothing_at)
+        return reply
 
     async def events(self, streams: Streams) -> AsyncGenerator[bytes, None]:
         """Server-sent events: one for each page of what is new, a comment at each beat of silence.
@@ -140,11 +182,12 @@ class Wait:
             return None
 
 
-async def _next_moment(listener: Listener, left: float, *, rest: bool) -> None:
-    """Return when it is time to look again; each who waits has a rhythm of its own."""
+async def _next_moment(listener: Listener, left: float, *, rest: bool) -> bool:
+    """Return when it is time to look again, and whether a cue says so; without one, each has a rhythm of its own."""
     if rest:
         await asyncio.sleep(min(_REST, left))
-    await listener.heard(min(LOOKING_EVERY * random.uniform(0.7, 1.3), left))  # noqa: S311  # no secret
+    heard = await listener.heard(min(LOOKING_EVERY * random.uniform(0.7, 1.3), left))  # noqa: S311  # no secret
+    return bool(heard)
 
 
 def _event(name: str, mark: int, page: BaseModel) -> bytes:

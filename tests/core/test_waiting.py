@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine
 from contextlib import AbstractContextManager, aclosing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio
@@ -32,6 +32,14 @@ class Anybody:
         return nullcontext()
 
 
+WAITS = Waits(
+    topics=lambda *_: [TOPIC],
+    found=lambda page: page.things > 0,
+    worth_waking=lambda given, page: page.things > 0 and page.is_news,
+    rivals=lambda *_: "all who come here",
+)
+
+
 @dataclass
 class Shelf:
     """What is waited for."""
@@ -39,10 +47,17 @@ class Shelf:
     things: int = 0
     is_news: bool = True
     looks: int = 0
+    is_taken: bool = False
+    """Who is shown a thing takes it."""
 
     async def look(self, given: BaseModel) -> Reply:
         self.looks += 1
-        return Reply(Page(things=self.things, is_news=self.is_news), 200)
+        page = Page(things=self.things, is_news=self.is_news)
+        if self.is_taken:
+            page.things = min(1, self.things)
+            self.things -= page.things
+            await anyio.sleep(0.01)
+        return Reply(page, 200)
 
     async def looked_at(self, times: int) -> None:
         while self.looks < times:
@@ -50,12 +65,7 @@ class Shelf:
 
     @property
     def wait(self) -> Wait:
-        waits = Waits(
-            topics=lambda *_: [TOPIC],
-            found=lambda page: page.things > 0,
-            worth_waking=lambda given, page: page.things > 0 and page.is_news,
-        )
-        return Wait(waits, Anybody(), Page(things=0, is_news=False), self.look)
+        return Wait(WAITS, Anybody(), Page(things=0, is_news=False), self.look)
 
 
 def run(story: Callable[[], Awaitable[Any]]) -> Any:
@@ -133,6 +143,98 @@ def test_a_wait_beats_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert page == Page(things=0, is_news=True)
     assert beats
     assert set(beats) == {None}
+
+
+class _Rivals:
+    """Waiters of one shelf from which each takes what it is shown."""
+
+    def __init__(self, number: int) -> None:
+        self.shelf = Shelf(is_taken=True)
+        self.number = number
+        self.given: list[int] = []
+
+    async def all_wait(self, meanwhile: Callable[[], Awaitable[None]], patience: float) -> None:
+        async def one() -> None:
+            async with aclosing(self.shelf.wait.answer(patience)) as found:
+                (reply,) = [reply async for reply in found if reply is not None]
+            assert isinstance(reply.output, Page)
+            self.given.append(reply.output.things)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(self.number):
+                tasks.start_soon(one)
+            await self.shelf.looked_at(self.number)
+            await meanwhile()
+
+
+def test_of_rivals_whom_a_cue_wakes_one_looks_in_vain_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "LOOKING_EVERY", 3600.0)
+    rivals = _Rivals(20)
+
+    async def cue() -> None:
+        await run_sync(cues.send, TOPIC)
+        await rivals.shelf.looked_at(rivals.number + 1)
+
+    run(lambda: rivals.all_wait(cue, 2))
+
+    assert rivals.given == [0] * 20
+    # Each looked when it came and when its patience ended, and one at the cue.
+    assert rivals.shelf.looks == 2 * 20 + 1
+
+
+def test_what_a_cue_brought_goes_to_as_many_rivals_as_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "LOOKING_EVERY", 3600.0)
+    rivals = _Rivals(20)
+
+    async def put() -> None:
+        rivals.shelf.things = 7
+        await run_sync(cues.send, TOPIC)
+        await rivals.shelf.looked_at(rivals.number + 8)
+
+    run(lambda: rivals.all_wait(put, 2))
+
+    assert sorted(rivals.given) == [0] * 13 + [1] * 7
+    assert rivals.shelf.looks == 20 + 7 + 1 + 13
+
+
+def test_a_rival_who_gives_up_in_its_turn_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "LOOKING_EVERY", 3600.0)
+    rivals = _Rivals(5)
+    stuck = Shelf()
+
+    async def never(_given: BaseModel) -> Reply:
+        stuck.looks += 1
+        if stuck.looks > 1:
+            await anyio.sleep_forever()
+        return Reply(Page(things=0, is_news=False), 200)
+
+    async def story() -> None:
+        gone = anyio.CancelScope()
+
+        async def gives_up() -> None:
+            with gone:
+                await _first(replace(rivals.shelf.wait, look=never))
+
+        async def put() -> None:
+            rivals.shelf.things = 5
+            await run_sync(cues.send, TOPIC)
+            gone.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(gives_up)
+            await stuck.looked_at(1)
+            await run_sync(cues.send, TOPIC)
+            await stuck.looked_at(2)
+            await rivals.all_wait(put, 60)
+
+    run(story)
+
+    assert rivals.given == [1] * 5
+
+
+async def _first(wait: Wait) -> None:
+    async with aclosing(wait.answer(60)) as found:
+        await anext(found)
 
 
 def test_a_stream_beats_in_silence_and_ends_in_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
