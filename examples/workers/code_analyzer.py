@@ -26,12 +26,11 @@ from typing import Any, Final, Literal, TypeAlias
 import anyio
 import anyio.to_thread
 from mcp.server.mcpserver import Context
-from mcp.server.mcpserver.exceptions import ToolError
 from pydantic import BaseModel, Field
 from radon.metrics import h_visit_ast, mi_compute
 from radon.visitors import ComplexityVisitor
 from vulture import Vulture
-from worker_kit import Worker
+from worker_kit import Worker, refused
 
 MAX_FILES: Final = 5_000
 MAX_FILE_BYTES: Final = 1_048_576
@@ -143,12 +142,12 @@ async def analyze_repository(repo_path: str, ctx: Context[Any, Any], language: s
     `repo_path` is the absolute path of a folder; `language` is python.
     """
     if language.strip().lower() not in {"python", "python3", "py"}:
-        raise ToolError(f"language {language!r} is not supported: this worker analyzes python")
-    root = await anyio.to_thread.run_sync(checked_root, repo_path)
+        raise refused("unknown_language", f"language {language!r} is not supported: this worker analyzes python")
+    root = await anyio.to_thread.run_sync(worker.root.folder, repo_path)
     tree = Tree(root)
     paths = await anyio.to_thread.run_sync(tree.find_files)
     if not paths:
-        raise ToolError(f"{repo_path} holds no Python files")
+        raise refused("nothing_to_do", f"{repo_path} holds no Python files")
 
     started = reported = time.monotonic()
     await ctx.report_progress(0, len(paths), f"{counted(len(paths), 'Python file')} found")
@@ -162,27 +161,6 @@ async def analyze_repository(repo_path: str, ctx: Context[Any, Any], language: s
             reported = now
             await ctx.report_progress(done, len(paths), f"{done} of {counted(len(paths), 'file')} analyzed")
     return await anyio.to_thread.run_sync(tree.result)
-
-
-def checked_root(repo_path: str) -> Path:
-    """Return the folder to analyze.
-
-    :raises ToolError: if it is not an absolute path of a readable folder.
-    """
-    path = Path(repo_path)
-    try:
-        mode = path.stat().st_mode if path.is_absolute() else None
-    except FileNotFoundError:
-        raise ToolError(f"{repo_path} does not exist") from None
-    except (OSError, ValueError) as refusal:
-        raise ToolError(f"{repo_path!r} cannot be read: {getattr(refusal, 'strerror', None) or refusal}") from None
-    if mode is None:
-        raise ToolError(f"repo_path must be an absolute path, not {repo_path!r}")
-    if not stat.S_ISDIR(mode):
-        raise ToolError(f"{repo_path} is not a folder")
-    if not os.access(path, os.R_OK | os.X_OK):
-        raise ToolError(f"{repo_path} cannot be read: permission denied")
-    return path
 
 
 class Tree:

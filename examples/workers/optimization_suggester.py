@@ -9,28 +9,16 @@ Run it: `python examples/workers/optimization_suggester.py --port 8802`
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
-import os
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from http import HTTPStatus
 from typing import Annotated, Any, Final, Literal
 
-import anyio
-import httpx2
-from mcp.server.mcpserver.exceptions import ToolError
+from hub_pointers import resolve, unwrapped
 from pydantic import BaseModel, Field, ValidationError
-from worker_kit import Worker
+from worker_kit import Worker, refused
 
-MAX_ANALYSIS_BYTES: Final = 8 * 1_048_576
-FETCH_SECONDS: Final = 5.0
 MAX_SUGGESTIONS: Final = 50
-ARTIFACT: Final = re.compile(r"artifact:(?://)?(?:sha256[:/-])?([0-9a-f]{64})", re.ASCII)
-ENVELOPES: Final = ("result", "payload", "structuredContent", "structured_content", "content")
 
 Level = Literal["high", "medium", "low"]
 # From where on a finding is worth a suggestion, and from where on a weighty one.
@@ -120,83 +108,14 @@ async def suggest_optimizations(analysis_pointer: Pointer) -> Suggestions:
     return suggestions_from(parsed(document))
 
 
-async def resolve(pointer: str) -> Any:
-    """Return the JSON document behind a pointer.
-
-    :raises ToolError: if it is of a kind that is not followed, or does not lead to JSON in time and size.
-    """
-    scheme, _, rest = pointer.strip().partition(":")
-    if scheme == "inline" and rest:
-        return decoded(rest if rest.lstrip().startswith("{") else from_base64(rest))
-    artifact = ARTIFACT.fullmatch(pointer.strip())
-    if artifact:
-        return decoded(await fetched(artifact[1]))
-    if scheme == "artifact":
-        raise ToolError("An artifact: pointer names the SHA-256 of its content in 64 hexadecimal digits")
-    raise ToolError(
-        f"Pointers of the kind {scheme[:40]!r} are not followed: give an artifact: or inline: pointer, or the analysis"
-    )
-
-
-async def fetched(digest: str) -> bytes:
-    """Return an artifact's content from the hub, and from nowhere else."""
-    hub, token = os.environ.get("GATEHOUSE_URL", ""), os.environ.get("GATEHOUSE_TOKEN", "")
-    if not (hub and token):
-        raise ToolError(
-            "This worker knows no hub to fetch artifacts from: GATEHOUSE_URL and GATEHOUSE_TOKEN are not set"
-        )
-    content = bytearray()
-    try:
-        with anyio.fail_after(FETCH_SECONDS):
-            async with (
-                httpx2.AsyncClient(follow_redirects=False, trust_env=False, timeout=FETCH_SECONDS) as http,
-                http.stream(
-                    "GET",
-                    f"{hub.rstrip('/')}/api/v1/artifacts/{digest}",
-                    headers={"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"},
-                ) as answer,
-            ):
-                if answer.status_code != HTTPStatus.OK:
-                    raise ToolError(f"The hub answered {answer.status_code} for artifact {digest}")
-                async for chunk in answer.aiter_raw():
-                    content += chunk
-                    if len(content) > MAX_ANALYSIS_BYTES:
-                        raise ToolError(f"Artifact {digest} is over the limit of {MAX_ANALYSIS_BYTES} bytes")
-    except (TimeoutError, httpx2.TimeoutException):
-        raise ToolError(f"The hub did not deliver artifact {digest} within {FETCH_SECONDS:.0f} seconds") from None
-    except (httpx2.HTTPError, OSError) as away:
-        raise ToolError(f"The hub could not be asked for artifact {digest}: {type(away).__name__}") from None
-    return bytes(content)
-
-
-def from_base64(text: str) -> bytes:
-    try:
-        return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
-        raise ToolError("The inline: pointer does not hold base64url") from None
-
-
-def decoded(content: str | bytes) -> Any:
-    if len(content) > MAX_ANALYSIS_BYTES:
-        raise ToolError(f"The analysis is over the limit of {MAX_ANALYSIS_BYTES} bytes")
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError):
-        raise ToolError("The pointer does not lead to a JSON document") from None
-
-
 def parsed(document: Any) -> Analysis:
     """Return the analysis in a document, also where a hub has wrapped it as the result of a call."""
-    for _ in range(3):
-        if not isinstance(document, dict) or "issues" in document:
-            break
-        document = next((document[key] for key in ENVELOPES if isinstance(document.get(key), dict)), None)
     try:
-        return Analysis.model_validate(document)
+        return Analysis.model_validate(unwrapped(document, "issues"))
     except ValidationError as refusal:
         first = refusal.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"]) or "document"
-        raise ToolError(f"This is not a code analysis: {where}: {first['msg']}") from None
+        raise refused("not_an_analysis", f"This is not a code analysis: {where}: {first['msg']}") from None
 
 
 def suggestions_from(analysis: Analysis) -> Suggestions:

@@ -10,7 +10,8 @@ A worker file declares a `Worker`, decorates its tools and calls `main`:
     if __name__ == "__main__":
         sys.exit(worker.main())
 
-The process then serves Streamable HTTP at `/mcp`. With `GATEHOUSE_URL` and `GATEHOUSE_TOKEN` set it
+`refused(code, sentence)` makes the error of a call that is not done, and `worker.root` judges the paths
+that a call names. The process serves Streamable HTTP at `/mcp`. With `GATEHOUSE_URL` and `GATEHOUSE_TOKEN` set it
 also announces itself to the hub and keeps its heartbeat going. The hub may start later, go away and
 come back; the worker serves in the meantime. With `GATEHOUSE_WORKER_KEY` set it signs its manifest:
 unsigned workers may do nothing that touches files or the network.
@@ -28,10 +29,12 @@ import math
 import os
 import random
 import socket
+import stat
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -86,6 +89,76 @@ class SideEffects(TypedDict):
     execution: Literal["subprocess", "container", "none"]
 
 
+def refused(code: str, sentence: str) -> ToolError:
+    """Return the error that says why a call is not done: a name for programs, a sentence for people."""
+    return ToolError(f"{code}: {sentence}")
+
+
+class Root:
+    """The folder that calls may name paths in. Links are followed to where they lead, and judged there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def folder(self, name: str) -> Path:
+        """Return a folder that a call may read, by its real path.
+
+        :raises ToolError: `not_absolute`, `not_found`, `unreadable`, `outside_root` or `not_a_folder`.
+        """
+        path = self.locate(name)
+        if not path.is_dir():
+            raise refused("not_a_folder", f"{name} is not a folder")
+        if not os.access(path, os.R_OK | os.X_OK):
+            raise refused("unreadable", f"{name} cannot be read: permission denied")
+        return path
+
+    def read(self, name: str, *, limit: int) -> bytes:
+        """Return a regular file's content.
+
+        :raises ToolError: as :meth:`folder` does, or `not_a_file` or `too_large`.
+        """
+        path = self.locate(name)
+        try:
+            # A link put in its place meanwhile is refused, and a pipe does not block.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as refusal:
+            raise refused("unreadable", f"{name} cannot be read: {refusal.strerror}") from None
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise refused("not_a_file", f"{name} is not a regular file")
+            if self.locate(name) != path:
+                raise refused("outside_root", f"{name} changed its place while it was read")
+            content = file.read(limit + 1)
+        if len(content) > limit:
+            raise refused("too_large", f"{name} is over the limit of {limit} bytes")
+        return content
+
+    def locate(self, name: str) -> Path:
+        """Return the real path of what a call names, whatever it is.
+
+        :raises ToolError: `not_absolute`, `not_found`, `unreadable` or `outside_root`.
+        """
+        path = Path(name)
+        if not path.is_absolute():
+            raise refused("not_absolute", f"this must be an absolute path, not {name[:200]!r}")
+        try:
+            real = path.resolve(strict=True)
+        except FileNotFoundError:
+            # What is outside is not told apart from what is not there.
+            if not path.resolve().is_relative_to(self.path):
+                raise self._outside(name) from None
+            raise refused("not_found", f"{name} does not exist") from None
+        except (OSError, ValueError, RuntimeError) as refusal:
+            reason = getattr(refusal, "strerror", None) or refusal
+            raise refused("unreadable", f"{name[:200]!r} cannot be read: {reason}") from None
+        if not real.is_relative_to(self.path):
+            raise self._outside(name)
+        return real
+
+    def _outside(self, name: str) -> ToolError:
+        return refused("outside_root", f"{name[:200]!r} is outside of the folder that this worker may read")
+
+
 class Worker:
     """One self-describing MCP worker: it executes what it is given and creates work for nobody.
 
@@ -107,6 +180,7 @@ class Worker:
         self.worker_id = worker_id
         self.endpoint = ""
         self.capacity = capacity
+        self.root = Root(Path("/"))
         self.signing_key: OKPKey | None = None
         self._active_calls = 0
         self._about: dict[str, Any] = {
@@ -164,15 +238,25 @@ class Worker:
             "available": self._active_calls < self.capacity,
         }
 
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Count as load what the block does: a job that goes on after the call that has started it."""
+        self._active_calls += 1
+        try:
+            yield
+        finally:
+            self._active_calls -= 1
+
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Serve until stopped, and return the process's exit code."""
-        options = _parse(argv, self.worker_id)
+        options = _parse(argv, self.worker_id, reads_files=self._about["side_effects"]["filesystem"] != "none")
         logging.basicConfig(level="INFO", stream=sys.stderr, format="%(asctime)s %(name)s %(message)s", force=True)
         for noisy in ("httpx2", "httpcore2", "mcp"):
             logging.getLogger(noisy).setLevel("WARNING")
         try:
             hub = Hub.from_environment()
             self.signing_key = key_from_environment()
+            self.root = Root(_existing_folder(options.root))
             listener = _listen(options.host, options.port)
         except (ValueError, OSError) as refusal:
             sys.stderr.write(f"{self.worker_id} cannot start: {refusal}\n")
@@ -211,11 +295,8 @@ class Worker:
     async def _count_calls(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
         if ctx.method != "tools/call":
             return await call_next(ctx)
-        self._active_calls += 1
-        try:
+        with self.working():
             return await call_next(ctx)
-        finally:
-            self._active_calls -= 1
 
 
 class Hub:
@@ -389,9 +470,19 @@ def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _parse(argv: Sequence[str] | None, worker_id: str) -> argparse.Namespace:
+def _existing_folder(path: Path) -> Path:
+    real = path.resolve()
+    if not real.is_dir():
+        raise ValueError(f"--root {path} is not a folder")
+    return real
+
+
+def _parse(argv: Sequence[str] | None, worker_id: str, *, reads_files: bool) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=worker_id, description=f"Serve {worker_id} as an MCP worker.")
     parser.add_argument("--port", type=int, required=True, help="port to listen on; 0 takes a free one")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: loopback)")
     parser.add_argument("--endpoint", default="", help="address to tell the hub, where it differs from host and port")
+    parser.set_defaults(root=Path("/"))
+    if reads_files:
+        parser.add_argument("--root", type=Path, help="calls may read files in this folder only (default: everywhere)")
     return parser.parse_args(argv)

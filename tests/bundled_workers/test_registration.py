@@ -10,9 +10,17 @@ import jsonschema_rs
 import pytest
 from mcp import Client
 
+from config.stack.programs import bundled_worker_scripts
 from tests.bundled_workers.processes import TOKEN, WORKERS, StandInHub, eventually, result_of, running, stand_in_hub
 
-WORKER_FILES = {"code-analyzer": "code_analyzer.py", "optimization-suggester": "optimization_suggester.py"}
+WORKER_FILES = {
+    "code-analyzer": "code_analyzer.py",
+    "concept-extractor": "concept_extractor.py",
+    "file-scanner": "file_scanner.py",
+    "optimization-suggester": "optimization_suggester.py",
+    "pdf-indexer": "pdf_indexer.py",
+    "sentiment-analyzer": "sentiment_analyzer.py",
+}
 
 
 def answers(
@@ -46,16 +54,16 @@ def test_a_worker_registers_its_manifest_and_beats_at_the_named_interval(worker_
 
 
 @pytest.mark.parametrize(("worker_id", "script"), WORKER_FILES.items())
-@pytest.mark.parametrize("mode", ["auto", "legacy"])
-def test_the_manifest_has_the_fields_of_the_contract(worker_id: str, script: str, mode: str) -> None:
-    async def ask(endpoint: str) -> tuple[dict[str, Any], list[Any]]:
+def test_the_manifest_has_the_fields_of_the_contract_in_both_protocol_generations(worker_id: str, script: str) -> None:
+    async def ask(endpoint: str, mode: str) -> tuple[dict[str, Any], list[Any]]:
         async with Client(endpoint, mode=mode) as client:
             bootstrap = await client.call_tool("worker_bootstrap", {})
             assert bootstrap.structured_content is not None
             return bootstrap.structured_content, (await client.list_tools()).tools
 
     with running(script) as worker:
-        manifest, listed = asyncio.run(ask(worker.endpoint))
+        manifest, listed = asyncio.run(ask(worker.endpoint, "auto"))
+        assert asyncio.run(ask(worker.endpoint, "legacy"))[0] == manifest
 
     assert manifest.keys() == {
         "worker_id", "endpoint", "tools", "capabilities", "constraints", "hints", "side_effects", "trust",
@@ -73,16 +81,26 @@ def test_the_manifest_has_the_fields_of_the_contract(worker_id: str, script: str
         jsonschema_rs.meta.validate(tool["output_schema"])
 
 
-def test_the_analysis_is_queued_and_the_suggestions_are_called_directly() -> None:
+def test_the_product_starts_all_of_them() -> None:
+    assert [path.name for path in bundled_worker_scripts()] == sorted(WORKER_FILES.values())
+
+
+def test_long_work_is_queued_and_no_worker_writes_or_runs_anything() -> None:
     hints = {}
     for worker_id, script in WORKER_FILES.items():
         with running(script) as worker:
             manifest = result_of(worker.endpoint, "worker_bootstrap", {})
-            hints[worker_id] = (manifest["hints"]["expected_runtime"], manifest["side_effects"])
+            touched = {kind for kind, level in manifest["side_effects"].items() if level != "none"}
+            hints[worker_id] = (manifest["hints"]["expected_runtime"], touched)
+            assert set(manifest["side_effects"].values()) <= {"none", "read", "outbound"}
 
     assert hints == {
-        "code-analyzer": ("long", {"filesystem": "read", "network": "none", "execution": "none"}),
-        "optimization-suggester": ("fast", {"filesystem": "none", "network": "outbound", "execution": "none"}),
+        "code-analyzer": ("long", {"filesystem"}),
+        "concept-extractor": ("medium", {"network"}),
+        "file-scanner": ("fast", {"filesystem"}),
+        "optimization-suggester": ("fast", {"network"}),
+        "pdf-indexer": ("long", {"filesystem"}),
+        "sentiment-analyzer": ("fast", set()),
     }
 
 
@@ -151,7 +169,7 @@ def test_a_worker_stops_when_told_to(stop: signal.Signals) -> None:
         assert worker.process.wait(20) in {0, -stop}
 
 
-@pytest.mark.parametrize("script", WORKER_FILES.values())
+@pytest.mark.parametrize("script", ["code_analyzer.py", "sentiment_analyzer.py"])
 @pytest.mark.parametrize(
     ("arguments", "url"),
     [
@@ -159,6 +177,7 @@ def test_a_worker_stops_when_told_to(stop: signal.Signals) -> None:
         (["--port", "0"], "not an address"),
         (["--port", "70000"], ""),
         (["--port", "0", "--host", "203.0.113.1"], ""),
+        (["--port", "0", "--root", "/no/such/folder"], ""),
         (["--port", "many"], ""),
         ([], ""),
     ],
