@@ -144,6 +144,25 @@ class PayloadTooLarge(WorkerCallFailed, TooLarge):
     reached = False
 
 
+class JobFailed(WorkerCallFailed, Invalid):
+    """The worker's own job, which a call had started, has failed."""
+
+    code = "job_failed"
+
+
+class JobLost(WorkerCallFailed, Unavailable):
+    """The worker does not know the job that a call had started, most likely because it was restarted."""
+
+    code = "job_lost"
+    retryable = True
+
+
+class JobOverdue(WorkerCallFailed, Unavailable):
+    """The worker's own job takes far longer than the worker had estimated."""
+
+    code = "job_overdue"
+
+
 class CallCanceled(WorkerCallFailed, Conflict):
     """The call was given up because its task or execution was canceled."""
 

@@ -5,8 +5,8 @@ from datetime import timedelta
 from typing import Any, Final
 
 from apps.core.errors import DomainError
-from apps.executions import calls, selectors
-from apps.executions.errors import CallCanceled, WorkerCallFailed
+from apps.executions import calls, following, selectors
+from apps.executions.errors import CallCanceled, JobFailed, JobLost, JobOverdue, WorkerCallFailed
 from apps.tasks.handlers import Canceled, Context, Failed, Result, handler
 
 _ALIAS: Final = "mcp_worker_"
@@ -47,9 +47,28 @@ def for_worker(task_type: str, params: Mapping[str, Any]) -> dict[str, Any] | No
     alias=for_worker,
 )
 def mcp_worker_call(context: Context, params: Mapping[str, Any]) -> Result:
-    """Call the tool, tell of its progress, keep its answer as an artifact."""
+    """Call the tool, tell of its progress, keep its answer as an artifact. Where the answer is a job's id, follow the job."""
     with context.caller.acting():
         target = calls.target_of(worker_id=params["worker_id"], tool_name=params["tool_name"])
+    calls.note_run(context.task_id)
+    job = following.kept_job(context.checkpoint)
+    if job is None:
+        called = _called(context, target, params["params"])
+        with context.caller.acting():
+            job = following.started_job(target, called.payload)
+        if job is None:
+            _record(context, target, called)
+            return Result(pointer=calls.keep(caller=context.caller, value=called.payload), summary=called.summary)
+        # From here on any process follows this job, and none starts another.
+        context.heartbeat(checkpoint=job.checkpoint())
+    return _followed(context, target, job)
+
+
+def _called(context: Context, target: calls.Target, params: Mapping[str, Any]) -> calls.Called:
+    """What the tool answers.
+
+    :raises Failed: if it gave no answer, or may not be called a second time.
+    """
     if context.run_id > 1 and not target.repeatable and context.checkpoint == _CALLED:
         raise Failed(
             "outcome_unknown",
@@ -58,12 +77,11 @@ def mcp_worker_call(context: Context, params: Mapping[str, Any]) -> Result:
         )
     if not target.repeatable:
         context.heartbeat(checkpoint=_CALLED)
-    calls.note_run(context.task_id)
     try:
-        calls.check_params(target, params["params"])
-        called = calls.call(
+        calls.check_params(target, params)
+        return calls.call(
             target=target,
-            params=params["params"],
+            params=params,
             deadline=target.deadline,
             on_progress=lambda percent, message: context.progress(percent or 0.0, message or ""),
             canceled=lambda: context.cancelled,
@@ -73,8 +91,34 @@ def mcp_worker_call(context: Context, params: Mapping[str, Any]) -> Result:
     except DomainError as exc:
         _record(context, target, exc)
         raise _failed(exc, target) from exc
+
+
+def _followed(context: Context, target: calls.Target, job: following.Job) -> Result:
+    """What the job has found: its own pointer to it, or the pointer to what it answered.
+
+    :raises Canceled: if it is not wanted any more, or is left to the next process that has a hand free.
+    :raises Failed: if nothing comes of it, or the worker can't be asked.
+    """
+    with context.caller.acting():
+        watch = following.watch(target, job, on_progress=context.progress, canceled=lambda: context.cancelled)
+    try:
+        called = following.follow(watch, patience=_FOLLOWED_FOR)
+    except CallCanceled as exc:
+        raise Canceled from exc
+    except WorkerCallFailed as exc:
+        if isinstance(exc, JobLost):
+            context.heartbeat(checkpoint=following.LOST)
+        if isinstance(exc, JobLost | JobFailed | JobOverdue):
+            _record(context, target, exc)
+        again = exc.retryable and (target.repeatable or not isinstance(exc, JobLost))
+        raise Failed(exc.code, exc.detail, retryable=again) from exc
+    if called is None:
+        raise Canceled
     _record(context, target, called)
-    return Result(pointer=calls.keep(caller=context.caller, value=called.payload), summary=called.summary)
+    pointer = called.payload.get("result_pointer")
+    if not isinstance(pointer, str):
+        pointer = calls.keep(caller=context.caller, value=called.payload)
+    return Result(pointer=pointer, summary=called.summary)
 
 
 def _record(context: Context, target: calls.Target, outcome: calls.Called | DomainError) -> None:
@@ -83,6 +127,8 @@ def _record(context: Context, target: calls.Target, outcome: calls.Called | Doma
 
 
 _CALLED: Final = {"called": True}
+# Then the task goes back to its queue, with its job, so that long jobs don't keep all hands from other work.
+_FOLLOWED_FOR: Final = timedelta(seconds=60)
 
 
 def _failed(exc: DomainError, target: calls.Target) -> Failed:

@@ -29,6 +29,10 @@ class WorkerServer:
     gate: threading.Event = field(default_factory=threading.Event)
     """`hold` answers when this is set."""
     entered: threading.Event = field(default_factory=threading.Event)
+    jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What `get_count_status` answers of a job, by its id; one that is not here is unknown."""
+    counted: dict[str, Any] = field(default_factory=dict)
+    """What `get_count_result` answers."""
 
     @property
     def redirecting(self) -> str:
@@ -38,6 +42,8 @@ class WorkerServer:
         self.calls.clear()
         self.gate.clear()
         self.entered.clear()
+        self.jobs.clear()
+        self.counted = {"summary": "Counted to 3", "numbers": [1, 2, 3]}
 
 
 def _server(seen: WorkerServer) -> MCPServer[Any]:  # noqa: C901  # a list of small tools
@@ -102,7 +108,31 @@ def _server(seen: WorkerServer) -> MCPServer[Any]:  # noqa: C901  # a list of sm
         seen.calls["sum_up"] += 1
         return {"summary": "é" * size}
 
+    _add_jobs(server, seen)
     return server
+
+
+def _add_jobs(server: MCPServer[Any], seen: WorkerServer) -> None:
+    """Tools of the kind that runs jobs of its own."""
+
+    @server.tool()
+    def start_count(number: int) -> dict[str, Any]:
+        seen.calls["start_count"] += 1
+        job_id = f"job-{seen.calls['start_count']}"
+        seen.jobs[job_id] = {"status": "running", "progress": 40, "message": "at 2"}
+        return {"job_id": job_id, "estimated_duration_seconds": number}
+
+    @server.tool()
+    def get_count_status(job_id: str) -> dict[str, Any]:
+        seen.calls["get_count_status"] += 1
+        if job_id not in seen.jobs:
+            raise ToolError(f"unknown_job: {job_id}")
+        return seen.jobs[job_id]
+
+    @server.tool()
+    def get_count_result(job_id: str) -> dict[str, Any]:
+        seen.calls["get_count_result"] += 1
+        return seen.counted
 
 
 @contextmanager

@@ -1,0 +1,292 @@
+"""Jobs that a worker runs by itself are followed under one task, by whichever process has it."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from django.db import connection
+
+from apps.core.sql import database_now
+from apps.executions import calls, following
+from apps.executions.errors import JobOverdue
+from apps.principals.models import Tenant
+from apps.principals.scopes import Kind
+from apps.principals.tenancy import Caller
+from apps.tasks import selectors as task_selectors
+from apps.tasks import services as tasks
+from apps.tasks.jobs.executor import work as execute_queue
+from apps.tasks.models import HotTask
+from apps.tasks.services import QueuedTask, QueueRequest
+from apps.workers.models import Call
+from apps.workers.services import register
+from apps.workers.trust import Tier
+from tests.executions.workers import WorkerServer
+from tests.factories import make_caller, make_tenant
+from tests.workers.factories import NOTHING, enroll, make_key, signed
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+ROOT = Path(__file__).resolve().parents[2]
+JOB_ID = {"type": "object", "properties": {"job_id": {"type": "string"}}, "required": ["job_id"]}
+NUMBER = {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]}
+TOOLS = {"start_count": NUMBER, "get_count_status": JOB_ID, "get_count_result": JOB_ID}
+
+
+@pytest.fixture
+def tenant(transactional_db: None) -> Tenant:
+    return make_tenant("acme")
+
+
+@pytest.fixture
+def kee(tenant: Tenant) -> Caller:
+    return make_caller(tenant, "Kee", Kind.AI)
+
+
+def make_counter(caller: Caller, server: WorkerServer, *, writes: bool = False, tools: Any = TOOLS) -> None:
+    """Register the test server as one that counts in jobs of its own."""
+    effects = {**NOTHING, "filesystem": "write"} if writes else NOTHING
+    key = make_key()
+    manifest = {
+        "worker_id": "counter",
+        "endpoint": server.endpoint,
+        "tools": [{"name": name, "description": name, "input_schema": schema} for name, schema in tools.items()],
+        "constraints": {"timeout_seconds": 20},
+        "hints": {"expected_runtime": "long"},
+        "side_effects": effects,
+        "trust": {"tier": "trusted"},
+    }
+    with caller.acting():
+        enroll(caller, key, ceiling=Tier.TRUSTED)
+        register(caller=caller, original=signed(manifest, key))
+
+
+def queue_count(caller: Caller) -> QueuedTask:
+    params = {"worker_id": "counter", "tool_name": "start_count", "params": {"number": 3}}
+    with caller.acting():
+        return tasks.queue(requester=caller, request=QueueRequest(task_type="mcp_worker_call", params=params))
+
+
+def seen(caller: Caller, task: QueuedTask) -> task_selectors.TaskStatus:
+    with caller.acting():
+        return task_selectors.status(task.task_id)
+
+
+def until(happened: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        time.sleep(0.02)
+
+
+@contextmanager
+def executing(caller: Caller, task: QueuedTask) -> Iterator[None]:
+    """The queue being executed on a thread; the block ends when the task has ended."""
+
+    def run() -> None:
+        try:
+            while not over.is_set():
+                execute_queue(caller.tenant_id, "execute")
+                over.wait(0.05)
+        finally:
+            connection.close()
+
+    over = threading.Event()
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+        until(lambda: seen(caller, task).status in {"succeeded", "failed", "canceled"}, "the task's end")
+    finally:
+        over.set()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_a_job_is_followed_to_its_result_under_one_task(kee: Caller, server: WorkerServer) -> None:
+    make_counter(kee, server)
+    task = queue_count(kee)
+    with executing(kee, task):
+        until(lambda: server.calls["get_count_status"] >= 2, "the second look")
+        assert seen(kee, task).status == "leased"
+        server.jobs["job-1"] = {"status": "complete"}
+
+    done = seen(kee, task)
+    assert (done.status, done.run_id, server.calls["start_count"]) == ("succeeded", 1, 1)
+    assert done.result_pointer is not None
+    with kee.acting():
+        opened = task_selectors.open_pointer(done.result_pointer, tenant_id=kee.tenant_id)
+        assert Call.objects.get().ok
+    assert task_selectors.shown(opened.content, opened.media_type) == server.counted
+
+
+def test_a_pointer_that_the_job_answers_is_the_tasks_result(kee: Caller, server: WorkerServer) -> None:
+    make_counter(kee, server)
+    server.counted = {"result_pointer": "s3://bucket/counted.json", "summary": "Counted"}
+    task = queue_count(kee)
+    with executing(kee, task):
+        until(lambda: server.jobs, "the job's start")
+        server.jobs["job-1"] = {"status": "complete"}
+
+    assert seen(kee, task).result_pointer == "s3://bucket/counted.json"
+
+
+def test_a_process_that_was_killed_leaves_its_job_to_the_next(kee: Caller, server: WorkerServer) -> None:
+    make_counter(kee, server, writes=True)
+    task = queue_count(kee)
+    url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
+    executor = (
+        f"import django; django.setup()\nfrom apps.tasks.jobs.executor import work\nwork({kee.tenant_id}, 'execute')\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", executor],
+        cwd=ROOT,
+        env={**os.environ, "DATABASE_URL": url, "DJANGO_SETTINGS_MODULE": "config.settings"},
+    )
+    try:
+        until(lambda: server.calls["get_count_status"] >= 1, "the first look of the process")
+    finally:
+        process.kill()
+        process.wait()
+    with kee.acting():
+        HotTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
+    server.jobs["job-1"] = {"status": "complete"}
+
+    execute_queue(kee.tenant_id, "execute")
+
+    done = seen(kee, task)
+    assert (done.status, done.run_id, server.calls["start_count"]) == ("succeeded", 2, 1)
+
+
+@pytest.mark.parametrize(("writes", "status", "starts"), [(False, "succeeded", 2), (True, "failed", 1)])
+def test_a_job_that_the_worker_forgot_is_begun_again_only_where_that_does_no_harm(
+    kee: Caller, server: WorkerServer, writes: bool, status: str, starts: int
+) -> None:
+    make_counter(kee, server, writes=writes)
+    task = queue_count(kee)
+    with executing(kee, task):
+        until(lambda: server.jobs, "the job's start")
+        server.jobs.clear()
+        if not writes:
+            until(lambda: server.jobs, "the second job's start")
+            server.jobs["job-2"] = {"status": "complete"}
+
+    done = seen(kee, task)
+    assert (done.status, server.calls["start_count"]) == (status, starts)
+    assert writes is False or (done.error or {})["code"] == "job_lost"
+
+
+def test_a_job_that_fails_fails_its_task_in_the_workers_words(kee: Caller, server: WorkerServer) -> None:
+    make_counter(kee, server)
+    task = queue_count(kee)
+    with executing(kee, task):
+        until(lambda: server.jobs, "the job's start")
+        server.jobs["job-1"] = {"status": "failed", "message": "no numbers left"}
+
+    done = seen(kee, task)
+    assert (done.status, done.run_id) == ("failed", 1)
+    assert (done.error or {})["code"] == "job_failed"
+    assert "no numbers left" in (done.error or {})["message"]
+    with kee.acting():
+        assert not Call.objects.get().ok
+
+
+def test_a_canceled_task_stops_following(kee: Caller, server: WorkerServer) -> None:
+    make_counter(kee, server)
+    task = queue_count(kee)
+    with executing(kee, task):
+        until(lambda: server.calls["get_count_status"], "the first look")
+        with kee.acting():
+            tasks.cancel(caller=kee, task_id=int(task.task_id.removeprefix("task_")))
+
+    assert seen(kee, task).status == "canceled"
+    assert server.calls["get_count_result"] == 0
+
+
+def test_without_tools_that_tell_of_it_a_jobs_id_is_the_result(kee: Caller, server: WorkerServer) -> None:
+    make_counter(kee, server, tools={"start_count": NUMBER})
+    task = queue_count(kee)
+
+    execute_queue(kee.tenant_id, "execute")
+
+    assert (seen(kee, task).status, server.calls["get_count_status"]) == ("succeeded", 0)
+
+
+def test_a_job_is_left_to_others_when_patience_ends_and_given_up_when_it_is_overdue(
+    kee: Caller, server: WorkerServer
+) -> None:
+    make_counter(kee, server)
+    server.jobs["job-7"] = {"status": "running"}
+    with kee.acting():
+        target = calls.target_of(worker_id="counter", tool_name="start_count")
+        job = following.started_job(target, {"job_id": "job-7", "estimated_duration_seconds": 1})
+        assert job is not None
+        watch = following.watch(target, job, on_progress=lambda *_: None, canceled=lambda: False)
+        old = replace(job, began_at=job.began_at - 2 * job.allowed)
+        late = following.watch(target, old, on_progress=lambda *_: None, canceled=lambda: False)
+
+    assert following.kept_job(job.checkpoint()) == job
+    assert following.kept_job(following.LOST) is None
+    assert following.follow(watch, patience=timedelta(0)) is None
+    with pytest.raises(JobOverdue):
+        following.follow(late, patience=timedelta(0))
+
+
+@pytest.mark.parametrize(
+    ("tool", "names", "pair"),
+    [
+        ("start_document_index", ["get_job_status", "get_job_result"], ("get_job_status", "get_job_result")),
+        (
+            "start_transcode",
+            ["get_job_status", "get_job_result", "get_transcode_status", "get_transcode_result"],
+            ("get_transcode_status", "get_transcode_result"),
+        ),
+        ("start", ["jobStatus", "jobResult"], ("jobStatus", "jobResult")),
+        ("start", ["get_job_status", "get_index_result"], None),
+        ("start", ["get_job_status"], None),
+        ("get_job_result", ["get_job_status", "get_job_result"], None),
+    ],
+)
+def test_the_tools_that_tell_of_a_job_are_found_by_their_names(
+    tool: str, names: list[str], pair: tuple[str, str] | None
+) -> None:
+    tools = [{"name": name, "input_schema": JOB_ID} for name in names]
+
+    assert following.followers(tool, [{"name": "start", "input_schema": NUMBER}, *tools]) == pair
+
+
+def test_a_tool_that_wants_more_than_a_job_tells_of_none() -> None:
+    wants = {"properties": {"job_id": {}, "page": {}}, "required": ["job_id", "page"]}
+
+    assert (
+        following.followers("start", [{"name": f"get_{what}", "input_schema": wants} for what in ("status", "result")])
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"job_id": "", "estimated_duration_seconds": 1},
+        {"job_id": 7, "estimated_duration_seconds": 1},
+        {"job_id": "j"},
+        {"job_id": "j", "estimated_duration_seconds": -1},
+        {"job_id": "j", "estimated_duration_seconds": True},
+        {"job_id": "j", "estimated_duration_seconds": "soon"},
+    ],
+)
+def test_an_answer_that_only_looks_like_a_job_is_a_result(kee: Caller, server: WorkerServer, answer: Any) -> None:
+    make_counter(kee, server)
+    with kee.acting():
+        target = calls.target_of(worker_id="counter", tool_name="start_count")
+
+        assert following.started_job(target, answer) is None
