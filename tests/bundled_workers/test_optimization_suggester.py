@@ -152,11 +152,19 @@ def test_an_artifact_that_drips_ends_at_the_time_limit(hub: StandInHub, connecte
     assert "did not deliver" in refusal(connected, f"artifact:{DIGEST}")
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"{", b"[" * 200_000, b"[]", b'"text"', b"null"])
-def test_an_artifact_that_is_no_analysis_is_refused(hub: StandInHub, connected: str, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        *((content, "not_json") for content in (b"", b"\xff\xfe", b"{", b"[" * 200_000)),
+        *((content, "not_an_analysis") for content in (b"[]", b'"text"', b"null")),
+    ],
+)
+def test_an_artifact_that_is_no_analysis_is_refused_by_name(
+    hub: StandInHub, connected: str, content: bytes, code: str
+) -> None:
     hub.answers[ARTIFACT_PATH] = [(200, content)]
 
-    assert "Error executing tool suggest_optimizations: T" in refusal(connected, f"artifact:{DIGEST}")
+    assert f"Error executing tool suggest_optimizations: {code}: " in refusal(connected, f"artifact:{DIGEST}")
 
 
 def test_a_hub_that_is_away_is_named_as_the_reason(tmp_path: Path) -> None:
