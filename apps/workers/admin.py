@@ -2,7 +2,17 @@ from django.contrib import admin
 from unfold.admin import TabularInline
 
 from apps.core.admin import OperatorAdmin, link_to
-from apps.workers.models import Call, Offer, Registry, SigningKey, ToolVersion, Worker, WorkerEvent
+from apps.workers.models import (
+    Call,
+    Offer,
+    Place,
+    Registry,
+    SigningKey,
+    ToolVersion,
+    Worker,
+    WorkerEvent,
+    WorkerSource,
+)
 
 
 class OfferInline(TabularInline):
@@ -93,3 +103,28 @@ class CallAdmin(OperatorAdmin):
     @admin.display(description="Offer")
     def offer_link(self, call: Call) -> str:
         return link_to(call.offer)
+
+
+class PlaceInline(TabularInline):
+    model = Place
+    fields = ["key", "worker", "named_at", "gone_at", "asked_at", "faults", "fault"]
+    readonly_fields = fields
+    extra = 0
+    can_delete = False
+
+
+@admin.register(WorkerSource)
+class WorkerSourceAdmin(OperatorAdmin):
+    list_display = ["name", "kind", "address", "principal", "enabled", "looked_at", "faults", "fault"]
+    list_filter = ["kind", "enabled", "tenant"]
+    list_select_related = ["principal"]
+    search_fields = ["name", "address"]
+    inlines = [PlaceInline]
+
+
+@admin.register(Place)
+class PlaceAdmin(OperatorAdmin):
+    list_display = ["key", "source", "worker", "asked_at", "faults", "fault", "gone_at"]
+    list_filter = ["source__kind", "tenant"]
+    list_select_related = ["source", "worker"]
+    search_fields = ["key"]

@@ -31,6 +31,30 @@ class KeyIdTaken(Conflict):
     code = "key_id_taken"
 
 
+class UnknownSource(NotFound):
+    """No source of workers has this name."""
+
+    code = "unknown_source"
+
+
+class SourceNameTaken(Conflict):
+    """There is a source of workers of this name."""
+
+    code = "source_name_taken"
+
+
+class BadSettings(Invalid):
+    """A source of this kind takes other settings."""
+
+    code = "bad_settings"
+
+
+class NothingToOffer(Invalid):
+    """The endpoint has no tool that could be registered."""
+
+    code = "nothing_to_offer"
+
+
 class UnusableEndpoint(Invalid):
     """The endpoint is no address that this deployment would call."""
 

@@ -1,12 +1,16 @@
 """Workers, the versions of their tools, what each offers, and what became of it."""
 
+from datetime import timedelta
+
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
+from django.db.models.functions import Now
 
 from apps.principals.models import Principal, TenantModel
 from apps.workers.errors import IllegalTransition
-from apps.workers.states import TRANSITIONS, State
+from apps.workers.hysteresis import Reach, Standing
+from apps.workers.states import TRANSITIONS, SourceKind, State
 from apps.workers.trust import RENEW_BEFORE, Tier
 
 
@@ -90,7 +94,30 @@ class Worker(TenantModel):
     state = models.CharField(max_length=12, choices=State, default=State.READY)
     current_load = models.FloatField(default=0)
     available = models.BooleanField(default=True)
+    beats = models.BooleanField(
+        default=True,
+        db_default=True,
+        help_text="It announces itself and sends heartbeats; one that was found and sends none is probed.",
+    )
+    reported = models.CharField(
+        max_length=12,
+        choices=State,
+        default=State.READY,
+        db_default=State.READY,
+        help_text="How it says that it is, whatever else is known.",
+    )
     last_heartbeat_at = models.DateTimeField()
+    reach = models.CharField(max_length=8, choices=Reach, default=Reach.UNKNOWN, db_default=Reach.UNKNOWN)
+    probes_against = models.SmallIntegerField(
+        default=0, db_default=0, help_text="Probes in a row that contradict `reach`."
+    )
+    probe_at = models.DateTimeField(db_default=Now(), help_text="When it is probed next.")
+    probe_fence = models.BigIntegerField(default=0, db_default=0)
+    probed_at = models.DateTimeField(null=True)
+    probe_fault = models.CharField(max_length=300, null=True)
+    drift = models.CharField(
+        max_length=300, null=True, help_text="What its endpoint offers otherwise than its manifest says."
+    )
     registered_at = models.DateTimeField()
     unregistered_at = models.DateTimeField(null=True)
 
@@ -112,8 +139,17 @@ class Worker(TenantModel):
             models.CheckConstraint(
                 condition=Q(current_load__gte=0, current_load__lte=1), name="workers_worker_load_is_a_share"
             ),
+            models.CheckConstraint(
+                condition=Q(reach__in=Reach.values, reported__in=State.values), name="workers_worker_reach_known"
+            ),
         ]
         indexes = [
+            # Serves selectors.due_probes(), every second.
+            models.Index(
+                name="workers_worker_probe",
+                fields=["probe_at"],
+                condition=Q(unregistered_at=None) & ~Q(state="quarantined"),
+            ),
             # Serves services.mark_late(): registered workers by the time of their last heartbeat.
             models.Index(
                 name="workers_worker_late",
@@ -142,6 +178,20 @@ class Worker(TenantModel):
         if state not in TRANSITIONS[State(self.state)]:
             raise IllegalTransition(f"{self.worker_id} cannot go from {self.state} to {state}.")
         self.state = state
+
+    @property
+    def standing(self) -> Standing:
+        return Standing(Reach(self.reach), self.probes_against)
+
+    @property
+    def condition(self) -> State:
+        """How it is by all that is known but the age of its heartbeat: its own word, what probes see, what it offers."""
+        reported = State(self.reported)
+        if reported in {State.MAINTENANCE, State.OFFLINE}:
+            return reported
+        if self.reach == Reach.DOWN:
+            return State.OFFLINE
+        return State.DEGRADED if self.drift else reported
 
 
 class ToolVersion(TenantModel):
@@ -223,6 +273,7 @@ class WorkerEvent(TenantModel):
         REPLACED = "replaced", "manifest replaced"
         TRUST = "trust", "trust changed"
         STATE = "state", "state changed"
+        DRIFTED = "drifted", "offers other than its manifest says"
         UNREGISTERED = "unregistered"
 
     worker = models.ForeignKey(Worker, on_delete=models.PROTECT, related_name="events", db_index=False)
@@ -234,7 +285,7 @@ class WorkerEvent(TenantModel):
     class Meta:
         constraints = [
             models.CheckConstraint(
-                condition=Q(kind__in=["registered", "replaced", "trust", "state", "unregistered"]),
+                condition=Q(kind__in=["registered", "replaced", "trust", "state", "drifted", "unregistered"]),
                 name="workers_workerevent_kind_known",
             ),
             models.CheckConstraint(condition=Q(state__in=State.values), name="workers_workerevent_state_known"),
@@ -246,3 +297,84 @@ class WorkerEvent(TenantModel):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.at:%Y-%m-%d %H:%M:%S}"
+
+
+class WorkerSource(TenantModel):
+    """Where an operator has said that workers are to be looked for. Its principal answers for what is found there.
+
+    `cursor` is how far the source has been read: a revision, an index, a digest. `next_at` is when it is looked at next,
+    or when the claim of whoever looks just now runs out; `fence` counts claims, and only the last one writes.
+    """
+
+    name = models.CharField(max_length=100)
+    kind = models.CharField(max_length=8, choices=SourceKind)
+    address = models.CharField(max_length=2000)
+    settings = models.JSONField(
+        default=dict, help_text="What to look for there, and what is said of a worker that says nothing."
+    )
+    principal = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
+    enabled = models.BooleanField(default=True)
+    every = models.DurationField(help_text="How often a place that it names is asked what it offers.")
+    cursor = models.CharField(max_length=100, default="")
+    next_at = models.DateTimeField()
+    fence = models.BigIntegerField(default=0)
+    looked_at = models.DateTimeField(null=True)
+    faults = models.IntegerField(default=0, help_text="Looks in a row that have failed.")
+    fault = models.CharField(max_length=300, null=True)
+    added_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "name"], name="workers_workersource_name_once"),
+            models.CheckConstraint(condition=Q(kind__in=SourceKind.values), name="workers_workersource_kind_known"),
+            models.CheckConstraint(
+                condition=Q(every__gte=timedelta(seconds=5)), name="workers_workersource_not_too_often"
+            ),
+        ]
+        indexes = [
+            # Serves services.discover(), every second.
+            models.Index(name="workers_workersource_next", fields=["next_at"], condition=Q(enabled=True)),
+        ]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class PlaceQuerySet(models.QuerySet["Place"]):
+    def standing(self) -> "PlaceQuerySet":
+        return self.filter(gone_at=None)
+
+
+class Place(TenantModel):
+    """A place that a source names: where a worker is said to be, and what came of asking there.
+
+    `worker` is the one that was registered from here. `next_at` and `fence` are as those of the source.
+    """
+
+    source = models.ForeignKey(WorkerSource, on_delete=models.CASCADE, related_name="places", db_index=False)
+    key = models.CharField(max_length=500)
+    stated = models.JSONField(help_text="What the source says of it: an endpoint, or a whole manifest.")
+    worker = models.ForeignKey(Worker, on_delete=models.PROTECT, null=True, related_name="places", db_index=False)
+    named_at = models.DateTimeField()
+    gone_at = models.DateTimeField(null=True)
+    next_at = models.DateTimeField()
+    fence = models.BigIntegerField(default=0)
+    asked_at = models.DateTimeField(null=True)
+    faults = models.IntegerField(default=0)
+    fault = models.CharField(max_length=300, null=True)
+
+    objects = PlaceQuerySet.as_manager()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "source", "key"], name="workers_place_key_once"),
+        ]
+        indexes = [
+            # Serves services.discover(), every second.
+            models.Index(name="workers_place_next", fields=["next_at"], condition=Q(gone_at=None)),
+            # Serves a probe that has found a worker changed, and the question who else names it.
+            models.Index(name="workers_place_worker", fields=["worker"]),
+        ]
+
+    def __str__(self) -> str:
+        return self.key

@@ -70,3 +70,17 @@ class RegisterWorker(Input):
     hints: Hints = Hints()
     side_effects: SideEffects | None = None
     trust: Trust = Trust()
+
+
+class StatedWorker(Input):
+    """What a source says of a worker that is still to be asked what it offers."""
+
+    endpoint: Annotated[Text, Field(min_length=1, max_length=2000)]
+    """Address of its MCP server."""
+    worker_id: WorkerId | None = None
+    """Left out, one is made of the server's name and its address."""
+    capabilities: Annotated[list[Tag], Field(max_length=100)] = []
+    constraints: Constraints = Constraints()
+    hints: Hints = Hints()
+    side_effects: SideEffects | None = None
+    """What calls of its tools touch. What is left out here and by the tools themselves counts as everything."""

@@ -14,6 +14,15 @@ class State(TextChoices):
     QUARANTINED = "quarantined"
 
 
+class SourceKind(TextChoices):
+    """How a source says where workers are."""
+
+    PULL = "pull", "one known MCP endpoint"
+    STATIC = "static", "a YAML file"
+    ETCD = "etcd"
+    CONSUL = "consul", "Consul"
+
+
 # Quarantine is left by an operator's word alone; a heartbeat does not end it.
 TRANSITIONS: Final[Mapping[State, frozenset[State]]] = {
     State.READY: frozenset({State.DEGRADED, State.MAINTENANCE, State.OFFLINE, State.QUARANTINED}),

@@ -23,3 +23,13 @@ def lapse_trust() -> None:
 def fold_calls() -> None:
     with acting_as_system("counting calls"):
         services.fold_calls()
+
+
+@tick(every=timedelta(seconds=1))
+def discover() -> None:
+    services.discover()
+
+
+@tick(every=timedelta(seconds=1))
+def probe() -> None:
+    services.probe()

@@ -8,8 +8,11 @@ from django.db import connection
 from joserfc.jwk import OKPKey
 
 from apps.core.sql import database_now
+from apps.principals.models import Principal
 from apps.principals.tenancy import Caller
 from apps.workers import services, signing
+from apps.workers.models import WorkerSource
+from apps.workers.states import SourceKind
 from apps.workers.trust import Tier
 
 READS_ONLY = {"filesystem": "read", "network": "none", "execution": "none"}
@@ -81,3 +84,13 @@ def move_clock(by: timedelta) -> None:
             "select set_config('gatehouse.now', (gatehouse_now() + make_interval(secs => %s))::text, true)",
             [by.total_seconds()],
         )
+
+
+def add_source(
+    caller: Caller, address: str, *, kind: SourceKind = SourceKind.PULL, name: str = "found", **settings: Any
+) -> WorkerSource:
+    """A source that the caller answers for; what is given besides is said of a worker that says nothing of itself."""
+    principal = Principal.objects.get(pk=caller.principal_id)
+    return services.add_source(
+        principal=principal, name=name, kind=kind, address=address, settings={"worker": settings} if settings else {}
+    )

@@ -1,28 +1,36 @@
 """Commands of the registry. Health is a matter of deadlines, so the database's clock decides."""
 
 from apps.workers.services.calls import RECENT_CALLS, fold_calls, record_call
+from apps.workers.services.discovering import DEFAULT_EVERY, add_source, discover, remove_source
 from apps.workers.services.health import HEARTBEAT_EVERY, LATE_AFTER, OFFLINE_AFTER, heartbeat, mark_late
 from apps.workers.services.judging import lapse_trust
 from apps.workers.services.keys import enroll_key, revoke_key
+from apps.workers.services.probing import PROBE_EVERY, probe
 from apps.workers.services.quarantining import quarantine, release
 from apps.workers.services.registering import Registration, expel, register, unregister
 
 __all__ = [
+    "DEFAULT_EVERY",
     "HEARTBEAT_EVERY",
     "LATE_AFTER",
     "OFFLINE_AFTER",
+    "PROBE_EVERY",
     "RECENT_CALLS",
     "Registration",
+    "add_source",
+    "discover",
     "enroll_key",
     "expel",
     "fold_calls",
     "heartbeat",
     "lapse_trust",
     "mark_late",
+    "probe",
     "quarantine",
     "record_call",
     "register",
     "release",
+    "remove_source",
     "revoke_key",
     "unregister",
 ]

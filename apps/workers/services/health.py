@@ -1,6 +1,6 @@
 """How workers are: by their own word, and by the lack of it."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 from django.db import transaction
@@ -25,8 +25,10 @@ def heartbeat(*, caller: Caller, worker_id: str, status: str, current_load: floa
     worker = lock_own(caller, worker_id)
     now = database_now()
     worker.last_heartbeat_at, worker.current_load, worker.available = now, current_load, available
-    moved = move(worker, REPORTED[status], f"the worker says {status}", now)
-    worker.save(update_fields=["last_heartbeat_at", "current_load", "available", "state"])
+    worker.beats, worker.reported = True, REPORTED[status]
+    # Its word does not make it reachable, nor what it offers what its manifest says.
+    moved = move(worker, worker.condition, f"the worker says {status}", now)
+    worker.save(update_fields=["last_heartbeat_at", "current_load", "available", "beats", "reported", "state"])
     if moved:
         advance([worker.tenant_id])
     return worker
@@ -34,15 +36,28 @@ def heartbeat(*, caller: Caller, worker_id: str, status: str, current_load: floa
 
 @transaction.atomic
 def mark_late() -> int:
-    """Call workers degraded whose heartbeat is late, and offline those that have fallen silent. Runs as the system."""
+    """Call workers degraded whose heartbeat is late, and offline those that have fallen silent. Runs as the system.
+
+    Those that never send one are known by probes alone.
+    """
     now = database_now()
-    late = Worker.objects.registered().filter(last_heartbeat_at__lt=now - LATE_AFTER)
+    late = Worker.objects.registered().filter(beats=True, last_heartbeat_at__lt=now - LATE_AFTER)
     late = late.exclude(state__in=[State.OFFLINE, State.QUARANTINED])
     moved = []
     for worker in late.select_for_update(skip_locked=True).order_by("id"):
-        silent = worker.last_heartbeat_at < now - OFFLINE_AFTER
-        if move(worker, State.OFFLINE if silent else State.DEGRADED, "no heartbeat", now):
+        if move(worker, known_state(worker, now), "no heartbeat", now):
             worker.save(update_fields=["state"])
             moved.append(worker.tenant_id)
     advance(moved)
     return len(moved)
+
+
+def known_state(worker: Worker, now: datetime) -> State:
+    """How a worker is by all that is known of it, the age of its heartbeat included."""
+    silence = now - worker.last_heartbeat_at
+    if worker.beats and silence > OFFLINE_AFTER:
+        return State.OFFLINE
+    condition = worker.condition
+    if worker.beats and silence > LATE_AFTER and condition != State.OFFLINE:
+        return State.DEGRADED
+    return condition

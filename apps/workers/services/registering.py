@@ -12,10 +12,11 @@ from apps.core.sql import database_now, violated_constraint
 from apps.principals.tenancy import Caller
 from apps.workers import manifests
 from apps.workers.errors import WorkerIdTaken
+from apps.workers.hysteresis import Reach
 from apps.workers.manifests import Manifest, ToolContract
 from apps.workers.models import Offer, ToolVersion, Worker, WorkerEvent
 from apps.workers.services.judging import grant_trust, judge, lock_key
-from apps.workers.services.rows import advance, lock, lock_own, lock_registered, move, record
+from apps.workers.services.rows import advance, lock, lock_own, lock_registered, move, record, take_out
 from apps.workers.signing import unsigned
 from apps.workers.states import State
 from apps.workers.trust import Tier
@@ -31,11 +32,13 @@ class Registration:
 
 
 @transaction.atomic
-def register(*, caller: Caller, original: Mapping[str, Any]) -> Registration:
+def register(*, caller: Caller, original: Mapping[str, Any], found: bool = False) -> Registration:
     """Register a worker, or take its new manifest. The same manifest again, freshly signed or not, changes nothing but
     its heartbeat and how long its trust lasts.
 
-    :raises WorkerIdTaken: if another principal's worker has this id.
+    :param found: the worker was found and has not announced itself, so that no heartbeats are to be expected.
+    :raises WorkerIdTaken: if another principal's worker has this id; or if a worker at another endpoint has it, and this
+        one was found and is not signed: whoever is asked what it offers may say that it is anybody.
     :raises UnusableEndpoint: if no call could go to its endpoint.
     :raises UnusableSchema: if a tool's schema does not stand on its own.
     :raises BadSignature: if it is signed, by an enrolled key, and the signature does not hold.
@@ -47,10 +50,16 @@ def register(*, caller: Caller, original: Mapping[str, Any]) -> Registration:
     if worker.principal_id != caller.principal_id and worker.unregistered_at is None:
         raise WorkerIdTaken(f"Another principal has registered {manifest.worker_id!r}.")
     trusted = judge(manifest, worker, key, now)
-    changed = created or worker.unregistered_at is not None or unsigned(worker.manifest) != unsigned(manifest.original)
+    is_known = not created and worker.unregistered_at is None
+    if found and is_known and trusted.key is None and worker.endpoint != manifest.endpoint:
+        raise WorkerIdTaken(f"{manifest.worker_id!r} is registered at another endpoint.")
+    changed = not is_known or unsigned(worker.manifest) != unsigned(manifest.original)
     regraded = grant_trust(worker, trusted, now)
     _describe(worker, caller, manifest, now)
-    moved = _arrive(worker, now)
+    worker.beats = not found or (is_known and worker.beats)
+    if changed:
+        worker.drift = None
+    moved = _arrive(worker, now, anew=changed or not found)
     if changed:
         _offer(worker, manifest, now)
         record(worker, WorkerEvent.Kind.REGISTERED if created else WorkerEvent.Kind.REPLACED, worker.tier_reason, now)
@@ -66,7 +75,7 @@ def unregister(*, caller: Caller, worker_id: str) -> Worker:
     :raises UnknownWorker: if there is none of this id that the caller may speak for.
     """
     worker = lock_own(caller, worker_id)
-    _take_out(worker, f"by {caller.name}")
+    take_out(worker, f"by {caller.name}", database_now(), voids=True)
     return worker
 
 
@@ -77,16 +86,8 @@ def expel(*, tenant_id: int, worker_id: str, why: str) -> Worker:
     :raises UnknownWorker: if none of this id is registered.
     """
     worker = lock_registered(tenant_id, worker_id)
-    _take_out(worker, f"by an operator: {why}")
+    take_out(worker, f"by an operator: {why}", database_now(), voids=True)
     return worker
-
-
-def _take_out(worker: Worker, why: str) -> None:
-    now = database_now()
-    worker.unregistered_at = worker.void_until = now
-    worker.save(update_fields=["unregistered_at", "void_until"])
-    record(worker, WorkerEvent.Kind.UNREGISTERED, why, now)
-    advance([worker.tenant_id])
 
 
 def _lock_or_create(caller: Caller, manifest: Manifest, now: datetime) -> tuple[Worker, bool]:
@@ -130,9 +131,16 @@ def _describe(worker: Worker, caller: Caller, manifest: Manifest, now: datetime)
     worker.unregistered_at = None
 
 
-def _arrive(worker: Worker, now: datetime) -> bool:
-    """A worker that registers is ready, unless an operator has quarantined it."""
-    moved = move(worker, State.READY, "registered", now)
+def _arrive(worker: Worker, now: datetime, *, anew: bool) -> bool:
+    """A worker that registers is ready, unless an operator has quarantined it or it offers what its manifest does not say.
+
+    :param anew: it speaks for itself or has a new manifest, so that its not having answered before says nothing of it.
+    """
+    if anew:
+        worker.reported = State.READY
+        worker.reach, worker.probes_against = Reach.UNKNOWN, 0
+        worker.probe_at = now
+    moved = move(worker, worker.condition, "registered", now)
     worker.save()
     return moved
 

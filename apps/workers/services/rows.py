@@ -39,6 +39,19 @@ def move(worker: Worker, state: State, why: str, now: datetime) -> bool:
     return True
 
 
+def take_out(worker: Worker, why: str, now: datetime, *, voids: bool) -> None:
+    """Take a locked worker out of the registry.
+
+    :param voids: signatures made so far count no more.
+    """
+    worker.unregistered_at = now
+    if voids:
+        worker.void_until = now
+    worker.save(update_fields=["unregistered_at", "void_until"])
+    record(worker, WorkerEvent.Kind.UNREGISTERED, why, now)
+    advance([worker.tenant_id])
+
+
 def record(worker: Worker, kind: WorkerEvent.Kind, detail: str, now: datetime) -> None:
     WorkerEvent.objects.create(
         tenant_id=worker.tenant_id, worker=worker, kind=kind, state=worker.state, detail=detail[:300], at=now

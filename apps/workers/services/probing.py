@@ -1,0 +1,119 @@
+"""Probes: whether a worker's endpoint answers, and whether it still offers what its manifest says."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.db.models import F
+
+from apps.core.outbound import CallFailed
+from apps.core.sql import database_now
+from apps.principals.tenancy import acting_as_system, acting_in
+from apps.workers import deriving, endpoints
+from apps.workers.endpoints import Seen
+from apps.workers.hysteresis import Reach
+from apps.workers.models import Place, Worker, WorkerEvent
+from apps.workers.services.health import HEARTBEAT_EVERY, known_state
+from apps.workers.services.rounds import CALL_DEADLINE, CLAIMED_FOR, MOST_CLAIMED, do_all
+from apps.workers.services.rows import advance, move, record
+from apps.workers.states import State
+
+PROBE_EVERY: Final = HEARTBEAT_EVERY
+_PROBE_AGAIN: Final = timedelta(seconds=5)
+_WHY: Final = "probing workers"
+_TEXT: Final = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Claim:
+    tenant_id: int
+    worker_pk: int
+    fence: int
+    endpoint: str
+
+
+def probe() -> int:
+    """Probe the workers whose time has come, and judge what they answer; returns how many there were.
+
+    Runs in transactions of its own, with the calls between them. Twice, or twice at once, is harmless.
+    """
+    return do_all(_claims(), _call, _note)
+
+
+def _claims() -> list[_Claim]:
+    with acting_as_system(_WHY):
+        now = database_now()
+        due = Worker.objects.registered().exclude(state=State.QUARANTINED).filter(probe_at__lte=now)
+        held = list(due.order_by("probe_at").select_for_update(skip_locked=True, of=("self",))[:MOST_CLAIMED])
+        Worker.objects.filter(pk__in=[worker.pk for worker in held]).update(
+            probe_fence=F("probe_fence") + 1, probe_at=now + CLAIMED_FOR
+        )
+    return [
+        _Claim(
+            tenant_id=worker.tenant_id,
+            worker_pk=worker.pk,
+            fence=worker.probe_fence + 1,
+            endpoint=worker.endpoint,
+        )
+        for worker in held
+    ]
+
+
+def _call(claim: _Claim) -> Seen:
+    return endpoints.look(claim.endpoint, deadline=CALL_DEADLINE, with_manifest=False)
+
+
+def _note(claim: _Claim, seen: Seen | CallFailed) -> None:
+    with acting_in(claim.tenant_id, _WHY):
+        # What an old endpoint answers says nothing of the new one.
+        found = Worker.objects.registered().filter(pk=claim.worker_pk, probe_fence=claim.fence, endpoint=claim.endpoint)
+        worker = found.select_for_update().first()
+        if worker is None:
+            return
+        has_drifted = _judge(worker, seen, database_now())
+    if has_drifted:
+        # In a transaction of its own: who asks at a place holds that before the worker.
+        with acting_in(claim.tenant_id, _WHY):
+            Place.objects.standing().filter(worker_id=claim.worker_pk).update(next_at=database_now())
+
+
+def _judge(worker: Worker, seen: Seen | CallFailed, now: datetime) -> bool:
+    """Note what a probe saw; says whether the worker offers something else since then."""
+    drifted = False
+    standing = worker.standing.after(answered=isinstance(seen, Seen))
+    worker.reach, worker.probes_against = standing.reach, standing.against
+    worker.probed_at = now
+    if isinstance(seen, Seen):
+        worker.probe_fault = None
+        drifted = _compare(worker, seen, now)
+        if not worker.beats:
+            worker.last_heartbeat_at = now
+    else:
+        worker.probe_fault = f"{seen.code}: {seen}"[:_TEXT]
+    worker.probe_at = now + (_PROBE_AGAIN if standing.doubted else PROBE_EVERY)
+    moved = move(worker, known_state(worker, now), _why(worker), now)
+    worker.save(update_fields=_NOTED)
+    if moved:
+        advance([worker.tenant_id])
+    return drifted
+
+
+_NOTED: Final = (
+    "reach", "probes_against", "probed_at", "probe_fault", "probe_at", "drift", "last_heartbeat_at", "state",
+)  # fmt: skip
+
+
+def _compare(worker: Worker, seen: Seen, now: datetime) -> bool:
+    manifest: dict[str, Any] = worker.manifest
+    drift = deriving.drift(manifest["tools"], seen.tools)
+    before, worker.drift = worker.drift, drift and drift[:_TEXT]
+    if worker.drift is None or worker.drift == before:
+        return False
+    record(worker, WorkerEvent.Kind.DRIFTED, worker.drift, now)
+    return True
+
+
+def _why(worker: Worker) -> str:
+    if worker.reach == Reach.DOWN:
+        return f"it does not answer: {worker.probe_fault}"
+    return worker.drift or "it answers"

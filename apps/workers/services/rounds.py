@@ -1,0 +1,38 @@
+"""Calls of many strangers at once: what is to be done is claimed, done without a transaction, and noted one by one."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from datetime import timedelta
+from typing import Final, TypeVar
+
+from apps.core.outbound import CallFailed
+
+MOST_CLAIMED: Final = 32
+CALL_DEADLINE: Final = timedelta(seconds=5)
+# Longer than a round takes, so that only the claims of a dead process are taken over.
+CLAIMED_FOR: Final = timedelta(seconds=60)
+_AT_ONCE: Final = 16
+
+C = TypeVar("C")
+R = TypeVar("R")
+
+
+def do_all(claims: Sequence[C], call: Callable[[C], R], note: Callable[[C, R | CallFailed], None]) -> int:
+    """Make the calls side by side, and note each as it comes back; returns how many there were.
+
+    The calls run on threads of their own and must leave the database alone.
+    """
+
+    def made(claim: C) -> R | CallFailed:
+        try:
+            return call(claim)
+        except CallFailed as fault:
+            return fault
+
+    if not claims:
+        return 0
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="workers") as pool:
+        under_way = {pool.submit(made, claim): claim for claim in claims}
+        for done in as_completed(under_way):
+            note(under_way[done], done.result())
+    return len(claims)

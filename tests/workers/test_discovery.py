@@ -1,0 +1,405 @@
+"""Workers that are found: known endpoints are asked what they offer, and what they say is judged like any registration."""
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+from pytest_django import Settings
+
+from apps.core.errors import Invalid
+from apps.core.sql import violated_constraint
+from apps.principals.models import Principal, Tenant
+from apps.principals.scopes import Kind
+from apps.principals.tenancy import Caller, acting_as
+from apps.workers import deriving, errors, selectors, services
+from apps.workers.models import Place, Worker, WorkerEvent, WorkerSource
+from apps.workers.states import SourceKind
+from tests.factories import make_caller
+from tests.workers.factories import (
+    NOTHING,
+    READS_ONLY,
+    add_source,
+    enroll,
+    make_key,
+    make_manifest,
+    move_clock,
+    register,
+    signed,
+)
+from tests.workers.servers import READS, McpServer, make_tool, serving
+
+
+def found() -> Worker:
+    return Worker.objects.registered().get()
+
+
+def fault() -> str:
+    return Place.objects.get().fault or ""
+
+
+def test_a_server_that_knows_nothing_of_us_is_found_with_all_its_tools(as_kee: Caller, shouter: McpServer) -> None:
+    shouter.tools = [make_tool(name) for name in ("shout", "whisper", "mutter")]
+    shouter.page_size = 2
+    add_source(as_kee, shouter.endpoint)
+
+    services.discover()
+
+    worker = found()
+    assert worker.worker_id == deriving.worker_id("shouter", shouter.endpoint)
+    assert worker.worker_id.startswith("shouter-")
+    assert [tool["name"] for tool in worker.manifest["tools"]] == ["shout", "whisper", "mutter"]
+    assert (worker.state, worker.beats) == ("ready", False)
+    matches = selectors.search("whisper a text", tenant_id=as_kee.tenant_id)
+    assert matches[0].tool_name == "whisper"
+
+
+def test_what_is_found_is_untrusted_and_what_it_leaves_unsaid_counts_as_everything(
+    as_kee: Caller, shouter: McpServer
+) -> None:
+    shouter.tools = [make_tool("shout"), make_tool("look", annotations=READS)]
+    add_source(as_kee, shouter.endpoint)
+
+    services.discover()
+
+    offers = {offer.tool_name: offer for offer in selectors.catalogue().offers}
+    assert {offer.tier for offer in offers.values()} == {"untrusted"}
+    assert offers["shout"].effects == {"read", "write", "network", "exec", "bidirectional"}
+    assert offers["look"].effects == {"read", "exec"}
+    assert all(offer.barred for offer in offers.values())
+
+
+def test_an_operator_may_say_what_a_found_worker_is_called_and_what_its_tools_touch(
+    as_kee: Caller, shouter: McpServer
+) -> None:
+    add_source(as_kee, shouter.endpoint, worker_id="loud", side_effects=NOTHING, capabilities=["noise"])
+
+    services.discover()
+
+    worker = selectors.worker_named("loud")
+    assert worker.capabilities == ("noise",)
+    assert selectors.offer_of("loud", "shout").barred is None
+
+
+def test_a_bootstrap_manifest_is_used_where_there_is_one(as_kee: Caller, shouter: McpServer) -> None:
+    manifest = make_manifest("loud", endpoint=shouter.endpoint, side_effects=NOTHING)
+    shouter.manifest = lambda: manifest
+    add_source(as_kee, shouter.endpoint)
+
+    services.discover()
+
+    worker = selectors.worker_named("loud")
+    assert worker.capabilities == ("code_analysis", "python", "javascript")
+    assert (worker.effective_tier, worker.manifest["trust"]) == ("untrusted", {"tier": "verified"})
+
+
+def test_a_bootstrap_manifest_that_is_signed_by_an_enrolled_key_is_believed_up_to_its_ceiling(
+    as_kee: Caller, shouter: McpServer
+) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    manifest = signed(make_manifest("loud", endpoint=shouter.endpoint), key)
+    shouter.manifest = lambda: manifest
+    add_source(as_kee, shouter.endpoint)
+
+    services.discover()
+
+    assert selectors.worker_named("loud").effective_tier == "verified"
+
+
+def test_a_bootstrap_manifest_signed_wrongly_registers_nothing(as_kee: Caller, shouter: McpServer) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    manifest = {**signed(make_manifest("loud", endpoint=shouter.endpoint), key), "capabilities": ["everything"]}
+    shouter.manifest = lambda: manifest
+    add_source(as_kee, shouter.endpoint)
+
+    services.discover()
+
+    assert "bad_signature" in fault()
+    assert not Worker.objects.exists()
+
+
+def test_an_unsigned_manifest_leads_nobody_away_from_where_it_was_asked(as_kee: Caller, shouter: McpServer) -> None:
+    shouter.manifest = lambda: make_manifest("loud", endpoint="https://elsewhere.example.com/mcp")
+    add_source(as_kee, shouter.endpoint)
+
+    services.discover()
+
+    assert found().endpoint == shouter.endpoint
+
+
+@pytest.mark.parametrize(
+    ("manifest", "code"),
+    [
+        ({"worker_id": "x"}, "invalid"),
+        (make_manifest("../x"), "invalid"),
+        (make_manifest(tools=[]), "invalid"),
+        (make_manifest(tools=make_manifest()["tools"] * 2), "repeated_tool"),
+        ({**make_manifest(), "surprise": True}, "invalid"),
+    ],
+)
+def test_a_manifest_that_could_not_be_registered_is_not_registered_when_found(
+    as_kee: Caller, shouter: McpServer, manifest: dict[str, Any], code: str
+) -> None:
+    shouter.manifest = lambda: manifest
+    add_source(as_kee, shouter.endpoint)
+
+    services.discover()
+
+    assert fault().startswith(code)
+    assert not Worker.objects.exists()
+
+
+def test_a_found_server_can_not_take_the_id_of_a_worker_at_another_endpoint(as_kee: Caller, shouter: McpServer) -> None:
+    register(as_kee, make_manifest("loud"))
+    shouter.manifest = lambda: make_manifest("loud", endpoint=shouter.endpoint)
+    add_source(as_kee, shouter.endpoint)
+
+    services.discover()
+
+    assert fault().startswith("worker_id_taken")
+    assert selectors.worker_named("loud").endpoint == make_manifest()["endpoint"]
+
+
+def test_a_found_server_can_not_take_the_id_of_another_principals_worker(
+    tenant: Tenant, as_kee: Caller, shouter: McpServer
+) -> None:
+    other = make_caller(tenant, "other", Kind.WORKER)
+    with acting_as(other):
+        register(other, make_manifest("loud", endpoint=shouter.endpoint))
+    shouter.manifest = lambda: make_manifest("loud", endpoint=shouter.endpoint, capabilities=["mine"])
+    add_source(as_kee, shouter.endpoint)
+
+    services.discover()
+
+    assert fault().startswith("worker_id_taken")
+    assert selectors.worker_named("loud").capabilities == ("code_analysis", "python", "javascript")
+
+
+def test_two_servers_of_one_name_are_two_workers(as_kee: Caller, shouter: McpServer) -> None:
+    with serving() as twin:
+        add_source(as_kee, shouter.endpoint, name="one")
+        add_source(as_kee, twin.endpoint, name="two")
+
+        services.discover()
+
+    assert Worker.objects.count() == 2
+
+
+def test_a_tool_that_can_not_be_used_is_left_out_and_the_reason_kept(as_kee: Caller, shouter: McpServer) -> None:
+    elsewhere = {"type": "object", "properties": {"x": {"$ref": "http://10.0.0.8/schema.json"}}}
+    endless = {"type": "object", "allOf": [{"$ref": "#"}]}
+    shouter.tools = [
+        make_tool("shout"),
+        make_tool("fetch").model_copy(update={"input_schema": elsewhere}),
+        make_tool("loop").model_copy(update={"input_schema": endless}),
+    ]
+    add_source(as_kee, shouter.endpoint)
+
+    services.discover()
+
+    assert [tool["name"] for tool in found().manifest["tools"]] == ["shout"]
+    assert "fetch has a schema that does not stand on its own" in fault()
+    assert "loop has a schema that does not stand on its own" in fault()
+
+
+def test_a_server_without_a_usable_tool_is_no_worker(as_kee: Caller, shouter: McpServer) -> None:
+    shouter.tools = []
+    add_source(as_kee, shouter.endpoint)
+
+    services.discover()
+
+    assert fault().startswith("nothing_to_offer")
+    assert not Worker.objects.exists()
+
+
+def test_what_is_found_again_unchanged_changes_nothing(as_kee: Caller, shouter: McpServer) -> None:
+    add_source(as_kee, shouter.endpoint)
+    move_clock(timedelta(0))
+    services.discover()
+    epoch, events = selectors.epochs(), WorkerEvent.objects.count()
+
+    assert services.discover() == 0
+    move_clock(services.DEFAULT_EVERY)
+    assert services.discover() == 2
+
+    assert (selectors.epochs(), WorkerEvent.objects.count()) == (epoch, events)
+
+
+def test_tools_that_have_changed_are_read_again(as_kee: Caller, shouter: McpServer) -> None:
+    add_source(as_kee, shouter.endpoint)
+    move_clock(timedelta(0))
+    services.discover()
+
+    shouter.tools = [make_tool("shout"), make_tool("whisper")]
+    move_clock(services.DEFAULT_EVERY)
+    services.discover()
+
+    assert [offer.tool_name for offer in selectors.catalogue().offers if offer.tool_name == "whisper"] == ["whisper"]
+    assert WorkerEvent.objects.filter(kind="replaced").count() == 1
+
+
+def test_what_an_operator_has_signed_stays_signed_as_long_as_the_server_offers_the_same(
+    as_kee: Caller, shouter: McpServer
+) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    add_source(as_kee, shouter.endpoint, worker_id="loud", side_effects=READS_ONLY)
+    move_clock(timedelta(0))
+    services.discover()
+    assert selectors.offer_of("loud", "shout").barred == "the tier untrusted does not allow read"
+
+    register(as_kee, signed({**found().manifest, "trust": {"tier": "verified"}}, key))
+    move_clock(services.DEFAULT_EVERY)
+    services.discover()
+    assert selectors.offer_of("loud", "shout").barred is None
+
+    shouter.tools = [make_tool("shout", annotations=READS).model_copy(update={"description": "Now does more."})]
+    move_clock(services.DEFAULT_EVERY)
+    services.discover()
+    assert selectors.worker_named("loud").effective_tier == "untrusted"
+
+
+def test_a_place_that_does_not_answer_is_left_alone_longer_each_time(as_kee: Caller, shouter: McpServer) -> None:
+    shouter.stop()
+    add_source(as_kee, shouter.endpoint)
+    move_clock(timedelta(0))
+    pauses = []
+
+    for _ in range(4):
+        services.discover()
+        place = Place.objects.get()
+        assert place.asked_at is not None
+        pauses.append((place.next_at - place.asked_at).total_seconds())
+        move_clock(place.next_at - place.asked_at)
+
+    assert pauses == [5, 10, 20, 40]
+    assert fault().startswith("unreachable")
+    assert not Worker.objects.exists()
+
+
+def test_a_source_that_is_removed_takes_along_what_was_found_there(as_kee: Caller, shouter: McpServer) -> None:
+    add_source(as_kee, shouter.endpoint)
+    services.discover()
+
+    assert services.remove_source(tenant_id=as_kee.tenant_id, name="found") == 1
+
+    assert not Worker.objects.registered().exists()
+    assert not WorkerSource.objects.exists()
+    with pytest.raises(errors.UnknownSource):
+        services.remove_source(tenant_id=as_kee.tenant_id, name="found")
+
+
+def test_a_worker_that_has_announced_itself_stays_when_its_source_goes(as_kee: Caller, shouter: McpServer) -> None:
+    add_source(as_kee, shouter.endpoint, worker_id="loud")
+    services.discover()
+    services.heartbeat(caller=as_kee, worker_id="loud", status="healthy", current_load=0, available=True)
+
+    assert services.remove_source(tenant_id=as_kee.tenant_id, name="found") == 0
+    assert selectors.worker_named("loud").state == "ready"
+
+
+def test_a_worker_that_two_sources_name_stays_until_both_have_gone(as_kee: Caller, shouter: McpServer) -> None:
+    add_source(as_kee, shouter.endpoint, name="one")
+    add_source(as_kee, shouter.endpoint, name="two")
+    services.discover()
+
+    assert services.remove_source(tenant_id=as_kee.tenant_id, name="one") == 0
+    assert Worker.objects.registered().count() == 1
+    assert services.remove_source(tenant_id=as_kee.tenant_id, name="two") == 1
+
+
+def test_a_disabled_principal_finds_nothing(as_kee: Caller, shouter: McpServer) -> None:
+    source = add_source(as_kee, shouter.endpoint)
+    Principal.objects.filter(pk=source.principal_id).update(disabled_at=source.added_at)
+
+    assert services.discover() == 0
+    assert not shouter.asked
+
+
+@pytest.mark.parametrize("address", ["http://10.0.0.8/mcp", "ftp://127.0.0.1/", "https://u:p@example.com/mcp", "x"])
+def test_a_source_at_an_address_that_would_never_be_called_is_refused(as_kee: Caller, address: str) -> None:
+    with pytest.raises(errors.UnusableEndpoint):
+        add_source(as_kee, address)
+
+    assert not WorkerSource.objects.exists()
+
+
+def test_a_source_is_refused_settings_that_it_does_not_have(as_kee: Caller) -> None:
+    principal = Principal.objects.get(pk=as_kee.principal_id)
+    for settings in ({"color": "red"}, {"worker": {"tier": "trusted"}}, {"worker": {"worker_id": "a b"}}):
+        with pytest.raises(Invalid):
+            services.add_source(
+                principal=principal,
+                name="x",
+                kind=SourceKind.PULL,
+                address="https://a.example.com/mcp",
+                settings=settings,
+            )
+
+    assert not WorkerSource.objects.exists()
+
+
+def test_a_name_of_a_source_is_given_once(as_kee: Caller) -> None:
+    add_source(as_kee, "https://a.example.com/mcp")
+
+    with pytest.raises(errors.SourceNameTaken):
+        add_source(as_kee, "https://b.example.com/mcp")
+
+    assert WorkerSource.objects.get().address == "https://a.example.com/mcp"
+
+
+@pytest.mark.parametrize(
+    ("change", "constraint"),
+    [
+        ({"kind": "ftp"}, "workers_workersource_kind_known"),
+        ({"every": timedelta(seconds=1)}, "workers_workersource_not_too_often"),
+    ],
+)
+def test_the_database_refuses_a_source_that_can_not_be(as_kee: Caller, change: dict[str, Any], constraint: str) -> None:
+    add_source(as_kee, "https://a.example.com/mcp")
+
+    with pytest.raises(IntegrityError) as refused, transaction.atomic():
+        WorkerSource.objects.update(**change)
+
+    assert violated_constraint(refused.value) == constraint
+
+
+def test_loopback_is_asked_only_where_the_deployment_allows_it(
+    as_kee: Caller, shouter: McpServer, settings: Settings
+) -> None:
+    add_source(as_kee, shouter.endpoint)
+    settings.ALLOW_LOOPBACK = False
+
+    services.discover()
+
+    assert fault().startswith("forbidden_endpoint")
+    assert not shouter.asked
+
+
+@pytest.mark.django_db(transaction=True)
+def test_rivals_that_discover_at_once_ask_a_place_once(tenant: Tenant, shouter: McpServer) -> None:
+    kee = make_caller(tenant)
+    with acting_as(kee):
+        add_source(kee, shouter.endpoint)
+    barrier = threading.Barrier(3)
+
+    def run() -> None:
+        barrier.wait()
+        services.discover()
+        services.discover()
+        connection.close()
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    with acting_as(kee):
+        assert Worker.objects.registered().count() == 1
+        assert WorkerEvent.objects.filter(kind="registered").count() == 1
+        assert Place.objects.get().fence == 1
+    assert shouter.asked.count("tools/list") == 1

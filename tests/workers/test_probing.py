@@ -1,0 +1,263 @@
+"""Probes: endpoints that stop answering, answer again, or offer what their manifests do not say."""
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from apps.core.outbound import Unreachable
+from apps.principals.tenancy import Caller, acting_as_system
+from apps.workers import deriving, selectors, services
+from apps.workers.endpoints import ListedTool
+from apps.workers.hysteresis import DOWN_AFTER, UP_AFTER, Reach, Standing, pause_after
+from apps.workers.models import Place, Worker, WorkerEvent
+from apps.workers.services import probing
+from apps.workers.states import State
+from tests.workers.factories import NOTHING, add_source, make_manifest, move_clock, register
+from tests.workers.servers import A_TEXT, McpServer, make_tool, serving
+
+SOON = timedelta(seconds=5)
+
+
+def announce(caller: Caller, server: McpServer, worker_id: str = "loud") -> None:
+    """The server registers itself with what it offers."""
+    tools = [{"name": tool.name, "input_schema": tool.input_schema} for tool in server.tools]
+    register(caller, make_manifest(worker_id, endpoint=server.endpoint, tools=tools, side_effects=NOTHING))
+
+
+def find(caller: Caller, server: McpServer) -> None:
+    add_source(caller, server.endpoint, worker_id="loud", side_effects=NOTHING)
+    services.discover()
+
+
+def beat(caller: Caller, status: str = "healthy") -> str:
+    done = services.heartbeat(caller=caller, worker_id="loud", status=status, current_load=0, available=True)
+    return done.state
+
+
+def state_after(pause: timedelta) -> str:
+    move_clock(pause)
+    services.probe()
+    return selectors.worker_named("loud").state
+
+
+def events(kind: str = "state") -> list[str]:
+    return [event.detail for event in WorkerEvent.objects.filter(kind=kind).order_by("id")]
+
+
+@given(st.lists(st.booleans()))
+def test_a_verdict_changes_only_when_enough_probes_in_a_row_contradict_it(answers: list[bool]) -> None:
+    standing = Standing(Reach.UNKNOWN)
+    for number, answered in enumerate(answers, start=1):
+        before, standing = standing, standing.after(answered=answered)
+        if standing.reach == before.reach or (before.reach == Reach.UNKNOWN and answered):
+            continue
+        needed = UP_AFTER if answered else DOWN_AFTER
+        assert answers[number - needed : number] == [answered] * needed
+
+
+@given(st.sampled_from(Reach), st.integers(0, DOWN_AFTER - 1), st.booleans())
+def test_enough_equal_probes_settle_every_verdict(reach: Reach, against: int, answered: bool) -> None:
+    standing = Standing(reach, against)
+
+    for _ in range(max(UP_AFTER, DOWN_AFTER)):
+        standing = standing.after(answered=answered)
+
+    assert standing == Standing(Reach.UP if answered else Reach.DOWN)
+
+
+@given(st.lists(st.booleans(), min_size=1))
+def test_a_probe_that_agrees_ends_all_doubt(answers: list[bool]) -> None:
+    standing = Standing(Reach.UP)
+    for answered in answers:
+        standing = standing.after(answered=answered)
+
+    assert not standing.after(answered=standing.reach == Reach.UP).doubted
+
+
+@given(st.integers(1, 100))
+def test_pauses_grow_up_to_five_minutes(faults: int) -> None:
+    assert timedelta(seconds=5) <= pause_after(faults) <= pause_after(faults + 1) <= timedelta(minutes=5)
+
+
+def test_a_found_worker_that_dies_is_offline_within_its_interval_plus_grace(as_kee: Caller, shouter: McpServer) -> None:
+    move_clock(timedelta(0))
+    find(as_kee, shouter)
+    services.probe()
+    assert selectors.worker_named("loud").state == "ready"
+    shouter.stop()
+
+    states = [state_after(services.PROBE_EVERY), state_after(SOON), state_after(SOON)]
+
+    assert states == ["ready", "ready", "offline"]
+    assert services.PROBE_EVERY + 2 * SOON <= services.OFFLINE_AFTER
+    assert selectors.workers() == []
+    assert events()[-1].startswith("ready to offline: it does not answer: unreachable")
+
+
+def test_a_found_worker_that_answers_stays_ready_without_any_heartbeat(as_kee: Caller, shouter: McpServer) -> None:
+    move_clock(timedelta(0))
+    find(as_kee, shouter)
+
+    for _ in range(4):
+        assert state_after(services.OFFLINE_AFTER) == "ready"
+        with acting_as_system("test"):
+            assert services.mark_late() == 0
+
+
+def test_a_worker_that_comes_back_is_ready_once_it_has_answered_twice(as_kee: Caller, shouter: McpServer) -> None:
+    move_clock(timedelta(0))
+    find(as_kee, shouter)
+    Worker.objects.update(reach=Reach.DOWN, state=State.OFFLINE)
+    services.probe()
+
+    assert selectors.worker_named("loud").state == "offline"
+    assert state_after(SOON) == "ready"
+    assert events()[-1] == "offline to ready: it answers"
+
+
+def test_one_lost_probe_changes_nothing(as_kee: Caller, shouter: McpServer) -> None:
+    move_clock(timedelta(0))
+    find(as_kee, shouter)
+    services.probe()
+    before = (selectors.epochs(), events())
+    real = shouter.endpoint
+    Worker.objects.update(endpoint=real.replace("/mcp", "/gone"))
+
+    assert state_after(services.PROBE_EVERY) == "ready"
+    Worker.objects.update(endpoint=real)
+    assert state_after(SOON) == "ready"
+
+    assert (selectors.epochs(), events()) == before
+    assert Worker.objects.get().probes_against == 0
+
+
+def test_a_heartbeat_does_not_talk_a_worker_up_whose_endpoint_is_down(as_kee: Caller, shouter: McpServer) -> None:
+    move_clock(timedelta(0))
+    announce(as_kee, shouter)
+    services.probe()
+    shouter.stop()
+    for pause in (services.PROBE_EVERY, SOON, SOON):
+        state_after(pause)
+
+    epoch = selectors.epochs()
+    assert beat(as_kee) == "offline"
+    assert selectors.epochs() == epoch
+
+
+def test_an_endpoint_that_answers_does_not_talk_up_a_worker_that_has_fallen_silent(
+    as_kee: Caller, shouter: McpServer
+) -> None:
+    move_clock(timedelta(0))
+    announce(as_kee, shouter)
+    beat(as_kee)
+    services.probe()
+    move_clock(services.OFFLINE_AFTER + SOON)
+    with acting_as_system("test"):
+        services.mark_late()
+
+    assert state_after(timedelta(0)) == "offline"
+    assert beat(as_kee) == "ready"
+
+
+def test_a_worker_in_maintenance_is_left_in_peace(as_kee: Caller, shouter: McpServer) -> None:
+    move_clock(timedelta(0))
+    announce(as_kee, shouter)
+    services.probe()
+    beat(as_kee, "maintenance")
+    shouter.stop()
+
+    for pause in (services.PROBE_EVERY, SOON, SOON):
+        beat(as_kee, "maintenance")
+        assert state_after(pause) == "maintenance"
+
+
+def test_a_quarantined_worker_is_not_asked(as_kee: Caller, shouter: McpServer) -> None:
+    find(as_kee, shouter)
+    Worker.objects.update(state=State.QUARANTINED)
+    shouter.asked.clear()
+
+    assert services.probe() == 0
+    assert not shouter.asked
+
+
+def test_a_worker_that_offers_other_than_its_manifest_says_is_degraded_until_it_says_so(
+    as_kee: Caller, shouter: McpServer
+) -> None:
+    move_clock(timedelta(0))
+    announce(as_kee, shouter)
+    services.probe()
+
+    shouter.tools = [make_tool("shout").model_copy(update={"input_schema": {**A_TEXT, "required": []}})]
+    assert state_after(services.PROBE_EVERY) == "degraded"
+    assert state_after(services.PROBE_EVERY) == "degraded"
+    assert beat(as_kee) == "degraded"
+
+    assert events("drifted") == ["shout takes other arguments"]
+    assert selectors.catalogue().offers[0].barred == "the worker is degraded"
+    announce(as_kee, shouter)
+    assert selectors.worker_named("loud").state == "ready"
+    assert state_after(services.PROBE_EVERY) == "ready"
+
+
+def test_a_drift_that_is_taken_back_is_forgotten(as_kee: Caller, shouter: McpServer) -> None:
+    move_clock(timedelta(0))
+    announce(as_kee, shouter)
+    tools, shouter.tools = shouter.tools, [make_tool("whisper")]
+    assert state_after(timedelta(0)) == "degraded"
+    shouter.tools = tools
+
+    assert state_after(services.PROBE_EVERY) == "ready"
+    assert events("drifted") == ["shout is not there any more"]
+
+
+def test_a_found_worker_that_drifts_is_asked_again_at_once(as_kee: Caller, shouter: McpServer) -> None:
+    move_clock(timedelta(0))
+    find(as_kee, shouter)
+    shouter.tools = [make_tool("whisper")]
+
+    assert state_after(services.PROBE_EVERY) == "degraded"
+    assert services.discover() == 1
+    assert selectors.worker_named("loud").state == "ready"
+    assert [offer.tool_name for offer in selectors.catalogue().offers] == ["whisper"]
+    assert state_after(services.PROBE_EVERY) == "ready"
+
+
+def test_what_an_old_endpoint_answers_says_nothing_of_the_new_one(as_kee: Caller, shouter: McpServer) -> None:
+    announce(as_kee, shouter)
+    (claim,) = probing._claims()
+    with serving() as other:
+        announce(as_kee, other)
+
+        probing._note(claim, Unreachable("gone"))
+
+    assert Worker.objects.get().probed_at is None
+
+
+def test_a_place_keeps_the_worker_that_was_found_there(as_kee: Caller, shouter: McpServer) -> None:
+    find(as_kee, shouter)
+
+    assert Place.objects.get().worker == Worker.objects.get()
+
+
+def listed(name: str = "shout", **members: object) -> ListedTool:
+    given = {"description": "", "input_schema": A_TEXT, "output_schema": None, **members}
+    return ListedTool(name=name, claims_read_only=False, claims_closed_world=False, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("now", "drift"),
+    [
+        ([listed()], None),
+        ([listed(description="other words"), listed("more")], None),
+        ([listed(output_schema={"type": "object"})], None),
+        ([listed("other")], "shout is not there any more"),
+        ([listed(input_schema={"type": "object"})], "shout takes other arguments"),
+        ([listed(output_schema={"type": "object", "required": ["x"]})], "shout answers otherwise"),
+    ],
+)
+def test_drift_is_what_a_caller_would_stumble_over(now: list[ListedTool], drift: str | None) -> None:
+    registered = {"name": "shout", "input_schema": A_TEXT, "output_schema": {"type": "object"}}
+
+    assert deriving.drift([registered], now) == drift
