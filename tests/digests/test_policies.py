@@ -18,6 +18,7 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from tests.digests.makers import ack_through, make_draft, pass_time, post, post_grouped, read
 from tests.digests.test_database import statements
+from tests.digests.test_races import until_they_wait
 from tests.factories import T0, make_caller, make_token
 
 
@@ -239,7 +240,7 @@ def test_rule_3_a_post_that_waited_for_the_lock_follows_the_policy_as_it_then_is
         with acting_as(kee):
             set_policy(kee, source, enabled=False)
             changed.set()
-            wait_for_a_lock_wait()
+            until_they_wait(1)
 
     def rival() -> None:
         changed.wait(20)
@@ -265,18 +266,6 @@ def closing(run: Callable[[], None]) -> Callable[[], None]:
             connection.close()
 
     return closed
-
-
-def wait_for_a_lock_wait() -> None:
-    """Until some session waits for this one's locks."""
-    pause = threading.Event()
-    for _ in range(400):
-        with connection.cursor() as cursor:
-            cursor.execute("select exists (select from pg_locks where not granted)")
-            if cursor.fetchone()[0]:
-                return
-        pause.wait(0.05)
-    raise AssertionError("nobody waits")
 
 
 def asking(tenant: Tenant) -> Callable[..., tuple[int, dict[str, Any]]]:

@@ -1,5 +1,6 @@
 """Retention: what was acked long enough ago goes, with what hung from it; nothing else does."""
 
+import json
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,10 +19,15 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts import selectors as facts
 from apps.receipts.errors import DuplicateReceipt, ReceiptIdConflict, UnknownReceipt
-from apps.receipts.models import Obligation, Receipt, ReceiptKey, UnmatchedCloser
+from apps.receipts.letters import Delivered, Refused
+from apps.receipts.models import Letter, Obligation, Receipt, ReceiptKey, UnmatchedCloser
+from apps.receipts.services import claim as claim_letter
+from apps.receipts.services import settle
 from tests.digests.makers import ack_through, make_draft, pass_time, post, post_grouped, read
 from tests.digests.test_races import acting, check, race
+from tests.digests.test_self_check import break_rows
 from tests.factories import T0, make_caller, make_tenant
+from tests.receipts.mailing import make_target, move_away
 
 DAY = timedelta(days=1).total_seconds()
 
@@ -97,6 +103,50 @@ def test_unacked_receipts_stay_for_ever_wherever_they_are(as_kee_then: Caller) -
     set_clock(4000)
     assert retain() == {}
     assert everything() == before
+
+
+def test_the_time_of_a_receipt_begins_with_its_ack(as_kee_then: Caller) -> None:
+    kee = as_kee_then
+    late = post(kee)
+    gathered = post_grouped(kee, flush_class="immediate")
+    set_clock(200)
+    ack_everything(kee, days=200)
+    before = everything()
+    set_clock(289)
+    assert retain() == {}
+    assert everything() == before
+    set_clock(290)
+    assert retain() == {"receipts": 2, "entries": 2}
+    assert not Receipt.objects.filter(pk__in=[late.id, gathered.id]).exists()
+
+
+@pytest.mark.parametrize("state", ["pending", "dead", "delivered"])
+def test_what_is_on_its_way_to_another_deployment_stays_until_it_is_there(
+    tenant: Tenant, as_kee_then: Caller, state: str
+) -> None:
+    kee, lee = as_kee_then, make_caller(tenant, "Lee")
+    make_target(kee, "http://127.0.0.1:1")
+    move_away(kee, lee)
+    post(lee, poster=kee)
+    claim = claim_letter(tenant_id=kee.tenant_id, target_id=Letter.objects.get().target_id)
+    assert claim is not None
+    if state == "dead":
+        settle(claim=claim, verdict=Refused(code="http_422", said="no"))
+    elif state == "delivered":
+        settle(claim=claim, verdict=Delivered(receipt_id="rcpt_there", uuid=None))
+    assert Letter.objects.get().state == state
+    set_clock(200)
+    assert retain() == ({"receipts": 1} if state == "delivered" else {})
+    assert Receipt.objects.exists() == Letter.objects.exists() == (state != "delivered")
+
+
+def test_a_receipt_that_has_lost_its_place_is_mended_and_not_removed(as_kee_then: Caller) -> None:
+    posted = post(as_kee_then)
+    break_rows("delete from digests_receiptstate", "delete from digests_entry")
+    set_clock(4000)
+    assert retain() == {}
+    assert services.self_check(patience=None)["repaired"] > 0
+    assert read(as_kee_then).entries[0].receipt_ids == [posted.receipt_id]
 
 
 def test_a_superseded_snapshot_stays_while_any_of_its_receipts_is_unacked(as_kee_then: Caller) -> None:
@@ -217,6 +267,47 @@ def test_a_chain_keeps_a_tombstone_of_what_was_removed_from_it(as_kee_then: Call
     late = post(kee, caused_by=middle.receipt_id)
     assert [one.receipt_id for one in facts.chain(root.receipt_id)][-1] == late.receipt_id
     check_members()
+
+
+def test_a_tombstone_says_who_what_kind_and_when_and_nothing_else(as_kee_then: Caller) -> None:
+    kee = as_kee_then
+    said: dict[str, Any] = {
+        "title": "secret",
+        "summary": "secret",
+        "metadata": {"secret": "secret"},
+        "dedupe_key": "secret",
+        "artifact_pointer": "secret",
+        "artifact_location": "secret",
+        "suggested_next_step": "secret",
+        "delivery_handle": "secret",
+        "group": Group(resource_ref="secret", event_family="ci", flush_class="immediate", summary_hint="secret"),
+    }
+    root = post(kee, event_type="ci_update", **said)
+    ack_everything(kee)
+    post(kee, caused_by=root.receipt_id)
+    set_clock(100)
+    assert retain() == {"entries": 1, "stripped": 1}
+    with connection.cursor() as cursor:
+        cursor.execute("select to_jsonb(r)::text from receipts_receipt r where id = %s", [root.id])
+        (left,) = cursor.fetchone()
+    assert "secret" not in left
+    assert {"Kee", "ci_update"} <= {Receipt.objects.get(pk=root.id).recipient.name, json.loads(left)["event_type"]}
+
+
+def test_tombstones_take_no_place_in_the_list_of_a_source(as_kee_then: Caller) -> None:
+    kee = as_kee_then
+    kept, first = post(kee), post(kee)
+    second = post(kee, caused_by=first.receipt_id)
+    services.ack(
+        principal_id=kee.principal_id,
+        entry_ids=[entry.id for entry in read(kee).entries if entry.receipt_pks != [kept.id]],
+        now=T0,
+    )
+    set_clock(100)
+    assert retain() == {"entries": 2, "stripped": 2}
+    assert Receipt.objects.filter(pk__in=[first.id, second.id]).count() == 2
+    listed = selectors.inbox_receipts(kee.principal_id, source_system="github", unread_only=False, limit=2)
+    assert [one.receipt.pk for one in listed] == [kept.id]
 
 
 def test_tombstones_of_a_whole_chain_go_at_once(as_kee_then: Caller) -> None:

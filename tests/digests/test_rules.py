@@ -249,6 +249,16 @@ def test_rule_5_a_snapshot_is_named_by_the_latest_hint_or_by_what_it_holds(as_ke
     assert plain.summary == "1 ci on pr:2. Latest: Review"
 
 
+def test_rule_5_of_what_its_receipts_say_a_snapshot_says_the_latest(as_kee: Caller) -> None:
+    for hint, handle in (("CI is red", "job:1"), ("CI is green", "job:2"), (None, None)):
+        post_grouped(as_kee, summary_hint=hint, delivery_handle=handle)
+    for title in "ABCD":
+        post_grouped(as_kee, resource="pr:2", title=title)
+    hinted, plain = flushed(as_kee).entries
+    assert (hinted.summary, hinted.delivery_handle) == ("CI is green", "job:2")
+    assert plain.summary == "4 ci on pr:2. Latest: D; C; B"
+
+
 def test_rule_6_sequences_are_contiguous_and_never_reused(as_kee: Caller) -> None:
     for number in range(4):
         post(as_kee)
@@ -318,6 +328,24 @@ def test_rule_7_a_state_from_before_the_entry_acks_what_stood_there_then(as_kee:
     assert receipt_ids(read(as_kee)) == [[last.receipt_id]]
 
 
+def test_rule_7_what_stands_behind_the_entry_is_not_acked_though_it_has_been_superseded_since(as_kee: Caller) -> None:
+    seen = post(as_kee)
+    shown_behind = post_grouped(as_kee, "pr:1", flush_class="immediate")
+    page = read(as_kee)
+    never_shown = post_grouped(as_kee, "pr:2", flush_class="immediate")
+    grown = [post_grouped(as_kee, resource, flush_class="immediate") for resource in ("pr:1", "pr:2")]
+    assert receipt_ids(page) == [[seen.receipt_id], [shown_behind.receipt_id]]
+
+    assert ack_through(as_kee, page.entries[0].token) == services.Acked(acked_entries=1, acked_receipts=1)
+
+    assert receipt_ids(read(as_kee)) == [
+        [shown_behind.receipt_id, grown[0].receipt_id],
+        [never_shown.receipt_id, grown[1].receipt_id],
+    ]
+    assert ack_through(as_kee, page.entries[1].token) == services.Acked(acked_entries=1, acked_receipts=1)
+    assert ReceiptState.objects.get(pk=never_shown.id).acked_at is None
+
+
 def test_rule_7_a_state_that_the_inbox_never_had_is_refused(as_kee: Caller) -> None:
     posted = post(as_kee)
     with pytest.raises(BadToken):
@@ -341,6 +369,16 @@ def test_rule_8_a_later_page_does_not_ack_the_pages_before(as_kee: Caller) -> No
     second = read(as_kee, limit=2, after=first.entries[-1].sequence)
     assert ack_through(as_kee, second.entries[-1].token).acked_receipts == 2
     assert read(as_kee).entries[0].sequence == first.entries[0].sequence
+
+
+def test_rule_8_what_a_later_page_left_out_is_not_acked_though_it_has_been_superseded_since(as_kee: Caller) -> None:
+    left_out = post_grouped(as_kee, flush_class="immediate")
+    shown = post(as_kee)
+    (entry,) = read(as_kee, after=1).entries
+    grown = post_grouped(as_kee, flush_class="immediate")
+    assert entry.receipt_ids == [shown.receipt_id]
+    assert ack_through(as_kee, entry.token) == services.Acked(acked_entries=1, acked_receipts=1)
+    assert receipt_ids(read(as_kee)) == [[left_out.receipt_id, grown.receipt_id]]
 
 
 def test_rule_8_a_page_cut_by_tokens_acks_what_it_showed(as_kee: Caller) -> None:
@@ -455,6 +493,16 @@ def test_rule_10_reading_a_receipt_that_still_waits_acks_exactly_that_one(as_kee
     assert (thread.pending_count, thread.flush_due_at, thread.closed_at) == (0, None, T0)
 
 
+def test_rule_10_reading_a_receipt_that_still_waits_leaves_the_snapshot_of_its_thread_as_it_is(as_kee: Caller) -> None:
+    post_grouped(as_kee, flush_class="immediate")
+    shown = read(as_kee).entries
+    waiting = post_grouped(as_kee)
+    services.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=waiting.id, now=T0)
+    assert [(one.ref, one.receipt_ids) for one in read(as_kee).entries] == [(one.ref, one.receipt_ids) for one in shown]
+    assert Entry.objects.count() == 1
+    assert (Thread.objects.get().closed_at, read(as_kee).pending) == (None, 0)
+
+
 def test_rule_11_delivered_is_stamped_once_for_every_receipt_inside_and_reading_consumes_nothing(
     as_kee: Caller,
 ) -> None:
@@ -469,6 +517,15 @@ def test_rule_11_delivered_is_stamped_once_for_every_receipt_inside_and_reading_
     services.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=first.id, now=T0 + timedelta(hours=2))
     state.refresh_from_db()
     assert (state.delivered_at, state.acked_at) == (T0, T0 + timedelta(hours=2))
+
+
+def test_rule_11_what_is_acked_without_having_been_shown_was_delivered_then(as_kee: Caller) -> None:
+    item, first, second = post(as_kee), post_grouped(as_kee), post_grouped(as_kee, flush_class="immediate")
+    ack_through(as_kee, read(as_kee).entries[0].token, now=T0)
+    services.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=first.id, now=T0)
+    services.archive_receipt(principal_id=as_kee.principal_id, receipt_pk=second.id, now=T0)
+    stamps = ReceiptState.objects.filter(pk__in=[item.id, first.id, second.id]).values_list("delivered_at", "acked_at")
+    assert list(stamps) == [(T0, T0)] * 3
 
 
 def test_rule_11_archived_implies_acked_and_keeps_the_time_of_the_ack(as_kee: Caller) -> None:
