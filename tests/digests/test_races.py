@@ -622,6 +622,25 @@ def test_an_ack_tells_on_commit_that_its_inbox_changed_unless_it_adds_nothing(ke
         inbox_changed.disconnect(hear)
 
 
+def test_rule_11_who_stamps_what_was_shown_waits_for_nobody_that_acks_it(kee: Caller) -> None:
+    with acting_as(kee):
+        acked, shown = post(kee), post(kee)
+
+    def stamp() -> None:
+        try:
+            with acting_as(kee):
+                services.mark_delivered(receipt_pks=[acked.id, shown.id], now=T0 + timedelta(hours=1))
+        finally:
+            connection.close()
+
+    with acting_as(kee), ThreadPoolExecutor(1) as pool:
+        services.ack_receipt(principal_id=kee.principal_id, receipt_pk=acked.id, now=T0)
+        pool.submit(stamp).result(timeout=60)
+        assert ReceiptState.objects.get(pk=shown.id).delivered_at == T0 + timedelta(hours=1)
+    with acting_as(kee):
+        assert ReceiptState.objects.get(pk=acked.id).delivered_at == T0
+
+
 def test_i7_trouble_in_one_inbox_keeps_no_other_from_its_digests(tenant: Tenant, kee: Caller) -> None:
     hexy = make_caller(tenant, "Hexy")
     for owner in (kee, hexy):

@@ -3,7 +3,9 @@
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,13 +21,14 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts import jobs, metrics, services, states
 from apps.receipts.errors import DedupeConflict, DuplicateReceipt, LivesHere, UnknownTarget, UnusableTarget
-from apps.receipts.letters import Delivered, Later, Refused
+from apps.receipts.letters import Delivered, Later, Refused, Resting
 from apps.receipts.models import Letter, Receipt, RemoteTarget, Surface
 from apps.receipts.selectors import chain, find, obligations, target_named
 from apps.receipts.services import Claim
 from apps.receipts.states import Breaker, Door, LetterState
 from tests import remote as remotes
 from tests.digests.makers import make_draft, post
+from tests.digests.test_races import acting, race_behind
 from tests.factories import T0, make_caller, make_tenant
 from tests.receipts.mailing import STORED, TOKEN, letter, make_target, move_away, pass_time, tick
 from tests.remote import Remote, says
@@ -612,6 +615,66 @@ def test_a_claim_that_is_lost_comes_back_and_its_late_failure_counts_for_nothing
     services.settle(claim=lost, verdict=Delivered(receipt_id="rcpt_there", uuid=None))
     services.settle(claim=second, verdict=Refused(code="http_422", said="no"))
     assert letter().state == LetterState.DELIVERED
+
+
+def test_a_late_wish_to_rest_leaves_the_letter_to_who_holds_it_now(
+    as_kee: Caller, lee: Caller, north: RemoteTarget
+) -> None:
+    post(lee, poster=as_kee)
+    lost = services.claim(tenant_id=as_kee.tenant_id, target_id=north.pk)
+    pass_time(states.claimed_for(5).total_seconds())
+    second = services.claim(tenant_id=as_kee.tenant_id, target_id=north.pk)
+    assert lost is not None
+    assert second is not None
+    before = letter()
+
+    services.settle(claim=lost, verdict=Resting(code="http_429", said="late", wait=timedelta(hours=1)))
+
+    after = letter()
+    assert (after.attempts, after.due_at, after.claimed) == (2, before.due_at, True)
+    assert after.failure is None
+
+
+def test_a_letter_that_died_of_refusals_at_the_door_goes_under_the_new_name_when_it_is_replayed(
+    as_kee: Caller, lee: Caller, north: RemoteTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apps.receipts.services.delivering.MAX_ATTEMPTS", 1)
+    post(lee, poster=as_kee, source="github", dedupe_key="k")
+    first = services.claim(tenant_id=as_kee.tenant_id, target_id=north.pk)
+    assert first is not None
+    services.settle(claim=first, verdict=Later(code="http_403", said="not you", status=403, unwell=False))
+    assert letter().state == LetterState.DEAD
+
+    make_target(as_kee, "https://north.example", known_as="south")
+    services.replay(target=north)
+    again = services.claim(tenant_id=as_kee.tenant_id, target_id=north.pk)
+    assert again is not None
+    assert json.loads(again.body)["source_system"] == "south"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_rival_deliverers_one_probes_a_target_that_has_cooled_down(kee: Caller, tenant: Tenant) -> None:
+    lee = make_caller(tenant, "Lee North")
+    target = make_target(kee, "http://127.0.0.1:1")
+    move_away(kee, lee)
+    with acting_as(kee):
+        for _ in range(2):
+            post(lee, poster=kee)
+        RemoteTarget.objects.filter(pk=target.pk).update(breaker=Breaker.OPEN, retry_at=T0)
+
+    @contextmanager
+    def held() -> Iterator[None]:
+        with acting_as(kee):
+            RemoteTarget.objects.select_for_update(no_key=True).get(pk=target.pk)
+            yield
+
+    rival = acting(kee, partial(services.claim, tenant_id=kee.tenant_id, target_id=target.pk))
+    outcomes = race_behind(held, rival, rival)
+
+    assert [type(one) for one in outcomes if one is not None] == [Claim]
+    with acting_as(kee):
+        assert sorted(Letter.objects.values_list("attempts", flat=True)) == [0, 1]
+        assert RemoteTarget.objects.get().breaker == Breaker.HALF_OPEN
 
 
 def test_a_letter_is_delivered_once_however_many_learn_it(as_kee: Caller, lee: Caller, north: RemoteTarget) -> None:
