@@ -124,6 +124,19 @@ def test_a_digest_that_grows_is_not_yet_acked(as_kee: Caller, agent: Remote) -> 
     assert look(as_kee, target)
 
 
+def test_once_what_it_was_woken_for_is_acked_receipt_by_receipt_what_has_joined_it_wakes_at_once(
+    as_kee: Caller, agent: Remote
+) -> None:
+    target = make_target(as_kee, agent.url).target
+    told = post_grouped(as_kee, flush_class="immediate")
+    assert look(as_kee, target)
+    joined = post_grouped(as_kee, flush_class="immediate")
+    assert not look(as_kee, target)
+    digests.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=told.id, now=T0)
+    assert [entry.receipt_pks for entry in read(as_kee).entries] == [[joined.id]]
+    assert look(as_kee, target), "nothing is left of what it was told of"
+
+
 def test_what_an_ack_leaves_over_wakes_nobody(as_kee: Caller, agent: Remote) -> None:
     target = make_target(as_kee, agent.url, notify_lease=timedelta(0)).target
     first = post_grouped(as_kee)
