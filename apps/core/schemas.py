@@ -103,8 +103,17 @@ def parse(model: type[M], given: Any) -> M:
     :raises Invalid: with one pointer per fault.
     :raises TooLarge: if the only faults are lengths over a limit of 16 KiB or more.
     """
+    return parse_text(model, json.dumps(given))
+
+
+def parse_text(model: type[M], text: str | bytes) -> M:
+    """As :func:`parse`, from JSON that :mod:`apps.core.strict_json` has found to be sound.
+
+    :raises Invalid: with one pointer per fault.
+    :raises TooLarge: if the only faults are lengths over a limit of 16 KiB or more.
+    """
     try:
-        return model.model_validate_json(json.dumps(given), strict=True)
+        return model.model_validate_json(text, strict=True)
     except ValidationError as exc:
         raise refusal(exc) from exc
 

@@ -1,5 +1,6 @@
 """The engine's connections."""
 
+import select
 from typing import Any, Final
 
 import psycopg
@@ -26,7 +27,8 @@ class DatabaseWrapper(base.DatabaseWrapper):
             connection = super().get_new_connection(conn_params)
             left -= 1
             try:
-                ConnectionPool.check_connection(connection)
+                if _has_heard(connection):
+                    ConnectionPool.check_connection(connection)
             except psycopg.Error:
                 pool.putconn(connection)
                 if not left:
@@ -35,3 +37,15 @@ class DatabaseWrapper(base.DatabaseWrapper):
                 pool.check()
             else:
                 return connection
+
+
+def _has_heard(connection: Any) -> bool:
+    """Whether the server has said something since the connection was used, its end above all.
+
+    Of a server that is gone without a word nothing can be known but by asking it, which the next statement does anyway.
+
+    :raises psycopg.OperationalError: if the connection has no socket any more.
+    """
+    heard = select.poll()
+    heard.register(connection.fileno(), select.POLLIN)
+    return bool(heard.poll(0))

@@ -2,6 +2,7 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 from django.core.exceptions import RequestDataTooBig
+from django.http import HttpRequest
 from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 
@@ -26,6 +27,20 @@ def has_body(request: Request) -> bool:
     return bool(request.META["CONTENT_LENGTH"] != "0")
 
 
+def body_within(request: HttpRequest, limit: int) -> bytes:
+    """A request's body.
+
+    :raises BodyTooLarge: if it is over so many bytes.
+    """
+    try:
+        body = request.body  # read from the stream once and kept, bounded by the setting
+    except RequestDataTooBig as exc:
+        raise BodyTooLarge(f"The body is over {limit} bytes.") from exc
+    if len(body) > limit:
+        raise BodyTooLarge(f"The body is over {limit} bytes.")
+    return body
+
+
 class RawJSONParser(BaseParser):
     """The bytes of a JSON body, for a view that has its own words for what is wrong with them."""
 
@@ -36,15 +51,8 @@ class RawJSONParser(BaseParser):
     ) -> Any:
         context = parser_context or {}
         request = context["request"]
-        limit = context["view"].max_body_of(request.method)
-        try:
-            # The outer request reads the stream once and keeps it, bounded by the setting.
-            body = request._request.body  # noqa: SLF001  # DRF's request has no public way to the raw body
-        except RequestDataTooBig as exc:
-            raise BodyTooLarge(f"The body is over {limit} bytes.") from exc
-        if len(body) > limit:
-            raise BodyTooLarge(f"The body is over {limit} bytes.")
-        return body
+        # DRF's request has no public way to the raw body.
+        return body_within(request._request, context["view"].max_body_of(request.method))  # noqa: SLF001
 
 
 class StrictJSONParser(RawJSONParser):

@@ -1,25 +1,86 @@
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.http.response import HttpResponseBase
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from rest_framework.exceptions import NotAuthenticated
+from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
-from apps.core import operations
-from apps.core.api.parsers import has_body
+from apps.core import operations, strict_json
+from apps.core.api.parsers import body_within, has_body
 from apps.core.errors import Invalid
 from apps.core.http import caller_of
-from apps.core.operations import Operation, Route
-from apps.core.schemas import parse, parse_strings
+from apps.core.operations import Acting, Operation, Route
+from apps.core.schemas import parse, parse_strings, parse_text
+
+_JSON: Final = "application/json"
 
 
 class OperationView(APIView):
-    """All operations of one path. Parses, makes one call, renders."""
+    """All operations of one path. Parses, makes one call, renders.
+
+    A plain request (see :func:`_is_plain`) is answered without what DRF does for all the others. It is answered as DRF
+    would have it answered; there is one way of reading a token, of permission, of parsing, of refusing.
+    """
 
     declared: ClassVar[Mapping[str, tuple[Operation, Route]]] = {}
     """By HTTP method."""
+
+    def dispatch(self, request: HttpRequest, *args: Any, **path: str) -> HttpResponseBase:
+        found = self.declared.get(request.method or "")
+        if found is None or not _is_plain(request, found[1]):
+            return super().dispatch(request, *args, **path)
+        try:
+            reply, route = self._answer_plainly(request, *found, path), found[1]
+        except Exception as exc:  # noqa: BLE001  # DRF's handler raises what it does not know
+            return self._refused(self.handle_exception(exc))
+        headers = self.default_response_headers
+        if reply.output is None:
+            bare = HttpResponse(status=reply.status, headers=headers)
+            del bare["Content-Type"]
+            return bare
+        content = reply.output.model_dump_json().encode()
+        return HttpResponse(
+            _for_scripts(content), content_type=_JSON, status=reply.status or route.status, headers=headers
+        )
+
+    def _answer_plainly(
+        self, request: HttpRequest, declared: Operation, route: Route, path: Mapping[str, str]
+    ) -> operations.Reply:
+        caller = self._caller(request)
+        operations.permit(declared, caller)
+        given: BaseModel
+        if route.method in _WITHOUT_BODY:
+            given = parse_strings(declared.input, from_url(declared, request.GET, path))
+        elif path or not (body := body_within(request, route.max_body)):
+            given = parse(declared.input, _with_path(declared, _document(request, route), path))
+        else:
+            _object(strict_json.loads(body))
+            given = parse_text(declared.input, body)
+        return operations.call(declared, caller, given)
+
+    def _caller(self, request: HttpRequest) -> Acting:
+        for authentication in self.get_authenticators():
+            found = authentication.authenticate(request)  # type: ignore[arg-type]  # it reads headers, which both have
+            if found is not None:
+                request.user, request.auth = found  # type: ignore[attr-defined]  # as DRF leaves them for the log
+                caller: Acting = found[0]
+                return caller
+        raise NotAuthenticated
+
+    def _refused(self, answer: Response) -> HttpResponse:
+        """A refusal in the words of DRF's handler, rendered."""
+        content = JSONRenderer().render(answer.data)
+        rendered = HttpResponse(content, content_type=answer.content_type or _JSON, status=answer.status_code)
+        for name, value in {**answer.headers, **self.default_response_headers}.items():
+            if name != "Content-Type":
+                rendered[name] = value
+        return rendered
 
     @property
     def manner(self) -> str:
@@ -33,8 +94,8 @@ class OperationView(APIView):
         declared, route = self.declared["GET" if request.method == "HEAD" else request.method or ""]
         caller = caller_of(request)
         operations.permit(declared, caller)
-        if route.method in {"GET", "DELETE"}:
-            given = parse_strings(declared.input, from_url(declared, request, path))
+        if route.method in _WITHOUT_BODY:
+            given = parse_strings(declared.input, from_url(declared, request.query_params, path))
         else:
             given = parse(declared.input, from_body(declared, request, path))
         reply = operations.call(declared, caller, given)
@@ -43,21 +104,55 @@ class OperationView(APIView):
         return Response(reply.output.model_dump(mode="json"), status=reply.status or route.status)
 
 
-def from_url(declared: Operation, request: Request, path: Mapping[str, str]) -> dict[str, Any]:
+_WITHOUT_BODY: Final = frozenset({"GET", "DELETE"})
+_PLAIN_ACCEPTS: Final = frozenset({"*/*", _JSON})
+
+
+def _is_plain(request: HttpRequest, route: Route) -> bool:
+    """Whether there is nothing to negotiate, and nothing to find out about a body: what clients send almost always."""
+    sent = request.META
+    if sent.get("HTTP_ACCEPT", "*/*") not in _PLAIN_ACCEPTS:
+        return False
+    # DRF takes a wish for a format from the address too, whatever the method.
+    if sent.get("QUERY_STRING") and "format" in request.GET:
+        return False
+    if route.method in _WITHOUT_BODY:
+        return True
+    length: str = sent.get("CONTENT_LENGTH", "")
+    return length == "0" or (length.isdecimal() and request.content_type == _JSON)
+
+
+def _document(request: HttpRequest, route: Route) -> dict[str, Any]:
+    body = body_within(request, route.max_body)
+    return _object(strict_json.loads(body)) if body else {}
+
+
+def _object(document: Any) -> dict[str, Any]:
+    if not isinstance(document, dict):
+        raise Invalid("The body must be a JSON object.")
+    return document
+
+
+def _for_scripts(content: bytes) -> bytes:
+    """As DRF writes it: without the two characters that JSON may hold as they are and JavaScript may not."""
+    return content.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+
+
+def from_url(declared: Operation, given: QueryDict, path: Mapping[str, str]) -> dict[str, Any]:
     """Query and path as one mapping; the members of a list repeat its name."""
     query: dict[str, Any] = {
-        name: request.query_params.getlist(name) if name in _lists(declared.input) else value
-        for name, value in request.query_params.items()
+        name: given.getlist(name) if name in _lists(declared.input) else value for name, value in given.items()
     }
     return {**query, **path}
 
 
 def from_body(declared: Operation, request: Request, path: Mapping[str, str]) -> dict[str, Any]:
     """The body's members, and the path's, which stand over them. A missing body is an empty one."""
-    body = request.data if has_body(request) else {}
-    if not isinstance(body, dict):
-        raise Invalid("The body must be a JSON object.")
-    return {**body, **{name: _typed(declared.input, name, text) for name, text in path.items()}}
+    return _with_path(declared, _object(request.data if has_body(request) else {}), path)
+
+
+def _with_path(declared: Operation, document: dict[str, Any], path: Mapping[str, str]) -> dict[str, Any]:
+    return {**document, **{name: _typed(declared.input, name, text) for name, text in path.items()}}
 
 
 @cache
@@ -72,8 +167,12 @@ def _lists(model: type[BaseModel]) -> frozenset[str]:
 
 def _typed(model: type[BaseModel], name: str, text: str) -> Any:
     """A path parameter as the type that the input gives it, where the text can be read so."""
-    reader: TypeAdapter[Any] = TypeAdapter(model.model_fields[name].annotation or str)
     try:
-        return reader.validate_strings(text)
+        return _reader(model, name).validate_strings(text)
     except ValidationError:
         return text
+
+
+@cache
+def _reader(model: type[BaseModel], name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(model.model_fields[name].annotation or str)

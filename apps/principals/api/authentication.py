@@ -34,10 +34,11 @@ class TokenAuthentication(BaseAuthentication):
 
 
 def _presented(request: Request) -> str | None:
-    service: str | None = request.headers.get("X-Service-Token")
+    # Not by `headers`, which are all read before one is answered.
+    service: str | None = request.META.get("HTTP_X_SERVICE_TOKEN")
     if service is not None:
         return service
-    scheme, _, text = request.headers.get("Authorization", "").partition(" ")
+    scheme, _, text = request.META.get("HTTP_AUTHORIZATION", "").partition(" ")
     return text.strip() if scheme.lower() == "bearer" else None
 
 
