@@ -94,6 +94,14 @@ def target_of(*, worker_id: str, tool_name: str) -> Target:
     )
 
 
+def take(target: Target) -> None:
+    """Count a call that is about to be made against what the worker and its tier allow. Needs an acting transaction.
+
+    :raises WorkerRateLimited: if there is no room for it now.
+    """
+    registry.take_call(worker_id=target.worker_id)
+
+
 def group_of(execution: Execution) -> Group:
     """What makes the receipts of one execution's tasks one thread of an inbox, and what that thread is about."""
     return Group(
@@ -104,7 +112,12 @@ def group_of(execution: Execution) -> Group:
 
 
 def check_params(target: Target, params: Mapping[str, Any]) -> None:
-    """:raises InvalidParams: with a pointer to each fault, if the parameters don't fit the tool's schema."""
+    """See that a call with these parameters would be taken.
+
+    :raises PayloadTooLarge: if they are over what the worker accepts.
+    :raises InvalidParams: with a pointer to each fault, if they don't fit the tool's schema.
+    """
+    mcp_client.check_size(params, target.max_params_bytes)
     faults = foreign_schemas.faults(params, target.input_schema, under="params")
     if faults:
         detail = "; ".join(f"{fault.pointer}: {fault.message}" for fault in faults[:5])

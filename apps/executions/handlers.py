@@ -7,7 +7,8 @@ from typing import Any, Final
 from apps.core.errors import DomainError
 from apps.executions import calls, following, selectors
 from apps.executions.errors import CallCanceled, JobFailed, JobLost, JobOverdue, WorkerCallFailed
-from apps.tasks.handlers import Canceled, Context, Failed, Result, handler
+from apps.tasks.handlers import Canceled, Context, Failed, Postponed, Result, handler
+from apps.workers.errors import WorkerRateLimited
 
 _ALIAS: Final = "mcp_worker_"
 _SCHEMA: Final = {
@@ -67,18 +68,13 @@ def mcp_worker_call(context: Context, params: Mapping[str, Any]) -> Result:
 def _called(context: Context, target: calls.Target, params: Mapping[str, Any]) -> calls.Called:
     """What the tool answers.
 
+    :raises Postponed: if the worker may be sent no more calls just now.
     :raises Failed: if it gave no answer, or may not be called a second time.
     """
-    if context.run_id > 1 and not target.repeatable and context.checkpoint == _CALLED:
-        raise Failed(
-            "outcome_unknown",
-            f"An earlier run of {target.tool_name} may have done its work, and it may not be run twice.",
-            retryable=False,
-        )
+    _admit(context, target, params)
     if not target.repeatable:
         context.heartbeat(checkpoint=_CALLED)
     try:
-        calls.check_params(target, params)
         return calls.call(
             target=target,
             params=params,
@@ -119,6 +115,24 @@ def _followed(context: Context, target: calls.Target, job: following.Job) -> Res
     if not isinstance(pointer, str):
         pointer = calls.keep(caller=context.caller, value=called.payload)
     return Result(pointer=pointer, summary=called.summary)
+
+
+def _admit(context: Context, target: calls.Target, params: Mapping[str, Any]) -> None:
+    """See that this run may call, and count the call."""
+    if context.run_id > 1 and not target.repeatable and context.checkpoint == _CALLED:
+        raise Failed(
+            "outcome_unknown",
+            f"An earlier run of {target.tool_name} may have done its work, and it may not be run twice.",
+            retryable=False,
+        )
+    try:
+        calls.check_params(target, params)
+        with context.caller.acting():
+            calls.take(target)
+    except WorkerRateLimited as full:
+        raise Postponed(timedelta(seconds=full.retry_after)) from full
+    except DomainError as refusal:
+        raise _failed(refusal, target) from refusal
 
 
 def _record(context: Context, target: calls.Target, outcome: calls.Called | DomainError) -> None:

@@ -59,6 +59,13 @@ class Answer:
     text: str
 
 
+def check_size(params: Mapping[str, Any], most: int) -> None:
+    """:raises PayloadTooLarge: if the parameters are longer, in bytes of the JSON that is sent."""
+    size = len(json.dumps(params, ensure_ascii=False, separators=(",", ":")).encode())
+    if size > most:
+        raise PayloadTooLarge(f"The parameters are {size} bytes; the worker accepts {most}.")
+
+
 def call_tool(
     *,
     endpoint: str,
@@ -75,9 +82,7 @@ def call_tool(
     :raises ForbiddenEndpoint: if this deployment does not call that address.
     :raises WorkerCallFailed: one of its kinds, each saying whether the tool may have run.
     """
-    size = len(json.dumps(params, ensure_ascii=False).encode())
-    if size > max_params_bytes:
-        raise PayloadTooLarge(f"The parameters are {size} bytes; the worker accepts {max_params_bytes}.")
+    check_size(params, max_params_bytes)
     wire = Wire(address=_checked(endpoint), url=httpx2.URL(endpoint), max_bytes=max_answer_bytes)
     call = _Call(endpoint, tool_name, dict(params), deadline.total_seconds(), on_progress, canceled)
     try:

@@ -50,6 +50,14 @@ class Failed(Exception):
         self.details = details
 
 
+class Postponed(Exception):
+    """Raised by a handler that can't begin yet, and has done nothing: the task goes back for so long, no attempt counted."""
+
+    def __init__(self, retry_after: timedelta) -> None:
+        super().__init__(f"not for {retry_after}")
+        self.retry_after = retry_after
+
+
 class Canceled(Exception):
     """Raised by a handler that has seen `context.cancelled` and stopped."""
 

@@ -181,10 +181,11 @@ class FailedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Released:
-    """One run that is given back."""
+    """One run that is given back: at once, or for another to begin after so many seconds."""
 
     task_id: int
     lease_token: str
+    retry_after: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-from apps.core.errors import Conflict, Invalid, NotFound
+from apps.core.errors import Conflict, Invalid, NotFound, RateLimited
 
 
 class UnknownWorker(NotFound):
@@ -23,6 +23,12 @@ class UnknownKey(NotFound):
     """No key of this id was enrolled here."""
 
     code = "unknown_key"
+
+
+class WorkerRateLimited(RateLimited):
+    """The worker has been sent as many calls as it and its tier allow for now."""
+
+    code = "worker_rate_limited"
 
 
 class KeyIdTaken(Conflict):

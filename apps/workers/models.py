@@ -45,6 +45,7 @@ class SigningKey(TenantModel):
             models.UniqueConstraint(fields=["tenant", "key_id"], name="workers_signingkey_id_once"),
             models.CheckConstraint(condition=Q(ceiling__in=Tier.values), name="workers_signingkey_ceiling_known"),
         ]
+        permissions = [("operate_signingkey", "Can enroll and revoke keys of workers")]
 
     def __str__(self) -> str:
         return self.key_id
@@ -163,6 +164,7 @@ class Worker(TenantModel):
                 condition=~Q(effective_tier=Tier.UNTRUSTED),
             ),
         ]
+        permissions = [("operate_worker", "Can quarantine, release and unregister workers")]
 
     def __str__(self) -> str:
         return self.worker_id
@@ -263,6 +265,24 @@ class Call(TenantModel):
 
     def __str__(self) -> str:
         return f"call {self.pk}"
+
+
+class Allowance(TenantModel):
+    """How far ahead a worker's calls are taken: each takes its share of an hour, and an hour ahead is all there is.
+
+    So a worker that has been idle may be sent an hour's calls at once, and then as many as the hour goes on to allow.
+    """
+
+    worker = models.ForeignKey(Worker, on_delete=models.PROTECT, related_name="+", db_index=False)
+    taken_until = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "worker"], name="workers_allowance_one_a_worker"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.worker} until {self.taken_until:%Y-%m-%d %H:%M:%S}"
 
 
 class WorkerEvent(TenantModel):

@@ -297,6 +297,8 @@ def _barred(offer: Offer) -> str | None:
     forbidden = forbidden_effects(frozenset(offer.tool.effects), tier)
     if forbidden:
         return f"the tier {tier} does not allow {', '.join(sorted(forbidden))}"
+    if offer.worker.constraints.get("rate_limit_per_hour") == 0:
+        return "its limit is no calls at all"
     return _barred_by_state(offer.worker)
 
 

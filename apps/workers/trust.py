@@ -41,8 +41,13 @@ RATE_MULTIPLIER: Final[Mapping[Tier, float]] = {
     Tier.UNTRUSTED: 0.01,
 }
 
+CALLS_PER_HOUR: Final = 10_000
+"""What counts where a worker states no limit: leaving it out must not evade the tier's share of it."""
+
 RENEW_BEFORE: Final = timedelta(minutes=5)
 """So long before its signature ends a worker is told to register anew."""
+
+_HOUR: Final = 3_600 * 1_000_000
 
 _RANK: Final = {Tier.UNTRUSTED: 0, Tier.SANDBOX: 1, Tier.VERIFIED: 2, Tier.TRUSTED: 3}
 
@@ -78,6 +83,16 @@ def effective_tier(claimed: Tier, *, ceiling: Tier | None, because: str) -> Gran
     if _RANK[claimed] <= _RANK[ceiling]:
         return Grant(claimed, because)
     return Grant(ceiling, f"{because}; the key grants no more than {ceiling}")
+
+
+def calls_per_hour(stated: int | None, tier: Tier) -> float:
+    """Return how many calls an hour a worker of this tier may be sent."""
+    return (CALLS_PER_HOUR if stated is None else stated) * RATE_MULTIPLIER[tier]
+
+
+def share_of_an_hour(per_hour: float) -> timedelta:
+    """Return what one call takes of an hour, rounded down, so that the hour has room for all of them."""
+    return timedelta(microseconds=int(_HOUR / per_hour))
 
 
 def effects_of(side_effects: Mapping[str, str] | None) -> frozenset[str]:

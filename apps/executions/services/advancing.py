@@ -29,15 +29,17 @@ from apps.executions.services.beginning import (
     CLAIM,
     MAX_CLAIMS,
     RECEIPTS_EVERY,
+    as_task,
     begin,
     fail,
     look_again,
     reclaim,
     succeed,
+    take_calls,
 )
 from apps.executions.services.rounds import Round, hint_on_commit
 from apps.executions.signals import execution_can_go_on
-from apps.executions.states import WORKER_STEPS, Mode, Status, StepStatus, StepType, Strategy
+from apps.executions.states import WORKER_STEPS, Status, StepStatus, StepType, Strategy
 from apps.principals.tenancy import Caller, acting_in
 from apps.tasks import services as tasks
 from apps.tasks.models import TerminalRecord
@@ -135,7 +137,7 @@ def step_forward(
     if work is None or work.execution.is_final:
         return []
     go_forward(work, may_call=may_call, results=results)
-    return [_claimed(work, step) for step in work.claims]
+    return [_claimed(work, *claim) for claim in work.claims]
 
 
 def go_forward(work: Round, *, may_call: bool, results: Mapping[int, Any] = MappingProxyType({})) -> None:
@@ -144,6 +146,7 @@ def go_forward(work: Round, *, may_call: bool, results: Mapping[int, Any] = Mapp
         work.execution.move_to(Status.EXECUTING)
     _take_in(work, results)
     held_back = _go_on(work, may_call=may_call)
+    take_calls(work)
     _plan_next_look(work, held_back=held_back)
     work.save()
 
@@ -254,8 +257,7 @@ def _plan_next_look(work: Round, *, held_back: bool) -> None:
     execution.wake_at = min((moment for moment in moments if moment is not None), default=None)
 
 
-def _claimed(work: Round, step: ExecutionStep) -> Claimed:
-    target = calls.target_of(worker_id=step.worker_id or "", tool_name=step.tool_name or "")
+def _claimed(work: Round, step: ExecutionStep, target: calls.Target) -> Claimed:
     return Claimed(
         tenant_id=work.execution.tenant_id,
         execution_id=work.execution.pk,
@@ -265,15 +267,8 @@ def _claimed(work: Round, step: ExecutionStep) -> Claimed:
         target=target,
         params=step.definition.get("params") or {},
         envelopes={other.step_id: other.envelope for other in work.in_state(StepStatus.COMPLETE) if other.envelope},
-        as_task=_as_task(Mode(work.execution.mode), StepType(step.step_type), target),
+        as_task=as_task(work, step, target),
     )
-
-
-def _as_task(mode: Mode, step_type: StepType, target: calls.Target) -> bool:
-    """Long work is a task; `auto` trusts the worker's own word where the plan would call it directly."""
-    if mode == Mode.ASYNC_ONLY or step_type == StepType.QUEUE_EXECUTION:
-        return True
-    return mode == Mode.AUTO and target.runtime == "long"
 
 
 def _carry_out(claimed: list[Claimed]) -> None:

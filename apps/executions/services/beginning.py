@@ -10,7 +10,8 @@ from apps.executions import calls, envelopes, reports, selectors
 from apps.executions.models import ExecutionStep
 from apps.executions.services import announcing
 from apps.executions.services.rounds import Round
-from apps.executions.states import Status, StepStatus, StepType, Strategy
+from apps.executions.states import Mode, Status, StepStatus, StepType, Strategy
+from apps.workers.errors import WorkerRateLimited
 
 CLAIM: Final = timedelta(seconds=10)
 """How long a claim stands without a sign of life; a crash delays a step by no more."""
@@ -40,7 +41,45 @@ def claim(work: Round, step: ExecutionStep) -> None:
     step.retry_at = None
     step.move_to(StepStatus.CALLING)
     step.call_expires_at = work.now + CLAIM
-    work.claims.append(step)
+    work.claims.append((step, target))
+
+
+def as_task(work: Round, step: ExecutionStep, target: calls.Target) -> bool:
+    """Long work is a task; `auto` trusts the worker's own word where the plan would call it directly."""
+    mode = Mode(work.execution.mode)
+    if mode == Mode.ASYNC_ONLY or step.step_type == StepType.QUEUE_EXECUTION:
+        return True
+    return mode == Mode.AUTO and target.runtime == "long"
+
+
+def take_calls(work: Round) -> None:
+    """Count the direct calls that were claimed against what their workers allow; those without room wait for it.
+
+    In the order of the workers' ids, so that rounds that meet at two workers don't wait for each other. What becomes a
+    task is counted by the run that calls.
+    """
+    for claimed in sorted(work.claims, key=lambda claimed: claimed[1].worker_id):
+        step, target = claimed
+        if as_task(work, step, target):
+            continue
+        try:
+            calls.take(target)
+        except WorkerRateLimited as full:
+            work.claims.remove(claimed)
+            _put_off(work, step, timedelta(seconds=full.retry_after))
+
+
+def _put_off(work: Round, step: ExecutionStep, pause: timedelta) -> None:
+    """Undo a claim that nobody has seen yet: the step waits as if it had not begun."""
+    step.move_to(StepStatus.PENDING)
+    step.retry_at = work.now + pause
+    step.call_expires_at = None
+    step.attempts -= 1
+    if step.attempts == 0:
+        step.started_at = None
+        work.execution.total_cost -= step.cost
+        step.cost = Decimal(0)
+    work.touch(step)
 
 
 def _charge(work: Round, step: ExecutionStep, target: calls.Target) -> bool:

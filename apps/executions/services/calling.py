@@ -61,6 +61,7 @@ def call_worker(
     :raises UnknownTool: if it has no such tool.
     :raises UnknownExecution: if the caller has no such execution.
     :raises InvalidParams: if the parameters don't fit; nothing was sent or queued.
+    :raises WorkerRateLimited: if the worker may not be sent another call just now; a queued call waits instead.
     :raises WorkerCallFailed: if a direct call gave no result.
     """
     with caller.acting():
@@ -68,6 +69,7 @@ def call_worker(
         calls.check_params(target, params)
         if mode == CallMode.ASYNC or (mode == CallMode.AUTO and target.runtime != "fast"):
             return _queue(caller, target, params, task)
+        calls.take(target)
     try:
         called = calls.call(target=target, params=params, deadline=min(target.deadline, DIRECT))
     except DomainError as refusal:

@@ -12,6 +12,7 @@ from apps.core.errors import DomainError
 from apps.core.ids import random_id
 from apps.core.sql import database_now
 from apps.digests import services as digests
+from apps.executions.calls import Target
 from apps.executions.errors import UnknownStep
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.reports import Line
@@ -34,8 +35,8 @@ class Round:
     steps: list[ExecutionStep]
     now: datetime
     owner: Caller
-    claims: list[ExecutionStep] = field(default_factory=list)
-    """Worker steps that this round has claimed, for whoever runs it to carry out after the commit."""
+    claims: list[tuple[ExecutionStep, Target]] = field(default_factory=list)
+    """Worker steps that this round has claimed, each with whom it goes to, for whoever runs it to carry out after the commit."""
     newly_halted: bool = False
     _changed: dict[int, ExecutionStep] = field(default_factory=dict)
     _drafts: list[ReceiptDraft] = field(default_factory=list)

@@ -23,7 +23,7 @@ from apps.principals.services import ASYNCGATE
 from apps.principals.tenancy import Caller, acting_in, on_behalf_of
 from apps.tasks import handlers, registry, services
 from apps.tasks.errors import AlreadyDecided, LeaseLost
-from apps.tasks.handlers import Canceled, Failed, Result
+from apps.tasks.handlers import Canceled, Failed, Postponed, Result
 from apps.tasks.services import Beat, Completion, Delivery, FailedRun, Failure, Grant, Left, Released
 from apps.tasks.services.artifacts import NOTHING
 from apps.tasks.shapes import used_up
@@ -253,7 +253,7 @@ class _Hand:
                 del self._runs[one.run.grant.task_id]
 
 
-Ended = tuple[Delivery, str | None] | Failure | Canceled
+Ended = tuple[Delivery, str | None] | Failure | Canceled | Postponed
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +270,7 @@ def _ended(run: _Run, gate: Caller) -> Ended:
     try:
         result = handlers.handler_of(grant.task_type)(run, grant.params)
         return _delivery(gate, grant, result), result.summary
-    except Canceled as stopped:
+    except (Canceled, Postponed) as stopped:
         return stopped
     except Failed as failed:
         return Failure(
@@ -314,7 +314,11 @@ def _report(gate: Caller, ended: Sequence[_EndedRun]) -> None:
         if isinstance(one.ended, tuple)
     ]
     failures = [FailedRun(**_proof(one), failure=one.ended) for one in ended if isinstance(one.ended, Failure)]
-    releases = [Released(**_proof(one)) for one in ended if isinstance(one.ended, Canceled)]
+    releases = [
+        Released(**_proof(one), retry_after=_pause(one.ended))
+        for one in ended
+        if isinstance(one.ended, Canceled | Postponed)
+    ]
     answers: list[object] = []
     if completions:
         with gate.acting():
@@ -332,6 +336,10 @@ def _report(gate: Caller, ended: Sequence[_EndedRun]) -> None:
             logger.log(
                 logging.WARNING if expected else logging.ERROR, "the end of a run was not taken: %s", refusal.detail
             )
+
+
+def _pause(stopped: Canceled | Postponed) -> float:
+    return stopped.retry_after.total_seconds() if isinstance(stopped, Postponed) else 0.0
 
 
 def _proof(one: _EndedRun) -> dict[str, Any]:

@@ -128,9 +128,9 @@ def release(*, worker: Caller, task_id: int, lease_token: str) -> Verdict:
 
 @transaction.atomic(savepoint=False)
 def release_many(*, worker: Caller, releases: Sequence[Released]) -> list[Verdict | DomainError]:
-    """Release many tasks as :func:`release` does one, each with an answer of its own."""
+    """Release many tasks as :func:`release` does one, each with an answer of its own, and for as long as it says."""
     calls = [_call(worker, one, {"verb": "release"}) for one in releases]
-    return _settled(worker, calls, lambda _, digest, hold: _after_release(digest, hold))
+    return _settled(worker, calls, lambda nth, digest, hold: _after_release(releases[nth], digest, hold))
 
 
 def cancel(*, caller: Caller, task_id: int) -> Status:
@@ -337,7 +337,7 @@ def _after_failure(failure: Failure, digest: bytes, hold: Hold) -> End | Back:
     )
 
 
-def _after_release(digest: bytes, hold: Hold) -> End | Back:
+def _after_release(released: Released, digest: bytes, hold: Hold) -> End | Back:
     if hold.flags & CANCEL_REQUESTED:
         return _cancellation(hold.task_id, fence=hold.fence, digest=digest)
     if hold.flags & BUDGET_SPENT:
@@ -353,7 +353,13 @@ def _after_release(digest: bytes, hold: Hold) -> End | Back:
             reason=Reason.ATTEMPTS_EXHAUSTED,
             digest=digest,
         )
-    return Back(task_id=hold.task_id, fence=hold.fence, outcome=Outcome.RELEASED, digest=digest)
+    return Back(
+        task_id=hold.task_id,
+        fence=hold.fence,
+        outcome=Outcome.RELEASED,
+        digest=digest,
+        delay=released.retry_after,
+    )
 
 
 def _cancellation(task_id: int, *, fence: int | None = None, digest: bytes | None = None) -> End:

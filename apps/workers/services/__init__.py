@@ -1,6 +1,6 @@
 """Commands of the registry. Health is a matter of deadlines, so the database's clock decides."""
 
-from apps.workers.services.calls import RECENT_CALLS, fold_calls, record_call
+from apps.workers.services.calls import RECENT_CALLS, fold_calls, record_call, take_call
 from apps.workers.services.discovering import DEFAULT_EVERY, add_source, discover, remove_source
 from apps.workers.services.health import HEARTBEAT_EVERY, LATE_AFTER, OFFLINE_AFTER, heartbeat, mark_late
 from apps.workers.services.judging import lapse_trust
@@ -32,5 +32,6 @@ __all__ = [
     "release",
     "remove_source",
     "revoke_key",
+    "take_call",
     "unregister",
 ]

@@ -7,10 +7,29 @@ from typing import Final
 from django.db import transaction
 from django.db.models import F
 
-from apps.workers import selectors
-from apps.workers.models import Call, Offer, Registry
+from apps.workers import selectors, sql
+from apps.workers.errors import WorkerRateLimited
+from apps.workers.models import Call, Offer, Registry, Worker
+from apps.workers.trust import Tier, calls_per_hour, share_of_an_hour
 
 RECENT_CALLS: Final = 64
+_HOUR: Final = 3_600
+
+
+@transaction.atomic
+def take_call(*, worker_id: str) -> None:
+    """Count a call that is about to be made. The row stays locked until the transaction ends: who takes several calls
+    in one takes them in the order of the workers' ids.
+
+    :raises WorkerRateLimited: if it has been sent all that it and its tier allow for now.
+    """
+    worker = Worker.objects.named(worker_id).get()
+    per_hour = calls_per_hour(worker.constraints.get("rate_limit_per_hour"), Tier(worker.effective_tier))
+    seconds: int | None = _HOUR
+    if per_hour:
+        seconds = sql.take_call(tenant_id=worker.tenant_id, worker_id=worker.pk, share=share_of_an_hour(per_hour))
+    if seconds is not None:
+        raise WorkerRateLimited(f"{worker_id} may be sent {per_hour:g} calls an hour.", retry_after=seconds)
 
 
 @transaction.atomic

@@ -1,0 +1,334 @@
+"""What bites at the moment of the call: lost trust, quarantine, the worker's limits."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from apps.core.sql import database_now
+from apps.executions import services as executions
+from apps.executions.errors import PayloadTooLarge, WorkerBarred, WorkerUnavailable
+from apps.executions.services import CallMode, advancing
+from apps.executions.services.beginning import MAX_CLAIMS
+from apps.principals.models import Tenant
+from apps.principals.scopes import Kind
+from apps.principals.tenancy import Caller, acting_as_system
+from apps.tasks import selectors as task_selectors
+from apps.tasks.jobs.executor import work as execute_queue
+from apps.tasks.models import HotTask, Run, Task
+from apps.tasks.services import QueuedTask
+from apps.workers import services as workers
+from apps.workers.errors import UnknownWorker, WorkerRateLimited
+from apps.workers.models import Allowance, Worker
+from tests.executions.making import (
+    ANY,
+    REPORT,
+    advance,
+    begin,
+    call_step,
+    make_worker,
+    make_writing_worker,
+    queue_step,
+    report,
+    statuses,
+)
+from tests.executions.workers import WorkerServer
+from tests.factories import make_caller, make_tenant
+from tests.workers.factories import NOTHING, enroll, make_key, signed
+
+HOUR = timedelta(hours=1)
+Act = Callable[[Caller], object]
+
+
+def later(period: timedelta) -> None:
+    """Move the database's clock, in the test's transaction."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "select set_config('gatehouse.now', (gatehouse_now() + make_interval(secs => %s))::text, true)",
+            [period.total_seconds()],
+        )
+
+
+def call(caller: Caller, worker_id: str = "writer", mode: CallMode = CallMode.DIRECT, text: str = "x") -> Any:
+    return executions.call_worker(
+        caller=caller, worker_id=worker_id, tool_name="echo", params={"text": text}, mode=mode
+    )
+
+
+def writer_step(step_id: str = "a", **more: Any) -> dict[str, Any]:
+    return {**call_step(step_id), "worker_id": "writer", **more}
+
+
+def revoke(caller: Caller) -> None:
+    with caller.acting():
+        workers.revoke_key(tenant_id=caller.tenant_id, key_id="bundled", why="stolen")
+
+
+def let_the_signature_end(_caller: Caller) -> None:
+    with acting_as_system("test"):
+        Worker.objects.update(trust_ends_at=database_now())
+        assert workers.lapse_trust() == 1
+
+
+def come_back_unsigned(caller: Caller) -> None:
+    with caller.acting():
+        manifest = {**Worker.objects.get().manifest, "trust": {"tier": "trusted"}}
+        workers.register(caller=caller, original=manifest)
+
+
+def quarantine(caller: Caller, worker_id: str = "writer") -> None:
+    with caller.acting():
+        workers.quarantine(tenant_id=caller.tenant_id, worker_id=worker_id, why="odd answers")
+
+
+LOSSES = [revoke, let_the_signature_end, come_back_unsigned]
+
+
+@pytest.mark.parametrize("lose", LOSSES)
+def test_trust_that_is_lost_after_planning_bars_the_step(kee: Caller, server: WorkerServer, lose: Act) -> None:
+    make_writing_worker(kee, server)
+    execution = begin(kee, [writer_step(), REPORT])
+
+    lose(kee)
+    advance(execution)
+
+    assert not server.calls
+    error = report(kee, execution).results[0]["error"]
+    assert (error["code"], error["retryable"]) == ("worker_barred", False)
+    assert "the tier untrusted does not allow read, write" in error["message"]
+
+
+@pytest.mark.parametrize("lose", LOSSES)
+def test_trust_that_is_lost_bars_the_next_call_of_a_tool(kee: Caller, server: WorkerServer, lose: Act) -> None:
+    make_writing_worker(kee, server)
+    assert call(kee).payload["length"] == 1
+
+    lose(kee)
+
+    for mode in CallMode:
+        with pytest.raises(WorkerBarred):
+            call(kee, mode=mode)
+    assert server.calls == {"echo": 1}
+
+
+def test_an_untrusted_worker_may_be_called_for_what_touches_nothing(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server, trust={"tier": "trusted"})
+
+    assert call(kee, "texter").payload["length"] == 1
+
+
+@pytest.mark.parametrize("ends_by", ["heartbeat", "registration", "coming back"])
+def test_a_quarantined_worker_is_not_called_whatever_it_says_until_it_is_released(
+    kee: Caller, server: WorkerServer, ends_by: str
+) -> None:
+    make_worker(kee, server)
+    quarantine(kee, "texter")
+    with kee.acting():
+        if ends_by == "heartbeat":
+            workers.heartbeat(caller=kee, worker_id="texter", status="healthy", current_load=0, available=True)
+        if ends_by == "coming back":
+            workers.unregister(caller=kee, worker_id="texter")
+    if ends_by != "heartbeat":
+        make_worker(kee, server)
+
+    with pytest.raises(WorkerUnavailable, match="texter is quarantined"):
+        call(kee, "texter")
+    execution = begin(kee, [call_step("a"), REPORT])
+    advance(execution)
+    assert report(kee, execution).results[0]["error"]["code"] == "worker_unavailable"
+    assert not server.calls
+
+    with kee.acting():
+        workers.release(tenant_id=kee.tenant_id, worker_id="texter", why="it was us")
+    with pytest.raises(WorkerUnavailable, match="texter is offline"):
+        call(kee, "texter")
+    make_worker(kee, server)
+    assert call(kee, "texter").payload["length"] == 1
+
+
+def test_parameters_over_the_workers_limit_are_refused_before_anything_is_sent_or_queued(
+    kee: Caller, server: WorkerServer
+) -> None:
+    whole = len('{"text":"xx"}')
+    make_worker(kee, server, constraints={"max_payload_bytes": whole})
+
+    assert call(kee, "texter", text="xx").payload["length"] == 2
+    for mode in CallMode:
+        for text in ("xxx", "é" + "x"):
+            with pytest.raises(PayloadTooLarge):
+                call(kee, "texter", mode, text)
+    assert server.calls == {"echo": 1}
+    with kee.acting():
+        assert not Task.objects.exists()
+        assert Allowance.objects.count() == 1
+
+
+def test_a_direct_call_over_the_rate_is_refused_with_the_time_to_wait(kee: Caller, server: WorkerServer) -> None:
+    later(timedelta(0))
+    make_worker(kee, server, constraints={"rate_limit_per_hour": 200})
+    assert [call(kee, "texter").payload["length"] for _ in range(2)] == [1, 1]
+
+    with pytest.raises(WorkerRateLimited) as refused:
+        call(kee, "texter")
+
+    assert refused.value.retry_after == 1800
+    assert server.calls == {"echo": 2}
+    later(timedelta(seconds=1800))
+    assert call(kee, "texter").payload["length"] == 1
+
+
+def test_steps_over_the_rate_wait_for_room_and_are_charged_once(kee: Caller, server: WorkerServer) -> None:
+    later(timedelta(0))
+    make_worker(
+        kee,
+        server,
+        constraints={"rate_limit_per_hour": 100},
+        hints={"expected_runtime": "fast", "cost_estimate": 0.25},
+    )
+    steps = [call_step(name) for name in "abcdefghijk"]
+    assert len(steps) > MAX_CLAIMS
+    execution = begin(kee, [*steps, REPORT])
+
+    for done in range(1, len(steps) + 1):
+        advance(execution)
+        advance(execution)
+        assert server.calls["echo"] == done
+        with kee.acting():
+            execution.refresh_from_db()
+        assert float(execution.total_cost) == 0.25 * done
+        assert list(statuses(kee, execution).values()).count("pending") == len(steps) - done + (done < len(steps))
+        if done < len(steps):
+            assert execution.wake_at == database_now() + HOUR
+            later(HOUR)
+
+    assert report(kee, execution).status == "complete"
+
+
+def test_a_worker_that_leaves_while_it_is_called_is_heard_to_the_end(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a", "say"), call_step("b", depends_on=["a"]), REPORT])
+    with kee.acting():
+        (claimed,) = advancing.step_forward(execution.pk, may_call=True)
+        workers.unregister(caller=kee, worker_id="texter")
+
+    advancing._carry_out([claimed])
+
+    assert statuses(kee, execution)["a"] == "complete"
+    advance(execution)
+    assert report(kee, execution).results[1]["error"]["code"] == "unknown_worker"
+    with pytest.raises(UnknownWorker):
+        call(kee, "texter")
+
+
+def test_a_call_goes_to_the_version_that_is_registered_when_it_is_made(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server, endpoint="http://127.0.0.1:9/mcp")
+    execution = begin(kee, [call_step("a"), call_step("b", "shout"), REPORT])
+
+    make_worker(kee, server, tools=[{"name": "echo", "description": "v2", "input_schema": ANY}])
+    advance(execution)
+
+    found = {one["step_id"]: one for one in report(kee, execution).results}
+    assert found["a"]["status"] == "complete"
+    assert found["b"]["error"]["code"] == "unknown_tool"
+
+
+def test_a_delegate_registers_its_delegation_tools_like_any_worker(
+    tenant: Tenant, kee: Caller, server: WorkerServer
+) -> None:
+    research = make_caller(tenant, "research", Kind.DELEGATE)
+    key = make_key("departments")
+    tools = [
+        {"name": name, "description": f"Research department: {name}", "input_schema": ANY, "output_schema": ANY}
+        for name in ("create_delegation_plan", "execute_delegation_plan", "echo")
+    ]
+    manifest = {
+        "worker_id": "delegate-research",
+        "endpoint": server.endpoint,
+        "tools": tools,
+        "capabilities": ["research", "delegation"],
+        "hints": {"expected_runtime": "fast"},
+        "side_effects": NOTHING,
+        "trust": {"tier": "trusted"},
+    }
+    with research.acting():
+        enroll(research, key)
+        done = workers.register(caller=research, original=signed(manifest, key))
+
+    assert (done.worker.effective_tier, done.worker.principal_id) == ("verified", research.principal_id)
+    assert [tool.name for tool in done.tools] == ["create_delegation_plan", "execute_delegation_plan", "echo"]
+    assert call(kee, "delegate-research").payload["length"] == 1
+
+
+class TestTasks:
+    """Calls that are tasks: the run looks at the registry, not at what it was when the task was queued."""
+
+    pytestmark = pytest.mark.django_db(transaction=True)
+
+    @pytest.fixture
+    def tenant(self, transactional_db: None) -> Tenant:
+        return make_tenant("acme")
+
+    @pytest.fixture
+    def kee(self, tenant: Tenant) -> Caller:
+        return make_caller(tenant, "Kee", Kind.AI)
+
+    @staticmethod
+    def ended(caller: Caller, task: QueuedTask) -> task_selectors.TaskStatus:
+        with caller.acting():
+            return task_selectors.status(task.task_id)
+
+    @pytest.mark.parametrize("lose", LOSSES)
+    def test_trust_that_is_lost_while_a_task_waits_bars_its_run(
+        self, kee: Caller, server: WorkerServer, lose: Act
+    ) -> None:
+        make_writing_worker(kee, server)
+        task = call(kee, mode=CallMode.ASYNC)
+
+        lose(kee)
+        execute_queue(kee.tenant_id, "execute")
+
+        done = self.ended(kee, task)
+        assert (done.status, done.run_id, (done.error or {})["code"]) == ("failed", 1, "worker_barred")
+        assert not server.calls
+
+    def test_a_task_over_the_rate_waits_without_an_attempt_and_is_done_when_there_is_room(
+        self, kee: Caller, server: WorkerServer
+    ) -> None:
+        make_worker(kee, server, constraints={"rate_limit_per_hour": 100})
+        assert call(kee, "texter").payload["length"] == 1
+        task = call(kee, "texter", CallMode.ASYNC)
+
+        for runs in range(1, 6):
+            execute_queue(kee.tenant_id, "execute")
+            with kee.acting():
+                (hot,) = HotTask.objects.all()
+                assert (hot.fence, hot.failures, hot.ready_at) == (runs, 0, None)
+                assert hot.due_at is not None
+                assert hot.due_at > database_now() + timedelta(minutes=50)
+                assert Run.objects.order_by("-pk")[0].outcome == "released"
+                HotTask.objects.update(due_at=None, ready_at=database_now())
+        with kee.acting():
+            Allowance.objects.update(taken_until=database_now())
+        execute_queue(kee.tenant_id, "execute")
+
+        assert self.ended(kee, task).status == "succeeded"
+        assert server.calls == {"echo": 2}
+
+    def test_a_queued_step_over_the_rate_waits_as_its_task(self, kee: Caller, server: WorkerServer) -> None:
+        make_worker(kee, server, constraints={"rate_limit_per_hour": 100})
+        call(kee, "texter")
+        execution = begin(kee, [queue_step("a"), REPORT])
+        advance(execution)
+
+        execute_queue(kee.tenant_id, "execute")
+        advance(execution)
+        assert statuses(kee, execution)["a"] == "queued"
+        with kee.acting():
+            Allowance.objects.update(taken_until=database_now())
+            HotTask.objects.update(due_at=None, ready_at=database_now())
+        execute_queue(kee.tenant_id, "execute")
+        advance(execution)
+
+        assert report(kee, execution).status == "complete"
