@@ -21,7 +21,7 @@ def quarantine(*, tenant_id: int, worker_id: str, why: str) -> Worker:
 
 @transaction.atomic
 def release(*, tenant_id: int, worker_id: str, why: str) -> Worker:
-    """End a quarantine. The worker counts as offline until it is heard of.
+    """End a quarantine. The worker counts as offline until it beats, registers or answers a probe.
 
     :raises UnknownWorker: if none of this id is registered.
     :raises IllegalTransition: if it is in no quarantine.
@@ -34,8 +34,10 @@ def _order(tenant_id: int, worker_id: str, state: State, why: str, *, only_from:
     before = worker.state
     if only_from is not None and before != only_from:
         raise IllegalTransition(f"{worker_id} is {before}, not {only_from}.")
+    now = database_now()
     worker.move_to(state)
-    worker.save(update_fields=["state"])
-    record(worker, WorkerEvent.Kind.STATE, f"{before} to {state}: by an operator: {why}", database_now())
+    worker.probe_at = now
+    worker.save(update_fields=["state", "probe_at"])
+    record(worker, WorkerEvent.Kind.STATE, f"{before} to {state}: by an operator: {why}", now)
     advance([worker.tenant_id])
     return worker
