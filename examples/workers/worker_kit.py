@@ -333,7 +333,7 @@ class Hub:
         await self.http.aclose()
 
     async def keep_registered(self, worker: Worker) -> None:
-        """Register, then beat for ever; register again whenever the hub no longer knows the worker."""
+        """Register, then beat for ever; register again, signed anew, whenever the hub no longer knows the worker or asks for it."""
         while True:
             await self._register(worker)
             await self._beat_until_forgotten(worker)
@@ -363,6 +363,8 @@ class Hub:
             if status == HTTPStatus.OK:
                 interval, failures = _interval(answer.get("next_heartbeat_seconds"), otherwise=interval), 0
                 await asyncio.sleep(interval)
+                if answer.get("register_again") is True:
+                    return
                 continue
             if failures == 0:
                 log.warning("heartbeat not accepted (%s)", status or "hub not reachable")
@@ -433,7 +435,7 @@ def key_from_environment() -> OKPKey | None:
 
 
 def signed(manifest: dict[str, Any], key: OKPKey) -> dict[str, Any]:
-    """Return the manifest with a signature over its canonical JSON, good for an hour: the hub wants it fresh."""
+    """Return the manifest with a signature over its canonical JSON, good for an hour: trust lasts no longer."""
     trust = {**manifest["trust"], "key_id": key.kid}
     now = int(time.time())
     header = {"alg": "Ed25519", "kid": key.kid, "iat": now, "exp": now + SIGNATURE_SECONDS}

@@ -130,9 +130,16 @@ def test_registration_is_tried_again_until_it_is_accepted(refusal: tuple[int, An
     assert hub.requests("/elsewhere") == []
 
 
-def test_a_worker_that_the_hub_forgot_registers_again() -> None:
-    beat = (200, {"status": "ready", "next_heartbeat_seconds": 0.1})
-    hub = answers("code-analyzer", beats=[beat, (404, {"code": "not_found"}), beat])
+@pytest.mark.parametrize(
+    "wish",
+    [
+        (404, {"code": "not_found"}),
+        (200, {"status": "ready", "next_heartbeat_seconds": 0.1, "register_again": True}),
+    ],
+)
+def test_a_worker_that_the_hub_forgot_or_asks_to_registers_again(wish: tuple[int, Any]) -> None:
+    beat = (200, {"status": "ready", "next_heartbeat_seconds": 0.1, "register_again": False})
+    hub = answers("code-analyzer", beats=[beat, wish, beat])
     with stand_in_hub(hub), running("code_analyzer.py", GATEHOUSE_URL=hub.url, GATEHOUSE_TOKEN=TOKEN):
         eventually(
             lambda: len(hub.requests("/workers/code-analyzer/heartbeat")) >= 4,
