@@ -381,6 +381,16 @@ def test_rule_8_what_a_later_page_left_out_is_not_acked_though_it_has_been_super
     assert receipt_ids(read(as_kee)) == [[left_out.receipt_id, grown.receipt_id]]
 
 
+def test_rule_8_who_reads_on_from_a_beginning_acks_from_there_and_nothing_before(as_kee: Caller) -> None:
+    for _ in range(6):
+        post(as_kee)
+    beginning, *first = read(as_kee, limit=3).entries
+    on = read(as_kee, limit=2, after=first[-1].sequence, shown_after=beginning.sequence).entries
+    assert [entry.sequence for entry in on] == [4, 5]
+    assert ack_through(as_kee, on[-1].token).acked_receipts == 4
+    assert [entry.sequence for entry in read(as_kee).entries] == [1, 6]
+
+
 def test_rule_8_a_page_cut_by_tokens_acks_what_it_showed(as_kee: Caller) -> None:
     for _ in range(4):
         post(as_kee, summary="x" * 400)
