@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, Final
@@ -15,6 +15,8 @@ import httpx2
 from apps.core.http import ForbiddenEndpoint, UnresolvedHost, guard
 
 _CONNECT_SECONDS: Final = 5.0
+# What is left of the time of who listens when there is no more to wait for.
+_HANGING_UP: Final = 0.2
 
 
 class CallFailed(Exception):
@@ -85,13 +87,49 @@ def post(
     :param max_answer_bytes: of none at all, the answer is there with its head, whatever body it has.
     :raises CallFailed: one of its kinds.
     """
-    return asyncio.run(_bounded(url, body, headers, deadline.total_seconds(), max_answer_bytes))
+    return asyncio.run(_bounded(_Sent("POST", url, body, headers, max_answer_bytes), deadline.total_seconds()))
 
 
-async def _bounded(url: str, body: bytes, headers: Mapping[str, str], seconds: float, max_bytes: int) -> Answer:
+def get(url: str, *, headers: Mapping[str, str], deadline: timedelta, max_answer_bytes: int = 64 * 1024) -> Answer:
+    """Fetch a document; as :func:`post` otherwise.
+
+    :raises CallFailed: one of its kinds.
+    """
+    return asyncio.run(_bounded(_Sent("GET", url, None, headers, max_answer_bytes), deadline.total_seconds()))
+
+
+def listen(
+    url: str,
+    *,
+    body: bytes,
+    headers: Mapping[str, str],
+    hold: timedelta,
+    enough: Callable[[bytes], bool],
+    max_answer_bytes: int,
+) -> Answer:
+    """Send a body and take what comes of an answer without end, until it is enough or the time is over.
+
+    As :func:`post` otherwise: who has not begun to answer by then has timed out.
+
+    :raises CallFailed: one of its kinds.
+    """
+    return asyncio.run(_bounded(_Sent("POST", url, body, headers, max_answer_bytes, enough), hold.total_seconds()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    method: str
+    url: str
+    body: bytes | None
+    headers: Mapping[str, str]
+    max_bytes: int
+    enough: Callable[[bytes], bool] | None = None
+
+
+async def _bounded(sent: _Sent, seconds: float) -> Answer:
     try:
-        with anyio.fail_after(seconds):
-            return await _post(url, body, headers, max_bytes)
+        with anyio.fail_after(seconds) as scope:
+            return await _send(sent, scope)
     except TimeoutError as exc:
         raise TimedOut(f"No whole answer within {seconds:g} s.") from exc
     except httpx2.InvalidURL as exc:
@@ -100,18 +138,33 @@ async def _bounded(url: str, body: bytes, headers: Mapping[str, str], seconds: f
         raise Disconnected("The connection broke before the whole answer was there.") from exc
 
 
-async def _post(url: str, body: bytes, headers: Mapping[str, str], max_bytes: int) -> Answer:
-    address = await anyio.to_thread.run_sync(checked, url, abandon_on_cancel=True)
-    wire = PinnedTransport(address=address, url=httpx2.URL(url), max_bytes=max_bytes)
+async def _send(sent: _Sent, scope: anyio.CancelScope) -> Answer:
+    address = await anyio.to_thread.run_sync(checked, sent.url, abandon_on_cancel=True)
+    wire = PinnedTransport(address=address, url=httpx2.URL(sent.url), max_bytes=sent.max_bytes)
     # The deadline bounds everything else.
     timeout = httpx2.Timeout(None, connect=_CONNECT_SECONDS)
+    headers = {**sent.headers, "Accept-Encoding": "identity"}
     async with (
         httpx2.AsyncClient(transport=wire, timeout=timeout, trust_env=False) as client,
-        client.stream("POST", url, content=body, headers={**headers, "Accept-Encoding": "identity"}) as response,
+        client.stream(sent.method, sent.url, content=sent.body, headers=headers) as response,
     ):
-        # Raw: a body that is compressed against our word stays as small as it came.
-        content = b"".join([chunk async for chunk in response.aiter_raw()]) if max_bytes else b""
+        content = await _received(response, sent, scope)
         return Answer(status=response.status_code, headers=dict(response.headers), body=content)
+
+
+async def _received(response: httpx2.Response, sent: _Sent, scope: anyio.CancelScope) -> bytes:
+    # Raw: a body that is compressed against our word stays as small as it came.
+    if not sent.max_bytes:
+        return b""
+    if sent.enough is None:
+        return b"".join([chunk async for chunk in response.aiter_raw()])
+    content = b""
+    with anyio.CancelScope(deadline=scope.deadline - _HANGING_UP):
+        async for chunk in response.aiter_raw():
+            content += chunk
+            if sent.enough(content):
+                break
+    return content
 
 
 def checked(url: str) -> str:

@@ -12,7 +12,7 @@ from django.db.models import F
 
 from apps.core.lexical import Index, stem, words
 from apps.workers.errors import UnknownTool, UnknownWorker
-from apps.workers.models import Offer, Registry, Worker
+from apps.workers.models import Offer, Registry, Worker, WorkerSource
 from apps.workers.states import ROUTABLE, State
 from apps.workers.trust import RATE_MULTIPLIER, Tier, forbidden_effects
 
@@ -94,6 +94,30 @@ class Match:
     tool_name: str
     relevance_score: float
     description: str
+
+
+def sources(*, tenant_id: int) -> list[dict[str, Any]]:
+    """A tenant's sources of workers by name, with the places that they name, as plain values."""
+    found = WorkerSource.objects.filter(tenant_id=tenant_id).order_by("name").prefetch_related("places__worker")
+    return [
+        {
+            "name": source.name,
+            "kind": source.kind,
+            "address": source.address,
+            "enabled": source.enabled,
+            "fault": source.fault,
+            "places": [
+                {
+                    "key": place.key,
+                    "worker_id": place.worker.worker_id if place.worker else None,
+                    "fault": place.fault,
+                }
+                for place in sorted(source.places.all(), key=lambda place: place.key)
+                if place.gone_at is None
+            ],
+        }
+        for source in found
+    ]
 
 
 def epochs() -> tuple[int, int]:

@@ -27,7 +27,7 @@ from apps.workers.registries import Named, News, Source
 from apps.workers.services.registering import register
 from apps.workers.services.rounds import CALL_DEADLINE, CLAIMED_FOR, MOST_CLAIMED, do_all
 from apps.workers.services.rows import take_out
-from apps.workers.shapes import RegisterWorker
+from apps.workers.shapes import RegisterWorker, StatedWorker
 from apps.workers.states import SourceKind
 
 DEFAULT_EVERY: Final = timedelta(minutes=5)
@@ -150,7 +150,8 @@ def _note_look(claim: _LookClaim, news: News | CallFailed) -> None:
         if isinstance(news, News):
             _take(source, news, now)
             source.cursor, source.faults, source.fault = news.cursor, 0, None
-            source.next_at = now + (registries.LOOK_EVERY[claim.source.kind] or source.every)
+            every = registries.LOOK_EVERY[claim.source.kind]
+            source.next_at = now + (source.every if every is None else every)
         else:
             source.faults += 1
             source.fault = f"{news.code}: {news}"[:_TEXT]
@@ -288,7 +289,8 @@ def _manifest(claim: _AskClaim, seen: Seen | None) -> tuple[dict[str, Any], list
             # It was asked here, and its word alone leads nobody elsewhere.
             manifest["endpoint"] = claim.endpoint
         return manifest, []
-    derived, left_out = deriving.manifest_of(seen, endpoint=claim.endpoint, stated=claim.stated)
+    stated = parse(StatedWorker, claim.stated).model_dump(mode="json", exclude_unset=True)
+    derived, left_out = deriving.manifest_of(seen, endpoint=claim.endpoint, stated=stated)
     if not derived["tools"]:
         raise NothingToOffer(f"It has no tool that can be used. {'; '.join(left_out)}")
     return _sound(derived), left_out

@@ -1,0 +1,251 @@
+"""Endpoints that mean harm: each is refused by name, or bounded in time and size, and nothing of it is registered."""
+
+import socket
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pytest_django import Settings
+
+from apps.core.mcp_client import NotMCP, Refused
+from apps.core.outbound import (
+    AnswerTooLarge,
+    CallFailed,
+    Disconnected,
+    NotCalled,
+    Redirected,
+    TimedOut,
+    Unreachable,
+)
+from apps.principals.tenancy import Caller
+from apps.workers import services
+from apps.workers.endpoints import EndlessList, TooManyTools, look
+from apps.workers.models import Place, Worker
+from tests import remote as remotes
+from tests.remote import Behaviour, Exchange
+from tests.workers.factories import add_source, make_manifest
+from tests.workers.servers import McpServer, make_tool
+
+DEADLINE = timedelta(seconds=2)
+
+
+def refused(endpoint: str) -> type[CallFailed]:
+    with pytest.raises(CallFailed) as fault:
+        look(endpoint, deadline=DEADLINE)
+    return type(fault.value)
+
+
+def headers_without_end(exchange: Exchange) -> None:
+    exchange.handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+    with suppress(OSError):
+        while not exchange.remote.closing.is_set():
+            exchange.handler.wfile.write(b"X-More: " + b"x" * 1000 + b"\r\n")
+
+
+def headers_that_drip(exchange: Exchange) -> None:
+    exchange.handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-More: ")
+    with suppress(OSError):
+        while not exchange.remote.closing.wait(0.05):
+            exchange.handler.wfile.write(b"x")
+
+
+def events_without_end(exchange: Exchange) -> None:
+    _stream(exchange)
+    with suppress(OSError):
+        while not exchange.remote.closing.wait(0.02):
+            exchange.handler.wfile.write(b": still there\n\n")
+
+
+def one_event_without_end(exchange: Exchange) -> None:
+    _stream(exchange)
+    with suppress(OSError):
+        while not exchange.remote.closing.is_set():
+            exchange.handler.wfile.write(b"data: " + b"x" * 65_536)
+
+
+def _stream(exchange: Exchange, media_type: str = "text/event-stream") -> None:
+    exchange.handler.send_response(200)
+    exchange.handler.send_header("Content-Type", media_type)
+    exchange.handler.end_headers()
+
+
+def floods(exchange: Exchange) -> None:
+    _stream(exchange, "application/json")
+    with suppress(OSError):
+        for _ in range(100):
+            exchange.handler.wfile.write(b" " * (1024 * 1024))
+
+
+def drips(exchange: Exchange) -> None:
+    _stream(exchange, "application/json")
+    with suppress(OSError):
+        while not exchange.remote.closing.wait(0.05):
+            exchange.handler.wfile.write(b" ")
+
+
+def deeply_nested(exchange: Exchange) -> None:
+    exchange.answer(200, b'{"jsonrpc":"2.0","id":1,"result":' + b"[" * 100_000, {"Content-Type": "application/json"})
+
+
+HOSTILE: dict[str, tuple[Behaviour, set[type[CallFailed]]]] = {
+    "an answer of 100 MB": (floods, {AnswerTooLarge}),
+    "an answer that drips": (drips, {TimedOut}),
+    "no answer": (remotes.hangs, {TimedOut}),
+    "a hang-up": (remotes.hangs_up, {Disconnected}),
+    "headers without end": (headers_without_end, {Disconnected}),
+    "headers that drip": (headers_that_drip, {TimedOut}),
+    "a redirect": (remotes.says(307, b"", Location="http://127.0.0.1:9/mcp"), {Redirected}),
+    "no JSON": (remotes.says(200, b"{nope"), {NotMCP, Refused, Disconnected}),
+    "JSON that is no MCP": (remotes.says(200, {"hello": "world"}), {NotMCP, Refused, TimedOut}),
+    "a page": (remotes.says(200, b"<html>", Content_Type="text/html"), {NotMCP, Refused}),
+    "an error": (remotes.says(500, {"x": 1}), {Refused}),
+    "JSON without bottom": (deeply_nested, {NotMCP, Refused, Disconnected}),
+    "events without end": (events_without_end, {TimedOut}),
+    "one event without end": (one_event_without_end, {AnswerTooLarge}),
+}
+
+
+@pytest.mark.parametrize("behaviour", HOSTILE)
+def test_an_endpoint_that_does_not_answer_as_it_should_is_refused_by_name(behaviour: str) -> None:
+    always, faults = HOSTILE[behaviour]
+    with remotes.serving(always) as remote:
+        assert refused(f"{remote.url}/mcp") in faults
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "http://10.0.0.8/mcp",
+        "https://192.168.1.1/mcp",
+        "https://[::ffff:10.0.0.8]/mcp",
+        "https://[::ffff:169.254.169.254]/mcp",
+        "https://[64:ff9b::a00:8]/mcp",
+        "https://167772168/mcp",
+        "https://012.0.0.8/mcp",
+        "https://0xa.0.0.8/mcp",
+        "https://10.8/mcp",
+        "https://0.0.0.0/mcp",
+        "file:///etc/passwd",
+        "gopher://127.0.0.1/",
+    ],
+)
+def test_private_places_are_not_called_however_they_are_spelt(endpoint: str) -> None:
+    assert refused(endpoint) in {NotCalled, Unreachable}
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "2130706433", "0x7f.1", "localhost", "[::1]", "[::ffff:127.0.0.1]"])
+def test_loopback_is_not_called_however_it_is_spelt_where_the_deployment_forbids_it(
+    shouter: McpServer, settings: Settings, host: str
+) -> None:
+    settings.ALLOW_LOOPBACK = False
+
+    assert refused(shouter.endpoint.replace("127.0.0.1", host)) in {NotCalled, Unreachable}
+    assert not shouter.asked
+
+
+def test_a_name_that_leads_elsewhere_at_the_second_look_is_looked_up_once(
+    shouter: McpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, looked_up = socket.getaddrinfo, list[str]()
+
+    def rebinding(host: Any, *rest: Any, **options: Any) -> Any:
+        if host == "rebinding.test":
+            looked_up.append(host)
+            host = "127.0.0.1" if len(looked_up) == 1 else "10.0.0.8"
+        return real(host, *rest, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", rebinding)
+
+    # The server knows itself by its loopback name only, and says so: it was reached at the address that was checked.
+    assert refused(shouter.endpoint.replace("127.0.0.1", "rebinding.test")) is Refused
+    assert looked_up == ["rebinding.test"]
+
+
+def test_thousands_of_tools_are_too_many(shouter: McpServer) -> None:
+    shouter.tools = [make_tool(f"tool_{number}") for number in range(5_000)]
+
+    assert refused(shouter.endpoint) is TooManyTools
+
+
+def test_a_list_whose_pages_never_end_is_given_up(shouter: McpServer) -> None:
+    shouter.tools = [make_tool(f"tool_{number}") for number in range(100)]
+    shouter.page_size = 1
+
+    assert refused(shouter.endpoint) is EndlessList
+    assert shouter.asked.count("tools/list") == 20
+
+
+def test_a_list_that_leads_back_to_itself_is_given_up(shouter: McpServer) -> None:
+    shouter.page_size = 0
+
+    assert refused(shouter.endpoint) is EndlessList
+    assert shouter.asked.count("tools/list") == 2
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"x": schema}}
+    return schema
+
+
+def test_a_tool_whose_schema_is_too_deep_to_be_kept_is_refused(shouter: McpServer) -> None:
+    shouter.tools = [make_tool().model_copy(update={"input_schema": nested(60)})]
+
+    assert refused(shouter.endpoint) is NotMCP
+
+
+def test_a_tool_whose_schema_is_too_large_is_not_read_to_its_end(shouter: McpServer) -> None:
+    large = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(200_000)}}
+    shouter.tools = [make_tool().model_copy(update={"input_schema": large})]
+
+    with pytest.raises(AnswerTooLarge):
+        look(shouter.endpoint, deadline=timedelta(seconds=30))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"x": {"$ref": "http://127.0.0.1:9/schema"}}},
+        {"type": "object", "properties": {"x": {"$ref": "file:///etc/passwd"}}},
+        {"$ref": "#"},
+        {"type": "object", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+        {"$dynamicRef": "#x", "type": "object"},
+        {"type": "object", "properties": 7},
+        {"type": "array"},
+    ],
+)
+def test_a_tool_whose_schema_does_not_stand_on_its_own_is_no_tool(
+    as_kee: Caller, shouter: McpServer, schema: dict[str, Any]
+) -> None:
+    shouter.tools = [make_tool().model_copy(update={"input_schema": {"type": "object", **schema}})]
+    add_source(as_kee, shouter.endpoint)
+
+    services.discover()
+
+    assert (Place.objects.get().fault or "").split(":")[0] in {"nothing_to_offer", "not_mcp", "refused"}
+    assert not Worker.objects.exists()
+
+
+def test_a_manifest_that_is_too_deep_is_refused_by_name(as_kee: Caller, shouter: McpServer) -> None:
+    shouter.manifest = lambda: {**make_manifest(), "hints": nested(60)}
+    add_source(as_kee, shouter.endpoint)
+
+    services.discover()
+
+    assert (Place.objects.get().fault or "").startswith("not_mcp")
+    assert not Worker.objects.exists()
+
+
+def test_one_that_hangs_keeps_nobody_else_from_being_found(as_kee: Caller, shouter: McpServer) -> None:
+    with remotes.serving(remotes.hangs) as hanging:
+        add_source(as_kee, f"{hanging.url}/mcp", name="hanging")
+        add_source(as_kee, shouter.endpoint, name="well")
+
+        services.discover()
+
+        faults = {place.source.name: place.fault for place in Place.objects.select_related("source")}
+    assert faults["well"] is None
+    assert (faults["hanging"] or "").startswith("timed_out")
+    assert Worker.objects.count() == 1

@@ -1,0 +1,399 @@
+"""Sources that name many workers: a YAML file, etcd, Consul. etcd is the real one.
+
+Consul has no package that the tests could install: a small server here keeps to its documented HTTP contract
+(`/v1/health/service/:service`, blocking queries by `index` and `wait`, `X-Consul-Index`).
+"""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import yaml
+from django.core.management import CommandError, call_command
+
+from apps.principals.models import Principal
+from apps.principals.tenancy import Caller
+from apps.workers import registries, selectors, services
+from apps.workers.models import Place, Worker, WorkerSource
+from apps.workers.registries import Source
+from apps.workers.states import SourceKind
+from tests.workers.etcd import Etcd
+from tests.workers.etcd import serving as serving_etcd
+from tests.workers.factories import NOTHING, enroll, make_key, make_manifest, signed
+from tests.workers.servers import McpServer
+
+
+def add(caller: Caller, kind: SourceKind, address: str, **settings: Any) -> None:
+    principal = Principal.objects.get(pk=caller.principal_id)
+    services.add_source(principal=principal, name="many", kind=kind, address=address, settings=settings)
+
+
+def discover() -> None:
+    """A round in which every source and place is due."""
+    WorkerSource.objects.update(next_at="2000-01-01T00:00Z")
+    services.discover()
+
+
+def ids() -> list[str]:
+    return sorted(worker.worker_id for worker in Worker.objects.registered())
+
+
+def source_fault() -> str:
+    return WorkerSource.objects.get().fault or ""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "workers.yaml"
+
+
+def write(file: Path, *workers: Any) -> None:
+    file.write_text(yaml.safe_dump({"workers": list(workers)}))
+
+
+def test_a_file_names_endpoints_and_whole_manifests(as_kee: Caller, shouter: McpServer, file: Path) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    write(
+        file,
+        {"endpoint": shouter.endpoint, "worker_id": "loud", "side_effects": NOTHING},
+        signed(make_manifest("critical"), key),
+    )
+    add(as_kee, SourceKind.STATIC, str(file))
+
+    services.discover()
+
+    assert ids() == ["critical", "loud"]
+    assert selectors.worker_named("critical").effective_tier == "verified"
+    assert selectors.offer_of("loud", "shout").barred is None
+
+
+def test_a_file_that_changes_is_read_again_and_who_is_named_no_more_leaves(
+    as_kee: Caller, shouter: McpServer, file: Path
+) -> None:
+    write(file, make_manifest("one"), make_manifest("two"))
+    add(as_kee, SourceKind.STATIC, str(file))
+    services.discover()
+    write(file, make_manifest("two"), {"endpoint": shouter.endpoint, "worker_id": "loud"})
+
+    discover()
+
+    assert ids() == ["loud", "two"]
+    write(file, make_manifest("one"))
+    discover()
+    assert ids() == ["one"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "workers: [",
+        "workers: 7",
+        "- endpoint: x",
+        "workers:\n- worker_id: x",
+        "workers:\n- endpoint: x\n  since: 2026-01-01",
+        "workers:\n- !!python/object/apply:os.system ['true']",
+        "workers:\n- {endpoint: x}\n- {endpoint: x}",
+    ],
+)
+def test_a_file_that_can_not_be_read_changes_nothing_and_says_why(as_kee: Caller, file: Path, content: str) -> None:
+    write(file, make_manifest("one"))
+    add(as_kee, SourceKind.STATIC, str(file))
+    services.discover()
+    file.write_text(content)
+
+    discover()
+
+    assert source_fault().startswith("bad_source")
+    assert ids() == ["one"]
+
+
+def test_a_file_that_is_not_there_changes_nothing(as_kee: Caller, file: Path) -> None:
+    write(file, make_manifest("one"))
+    add(as_kee, SourceKind.STATIC, str(file))
+    services.discover()
+    file.unlink()
+
+    discover()
+
+    assert source_fault().startswith("bad_source: The file can't be read")
+    assert ids() == ["one"]
+
+
+@pytest.fixture(scope="session")
+def one_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    with serving_etcd(tmp_path_factory.mktemp("etcd")) as etcd:
+        yield etcd
+
+
+@pytest.fixture
+def etcd(one_etcd: Etcd) -> Etcd:
+    for prefix in ("/gatehouse/workers/", "/elsewhere/"):
+        one_etcd.ask("/v3/kv/deleterange", **registries._etcd_range(_etcd_source(one_etcd, prefix=prefix)))
+    return one_etcd
+
+
+def _etcd_source(etcd: Etcd, cursor: str = "", **settings: str) -> Source:
+    return Source(kind=SourceKind.ETCD, address=etcd.url, settings=settings, cursor=cursor)
+
+
+@pytest.mark.ci
+def test_etcd_names_workers_by_manifest_by_description_and_by_endpoint(
+    as_kee: Caller, shouter: McpServer, etcd: Etcd
+) -> None:
+    etcd.put("/gatehouse/workers/critical", make_manifest("critical"))
+    etcd.put("/gatehouse/workers/loud", {"endpoint": shouter.endpoint, "worker_id": "loud"})
+    etcd.put("/elsewhere/other", make_manifest("other"))
+    add(as_kee, SourceKind.ETCD, etcd.url)
+
+    services.discover()
+
+    assert ids() == ["critical", "loud"]
+    etcd.put("/gatehouse/workers/loud", shouter.endpoint)
+    discover()
+    assert ids()[0] == "critical"
+    assert ids()[1].startswith("shouter-")
+
+
+@pytest.mark.ci
+def test_etcd_is_watched_from_the_revision_that_was_read(as_kee: Caller, etcd: Etcd) -> None:
+    etcd.put("/gatehouse/workers/one", make_manifest("one"))
+    add(as_kee, SourceKind.ETCD, etcd.url)
+    services.discover()
+    first = WorkerSource.objects.get().cursor
+
+    etcd.put("/gatehouse/workers/two", make_manifest("two"))
+    etcd.delete("/gatehouse/workers/one")
+    news = registries.look(_etcd_source(etcd, cursor=first))
+    discover()
+
+    assert not news.complete
+    assert ids() == ["two"]
+    assert int(WorkerSource.objects.get().cursor) > int(first)
+
+
+@pytest.mark.ci
+def test_a_worker_whose_lease_in_etcd_ends_leaves_and_may_come_back(as_kee: Caller, etcd: Etcd) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    manifest = signed(make_manifest("one"), key)
+    lease = etcd.lease()
+    etcd.put("/gatehouse/workers/one", manifest, lease=lease)
+    add(as_kee, SourceKind.ETCD, etcd.url)
+    services.discover()
+
+    etcd.revoke(lease)
+    discover()
+    assert ids() == []
+    etcd.put("/gatehouse/workers/one", manifest)
+    discover()
+
+    assert ids() == ["one"]
+    assert selectors.worker_named("one").effective_tier == "verified"
+
+
+@pytest.mark.ci
+def test_what_happened_in_etcd_before_a_compaction_is_found_by_listing_anew(as_kee: Caller, etcd: Etcd) -> None:
+    etcd.put("/gatehouse/workers/one", make_manifest("one"))
+    add(as_kee, SourceKind.ETCD, etcd.url)
+    services.discover()
+    etcd.delete("/gatehouse/workers/one")
+    etcd.put("/gatehouse/workers/two", make_manifest("two"))
+    etcd.compact(etcd.put("/elsewhere/x", "1"))
+
+    discover()
+
+    assert ids() == ["two"]
+
+
+@pytest.mark.ci
+def test_etcd_that_is_away_takes_nobody_along(as_kee: Caller, tmp_path: Path) -> None:
+    with serving_etcd(tmp_path / "data") as etcd:
+        etcd.put("/gatehouse/workers/one", make_manifest("one"))
+        add(as_kee, SourceKind.ETCD, etcd.url)
+        services.discover()
+
+    discover()
+
+    assert source_fault().startswith("unreachable")
+    assert ids() == ["one"]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("value", ["", "nonsense", '{"endpoint": 7}', '{"tools": []}', "[1]", "http://10.0.0.8/mcp"])
+def test_what_etcd_holds_that_is_no_worker_is_named_as_such(as_kee: Caller, etcd: Etcd, value: str) -> None:
+    etcd.put("/gatehouse/workers/x", value)
+    add(as_kee, SourceKind.ETCD, etcd.url)
+
+    services.discover()
+
+    assert ids() == []
+    assert Place.objects.get().fault
+
+
+@dataclass
+class Consul:
+    """By the documented contract: an index that grows, and queries that wait until it has grown beyond theirs."""
+
+    url: str = ""
+    index: int = 10
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    queries: list[dict[str, list[str]]] = field(default_factory=list)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def set(self, *entries: dict[str, Any]) -> None:
+        with self.changed:
+            self.entries, self.index = list(entries), self.index + 1
+            self.changed.notify_all()
+
+    def answer(self, query: dict[str, list[str]]) -> tuple[int, list[dict[str, Any]]]:
+        known = int(query.get("index", ["0"])[0])
+        wait = float(query.get("wait", ["300s"])[0].removesuffix("s"))
+        with self.changed:
+            self.queries.append(query)
+            if known:
+                self.changed.wait_for(lambda: self.index > known or self.index < known, timeout=wait)
+            return self.index, self.entries
+
+
+def service(name: str, port: int, **members: Any) -> dict[str, Any]:
+    return {
+        "Node": {"Node": "n1", "Address": "127.0.0.1"},
+        "Service": {
+            "ID": name,
+            "Service": "mcp-worker",
+            "Address": "",
+            "Port": port,
+            "Tags": [],
+            "Meta": {},
+            **members,
+        },
+        "Checks": [{"Status": "passing"}],
+    }
+
+
+@contextmanager
+def serving_consul() -> Iterator[Consul]:
+    consul = Consul()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            url = urlsplit(self.path)
+            found = url.path == "/v1/health/service/mcp-worker"
+            index, entries = consul.answer(parse_qs(url.query)) if found else (1, [])
+            body = json.dumps(entries).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("X-Consul-Index", str(index))
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base class names it so
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    consul.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield consul
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def consul() -> Iterator[Consul]:
+    with serving_consul() as server:
+        yield server
+
+
+def port_of(server: McpServer) -> int:
+    return int(server.endpoint.rsplit(":", 1)[1].split("/")[0])
+
+
+def test_consul_names_workers_by_their_service(as_kee: Caller, shouter: McpServer, consul: Consul) -> None:
+    consul.set(service("loud", port_of(shouter), Tags=["noise"], Meta={"worker_id": "loud"}))
+    add(as_kee, SourceKind.CONSUL, consul.url, worker={"side_effects": NOTHING})
+
+    services.discover()
+
+    assert selectors.worker_named("loud").capabilities == ("noise",)
+    assert selectors.offer_of("loud", "shout").barred is None
+    assert consul.queries[0]["passing"] == ["true"]
+    assert "index" not in consul.queries[0]
+
+
+def test_consul_is_asked_for_what_came_after_the_index_that_was_read(
+    as_kee: Caller, shouter: McpServer, consul: Consul
+) -> None:
+    add(as_kee, SourceKind.CONSUL, consul.url)
+    services.discover()
+    assert WorkerSource.objects.get().cursor == "10"
+
+    changing = threading.Timer(0.2, consul.set, [service("loud", port_of(shouter), Meta={"worker_id": "loud"})])
+    changing.start()
+    discover()
+    changing.join()
+
+    assert consul.queries[1]["index"] == ["10"]
+    assert ids() == ["loud"]
+    consul.set()
+    discover()
+    assert ids() == []
+
+
+def test_an_index_of_consul_that_goes_back_is_dropped(as_kee: Caller, consul: Consul) -> None:
+    add(as_kee, SourceKind.CONSUL, consul.url)
+    services.discover()
+    consul.index = 3
+
+    discover()
+    assert WorkerSource.objects.get().cursor == ""
+    discover()
+
+    assert "index" not in consul.queries[2]
+    assert WorkerSource.objects.get().cursor == "3"
+
+
+@pytest.mark.parametrize("entry", [7, {}, {"Node": {}, "Service": {}}, service("x", 1) | {"Service": []}])
+def test_what_consul_does_not_say_as_documented_changes_nothing(as_kee: Caller, consul: Consul, entry: Any) -> None:
+    consul.set(entry)
+    add(as_kee, SourceKind.CONSUL, consul.url)
+
+    services.discover()
+
+    assert source_fault().startswith("bad_source")
+    assert not Place.objects.exists()
+
+
+def test_the_command_adds_lists_and_removes_a_source(as_kee: Caller, file: Path) -> None:
+    write(file, make_manifest("one"))
+    told = StringIO()
+    of_acme = ["--tenant", "acme"]
+
+    call_command(
+        *("worker_sources", "add", "mine", "--kind", "static", "--address", str(file), "--principal", "Kee", *of_acme),
+        stdout=told,
+    )
+    services.discover()
+    call_command("worker_sources", "list", "--json", *of_acme, stdout=(listed := StringIO()))
+    call_command("worker_sources", "remove", "mine", *of_acme, stdout=told)
+
+    (source,) = json.loads(listed.getvalue())
+    assert source["places"] == [{"key": "one", "worker_id": "one", "fault": None}]
+    assert "mine is removed; 1 workers have left" in told.getvalue()
+    with pytest.raises(CommandError, match="There is no source 'mine'"):
+        call_command("worker_sources", "remove", "mine", *of_acme)
