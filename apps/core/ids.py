@@ -28,3 +28,8 @@ def parse_ref(prefix: str, ref: str) -> int:
 def random_id(prefix: str) -> str:
     """A new unguessable identifier, `<prefix>_<24 hex digits>` (96 bits)."""
     return f"{prefix}_{secrets.token_hex(12)}"
+
+
+def fits_an_address(name: str) -> bool:
+    """Whether a name can be one part of a URL's path."""
+    return "/" not in name and name not in {".", ".."}

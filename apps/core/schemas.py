@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from apps.core.errors import FieldError, Invalid, TooLarge, pointer_to
+from apps.core.ids import fits_an_address
 
 
 class Input(BaseModel):
@@ -54,7 +55,7 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=50, pattern=r"^
 
 
 def _fit_for_a_path(name: str) -> str:
-    if "/" in name or name in {".", ".."}:
+    if not fits_an_address(name):
         raise ValueError("can't stand in an address: no slash, not . or ..")
     return name
 

@@ -2,12 +2,15 @@
 
 Python's decoder accepts what PostgreSQL refuses (NUL), what UTF-8 can't encode (lone surrogates) and what
 no JSON is (NaN). Here each is refused by name, with a pointer to where it stands.
+
+What was taken once is taken again: the database gives numbers back digit by digit (1e20 as 100000000000000000000).
 """
 
 import hashlib
 import json
 import math
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any, Final, Never
 
 import rfc8785
@@ -17,6 +20,9 @@ from apps.core.errors import FieldError, Invalid, Malformed, pointer_to
 MAX_DEPTH: Final = 32
 _MAX_INTEGER: Final = 2**63
 _EXACT_IN_A_DOUBLE: Final = 2**53
+# Numbers with an exponent beyond these take hundreds of digits.
+_LARGEST: Final = 10**64
+_SMALLEST: Final = 1e-64
 
 
 class NotJSON(Malformed):
@@ -59,7 +65,8 @@ def decode(body: bytes) -> Any:
 
 
 def check(document: Any, *, pointer: str = "", depth: int = 0) -> None:
-    """Refuse what can't be stored: NUL, lone surrogates, NaN, integers over 64 bits, more than 32 levels.
+    """Refuse what can't be stored: NUL, lone surrogates, NaN, integers over 64 bits unless they are doubles written out,
+    doubles of 1e64 and above or nearer to zero than 1e-64, more than 32 levels.
 
     :raises UnstorableJSON: naming the place.
     """
@@ -75,6 +82,11 @@ def check(document: Any, *, pointer: str = "", depth: int = 0) -> None:
             _check_number(document, pointer)
         case _:
             pass  # null, true and false can always be stored
+
+
+def size(document: Any) -> int:
+    """Bytes of a document, written without spaces."""
+    return len(json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode())
 
 
 def digest(document: Any) -> bytes:
@@ -125,10 +137,17 @@ def _members(document: dict[str, Any] | list[Any], pointer: str) -> Iterator[tup
 
 def _check_number(number: float, pointer: str) -> None:
     if isinstance(number, int):
-        if not -_MAX_INTEGER <= number < _MAX_INTEGER:
+        if not -_MAX_INTEGER <= number < _MAX_INTEGER and not _is_a_double(number):
             _refuse(pointer, "does not fit 64 bits")
     elif not math.isfinite(number):
         _refuse(pointer, "is not a finite number")
+    elif number and not _SMALLEST <= abs(number) < _LARGEST:
+        _refuse(pointer, "is not between 1e-64 and 1e64")
+
+
+def _is_a_double(number: int) -> bool:
+    """Whether this is a double's shortest form, written without its exponent."""
+    return abs(number) < _LARGEST and Decimal(repr(float(number))) == number
 
 
 def _check_text(text: str, pointer: str) -> None:

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import Any, Final
 
 from django.db import connection
-from django.db.models import Q
+from django.db.models import Exists, OuterRef, Q
 
 from apps.core.sql import hot_cursor
 from apps.digests import compose, formats, grouping, hooks, soundness, sql
@@ -426,8 +426,10 @@ _RETIRED: Final = Inbox.objects.filter(principal__successor__isnull=False)
 
 
 def retired_inboxes() -> list[RetiredInbox]:
-    """All retired inboxes that hold something; asked by the system."""
-    holding = _RETIRED.filter(Q(visible_unread__gt=0) | Q(pending_unread__gt=0)).order_by("pk")
+    """All retired inboxes that hold something, or whose principals owe for what they held; asked by the system."""
+    unread = Q(visible_unread__gt=0) | Q(pending_unread__gt=0)
+    owing = receipts.debts_of_inboxes().filter(tenant=OuterRef("tenant"), debtor=OuterRef("principal"))
+    holding = _RETIRED.filter(unread | Exists(owing)).order_by("pk")
     return [_retired(inbox) for inbox in holding.select_related("principal")]
 
 

@@ -21,6 +21,12 @@ class NameTaken(Conflict):
     code = "name_taken"
 
 
+class UnusableName(Invalid):
+    """A name that can't stand in an address."""
+
+    code = "unusable_name"
+
+
 class BuiltIn(Conflict):
     """The gates' own principals are part of every tenant and stay as they are."""
 

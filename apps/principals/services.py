@@ -8,6 +8,7 @@ from typing import Final, Never
 from django.db import IntegrityError, transaction
 from django.db.models import Q
 
+from apps.core.ids import fits_an_address
 from apps.core.sql import violated_constraint
 from apps.principals.errors import (
     BadSuccessor,
@@ -18,6 +19,7 @@ from apps.principals.errors import (
     UnknownPrincipal,
     UnknownTenant,
     UnknownToken,
+    UnusableName,
     WeakSecret,
 )
 from apps.principals.models import Principal, Tenant, Token
@@ -67,8 +69,11 @@ def add_principal(
 ) -> Principal:
     """Add a principal to a tenant.
 
+    :raises UnusableName: if no route could name it.
     :raises NameTaken: if the tenant has one of that name.
     """
+    if not fits_an_address(name):
+        raise UnusableName(f"{name[:50]!r} can't stand in an address: no slash, not . or ..")
     try:
         with transaction.atomic():
             return Principal.objects.create(

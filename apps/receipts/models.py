@@ -1,10 +1,17 @@
 """Facts, their idempotency keys, who owes what because of them, and what goes to other deployments."""
 
+from typing import Final
+
 from django.db import models
 from django.db.models import F, Q
 
 from apps.principals.models import Principal, TenantModel
 from apps.receipts.states import Breaker, Door, LetterState
+
+MAX_METADATA: Final = 64 * 1024
+"""Bytes of a receipt's metadata, as JSON."""
+LONGEST_KEY: Final = 200
+"""Characters of a dedupe key."""
 
 
 class Surface(models.TextChoices):
@@ -36,7 +43,7 @@ class Receipt(TenantModel):
     poster = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="posted", db_index=False)
     source_system = models.CharField(max_length=50)
     event_type = models.CharField(max_length=50)
-    dedupe_key = models.CharField(max_length=200)
+    dedupe_key = models.CharField(max_length=LONGEST_KEY)
     title = models.CharField(max_length=200, null=True)
     summary = models.TextField()
     metadata = models.JSONField(default=dict)

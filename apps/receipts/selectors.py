@@ -9,7 +9,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from django.db import connection
-from django.db.models import Aggregate, Count, Min, OuterRef, QuerySet, Subquery
+from django.db.models import Aggregate, Count, F, Min, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 
 from apps.core.sql import hot_cursor
@@ -146,6 +146,17 @@ def obligations(
             {"owed_by": owed_by, "awaited_by": awaited_by, "after": after, "limit": limit},
         )
         return [Owed(*row) for row in cursor.fetchall()]
+
+
+def owed_for(principal_id: int, *, limit: int) -> list[Receipt]:
+    """The oldest receipts of a principal's inbox because of which it owes something."""
+    owed = debts_of_inboxes().filter(debtor_id=principal_id).order_by("receipt_id")
+    return in_order(list(owed.values_list("receipt_id", flat=True)[:limit]))
+
+
+def debts_of_inboxes() -> QuerySet[Obligation]:
+    """Open obligations that came to their debtor's own inbox."""
+    return Obligation.objects.filter(closed_at=None, receipt__recipient=F("debtor"), receipt__surface=Surface.INBOX)
 
 
 def open_debts(receipt_pks: Sequence[int], *, debtor_id: int) -> dict[int, int]:

@@ -35,6 +35,11 @@ _ANY = st.recursive(
         (b'{"a/b": {"~": "\\ud800"}}', UnstorableJSON, "/a~1b/~0"),
         (b'{"a": 9223372036854775808}', UnstorableJSON, "/a"),
         (b'{"a": ' + b"9" * 400 + b"}", UnstorableJSON, "/a"),
+        (b'{"a": 18446744073709551616}', UnstorableJSON, "/a"),
+        (b'{"a": 1e64}', UnstorableJSON, "/a"),
+        (b'{"a": [-1e300]}', UnstorableJSON, "/a/0"),
+        (b'{"a": 9e-65}', UnstorableJSON, "/a"),
+        (b'{"a": 5e-324}', UnstorableJSON, "/a"),
         (b"[" * 33 + b"]" * 33, UnstorableJSON, "/0" * 32),
         (b"[" * 200_000, UnstorableJSON, None),
     ],
@@ -45,6 +50,14 @@ def test_what_can_not_be_stored_is_refused_by_name_and_place(
     with pytest.raises(refusal) as caught:
         strict_json.loads(body)
     assert [error.pointer for error in caught.value.errors] == ([] if pointer is None else [pointer])
+
+
+@pytest.mark.parametrize("number", [1e20, -1e23, 9.999999999999999e63, 1e-64, -0.0, 2.0**63, 12345678901234567890.0])
+def test_a_number_that_was_taken_is_taken_again_as_the_database_writes_it(db: None, number: float) -> None:
+    strict_json.check(number)
+    with connection.cursor() as cursor:
+        cursor.execute("select %s::jsonb", [json.dumps([number])])
+        assert float(strict_json.loads(cursor.fetchone()[0].encode())[0]) == number
 
 
 def test_thirty_two_levels_are_let_in() -> None:
@@ -61,6 +74,7 @@ def test_what_is_let_in_comes_back_from_the_database_as_it_was(db: None, documen
     with connection.cursor() as cursor:
         cursor.execute("select %s::jsonb", [json.dumps(document)])
         came_back = cursor.fetchone()[0]
+    strict_json.loads(came_back.encode())
     # jsonb writes 1e20 as an integer; as a double it is the same number.
     assert json.loads(came_back, parse_int=float) == json.loads(json.dumps(document), parse_int=float)
 

@@ -220,6 +220,16 @@ def test_a_tenant_may_let_receipts_make_their_recipients(tenant: Tenant, token: 
         assert Principal.objects.get(name="Newcomer").kind == Kind.AI
 
 
+@pytest.mark.parametrize("name", ["a/b", ".", ".."])
+def test_no_receipt_makes_a_recipient_that_no_address_can_name(tenant: Tenant, token: str, name: str) -> None:
+    with acting_as_system("test"):
+        Tenant.objects.filter(pk=tenant.pk).update(creates_recipients=True)
+    status, body = knock(token, {**TASK_COMPLETE, "recipient_ai": name})
+    assert (status, body["error"]) == (404, "unknown_recipient")
+    with acting_as_system("test"):
+        assert not Principal.objects.filter(name=name).exists()
+
+
 def _without(member: str) -> dict[str, Any]:
     return {name: value for name, value in TASK_COMPLETE.items() if name != member}
 

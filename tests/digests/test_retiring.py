@@ -12,7 +12,7 @@ from apps.principals.errors import BadSuccessor, BuiltIn
 from apps.principals.models import Principal, Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts import selectors as receipts
-from apps.receipts.models import Letter, Receipt
+from apps.receipts.models import MAX_METADATA, Letter, Receipt
 from tests.digests.makers import ack_through, post, post_grouped, read
 from tests.digests.test_races import race
 from tests.factories import T0, make_caller, make_tenant
@@ -134,6 +134,58 @@ def test_a_debt_moves_to_the_successor_and_is_owed_once(kee: Caller, hexy: Calle
         assert (debt.debtor, debt.creditor) == ("Hexy", "asker")
 
 
+def test_what_was_acked_and_is_owed_moves_to_the_successor_too(kee: Caller, hexy: Caller, tenant: Tenant) -> None:
+    asker = make_caller(tenant, "asker")
+    with acting_as(kee):
+        owed = post(kee, poster=asker, requires_action=True)
+        ack_through(kee, read(kee).entries[-1].token)
+    assert retire(kee, hexy) == services.Forwarded(forwarded=1, remaining=0)
+    assert forward(kee) == services.Forwarded(forwarded=0, remaining=0)
+    with acting_as(hexy):
+        assert [one.caused_by_ref for one in inherited(hexy)] == [owed.receipt_id]
+        (debt,) = receipts.obligations(awaited_by=asker.principal_id)
+        assert (debt.debtor, debt.creditor) == ("Hexy", "asker")
+        assert not receipts.obligations(owed_by=kee.principal_id)
+
+
+def test_the_tick_finds_a_retired_principal_that_only_owes(kee: Caller, hexy: Caller, tenant: Tenant) -> None:
+    with acting_as(kee):
+        post(kee, poster=make_caller(tenant, "asker"), requires_action=True)
+        ack_through(kee, read(kee).entries[-1].token)
+        principals.retire_principal(principal_id=kee.principal_id, successor_id=hexy.principal_id, now=LATER)
+    assert services.forward_retired(now=LATER) == 1
+    assert services.forward_retired(now=LATER) == 0
+
+
+def test_what_its_key_alone_had_gathered_is_gathered_again(kee: Caller, hexy: Caller) -> None:
+    with acting_as_system("test"):
+        services.set_source(tenant_id=kee.tenant_id, name="github", rate_per_hour=None, groups_by_dedupe_key=True)
+    with acting_as(kee):
+        for number in range(3):
+            post(kee, dedupe_key=f"github:ci:pr:7:{number}")
+    assert retire(kee, hexy).forwarded == 3
+    with acting_as(hexy):
+        assert {one.dedupe_key.rsplit(":", 1)[0] for one in inherited(hexy)} == {"github:ci:pr:7"}
+        assert selectors.unread_counts(hexy.principal_id).pending == 3
+
+
+def test_a_note_where_it_came_from_makes_no_receipt_too_large(kee: Caller, hexy: Caller) -> None:
+    metadata = {"text": "x" * (MAX_METADATA - len('{"text":""}'))}
+    with acting_as(kee):
+        post(kee, metadata=metadata)
+    assert retire(kee, hexy).forwarded == 1
+    with acting_as(hexy):
+        assert [one.metadata for one in inherited(hexy)] == [metadata]
+
+
+def test_a_long_key_is_forwarded_under_a_shorter_one(kee: Caller, hexy: Caller) -> None:
+    with acting_as(kee):
+        long = post(kee, dedupe_key=f"github:ci:{'x' * 180}:v1")
+    assert retire(kee, hexy).forwarded == 1
+    with acting_as(hexy):
+        assert [one.dedupe_key for one in inherited(hexy)] == [f"forward-{long.uuid}"]
+
+
 def test_more_than_one_batch_is_forwarded(kee: Caller, hexy: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("apps.digests.services.retiring.BATCH", 2)
     with acting_as(kee):
@@ -193,7 +245,7 @@ def test_what_a_stranger_posted_under_the_key_of_a_forwarding_is_not_taken_for_i
 ) -> None:
     with acting_as(kee):
         first, second = post(kee), post(kee)
-        post(make_caller(tenant, "Zed"), dedupe_key=f"forward:{first.id}")
+        post(make_caller(tenant, "Zed"), dedupe_key=first.dedupe_key.replace(":v1", f":forward-{first.uuid}"))
     assert retire(kee, hexy) == services.Forwarded(forwarded=1, remaining=1)
     with acting_as(hexy):
         assert [one.caused_by_ref for one in inherited(hexy)] == [second.receipt_id]

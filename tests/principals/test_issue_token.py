@@ -8,6 +8,7 @@ from django.core.management import CommandError, call_command
 
 from apps.principals.models import Principal, Tenant, Token
 from apps.principals.tenancy import acting_as_system
+from tests.digests.test_races import race
 
 
 def _issue(*arguments: str) -> dict[str, str]:
@@ -42,6 +43,24 @@ def test_a_principal_that_exists_keeps_its_kind_and_another_is_refused(db: None)
         _issue("--principal", "billing", "--kind", "worker", "--scope", "tasks:work")
 
     assert (_rows(), _kind("billing")) == (before, "service")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_commands_that_meet_each_print_a_token_of_one_new_principal() -> None:
+    _issue("--principal", "first", "--scope", "inbox")
+
+    issued = race(*[lambda: _issue("--principal", "Hexy", "--scope", "inbox")] * 4)
+
+    assert len({one["token"] for one in issued}) == 4
+    with acting_as_system("test"):
+        assert Principal.objects.get(name="Hexy").tokens.count() == 4
+
+
+def test_no_principal_has_a_name_that_no_address_can_hold(db: None) -> None:
+    before = _rows()
+    with pytest.raises(CommandError, match="can't stand in an address"):
+        _issue("--principal", "a/b", "--scope", "inbox")
+    assert _rows() == before
 
 
 @pytest.mark.parametrize(

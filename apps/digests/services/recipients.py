@@ -4,6 +4,7 @@ from datetime import datetime
 
 from django.db import transaction
 
+from apps.core.ids import fits_an_address
 from apps.principals import selectors as principals
 from apps.principals import services as principals_services
 from apps.principals.errors import NameTaken, UnknownPrincipal
@@ -26,7 +27,7 @@ def recipient_named(*, tenant_id: int, name: str, now: datetime) -> int:
 @transaction.atomic
 def _made(tenant_id: int, name: str, now: datetime) -> int:
     refusal = UnknownRecipient(f"There is no recipient {name[:50]!r}.")
-    if not Tenant.objects.filter(pk=tenant_id, creates_recipients=True).exists():
+    if not fits_an_address(name) or not Tenant.objects.filter(pk=tenant_id, creates_recipients=True).exists():
         raise refusal
     try:
         return principals_services.add_principal(tenant_id=tenant_id, name=name, kind=Kind.AI, now=now).pk

@@ -3,19 +3,21 @@
 import logging
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from django.db import DatabaseError
 
+from apps.core import strict_json
 from apps.core.errors import DomainError
 from apps.digests import selectors
+from apps.digests.grouping import read_key
 from apps.digests.selectors import RetiredInbox
 from apps.digests.services.acking import ack_receipts
 from apps.digests.services.posting import Posted, post_many
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.receipts import selectors as receipts
 from apps.receipts.errors import DedupeConflict, DuplicateReceipt
-from apps.receipts.models import Receipt, Surface
+from apps.receipts.models import LONGEST_KEY, MAX_METADATA, Receipt, Surface
 from apps.receipts.services import Group, ObligationDraft, Poster, ReceiptDraft
 
 logger = logging.getLogger(__name__)
@@ -52,7 +54,10 @@ def _try_to_forward(retired: RetiredInbox, now: datetime, most: int) -> int:
 
 
 def forward(*, tenant_id: int, principal_id: int, now: datetime, most: int = 20) -> Forwarded:
-    """Forward what one retired inbox holds, the oldest first, in batches of a transaction or two each."""
+    """Forward what one retired inbox holds, the oldest first, in batches of a transaction or two each.
+
+    Then what was acked and is owed still: the successor's receipt closes the debt and opens its own.
+    """
     forwarded = 0
     for _ in range(most):
         with acting_in(tenant_id, _WHY):
@@ -69,16 +74,16 @@ def forward(*, tenant_id: int, principal_id: int, now: datetime, most: int = 20)
 
 
 def _post_batch(principal_id: int, now: datetime) -> list[int]:
-    """Post the successor's receipts for the oldest unacked ones; answers these."""
+    """Post the successor's receipts for the oldest unacked ones, or else for what is owed; answers those held."""
     retired = selectors.retired_inbox(principal_id)
     if retired is None:
         return []
-    unacked = selectors.oldest_unacked(principal_id, limit=BATCH)
-    creditors = receipts.open_debts([one.pk for one in unacked], debtor_id=principal_id)
+    held = selectors.oldest_unacked(principal_id, limit=BATCH) or receipts.owed_for(principal_id, limit=BATCH)
+    creditors = receipts.open_debts([one.pk for one in held], debtor_id=principal_id)
     poster = Poster(tenant_id=retired.tenant_id, principal_id=principal_id, name=retired.name)
-    drafts = [_forwarding(one, retired.successor_id, creditors.get(one.pk)) for one in unacked]
+    drafts = [_forwarding(one, retired.successor_id, creditors.get(one.pk)) for one in held]
     verdicts = post_many(poster=poster, drafts=drafts, now=now)
-    return [one.pk for one, verdict in zip(unacked, verdicts, strict=True) if _has_gone_on(one, poster, verdict)]
+    return [one.pk for one, verdict in zip(held, verdicts, strict=True) if _has_gone_on(one, poster, verdict)]
 
 
 def _has_gone_on(receipt: Receipt, poster: Poster, verdict: Posted | DomainError) -> bool:
@@ -94,6 +99,21 @@ def _has_gone_on(receipt: Receipt, poster: Poster, verdict: Posted | DomainError
     return False
 
 
+def _key(receipt: Receipt) -> str:
+    """A key of the receipt's own that gathers it with what its first key would: all parts but the version."""
+    version = f"forward-{receipt.uuid}"
+    usual = read_key(receipt.source_system, receipt.dedupe_key)
+    parts = [receipt.source_system, usual.event_type, usual.entity, version] if usual else [version]
+    key = ":".join(parts)
+    return key if len(key) <= LONGEST_KEY else version
+
+
+def _metadata(receipt: Receipt) -> dict[str, Any]:
+    """With a note where it comes from, if there is room; what it follows from says so anyhow."""
+    noted = {**receipt.metadata, "forwarded_from": receipt.receipt_id}
+    return noted if strict_json.size(noted) <= MAX_METADATA else receipt.metadata
+
+
 def _forwarding(receipt: Receipt, successor_id: int, creditor_id: int | None) -> ReceiptDraft:
     """The same event for the successor, following from the first receipt.
 
@@ -103,11 +123,10 @@ def _forwarding(receipt: Receipt, successor_id: int, creditor_id: int | None) ->
         recipient_id=successor_id,
         source_system=receipt.source_system,
         event_type=receipt.event_type,
-        # By its number: a key of a key could be too long.
-        dedupe_key=f"forward:{receipt.pk}",
+        dedupe_key=_key(receipt),
         title=receipt.title,
         summary=receipt.summary,
-        metadata={**receipt.metadata, "forwarded_from": receipt.receipt_id},
+        metadata=_metadata(receipt),
         artifact_pointer=receipt.artifact_pointer,
         artifact_location=receipt.artifact_location,
         requires_action=creditor_id is not None,

@@ -26,10 +26,9 @@ from apps.principals.errors import NotThisCaller
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 from apps.receipts.errors import LivesElsewhere
-from apps.receipts.models import Surface
+from apps.receipts.models import MAX_METADATA, Surface
 from apps.receipts.shapes import GroupInput
 
-MAX_METADATA: Final = 64 * 1024
 MAX_SUMMARY: Final = 16 * 1024
 
 Key = Annotated[Text, StringConstraints(min_length=1, max_length=200)]

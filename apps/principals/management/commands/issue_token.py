@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from apps.core.errors import DomainError
 from apps.principals import services
+from apps.principals.errors import NameTaken
 from apps.principals.models import Principal
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import acting_as_system
@@ -55,13 +56,17 @@ class Command(BaseCommand):
         try:
             with acting_as_system("issue_token"):
                 tenant = services.create_tenant(slug=options["tenant"], name=options["tenant"], now=now)
-                principal = Principal.objects.filter(tenant=tenant).named(options["principal"]).first()
+                named = Principal.objects.filter(tenant=tenant).named(options["principal"])
+                principal = named.first()
                 if principal is None:
                     kind = Kind(options["kind"] or Kind.AI)
-                    principal = services.add_principal(
-                        tenant_id=tenant.pk, name=options["principal"], kind=kind, now=now
-                    )
-                elif options["kind"] not in {None, principal.kind}:
+                    try:
+                        principal = services.add_principal(
+                            tenant_id=tenant.pk, name=options["principal"], kind=kind, now=now
+                        )
+                    except NameTaken:  # by another of these commands, just now
+                        principal = named.get()
+                if options["kind"] not in {None, principal.kind}:
                     raise CommandError(
                         f"{principal.name} exists and is of the kind {principal.kind}, not {options['kind']}: "
                         "leave --kind out, or take another name."
