@@ -130,7 +130,8 @@ class TaskType(TenantModel):
 class Task(TenantModel):
     """What was asked for: written once, never changed, read rarely (the cold half of a task).
 
-    Nothing in the database points here, so that old tasks can be dropped by ranges of their id. `budget_id` is the task
+    Nothing in the database points here: tasks, their runs, spend and terminal records are partitioned by ranges of
+    the task's id, and dropped so. `budget_id` is the task
     whose budget this one draws from: itself, or the nearest of those that caused it and have one.
     """
 
@@ -410,7 +411,11 @@ class Budget(TenantModel):
 
 
 class Spend(TenantModel):
-    """What a run says it has used up beyond what it had said before. Appended, never summed in place."""
+    """What a run says it has used up beyond what it had said before. Appended, never summed in place.
+
+    Partitioned along with tasks; its primary key in the database begins with the task, for sql.SPEND and
+    selectors.status, which sum what a task has used.
+    """
 
     task_id = models.BigIntegerField()
     fence = models.IntegerField()
@@ -421,10 +426,6 @@ class Spend(TenantModel):
     class Meta:
         constraints = [
             models.CheckConstraint(condition=Q(tokens__gte=0, cost_usd__gte=0), name="tasks_spend_not_negative")
-        ]
-        indexes = [
-            # Serves sql.SPEND and selectors.status, which sum what a task has used.
-            models.Index(name="tasks_spend_by_task", fields=["task_id"])
         ]
 
     def __str__(self) -> str:

@@ -477,7 +477,7 @@ LASTING: Final = "select set_config('synchronous_commit', 'on', true)"
 
 # After HEARTBEAT, which holds the tasks: notes by how much the sums of runs have grown since they were told last, and
 # takes that from the budgets, each with all those above it, in the order of their ids. Of a run that knows that its
-# budget is spent, nothing more is taken: it is answered. Index: tasks_spend_by_task.
+# budget is spent, nothing more is taken: it is answered. Index: the primary key of tasks_spend.
 SPEND: Final = """
 with recursive grown as materialized (
     select s.task_id, s.fence, s.budget_id, s.knows, s.tokens - noted.tokens as tokens, s.cost_usd - noted.cost_usd as cost_usd
@@ -1006,11 +1006,54 @@ where t.queue_id = q.id and q.id = %(queue)s::bigint and not exists (
 order by d.task_id desc limit %(limit)s
 """
 
+# Makes partitions until there is room ahead, and drops those of a range: see the migration that makes the functions.
+MAKE_PARTITIONS: Final = "select tasks_make_partitions()"
+DROP_PARTITION: Final = "select tasks_drop_partition(%(lower)s::bigint, %(since)s::timestamptz)"
+# Ranges of ids that have been used up and in which nothing is open, waited for or drawn from by what is not in them.
+QUIET_PARTITIONS: Final = """
+select p.lower, p.upper from tasks_partition p
+where p.upper <= (select last_value from tasks_task_id_seq)
+  and not exists (select from tasks_hottask h where h.task_id >= p.lower and h.task_id < p.upper)
+  and not exists (select from tasks_hottask h where h.budget_id >= p.lower and h.budget_id < p.upper)
+  and not exists (select from tasks_dependency w where w.on_task_id >= p.lower and w.on_task_id < p.upper)
+  and not exists (
+      select from tasks_budget b where b.parent_id >= p.lower and b.parent_id < p.upper and b.task_id >= p.upper)
+order by p.lower
+"""
+_KEPT_AS_LONG: Final = (
+    "greatest(%(least)s::interval, coalesce(make_interval(secs => k.retention_seconds), %(kept)s::interval))"
+)
+# Whether something that ended in a range is to be kept still, and the moment as of which that is so. Only what ended
+# within the longest time that any type is kept is looked at: where all are kept equally long, nothing. Index:
+# tasks_terminalrecord_by_end.
+KEEPS: Final = f"""
+select gatehouse_now(), exists (
+    select from tasks_terminalrecord d
+    join tasks_task t on t.id = d.task_id
+    join tasks_tasktype k on k.id = t.task_type_id
+    where d.task_id >= %(lower)s::bigint and d.task_id < %(upper)s::bigint
+      and t.id >= %(lower)s::bigint and t.id < %(upper)s::bigint
+      and d.finished_at >= gatehouse_now() - (select max({_KEPT_AS_LONG}) from tasks_tasktype k)
+      and d.finished_at >= gatehouse_now() - {_KEPT_AS_LONG})
+"""
+# Some budgets of a range that is about to be dropped; says how many.
+FORGET_BUDGETS: Final = """
+with gone as (
+    delete from tasks_budget where task_id = any(array(
+        select b.task_id from tasks_budget b
+        where b.task_id >= %(lower)s::bigint and b.task_id < %(upper)s::bigint order by b.task_id limit %(limit)s))
+    returning task_id
+)
+select count(*) from gone
+"""
 # Of the ends after one moment, in their order, those kept long enough, with all that is known of their tasks. One that
-# something still waits for, or draws from, stays. Index: tasks_terminalrecord_by_end. The limit, which no task's
-# runs reach, keeps the planner to one look for the runs of each.
-FORGET: Final = """
-with looked_at as materialized (
+# something still waits for, or draws from, stays; one in a partition whose ids are used up is left to the drop for a
+# while. Index: tasks_terminalrecord_by_end. The limit, which no task's runs reach, keeps the planner to one look for the
+# runs of each.
+FORGET: Final = f"""
+with full_ones as materialized (
+    select lower, upper from tasks_partition where upper <= (select last_value from tasks_task_id_seq)
+), looked_at as materialized (
     select d.task_id, d.finished_at, d.fence
     from tasks_terminalrecord d
     where d.finished_at > %(after)s::timestamptz and d.finished_at < gatehouse_now() - %(least)s::interval
@@ -1021,8 +1064,9 @@ with looked_at as materialized (
     from looked_at l
     join tasks_task t on t.id = l.task_id
     join tasks_tasktype k on k.id = t.task_type_id
-    where l.finished_at < gatehouse_now() - greatest(
-            %(least)s::interval, coalesce(make_interval(secs => k.retention_seconds), %(kept)s::interval))
+    where l.finished_at < gatehouse_now() - {_KEPT_AS_LONG} * case
+            when exists (select from full_ones f where l.task_id >= f.lower and l.task_id < f.upper)
+            then 1 + %(spared)s::float8 else 1 end
       and not exists (select from tasks_dependency w where w.on_task_id = l.task_id)
       and not exists (select from tasks_hottask h where h.budget_id = l.task_id)
       and not exists (select from tasks_budget b where b.parent_id = l.task_id)

@@ -74,3 +74,15 @@ def forget() -> None:
         _retention.forget()
         if _retention.is_at_the_beginning:
             return
+
+
+@tick(every=timedelta(seconds=30))
+def make_partitions() -> None:
+    """Make room for the tasks to come."""
+    services.make_partitions()
+
+
+@tick(every=timedelta(minutes=5))
+def drop_partitions() -> None:
+    """Remove at once what has been kept its time whole."""
+    services.drop_partitions()

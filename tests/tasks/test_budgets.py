@@ -22,6 +22,7 @@ from apps.tasks.services import Beat, BudgetDraft, Grant, QueuedTask, QueueReque
 from apps.tasks.services.budgets import MOST_BUDGETS
 from apps.tasks.shapes import Left
 from apps.tasks.states import WhenSpent
+from tests import ground
 from tests.digests.makers import post as post_receipt
 from tests.factories import make_caller, make_tenant, make_token
 from tests.tasks.making import complete, fill, lease, lease_one, make_type, number, queue
@@ -553,14 +554,12 @@ def test_what_a_task_draws_from_is_found_by_keys(kee: Caller) -> None:
     make_type(kee)
     with acting_as(kee):
         services.queue_many(requester=kee, requests=[QueueRequest(task_type="index", params={})] * 300)
-    with connection.cursor() as cursor:
-        cursor.execute("set local role none")
-        cursor.execute("analyze receipts_receipt, tasks_task, tasks_hottask")
+    ground.analyzed("receipts_receipt", "tasks_task", "tasks_hottask")
     given: dict[str, Any] = {"gate": "asyncgate", "requester": kee.principal_id, "replays": [], "hops": 50}
     given |= {"nths": [1], "references": ["rcpt_x"], "uuids": [uuid4()], "children": [2], "parents": [7]}
     with acting_as(kee), hot_cursor() as cursor:
         cursor.execute(f"explain {sql.FUNDED}", given)
-        plan = [line.strip(" ->") for (line,) in cursor.fetchall()]
+        plan = [line.strip(" ->") for line in ground.unparted(line for (line,) in cursor.fetchall())]
     for table in ("receipts_receipt", "tasks_task", "tasks_hottask"):
         scans = [place for place, line in enumerate(plan) if f" on {table} " in line]
         assert scans, plan

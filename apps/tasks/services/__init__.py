@@ -20,7 +20,7 @@ from apps.tasks.services.operating import cancel_for_requester, replay_queue, re
 from apps.tasks.services.queueing import POLL_SECONDS, queue, queue_many
 from apps.tasks.services.replaying import replay, replay_dead_letter
 from apps.tasks.services.results import fetch_result
-from apps.tasks.services.retaining import FORGET_BATCH, Walk
+from apps.tasks.services.retaining import FORGET_BATCH, Walk, drop_partitions, make_partitions
 from apps.tasks.services.scheduling import (
     SCHEDULE_BATCH,
     ScheduleDraft,
@@ -95,6 +95,7 @@ __all__ = [
     "cancel_many",
     "complete",
     "complete_many",
+    "drop_partitions",
     "fail",
     "fail_many",
     "fetch_result",
@@ -104,6 +105,7 @@ __all__ = [
     "heartbeat",
     "kept_back",
     "lease",
+    "make_partitions",
     "order",
     "pause_queue",
     "pause_type",

@@ -1,0 +1,479 @@
+"""The history by ranges of ids: room made ahead, old partitions dropped, nobody kept waiting."""
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connection, transaction
+from django.db.utils import ProgrammingError
+
+from apps.core.sql import hot_cursor
+from apps.principals.models import Tenant
+from apps.principals.scopes import Kind
+from apps.principals.tenancy import Caller, acting_as, acting_as_operator, acting_as_system
+from apps.tasks import services, sql
+from apps.tasks.errors import UnknownTask
+from apps.tasks.models import Budget, Run, Spend, Task, TerminalRecord, run_key
+from apps.tasks.services import BudgetDraft
+from tests import ground
+from tests.factories import make_caller, make_tenant, make_token
+from tests.tasks.making import complete, lease_one, make_type, number, queue
+from tests.tasks.test_deadlines import later
+from tests.tasks.test_http import get
+from tests.tasks.test_retention import DAY, do, known
+
+WIDTH = 4_000_000
+TABLES = ("tasks_run", "tasks_spend", "tasks_task", "tasks_terminalrecord")
+
+
+@pytest.fixture
+def worker(tenant: Tenant) -> Caller:
+    return make_caller(tenant, "W", Kind.WORKER)
+
+
+def ranges() -> set[tuple[int, int]]:
+    with acting_as_system("test"), connection.cursor() as cursor:
+        cursor.execute("select lower, upper from tasks_partition")
+        return {(lower, upper) for lower, upper in cursor.fetchall()}
+
+
+def last_id() -> int:
+    with acting_as_system("test"), connection.cursor() as cursor:
+        cursor.execute("select last_value from tasks_task_id_seq")
+        (found,) = cursor.fetchone()
+    return int(found)
+
+
+def go_on_from(task: int) -> None:
+    """The next task has this id. No transaction takes that back, so it is only ever more."""
+    assert task > last_id()
+    with transaction.atomic(), ground.as_owner() as cursor:
+        cursor.execute("select setval('tasks_task_id_seq', %s)", [task - 1])
+
+
+def at_the_edge(left: int) -> tuple[int, int]:
+    """The next ids are the last ones of a partition, which holds nothing yet and whose range is answered."""
+    while services.make_partitions():
+        pass
+    used = last_id()
+    services.drop_partitions()
+    lower, upper = min((lower, upper) for lower, upper in ranges() if lower > used)
+    go_on_from(upper - left)
+    assert services.make_partitions() == 1
+    return lower, upper
+
+
+def place(table: str, key: int) -> str:
+    column = "id" if table in {"tasks_run", "tasks_task"} else "task_id"
+    with acting_as_system("test"), connection.cursor() as cursor:
+        cursor.execute(f"select tableoid::regclass::text from {table} where {column} = %s limit 1", [key])
+        (found,) = cursor.fetchone()
+    return str(found)
+
+
+def test_a_partition_goes_whole_once_all_in_it_has_been_kept_its_time(
+    tenant: Tenant, kee: Caller, worker: Caller
+) -> None:
+    lower, upper = at_the_edge(2)
+    make_type(kee)
+    old = [do(kee, worker, budget=BudgetDraft(tokens=100)) for _ in range(2)]
+    young = do(kee, worker)
+    assert (old[-1], young) == (upper - 1, upper)
+    assert place("tasks_run", run_key(old[0], 1)) == f"tasks_run_p{lower // WIDTH}"
+    later(89 * DAY)
+    services.drop_partitions()
+    assert (lower, upper) in ranges()
+
+    later(90 * DAY + 100)
+    assert services.Walk().forget() == 1, "only what is not left to the drop goes by itself"
+    assert services.drop_partitions() == 1
+    assert (lower, upper) not in ranges()
+    assert known(kee) == [set(), set(), set(), set()]
+    with acting_as(kee):
+        assert not Budget.objects.exists()
+        with pytest.raises(UnknownTask):
+            services.fetch_result(caller=kee, task_id=old[0])
+    assert get(make_token(tenant), f"tasks/task_{old[0]}")[0] == 404
+
+
+def test_a_partition_with_an_open_task_stays_and_what_lies_beside_it_goes_by_itself_a_little_later(
+    kee: Caller, worker: Caller
+) -> None:
+    here = at_the_edge(2)
+    make_type(kee)
+    make_type(kee, "other", queue="other")
+    do(kee, worker)
+    waiting = number(queue(kee, "other"))
+    do(kee, worker)
+    later(90 * DAY + 100)
+    assert services.drop_partitions() == 0
+    assert services.Walk().forget() == 1
+    later(112 * DAY)
+    assert services.Walk().forget() == 0
+    later(113 * DAY)
+    assert services.Walk().forget() == 1
+    assert services.drop_partitions() == 0
+    assert here in ranges()
+    assert known(kee)[0] == {waiting}
+    complete(worker, lease_one(worker, queues=("other",)))
+    later(205 * DAY)
+    assert services.drop_partitions() == 1
+    assert known(kee) == [set(), set(), set(), set()]
+
+
+def test_a_type_that_keeps_longer_keeps_its_rows_and_their_partition(kee: Caller, worker: Caller) -> None:
+    here = at_the_edge(3)
+    make_type(kee)
+    make_type(kee, "long", retention_seconds=500 * DAY)
+    # The last to end is not the one that is kept.
+    for name in ("index", "long", "index"):
+        do(kee, worker, name)
+    long, last = here[1] - 2, number(queue(kee))
+    later(113 * DAY)
+    assert services.drop_partitions() == 0
+    assert services.Walk().forget() == 2
+    assert known(kee) == [{long, last}, {long}, {long}, {long}]
+    later(501 * DAY)
+    assert services.drop_partitions() == 1
+
+
+def test_what_others_wait_for_or_draw_from_keeps_its_partition(kee: Caller, worker: Caller) -> None:
+    at_the_edge(2)
+    make_type(kee)
+    make_type(kee, "other", queue="other")
+    first = number(queue(kee))
+    second = number(queue(kee, budget=BudgetDraft(tokens=100)))
+    queue(kee, "other", depends_on=(first,))
+    queue(kee, "other", parent=second)
+    for _ in range(2):
+        complete(worker, lease_one(worker))
+    later(92 * DAY)
+    assert services.drop_partitions() == 0
+    services.release_dependants()
+    assert services.drop_partitions() == 0
+    for _ in range(2):
+        complete(worker, lease_one(worker, queues=("other",)))
+    assert services.drop_partitions() == 1
+
+
+def test_inserts_never_fail_however_long_nobody_has_made_room(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    services.make_partitions()
+    go_on_from(max(upper for _, upper in ranges()) + 3 * WIDTH)
+    before = ranges()
+    task = do(kee, worker)
+    assert [place(table, run_key(task, 1) if table == "tasks_run" else task) for table in TABLES] == [
+        f"{table}_default" for table in TABLES
+    ]
+    # What comes then has partitions again, beyond what is in the default ones.
+    services.make_partitions()
+    ((lower, upper),) = {found for found in ranges() - before if found[0] >= task}
+    assert lower > task
+    go_on_from(lower)
+    assert place("tasks_task", do(kee, worker)) == f"tasks_task_p{lower // WIDTH}"
+    later(91 * DAY)
+    assert services.Walk().forget() == 2
+    assert (lower, upper) in ranges()
+
+
+def test_room_is_made_until_as_many_ids_lie_ahead_as_a_partition_takes(kee: Caller) -> None:
+    _, upper = at_the_edge(1)
+    assert services.make_partitions() == 0
+    assert max(ranges())[1] - last_id() >= WIDTH
+    assert (upper, upper + WIDTH) in ranges()
+
+
+def test_partitions_get_wider_with_what_is_kept_so_that_there_are_few(kee: Caller) -> None:
+    make_type(kee)
+    _, upper = at_the_edge(1)
+    oldest = number(queue(kee))
+    while max(ranges())[1] - oldest < 50 * WIDTH:
+        go_on_from(max(ranges())[1] - 1)
+        assert services.make_partitions() == 1
+    made = sorted(found for found in ranges() if found[0] > upper)
+    assert [above - below for below, above in made] == [
+        max(1, (below - oldest) // (5 * WIDTH)) * WIDTH for below, _ in made
+    ]
+    assert len(made) < 20
+
+
+def test_every_partition_is_as_its_parent_and_nobody_but_the_owner_may_touch_it(db: None) -> None:
+    services.make_partitions()
+    with connection.cursor() as cursor:
+        for table in TABLES:
+            cursor.execute(
+                """select relid::regclass::text, isleaf,
+                       (select array_agg(polname order by polname) from pg_policy where polrelid = relid),
+                       (select relrowsecurity from pg_class where oid = relid),
+                       (select array_agg(tgname order by tgname) from pg_trigger where tgrelid = relid and not tgisinternal),
+                       (select count(*) from pg_index where indrelid = relid),
+                       (select array_agg(conname order by conname) from pg_constraint
+                        where conrelid = relid and contype in ('c', 'f')),
+                       (select array_agg(role order by role) from unnest(array[
+                            'gatehouse_app', 'gatehouse_operator', 'gatehouse_system']) as role
+                        where has_table_privilege(role, relid, 'select, insert, update, delete, truncate'))
+                   from pg_partition_tree(%s::regclass) order by level""",
+                [table],
+            )
+            ((_, _, *parent), *partitions) = cursor.fetchall()
+            assert parent.pop() == ["gatehouse_app", "gatehouse_operator", "gatehouse_system"]
+            assert len(partitions) >= 3
+            for name, isleaf, *found in partitions:
+                assert isleaf
+                assert found.pop() is None, name
+                assert found == parent, name
+
+
+def test_no_tenant_is_seen_through_a_partition(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    task = do(kee, worker)
+    stranger = make_caller(make_tenant("globex"))
+    for acting in (
+        acting_as(kee),
+        acting_as(stranger),
+        acting_as_operator([kee.tenant_id], "t"),
+        acting_as_system("t"),
+    ):
+        with acting:
+            for table in TABLES:
+                part = place(table, run_key(task, 1) if table == "tasks_run" else task)
+                for statement in (f"select from {part}", f"delete from {part}"):
+                    with pytest.raises(ProgrammingError, match="permission denied"), transaction.atomic():
+                        connection.cursor().execute(statement)
+    # Were it granted, the wall would stand.
+    part = place("tasks_task", task)
+    with ground.as_owner() as cursor:
+        cursor.execute(f"grant select on {part} to gatehouse_app")
+    for caller, seen in ((kee, 1), (stranger, 0)):
+        with acting_as(caller), connection.cursor() as cursor:
+            cursor.execute(f"select count(*) from {part}")
+            assert cursor.fetchone() == (seen,)
+
+
+def test_only_the_system_makes_and_drops_partitions(kee: Caller) -> None:
+    for call in (sql.MAKE_PARTITIONS, "select tasks_drop_partition(0, now())"):
+        with acting_as(kee), pytest.raises(ProgrammingError, match="permission denied"), transaction.atomic():
+            connection.cursor().execute(call)
+
+
+def test_a_range_that_is_not_full_or_in_which_something_is_open_or_has_just_ended_can_not_be_dropped(
+    kee: Caller, worker: Caller
+) -> None:
+    def dropped(lower: int, since: str = "infinity") -> bool | None:
+        with acting_as_system("test"), hot_cursor() as cursor:
+            cursor.execute(sql.DROP_PARTITION, {"lower": lower, "since": since})
+            (found,) = cursor.fetchone()
+        return None if found is None else bool(found)
+
+    make_type(kee)
+    lower, upper = at_the_edge(2)
+    assert dropped(lower) is False
+    assert dropped(lower + 1) is False
+    for _ in range(2):
+        queue(kee)
+    assert dropped(lower) is False
+    for _ in range(2):
+        complete(worker, lease_one(worker))
+    queue(kee)
+    assert dropped(lower, "1970-01-01") is False
+    assert (lower, upper) in ranges()
+    assert dropped(lower) is True
+    assert dropped(lower) is False
+
+
+_LOOKS: dict[str, tuple[str, Callable[[int], dict[str, Any]], tuple[str, ...]]] = {
+    "GRANTED": (sql.GRANTED, lambda t: {"tasks": [t], "fences": [1], "seconds": [1.0]}, ("tasks_task", "tasks_run")),
+    "WHEREABOUTS": (sql.WHEREABOUTS, lambda t: {"tasks": [t], "fences": [1]}, ("tasks_run", "tasks_terminalrecord")),
+    "PROGRESS": (
+        sql.PROGRESS,
+        lambda t: {"runs": [run_key(t, 1)], "percents": [1.0], "messages": ["x"], "checkpoints": [None]},
+        ("tasks_run",),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _LOOKS)
+def test_what_is_looked_up_by_its_key_is_looked_for_in_its_own_partition_alone(
+    kee: Caller, worker: Caller, name: str
+) -> None:
+    statement, given, tables = _LOOKS[name]
+    make_type(kee)
+    lower, _ = at_the_edge(1)
+    task = do(kee, worker)
+    do(kee, worker)
+    with acting_as(kee), hot_cursor() as cursor:
+        cursor.execute(f"explain (analyze, costs off, timing off, summary off, buffers off) {statement}", given(task))
+        plan = [line.strip(" ->") for (line,) in cursor.fetchall()]
+    for table in tables:
+        scans = [line for line in plan if re.search(rf"Scan .*on {table}_(p\d+|default)", line)]
+        read = [line for line in scans if "never executed" not in line]
+        assert len(scans) >= 3, plan
+        assert len(read) == 1, plan
+        assert f"{table}_p{lower // WIDTH} " in read[0]
+
+
+class Threads:
+    """Acts side by side, each with a connection of its own; what one raises is raised at the end."""
+
+    def __init__(self, *acts: Callable[[], object]) -> None:
+        self.answers: list[object] = [None] * len(acts)
+        self._failures: list[BaseException] = []
+        self._barrier = threading.Barrier(len(acts))
+        self._threads = [threading.Thread(target=self._act, args=[place, act]) for place, act in enumerate(acts)]
+
+    def __enter__(self) -> "Threads":
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for thread in self._threads:
+            thread.join(60)
+        if self._failures:
+            raise self._failures[0]
+
+    def _act(self, place: int, act: Callable[[], object]) -> None:
+        try:
+            self._barrier.wait(10)
+            self.answers[place] = act()
+        except BaseException as failure:  # noqa: BLE001  # raised where the threads are joined
+            self._failures.append(failure)
+        finally:
+            connection.close()
+
+
+@pytest.fixture
+def old(transactional_db: None) -> Iterator[tuple[Caller, tuple[int, int]]]:
+    """A full partition of committed tasks that ended a long time ago, and whose they are."""
+    kee = make_caller(make_tenant("acme"))
+    make_type(kee)
+    here = at_the_edge(2)
+    for _ in range(2):
+        do(kee, kee)
+    queue(kee)
+    with transaction.atomic(), ground.as_owner() as cursor:
+        cursor.execute("alter table tasks_terminalrecord disable trigger user")
+        cursor.execute("update tasks_terminalrecord set finished_at = now() - interval '91 days'")
+        cursor.execute("alter table tasks_terminalrecord enable trigger user")
+    yield kee, here
+    services.drop_partitions()
+
+
+def test_two_that_drop_at_once_drop_once(old: tuple[Caller, tuple[int, int]]) -> None:
+    with Threads(services.drop_partitions, services.drop_partitions) as both:
+        pass
+    assert sorted(map(str, both.answers)) == ["0", "1"]
+    assert old[1] not in ranges()
+
+
+def test_two_that_make_room_at_once_make_it_once(transactional_db: None) -> None:
+    services.make_partitions()
+    before = ranges()
+    go_on_from(max(before)[1] - 1)
+    with Threads(services.make_partitions, services.make_partitions) as both:
+        pass
+    assert sorted(map(str, both.answers)) in (["0", "1"], ["1", "None"])
+    assert len(ranges() - before) == 1
+
+
+@pytest.mark.parametrize("act", [services.drop_partitions, services.make_partitions])
+def test_whoever_is_in_the_way_is_waited_for_only_a_moment(
+    old: tuple[Caller, tuple[int, int]], act: Callable[[], int | None]
+) -> None:
+    kee, here = old
+    go_on_from(max(ranges())[1])
+    before = ranges()
+    reading, done = threading.Event(), threading.Event()
+
+    def read_for_long() -> None:
+        with acting_as(kee):
+            assert Task.objects.count() == 3
+            reading.set()
+            assert done.wait(60)
+
+    with Threads(read_for_long):
+        assert reading.wait(10)
+        try:
+            assert not act()
+            assert ranges() == before
+            # Nobody stands behind what gave up.
+            complete(kee, lease_one(kee))
+        finally:
+            done.set()
+    assert act()
+    assert (here in ranges()) is (act is services.make_partitions)
+
+
+def test_tasks_are_queued_leased_and_completed_while_partitions_come_and_go(
+    old: tuple[Caller, tuple[int, int]],
+) -> None:
+    kee, here = old
+    worked = threading.Event()
+    complete(kee, lease_one(kee))
+
+    def work() -> None:
+        try:
+            for _ in range(40):
+                queue(kee)
+                complete(kee, lease_one(kee))
+        finally:
+            worked.set()
+
+    def come_and_go() -> None:
+        while not worked.is_set() or here in ranges():
+            services.drop_partitions()
+            services.make_partitions()
+
+    with Threads(work, come_and_go):
+        pass
+    with acting_as(kee):
+        assert TerminalRecord.objects.count() == 41
+    assert here not in ranges()
+
+
+def _rows(kee: Caller) -> list[Any]:
+    with acting_as(kee):
+        return [
+            list(Task.objects.order_by("pk").values()),
+            list(Run.objects.order_by("pk").values()),
+            list(Spend.objects.order_by("pk").values()),
+            list(TerminalRecord.objects.order_by("pk").values()),
+        ]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_is_there_stays_when_the_tables_are_parted_and_put_together() -> None:
+    kee = make_caller(make_tenant("acme"))
+    make_type(kee)
+    at_the_edge(2)
+    tasks = [do(kee, kee) for _ in range(3)]
+    queue(kee)
+    held = lease_one(kee)
+    before = _rows(kee)
+    try:
+        call_command("migrate", "tasks", "0011", verbosity=0)
+        assert _rows(kee) == before
+        later_one = do_after(kee)
+        assert later_one == tasks[-1] + 2
+        whole = _rows(kee)
+    finally:
+        call_command("migrate", "tasks", verbosity=0)
+    assert _rows(kee) == whole
+    assert ranges() == {(0, (later_one // WIDTH + 1) * WIDTH), *_next_to(later_one)}
+    complete(kee, held)
+    assert do_after(kee) == later_one + 1
+
+
+def _next_to(task: int) -> Iterator[tuple[int, int]]:
+    first = (task // WIDTH + 1) * WIDTH
+    yield first, first + WIDTH
+
+
+def do_after(kee: Caller) -> int:
+    make_type(kee, "after", queue="after")
+    task = number(queue(kee, "after"))
+    complete(kee, lease_one(kee, queues=("after",)))
+    return task
