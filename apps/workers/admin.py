@@ -1,7 +1,22 @@
-from django.contrib import admin
-from unfold.admin import TabularInline
+from collections.abc import Mapping
+from typing import Any, Final
 
-from apps.core.admin import OperatorAdmin, link_to
+from django import forms
+from django.contrib import admin, messages
+from django.db import transaction
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
+from django.utils.html import format_html_join
+from unfold.admin import TabularInline
+from unfold.decorators import action
+from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
+
+from apps.core.admin import OperatorAdmin, ReasonForm, link_to, verb
+from apps.core.errors import DomainError
+from apps.principals.models import Tenant
+from apps.principals.tenancy import acting_in
+from apps.workers import selectors, services
 from apps.workers.models import (
     Call,
     Offer,
@@ -13,14 +28,33 @@ from apps.workers.models import (
     WorkerEvent,
     WorkerSource,
 )
+from apps.workers.trust import ALLOWED, Tier, calls_per_hour
+
+_WHY: Final = "console: operating workers"
 
 
 class OfferInline(TabularInline):
     model = Offer
-    fields = ["name", "tool", "offered_at", "withdrawn_at", "runs", "successes", "total_cost"]
+    fields = ["name", "tool_link", "effects", "barred", "offered_at", "withdrawn_at", "runs", "successes", "total_cost"]
     readonly_fields = fields
     extra = 0
     can_delete = False
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Offer]:
+        found: QuerySet[Offer] = super().get_queryset(request)
+        return found.select_related("tool", "worker")
+
+    @admin.display(description="Version, with its schemas")
+    def tool_link(self, offer: Offer) -> str:
+        return link_to(offer.tool)
+
+    @admin.display(description="Effects")
+    def effects(self, offer: Offer) -> str:
+        return ", ".join(offer.tool.effects) or "none"
+
+    @admin.display(description="Barred because")
+    def barred(self, offer: Offer) -> str:
+        return selectors.bar(offer) or "-"
 
 
 class EventInline(TabularInline):
@@ -34,6 +68,7 @@ class EventInline(TabularInline):
 
 @admin.register(Worker)
 class WorkerAdmin(OperatorAdmin):
+    actions_detail = ["quarantine", "release", "unregister"]
     list_display = [
         "worker_id",
         "state",
@@ -46,7 +81,56 @@ class WorkerAdmin(OperatorAdmin):
     ]
     list_filter = ["state", "effective_tier", "tenant"]
     search_fields = ["worker_id"]
+    readonly_fields = ["what_it_may", "signed_by"]
     inlines = [OfferInline, EventInline]
+
+    @verb(
+        "Quarantine",
+        explanation="It is neither planned for nor called until you release it, whatever it says of itself.",
+        permission="workers.operate_worker",
+    )
+    def quarantine(self, worker: Worker, given: Mapping[str, Any]) -> str:
+        with acting_in(worker.tenant_id, _WHY):
+            services.quarantine(tenant_id=worker.tenant_id, worker_id=worker.worker_id, why=given["reason"])
+        return f"{worker} is in quarantine."
+
+    @verb(
+        "Release",
+        explanation="End its quarantine. It counts as offline until it is heard of.",
+        permission="workers.operate_worker",
+    )
+    def release(self, worker: Worker, given: Mapping[str, Any]) -> str:
+        with acting_in(worker.tenant_id, _WHY):
+            services.release(tenant_id=worker.tenant_id, worker_id=worker.worker_id, why=given["reason"])
+        return f"{worker} is released."
+
+    @verb(
+        "Unregister",
+        explanation="Take it out of the registry. It may register again, with a younger signature, unless in quarantine.",
+        permission="workers.operate_worker",
+    )
+    def unregister(self, worker: Worker, given: Mapping[str, Any]) -> str:
+        with acting_in(worker.tenant_id, _WHY):
+            services.expel(tenant_id=worker.tenant_id, worker_id=worker.worker_id, why=given["reason"])
+        return f"{worker} is unregistered."
+
+    @admin.display(description="What its tier allows")
+    def what_it_may(self, worker: Worker) -> str:
+        tier = Tier(worker.effective_tier)
+        an_hour = calls_per_hour(worker.constraints.get("rate_limit_per_hour"), tier)
+        return format_html_join(
+            "",
+            "<div>{}: <strong>{}</strong></div>",
+            [
+                ("Effects", ", ".join(sorted(ALLOWED[tier])) or "none"),
+                ("Calls an hour", f"{an_hour:g}"),
+                ("Because", worker.tier_reason),
+            ],
+        )
+
+    @admin.display(description="Signed by")
+    def signed_by(self, worker: Worker) -> str:
+        return link_to(worker.signing_key)
 
 
 @admin.register(ToolVersion)
@@ -83,10 +167,62 @@ class WorkerEventAdmin(OperatorAdmin):
         return link_to(event.worker)
 
 
+class EnrollForm(ReasonForm):
+    tenant = forms.ModelChoiceField(Tenant.objects.all(), widget=UnfoldAdminSelectWidget)
+    key_id = forms.CharField(
+        max_length=100, widget=UnfoldAdminTextInputWidget, help_text="The `kid` of its signatures."
+    )
+    public_key = forms.CharField(
+        max_length=2000, widget=UnfoldAdminTextareaWidget, help_text="Its public half, as JWK."
+    )
+    ceiling = forms.ChoiceField(choices=Tier.choices, initial=Tier.SANDBOX, widget=UnfoldAdminSelectWidget)
+
+
 @admin.register(SigningKey)
 class SigningKeyAdmin(OperatorAdmin):
+    actions_list = ["enroll"]
+    actions_detail = ["revoke"]
     list_display = ["key_id", "ceiling", "enrolled_at", "revoked_at"]
     list_filter = ["ceiling", "tenant"]
+
+    @action(  # type: ignore[untyped-decorator]  # unfold's has no types
+        description="Enroll a key",
+        url_path="enroll",
+        permissions=["workers.operate_signingkey"],
+        dialog={
+            "title": "Enroll a key",
+            "description": "Trust what it signs, up to a ceiling. Workers that came with it before are asked to sign anew.",
+            "form_class": EnrollForm,
+            "form_submit_text": "Enroll",
+        },
+    )
+    def enroll(self, request: HttpRequest, form: forms.Form) -> HttpResponse:
+        given = form.cleaned_data
+        try:
+            with transaction.atomic():
+                with acting_in(given["tenant"].pk, _WHY):
+                    key = services.enroll_key(
+                        tenant_id=given["tenant"].pk,
+                        key_id=given["key_id"],
+                        public_key=given["public_key"],
+                        ceiling=Tier(given["ceiling"]),
+                    )
+                self.log_change(request, key, f"Enroll: {given['reason']}")
+        except DomainError as refusal:
+            messages.error(request, refusal.detail)
+        else:
+            messages.success(request, f"{key} may grant {key.ceiling}.")
+        return HttpResponse(headers={"HX-Redirect": reverse("admin:workers_signingkey_changelist")})
+
+    @verb(
+        "Revoke",
+        explanation="End the trust in it for good. Every worker that rests on it is untrusted at once.",
+        permission="workers.operate_signingkey",
+    )
+    def revoke(self, key: SigningKey, given: Mapping[str, Any]) -> str:
+        with acting_in(key.tenant_id, _WHY):
+            stripped = services.revoke_key(tenant_id=key.tenant_id, key_id=key.key_id, why=given["reason"])
+        return f"{key} is revoked; {stripped} workers are untrusted now."
 
 
 @admin.register(Registry)

@@ -82,6 +82,7 @@ class WorkerView:
 class ListedWorker:
     """A worker in a list, with the names of its tools."""
 
+    key: int
     worker: WorkerView
     tools: tuple[str, ...]
 
@@ -183,10 +184,18 @@ def offer_named(worker_id: str, tool_name: str) -> Offer:
 
 
 def workers(
-    *, capability: str | None = None, trust_tier: Tier | None = None, available_only: bool = True, limit: int = 500
+    *,
+    capability: str | None = None,
+    trust_tier: Tier | None = None,
+    available_only: bool = True,
+    after: int = 0,
+    limit: int = 500,
 ) -> list[ListedWorker]:
-    """Registered workers by id."""
-    found = Worker.objects.registered().order_by("worker_id").prefetch_related("offers")
+    """Registered workers, those first that came first.
+
+    :param after: the `key` of the last one of the page before.
+    """
+    found = Worker.objects.registered().filter(pk__gt=after).order_by("pk").prefetch_related("offers")
     if capability is not None:
         found = found.filter(capabilities__contains=[capability])
     if trust_tier is not None:
@@ -195,6 +204,7 @@ def workers(
         found = found.filter(state__in=ROUTABLE, available=True)
     return [
         ListedWorker(
+            key=worker.pk,
             worker=_worker_view(worker),
             tools=tuple(sorted(offer.name for offer in worker.offers.all() if offer.withdrawn_at is None)),
         )
@@ -302,7 +312,7 @@ def _offer_view(offer: Offer) -> OfferView:
         successes=offer.successes,
         p50_seconds=round(statistics.median(recent), 3) if recent else None,
         p95_seconds=round(recent[math.ceil(0.95 * len(recent)) - 1], 3) if recent else None,
-        barred=_barred(offer),
+        barred=bar(offer),
     )
 
 
@@ -316,7 +326,8 @@ def _cost(offer: Offer) -> float:
     return float(settings.COST_BANDS.get(hints.get("cost_band", "free"), 0.0))
 
 
-def _barred(offer: Offer) -> str | None:
+def bar(offer: Offer) -> str | None:
+    """Why an offer may not be used now; None if it may."""
     tier = Tier(offer.worker.effective_tier)
     forbidden = forbidden_effects(frozenset(offer.tool.effects), tier)
     if forbidden:

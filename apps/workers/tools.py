@@ -3,9 +3,10 @@
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from apps.core.operations import Reply, Route, operation
+from apps.core.pagination import decode_position, encode_cursor
 from apps.core.schemas import Input, Output, Text
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
@@ -67,6 +68,8 @@ class ListWorkers(Input):
     """Only workers with this effective tier."""
     available_only: bool = True
     """Only workers that are well and have room."""
+    limit: Annotated[int, Field(ge=1, le=500)] = 500
+    cursor: Annotated[Text, StringConstraints(min_length=1, max_length=200)] | None = None
 
 
 class WorkerSummary(Output):
@@ -81,6 +84,8 @@ class WorkerSummary(Output):
 
 class WorkerList(Output):
     workers: list[WorkerSummary]
+    next: str | None
+    """The cursor of the next page."""
 
 
 class WorkerManifest(Output):
@@ -184,8 +189,16 @@ def unregister_worker(caller: Caller, given: OneWorker) -> UnregisteredWorker:
 def list_workers(caller: Caller, given: ListWorkers) -> WorkerList:
     """List registered workers with their tools, tags and health."""
     tier = None if given.trust_tier is None else Tier(given.trust_tier)
-    found = selectors.workers(capability=given.capability, trust_tier=tier, available_only=given.available_only)
+    found = selectors.workers(
+        capability=given.capability,
+        trust_tier=tier,
+        available_only=given.available_only,
+        after=decode_position(given.cursor) if given.cursor else 0,
+        limit=given.limit + 1,
+    )
+    page = found[: given.limit]
     return WorkerList(
+        next=encode_cursor(page[-1].key) if len(found) > len(page) else None,
         workers=[
             WorkerSummary(
                 worker_id=one.worker.worker_id,
@@ -196,8 +209,8 @@ def list_workers(caller: Caller, given: ListWorkers) -> WorkerList:
                 effective_tier=_tier(one.worker.effective_tier),
                 available=one.worker.is_available,
             )
-            for one in found
-        ]
+            for one in page
+        ],
     )
 
 

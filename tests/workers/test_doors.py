@@ -112,3 +112,24 @@ def test_what_was_registered_can_be_listed_read_and_found(token: str) -> None:
     assert found["matches"][0]["tool_name"] == "analyze_repository"
     assert Client().delete("/workers/code-analyzer-001", headers=headers).json()["status"] == "unregistered"
     assert Client().get("/api/v1/workers/code-analyzer-001/manifest", headers=headers).status_code == 404
+
+
+def test_the_list_of_workers_is_read_page_by_page(tenant: Tenant, token: str) -> None:
+    names = [f"worker-{number}" for number in range(5)]
+    for name in names:
+        post("/workers/register", make_manifest(name), token)
+    reader = make_token(tenant, "Reader")
+
+    def read(cursor: str | None) -> dict[str, Any]:
+        query = {"limit": "2", **({"cursor": cursor} if cursor else {})}
+        answer: dict[str, Any] = (
+            Client().get("/api/v1/workers", query, headers={"Authorization": f"Bearer {reader}"}).json()
+        )
+        return answer
+
+    pages = [read(None)]
+    while pages[-1]["next"]:
+        pages.append(read(pages[-1]["next"]))
+
+    assert [[worker["worker_id"] for worker in page["workers"]] for page in pages] == [names[:2], names[2:4], names[4:]]
+    assert read("nonsense")["code"] == "bad_cursor"
