@@ -64,18 +64,56 @@ def decode(body: bytes) -> Any:
         raise NotJSON(f"The body is not JSON: {exc}") from exc
 
 
-def check(document: Any, *, pointer: str = "", depth: int = 0) -> None:
+def check(document: Any, *, pointer: str = "") -> None:
     """Refuse what can't be stored: NUL, lone surrogates, NaN, integers over 64 bits unless they are doubles written out,
     doubles of 1e64 and above or nearer to zero than 1e-64, more than 32 levels.
 
     :raises UnstorableJSON: naming the place.
     """
+    # Where something stands is found out only where something is wrong.
+    if not _is_sound(document, MAX_DEPTH):
+        _refuse_first(document, pointer, depth=0)
+
+
+def _is_sound(document: Any, levels: int) -> bool:
+    if isinstance(document, str):
+        return _is_text(document)
+    if isinstance(document, dict | list):
+        return levels > 0 and _holds_what_is_sound(document, levels - 1)
+    return not isinstance(document, int | float) or _is_number(document)
+
+
+def _holds_what_is_sound(container: dict[str, Any] | list[Any], levels: int) -> bool:
+    if isinstance(container, list):
+        return all(_is_sound(value, levels) for value in container)
+    return all(_is_text(key) and _is_sound(value, levels) for key, value in container.items())
+
+
+def _is_number(number: float) -> bool:
+    if isinstance(number, int):
+        return -_MAX_INTEGER <= number < _MAX_INTEGER or _is_a_double(number)
+    return not number or _SMALLEST <= abs(number) < _LARGEST  # neither of which NaN is
+
+
+def _is_text(text: str) -> bool:
+    if "\x00" in text:
+        return False
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _refuse_first(document: Any, pointer: str, *, depth: int) -> None:
     match document:
         case dict() | list():
             if depth >= MAX_DEPTH:
                 _refuse(pointer, f"is nested deeper than {MAX_DEPTH} levels")
             for key, value in _members(document, pointer):
-                check(value, pointer=pointer + pointer_to(key), depth=depth + 1)
+                _refuse_first(value, pointer + pointer_to(key), depth=depth + 1)
         case str():
             _check_text(document, pointer)
         case int() | float():
@@ -136,13 +174,11 @@ def _members(document: dict[str, Any] | list[Any], pointer: str) -> Iterator[tup
 
 
 def _check_number(number: float, pointer: str) -> None:
+    if _is_number(number):
+        return
     if isinstance(number, int):
-        if not -_MAX_INTEGER <= number < _MAX_INTEGER and not _is_a_double(number):
-            _refuse(pointer, "does not fit 64 bits")
-    elif not math.isfinite(number):
-        _refuse(pointer, "is not a finite number")
-    elif number and not _SMALLEST <= abs(number) < _LARGEST:
-        _refuse(pointer, "is not between 1e-64 and 1e64")
+        _refuse(pointer, "does not fit 64 bits")
+    _refuse(pointer, "is not between 1e-64 and 1e64" if math.isfinite(number) else "is not a finite number")
 
 
 def _is_a_double(number: int) -> bool:
@@ -151,12 +187,8 @@ def _is_a_double(number: int) -> bool:
 
 
 def _check_text(text: str, pointer: str) -> None:
-    if "\x00" in text:
-        _refuse(pointer, "holds a NUL character")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        _refuse(pointer, "holds a lone surrogate")
+    if not _is_text(text):
+        _refuse(pointer, "holds a NUL character" if "\x00" in text else "holds a lone surrogate")
 
 
 def _refuse(pointer: str, fault: str) -> Never:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime
 from functools import cache
 from typing import Annotated, Any, Final, Literal, Never, TypeVar
@@ -175,7 +174,12 @@ def post_receipt(caller: Caller, given: PostReceipt) -> PostedOutput:
 def post_receipts(caller: Caller, given: PostReceipts) -> VerdictsOutput:
     """Post up to 500 receipts in one transaction, with a verdict for each."""
     now = timezone.now()
-    recipient_of = cache(_recipients(caller, now))
+    known = principals.principal_ids_named({one.recipient_ai for one in given.receipts}, tenant_id=caller.tenant_id)
+    made = cache(_recipients(caller, now))
+
+    def recipient_of(name: str) -> int:
+        return known[name] if name in known else made(name)
+
     drafts = [_counted(caller, one, _draft(caller, one, _surface(one), recipient_of)) for one in given.receipts]
     posted = iter(_post_many(caller, [draft for draft in drafts if isinstance(draft, ReceiptDraft)], now))
     return VerdictsOutput(
@@ -320,7 +324,7 @@ def _draft(caller: Caller, given: InboxReceipt, surface: str, recipient_of: Reci
         recipient = recipient_of(given.recipient_ai)
     except DomainError as refusal:
         return refusal
-    draft = ReceiptDraft(
+    return ReceiptDraft(
         recipient_id=recipient,
         source_system=given.source_system,
         event_type=_event_type(given),
@@ -331,21 +335,23 @@ def _draft(caller: Caller, given: InboxReceipt, surface: str, recipient_of: Reci
         group=given.group.as_said() if given.group else None,
         delivery_handle=given.delivery_handle,
         surface=surface,
+        **_chained(given),
     )
-    return _chained(draft, given) if isinstance(given, _Chained) else draft
 
 
-def _chained(draft: ReceiptDraft, given: _Chained) -> ReceiptDraft:
-    return replace(
-        draft,
-        receipt_id=given.receipt_id,
-        artifact_pointer=given.artifact_pointer,
-        artifact_location=given.artifact_location,
-        requires_action=given.requires_action,
-        suggested_next_step=given.suggested_next_step,
-        caused_by=given.caused_by_receipt_id,
-        pairs_with=given.pairs_with,
-    )
+def _chained(given: InboxReceipt) -> dict[str, Any]:
+    """What only a receipt says that may hang from others."""
+    if not isinstance(given, _Chained):
+        return {}
+    return {
+        "receipt_id": given.receipt_id,
+        "artifact_pointer": given.artifact_pointer,
+        "artifact_location": given.artifact_location,
+        "requires_action": given.requires_action,
+        "suggested_next_step": given.suggested_next_step,
+        "caused_by": given.caused_by_receipt_id,
+        "pairs_with": given.pairs_with,
+    }
 
 
 def _check(caller: Caller, given: InboxReceipt) -> None:
