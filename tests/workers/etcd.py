@@ -16,14 +16,20 @@ from typing import Any
 
 import pytest
 
+from tests.workers.installing import alone
+
 STARTING = 60.0
 
 
 def _binary() -> str:
-    found = shutil.which("etcd")
     home = Path(sys.prefix) / "share" / "etcd"
+    with alone(home):
+        return shutil.which("etcd") or _unpacked(home)
+
+
+def _unpacked(home: Path) -> str:
     unpacked = home / "usr/bin/etcd"
-    if found is None and not unpacked.exists() and shutil.which("apt-get") and shutil.which("dpkg"):
+    if not unpacked.exists() and shutil.which("apt-get") and shutil.which("dpkg"):
         home.mkdir(parents=True, exist_ok=True)
         for again in (False, True):
             if again:
@@ -33,9 +39,9 @@ def _binary() -> str:
                 subprocess.run(["dpkg", "-x", package, home], check=True)
             if unpacked.exists():
                 break
-    if found is None and not unpacked.exists():
+    if not unpacked.exists():
         pytest.skip("There is no etcd, and Debian's package of it can't be fetched here: apt install etcd-server")
-    return found or str(unpacked)
+    return str(unpacked)
 
 
 @dataclass

@@ -21,6 +21,7 @@ from apps.workers import selectors, services
 from apps.workers.models import Place, Worker
 from apps.workers.trust import Tier
 from tests.workers.factories import NOTHING, READS_ONLY, add_source, enroll, make_key, move_clock, register, signed
+from tests.workers.installing import alone
 
 pytestmark = pytest.mark.ci
 
@@ -43,12 +44,13 @@ def packages() -> Path:
     """Where the servers from npm are installed, once beside the environment."""
     home = _home("mcp-servers", "package-lock.json")
     done = home / "done"
-    if not done.exists():
-        home.mkdir(parents=True, exist_ok=True)
-        for name in ("package.json", "package-lock.json"):
-            (home / name).write_bytes((HERE / name).read_bytes())
-        subprocess.run([NODE, NPM, "ci", "--no-audit", "--no-fund"], cwd=home, env=_environment(), check=True)
-        done.touch()
+    with alone(home):
+        if not done.exists():
+            home.mkdir(parents=True, exist_ok=True)
+            for name in ("package.json", "package-lock.json"):
+                (home / name).write_bytes((HERE / name).read_bytes())
+            subprocess.run([NODE, NPM, "ci", "--no-audit", "--no-fund"], cwd=home, env=_environment(), check=True)
+            done.touch()
     return home / "node_modules/@modelcontextprotocol"
 
 
@@ -57,10 +59,11 @@ def fastmcp() -> Path:
     """The interpreter of an environment that has FastMCP and nothing of ours."""
     home = _home("fastmcp", "requirements.txt")
     python, done = home / "bin/python", home / "done"
-    if not done.exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", HERE / "requirements.txt"], check=True)
-        done.touch()
+    with alone(home):
+        if not done.exists():
+            subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
+            subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", HERE / "requirements.txt"], check=True)
+            done.touch()
     return python
 
 
