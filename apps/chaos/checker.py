@@ -30,6 +30,8 @@ _AROUND: Final = 15.0
 _LONGEST_CALM: Final = 15.0
 # So often in a row may the same call be answered "busy", of which each takes the product seconds.
 _BUSY_IN_A_ROW: Final = 2
+# After so long without a fault sweeps have found what there is to find.
+_SWEPT: Final = 10.0
 # The hot table and its indexes may take so much for nothing, and so much for each task that was open at once.
 _BLOAT: Final = 64 * 1024 * 1024
 _BLOAT_OF_A_TASK: Final = 8192
@@ -191,10 +193,12 @@ def claimable_again(history: History) -> Iterator[str]:
             passed_over = [
                 call
                 for call in short[bisect_left(begins, due) : bisect_left(begins, after.call.begin)]
-                if call.end < after.call.begin and _covers(call, before)
+                if call.end < after.call.begin and _covers(history, call, before)
             ]
             excused = history.harmed(before.call.begin, after.call.end, "database", "web") or any(
-                _maybe_paused(history, call) for call in passed_over
+                history.maybe_paused(call.tenant, queue, call.begin, call.end)
+                for call in passed_over
+                for queue in call.request["queues"]
             )
             # One may have come while somebody else had the row at hand.
             if len(passed_over) > 1 and not excused:
@@ -217,13 +221,17 @@ def _wanted_more(call: Call) -> bool:
     return len(call.body.get("tasks", ())) < int(call.request["capacity"])
 
 
-def _covers(call: Call, grant: Grant) -> bool:
-    types = call.request.get("task_types")
-    return call.tenant == grant.call.tenant and (types is None or grant.task_type in types)
+def _covers(history: History, call: Call, grant: Grant) -> bool:
+    return call.tenant == grant.call.tenant and _queue(history, grant) in call.request["queues"]
+
+
+def _queue(history: History, grant: Grant) -> str:
+    return str(history.world["types"][grant.task_type]["queue"])
 
 
 def _expired(history: History, grant: Grant) -> bool:
-    limited = history.world["types"][grant.task_type].get("concurrency") is not None or grant.params.get("keyed")
+    policy = history.world["types"][grant.task_type]
+    limited = policy.get("concurrency") or policy.get("rate") or grant.params.get("keyed")
     runs = (history.tasks.get(grant.task) or {}).get("runs", {})
     return not limited and runs.get(str(grant.run)) == "expired"
 
@@ -245,13 +253,14 @@ def pauses_hold(history: History) -> Iterator[str]:
         resumed = _resumed(history, pause)
         for grant in given[bisect_left(begins, pause.end) : bisect_left(begins, resumed)] if pause.ok else ():
             call = grant.call
-            if call.tenant == pause.tenant and call.end < resumed and not _asked_before(history, call, pause.end):
+            concerned = call.tenant == pause.tenant and _queue(history, grant) == pause.request["queue"]
+            if concerned and call.end < resumed and not _asked_before(history, call, pause.end):
                 yield f"{grant.task} run {grant.run} was granted ({call.id}) after {pause.id} had paused its queue"
 
 
 def _resumed(history: History, pause: Call) -> float:
     """The first moment at which the queue may have been resumed after this pause."""
-    resumes = [call for call in history.of("resume") if call.tenant == pause.tenant]
+    resumes = (call for call in history.of("resume") if call.tenant == pause.tenant)
     return min((call.begin for call in resumes if _done_by(call) > pause.begin), default=NEVER)
 
 
@@ -265,16 +274,6 @@ def _asked_before(history: History, call: Call, moment: float) -> bool:
     return call.verb == "complete" and any(
         one.begin < moment and _same(one, call) for one in history.endings_of[call.task]
     )
-
-
-def _maybe_paused(history: History, call: Call) -> bool:
-    """Whether the queue may have been paused at some moment of this call."""
-    for pause in history.of("pause"):
-        if pause.tenant == call.tenant and pause.begin < call.end:
-            after = (one for one in history.of("resume") if one.ok and one.tenant == pause.tenant)
-            if min((one.end for one in after if one.begin > pause.begin), default=NEVER) > call.begin:
-                return True
-    return False
 
 
 @_promise("attempts and expiries end in a dead letter")
@@ -350,6 +349,82 @@ def _held(history: History, grant: Grant) -> Iterator[tuple[float, int]]:
         yield until, -1
 
 
+@_promise("a rate holds in any period")
+def within_rates(history: History) -> Iterator[str]:
+    asked: dict[str, float] = {}
+    for call in history.of("complete"):
+        asked.setdefault(_canonical(call.request), call.begin)
+    limited: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for grant in history.grants:
+        if history.world["types"][grant.task_type].get("rate"):
+            call = grant.call
+            # What a completion tells again of was granted when it was asked for first, or later.
+            begin = call.begin if call.verb == "lease" else asked[_canonical(call.request)]
+            limited.setdefault((call.tenant, grant.task_type), []).append((begin, call.end))
+    for (tenant, name), spans in limited.items():
+        rate = history.world["types"][name]["rate"]
+        yield from (
+            f"{count} of {name} of {tenant} were granted in {rate['per_seconds']} s from {_moment(history, begin)} on"
+            for begin, count in _within(sorted(spans), rate["per_seconds"] - _SLACK)
+            if count > rate["leases"]
+        )
+
+
+def _within(spans: list[tuple[float, float]], seconds: float) -> Iterator[tuple[float, int]]:
+    """For each of these spans, which are in order, how many lie within the time that begins with it."""
+    begins = [begin for begin, _ in spans]
+    for nth, begin in enumerate(begins):
+        after = spans[nth : bisect_left(begins, begin + seconds)]
+        yield begin, sum(end <= begin + seconds for _, end in after)
+
+
+@_promise("a fair queue serves its requesters by turns")
+def served_by_turns(history: History) -> Iterator[str]:
+    ready = _ready_in_turns(history)
+    canceled = [call.begin for call in history.of("cancel")]
+    for call in history.of("lease"):
+        given = [one for one in call.body.get("tasks", ()) if _is_fair(history, one["task_type"])]
+        # Who cancels has tasks at hand, which are passed over.
+        meets = bisect_left(canceled, call.end) - bisect_left(canceled, call.begin - _LONGEST)
+        if len(given) < 2 or meets:  # noqa: PLR2004  # of one there are no turns
+            continue
+        served = Counter(one["params"]["asker"] for one in given)
+        fresh = Counter(one["params"]["asker"] for one in given if one["run_id"] == 1)
+        shares = {}
+        for (tenant, asker), (begins, ends) in ready.items():
+            waiting = bisect_left(begins, call.begin) - bisect_left(ends, call.end) + fresh[asker]
+            if tenant == call.tenant and waiting >= len(given):
+                shares[asker] = served[asker]
+        if shares and max(shares.values()) - min(shares.values()) > 1:
+            yield f"{call.id} gave {shares} of those who waited at {_moment(history, call.begin)}"
+
+
+def _is_fair(history: History, task_type: str) -> bool:
+    return history.world["types"][task_type].get("queue") in history.world["fair"]
+
+
+def _ready_in_turns(history: History) -> dict[tuple[str, str], tuple[list[float], list[float]]]:
+    """For each requester, since when tasks of its in fair queues were ready for certain, and when each was first leased."""
+    found: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
+    canceled = {call.task for call in history.of("cancel")}
+    for call in history.of("queue"):
+        waits = any(call.request.get(name) for name in ("run_at", "depends_on", "concurrency_key"))
+        if not call.ok or waits or not _is_fair(history, call.request["task_type"]):
+            continue
+        grants = history.grants_of.get(call.body["task_id"], ())
+        first = min(grants, key=lambda grant: grant.run, default=None)
+        if (
+            first is not None
+            and first.run == 1
+            and call.body["task_id"] not in canceled
+            and not call.body["is_duplicate"]
+        ):
+            begins, ends = found.setdefault((call.tenant, call.actor), ([], []))
+            begins.append(call.end)
+            ends.append(first.call.begin)
+    return {asker: (sorted(begins), sorted(ends)) for asker, (begins, ends) in found.items()}
+
+
 @_promise("one task per idempotency key, and 409 for another payload")
 def one_task_per_key(history: History) -> Iterator[str]:
     for (_, actor, key), calls in history.keys.items():
@@ -359,7 +434,8 @@ def one_task_per_key(history: History) -> Iterator[str]:
             yield f"{key} of {actor} stands for {sorted(made)}"
         for call in calls:
             known = any(one.ok and one.end < call.begin and _same(one, call) for one in calls)
-            if call.refused and (known or len(payloads) == 1):
+            conflict = call.refused and call.body["code"] == "idempotency_conflict"
+            if (call.refused and known) or (conflict and len(payloads) == 1):
                 yield f"{key} of {actor} is in conflict with itself ({call.id})"
     named = Counter((task["tenant"], task["requester"], task["key"]) for task in history.tasks.values() if task["key"])
     yield from (f"{key} has made {count} tasks" for key, count in named.items() if count > 1)
@@ -439,8 +515,124 @@ def dependencies_in_order(history: History) -> Iterator[str]:
             done = min((begin for begin in begun), default=NEVER)
             own = call.body["task_id"]
             for grant in history.grants_of.get(own, ()):
-                if grant.call.end < done or (history.tasks.get(needed) or {}).get("status") != "succeeded":
+                if grant.call.end < done or not _succeeded(history, needed):
                     yield f"{own} was granted ({grant.call.id}) before {needed} had succeeded"
+            if _succeeded(history, own) and not _succeeded(history, needed):
+                yield f"{own} has succeeded, and {needed}, which it depends on, has not"
+
+
+def _succeeded(history: History, task: str) -> bool:
+    return (history.tasks.get(task) or {}).get("status") == "succeeded"
+
+
+@_promise("what runs spend counts once")
+def spends_count_once(history: History) -> Iterator[str]:
+    for task in history.tasks.values():
+        beats = [beat for beat in history.beats_of.get(task["id"], ()) if beat.spend]
+        for run in {str(beat.run) for beat in beats} | task["spends"].keys():
+            told = {beat.spend for beat in beats if str(beat.run) == run}
+            sure = {beat.spend for beat in beats if str(beat.run) == run and beat.status == "ok"}
+            counted = task["spends"].get(run, 0)
+            if counted < max(sure, default=0) or counted not in {0, *told}:
+                yield f"of {task['id']} run {run} {counted} tokens count; it told of {sorted(told)}, surely of {sorted(sure)}"
+    for budget, family in _families(history).items():
+        counted = sum(sum(task["spends"].values()) for task in family)
+        if history.tasks[budget]["spent"] != counted:
+            yield f"{history.tasks[budget]['spent']} are spent of the budget of {budget}, and its runs spent {counted}"
+
+
+def _families(history: History) -> dict[str, list[Json]]:
+    """The tasks that draw from each budget."""
+    found: dict[str, list[Json]] = {}
+    for task in history.tasks.values():
+        if task["draws_from"] is not None:
+            found.setdefault(task["draws_from"], []).append(task)
+    return found
+
+
+@_promise("a budget is gone over by no more than one heartbeat of each run")
+def within_budgets(history: History) -> Iterator[str]:
+    for budget, family in _families(history).items():
+        over = history.tasks[budget]["spent"] - history.tasks[budget]["budget"]
+        most = sum(_last_step(history, task, run) for task in family for run in task["spends"])
+        if over > most:
+            yield f"the budget of {budget} is gone over by {over}, and the last heartbeats of its runs told of {most}"
+
+
+def _last_step(history: History, task: Json, run: str) -> int:
+    """What the last heartbeat of a run that counted may have told of."""
+    counted = int(task["spends"][run])
+    before = [
+        beat.spend
+        for beat in history.beats_of.get(task["id"], ())
+        if str(beat.run) == run and beat.status == "ok" and beat.left and beat.spend < counted
+    ]
+    return counted - max(before, default=0)
+
+
+@_promise("who draws from a spent budget is told, and nothing new may")
+def spent_is_spent(history: History) -> Iterator[str]:
+    queued = [call for call in history.of("queue") if call.request.get("parent_task_id") and call.ok]
+    for budget, family in _families(history).items():
+        names = {task["id"] for task in family}
+        beats = [beat for name in names for beat in history.beats_of.get(name, ()) if beat.status == "ok"]
+        since = min((beat.call.end for beat in beats if not beat.left), default=NEVER)
+        after = (beat for beat in beats if beat.call.begin > since and beat.left)
+        yield from (
+            f"{beat.task} run {beat.run} was not told ({beat.call.id}) that {budget} is spent" for beat in after
+        )
+        taken = (call for call in queued if call.body["task_id"] in names and not call.body["is_duplicate"])
+        yield from (
+            f"{call.body['task_id']} was taken in ({call.id}) to draw from {budget}, which was spent"
+            for call in taken
+            if call.begin > since
+        )
+        grants = (grant for name in names for grant in history.grants_of.get(name, ()))
+        yield from (
+            f"{grant.task} run {grant.run} was granted ({grant.call.id}) long after {budget} was spent"
+            for grant in grants
+            if history.calm(since, grant.call.begin, "web", "database", felt=_FELT) > _SWEPT
+        )
+
+
+@_promise("a long poll ends with work, or when its time is over")
+def waits_last(history: History) -> Iterator[str]:
+    for call in history.of("lease"):
+        wait = call.request.get("wait_seconds", 0)
+        if call.ok and not call.body.get("tasks") and call.end - call.begin < wait - _SLACK:
+            yield f"{call.id} ended after {call.end - call.begin:.2f} s of {wait} without work"
+
+
+@_promise("each moment of a schedule queues one task")
+def each_moment_once(history: History) -> Iterator[str]:
+    made = Counter((task["tenant"], task["requester"], task["schedule"]) for task in history.tasks.values())
+    removals = _by_name(history.of("unschedule"))
+    for name, calls in _by_name(history.of("schedule")).items():
+        first, gone = calls[0], removals.get(name, [])
+        every = first.request["every_seconds"]
+        last = min((call.end for call in gone if call.status is not None and not _away(call)), default=NEVER)
+        if made[name] > (last - first.begin) / every:
+            yield f"{first.id} has made {made[name]} tasks, one each {every} s until {_moment(history, last)}"
+        # One that was set twice began anew.
+        if len(calls) == 1 and first.ok and first.request["misfire"] == "all" and gone:
+            sure = _calm_before(history, first.end, gone[0].begin)
+            if made[name] < int((sure - first.end) / every - _SLACK):
+                yield f"{first.id} has made {made[name]} tasks, one each {every} s until {_moment(history, sure)}"
+
+
+def _by_name(calls: Iterable[Call]) -> dict[tuple[str, str, str], list[Call]]:
+    found: dict[tuple[str, str, str], list[Call]] = {}
+    for call in calls:
+        found.setdefault((call.tenant, call.actor, call.request["name"]), []).append(call)
+    return found
+
+
+def _calm_before(history: History, begin: float, end: float) -> float:
+    """The latest moment in this time after which everything worked for long enough to be found."""
+    moment = end
+    while moment > begin and history.calm(moment, end, "web", "database", felt=_FELT) < _SWEPT:
+        moment -= 1
+    return max(moment, begin)
 
 
 @_promise("no row of another tenant")
@@ -488,9 +680,10 @@ def only_known_answers(history: History) -> Iterator[str]:
 @_promise("nobody waits long for an answer while nothing is broken")
 def answered_soon(history: History) -> Iterator[str]:
     for call in history.calls:
-        if call.over < NEVER:
+        longest = _LONGEST_CALM + call.request.get("wait_seconds", 0)
+        if longest < call.over - call.begin < NEVER:
             calm = history.calm(call.begin, call.over, "web", "database", call.actor, felt=_FELT)
-            if calm > _LONGEST_CALM:
+            if calm > longest:
                 yield f"{_told(history, call)}; nothing was broken for {calm:.1f} s"
 
 
@@ -500,9 +693,14 @@ def nobody_holds_for_long(history: History) -> Iterator[str]:
     for call in history.calls:
         if call.status is None or call.weather != "clear":
             continue
-        asked = (call.tenant, call.actor, call.verb, _canonical(call.request))
         busy = _is_busy(call) and not _explained(history, call, call.end)
-        rows[asked] = rows.get(asked, 0) + 1 if busy else 0
+        if not busy and not rows:
+            continue
+        asked = (call.tenant, call.actor, call.verb, _canonical(call.request))
+        if not busy:
+            rows.pop(asked, None)
+            continue
+        rows[asked] = rows.get(asked, 0) + 1
         if rows[asked] == _BUSY_IN_A_ROW + 1:
             yield f"{_told(history, call)}, the time number {rows[asked]} in a row"
 
@@ -538,7 +736,7 @@ def _moment(history: History, at: float) -> str:
 
 _LOST: Final = frozenset({(200, None), (409, "lease_lost"), (409, "already_decided")})
 _KNOWN: Final = {
-    "queue": frozenset({(200, None), (201, None), (409, "idempotency_conflict")}),
+    "queue": frozenset({(200, None), (201, None), (409, "idempotency_conflict"), (409, "budget_exhausted")}),
     "lease": frozenset({(200, None), (204, None)}),
     "heartbeat": frozenset({(200, None)}),
     "complete": _LOST,
@@ -548,6 +746,8 @@ _KNOWN: Final = {
     "look_up": frozenset({(200, None), (404, "unknown_task")}),
     "pause": frozenset({(200, None)}),
     "resume": frozenset({(200, None)}),
+    "schedule": frozenset({(200, None), (201, None)}),
+    "unschedule": frozenset({(200, None), (404, "unknown_schedule")}),
 }
 
 
@@ -608,7 +808,7 @@ def summary(history: History, violations: Iterable[Violation]) -> Json:
     return {
         "tasks": len(history.tasks),
         "ends": dict(sorted(ends.items())),
-        "calls": dict(sorted(Counter(call.verb for call in history.calls).items())),
+        "calls": dict(sorted(history.requests.items())),
         "unanswered": sum(call.status is None for call in history.calls),
         "runs": sum(len(task["runs"]) for task in history.tasks.values()),
         "runs_expired": sum(list(task["runs"].values()).count("expired") for task in history.tasks.values()),

@@ -16,13 +16,18 @@ PATIENCE: Final = 20.0
 _IDLE: Final = 2.0
 _PATHS: Final = {
     "queue": "/api/v1/tasks",
+    "queue_many": "/api/v1/tasks/batch",
     "lease": "/api/v1/tasks/lease",
     "heartbeat": "/api/v1/tasks/heartbeat",
     **{verb: f"/api/v1/tasks/{{task_id}}/{verb}" for verb in ("complete", "fail", "release", "cancel")},
-    "complete_many": "/api/v1/tasks/complete",
+    **{f"{verb}_many": f"/api/v1/tasks/{verb}" for verb in ("complete", "fail", "release")},
     **{verb: f"/api/v1/queues/{{queue}}/{verb}" for verb in ("pause", "resume")},
     "look_up": "/api/v1/tasks/{task_id}",
+    "schedule": "/api/v1/schedules",
+    "unschedule": "/api/v1/schedules/{name}",
 }
+_METHODS: Final = {"look_up": "GET", "unschedule": "DELETE"}
+_SEVERAL: Final = ("leases", "tasks", "completions", "failures", "releases")
 Sent = tuple[int | None, Json]
 
 
@@ -128,7 +133,7 @@ class Client:
     def _doubled(self, verb: str, request: Json) -> Sent:
         twin = dict(request)
         # What names several names them in another order.
-        twin |= {name: twin[name][::-1] for name in ("leases", "completions") if name in twin}
+        twin |= {name: twin[name][::-1] for name in _SEVERAL if name in twin}
         other = threading.Thread(target=self._once, args=(verb, twin, "doubled"))
         other.start()
         try:
@@ -147,8 +152,7 @@ class Client:
         with self._lock:
             self._numbers += 1
             number = f"{self.name}-{self._numbers}"
-        method = "GET" if verb == "look_up" else "POST"
-        path = _PATHS[verb]
+        method, path = _METHODS.get(verb, "POST"), _PATHS[verb]
         members = {name: value for name, value in request.items() if f"{{{name}}}" not in path}
         self.recorder.tell(
             "call",

@@ -7,28 +7,22 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 
-from apps.chaos import actors, faults, looks
+from apps.chaos import faults, looks
 from apps.chaos.executed import handlers as executed
 from apps.chaos.faults import Breakage
 from apps.chaos.ground import Broken, Ground, actor, prepared
 from apps.chaos.history import Json, Recorder, now
+from apps.chaos.plans import EXECUTED, FAIR, LEASE_SECONDS, PLANS, TYPES, Plans
 from config.stack.processes import bound_log, last_lines
 
 _HOUR: Final = 3600.0
 # How long everything may take to come to an end once nobody asks for more.
 _REST: Final = 180.0
-_POLICY: Final[Json] = {"max_attempts": 3, "max_expiries": 3}
-_TYPES: Final[dict[str, Json]] = {
-    actors.PLAIN: _POLICY,
-    actors.STRICT: {**_POLICY, "strict": True},
-    actors.LIMITED: {**_POLICY, "concurrency": 3},
-}
 _TENANTS: Final = ("default", "other")
 
 
@@ -43,7 +37,7 @@ class Plan:
     """Tasks a second that each requester asks for, at most."""
     pause: float = 0.8
     """Seconds between two faults, on average."""
-    plans: actors.Plans = field(default_factory=lambda: actors.PLANS)
+    plans: Plans = field(default_factory=lambda: PLANS)
     """What becomes of tasks, and how often of how many."""
     settings: str = "apps.chaos.settings"
     """The Django settings of the product's processes."""
@@ -127,39 +121,36 @@ class _Run:
         types: dict[str, Json] = {}
         for tenant in _TENANTS:
             asker = _requesters(tenant)[0]
-            for name, policy in _TYPES.items():
+            for name, policy in TYPES.items():
                 types[name] = self._register(asker, name, policy)
-        types[actors.EXECUTED] = {"max_attempts": executed.MAX_ATTEMPTS, "max_expiries": executed.MAX_EXPIRIES}
+            self._expect("PUT", asker, f"/api/v1/queues/{FAIR}", {"fair": True})
+        types[EXECUTED] = {"max_attempts": executed.MAX_ATTEMPTS, "max_expiries": executed.MAX_EXPIRIES}
         figures = {name: getattr(self.plan, name) for name in ("seed", "seconds", "rate", "pause")}
         self._begun = now()
-        self.recorder.tell("world", types=types, lease=actors.LEASE_SECONDS, at=self._begun, **figures)
+        self.recorder.tell("world", types=types, fair=[FAIR], lease=LEASE_SECONDS, at=self._begun, **figures)
 
     def _register(self, asker: str, name: str, policy: Json) -> Json:
         wanted = {
             **policy,
             "name": name,
-            "queue": actors.QUEUE,
-            "lease_seconds": actors.LEASE_SECONDS,
+            "lease_seconds": LEASE_SECONDS,
             "backoff": {"base_seconds": 0.1, "cap_seconds": 1.0},
         }
-        status, body = self._post(asker, "/api/v1/task-types", wanted)
-        if status == HTTPStatus.UNPROCESSABLE_ENTITY and "concurrency" in policy:
-            return self._register(asker, name, {key: value for key, value in policy.items() if key != "concurrency"})
-        if status not in {HTTPStatus.OK, HTTPStatus.CREATED}:
-            raise Broken(f"{name} could not be registered: {status} {body}")
+        self._expect("POST", asker, "/api/v1/task-types", wanted)
         return policy
 
-    def _post(self, asker: str, path: str, body: Json) -> tuple[int, Any]:
+    def _expect(self, method: str, asker: str, path: str, body: Json) -> None:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.ground.port}{path}",
+            method=method,
             data=json.dumps(body).encode(),
             headers={"Authorization": f"Bearer {self.ground.tokens[asker]}", "Content-Type": "application/json"},
         )
         try:
             with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=20) as answer:
-                return answer.status, json.load(answer)
+                answer.read()
         except urllib.error.HTTPError as refusal:
-            return refusal.code, refusal.read()
+            raise Broken(f"{method} {path} was answered {refusal.code}: {refusal.read()!r}") from refusal
 
     def _start_actors(self) -> None:
         for given in _cast():

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from apps.chaos.actors import LEASE_SECONDS
 from apps.chaos.ground import Ground
+from apps.chaos.plans import LEASE_SECONDS
 
 # After this a session that was ended has been missed by whoever used it.
 _NOTICED: Final = 0.5

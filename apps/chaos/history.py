@@ -9,6 +9,7 @@ import json
 import os
 import time
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -109,6 +110,10 @@ class Beat:
     status: str | None
     """ok, lost or retry; None where no answer came."""
     lease: float
+    spend: int
+    """Tokens, in all that its run has used."""
+    left: bool
+    """Whether it was not told that nothing is left to spend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +132,9 @@ class History:
 
     world: Json = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
+    """Each of many in one request is a call."""
+    requests: Counter[str] = field(default_factory=Counter)
+    """How many there were of each verb."""
     faults: list[Fault] = field(default_factory=list)
     looks: list[Json] = field(default_factory=list)
     """What the database held, now and then."""
@@ -182,6 +190,8 @@ class History:
                     checkpoint=asked.get("checkpoint"),
                     status=answer.get("status"),
                     lease=answer.get("lease_ms", 0) / 1000,
+                    spend=(asked.get("spend") or {}).get("tokens", 0),
+                    left=answer.get("reason") != "budget_exhausted",
                 )
 
     @cached_property
@@ -205,7 +215,31 @@ class History:
         return found
 
     def of(self, *verbs: str) -> list[Call]:
-        return [call for call in self.calls if call.verb in verbs]
+        """The calls of these verbs, in the order in which they began."""
+        if verbs not in self._of:
+            self._of[verbs] = [call for call in self.calls if call.verb in verbs]
+        return self._of[verbs]
+
+    @cached_property
+    def _of(self) -> dict[tuple[str, ...], list[Call]]:
+        return {}
+
+    def maybe_paused(self, tenant: str, queue: str, begin: float, end: float) -> bool:
+        """Whether this queue may have been paused at some moment of this time."""
+        return _overlaps(self._pauses.get((tenant, queue), []), begin, end)
+
+    @cached_property
+    def _pauses(self) -> dict[tuple[str, str], list[tuple[float, float]]]:
+        """Spans that do not overlap, from each pause to the resumption that is certain."""
+        found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        following: dict[tuple[str, str], float] = {}
+        for call in reversed(self.of("pause", "resume")):
+            line = (call.tenant, call.request["queue"])
+            if call.verb == "pause":
+                found.setdefault(line, []).append((call.begin, following.get(line, NEVER)))
+            elif call.ok:
+                following[line] = min(call.end, following.get(line, NEVER))
+        return {line: _merged(reversed(spans)) for line, spans in found.items()}
 
     def harmed(self, begin: float, end: float, *whom: str) -> bool:
         """Whether anything was broken in this time that these stand on."""
@@ -226,13 +260,19 @@ class History:
         found: dict[str, list[tuple[float, float]]] = {}
         for fault in sorted(self.faults, key=lambda fault: fault.begin):
             for name in fault.harms:
-                spans = found.setdefault(name, [])
-                begin, end = fault.begin, fault.end
-                if spans and spans[-1][1] >= begin:
-                    begin, earlier = spans.pop()
-                    end = max(end, earlier)
-                spans.append((begin, end))
-        return found
+                found.setdefault(name, []).append((fault.begin, fault.end))
+        return {name: _merged(spans) for name, spans in found.items()}
+
+
+def _merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """These spans, in the order of their begins, as spans that do not overlap."""
+    merged: list[tuple[float, float]] = []
+    for begin, end in spans:
+        if merged and merged[-1][1] >= begin:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((begin, end))
+    return merged
 
 
 def _overlaps(spans: list[tuple[float, float]], begin: float, end: float) -> bool:
@@ -261,27 +301,56 @@ def read(lines: Iterable[str]) -> History:
         if not line.endswith("\n"):
             break
         _take(json.loads(line), history, open_calls)
+    history.requests = Counter(call.verb for call in history.calls)
     history.calls = sorted((one for call in history.calls for one in _apart(call)), key=lambda call: call.begin)
     return history
 
 
+@dataclass(frozen=True, slots=True)
+class _Many:
+    """A verb for many: the verb of one, what names the many, and what is answered of each."""
+
+    verb: str
+    named: str
+    told: tuple[str, ...]
+
+
+_RUN_ENDED: Final = ("task_id", "status", "will_retry", "retry_at", "receipt_id")
+_MANY: Final = {
+    "queue_many": _Many("queue", "tasks", ("task_id", "receipt_id", "is_duplicate")),
+    "complete_many": _Many("complete", "completions", ("task_id", "status", "receipt_id")),
+    "fail_many": _Many("fail", "failures", _RUN_ENDED),
+    "release_many": _Many("release", "releases", _RUN_ENDED),
+}
+
+
 def _apart(call: Call) -> Iterator[Call]:
-    """A call, or those that it stands for: of many completions each is one, with an answer of its own."""
-    if call.verb != "complete_many":
+    """A call, or those that it stands for: of many each is one, with an answer of its own."""
+    many = _MANY.get(call.verb)
+    if many is None:
         yield call
         return
-    asked = call.request["completions"]
-    # Whatever the order in which they were asked for, the same one of them leases what follows.
-    leases = min(range(len(asked)), key=lambda nth: (asked[nth]["task_id"], asked[nth]["lease_token"]))
+    asked = call.request[many.named]
+    # Whatever the order in which they were asked for, the same one of many completions leases what follows.
+    leases = min(range(len(asked)), key=lambda nth: (asked[nth].get("task_id"), asked[nth].get("lease_token")))
     for nth, request in enumerate(asked):
         status, body = call.status, call.body
         if call.ok:
-            told = body["results"][nth]
-            status = 409 if told["status"] == "refused" else 200
-            members = ("code",) if status == 409 else ("task_id", "status", "receipt_id")  # noqa: PLR2004  # HTTP: refused
-            body = {name: told[name] for name in members}
-            body["next"] = call.body["next"] if nth == leases else []
-        yield replace(call, id=f"{call.id}.{nth}", verb="complete", request=request, status=status, body=body)
+            status, body = _told_of(many, call.body["results"][nth])
+            if many.verb == "complete":
+                body["next"] = call.body["next"] if nth == leases else []
+        yield replace(call, id=f"{call.id}.{nth}", verb=many.verb, request=request, status=status, body=body)
+
+
+def _told_of(many: _Many, told: Json) -> tuple[int, Json]:
+    """The answer to one of many, as the verb for one would have told it."""
+    if told["status"] == "refused":
+        return 503 if told["code"] in _LATER else 409, {"code": told["code"]}
+    return 200, {name: told[name] for name in many.told}
+
+
+# What is refused so may be asked again.
+_LATER: Final = frozenset({"busy", "unavailable"})
 
 
 def _take(told: Json, history: History, open_calls: dict[str, Call]) -> None:

@@ -73,9 +73,13 @@ _TASKS: Final = """
         group by 1, 2
     ), runs as materialized (
         select id >> 16 as task_id, jsonb_object_agg(id & 65535, outcome) as outcomes from tasks_run group by 1
+    ), spends as materialized (
+        select task_id, jsonb_object_agg(fence, tokens) as tokens
+        from (select task_id, fence, sum(tokens) as tokens from tasks_spend group by 1, 2) as spent group by 1
     )
     select 'task_' || t.id, n.slug, q.name, y.name, k.key, r.status, r.reason, r.fence, r.receipt_id,
-           coalesce(ends.receipts, '{}'), coalesce(runs.outcomes, '{}')
+           coalesce(ends.receipts, '{}'), coalesce(runs.outcomes, '{}'), t.params ->> 'schedule',
+           'task_' || t.budget_id, coalesce(spends.tokens, '{}'), b.max_tokens, b.spent_tokens
     from tasks_task t
     join principals_tenant n on n.id = t.tenant_id
     join principals_principal q on q.id = t.requester_id
@@ -84,11 +88,13 @@ _TASKS: Final = """
     left join tasks_idempotencykey k on k.task_id = t.id
     left join ends on ends.task = 'task_' || t.id and ends.tenant_id = t.tenant_id
     left join runs on runs.task_id = t.id
+    left join spends on spends.task_id = t.id
+    left join tasks_budget b on b.task_id = t.id
     order by t.id
 """
 _MEMBERS: Final = (
     *("id", "tenant", "requester", "task_type", "key", "status", "reason", "fence", "receipt_id"),
-    *("terminal_receipts", "runs"),
+    *("terminal_receipts", "runs", "schedule", "draws_from", "spends", "budget", "spent"),
 )
 
 

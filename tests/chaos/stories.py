@@ -7,11 +7,15 @@ from typing import Any
 from apps.chaos.history import History, Json, read
 
 TYPES: dict[str, Json] = {
-    "plain": {"max_attempts": 2, "max_expiries": 2},
-    "limited": {"max_attempts": 2, "max_expiries": 2, "concurrency": 1},
+    "plain": {"max_attempts": 2, "max_expiries": 2, "queue": "q"},
+    "limited": {"max_attempts": 2, "max_expiries": 2, "queue": "q", "concurrency": 1},
+    "rated": {"max_attempts": 2, "max_expiries": 2, "queue": "q", "rate": {"leases": 1, "per_seconds": 10}},
+    "turns": {"max_attempts": 2, "max_expiries": 2, "queue": "fair"},
 }
-_WORLD: Json = {"is": "world", "types": TYPES}
+_WORLD: Json = {"is": "world", "types": TYPES, "fair": ["fair"]}
 _WALL = 1_800_000_000.0
+_MANY = {"fail": "failures", "release": "releases"}
+_ASKED = ("task_type", "run_at", "depends_on", "concurrency_key", "parent_task_id")
 
 
 def moment(at: float) -> str:
@@ -53,11 +57,11 @@ class Story:
             self.lines.append({"is": "loss", "id": number, "at": at + lasts, "why": why})
 
     def queue(self, at: float, task: int, *, key: str = "k", number: int = 1, **more: Any) -> None:
-        members: Json = {name: more.pop(name) for name in ("run_at", "depends_on", "concurrency_key") if name in more}
+        members: Json = {name: more.pop(name) for name in _ASKED if name in more}
         status = more.pop("status", 201)
         body = more.pop("body", None) or {"task_id": f"task_{task}", "receipt_id": f"q{task}", "is_duplicate": False}
-        request: Json = {"idempotency_key": key, "params": {"number": number}, **members}
-        self.call("queue", request, at, status=status, body=body, actor="asker", **more)
+        request: Json = {"task_type": "plain", "idempotency_key": key, "params": {"number": number}, **members}
+        self.call("queue", request, at, status=status, body=body, actor=more.pop("actor", "asker"), **more)
 
     def lease(
         self,
@@ -81,17 +85,45 @@ class Story:
             "task_type": task_type,
             **(extra or {}),
         }
-        request = {"queues": ["q"], "capacity": 1}
+        request: Json = {"queues": ["q"], "capacity": 1}
+        if "wait_seconds" in more:
+            request["wait_seconds"] = more.pop("wait_seconds")
         status, body = (204, None) if task is None else (200, {"tasks": [given]})
         self.call("lease", request, at, status=more.pop("status", status), body=body, **more)
 
     def beat(
-        self, at: float, task: int, run: int = 1, *, checkpoint: Any = None, said: str = "ok", **more: Any
+        self,
+        at: float,
+        task: int,
+        run: int = 1,
+        *,
+        checkpoint: Any = None,
+        said: str = "ok",
+        spend: int = 0,
+        reason: str | None = None,
+        **more: Any,
     ) -> None:
-        request = {
-            "leases": [{"task_id": f"task_{task}", "lease_token": f"lt_{task}.{run}.x", "checkpoint": checkpoint}]
-        }
-        self.call("heartbeat", request, at, body={"results": [{"status": said, "lease_ms": 2000}]}, **more)
+        held: Json = {"task_id": f"task_{task}", "lease_token": f"lt_{task}.{run}.x", "checkpoint": checkpoint}
+        if spend:
+            held["spend"] = {"tokens": spend}
+        told = {"status": said, "lease_ms": 2000, "reason": reason}
+        self.call("heartbeat", {"leases": [held]}, at, body={"results": [told]}, **more)
+
+    def lease_many(self, at: float, *tasks: tuple[int, str], task_type: str = "turns", **more: Any) -> None:
+        """Lease these first runs in one call, each with the name of who asked for it."""
+        given = [
+            {
+                "task_id": f"task_{task}",
+                "run_id": 1,
+                "lease_token": f"lt_{task}.1.x",
+                "lease_ms": 2000,
+                "params": {"tenant": "default", "asker": asker},
+                "checkpoint": None,
+                "task_type": task_type,
+            }
+            for task, asker in tasks
+        ]
+        self.call("lease", {"queues": ["fair"], "capacity": len(given)}, at, body={"tasks": given}, **more)
 
     def end(self, verb: str, at: float, task: int, run: int = 1, *, result: Any = None, **more: Any) -> None:
         request = {"task_id": f"task_{task}", "lease_token": f"lt_{task}.{run}.x", "result": result}
@@ -121,6 +153,36 @@ class Story:
         body = {"results": results, "next": more.pop("next", [])}
         self.call("complete_many", {"completions": completions}, at, body=body, **more)
 
+    def back_many(self, verb: str, at: float, *runs: tuple[int, int], lost: frozenset[int] = frozenset()) -> None:
+        """Fail or release these tasks' runs in one call; those that are lost are refused."""
+        ends = [{"task_id": f"task_{task}", "lease_token": f"lt_{task}.{run}.x", "result": None} for task, run in runs]
+        results: list[Json] = [
+            {"task_id": f"task_{task}", "receipt_id": None, "will_retry": False, "retry_at": None}
+            | ({"status": "refused", "code": "lease_lost"} if task in lost else {"status": "queued", "code": None})
+            for task, _ in runs
+        ]
+        self.call(f"{verb}_many", {_MANY[verb]: ends}, at, body={"results": results})
+
+    def queue_many(self, at: float, *tasks: tuple[int, str], refused: tuple[str, ...] = ()) -> None:
+        """Queue these tasks in one call, each with its key; of these keys something else was refused."""
+        keys = [*(key for _, key in tasks), *refused]
+        requests = [
+            {"task_type": "plain", "idempotency_key": key, "params": {"nth": nth}} for nth, key in enumerate(keys)
+        ]
+        told: list[Json] = [
+            {"status": "queued", "task_id": f"task_{task}", "receipt_id": f"q{task}", "is_duplicate": False}
+            for task, _ in tasks
+        ]
+        told += [{"status": "refused", "code": "idempotency_conflict"} for _ in refused]
+        self.call("queue_many", {"tasks": requests}, at, body={"results": told}, actor="asker")
+
+    def schedule(self, at: float, name: str, *, every: int = 1, misfire: str = "all", **more: Any) -> None:
+        request = {"name": name, "every_seconds": every, "misfire": misfire}
+        self.call("schedule", request, at, status=201, actor="asker", **more)
+
+    def unschedule(self, at: float, name: str, **more: Any) -> None:
+        self.call("unschedule", {"name": name}, at, actor="asker", **more)
+
     def cancel(self, at: float, task: int, *, status: int = 200, **more: Any) -> None:
         self.call("cancel", {"task_id": f"task_{task}"}, at, status=status, actor="asker", **more)
 
@@ -145,6 +207,11 @@ class Story:
             "receipt_id": f"r{task}",
             "terminal_receipts": [f"r{task}"],
             "runs": {"1": "succeeded"},
+            "schedule": None,
+            "draws_from": None,
+            "spends": {},
+            "budget": None,
+            "spent": None,
         }
         self.lines.append({"is": "task", **stored, **more})
 

@@ -9,10 +9,10 @@ import pytest
 from django.conf import settings
 
 from apps.chaos import checker, drive, history, report
-from apps.chaos.actors import Plans
 from apps.chaos.checker import PROMISES, Violation
 from apps.chaos.faults import BREAKAGES
 from apps.chaos.history import History
+from apps.chaos.plans import Plans
 from tests.chaos.mutants import MUTANTS
 
 pytestmark = pytest.mark.ci

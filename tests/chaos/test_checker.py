@@ -188,6 +188,24 @@ def _two_of_a_key(story: Story) -> None:
     story.task(3)
 
 
+def _more_than_the_rate(story: Story) -> None:
+    story.lease(20, 2, task_type="rated")
+    story.lease(29.5, 3, task_type="rated")
+
+
+def _one_is_served(story: Story) -> None:
+    _waiting_in_turns(story)
+    story.lease_many(21, (2, "a"), (3, "a"), (4, "a"))
+    story.lease_many(22, (5, "b"), (6, "b"), (7, "b"))
+
+
+def _waiting_in_turns(story: Story) -> None:
+    for task in range(2, 8):
+        asker = "a" if task < 5 else "b"
+        story.queue(20, task, key=f"k{task}", task_type="turns", actor=asker)
+        story.task(task, task_type="turns", requester=asker)
+
+
 def _two_tasks(story: Story) -> None:
     story.queue(20, 2, key="k1", run_at=moment(0.5))
     story.task(2)
@@ -264,11 +282,93 @@ def _out_of_order(story: Story) -> None:
     story.task(3)
 
 
+def _succeeded_in_vain(story: Story) -> None:
+    story.queue(20, 2, key="k2", depends_on=["task_3"])
+    story.task(2)
+    story.task(3, status="canceled", reason="canceled", runs={})
+
+
 def _in_vain(story: Story) -> None:
     story.queue(20, 2, key="k2", depends_on=["task_3"])
     story.lease(21, 2)
     story.task(2)
     story.task(3, status="failed", reason="not_retryable", runs={"1": "failed"})
+
+
+def family(story: Story, *, spent: int, runs: dict[int, int], budget: int = 30) -> None:
+    """Task 2 has a budget, and the others draw from it; what each one's run has spent, and what the database says."""
+    for task, counted in runs.items():
+        story.lease(20, task)
+        own = {"budget": budget, "spent": spent} if task == 2 else {}
+        ends: dict[str, Any] = {"status": "failed", "reason": "budget_exhausted", "runs": {"1": "released"}}
+        story.task(task, draws_from="task_2", spends={"1": counted} if counted else {}, **own, **ends)
+
+
+def _spend_forgotten(story: Story) -> None:
+    story.beat(20.5, 2, spend=10)
+    family(story, spent=0, runs={2: 0})
+
+
+def _spend_counted_twice(story: Story) -> None:
+    story.beat(20.5, 2, spend=10)
+    story.beat(20.5, 2, spend=10)
+    family(story, spent=20, runs={2: 20})
+
+
+def _sum_is_wrong(story: Story) -> None:
+    story.beat(20.5, 2, spend=10)
+    family(story, spent=20, runs={2: 10})
+
+
+def _far_beyond_the_budget(story: Story) -> None:
+    for at, spend in ((20.5, 25), (20.8, 50), (21.1, 60)):
+        story.beat(at, 2, spend=spend)
+    family(story, spent=60, runs={2: 60})
+
+
+def _not_told(story: Story) -> None:
+    story.beat(20.5, 2, spend=30, reason="budget_exhausted")
+    story.beat(20.8, 3, spend=5)
+    family(story, spent=35, runs={2: 30, 3: 5})
+
+
+def _taken_in_though_spent(story: Story) -> None:
+    story.beat(20.5, 2, spend=30, reason="budget_exhausted")
+    story.queue(21, 3, key="k3", parent_task_id="task_2")
+    family(story, spent=30, runs={2: 30, 3: 0})
+
+
+def _refused_after_it_was_taken_in(story: Story) -> None:
+    story.queue(20, 2, key="k2")
+    story.queue(21, 2, key="k2", status=409, body={"code": "budget_exhausted"})
+    story.task(2)
+
+
+def _given_out_though_spent(story: Story) -> None:
+    story.beat(20.5, 2, spend=30, reason="budget_exhausted")
+    family(story, spent=30, runs={2: 30})
+    story.lease(40, 3)
+    story.task(3, draws_from="task_2")
+
+
+def _woken_for_nothing(story: Story) -> None:
+    story.lease(20, None, wait_seconds=5, lasts=1)
+
+
+def _scheduled(story: Story, *, times: int, until: float = 45) -> None:
+    """Set at 20, each two seconds, and made so many tasks."""
+    story.schedule(20, "often", every=2)
+    story.unschedule(until, "often")
+    for number in range(times):
+        story.task(100 + number, schedule="often", key=f"schedule:1:{number}")
+
+
+def _moment_twice(story: Story) -> None:
+    _scheduled(story, times=13)
+
+
+def _moments_left_out(story: Story) -> None:
+    _scheduled(story, times=5)
 
 
 def _stranger(story: Story) -> None:
@@ -344,6 +444,8 @@ BROKEN: list[tuple[str, Callable[[Story], None]]] = [
     ("nothing_early", _retried_early),
     ("within_limits", _one_too_many),
     ("within_limits", _two_of_a_key),
+    ("within_rates", _more_than_the_rate),
+    ("served_by_turns", _one_is_served),
     ("one_task_per_key", _two_tasks),
     ("one_task_per_key", _two_payloads),
     ("one_task_per_key", _conflict_with_itself),
@@ -358,6 +460,18 @@ BROKEN: list[tuple[str, Callable[[Story], None]]] = [
     ("checkpoint_seen", _made_up_checkpoint),
     ("dependencies_in_order", _out_of_order),
     ("dependencies_in_order", _in_vain),
+    ("dependencies_in_order", _succeeded_in_vain),
+    ("spends_count_once", _spend_forgotten),
+    ("spends_count_once", _spend_counted_twice),
+    ("spends_count_once", _sum_is_wrong),
+    ("within_budgets", _far_beyond_the_budget),
+    ("spent_is_spent", _not_told),
+    ("spent_is_spent", _taken_in_though_spent),
+    ("spent_is_spent", _given_out_though_spent),
+    ("one_task_per_key", _refused_after_it_was_taken_in),
+    ("waits_last", _woken_for_nothing),
+    ("each_moment_once", _moment_twice),
+    ("each_moment_once", _moments_left_out),
     ("no_stranger", _stranger),
     ("no_stranger", _told_a_stranger),
     ("bounded_bloat", _bloated),
@@ -531,6 +645,101 @@ def test_many_completions_are_one_call_each_and_lease_the_same_in_any_order() ->
 
     assert checker.check(told_of) == []
     assert [call.status for call in told_of.endings_of["task_4"]] == [409, 409, None, 200]
+
+
+def test_many_queued_failed_and_released_are_one_call_each() -> None:
+    story = sound()
+    story.queue_many(20, (2, "k2"), (3, "k3"), refused=("k1",))
+    story.queue_many(20.2, (2, "k2"), (3, "k3"))
+    story.lease(20.5, 2)
+    story.lease(20.7, 3)
+    story.back_many("release", 21, (2, 1), (3, 1))
+    # The verb for one repeats what was one of many.
+    told = {"status": "queued", "receipt_id": None, "retry_at": None, "will_retry": False}
+    story.end("release", 21.2, 2, body=told)
+    story.lease(21.5, 2, 2)
+    story.back_many("fail", 22, (2, 2), (3, 1), lost=frozenset({3}))
+    for task in (2, 3):
+        story.task(task, status="canceled", reason="canceled", fence=2, runs={"1": "released", "2": "failed"})
+
+    told_of = story.history()
+
+    assert checker.check(told_of) == []
+    assert [call.status for call in told_of.keys["default", "asker", "k1"]] == [201, 200, 409, 409]
+    assert [(call.verb, call.status) for call in told_of.endings_of["task_3"]] == [("release", 200), ("fail", 409)]
+    assert told_of.requests["queue_many"] == 2
+
+
+def test_a_stale_one_of_many_that_are_given_back_is_found() -> None:
+    story = sound()
+    story.lease(20, 2)
+    story.lease(23, 2, 2)
+    story.back_many("release", 24, (2, 1))
+    story.task(2, status="canceled", reason="canceled", fence=2, runs={"1": "expired", "2": "canceled"})
+
+    assert {one.promise for one in checker.check(story.history())} == {PROMISES["no_stale_fence"].name}
+
+
+def test_a_budget_may_be_gone_over_by_the_last_heartbeat_of_each_run() -> None:
+    story = sound()
+    story.beat(20.3, 2, spend=10)
+    story.beat(20.5, 2, spend=20)
+    story.beat(20.5, 3, spend=15, reason="budget_exhausted")
+    story.beat(20.7, 2, spend=30, reason="budget_exhausted")
+    story.beat(20.9, 3, spend=30, said="lost", reason="budget_exhausted")
+    family(story, spent=45, runs={2: 30, 3: 15})
+
+    assert checker.check(story.history()) == []
+
+
+def test_what_a_spent_budget_refuses_is_no_conflict_of_keys() -> None:
+    story = sound()
+    story.queue(20, 2, key="k2", parent_task_id="task_9", status=409, body={"code": "budget_exhausted"})
+
+    assert checker.check(story.history()) == []
+
+
+def test_requesters_are_served_by_turns_unless_one_has_too_little_or_somebody_cancels() -> None:
+    for spoil, violations in ((_by_turns, 0), (_one_is_served, 1), (_one_is_served_and_one_canceled, 0)):
+        assert len(checker.check(spoiled(spoil))) == violations
+
+
+def _by_turns(story: Story) -> None:
+    _waiting_in_turns(story)
+    story.lease_many(21, (2, "a"), (5, "b"), (3, "a"))
+    # Of one of them less was there than was asked for.
+    story.lease_many(22, (6, "b"), (7, "b"))
+    story.lease_many(23, (4, "a"))
+
+
+def _one_is_served_and_one_canceled(story: Story) -> None:
+    _one_is_served(story)
+    story.cancel(21.05, 1, status=409, body={"code": "already_finished"})
+
+
+def test_a_rate_counts_what_was_granted_within_the_period_for_certain() -> None:
+    story = sound()
+    story.lease(20, 2, task_type="rated", lasts=1)
+    story.lease(29.5, 3, task_type="rated", lasts=1)
+
+    assert checker.check(story.history()) == []
+
+
+@pytest.mark.parametrize(("times", "fault"), [(12, None), (7, 34), (7, 40)])
+def test_a_schedule_makes_its_tasks_until_it_is_removed_or_something_breaks(times: int, fault: float | None) -> None:
+    story = sound()
+    _scheduled(story, times=times)
+    if fault is not None:
+        story.fault(fault, fault + 5, "database")
+
+    assert checker.check(story.history()) == []
+
+
+def test_a_wait_is_no_slowness() -> None:
+    story = sound()
+    story.lease(20, None, wait_seconds=20, lasts=25)
+
+    assert checker.check(story.history()) == []
 
 
 def test_a_last_line_that_was_cut_off_is_left_out() -> None:
