@@ -809,7 +809,7 @@ def summary(history: History, violations: Iterable[Violation]) -> Json:
         "tasks": len(history.tasks),
         "ends": dict(sorted(ends.items())),
         "calls": dict(sorted(history.requests.items())),
-        "unanswered": sum(call.status is None for call in history.calls),
+        "unanswered": history.unanswered,
         "runs": sum(len(task["runs"]) for task in history.tasks.values()),
         "runs_expired": sum(list(task["runs"].values()).count("expired") for task in history.tasks.values()),
         "faults": dict(sorted(Counter(fault.name for fault in history.faults).items())),

@@ -135,6 +135,8 @@ class History:
     """Each of many in one request is a call."""
     requests: Counter[str] = field(default_factory=Counter)
     """How many there were of each verb."""
+    unanswered: int = 0
+    """How many of them have no answer."""
     faults: list[Fault] = field(default_factory=list)
     looks: list[Json] = field(default_factory=list)
     """What the database held, now and then."""
@@ -302,6 +304,7 @@ def read(lines: Iterable[str]) -> History:
             break
         _take(json.loads(line), history, open_calls)
     history.requests = Counter(call.verb for call in history.calls)
+    history.unanswered = sum(call.status is None for call in history.calls)
     history.calls = sorted((one for call in history.calls for one in _apart(call)), key=lambda call: call.begin)
     return history
 

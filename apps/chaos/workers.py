@@ -1,5 +1,6 @@
 """Who does the work: leases, and does with each run what its params plan, alone or many in one call."""
 
+import math
 import random
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ _FAIR: Final = Weather(swallowed=1, doubled=1, late=0)
 # So many seconds at most between two heartbeats of what is in hand.
 _BEAT: Final = 0.9
 # So many runs at most are in hand before more are leased.
-_MOST: Final = 80
+_MOST: Final = 120
 _ERROR: Final = {"code": "planned", "message": "It was to fail."}
 
 
@@ -70,7 +71,7 @@ class Worker:
 
     def _lease(self) -> None:
         dice = self.chance.random()
-        asked: Json = {"queues": [QUEUE], "capacity": self.chance.choice([1, 2, 4, 8, 20, 50])}
+        asked: Json = {"queues": [QUEUE], "capacity": self.chance.choice([1, 2, 8, 20, 50])}
         if dice < 0.15:  # noqa: PLR2004  # of all leases
             asked = {"queues": [FAIR], "capacity": self.chance.choice([1, 2, 5, 10])}
         elif dice < 0.3:  # noqa: PLR2004  # of all leases
@@ -90,7 +91,7 @@ class Worker:
                 token=one["lease_token"],
                 act=plan[run - 1] if run <= len(plan) else "complete",
                 due=self._clock() + one["lease_ms"] / 1000,
-                until=time.monotonic() + self.chance.uniform(0.5, 3),
+                until=_together(time.monotonic() + self.chance.uniform(0.5, 3)),
                 step=one["params"].get("spends", 0),
             )
             self._hands.append(hand)
@@ -103,7 +104,7 @@ class Worker:
     def _beat_in_time(self) -> None:
         """Keep alive what is in hand, in an order of its own each time."""
         if self._hands and time.monotonic() >= self._beaten:
-            self._beaten = time.monotonic() + self.chance.uniform(0.2, _BEAT)
+            self._beaten = time.monotonic() + self.chance.uniform(0.3, _BEAT)
             self._beat(self.chance.sample(self._hands, len(self._hands)))
 
     def _beat(self, hands: list[Hand]) -> None:
@@ -136,7 +137,7 @@ class Worker:
     def _do(self, ready: list[Hand]) -> None:
         """Do what is planned with one of these, or with several for which the same is planned."""
         act = ready[0].act
-        several = self.chance.choice([1, 2, 5, 25, 50])
+        several = self.chance.choice([1, 3, 10, 50, 50])
         hands = [hand for hand in ready if hand.act == act][:several]
         self._hands = [hand for hand in self._hands if hand not in hands]
         if act in {"expire", "late"}:
@@ -191,6 +192,11 @@ class Worker:
             elif hand.act == "late" or self.chance.random() < 0.5:  # noqa: PLR2004  # the others are forgotten
                 self.client.ask("complete", {**hand.proof, "result": {"late": hand.run}})
         self._slipped = rest
+
+
+def _together(moment: float) -> float:
+    """A moment at which more than one may be done."""
+    return math.ceil(2 * moment) / 2
 
 
 _MANY: Final = {"complete": "completions", "fail": "failures", "release": "releases"}

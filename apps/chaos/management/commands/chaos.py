@@ -29,7 +29,9 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--minutes", type=float, default=1.0, metavar="N", help="how long (default: 1)")
         parser.add_argument("--seed", type=int, metavar="S", help="what chooses; the same seed chooses the same")
-        parser.add_argument("--rate", type=float, default=12.0, metavar="R", help="tasks a second of each requester")
+        parser.add_argument(
+            "--rate", type=float, default=12.0, metavar="R", help="tasks a second of each requester, at most"
+        )
         parser.add_argument("--pause", type=float, default=0.8, metavar="S", help="seconds between faults, on average")
         parser.add_argument("--report", metavar="FILE", help="write a page about the run there")
         parser.add_argument("--history", metavar="FILE", help="where the history is kept (default: chaos-SEED.jsonl)")
@@ -65,9 +67,9 @@ class Command(BaseCommand):
             return history.read(lines)
 
     def _judge(self, told: History, page: str | None) -> None:
-        if page:
-            report.write(Path(page), told)
         violations = checker.check(told)
+        if page:
+            report.write(Path(page), told, violations)
         self.stdout.write(json.dumps(checker.summary(told, violations), indent=2))
         for violation in violations[:_SHOWN]:
             self.stdout.write(str(violation))
