@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Any, Final
 
 from django.db import DatabaseError, transaction
@@ -28,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 # A moment that is dealt with later than this was missed, and the policy for missed ones decides.
 GRACE: Final = timedelta(minutes=1)
-# Of the moments that were missed, so many are made up for in one transaction; the rest follow.
+# So many moments are dealt with in one transaction; the rest follow.
 MOST_AT_ONCE: Final = 50
 SCHEDULE_BATCH: Final = 100
 _FIRE: Final = "tasks.fire"
@@ -167,7 +168,7 @@ def _fire_locked(schedule_id: int) -> bool:
     now = database_now()
     if schedule is None or schedule.next_at is None or schedule.next_at > now:
         return False
-    moments = list(_chosen(schedule, now))
+    moments = list(islice(_chosen(schedule, now), MOST_AT_ONCE))
     refusal, last_task = "", schedule.last_task_id
     for moment in moments:
         try:
@@ -187,20 +188,18 @@ def _fire_locked(schedule_id: int) -> bool:
 
 
 def _chosen(schedule: Schedule, now: datetime) -> Iterator[datetime]:
-    """The moments up to now for which a task is queued."""
+    """The moments up to now for which a task is queued: what makes up for those that were missed, and each since."""
     timetable = _timetable(schedule)
     misfire = Misfire(schedule.misfire or schedule.task_type.misfire)
     moment = schedule.next_at
-    if misfire == Misfire.ALL:
-        for _ in range(MOST_AT_ONCE):
-            if moment is None or moment > now:
-                return
-            yield moment
-            moment = timetable.following(moment)
-        return
-    latest = timetable.latest(now) or moment
-    if latest is not None and (misfire == Misfire.ONCE or latest > now - GRACE):
-        yield latest
+    missed = now - GRACE
+    if misfire != Misfire.ALL and moment is not None and moment < missed:
+        if misfire == Misfire.ONCE:
+            yield timetable.latest(missed) or moment
+        moment = timetable.following(missed)
+    while moment is not None and moment <= now:
+        yield moment
+        moment = timetable.following(moment)
 
 
 def _queue(schedule: Schedule, moment: datetime) -> int:
