@@ -185,7 +185,7 @@ class Requester:
         self._schedules[name] = time.monotonic() + self.chance.uniform(0.3, 1) * _LASTS
         params = {"tenant": self.client.tenant, "asker": self.client.name, "plan": ["complete"], "schedule": name}
         wanted: Json = {"name": name, "task_type": PLAIN, "params": params, "every_seconds": self.chance.choice([1, 2])}
-        wanted["misfire"] = self.chance.choice(["all", "all", "once"])
+        wanted["misfire"] = self.chance.choice(["all", "once", "skip"])
         # No copy comes after it was taken back.
         self.client.ask("schedule", wanted, weather=Weather(late=0))
 

@@ -14,9 +14,10 @@ from apps.chaos.plans import FAIR, LEASE_SECONDS, QUEUE
 _STORMY: Final = Weather(swallowed=3, doubled=20, late=3)
 _FAIR: Final = Weather(swallowed=1, doubled=1, late=0)
 # So many seconds at most between two heartbeats of what is in hand.
-_BEAT: Final = 0.9
-# So many runs at most are in hand before more are leased.
-_MOST: Final = 120
+_BEAT: Final = 1.0
+# So many runs at most are in hand before more are leased, and so few that can be done at once.
+_MOST: Final = 150
+_FEW: Final = 30
 _ERROR: Final = {"code": "planned", "message": "It was to fail."}
 
 
@@ -57,7 +58,7 @@ class Worker:
     def run(self) -> None:
         while not self.stop():
             self._come_late()
-            if not self._ready() and len(self._hands) < _MOST:
+            if len(self._ready()) < _FEW and len(self._hands) < _MOST:
                 self._lease()
             self._beat_in_time()
             if ready := self._ready():
@@ -104,7 +105,7 @@ class Worker:
     def _beat_in_time(self) -> None:
         """Keep alive what is in hand, in an order of its own each time."""
         if self._hands and time.monotonic() >= self._beaten:
-            self._beaten = time.monotonic() + self.chance.uniform(0.3, _BEAT)
+            self._beaten = time.monotonic() + self.chance.uniform(0.4, _BEAT)
             self._beat(self.chance.sample(self._hands, len(self._hands)))
 
     def _beat(self, hands: list[Hand]) -> None:
@@ -136,8 +137,8 @@ class Worker:
 
     def _do(self, ready: list[Hand]) -> None:
         """Do what is planned with one of these, or with several for which the same is planned."""
-        act = ready[0].act
-        several = self.chance.choice([1, 3, 10, 50, 50])
+        act = self.chance.choice(ready).act
+        several = self.chance.choice([1, 5, 20, 50, 50])
         hands = [hand for hand in ready if hand.act == act][:several]
         self._hands = [hand for hand in self._hands if hand not in hands]
         if act in {"expire", "late"}:
@@ -185,13 +186,15 @@ class Worker:
 
     def _come_late(self) -> None:
         """Report what has slipped, some time after its lease: the fence must keep it out if anybody has it since."""
-        rest = []
-        for hand in self._slipped:
-            if self._clock() < hand.due:
-                rest.append(hand)
-            elif hand.act == "late" or self.chance.random() < 0.5:  # noqa: PLR2004  # the others are forgotten
-                self.client.ask("complete", {**hand.proof, "result": {"late": hand.run}})
-        self._slipped = rest
+        due = [hand for hand in self._slipped if self._clock() >= hand.due]
+        self._slipped = [hand for hand in self._slipped if hand not in due]
+        # The others are forgotten.
+        late = [hand for hand in due if hand.act == "late" or self.chance.random() < 0.5]  # noqa: PLR2004  # of those
+        ends = [{**hand.proof, "result": {"late": hand.run}} for hand in late]
+        if len(ends) > 1:
+            self.client.ask("complete_many", {"completions": ends})
+        elif ends:
+            self.client.ask("complete", ends[0])
 
 
 def _together(moment: float) -> float:

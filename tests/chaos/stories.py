@@ -176,8 +176,8 @@ class Story:
         told += [{"status": "refused", "code": "idempotency_conflict"} for _ in refused]
         self.call("queue_many", {"tasks": requests}, at, body={"results": told}, actor="asker")
 
-    def schedule(self, at: float, name: str, *, every: int = 1, misfire: str = "all", **more: Any) -> None:
-        request = {"name": name, "every_seconds": every, "misfire": misfire}
+    def schedule(self, at: float, name: str, *, every: int = 1, **more: Any) -> None:
+        request = {"name": name, "every_seconds": every, "misfire": "once"}
         self.call("schedule", request, at, status=201, actor="asker", **more)
 
     def unschedule(self, at: float, name: str, **more: Any) -> None:

@@ -86,7 +86,7 @@ def test_a_driver_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_promises_hold_for_a_hundred_thousand_tasks(tmp_path: Path) -> None:
-    plan = drive.Plan(seconds=2400, seed=20261122, history=tmp_path / "history.jsonl", rate=60, pause=12)
+    plan = drive.Plan(seconds=2400, seed=20261122, history=tmp_path / "history.jsonl", rate=80, pause=14)
     told, violations = _judged(plan)
     report.write(_REPORT, told, violations)
 
