@@ -21,7 +21,7 @@ from apps.chaos.plans import EXECUTED, FAIR, LEASE_SECONDS, PLANS, TYPES, Plans
 from config.stack.processes import bound_log, last_lines
 
 _HOUR: Final = 3600.0
-# How long everything may take to come to an end once nobody asks for more.
+# Once nobody asks for more, so long may pass without one task less that is open.
 _REST: Final = 180.0
 _TENANTS: Final = ("default", "other")
 
@@ -206,19 +206,24 @@ class _Run:
         """Nobody asks for more; what is there must come to an end by itself."""
         self._tell("nobody asks for more")
         self.ground.end(*self._requesters)
-        deadline = now() + _REST
-        rested = False
-        while not rested and now() < deadline:
+        left, since = self._open(), now()
+        while left and now() - since < _REST:
             self._tend()
-            with self.ground.system() as connection:
-                rested = looks.still_open(connection) == 0
             time.sleep(0.2)
+            fewer = self._open()
+            if fewer < left:
+                left, since = fewer, now()
+        rested = not left
         self.ground.end(*self._workers)
         with self.ground.system() as connection:
             self._note(looks.look(connection, whole=True))
             self._tell_tasks(connection)
         self.recorder.tell("rest", rested=rested, at=now())
         self._tell("everything has come to an end" if rested else "something does not come to an end")
+
+    def _open(self) -> int:
+        with self.ground.system() as connection:
+            return looks.still_open(connection)
 
     def _tell(self, what: str, *, at: float | None = None) -> None:
         """Tell what happens, and at which moment of the run."""

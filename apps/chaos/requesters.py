@@ -89,7 +89,8 @@ class Requester:
             told = [task for asked, task in self._asked[-20:] if asked["task_type"] != EXECUTED]
             request["depends_on"] = self.chance.sample(told, min(2, len(told)))
         if self.chance.random() < 0.03:  # noqa: PLR2004  # of all tasks
-            request["concurrency_key"] = f"key-{self.chance.randint(1, 5)}"
+            # Of each key one task runs at a time; no more may be asked for than that gets done.
+            request["concurrency_key"] = f"key-{self.chance.randint(1, 5 + round(self.rate))}"
             request["params"]["keyed"] = True
         return request
 
