@@ -118,6 +118,11 @@ def concept_named(name: str) -> Concept | None:
     return Concept.objects.filter(names__key=key_of(name)).first()
 
 
+def concepts_of_type(concept_type: str) -> list[Concept]:
+    """Every concept of a type, by name."""
+    return list(Concept.objects.filter(type=concept_type).order_by("key"))
+
+
 def concepts_named(keys: Iterable[str]) -> dict[str, int]:
     """Which concept each of these keys stands for; what stands for none is left out."""
     return dict(ConceptName.objects.filter(key__in=list(keys)).values_list("key", "concept_id"))

@@ -61,6 +61,9 @@ class WorkerQuerySet(models.QuerySet["Worker"]):
     def trusted(self) -> "WorkerQuerySet":
         return self.exclude(effective_tier=Tier.UNTRUSTED)
 
+    def unremembered(self) -> "WorkerQuerySet":
+        return self.filter(remembered_at_epoch__lt=models.F("described_at_epoch"))
+
 
 class Worker(TenantModel):
     """One worker as its latest manifest describes it, with how far it is trusted and how it is.
@@ -121,6 +124,12 @@ class Worker(TenantModel):
     )
     registered_at = models.DateTimeField()
     unregistered_at = models.DateTimeField(null=True)
+    described_at_epoch = models.BigIntegerField(
+        default=0, help_text="The registry's epoch when its manifest last changed or it left."
+    )
+    remembered_at_epoch = models.BigIntegerField(
+        default=-1, help_text="Which of these epochs memory knows it as of; a tick follows."
+    )
 
     objects = WorkerQuerySet.as_manager()
 
@@ -150,6 +159,14 @@ class Worker(TenantModel):
                 name="workers_worker_probe",
                 fields=["probe_at"],
                 condition=Q(unregistered_at=None) & ~Q(state="quarantined"),
+            ),
+            # Serves selectors.search(): whose tools have changed since an index was built.
+            models.Index(name="workers_worker_described", fields=["tenant", "described_at_epoch"]),
+            # Serves services.remember(): holds next to nothing.
+            models.Index(
+                name="workers_worker_unremembered",
+                fields=["tenant", "id"],
+                condition=Q(remembered_at_epoch__lt=models.F("described_at_epoch")),
             ),
             # Serves services.mark_late(): registered workers by the time of their last heartbeat.
             models.Index(

@@ -2,21 +2,23 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
 from django.conf import settings
 from django.db.models import F
 
-from apps.core.lexical import Index, stem, words
 from apps.workers.errors import UnknownTool, UnknownWorker
 from apps.workers.models import Offer, Registry, Worker, WorkerSource
+from apps.workers.searching import Entry, Found, SearchIndex
 from apps.workers.states import ROUTABLE, State
 from apps.workers.trust import RATE_MULTIPLIER, Tier, forbidden_effects
 
-_SEARCH_WEIGHTS: Final = {"name": 3.0, "capabilities": 2.0, "description": 1.0, "params": 0.5}
+_SPARE: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,16 +89,6 @@ class ListedWorker:
     tools: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
-    """A tool that shares words with a query."""
-
-    worker_id: str
-    tool_name: str
-    relevance_score: float
-    description: str
-
-
 def sources(*, tenant_id: int) -> list[dict[str, Any]]:
     """A tenant's sources of workers by name, with the places that they name, as plain values."""
     found = WorkerSource.objects.filter(tenant_id=tenant_id).order_by("name").prefetch_related("places__worker")
@@ -138,6 +130,11 @@ def catalogue() -> RegistryView:
         tools=tuple(tools[uid] for uid in sorted(tools)),
         offers=tuple(_offer_view(offer) for offer in offers),
     )
+
+
+def tenants_to_remember() -> list[int]:
+    """The tenants of which memory does not know all workers as they are. Runs as the system."""
+    return sorted(set(Worker.objects.unremembered().values_list("tenant_id", flat=True)))
 
 
 def unavailable_workers() -> frozenset[str]:
@@ -212,48 +209,68 @@ def workers(
     ]
 
 
-def search(query: str, *, tenant_id: int, limit: int = 20) -> list[Match]:
-    """Tools by what their words say, best first; the score is the share of the query's weight that a tool carries."""
-    index, offers = _search_index(tenant_id, epochs()[0])
-    hits = index.search((stem(word) for word in words(query)), limit=limit)
-    return [
-        Match(
-            worker_id=offers[hit.key].worker_id,
-            tool_name=offers[hit.key].tool_name,
-            relevance_score=round(hit.relevance, 4),
-            description=offers[hit.key].description,
-        )
-        for hit in hits
-    ]
+def search(query: str, *, tenant_id: int, limit: int = 20) -> list[Found]:
+    """Tools of workers that are well, by what their words say, best first, each with the words that it was found by."""
+    epoch = epochs()[0]
+    kept = _kept_index(tenant_id)
+    with kept.lock:
+        _bring_up_to(epoch, kept)
+        ranking = kept.index.search(query)
+        best = ranking.best(2 * limit + _SPARE)
+    well = _well({found.entry.worker_id for found in best})
+    able = [found for found in best if found.entry.worker_id in well]
+    if len(able) < limit and len(best) == 2 * limit + _SPARE:
+        able = ranking.best(limit, among=_well(None))
+    return able[:limit]
+
+
+@dataclass(slots=True)
+class _KeptIndex:
+    """A tenant's search index in this process, and the registry's epoch that it stands at."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    index: SearchIndex = field(default_factory=SearchIndex)
+    epoch: int = -1
 
 
 @lru_cache(maxsize=64)
-def _search_index(_tenant_id: int, _epoch: int) -> tuple[Index, Mapping[str, Match]]:
-    """Built from rows once for each epoch of a tenant; the arguments are the key."""
-    documents, offers = {}, {}
-    for offer in _standing_offers():
-        if _barred_by_state(offer.worker):
-            continue
-        key = f"{offer.worker.worker_id} {offer.name}"
-        documents[key] = _search_fields(offer)
-        offers[key] = Match(
-            worker_id=offer.worker.worker_id,
-            tool_name=offer.name,
-            relevance_score=0,
-            description=offer.tool.description,
-        )
-    return Index(documents, _SEARCH_WEIGHTS), offers
+def _kept_index(_tenant_id: int) -> _KeptIndex:
+    return _KeptIndex()
 
 
-def _search_fields(offer: Offer) -> Mapping[str, Sequence[str]]:
-    properties = offer.tool.input_schema.get("properties", {})
-    texts = {
-        "name": offer.name,
-        "capabilities": " ".join(offer.worker.capabilities),
-        "description": offer.tool.description,
-        "params": " ".join(properties) if isinstance(properties, dict) else "",
-    }
-    return {field: [stem(word) for word in words(text)] for field, text in texts.items()}
+def _bring_up_to(epoch: int, kept: _KeptIndex) -> None:
+    """Take in what has been registered or withdrawn since; who is well just now is not the index's business."""
+    if epoch == kept.epoch:
+        return
+    if epoch < kept.epoch or kept.epoch < 0:
+        kept.index, changed = SearchIndex(), Worker.objects.registered()
+    else:
+        changed = Worker.objects.filter(described_at_epoch__gt=kept.epoch)
+    workers = {worker.pk: worker for worker in changed}
+    entries: defaultdict[int, list[Entry]] = defaultdict(list)
+    for offer in Offer.objects.standing().filter(worker__in=workers).select_related("tool").order_by("id"):
+        entries[offer.worker_id].append(_entry(workers[offer.worker_id], offer))
+    for pk, worker in workers.items():
+        kept.index.put(worker.worker_id, entries[pk])
+    kept.epoch = epoch
+
+
+def _entry(worker: Worker, offer: Offer) -> Entry:
+    return Entry(
+        worker_id=worker.worker_id,
+        tool_name=offer.name,
+        description=offer.tool.description,
+        capabilities=tuple(worker.capabilities),
+        input_schema=offer.tool.input_schema,
+    )
+
+
+def _well(worker_ids: Collection[str] | None) -> frozenset[str]:
+    """Those of these workers, or of all, that are planned for now."""
+    found = Worker.objects.registered().filter(state__in=ROUTABLE)
+    if worker_ids is not None:
+        found = found.filter(worker_id__in=worker_ids)
+    return frozenset(found.values_list("worker_id", flat=True))
 
 
 def _standing_offers() -> list[Offer]:

@@ -6,6 +6,7 @@ from typing import Final
 from django.db import connection
 
 from apps.core.sql import hot_cursor
+from apps.workers.models import Worker
 
 
 def advance_epoch(tenant_id: int) -> None:
@@ -46,3 +47,45 @@ def take_call(*, tenant_id: int, worker_id: int, share: timedelta) -> int | None
         cursor.execute(_TAKE, {"tenant": tenant_id, "worker": worker_id, "share": share.total_seconds()})
         (seconds,) = cursor.fetchone()
     return None if seconds is None else int(seconds)
+
+
+def stamp_description(tenant_id: int, worker_pk: int) -> None:
+    """Note on a worker the epoch at which its tools changed. The epoch's row is locked by whoever has just moved it."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """update workers_worker set described_at_epoch = r.epoch from workers_registry r
+               where workers_worker.id = %s and r.tenant_id = %s""",
+            [worker_pk, tenant_id],
+        )
+
+
+# By the unique key of tenant and worker_id. The row is not read whole: a manifest may be long.
+_BEAT = """
+update workers_worker
+set last_heartbeat_at = gatehouse_now(), current_load = %(load)s, available = %(available)s
+where tenant_id = %(tenant)s and worker_id = %(worker_id)s and unregistered_at is null
+  and (principal_id = %(principal)s or %(any_principal)s) and beats and reported = %(state)s
+  and (state = 'quarantined'
+       or (state = %(state)s and (state in ('maintenance', 'offline') or (reach <> 'down' and drift is null))))
+returning id, tenant_id, worker_id, state, last_heartbeat_at, trust_ends_at
+"""
+
+
+def beaten(
+    *, tenant_id: int, worker_id: str, principal_id: int | None, state: str, load: float, available: bool
+) -> Worker | None:
+    """Take a heartbeat that says nothing new: the worker, without what the statement did not name, or None if it is
+    not there, not this principal's, or may have to change its state (see Worker.condition).
+
+    :param principal_id: whose worker it must be; None: anybody's.
+    """
+    named = {
+        "tenant": tenant_id,
+        "worker_id": worker_id,
+        "principal": principal_id,
+        "any_principal": principal_id is None,
+        "state": state,
+        "load": load,
+        "available": available,
+    }
+    return next(iter(Worker.objects.raw(_BEAT, named)), None)

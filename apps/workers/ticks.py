@@ -3,8 +3,8 @@
 from datetime import timedelta
 
 from apps.core.ticks import tick
-from apps.principals.tenancy import acting_as_system
-from apps.workers import services
+from apps.principals.tenancy import acting_as_system, acting_in
+from apps.workers import selectors, services
 
 
 @tick(every=timedelta(seconds=5))
@@ -33,3 +33,12 @@ def discover() -> None:
 @tick(every=timedelta(seconds=1))
 def probe() -> None:
     services.probe()
+
+
+@tick(every=timedelta(seconds=5))
+def remember() -> None:
+    with acting_as_system("workers that memory does not know yet"):
+        tenants = selectors.tenants_to_remember()
+    for tenant_id in tenants:
+        with acting_in(tenant_id, "the registry, written to memory"):
+            services.remember()

@@ -1,5 +1,6 @@
 """Operations of the registry."""
 
+from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -108,12 +109,27 @@ class SearchCapabilities(Input):
     limit: Annotated[int, Field(ge=1, le=100)] = 20
 
 
+class MatchedWord(Output):
+    word: str
+    """Of the query."""
+    found: str
+    """The tool's word that it was found as."""
+    where: list[Literal["name", "capabilities", "description", "params"]]
+    share: float
+    """How much of the relevance it makes."""
+    typo: bool
+    """It was read as a misspelling of what was found, at a discount."""
+
+
 class CapabilityMatch(Output):
     worker_id: str
     tool_name: str
     relevance_score: float
-    """Share of the query's weight that the tool's words carry, 0 to 1."""
+    """Share of the query's weight that the tool's words carry, 0 to 1: the sum of the shares in `matched`."""
     description: str
+    matched: list[MatchedWord]
+    missed: list[str]
+    """Words of the query that the tool does not carry."""
 
 
 class CapabilityMatches(Output):
@@ -244,15 +260,17 @@ def get_worker_manifest(caller: Caller, given: OneWorker) -> WorkerManifest:
     read_only=True,
 )
 def search_capabilities(caller: Caller, given: SearchCapabilities) -> CapabilityMatches:
-    """Find tools of well workers by plain words, best first, each with the share of your words that it carries."""
+    """Find tools of well workers by plain words, best first, each with the words that it was found by. Typos are forgiven."""
     found = selectors.search(given.query, tenant_id=caller.tenant_id, limit=given.limit)
     return CapabilityMatches(
         matches=[
             CapabilityMatch(
-                worker_id=match.worker_id,
-                tool_name=match.tool_name,
-                relevance_score=match.relevance_score,
-                description=match.description,
+                worker_id=match.entry.worker_id,
+                tool_name=match.entry.tool_name,
+                relevance_score=match.relevance,
+                description=match.entry.description,
+                matched=[MatchedWord.model_validate(asdict(word)) for word in match.matched],
+                missed=list(match.missed),
             )
             for match in found
         ]

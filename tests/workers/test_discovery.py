@@ -52,7 +52,7 @@ def test_a_server_that_knows_nothing_of_us_is_found_with_all_its_tools(as_kee: C
     assert [tool["name"] for tool in worker.manifest["tools"]] == ["shout", "whisper", "mutter"]
     assert (worker.state, worker.beats) == ("ready", False)
     matches = selectors.search("whisper a text", tenant_id=as_kee.tenant_id)
-    assert matches[0].tool_name == "whisper"
+    assert matches[0].entry.tool_name == "whisper"
 
 
 def test_what_is_found_is_untrusted_and_what_it_leaves_unsaid_counts_as_everything(

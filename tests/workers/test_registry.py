@@ -373,17 +373,6 @@ def test_calls_are_counted_into_their_offer_by_the_tick(as_kee: Caller) -> None:
         services.record_call(worker_id="code-analyzer-001", tool_name="x", ok=True, seconds=1, cost=Decimal(0))
 
 
-def test_search_finds_tools_by_their_words_with_an_honest_score(as_kee: Caller) -> None:
-    register(as_kee, make_manifest())
-
-    found = selectors.search("analyzing repositories", tenant_id=as_kee.tenant_id)
-    partly = selectors.search("analyze the weather", tenant_id=as_kee.tenant_id)
-
-    assert [(match.worker_id, match.tool_name) for match in found] == [("code-analyzer-001", "analyze_repository")]
-    assert found[0].relevance_score > partly[0].relevance_score > 0
-    assert selectors.search("weather", tenant_id=as_kee.tenant_id) == []
-
-
 @pytest.mark.parametrize("source", list(State))
 @pytest.mark.parametrize("target", list(State))
 def test_states_follow_the_table(source: State, target: State) -> None:

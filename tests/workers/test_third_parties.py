@@ -133,7 +133,9 @@ def find(caller: Caller, endpoint: str, worker_id: str, side_effects: dict[str, 
 
 
 def found(query: str, caller: Caller) -> list[tuple[str, str]]:
-    return [(match.worker_id, match.tool_name) for match in selectors.search(query, tenant_id=caller.tenant_id)]
+    return [
+        (match.entry.worker_id, match.entry.tool_name) for match in selectors.search(query, tenant_id=caller.tenant_id)
+    ]
 
 
 def test_the_reference_server_is_found_searched_called_and_missed(as_kee: Caller, packages: Path, start: Start) -> None:

@@ -8,6 +8,7 @@ from apps.workers.services.keys import enroll_key, revoke_key
 from apps.workers.services.probing import PROBE_EVERY, probe
 from apps.workers.services.quarantining import quarantine, release
 from apps.workers.services.registering import Registration, expel, register, unregister
+from apps.workers.services.remembering import Restored, remember, restore
 
 __all__ = [
     "DEFAULT_EVERY",
@@ -17,6 +18,7 @@ __all__ = [
     "PROBE_EVERY",
     "RECENT_CALLS",
     "Registration",
+    "Restored",
     "add_source",
     "discover",
     "enroll_key",
@@ -30,7 +32,9 @@ __all__ = [
     "record_call",
     "register",
     "release",
+    "remember",
     "remove_source",
+    "restore",
     "revoke_key",
     "take_call",
     "unregister",

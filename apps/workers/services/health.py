@@ -6,7 +6,9 @@ from typing import Final
 from django.db import transaction
 
 from apps.core.sql import database_now
+from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
+from apps.workers import sql
 from apps.workers.models import Worker
 from apps.workers.services.rows import advance, lock_own, move
 from apps.workers.states import REPORTED, State
@@ -18,14 +20,26 @@ OFFLINE_AFTER: Final = HEARTBEAT_EVERY * 3
 
 @transaction.atomic
 def heartbeat(*, caller: Caller, worker_id: str, status: str, current_load: float, available: bool) -> Worker:
-    """Take a worker's word for how it is.
+    """Take a worker's word for how it is. Where that is no news, it is one statement, and of the worker returned only
+    its health is loaded.
 
     :raises UnknownWorker: if the caller has registered no worker of this id.
     """
+    state = REPORTED[status]
+    beaten = sql.beaten(
+        tenant_id=caller.tenant_id,
+        worker_id=worker_id,
+        principal_id=None if Scope.ADMIN in caller.scopes else caller.principal_id,
+        state=state,
+        load=current_load,
+        available=available,
+    )
+    if beaten is not None:
+        return beaten
     worker = lock_own(caller, worker_id)
     now = database_now()
     worker.last_heartbeat_at, worker.current_load, worker.available = now, current_load, available
-    worker.beats, worker.reported = True, REPORTED[status]
+    worker.beats, worker.reported = True, state
     # Its word does not make it reachable, nor what it offers what its manifest says.
     moved = move(worker, worker.condition, f"the worker says {status}", now)
     worker.save(update_fields=["last_heartbeat_at", "current_load", "available", "beats", "reported", "state"])
@@ -42,7 +56,7 @@ def mark_late() -> int:
     """
     now = database_now()
     late = Worker.objects.registered().filter(beats=True, last_heartbeat_at__lt=now - LATE_AFTER)
-    late = late.exclude(state__in=[State.OFFLINE, State.QUARANTINED])
+    late = late.exclude(state__in=[State.OFFLINE, State.QUARANTINED]).defer("manifest")
     moved = []
     for worker in late.select_for_update(skip_locked=True).order_by("id"):
         if move(worker, known_state(worker, now), "no heartbeat", now):

@@ -10,7 +10,7 @@ from django.db import IntegrityError, transaction
 
 from apps.core.sql import database_now, violated_constraint
 from apps.principals.tenancy import Caller
-from apps.workers import manifests
+from apps.workers import manifests, sql
 from apps.workers.errors import WorkerIdTaken
 from apps.workers.hysteresis import Reach
 from apps.workers.manifests import Manifest, ToolContract
@@ -65,6 +65,8 @@ def register(*, caller: Caller, original: Mapping[str, Any], found: bool = False
         record(worker, WorkerEvent.Kind.REGISTERED if created else WorkerEvent.Kind.REPLACED, worker.tier_reason, now)
     if changed or regraded or moved:
         advance([worker.tenant_id])
+    if changed:
+        sql.stamp_description(worker.tenant_id, worker.pk)
     return Registration(worker=worker, created=created, tools=manifest.tools)
 
 

@@ -50,6 +50,7 @@ def take_out(worker: Worker, why: str, now: datetime, *, voids: bool) -> None:
     worker.save(update_fields=["unregistered_at", "void_until"])
     record(worker, WorkerEvent.Kind.UNREGISTERED, why, now)
     advance([worker.tenant_id])
+    sql.stamp_description(worker.tenant_id, worker.pk)
 
 
 def record(worker: Worker, kind: WorkerEvent.Kind, detail: str, now: datetime) -> None:

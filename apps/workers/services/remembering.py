@@ -1,0 +1,148 @@
+"""The registry as memory knows it: a concept of each worker, what it provides, who manages it; and the way back.
+
+Memory holds what a worker has said of itself, whole and signed. Whoever may write memory may write such a concept too, so
+what is restored from there is a registration like any other: judged anew, and trusted only by its signature.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from django.db import transaction
+from pydantic import ValidationError
+
+from apps.core.errors import DomainError
+from apps.core.sql import database_now
+from apps.memory import selectors as memories
+from apps.memory import services as memory
+from apps.memory.errors import AliasTaken
+from apps.memory.references import key_of
+from apps.principals.models import Principal
+from apps.principals.services import DELEGATE
+from apps.principals.tenancy import Caller, on_behalf_of
+from apps.workers.errors import BadSignature
+from apps.workers.models import Worker
+from apps.workers.services.registering import register
+from apps.workers.shapes import RegisterWorker
+
+CONCEPT: Final = "worker"
+PROVIDES: Final = "provides"
+MANAGES: Final = "manages"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """What a rebuild has made of one remembered worker: its tier, or why there is none."""
+
+    worker_id: str
+    tier: str | None
+    reason: str
+
+
+@transaction.atomic
+def remember(*, limit: int = 100) -> int:
+    """Write to memory what workers have become since they were last written; says how many. Runs within a tenant.
+
+    A worker whose name stands for something else in memory is left out.
+    """
+    due = Worker.objects.unremembered().select_related("principal__tenant").order_by("id")
+    workers = list(due.select_for_update(of=("self",), skip_locked=True)[:limit])
+    for worker in workers:
+        with suppress(AliasTaken):
+            _remember(worker, database_now())
+        worker.remembered_at_epoch = worker.described_at_epoch
+        worker.save(update_fields=["remembered_at_epoch"])
+    return len(workers)
+
+
+def restore(*, tenant_id: int) -> list[Restored]:
+    """Register what memory knows and the registry does not. Runs within the tenant; what is refused hinders no other.
+
+    A restored worker is ready until its heartbeat is late. Where its signature no longer holds, it comes back untrusted.
+    """
+    known = set(Worker.objects.values_list("worker_id", flat=True))
+    return [
+        _restore(tenant_id, concept.name, concept.metadata)
+        for concept in memories.concepts_of_type(CONCEPT)
+        if concept.name not in known and concept.metadata.get("unregistered_at") is None
+    ]
+
+
+def _remember(worker: Worker, now: datetime) -> None:
+    known = memories.concept_named(worker.worker_id)
+    if known is not None and (known.key != key_of(worker.worker_id) or known.type not in {"", CONCEPT}):
+        return
+    author = on_behalf_of(worker.principal)
+    with transaction.atomic():
+        memory.store_concept(
+            author=author,
+            name=worker.worker_id,
+            now=now,
+            concept_type=CONCEPT,
+            description=f"Worker {worker.worker_id}: {', '.join(_tools(worker))[:2000]}",
+            metadata=_described(worker),
+        )
+        memory.add_relationship(
+            author=author,
+            from_concept=DELEGATE,
+            to_concept=worker.worker_id,
+            rel_type=MANAGES,
+            description=f"{DELEGATE} delegates to {worker.worker_id}",
+            now=now,
+        )
+        for capability in worker.capabilities:
+            memory.add_relationship(
+                author=author,
+                from_concept=worker.worker_id,
+                to_concept=capability,
+                rel_type=PROVIDES,
+                description=f"{worker.worker_id} provides {capability}",
+                now=now,
+            )
+
+
+def _tools(worker: Worker) -> list[str]:
+    return [tool["name"] for tool in worker.manifest["tools"]]
+
+
+def _described(worker: Worker) -> dict[str, Any]:
+    left = worker.unregistered_at
+    return {
+        "endpoint": worker.endpoint,
+        "tools": _tools(worker),
+        "capabilities": list(worker.capabilities),
+        "trust_tier": worker.effective_tier,
+        "registered_at": worker.registered_at.isoformat(),
+        "unregistered_at": None if left is None else left.isoformat(),
+        "managed_by_delegate": DELEGATE,
+        "registered_by": worker.principal.name,
+        "manifest": worker.manifest,
+    }
+
+
+def _restore(tenant_id: int, worker_id: str, remembered: Mapping[str, Any]) -> Restored:
+    manifest, owner = remembered.get("manifest"), remembered.get("registered_by")
+    if not isinstance(manifest, Mapping) or manifest.get("worker_id") != worker_id or not isinstance(owner, str):
+        return Restored(worker_id=worker_id, tier=None, reason="memory holds no manifest of it")
+    principal = Principal.objects.filter(tenant_id=tenant_id).named(owner).select_related("tenant").first()
+    if principal is None:
+        return Restored(worker_id=worker_id, tier=None, reason=f"there is no principal {owner[:100]!r}")
+    try:
+        worker = _registered(on_behalf_of(principal), manifest)
+    except DomainError as refusal:
+        return Restored(worker_id=worker_id, tier=None, reason=refusal.detail)
+    except ValidationError:
+        return Restored(worker_id=worker_id, tier=None, reason="what memory holds is no manifest")
+    return Restored(worker_id=worker_id, tier=worker.effective_tier, reason=worker.tier_reason)
+
+
+def _registered(owner: Caller, manifest: Mapping[str, Any]) -> Worker:
+    original = RegisterWorker.model_validate(manifest).model_dump(mode="json", exclude_unset=True)
+    try:
+        with transaction.atomic():
+            return register(caller=owner, original=original).worker
+    except BadSignature:
+        trust = {name: value for name, value in original.get("trust", {}).items() if name == "tier"}
+        return register(caller=owner, original={**original, "trust": trust}).worker

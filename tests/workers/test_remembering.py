@@ -1,0 +1,203 @@
+"""The registry in memory: written there when it changes, and rebuilt from there after a loss, judged anew."""
+
+from copy import copy
+from datetime import timedelta
+from io import StringIO
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from apps.core.sql import database_now
+from apps.memory import services as memory
+from apps.memory.models import Concept, Relationship
+from apps.principals.models import Tenant
+from apps.principals.tenancy import Caller, acting_as
+from apps.workers import selectors, services, ticks
+from apps.workers.models import Offer, Worker, WorkerEvent
+from tests.ground import analyzed
+from tests.workers.factories import NOTHING, enroll, make_key, make_manifest, register, signed
+
+pytestmark = pytest.mark.django_db
+
+
+def lose_the_registry() -> None:
+    for model in (WorkerEvent, Offer, Worker):
+        model.objects.all().delete()
+
+
+def relations() -> set[tuple[str, str, str]]:
+    found = Relationship.objects.select_related("source", "target")
+    return {(one.source.name, one.type, one.target.name) for one in found}
+
+
+def test_a_registered_worker_is_a_concept_with_what_it_provides_and_who_manages_it(as_kee: Caller) -> None:
+    register(as_kee, make_manifest())
+
+    assert services.remember() == 1
+
+    concept = Concept.objects.get(name="code-analyzer-001")
+    assert concept.type == "worker"
+    assert {name: concept.metadata[name] for name in ("endpoint", "tools", "capabilities", "trust_tier")} == {
+        "endpoint": "https://code-analyzer.example.com/mcp",
+        "tools": ["analyze_repository"],
+        "capabilities": ["code_analysis", "python", "javascript"],
+        "trust_tier": "untrusted",
+    }
+    assert concept.metadata["managed_by_delegate"] == "delegate"
+    assert concept.metadata["registered_at"]
+    assert relations() == {
+        ("delegate", "manages", "code-analyzer-001"),
+        *(("code-analyzer-001", "provides", tag) for tag in ("code_analysis", "python", "javascript")),
+    }
+
+
+def test_memory_is_written_once_for_each_change_and_not_for_a_state(as_kee: Caller) -> None:
+    register(as_kee, make_manifest())
+    assert (services.remember(), services.remember()) == (1, 0)
+
+    services.heartbeat(
+        caller=as_kee, worker_id="code-analyzer-001", status="degraded", current_load=0.0, available=True
+    )
+    assert services.remember() == 0
+    register(as_kee, make_manifest(capabilities=["rust"]))
+    assert (services.remember(), services.remember()) == (1, 0)
+    assert Concept.objects.get(name="code-analyzer-001").metadata["capabilities"] == ["rust"]
+    services.unregister(caller=as_kee, worker_id="code-analyzer-001")
+    assert services.remember() == 1
+    assert Concept.objects.get(name="code-analyzer-001").metadata["unregistered_at"]
+
+
+def test_a_name_that_stands_for_something_else_in_memory_is_left_alone(as_kee: Caller) -> None:
+    memory.store_concept(author=as_kee, name="Ada", now=database_now(), aliases=["code-analyzer-001"])
+    before = Concept.objects.values().get()
+    register(as_kee, make_manifest())
+    register(as_kee, make_manifest("other"))
+
+    assert (services.remember(), services.remember()) == (2, 0)
+    assert Concept.objects.filter(pk=before["id"]).values().get() == before
+    assert Concept.objects.get(name="other").type == "worker"
+
+
+def test_a_lost_registry_comes_back_with_its_tools_and_the_trust_that_its_signatures_still_carry(
+    as_kee: Caller,
+) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    register(as_kee, signed(make_manifest(), key))
+    register(as_kee, make_manifest("plain", side_effects=NOTHING))
+    services.remember()
+    lose_the_registry()
+    assert selectors.workers() == []
+
+    restored = services.restore(tenant_id=as_kee.tenant_id)
+
+    assert [(one.worker_id, one.tier) for one in restored] == [
+        ("code-analyzer-001", "verified"),
+        ("plain", "untrusted"),
+    ]
+    assert [(one.worker.worker_id, one.tools) for one in selectors.workers()] == [
+        ("code-analyzer-001", ("analyze_repository",)),
+        ("plain", ("analyze_repository",)),
+    ]
+    assert services.restore(tenant_id=as_kee.tenant_id) == []
+
+
+def test_a_signature_that_does_not_hold_any_more_gives_no_trust_back(as_kee: Caller) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    register(as_kee, signed(make_manifest(), key))
+    services.remember()
+    lose_the_registry()
+    concept = Concept.objects.get(name="code-analyzer-001")
+    concept.metadata["manifest"]["capabilities"] = ["everything"]
+    concept.metadata["trust_tier"] = "trusted"
+    concept.save()
+
+    (restored,) = services.restore(tenant_id=as_kee.tenant_id)
+
+    assert restored.tier == "untrusted"
+    assert Worker.objects.get().signing_key is None
+
+
+def test_an_old_signature_gives_no_trust_back(as_kee: Caller) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    manifest = signed(make_manifest(), key, now=database_now() - timedelta(hours=2), validity=timedelta(hours=1))
+    register(as_kee, make_manifest())
+    services.remember()
+    lose_the_registry()
+    concept = Concept.objects.get(name="code-analyzer-001")
+    concept.metadata["manifest"] = manifest
+    concept.save()
+
+    assert [one.tier for one in services.restore(tenant_id=as_kee.tenant_id)] == ["untrusted"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"manifest": None}, "no manifest"),
+        ({"manifest": {"worker_id": "code-analyzer-001"}}, "no manifest"),
+        ({"manifest": make_manifest("somebody-else")}, "no manifest"),
+        ({"manifest": make_manifest(endpoint="https://10.0.0.1/mcp")}, "endpoint"),
+        ({"registered_by": "nobody"}, "no principal"),
+    ],
+)
+def test_what_memory_holds_wrongly_is_left_out_and_named(
+    as_kee: Caller, change: dict[str, object], reason: str
+) -> None:
+    register(as_kee, make_manifest())
+    services.remember()
+    lose_the_registry()
+    concept = Concept.objects.get(name="code-analyzer-001")
+    concept.metadata |= change
+    concept.save()
+
+    (left_out,) = services.restore(tenant_id=as_kee.tenant_id)
+
+    assert left_out.tier is None
+    assert reason in left_out.reason
+    assert Worker.objects.count() == 0
+
+
+def test_a_worker_that_left_stays_away(as_kee: Caller) -> None:
+    register(as_kee, make_manifest())
+    services.unregister(caller=as_kee, worker_id="code-analyzer-001")
+    services.remember()
+    lose_the_registry()
+
+    assert services.restore(tenant_id=as_kee.tenant_id) == []
+
+
+def test_the_look_for_what_memory_does_not_know_goes_by_its_index(as_kee: Caller) -> None:
+    template = register(as_kee, make_manifest()).worker
+    rows = []
+    for number in range(3_000):
+        row = copy(template)
+        row.pk, row.worker_id, row.remembered_at_epoch = None, f"copy-{number}", 10**9
+        rows.append(row)
+    Worker.objects.bulk_create(rows)
+    analyzed("workers_worker")
+
+    plan = Worker.objects.unremembered().order_by("id").explain()
+
+    assert "Seq Scan on workers_worker" not in plan
+    assert "workers_worker_unremembered" in plan
+
+
+def test_the_tick_writes_and_the_command_restores(tenant: Tenant, kee: Caller) -> None:
+    with acting_as(kee):
+        register(kee, make_manifest())
+    ticks.remember()
+    with acting_as(kee):
+        lose_the_registry()
+    said = StringIO()
+
+    call_command("rebuild_registry", "--tenant", tenant.slug, stdout=said)
+
+    assert "code-analyzer-001: untrusted (the manifest is not signed" in said.getvalue()
+    assert "1 workers registered again" in said.getvalue()
+    with acting_as(kee):
+        assert Worker.objects.get().worker_id == "code-analyzer-001"
+    with pytest.raises(CommandError):
+        call_command("rebuild_registry", "--tenant", "nobody")

@@ -1,0 +1,194 @@
+"""Finding tools by words: what counts, what is forgiven, and what is said of it."""
+
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from apps.principals.tenancy import Caller
+from apps.workers import selectors, services
+from apps.workers.searching import Entry, Found, SearchIndex
+from tests.workers.factories import make_manifest, register
+
+pytestmark = pytest.mark.django_db
+
+OBJECT: dict[str, Any] = {"type": "object"}
+
+
+def tool(name: str, description: str, **properties: Any) -> dict[str, Any]:
+    schema = {"type": "object", "properties": {name: {"type": "string"} for name in properties}}
+    return {"name": name, "description": description, "input_schema": schema}
+
+
+ANALYZE = tool("analyze_repository", "Analyze a Python codebase.", repo_path="string")
+SENTIMENT = tool("analyze_sentiment", "Analyze the sentiment of a text.", text="string")
+TRANSCODE = tool("transcode_video", "Convert a video into another format.", video_path="string")
+
+
+def search(caller: Caller, query: str, limit: int = 20) -> list[Found]:
+    return selectors.search(query, tenant_id=caller.tenant_id, limit=limit)
+
+
+def beat(caller: Caller, worker_id: str, status: str) -> None:
+    services.heartbeat(caller=caller, worker_id=worker_id, status=status, current_load=0.0, available=True)
+
+
+def names(found: list[Found]) -> list[str]:
+    return [one.entry.tool_name for one in found]
+
+
+@pytest.fixture
+def shelf(as_kee: Caller) -> Caller:
+    for worker_id, one, tags in (
+        ("coder", ANALYZE, ["code_analysis"]),
+        ("judge", SENTIMENT, ["nlp"]),
+        ("cutter", TRANSCODE, ["media"]),
+    ):
+        register(as_kee, make_manifest(worker_id, tools=[one], capabilities=tags))
+    return as_kee
+
+
+def test_a_match_says_which_words_it_was_found_by_where_and_what_it_misses(shelf: Caller) -> None:
+    (found, *_) = search(shelf, "Please analyze the sentiment of tomorrow")
+
+    assert (found.entry.worker_id, found.entry.tool_name) == ("judge", "analyze_sentiment")
+    assert [(one.word, one.where, one.typo) for one in found.matched] == [
+        ("analyze", ("name", "description"), False),
+        ("sentiment", ("name", "description"), False),
+    ]
+    assert found.missed == ("tomorrow",)
+    assert found.relevance == pytest.approx(sum(one.share for one in found.matched), abs=1e-3)
+    assert 0 < found.relevance < 1
+
+
+@pytest.mark.parametrize(
+    ("query", "word", "known"),
+    [
+        ("analyse repository", "analyse", "analyze"),
+        ("repositroy", "repositroy", "repository"),
+        ("sentimant", "sentimant", "sentiment"),
+        ("trnscode", "trnscode", "transcode"),
+    ],
+)
+def test_a_typo_is_read_as_the_nearest_word_and_named(shelf: Caller, query: str, word: str, known: str) -> None:
+    matched = {one.word: one for one in search(shelf, query)[0].matched}
+
+    assert (matched[word].found, matched[word].typo) == (known, True)
+
+
+def test_relevance_is_the_share_of_the_query_that_a_tool_carries(shelf: Caller) -> None:
+    whole, partly = search(shelf, "analyzing repositories")[0], search(shelf, "analyze the weather")[0]
+
+    assert whole.entry.tool_name == "analyze_repository"
+    assert whole.relevance > partly.relevance > 0
+
+
+def test_a_typo_counts_less_than_the_word_itself(shelf: Caller) -> None:
+    assert search(shelf, "sentimant")[0].relevance < search(shelf, "sentiment")[0].relevance
+
+
+@pytest.mark.parametrize("query", ["weather", "cat", "x1y2", ""])
+def test_what_no_tool_carries_finds_nothing(shelf: Caller, query: str) -> None:
+    assert search(shelf, query) == []
+
+
+def test_words_in_the_name_weigh_more_than_in_the_description(as_kee: Caller) -> None:
+    register(as_kee, make_manifest("one", tools=[tool("index", "Reads documents.")], capabilities=[]))
+    register(as_kee, make_manifest("two", tools=[tool("documents", "Makes an index.")], capabilities=[]))
+
+    assert names(search(as_kee, "index")) == ["index", "documents"]
+
+
+def test_a_worker_that_falls_ill_is_not_found_until_it_is_well(shelf: Caller) -> None:
+    assert names(search(shelf, "sentiment")) == ["analyze_sentiment"]
+
+    beat(shelf, "judge", "maintenance")
+    assert search(shelf, "sentiment") == []
+    beat(shelf, "judge", "healthy")
+    assert names(search(shelf, "sentiment")) == ["analyze_sentiment"]
+
+
+def test_those_who_are_well_are_found_behind_many_who_are_not(as_kee: Caller) -> None:
+    for number in range(70):
+        register(as_kee, make_manifest(f"w{number:02}", tools=[SENTIMENT]))
+    for number in range(69):
+        beat(as_kee, f"w{number:02}", "degraded")
+
+    assert [one.entry.worker_id for one in search(as_kee, "sentiment", limit=5)] == ["w69"]
+
+
+def test_what_is_registered_replaced_or_withdrawn_is_seen_at_the_next_search(shelf: Caller) -> None:
+    assert search(shelf, "pictures") == []
+
+    register(shelf, make_manifest("painter", tools=[tool("draw", "Draws pictures.")]))
+    assert names(search(shelf, "pictures")) == ["draw"]
+    register(shelf, make_manifest("painter", tools=[tool("draw", "Draws maps.")]))
+    assert (search(shelf, "pictures"), names(search(shelf, "maps"))) == ([], ["draw"])
+    services.unregister(caller=shelf, worker_id="painter")
+    assert search(shelf, "maps") == []
+    register(shelf, make_manifest("painter", tools=[tool("draw", "Draws maps.")]))
+    assert names(search(shelf, "maps")) == ["draw"]
+
+
+def test_after_a_change_of_state_no_tool_is_read_again(shelf: Caller) -> None:
+    search(shelf, "sentiment")
+    beat(shelf, "coder", "degraded")
+
+    with CaptureQueriesContext(
+        connection,
+    ) as queries:
+        search(shelf, "sentiment")
+
+    assert len(queries) == 3
+    assert not any('"workers_toolversion"' in query["sql"] for query in queries)
+    with CaptureQueriesContext(connection) as queries:
+        search(shelf, "sentiment")
+    assert len(queries) == 2
+
+
+def test_an_index_is_the_same_in_whatever_order_its_tools_came() -> None:
+    entries = [
+        Entry(
+            worker_id=f"w{n}",
+            tool_name=one["name"],
+            description=one["description"],
+            capabilities=["x"],
+            input_schema=OBJECT,
+        )
+        for n, one in enumerate((ANALYZE, SENTIMENT, TRANSCODE))
+    ]
+    forward, backward = SearchIndex(), SearchIndex()
+    for entry in entries:
+        forward.put(entry.worker_id, [entry])
+    for entry in reversed(entries):
+        backward.put(entry.worker_id, [entry, entry])
+        backward.put(entry.worker_id, [entry])
+    forward.put("gone", [entries[0]])
+    forward.put("gone", [])
+
+    for query in ("analyze a text", "vidoe format"):
+        assert forward.search(query).best(9) == backward.search(query).best(9)
+    assert len(forward) == len(backward) == 3
+
+
+def test_words_that_nearly_all_share_do_not_keep_the_rare_one_from_the_top() -> None:
+    index = SearchIndex()
+    for number in range(2_500):
+        index.put(
+            f"w{number:04}",
+            [
+                Entry(
+                    worker_id=f"w{number:04}",
+                    tool_name=f"run_{'rare' if number % 10 == 0 else 'plain'}",
+                    description="Runs something common",
+                    capabilities=["common"],
+                    input_schema=OBJECT,
+                )
+            ],
+        )
+
+    best = index.search("common rare").best(250)
+
+    assert {one.entry.tool_name for one in best} == {"run_rare"}
+    assert {len(one.matched) for one in best} == {2}
