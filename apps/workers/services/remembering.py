@@ -18,7 +18,6 @@ from apps.core.sql import database_now
 from apps.memory import selectors as memories
 from apps.memory import services as memory
 from apps.memory.errors import AliasTaken
-from apps.memory.references import key_of
 from apps.principals.models import Principal
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller, on_behalf_of
@@ -72,7 +71,7 @@ def restore(*, tenant_id: int) -> list[Restored]:
 
 def _remember(worker: Worker, now: datetime) -> None:
     known = memories.concept_named(worker.worker_id)
-    if known is not None and (known.key != key_of(worker.worker_id) or known.type not in {"", CONCEPT}):
+    if known is not None and (known.name.casefold() != worker.worker_id.casefold() or known.type not in {"", CONCEPT}):
         return
     author = on_behalf_of(worker.principal)
     with transaction.atomic():
