@@ -32,6 +32,8 @@ _LONGEST_CALM: Final = 15.0
 _BUSY_IN_A_ROW: Final = 2
 # After so long without a fault sweeps have found what there is to find.
 _SWEPT: Final = 10.0
+# So long those that sweep may take to start again on a machine that does much else.
+_STARTING: Final = 60.0
 # The hot table and its indexes may take so much for nothing, and so much for each task that was open at once.
 _BLOAT: Final = 64 * 1024 * 1024
 _BLOAT_OF_A_TASK: Final = 8192
@@ -591,7 +593,7 @@ def spent_is_spent(history: History) -> Iterator[str]:
         yield from (
             f"{grant.task} run {grant.run} was granted ({grant.call.id}) long after {budget} was spent"
             for grant in grants
-            if history.calm(since, grant.call.begin, "web", "database", felt=_FELT) > _SWEPT
+            if _swept(history, since, grant.call.begin)
         )
 
 
@@ -627,10 +629,17 @@ def _by_name(calls: Iterable[Call]) -> dict[tuple[str, str, str], list[Call]]:
     return found
 
 
+def _swept(history: History, begin: float, end: float) -> bool:
+    """Whether sweeps have found in this time what there was to find at its begin."""
+    if history.harmed(begin - _STARTING, end, "sweeps"):
+        return False
+    return history.calm(begin, end, "web", "database", felt=_FELT) > _SWEPT
+
+
 def _calm_before(history: History, begin: float, end: float) -> float:
     """The latest moment in this time after which everything worked for long enough to be found."""
     moment = end
-    while moment > begin and history.calm(moment, end, "web", "database", felt=_FELT) < _SWEPT:
+    while moment > begin and not _swept(history, moment, end):
         moment -= 1
     return max(moment, begin)
 

@@ -103,7 +103,11 @@ BREAKAGES: Final = [
     Breakage(name="kill the executors", often=3, apply=_kill("worker-execute")),
     Breakage(name="kill beat", often=1, apply=_kill("beat")),
     Breakage(
-        name="kill both kinds of Celery workers and beat", often=1, apply=_kill("worker-core", "worker-execute", "beat")
+        name="kill both kinds of Celery workers and beat",
+        often=1,
+        apply=_kill("worker-core", "worker-execute", "beat"),
+        # Nobody that a caller speaks to; but nobody sweeps until they have started again.
+        harms=("sweeps",),
     ),
     Breakage(name="stop the executors past their leases", often=1, apply=_stop_executor),
     Breakage(name="kill a worker", often=3, apply=_kill_worker, workers=True),

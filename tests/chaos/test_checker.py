@@ -725,12 +725,16 @@ def test_a_rate_counts_what_was_granted_within_the_period_for_certain() -> None:
     assert checker.check(story.history()) == []
 
 
-@pytest.mark.parametrize(("times", "fault"), [(12, None), (7, 34), (7, 40)])
-def test_a_schedule_makes_its_tasks_until_it_is_removed_or_something_breaks(times: int, fault: float | None) -> None:
+@pytest.mark.parametrize(
+    ("times", "fault", "harms"), [(12, None, "database"), (7, 34, "database"), (7, 40, "database"), (4, 26, "sweeps")]
+)
+def test_a_schedule_makes_its_tasks_until_it_is_removed_or_something_breaks(
+    times: int, fault: float | None, harms: str
+) -> None:
     story = sound()
     _scheduled(story, times=times)
     if fault is not None:
-        story.fault(fault, fault + 5, "database")
+        story.fault(fault, fault + 5, harms)
 
     assert checker.check(story.history()) == []
 
