@@ -28,7 +28,9 @@ _stop = threading.Event()
 @signals.worker_process_init.connect
 def start_ticking(**_: Any) -> None:
     """Every worker process ticks by itself, so that nothing depends on beat."""
-    threading.Thread(target=ticks.run_forever, args=[_stop], name="ticks", daemon=True).start()
+    for name, calls_out in (("ticks", False), ("ticks that call out", True)):
+        given = {"calls_out": calls_out}
+        threading.Thread(target=ticks.run_forever, args=[_stop], kwargs=given, name=name, daemon=True).start()
 
 
 @signals.worker_process_shutdown.connect

@@ -2,6 +2,9 @@
 
 Two drivers call them and either alone suffices: beat's messages, and one thread in each worker process.
 An advisory try-lock keeps a second runner from doing the same work; it is a courtesy, not a guard.
+
+A tick that calls other servers waits as long as they let it. It has a thread of such ticks alone, in each worker
+process, and no messages: nobody's lease runs out late because somebody else's server hangs.
 """
 
 import hashlib
@@ -26,17 +29,18 @@ class Tick:
     name: str
     every: timedelta
     run: Callable[[], object]
+    calls_out: bool = False
 
 
 _ticks: Final[dict[str, Tick]] = {}
 
 
-def tick(*, every: timedelta) -> Callable[[Callable[[], object]], Callable[[], object]]:
+def tick(*, every: timedelta, calls_out: bool = False) -> Callable[[Callable[[], object]], Callable[[], object]]:
     """Register a tick function of an app's `ticks.py`; its name is `<app>.<function>`."""
 
     def register(function: Callable[[], object]) -> Callable[[], object]:
         name = f"{function.__module__.split('.')[1]}.{function.__name__}"
-        _ticks[name] = Tick(name, every, function)
+        _ticks[name] = Tick(name, every, function, calls_out)
         return function
 
     return register
@@ -73,12 +77,15 @@ def _alone(name: str) -> Iterator[bool]:
                 cursor.execute("select pg_advisory_unlock(%s)", [key])
 
 
-def run_forever(stop: threading.Event) -> None:
-    """Run every tick at its pace until told to stop. A failing tick is logged and tried again next time."""
-    due = dict.fromkeys(_ticks, 0.0)
+def run_forever(stop: threading.Event, *, calls_out: bool = False) -> None:
+    """Run every tick at its pace until told to stop: those that call other servers, or all the others.
+
+    A failing tick is logged and tried again next time.
+    """
+    due = {name: 0.0 for name, tick in _ticks.items() if tick.calls_out == calls_out}
     while not stop.is_set():
-        for name in _ticks:
-            if time.monotonic() < due[name]:
+        for name, moment in due.items():
+            if time.monotonic() < moment:
                 continue
             due[name] = time.monotonic() + _ticks[name].every.total_seconds()
             try:

@@ -25,12 +25,12 @@ def fold_calls() -> None:
         services.fold_calls()
 
 
-@tick(every=timedelta(seconds=1))
+@tick(every=timedelta(seconds=1), calls_out=True)
 def discover() -> None:
     services.discover()
 
 
-@tick(every=timedelta(seconds=1))
+@tick(every=timedelta(seconds=1), calls_out=True)
 def probe() -> None:
     services.probe()
 

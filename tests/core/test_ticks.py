@@ -74,6 +74,44 @@ def test_a_failing_tick_is_tried_again_and_stops_no_other(transactional_db: None
     assert (len(failures), len(others)) == (3, 3)
 
 
+def test_a_tick_that_waits_for_another_server_holds_up_only_its_like(transactional_db: None) -> None:
+    stop, leave, entered, others = threading.Event(), threading.Event(), threading.Event(), []
+
+    def waiting() -> None:
+        entered.set()
+        assert leave.wait(30)
+
+    def other() -> None:
+        # Nothing that this one does waits for the other's end.
+        assert entered.wait(30)
+        others.append(1)
+        if len(others) == 3:
+            stop.set()
+            leave.set()
+
+    own = dict(ticks._ticks)
+    ticks._ticks.clear()
+    ticks._ticks["test.waiting"] = Tick("test.waiting", timedelta(0), waiting, calls_out=True)
+    _register("test.other", other)
+    try:
+        threads = [
+            threading.Thread(target=ticks.run_forever, args=[stop], kwargs={"calls_out": calls_out})
+            for calls_out in (True, False)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(40)
+    finally:
+        stop.set()
+        leave.set()
+        ticks._ticks.clear()
+        ticks._ticks.update(own)
+
+    assert not any(thread.is_alive() for thread in threads)
+    assert len(others) == 3
+
+
 def test_schedules_are_written_from_code_and_follow_it(db: None) -> None:
     PeriodicTask.objects.filter(name__startswith="tick: ").delete()
     _register("test.gone", lambda: None)
@@ -86,4 +124,4 @@ def test_schedules_are_written_from_code_and_follow_it(db: None) -> None:
     call_command("sync_schedules")
 
     names = set(PeriodicTask.objects.filter(name__startswith="tick: ").values_list("name", flat=True))
-    assert names == {f"tick: {tick.name}" for tick in ticks.all_ticks()}
+    assert names == {f"tick: {tick.name}" for tick in ticks.all_ticks() if not tick.calls_out}

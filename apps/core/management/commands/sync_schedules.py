@@ -14,7 +14,7 @@ class Command(BaseCommand):
 
     @transaction.atomic
     def handle(self, *args: Any, **options: Any) -> None:
-        declared = ticks.all_ticks()
+        declared = [tick for tick in ticks.all_ticks() if not tick.calls_out]
         for tick in declared:
             seconds = max(1, round(tick.every.total_seconds()))
             schedule, _ = IntervalSchedule.objects.get_or_create(every=seconds, period=IntervalSchedule.SECONDS)
