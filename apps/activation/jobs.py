@@ -9,11 +9,15 @@ from django.dispatch import receiver
 
 from apps.activation import services
 from apps.activation.signals import target_due
+from apps.activation.states import FRESH
 from apps.core.nudges import Nudger
 from apps.digests.signals import inbox_changed
 
-# A nudge older than this is dropped unread: the tick will have sent another.
-_FRESH_SECONDS: Final = 10
+_FRESH_SECONDS: Final = FRESH.total_seconds()
+# A message begins no call after this.
+_PATIENCE_SECONDS: Final = 5.0
+# More hands than this are not called at once; each works until nobody waits whom it may call.
+_MOST_AT_ONCE: Final = 16
 # A burst of changes is one message, however many inboxes and changes it was.
 _GATHERED_FOR: Final = 0.1
 _MOST_GATHERED: Final = 1000
@@ -27,13 +31,17 @@ def look(changed: list[list[int]]) -> None:
 
 
 @shared_task(name="activation.wake", ignore_result=True, acks_late=False)
-def wake(tenant_id: int, target_id: int) -> None:
-    """Call a target if something is waiting for it."""
-    services.wake(tenant_id=tenant_id, target_id=target_id)
+def wake() -> None:
+    """Call targets that were announced, one after the other, whoever's turn it is."""
+    started = time.monotonic()
+    while time.monotonic() - started < _PATIENCE_SECONDS:
+        if not services.wake_next():
+            return
+    _wakes.nudge()
 
 
-def _publish_wake(tenant_id: int, target_id: int) -> None:
-    wake.apply_async(args=(tenant_id, target_id), expires=_FRESH_SECONDS, retry=False)
+def _publish_wake() -> None:
+    wake.apply_async(expires=_FRESH_SECONDS, retry=False)
 
 
 class _Changed:
@@ -63,7 +71,7 @@ def _publish_look() -> None:
     look.apply_async(args=(_changed.take(),), expires=_FRESH_SECONDS, retry=False)
 
 
-_wakes: Final = Nudger(_publish_wake)
+_wakes: Final = Nudger(_publish_wake, most_at_once=_MOST_AT_ONCE)
 _looks: Final = Nudger(_publish_look)
 
 
@@ -75,6 +83,6 @@ def note_change(tenant_id: int, principal_id: int, **_: Any) -> None:
 
 
 @receiver(target_due, dispatch_uid="activation.target_due")
-def nudge(tenant_id: int, target_id: int, **_: Any) -> None:
-    """Have a worker process call a target."""
-    _wakes.nudge(tenant_id, target_id)
+def nudge(**_: Any) -> None:
+    """Have a worker process call the target when its turn comes."""
+    _wakes.nudge()

@@ -68,6 +68,10 @@ class Dispatch(TenantModel):
     `next_at` is when it may be called at the earliest: at once, after a failure's pause, or when the claim of
     whoever calls just now runs out. `fence` counts claims; only the last one writes. The counters are kept for
     operators.
+
+    Worker processes take what was announced, in turn: `announced_until` stands while it waits for one of them, and as
+    long as it is in the future nobody announces it again. Until `busy_until` it holds one of the places for calls, and
+    of these a principal and a tenant have a share; when it is past, that is when the last place was given back.
     """
 
     target = models.OneToOneField(Target, on_delete=models.CASCADE, primary_key=True, related_name="dispatch")
@@ -75,6 +79,8 @@ class Dispatch(TenantModel):
     fence = models.BigIntegerField(default=0)
     attempts = models.IntegerField(default=0, help_text="Failures since the last wake.")
     next_at = models.DateTimeField()
+    announced_until = models.DateTimeField(null=True)
+    busy_until = models.DateTimeField(null=True)
     woken_at = models.DateTimeField(null=True)
     tried_at = models.DateTimeField(null=True)
     result = models.CharField(max_length=200, null=True)
@@ -96,6 +102,11 @@ class Dispatch(TenantModel):
         indexes = [
             # Serves sql.READY, every second.
             models.Index(fields=["next_at"], name="activation_dispatch_next"),
+            # Serve sql.TAKE: who waits for a place, and who has one.
+            models.Index(
+                fields=["target"], name="activation_dispatch_waiting", condition=Q(announced_until__isnull=False)
+            ),
+            models.Index(fields=["busy_until"], name="activation_dispatch_busy"),
         ]
 
     def __str__(self) -> str:

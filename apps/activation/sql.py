@@ -24,6 +24,43 @@ select {_COLUMNS} {_MAY_BE_CALLED}
 order by d.target_id
 """
 
+# Of these targets, those that no message announces just now; whoever is held is being announced or called.
+ANNOUNCE: Final = """
+update activation_dispatch set announced_until = gatehouse_now() + %(fresh)s::interval
+where target_id in (
+    select target_id from activation_dispatch
+    where target_id = any(%(targets)s) and (announced_until is null or announced_until <= gatehouse_now())
+    order by target_id for no key update skip locked
+)
+returning tenant_id, target_id
+"""
+# Places are given one after the other, so that nobody's share is counted twice at once.
+TURN: Final = "select pg_advisory_xact_lock(hashtextextended('activation', 6))"
+# The next who waits for a place and may have one: of the tenant, then of the principal that has the fewest, then who had
+# none for the longest. Indexes: activation_dispatch_waiting, activation_dispatch_busy.
+TAKE: Final = f"""
+with busy as materialized (
+    select t.tenant_id, t.principal_id from activation_dispatch d join activation_target t on t.id = d.target_id
+    where d.busy_until > gatehouse_now()
+)
+update activation_dispatch set announced_until = null, busy_until = gatehouse_now() + %(taken_over_after)s::interval
+where target_id = (
+    select d.target_id {_MAY_BE_CALLED}
+          and d.announced_until is not null and (d.busy_until is null or d.busy_until <= gatehouse_now())
+          and (select count(*) from busy b where b.principal_id = t.principal_id) < %(of_principal)s
+          and (select count(*) from busy b where b.tenant_id = t.tenant_id) < %(of_tenant)s
+    order by (select count(*) from busy b where b.tenant_id = t.tenant_id),
+             (select count(*) from busy b where b.principal_id = t.principal_id), d.busy_until nulls first, d.target_id
+    limit 1 for no key update of d skip locked
+)
+returning tenant_id, target_id, busy_until
+"""
+# Unless it ran out, and another has it.
+GIVE_BACK: Final = """
+update activation_dispatch set busy_until = gatehouse_now()
+where target_id = %(target)s and busy_until = %(until)s
+"""
+
 # One target, held if it may be called and nobody else holds it.
 HOLD: Final = f"""
 select {_COLUMNS} {_MAY_BE_CALLED} and d.target_id = %(target)s

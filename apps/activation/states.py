@@ -19,6 +19,11 @@ class State(models.TextChoices):
 
 # Answers that say: don't call here again.
 STOPPING: Final = frozenset({404, 409, 410, 422})
+# So many targets of one principal, and of one tenant, are called at once: slow ones leave places to others.
+SHARE_OF_PRINCIPAL: Final = 4
+SHARE_OF_TENANT: Final = 12
+# A message older than this is dropped unread, and what it announced is announced again.
+FRESH: Final = timedelta(seconds=5)
 _FIRST_PAUSE: Final = timedelta(seconds=5)
 _LONGEST_PAUSE: Final = timedelta(seconds=300)
 

@@ -51,7 +51,7 @@ class Processes:
         return self._web
 
     def worker(self) -> None:
-        """The Celery worker of all queues but the executors', whose thread drives the ticks."""
+        """The Celery worker that neither delivers nor executes, whose threads drive the ticks."""
         if not self._worker:
             self.start(programs.celery_workers(self.data, _environment())[0])
             self._worker = True

@@ -100,12 +100,13 @@ def _kill_broker(ground: Ground, chance: random.Random, _target: str) -> None:
 BREAKAGES: Final = [
     Breakage(name="kill web", often=2, apply=_kill_web, harms=("web",)),
     Breakage(name="kill a Celery worker", often=1, apply=_kill("worker-core")),
+    Breakage(name="kill the deliverers", often=1, apply=_kill("worker-deliver")),
     Breakage(name="kill the executors", often=3, apply=_kill("worker-execute")),
     Breakage(name="kill beat", often=1, apply=_kill("beat")),
     Breakage(
-        name="kill both kinds of Celery workers and beat",
+        name="kill all kinds of Celery workers and beat",
         often=1,
-        apply=_kill("worker-core", "worker-execute", "beat"),
+        apply=_kill("worker-core", "worker-deliver", "worker-execute", "beat"),
         # Nobody that a caller speaks to; but nobody sweeps until they have started again.
         harms=("sweeps",),
     ),

@@ -5,6 +5,7 @@ from typing import Any
 
 from celery import shared_task, signals
 from django.core.management import call_command
+from django.db import close_old_connections
 
 from apps.core import pulse, ticks
 
@@ -25,9 +26,15 @@ def declare_schedules(**_: Any) -> None:
 _stop = threading.Event()
 
 
+@signals.task_prerun.connect
+def let_go_of_lost_connections(**_: Any) -> None:
+    """A connection that the server has ended costs no job: each thread's own is looked at before it is used."""
+    close_old_connections()
+
+
 @signals.worker_process_init.connect
 def start_ticking(**_: Any) -> None:
-    """Every worker process ticks by itself, so that nothing depends on beat."""
+    """Every process of a worker ticks by itself, so that nothing depends on beat; one that works in threads does not."""
     for name, calls_out in (("ticks", False), ("ticks that call out", True)):
         given = {"calls_out": calls_out}
         threading.Thread(target=ticks.run_forever, args=[_stop], kwargs=given, name=name, daemon=True).start()

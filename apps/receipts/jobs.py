@@ -16,31 +16,30 @@ from apps.receipts import letters, metrics, services
 from apps.receipts.letters import Delivered, Later, Resting, Verdict
 from apps.receipts.services import Claim
 from apps.receipts.signals import letters_due
+from apps.receipts.states import FRESH, PATIENCE, SLOW
 
 logger = logging.getLogger(__name__)
 
-# A nudge older than this is dropped unread: the tick will have sent another.
-_FRESH_SECONDS: Final = 10
-# A message works for one target at most this long before others have their turn.
-_PATIENCE_SECONDS: Final = 20.0
 _MAX_ANSWER_BYTES: Final = 64 * 1024
 
 
 def work(tenant_id: int, target_id: int) -> bool:
     """Deliver what a target has due, one letter after the other; says whether there is nothing more to do just now.
 
-    A target in trouble is left alone after one call: the tick comes back to it, and others get their turn.
+    A target in trouble, or slow, is left alone after one call: the tick comes back to it, and others get their turn.
     """
     started = time.monotonic()
-    while time.monotonic() - started < _PATIENCE_SECONDS:
+    while time.monotonic() - started < PATIENCE.total_seconds():
         with acting_in(tenant_id, "delivering letters"):
             claim = services.claim(tenant_id=tenant_id, target_id=target_id)
         if claim is None:
             return True
+        began = time.monotonic()
         verdict = _send(claim)
+        slow = time.monotonic() - began > SLOW.total_seconds()
         with acting_in(tenant_id, "delivering letters"):
-            services.settle(claim=claim, verdict=verdict)
-        if isinstance(verdict, Resting) or (isinstance(verdict, Later) and verdict.unwell):
+            services.settle(claim=claim, verdict=verdict, slow=slow)
+        if slow or isinstance(verdict, Resting) or (isinstance(verdict, Later) and verdict.unwell):
             return True
     return False
 
@@ -80,13 +79,23 @@ def _call(claim: Claim, token: str) -> Answer | CallFailed:
 # Acked early: a message that dies with its worker is replaced by the tick.
 @shared_task(name="receipts.deliver", ignore_result=True, acks_late=False)
 def deliver(tenant_id: int, target_id: int) -> None:
-    """Deliver to a target. Safe to lose, repeat or overlap."""
-    if not work(tenant_id, target_id):
-        _nudger.nudge(tenant_id, target_id)
+    """Deliver to this target and to others that wait, whoever's turn it is. Safe to lose, repeat or overlap."""
+    services.await_turn(tenant_id=tenant_id, target_id=target_id)
+    started = time.monotonic()
+    while time.monotonic() - started < PATIENCE.total_seconds():
+        turn = services.take_turn()
+        if turn is None:
+            return
+        done = True
+        try:
+            done = work(turn.tenant_id, turn.target_id)
+        finally:
+            services.end_turn(turn=turn, again=not done)
+    _nudger.nudge(tenant_id, target_id)
 
 
 def _publish(tenant_id: int, target_id: int) -> None:
-    deliver.apply_async(args=(tenant_id, target_id), expires=_FRESH_SECONDS, retry=False)
+    deliver.apply_async(args=(tenant_id, target_id), expires=FRESH.total_seconds(), retry=False)
 
 
 _nudger = Nudger(_publish)

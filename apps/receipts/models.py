@@ -211,6 +211,10 @@ class RemoteTarget(TenantModel):
 
     Its token is sealed and never shown. The breaker opens after several failures in a row, so that a target that is
     down is asked by one letter at a time; `retry_at` says when the next one may go.
+
+    Worker processes take what was announced, in turn: `announced_until` stands while a target waits for one of them,
+    and as long as it is in the future no tick announces it again. Until `busy_until` one of them works for it, so that
+    one call at a time goes there; when it is past, that is when the last of them left it.
     """
 
     name = models.CharField(max_length=50)
@@ -224,6 +228,8 @@ class RemoteTarget(TenantModel):
     breaker = models.CharField(max_length=9, choices=Breaker, default=Breaker.CLOSED)
     failures_in_a_row = models.PositiveIntegerField(default=0)
     retry_at = models.DateTimeField(null=True)
+    announced_until = models.DateTimeField(null=True)
+    busy_until = models.DateTimeField(null=True)
     # Kept here, so that the figures survive every process and cost no count.
     delivered_count = models.PositiveBigIntegerField(default=0)
     delivery_seconds = models.FloatField(default=0, help_text="From posting to delivery, in sum.")

@@ -362,7 +362,7 @@ CHAIN_FOR: Final = _CHAIN.format(
 
 # What a target is asked next: nothing while its breaker is open, one letter when it has cooled down. The target's row
 # is held until the claim is committed; letters that others hold are passed by. Index: receipts_letter_due.
-TAKE_TURN: Final = """
+HOLD_TARGET: Final = """
 select base_url, door, known_as, sealed_token, timeout_seconds, breaker from receipts_remotetarget
 where id = %(target)s and (breaker = 'closed' or retry_at <= gatehouse_now()) for no key update
 """
@@ -412,10 +412,15 @@ where id = %(letter)s and state = 'pending' and fence = %(fence)s
 returning id
 """
 
-# What a call says of the target itself. An answer closes the breaker; a failure opens it at the limit, or again.
+# What a call says of the target itself. An answer closes the breaker; a failure opens it at the limit, or again, and so
+# does an answer that was long in coming.
 TARGET_ANSWERED: Final = """
 update receipts_remotetarget
-set breaker = 'closed', retry_at = null, failures_in_a_row = 0,
+set breaker = case when %(slow)s and (breaker <> 'closed' or failures_in_a_row + 1 >= %(limit)s)
+                   then 'open' else 'closed' end,
+    retry_at = case when %(slow)s and (breaker <> 'closed' or failures_in_a_row + 1 >= %(limit)s)
+                    then gatehouse_now() + %(cool_down)s::interval end,
+    failures_in_a_row = case when %(slow)s then failures_in_a_row + 1 else 0 end,
     delivered_count = delivered_count + %(delivered)s, delivery_seconds = delivery_seconds + %(seconds)s,
     failed_count = failed_count + %(failed)s, dead_count = dead_count + %(dead)s
 where id = %(target)s
@@ -436,12 +441,51 @@ set breaker = 'open', retry_at = gatehouse_now() + %(wait)s::interval, failed_co
 where id = %(target)s
 """
 
-# Where a call could be made now. Index: receipts_letter_due, once per target.
-TARGETS_DUE: Final = """
-select t.tenant_id, t.id from receipts_remotetarget t
-where (t.breaker = 'closed' or t.retry_at <= gatehouse_now()) and exists (
-    select from receipts_letter l where l.target_id = t.id and l.state = 'pending' and l.due_at <= gatehouse_now()
+# Where a call could be made now, and no message says so yet. Index: receipts_letter_due, once per target.
+ANNOUNCE: Final = """
+update receipts_remotetarget set announced_until = gatehouse_now() + %(fresh)s::interval
+where id in (
+    select t.id from receipts_remotetarget t
+    where (t.breaker = 'closed' or t.retry_at <= gatehouse_now())
+          and (t.announced_until is null or t.announced_until <= gatehouse_now())
+          and (t.busy_until is null or t.busy_until <= gatehouse_now())
+          and exists (
+              select from receipts_letter l
+              where l.target_id = t.id and l.state = 'pending' and l.due_at <= gatehouse_now()
+          )
+    order by t.id for no key update of t skip locked
 )
+returning tenant_id, id
+"""
+# What a message says though no tick has: it waits for its turn too. One in trouble is left to the tick.
+AWAIT_TURN: Final = """
+update receipts_remotetarget set announced_until = gatehouse_now() + %(fresh)s::interval
+where id = %(target)s and announced_until is null and failures_in_a_row = 0
+"""
+# Turns are given one after the other, so that nobody's share is counted twice at once.
+TAKE_IN_TURN: Final = "select pg_advisory_xact_lock(hashtextextended('letters', 7))"
+# The next target that waits for its turn: of the tenant for which the fewest are called, then who had none for the
+# longest. There are few targets; what they have due is found when letters are claimed.
+TAKE_TARGET: Final = """
+with busy as materialized (select tenant_id from receipts_remotetarget where busy_until > gatehouse_now())
+update receipts_remotetarget
+set announced_until = null,
+    busy_until = gatehouse_now() + %(patience)s::interval + make_interval(secs => timeout_seconds)
+where id = (
+    select t.id from receipts_remotetarget t
+    where t.announced_until is not null and (t.busy_until is null or t.busy_until <= gatehouse_now())
+          and (select count(*) from busy b where b.tenant_id = t.tenant_id) < %(of_tenant)s
+    order by (select count(*) from busy b where b.tenant_id = t.tenant_id), t.busy_until nulls first, t.id
+    limit 1 for no key update of t skip locked
+)
+returning tenant_id, id, busy_until
+"""
+# Unless it ran out, and another has it. With more to do the target waits for its next turn.
+GIVE_BACK: Final = """
+update receipts_remotetarget
+set busy_until = gatehouse_now(),
+    announced_until = case when %(again)s then gatehouse_now() + %(fresh)s::interval else announced_until end
+where id = %(target)s and busy_until = %(until)s
 """
 
 REPLAY: Final = """

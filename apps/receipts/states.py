@@ -39,9 +39,17 @@ MAX_ATTEMPTS: Final = 50
 """With the pauses below: about two days."""
 FAILURES_TO_OPEN: Final = 5
 COOL_DOWN: Final = timedelta(seconds=30)
+SLOW: Final = timedelta(seconds=10)
+"""An answer that takes longer speaks against the target as a failure does."""
+SHARE_OF_TENANT: Final = 8
+"""So many targets of one tenant are called at once: slow ones leave places to others."""
+FRESH: Final = timedelta(seconds=5)
+"""A message older than this is dropped unread, and what it announced is announced again."""
+PATIENCE: Final = timedelta(seconds=5)
+"""A turn of a target begins no call after this, and a message no turn."""
 _FIRST_PAUSE: Final = 10.0
 _LONGEST_PAUSE: Final = 3600.0
-_PATIENCE_AFTER_TIMEOUT: Final = 25
+_PATIENCE_AFTER_TIMEOUT: Final = timedelta(seconds=25)
 
 
 def pause(attempts: int) -> timedelta:
@@ -57,4 +65,8 @@ def jittered(wait: timedelta) -> timedelta:
 
 def claimed_for(timeout_seconds: int) -> timedelta:
     """After this, a claim whose call has not been noted counts as lost."""
-    return timedelta(seconds=timeout_seconds + _PATIENCE_AFTER_TIMEOUT)
+    return timedelta(seconds=timeout_seconds) + _PATIENCE_AFTER_TIMEOUT
+
+
+LONGEST_TURN: Final = PATIENCE + _PATIENCE_AFTER_TIMEOUT
+"""Beside the timeout of its last call: after this, a turn that was not given back counts as lost."""

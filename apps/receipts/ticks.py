@@ -2,14 +2,12 @@ from datetime import timedelta
 
 from apps.core.ticks import tick
 from apps.receipts import services
-from apps.receipts.signals import letters_due
 
 
 @tick(every=timedelta(seconds=1))
 def announce_letters() -> None:
     """Announce again what is due: its hint was lost, or a pause is over. Without any hint this alone delivers."""
-    for tenant_id, target_id in services.targets_due():
-        letters_due.send(sender=None, tenant_id=tenant_id, target_id=target_id)
+    services.announce_due()
 
 
 @tick(every=timedelta(seconds=1))

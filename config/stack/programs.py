@@ -10,8 +10,13 @@ from config.stack.processes import Program
 PRODUCT = Path(__file__).resolve().parent.parent.parent
 BUNDLED_WORKERS = PRODUCT / "examples" / "workers"
 
-# Executions may be slow: they have a worker of their own, so that they never delay a flush or a delivery.
-_CELERY_WORKERS = {"core": ("nudge,deliver,sweep", 2), "execute": ("execute", 2)}
+# Executions may be slow: they have a worker of their own, so that they never delay a flush or a delivery. Deliveries
+# wait for others most of the time: in threads, so that a slow one costs a connection and no process.
+_CELERY_WORKERS = {
+    "core": ("nudge,sweep", ("--concurrency", "2")),
+    "deliver": ("deliver", ("--pool", "threads", "--concurrency", "32")),
+    "execute": ("execute", ("--concurrency", "2")),
+}
 _AGENT_SCOPES = ("receipts:write", "inbox", "tasks:queue", "tasks:work", "workers:register", "plans", "memory")
 
 
@@ -39,12 +44,12 @@ def celery_workers(data: DataFolder, env: Mapping[str, str]) -> list[Program]:
     return [
         python_program(
             f"worker-{name}",
-            *("-m", "celery", "-A", "config", "worker", "--queues", queues, "--concurrency", str(processes)),
+            *("-m", "celery", "-A", "config", "worker", "--queues", queues, *hands),
             *("--hostname", f"{name}@%h", "--loglevel", "info", "--without-gossip", "--without-mingle"),
             data=data,
             env={**env, "GATEHOUSE_PROCESS": "worker"},
         )
-        for name, (queues, processes) in _CELERY_WORKERS.items()
+        for name, (queues, hands) in _CELERY_WORKERS.items()
     ]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from apps.activation import selectors
+from apps.activation import selectors, sql
 from apps.digests import sql as inbox_sql
 from apps.principals.tenancy import Caller, acting_as_system
 from tests import ground
@@ -92,3 +92,13 @@ def test_a_change_of_some_inboxes_asks_about_their_targets_only(crowd: Caller) -
         assert len(look()) == 1
         assert rows_visited(look, "activation_target") <= 2
         assert rows_visited(look, "digests_inbox") == 1
+
+
+def test_who_is_next_is_found_by_who_waits_and_who_is_being_called(crowd: Caller) -> None:
+    given: dict[str, Any] = {"of_principal": 4, "of_tenant": 12, "taken_over_after": "30 s"}
+    with acting_as_system("test"), connection.cursor() as cursor:
+        cursor.execute("explain " + sql.TAKE, given)
+        plan = "\n".join(line for (line,) in cursor.fetchall())
+    assert "activation_dispatch_waiting" in plan
+    assert "activation_dispatch_busy" in plan
+    assert "Seq Scan on activation_dispatch" not in plan

@@ -41,7 +41,7 @@ def only_ticks() -> Iterator[None]:
     """Messages are lost: what a tick announces is done at once, and nothing else is."""
 
     def work(*, tenant_id: int, target_id: int, **_: Any) -> None:
-        jobs.work(tenant_id, target_id)
+        jobs.deliver(tenant_id, target_id)
 
     letters_due.disconnect(dispatch_uid="receipts.deliver")
     letters_due.connect(work, dispatch_uid="test", weak=False)

@@ -10,7 +10,7 @@ from apps.activation.services.targets import (
     rotate_secret,
     stop,
 )
-from apps.activation.services.waking import Pinged, announce_due, ping, wake
+from apps.activation.services.waking import Pinged, announce_due, ping, wake, wake_next
 
 __all__ = [
     "Pinged",
@@ -25,4 +25,5 @@ __all__ = [
     "rotate_secret",
     "stop",
     "wake",
+    "wake_next",
 ]

@@ -18,7 +18,7 @@ from apps.activation import selectors, sql, webhooks
 from apps.activation.models import Target
 from apps.activation.services.targets import stop
 from apps.activation.signals import target_due
-from apps.activation.states import STOPPING, pause_after
+from apps.activation.states import FRESH, SHARE_OF_PRINCIPAL, SHARE_OF_TENANT, STOPPING, pause_after
 from apps.core import outbound
 from apps.core.ids import random_id
 from apps.core.outbound import CallFailed
@@ -39,12 +39,46 @@ _RESULT: Final = 200
 
 
 def announce_due(*, principals: Collection[tuple[int, int]] | None = None) -> int:
-    """Hint at every target that is to be woken now, of these principals (tenant and id) or of all."""
+    """Hint at every target that is to be woken now, of these principals (tenant and id) or of all.
+
+    What was announced and waits to be taken is not announced again before its message has grown old.
+    """
     with acting_as_system(_WHY):
         due = selectors.due(principals)
-    for tenant_id, target_id in due:
+    if not due:
+        return 0
+    given: dict[str, Any] = {"targets": [target_id for _, target_id in due], "fresh": FRESH}
+    with acting_as_system(_WHY), connection.cursor() as cursor:
+        cursor.execute(sql.ANNOUNCE, given)
+        announced = cursor.fetchall()
+    for tenant_id, target_id in announced:
         target_due.send_robust(sender=None, tenant_id=tenant_id, target_id=target_id)
-    return len(due)
+    return len(announced)
+
+
+def wake_next() -> bool:
+    """Call the target whose turn it is among those announced; says whether there was one that may be called now.
+
+    Of one principal, and of one tenant, only a few are called at once. Runs in transactions of its own.
+    """
+    given: dict[str, Any] = {
+        "of_principal": SHARE_OF_PRINCIPAL,
+        "of_tenant": SHARE_OF_TENANT,
+        "taken_over_after": _TAKEN_OVER_AFTER,
+    }
+    with acting_as_system(_WHY), connection.cursor() as cursor:
+        cursor.execute(sql.TURN)
+        cursor.execute(sql.TAKE, given)
+        place = cursor.fetchone()
+    if place is None:
+        return False
+    tenant_id, target_id, until = place
+    try:
+        wake(tenant_id=tenant_id, target_id=target_id)
+    finally:
+        with acting_in(tenant_id, _WHY), connection.cursor() as cursor:
+            cursor.execute(sql.GIVE_BACK, {"target": target_id, "until": until})
+    return True
 
 
 def wake(*, tenant_id: int, target_id: int) -> bool:

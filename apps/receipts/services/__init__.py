@@ -1,6 +1,17 @@
 """Commands on facts. Recording one is for the app that owns inboxes; everybody else posts there."""
 
-from apps.receipts.services.delivering import Claim, claim, forward, replay, settle, targets_due
+from apps.receipts.services.delivering import (
+    Claim,
+    Turn,
+    announce_due,
+    await_turn,
+    claim,
+    end_turn,
+    forward,
+    replay,
+    settle,
+    take_turn,
+)
 from apps.receipts.services.linking import link_waiting
 from apps.receipts.services.pruning import Pruned, hold_for_pruning, prune, prune_keys, prune_tombstones
 from apps.receipts.services.recording import (
@@ -24,7 +35,11 @@ __all__ = [
     "Pruned",
     "ReceiptDraft",
     "Recorded",
+    "Turn",
+    "announce_due",
+    "await_turn",
     "claim",
+    "end_turn",
     "forward",
     "hold_for_pruning",
     "keep_here",
@@ -37,5 +52,5 @@ __all__ = [
     "replay",
     "send_elsewhere",
     "settle",
-    "targets_due",
+    "take_turn",
 ]

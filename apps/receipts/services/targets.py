@@ -49,6 +49,8 @@ def put_target(
         "breaker": Breaker.CLOSED,
         "failures_in_a_row": 0,
         "retry_at": None,
+        # Whoever works for it just now calls where it was.
+        "busy_until": None,
     }
     if token is not None:
         given["sealed_token"] = seal(token)
