@@ -792,6 +792,15 @@ def no_deadlock(history: History) -> Iterator[str]:
             yield f"{seen} deadlocks until {_moment(history, look['at'])}"
 
 
+@_promise("the database does not crash by itself")
+def no_crash(history: History) -> Iterator[str]:
+    seen = 0
+    for look in history.looks:
+        if look["crashes"] > seen:
+            seen = look["crashes"]
+            yield f"{seen} crashes until {_moment(history, look['at'])}"
+
+
 @_promise("a lease is told in remaining time, not in a moment")
 def no_moments(history: History) -> Iterator[str]:
     for call in history.of("lease", "heartbeat", "complete"):

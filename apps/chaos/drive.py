@@ -2,6 +2,7 @@
 
 import json
 import random
+import signal
 import time
 import urllib.error
 import urllib.request
@@ -23,6 +24,8 @@ from config.stack.processes import bound_log, last_lines
 _HOUR: Final = 3600.0
 # Once nobody asks for more, so long may pass without one task less that is open.
 _REST: Final = 180.0
+# How a session of the database ends by a defect of the server: of these faults none is among those of a run.
+_CRASHES: Final = (signal.SIGSEGV.value, signal.SIGABRT.value, signal.SIGBUS.value)
 _TENANTS: Final = ("default", "other")
 
 
@@ -196,11 +199,10 @@ class _Run:
             self._looked = now()
 
     def _note(self, found: Json) -> None:
-        self.recorder.tell("look", at=now(), deadlocks=self._deadlocks(), **found)
-
-    def _deadlocks(self) -> int:
-        """From the log, which no crash of the server forgets."""
-        return self.ground.postgres.log.read_text(errors="replace").count("deadlock detected")
+        # From the log, which no crash of the server forgets.
+        log = self.ground.postgres.log.read_text(errors="replace")
+        crashes = sum(log.count(f"terminated by signal {number}:") for number in _CRASHES)
+        self.recorder.tell("look", at=now(), deadlocks=log.count("deadlock detected"), crashes=crashes, **found)
 
     def _rest(self) -> None:
         """Nobody asks for more; what is there must come to an end by itself."""

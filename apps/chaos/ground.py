@@ -165,10 +165,21 @@ class Ground:
     @contextmanager
     def system(self) -> Iterator[psycopg.Connection]:
         """A session that sees every tenant's rows."""
-        with psycopg.connect(self.postgres.url, autocommit=True, connect_timeout=10) as connection:
+        with self._connected() as connection:
             connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
             connection.execute("set role gatehouse_system")
             yield connection
+
+    def _connected(self) -> psycopg.Connection:
+        """A session, as soon as the server takes one: it may have crashed by itself, which its log tells."""
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                return psycopg.connect(self.postgres.url, autocommit=True, connect_timeout=10)
+            except psycopg.OperationalError as failure:
+                if time.monotonic() > deadline:
+                    raise Broken(f"PostgreSQL does not answer:\n{last_lines(self.postgres.log)}") from failure
+                time.sleep(0.1)
 
     def end_sessions(self, chance: random.Random, count: int) -> int:
         """Terminate some of the product's sessions at whatever they do."""

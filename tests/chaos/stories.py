@@ -191,7 +191,16 @@ class Story:
 
     def look(self, at: float, **found: Any) -> None:
         self.lines.append(
-            {"is": "look", "at": at, "contradictions": {}, "open": 1, "hot_bytes": 1, "deadlocks": 0, **found}
+            {
+                "is": "look",
+                "at": at,
+                "contradictions": {},
+                "open": 1,
+                "hot_bytes": 1,
+                "deadlocks": 0,
+                "crashes": 0,
+                **found,
+            }
         )
 
     def task(self, task: int, **more: Any) -> None:

@@ -417,6 +417,10 @@ def _in_a_circle(story: Story) -> None:
     story.look(20, deadlocks=1)
 
 
+def _crashed(story: Story) -> None:
+    story.look(20, crashes=1)
+
+
 def _a_moment(story: Story) -> None:
     story.lease(20, 2, extra={"lease_expires_at": moment(22)})
 
@@ -482,6 +486,7 @@ BROKEN: list[tuple[str, Callable[[Story], None]]] = [
     ("answered_soon", _kept_waiting),
     ("nobody_holds_for_long", _busy_for_long),
     ("no_deadlock", _in_a_circle),
+    ("no_crash", _crashed),
     ("no_moments", _a_moment),
 ]
 

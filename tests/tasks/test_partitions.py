@@ -296,7 +296,7 @@ _LOOKS: dict[str, tuple[str, Callable[[int], dict[str, Any]], tuple[str, ...]]] 
 
 
 @pytest.mark.parametrize("name", _LOOKS)
-def test_what_is_looked_up_by_its_key_is_looked_for_in_its_own_partition_alone(
+def test_what_is_looked_up_by_its_key_is_looked_for_by_the_index_of_each_partition(
     kee: Caller, worker: Caller, name: str
 ) -> None:
     statement, given, tables = _LOOKS[name]
@@ -309,10 +309,10 @@ def test_what_is_looked_up_by_its_key_is_looked_for_in_its_own_partition_alone(
         plan = [line.strip(" ->") for (line,) in cursor.fetchall()]
     for table in tables:
         scans = [line for line in plan if re.search(rf"Scan .*on {table}_(p\d+|default)", line)]
-        read = [line for line in scans if "never executed" not in line]
         assert len(scans) >= 3, plan
-        assert len(read) == 1, plan
-        assert f"{table}_p{lower // WIDTH} " in read[0]
+        # Partitions are not left out (see settings), so that none may be read whole.
+        assert [line for line in scans if line.startswith("Seq Scan") and "never executed" not in line] == [], plan
+        assert any(f"{table}_p{lower // WIDTH} " in line for line in scans)
 
 
 class Threads:
