@@ -1,0 +1,181 @@
+"""Three wishes, planned onto the bundled workers and carried out by them, all of it over MCP."""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from apps.executions import services as executions
+from apps.executions.models import Execution
+from apps.principals.models import Tenant
+from apps.principals.scopes import Kind, Scope
+from apps.principals.tenancy import Caller
+from apps.tasks.jobs.executor import work as execute_queue
+from apps.workers.models import Worker
+from apps.workers.states import State
+from tests.bundled_workers.pdfs import GRADIENTS, RECEIPTS, write_pdf
+from tests.bundled_workers.processes import running
+from tests.factories import make_caller, make_token
+from tests.mcp.conftest import Server, acme, server
+from tests.workers.factories import enroll, make_key
+
+__all__ = ["acme", "server"]
+
+SCRIPTS = (
+    "code_analyzer.py",
+    "concept_extractor.py",
+    "file_scanner.py",
+    "optimization_suggester.py",
+    "pdf_indexer.py",
+    "sentiment_analyzer.py",
+)
+
+
+@pytest.fixture
+def kee(acme: Tenant, server: Server) -> Iterator[Caller]:
+    """An agent in a tenant where all bundled workers have registered themselves."""
+    caller = make_caller(acme, "Kee", Kind.AI)
+    key = make_key()
+    with caller.acting():
+        enroll(caller, key)
+    with ExitStack() as workers:
+        for script in SCRIPTS:
+            name = script.removesuffix(".py").replace("_", "-")
+            token = make_token(acme, name, Kind.WORKER, scopes=[Scope.WORKERS_REGISTER, Scope.TASKS_WORK])
+            workers.enter_context(
+                running(script, GATEHOUSE_URL=server.url, GATEHOUSE_TOKEN=token, GATEHOUSE_WORKER_KEY=json.dumps(key))
+            )
+        until(lambda: registered(caller) == len(SCRIPTS), "the registration of all")
+        yield caller
+
+
+@pytest.fixture
+def token(acme: Tenant, kee: Caller) -> str:
+    return make_token(acme, "Kee", scopes=[Scope.PLANS, Scope.TASKS_QUEUE, Scope.INBOX])
+
+
+def registered(caller: Caller) -> int:
+    with caller.acting():
+        return Worker.objects.filter(state=State.READY).count()
+
+
+def until(happened: Any, what: str) -> None:
+    deadline = time.monotonic() + 120
+    while not happened():
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        time.sleep(0.05)
+
+
+def ask(server: Server, token: str, tool: str, **arguments: Any) -> dict[str, Any]:
+    async def answer() -> dict[str, Any]:
+        async with server.client(token) as client:
+            given = await client.call_tool(tool, arguments)
+            assert not given.is_error, given.content
+            assert given.structured_content is not None
+            content: dict[str, Any] = given.structured_content
+            return content
+
+    return anyio.run(answer)
+
+
+def planned(plan: dict[str, Any]) -> list[tuple[str, str, str]]:
+    return [(step["step_type"], step["worker_id"], step["tool_name"]) for step in plan["steps"] if "tool_name" in step]
+
+
+def carried_out(server: Server, token: str, kee: Caller, plan_id: str) -> dict[str, Any]:
+    """Execute a plan, being the Celery workers ourselves, until only its principal is left to act."""
+    ask(server, token, "execute_delegation_plan", plan_id=plan_id)
+    deadline = time.monotonic() + 240
+    while True:
+        report = ask(server, token, "get_plan_status", plan_id=plan_id)
+        waiting = {step["status"] for step in report["steps"]} & {"queued", "running", "pending"}
+        mine = any(step["status"] == "awaiting" and step["step_type"] == "aggregate" for step in report["steps"])
+        if not waiting or mine or report["status"] in {"complete", "failed"}:
+            return report
+        assert time.monotonic() < deadline, report
+        execute_queue(kee.tenant_id, "execute")
+        with kee.acting():
+            execution_id = Execution.objects.get(plan_id=plan_id).pk
+        executions.advance(tenant_id=kee.tenant_id, execution_id=execution_id)
+
+
+def found(report: dict[str, Any], tool: str) -> dict[str, Any]:
+    (envelope,) = [step["envelope"] for step in report["steps"] if step["tool_name"] == tool]
+    assert envelope["status"] == "complete", envelope
+    payload: dict[str, Any] = envelope["payload"]
+    return payload
+
+
+def test_pdfs_are_found_indexed_and_their_concepts_extracted(
+    server: Server, token: str, kee: Caller, tmp_path: Path
+) -> None:
+    documents = tmp_path / "documents"
+    documents.mkdir()
+    write_pdf(documents / "gradients.pdf", GRADIENTS, title="On gradients")
+    write_pdf(documents / "receipts.pdf", RECEIPTS)
+    (documents / "notes.txt").write_text("no PDF")
+
+    plan = ask(
+        server,
+        token,
+        "create_delegation_plan",
+        intent=f"Index all PDFs in {documents}, extract key concepts, and generate summary",
+        context={"file_types": ["pdf"], "path": str(documents)},
+    )
+    assert plan["status"] == "ready", plan
+    assert planned(plan) == [
+        ("call_worker", "file-scanner", "scan_directory"),
+        ("queue_execution", "pdf-indexer", "index_pdfs"),
+        ("queue_execution", "concept-extractor", "extract_concepts"),
+    ]
+    report = carried_out(server, token, kee, plan["plan_id"])
+
+    assert found(report, "scan_directory")["files_found"] == 2
+    assert found(report, "index_pdfs")["summary"] == "Indexed 2 PDFs: 3 pages, 53 words"
+    concepts = found(report, "extract_concepts")
+    assert concepts["concepts"][0]["name"] == "Gradient descent"
+    assert concepts["documents_read"] == 2
+    assert len(report["async_task_ids"]) == 2
+
+
+def test_a_text_is_judged_by_one_direct_call(server: Server, token: str, kee: Caller) -> None:
+    plan = ask(
+        server,
+        token,
+        "create_delegation_plan",
+        intent="Analyze sentiment of this text: 'AsyncGate is amazing!'",
+        context={"language": "english"},
+    )
+    assert planned(plan) == [("call_worker", "sentiment-analyzer", "analyze_sentiment")]
+    assert plan["can_execute_now"] is True
+
+    answer = ask(server, token, "execute_delegation_plan", plan_id=plan["plan_id"])
+
+    assert (answer["status"], answer["async_tasks"]) == ("complete", [])
+    (result,) = answer["direct_results"]
+    assert (result["sentiment"], result["keywords"]) == ("positive", ["amazing"])
+
+
+def test_a_codebase_is_analyzed_and_optimizations_are_suggested(server: Server, token: str, kee: Caller) -> None:
+    folder = Path(__file__).resolve().parents[2] / "examples"
+    plan = ask(
+        server,
+        token,
+        "create_delegation_plan",
+        intent=f"Analyze the Python codebase at {folder} and suggest optimizations",
+        context={"language": "python", "priority": "high"},
+    )
+    assert planned(plan) == [
+        ("queue_execution", "code-analyzer", "analyze_repository"),
+        ("call_worker", "optimization-suggester", "suggest_optimizations"),
+    ]
+
+    report = carried_out(server, token, kee, plan["plan_id"])
+
+    assert found(report, "analyze_repository")["files"] == sum(1 for _ in folder.rglob("*.py"))
+    assert found(report, "suggest_optimizations")["suggestions_count"] >= 0
