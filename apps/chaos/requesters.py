@@ -170,7 +170,8 @@ class Requester:
     def _pause(self) -> None:
         """Pause the queue for a moment. Who has asked for it does not end before it is taken back."""
         line: Json = {"queue": QUEUE}
-        self.client.ask("pause", line)
+        # No copy comes after it was taken back.
+        self.client.ask("pause", line, weather=Weather(late=0))
         time.sleep(self.chance.uniform(0.1, 1.0))
         self.client.insist("resume", line, until=lambda: False)
 

@@ -18,6 +18,7 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import acting_in
 from apps.workers import selectors, services
 from apps.workers.models import (
+    Allowance,
     Call,
     Offer,
     Place,
@@ -239,6 +240,13 @@ class CallAdmin(OperatorAdmin):
     @admin.display(description="Offer")
     def offer_link(self, call: Call) -> str:
         return link_to(call.offer)
+
+
+@admin.register(Allowance)
+class AllowanceAdmin(OperatorAdmin):
+    list_display = ["worker", "taken_until"]
+    list_filter = ["tenant"]
+    list_select_related = ["worker"]
 
 
 class PlaceInline(TabularInline):

@@ -363,10 +363,13 @@ def old(transactional_db: None) -> Iterator[tuple[Caller, tuple[int, int]]]:
 
 
 def test_two_that_drop_at_once_drop_once(old: tuple[Caller, tuple[int, int]]) -> None:
+    before = set(ranges())
     with Threads(services.drop_partitions, services.drop_partitions) as both:
         pass
-    assert sorted(map(str, both.answers)) == ["0", "1"]
-    assert old[1] not in ranges()
+    gone = before - set(ranges())
+    assert old[1] in gone
+    # Neighbours leave empty ones behind, of which either may drop some.
+    assert sum(int(str(dropped)) for dropped in both.answers) == len(gone)
 
 
 def test_two_that_make_room_at_once_make_it_once(transactional_db: None) -> None:
