@@ -61,7 +61,7 @@ class Answer:
 
 def check_size(params: Mapping[str, Any], most: int) -> None:
     """:raises PayloadTooLarge: if the parameters are longer, in bytes of the JSON that is sent."""
-    size = len(json.dumps(params, ensure_ascii=False, separators=(",", ":")).encode())
+    size = strict_json.size(params)
     if size > most:
         raise PayloadTooLarge(f"The parameters are {size} bytes; the worker accepts {most}.")
 

@@ -1,6 +1,5 @@
 """How receipts come in: the two service doors, the API, and the tool."""
 
-import json
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cache
@@ -358,12 +357,12 @@ def _check(caller: Caller, given: InboxReceipt) -> None:
     if given.source_system not in caller.source_systems:
         raise NotThisCaller(f"This token does not post as {given.source_system!r}.")
     strict_json.check(given.metadata, pointer="/metadata")
-    _refuse_over(MAX_METADATA, "metadata", json.dumps(given.metadata, ensure_ascii=False, separators=(",", ":")))
-    _refuse_over(MAX_SUMMARY, "summary", given.summary)
+    _refuse_over(MAX_METADATA, "metadata", strict_json.size(given.metadata))
+    _refuse_over(MAX_SUMMARY, "summary", len(given.summary.encode()))
 
 
-def _refuse_over(limit: int, name: str, text: str) -> None:
-    if len(text.encode()) > limit:
+def _refuse_over(limit: int, name: str, size: int) -> None:
+    if size > limit:
         fault = f"is over {limit // 1024} KiB"
         raise TooLarge(f"{name} {fault}.", errors=[FieldError(f"/{name}", fault)])
 
