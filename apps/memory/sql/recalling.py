@@ -10,52 +10,17 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from django.db import connection
-
 from apps.core.sql import hot_cursor
 
 # The newest passages of a word that are scored, and the number of passages of rarer words from which on a word only
 # adds to their scores. A narrowed question knows no such bound: what it asks for may be old.
 _SCORED: Final = 2_000
+
 # A word is counted up to here; one that stands in more passages weighs too little for the difference to matter.
 _COUNTED: Final = 20_000
 
 # A question is answered with no more than these.
 MOST: Final = 500
-
-_INDEX: Final = """
-with passage as materialized (
-    select id, tenant_id, length from memory_passage where id = %(passage)s
-), words as materialized (
-    select lexeme, least(coalesce(cardinality(positions), 1), 32767) as frequency
-    from unnest(to_tsvector('english', %(text)s))
-), total as materialized (
-    select coalesce(sum(frequency), 0) as length from words
-), kept as (
-    insert into memory_posting (tenant_id, term, passage_id, frequency, length)
-    select passage.tenant_id, words.lexeme, passage.id, words.frequency, total.length from words, passage, total
-), tallied as (
-    insert into memory_tally (tenant_id, observations, patterns, concepts, passages, words)
-    select passage.tenant_id, %(observations)s, %(patterns)s, %(concepts)s, %(passages)s, total.length - passage.length
-    from passage, total
-)
-update memory_passage set length = (select length from total) where id = %(passage)s
-"""
-
-_FOLD: Final = """
-with many as (
-    select tenant_id from memory_tally group by tenant_id having count(*) > 1
-), taken as (
-    select id from memory_tally where tenant_id in (select tenant_id from many) for update skip locked
-), gone as (
-    delete from memory_tally where id in (select id from taken) returning *
-)
-insert into memory_tally (tenant_id, observations, patterns, concepts, passages, words)
-select tenant_id, sum(observations), sum(patterns), sum(concepts), sum(passages), sum(words)
-from gone group by tenant_id
-"""
-
-_FORGET_WORDS: Final = "delete from memory_posting where passage_id = %(passage)s"
 
 # What a memory looks like to whoever recalls it.
 _SHOWN: Final = """
@@ -163,6 +128,7 @@ limit %(limit)s
 
 # Ordered scans of memory_passage_newest and memory_passage_domain that stop at the limit.
 NEWEST: Final = _newest("")
+
 NEWEST_OF_DOMAIN: Final = _newest("and domain = any(array[%(domain)s::text])", "domain, ")
 
 
@@ -179,34 +145,6 @@ class Found:
     recorded_at: datetime
     score: float
     terms: tuple[str, ...]
-
-
-def index_words(
-    passage_id: int, text: str, *, observations: int = 0, patterns: int = 0, concepts: int = 0, passages: int = 0
-) -> None:
-    """Make a passage findable by the words of this text and no others; and tally it.
-
-    The numbers say how many of each the tenant remembers more than before.
-    """
-    with hot_cursor() as cursor:
-        cursor.execute(_FORGET_WORDS, {"passage": passage_id})
-        cursor.execute(
-            _INDEX,
-            {
-                "passage": passage_id,
-                "text": text,
-                "observations": observations,
-                "patterns": patterns,
-                "concepts": concepts,
-                "passages": passages,
-            },
-        )
-
-
-def fold_tallies() -> None:
-    """Make one row of each tenant's tallies; what another transaction is folding is left to it."""
-    with connection.cursor() as cursor:
-        cursor.execute(_FOLD)
 
 
 def find(

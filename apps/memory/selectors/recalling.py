@@ -1,16 +1,11 @@
-"""Questions to what is remembered."""
+"""What is remembered about a question."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from django.db.models import Sum
-
 from apps.memory import sql
-from apps.memory.errors import UnknownMemory
-from apps.memory.models import Concept, ConceptName, Observation, Session, Tally
-from apps.memory.references import key_of, observation_number
 from apps.principals.tenancy import Caller
 
 # A cautious estimate of how many characters of English make a token.
@@ -99,76 +94,3 @@ def _within_budget(hits: list[Hit], max_tokens: int) -> list[Hit]:
             break
         kept.append(hit)
     return kept
-
-
-def observation_of(ref: str) -> Observation:
-    """The observation of this reference.
-
-    :raises MalformedMemoryReference: if it is none.
-    :raises UnknownMemory: if the tenant has no such observation.
-    """
-    observation = Observation.objects.filter(pk=observation_number(ref)).first()
-    if observation is None:
-        raise UnknownMemory(f"There is no {ref[:60]!r}.")
-    return observation
-
-
-def concept_named(name: str) -> Concept | None:
-    """The concept of this name or alias."""
-    return Concept.objects.filter(names__key=key_of(name)).first()
-
-
-def concepts_of_type(concept_type: str) -> list[Concept]:
-    """Every concept of a type, by name."""
-    return list(Concept.objects.filter(type=concept_type).order_by("key"))
-
-
-def concepts_named(keys: Iterable[str]) -> dict[str, int]:
-    """Which concept each of these keys stands for; what stands for none is left out."""
-    return dict(ConceptName.objects.filter(key__in=list(keys)).values_list("key", "concept_id"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conversation:
-    """A session as a later one sees it."""
-
-    conversation_id: str
-    platform: str
-    title: str
-    summary: str
-    topics: tuple[str, ...]
-    tone: str
-    updated_at: datetime
-
-
-def recent_sessions(*, principal_id: int, limit: int = 10) -> list[Conversation]:
-    """A principal's latest conversations, newest first."""
-    sessions = Session.objects.filter(principal_id=principal_id).order_by("-last_active_at", "-id")[:limit]
-    return [
-        Conversation(
-            conversation_id=session.conversation_id,
-            platform=session.platform,
-            title=session.title,
-            summary=session.summary,
-            topics=tuple(session.topics),
-            tone=session.tone,
-            updated_at=session.last_active_at,
-        )
-        for session in sessions
-    ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Holdings:
-    """How much a tenant remembers."""
-
-    observations: int
-    patterns: int
-    concepts: int
-
-
-def holdings(*, tenant_id: int) -> Holdings:
-    """How much a tenant remembers."""
-    kinds = ("observations", "patterns", "concepts")
-    sums = Tally.objects.filter(tenant_id=tenant_id).aggregate(**{kind: Sum(kind, default=0) for kind in kinds})
-    return Holdings(**{kind: int(sums[kind]) for kind in kinds})

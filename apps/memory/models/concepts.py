@@ -1,0 +1,71 @@
+"""The things that memories speak of, and how they stand to each other."""
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+
+from apps.memory.references import concept_ref
+from apps.principals.models import Principal, TenantModel
+
+
+class Concept(TenantModel):
+    """A thing that memories speak of, known by one name and any number of aliases.
+
+    What it is found by are its names (see ConceptName). A concept that a relationship mentioned before anybody
+    described it has an empty type.
+    """
+
+    author = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
+    key = models.CharField(max_length=200)
+    name = models.CharField(max_length=200)
+    type = models.CharField(max_length=50, blank=True)
+    aliases = ArrayField(models.CharField(max_length=200), default=list)
+    description = models.TextField(blank=True)
+    metadata = models.JSONField(default=dict)
+    recorded_at = models.DateTimeField()
+    revised_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def ref(self) -> str:
+        return concept_ref(self.key)
+
+
+class ConceptName(TenantModel):
+    """A name or alias of a concept, in the form that names are compared by; it stands for one concept only.
+
+    A concept's own key is among its names, which makes the key unique too.
+    """
+
+    key = models.CharField(max_length=200)
+    concept = models.ForeignKey(Concept, on_delete=models.CASCADE, related_name="names")
+
+    class Meta:
+        constraints = [
+            # Serves selectors.concepts_named().
+            models.UniqueConstraint(fields=["tenant", "key"], name="memory_conceptname_once"),
+        ]
+
+    def __str__(self) -> str:
+        return self.key
+
+
+class Relationship(TenantModel):
+    """That one concept stands in a named relation to another."""
+
+    author = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
+    source = models.ForeignKey(Concept, on_delete=models.CASCADE, related_name="outgoing", db_index=False)
+    target = models.ForeignKey(Concept, on_delete=models.CASCADE, related_name="incoming")
+    type = models.CharField(max_length=50)
+    description = models.TextField(blank=True)
+    recorded_at = models.DateTimeField()
+    revised_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "source", "target", "type"], name="memory_relationship_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.source} {self.type} {self.target}"

@@ -1,0 +1,46 @@
+"""What was observed, as it was said."""
+
+from django.db import models
+from django.db.models import F, Q
+
+from apps.memory.models.confidence import sure
+from apps.memory.references import observation_ref
+from apps.principals.models import Principal, TenantModel
+
+
+class Observation(TenantModel):
+    """One statement as it was made. It is never rewritten: a newer statement supersedes it.
+
+    `occurred_at` is when it was so, `recorded_at` when we learned it.
+    """
+
+    author = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
+    text = models.TextField()
+    domain = models.CharField(max_length=100, blank=True)
+    confidence = models.FloatField()
+    evidence = models.JSONField(default=list)
+    metadata = models.JSONField(default=dict)
+    occurred_at = models.DateTimeField()
+    recorded_at = models.DateTimeField()
+    superseded_at = models.DateTimeField(null=True)
+    superseded_by = models.ForeignKey("self", on_delete=models.PROTECT, null=True, related_name="supersedes")
+
+    class Meta:
+        constraints = [
+            sure("memory_observation_confidence_between_0_and_1"),
+            models.CheckConstraint(
+                condition=Q(superseded_at=None, superseded_by=None)
+                | Q(superseded_at__isnull=False, superseded_by__isnull=False),
+                name="memory_observation_superseded_by_a_statement",
+            ),
+            models.CheckConstraint(
+                condition=~Q(superseded_by=F("id")), name="memory_observation_not_superseded_by_itself"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.ref
+
+    @property
+    def ref(self) -> str:
+        return observation_ref(self.pk)

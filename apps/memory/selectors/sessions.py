@@ -1,0 +1,36 @@
+"""Conversations, as a later one sees them."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from apps.memory.models import Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A session as a later one sees it."""
+
+    conversation_id: str
+    platform: str
+    title: str
+    summary: str
+    topics: tuple[str, ...]
+    tone: str
+    updated_at: datetime
+
+
+def recent_sessions(*, principal_id: int, limit: int = 10) -> list[Conversation]:
+    """A principal's latest conversations, newest first."""
+    sessions = Session.objects.filter(principal_id=principal_id).order_by("-last_active_at", "-id")[:limit]
+    return [
+        Conversation(
+            conversation_id=session.conversation_id,
+            platform=session.platform,
+            title=session.title,
+            summary=session.summary,
+            topics=tuple(session.topics),
+            tone=session.tone,
+            updated_at=session.last_active_at,
+        )
+        for session in sessions
+    ]

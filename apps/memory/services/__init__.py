@@ -1,0 +1,20 @@
+"""Commands that write to memory. Every row says which principal wrote it."""
+
+from apps.memory.services.concepts import add_relationship, store_concept
+from apps.memory.services.observations import store_observation
+from apps.memory.services.patterns import update_pattern
+from apps.memory.services.sessions import record_session
+from apps.memory.services.starting import HANDOFF, Awakening, bootstrap
+from apps.memory.services.tallying import fold_tallies
+
+__all__ = [
+    "HANDOFF",
+    "Awakening",
+    "add_relationship",
+    "bootstrap",
+    "fold_tallies",
+    "record_session",
+    "store_concept",
+    "store_observation",
+    "update_pattern",
+]

@@ -1,0 +1,5 @@
+"""Operations on memory."""
+
+from apps.memory.tools import concepts, observations, patterns, recalling, sessions, starting
+
+__all__ = ["concepts", "observations", "patterns", "recalling", "sessions", "starting"]

@@ -1,0 +1,61 @@
+"""Remembering."""
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from django.utils import timezone
+from pydantic import Field
+
+from apps.core.operations import Route, operation
+from apps.core.schemas import Input, Moment, Output
+from apps.memory import services
+from apps.memory.tools.shapes import Domain, Label, Share, Words
+from apps.principals.tenancy import Caller
+
+
+class StoreMemory(Input):
+    observation: Words
+    """What was observed, decided or found, in a sentence or a few."""
+    domain: Domain | None = None
+    """The field it belongs to, such as `code_patterns`."""
+    confidence: Share = 0.8
+    """How sure you are, from 0 to 1."""
+    evidence: Annotated[list[Label], Field(max_length=100)] = Field(default_factory=list)
+    """References to what it rests on: `observation:12`, `task:task_7`, `plan:…`."""
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    """Anything to find it by later (see the filters of `memory_recall`)."""
+    occurred_at: Moment | None = None
+    """When it was so, if not now."""
+    supersedes: Label | None = None
+    """The reference of an older observation in whose place this one stands."""
+
+
+class StoredMemory(Output):
+    status: str
+    id: int
+    ref: str
+    recorded_at: datetime
+
+
+@operation(
+    title="Remember an observation",
+    scope="memory",
+    routes=[Route("POST", "/api/v1/memory/observations", status=201)],
+)
+def memory_store(caller: Caller, given: StoreMemory) -> StoredMemory:
+    """Remember one observation for good, with its domain, your confidence and the evidence.
+
+    It can be recalled at once, by every agent of your tenant.
+    """
+    stored = services.store_observation(
+        author=caller,
+        text=given.observation,
+        domain=given.domain or "",
+        confidence=given.confidence,
+        evidence=given.evidence,
+        metadata=given.metadata,
+        occurred_at=given.occurred_at,
+        supersedes=given.supersedes,
+        now=timezone.now(),
+    )
+    return StoredMemory(status="stored", id=stored.pk, ref=stored.ref, recorded_at=stored.recorded_at)

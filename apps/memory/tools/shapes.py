@@ -1,0 +1,15 @@
+"""What several operations on memory take."""
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from apps.core.schemas import Text
+
+Words = Annotated[Text, StringConstraints(min_length=1, max_length=65_536)]
+
+Label = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
+
+Domain = Annotated[Text, StringConstraints(min_length=1, max_length=100)]
+
+Share = Annotated[float, Field(ge=0, le=1)]
