@@ -86,6 +86,7 @@ INSTALLED_APPS = [
     "apps.workers",
     "apps.plans",
     "apps.executions",
+    "apps.handoff",
     "apps.mcp",
     "apps.console",
     "apps.bench",

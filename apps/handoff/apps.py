@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class HandoffConfig(AppConfig):
+    name = "apps.handoff"
+    verbose_name = "Handoff"

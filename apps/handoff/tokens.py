@@ -1,0 +1,29 @@
+"""What reading costs: tokens of a model's context, estimated without a model."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+_BYTES_PER_TOKEN: Final = 4
+
+# Where sessions that search read about earlier ones.
+SESSION_FILES: Final = ("shared/sessions/*.md", "sessions/*.md", ".sessions/*.md", "docs/sessions/*.md")
+SEARCHED: Final = 5
+
+
+def estimate(text: str) -> int:
+    """About how many tokens a text takes: a token for each four bytes, rounded up."""
+    return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)
+
+
+def last_sessions(top: Path, patterns: Sequence[str] = SESSION_FILES) -> list[Path]:
+    """The five newest files of a repository that tell of sessions, which a session without handoff would read."""
+    for pattern in patterns:
+        if found := [path for path in top.glob(pattern) if path.is_file()]:
+            return sorted(found, key=lambda path: (path.stat().st_mtime, path.name), reverse=True)[:SEARCHED]
+    return []
+
+
+def cost_of(files: Sequence[Path]) -> int:
+    """What reading these files takes."""
+    return sum(estimate(path.read_text(encoding="utf-8", errors="replace")) for path in files)

@@ -1,0 +1,199 @@
+"""The commands as they are typed: what they print, what they refuse, and what they do without."""
+
+import json
+import os
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from tests.handoff.repositories import PRODUCT, answered, environment, handoff, inbox_of, leave
+
+EMPTY = "◈ INHERIT\nNo inheritance items\n"
+
+
+def test_an_empty_inbox_is_one_line_under_fifty_tokens(root: Path) -> None:
+    done = handoff("inherit", root=root)
+    assert (done.returncode, done.stdout, done.stderr) == (0, EMPTY, "")
+    assert answered("inherit", root=root)["tokens"] < 50
+
+
+def test_an_item_is_shown_once_with_its_sender(root: Path) -> None:
+    done = handoff(
+        "leave", "--type", "learning", "--session", "2026-01-10-auth", "-", root=root, given="JWT rotation\n"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = handoff("inherit", "--session", "2026-01-11-api", root=root).stdout
+    assert shown == "◈ INHERIT\n[learning from 2026-01-10-auth]\n> JWT rotation\n"
+    assert handoff("inherit", root=root).stdout == EMPTY
+
+
+def test_it_starts_without_the_framework_and_without_servers(root: Path) -> None:
+    code = "import sys; from apps.handoff.cli import main; main(sys.argv[1:]); sys.stderr.write(' '.join(sys.modules))"
+    leave(root)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code, "inherit", "--root", str(root)],
+        env=environment({"PYTHONPATH": str(PRODUCT), "DATABASE_URL": "postgresql://nobody@127.0.0.1:1/nothing"}),
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "Do this next" in done.stdout
+    loaded = set(done.stderr.split())
+    assert not loaded & {"django", "pydantic", "config", "apps.core", "psycopg", "httpx2", "redis", "asyncio"}
+
+
+def test_nothing_is_loaded_from_the_folder_that_it_is_called_from(root: Path) -> None:
+    for name in ("apps.py", "json.py", "argparse.py", "yaml.py"):
+        (root / name).write_text("raise SystemExit('loaded from here')")
+    leave(root)
+    done = subprocess.run(
+        [PRODUCT / "bin" / "handoff", "inherit"],
+        cwd=root,
+        env=environment(),
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "Do this next" in done.stdout
+
+
+def test_it_is_called_through_a_link_from_anywhere(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "handoff").symlink_to(PRODUCT / "bin" / "handoff")
+    done = subprocess.run(
+        [tmp_path / "handoff", "inherit"], cwd=root, env=environment(), check=True, capture_output=True, text=True
+    )
+    assert done.stdout == EMPTY
+
+
+def test_it_speaks_utf_8_whatever_the_locale(root: Path) -> None:
+    leave(root, "Größe\n")
+    odd = {"LC_ALL": "en_US.ISO-8859-1", "PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0"}
+    assert handoff("inherit", root=root, env=odd).stdout.endswith("> Größe\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "said"),
+    [
+        (("leave", "--type", "learning", "--session", "a"), b" \n", "empty"),
+        (("leave", "--type", "learning", "--session", "a"), b"\xff", "not UTF-8"),
+        (("leave", "--type", "learning", "--session", "a"), b"a\x00b", "NUL"),
+        (("leave", "--type", "learning", "--session", "a"), b"x" * 70_000, "64 KiB"),
+        (("leave", "--type", "learning", "--session", "../a"), b"x", "can't name a session"),
+        (("leave", "--type", "learning"), b"x", "HANDOFF_SESSION"),
+        (("leave", "--type", "idea", "--session", "a"), b"x", "invalid choice"),
+        (("leave", "--type", "learning", "--session", "a", "--file", "/nowhere/x"), b"", "No such file"),
+        (("leave", "--type", "learning", "--session", "a", "--to", "/nowhere"), b"x", "No such file"),
+        (("inherit", "--session", "a/b"), b"", "can't name a session"),
+        (("outbox", "put", "--type", "../x", "--session", "a"), b"x", "can't name a type"),
+        (("outbox", "take", "nothing.md"), b"", "has no nothing.md"),
+        (("clean", "--keep-days", "-1"), b"", "number from 0"),
+        (("clean", "--keep-days", "nan"), b"", "number from 0"),
+        (("harvest",), b"", "HANDOFF_SESSION"),
+    ],
+)
+def test_a_refusal_is_one_sentence_and_changes_nothing(
+    root: Path, arguments: tuple[str, ...], given: bytes, said: str
+) -> None:
+    done = handoff(*arguments, root=root, given=given)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert inbox_of(root).waiting() == []
+
+
+def test_outside_of_a_repository_it_says_so(tmp_path: Path) -> None:
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    done = handoff("inherit", root=folder)
+    assert (done.returncode, done.stderr) == (2, f"{folder} is in no git repository.\n")
+
+
+def test_an_inbox_that_can_not_be_written_is_a_refusal(root: Path) -> None:
+    (root / ".git" / "handoff").write_text("in the way")
+    done = handoff("leave", "--type", "learning", "--session", "a", "text", root=root)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_warnings_do_not_keep_an_item_from_being_left(root: Path) -> None:
+    done = handoff("leave", "--type", "thread", "--session", "a", "At step 3.", root=root)
+    assert done.returncode == 0
+    assert done.stderr == "Warning: a thread without a next step: say what to do first.\n"
+    assert len(inbox_of(root).waiting()) == 1
+
+
+def test_the_session_may_stand_in_the_environment(root: Path) -> None:
+    env = {"HANDOFF_SESSION": "2026-01-10-auth"}
+    assert handoff("leave", "--type", "learning", "text", root=root, env=env).returncode == 0
+    assert "[learning from 2026-01-10-auth]" in handoff("inherit", root=root, env=env).stdout
+
+
+def test_reports_go_to_the_outbox_and_to_nobody_who_inherits(root: Path) -> None:
+    put = answered(
+        "outbox", "put", "--type", "governance-report", "--session", "s-1", "--topic", "Login", "-",
+        root=root, given="All is well.\n",
+    )  # fmt: skip
+    assert put["name"].startswith("governance-report-")
+    text = Path(put["path"]).read_text()
+    heading, _, rest = text.partition("\n\n")
+    assert heading == "# Governance Report: Login"
+    assert rest.startswith("**Session:** s-1\n**Date:** ")
+    assert rest.endswith("\n\nAll is well.\n")
+    assert handoff("inherit", root=root).stdout == EMPTY
+    assert answered("outbox", "list", root=root) == {"reports": [put["name"]]}
+    assert answered("outbox", "take", "--consumer", "governance", root=root) == {"report": text}
+    assert handoff("outbox", "take", root=root).stdout == "The outbox is empty\n"
+    assert (inbox_of(root).repository.home / "outbox" / "taken" / f"{put['name']}").exists() or len(
+        list((inbox_of(root).repository.home / "outbox" / "taken").glob("*.md"))
+    ) == 1
+
+
+def test_reports_of_one_moment_do_not_overwrite_each_other(root: Path) -> None:
+    for number in range(3):
+        answered("outbox", "put", "--type", "report", "--session", "s", f"Number {number}", root=root)
+    assert len(answered("outbox", "list", root=root)["reports"]) == 3
+
+
+def test_the_cost_is_told_beside_what_searching_would_have_cost(root: Path) -> None:
+    sessions = root / "shared" / "sessions"
+    sessions.mkdir(parents=True)
+    for number in range(7):
+        path = sessions / f"session-{number}.md"
+        path.write_text("word " * 400)
+        os.utime(path, (number, number))
+    leave(root, "Do this next\n")
+    told = answered("status", root=root)
+    assert told["baseline"] == 5 * 500
+    assert told["baseline_files"] == [f"shared/sessions/session-{number}.md" for number in (6, 5, 4, 3, 2)]
+    assert told["tokens"] == answered("inherit", root=root)["tokens"]
+    assert told["saved"] == told["baseline"] - told["tokens"]
+    assert [one["tokens"] > 0 for one in told["items"]] == [True]
+
+
+def test_the_questions_at_the_end_of_a_session(root: Path) -> None:
+    text = handoff("harvest", "--session", "s-1", root=root).stdout
+    assert text.startswith("◈ HARVEST\n")
+    for word in ("Learning:", "Caution:", "Context:", "Thread:", "thank", "--session s-1"):
+        assert word in text
+
+
+def test_management_commands_answer_the_same(root: Path) -> None:
+    def run(*arguments: str) -> str:
+        out = StringIO()
+        call_command(*arguments, "--root", str(root), stdout=out)
+        return out.getvalue()
+
+    assert "Left " in run("leave", "--type", "learning", "--session", "a", "First")
+    run("leave", "--type", "learning", "--session", "a", "Second")
+    assert "2 items waiting" in run("handoff", "status")
+    assert json.loads(run("inherit", "--session", "b", "--json"))["items"][0]["body"] == "First"
+    assert run("inherit", "--session", "b") == handoff("inherit", root=root).stdout == EMPTY
+    assert run("outbox", "put", "--type", "report", "--session", "a", "Text").startswith("Put report-")
+    assert "Text" in run("outbox", "take")
+    assert run("handoff", "clean", "--keep-days", "0").startswith("Removed 3 files\n")
+    with pytest.raises(CommandError, match="is empty"):
+        run("leave", "--type", "learning", "--session", "a", " ")

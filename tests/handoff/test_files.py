@@ -1,0 +1,357 @@
+"""The protocol of files: real repositories, real processes, and what they may do to each other."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections import Counter
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from apps.handoff import folders
+from apps.handoff.errors import Refused
+from apps.handoff.items import Kind, Priority
+from tests.handoff.repositories import (
+    NOON,
+    PRODUCT,
+    answered,
+    at_once,
+    bodies,
+    environment,
+    git,
+    handoff,
+    inbox_of,
+    item,
+    leave,
+    make_repository,
+)
+
+WRITE = """
+inbox.leave(Item(from_session="s", kind=Kind.LEARNING, priority=Priority.LOW, created=NOW, body=f"{number}\\n"), now=NOW)
+"""
+READ = """
+with inbox.inherit(f"session-{number}", max_tokens=10_000, now=NOW) as found:
+    os.write(1, "".join(one.item.body for one in found.shown).encode())
+"""
+
+
+def test_fifty_writers_in_one_millisecond_leave_fifty_files(root: Path) -> None:
+    at_once(root, 50, WRITE)
+    assert sorted(bodies(root, max_tokens=100_000)) == sorted(f"{number}\n" for number in range(50))
+
+
+def test_of_sessions_that_inherit_at_once_each_item_is_shown_to_one(root: Path) -> None:
+    at_once(root, 40, WRITE)
+    shown = at_once(root, 8, READ).split()
+    assert Counter(shown) == Counter(str(number) for number in range(40))
+    assert bodies(root) == []
+    assert len(folders.waiting(inbox_of(root).processed.folder)) == 40
+
+
+def test_writers_and_readers_at_once_lose_nothing(root: Path) -> None:
+    both = "if number % 2:\n    " + WRITE.strip() + "\nelse:\n    " + READ.strip().replace("\n", "\n    ")
+    shown = at_once(root, 40, both).split() + [body.strip() for body in bodies(root, max_tokens=100_000)]
+    assert Counter(shown) == Counter(str(number) for number in range(1, 40, 2))
+
+
+def start_reading(root: Path, many: int) -> "subprocess.Popen[bytes]":
+    """A session that is in the middle of being shown items: nobody reads its pipe, which is full."""
+    for number in range(many):
+        leave(root, f"{number} " + "x" * 30_000)
+    process = subprocess.Popen(
+        [PRODUCT / "bin" / "handoff", "inherit", "--session", "first", "--max-tokens", "1000000", "--root", root],
+        stdout=subprocess.PIPE,
+        env=environment(),
+    )
+    claimed = inbox_of(root).folder / ".claimed" / "first"
+    until = time.monotonic() + 30
+    while time.monotonic() < until and len(folders.waiting(claimed)) < many:
+        time.sleep(0.02)
+    assert len(folders.waiting(claimed)) == many
+    return process
+
+
+def test_what_a_session_had_claimed_when_it_was_killed_is_shown_to_the_next(root: Path) -> None:
+    process = start_reading(root, 4)
+    assert bodies(root, "second", max_tokens=10**6) == []
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert [body[0] for body in sorted(bodies(root, "third", max_tokens=10**6))] == ["0", "1", "2", "3"]
+    assert bodies(root, "fourth") == []
+
+
+def test_what_nobody_reads_to_its_end_is_not_shown(root: Path) -> None:
+    process = start_reading(root, 4)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait(timeout=30) == 1
+    assert len(bodies(root, "second", max_tokens=10**6)) == 4
+
+
+def test_a_claim_that_is_held_for_an_hour_goes_back_and_not_before(root: Path) -> None:
+    leave(root)
+    with inbox_of(root).inherit("hangs", max_tokens=500, now=NOON) as found:
+        assert len(found.shown) == 1
+        assert bodies(root, "second", now=NOON + timedelta(minutes=59)) == []
+        assert len(bodies(root, "third", now=NOON + timedelta(hours=1))) == 1
+    # The one that hung has nothing left to keep.
+    assert len(folders.waiting(inbox_of(root).processed.folder)) == 1
+    assert bodies(root, "fourth") == []
+
+
+def test_an_error_while_showing_leaves_everything_waiting(root: Path) -> None:
+    leave(root)
+    with pytest.raises(RuntimeError), inbox_of(root).inherit("first", max_tokens=500, now=NOON):
+        raise RuntimeError
+    assert len(bodies(root, "second")) == 1
+
+
+def test_what_is_written_in_a_worktree_outlives_it_and_git_sees_none_of_it(root: Path, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    git(root, "worktree", "add", "-q", str(tree))
+    answered("leave", "--type", "learning", "--session", "a", "From the worktree", root=tree)
+    assert (git(root, "status", "--porcelain"), git(tree, "status", "--porcelain")) == ("", "")
+    git(root, "worktree", "remove", str(tree))
+    assert [one["body"] for one in answered("inherit", root=root)["items"]] == ["From the worktree"]
+    assert git(root, "status", "--porcelain") == ""
+
+
+def test_folders_in_the_tree_are_as_invisible_to_git(root: Path, tmp_path: Path) -> None:
+    leave(root, "Before the move\n")
+    answered("place", "tree", root=root)
+    tree = tmp_path / "tree"
+    git(root, "worktree", "add", "-q", str(tree))
+    answered("leave", "--type", "learning", "--session", "a", "From the worktree", root=tree)
+    answered("outbox", "put", "--type", "governance-report", "--session", "a", "All well", root=tree)
+    (root / "inbox" / "bad.md").write_text("no item")
+    assert len(list((root / "inbox").glob("*.md"))) == 3
+    assert git(root, "status", "--porcelain", "--untracked-files=all") == ""
+    assert len(answered("inherit", root=tree)["items"]) == 2
+    answered("outbox", "take", root=root)
+    for folder in (root, tree):
+        assert git(folder, "status", "--porcelain", "--untracked-files=all") == ""
+    git(root, "worktree", "remove", str(tree))
+    answered("place", "git", root=root)
+    assert (answered("status", root=root)["processed"], (root / "inbox").exists()) == (2, False)
+
+
+def test_a_clone_brings_no_inbox_along(root: Path, tmp_path: Path) -> None:
+    """Or whoever one clones from could leave one something."""
+    answered("place", "tree", root=root)
+    leave(root)
+    git(root, "add", "-f", "inbox")
+    git(root, "commit", "-q", "-m", "Force")
+    git(tmp_path, "clone", "-q", str(root), "clone")
+    assert (tmp_path / "clone" / "inbox").is_dir()
+    assert answered("inherit", root=tmp_path / "clone")["items"] == []
+
+
+def test_folders_of_somebody_else_are_left_alone(root: Path) -> None:
+    (root / "inbox").mkdir()
+    (root / "inbox" / "mail.md").write_text("Not yours")
+    done = handoff("place", "tree", root=root)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "holds something else" in done.stderr
+    assert answered("status", root=root)["inbox"].endswith(".git/handoff/inbox")
+
+
+def test_folders_that_only_keep_themselves_are_taken(root: Path) -> None:
+    for name in ("inbox", "outbox"):
+        (root / name).mkdir()
+        (root / name / ".gitkeep").touch()
+    git(root, "add", "-f", ".")
+    git(root, "commit", "-q", "-m", "Folders")
+    answered("place", "tree", root=root)
+    leave(root)
+    answered("place", "git", root=root)
+    assert git(root, "status", "--porcelain") == ""
+    assert len(bodies(root)) == 1
+
+
+def test_a_link_in_the_place_of_the_inbox_is_not_followed(root: Path, tmp_path: Path) -> None:
+    answered("place", "tree", root=root)
+    (tmp_path / "elsewhere").mkdir()
+    (root / "inbox").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Refused, match="not a folder of its own"):
+        leave(root)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_what_is_no_item_is_put_aside_with_its_reason_and_the_others_are_delivered(root: Path, tmp_path: Path) -> None:
+    good = leave(root, "A good one\n")
+    folder = good.parent
+    secret = tmp_path / "secret"
+    secret.write_bytes(item("A secret\n").to_bytes())
+    (folder / "plain.md").write_text("no front matter")
+    (folder / "large.md").write_bytes(good.read_bytes() + b"x" * 65_536)
+    (folder / "link.md").symlink_to(secret)
+    (folder / "dangling.md").symlink_to(tmp_path / "nowhere")
+    (folder / "folder.md").mkdir()
+    os.mkfifo(folder / "pipe.md")
+    (folder / os.fsdecode(b"\xff\n.md")).write_text("an odd name")
+    (folder / ("n" * 252 + ".md")).write_text("a long name")
+    told = answered("inherit", root=root)
+    assert [one["body"] for one in told["items"]] == ["A good one\n"]
+    reasons = {one["name"]: one["reason"] for one in told["rejected"]}
+    assert reasons["link.md"] == reasons["dangling.md"] == "is a link"
+    assert reasons["folder.md"] == reasons["pipe.md"] == "is no plain file"
+    assert (reasons["large.md"], len(reasons)) == ("is over 64 KiB", 8)
+    rejected = folder / "rejected"
+    assert len(list(rejected.glob("*.reason.txt"))) == len(folders.waiting(rejected)) == 8
+    assert (secret.exists(), folders.waiting(folder)) == (True, [])
+    assert {one["reason"] for one in answered("status", root=root)["rejected"]} > {
+        "plain.md has no front matter between two lines of ---."
+    }
+
+
+def test_a_look_changes_nothing(root: Path) -> None:
+    leave(root)
+    (inbox_of(root).folder / "bad.md").write_text("no item")
+    before = sorted(path for path in inbox_of(root).folder.rglob("*"))
+    told = answered("inherit", "--peek", root=root)
+    assert (len(told["items"]), len(told["rejected"])) == (1, 1)
+    assert sorted(path for path in inbox_of(root).folder.rglob("*")) == before
+
+
+def test_files_of_the_same_name_do_not_overwrite_each_other(root: Path) -> None:
+    folder = leave(root).parent
+    bodies(root)
+    for body in ("first\n", "second\n"):
+        (folder / "learning.md").write_bytes(item(body).to_bytes())
+        assert bodies(root) == [body]
+    kept = [path.read_bytes() for path in folders.waiting(folder / "processed")]
+    assert sorted(data.rsplit(b"\n\n", 1)[1] for data in kept) == [b"Do this next\n", b"first\n", b"second\n"]
+
+
+def test_retention_counts_from_the_processing(root: Path) -> None:
+    path = leave(root, created=NOON - timedelta(days=40))
+    old = (NOON - timedelta(days=40)).timestamp()
+    os.utime(path, (old, old))
+    bodies(root, now=NOON)
+    kept = timedelta(days=30)
+    inbox = inbox_of(root)
+    assert inbox.clean(kept=kept, now=NOON + timedelta(days=29, hours=23), dry_run=False) == []
+    assert len(inbox.clean(kept=kept, now=NOON + timedelta(days=30), dry_run=True)) == 1
+    assert len(folders.waiting(inbox.processed.folder)) == 1
+    assert len(inbox.clean(kept=kept, now=NOON + timedelta(days=30), dry_run=False)) == 1
+    assert (folders.waiting(inbox.processed.folder), inbox.processed.entries()) == ([], {})
+
+
+def test_what_waits_is_never_cleaned(root: Path) -> None:
+    leave(root, created=NOON - timedelta(days=4000))
+    (inbox_of(root).folder / "rejected").mkdir()
+    (inbox_of(root).folder / "rejected" / "bad.md").touch()
+    assert inbox_of(root).clean(kept=timedelta(0), now=NOON, dry_run=False) == []
+    assert len(bodies(root)) == 1
+
+
+def test_a_ledger_that_was_cut_off_loses_one_line_at_most(root: Path) -> None:
+    for number in range(3):
+        leave(root, f"{number}\n")
+        bodies(root, now=NOON)
+    inbox = inbox_of(root)
+    ledger = inbox.processed.folder / ".ledger.jsonl"
+    ledger.write_bytes(ledger.read_bytes()[:-20])
+    leave(root, "after\n")
+    bodies(root, now=NOON)
+    assert len(inbox.processed.entries()) == 3
+    # The one without a line counts from when that is noticed.
+    later = NOON + timedelta(days=30)
+    assert len(inbox.clean(kept=timedelta(days=30), now=later, dry_run=False)) == 3
+    assert len(inbox.clean(kept=timedelta(days=30), now=later + timedelta(days=30), dry_run=False)) == 1
+
+
+def test_half_written_files_are_no_items_and_go_after_an_hour(root: Path) -> None:
+    folder = leave(root).parent
+    half = folder / ".0011223344556677.tmp"
+    half.write_text("---\n")
+    written = half.stat().st_mtime
+    moment = NOON.fromtimestamp(written, NOON.tzinfo)
+    assert inbox_of(root).clean(kept=timedelta(1), now=moment + timedelta(minutes=59), dry_run=False) == []
+    assert inbox_of(root).clean(kept=timedelta(1), now=moment + timedelta(minutes=61), dry_run=False) == [half]
+    assert len(bodies(root)) == 1
+
+
+def test_urgent_items_come_first_until_the_next_does_not_fit_and_cautions_come_always(root: Path) -> None:
+    text = "x" * 400 + "\n"
+    for number, (kind, priority) in enumerate(
+        [
+            (Kind.LEARNING, Priority.LOW),
+            (Kind.CAUTION, Priority.LOW),
+            (Kind.CONTEXT, Priority.MEDIUM),
+            (Kind.THREAD, Priority.HIGH),
+            (Kind.CAUTION, Priority.HIGH),
+        ]
+    ):
+        leave(root, f"{number} {text}", kind=kind, priority=priority)
+    told = answered("inherit", "--max-tokens", "350", root=root)
+    assert [one["body"][0] for one in told["items"]] == ["4", "3", "1"] or [
+        one["body"][0] for one in told["items"]
+    ] == ["3", "4", "1"]
+    assert told["waiting"] == 2
+    assert told["tokens"] == pytest.approx(sum(one["tokens"] for one in told["items"]), abs=25)
+    done = handoff("inherit", "--max-tokens", "1", root=root)
+    assert "1 more item waiting" in done.stdout
+    assert len(answered("inherit", root=root)["items"]) == 1
+
+
+def test_an_item_larger_than_the_budget_is_shown_at_last(root: Path) -> None:
+    leave(root, "x" * 5000)
+    assert len(bodies(root, max_tokens=10)) == 1
+
+
+def test_repositories_hand_over_to_each_other(tmp_path: Path) -> None:
+    web = make_repository(tmp_path / "one" / "web", origin="https://user:secret@Example.org/team/web.git")
+    api = make_repository(tmp_path / "two" / "api")
+    answered("leave", "--type", "thread", "--session", "a", "--to", str(api), "Next: call the new door", root=web)
+    name = f"from-{inbox_of(web).repository.id}"
+    assert name.startswith("from-web-")
+    assert (inbox_of(api).repository.home / "shared-inbox" / name).is_dir()
+    text = handoff("inherit", root=api).stdout
+    assert text.startswith(f"◈ INHERIT\n[thread from a in {name.removeprefix('from-')}]\n> Next")
+    assert answered("inherit", root=api)["items"] == answered("inherit", root=web)["items"] == []
+    for folder in (web, api):
+        assert git(folder, "status", "--porcelain") == ""
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "https://example.org/team/web",
+        "https://example.org/team/web.git",
+        "https://someone:password@EXAMPLE.org:443/team/web.git/",
+        "ssh://git@example.org/team/web.git",
+        "git@example.org:team/web.git",
+    ],
+)
+def test_all_ways_to_one_origin_are_one_repository(tmp_path: Path, origin: str) -> None:
+    named = inbox_of(make_repository(tmp_path / "x", origin=origin)).repository.id
+    assert named == inbox_of(make_repository(tmp_path / "y", origin="https://example.org/team/web")).repository.id
+    assert named != inbox_of(make_repository(tmp_path / "z", origin="https://example.org/other/web")).repository.id
+
+
+def test_a_worktree_of_a_bare_repository_and_a_submodule_have_an_inbox(tmp_path: Path, root: Path) -> None:
+    git(tmp_path, "clone", "-q", "--bare", str(root), "bare.git")
+    git(tmp_path / "bare.git", "worktree", "add", "-q", str(tmp_path / "tree"), "main")
+    leave(tmp_path / "tree", "In a tree\n")
+    assert bodies(tmp_path / "bare.git") == ["In a tree\n"]
+    assert handoff("place", "tree", root=tmp_path / "tree").returncode == 2
+    outer = make_repository(tmp_path / "outer")
+    git(outer, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(root), "inner")
+    leave(outer / "inner", "In a submodule\n")
+    assert (bodies(outer), bodies(outer / "inner")) == ([], ["In a submodule\n"])
+
+
+def test_the_ledger_says_who_was_shown_what(root: Path) -> None:
+    path = leave(root)
+    bodies(root, "2026-01-11-api")
+    (entry,) = inbox_of(root).processed.entries().values()
+    assert json.loads(json.dumps(entry)) == {
+        "name": path.name,
+        "processed_at": "2026-01-10T12:00:00Z",
+        "session": "2026-01-11-api",
+        "receipt_id": None,
+    }
