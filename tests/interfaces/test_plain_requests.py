@@ -60,6 +60,8 @@ _REQUESTS: Final[dict[str, Asked]] = {
     "batch": ("POST", f"{_POST}/batch", json.dumps({"receipts": [_RECEIPT, {**_RECEIPT, "title": "x"}]}).encode()),
     "number_in_address": ("GET", "/api/v1/inbox?limit=2&after=0", b""),
     "no_number_in_address": ("GET", "/api/v1/inbox?limit=many", b""),
+    "twice_in_address": ("GET", "/api/v1/inbox?limit=2&limit=3", b""),
+    "no_text_in_address": ("GET", "/api/v1/inbox?source_system=%ff", b""),
     "format": ("GET", "/api/v1/inbox?format=xml", b""),
     "path": ("GET", "/api/v1/receipts/nothing", b""),
     "missing_scope": ("POST", "/api/v1/tokens", b"{}"),
@@ -125,6 +127,25 @@ def token(tenant: Tenant) -> str:
 @pytest.mark.parametrize("name", _REQUESTS)
 def test_a_plain_request_is_answered_as_by_drf(monkeypatch: pytest.MonkeyPatch, token: str, name: str) -> None:
     assert _alike(monkeypatch, _REQUESTS[name], token) < 500
+
+
+@pytest.mark.parametrize(
+    ("query", "code", "detail"),
+    [
+        ("limit=2&limit=3", "invalid", "/limit: Given more than once."),
+        ("source_system=%ff", "malformed", "The query is not UTF-8."),
+        ("source_system=%ed%a0%80", "malformed", "The query is not UTF-8."),
+        ("&".join(["limit=2"] * 1001), "malformed", "The query has more than 1000 parameters."),
+    ],
+)
+@pytest.mark.parametrize("wait", ["", "&wait=1"])
+def test_a_query_that_can_be_read_two_ways_is_refused_by_name(
+    token: str, query: str, code: str, detail: str, wait: str
+) -> None:
+    answer = _ask(("GET", f"/api/v1/inbox?{query}{wait}", b""), token)
+
+    assert answer.status_code in {400, 422}
+    assert (answer.json()["code"], answer.json()["detail"]) == (code, detail)
 
 
 @pytest.mark.parametrize("name", ["good", "no_json", "door", "path", "missing_scope"])

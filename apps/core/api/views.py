@@ -1,8 +1,9 @@
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, ClassVar, Final
+from urllib.parse import parse_qsl
 
-from django.http import HttpRequest, HttpResponse, QueryDict
+from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from rest_framework.exceptions import NotAuthenticated
@@ -13,7 +14,7 @@ from rest_framework.views import APIView
 
 from apps.core import operations, strict_json
 from apps.core.api.parsers import body_within, has_body
-from apps.core.errors import Invalid
+from apps.core.errors import FieldError, Invalid, Malformed, pointer_to
 from apps.core.http import caller_of
 from apps.core.operations import Acting, Operation, Route
 from apps.core.schemas import parse, parse_strings, parse_text
@@ -56,7 +57,7 @@ class OperationView(APIView):
         operations.permit(declared, caller)
         given: BaseModel
         if route.method in _WITHOUT_BODY:
-            given = parse_strings(declared.input, from_url(declared, request.GET, path))
+            given = parse_strings(declared.input, from_url(declared, request.META["QUERY_STRING"], path))
         elif path or not (body := body_within(request, route.max_body)):
             given = parse(declared.input, _with_path(declared, _document(request, route), path))
         else:
@@ -95,7 +96,7 @@ class OperationView(APIView):
         caller = caller_of(request)
         operations.permit(declared, caller)
         if route.method in _WITHOUT_BODY:
-            given = parse_strings(declared.input, from_url(declared, request.query_params, path))
+            given = parse_strings(declared.input, from_url(declared, request.META["QUERY_STRING"], path))
         else:
             given = parse(declared.input, from_body(declared, request, path))
         reply = operations.call(declared, caller, given)
@@ -138,12 +139,36 @@ def _for_scripts(content: bytes) -> bytes:
     return content.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
 
 
-def from_url(declared: Operation, given: QueryDict, path: Mapping[str, str]) -> dict[str, Any]:
-    """Query and path as one mapping; the members of a list repeat its name."""
-    query: dict[str, Any] = {
-        name: given.getlist(name) if name in _lists(declared.input) else value for name, value in given.items()
-    }
-    return {**query, **path}
+def from_url(declared: Operation, query: str, path: Mapping[str, str]) -> dict[str, Any]:
+    """Query and path as one mapping; the members of a list repeat its name, and nothing else may.
+
+    :raises Malformed: if the query can't be read as text.
+    :raises Invalid: if a parameter comes more than once.
+    """
+    given: dict[str, Any] = {}
+    lists = _lists(declared.input)
+    for name, value in _parameters(query):
+        if name in lists:
+            given.setdefault(name, []).append(value)
+        elif name in given:
+            pointer = pointer_to(name)
+            raise Invalid(f"{pointer}: Given more than once.", errors=[FieldError(pointer, "Given more than once.")])
+        else:
+            given[name] = value
+    return {**given, **path}
+
+
+_MOST_PARAMETERS: Final = 1000
+
+
+def _parameters(query: str) -> list[tuple[str, str]]:
+    # Django's own reading puts another character in the place of bytes that are none.
+    try:
+        return parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=_MOST_PARAMETERS)
+    except UnicodeDecodeError as exc:
+        raise Malformed("The query is not UTF-8.") from exc
+    except ValueError as exc:
+        raise Malformed(f"The query has more than {_MOST_PARAMETERS} parameters.") from exc
 
 
 def from_body(declared: Operation, request: Request, path: Mapping[str, str]) -> dict[str, Any]:

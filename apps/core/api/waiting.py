@@ -86,7 +86,8 @@ class WaitingView(OperationView):
 
     async def _given(self, declared: Operation, method: str) -> BaseModel:
         if method == "GET":
-            return parse_strings(declared.input, from_url(declared, self.request.query_params, self._resumed(declared)))
+            query: str = self.request.META["QUERY_STRING"]
+            return parse_strings(declared.input, from_url(declared, query, self._resumed(declared)))
         # Reads the body, which a thread may have to wait for.
         return parse(declared.input, await in_thread(partial(from_body, declared, self.request, self.kwargs)))
 
