@@ -747,16 +747,20 @@ order by back.task_id
 KEEP_NEXT: Final = """
 update tasks_run set answer = answer || jsonb_build_object('next', %(next)s::jsonb) where id = %(run)s::bigint
 """
-# Leases once more, as they were granted.
+# Leases once more, as far as they stand: their time runs from when they were granted.
 GRANTED: Final = """
 with given as materialized (
-    select g.nth, g.task_id, g.fence, g.lease_seconds, g.task_id << 16 as runs_after,
-           (g.task_id << 16) + g.fence as run_id
-    from unnest(%(tasks)s::bigint[], %(fences)s::int[], %(seconds)s::float8[])
-        with ordinality as g(task_id, fence, lease_seconds, nth)
+    select g.nth, g.task_id, g.fence, g.task_id << 16 as runs_after, (g.task_id << 16) + g.fence as run_id
+    from unnest(%(tasks)s::bigint[], %(fences)s::int[]) with ordinality as g(task_id, fence, nth)
 )
-select c.task_id, c.fence, k.name, cold.params, (c.lease_seconds * 1000)::int, cold.requester_id, q.name, before.checkpoint
+select c.task_id, c.fence, k.name, cold.params, hot.lease_ms, cold.requester_id, q.name, before.checkpoint
 from given c
+join lateral (
+    select ceil(extract(epoch from h.lease_expires_at - gatehouse_now()) * 1000)::int as lease_ms
+    from tasks_hottask h
+    where h.task_id = c.task_id and h.fence = c.fence and h.holder_id is not null
+      and h.lease_expires_at > gatehouse_now()
+) hot on true
 join lateral (select params, requester_id, queue_id, task_type_id from tasks_task where id = c.task_id) cold on true
 join lateral (select name from tasks_queue where id = cold.queue_id) q on true
 join lateral (select name from tasks_tasktype where id = cold.task_type_id) k on true

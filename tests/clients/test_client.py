@@ -1,6 +1,7 @@
 """Every verb against a running hub, and what a lost reply does not do."""
 
 import time
+from dataclasses import replace
 from threading import Thread
 
 import pytest
@@ -120,7 +121,10 @@ def test_a_worker_waits_for_a_task_and_is_given_the_next_with_the_answer_to_its_
     (following,) = completed.next
 
     assert following.task_id == second.task_id
-    assert client.complete(first, "Hello", lease_next=1) == completed
+    again = client.complete(first, "Hello", lease_next=1)
+    (told,) = again.next
+    assert told.lease_ms <= following.lease_ms
+    assert replace(again, next=[replace(told, lease_ms=following.lease_ms)]) == completed
     assert client.complete(following, "Hello", lease_next=1).next == []
 
 

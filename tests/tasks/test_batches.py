@@ -2,6 +2,9 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -28,6 +31,7 @@ from apps.tasks.services import (
 from tests.factories import make_caller, make_principal, make_tenant
 from tests.tasks.making import SCHEMA, complete, lease, lease_one, make_type, number, queue
 from tests.tasks.test_ending import snapshot, terminal_receipts
+from tests.tasks.test_schedules import NOON, at
 
 
 @pytest.fixture
@@ -223,6 +227,7 @@ def test_failures_of_a_batch_are_judged_each_by_its_own_task(kee: Caller, worker
 def test_a_completion_gives_the_next_leases_and_gives_them_again(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     make_type(kee, "other")
+    at(NOON)
     for _ in range(4):
         queue(kee)
     queue(kee, "other", priority=10)
@@ -235,12 +240,30 @@ def test_a_completion_gives_the_next_leases_and_gives_them_again(kee: Caller, wo
     before = snapshot(kee)
     assert complete_many(worker, [one], lease_next=LeaseNext(capacity=2)) == completed
     assert snapshot(kee) == before
-    # Together with a further one: those that were given, and as many new ones as there is room.
-    two = completed.following[0]
-    both = complete_many(worker, [one, two], lease_next=LeaseNext(capacity=3))
-    assert both.following[:2] == completed.following
-    assert len(both.following) == 3
-    assert complete_many(worker, [one, two], lease_next=LeaseNext(capacity=3)) == both
+    # Together with a further one: that which was given and still stands, and as many new ones as there is room.
+    two, three = completed.following
+    both = complete_many(worker, [one, two], lease_next=LeaseNext(capacity=2))
+    assert both.following[0] == three
+    assert len(both.following) == 2
+    assert complete_many(worker, [one, two], lease_next=LeaseNext(capacity=2)) == both
+
+
+def test_leases_that_are_told_again_are_those_that_stand_in_the_time_that_is_left(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    at(NOON)
+    for _ in range(3):
+        queue(kee)
+    one = lease_one(worker)
+    again = partial(complete_many, worker, [one], lease_next=LeaseNext(capacity=2, lease_seconds=2))
+    two, three = again().following
+    assert [two.lease_ms, three.lease_ms] == [2000, 2000]
+
+    at(NOON + timedelta(seconds=1.5))
+    assert again().following == [replace(two, lease_ms=500), replace(three, lease_ms=500)]
+    release_many(worker, [two])
+    assert again().following == [replace(three, lease_ms=500)]
+    at(NOON + timedelta(seconds=2))
+    assert again().following == []
 
 
 def test_the_next_leases_may_come_from_elsewhere(kee: Caller, worker: Caller) -> None:

@@ -65,7 +65,8 @@ def complete_many(
 ) -> Completed:
     """Complete many tasks as :func:`complete` does one, each with an answer of its own, and lease others.
 
-    The same call again answers the same, with the same leases. Nothing new is leased for calls that end nothing.
+    The same call again answers the same, with those of the same leases that still stand, in the time that is left of
+    them. Nothing new is leased for calls that end nothing.
     """
     calls = [
         _call(worker, one, {"verb": "complete", "summary": one.summary, **_members(one.delivery)})
@@ -395,7 +396,7 @@ def _following(worker: Caller, wanted: LeaseNext, ended: Sequence[Ended], answer
         lease_seconds=wanted.lease_seconds,
     )
     if grants:
-        kept = [[grant.task_id, grant.fence, grant.lease_ms / 1000] for grant in grants]
+        kept = [[grant.task_id, grant.fence] for grant in grants]
         with hot_cursor() as cursor:
             cursor.execute(sql.KEEP_NEXT, {"run": run_key(ended[0].task_id, ended[0].fence), "next": json.dumps(kept)})
     return before + grants

@@ -110,13 +110,16 @@ def look_at_all() -> None:
     _floors.forget()
 
 
-def granted(*, worker: Caller, kept: Sequence[Sequence[float]]) -> list[Grant]:
-    """Leases that this worker was granted before, by task, fence and length in seconds, with all that went with them."""
+def granted(*, worker: Caller, kept: Sequence[Sequence[int]]) -> list[Grant]:
+    """Those of the leases that this worker was granted before, by task and fence, that still stand.
+
+    With all that went with them, and the time that is left.
+    """
     if not kept:
         return []
-    tasks, numbers, seconds = (list(column) for column in zip(*kept, strict=True))
+    tasks, numbers = (list(column) for column in zip(*kept, strict=True))
     with hot_cursor() as cursor:
-        cursor.execute(sql.GRANTED, {"tasks": tasks, "fences": numbers, "seconds": seconds})
+        cursor.execute(sql.GRANTED, {"tasks": tasks, "fences": numbers})
         return [_grant(worker, (*row, None)) for row in cursor.fetchall()]
 
 
