@@ -5,10 +5,10 @@ A tool is known by the hash of its contract, so that a thousand workers with the
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any, Final
 
 READ: Final = "read"
@@ -64,45 +64,68 @@ class Offer:
     barred: str | None = None
 
 
-@dataclass(frozen=True, eq=False)
 class Catalogue:
-    """The tools and offers of one moment, named by the registry's epoch."""
+    """The tools and offers of a registry, named by its epoch. It is kept up to date worker by worker."""
 
-    epoch: int
-    tools: tuple[Tool, ...]
-    offers: tuple[Offer, ...]
-    excluded: frozenset[str] = field(default=frozenset())
+    def __init__(self, epoch: int, tools: Iterable[Tool] = (), offers: Iterable[Offer] = ()) -> None:
+        self.epoch = epoch
+        self.excluded: frozenset[str] = frozenset()
+        self.by_uid: dict[str, Tool] = {}
+        self._offers: dict[str, dict[str, Offer]] = {}
+        self._of_worker: dict[str, dict[str, Offer]] = {}
+        known = {tool.uid: tool for tool in tools}
+        by_worker: dict[str, list[tuple[Tool, Offer]]] = {}
+        for offer in offers:
+            by_worker.setdefault(offer.worker_id, []).append((known[offer.tool_uid], offer))
+        for worker_id, offered in by_worker.items():
+            self.put(worker_id, offered)
 
-    @cached_property
-    def by_uid(self) -> Mapping[str, Tool]:
-        return {tool.uid: tool for tool in self.tools}
+    def put(self, worker_id: str, offered: Iterable[tuple[Tool, Offer]]) -> frozenset[str]:
+        """Let a worker offer exactly this; nothing takes it out. Returns the uids of the tools whose offers changed."""
+        before = self._of_worker.pop(worker_id, {})
+        now = list(offered)
+        touched = {offer.tool_uid for offer in before.values()} | {tool.uid for tool, _ in now}
+        for offer in before.values():
+            del self._offers[offer.tool_uid][worker_id]
+        for tool, offer in now:
+            self.by_uid.setdefault(tool.uid, tool)
+            self._offers.setdefault(tool.uid, {})[worker_id] = offer
+            self._of_worker.setdefault(worker_id, {})[tool.name] = offer
+        for uid in touched:
+            if not self._offers[uid]:
+                del self._offers[uid], self.by_uid[uid]
+        return frozenset(touched)
 
-    @cached_property
-    def offers_by_uid(self) -> Mapping[str, tuple[Offer, ...]]:
-        found: dict[str, list[Offer]] = {}
-        for offer in sorted(self.offers, key=lambda offer: (offer.tool_uid, offer.worker_id)):
-            found.setdefault(offer.tool_uid, []).append(offer)
-        return {uid: tuple(offers) for uid, offers in found.items()}
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """All tools by uid."""
+        return tuple(self.by_uid[uid] for uid in sorted(self.by_uid))
 
-    @cached_property
-    def worker_ids(self) -> frozenset[str]:
-        return frozenset(offer.worker_id for offer in self.offers)
+    @property
+    def offers(self) -> tuple[Offer, ...]:
+        """All offers by tool and worker."""
+        return tuple(offer for uid in sorted(self.by_uid) for offer in self.offers_of(uid))
 
-    @cached_property
-    def _by_worker(self) -> Mapping[tuple[str, str], tuple[Tool, Offer]]:
-        return {
-            (offer.worker_id, self.by_uid[offer.tool_uid].name): (self.by_uid[offer.tool_uid], offer)
-            for offer in self.offers
-            if offer.tool_uid in self.by_uid
-        }
+    def offers_of(self, uid: str) -> tuple[Offer, ...]:
+        """The offers of a tool, barred or not, by worker."""
+        found = self._offers.get(uid, {})
+        return tuple(found[worker_id] for worker_id in sorted(found))
+
+    def tools_of(self, worker_id: str) -> frozenset[str]:
+        """The uids of what a worker offers."""
+        return frozenset(offer.tool_uid for offer in self._of_worker.get(worker_id, {}).values())
+
+    def has_worker(self, worker_id: str) -> bool:
+        return worker_id in self._of_worker
 
     def find(self, worker_id: str, tool_name: str) -> tuple[Tool, Offer] | None:
         """Return the tool that a worker offers under a name, barred or not."""
-        return self._by_worker.get((worker_id, tool_name))
+        offer = self._of_worker.get(worker_id, {}).get(tool_name)
+        return None if offer is None else (self.by_uid[offer.tool_uid], offer)
 
     def open_offers(self, uid: str) -> tuple[Offer, ...]:
         """Return the offers of a tool that may be used now."""
-        return tuple(offer for offer in self.offers_by_uid.get(uid, ()) if not self.bar(offer))
+        return tuple(offer for offer in self.offers_of(uid) if not self.bar(offer))
 
     def bar(self, offer: Offer) -> str | None:
         """Return why an offer may not be used, or None."""
@@ -112,7 +135,9 @@ class Catalogue:
 
     def without(self, worker_ids: Iterable[str]) -> Catalogue:
         """Return the same catalogue in which these workers may not be used."""
-        return Catalogue(self.epoch, self.tools, self.offers, self.excluded | frozenset(worker_ids))
+        view = copy.copy(self)
+        view.excluded = self.excluded | frozenset(worker_ids)
+        return view
 
 
 def types_of(schema: object) -> frozenset[str]:

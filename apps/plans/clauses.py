@@ -5,6 +5,7 @@ Pure text work. A clause keeps its verb's family, the concepts of its object, an
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ _BARE_WORD: Final = re.compile(r"[ ](\w+)")
 
 _CUT: Final = re.compile(
     r"(?P<stop>(?<=[\w\x03)\]])[.!?](?=\s|$)|;|\n+)"
-    r"|(?P<then>,?\s*\b(?:and\s+then|and\s+after\s+that|and\s+finally|after\s+that|afterwards|thereafter|subsequently|finally|then|followed\s+by|before)\b,?)"
+    r"|(?P<then>,?\s*\b(?:and\s+then|and\s+after\s+that|and\s+finally|after\s+(?:that|which|this)|afterwards|thereafter|subsequently|finally|then|followed\s+by|before)\b,?)"
     r"|(?P<and>,?\s*(?:\band\b|\bas\s+well\s+as\b|\bplus\b|&)\s+(?:also\s+)?|,\s+(?:also\s+)?)",
     re.IGNORECASE,
 )
@@ -57,6 +58,15 @@ _CONDITION: Final = re.compile(
     r"tuesday|wednesday|thursday|friday|saturday|sunday)|hourly|daily|weekly|monthly)\b",
     re.IGNORECASE,
 )
+_CIRCUMSTANCE: Final = re.compile(
+    r"(?:since|because|as|for|given|while|although|though|due\s+to|in\s+order|during|regarding|considering|after|with|on|at|in)\b",
+    re.IGNORECASE,
+)
+"""How a clause begins that tells why or when, not what."""
+_ARTICLES: Final = frozenset(
+    {"the", "a", "an", "my", "our", "your", "his", "her", "their", "this", "that", "some", "of"}
+)
+_NAMED: Final = re.compile(r"(?<=[a-z0-9,'] )[A-Z][\w'&-]*")
 _PREPOSITION: Final = re.compile(
     r"\b(?:at|in|on|from|for|of|to|with|into|onto|under|inside|within|by|about|against|using|via|located|stored|as|that|which)\b",
     re.IGNORECASE,
@@ -90,6 +100,9 @@ class Clause:
     after_previous: bool = False
     forbidden: bool = False
     conditional: bool = False
+    circumstance: bool = False
+    values: frozenset[str] = frozenset()
+    """Concepts that are values rather than matter: names, times."""
 
     @property
     def concepts(self) -> frozenset[str]:
@@ -107,6 +120,13 @@ def read(intent: str) -> tuple[Clause, ...]:
     return tuple(_numbered(clause, number) for number, clause in enumerate(kept))
 
 
+def without_values(text: str) -> str:
+    """The text without what it names exactly and without names: what is left says what is to be done."""
+    masked, spans = _mask(unicodedata.normalize("NFC", text))
+    told = _MASK.sub(lambda match: f" {spans[int(match[1])].kind} ", masked)
+    return _NAMED.sub(" ", told)
+
+
 def _numbered(clause: Clause, number: int) -> Clause:
     return Clause(
         number=number,
@@ -119,6 +139,8 @@ def _numbered(clause: Clause, number: int) -> Clause:
         after_previous=clause.after_previous and number > 0,
         forbidden=clause.forbidden,
         conditional=clause.conditional,
+        circumstance=clause.circumstance,
+        values=clause.values,
     )
 
 
@@ -250,7 +272,21 @@ def _clause(text: str, *, ordered: bool, forbidden: bool, spans: tuple[Span, ...
         after_previous=ordered,
         forbidden=forbidden,
         conditional=conditional,
+        circumstance=family is None and _CIRCUMSTANCE.match(bare) is not None and not _has_verb(spoken),
+        values=_values(bare, spoken),
     )
+
+
+def _has_verb(spoken: list[str]) -> bool:
+    """Is anything in there a verb by its place, rather than a noun behind its article?"""
+    pairs = itertools.pairwise(spoken)
+    return any(before not in _ARTICLES and lexicon.FAMILY_OF_VERB.get(word) for before, word in pairs)
+
+
+def _values(text: str, spoken: list[str]) -> frozenset[str]:
+    """What is written as a name, within the clause, and words of time."""
+    names = [word for name in _NAMED.findall(_MASK.sub(" , ", text)) for word in words(name)]
+    return frozenset(lexicon.concept(word) for word in (*names, *lexicon.TIMES.intersection(spoken)))
 
 
 def _first_word_end(text: str) -> int:

@@ -10,6 +10,8 @@ from functools import lru_cache
 from typing import Final
 
 from apps.core.lexical import stem, words
+from apps.plans import verbs
+from apps.plans.verbs import listed
 
 _VERBS: Final = """
 analyze: analyze analyse examine inspect assess evaluate study review audit investigate diagnose profile
@@ -21,7 +23,7 @@ parse: parse
 scan: scan crawl walk
 list: list enumerate
 search: search find locate discover seek lookup
-fetch: fetch get retrieve download obtain grab
+fetch: fetch retrieve download get obtain grab
 read: read open load
 summarize: summarize summarise condense digest recap abridge shorten
 report: report
@@ -190,419 +192,63 @@ currency: currency currencies
 language: language languages english german french spanish italian portuguese dutch polish russian chinese japanese korean arabic turkish swedish hindi
 """
 
-STOP: Final = frozenset(
-    [
-        "a",
-        "an",
-        "the",
-        "this",
-        "that",
-        "these",
-        "those",
-        "it",
-        "its",
-        "them",
-        "they",
-        "their",
-        "his",
-        "her",
-        "my",
-        "our",
-        "your",
-        "me",
-        "us",
-        "you",
-        "i",
-        "we",
-        "he",
-        "she",
-        "who",
-        "whom",
-        "which",
-        "what",
-        "there",
-        "here",
-        "is",
-        "are",
-        "was",
-        "were",
-        "be",
-        "been",
-        "being",
-        "am",
-        "do",
-        "does",
-        "did",
-        "done",
-        "doing",
-        "have",
-        "has",
-        "had",
-        "having",
-        "will",
-        "would",
-        "shall",
-        "should",
-        "can",
-        "could",
-        "may",
-        "might",
-        "must",
-        "to",
-        "of",
-        "in",
-        "on",
-        "at",
-        "by",
-        "for",
-        "from",
-        "with",
-        "within",
-        "into",
-        "onto",
-        "over",
-        "under",
-        "about",
-        "against",
-        "between",
-        "through",
-        "during",
-        "as",
-        "than",
-        "then",
-        "so",
-        "and",
-        "or",
-        "but",
-        "nor",
-        "if",
-        "else",
-        "also",
-        "too",
-        "just",
-        "please",
-        "kindly",
-        "thanks",
-        "thank",
-        "now",
-        "all",
-        "any",
-        "some",
-        "each",
-        "every",
-        "both",
-        "few",
-        "more",
-        "most",
-        "other",
-        "such",
-        "own",
-        "same",
-        "very",
-        "much",
-        "many",
-        "several",
-        "various",
-        "whole",
-        "entire",
-        "complete",
-        "full",
-        "comprehensive",
-        "detailed",
-        "thorough",
-        "brief",
-        "short",
-        "quick",
-        "key",
-        "main",
-        "important",
-        "relevant",
-        "actionable",
-        "possible",
-        "potential",
-        "good",
-        "best",
-        "nice",
-        "following",
-        "given",
-        "attached",
-        "above",
-        "below",
-        "one",
-        "two",
-        "three",
-        "result",
-        "results",
-        "top",
-        "last",
-        "output",
-        "outputs",
-        "thing",
-        "things",
-        "stuff",
-        "something",
-        "anything",
-        "everything",
-        "using",
-        "use",
-        "used",
-        "via",
-        "based",
-        "it's",
-        "let",
-        "let's",
-        "need",
-        "want",
-        "like",
-        "help",
-        "make",
-        "give",
-        "show",
-        "tell",
-        "provide",
-        "perform",
-        "carry",
-        "out",
-        "up",
-        "down",
-        "how",
-        "why",
-        "when",
-        "where",
-        "while",
-    ]
-)
+STOP: Final = listed("""
+    a an the this that these those it its them they their his her my our your me us you i we he she who whom which
+    what there here is are was were be been being am do does did done doing have has had having will would shall
+    should can could may might must to of in on at by for from with within into onto over under about against
+    between through during as than then so and or but nor if else also too just please kindly thanks thank now all
+    any some each every both few more most other such own same very much many several various whole entire
+    complete full comprehensive detailed thorough brief short quick key main important relevant actionable
+    possible potential good best nice following given attached above below one two three result results top last
+    output outputs thing things stuff something anything everything using use used via based it's let let's need
+    want like help make give show tell provide perform carry out up down how why when where while
+    """)
 
-GENERIC: Final = frozenset(
-    [
-        "make",
-        "do",
-        "give",
-        "show",
-        "tell",
-        "perform",
-        "provide",
-        "handle",
-        "use",
-        "help",
-        "need",
-        "present",
-        "return",
-        "deliver",
-        "output",
-    ]
-)
+GENERIC: Final = listed("""
+    make do give show tell perform provide handle use help need present return deliver output get obtain grab have know
+    see let
+    """)
 """Verbs that ask for something without saying what."""
 
-_TWOFOLD: Final = frozenset(
-    [
-        "text",
-        "mail",
-        "message",
-        "email",
-        "file",
-        "post",
-        "call",
-        "document",
-        "record",
-        "model",
-        "order",
-        "book",
-        "stream",
-        "change",
-        "plan",
-        "print",
-        "drive",
-        "fire",
-        "ship",
-        "patch",
-        "charge",
-        "transfer",
-        "track",
-        "lock",
-        "sign",
-        "play",
-        "block",
-        "push",
-        "scale",
-        "profile",
-        "study",
-        "review",
-        "set",
-        "release",
-        "launch",
-        "process",
-        "score",
-        "rate",
-        "grade",
-        "graph",
-        "chart",
-        "draw",
-        "segment",
-        "sample",
-        "route",
-        "match",
-        "group",
-        "bucket",
-        "view",
-        "design",
-        "share",
-        "open",
-        "read",
-        "press",
-        "stop",
-        "start",
-        "object",
-        "turn",
-        "switch",
-        "run",
-    ]
-)
+_TWOFOLD: Final = listed("""
+    text mail message email file post call document record model order book stream change plan print drive fire
+    ship patch charge transfer track lock sign play block push scale profile study review set release launch
+    process score rate grade graph chart draw segment sample route match group bucket view design share open read
+    press stop start object turn switch run
+    """)
 """Verbs that are nouns as often: in the object of a wish, or in a tool's text, they stand for themselves."""
+
+TIMES: Final = listed("""
+    january february march april june july august september october november december monday tuesday wednesday thursday
+    friday saturday sunday today tomorrow tonight yesterday am pm morning afternoon evening noon midnight week weekend month
+    year day hour minute next coming upcoming o clock st nd rd th first second third fourth fifth
+    """)
+"""Words of time: they are values, and tell nothing of what is to be done."""
 
 SYNTHESIS: Final = frozenset({"summarize", "report", "combine"})
 """What a principal can do with results that it holds: an aggregate step serves these."""
 
-MUTATING: Final = frozenset(
-    [
-        "delete",
-        "uninstall",
-        "write",
-        "append",
-        "update",
-        "rename",
-        "move",
-        "copy",
-        "migrate",
-        "upload",
-        "sync",
-        "backup",
-        "restore",
-        "rollback",
-        "send",
-        "post",
-        "call",
-        "invite",
-        "submit",
-        "sign",
-        "deploy",
-        "install",
-        "configure",
-        "restart",
-        "stop",
-        "start",
-        "pay",
-        "book",
-        "schedule",
-        "cancel",
-        "approve",
-        "reject",
-        "lock",
-        "unlock",
-        "encrypt",
-        "decrypt",
-        "execute",
-        "fix",
-        "refactor",
-        "commit",
-        "hire",
-        "fire",
-        "print",
-        "cook",
-        "drive",
-        "fly",
-        "play",
-        "assign",
-        "negotiate",
-        "sell",
-        "trade",
-        "vote",
-        "block",
-        "follow",
-        "unsubscribe",
-        "turn",
-        "train",
-    ]
-)
+MUTATING: Final = listed("""
+    delete uninstall write append update rename move copy migrate upload sync backup restore rollback send post
+    call invite submit sign deploy install configure restart stop start pay book schedule cancel approve reject
+    lock unlock encrypt decrypt execute fix refactor commit hire fire print cook drive fly play assign negotiate
+    sell trade vote block follow unsubscribe turn train
+    """)
 """Families that change the world: done only when asked for by name."""
 
-PROGRAMMING_LANGUAGES: Final = frozenset(
-    [
-        "python",
-        "javascript",
-        "typescript",
-        "java",
-        "rust",
-        "go",
-        "golang",
-        "ruby",
-        "php",
-        "kotlin",
-        "swift",
-        "scala",
-        "haskell",
-        "perl",
-        "csharp",
-        "cpp",
-        "sql",
-        "bash",
-    ]
-)
+PROGRAMMING_LANGUAGES: Final = listed("""
+    python javascript typescript java rust go golang ruby php kotlin swift scala haskell perl csharp cpp sql bash
+    """)
 
-HUMAN_LANGUAGES: Final = frozenset(
-    [
-        "english",
-        "german",
-        "french",
-        "spanish",
-        "italian",
-        "portuguese",
-        "dutch",
-        "polish",
-        "russian",
-        "chinese",
-        "japanese",
-        "korean",
-        "arabic",
-        "turkish",
-        "swedish",
-        "hindi",
-    ]
-)
+HUMAN_LANGUAGES: Final = listed("""
+    english german french spanish italian portuguese dutch polish russian chinese japanese korean arabic turkish
+    swedish hindi
+    """)
 
-EXTENSIONS: Final = frozenset(
-    [
-        "pdf",
-        "txt",
-        "md",
-        "csv",
-        "json",
-        "xml",
-        "yaml",
-        "html",
-        "docx",
-        "doc",
-        "xlsx",
-        "pptx",
-        "png",
-        "jpg",
-        "jpeg",
-        "gif",
-        "svg",
-        "mp3",
-        "mp4",
-        "wav",
-        "py",
-        "js",
-        "ts",
-        "java",
-        "rs",
-        "go",
-        "rb",
-        "php",
-        "log",
-    ]
-)
+EXTENSIONS: Final = listed("""
+    pdf txt md csv json xml yaml html docx doc xlsx pptx png jpg jpeg gif svg mp3 mp4 wav py js ts java rs go rb
+    php log
+    """)
 
 TEXTUAL: Final = frozenset(
     {"text", "content", "document", "body", "passage", "message", "transcript", "review", "sentence"}
@@ -612,23 +258,9 @@ TEXTUAL: Final = frozenset(
 ASKING: Final = frozenset({"query", "prompt", "intent", "question", "topic", "instruction", "instructions", "goal"})
 """Params that hold the wish: the clause in its own words fills them."""
 
-PATHLIKE: Final = frozenset(
-    [
-        "path",
-        "paths",
-        "file",
-        "filename",
-        "filepath",
-        "dir",
-        "directory",
-        "folder",
-        "repo",
-        "repository",
-        "root",
-        "location",
-        "source",
-    ]
-)
+PATHLIKE: Final = listed("""
+    path paths file filename filepath dir directory folder repo repository root location source
+    """)
 LINKLIKE: Final = frozenset(["url", "uri", "link", "endpoint", "website", "webpage", "page", "site", "href"])
 COUNTLIKE: Final = frozenset(["limit", "count", "number", "max", "top", "n", "size", "results", "items", "k"])
 POINTERLIKE: Final = frozenset({"pointer", "ref", "reference", "handle", "artifact"})
@@ -649,7 +281,10 @@ def _concepts() -> dict[str, str]:
     return found
 
 
-FAMILY_OF_VERB: Final = {member: name for name, members in _families(_VERBS).items() for member in members}
+FAMILY_OF_VERB: Final = {
+    **{member: member for member in sorted(verbs.PLAIN | verbs.TWOFOLD)},
+    **{member: name for name, members in _families(_VERBS).items() for member in members},
+}
 _CONCEPTS: Final = _concepts()
 
 

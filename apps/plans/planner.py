@@ -15,11 +15,13 @@ from typing import Any, Final
 
 from apps.plans import lexicon, references
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
+from apps.plans.choosing import choose_tools
 from apps.plans.clauses import Clause, read
 from apps.plans.documents import WORKER_STEPS, Plan, PlanStatus, Step, StepType
-from apps.plans.offers import Choice, Priority, choose
+from apps.plans.layout import Draft, Layout, plain, resolved
+from apps.plans.offers import Priority, choose
 from apps.plans.ranking import KEPT, Candidate, Ranker
-from apps.plans.slots import Filling, Ref, Scene, Source, fill, source_path
+from apps.plans.slots import Scene, Source, fill, source_path
 from apps.plans.validation import Limits, validate
 
 PLANNER_VERSION: Final = "cold-1"
@@ -29,11 +31,10 @@ _MAX_TOOLS: Final = 12
 _MAX_CLAUSES: Final = 40
 _MAX_MENTIONS: Final = 200
 _CHAIN_DEPTH: Final = 2
+_LINKED: Final = 0.5
 _NEAREST: Final = 5
-_ALTERNATIVES: Final = 3
 _CEILING: Final = 0.95
 _DOUBT: Final = 0.03
-_NOISE_WORDS: Final = 4
 _BINDING_KINDS: Final = frozenset({"path", "url", "email"})
 
 
@@ -73,25 +74,6 @@ def plan(request: Request, ranker: Ranker) -> Plan:
     return work.refusal() if problems else made
 
 
-@dataclass(slots=True, kw_only=True)
-class _Draft:
-    """A step in the making."""
-
-    key: int
-    tool: Tool
-    clause: Clause
-    p: float
-    alternatives: Sequence[Candidate] = ()
-    filling: Filling = field(default_factory=Filling)
-    after: set[int] = field(default_factory=set)
-    hints: set[int] = field(default_factory=set)
-    choice: Choice | None = None
-
-    @property
-    def parents(self) -> set[int]:
-        return set(self.filling.refs) | self.after
-
-
 class _Work:
     """One request being planned."""
 
@@ -101,7 +83,7 @@ class _Work:
         self.catalogue: Catalogue = ranker.catalogue.without(request.excluded_workers)
         self.clauses = read(request.intent)
         self.salt = hashlib.blake2b(request.intent.encode("utf-8", "replace"), digest_size=16).hexdigest()
-        self.drafts: list[_Draft] = []
+        self.drafts: list[Draft] = []
         self.wishes: list[Clause] = []
         self.missing: list[dict[str, Any]] = []
         self.nearest: list[dict[str, Any]] = []
@@ -119,16 +101,13 @@ class _Work:
         """Let each clause be explained by a tool, by the synthesis at the end, or be named as missing."""
         if self._is_too_long():
             return
-        forbidden = {clause.verb for clause in self.clauses if clause.forbidden and clause.verb}
-        for clause in self.clauses:
-            if clause.forbidden:
-                self.assumptions.append(f"Nothing is done that this rules out: {clause.text[:200]}")
-            elif clause.conditional:
-                self.miss(
-                    "condition", f"A plan has no conditions and no schedules: {clause.text[:200]}", clause=clause.text
-                )
-            else:
-                self._explain(clause, forbidden)
+        self._set_aside()
+        choice = choose_tools(self.request.intent, self.clauses, self.ranker, self.catalogue)
+        self.drafts = [self._draft(one.tool, one.clause, one.p, one.alternatives) for one in choice.chosen]
+        self.wishes, self.rejected = choice.wishes, choice.rejected
+        self.assumptions.extend(choice.assumptions)
+        for clause, found in choice.unmatched:
+            self._unmatched(clause, found)
         if len(self.drafts) > _MAX_TOOLS:
             self.miss("limit", f"The request needs {len(self.drafts)} tools; {_MAX_TOOLS} are the most for one plan.")
         if not self.drafts and not self.missing:
@@ -137,6 +116,16 @@ class _Work:
                 "The request names nothing that a registered tool does.",
                 clause=self.request.intent[:2000],
             )
+
+    def _set_aside(self) -> None:
+        """Say what is ruled out, and what no plan can hold."""
+        for clause in self.clauses:
+            if clause.forbidden:
+                self.assumptions.append(f"Nothing is done that this rules out: {clause.text[:200]}")
+            elif clause.conditional:
+                self.miss(
+                    "condition", f"A plan has no conditions and no schedules: {clause.text[:200]}", clause=clause.text
+                )
 
     def _is_too_long(self) -> bool:
         for kind, many, most in (
@@ -148,43 +137,9 @@ class _Work:
                 return True
         return False
 
-    def _explain(self, clause: Clause, forbidden: set[str]) -> None:
-        found = self.ranker.open(clause, self.catalogue)
-        allowed = [one for one in found if self.ranker.profiles[one.tool.uid].action not in forbidden]
-        if allowed and allowed[0].p >= KEPT:
-            self._keep(clause, allowed)
-        elif self._is_synthesis(clause):
-            self.wishes.append(clause)
-        elif self._is_noise(clause):
-            if clause.words:
-                self.assumptions.append(f"This asks for no tool of its own: {clause.text[:200]}")
-        else:
-            self._unmatched(clause, found)
-
-    def _keep(self, clause: Clause, found: Sequence[Candidate]) -> None:
-        best, others = found[0], found[1 : 1 + _ALTERNATIVES]
-        self.rejected.append(found[1].p if len(found) > 1 else 0.0)
-        draft = self._draft(best.tool, clause, best.p)
-        draft.alternatives = [one for one in others if one.p >= REFUSED]
-        self.drafts.append(draft)
-
-    def _draft(self, tool: Tool, clause: Clause, p: float) -> _Draft:
+    def _draft(self, tool: Tool, clause: Clause, p: float, alternatives: Sequence[Candidate] = ()) -> Draft:
         self._next_key += 1
-        return _Draft(key=self._next_key, tool=tool, clause=clause, p=p)
-
-    def _is_synthesis(self, clause: Clause) -> bool:
-        """To sum up what earlier steps found needs no tool: the principal does it when it aggregates."""
-        if not self.drafts:
-            return False
-        if clause.verb in lexicon.SYNTHESIS:
-            return not clause.spans
-        makes = clause.verb in {"create", *lexicon.GENERIC}
-        return makes and not clause.spans and bool(lexicon.SYNTHESIS.intersection(clause.head))
-
-    def _is_noise(self, clause: Clause) -> bool:
-        if clause.verb is None:
-            return bool(clause.spans) or (bool(self.drafts) and len(clause.head) + len(clause.rest) <= _NOISE_WORDS)
-        return clause.verb in lexicon.GENERIC and not clause.head and bool(self.drafts)
+        return Draft(key=self._next_key, tool=tool, clause=clause, p=p, alternatives=alternatives)
 
     def _unmatched(self, clause: Clause, found: Sequence[Candidate]) -> None:
         barred = self.ranker.barred(clause, self.catalogue)
@@ -203,11 +158,11 @@ class _Work:
         self.nearest.extend(self._candidate(one, clause) for one in ranked[:_NEAREST])
 
     def _why_barred(self, tool: Tool) -> str:
-        reasons = {self.catalogue.bar(offer) or "" for offer in self.catalogue.offers_by_uid.get(tool.uid, ())}
+        reasons = {self.catalogue.bar(offer) or "" for offer in self.catalogue.offers_of(tool.uid)}
         return "; ".join(sorted(reasons)) or "no worker offers it"
 
     def _candidate(self, one: Candidate, clause: Clause) -> dict[str, Any]:
-        offers = self.catalogue.offers_by_uid.get(one.tool.uid, ())
+        offers = self.catalogue.offers_of(one.tool.uid)
         found: dict[str, Any] = {
             "tool_name": one.tool.name,
             "tool_uid": one.tool.uid,
@@ -249,7 +204,7 @@ class _Work:
             else:
                 self.assumptions.append(f"No step uses {span.value[:200]}.")
 
-    def _place(self, draft: _Draft, *, depth: int) -> None:
+    def _place(self, draft: Draft, *, depth: int) -> None:
         draft.filling = fill(draft.tool, self._scene(draft))
         for name in draft.filling.missing:
             producer = self._producer(draft, name, depth) if depth < _CHAIN_DEPTH else None
@@ -260,7 +215,7 @@ class _Work:
             self.drafts.append(draft)
             self.assumptions.extend(draft.filling.notes)
 
-    def _scene(self, draft: _Draft) -> Scene:
+    def _scene(self, draft: Draft) -> Scene:
         spent = frozenset(number for earlier in self.drafts for number in earlier.filling.spans)
         sources = [self._source(earlier) for earlier in self.drafts]
         asked = tuple(clause for clause in self.clauses if not clause.forbidden)
@@ -268,12 +223,12 @@ class _Work:
             asked = (draft.clause,)  # what changes the world acts only on what its own clause names
         return Scene(clause=draft.clause, clauses=asked, context=self.request.context, sources=sources, spent=spent)
 
-    def _source(self, draft: _Draft) -> Source:
+    def _source(self, draft: Draft) -> Source:
         profile = self.ranker.profiles[draft.tool.uid]
         about = profile.name | frozenset(lexicon.concepts_of(draft.tool.outputs))
         return Source(key=draft.key, tool=draft.tool, concepts=about)
 
-    def _producer(self, draft: _Draft, param: str, depth: int) -> _Draft | None:
+    def _producer(self, draft: Draft, param: str, depth: int) -> Draft | None:
         """Find a gentle tool that bears the missing param and can itself be filled from what was said."""
         for tool in self._producers(draft, param):
             made = self._draft(tool, draft.clause, draft.p)
@@ -286,28 +241,25 @@ class _Work:
             self.drafts = before
         return None
 
-    def _producers(self, draft: _Draft, param: str) -> list[Tool]:
+    def _producers(self, draft: Draft, param: str) -> list[Tool]:
         used = {earlier.tool.uid for earlier in self.drafts} | {draft.tool.uid}
         able = [
             tool
-            for tool in self.catalogue.tools
+            for tool in self.ranker.producers(param, self.clauses, self.catalogue)
             if tool.uid not in used
-            and self._is_gentle(tool)
+            and self.ranker.profiles[tool.uid].gentle
             and source_path(draft.tool, param, self._bare_source(tool))
         ]
         near = {tool.uid: self.ranker.probability(draft.clause, tool.uid) for tool in able}
         exact = {tool.uid: param in tool.outputs for tool in able}
         return sorted(able, key=lambda tool: (not exact[tool.uid], -near[tool.uid], tool.uid))[:_NEAREST]
 
-    def _is_gentle(self, tool: Tool) -> bool:
-        return self.ranker.profiles[tool.uid].gentle and bool(self.catalogue.open_offers(tool.uid))
-
     def _bare_source(self, tool: Tool) -> Source:
         return self._source(
-            _Draft(key=0, tool=tool, clause=Clause(number=0, text="", verb=None, head=(), rest=(), words=()), p=0)
+            Draft(key=0, tool=tool, clause=Clause(number=0, text="", verb=None, head=(), rest=(), words=()), p=0)
         )
 
-    def _is_grounded(self, made: _Draft, target: _Draft) -> bool:
+    def _is_grounded(self, made: Draft, target: Draft) -> bool:
         """A step that nobody asked for must at least work on something that the request names."""
         if made.filling.is_grounded or made.filling.refs:
             return True
@@ -318,16 +270,29 @@ class _Work:
 
     def _order(self) -> None:
         """Data makes hard edges, and so do explicit words and effects; mere mention only hints."""
-        for before, draft in zip(self.drafts, self.drafts[1:], strict=False):
-            if before.key in draft.filling.refs:
-                continue
-            said = draft.clause.after_previous and before.clause.number != draft.clause.number
-            if said or self._changes_things(before) or self._changes_things(draft):
+        for place, draft in enumerate(self.drafts):
+            before = self.drafts[place - 1] if place else None
+            if before is not None and before.key not in draft.filling.refs and self._must_follow(before, draft):
                 draft.after.add(before.key)
-            else:
-                draft.hints.add(before.key)
+            draft.hints = {
+                earlier.key
+                for earlier in self.drafts[:place]
+                if earlier.key not in draft.parents and self._may_follow(earlier, draft, is_next=earlier is before)
+            }
 
-    def _changes_things(self, draft: _Draft) -> bool:
+    def _must_follow(self, before: Draft, draft: Draft) -> bool:
+        said = draft.clause.after_previous and before.clause.number != draft.clause.number
+        return said or self._changes_things(before) or self._changes_things(draft)
+
+    def _may_follow(self, earlier: Draft, draft: Draft, *, is_next: bool) -> bool:
+        """As past plans with both tools handed on; without such, each follows the one mentioned before it, unless data decides."""
+        history = self.ranker.history
+        if history is not None and history.runs_in_chains:
+            return is_next
+        learned = history.links(earlier.tool.uid, draft.tool.uid) if history is not None else None
+        return (is_next and not draft.filling.refs) if learned is None else learned >= _LINKED
+
+    def _changes_things(self, draft: Draft) -> bool:
         offers = self.catalogue.open_offers(draft.tool.uid)
         return any(offer.effects - GENTLE_EFFECTS for offer in offers)
 
@@ -348,7 +313,7 @@ class _Work:
         for draft in self.drafts:
             offers = self.catalogue.open_offers(draft.tool.uid)
             draft.choice = choose(offers, salt=self.salt, priority=self.request.priority)
-        steps = _Layout(self).steps()
+        steps = Layout(self.request.intent, self.drafts, self.wishes).steps()
         outputs = [
             references.write(step.step_id, references.RESULT_POINTER)
             for step in steps
@@ -370,9 +335,9 @@ class _Work:
         escalate = Step(
             step_id="step-1",
             step_type=StepType.ESCALATE,
-            report_summary=_plain(f"No plan can be made that does all of this: {self.request.intent[:500]}"),
+            report_summary=plain(f"No plan can be made that does all of this: {self.request.intent[:500]}"),
             decision_required=True,
-            recommendation=_plain(
+            recommendation=plain(
                 f"{_sentence(first[:1500])} Supply it, register a worker that can do it, or change the request."
             ),
         )
@@ -387,7 +352,7 @@ class _Work:
             partial_plan={"steps": [self._partial(number, draft) for number, draft in enumerate(self.drafts, start=1)]},
         )
 
-    def _partial(self, number: int, draft: _Draft) -> dict[str, Any]:
+    def _partial(self, number: int, draft: Draft) -> dict[str, Any]:
         offers = self.catalogue.open_offers(draft.tool.uid)
         choice = choose(offers, salt=self.salt, priority=self.request.priority)
         numbers = {other.key: f"step-{place}" for place, other in enumerate(self.drafts, start=1)}
@@ -396,9 +361,11 @@ class _Work:
             "step_type": str(choice.mode),
             "worker_id": choice.offer.worker_id,
             "tool_name": draft.tool.name,
-            "params": _resolved(draft.filling.params, numbers),
+            "params": resolved(draft.filling.params, numbers),
             "depends_on": [numbers[key] for key in sorted(draft.parents) if key in numbers],
+            "order_hint": [numbers[key] for key in sorted(draft.hints) if key in numbers],
             "missing_params": list(draft.filling.missing),
+            "confidence": draft.p,
         }
 
     def _plan(
@@ -452,126 +419,6 @@ class _Work:
         return any(first not in above[second] for place, second in enumerate(keys) for first in keys[:place])
 
 
-class _Layout:
-    """Drafts as numbered steps, with a wait before whatever needs a queued result, an aggregate and the final report."""
-
-    def __init__(self, work: _Work) -> None:
-        self.work = work
-        self.made: list[Step] = []
-        self.ids: dict[int, str] = {}
-        self.waits: dict[int, str] = {}
-
-    def steps(self) -> tuple[Step, ...]:
-        """Return the steps of the plan."""
-        for draft in self.work.drafts:
-            self._wait([key for key in sorted(draft.parents) if key not in self.waits])
-            self._worker(draft)
-        self._wait([draft.key for draft in self.work.drafts if draft.key not in self.waits])
-        self._close(self._aggregate())
-        return tuple(self.made)
-
-    def _id(self) -> str:
-        return f"step-{len(self.made) + 1}"
-
-    def _is_queued(self, key: int) -> bool:
-        return any(step.step_id == self.ids[key] and step.step_type == StepType.QUEUE_EXECUTION for step in self.made)
-
-    def _wait(self, keys: Iterable[int]) -> None:
-        """One wait for all queued results that the next step needs and nobody has waited for yet."""
-        queued = [key for key in keys if self._is_queued(key)]
-        if not queued:
-            return
-        targets = tuple(self.ids[key] for key in queued)
-        step = Step(
-            step_id=self._id(),
-            step_type=StepType.WAIT_FOR,
-            depends_on=targets,
-            wait_for_step_ids=targets,
-            wait_for_receipts=(),
-        )
-        self.made.append(step)
-        self.waits.update(dict.fromkeys(queued, step.step_id))
-
-    def _worker(self, draft: _Draft) -> None:
-        choice = draft.choice
-        if choice is None:
-            return
-        step_id = self._id()
-        self.ids[draft.key] = step_id
-        parents = {self.waits.get(key, self.ids[key]) for key in draft.parents}
-        later = [other for other in self.work.drafts if draft.key in other.parents]
-        self.made.append(
-            Step(
-                step_id=step_id,
-                step_type=choice.mode,
-                depends_on=tuple(step.step_id for step in self.made if step.step_id in parents),
-                order_hint=tuple(self.ids[key] for key in sorted(draft.hints)) or None,
-                worker_id=choice.offer.worker_id,
-                tool_name=draft.tool.name,
-                tool_uid=draft.tool.uid,
-                params=_resolved(draft.filling.params, self.ids),
-                provenance=self._provenance(draft),
-                estimated_runtime_seconds=choice.seconds,
-                estimated_cost=choice.cost,
-                confidence=draft.p,
-                critical=bool(later),
-                fallback_worker_ids=choice.fallbacks,
-                alternatives=tuple(
-                    {"tool_name": one.tool.name, "tool_uid": one.tool.uid, "score": one.p} for one in draft.alternatives
-                ),
-            )
-        )
-
-    def _provenance(self, draft: _Draft) -> dict[str, Any]:
-        found = {name: dict(source) for name, source in draft.filling.provenance.items()}
-        for source in found.values():
-            if "key" in source and source["source"] == "step":
-                source["step_id"] = self.ids[source.pop("key")]
-        return found
-
-    def _aggregate(self) -> str | None:
-        drafts, wishes = self.work.drafts, self.work.wishes
-        if len(drafts) < 2 and not wishes:  # noqa: PLR2004  # one result needs no putting together
-            return None
-        parts = ", ".join(f"{self.ids[draft.key]} ({draft.tool.name})" for draft in drafts)
-        told = "".join(f" Also: {wish.text}." for wish in wishes)
-        step = Step(
-            step_id=self._id(),
-            step_type=StepType.AGGREGATE,
-            depends_on=tuple(dict.fromkeys(self.waits.get(draft.key, self.ids[draft.key]) for draft in drafts)),
-            aggregate_step_ids=tuple(self.ids[draft.key] for draft in drafts),
-            synthesis_instructions=_plain(
-                f"Put the results of {parts} together into one answer to: {self.work.request.intent}.{told}"
-            ),
-            executor="principal",
-        )
-        self.made.append(step)
-        return step.step_id
-
-    def _close(self, aggregate: str | None) -> None:
-        ends = (
-            (aggregate,) if aggregate else tuple(dict.fromkeys(self.waits.get(key, self.ids[key]) for key in self.ids))
-        )
-        tools = ", ".join(draft.tool.name for draft in self.work.drafts)
-        self.made.append(
-            Step(
-                step_id=self._id(),
-                step_type=StepType.ESCALATE,
-                depends_on=ends,
-                report_summary=_plain(f"Done ({tools}): {self.work.request.intent[:500]}"),
-                decision_required=False,
-                recommendation="Review the result and keep what is worth remembering.",
-            )
-        )
-
-
-def _resolved(params: Mapping[str, Any], ids: Mapping[int, str]) -> dict[str, Any]:
-    return {
-        name: references.write(ids[value.key], *value.path) if isinstance(value, Ref) else value
-        for name, value in params.items()
-    }
-
-
 def _strings(value: Any) -> Iterator[str]:
     if isinstance(value, (str, int, float)):
         yield str(value)
@@ -584,8 +431,3 @@ def _strings(value: Any) -> Iterator[str]:
 
 def _sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
-def _plain(text: str) -> str:
-    """Prose that quotes the asker must hold nothing that reads as a reference."""
-    return text.replace(references.OPENING, "{ {")[:20_000]

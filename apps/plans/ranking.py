@@ -1,28 +1,43 @@
-"""Which tools could serve a clause: a cold ranker that knows only words, with fixed conservative weights.
+"""Which tools could serve a clause, by words alone: a cold ranker with fixed conservative weights.
 
 A tool must share the clause's verb or its matter, not merely score best among strangers; one that changes the world must be asked
-for by its own verb. Barred tools are never ranked beside open ones.
+for by its own verb. Who may not be used is left out before anything is ranked.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
-from apps.core.lexical import Index, words
-from apps.plans import lexicon
+import numpy as np
+from numpy.typing import NDArray
+
+from apps.core.lexical import words
+from apps.plans import kinds, lexicon
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
 from apps.plans.clauses import Clause
+from apps.plans.history import History
+from apps.plans.lexindex import Field, Ids, LexIndex, Marks, Mask
+
+Shares = NDArray[np.float64]
 
 KEPT: Final = 0.5
 """A tool below this serves no clause."""
 
-_FIELD_WEIGHTS: Final = {"name": 3.0, "description": 1.0, "params": 0.5, "tags": 1.5}
+_NAME, _DESCRIPTION, _PARAMS, _TAGS, _LEAD = 1, 2, 4, 8, 16
+_SPOKEN: Final = _NAME | _DESCRIPTION | _PARAMS | _TAGS
+_FIELDS: Final = {
+    "name": Field(3.0, 3, _NAME),
+    "description": Field(1.0, 14, _DESCRIPTION),
+    "params": Field(0.5, 6, _PARAMS),
+    "tags": Field(1.5, 4, _TAGS),
+    "leads": Field(0.0, 1, _LEAD),
+}
 _POOL: Final = 20
-_BIAS, _VERB, _COVER, _NAME = -4.4, 2.6, 3.4, 1.6
+_BIAS, _VERB, _COVER, _SAID, _KIND = -4.4, 2.6, 3.4, 1.6, 0.8
 _STRANGE_CAP: Final = 0.2
 _MUTATING_COVER: Final = 0.6
 _ANAPHORA_COVER: Final = 0.6
@@ -30,91 +45,262 @@ _UNSAID_VERB: Final = 0.55
 _LEADING_VERB: Final = 0.9
 _MENTIONED_VERB: Final = 0.35
 _HEAD_SHARE: Final = 0.7
+_RESULT_WORDS: Final = 4
+_MANY_GIVERS: Final = 60
+_FEW: Final = 6
 
 _VERB_FAMILIES: Final = frozenset(lexicon.FAMILY_OF_VERB.values())
 _SPAN_CONCEPTS: Final = {"path": ("directory", "file"), "url": ("webpage", "url"), "email": ("email",)}
+_INTO: Final = frozenset({"into", "to", "as"})
+_MAKING: Final = frozenset({"create", *lexicon.GENERIC})
+_ANAPHORA: Final = frozenset({"it", "that", "this", "them", "these", "those", "result", "results", "output", "outcome"})
+_MISFIT: Final = -1.5
+_VALUE: Final = 0.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A tool that may serve a clause, with the probability that it does."""
+    """A tool that may serve a clause, with the probability that it does.
+
+    `likely` is how well the words fit before caution: what a plan may not rest on, but a partial plan may show.
+    """
 
     tool: Tool
     p: float
     score: float
+    likely: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a tool says of itself, as concepts."""
+    """What the ranker keeps of a tool beside its words: its verb, and the kinds of matter that go in and come out."""
 
-    name: frozenset[str]
     action: str | None
-    leads: frozenset[str]
-    spoken: frozenset[str]
+    name: frozenset[str]
     gentle: bool
+    takes: frozenset[str]
+    gives: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """A clause as it is held against tools."""
+
+    clause: Clause
+    terms: tuple[str, ...]
+    head: tuple[str, ...]
+    spoken: frozenset[str]
+    has: frozenset[str]
+    wants: frozenset[str]
 
 
 class Ranker:
-    """Ranks the tools of one catalogue. Built once for each registry epoch, and never changed."""
+    """Ranks the tools of one catalogue, and follows it."""
 
-    def __init__(self, catalogue: Catalogue) -> None:
+    def __init__(self, catalogue: Catalogue, history: History | None = None) -> None:
         self.catalogue = catalogue
-        tags = {tool.uid: _tags(tool, catalogue) for tool in catalogue.tools}
-        fields = {tool.uid: _fields(tool, tags[tool.uid]) for tool in catalogue.tools}
-        self.profiles = {tool.uid: _profile(tool, fields[tool.uid], catalogue) for tool in catalogue.tools}
-        self._index = Index(fields, _FIELD_WEIGHTS)
+        self.history = history
+        self.index = LexIndex(_FIELDS)
+        self.profiles: dict[str, Profile] = {}
+        self.givers: defaultdict[str, set[str]] = defaultdict(set)
+        self._gives: dict[str, frozenset[str]] = {}
+        self._open: Mask = np.zeros(self.index.size, dtype=np.bool_)
+        self.refresh(catalogue.by_uid)
+        self.index.merge()
 
-    @cached_property
-    def _ceiling(self) -> float:
-        return self._index.idf("") or 1.0
+    def refresh(self, uids: Iterable[str]) -> None:
+        """Take in what the catalogue now says of these tools."""
+        for uid in sorted(uids):
+            tool = self.catalogue.by_uid.get(uid)
+            self._forget(uid)
+            if tool is not None:
+                self._learn(tool)
 
-    def open(self, clause: Clause, catalogue: Catalogue) -> list[Candidate]:
-        """Return the tools that may be used for a clause now, best first."""
-        return self._rank(clause, {tool.uid for tool in self.catalogue.tools if catalogue.open_offers(tool.uid)})
+    def _forget(self, uid: str) -> None:
+        self.index.drop(uid)
+        self.profiles.pop(uid, None)
+        for key in self._gives.pop(uid, ()):
+            self.givers[key].discard(uid)
+
+    def _learn(self, tool: Tool) -> None:
+        tags = _tags(tool, self.catalogue)
+        fields = _fields(tool, tags)
+        doc = self.index.put(tool.uid, fields)
+        if self.index.size > len(self._open):
+            self._open = np.concatenate([self._open, np.zeros(self.index.size - len(self._open), dtype=np.bool_)])
+        self._open[doc] = bool(self.catalogue.open_offers(tool.uid))
+        self.profiles[tool.uid] = _profile(tool, fields, self.catalogue)
+        self._gives[tool.uid] = frozenset(key for name in tool.outputs for key in _keys(name))
+        for key in self._gives[tool.uid]:
+            self.givers[key].add(tool.uid)
+
+    def name(self, uid: str) -> frozenset[str]:
+        """The concepts of a tool's name; none if there is no such tool."""
+        profile = self.profiles.get(uid)
+        return profile.name if profile else frozenset()
+
+    def speaking_of(self, terms: Sequence[str], catalogue: Catalogue) -> list[str]:
+        """The uids of the few tools that may be used now and speak of these terms most."""
+        if not terms:
+            return []
+        near = self.index.search(terms, limit=_FEW, allowed=self._allowed(catalogue))
+        return [self.index.key(doc) for doc in near.docs.tolist()]
+
+    def producers(self, param: str, clauses: Iterable[Clause], catalogue: Catalogue) -> list[Tool]:
+        """Tools that may be used now and whose output could stand for a param, by its name, its kind or its matter."""
+        uids = set().union(*(self.givers.get(key, ()) for key in _keys(param)))
+        if param.rpartition("_")[2] in lexicon.POINTERLIKE or len(uids) > _MANY_GIVERS:
+            said = {term for clause in clauses for term in clause.concepts} | set(lexicon.concepts(param))
+            near = self.index.search(said, limit=_MANY_GIVERS, allowed=self._allowed(catalogue))
+            found = {self.index.key(doc) for doc in near.docs.tolist()}
+            uids = (uids & found or set(sorted(uids)[:_MANY_GIVERS])) | found
+        return [self.catalogue.by_uid[uid] for uid in sorted(uids) if catalogue.open_offers(uid)]
+
+    def open(self, clause: Clause, catalogue: Catalogue, at_hand: frozenset[str] = frozenset()) -> list[Candidate]:
+        """Return the tools that may be used for a clause now, best first.
+
+        :param at_hand: the kinds of matter that the step before bears.
+        """
+        return self._rank(_wish(clause, at_hand), self._allowed(catalogue))
 
     def barred(self, clause: Clause, catalogue: Catalogue) -> list[Candidate]:
         """Return the tools that nobody may run now, best first: what a refusal can name."""
-        return self._rank(clause, {tool.uid for tool in self.catalogue.tools if not catalogue.open_offers(tool.uid)})
+        return self._rank(_wish(clause, frozenset()), ~self._allowed(catalogue))
 
-    def _rank(self, clause: Clause, allowed: set[str]) -> list[Candidate]:
-        hits = self._index.search(clause.concepts, limit=_POOL, where=allowed.__contains__)
+    def _allowed(self, catalogue: Catalogue) -> Mask:
+        """Who may be used, decided before anything is ranked."""
+        if not catalogue.excluded:
+            return self._open
+        allowed = self._open.copy()
+        for uid in {uid for worker_id in catalogue.excluded for uid in catalogue.tools_of(worker_id)}:
+            doc = self.index.number(uid)
+            if doc is not None and not catalogue.open_offers(uid):
+                allowed[doc] = False
+        return allowed
+
+    def _rank(self, wish: _Wish, allowed: Mask) -> list[Candidate]:
+        matches = self.index.search(wish.terms, limit=_POOL, allowed=allowed)
+        probabilities = self._probabilities(wish, matches.terms, matches.docs, matches.marks)
         found = [
-            Candidate(tool=self.catalogue.by_uid[hit.key], p=self.probability(clause, hit.key), score=hit.relevance)
-            for hit in hits
+            Candidate(tool=self.catalogue.by_uid[self.index.key(doc)], p=p, score=score, likely=likely)
+            for doc, score, (p, likely) in zip(
+                matches.docs.tolist(), matches.scores.tolist(), probabilities, strict=True
+            )
         ]
         return sorted(found, key=lambda candidate: (-candidate.p, -candidate.score, candidate.tool.uid))
 
     def probability(self, clause: Clause, uid: str) -> float:
         """Return how likely a tool serves a clause, by words alone."""
-        profile = self.profiles[uid]
-        cover = self._cover(clause, profile)
-        verb = _verb_match(clause.verb, profile)
-        spoken = clause.concepts.union(*(_SPAN_CONCEPTS.get(span.kind, ()) for span in clause.spans))
-        named = len(profile.name & spoken) / len(profile.name) if profile.name else 0.0
-        p = 1 / (1 + math.exp(-(_BIAS + _VERB * verb + _COVER * cover + _NAME * named)))
-        return round(min(p, _STRANGE_CAP) if _is_strange(clause, profile, cover) else p, 4)
+        doc = self.index.number(uid)
+        if doc is None:
+            return 0.0
+        wish, docs = _wish(clause, frozenset()), np.array([doc], dtype=np.int32)
+        terms = tuple(sorted(set(wish.terms)))
+        return self._probabilities(wish, terms, docs, self.index.marks(terms, docs))[0][0]
 
-    def _cover(self, clause: Clause, profile: Profile) -> float:
-        if not clause.head and not clause.rest:
-            return _ANAPHORA_COVER
-        whole = self._share((*clause.head, *clause.rest), profile.spoken)
-        head = self._share(clause.head, profile.spoken) if clause.head else whole
-        return _HEAD_SHARE * head + (1 - _HEAD_SHARE) * whole
+    def _probabilities(self, wish: _Wish, terms: Sequence[str], docs: Ids, marks: Marks) -> list[tuple[float, float]]:
+        weights = np.array([self._weight(term, wish) for term in terms])
+        place = {term: number for number, term in enumerate(terms)}
+        spoken = (marks & _SPOKEN) > 0
+        whole = _shares(
+            [place[term] for term in wish.terms if term in place and term != wish.clause.verb], weights, spoken
+        )
+        head = _shares([place[term] for term in wish.head], weights, spoken) if wish.head else whole
+        covers = _HEAD_SHARE * head + (1 - _HEAD_SHARE) * whole
+        verb = place.get(wish.clause.verb or "")
+        lone = not wish.clause.head and not wish.clause.rest
+        found = []
+        for number, doc in enumerate(docs.tolist()):
+            profile = self.profiles[self.index.key(doc)]
+            cover = _ANAPHORA_COVER if lone else float(covers[number])
+            mark = 0 if verb is None else int(marks[verb, number])
+            found.append(_probability(wish, profile, cover, mark))
+        return found
 
-    def _share(self, terms: Iterable[str], spoken: frozenset[str]) -> float:
-        weights = {term: 1 + self._index.idf(term) / self._ceiling for term in sorted(set(terms))}
-        return math.fsum(weight for term, weight in weights.items() if term in spoken) / math.fsum(weights.values())
+    def _weight(self, term: str, wish: _Wish) -> float:
+        """How much it counts that a tool speaks of a term: the rarer the more, names and times only where tools know them."""
+        if term in wish.clause.values and not self.index.count(term):
+            return _VALUE
+        return 1 + self.index.idf(term) / (self.index.idf("") or 1.0)
 
 
-def _verb_match(verb: str | None, profile: Profile) -> float:
+def _keys(name: str) -> Iterator[str]:
+    """By what a param and an output field may find each other."""
+    yield from lexicon.concepts(name)
+    kind = kinds.of_name(name)
+    if kind is not None:
+        yield f"kind:{kind}"
+
+
+def _probability(wish: _Wish, profile: Profile, cover: float, verb_mark: int) -> tuple[float, float]:
+    named = len(profile.name & wish.spoken) / len(profile.name) if profile.name else 0.0
+    z = _BIAS + _VERB * _verb_match(wish.clause.verb, profile, verb_mark) + _COVER * cover + _SAID * named
+    z += _KIND * _kind_fit(wish, profile)
+    p = round(1 / (1 + math.exp(-z)), 4)
+    return (min(p, _STRANGE_CAP) if _is_strange(wish.clause, profile, cover) else p), p
+
+
+def _shares(rows: Sequence[int], weights: Shares, spoken: Mask) -> Shares:
+    """For each document, which share of the terms' weight it speaks of."""
+    if not rows:
+        return np.zeros(spoken.shape[1])
+    chosen = weights[rows]
+    found: Shares = (chosen[:, None] * spoken[rows]).sum(axis=0) / chosen.sum()
+    return found
+
+
+def _wish(clause: Clause, at_hand: frozenset[str]) -> _Wish:
+    terms = tuple(sorted({*clause.head, *clause.rest, *([clause.verb] if clause.verb else [])}))
+    wants = _wanted(clause)
+    return _Wish(
+        clause=clause,
+        terms=terms,
+        head=tuple(sorted(set(clause.head))),
+        spoken=clause.concepts.union(*(_SPAN_CONCEPTS.get(span.kind, ()) for span in clause.spans)),
+        has=_had(clause, wants, at_hand),
+        wants=wants,
+    )
+
+
+def _wanted(clause: Clause) -> frozenset[str]:
+    """The kinds that a clause asks for: those named right after "into" or "to", or what it wants made."""
+    for place, word in enumerate(clause.words):
+        if word in _INTO and (found := kinds.of_words(clause.words[place + 1 : place + 1 + _RESULT_WORDS])):
+            return found
+    return kinds.of_words(clause.head) if clause.verb in _MAKING else frozenset()
+
+
+def _had(clause: Clause, wants: frozenset[str], at_hand: frozenset[str]) -> frozenset[str]:
+    """The kinds that a clause works on: those of its files, else those it names, else what the step before bears."""
+    files = frozenset(kind for span in clause.spans if (kind := kinds.of_file(span.value)))
+    if files:
+        return files
+    named = kinds.of_words((*clause.head, *clause.rest)) & kinds.KNOWN
+    if named - wants:
+        return named - wants
+    if any(span.kind == "quoted" for span in clause.spans):
+        return frozenset({kinds.TEXT})
+    return at_hand if _ANAPHORA.intersection(clause.words) else frozenset()
+
+
+def _kind_fit(wish: _Wish, profile: Profile) -> float:
+    """Does the tool take what the clause has, and give what it asks for? Kinds that are unsaid neither help nor harm."""
+    fit = 0.0
+    if wish.has and profile.takes:
+        fit += 1.0 if wish.has & profile.takes else _MISFIT
+    if wish.wants and profile.gives:
+        fit += 1.0 if wish.wants & profile.gives else _MISFIT
+    return fit
+
+
+def _verb_match(verb: str | None, profile: Profile, mark: int) -> float:
     if verb is None or verb in lexicon.GENERIC:
         return _UNSAID_VERB
     if verb == profile.action:
         return 1.0
-    if verb in profile.leads:
+    if mark & _LEAD:
         return _LEADING_VERB
-    return _MENTIONED_VERB if verb in profile.spoken else 0.0
+    return _MENTIONED_VERB if mark & _SPOKEN else 0.0
 
 
 def _is_strange(clause: Clause, profile: Profile, cover: float) -> bool:
@@ -128,30 +314,36 @@ def _is_strange(clause: Clause, profile: Profile, cover: float) -> bool:
 
 
 def _tags(tool: Tool, catalogue: Catalogue) -> list[str]:
-    offered = {tag for offer in catalogue.offers_by_uid.get(tool.uid, ()) for tag in offer.capabilities}
+    offered = {tag for offer in catalogue.offers_of(tool.uid) for tag in offer.capabilities}
     return lexicon.concepts_of([*sorted(offered), *tool.outputs])
 
 
 def _fields(tool: Tool, tags: list[str]) -> Mapping[str, list[str]]:
     described = [str(schema.get("description", "")) for schema in tool.inputs.values() if isinstance(schema, Mapping)]
+    name = lexicon.concepts(tool.name)
     return {
-        "name": lexicon.concepts(tool.name),
+        "name": name,
         "description": lexicon.concepts(tool.description),
         "params": lexicon.concepts_of([*tool.inputs, *described]),
         "tags": tags,
+        "leads": _verbs(tool, name),
     }
 
 
-def _profile(tool: Tool, fields: Mapping[str, list[str]], catalogue: Catalogue) -> Profile:
+def _verbs(tool: Tool, name: Sequence[str]) -> list[str]:
+    """The verbs that a tool's name says and that its description opens with, its own first."""
     opening = [lexicon.concept(word) for word in words(tool.description)[:1]]
-    name = [lexicon.verb(word) or lexicon.concept(word) for word in words(tool.name)[:1]] + fields["name"]
-    verbs = [found for found in (*name, *opening) if found in _VERB_FAMILIES]
-    action = verbs[0] if verbs else None
-    effects = frozenset().union(*(offer.effects for offer in catalogue.offers_by_uid.get(tool.uid, ())))
+    own = [lexicon.verb(word) or lexicon.concept(word) for word in words(tool.name)[:1]]
+    return [found for found in (*own, *name, *opening) if found in _VERB_FAMILIES]
+
+
+def _profile(tool: Tool, fields: Mapping[str, list[str]], catalogue: Catalogue) -> Profile:
+    action = next(iter(fields["leads"]), None)
+    effects = frozenset().union(*(offer.effects for offer in catalogue.offers_of(tool.uid)))
     return Profile(
-        name=frozenset(fields["name"]),
         action=action,
-        leads=frozenset(verbs),
-        spoken=frozenset(term for terms in fields.values() for term in terms),
+        name=frozenset(fields["name"]),
         gentle=effects <= GENTLE_EFFECTS and action not in lexicon.MUTATING,
+        takes=kinds.of_schema(tool.inputs, tool.required),
+        gives=kinds.of_schema(tool.outputs, tool.outputs),
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from apps.core.lexical import stem, words
-from apps.plans import lexicon, references
+from apps.plans import kinds, lexicon, references
 from apps.plans.catalogue import Tool, contract_key, types_meet, types_of
 from apps.plans.clauses import Clause, Span
 from apps.plans.validation import carries_secret, validator
@@ -189,6 +189,20 @@ def _context_keys(slot: _Slot, context: Mapping[str, Any]) -> Iterator[str]:
         yield from (key for key in sorted(context) if tuple(stem(word) for word in words(key)) == own[-size:])
 
 
+def _from_own_matter(slot: _Slot, scene: Scene, filling: Filling) -> Filled | None:
+    """What the clause itself brings along stands before what earlier steps bear: a file of the kind, a text in quotes."""
+    kind = kinds.of_name(slot.name)
+    if kind is None or not slot.is_text:
+        return None
+    free = [span for span in scene.clause.spans if span.number not in filling.spans]
+    return _literal(slot, scene.clause, [span for span in free if _is_matter(span, kind)])
+
+
+def _is_matter(span: Span, kind: str) -> bool:
+    named = kinds.of_file(span.value)
+    return named == kind or (named is None and kind == kinds.TEXT and span.kind == "quoted")
+
+
 def _from_strong_source(slot: _Slot, scene: Scene, _filling: Filling) -> Filled | None:
     return _from_sources(slot, scene, _strong_path)
 
@@ -209,14 +223,24 @@ def _from_sources(
 
 
 def _strong_path(slot: _Slot, source: Source) -> tuple[str, ...] | None:
-    """The same name, or a pointer to what the earlier tool is about."""
+    """The same name, the same kind of media, or a pointer to what the earlier tool is about."""
     same = source.tool.outputs.get(slot.name)
     if same is not None and types_meet(same, slot.schema) and (slot.is_pointer or not _is_commonplace(slot)):
         return (slot.name,)
+    if (alike := _same_media(slot, source)) is not None:
+        return (alike,)
     if not slot.is_pointer:
         return None
     nouns = {lexicon.concept(word) for word in slot.tokens[:-1]} - _VAGUE_NOUNS
     return (references.RESULT_POINTER,) if nouns <= source.concepts else None
+
+
+def _same_media(slot: _Slot, source: Source) -> str | None:
+    kind = kinds.of_name(slot.name)
+    if kind not in kinds.MEDIA:
+        return None
+    names = (name for name, schema in source.tool.outputs.items() if types_meet(schema, slot.schema))
+    return next((name for name in names if kinds.of_name(name) == kind), None)
 
 
 def _weak_path(slot: _Slot, source: Source) -> tuple[str, ...] | None:
@@ -306,7 +330,9 @@ def _value(slot: _Slot, span: Span) -> Any:
 
 def _takes(slot: _Slot, span: Span) -> bool:
     """Does a param's name or format ask for this kind of thing?"""
-    wanted = _wanted_kind(slot)
+    wanted, matter, asked = _wanted_kind(slot), kinds.of_file(span.value), kinds.of_name(slot.name)
+    if matter != asked and {matter, asked} & kinds.MEDIA and matter is not None and asked is not None:
+        return False
     if span.kind == "quoted":
         if wanted is None:
             return not slot.is_pointer and not slot.named(frozenset({"language", "lang"}))
@@ -440,6 +466,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 _WAYS: Final[tuple[_Way, ...]] = (
     _from_context,
+    _from_own_matter,
     _from_strong_source,
     _from_own_clause,
     _from_weak_source,

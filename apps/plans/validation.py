@@ -189,7 +189,7 @@ def _tools(_document: dict[str, Any], graph: _Graph, catalogue: Catalogue, _limi
         where = graph.path(step["step_id"])
         match _offer(step, catalogue):
             case None:
-                code = "unknown_tool" if step["worker_id"] in catalogue.worker_ids else "unknown_worker"
+                code = "unknown_tool" if catalogue.has_worker(step["worker_id"]) else "unknown_worker"
                 name = "tool_name" if code == "unknown_tool" else "worker_id"
                 yield Problem(f"{where}/{name}", code, f"{step['worker_id']} offers no {step['tool_name']}.")
             case tool, offer:

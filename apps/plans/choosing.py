@@ -1,0 +1,258 @@
+"""Which tools serve a request: each clause is explained by a tool, by the synthesis at the end, or named as unmatched.
+
+Words decide where nothing has been learned. Where past plans know a tool, what they say decides on it; clauses then need only be
+accounted for. What changes the world must be asked for by its own verb, or in nearly the words of a past plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from apps.plans import lexicon
+from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
+from apps.plans.clauses import Clause, read
+from apps.plans.history import NEAREST, Heard, History, Looked, Past, Voiced, Without
+from apps.plans.ordering import best_path
+from apps.plans.ranking import KEPT, Candidate, Ranker
+
+ALTERNATIVES: Final = 3
+_SHOWN: Final = 0.2
+_POSSIBLE: Final = 0.35
+_NOISE_WORDS: Final = 4
+_BROUGHT_UP: Final = 6
+_ACCOUNTED: Final = 0.25
+_ALIKE: Final = 0.35
+_BOLD: Final = 0.6
+_NEXT: Final = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """A tool taken for a clause. One that is not `sure` is only shown, in the partial plan of a refusal."""
+
+    tool: Tool
+    clause: Clause
+    p: float
+    alternatives: tuple[Candidate, ...] = ()
+    sure: bool = True
+
+
+@dataclass(slots=True, kw_only=True)
+class Choice:
+    """What came of choosing for a request."""
+
+    chosen: list[Chosen] = field(default_factory=list)
+    wishes: list[Clause] = field(default_factory=list)
+    assumptions: list[str] = field(default_factory=list)
+    unmatched: list[tuple[Clause, Sequence[Candidate]]] = field(default_factory=list)
+    rejected: list[float] = field(default_factory=list)
+    nearest: float = 0.0
+    """How alike the most similar past request is."""
+
+
+def choose_tools(intent: str, clauses: Sequence[Clause], ranker: Ranker, catalogue: Catalogue) -> Choice:
+    """Choose for the clauses that ask for something; prohibitions are respected."""
+    ruled_out = frozenset(clause.verb for clause in clauses if clause.forbidden and clause.verb)
+    asked = [clause for clause in clauses if not clause.forbidden and not clause.conditional]
+    work = _Words(ranker, catalogue, ruled_out)
+    if ranker.history is None:
+        for clause in asked:
+            work.explain(clause)
+        return work.choice
+    return _Learned(work, ranker.history).choose(intent, asked)
+
+
+class _Words:
+    """Choosing by the tools' own words, clause by clause."""
+
+    def __init__(self, ranker: Ranker, catalogue: Catalogue, ruled_out: frozenset[str]) -> None:
+        self.ranker = ranker
+        self.catalogue = catalogue
+        self.ruled_out = ruled_out
+        self.choice = Choice()
+
+    def candidates(self, clause: Clause) -> list[Candidate]:
+        """The tools that may be used for a clause, best first, none that the asker has ruled out."""
+        found = self.ranker.open(clause, self.catalogue, self._at_hand())
+        return [one for one in found if self.ranker.profiles[one.tool.uid].action not in self.ruled_out]
+
+    def explain(self, clause: Clause, found: Sequence[Candidate] | None = None) -> None:
+        """Account for a clause."""
+        found = self.candidates(clause) if found is None else found
+        if found and found[0].p >= KEPT:
+            self._keep(clause, found)
+        elif self.is_synthesis(clause):
+            self.choice.wishes.append(clause)
+        elif self.is_noise(clause):
+            if clause.words:
+                self.choice.assumptions.append(f"This asks for no tool of its own: {clause.text[:200]}")
+        else:
+            self.choice.unmatched.append((clause, found))
+            self._show(clause, found)
+
+    def is_synthesis(self, clause: Clause) -> bool:
+        """To sum up what earlier steps found needs no tool: the principal does it when it aggregates."""
+        if not self.choice.chosen:
+            return False
+        if clause.verb in lexicon.SYNTHESIS:
+            return not clause.spans
+        makes = clause.verb in {"create", *lexicon.GENERIC}
+        return makes and not clause.spans and bool(lexicon.SYNTHESIS.intersection(clause.head))
+
+    def is_noise(self, clause: Clause) -> bool:
+        """Does the clause only tell what there is, why, or when?"""
+        if clause.circumstance:
+            return True
+        some = bool(self.choice.chosen)
+        if clause.verb is None:
+            return bool(clause.spans) or (some and len(clause.head) + len(clause.rest) <= _NOISE_WORDS)
+        return clause.verb in lexicon.GENERIC and not clause.head and some
+
+    def _at_hand(self) -> frozenset[str]:
+        chosen = self.choice.chosen
+        return self.ranker.profiles[chosen[-1].tool.uid].gives if chosen else frozenset()
+
+    def _keep(self, clause: Clause, found: Sequence[Candidate]) -> None:
+        best, others = found[0], found[1 : 1 + ALTERNATIVES]
+        self.choice.rejected.append(found[1].p if len(found) > 1 else 0.0)
+        possible = tuple(one for one in others if one.p >= _POSSIBLE)
+        self.choice.chosen.append(Chosen(tool=best.tool, clause=clause, p=best.p, alternatives=possible))
+
+    def _show(self, clause: Clause, found: Sequence[Candidate]) -> None:
+        """What comes nearest is shown in the partial plan of the refusal."""
+        best = max(found, key=lambda one: (one.likely, one.score, one.tool.uid), default=None)
+        if best is not None and best.likely >= _SHOWN:
+            self.choice.chosen.append(Chosen(tool=best.tool, clause=clause, p=best.likely, sure=False))
+
+
+class _Learned:
+    """Choosing by what past plans say, and by words where they say nothing."""
+
+    def __init__(self, words: _Words, history: History) -> None:
+        self.words = words
+        self.history = history
+        self.ranker = words.ranker
+
+    def choose(self, intent: str, asked: Sequence[Clause]) -> Choice:
+        """Take what past plans make likely; what they know nothing of is explained by words."""
+        found = {clause.number: self.words.candidates(clause) for clause in asked}
+        heard = self.history.hear(intent, [clause.text for clause in asked])
+        voices = _voices(self.ranker, self.words.catalogue, self.history, heard, found.values())
+        voices = [one for one in voices if self._is_open(one.uid)]
+        taken = [one for one in voices if one.p >= KEPT and self._is_asked_for(one, found)]
+        passed = sorted((one for one in voices if one not in taken), key=lambda one: (-one.p, one.uid))
+        choice = self.words.choice
+        choice.rejected.append(passed[0].p if passed else 0.0)
+        choice.nearest = max((one.features[NEAREST] for one in voices), default=0.0)
+        near = _nearness(self.history, asked, found, heard, [one.uid for one in taken])
+        homes = {one.uid: _home(asked, near, one.uid) for one in taken}
+        for clause in asked:
+            here = [one for one in taken if homes[one.uid] == clause.number]
+            for one in sorted(here, key=lambda one: (-one.p, one.uid)):
+                choice.chosen.append(self._chosen(one, clause, passed))
+            if not here and not self._is_accounted_for(clause, near):
+                self._explain_by_words(clause, found[clause.number])
+        choice.chosen = self._ordered(choice.chosen)
+        return choice
+
+    def _ordered(self, chosen: list[Chosen]) -> list[Chosen]:
+        """As past plans ran them, unless something among them changes the world: then as they were mentioned."""
+        offers = self.words.catalogue.open_offers
+        if any(offer.effects - GENTLE_EFFECTS for one in chosen for offer in offers(one.tool.uid)):
+            return chosen
+        mentioned = {id(one): place for place, one in enumerate(chosen)}
+
+        def gain(one: Chosen, other: Chosen) -> float:
+            forwards = mentioned[id(other)] - mentioned[id(one)]
+            near = _NEXT if forwards == 1 else 0.0
+            held = self.history.mention_holds
+            return self.history.follows(one.tool.uid, other.tool.uid) + near + (held if forwards > 0 else -held)
+
+        return best_path(chosen, gain, lambda one: self.history.opens(one.tool.uid))
+
+    def _is_open(self, uid: str) -> bool:
+        profile = self.ranker.profiles.get(uid)
+        if profile is None or profile.action in self.words.ruled_out:
+            return False
+        return bool(self.words.catalogue.open_offers(uid))
+
+    def _is_asked_for(self, one: Voiced, found: Mapping[int, Sequence[Candidate]]) -> bool:
+        """What changes the world needs its own verb, or nearly the words of a past plan."""
+        if self.ranker.profiles[one.uid].gentle:
+            return True
+        if one.p >= _BOLD and one.features[NEAREST] >= _ALIKE:
+            return True
+        return any(other.tool.uid == one.uid and other.p >= KEPT for others in found.values() for other in others)
+
+    def _is_accounted_for(self, clause: Clause, near: Mapping[tuple[int, str], float]) -> bool:
+        """Do past plans tie the clause to a tool that is taken anyway? What changes the world is never passed over so."""
+        if clause.verb in lexicon.MUTATING:
+            return False
+        return any(value >= _ACCOUNTED for (number, _), value in near.items() if number == clause.number)
+
+    def _explain_by_words(self, clause: Clause, found: Sequence[Candidate]) -> None:
+        """Only tools that past plans do not know: of the others they have judged already."""
+        fresh = [one for one in found if not self.history.knows(one.tool.uid)]
+        self.words.explain(clause, fresh)
+
+    def _chosen(self, one: Voiced, clause: Clause, passed: Sequence[Voiced]) -> Chosen:
+        by_uid = self.words.catalogue.by_uid
+        others = tuple(
+            Candidate(tool=by_uid[other.uid], p=other.p, score=other.p)
+            for other in passed[:ALTERNATIVES]
+            if other.p >= _POSSIBLE
+        )
+        return Chosen(tool=by_uid[one.uid], clause=clause, p=one.p, alternatives=others)
+
+
+def brought_up(found: Iterable[Sequence[Candidate]]) -> dict[str, float]:
+    """How well tools fit by their own words: the best of each clause's best."""
+    content: dict[str, float] = {}
+    for candidates in found:
+        for one in sorted(candidates, key=lambda one: (-one.likely, one.tool.uid))[:_BROUGHT_UP]:
+            content[one.tool.uid] = max(content.get(one.tool.uid, 0.0), one.likely)
+    return content
+
+
+def look(plan: Past, ranker: Ranker, history: History, without: Without) -> Looked:
+    """What a history says of one of its own requests, left out, and where in it the plan's tools are spoken of."""
+    asked = [clause for clause in read(plan.request) if not clause.forbidden]
+    heard = history.hear(plan.request, [clause.text for clause in asked], without)
+    found = {clause.number: ranker.open(clause, ranker.catalogue) for clause in asked}
+    voices = _voices(ranker, ranker.catalogue, history, heard, found.values())
+    near = _nearness(history, asked, found, heard, plan.tools) if asked else {}
+    return Looked(voices, {uid: _home(asked, near, uid) for uid in plan.tools} if asked else {})
+
+
+def _nearness(
+    history: History,
+    asked: Sequence[Clause],
+    found: Mapping[int, Sequence[Candidate]],
+    heard: Heard,
+    uids: Sequence[str],
+) -> dict[tuple[int, str], float]:
+    """How near each of some tools is to each clause, by words and by past plans."""
+    near = {}
+    for clause, learned in zip(asked, history.affinities(heard, uids), strict=True):
+        likely = {one.tool.uid: one.likely for one in found[clause.number]}
+        near.update({(clause.number, uid): likely.get(uid, 0.0) + learned.get(uid, 0.0) for uid in uids})
+    return near
+
+
+def _home(asked: Sequence[Clause], near: Mapping[tuple[int, str], float], uid: str) -> int:
+    """The clause that a tool is nearest to, the first of equal ones."""
+    return max(asked, key=lambda clause: (round(near[clause.number, uid], 4), -clause.number)).number
+
+
+def _voices(
+    ranker: Ranker, catalogue: Catalogue, history: History, heard: Heard, found: Iterable[Sequence[Candidate]]
+) -> list[Voiced]:
+    """What history says of the tools that the words bring up, and of those whose names past plans lead to."""
+    content = brought_up(found)
+    words = history.words(heard, ranker.name)
+    for said in words:
+        for uid in ranker.speaking_of(history.sayings(said), catalogue):
+            content.setdefault(uid, 0.0)
+    return history.voices(heard, content, words, ranker.name)

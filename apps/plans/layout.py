@@ -1,0 +1,161 @@
+"""Steps in the making, and how they are laid out as the numbered steps of a document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from apps.plans import references
+from apps.plans.catalogue import Tool
+from apps.plans.clauses import Clause
+from apps.plans.documents import Step, StepType
+from apps.plans.offers import Choice
+from apps.plans.ranking import Candidate
+from apps.plans.slots import Filling, Ref
+
+
+@dataclass(slots=True, kw_only=True)
+class Draft:
+    """A step in the making."""
+
+    key: int
+    tool: Tool
+    clause: Clause
+    p: float
+    alternatives: Sequence[Candidate] = ()
+    filling: Filling = field(default_factory=Filling)
+    after: set[int] = field(default_factory=set)
+    hints: set[int] = field(default_factory=set)
+    choice: Choice | None = None
+
+    @property
+    def parents(self) -> set[int]:
+        return set(self.filling.refs) | self.after
+
+
+class Layout:
+    """Drafts as numbered steps, with a wait before whatever needs a queued result, an aggregate and the final report."""
+
+    def __init__(self, intent: str, drafts: Sequence[Draft], wishes: Sequence[Clause]) -> None:
+        self.intent = intent
+        self.drafts = drafts
+        self.wishes = wishes
+        self.made: list[Step] = []
+        self.ids: dict[int, str] = {}
+        self.waits: dict[int, str] = {}
+
+    def steps(self) -> tuple[Step, ...]:
+        """Return the steps of the plan."""
+        for draft in self.drafts:
+            self._wait([key for key in sorted(draft.parents) if key not in self.waits])
+            self._worker(draft)
+        self._wait([draft.key for draft in self.drafts if draft.key not in self.waits])
+        self._close(self._aggregate())
+        return tuple(self.made)
+
+    def _id(self) -> str:
+        return f"step-{len(self.made) + 1}"
+
+    def _is_queued(self, key: int) -> bool:
+        return any(step.step_id == self.ids[key] and step.step_type == StepType.QUEUE_EXECUTION for step in self.made)
+
+    def _wait(self, keys: Iterable[int]) -> None:
+        """One wait for all queued results that the next step needs and nobody has waited for yet."""
+        queued = [key for key in keys if self._is_queued(key)]
+        if not queued:
+            return
+        targets = tuple(self.ids[key] for key in queued)
+        step = Step(
+            step_id=self._id(),
+            step_type=StepType.WAIT_FOR,
+            depends_on=targets,
+            wait_for_step_ids=targets,
+            wait_for_receipts=(),
+        )
+        self.made.append(step)
+        self.waits.update(dict.fromkeys(queued, step.step_id))
+
+    def _worker(self, draft: Draft) -> None:
+        choice = draft.choice
+        if choice is None:
+            return
+        step_id = self._id()
+        self.ids[draft.key] = step_id
+        parents = {self.waits.get(key, self.ids[key]) for key in draft.parents}
+        later = [other for other in self.drafts if draft.key in other.parents]
+        self.made.append(
+            Step(
+                step_id=step_id,
+                step_type=choice.mode,
+                depends_on=tuple(step.step_id for step in self.made if step.step_id in parents),
+                order_hint=tuple(self.ids[key] for key in sorted(draft.hints)) or None,
+                worker_id=choice.offer.worker_id,
+                tool_name=draft.tool.name,
+                tool_uid=draft.tool.uid,
+                params=resolved(draft.filling.params, self.ids),
+                provenance=self._provenance(draft),
+                estimated_runtime_seconds=choice.seconds,
+                estimated_cost=choice.cost,
+                confidence=draft.p,
+                critical=bool(later),
+                fallback_worker_ids=choice.fallbacks,
+                alternatives=tuple(
+                    {"tool_name": one.tool.name, "tool_uid": one.tool.uid, "score": one.p} for one in draft.alternatives
+                ),
+            )
+        )
+
+    def _provenance(self, draft: Draft) -> dict[str, Any]:
+        found = {name: dict(source) for name, source in draft.filling.provenance.items()}
+        for source in found.values():
+            if "key" in source and source["source"] == "step":
+                source["step_id"] = self.ids[source.pop("key")]
+        return found
+
+    def _aggregate(self) -> str | None:
+        drafts, wishes = self.drafts, self.wishes
+        if len(drafts) < 2 and not wishes:  # noqa: PLR2004  # one result needs no putting together
+            return None
+        parts = ", ".join(f"{self.ids[draft.key]} ({draft.tool.name})" for draft in drafts)
+        told = "".join(f" Also: {wish.text}." for wish in wishes)
+        step = Step(
+            step_id=self._id(),
+            step_type=StepType.AGGREGATE,
+            depends_on=tuple(dict.fromkeys(self.waits.get(draft.key, self.ids[draft.key]) for draft in drafts)),
+            aggregate_step_ids=tuple(self.ids[draft.key] for draft in drafts),
+            synthesis_instructions=plain(
+                f"Put the results of {parts} together into one answer to: {self.intent}.{told}"
+            ),
+            executor="principal",
+        )
+        self.made.append(step)
+        return step.step_id
+
+    def _close(self, aggregate: str | None) -> None:
+        ends = (
+            (aggregate,) if aggregate else tuple(dict.fromkeys(self.waits.get(key, self.ids[key]) for key in self.ids))
+        )
+        tools = ", ".join(draft.tool.name for draft in self.drafts)
+        self.made.append(
+            Step(
+                step_id=self._id(),
+                step_type=StepType.ESCALATE,
+                depends_on=ends,
+                report_summary=plain(f"Done ({tools}): {self.intent[:500]}"),
+                decision_required=False,
+                recommendation="Review the result and keep what is worth remembering.",
+            )
+        )
+
+
+def resolved(params: Mapping[str, Any], ids: Mapping[int, str]) -> dict[str, Any]:
+    return {
+        name: references.write(ids[value.key], *value.path) if isinstance(value, Ref) else value
+        for name, value in params.items()
+    }
+
+
+def plain(text: str) -> str:
+    """Prose that quotes the asker must hold nothing that reads as a reference."""
+    return text.replace(references.OPENING, "{ {")[:20_000]
