@@ -4,6 +4,7 @@ Servers are found in this order: ``DATABASE_URL`` / ``REDIS_URL``; ``GATEHOUSE_D
 running stack); ``var/`` beside this tree. Importing this module connects to nothing.
 """
 
+import ipaddress
 import json
 import secrets
 from datetime import timedelta
@@ -63,6 +64,14 @@ def _limits(name: str) -> dict[str, int]:
     return dict(given)
 
 
+def _networks(name: str) -> list[ipaddress.IPv4Network | ipaddress.IPv6Network]:
+    """Networks, separated by commas in the environment."""
+    try:
+        return [ipaddress.ip_network(network) for network in env.list(name, default=[])]
+    except ValueError as exc:
+        raise ImproperlyConfigured(f"{name} must be networks like 10.8.0.0/16, by commas: {exc}.") from exc
+
+
 SECRET_KEY = _secret("GATEHOUSE_SECRET_KEY")
 # The first key signs lease tokens, all of them verify.
 LEASE_KEYS = [key for key in _secret("GATEHOUSE_LEASE_KEYS").split(",") if key]
@@ -74,6 +83,8 @@ CSRF_TRUSTED_ORIGINS = env.list("GATEHOUSE_ORIGINS", default=[])
 PUBLIC_URL = env.str("GATEHOUSE_URL", default="") or _stack.get("url", "")
 # Workers on this machine may be called; a production deployment says so expressly.
 ALLOW_LOOPBACK = env.bool("GATEHOUSE_ALLOW_LOOPBACK", default=not PRODUCTION)
+# Private networks that may be called besides, without TLS too: whoever may name an address reaches all that is there.
+ALLOWED_NETWORKS = _networks("GATEHOUSE_ALLOWED_NETWORKS")
 
 INSTALLED_APPS = [
     "apps.core",

@@ -66,8 +66,8 @@ class UnresolvedHost(ForbiddenEndpoint):
 def guard(url: str) -> str:
     """Check where an outgoing call would go and return the address to connect to.
 
-    Plain HTTP is for loopback only. Private, link-local and reserved ranges are refused, loopback unless
-    `GATEHOUSE_ALLOW_LOOPBACK` (the default on a developer's machine).
+    Private, link-local and reserved ranges are refused, but for loopback where `GATEHOUSE_ALLOW_LOOPBACK` says so (the
+    default on a developer's machine) and the networks of `GATEHOUSE_ALLOWED_NETWORKS`. Plain HTTP is for these only.
 
     :raises ForbiddenEndpoint: naming the reason.
     """
@@ -79,13 +79,20 @@ def guard(url: str) -> str:
         raise UnresolvedHost(f"{parts.hostname!r} can't be resolved.") from exc
     addresses = [ipaddress.ip_address(str(entry[4][0]).split("%")[0]) for entry in found]
     for address in addresses:
-        if address.is_loopback and settings.ALLOW_LOOPBACK:
+        if _is_allowed(address):
             continue
         if not _is_public(address):
             raise ForbiddenEndpoint(f"{parts.hostname!r} is at {address}, which is not a public address.")
         if parts.scheme == "http":
-            raise ForbiddenEndpoint("Plain HTTP is for loopback only.")
+            raise ForbiddenEndpoint("Plain HTTP is for loopback and allowed networks only.")
     return str(addresses[0])
+
+
+def _is_allowed(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Whether the operator has said that calls may go there."""
+    if address.is_loopback and settings.ALLOW_LOOPBACK:
+        return True
+    return any(address in network for network in settings.ALLOWED_NETWORKS)
 
 
 def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:

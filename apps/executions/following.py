@@ -92,7 +92,7 @@ def started_job(target: Target, payload: Mapping[str, Any]) -> Job | None:
         return None
     if isinstance(estimate, bool) or not isinstance(estimate, int | float) or not 0 <= estimate < math.inf:
         return None
-    pair = followers(target.tool_name, workers.worker_named(target.worker_id).manifest["tools"])
+    pair = followers(target.tool_name, workers.manifest_of(target.worker_id)["tools"])
     if pair is None:
         return None
     estimate = min(float(estimate), _MOST.total_seconds())
@@ -147,9 +147,16 @@ def follow(watch: Watch, *, patience: timedelta) -> Called | None:
         if time.monotonic() >= until:
             return None
         _wait(pause, watch.canceled)
-        pause = min(2 * pause, max(_FIRST_PAUSE, watch.job.estimate / _POLLS_AN_ESTIMATE), _LONGEST_PAUSE)
+        pause = pause_after(pause, estimate=watch.job.estimate, age=time.monotonic() - watch.began)
     called = _asked(watch, watch.result, watch.result.deadline)
     return replace(called, seconds=time.monotonic() - watch.began)
+
+
+def pause_after(pause: float, *, estimate: float, age: float) -> float:
+    """How many seconds to leave a job alone after this pause: a twentieth of what it was to take, or of what it has taken
+    where that is longer, so that one that never ends is asked ever more rarely.
+    """
+    return min(2 * pause, max(_FIRST_PAUSE, max(estimate, age) / _POLLS_AN_ESTIMATE), _LONGEST_PAUSE)
 
 
 def _takes_a_job(schema: Mapping[str, Any]) -> bool:

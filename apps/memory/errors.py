@@ -1,4 +1,4 @@
-from apps.core.errors import Conflict, Malformed, NotFound
+from apps.core.errors import Conflict, Invalid, Malformed, NotFound
 
 
 class UnknownMemory(NotFound):
@@ -17,6 +17,12 @@ class AliasTaken(Conflict):
     """The name or alias already stands for another concept."""
 
     code = "alias_taken"
+
+
+class UnusableName(Invalid):
+    """In the form that names are compared by, the name is nothing at all, or too long."""
+
+    code = "unusable_name"
 
 
 class MalformedMemoryReference(Malformed):

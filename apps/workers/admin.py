@@ -38,12 +38,14 @@ class OfferInline(TabularInline):
     model = Offer
     fields = ["name", "tool_link", "effects", "barred", "offered_at", "withdrawn_at", "runs", "successes", "total_cost"]
     readonly_fields = fields
+    ordering = ["-withdrawn_at", "name"]
     extra = 0
+    per_page = 200
     can_delete = False
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Offer]:
         found: QuerySet[Offer] = super().get_queryset(request)
-        return found.select_related("tool", "worker")
+        return found.select_related("tool", "worker").defer("worker__manifest")
 
     @admin.display(description="Version, with its schemas")
     def tool_link(self, offer: Offer) -> str:
@@ -64,6 +66,7 @@ class EventInline(TabularInline):
     readonly_fields = fields
     ordering = ["-id"]
     extra = 0
+    per_page = 50
     can_delete = False
 
 

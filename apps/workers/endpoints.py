@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from mcp import Client
-from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult, TextContent, Tool
+from mcp.types import TextContent, Tool
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
 from apps.core import mcp_client, strict_json
@@ -93,9 +93,7 @@ async def _all_tools(client: Client) -> list[Tool]:
 
 
 async def _manifest(client: Client) -> Any:
-    # Not by the client's own call of tools, which would have the answer judged by a schema of the endpoint's.
-    request = CallToolRequest(params=CallToolRequestParams(name=BOOTSTRAP, arguments={}))
-    result = await client.session.send_request(request, CallToolResult)
+    result = await client.call_tool(BOOTSTRAP, {})
     if result.is_error:
         raise NotMCP(f"{BOOTSTRAP} fails.")
     manifest = result.structured_content

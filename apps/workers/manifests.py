@@ -3,7 +3,7 @@
 import hashlib
 import ipaddress
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -15,6 +15,8 @@ from apps.core.errors import FieldError
 from apps.workers import trust
 from apps.workers.errors import RepeatedTool, UnusableEndpoint, UnusableSchema
 from apps.workers.trust import Tier
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _LOOPBACK_NAMES: Final = frozenset({"localhost", "localhost.localdomain"})
 
@@ -51,7 +53,7 @@ class Manifest:
     original: Mapping[str, Any]
 
 
-def read(original: Mapping[str, Any], *, allow_loopback: bool) -> Manifest:
+def read(original: Mapping[str, Any], *, allow_loopback: bool, networks: Sequence[Network] = ()) -> Manifest:
     """Return a manifest whose form is already known to be right.
 
     :raises RepeatedTool: if two tools have one name.
@@ -64,7 +66,7 @@ def read(original: Mapping[str, Any], *, allow_loopback: bool) -> Manifest:
         raise RepeatedTool(f"The manifest names a tool twice: {repeated[0]}.")
     return Manifest(
         worker_id=original["worker_id"],
-        endpoint=endpoint(original["endpoint"], allow_loopback=allow_loopback),
+        endpoint=endpoint(original["endpoint"], allow_loopback=allow_loopback, networks=networks),
         tools=tuple(_contract(tool, number, original) for number, tool in enumerate(original["tools"])),
         capabilities=tuple(dict.fromkeys(original.get("capabilities", ()))),
         constraints=_constraints(original.get("constraints", {})),
@@ -76,9 +78,10 @@ def read(original: Mapping[str, Any], *, allow_loopback: bool) -> Manifest:
     )
 
 
-def endpoint(url: str, *, allow_loopback: bool) -> str:
+def endpoint(url: str, *, allow_loopback: bool, networks: Sequence[Network] = ()) -> str:
     """Return an endpoint that a call could go to, by its text alone; names are resolved when a call is made.
 
+    :param networks: private ones that may be called.
     :raises UnusableEndpoint: naming the reason.
     """
     try:
@@ -90,11 +93,10 @@ def endpoint(url: str, *, allow_loopback: bool) -> str:
         raise UnusableEndpoint("An endpoint is an http or https address.")
     if parts.username or parts.password or parts.fragment:
         raise UnusableEndpoint("An endpoint holds no credentials and no fragment.")
-    if _is_loopback(host):
-        if not allow_loopback:
-            raise UnusableEndpoint("This deployment calls no workers on its own machine.")
-    elif parts.scheme == "http" or not _is_public(host):
-        raise UnusableEndpoint("An endpoint is public and served over https, or on loopback.")
+    if _is_loopback(host) and not allow_loopback and not _is_within(host, networks):
+        raise UnusableEndpoint("This deployment calls no workers on its own machine.")
+    if not (_is_loopback(host) or _is_within(host, networks) or (parts.scheme == "https" and _is_public(host))):
+        raise UnusableEndpoint("An endpoint is public and served over https, or in a network that may be called.")
     return url
 
 
@@ -151,6 +153,14 @@ def _is_loopback(host: str) -> bool:
         return True
     address = _address(host)
     return address is not None and address.is_loopback
+
+
+def _is_within(host: str, networks: Sequence[Network]) -> bool:
+    """Whether it is in one of the networks, or may be: where a name leads is seen when a call is made."""
+    address = _address(host)
+    if address is None:
+        return bool(networks) and not _is_loopback(host)
+    return any(address in network for network in networks)
 
 
 def _is_public(host: str) -> bool:

@@ -55,6 +55,10 @@ class WorkerQuerySet(models.QuerySet["Worker"]):
     def named(self, worker_id: str) -> "WorkerQuerySet":
         return self.filter(worker_id=worker_id)
 
+    def light(self) -> "WorkerQuerySet":
+        """Without the manifest, which may be long; who asks a row for it reads it then."""
+        return self.defer("manifest")
+
     def registered(self) -> "WorkerQuerySet":
         return self.filter(unregistered_at=None)
 
@@ -91,6 +95,7 @@ class Worker(TenantModel):
         SigningKey, on_delete=models.PROTECT, null=True, related_name="workers", db_index=False
     )
     signed_at = models.DateTimeField(null=True, help_text="When the youngest signature that was taken was made.")
+    signed_digest = models.CharField(max_length=32, null=True, help_text="What that signature was made over.")
     trust_ends_at = models.DateTimeField(
         null=True, help_text="When the signature ends. A worker that wants trust beyond it registers anew."
     )
@@ -154,7 +159,7 @@ class Worker(TenantModel):
             ),
         ]
         indexes = [
-            # Serves selectors.due_probes(), every second.
+            # Serves services.probe(), every second.
             models.Index(
                 name="workers_worker_probe",
                 fields=["probe_at"],
@@ -235,6 +240,10 @@ class ToolVersion(TenantModel):
 class OfferQuerySet(models.QuerySet["Offer"]):
     def standing(self) -> "OfferQuerySet":
         return self.filter(withdrawn_at=None, worker__unregistered_at=None)
+
+    def with_contract(self) -> "OfferQuerySet":
+        """With the version of the tool, and the worker as far as a choice between offers looks at it."""
+        return self.select_related("worker", "tool").defer("worker__manifest")
 
 
 class Offer(TenantModel):

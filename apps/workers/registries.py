@@ -251,6 +251,8 @@ def _consul(source: Source) -> News:
     _expect_ok(answer)
     try:
         index = int(answer.headers["x-consul-index"])
+        if str(index) == source.cursor:
+            return News(cursor=source.cursor, complete=False)
         named = tuple(_consul_named(source, entry) for entry in _bounded(_decoded(answer.body)))
     except (LookupError, TypeError, ValueError, AttributeError) as exc:
         raise BadSource("What answers there is not Consul.") from exc

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from django.conf import settings
-from django.db.models import F
+from django.db.models import F, Prefetch
 
 from apps.workers.errors import UnknownTool, UnknownWorker
 from apps.workers.models import Offer, Registry, Worker, WorkerSource
@@ -77,7 +77,6 @@ class WorkerView:
     capabilities: tuple[str, ...]
     constraints: Mapping[str, Any]
     hints: Mapping[str, Any]
-    manifest: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +146,15 @@ def worker_named(worker_id: str) -> WorkerView:
     return _worker_view(_worker(worker_id))
 
 
+def manifest_of(worker_id: str) -> Mapping[str, Any]:
+    """A worker's manifest as it was registered.
+
+    :raises UnknownWorker: if no worker of this id is registered.
+    """
+    manifest: dict[str, Any] = _worker(worker_id).manifest
+    return manifest
+
+
 def tool_of(worker_id: str, tool_name: str) -> ToolView:
     """The tool that a worker offers under a name.
 
@@ -173,7 +181,7 @@ def offer_named(worker_id: str, tool_name: str) -> Offer:
 
     :raises UnknownTool: if there never was one.
     """
-    found = Offer.objects.filter(worker__worker_id=worker_id, name=tool_name).select_related("worker", "tool")
+    found = Offer.objects.filter(worker__worker_id=worker_id, name=tool_name).with_contract()
     latest = found.order_by(F("withdrawn_at").desc(nulls_first=True)).first()
     if latest is None:
         raise UnknownTool(f"{worker_id[:100]} offers no tool {tool_name[:200]!r}.")
@@ -192,7 +200,8 @@ def workers(
 
     :param after: the `key` of the last one of the page before.
     """
-    found = Worker.objects.registered().filter(pk__gt=after).order_by("pk").prefetch_related("offers")
+    standing = Prefetch("offers", Offer.objects.filter(withdrawn_at=None).only("worker_id", "name").order_by("name"))
+    found = Worker.objects.registered().light().filter(pk__gt=after).order_by("pk").prefetch_related(standing)
     if capability is not None:
         found = found.filter(capabilities__contains=[capability])
     if trust_tier is not None:
@@ -203,7 +212,7 @@ def workers(
         ListedWorker(
             key=worker.pk,
             worker=_worker_view(worker),
-            tools=tuple(sorted(offer.name for offer in worker.offers.all() if offer.withdrawn_at is None)),
+            tools=tuple(offer.name for offer in worker.offers.all()),
         )
         for worker in found[:limit]
     ]
@@ -243,9 +252,9 @@ def _bring_up_to(epoch: int, kept: _KeptIndex) -> None:
     if epoch == kept.epoch:
         return
     if epoch < kept.epoch or kept.epoch < 0:
-        kept.index, changed = SearchIndex(), Worker.objects.registered()
+        kept.index, changed = SearchIndex(), Worker.objects.registered().light()
     else:
-        changed = Worker.objects.filter(described_at_epoch__gt=kept.epoch)
+        changed = Worker.objects.light().filter(described_at_epoch__gt=kept.epoch)
     workers = {worker.pk: worker for worker in changed}
     entries: defaultdict[int, list[Entry]] = defaultdict(list)
     for offer in Offer.objects.standing().filter(worker__in=workers).select_related("tool").order_by("id"):
@@ -274,12 +283,11 @@ def _well(worker_ids: Collection[str] | None) -> frozenset[str]:
 
 
 def _standing_offers() -> list[Offer]:
-    found = Offer.objects.standing().select_related("worker", "tool")
-    return list(found.order_by("tool__uid", "worker__worker_id"))
+    return list(Offer.objects.standing().with_contract().order_by("tool__uid", "worker__worker_id"))
 
 
 def _worker(worker_id: str) -> Worker:
-    worker = Worker.objects.registered().named(worker_id).first()
+    worker = Worker.objects.registered().light().named(worker_id).first()
     if worker is None:
         raise UnknownWorker(f"There is no worker {worker_id[:100]!r}.")
     return worker
@@ -297,7 +305,6 @@ def _worker_view(worker: Worker) -> WorkerView:
         capabilities=tuple(worker.capabilities),
         constraints=worker.constraints,
         hints=worker.hints,
-        manifest=worker.manifest,
     )
 
 

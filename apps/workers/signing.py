@@ -4,6 +4,7 @@ The protected header names the key (`kid`), when it was signed (`iat`) and until
 """
 
 import base64
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -35,10 +36,11 @@ _REGISTRY: Final = jws.JWSRegistry(
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """What a valid signature says of itself."""
+    """What a valid signature says of itself. `digest` names what it was made over."""
 
     signed_at: datetime
     expires_at: datetime
+    digest: str
 
 
 def public_key(text: str) -> str:
@@ -95,7 +97,8 @@ def verify(manifest: Mapping[str, Any], *, signature: str, key_id: str, key: str
         raise BadSignature(f"The signature is not by the key {key_id!r}.") from exc
     if header.get("kid") != key_id or found.payload != payload(manifest):
         raise BadSignature("The signature is over another manifest.")
-    return _period(header, now)
+    signed_at, expires_at = _period(header, now)
+    return Signed(signed_at, expires_at, hashlib.blake2b(found.payload, digest_size=16).hexdigest())
 
 
 def _header(signature: str) -> dict[str, Any]:
@@ -112,7 +115,7 @@ def _header(signature: str) -> dict[str, Any]:
     return header
 
 
-def _period(header: Mapping[str, Any], now: datetime) -> Signed:
+def _period(header: Mapping[str, Any], now: datetime) -> tuple[datetime, datetime]:
     try:
         signed_at = datetime.fromtimestamp(header["iat"], UTC)
         expires_at = datetime.fromtimestamp(header["exp"], UTC)
@@ -122,4 +125,4 @@ def _period(header: Mapping[str, Any], now: datetime) -> Signed:
         raise SignatureExpired(f"The signature counts from {signed_at.isoformat()} to {expires_at.isoformat()}.")
     if expires_at - signed_at > LONGEST_VALIDITY:
         raise SignatureExpired(f"A signature counts for {LONGEST_VALIDITY.days} days at most.")
-    return Signed(signed_at, expires_at)
+    return signed_at, expires_at

@@ -238,16 +238,16 @@ def list_workers(caller: Caller, given: ListWorkers) -> WorkerList:
 )
 def get_worker_manifest(caller: Caller, given: OneWorker) -> WorkerManifest:
     """Read one worker's manifest: complete tool schemas, constraints, hints, side effects and trust."""
-    worker = selectors.worker_named(given.worker_id)
+    worker, manifest = selectors.worker_named(given.worker_id), selectors.manifest_of(given.worker_id)
     return WorkerManifest(
         worker_id=worker.worker_id,
         endpoint=worker.endpoint,
-        tools=worker.manifest["tools"],
+        tools=manifest["tools"],
         capabilities=list(worker.capabilities),
         constraints=dict(worker.constraints),
         hints=dict(worker.hints),
-        side_effects=worker.manifest.get("side_effects"),
-        trust=worker.manifest.get("trust", {}),
+        side_effects=manifest.get("side_effects"),
+        trust=manifest.get("trust", {}),
         effective_tier=_tier(worker.effective_tier),
         status=worker.state,
     )

@@ -1,5 +1,8 @@
 """Where an outgoing call may go."""
 
+import socket
+from ipaddress import ip_network
+
 import pytest
 from pytest_django import Settings
 
@@ -39,7 +42,7 @@ def test_private_places_and_other_schemes_are_refused(url: str) -> None:
 
 
 def test_plain_http_is_for_loopback_only() -> None:
-    with pytest.raises(ForbiddenEndpoint, match="loopback only"):
+    with pytest.raises(ForbiddenEndpoint, match="loopback and allowed networks only"):
         guard("http://1.1.1.1/mcp")
     assert guard("https://1.1.1.1/mcp") == "1.1.1.1"
 
@@ -51,3 +54,31 @@ def test_loopback_is_called_only_where_the_deployment_allows_it(url: str, settin
     settings.ALLOW_LOOPBACK = False
     with pytest.raises(ForbiddenEndpoint):
         guard(url)
+
+
+def test_a_network_that_the_operator_allows_is_called_and_none_beside_it(settings: Settings) -> None:
+    settings.ALLOW_LOOPBACK = False
+    settings.ALLOWED_NETWORKS = [ip_network("10.8.0.0/16"), ip_network("fd00:8::/32")]
+
+    for url in ("http://10.8.0.1:9000/mcp", "https://10.8.255.255/", "http://[fd00:8::1]/"):
+        assert guard(url)
+    for url in (
+        "http://10.9.0.1/",
+        "https://10.9.0.1/",
+        "https://[::ffff:10.8.0.1]/",
+        "http://1.1.1.1/",
+        "http://127.0.0.1/",
+    ):
+        with pytest.raises(ForbiddenEndpoint):
+            guard(url)
+
+
+def test_a_name_that_leads_only_partly_into_an_allowed_network_is_refused(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.ALLOWED_NETWORKS = [ip_network("10.8.0.0/16")]
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 80)) for address in ("10.8.0.1", "10.9.0.1")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_rest, **_options: found)
+
+    with pytest.raises(ForbiddenEndpoint, match=r"10\.9\.0\.1"):
+        guard("https://worker.inside/mcp")

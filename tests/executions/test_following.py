@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 
 import pytest
 from django.db import connection
+from hypothesis import given
+from hypothesis import strategies as st
 
 from apps.core.sql import database_now
 from apps.executions import calls, following
@@ -27,9 +29,9 @@ from apps.tasks import services as tasks
 from apps.tasks.jobs.executor import work as execute_queue
 from apps.tasks.models import HotTask
 from apps.tasks.services import QueuedTask, QueueRequest
-from apps.workers.models import Call
+from apps.workers.models import Allowance, Call
 from apps.workers.services import register
-from apps.workers.trust import Tier
+from apps.workers.trust import CALLS_PER_HOUR, Tier, share_of_an_hour
 from tests.executions.workers import WorkerServer
 from tests.factories import make_caller, make_tenant
 from tests.workers.factories import NOTHING, enroll, make_key, signed
@@ -239,6 +241,39 @@ def test_a_job_is_left_to_others_when_patience_ends_and_given_up_when_it_is_over
     assert following.follow(watch, patience=timedelta(0)) is None
     with pytest.raises(JobOverdue):
         following.follow(late, patience=timedelta(0))
+
+
+@given(st.floats(0, 86_400), st.floats(0.25, 10), st.floats(0, 86_400))
+def test_a_job_is_asked_of_twenty_times_in_its_estimate_and_ever_more_rarely_afterwards(
+    estimate: float, pause: float, age: float
+) -> None:
+    following_pause = following.pause_after(pause, estimate=estimate, age=age)
+
+    assert 0.25 <= following_pause <= 10
+    assert following_pause <= 2 * pause
+    assert following_pause >= min(2 * pause, age / 20, 10)
+    assert following_pause <= max(0.25, max(estimate, age) / 20)
+
+
+def test_a_job_that_never_ends_is_asked_of_some_hundred_times_until_it_is_given_up() -> None:
+    asked, age, pause = 0, 0.0, 0.25
+    while age < 600:
+        asked, age = asked + 1, age + pause
+        pause = following.pause_after(pause, estimate=0, age=age)
+
+    assert asked < 150
+
+
+def test_questions_after_a_job_take_nothing_of_the_workers_hour(kee: Caller, server: WorkerServer) -> None:
+    make_counter(kee, server)
+    task = queue_count(kee)
+    with executing(kee, task):
+        until(lambda: server.calls["get_count_status"] >= 3, "the third look")
+        server.jobs["job-1"] = {"status": "complete"}
+
+    with kee.acting():
+        left = Allowance.objects.get().taken_until - database_now()
+    assert left <= share_of_an_hour(CALLS_PER_HOUR)
 
 
 @pytest.mark.parametrize(

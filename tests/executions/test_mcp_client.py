@@ -23,6 +23,7 @@ from apps.executions.errors import (
 )
 from apps.executions.mcp_client import Answer, call_tool
 from tests.executions.workers import WorkerServer
+from tests.workers.servers import make_tool, serving
 
 
 def call(
@@ -58,7 +59,12 @@ def test_a_call_brings_back_the_structured_answer(server: WorkerServer) -> None:
 def test_progress_arrives_while_the_tool_runs(server: WorkerServer) -> None:
     told: list[tuple[float | None, str | None]] = []
 
-    call(server.endpoint, "count_to", {"number": 4}, on_progress=lambda percent, text: told.append((percent, text)))
+    def listen(percent: float | None, text: str | None) -> None:
+        told.append((percent, text))
+        if percent == 100:
+            server.gate.set()
+
+    call(server.endpoint, "count_to", {"number": 4, "until_told": True}, on_progress=listen)
 
     assert told == [(25.0, "at 1"), (50.0, "at 2"), (75.0, "at 3"), (100.0, "at 4")]
 
@@ -176,6 +182,23 @@ def test_parameters_over_the_limit_are_never_sent(server: WorkerServer) -> None:
         call(server.endpoint, "echo", {"text": "x" * 200}, max_params_bytes=100)
 
     assert not server.calls
+
+
+ENDLESS = {"type": "object", "properties": {"text": {"type": "string", "pattern": "^(a+)+$"}}}
+
+
+@pytest.mark.parametrize(
+    "schema", [ENDLESS, {"type": "object", "required": ["more"]}, {"$ref": "http://127.0.0.1:9/schema"}]
+)
+def test_no_schema_of_the_endpoints_own_is_run_over_its_answer(schema: dict[str, Any]) -> None:
+    with serving() as hostile:
+        hostile.tools = [make_tool(output_schema=schema)]
+        hostile.structured = {"text": "a" * 28 + "!"}
+
+        answer = call(hostile.endpoint, "shout", {"text": "x"})
+
+    assert answer.payload == hostile.structured
+    assert hostile.asked[-1] == "shout"
 
 
 def test_a_redirect_is_not_followed(server: WorkerServer) -> None:

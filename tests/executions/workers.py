@@ -60,10 +60,12 @@ def _server(seen: WorkerServer) -> MCPServer[Any]:  # noqa: C901  # a list of sm
         return {"text": text.upper()}
 
     @server.tool()
-    async def count_to(number: int, ctx: Context[Any, Any]) -> dict[str, Any]:
+    async def count_to(number: int, ctx: Context[Any, Any], until_told: bool = False) -> dict[str, Any]:  # noqa: FBT002  # as a tool takes it
         seen.calls["count_to"] += 1
         for reached in range(1, number + 1):
             await ctx.report_progress(reached, number, f"at {reached}")
+        while until_told and not seen.gate.is_set():
+            await asyncio.sleep(0.01)
         return {"counted": number}
 
     @server.tool()

@@ -2,12 +2,13 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from django.db import IntegrityError, connection, transaction
 
 from apps.memory import services
-from apps.memory.errors import AliasTaken, AlreadySuperseded, MalformedMemoryReference, UnknownMemory
+from apps.memory.errors import AliasTaken, AlreadySuperseded, MalformedMemoryReference, UnknownMemory, UnusableName
 from apps.memory.models import (
     Concept,
     ConceptName,
@@ -87,6 +88,20 @@ def test_an_alias_stands_for_one_concept_only(as_kee: Caller) -> None:
     with pytest.raises(AliasTaken), transaction.atomic():
         services.store_concept(author=as_kee, name="Pyramid", aliases=["PY"], now=T0)
     assert Concept.objects.get(key="pyramid").aliases == []
+
+
+@pytest.mark.parametrize("name", [" ", "\ufdfa" * 12, "x" * 201])
+def test_what_is_no_name_in_the_form_that_names_are_compared_by_is_refused(as_kee: Caller, name: str) -> None:
+    relate = partial(services.add_relationship, author=as_kee, rel_type="is", now=T0)
+    for told in (
+        partial(services.store_concept, author=as_kee, name=name, now=T0),
+        partial(services.store_concept, author=as_kee, name="Ada", aliases=[name], now=T0),
+        partial(relate, from_concept=name, to_concept="Ada"),
+        partial(relate, from_concept="Ada", to_concept=name),
+    ):
+        with pytest.raises(UnusableName):
+            told()
+    assert not Concept.objects.exists()
 
 
 def test_relating_unknown_concepts_creates_them_bare_and_saying_it_again_revises(as_kee: Caller) -> None:

@@ -4,12 +4,16 @@ import json
 import shutil
 import subprocess
 from importlib.resources import files
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import jsonschema_rs
 import pytest
 import yaml
+
+from apps.workers import manifests
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "docker-compose.yml"
@@ -58,6 +62,25 @@ def test_each_queue_has_workers_of_its_own() -> None:
     served = [command.partition("--queues ")[2].split()[0] for command in commands if "--queues" in command]
 
     assert sorted(served) == ["deliver", "execute", "nudge", "sweep"]
+
+
+def test_the_workers_are_where_the_product_calls_and_nothing_else_is() -> None:
+    compose = _compose()
+    (allowed,) = compose["services"]["web"]["environment"]["GATEHOUSE_ALLOWED_NETWORKS"].split(",")
+    workers = {name: one for name, one in compose["services"].items() if "examples/workers/" in one.get("command", "")}
+
+    assert len(workers) == 6
+    for name, worker in workers.items():
+        words = worker["command"].split()
+        endpoint = words[words.index("--endpoint") + 1]
+        assert manifests.endpoint(endpoint, allow_loopback=False, networks=[ip_network(allowed)]) == endpoint
+        assert urlsplit(endpoint).hostname == name
+        assert worker["networks"] == ["workers"]
+    assert compose["networks"]["workers"]["ipam"]["config"] == [{"subnet": allowed}]
+    for name in ("database", "broker", "proxy"):
+        assert "workers" not in compose["services"][name]["networks"]
+    for name in ("web", "worker-execute", "worker-sweep"):
+        assert "workers" in compose["services"][name]["networks"]
 
 
 def test_it_holds_no_secret() -> None:

@@ -38,6 +38,8 @@ class McpServer:
     endpoint: str = ""
     tools: list[Tool] = field(default_factory=lambda: [make_tool()])
     manifest: Callable[[], Any] | None = None
+    structured: dict[str, Any] | None = None
+    """What every other tool answers besides its text."""
     page_size: int = 1000
     asked: list[str] = field(default_factory=list)
     stop: Callable[[], None] = lambda: None
@@ -58,7 +60,7 @@ class McpServer:
         if params.name == "worker_bootstrap" and self.manifest is not None:
             return CallToolResult(content=[], structured_content=self.manifest())
         text = str((params.arguments or {}).get("text", "")).upper()
-        return CallToolResult(content=[TextContent(text=text)])
+        return CallToolResult(content=[TextContent(text=text)], structured_content=self.structured)
 
 
 @contextmanager

@@ -4,14 +4,17 @@ import json
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
-from apps.principals.tenancy import acting_as_system
+from apps.principals.tenancy import Caller, acting_as_system
+from apps.workers import selectors
 from apps.workers.models import Worker
 from tests.factories import make_token
-from tests.workers.factories import make_manifest
+from tests.workers.factories import make_manifest, register
 
 HEARTBEAT = {"status": "healthy", "current_load": 0.3, "available": True}
 
@@ -112,6 +115,25 @@ def test_what_was_registered_can_be_listed_read_and_found(token: str) -> None:
     assert found["matches"][0]["tool_name"] == "analyze_repository"
     assert Client().delete("/workers/code-analyzer-001", headers=headers).json()["status"] == "unregistered"
     assert Client().get("/api/v1/workers/code-analyzer-001/manifest", headers=headers).status_code == 404
+
+
+def test_a_list_of_workers_reads_no_manifest_and_no_offer_that_was_withdrawn(as_kee: Caller) -> None:
+    for number in range(3):
+        register(as_kee, make_manifest(f"w{number}"))
+    tool = {"name": "other", "input_schema": {"type": "object"}}
+    register(as_kee, make_manifest("w0", tools=[tool]))
+
+    with CaptureQueriesContext(connection) as queries:
+        found = selectors.workers()
+
+    assert [one.tools for one in found] == [("other",), ("analyze_repository",), ("analyze_repository",)]
+    assert len(queries) == 2
+    assert not any('"manifest"' in query["sql"] for query in queries)
+    assert '"withdrawn_at" IS NULL' in queries[1]["sql"]
+    for read in (selectors.catalogue, lambda: selectors.offer_of("w1", "analyze_repository")):
+        with CaptureQueriesContext(connection) as queries:
+            read()
+        assert not any('"manifest"' in query["sql"] for query in queries)
 
 
 def test_the_list_of_workers_is_read_page_by_page(tenant: Tenant, token: str) -> None:

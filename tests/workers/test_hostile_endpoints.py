@@ -1,5 +1,7 @@
 """Endpoints that mean harm: each is refused by name, or bounded in time and size, and nothing of it is registered."""
 
+import gzip
+import json
 import socket
 from contextlib import suppress
 from datetime import timedelta
@@ -111,6 +113,30 @@ def test_an_endpoint_that_does_not_answer_as_it_should_is_refused_by_name(behavi
     always, faults = HOSTILE[behaviour]
     with remotes.serving(always) as remote:
         assert refused(f"{remote.url}/mcp") in faults
+
+
+def refuses(*, packed: bool) -> Behaviour:
+    """Refuses in MCP's words, packed by gzip or as they are."""
+
+    def answer(exchange: Exchange) -> None:
+        error = {"code": -32_603, "message": "refused in so many words"}
+        body = json.dumps({"jsonrpc": "2.0", "id": exchange.received.json["id"], "error": error}).encode()
+        headers = {"Content-Type": "application/json"}
+        if packed:
+            body, headers["Content-Encoding"] = gzip.compress(body), "gzip"
+        exchange.answer(200, body, headers)
+
+    return answer
+
+
+def test_an_answer_that_was_packed_against_our_word_is_not_unpacked() -> None:
+    with remotes.serving(refuses(packed=False)) as remote, pytest.raises(Refused, match="in so many words"):
+        look(f"{remote.url}/mcp", deadline=DEADLINE)
+
+    with remotes.serving(refuses(packed=True)) as remote, pytest.raises(CallFailed) as fault:
+        look(f"{remote.url}/mcp", deadline=DEADLINE)
+
+    assert "in so many words" not in str(fault.value)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from datetime import timedelta
 from decimal import Decimal
+from ipaddress import ip_network
 from typing import Any
 
 import pytest
@@ -227,6 +228,29 @@ def test_loopback_is_for_deployments_that_allow_it() -> None:
     for url in ("http://127.0.0.1:8801/mcp", "https://localhost/mcp", "http://[::1]/mcp"):
         with pytest.raises(errors.UnusableEndpoint):
             manifests.endpoint(url, allow_loopback=False)
+
+
+@pytest.mark.parametrize(
+    ("url", "allowed"),
+    [
+        ("http://10.8.0.1:9000/mcp", True),
+        ("https://10.8.0.1/mcp", True),
+        ("http://worker.inside/mcp", True),
+        ("http://127.9.0.1/mcp", True),
+        ("https://10.9.0.1/mcp", False),
+        ("http://1.1.1.1/mcp", False),
+        ("http://127.0.0.1/mcp", False),
+        ("http://localhost/mcp", False),
+    ],
+)
+def test_a_worker_in_a_network_that_the_operator_allows_may_be_registered(url: str, allowed: bool) -> None:
+    networks = [ip_network("10.8.0.0/16"), ip_network("127.9.0.0/16")]
+
+    if allowed:
+        assert manifests.endpoint(url, allow_loopback=False, networks=networks) == url
+    else:
+        with pytest.raises(errors.UnusableEndpoint):
+            manifests.endpoint(url, allow_loopback=False, networks=networks)
 
 
 @pytest.mark.parametrize(

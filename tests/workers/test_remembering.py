@@ -2,6 +2,7 @@
 
 from copy import copy
 from datetime import timedelta
+from functools import partial
 from io import StringIO
 
 import pytest
@@ -14,6 +15,7 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.workers import selectors, services, ticks
 from apps.workers.models import Offer, Worker, WorkerEvent
+from tests.factories import make_caller
 from tests.ground import analyzed
 from tests.workers.factories import NOTHING, enroll, make_key, make_manifest, register, signed
 
@@ -65,6 +67,42 @@ def test_memory_is_written_once_for_each_change_and_not_for_a_state(as_kee: Call
     services.unregister(caller=as_kee, worker_id="code-analyzer-001")
     assert services.remember() == 1
     assert Concept.objects.get(name="code-analyzer-001").metadata["unregistered_at"]
+
+
+def test_a_capability_that_a_worker_has_dropped_is_taken_back_and_what_others_say_of_it_stays(
+    tenant: Tenant, as_kee: Caller
+) -> None:
+    register(as_kee, make_manifest())
+    services.remember()
+    rival = make_caller(tenant, "rival")
+    provides = partial(memory.add_relationship, rel_type="provides", now=database_now())
+    with acting_as(rival):
+        provides(author=rival, from_concept="code-analyzer-001", to_concept="insight")
+    provides(author=as_kee, from_concept="other", to_concept="python")
+
+    register(as_kee, make_manifest(capabilities=["python", "rust"]))
+    services.remember()
+
+    assert {one for one in relations() if one[1] == "provides"} == {
+        ("code-analyzer-001", "provides", "python"),
+        ("code-analyzer-001", "provides", "rust"),
+        ("code-analyzer-001", "provides", "insight"),
+        ("other", "provides", "python"),
+    }
+
+
+@pytest.mark.parametrize("tag", [" ", "\u3000", "\ufdfa" * 100, "\u3300" * 100])
+def test_a_tag_that_no_concept_can_be_called_keeps_no_worker_out_of_memory(as_kee: Caller, tag: str) -> None:
+    register(as_kee, make_manifest(capabilities=[tag, "python"]))
+    register(as_kee, make_manifest("other", capabilities=["rust"]))
+
+    assert (services.remember(), services.remember()) == (2, 0)
+
+    assert {one for one in relations() if one[1] == "provides"} == {
+        ("code-analyzer-001", "provides", "python"),
+        ("other", "provides", "rust"),
+    }
+    assert Concept.objects.get(name="code-analyzer-001").metadata["capabilities"] == [tag, "python"]
 
 
 def test_a_name_that_stands_for_something_else_in_memory_is_left_alone(as_kee: Caller) -> None:

@@ -356,6 +356,27 @@ def test_after_an_unregistration_only_a_younger_signature_counts_even_by_way_of_
     assert register(as_kee, signed(make_manifest(), key)).worker.effective_tier == "verified"
 
 
+def test_of_two_manifests_that_were_signed_in_one_second_the_first_to_come_counts(as_kee: Caller) -> None:
+    key, second = make_key(), database_now().replace(microsecond=0)
+    enroll(as_kee, key)
+    one = signed(make_manifest(), key, now=second)
+    other = signed(make_manifest(endpoint="https://elsewhere.example.com/mcp"), key, now=second)
+    longer = signed(make_manifest(), key, now=second, validity=2 * HOUR)
+    register(as_kee, one)
+
+    with pytest.raises(errors.SignatureReplayed, match="same second"), transaction.atomic():
+        register(as_kee, other)
+
+    assert selectors.worker_named("code-analyzer-001").endpoint == make_manifest()["endpoint"]
+    assert register(as_kee, longer).worker.trust_ends_at == second + 2 * HOUR
+    register(as_kee, make_manifest())
+    with pytest.raises(errors.SignatureReplayed, match="same second"), transaction.atomic():
+        register(as_kee, other)
+    assert register(as_kee, one).worker.effective_tier == "verified"
+    fresh = signed(make_manifest(endpoint="https://elsewhere.example.com/mcp"), key, now=second + timedelta(seconds=1))
+    assert register(as_kee, fresh).worker.endpoint == "https://elsewhere.example.com/mcp"
+
+
 def test_an_older_signature_does_not_come_back_through_an_unsigned_manifest(as_kee: Caller) -> None:
     key = make_key()
     enroll(as_kee, key)

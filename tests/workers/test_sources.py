@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
 from pathlib import Path
@@ -18,12 +19,16 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 from django.core.management import CommandError, call_command
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
+from apps.core.sql import database_now
 from apps.principals.models import Principal
 from apps.principals.tenancy import Caller
 from apps.workers import registries, selectors, services
 from apps.workers.models import Place, Worker, WorkerSource
 from apps.workers.registries import Source
+from apps.workers.services import discovering
 from apps.workers.states import SourceKind
 from tests.workers.etcd import Etcd
 from tests.workers.etcd import serving as serving_etcd
@@ -40,6 +45,11 @@ def discover() -> None:
     """A round in which every source and place is due."""
     WorkerSource.objects.update(next_at="2000-01-01T00:00Z")
     services.discover()
+
+
+def due_looks() -> list[discovering._LookClaim]:
+    WorkerSource.objects.update(next_at="2000-01-01T00:00Z")
+    return discovering._claim_sources()
 
 
 def ids() -> list[str]:
@@ -353,6 +363,39 @@ def test_consul_is_asked_for_what_came_after_the_index_that_was_read(
     consul.set()
     discover()
     assert ids() == []
+
+
+def test_a_look_that_brings_nothing_new_leaves_all_places_alone(as_kee: Caller, consul: Consul) -> None:
+    consul.set(service("loud", 9, Meta={"worker_id": "loud"}))
+    add(as_kee, SourceKind.CONSUL, consul.url)
+    services.discover()
+    (claim,) = due_looks()
+    news = registries.look(claim.source)
+
+    with CaptureQueriesContext(connection) as queries:
+        discovering._note_look(claim, news)
+
+    assert not [query["sql"] for query in queries if "workers_place" in query["sql"]]
+    assert WorkerSource.objects.get().fault is None
+    assert Place.objects.standing().count() == 1
+
+
+def test_a_place_that_has_been_gone_for_a_day_is_forgotten_when_the_next_one_goes(as_kee: Caller, file: Path) -> None:
+    write(file, *(make_manifest(name) for name in ("one", "two", "three")))
+    add(as_kee, SourceKind.STATIC, str(file))
+    services.discover()
+    write(file, make_manifest("two"), make_manifest("three"))
+    discover()
+    Place.objects.filter(key="one").update(gone_at=database_now() - timedelta(hours=25))
+
+    write(file, make_manifest("three"))
+    discover()
+
+    assert {place.key: place.gone_at is None for place in Place.objects.all()} == {"two": False, "three": True}
+    assert ids() == ["three"]
+    write(file, make_manifest("one"))
+    discover()
+    assert ids() == ["one"]
 
 
 def test_an_index_of_consul_that_goes_back_is_dropped(as_kee: Caller, consul: Consul) -> None:

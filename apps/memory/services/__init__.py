@@ -1,6 +1,6 @@
 """Commands that write to memory. Every row says which principal wrote it."""
 
-from apps.memory.services.concepts import add_relationship, store_concept
+from apps.memory.services.concepts import add_relationship, retract_relationships, store_concept
 from apps.memory.services.observations import store_observation
 from apps.memory.services.patterns import update_pattern
 from apps.memory.services.sessions import record_session
@@ -14,6 +14,7 @@ __all__ = [
     "bootstrap",
     "fold_tallies",
     "record_session",
+    "retract_relationships",
     "store_concept",
     "store_observation",
     "update_pattern",

@@ -2,15 +2,17 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from django.db import transaction
 
 from apps.memory import selectors, sql
-from apps.memory.errors import AliasTaken
+from apps.memory.errors import AliasTaken, UnusableName
 from apps.memory.models import Concept, ConceptName, Passage, Relationship
 from apps.memory.references import key_of
 from apps.principals.tenancy import Caller
+
+_LONGEST_KEY: Final = 200
 
 
 @transaction.atomic
@@ -27,6 +29,7 @@ def store_concept(
     """Describe a concept, new or known; what is not given stays as it was, aliases are added.
 
     :raises AliasTaken: if one of the names stands for another concept.
+    :raises UnusableName: if one of them can't be a name.
     """
     (concept,) = _named_concepts(author=author, names=[name], aliases=aliases, now=now)
     aliases = [alias for alias in dict.fromkeys([*concept.aliases, *aliases]) if key_of(alias) != concept.key]
@@ -56,6 +59,8 @@ def add_relationship(
     """Relate two concepts, by name or alias; saying it again revises the description.
 
     A concept that is named here for the first time is created, to be described later.
+
+    :raises UnusableName: if one of the names can't be one.
     """
     ends = _named_concepts(author=author, names=[from_concept, to_concept], now=now)
     relationship, _ = Relationship.objects.update_or_create(
@@ -74,6 +79,19 @@ def add_relationship(
     return relationship
 
 
+@transaction.atomic
+def retract_relationships(*, author: Caller, from_concept: str, rel_type: str, but: Collection[Relationship]) -> int:
+    """Take back how a concept stands to others, as far as the author has told it; returns how many relations are gone.
+
+    :param but: those that stand.
+    """
+    told = Relationship.objects.filter(
+        author_id=author.principal_id, source__names__key=key_of(from_concept), type=rel_type
+    )
+    gone, _ = told.exclude(pk__in=[relationship.pk for relationship in but]).delete()
+    return gone
+
+
 class _Overtaken(Exception):
     """A name that was free is another writer's concept by now."""
 
@@ -87,7 +105,11 @@ def _named_concepts(
     A writer that is overtaken gives up all these locks before it looks again.
 
     :param aliases: what a new concept is going to claim besides, at its turn in the order of keys.
+    :raises UnusableName: for one that stands for nothing, or whose key is longer than a name may be.
     """
+    for name in [*names, *aliases]:
+        if not 0 < len(key_of(name)) <= _LONGEST_KEY:
+            raise UnusableName(f"{name[:60]!r} can't be the name of a concept.")
     while True:
         try:
             with transaction.atomic():

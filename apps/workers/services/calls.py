@@ -23,7 +23,7 @@ def take_call(*, worker_id: str) -> None:
 
     :raises WorkerRateLimited: if it has been sent all that it and its tier allow for now.
     """
-    worker = Worker.objects.named(worker_id).get()
+    worker = Worker.objects.light().named(worker_id).get()
     per_hour = calls_per_hour(worker.constraints.get("rate_limit_per_hour"), Tier(worker.effective_tier))
     seconds: int | None = _HOUR
     if per_hour:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from django.conf import settings as deployment
 from django.db import transaction
-from django.db.models import F
+from django.db.models import F, Q
 
 from apps.core.errors import DomainError
 from apps.core.outbound import CallFailed
@@ -32,6 +32,8 @@ from apps.workers.states import SourceKind
 
 DEFAULT_EVERY: Final = timedelta(minutes=5)
 _WHY: Final = "discovering workers"
+# Then nobody asks any more where a place has gone, and keys that are made up anew each time would pile up.
+_GONE_FOR: Final = timedelta(days=1)
 _TEXT: Final = 300
 
 
@@ -72,7 +74,7 @@ def add_source(
     :raises Invalid: if the settings are not what this kind of source takes.
     """
     if kind != SourceKind.STATIC:
-        manifests.endpoint(address, allow_loopback=deployment.ALLOW_LOOPBACK)
+        manifests.endpoint(address, allow_loopback=deployment.ALLOW_LOOPBACK, networks=deployment.ALLOWED_NETWORKS)
     registries.check_settings(kind, address, settings)
     now = database_now()
     source, created = WorkerSource.objects.get_or_create(
@@ -161,7 +163,11 @@ def _note_look(claim: _LookClaim, news: News | CallFailed) -> None:
 
 def _take(source: WorkerSource, news: News, now: datetime) -> None:
     """Bring the source's places in line with what it has said."""
-    known = {place.key: place for place in source.places.order_by("id").select_for_update()}
+    named_keys = {named.key for named in news.named}
+    concerned = Q(key__in=named_keys | news.gone)
+    if news.complete:
+        concerned |= Q(gone_at=None)
+    known = {place.key: place for place in source.places.filter(concerned).order_by("id").select_for_update()}
     for named in news.named:
         if named.key in known:
             _renew(known[named.key], named, now)
@@ -177,9 +183,10 @@ def _take(source: WorkerSource, news: News, now: datetime) -> None:
         for named in news.named
         if named.key not in known
     )
-    named_keys = {named.key for named in news.named}
     gone = known.keys() - named_keys if news.complete else known.keys() & news.gone
-    _forget([known[key] for key in sorted(gone) if known[key].gone_at is None], now)
+    if leaving := [known[key] for key in sorted(gone) if known[key].gone_at is None]:
+        _forget(leaving, now)
+        source.places.filter(gone_at__lt=now - _GONE_FOR).delete()
 
 
 def _renew(place: Place, named: Named, now: datetime) -> None:

@@ -56,7 +56,7 @@ def mark_late() -> int:
     """
     now = database_now()
     late = Worker.objects.registered().filter(beats=True, last_heartbeat_at__lt=now - LATE_AFTER)
-    late = late.exclude(state__in=[State.OFFLINE, State.QUARANTINED]).defer("manifest")
+    late = late.exclude(state__in=[State.OFFLINE, State.QUARANTINED]).light()
     moved = []
     for worker in late.select_for_update(skip_locked=True).order_by("id"):
         if move(worker, known_state(worker, now), "no heartbeat", now):

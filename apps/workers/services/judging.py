@@ -55,6 +55,8 @@ def _untrusted(manifest: Manifest, because: str) -> Trusted:
 def _refuse_replayed(worker: Worker, signed: signing.Signed) -> None:
     if worker.signed_at is not None and signed.signed_at < worker.signed_at:
         raise SignatureReplayed(f"A manifest signed at {worker.signed_at.isoformat()} is known.")
+    if signed.signed_at == worker.signed_at and worker.signed_digest not in {None, signed.digest}:
+        raise SignatureReplayed("Another manifest that was signed in the same second is known; sign anew.")
     if worker.void_until is not None and signed.signed_at <= worker.void_until:
         raise SignatureReplayed(f"The worker was unregistered at {worker.void_until.isoformat()}; sign anew.")
 
@@ -67,6 +69,7 @@ def grant_trust(worker: Worker, trusted: Trusted, now: datetime) -> bool:
     worker.trust_ends_at = None
     if trusted.signed is not None:
         worker.signed_at, worker.trust_ends_at = trusted.signed.signed_at, trusted.signed.expires_at
+        worker.signed_digest = trusted.signed.digest
     if before == worker.effective_tier:
         return False
     record(worker, WorkerEvent.Kind.TRUST, f"{before} to {worker.effective_tier}: {worker.tier_reason}", now)

@@ -43,7 +43,7 @@ def probe() -> int:
 def _claims() -> list[_Claim]:
     with acting_as_system(_WHY):
         now = database_now()
-        due = Worker.objects.registered().exclude(state=State.QUARANTINED).filter(probe_at__lte=now)
+        due = Worker.objects.registered().light().exclude(state=State.QUARANTINED).filter(probe_at__lte=now)
         held = list(due.order_by("probe_at").select_for_update(skip_locked=True, of=("self",))[:MOST_CLAIMED])
         Worker.objects.filter(pk__in=[worker.pk for worker in held]).update(
             probe_fence=F("probe_fence") + 1, probe_at=now + CLAIMED_FOR

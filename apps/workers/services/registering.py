@@ -43,7 +43,7 @@ def register(*, caller: Caller, original: Mapping[str, Any], found: bool = False
     :raises UnusableSchema: if a tool's schema does not stand on its own.
     :raises BadSignature: if it is signed, by an enrolled key, and the signature does not hold.
     """
-    manifest = manifests.read(original, allow_loopback=settings.ALLOW_LOOPBACK)
+    manifest = manifests.read(original, allow_loopback=settings.ALLOW_LOOPBACK, networks=settings.ALLOWED_NETWORKS)
     key = lock_key(manifest)
     now = database_now()
     worker, created = _lock_or_create(caller, manifest, now)

@@ -17,7 +17,7 @@ from apps.core.errors import DomainError
 from apps.core.sql import database_now
 from apps.memory import selectors as memories
 from apps.memory import services as memory
-from apps.memory.errors import AliasTaken
+from apps.memory.errors import AliasTaken, UnusableName
 from apps.principals.models import Principal
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller, on_behalf_of
@@ -91,15 +91,21 @@ def _remember(worker: Worker, now: datetime) -> None:
             description=f"{DELEGATE} delegates to {worker.worker_id}",
             now=now,
         )
+        provided = []
         for capability in worker.capabilities:
-            memory.add_relationship(
-                author=author,
-                from_concept=worker.worker_id,
-                to_concept=capability,
-                rel_type=PROVIDES,
-                description=f"{worker.worker_id} provides {capability}",
-                now=now,
-            )
+            # A tag may be what no concept can be called.
+            with suppress(UnusableName):
+                provided.append(
+                    memory.add_relationship(
+                        author=author,
+                        from_concept=worker.worker_id,
+                        to_concept=capability,
+                        rel_type=PROVIDES,
+                        description=f"{worker.worker_id} provides {capability}",
+                        now=now,
+                    )
+                )
+        memory.retract_relationships(author=author, from_concept=worker.worker_id, rel_type=PROVIDES, but=provided)
 
 
 def _tools(worker: Worker) -> list[str]:
