@@ -6,6 +6,7 @@ running stack); ``var/`` beside this tree. Importing this module connects to not
 
 import ipaddress
 import json
+import os
 import secrets
 from datetime import timedelta
 from pathlib import Path
@@ -180,6 +181,12 @@ RECEIPT_TRACES_KEPT = timedelta(days=env.int("GATEHOUSE_KEEP_RECEIPT_TRACES_DAYS
 # refuses its repetition, which outlives it.
 TASKS_KEPT = timedelta(days=env.int("GATEHOUSE_KEEP_TASKS_DAYS", default=90))
 TASK_KEYS_KEPT = timedelta(days=env.int("GATEHOUSE_KEEP_TASK_KEYS_DAYS", default=400))
+
+# Repositories whose folders of handoffs a tick cleans up, separated as in PATH; and how long is kept what was inherited.
+HANDOFF_REPOSITORIES = [
+    Path(root) for root in env.str("GATEHOUSE_HANDOFF_REPOSITORIES", default="").split(os.pathsep) if root
+]
+HANDOFFS_KEPT = timedelta(days=env.int("GATEHOUSE_KEEP_HANDOFFS_DAYS", default=30))
 
 # Artifacts: files by default, any Django storage by settings.
 STORAGES: dict[str, dict[str, Any]] = {

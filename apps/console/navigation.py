@@ -12,7 +12,7 @@ _GROUPS: Final = {
     "Inbox": ["digests", "receipts", "activation"],
     "Tasks": ["tasks"],
     "DeleGate": ["executions", "plans", "workers"],
-    "Memory": ["memory"],
+    "Memory": ["memory", "handoff"],
     "Identity": ["principals", "auth"],
     "System": [],
 }

@@ -406,6 +406,12 @@ def inbox_receipts(
     return [_seen(fact, page[fact.pk]) for fact in receipts.in_order(list(page))]
 
 
+def unread_of_source(principal_id: int, source_system: str) -> int:
+    """How many receipts of a source wait, those still being gathered too; a thousand at most."""
+    given = {"recipient": principal_id, "source": source_system, "before": _PAST_ALL, "limit": 1000}
+    return len(_keys(sql.LISTED_OF_SOURCE.format(unread=sql.ONLY_UNREAD), given))
+
+
 def _keys(statement: str, given: dict[str, Any]) -> list[int]:
     with connection.cursor() as cursor:
         cursor.execute(statement, given)

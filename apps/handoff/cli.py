@@ -10,12 +10,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self, TextIO
 
-from apps.handoff import folders, lint, places, tokens
+from apps.handoff import folders, lint, places, sync, tokens
 from apps.handoff.errors import Refused, Unreadable
 from apps.handoff.files import KEPT, Found, Inbox, Inheritance
 from apps.handoff.items import MAX_BYTES, Item, Kind, Priority, moment_text, session_name, stamp
 from apps.handoff.outbox import Outbox
 from apps.handoff.places import Repository
+from apps.handoff.sync import Crossed
 
 MAX_TOKENS: Final = 500
 TITLE: Final = "◈ INHERIT\n"
@@ -265,6 +266,35 @@ def _place(given: Arguments, repository: Repository, streams: Streams) -> None:
     streams.say(text=f"Handoffs are in {home}\n", told={"home": str(home)}, as_json=given.json)
 
 
+def _add_sync(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", help="of the hub (default: GATEHOUSE_URL, else the one that runs from this product)")
+    parser.add_argument("--push", action="store_true", help="only carry there what was left here")
+    parser.add_argument("--pull", action="store_true", help="only fetch what waits there")
+    parser.add_argument("--to", metavar="NAME", help="the principal whose next session it is for (default: your own)")
+    parser.add_argument(
+        "--take-back", action="store_true", help="also fetch what was carried there from here and waits"
+    )
+
+
+def _sync(given: Arguments, repository: Repository, streams: Streams) -> None:
+    token, url = os.environ.get("GATEHOUSE_TOKEN"), given.url or sync.standing_url()
+    if not token:
+        raise Refused("Put the agent's token into GATEHOUSE_TOKEN (manage.py issue_token makes one).")
+    if not url:
+        raise Refused("Say where the hub is with --url, or once in GATEHOUSE_URL.")
+    inbox, ask, crossed = Inbox(repository), sync.hub(url, token), Crossed()
+    both = given.push == given.pull
+    if given.pull or both:
+        sync.pull(inbox, ask, take_back=given.take_back, now=_now(), into=crossed)
+    if given.push or both:
+        sync.push(inbox, ask, recipient=given.to, now=_now(), into=crossed)
+    declined = [{"name": one.name, "reason": one.reason} for one in crossed.declined]
+    text = f"Pushed {_count(len(crossed.pushed), 'item')}, pulled {_count(len(crossed.pulled), 'item')}\n"
+    text += "".join(f"  {one['name']} stays: {one['reason']}\n" for one in declined)
+    told = {"pushed": crossed.pushed, "pulled": crossed.pulled, "declined": declined}
+    streams.say(text=text, told=told, as_json=given.json)
+
+
 def _told(one: Found) -> dict[str, Any]:
     return {
         "name": one.path.name.partition("~")[2] or one.path.name,
@@ -340,6 +370,7 @@ OUTBOX: Final = {
 HANDOFF: Final = {
     "status": Command("Say what waits, what it costs to read, and what that saves", _add_status, _status),
     "clean": Command("Remove what was shown long ago", _add_clean, _clean),
+    "sync": Command("Exchange items with the server, each of them once", _add_sync, _sync),
     "harvest": Command("Ask what is worth leaving", _add_session, _harvest),
     "place": Command("Choose where the folders are", _add_place, _place),
 }

@@ -5,7 +5,7 @@ when it has been shown, `rejected/` with a reason when it is no item.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Final
 
 from apps.handoff import folders, tokens
+from apps.handoff.budget import choose
 from apps.handoff.errors import Unreadable
 from apps.handoff.folders import Archive, Claims, Reader
-from apps.handoff.items import Item, Kind, fresh_name, stamp
+from apps.handoff.items import Item, fresh_name, stamp
 from apps.handoff.places import Repository
 
 KEPT: Final = timedelta(days=30)
@@ -88,7 +89,7 @@ class Inbox:
         """What a session would be shown now; changes nothing, and nothing is taken."""
         found, bad = self._look()
         chosen = Inheritance(rejected=[Rejected(name=path.name, reason=reason) for path, reason in bad])
-        _choose(found, max_tokens, chosen, lambda one: one)
+        chosen.shown, chosen.waiting = choose(found, max_tokens=max_tokens, claim=lambda one: one)
         return chosen
 
     @contextmanager
@@ -101,7 +102,9 @@ class Inbox:
         with self.taking(session, now=now) as (reader, taken):
             found, bad = self._look()
             taken.rejected = [one for path, reason in bad if (one := self._reject(path, reason, now))]
-            _choose(found, max_tokens, taken, lambda one: _claimed(reader, one, now))
+            taken.shown, taken.waiting = choose(
+                found, max_tokens=max_tokens, claim=lambda one: _claimed(reader, one, now)
+            )
             yield taken
 
     @contextmanager
@@ -204,24 +207,3 @@ def _write(folder: Path, item: Item, now: datetime) -> Path:
 def _claimed(reader: Reader, found: Found, now: datetime) -> Found | None:
     path = reader.claim(found.path, now=now)
     return replace(found, path=path) if path else None
-
-
-Claim = Callable[[Found], Found | None]
-
-
-def _choose(found: list[Found], max_tokens: int, into: Inheritance, claim: Claim) -> None:
-    """Cautions come in any case, and count; the others in their turn, until one does not fit."""
-    cautions = [one for one in found if one.item.kind is Kind.CAUTION]
-    into.shown = [taken for one in cautions if (taken := claim(one))]
-    room = max_tokens - sum(one.cost for one in into.shown)
-    full = False
-    for one in found:
-        if one.item.kind is Kind.CAUTION:
-            continue
-        full = full or (one.cost > room and bool(into.shown))
-        if full:
-            into.waiting.append(one)
-        elif taken := claim(one):
-            into.shown.append(taken)
-            room -= one.cost
-    into.shown.sort(key=lambda one: one.item.turn)

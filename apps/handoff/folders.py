@@ -107,6 +107,14 @@ def leftovers(folder: Path, *, now: datetime) -> list[Path]:
     return found
 
 
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Of those who ask for the same folder, one at a time."""
+    with (folder / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 @dataclass(frozen=True, slots=True)
 class Archive:
     """A folder of what is dealt with, and a ledger that says when: files keep the age of their writing, the ledger
@@ -119,7 +127,7 @@ class Archive:
         make(self.folder)
         if not move(source, self.folder / name):
             return False
-        with self._alone():
+        with alone(self.folder):
             self._append([{"name": name, "processed_at": moment_text(now), **said}])
         return True
 
@@ -137,7 +145,7 @@ class Archive:
         """Remove what was dealt with longer ago than it is kept; answers what."""
         if not self.folder.is_dir():
             return []
-        with self._alone():
+        with alone(self.folder):
             known, paths = self.entries(), waiting(self.folder)
             # A crash came between the move and the line: its time counts from now.
             missing = [path.name for path in paths if _processed_at(known.get(path.name)) is None]
@@ -154,12 +162,6 @@ class Archive:
     @property
     def _ledger(self) -> Path:
         return self.folder / ".ledger.jsonl"
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        with (self.folder / ".lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
 
     def _append(self, entries: list[dict[str, Any]]) -> None:
         if not entries:

@@ -3,6 +3,7 @@
 python-frontmatter strips bodies, so the boundary is found here; PyYAML reads what is between the fences.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -103,6 +104,12 @@ class Item:
         origin = f" in {self.project}" if elsewhere else ""
         quoted = "".join(f"> {line}".rstrip(" ") + "\n" for line in _visible(self.body).rstrip("\n").split("\n"))
         return f"[{self.kind} from {_visible(self.from_session)}{origin}]\n{quoted}"
+
+
+def settled_name(item: Item) -> str:
+    """The name of an item that a server has kept: the same whenever it is fetched, and no other item's."""
+    chance = hashlib.sha256((item.receipt_id or "").encode()).hexdigest()[:12]
+    return f"{int(item.created.timestamp() * 1000):013d}-{chance}-{item.kind}.md"
 
 
 def fresh_name(kind: Kind, *, now: datetime) -> str:

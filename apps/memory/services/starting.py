@@ -39,13 +39,12 @@ def bootstrap(*, principal_id: int, tenant_id: int, now: datetime, items: int = 
     """
     inbox = digests.newest_entries(principal_id, limit=items)
     inboxes.mark_delivered(receipt_pks=[pk for entry in inbox.entries for pk in entry.receipt_pks], now=now)
-    handoffs = digests.read_inbox(principal_id, source_system=HANDOFF, limit=items)
     return Awakening(
         sessions=selectors.recent_sessions(principal_id=principal_id),
         holdings=selectors.holdings(tenant_id=tenant_id),
         inbox=inbox,
         owed_by_me=receipts.obligations(owed_by=principal_id, limit=items),
         awaited=receipts.obligations(awaited_by=principal_id, limit=items),
-        handoffs_waiting=sum(entry.count for entry in handoffs.entries),
+        handoffs_waiting=digests.unread_of_source(principal_id, HANDOFF),
         services=principals.service_names(tenant_id=tenant_id),
     )

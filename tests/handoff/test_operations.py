@@ -1,0 +1,336 @@
+"""Items as receipts: leaving and inheriting over the API, and what may come between."""
+
+import threading
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from apps.digests import selectors as digests
+from apps.digests import services as inboxes
+from apps.handoff import selectors, services
+from apps.handoff.items import Kind, Priority
+from apps.handoff.models import Handoff
+from apps.handoff.services import Left, Note
+from apps.memory.services import HANDOFF
+from apps.principals.models import Tenant
+from apps.principals.scopes import Scope
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.receipts.models import Receipt
+from tests.factories import T0, make_caller, make_tenant, make_token
+
+BASE = "/api/v1/handoffs"
+LEFT = {"session": "2026-01-10-auth", "type": "learning", "priority": "high", "body": "JWT rotation\n---\ntype: x\n"}
+
+
+class Hub:
+    """The API as one principal."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+
+    def ask(self, path: str, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        answer = Client().post(
+            path, dict(given), content_type="application/json", headers={"Authorization": f"Bearer {self.token}"}
+        )
+        return answer.status_code, answer.json()
+
+    def leave(self, **said: Any) -> dict[str, Any]:
+        status, told = self.ask(BASE, {**LEFT, **said})
+        assert status in {200, 201}, told
+        return told
+
+    def inherit(self, session: str | None = None, **said: Any) -> dict[str, Any]:
+        status, told = self.ask(f"{BASE}/inherit", {**said, **({"session": session} if session else {})})
+        assert status == 200, told
+        return told
+
+    def bodies(self, session: str | None = None, **said: Any) -> list[str]:
+        return [one["body"] for one in self.inherit(session, **said)["items"]]
+
+
+@pytest.fixture
+def hub(tenant: Tenant) -> Hub:
+    return Hub(make_token(tenant))
+
+
+def note(body: str = "JWT rotation", **said: Any) -> Note:
+    told = {"from_session": "s-1", "kind": Kind.LEARNING, "priority": Priority.MEDIUM}
+    return Note(**{**told, **said}, body=body)
+
+
+def test_an_item_is_a_receipt_of_the_source(hub: Hub, kee: Caller) -> None:
+    left = hub.leave()
+    assert left["dedupe_key"].startswith("session_handoff:learning:2026-01-10-auth:")
+    assert len(left["dedupe_key"].rsplit(":", 1)[1]) == 16
+    with acting_as(kee):
+        (view,) = digests.inbox_receipts(kee.principal_id, source_system=HANDOFF)
+    assert (view.receipt.event_type, view.receipt.event_family) == ("learning", "learning")
+    assert view.receipt.summary == LEFT["body"]
+    assert view.receipt.title == "learning from 2026-01-10-auth: JWT rotation"
+
+
+def test_each_item_is_inherited_by_one_session(hub: Hub) -> None:
+    left = hub.leave()
+    (shown,) = hub.inherit("second")["items"]
+    assert shown["receipt_id"] == left["receipt_id"]
+    assert (shown["body"], shown["from_session"], shown["priority"]) == (LEFT["body"], "2026-01-10-auth", "high")
+    assert hub.inherit("third") == {"items": [], "waiting": 0, "waiting_tokens": 0, "tokens_estimate": 0}
+
+
+def test_looking_takes_nothing(hub: Hub) -> None:
+    hub.leave()
+    assert hub.bodies() == hub.bodies() == hub.bodies("second") == [LEFT["body"]]
+    assert hub.bodies() == []
+
+
+def test_an_answer_that_was_lost_is_given_again_to_the_same_session_alone(hub: Hub) -> None:
+    hub.leave()
+    hub.bodies("second")
+    hub.leave(body="More")
+    assert hub.bodies("third", again=True) == ["More"]
+    assert hub.bodies("second") == []
+    assert hub.bodies("second", again=True) == [LEFT["body"]]
+
+
+def test_leaving_the_same_twice_is_one_receipt(hub: Hub) -> None:
+    first, again = hub.leave(), hub.leave()
+    assert (first["is_duplicate"], again["is_duplicate"]) == (False, True)
+    assert again["receipt_id"] == first["receipt_id"]
+    assert hub.leave(priority="low")["receipt_id"] != first["receipt_id"]
+    assert len(hub.bodies("second")) == 2
+    assert hub.leave()["is_duplicate"] is True
+    assert hub.bodies("third") == []
+
+
+def test_urgent_items_come_first_within_the_budget_and_cautions_always(hub: Hub) -> None:
+    for nth, (kind, priority) in enumerate(
+        [("learning", "low"), ("caution", "low"), ("context", "medium"), ("thread", "high")]
+    ):
+        hub.leave(type=kind, priority=priority, body=f"{nth} {'x' * 400}")
+    told = hub.inherit("second", max_tokens=250)
+    assert [one["body"][0] for one in told["items"]] == ["3", "1"]
+    assert (told["waiting"], told["waiting_tokens"] > 200) == (2, True)
+    assert [body[0] for body in hub.bodies("third", max_tokens=1)] == ["2"]
+    assert [body[0] for body in hub.bodies("fourth", max_tokens=1)] == ["0"]
+
+
+def test_a_project_is_given_its_own_items_and_those_of_none(hub: Hub) -> None:
+    for project in ("web-1", "api-1", None):
+        hub.leave(body=str(project), project=project)
+    assert sorted(hub.bodies("second", project="web-1")) == ["None", "web-1"]
+    assert hub.bodies("third") == ["api-1"]
+
+
+def test_the_rest_of_the_hub_knows_of_it(hub: Hub) -> None:
+    def waiting() -> int:
+        answer = Client().get("/api/v1/memory/bootstrap", headers={"Authorization": f"Bearer {hub.token}"})
+        return int(answer.json()["handoffs_waiting"])
+
+    hub.leave()
+    hub.leave(type="caution", body="Only under load")
+    assert waiting() == 2
+    hub.bodies("second")
+    assert waiting() == 0
+
+
+def test_acking_in_the_inbox_takes_it_from_the_sessions(hub: Hub, kee: Caller) -> None:
+    left = hub.leave()
+    with acting_as(kee):
+        (view,) = digests.inbox_receipts(kee.principal_id, source_system=HANDOFF)
+        inboxes.ack_receipt(principal_id=kee.principal_id, receipt_pk=view.receipt.pk, now=T0)
+    assert left["receipt_id"] == view.receipt.receipt_id
+    assert hub.bodies("second") == []
+
+
+def test_a_plain_receipt_of_the_source_is_inherited_whatever_it_says(tenant: Tenant) -> None:
+    hub = Hub(make_token(tenant, source_systems=[HANDOFF]))
+    for nth, metadata in enumerate([{}, {"priority": ["high"], "from_session": 7, "created": "x", "project": {}}]):
+        status, _ = hub.ask(
+            "/api/v1/receipts",
+            {
+                "recipient_ai": "Kee",
+                "source_system": HANDOFF,
+                "dedupe_key": f"{HANDOFF}:idea:{nth}:v1",
+                "summary": "From elsewhere",
+                "metadata": metadata,
+            },
+        )
+        assert status == 201
+    shown = hub.inherit("second")["items"]
+    assert [(one["type"], one["priority"], one["from_session"]) for one in shown] == [
+        ("context", "medium", HANDOFF)
+    ] * 2
+    assert hub.bodies("third") == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"body": " \n"},
+        {"body": "a\x00b"},
+        {"type": "idea"},
+        {"priority": "urgent"},
+        {"session": ""},
+        {"session": "a\nb"},
+        {"session": "x" * 101},
+        {"project": ""},
+        {"created": "yesterday"},
+    ],
+)
+def test_a_note_that_can_not_be_kept_is_refused_and_nothing_is(hub: Hub, wrong: dict[str, str]) -> None:
+    assert hub.ask(BASE, {**LEFT, **wrong})[0] == 422
+    assert hub.bodies() == []
+    with acting_as_system("test"):
+        assert (Handoff.objects.count(), Receipt.objects.count()) == (0, 0)
+
+
+def test_a_note_that_is_too_large_is_refused(hub: Hub) -> None:
+    assert hub.ask(BASE, {**LEFT, "body": "x" * 16_385})[0] == 413
+    assert hub.leave(body="x" * 16_384)["warnings"] != []
+
+
+def test_who_may_not_write_to_others_leaves_nothing_to_them(tenant: Tenant) -> None:
+    make_caller(tenant, "Hexy")
+    narrow, wide = (Hub(make_token(tenant, scopes=scopes)) for scopes in ([Scope.INBOX], None))
+    assert narrow.ask(BASE, {**LEFT, "recipient_ai": "Hexy"})[1]["code"] == "missing_scope"
+    assert wide.ask(BASE, {**LEFT, "recipient_ai": "Nobody"})[1]["code"] == "unknown_recipient"
+    wide.leave(recipient_ai="Hexy")
+    assert wide.bodies("second") == []
+    assert Hub(make_token(tenant, "Hexy")).bodies("second") == [LEFT["body"]]
+
+
+def test_other_principals_and_other_tenants_see_nothing_of_it(hub: Hub, tenant: Tenant) -> None:
+    left = hub.leave()
+    for other in (make_token(tenant, "Hexy"), make_token(make_tenant("other"))):
+        stranger = Hub(other)
+        assert stranger.bodies("second") == stranger.bodies("2026-01-10-auth", again=True) == []
+        assert stranger.bodies("second", receipt_ids=[left["receipt_id"]]) == []
+    assert hub.bodies("second") == [LEFT["body"]]
+
+
+def test_only_the_named_ones_are_given(hub: Hub) -> None:
+    first = hub.leave(body="First")
+    hub.leave(body="Second")
+    assert hub.bodies("a", receipt_ids=[first["receipt_id"], "nonesuch"]) == ["First"]
+    assert hub.bodies("a", receipt_ids=[]) == []
+    assert hub.bodies("a", receipt_ids=[], again=True) == ["First"]
+
+
+def test_sessions_that_inherit_at_once_share_what_there_is(transactional_db: None) -> None:
+    kee = make_caller(make_tenant("acme"))
+    with acting_as(kee):
+        for nth in range(20):
+            services.leave(author=kee, recipient_id=kee.principal_id, note=note(str(nth)), now=T0)
+    barrier = threading.Barrier(6)
+    shown: list[str] = []
+
+    def begin(session: str) -> None:
+        try:
+            barrier.wait()
+            with acting_as(kee):
+                found = services.inherit(
+                    reader=kee, session=session, project=None, max_tokens=10**6, only=None, again=False, now=T0
+                )
+            shown.extend(one.item.body for one in found.shown)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=begin, args=[f"s-{nth}"]) for nth in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(shown) == sorted(str(nth) for nth in range(20))
+
+
+def test_the_same_note_left_at_once_is_one_receipt(transactional_db: None) -> None:
+    kee = make_caller(make_tenant("acme"))
+    barrier = threading.Barrier(6)
+    left: list[Left] = []
+
+    def begin() -> None:
+        try:
+            barrier.wait()
+            with acting_as(kee):
+                left.append(services.leave(author=kee, recipient_id=kee.principal_id, note=note(), now=T0))
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=begin) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({one.receipt_id for one in left}) == 1
+    assert sum(not one.is_duplicate for one in left) == 1
+
+
+def test_a_transaction_that_fails_after_inheriting_leaves_all_waiting(tenant: Tenant, kee: Caller, hub: Hub) -> None:
+    hub.leave()
+
+    def inherit_and_fail() -> None:
+        with acting_as(kee):
+            services.inherit(reader=kee, session="x", project=None, max_tokens=500, only=None, again=False, now=T0)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        inherit_and_fail()
+    assert hub.bodies("second") == [LEFT["body"]]
+
+
+def test_inheriting_costs_as_many_statements_for_many_as_for_one(as_kee: Caller) -> None:
+    def inherit(session: str) -> int:
+        with CaptureQueriesContext(connection) as asked:
+            services.inherit(
+                reader=as_kee, session=session, project=None, max_tokens=10**6, only=None, again=False, now=T0
+            )
+        return len(asked)
+
+    counts = []
+    for many in (1, 25):
+        for nth in range(many):
+            services.leave(author=as_kee, recipient_id=as_kee.principal_id, note=note(f"{many} {nth}"), now=T0)
+        counts.append(inherit(f"s-{many}"))
+    assert counts[0] == counts[1]
+
+
+def test_what_was_inherited_long_ago_is_forgotten_and_what_waits_is_not(as_kee: Caller) -> None:
+    for body in ("First", "Second"):
+        services.leave(author=as_kee, recipient_id=as_kee.principal_id, note=note(body), now=T0)
+    (first, _) = selectors.waiting(as_kee.principal_id, project=None)
+    services.inherit(
+        reader=as_kee, session="a", project=None, max_tokens=500, only=[first.receipt_id], again=False, now=T0
+    )
+    assert services.tidy(before=T0) == 0
+    assert services.tidy(before=T0 + timedelta(seconds=1)) == 1
+    assert len(selectors.waiting(as_kee.principal_id, project=None)) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "constraint"),
+    [
+        ({"inherited_by": "x"}, "inherited_by_a_session"),
+        ({"kind": "idea"}, "kind_known"),
+        ({"priority": "urgent"}, "priority_known"),
+        ({"receipt_id": "R.1"}, "receipt_once"),
+    ],
+)
+def test_the_database_holds_the_rules(as_kee: Caller, wrong: dict[str, str], constraint: str) -> None:
+    row = {
+        "tenant_id": as_kee.tenant_id,
+        "recipient_id": as_kee.principal_id,
+        "kind": "learning",
+        "priority": "low",
+        "from_session": "s",
+        "left_at": T0,
+    }
+    Handoff.objects.create(**row, receipt_id="R.1")
+    with pytest.raises(IntegrityError, match=constraint), transaction.atomic():
+        Handoff.objects.create(**{**row, "receipt_id": "R.2", **wrong})
+    with pytest.raises(IntegrityError, match="immutable"), transaction.atomic():
+        Handoff.objects.update(project="other")

@@ -1,0 +1,191 @@
+"""Files and receipts: an agent that has only the one and an agent that has only the other hand over to each other."""
+
+import json
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytest_django.live_server_helper import LiveServer
+
+from apps.handoff import folders, sweeping, sync
+from apps.handoff.errors import Refused
+from apps.handoff.items import Kind, Priority
+from apps.handoff.sync import Ask, Crossed
+from apps.principals.models import Tenant
+from tests.factories import make_tenant, make_token
+from tests.handoff.repositories import NOON, bodies, git, handoff, inbox_of, leave, make_repository
+from tests.handoff.test_operations import Hub
+from tests.mcp.raw import modern
+
+
+@pytest.fixture
+def hub(tenant: Tenant) -> Hub:
+    return Hub(make_token(tenant))
+
+
+def synchronise(root: Path, ask: Ask, *, take_back: bool = False) -> tuple[int, int, int]:
+    """Both ways; how many went there, came from there, and were declined."""
+    crossed = Crossed()
+    sync.pull(inbox_of(root), ask, take_back=take_back, now=NOON, into=crossed)
+    sync.push(inbox_of(root), ask, recipient=None, now=NOON, into=crossed)
+    return len(crossed.pushed), len(crossed.pulled), len(crossed.declined)
+
+
+def tool(name: str, given: dict[str, Any], token: str) -> dict[str, Any]:
+    """What an agent is answered that knows MCP and nothing else."""
+    answer = modern("tools/call", {"name": name, "arguments": given}, token).json()
+    told: dict[str, Any] = answer["result"]["structuredContent"]
+    return told
+
+
+def test_an_agent_with_files_and_one_with_mcp_hand_over_to_each_other(live_server: LiveServer, root: Path) -> None:
+    token = make_token(make_tenant("acme"))
+    env = {"GATEHOUSE_URL": live_server.url.replace("localhost", "127.0.0.1"), "GATEHOUSE_TOKEN": token}
+
+    def synced() -> dict[str, Any]:
+        done = handoff("sync", "--json", root=root, env=env)
+        assert done.returncode == 0, done.stderr
+        told: dict[str, Any] = json.loads(done.stdout)
+        return told
+
+    body = "Paused at step 3.\n---\ntype: none\n\n| a |\n|---|\nNext: ünïcode\r\n"
+    handoff("leave", "--type", "thread", "--priority", "high", "--session", "files-1", "-", root=root, given=body)
+    assert len(synced()["pushed"]) == 1
+    assert synced() == {"pushed": [], "pulled": [], "declined": []}
+    (shown,) = tool("inherit", {"session": "mcp-1"}, token)["items"]
+    assert (shown["body"], shown["from_session"], shown["type"]) == (body, "files-1", "thread")
+    assert shown["project"] == inbox_of(root).repository.id
+
+    tool("leave_handoff", {"session": "mcp-1", "type": "caution", "body": "Only\n\nwith a lock "}, token)
+    assert len(synced()["pulled"]) == 1
+    assert synced() == {"pushed": [], "pulled": [], "declined": []}
+    with inbox_of(root).inherit("files-2", max_tokens=500, now=NOON) as found:
+        (came,) = [one.item for one in found.shown]
+    assert (came.body, came.from_session, came.kind) == ("Only\n\nwith a lock ", "mcp-1", Kind.CAUTION)
+
+    assert synced() == {"pushed": [], "pulled": [], "declined": []}
+    assert tool("inherit", {"session": "mcp-2"}, token)["items"] == []
+    assert bodies(root, "files-3") == []
+    assert git(root, "status", "--porcelain") == ""
+
+
+def test_a_crash_between_the_post_and_the_move_is_mended_by_the_key(root: Path, hub: Hub) -> None:
+    leave(root, "First\n")
+
+    def answer_is_lost(path: str, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        hub.ask(path, dict(given))
+        raise Refused("gone")
+
+    with pytest.raises(Refused):
+        sync.push(inbox_of(root), answer_is_lost, recipient=None, now=NOON, into=Crossed())
+    assert len(inbox_of(root).waiting()) == 1
+    assert synchronise(root, hub.ask) == (1, 1, 0)
+    assert hub.bodies("second") + bodies(root) == ["First\n"]
+
+
+def test_a_round_that_was_cut_off_is_fetched_to_its_end(root: Path, hub: Hub) -> None:
+    for body in ("First\n", "Second\n"):
+        hub.leave(body=body)
+
+    def answer_is_lost(path: str, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        answer = hub.ask(path, dict(given))
+        if "session" in given:
+            raise Refused("gone")
+        return answer
+
+    with pytest.raises(Refused):
+        sync.pull(inbox_of(root), answer_is_lost, take_back=False, now=NOON, into=Crossed())
+    assert hub.bodies("a session meanwhile") == []
+    assert synchronise(root, hub.ask) == (0, 2, 0)
+    assert synchronise(root, hub.ask) == (0, 0, 0)
+    assert sorted(bodies(root)) == ["First\n", "Second\n"]
+
+
+def test_a_round_that_was_cut_off_after_its_files_were_shown_shows_them_once(
+    root: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.leave(body="First\n")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", _cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            sync.pull(inbox_of(root), hub.ask, take_back=False, now=NOON, into=Crossed())
+    assert bodies(root) == ["First\n"]
+    assert synchronise(root, hub.ask) == (0, 0, 0)
+    assert bodies(root) == []
+
+
+def _cut_off(path: Path, *, missing_ok: bool = False) -> None:
+    if path.name.startswith("sync-"):
+        raise KeyboardInterrupt
+    path.parent.joinpath(path.name).rename(path.with_suffix(".gone"))
+
+
+def test_what_waits_nowhere_else_is_taken_back_when_asked_for(root: Path, hub: Hub) -> None:
+    leave(root, "First\n")
+    assert synchronise(root, hub.ask) == (1, 0, 0)
+    assert synchronise(root, hub.ask) == (0, 0, 0)
+    assert bodies(root) == []
+    assert synchronise(root, hub.ask, take_back=True) == (0, 1, 0)
+    assert hub.bodies("second") == []
+    assert bodies(root) == ["First\n"]
+
+
+def test_another_clone_fetches_what_this_one_has_carried_there(tmp_path: Path, hub: Hub) -> None:
+    here, there, other = (
+        make_repository(tmp_path / name, origin=f"https://example.org/{origin}")
+        for name, origin in (("here", "web"), ("there", "web"), ("other", "api"))
+    )
+    leave(here, "First\n", kind=Kind.THREAD, priority=Priority.HIGH)
+    synchronise(here, hub.ask)
+    assert synchronise(other, hub.ask) == (0, 0, 0)
+    assert synchronise(there, hub.ask) == (0, 1, 0)
+    assert bodies(there) == ["First\n"]
+
+
+def test_what_the_server_does_not_take_stays_and_the_others_go(root: Path, hub: Hub) -> None:
+    large = leave(root, "x" * 20_000)
+    leave(root, "Second\n")
+    assert synchronise(root, hub.ask) == (1, 0, 1)
+    assert [one.path for one in inbox_of(root).waiting()] == [large]
+
+
+def test_a_server_that_can_not_be_reached_changes_nothing(root: Path) -> None:
+    leave(root)
+    done = handoff("sync", root=root, env={"GATEHOUSE_URL": "http://127.0.0.1:1", "GATEHOUSE_TOKEN": "x"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "can't be reached" in done.stderr
+    assert len(inbox_of(root).waiting()) == 1
+
+
+def test_a_token_that_is_not_taken_changes_nothing(root: Path, hub: Hub) -> None:
+    leave(root)
+    with pytest.raises(Refused, match="401"):
+        synchronise(root, Hub("ght_00000000_" + "x" * 43).ask)
+    assert len(inbox_of(root).waiting()) == 1
+
+
+def test_without_a_token_or_a_server_it_says_what_is_missing(root: Path) -> None:
+    assert "GATEHOUSE_TOKEN" in handoff("sync", root=root).stderr
+    env = {"GATEHOUSE_TOKEN": "x", "GATEHOUSE_DATA": "/nowhere"}
+    assert "GATEHOUSE_URL" in handoff("sync", root=root, env=env).stderr
+
+
+def test_an_answer_that_is_not_the_apis_is_named(root: Path, live_server: LiveServer) -> None:
+    url = live_server.url.replace("localhost", "127.0.0.1")
+    done = handoff("sync", "--url", f"{url}/livez", root=root, env={"GATEHOUSE_TOKEN": "x"})
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_the_tick_cleans_up_each_repository_for_itself(tmp_path: Path) -> None:
+    roots = [make_repository(tmp_path / name) for name in ("one", "two")]
+    for root in roots:
+        leave(root)
+        bodies(root, now=NOON)
+    gone = tmp_path / "gone"
+    later = NOON + timedelta(days=30)
+    assert sweeping.clean([roots[0], gone, roots[1]], kept=timedelta(days=31), now=later) == 0
+    assert sweeping.clean([roots[0], gone, roots[1]], kept=timedelta(days=30), now=later) == 2
+    assert folders.waiting(inbox_of(roots[1]).processed.folder) == []
