@@ -138,7 +138,7 @@ def test_a_heartbeat_does_not_talk_a_worker_up_whose_endpoint_is_down(as_kee: Ca
     announce(as_kee, shouter)
     services.probe()
     shouter.stop()
-    for pause in (services.PROBE_EVERY, SOON, SOON):
+    for pause in (services.PROBE_BEATING_EVERY, SOON, SOON):
         state_after(pause)
 
     epoch = selectors.epochs()
@@ -168,9 +168,10 @@ def test_a_worker_in_maintenance_is_left_in_peace(as_kee: Caller, shouter: McpSe
     beat(as_kee, "maintenance")
     shouter.stop()
 
-    for pause in (services.PROBE_EVERY, SOON, SOON):
+    for pause in (services.PROBE_BEATING_EVERY, SOON, SOON):
+        move_clock(pause)
         beat(as_kee, "maintenance")
-        assert state_after(pause) == "maintenance"
+        assert state_after(timedelta(0)) == "maintenance"
 
 
 def test_a_quarantined_worker_is_not_asked(as_kee: Caller, shouter: McpServer) -> None:
@@ -190,7 +191,8 @@ def test_a_worker_that_offers_other_than_its_manifest_says_is_degraded_until_it_
     services.probe()
 
     shouter.tools = [make_tool("shout").model_copy(update={"input_schema": {**A_TEXT, "required": []}})]
-    assert state_after(services.PROBE_EVERY) == "degraded"
+    assert state_after(services.PROBE_BEATING_EVERY) == "offline"
+    assert beat(as_kee) == "degraded"
     assert state_after(services.PROBE_EVERY) == "degraded"
     assert beat(as_kee) == "degraded"
 
@@ -199,6 +201,34 @@ def test_a_worker_that_offers_other_than_its_manifest_says_is_degraded_until_it_
     announce(as_kee, shouter)
     assert selectors.worker_named("loud").state == "ready"
     assert state_after(services.PROBE_EVERY) == "ready"
+
+
+def test_who_beats_and_is_well_is_probed_more_rarely_until_something_is_wrong(
+    as_kee: Caller, shouter: McpServer
+) -> None:
+    def next_probe() -> timedelta:
+        services.probe()
+        worker = Worker.objects.get()
+        assert worker.probed_at is not None
+        return worker.probe_at - worker.probed_at
+
+    move_clock(timedelta(0))
+    announce(as_kee, shouter)
+    assert next_probe() == services.PROBE_BEATING_EVERY
+
+    tools, shouter.tools = shouter.tools, [make_tool("whisper")]
+    move_clock(services.PROBE_BEATING_EVERY)
+    assert next_probe() == services.PROBE_EVERY
+    shouter.tools = tools
+    move_clock(services.PROBE_EVERY)
+    assert next_probe() == services.PROBE_BEATING_EVERY
+
+    shouter.stop()
+    pauses = []
+    for _ in range(4):
+        move_clock(services.PROBE_BEATING_EVERY)
+        pauses.append(next_probe())
+    assert pauses == [SOON, SOON, services.PROBE_EVERY, services.PROBE_EVERY]
 
 
 def test_a_drift_that_is_taken_back_is_forgotten(as_kee: Caller, shouter: McpServer) -> None:

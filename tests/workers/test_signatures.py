@@ -5,7 +5,7 @@ import json
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -416,6 +416,22 @@ def test_trust_ends_with_the_signature_unless_a_fresh_one_has_come(as_kee: Calle
     assert heartbeat(as_kee).is_to_register_again is True
     assert register(as_kee, signed(make_manifest(), key)).worker.effective_tier == "verified"
     assert heartbeat(as_kee).is_to_register_again is False
+
+
+def test_a_signature_ends_at_its_end_exactly(as_kee: Caller) -> None:
+    key, begun = make_key(), database_now().replace(microsecond=0)
+    manifest = signed(make_manifest(), key, now=begun)
+
+    def verified(at: datetime) -> timedelta:
+        signature = manifest["trust"]["signature"]
+        found = signing.verify(manifest, signature=signature, key_id="bundled", key=public_half(key), now=at)
+        return found.expires_at - found.signed_at
+
+    assert verified(begun - signing.CLOCK_SKEW) == HOUR
+    assert verified(begun + HOUR - timedelta(microseconds=1)) == HOUR
+    for at in (begun - signing.CLOCK_SKEW - timedelta(microseconds=1), begun + HOUR):
+        with pytest.raises(errors.SignatureExpired):
+            verified(at)
 
 
 def test_a_fresh_signature_over_the_same_manifest_replaces_nothing(as_kee: Caller) -> None:

@@ -19,6 +19,8 @@ from apps.workers.services.rows import advance, move, record
 from apps.workers.states import State
 
 PROBE_EVERY: Final = HEARTBEAT_EVERY
+# A probe costs as much as many heartbeats. Who beats, answers and offers what it says is not asked for life every time.
+PROBE_BEATING_EVERY: Final = 10 * HEARTBEAT_EVERY
 _PROBE_AGAIN: Final = timedelta(seconds=5)
 _WHY: Final = "probing workers"
 _TEXT: Final = 300
@@ -90,12 +92,20 @@ def _judge(worker: Worker, seen: Seen | CallFailed, now: datetime) -> bool:
             worker.last_heartbeat_at = now
     else:
         worker.probe_fault = f"{seen.code}: {seen}"[:_TEXT]
-    worker.probe_at = now + (_PROBE_AGAIN if standing.doubted else PROBE_EVERY)
+    worker.probe_at = now + _pause(worker)
     moved = move(worker, known_state(worker, now), _why(worker), now)
     worker.save(update_fields=_NOTED)
     if moved:
         advance([worker.tenant_id])
     return drifted
+
+
+def _pause(worker: Worker) -> timedelta:
+    """How long to leave a worker alone after a probe."""
+    if worker.standing.doubted:
+        return _PROBE_AGAIN
+    is_calm = worker.beats and worker.reach == Reach.UP and worker.drift is None
+    return PROBE_BEATING_EVERY if is_calm else PROBE_EVERY
 
 
 _NOTED: Final = (

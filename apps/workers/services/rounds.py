@@ -7,11 +7,11 @@ from typing import Final, TypeVar
 
 from apps.core.outbound import CallFailed
 
-MOST_CLAIMED: Final = 32
+MOST_CLAIMED: Final = 64
 CALL_DEADLINE: Final = timedelta(seconds=5)
 # Longer than a round takes, so that only the claims of a dead process are taken over.
 CLAIMED_FOR: Final = timedelta(seconds=60)
-_AT_ONCE: Final = 16
+_AT_ONCE: Final = 32
 
 C = TypeVar("C")
 R = TypeVar("R")
