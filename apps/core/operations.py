@@ -53,6 +53,23 @@ class Acting(Protocol):
         """A transaction in which the database shows this caller's tenant and nothing else."""
 
 
+class Credential(Hashable, Protocol):
+    """What a request presents to say who calls. Two of the same caller may be equal."""
+
+    def caller(self) -> Acting:
+        """:raises rest_framework.exceptions.APIException: if it stands for nobody."""
+
+    def acting(self) -> AbstractContextManager[Acting]:
+        """A transaction of the caller, who is found out by its beginning.
+
+        :raises rest_framework.exceptions.APIException: if it stands for nobody.
+        """
+
+
+Reader = Callable[[Acting], BaseModel]
+"""Reads the input of a caller who may call; again where a transaction has to be tried again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """Where an operation answers over HTTP.
@@ -254,27 +271,81 @@ def call(declared: Operation, caller: Acting, given: BaseModel) -> Reply:
 
     if declared.meets and declared.meets.may(given):
         many = partial(_meeting, declared.meets, caller)
-        answer = _together.do((declared.name, caller), given, alone=alone, many=many)
+        reply = _together.do((declared.name, caller), given, alone=alone, many=many)
     else:
-        answer = alone()
-    return answer if isinstance(answer, Reply) else Reply(answer, status=0)
+        reply = alone()
+    return reply if isinstance(reply, Reply) else Reply(reply, status=0)
+
+
+def answer(declared: Operation, credential: Credential, read: Reader) -> Reply:
+    """Run an operation as whoever a credential stands for: as :func:`call`, with an exchange less with the database.
+
+    :raises rest_framework.exceptions.APIException: if it stands for nobody.
+    :raises MissingScope: if the caller holds none of the operation's scopes, before anything is read.
+    :raises DomainError: whatever the operation refuses.
+    """
+    if declared.own_transactions:
+        caller = credential.caller()
+        permit(declared, caller)
+        return call(declared, caller, read(caller))
+
+    def alone() -> BaseModel | Reply:
+        return retried(lambda: _presented(declared, credential, read))
+
+    if declared.meets:
+        many = partial(_presented_together, declared, declared.meets, credential)
+        reply = _together_presented.do((declared.name, credential), read, alone=alone, many=many)
+    else:
+        reply = alone()
+    return reply if isinstance(reply, Reply) else Reply(reply, status=0)
 
 
 _together: Final = Together[Any, BaseModel | Reply]()
+_together_presented: Final = Together[Reader, BaseModel | Reply]()
 
 
 def _meeting(
     meets: Meets, caller: Acting, given: Sequence[BaseModel]
 ) -> Sequence[BaseModel | Reply | DomainError | None]:
     with caller.acting():
-        with connection.cursor() as cursor:
-            cursor.execute("select set_config('lock_timeout', %s, true)", [_PATIENCE])
+        _hold_nothing_for_long()
         return meets.run(caller, given)
+
+
+def _presented_together(
+    declared: Operation, meets: Meets, credential: Credential, readers: Sequence[Reader]
+) -> Sequence[BaseModel | Reply | DomainError | None]:
+    with credential.acting() as caller:
+        permit(declared, caller)
+        _hold_nothing_for_long()
+        given = [_read(meets, read, caller) for read in readers]
+        fit = [one for one in given if isinstance(one, BaseModel)]
+        answers = iter(meets.run(caller, fit) if fit else ())
+        return [next(answers) if isinstance(one, BaseModel) else one for one in given]
+
+
+def _read(meets: Meets, read: Reader, caller: Acting) -> BaseModel | DomainError | None:
+    try:
+        given = read(caller)
+    except DomainError as refusal:
+        return refusal
+    return given if meets.may(given) else None
+
+
+def _presented(declared: Operation, credential: Credential, read: Reader) -> BaseModel | Reply:
+    with credential.acting() as caller:
+        permit(declared, caller)
+        return declared.run(caller, read(caller))
 
 
 # Of a group with a lock that somebody holds, as it keeps what others of it have locked from strangers: longer than those
 # before it at a busy place take to write, and no longer.
 _PATIENCE: Final = "100ms"
+
+
+def _hold_nothing_for_long() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("select set_config('lock_timeout', %s, true)", [_PATIENCE])
 
 
 def _acting(declared: Operation, caller: Acting, given: BaseModel) -> BaseModel | Reply:
@@ -300,6 +371,7 @@ def call_with(declared: Operation, caller: Acting, arguments: Any) -> Reply:
 
 __all__ = [
     "Acting",
+    "Credential",
     "DomainError",
     "Meets",
     "MissingScope",
@@ -310,6 +382,7 @@ __all__ = [
     "UnknownOperation",
     "Waits",
     "all_operations",
+    "answer",
     "begin",
     "call",
     "call_with",

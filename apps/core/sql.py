@@ -78,19 +78,32 @@ def begin_with(settings: Mapping[str, str]) -> None:
     The block alone would begin it in an exchange of its own, ahead of the first statement. Now and then the
     connection's plans are made anew, see _PLANS_LAST.
     """
+    _begin(_beginning(tuple(settings.items())))
+
+
+def begin_asking(question: str) -> tuple[str | None, ...] | None:
+    """Begin such a transaction with a question of no parameters; its first row as text, None if it has none."""
+    answer = _begin(f"begin; {question}".encode())
+    if not answer.ntuples:
+        return None
+    values = [answer.get_value(0, column) for column in range(answer.nfields)]
+    return tuple(None if value is None else value.decode() for value in values)
+
+
+def _begin(begin: bytes) -> "pq.abc.PGresult":
     raw = connection.connection
-    begin = _beginning(tuple(settings.items()))
     now = time.monotonic()
     if now >= _plans_until.get(raw, 0.0):
         _plans_until[raw] = now + _PLANS_LAST
         begin = b"discard plans; " + begin
     with connection.wrap_database_errors, raw.lock:
-        answer = raw.pgconn.exec_(begin)
+        answer: pq.abc.PGresult = raw.pgconn.exec_(begin)
         if answer.status != pq.ExecStatus.TUPLES_OK:
             # A connection that was lost has no word from the server about it.
             if answer.error_field(pq.DiagnosticField.SQLSTATE) is None:
                 raise psycopg.OperationalError(answer.error_message.decode(errors="replace"))
             raise psycopg.errors.error_from_result(answer, raw.info.encoding)
+    return answer
 
 
 @lru_cache(maxsize=1024)

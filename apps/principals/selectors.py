@@ -1,11 +1,15 @@
 """Questions about who acts."""
 
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
-from apps.core.sql import hot_cursor
+from django.db import connection, transaction
+
+from apps.core.sql import begin_asking, hot_cursor
 from apps.principals.errors import UnknownPrincipal, UnknownTenant, UnknownToken
 from apps.principals.models import Membership, Operator, Principal, Tenant, Token
 from apps.principals.scopes import Kind, Scope
@@ -29,17 +33,37 @@ def credential(secret: Secret, *, now: datetime) -> Credential | None:
     The look-up runs before any tenant is set, by digest, through a function that answers one row.
     """
     with hot_cursor() as cursor:
-        cursor.execute(
-            """select token_id, tenant_id, tenant_slug, principal_id, principal_name, kind, scopes, source_systems,
-                      expires_at, revoked_at, disabled_at, last_used_at
-               from gatehouse_token(%s)""",
-            [secret.digest],
-        )
+        cursor.execute(f"select {_FOUND} from gatehouse_token(%s)", [secret.digest])  # noqa: S608  # columns
         row = cursor.fetchone()
-    if row is None:
-        return None
+    return None if row is None else _credential(row, now)
+
+
+@contextmanager
+def acting_by(secret: Secret, *, now: datetime) -> Iterator[Credential | None]:
+    """A transaction of whoever a token stands for, as :func:`credential` finds it by the exchange that begins it."""
+    if connection.in_atomic_block:
+        found = credential(secret, now=now)
+        with found.caller.acting() if found else nullcontext():
+            yield found
+        return
+    with transaction.atomic():
+        row = begin_asking(_BEGINNING.format(digest=secret.digest.hex()))
+        yield None if row is None else _credential(json.loads(row[0] or ""), now)
+
+
+_FOUND: Final = """token_id, tenant_id, tenant_slug, principal_id, principal_name, kind, scopes, source_systems,
+    expires_at, revoked_at, disabled_at, last_used_at"""
+_BEGINNING: Final = f"""
+select json_build_array({_FOUND}), set_config('role', 'gatehouse_app', true),
+    set_config('gatehouse.tenant', tenant_id::text, true), set_config('gatehouse.principal', principal_id::text, true),
+    set_config('gatehouse.reason', '', true)
+from gatehouse_token('\\x{{digest}}')
+"""  # noqa: S608  # hexadecimal digits
+
+
+def _credential(row: Sequence[Any], now: datetime) -> Credential | None:
     *identity, expires_at, revoked_at, disabled_at, last_used_at = row
-    if revoked_at or disabled_at or (expires_at and expires_at <= now):
+    if revoked_at or disabled_at or (expires_at and _moment(expires_at) <= now):
         return None
     token_id, tenant_id, tenant_slug, principal_id, name, kind, scopes, sources = identity
     caller = Caller(
@@ -52,7 +76,11 @@ def credential(secret: Secret, *, now: datetime) -> Credential | None:
         source_systems=frozenset(sources),
         token_id=token_id,
     )
-    return Credential(caller=caller, unnoted=last_used_at is None or now - last_used_at >= _USED_EVERY)
+    return Credential(caller=caller, unnoted=last_used_at is None or now - _moment(last_used_at) >= _USED_EVERY)
+
+
+def _moment(told: datetime | str) -> datetime:
+    return datetime.fromisoformat(told) if isinstance(told, str) else told
 
 
 def principal_named(name: str) -> Principal:

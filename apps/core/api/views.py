@@ -16,7 +16,7 @@ from apps.core import operations, strict_json
 from apps.core.api.parsers import body_within, has_body
 from apps.core.errors import FieldError, Invalid, Malformed, pointer_to
 from apps.core.http import caller_of
-from apps.core.operations import Acting, Operation, Route
+from apps.core.operations import Acting, Credential, Operation, Route
 from apps.core.schemas import parse, parse_strings, parse_text
 
 _JSON: Final = "application/json"
@@ -53,25 +53,22 @@ class OperationView(APIView):
     def _answer_plainly(
         self, request: HttpRequest, declared: Operation, route: Route, path: Mapping[str, str]
     ) -> operations.Reply:
-        caller = self._caller(request)
-        operations.permit(declared, caller)
-        given: BaseModel
-        if route.method in _WITHOUT_BODY:
-            given = parse_strings(declared.input, from_url(declared, request.META["QUERY_STRING"], path))
-        elif path or not (body := body_within(request, route.max_body)):
-            given = parse(declared.input, _with_path(declared, _document(request, route), path))
-        else:
+        def read(caller: Acting) -> BaseModel:
+            request.user = caller  # type: ignore[assignment]  # as DRF leaves it for the log
+            if route.method in _WITHOUT_BODY:
+                return parse_strings(declared.input, from_url(declared, request.META["QUERY_STRING"], path))
+            if path or not (body := body_within(request, route.max_body)):
+                return parse(declared.input, _with_path(declared, _document(request, route), path))
             _object(strict_json.loads(body))
-            given = parse_text(declared.input, body)
-        return operations.call(declared, caller, given)
+            return parse_text(declared.input, body)
 
-    def _caller(self, request: HttpRequest) -> Acting:
+        return operations.answer(declared, self._credential(request), read)
+
+    def _credential(self, request: HttpRequest) -> Credential:
         for authentication in self.get_authenticators():
-            found = authentication.authenticate(request)  # type: ignore[arg-type]  # it reads headers, which both have
-            if found is not None:
-                request.user, request.auth = found  # type: ignore[attr-defined]  # as DRF leaves them for the log
-                caller: Acting = found[0]
-                return caller
+            presented: Credential | None = authentication.presented(request)  # type: ignore[attr-defined]  # all of ours have it
+            if presented is not None:
+                return presented
         raise NotAuthenticated
 
     def _refused(self, answer: Response) -> HttpResponse:

@@ -1,5 +1,10 @@
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
+from django.http import HttpRequest
 from django.utils import timezone
 from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from rest_framework.authentication import BaseAuthentication
@@ -7,33 +12,83 @@ from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.request import Request
 
 from apps.principals import selectors, services
-from apps.principals.secrets import read_secret
+from apps.principals.secrets import Secret, read_secret
 from apps.principals.tenancy import Caller
+
+
+@dataclass(frozen=True, slots=True)
+class PresentedToken:
+    """A token as a request has shown it; whom it stands for is the database's to say."""
+
+    secret: Secret
+
+    def caller(self) -> Caller:
+        """:raises AuthenticationFailed: if it is unknown, revoked, expired, or its principal disabled."""
+        now = timezone.now()
+        found = selectors.credential(self.secret, now=now)
+        if found is None:
+            raise _invalid()
+        if found.unnoted:
+            _note_use(found.caller, now)
+        return found.caller
+
+    @contextmanager
+    def acting(self) -> Iterator[Caller]:
+        """A transaction of the caller, who is found out by its beginning.
+
+        :raises AuthenticationFailed: as :meth:`caller`.
+        """
+        now = timezone.now()
+        with selectors.acting_by(self.secret, now=now) as found:
+            if found is None:
+                raise _invalid()
+            if not found.unnoted:
+                yield found.caller
+                return
+        # Once a minute the longer way: the note is kept whatever becomes of the request, and makes nobody wait for it.
+        _note_use(found.caller, now)
+        with found.caller.acting():
+            yield found.caller
+
+
+def _invalid() -> AuthenticationFailed:
+    return AuthenticationFailed("The token is not valid.")
+
+
+def _note_use(caller: Caller, now: datetime) -> None:
+    if caller.token_id is not None:
+        with caller.acting():
+            services.note_use(token_id=caller.token_id, now=now)
 
 
 class TokenAuthentication(BaseAuthentication):
     """`Authorization: Bearer` and `X-Service-Token` carry the same kind of token."""
 
     def authenticate(self, request: Request) -> tuple[Caller, int | None] | None:
-        text = _presented(request)
+        presented = self.presented(request)
+        if presented is None:
+            return None
+        caller = presented.caller()
+        return caller, caller.token_id
+
+    def presented(self, request: HttpRequest | Request) -> PresentedToken | None:
+        """The token of a request, nobody's as yet; None if it presents none.
+
+        :raises AuthenticationFailed: if what it presents has not the form of one.
+        """
+        text = _text(request)
         if text is None:
             return None
         secret = read_secret(text)
-        now = timezone.now()
-        found = selectors.credential(secret, now=now) if secret else None
-        if found is None:
-            raise AuthenticationFailed("The token is not valid.")
-        caller = found.caller
-        if found.unnoted and caller.token_id is not None:
-            with caller.acting():
-                services.note_use(token_id=caller.token_id, now=now)
-        return caller, caller.token_id
+        if secret is None:
+            raise _invalid()
+        return PresentedToken(secret)
 
     def authenticate_header(self, request: Request) -> str:
         return 'Bearer realm="gatehouse"'
 
 
-def _presented(request: Request) -> str | None:
+def _text(request: HttpRequest | Request) -> str | None:
     # Not by `headers`, which are all read before one is answered.
     service: str | None = request.META.get("HTTP_X_SERVICE_TOKEN")
     if service is not None:
