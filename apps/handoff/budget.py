@@ -1,6 +1,7 @@
 """Which items a session is shown at once."""
 
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Protocol, TypeVar
 
 from apps.handoff.items import Item, Kind
@@ -16,12 +17,16 @@ class Costed(Protocol):
     def cost(self) -> int:
         """In tokens."""
 
+    @property
+    def order(self) -> tuple[int, datetime, str]:
+        """Of what is shown: by the item's turn, then by what no two have in common."""
+
 
 C = TypeVar("C", bound=Costed)
 
 
 def choose(found: Sequence[C], *, max_tokens: int, claim: Callable[[C], C | None]) -> tuple[list[C], list[C]]:
-    """What is shown and what goes on waiting, of items in their order.
+    """What is shown and what goes on waiting, of items in the order of `order`.
 
     Cautions come in any case, and count. The others come in their turn, until one does not fit any more; where nothing
     else would be shown, the first comes whatever it takes.
@@ -39,4 +44,4 @@ def choose(found: Sequence[C], *, max_tokens: int, claim: Callable[[C], C | None
         elif taken := claim(one):
             shown.append(taken)
             room -= one.cost
-    return sorted(shown, key=lambda one: one.item.turn), waiting
+    return sorted(shown, key=lambda one: one.order), waiting

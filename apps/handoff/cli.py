@@ -69,6 +69,8 @@ def _add_inherit(parser: argparse.ArgumentParser) -> None:
 
 
 def _inherit(given: Arguments, repository: Repository, streams: Streams) -> None:
+    if given.max_tokens < 1:
+        raise Refused("--max-tokens is a number from 1.")
     inbox = Inbox(repository)
     if given.peek:
         _show(inbox.peek(max_tokens=given.max_tokens), given, streams)
@@ -297,7 +299,7 @@ def _sync(given: Arguments, repository: Repository, streams: Streams) -> None:
 
 def _told(one: Found) -> dict[str, Any]:
     return {
-        "name": one.path.name.partition("~")[2] or one.path.name,
+        "name": one.name,
         "type": one.item.kind.value,
         "priority": one.item.priority.value,
         "from_session": one.item.from_session,

@@ -36,6 +36,15 @@ class Found:
     def cost(self) -> int:
         return tokens.estimate(self.text)
 
+    @property
+    def name(self) -> str:
+        """Of the file, as it is while it waits."""
+        return folders.own_name(self.path)
+
+    @property
+    def order(self) -> tuple[int, datetime, str]:
+        return (*self.item.turn, self.name)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
@@ -112,6 +121,7 @@ class Inbox:
         """What is put into `shown` is kept as processed on the way out, and goes back after an error."""
         taken = Inheritance()
         folders.make(self.folder)
+        folders.make(self.processed.folder)
         self.claims.take_back(now=now)
         with self.claims.reader(session) as reader:
             try:
@@ -148,8 +158,11 @@ class Inbox:
 
     def _folders(self) -> list[Path]:
         """The inbox, and those of other repositories' items."""
+        shared_inbox = self.repository.home / "shared-inbox"
+        if shared_inbox.is_symlink():
+            return [self.folder]
         try:
-            with os.scandir(self.repository.home / "shared-inbox") as entries:
+            with os.scandir(shared_inbox) as entries:
                 shared = [
                     Path(one.path)
                     for one in entries
@@ -174,7 +187,7 @@ class Inbox:
                 if folder != self.folder:
                     item = replace(item, project=folder.name.removeprefix(_FROM))
                 found.append(Found(path=path, item=item, text=item.shown(in_project=self.repository.id)))
-        found.sort(key=lambda one: (*one.item.turn, one.path.name))
+        found.sort(key=lambda one: one.order)
         return found, bad
 
     def _reject(self, path: Path, reason: str, now: datetime) -> Rejected | None:

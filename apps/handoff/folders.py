@@ -19,6 +19,7 @@ _TEMPORARY: Final = ".tmp"
 _ABANDONED: Final = timedelta(hours=1)
 _TRIES: Final = 1000
 _LONGEST_NAME: Final = 150
+_CLAIM: Final = re.compile(r"[0-9]{13,}-[0-9a-f]{12}~")
 _FRESH: Final = re.compile(r"[0-9]{13,}-[0-9a-f]{12}-")
 
 
@@ -127,7 +128,8 @@ class Archive:
         make(self.folder)
         if not move(source, self.folder / name):
             return False
-        with alone(self.folder):
+        # What has no line (the disk may be full) counts from when clean() sees it.
+        with suppress(OSError), alone(self.folder):
             self._append([{"name": name, "processed_at": moment_text(now), **said}])
         return True
 
@@ -269,7 +271,7 @@ class Reader:
 
     def give_back(self, claimed: Path) -> str | None:
         """Put a claim back to where others find it; its name there."""
-        name = claimed.name.partition("~")[2]
+        name = own_name(claimed)
         if not _is_fresh(name):
             # Another file may have its name by now.
             try:
@@ -284,10 +286,16 @@ class Reader:
         return name if move(claimed, self.home / name) else None
 
 
+def own_name(path: Path) -> str:
+    """A file's name without what a claim puts before it."""
+    claim = _CLAIM.match(path.name)
+    return path.name[claim.end() :] if claim else path.name
+
+
 def lasting_name(claimed: Path) -> str:
     """A claimed file's own name where it is one that no other file has, else one made of it that none has."""
-    when, _, name = claimed.name.partition("~")
-    return name if _is_fresh(name) else f"{when}-{name}"
+    name = own_name(claimed)
+    return name if _is_fresh(name) else claimed.name.replace("~", "-", 1)
 
 
 def _is_fresh(name: str) -> bool:

@@ -32,6 +32,10 @@ class Kept:
     def cost(self) -> int:
         return tokens.estimate(self.item.shown(in_project=None))
 
+    @property
+    def order(self) -> tuple[int, datetime, str]:
+        return (*self.item.turn, f"{self.pk:020d}")
+
 
 def waiting(principal_id: int, *, project: str | None, only: Sequence[str] | None = None) -> list[Kept]:
     """What nobody has inherited, in the order in which it is shown.
@@ -52,7 +56,7 @@ def waiting(principal_id: int, *, project: str | None, only: Sequence[str] | Non
         for one in found
         if (project is None or one.item.project in {None, project}) and (only is None or one.receipt_id in only)
     ]
-    return sorted(chosen, key=lambda one: (*one.item.turn, one.pk))
+    return sorted(chosen, key=lambda one: one.order)
 
 
 def preview(
@@ -74,7 +78,7 @@ def inherited_by(principal_id: int, session: str) -> list[Kept]:
             continue
         if receipt.pruned_at is None:
             found.append(kept(receipt))
-    return sorted(found, key=lambda one: (*one.item.turn, one.pk))
+    return sorted(found, key=lambda one: one.order)
 
 
 def kept(receipt: Receipt) -> Kept:

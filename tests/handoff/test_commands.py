@@ -4,13 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from io import StringIO
 from pathlib import Path
 
 import pytest
 from django.core.management import CommandError, call_command
 
-from tests.handoff.repositories import PRODUCT, answered, environment, handoff, inbox_of, leave
+from apps.handoff.outbox import Outbox
+from tests.handoff.repositories import NOON, PRODUCT, answered, environment, handoff, inbox_of, leave
 
 EMPTY = "◈ INHERIT\nNo inheritance items\n"
 
@@ -87,6 +89,7 @@ def test_it_speaks_utf_8_whatever_the_locale(root: Path) -> None:
         (("leave", "--type", "idea", "--session", "a"), b"x", "invalid choice"),
         (("leave", "--type", "learning", "--session", "a", "--file", "/nowhere/x"), b"", "No such file"),
         (("leave", "--type", "learning", "--session", "a", "--to", "/nowhere"), b"x", "No such file"),
+        (("inherit", "--max-tokens", "0"), b"", "number from 1"),
         (("inherit", "--session", "a/b"), b"", "can't name a session"),
         (("outbox", "put", "--type", "../x", "--session", "a"), b"x", "can't name a type"),
         (("outbox", "take", "nothing.md"), b"", "has no nothing.md"),
@@ -147,9 +150,29 @@ def test_reports_go_to_the_outbox_and_to_nobody_who_inherits(root: Path) -> None
     assert answered("outbox", "list", root=root) == {"reports": [put["name"]]}
     assert answered("outbox", "take", "--consumer", "governance", root=root) == {"report": text}
     assert handoff("outbox", "take", root=root).stdout == "The outbox is empty\n"
-    assert (inbox_of(root).repository.home / "outbox" / "taken" / f"{put['name']}").exists() or len(
-        list((inbox_of(root).repository.home / "outbox" / "taken").glob("*.md"))
-    ) == 1
+    (taken,) = Outbox(inbox_of(root).repository).taken.entries().values()
+    assert taken["name"].endswith(put["name"])
+    assert taken["consumer"] == "governance"
+
+
+def test_a_report_that_was_not_read_to_its_end_waits_under_its_name(root: Path) -> None:
+    put = answered("outbox", "put", "--type", "report", "--session", "s", "Text", root=root)
+    outbox = Outbox(inbox_of(root).repository)
+    with pytest.raises(RuntimeError), outbox.take(None, consumer="first", now=NOON):
+        raise RuntimeError
+    assert [path.name for path in outbox.waiting()] == [put["name"]]
+    with outbox.take(put["name"], consumer="second", now=NOON) as report:
+        assert report is not None
+        assert report.endswith(b"Text")
+
+
+def test_a_report_is_taken_by_one(root: Path) -> None:
+    for number in range(6):
+        answered("outbox", "put", "--type", "report", "--session", "s", f"Number {number}", root=root)
+    with ThreadPoolExecutor(6) as takers:
+        taken = list(takers.map(lambda _: answered("outbox", "take", root=root)["report"], range(6)))
+    assert sorted(text[-1] for text in taken) == ["0", "1", "2", "3", "4", "5"]
+    assert answered("outbox", "take", root=root) == {"report": None}
 
 
 def test_reports_of_one_moment_do_not_overwrite_each_other(root: Path) -> None:

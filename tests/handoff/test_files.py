@@ -286,11 +286,9 @@ def test_urgent_items_come_first_until_the_next_does_not_fit_and_cautions_come_a
             (Kind.CAUTION, Priority.HIGH),
         ]
     ):
-        leave(root, f"{number} {text}", kind=kind, priority=priority)
+        leave(root, f"{number} {text}", kind=kind, priority=priority, created=NOON + timedelta(seconds=number))
     told = answered("inherit", "--max-tokens", "350", root=root)
-    assert [one["body"][0] for one in told["items"]] == ["4", "3", "1"] or [
-        one["body"][0] for one in told["items"]
-    ] == ["3", "4", "1"]
+    assert [one["body"][0] for one in told["items"]] == ["3", "4", "1"]
     assert told["waiting"] == 2
     assert told["tokens"] == pytest.approx(sum(one["tokens"] for one in told["items"]), abs=25)
     done = handoff("inherit", "--max-tokens", "1", root=root)
@@ -301,6 +299,60 @@ def test_urgent_items_come_first_until_the_next_does_not_fit_and_cautions_come_a
 def test_an_item_larger_than_the_budget_is_shown_at_last(root: Path) -> None:
     leave(root, "x" * 5000)
     assert len(bodies(root, max_tokens=10)) == 1
+
+
+def test_items_of_one_moment_are_shown_in_the_order_of_their_names(root: Path) -> None:
+    names = sorted(leave(root, kind=Kind.LEARNING).name for _ in range(5))
+    assert [one["name"] for one in answered("inherit", root=root)["items"]] == names
+
+
+def test_a_full_disk_at_the_last_moment_keeps_what_was_shown_from_being_shown_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave(root)
+    monkeypatch.setattr(folders.Archive, "_append", _no_room)
+    assert len(bodies(root)) == 1
+    monkeypatch.undo()
+    assert bodies(root) == []
+    assert inbox_of(root).clean(kept=timedelta(days=30), now=NOON + timedelta(days=60), dry_run=False) == []
+    assert len(inbox_of(root).clean(kept=timedelta(days=30), now=NOON + timedelta(days=90), dry_run=False)) == 1
+
+
+def _no_room(archive: folders.Archive, entries: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_an_item_is_written_whole_or_not_at_all(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = leave(root).parent
+    monkeypatch.setattr(os, "fsync", _no_sync)
+    with pytest.raises(OSError, match="No space"):
+        leave(root, "Second\n")
+    monkeypatch.undo()
+    assert [path.suffix for path in folder.iterdir() if path.suffix in {".md", ".tmp"}] == [".md"]
+
+
+def _no_sync(descriptor: int) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_thousands_that_wait_are_read_in_their_turn(root: Path) -> None:
+    inbox = inbox_of(root)
+    inbox.folder.mkdir(parents=True)
+    for number in range(2000):
+        (inbox.folder / f"{number:04d}.md").write_bytes(
+            item(f"{number}\n", created=NOON - timedelta(seconds=number)).to_bytes()
+        )
+    assert bodies(root, max_tokens=1) == ["1999\n"]
+    assert len(inbox.waiting()) == 1999
+
+
+def test_a_shared_inbox_that_is_a_link_is_not_looked_into(root: Path, tmp_path: Path) -> None:
+    answered("place", "tree", root=root)
+    there = tmp_path / "elsewhere" / "from-x-1"
+    there.mkdir(parents=True)
+    (there / "secret.md").write_bytes(item("A secret\n").to_bytes())
+    (root / "shared-inbox").symlink_to(there.parent)
+    assert bodies(root) == []
 
 
 def test_repositories_hand_over_to_each_other(tmp_path: Path) -> None:
