@@ -119,12 +119,15 @@ class _Term:
 
     word: str
     stem: str | None
+    found: str
     factor: float
     weight: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Document:
+class Document:
+    """A tool as the index holds it."""
+
     entry: Entry
     frequencies: Mapping[str, float]
     places: Mapping[str, tuple[str, ...]]
@@ -138,7 +141,7 @@ class SearchIndex:
     """All tools of a tenant. Not for several threads at once."""
 
     def __init__(self) -> None:
-        self._documents: dict[int, _Document] = {}
+        self._documents: dict[int, Document] = {}
         self._of_worker: defaultdict[str, list[int]] = defaultdict(list)
         self._postings: defaultdict[str, dict[int, float]] = defaultdict(dict)
         self._spellings: dict[str, str] = {}
@@ -173,7 +176,7 @@ class SearchIndex:
                     scores[number] = scores.get(number, 0.0) + weight * impact
             else:
                 scores = {number: weight * impact for number, impact in postings.items()}
-        return Ranking(self._documents, scores, terms, self._spellings)
+        return Ranking(self._documents, scores, terms)
 
     def _add(self, number: int, entry: Entry) -> None:
         frequencies: defaultdict[str, float] = defaultdict(float)
@@ -190,7 +193,7 @@ class SearchIndex:
                 self._spellings[term] = min(self._spellings.get(term, word), word, key=lambda one: (len(one), one))
         for term, frequency in frequencies.items():
             self._postings[term][number] = _saturated(frequency)
-        self._documents[number] = _Document(
+        self._documents[number] = Document(
             entry, dict(frequencies), {term: tuple(where) for term, where in places.items()}
         )
         self._vocabulary = None
@@ -211,12 +214,12 @@ class SearchIndex:
 
     def _term(self, word: str, term: str) -> _Term:
         if term in self._postings:
-            return _Term(word, term, 1.0, self._idf(term))
+            return _Term(word, term, self._spellings[term], 1.0, self._idf(term))
         near = self._nearest(word, term)
         if near is None:
-            return _Term(word, None, 0.0, self._idf(term))
+            return _Term(word, None, "", 0.0, self._idf(term))
         found, edits = near
-        return _Term(word, found, _AN_EDIT**edits, self._idf(found))
+        return _Term(word, found, self._spellings[found], _AN_EDIT**edits, self._idf(found))
 
     def _nearest(self, word: str, term: str) -> tuple[str, int] | None:
         """The known word that this one is most likely a typo of, and how many edits away. Endings may hide a typo from
@@ -246,37 +249,41 @@ class SearchIndex:
 
 
 class Ranking:
-    """What a query has found, to be read from the best on, as far as somebody wants to read."""
+    """What a query has found, to be read from the best on, as far as somebody wants to read.
 
-    def __init__(
-        self,
-        documents: Mapping[int, _Document],
-        scores: Mapping[int, float],
-        terms: Sequence[_Term],
-        spellings: Mapping[str, str],
-    ) -> None:
+    `leading` looks into the index, which must stand still meanwhile; what has left it since the query is left out.
+    """
+
+    def __init__(self, documents: Mapping[int, Document], scores: Mapping[int, float], terms: Sequence[_Term]) -> None:
         self._documents = documents
         self._scores = scores
         self._terms = terms
-        self._spellings = spellings
         self._whole = math.fsum(term.weight for term in terms) or 1.0
 
-    def best(self, limit: int, *, among: Collection[str] | None = None) -> list[Found]:
+    def best(self, limit: int) -> list[Found]:
+        """The best tools, explained."""
+        return [self.explained(document) for document in self.leading(limit)]
+
+    def leading(self, limit: int, *, among: Collection[str] | None = None) -> list[Document]:
         """The best tools, ties in the order of workers and names.
 
         :param among: the workers that count; None: all.
         """
         scores = self._scores
         if among is not None:
-            scores = {n: score for n, score in scores.items() if self._documents[n].entry.worker_id in among}
+            scores = {n: score for n, score in scores.items() if self._worker_of(n) in among}
         # Most documents are told from the best by their score alone; only those get a key to be sorted by.
         least = min(heapq.nlargest(limit, scores.values()), default=0.0) - _SAME
-        near = [number for number, score in scores.items() if score >= least]
+        near = [number for number, score in scores.items() if score >= least and number in self._documents]
         near.sort(key=lambda number: (-round(scores[number], 9), self._documents[number].key))
-        best = near[:limit]
-        return [self._explained(self._documents[number]) for number in best]
+        return [self._documents[number] for number in near[:limit]]
 
-    def _explained(self, document: _Document) -> Found:
+    def _worker_of(self, number: int) -> str | None:
+        document = self._documents.get(number)
+        return None if document is None else document.entry.worker_id
+
+    def explained(self, document: Document) -> Found:
+        """Why it was found."""
         matched = []
         missed = []
         for term in self._terms:
@@ -287,7 +294,7 @@ class Ranking:
             matched.append(
                 Matched(
                     word=term.word,
-                    found=self._spellings[term.stem],
+                    found=term.found,
                     where=document.places[term.stem],
                     share=round(term.weight * term.factor * _saturated(frequency) / self._whole, 4),
                     typo=term.factor < 1,

@@ -225,12 +225,14 @@ def search(query: str, *, tenant_id: int, limit: int = 20) -> list[Found]:
     with kept.lock:
         _bring_up_to(epoch, kept)
         ranking = kept.index.search(query)
-        best = ranking.best(2 * limit + _SPARE)
-    well = _well({found.entry.worker_id for found in best})
-    able = [found for found in best if found.entry.worker_id in well]
-    if len(able) < limit and len(best) == 2 * limit + _SPARE:
-        able = ranking.best(limit, among=_well(None))
-    return able[:limit]
+        leading = ranking.leading(2 * limit + _SPARE)
+    well = _well({document.entry.worker_id for document in leading})
+    able = [document for document in leading if document.entry.worker_id in well]
+    if len(able) < limit and len(leading) == 2 * limit + _SPARE:
+        all_well = _well(None)
+        with kept.lock:
+            able = ranking.leading(limit, among=all_well)
+    return [ranking.explained(document) for document in able[:limit]]
 
 
 @dataclass(slots=True)

@@ -38,6 +38,16 @@ def names(found: list[Found]) -> list[str]:
     return [one.entry.tool_name for one in found]
 
 
+def entry(worker_id: str, tool: dict[str, Any]) -> Entry:
+    return Entry(
+        worker_id=worker_id,
+        tool_name=tool["name"],
+        description=tool["description"],
+        capabilities=["x"],
+        input_schema=OBJECT,
+    )
+
+
 @pytest.fixture
 def shelf(as_kee: Caller) -> Caller:
     for worker_id, one, tags in (
@@ -148,28 +158,36 @@ def test_after_a_change_of_state_no_tool_is_read_again(shelf: Caller) -> None:
 
 
 def test_an_index_is_the_same_in_whatever_order_its_tools_came() -> None:
-    entries = [
-        Entry(
-            worker_id=f"w{n}",
-            tool_name=one["name"],
-            description=one["description"],
-            capabilities=["x"],
-            input_schema=OBJECT,
-        )
-        for n, one in enumerate((ANALYZE, SENTIMENT, TRANSCODE))
-    ]
+    entries = [entry(f"w{number}", one) for number, one in enumerate((ANALYZE, SENTIMENT, TRANSCODE))]
     forward, backward = SearchIndex(), SearchIndex()
-    for entry in entries:
-        forward.put(entry.worker_id, [entry])
-    for entry in reversed(entries):
-        backward.put(entry.worker_id, [entry, entry])
-        backward.put(entry.worker_id, [entry])
+    for one in entries:
+        forward.put(one.worker_id, [one])
+    for one in reversed(entries):
+        backward.put(one.worker_id, [one, one])
+        backward.put(one.worker_id, [one])
     forward.put("gone", [entries[0]])
     forward.put("gone", [])
 
     for query in ("analyze a text", "vidoe format"):
         assert forward.search(query).best(9) == backward.search(query).best(9)
     assert len(forward) == len(backward) == 3
+
+
+def test_a_ranking_is_read_on_while_its_tools_leave_the_index() -> None:
+    index = SearchIndex()
+    for worker_id in ("a", "b"):
+        index.put(worker_id, [entry(worker_id, ANALYZE)])
+    index.put("c", [entry("c", TRANSCODE)])
+    ranking = index.search("analyze repository")
+    first, second = ranking.leading(9)
+
+    index.put("a", [])
+    assert [document.entry.worker_id for document in ranking.leading(9, among={"a", "b"})] == ["b"]
+    index.put("b", [])
+
+    assert ranking.leading(9) == ranking.leading(9, among={"a", "b"}) == []
+    for document in (first, second):
+        assert [one.found for one in ranking.explained(document).matched] == ["analyze", "repository"]
 
 
 def test_words_that_nearly_all_share_do_not_keep_the_rare_one_from_the_top() -> None:
