@@ -78,7 +78,7 @@ def test_each_hears_what_it_would_hear_alone(kee: Caller, token: str) -> None:
 
     assert [one.status_code for one in (first, *answers)] == [201, 201, 400, 422, 201, 409, 201]
     assert [one.json()["code"] for one in answers if one.status_code >= 400] == [
-        "malformed",
+        "malformed_json",
         "invalid",
         "dedupe_conflict",
     ]
