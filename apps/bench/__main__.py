@@ -39,7 +39,10 @@ def main(asked: dict[str, Any]) -> int:
         call_command("migrate", interactive=False, verbosity=0)
         call_command("sync_schedules", stdout=io.StringIO())
         run = bench.Bench.begun(
-            scale, data=Path(os.environ["GATEHOUSE_DATA"]), home=None if home is None else Path(home)
+            scale,
+            data=Path(os.environ["GATEHOUSE_DATA"]),
+            home=None if home is None else Path(home),
+            data_file=Path(asked["data"] or "."),
         )
         told = Report(machine=run.machine)
         try:

@@ -24,13 +24,15 @@ class Scale:
     """How many come at once where a burst is measured."""
     things: int
     """What they are about where an inbox is kept busy."""
+    memories: int
+    """How many there are at most where recall is measured."""
     clients: int = 8
 
 
 # Whether a suite works; its figures mean nothing.
-TINY: Final = Scale(rounds=1, seconds=0.2, receipts=2_000, burst=40, things=10, clients=2)
-QUICK: Final = Scale(rounds=3, seconds=0.5, receipts=50_000, burst=250, things=50)
-FULL: Final = Scale(rounds=5, seconds=4, receipts=1_000_000, burst=1_000, things=200)
+TINY: Final = Scale(rounds=1, seconds=0.2, receipts=2_000, burst=40, things=10, memories=1_000, clients=2)
+QUICK: Final = Scale(rounds=3, seconds=0.5, receipts=50_000, burst=250, things=50, memories=10_000)
+FULL: Final = Scale(rounds=5, seconds=4, receipts=1_000_000, burst=1_000, things=200, memories=100_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +43,21 @@ class Bench:
     world: World
     machine: dict[str, Any]
     processes: Processes
+    data_file: Path = Path()
+    """What the user brings for suites that need data."""
 
     @classmethod
-    def begun(cls, scale: Scale, *, data: Path, home: Path | None) -> "Bench":
+    def begun(cls, scale: Scale, *, data: Path, home: Path | None, data_file: Path = Path()) -> "Bench":
         """On a migrated database that nobody else uses."""
         folder = DataFolder(data)
         (data / "log").mkdir(parents=True)
-        return cls(scale=scale, world=world.make(), machine=machine.facts(home), processes=Processes(folder))
+        return cls(
+            scale=scale,
+            world=world.make(),
+            machine=machine.facts(home),
+            processes=Processes(folder),
+            data_file=data_file,
+        )
 
     def fast_disk(self, fsyncs: int) -> bool:
         """Whether the disk does so many flushes a second that a goal which supposes them says something here."""

@@ -13,6 +13,12 @@ class AlreadySuperseded(Conflict):
     code = "already_superseded"
 
 
+class ConversationFull(Conflict):
+    """The conversation has as many turns as one can have."""
+
+    code = "conversation_full"
+
+
 class AliasTaken(Conflict):
     """The name or alias already stands for another concept."""
 

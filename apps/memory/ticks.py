@@ -10,3 +10,9 @@ from apps.memory import services
 def fold_tallies() -> None:
     """Sum up what each tenant's writers have added to its tally."""
     services.fold_tallies()
+
+
+@tick(every=timedelta(seconds=20))
+def count_common_words() -> None:
+    """Count what stands in so many passages that a question can't."""
+    services.count_common_words()

@@ -16,8 +16,9 @@ from apps.bench import suites
 @pytest.mark.ci
 @pytest.mark.parametrize("suite", suites.names())
 def test_a_suite_measures_on_the_given_servers_and_leaves_nothing(suite: str) -> None:
+    data = ["--data", "tests/memory/conversations.json"] if suites.needs_data(suite) else []
     done = subprocess.run(
-        [sys.executable, "manage.py", "bench", suite, "--tiny", "--json"],
+        [sys.executable, "manage.py", "bench", suite, "--tiny", "--json", *data],
         env=os.environ | {"GATEHOUSE_LOG_LEVEL": "WARNING"},
         cwd=settings.BASE_DIR,
         capture_output=True,

@@ -22,7 +22,10 @@ def test_words_are_found_in_any_form_and_each_hit_says_why(as_kee: Caller) -> No
     observe(as_kee, "The optimizer was memoizing recursive calls.")
     observe(as_kee, "Nothing to see here.")
     (hit,) = recall("memoized recursion optimizations", caller=as_kee)
-    assert (hit.text, hit.why) == ("The optimizer was memoizing recursive calls.", "has memoiz, optim, recurs")
+    assert (hit.text, hit.why) == (
+        "The optimizer was memoizing recursive calls.",
+        "has memoiz, optim, recurs; has words together as the question does",
+    )
     assert hit.ref.startswith("observation:")
 
 

@@ -14,6 +14,7 @@ from django.db.models import Sum
 from apps.core.ticks import run
 from apps.memory import services, sql
 from apps.memory.models import Concept, Observation, Passage, Pattern, Posting, Tally
+from apps.memory.questions import read
 from apps.memory.selectors import holdings, recall
 from apps.principals.tenancy import Caller, acting_as
 from tests import ground
@@ -79,13 +80,12 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def asked(caller: Caller, query: str = "", **narrowed: Any) -> dict[str, Any]:
-    given = {"query": query, "tenant": caller.tenant_id, "domain": None, "filters": "{}", "as_of": "infinity"}
-    return given | {"limit": 10, "scored": 2_000} | narrowed
+    given = {"tenant": caller.tenant_id, "scope": 0, "domain": None, "filters": "{}", "as_of": "infinity", "limit": 10}
+    return given | sql.asking(read(query), limit=10) | narrowed
 
 
-def check(nodes: list[dict[str, Any]], *, read: set[str], at_most: int) -> None:
-    tables = {node["Relation Name"] for node in nodes if "Relation Name" in node}
-    assert tables >= read
+def check(nodes: list[dict[str, Any]], *, tables: set[str], at_most: int) -> None:
+    assert {node["Relation Name"] for node in nodes if "Relation Name" in node} >= tables
     for node in nodes:
         table = node.get("Relation Name", "")
         if table in FILLED:
@@ -96,10 +96,10 @@ def check(nodes: list[dict[str, Any]], *, read: set[str], at_most: int) -> None:
 
 def test_recall_joins_no_more_memories_than_it_answers(well_read: Caller) -> None:
     nodes = plan_of(sql.RECALL, asked(well_read, "deadlock rare7"))
-    check(nodes, read={"memory_posting", "memory_passage", "memory_observation", "memory_tally"}, at_most=10)
-    # Counted once; chosen: 2,000 of the common word and all of the rare; scored: those, by both words.
+    check(nodes, tables={"memory_posting", "memory_passage", "memory_observation", "memory_tally"}, at_most=40)
+    # Counted as far as it goes; chosen: the newest of the common word and all of the rare.
     posted = [node["Actual Rows"] * node["Actual Loops"] for node in nodes if "memory_posting" in node.values()]
-    assert sum(posted) <= MANY + 6 + 2_006 + 2 * 2_006
+    assert sum(posted) <= sql.COMMON + 1_000 + 2 * 6
 
 
 @pytest.mark.parametrize("narrowed", [{}, {"domain": "log"}])
@@ -110,7 +110,7 @@ def test_the_newest_are_read_off_an_index(well_read: Caller, narrowed: dict[str,
         for other_way in ("seqscan", "bitmapscan", "hashjoin", "mergejoin", "sort"):
             cursor.execute(f"set local enable_{other_way} = off")
     nodes = plan_of(statement, asked(well_read, **narrowed))
-    check(nodes, read={"memory_passage", "memory_observation"}, at_most=11)
+    check(nodes, tables={"memory_passage", "memory_observation"}, at_most=11)
     index = "memory_passage_domain" if narrowed else "memory_passage_newest"
     assert index in {node.get("Index Name") for node in nodes}
 

@@ -2,11 +2,13 @@
 
 from apps.memory.models.concepts import Concept, ConceptName, Relationship
 from apps.memory.models.observations import Observation
-from apps.memory.models.passages import Passage, Posting, Tally
+from apps.memory.models.passages import CommonWord, Passage, Posting, Tally, WordCount
 from apps.memory.models.patterns import Pattern, PatternRevision
-from apps.memory.models.sessions import Session
+from apps.memory.models.sessions import MOST_TURNS, Session
 
 __all__ = [
+    "MOST_TURNS",
+    "CommonWord",
     "Concept",
     "ConceptName",
     "Observation",
@@ -17,4 +19,5 @@ __all__ = [
     "Relationship",
     "Session",
     "Tally",
+    "WordCount",
 ]

@@ -4,6 +4,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from apps.memory.models.confidence import sure
+from apps.memory.models.sessions import Session
 from apps.memory.references import observation_ref
 from apps.principals.models import Principal, TenantModel
 
@@ -11,10 +12,15 @@ from apps.principals.models import Principal, TenantModel
 class Observation(TenantModel):
     """One statement as it was made. It is never rewritten: a newer statement supersedes it.
 
-    `occurred_at` is when it was so, `recorded_at` when we learned it.
+    `occurred_at` is when it was so, `recorded_at` when we learned it. What was said in a conversation belongs to a
+    session, and keeps its turn there (see Passage).
     """
 
     author = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
+    session = models.ForeignKey(
+        Session, on_delete=models.PROTECT, null=True, related_name="turns_said", db_index=False, editable=False
+    )
+    speaker = models.CharField(max_length=100, blank=True, db_default="")
     text = models.TextField()
     domain = models.CharField(max_length=100, blank=True)
     confidence = models.FloatField()

@@ -1,5 +1,6 @@
 """The index that recall reads, and how much there is in it."""
 
+from django.contrib.postgres.search import SearchVectorField
 from django.db import models
 from django.db.models import Q
 
@@ -12,13 +13,18 @@ from apps.principals.models import TenantModel
 class Passage(TenantModel):
     """The part of a memory that recall can find: exactly one of observation, pattern and concept.
 
-    `length` counts its words as the index does, without stop words.
+    Its id is its place: turns of a session have consecutive ones from `session << 20` on, and anything else has one
+    that is next to nobody's (the sequence goes by steps of `1 << 20`, from the middle of such a span on). Places of
+    the same session are equal but for their last 19 bits. `scope` is the subject that it is about, 0 for none.
+    `words` are those of its text, `length` counts them without stop words.
     """
 
     observation = models.OneToOneField(Observation, on_delete=models.CASCADE, null=True, related_name="passage")
     pattern = models.OneToOneField(Pattern, on_delete=models.CASCADE, null=True, related_name="passage")
     concept = models.OneToOneField(Concept, on_delete=models.CASCADE, null=True, related_name="passage")
+    scope = models.BigIntegerField(db_default=0)
     domain = models.CharField(max_length=100, blank=True)
+    words = SearchVectorField(db_default="")
     length = models.PositiveIntegerField(default=0)
     recorded_at = models.DateTimeField()
 
@@ -33,9 +39,9 @@ class Passage(TenantModel):
         ]
         indexes = [
             # Serves sql.NEWEST.
-            models.Index(fields=["tenant", "-recorded_at", "-id"], name="memory_passage_newest"),
+            models.Index(fields=["tenant", "scope", "-recorded_at", "-id"], name="memory_passage_newest"),
             # Serves sql.NEWEST_OF_DOMAIN.
-            models.Index(fields=["tenant", "domain", "-recorded_at", "-id"], name="memory_passage_domain"),
+            models.Index(fields=["tenant", "scope", "domain", "-recorded_at", "-id"], name="memory_passage_domain"),
         ]
 
     def __str__(self) -> str:
@@ -43,18 +49,25 @@ class Passage(TenantModel):
 
 
 class Posting(TenantModel):
-    """That a word, in its stemmed form, stands in a passage, and how often; with the passage's length to score by."""
+    """That a word, in its stemmed form, stands in a passage, and how often; with the passage's length to score by.
 
+    A word of its context is who said it, or when: it may stand in the text too, or not (a frequency of 0).
+    """
+
+    scope = models.BigIntegerField(db_default=0)
     term = models.TextField()
     passage = models.ForeignKey(Passage, on_delete=models.CASCADE, related_name="postings")
     frequency = models.PositiveSmallIntegerField()
     length = models.PositiveIntegerField()
+    of_context = models.BooleanField(db_default=False)
 
     class Meta:
         constraints = [
             # Serves sql.RECALL: a word's passages, their number and their scores, from the index alone.
             models.UniqueConstraint(
-                fields=["tenant", "term", "passage"], include=["frequency", "length"], name="memory_posting_once"
+                fields=["tenant", "scope", "term", "passage"],
+                include=["frequency", "length", "of_context"],
+                name="memory_posting_once",
             ),
         ]
 
@@ -62,14 +75,49 @@ class Posting(TenantModel):
         return self.term
 
 
+class CommonWord(TenantModel):
+    """In how many passages a word stands that stands in too many to count them at each question; a tick counts them."""
+
+    scope = models.BigIntegerField()
+    term = models.TextField()
+    passages = models.BigIntegerField()
+
+    class Meta:
+        constraints = [
+            # Serves sql.RECALL, from the index alone.
+            models.UniqueConstraint(
+                fields=["tenant", "scope", "term"], include=["passages"], name="memory_commonword_once"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.term
+
+
+class WordCount(TenantModel):
+    """How many passages a tenant had in a scope when its common words were counted last."""
+
+    scope = models.BigIntegerField()
+    passages = models.BigIntegerField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "scope"], name="memory_wordcount_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.passages}"
+
+
 class Tally(TenantModel):
-    """How much a tenant remembers: the sum of its rows.
+    """How much a tenant remembers in a scope: the sum of its rows.
 
     Each writer appends the difference that it makes, since a counter would make all writers of a tenant wait for
     each other; services.fold_tallies() makes one row of many. Superseded observations are passages, but are no
     longer counted as observations.
     """
 
+    scope = models.BigIntegerField(db_default=0)
     observations = models.BigIntegerField()
     patterns = models.BigIntegerField()
     concepts = models.BigIntegerField()
@@ -80,7 +128,7 @@ class Tally(TenantModel):
         indexes = [
             # Serves selectors.holdings() and sql.RECALL, from the index alone.
             models.Index(
-                fields=["tenant"],
+                fields=["tenant", "scope"],
                 include=["observations", "patterns", "concepts", "passages", "words"],
                 name="memory_tally_of_tenant",
             ),

@@ -1,13 +1,22 @@
 """The conversations that agents had."""
 
+from typing import Final
+
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
+from django.db.models import Q
 
 from apps.principals.models import Principal, TenantModel
 
+# A session has as many places, less a few: nothing outside is next to its last turn.
+MOST_TURNS: Final = 2**19 - 16
+
 
 class Session(TenantModel):
-    """A conversation that an agent had, so that the next one can take up its thread."""
+    """A conversation that an agent had, so that the next one can take up its thread.
+
+    `turns` counts what was stored of it turn by turn.
+    """
 
     principal = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
     conversation_id = models.CharField(max_length=200)
@@ -16,11 +25,14 @@ class Session(TenantModel):
     summary = models.TextField(blank=True)
     topics = ArrayField(models.CharField(max_length=100), default=list)
     tone = models.CharField(max_length=100, blank=True)
+    turns = models.PositiveIntegerField(db_default=0)
     started_at = models.DateTimeField()
     last_active_at = models.DateTimeField()
 
     class Meta:
         constraints = [
+            # Those of the next half are the places of what belongs to no session, see Passage.
+            models.CheckConstraint(condition=Q(turns__lte=MOST_TURNS), name="memory_session_turns_have_places"),
             models.UniqueConstraint(
                 fields=["tenant", "principal", "conversation_id"], name="memory_session_conversation_once"
             ),
@@ -32,3 +44,7 @@ class Session(TenantModel):
 
     def __str__(self) -> str:
         return self.title or self.conversation_id
+
+    def place_of(self, turn: int) -> int:
+        """Where a turn, the first of which is 0, stands in the index: see Passage."""
+        return (self.pk << 20) + turn

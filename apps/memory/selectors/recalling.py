@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from apps.memory import sql
+from apps.memory.questions import read
 from apps.principals.tenancy import Caller
 
 # A cautious estimate of how many characters of English make a token.
@@ -25,6 +26,9 @@ class Hit:
     metadata: dict[str, Any]
     author: str
     recorded_at: datetime
+    occurred_at: datetime | None
+    speaker: str
+    conversation_id: str
 
 
 def recall(
@@ -46,7 +50,7 @@ def recall(
     :param max_tokens: leave out what would go over this budget; the first hit is always given.
     """
     found = sql.find(
-        query=query,
+        question=read(query),
         tenant_id=caller.tenant_id,
         domain=domain,
         filters=_nested(filters or {}),
@@ -58,16 +62,32 @@ def recall(
             ref=one.ref,
             text=one.text,
             score=round(one.score, 4),
-            why=f"has {', '.join(one.terms)}" if one.terms else "among the newest",
+            why=_why(one),
             domain=one.domain,
             confidence=one.confidence,
             metadata=one.metadata,
             author=one.author,
             recorded_at=one.recorded_at,
+            occurred_at=one.occurred_at,
+            speaker=one.speaker,
+            conversation_id=one.conversation_id,
         )
         for one in found
     ]
     return hits if max_tokens is None else _within_budget(hits, max_tokens)
+
+
+def _why(found: sql.Found) -> str:
+    reasons = []
+    if found.terms:
+        reasons.append(f"has {', '.join(found.terms)}")
+    if found.has_phrase:
+        reasons.append("has words together as the question does")
+    if found.told:
+        reasons.append(f"{', '.join(found.told)} is who said it, or when")
+    if found.is_among:
+        reasons.append("what was said around it is about this")
+    return "; ".join(reasons) or "among the newest"
 
 
 def _nested(filters: Mapping[str, Any]) -> dict[str, Any]:

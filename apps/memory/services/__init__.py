@@ -5,13 +5,14 @@ from apps.memory.services.observations import store_observation
 from apps.memory.services.patterns import update_pattern
 from apps.memory.services.sessions import record_session
 from apps.memory.services.starting import HANDOFF, Awakening, bootstrap
-from apps.memory.services.tallying import fold_tallies
+from apps.memory.services.tallying import count_common_words, fold_tallies
 
 __all__ = [
     "HANDOFF",
     "Awakening",
     "add_relationship",
     "bootstrap",
+    "count_common_words",
     "fold_tallies",
     "record_session",
     "retract_relationships",

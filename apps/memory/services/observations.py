@@ -9,6 +9,7 @@ from django.db import transaction
 from apps.memory import selectors, sql
 from apps.memory.errors import AlreadySuperseded
 from apps.memory.models import Observation, Passage
+from apps.memory.services.sessions import take_turn
 from apps.principals.tenancy import Caller
 
 
@@ -24,16 +25,25 @@ def store_observation(
     metadata: Mapping[str, Any] | None = None,
     occurred_at: datetime | None = None,
     supersedes: str | None = None,
+    conversation_id: str | None = None,
+    speaker: str = "",
 ) -> Observation:
     """Remember one statement, findable at once.
 
+    :param conversation_id: the author's conversation that it was said in, as the next turn; recall takes what was
+        said around it into account. One that is not known yet begins.
+    :param speaker: who said it.
     :param supersedes: the reference of an older statement in whose place this one stands from now on.
     :raises UnknownMemory: if there is no such older statement.
     :raises AlreadySuperseded: if another statement stands in its place already.
+    :raises ConversationFull: if the conversation takes no more turns.
     """
+    turn = conversation_id and take_turn(principal=author, conversation_id=conversation_id, at=occurred_at or now)
     observation = Observation.objects.create(
         tenant_id=author.tenant_id,
         author_id=author.principal_id,
+        session=turn and turn.session,
+        speaker=speaker,
         text=text,
         domain=domain,
         confidence=confidence,
@@ -50,7 +60,12 @@ def store_observation(
         if not replaced:
             raise AlreadySuperseded(f"{older} has been superseded already.")
     passage = Passage.objects.create(
-        tenant_id=author.tenant_id, observation=observation, domain=domain, recorded_at=now
+        **({"id": turn.place} if turn else {}),
+        tenant_id=author.tenant_id,
+        observation=observation,
+        domain=domain,
+        recorded_at=now,
     )
-    sql.index_words(passage.pk, text, observations=1 if supersedes is None else 0, passages=1)
+    dated = "" if occurred_at is None else f" {occurred_at:%B %Y}"
+    sql.index_words(passage.pk, text, context=speaker + dated, observations=1 if supersedes is None else 0, passages=1)
     return observation

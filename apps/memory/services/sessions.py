@@ -1,11 +1,15 @@
 """Conversations, as they go on."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from django.db import transaction
+from django.db.models import F
+from django.db.models.functions import Greatest, Least
 
-from apps.memory.models import Session
+from apps.memory.errors import ConversationFull
+from apps.memory.models import MOST_TURNS, Session
 from apps.principals.tenancy import Caller
 
 
@@ -32,3 +36,35 @@ def record_session(
         create_defaults={**said, "started_at": now, "last_active_at": now},
     )
     return session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """The next turn of a conversation, and its place in the index."""
+
+    session: Session
+    place: int
+
+
+def take_turn(*, principal: Caller, conversation_id: str, at: datetime) -> Turn:
+    """Take the next turn of the principal's conversation, which begins with it if it is not known.
+
+    Turns of a conversation are given one after the other: who takes one is waited for until it has committed.
+
+    :raises ConversationFull: if there is none left.
+    """
+    session, _ = Session.objects.get_or_create(
+        tenant_id=principal.tenant_id,
+        principal_id=principal.principal_id,
+        conversation_id=conversation_id,
+        defaults={"started_at": at, "last_active_at": at},
+    )
+    taken = Session.objects.filter(pk=session.pk, turns__lt=MOST_TURNS).update(
+        turns=F("turns") + 1,
+        started_at=Least("started_at", at),
+        last_active_at=Greatest("last_active_at", at),
+    )
+    if not taken:
+        raise ConversationFull(f"The conversation {conversation_id[:60]!r} takes no more turns; begin another.")
+    session.refresh_from_db(fields=["turns"])
+    return Turn(session=session, place=session.place_of(session.turns - 1))

@@ -1,7 +1,8 @@
 """The statements behind recall.
 
 Words are PostgreSQL's own: its English dictionary drops stop words and stems the others, on the way in and on the
-way out alike. The ranking is BM25 over the postings, which the writing transaction keeps.
+way out alike. The ranking is BM25 over the postings, which the writing transaction keeps, and what stands around a
+passage adds to it: the turns before and after it, its session, who said it and when.
 """
 
 import json
@@ -11,13 +12,19 @@ from datetime import datetime
 from typing import Any, Final
 
 from apps.core.sql import hot_cursor
+from apps.memory.questions import Question
 
 # The newest passages of a word that are scored, and the number of passages of rarer words from which on a word only
-# adds to their scores. A narrowed question knows no such bound: what it asks for may be old.
-_SCORED: Final = 2_000
-
-# A word is counted up to here; one that stands in more passages weighs too little for the difference to matter.
-_COUNTED: Final = 20_000
+# adds to their scores; one that stands in more than so many itself, from fewer on. A narrowed question knows no such
+# bound: what it asks for may be old.
+_SCORED: Final = 1_000
+_ENOUGH: Final = 100
+# The best by their own words, to which common words and what stands around them are added.
+_LEADING: Final = 400
+# A word is counted up to here; of those that stand in more passages a tick keeps the count (see CommonWord).
+COMMON: Final = 2_000
+# The best that are looked through for words that follow each other as they do in the question.
+_LOOKED_THROUGH: Final = 24
 
 # A question is answered with no more than these.
 MOST: Final = 500
@@ -33,17 +40,19 @@ _SHOWN: Final = """
     p.domain, coalesce(o.confidence, t.confidence, 1) as confidence,
     coalesce(o.metadata, c.metadata, '{}'::jsonb)::text as metadata,
     (select a.name from principals_principal a where a.id = coalesce(o.author_id, t.author_id, c.author_id)) as author,
-    p.recorded_at
+    p.recorded_at, o.occurred_at, coalesce(o.speaker, '') as speaker,
+    coalesce((select s.conversation_id from memory_session s where s.id = o.session_id), '') as conversation_id
 """
 
-# One passage by its key; the limit keeps the planner from joining the tables as wholes.
+# One passage by its place; the limit keeps the planner from joining the tables as wholes.
 _MEMORY: Final = f"""
-    select {_SHOWN}
+    select {_SHOWN}, p.words
     from memory_passage p
     left join memory_observation o on o.id = p.observation_id
     left join memory_pattern t on t.id = p.pattern_id
     left join memory_concept c on c.id = p.concept_id
-    where p.id = r.passage_id
+    where p.id = r.place
+      and p.tenant_id = %(tenant)s and p.scope = %(scope)s
       and (%(domain)s::text is null or p.domain = %(domain)s)
       and p.recorded_at <= %(as_of)s
       and (o.superseded_at is null or o.superseded_at > %(as_of)s)
@@ -51,56 +60,150 @@ _MEMORY: Final = f"""
     limit 1
 """  # constants only
 
-# Index-only scans of memory_posting_once (each word's passages to count and to choose, then the chosen ones' other
-# words) and of memory_tally_of_tenant; then, best first and until there are enough, the memories by key.
-# Six words at most: the rarest.
+_ANSWERED: Final = "ref, text, domain, confidence, metadata, author, recorded_at, occurred_at, speaker, conversation_id"
+
+# Index-only scans of memory_posting_once (each word's passages to count and to choose, then the leading ones' other
+# words), of memory_commonword_once and memory_tally_of_tenant; then, best first and until there are enough, the
+# memories by key. Six words at most: the rarest.
+#
+# A word of the question stands for its other forms and, where it is a name, for the other names of the same concept.
+# A passage has its own score; half of that of the turns next to it and 0.3 of those after these are added, twice the
+# weight of a word that says who spoke or when, and a fifth of what the session's words score as one text.
 RECALL: Final = f"""
-with asked as materialized (
-    select w.term, n.passages
-    from unnest(tsvector_to_array(to_tsvector('english', %(query)s))) as w(term)
+with spelled as materialized (
+    select word, word as term, 1::float8 as share
+    from unnest(tsvector_to_array(to_tsvector('english', %(query)s))) as q(word)
+), meant as materialized (
+    select word, term, share from spelled
+    union all
+    select w.word, other.term, 1
+    from unnest(%(said)s::text[], %(also)s::text[]) as f(said, also)
+    cross join lateral (select (ts_lexize('english_stem', f.said))[1] as word) w
+    cross join lateral (select (ts_lexize('english_stem', f.also))[1] as term) other
+    where w.word in (select word from spelled) and other.term <> w.word
+    union all
+    select w.word, other.term, other.share
+    from memory_conceptname named
+    join memory_conceptname alias on alias.concept_id = named.concept_id and alias.key <> named.key
+    cross join lateral unnest(tsvector_to_array(to_tsvector('english', named.key))) as w(word)
     cross join lateral (
-        select count(*) as passages
-        from (select from memory_posting where tenant_id = %(tenant)s and term = w.term limit {_COUNTED}) counted
+        select term, 1::float8 / count(*) over () as share
+        from unnest(tsvector_to_array(to_tsvector('english', alias.key))) as l(term)
+    ) other
+    where named.tenant_id = %(tenant)s and named.key = any(%(names)s::text[])
+), counted as materialized (
+    select word, term, max(share) as share, max(n.passages) as passages
+    from meant
+    cross join lateral (
+        select coalesce(
+            (select passages from memory_commonword c
+             where c.tenant_id = %(tenant)s and c.scope = %(scope)s and c.term = meant.term),
+            (select count(*) from (
+                 select from memory_posting g
+                 where g.tenant_id = %(tenant)s and g.scope = %(scope)s and g.term = meant.term
+                 limit {COMMON}) found)) as passages
+        offset 0  -- else it is counted anew wherever it is used
     ) n
     where n.passages > 0
-    order by n.passages, w.term
+    group by word, term
+), asked as materialized (
+    select word, greatest(sum(passages) filter (where share = 1), min(passages)) as passages
+    from counted
+    group by word
+    order by 2, 1
     limit 6
 ), corpus as materialized (
-    select coalesce(sum(passages), 0) as passages, greatest(sum(words) / nullif(sum(passages), 0), 1) as length
-    from memory_tally where tenant_id = %(tenant)s
+    select coalesce(sum(passages), 0) as passages,
+           greatest(sum(words) / nullif(sum(passages), 0), 1)::float8 as length
+    from memory_tally where tenant_id = %(tenant)s and scope = %(scope)s
 ), weighed as materialized (
-    select asked.term, asked.passages, corpus.length::float8,
-           sum(asked.passages) over (
-               order by asked.passages, asked.term rows between unbounded preceding and 1 preceding
-           ) as of_rarer,
+    select asked.word, counted.term, counted.share, corpus.length,
+           coalesce(coalesce(of_rarer.passages, 0)
+                    < case when asked.passages > %(scored)s then {_ENOUGH} else %(scored)s end, true) as chooses,
            ln(1 + greatest(corpus.passages - asked.passages + 0.5, 0) / (asked.passages + 0.5))::float8 as weight
-    from asked cross join corpus
-), chosen as materialized (
-    select distinct g.passage_id
-    from weighed
+    from asked join counted using (word) cross join corpus
     cross join lateral (
-        select passage_id from memory_posting
-        where tenant_id = %(tenant)s and term = weighed.term
+        select sum(r.passages) as passages from asked r
+        where (r.passages, r.word) < (asked.passages, asked.word)
+    ) of_rarer
+), chosen as materialized (
+    select g.passage_id as place, w.word, w.term, w.weight, g.of_context, w.share * g.frequency as frequency,
+           1.2 * (0.25 + 0.75 * g.length / w.length) as damping
+    from weighed w
+    cross join lateral (
+        select passage_id, frequency, length, of_context from memory_posting
+        where tenant_id = %(tenant)s and scope = %(scope)s and term = w.term
         order by passage_id desc
         limit %(scored)s
     ) g
-    where coalesce(weighed.of_rarer < %(scored)s, true)
-), scored as materialized (
-    select chosen.passage_id, array_agg(weighed.term order by weighed.passages, weighed.term) as terms,
-           sum(weighed.weight * g.frequency * 2.2
-               / (g.frequency + 1.2 * (0.25 + 0.75 * g.length / weighed.length)))::float8 as score
-    from chosen cross join weighed
+    where w.chooses
+), matched as materialized (
+    select place, word, min(term) as term, max(weight) as weight, sum(frequency) as frequency,
+           max(weight) * sum(frequency) * 2.2 / (sum(frequency) + max(damping)) as score,
+           max(weight) * bool_or(of_context)::int as around
+    from chosen
+    group by place, word
+), own as materialized (
+    select place, sum(score) as score, sum(around) as around,
+           string_agg(case when term = word then word else term || ' (' || word || ')' end, ', ')
+               filter (where frequency > 0) as terms,
+           string_agg(word, ', ') filter (where around > 0) as told
+    from matched
+    group by place
+    order by sum(score) + 2 * sum(around) desc, place desc
+    limit %(leading)s
+), common as materialized (
+    select own.place,
+           w.weight * w.share * g.frequency * 2.2
+               / (w.share * g.frequency + 1.2 * (0.25 + 0.75 * g.length / w.length)) as score,
+           w.weight * g.of_context::int as around, case when g.frequency > 0 then w.term end as terms,
+           case when g.of_context then w.word end as told
+    from weighed w
+    cross join own
     cross join lateral (
-        select frequency, length from memory_posting
-        where tenant_id = %(tenant)s and term = weighed.term and passage_id = chosen.passage_id
+        select frequency, length, of_context from memory_posting
+        where tenant_id = %(tenant)s and scope = %(scope)s and term = w.term and passage_id = own.place
         limit 1
     ) g
-    group by chosen.passage_id
+    where not w.chooses
+), sessions as materialized (
+    select session, sum(weight * frequency * 2.2 / (frequency + 1.2)) as score
+    from (
+        select place >> 19 as session, word, max(weight) as weight, sum(frequency) as frequency
+        from matched where place & 524288 = 0 and frequency > 0
+        group by 1, 2
+    ) said
+    group by session
+), spread as materialized (
+    select place + distance as place, sum(score * share) as score,
+           coalesce(sum(around) filter (where distance = 0), 0) as around,
+           string_agg(terms, ', ') filter (where distance = 0) as terms,
+           string_agg(told, ', ') filter (where distance = 0) as told,
+           bool_or(distance <> 0) as is_among
+    from (select * from own union all select * from common) found
+    cross join (values (0, 1::float8), (-1, 0.5), (1, 0.5), (-2, 0.3), (2, 0.3)) n(distance, share)
+    where distance = 0 or (place & 524288 = 0 and score > 0)
+    group by 1
+), total as materialized (
+    select spread.place, spread.score + 2 * spread.around + 0.2 * coalesce(sessions.score, 0) as score,
+           spread.terms, spread.told, spread.is_among
+    from spread left join sessions on sessions.session = spread.place >> 19
+), best as materialized (
+    select m.*, r.place, r.score, r.terms, r.told, r.is_among
+    from (select * from total order by score desc, place desc) r
+    cross join lateral ({_MEMORY}) m
+    order by r.score desc, r.place desc
+    limit greatest(%(limit)s, {_LOOKED_THROUGH})
+), phrases as materialized (
+    select phrase from unnest(%(pairs)s::text[]) as q(pair)
+    cross join lateral (select phraseto_tsquery('english', q.pair) as phrase) p
+    where numnode(phrase) = 3
 )
-select m.*, r.score, r.terms
-from (select passage_id, score, terms from scored order by score desc, passage_id desc) r
-cross join lateral ({_MEMORY}) m
-order by r.score desc, r.passage_id desc
+select {_ANSWERED}, best.score * (1 + 0.1 * found.phrases) as score, best.terms, best.told, is_among,
+       found.phrases > 0 as has_phrase
+from best
+cross join lateral (select count(*) as phrases from phrases where best.words @@ phrase) found
+order by 11 desc, recorded_at desc, best.place desc
 limit %(limit)s
 """  # constants only
 
@@ -110,16 +213,17 @@ def _newest(narrowed: str, order: str = "") -> str:
     # In the order of the domain too, which is named by an array lest that be void: of a domain with a large share of
     # all the planner expects some among the newest, where there may be none.
     return f"""
-select *, 0::float8 as score, array[]::text[] as terms
+select {_ANSWERED}, 0::float8 as score, '' as terms, '' as told, false as is_among,
+       false as has_phrase
 from (
     select m.*
     from (
-        select id as passage_id, recorded_at, domain from memory_passage
-        where tenant_id = %(tenant)s and recorded_at <= %(as_of)s {narrowed}
+        select id as place, recorded_at, domain from memory_passage
+        where tenant_id = %(tenant)s and scope = %(scope)s and recorded_at <= %(as_of)s {narrowed}
         order by {order}recorded_at desc, id desc
     ) r
     cross join lateral ({_MEMORY}) m
-    order by {order and "r."}{order}r.recorded_at desc, r.passage_id desc
+    order by {order and "r."}{order}r.recorded_at desc, r.place desc
     limit {MOST}
 ) newest
 limit %(limit)s
@@ -128,7 +232,6 @@ limit %(limit)s
 
 # Ordered scans of memory_passage_newest and memory_passage_domain that stop at the limit.
 NEWEST: Final = _newest("")
-
 NEWEST_OF_DOMAIN: Final = _newest("and domain = any(array[%(domain)s::text])", "domain, ")
 
 
@@ -143,42 +246,85 @@ class Found:
     metadata: dict[str, Any]
     author: str
     recorded_at: datetime
+    occurred_at: datetime | None
+    speaker: str
+    conversation_id: str
     score: float
     terms: tuple[str, ...]
+    """Words of the question that it has, with another form or name in their place before them in parentheses."""
+    told: tuple[str, ...]
+    """Words of the question that say who said it, or when."""
+    is_among: bool
+    """What was said around it adds to its score."""
+    has_phrase: bool
 
 
 def find(
-    *, query: str, tenant_id: int, domain: str | None, filters: Mapping[str, Any], as_of: datetime | None, limit: int
+    *,
+    question: Question,
+    tenant_id: int,
+    scope: int = 0,
+    domain: str | None,
+    filters: Mapping[str, Any],
+    as_of: datetime | None,
+    limit: int,
 ) -> list[Found]:
-    """The memories that match best; with an empty query, the newest.
+    """The memories of a scope that match best; with an empty question, the newest.
 
     Where a word stands in thousands of passages and nothing narrows the question, its newest are considered.
     """
     given = {
         "tenant": tenant_id,
+        "scope": scope,
         "domain": domain,
         "filters": json.dumps(filters),
         "as_of": as_of or "infinity",
         "limit": limit,
     }
     with hot_cursor() as cursor:
-        if query.strip():
+        if question.text.strip():
             narrowed = domain is not None or filters or as_of is not None
-            cursor.execute(RECALL, given | {"query": query, "scored": None if narrowed else _SCORED})
+            cursor.execute(RECALL, given | asking(question, limit=None if narrowed else limit))
         else:
             cursor.execute(NEWEST if domain is None else NEWEST_OF_DOMAIN, given)
         rows = cursor.fetchall()
-    return [
-        Found(
-            ref=ref,
-            text=text,
-            domain=domain_,
-            confidence=confidence,
-            metadata=json.loads(metadata),
-            author=author,
-            recorded_at=recorded_at,
-            score=score,
-            terms=tuple(terms),
-        )
-        for ref, text, domain_, confidence, metadata, author, recorded_at, score, terms in rows
-    ]
+    return [_found(*row) for row in rows]
+
+
+def asking(question: Question, *, limit: int | None) -> dict[str, Any]:
+    """What RECALL takes of a question besides what narrows it; without a limit nothing bounds what is scored."""
+    return {
+        "query": question.text,
+        "said": [said for said, _ in question.forms],
+        "also": [also for _, also in question.forms],
+        "names": question.names,
+        "pairs": question.pairs,
+        "scored": None if limit is None else _SCORED,
+        "leading": None if limit is None else max(limit, _LEADING),
+    }
+
+
+def _found(*row: Any) -> Found:
+    ref, text, domain, confidence, metadata, author, recorded_at, occurred_at, speaker, conversation_id, *why = row
+    score, terms, told, is_among, has_phrase = why
+    return Found(
+        ref=ref,
+        text=text,
+        domain=domain,
+        confidence=confidence,
+        metadata=json.loads(metadata),
+        author=author,
+        recorded_at=recorded_at,
+        occurred_at=occurred_at,
+        speaker=speaker,
+        conversation_id=conversation_id,
+        score=score,
+        terms=_listed(terms),
+        told=_listed(told),
+        is_among=is_among,
+        has_phrase=has_phrase,
+    )
+
+
+def _listed(words: str | None) -> tuple[str, ...]:
+    return tuple(sorted(words.split(", "))) if words else ()

@@ -4,10 +4,10 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from django.utils import timezone
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from apps.core.operations import Route, operation
-from apps.core.schemas import Input, Moment, Output
+from apps.core.schemas import Input, Moment, Output, Text
 from apps.memory import services
 from apps.memory.tools.shapes import Domain, Label, Share, Words
 from apps.principals.tenancy import Caller
@@ -26,6 +26,10 @@ class StoreMemory(Input):
     """Anything to find it by later (see the filters of `memory_recall`)."""
     occurred_at: Moment | None = None
     """When it was so, if not now."""
+    conversation_id: Label | None = None
+    """Your conversation that it was said in, as its next turn: it is then also found by what was said around it."""
+    speaker: Annotated[Text, StringConstraints(max_length=100)] = ""
+    """Who said it."""
     supersedes: Label | None = None
     """The reference of an older observation in whose place this one stands."""
 
@@ -55,6 +59,8 @@ def memory_store(caller: Caller, given: StoreMemory) -> StoredMemory:
         evidence=given.evidence,
         metadata=given.metadata,
         occurred_at=given.occurred_at,
+        conversation_id=given.conversation_id,
+        speaker=given.speaker,
         supersedes=given.supersedes,
         now=timezone.now(),
     )

@@ -39,6 +39,9 @@ class RecalledMemory(Output):
     metadata: dict[str, Any]
     author: str
     recorded_at: datetime
+    occurred_at: datetime | None
+    speaker: str
+    conversation_id: str
 
 
 class Recollection(Output):

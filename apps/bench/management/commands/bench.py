@@ -25,25 +25,24 @@ class Command(BaseCommand):
     requires_system_checks = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument("suite", nargs="*", help=f"which: {', '.join(suites.names())} (default: all)")
+        parser.add_argument(
+            "suite", nargs="*", help=f"which: {', '.join(suites.names())} (default: all without --data)"
+        )
         length = parser.add_mutually_exclusive_group()
         length.add_argument("--quick", action="store_const", const="quick", dest="scale", help="a few minutes a suite")
         length.add_argument("--tiny", action="store_const", const="tiny", dest="scale", help="only see that it works")
         parser.set_defaults(scale="full")
         parser.add_argument("--receipts", type=int, metavar="N", help="how many receipts growth is measured at")
+        parser.add_argument("--data", metavar="FILE", help="what a suite of quality is asked about: docs/benchmarks.md")
         parser.add_argument("--json", action="store_true", help="print one object per row")
         parser.add_argument("--plot", metavar="DIR", help="write SVG charts there (needs matplotlib)")
 
     def handle(self, *_args: Any, suite: list[str], **options: Any) -> None:
-        unknown = sorted(set(suite) - set(suites.names()))
-        if unknown:
-            raise CommandError(f"There is no suite {', '.join(unknown)}; there are {', '.join(suites.names())}.")
         if options["receipts"] is not None and options["receipts"] < 1:
             raise CommandError("--receipts must be 1 or more.")
         asked = {name: options[name] for name in ("scale", "receipts", "json")}
-        asked |= {"suites": suite or suites.names(), "plot": None}
-        if options["plot"]:
-            asked["plot"] = str(Path(options["plot"]).resolve())
+        asked |= {name: options[name] and str(Path(options[name]).resolve()) for name in ("plot", "data")}
+        asked["suites"] = _chosen(suite, options["data"])
         try:
             if options["plot"]:
                 report.chart_library_is_there()
@@ -52,6 +51,18 @@ class Command(BaseCommand):
             raise CommandError(str(failure)) from failure
         if code:
             raise SystemExit(code)
+
+
+def _chosen(suite: list[str], data: str | None) -> list[str]:
+    """The suites to run: those named, or all that need nothing that the user would have to bring."""
+    if unknown := sorted(set(suite) - set(suites.names())):
+        raise CommandError(f"There is no suite {', '.join(unknown)}; there are {', '.join(suites.names())}.")
+    needing = [name for name in suites.names() if suites.needs_data(name)]
+    if data is None and (lacking := sorted(set(suite) & set(needing))):
+        raise CommandError(f"{', '.join(lacking)}: needs --data.")
+    if data is not None and not Path(data).exists():
+        raise CommandError(f"There is no {data}.")
+    return suite or [name for name in suites.names() if name not in needing]
 
 
 def _run(asked: dict[str, Any]) -> int:

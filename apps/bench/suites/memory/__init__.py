@@ -1,0 +1,12 @@
+"""Memory: recall among few and many memories."""
+
+from collections.abc import Iterator
+
+from apps.bench.bench import Bench
+from apps.bench.rows import Row
+from apps.bench.suites.memory import recalling
+
+
+def run(bench: Bench) -> Iterator[Row]:
+    """Every case of the suite."""
+    yield from recalling.rows(bench)
