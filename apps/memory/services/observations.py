@@ -38,11 +38,13 @@ def store_observation(
     :raises AlreadySuperseded: if another statement stands in its place already.
     :raises ConversationFull: if the conversation takes no more turns.
     """
-    turn = conversation_id and take_turn(principal=author, conversation_id=conversation_id, at=occurred_at or now)
+    turn = None
+    if conversation_id is not None:
+        turn = take_turn(principal=author, conversation_id=conversation_id, at=occurred_at or now)
     observation = Observation.objects.create(
         tenant_id=author.tenant_id,
         author_id=author.principal_id,
-        session=turn and turn.session,
+        session=None if turn is None else turn.session,
         speaker=speaker,
         text=text,
         domain=domain,
