@@ -5,7 +5,7 @@ when it has been shown, `rejected/` with a reason when it is no item.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -86,13 +86,17 @@ class Inbox:
 
         :raises Unreadable: if the item could not be read again.
         """
-        return _write(self.folder, item, now)
+        return _write(lambda: self.folder, item, now)
 
     def leave_from(self, sender: Repository, item: Item, *, now: datetime) -> Path:
         """Write an item that comes from another repository."""
-        shared = self.repository.home / "shared-inbox"
-        folders.make(shared)
-        return _write(shared / f"{_FROM}{sender.id}", replace(item, project=sender.id), now)
+
+        def folder() -> Path:
+            shared = self.repository.home / "shared-inbox"
+            folders.make(shared)
+            return shared / f"{_FROM}{sender.id}"
+
+        return _write(folder, replace(item, project=sender.id), now)
 
     def peek(self, *, max_tokens: int) -> Inheritance:
         """What a session would be shown now; changes nothing, and nothing is taken."""
@@ -210,11 +214,16 @@ def _reason(path: Path) -> str:
         return "its reason is gone"
 
 
-def _write(folder: Path, item: Item, now: datetime) -> Path:
+def _write(folder: Callable[[], Path], item: Item, now: datetime) -> Path:
     data = item.to_bytes()
     Item.from_bytes(data)
-    folders.make(folder)
-    return folders.write_new(folder, lambda: fresh_name(item.kind, now=now), data)
+    folders.make(folder())
+    path = folders.write_new(folder(), lambda: fresh_name(item.kind, now=now), data)
+    # Somebody may have moved the folders meanwhile, and with them this file, or not.
+    if path.parent != folder():
+        folders.make(folder())
+        folders.move(path, folder() / path.name)
+    return folder() / path.name
 
 
 def _claimed(reader: Reader, found: Found, now: datetime) -> Found | None:

@@ -136,7 +136,7 @@ def session_name(name: str) -> str:
 
 def moment_text(moment: datetime) -> str:
     """ISO 8601 in UTC, to the second."""
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _scalar(text: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from apps.handoff import folders
+from apps.handoff import folders, places
 from apps.handoff.errors import Refused
 from apps.handoff.items import Kind, Priority
 from tests.handoff.repositories import (
@@ -156,6 +156,41 @@ def test_folders_of_somebody_else_are_left_alone(root: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "holds something else" in done.stderr
     assert answered("status", root=root)["inbox"].endswith(".git/handoff/inbox")
+
+
+def test_folders_that_hold_items_by_the_protocol_are_taken_over(root: Path) -> None:
+    (root / "inbox" / "processed").mkdir(parents=True)
+    (root / "outbox").mkdir()
+    for name in ("1736528400-learning.md", "processed/1736528300-learning.md"):
+        (root / "inbox" / name).write_bytes(item(f"{name}\n").to_bytes())
+    (root / "outbox" / "governance-report-2026-01-10.md").write_text("# Governance Report: Login\n")
+    leave(root, "From before\n")
+    bodies(root)
+    answered("place", "tree", root=root)
+    assert git(root, "status", "--porcelain", "--untracked-files=all") == ""
+    assert [one["body"] for one in answered("inherit", root=root)["items"]] == ["1736528400-learning.md\n"]
+    assert answered("status", root=root)["processed"] == 3
+    assert answered("outbox", "take", root=root) == {"report": "# Governance Report: Login\n"}
+    assert len(inbox_of(root).processed.entries()) == 2
+
+
+def test_asking_for_the_place_where_it_is_moves_nothing(root: Path) -> None:
+    (root / "inbox").mkdir()
+    (root / "inbox" / "mail.md").write_text("Not yours")
+    answered("place", "git", root=root)
+    assert (root / "inbox" / "mail.md").exists()
+
+
+def test_what_is_left_while_the_folders_move_arrives(root: Path) -> None:
+    moving = """
+if number == 0:
+    for turn in range(6):
+        places.settle(inbox.repository, in_tree=turn % 2 == 0)
+else:
+    """ + WRITE.strip()
+    at_once(root, 30, moving)
+    places.settle(inbox_of(root).repository, in_tree=True)
+    assert sorted(bodies(root, max_tokens=100_000)) == sorted(f"{number}\n" for number in range(1, 30))
 
 
 def test_folders_that_only_keep_themselves_are_taken(root: Path) -> None:
