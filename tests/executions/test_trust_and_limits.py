@@ -1,5 +1,6 @@
 """What bites at the moment of the call: lost trust, quarantine, the worker's limits."""
 
+import threading
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -9,7 +10,7 @@ from django.db import connection
 
 from apps.core.sql import database_now
 from apps.executions import services as executions
-from apps.executions.errors import PayloadTooLarge, WorkerBarred, WorkerUnavailable
+from apps.executions.errors import PayloadTooLarge, WorkerBarred, WorkerTimedOut, WorkerUnavailable
 from apps.executions.services import CallMode, advancing
 from apps.executions.services.beginning import MAX_CLAIMS
 from apps.principals.models import Tenant
@@ -165,6 +166,15 @@ def test_parameters_over_the_workers_limit_are_refused_before_anything_is_sent_o
         assert Allowance.objects.count() == 1
 
 
+def test_a_direct_call_is_given_up_when_the_workers_own_time_is_over(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server, constraints={"timeout_seconds": 0.5})
+
+    with pytest.raises(WorkerTimedOut, match=r"within 0\.5 s"):
+        executions.call_worker(
+            caller=kee, worker_id="texter", tool_name="hold", params={"text": "x"}, mode=CallMode.DIRECT
+        )
+
+
 def test_a_direct_call_over_the_rate_is_refused_with_the_time_to_wait(kee: Caller, server: WorkerServer) -> None:
     later(timedelta(0))
     make_worker(kee, server, constraints={"rate_limit_per_hour": 200})
@@ -292,6 +302,22 @@ class TestTasks:
         done = self.ended(kee, task)
         assert (done.status, done.run_id, (done.error or {})["code"]) == ("failed", 1, "worker_barred")
         assert not server.calls
+
+    def test_a_run_is_given_up_when_the_workers_own_time_is_over(self, kee: Caller, server: WorkerServer) -> None:
+        make_worker(kee, server, constraints={"timeout_seconds": 0.5})
+        executions.call_worker(
+            caller=kee, worker_id="texter", tool_name="hold", params={"text": "x"}, mode=CallMode.ASYNC
+        )
+        # Or it would wait for the gate of the test's worker, which nobody opens.
+        opening = threading.Timer(20, server.gate.set)
+        opening.start()
+
+        execute_queue(kee.tenant_id, "execute")
+
+        opening.cancel()
+        with kee.acting():
+            assert HotTask.objects.get().failures == 1
+            assert (Run.objects.get().error or {})["code"] == "worker_timed_out"
 
     def test_a_task_over_the_rate_waits_without_an_attempt_and_is_done_when_there_is_room(
         self, kee: Caller, server: WorkerServer

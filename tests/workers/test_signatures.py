@@ -356,6 +356,20 @@ def test_after_an_unregistration_only_a_younger_signature_counts_even_by_way_of_
     assert register(as_kee, signed(make_manifest(), key)).worker.effective_tier == "verified"
 
 
+def test_what_signed_a_worker_before_an_operator_put_it_out_counts_no_more(as_kee: Caller) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    old = signed(make_manifest(), key)
+    register(as_kee, old)
+
+    services.expel(tenant_id=as_kee.tenant_id, worker_id="code-analyzer-001", why="odd answers")
+
+    with pytest.raises(errors.SignatureReplayed, match="unregistered"), transaction.atomic():
+        register(as_kee, old)
+    move_clock(timedelta(seconds=1))
+    assert register(as_kee, signed(make_manifest(), key)).worker.effective_tier == "verified"
+
+
 def test_of_two_manifests_that_were_signed_in_one_second_the_first_to_come_counts(as_kee: Caller) -> None:
     key, second = make_key(), database_now().replace(microsecond=0)
     enroll(as_kee, key)
