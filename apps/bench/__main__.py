@@ -43,6 +43,7 @@ def main(asked: dict[str, Any]) -> int:
             data=Path(os.environ["GATEHOUSE_DATA"]),
             home=None if home is None else Path(home),
             data_file=Path(asked["data"] or "."),
+            history=asked["history"],
         )
         told = Report(machine=run.machine)
         try:

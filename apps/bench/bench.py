@@ -45,9 +45,19 @@ class Bench:
     processes: Processes
     data_file: Path = Path()
     """What the user brings for suites that need data."""
+    history: int | None = None
+    """How many past plans of it are learned from; None: all."""
 
     @classmethod
-    def begun(cls, scale: Scale, *, data: Path, home: Path | None, data_file: Path = Path()) -> "Bench":
+    def begun(
+        cls,
+        scale: Scale,
+        *,
+        data: Path,
+        home: Path | None,
+        data_file: Path = Path(),
+        history: int | None = None,
+    ) -> "Bench":
         """On a migrated database that nobody else uses."""
         folder = DataFolder(data)
         (data / "log").mkdir(parents=True)
@@ -57,6 +67,7 @@ class Bench:
             machine=machine.facts(home),
             processes=Processes(folder),
             data_file=data_file,
+            history=history,
         )
 
     def fast_disk(self, fsyncs: int) -> bool:

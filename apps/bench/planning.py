@@ -131,7 +131,7 @@ def answer(document: Mapping[str, Any]) -> Answer:
             for source in sources
             if target in tools and tools[source] != tools[target]
         ),
-        confidence=document.get("plan_confidence", document["confidence"]),
+        confidence=document["confidence"] if ready else (document.get("partial_plan") or {}).get("confidence", 0.0),
         ready=ready,
     )
 

@@ -1,10 +1,15 @@
-from django.contrib import admin
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
 from unfold.admin import TabularInline
 
 from apps.core.admin import OperatorAdmin, link_to
-from apps.plans.models import Delegate, Plan, PlanStep
+from apps.core.errors import DomainError
+from apps.plans import drawing, services
+from apps.plans.models import Delegate, LearnedModel, Outcome, Plan, PlanStep
+from apps.principals.tenancy import acting_in
 from apps.receipts.models import Receipt
 
 
@@ -25,7 +30,15 @@ class PlanAdmin(OperatorAdmin):
     search_fields = ["plan_id", "intent"]
     ordering = ["-id"]
     inlines = [StepInline]
-    readonly_fields = ["receipt_link", "execution_link"]
+    readonly_fields = ["graph", "provenance", "receipt_link", "execution_link"]
+
+    @admin.display(description="Steps")
+    def graph(self, plan: Plan) -> str:
+        return drawing.graph(plan.document)
+
+    @admin.display(description="Params, alternatives, confidence")
+    def provenance(self, plan: Plan) -> str:
+        return drawing.details(plan.document)
 
     @admin.display(description="Asked by")
     def principal_link(self, plan: Plan) -> str:
@@ -66,3 +79,33 @@ class DelegateAdmin(OperatorAdmin):
     @admin.display(description="Acts as")
     def principal_link(self, delegate: Delegate) -> str:
         return link_to(delegate.principal)
+
+
+@admin.register(Outcome)
+class OutcomeAdmin(OperatorAdmin):
+    list_display = ["id", "plan_link", "tools", "weight", "recorded_at"]
+    list_filter = ["tenant"]
+    list_select_related = ["plan"]
+    ordering = ["-id"]
+
+    @admin.display(description="Plan")
+    def plan_link(self, outcome: Outcome) -> str:
+        return link_to(outcome.plan)
+
+
+@admin.register(LearnedModel)
+class LearnedModelAdmin(OperatorAdmin):
+    list_display = ["number", "tenant", "state", "learned_from", "node_f1", "node_f1_before", "learned_at"]
+    list_filter = ["state", "tenant"]
+    ordering = ["-id"]
+    exclude = ["body"]
+    actions = ["go_back"]
+
+    @admin.action(description="Go back to the model before", permissions=["operate"])
+    def go_back(self, request: HttpRequest, queryset: QuerySet[LearnedModel]) -> None:
+        for model in queryset.defer("body"):
+            try:
+                with acting_in(model.tenant_id, "an operator goes back to the model before"):
+                    services.go_back(number=model.number)
+            except DomainError as refusal:
+                self.message_user(request, str(refusal), messages.WARNING)

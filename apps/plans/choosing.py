@@ -6,6 +6,8 @@ accounted for. What changes the world must be asked for by its own verb, or in n
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -13,18 +15,19 @@ from typing import Final
 from apps.plans import lexicon
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
 from apps.plans.clauses import Clause, read
-from apps.plans.history import NEAREST, Heard, History, Looked, Past, Voiced, Without
+from apps.plans.history import KEPT, NEAREST, Heard, History, Looked, Past, Voiced, Without
 from apps.plans.ordering import best_path
-from apps.plans.ranking import KEPT, Candidate, Ranker
+from apps.plans.ranking import Candidate, Ranker
 
 ALTERNATIVES: Final = 3
 _SHOWN: Final = 0.2
 _POSSIBLE: Final = 0.35
 _NOISE_WORDS: Final = 4
 _BROUGHT_UP: Final = 6
-_ACCOUNTED: Final = 0.25
+_ACCOUNTED: Final = 0.15
 _ALIKE: Final = 0.35
 _BOLD: Final = 0.6
+_SURE: Final = 0.7
 _NEXT: Final = 0.8
 
 
@@ -48,8 +51,8 @@ class Choice:
     assumptions: list[str] = field(default_factory=list)
     unmatched: list[tuple[Clause, Sequence[Candidate]]] = field(default_factory=list)
     rejected: list[float] = field(default_factory=list)
-    nearest: float = 0.0
-    """How alike the most similar past request is."""
+    confidence: float | None = None
+    """How surely exactly these tools serve the request, where past plans tell."""
 
 
 def choose_tools(intent: str, clauses: Sequence[Clause], ranker: Ranker, catalogue: Catalogue) -> Choice:
@@ -145,7 +148,8 @@ class _Learned:
         passed = sorted((one for one in voices if one not in taken), key=lambda one: (-one.p, one.uid))
         choice = self.words.choice
         choice.rejected.append(passed[0].p if passed else 0.0)
-        choice.nearest = max((one.features[NEAREST] for one in voices), default=0.0)
+        nearest = max((one.features[NEAREST] for one in voices), default=0.0)
+        choice.confidence = self.history.sureness([one.p for one in taken], choice.rejected[0], nearest)
         near = _nearness(self.history, asked, found, heard, [one.uid for one in taken])
         homes = {one.uid: _home(asked, near, one.uid) for one in taken}
         for clause in asked:
@@ -155,6 +159,9 @@ class _Learned:
             if not here and not self._is_accounted_for(clause, near):
                 self._explain_by_words(clause, found[clause.number])
         choice.chosen = self._ordered(choice.chosen)
+        if len(choice.chosen) > len(taken):
+            kept = [one.p for one in choice.chosen]
+            choice.confidence = self.history.sureness(kept, choice.rejected[0], nearest)
         return choice
 
     def _ordered(self, chosen: list[Chosen]) -> list[Chosen]:
@@ -162,13 +169,12 @@ class _Learned:
         offers = self.words.catalogue.open_offers
         if any(offer.effects - GENTLE_EFFECTS for one in chosen for offer in offers(one.tool.uid)):
             return chosen
-        mentioned = {id(one): place for place, one in enumerate(chosen)}
+        held = self.history.mention_holds
 
         def gain(one: Chosen, other: Chosen) -> float:
-            forwards = mentioned[id(other)] - mentioned[id(one)]
-            near = _NEXT if forwards == 1 else 0.0
-            held = self.history.mention_holds
-            return self.history.follows(one.tool.uid, other.tool.uid) + near + (held if forwards > 0 else -held)
+            ahead = other.clause.number - one.clause.number
+            said = math.copysign(held, ahead) if ahead else 0.0
+            return self.history.follows(one.tool.uid, other.tool.uid) + said + (_NEXT if ahead == 1 else 0.0)
 
         return best_path(chosen, gain, lambda one: self.history.opens(one.tool.uid))
 
@@ -190,7 +196,14 @@ class _Learned:
         """Do past plans tie the clause to a tool that is taken anyway? What changes the world is never passed over so."""
         if clause.verb in lexicon.MUTATING:
             return False
-        return any(value >= _ACCOUNTED for (number, _), value in near.items() if number == clause.number)
+        if any(value >= _ACCOUNTED for (number, _), value in near.items() if number == clause.number):
+            return True
+        if (self.words.choice.confidence or 0.0) >= _SURE:
+            self.words.choice.assumptions.append(
+                f"Past plans for such words had no tool of its own for: {clause.text[:200]}"
+            )
+            return True
+        return False
 
     def _explain_by_words(self, clause: Clause, found: Sequence[Candidate]) -> None:
         """Only tools that past plans do not know: of the others they have judged already."""
@@ -256,3 +269,15 @@ def _voices(
         for uid in ranker.speaking_of(history.sayings(said), catalogue):
             content.setdefault(uid, 0.0)
     return history.voices(heard, content, words, ranker.name)
+
+
+def judge(plans: Sequence[Past], history: History | None, ranker: Ranker) -> float:
+    """The micro F1 between the tools that would be chosen with a history and those that were used."""
+    right = said = meant = 0
+    aside = copy.copy(ranker)
+    aside.history = history
+    for plan in plans:
+        choice = choose_tools(plan.request, read(plan.request), aside, aside.catalogue)
+        chosen, used = {one.tool.uid for one in choice.chosen}, set(plan.tools)
+        right, said, meant = right + len(chosen & used), said + len(chosen), meant + len(used)
+    return round(2 * right / max(said + meant, 1), 4)

@@ -1,4 +1,4 @@
-from apps.core.errors import Invalid, NotFound
+from apps.core.errors import Conflict, Invalid, NotFound
 
 
 class UnknownPlan(NotFound):
@@ -17,3 +17,9 @@ class UnknownCurrency(Invalid):
     """Costs are known in USD only."""
 
     code = "unknown_currency"
+
+
+class NoEarlierModel(Conflict):
+    """There is no model to go back to."""
+
+    code = "no_earlier_model"

@@ -31,6 +31,7 @@ _PAIR: Final = 0.5
 _SMOOTH: Final = 0.5
 _SAYING: Final = 0.12
 _WORDS: Final = 8
+_NO_TOOL: Final = 5.0
 
 FEATURES: Final = (
     "bias",
@@ -47,6 +48,8 @@ FEATURES: Final = (
     "bridge",
     "unseen",
 )
+KEPT: Final = 0.5
+"""A tool below this is not taken."""
 NEAREST: Final = FEATURES.index("nearest")
 
 
@@ -107,6 +110,7 @@ class Arrays:
     chains: float
     mention: float
     weights: tuple[float, ...]
+    sureness: tuple[float, ...]
 
     def dumps(self) -> bytes:
         """Return the model as bytes."""
@@ -147,8 +151,8 @@ class Arrays:
         with np.load(io.BytesIO(stored), allow_pickle=False) as found:
             told: dict[str, Any] = json.loads(found["told"].tobytes())
             arrays = {name: found[name] for name in found.files if name != "told"}
-        told["vocabulary"], told["uids"] = tuple(told["vocabulary"]), tuple(told["uids"])
-        told["weights"], told["words"] = tuple(told["weights"]), tuple(told["words"])
+        for name in ("vocabulary", "uids", "words", "weights", "sureness"):
+            told[name] = tuple(told[name])
         return cls(**told, **arrays)
 
 
@@ -323,6 +327,19 @@ class History:
         z = math.fsum(weight * value for weight, value in zip(self._arrays.weights, features, strict=True))
         return round(1 / (1 + math.exp(-max(min(z, 30.0), -30.0))), 4)
 
+    def sureness(self, kept: Sequence[float], rejected: float, nearest: float) -> float:
+        """The probability that exactly the tools of a request were kept.
+
+        :param kept: the probabilities of those that were.
+        :param rejected: that of the best that was not.
+        :param nearest: how alike the closest past request is.
+        """
+        z = math.fsum(
+            weight * value
+            for weight, value in zip(self._arrays.sureness, certainty(kept, rejected, nearest), strict=True)
+        )
+        return round(1 / (1 + math.exp(-max(min(z, 30.0), -30.0))), 4)
+
     def _votes(self, heard: Heard) -> tuple[dict[str, float], dict[str, float]]:
         """For each tool of the nearest past requests, its share of their vote, and how alike the closest is that used it."""
         votes: defaultdict[str, float] = defaultdict(float)
@@ -389,6 +406,14 @@ class History:
         if not both:
             return None
         return self._arrays.linked.get(source, {}).get(target, 0.0) / both
+
+
+def certainty(kept: Sequence[float], rejected: float, nearest: float) -> tuple[float, ...]:
+    """What tells how sure a choice of tools is: the weakest, the strongest left out, all of them together, and how many."""
+    if not kept:
+        return (1.0, 0.0, rejected, -_NO_TOOL, nearest, 0.0)
+    together = math.fsum(math.log(max(p, 1e-4)) for p in kept)
+    return (1.0, min(kept), rejected, max(together, -_NO_TOOL), nearest, len(kept) / 5)
 
 
 def _bridge(name: frozenset[str], words: Sequence[Mapping[str, float]]) -> float:

@@ -12,13 +12,32 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from apps.plans.history import FEATURES, Arrays, History, Looked, Names, Past, Without, pairs, terms
+from apps.plans.history import (
+    FEATURES,
+    KEPT,
+    NEAREST,
+    Arrays,
+    History,
+    Looked,
+    Names,
+    Past,
+    Without,
+    certainty,
+    pairs,
+    terms,
+)
 
 DEFAULT_WEIGHTS: Final = (-4.6, 3.2, 1.0, 2.2, 0.6, 2.4, 0.6, -0.3, 0.5, 1.0, 0.5, 2.0, 0.0)
 """What each of the features weighs where there is too little history to say otherwise."""
 
+DEFAULT_SURENESS: Final = (-0.9, 1.6, -1.6, 0.9, 0.6, -0.3)
+"""The same of what tells how sure a whole choice is."""
+
 MOST: Final = 4_000
 """So many plans are learned from, the latest ones."""
+
+HALF_LIFE_DAYS: Final = 90
+"""After so long a plan counts half."""
 
 _RIDGE: Final = 0.4
 _FITTED_FROM: Final = 100
@@ -66,12 +85,14 @@ def learn(plans: Sequence[Past], names: Names, look: Look) -> History:
         chains=_chains(plans),
         mention=_MENTION,
         weights=DEFAULT_WEIGHTS,
+        sureness=DEFAULT_SURENESS,
     )
     history = History(arrays)
     judged = plans[-_JUDGED:]
     looked = [look(plan, history, _without(inverse, len(plans) - len(judged) + at)) for at, plan in enumerate(judged)]
     weights = _weights(judged, looked) if len(plans) >= _FITTED_FROM else DEFAULT_WEIGHTS
-    return History(replace(arrays, weights=weights, mention=_mention(judged, looked)))
+    fitted = History(replace(arrays, weights=weights, mention=_mention(judged, looked)))
+    return History(replace(fitted.arrays, sureness=_sureness(fitted, judged, looked)))
 
 
 def _without(inverse: NDArray[np.float64], number: int) -> Without:
@@ -164,6 +185,20 @@ def _weights(plans: Sequence[Past], looked: Sequence[Looked]) -> tuple[float, ..
         right += [voice.uid in used for voice in one.voices]
         held += [plan.weight] * len(one.voices)
     return _logistic(np.array(rows), np.array(right, dtype=np.float64), np.array(held), np.array(DEFAULT_WEIGHTS))
+
+
+def _sureness(history: History, plans: Sequence[Past], looked: Sequence[Looked]) -> tuple[float, ...]:
+    """Fit how sure a choice is, by whether the plans left out would have been chosen exactly."""
+    rows, right = [], []
+    for plan, one in zip(plans, looked, strict=True):
+        told = {voice.uid: history.weigh(voice.features) for voice in one.voices}
+        kept = {uid: p for uid, p in told.items() if p >= KEPT}
+        rejected = max((p for p in told.values() if p < KEPT), default=0.0)
+        nearest = max((voice.features[NEAREST] for voice in one.voices), default=0.0)
+        rows.append(certainty(list(kept.values()), rejected, nearest))
+        right.append(kept.keys() == set(plan.tools))
+    ones = np.ones(len(rows))
+    return _logistic(np.array(rows), np.array(right, dtype=np.float64), ones, np.array(DEFAULT_SURENESS))
 
 
 def _logistic(

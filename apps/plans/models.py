@@ -99,3 +99,74 @@ class PlanStep(TenantModel):
 
     def __str__(self) -> str:
         return f"{self.step_id} {self.step_type}"
+
+
+class Outcome(TenantModel):
+    """One plan as it was carried out: what was asked, which tools ran to their end in which order, who took whose result.
+
+    It is what the planner learns from. `weight` is how much it counts: a plan that succeeded, whole.
+    """
+
+    plan = models.ForeignKey(Plan, on_delete=models.PROTECT, null=True, related_name="outcomes", db_index=False)
+    request = models.TextField()
+    tools = ArrayField(models.CharField(max_length=32))
+    links = models.JSONField(default=list, help_text="Pairs of tools: from, to.")
+    weight = models.FloatField(default=1)
+    recorded_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "plan"], name="plans_outcome_once_a_plan"),
+            models.CheckConstraint(condition=Q(weight__gt=0, weight__lte=1), name="plans_outcome_weight_is_a_share"),
+            models.CheckConstraint(condition=Q(tools__len__gt=0), name="plans_outcome_ran_something"),
+        ]
+        indexes = [
+            # Serves selectors.outcomes_to_learn_from(): a tenant's latest.
+            models.Index(name="plans_outcome_latest", fields=["tenant", "-id"]),
+        ]
+
+    def __str__(self) -> str:
+        return f"outcome {self.pk}"
+
+
+class LearnedModelQuerySet(models.QuerySet["LearnedModel"]):
+    def in_use(self) -> "LearnedModelQuerySet":
+        return self.filter(state=LearnedModel.State.IN_USE)
+
+    def latest_of_each(self) -> "LearnedModelQuerySet":
+        """The last that was learned of each tenant, in use or not."""
+        return self.order_by("tenant_id", "-number").distinct("tenant_id")
+
+
+class LearnedModel(TenantModel):
+    """What was learned from a tenant's outcomes. One is in use; those before it are kept for going back."""
+
+    class State(models.TextChoices):
+        IN_USE = "in_use", "in use"
+        SUPERSEDED = "superseded"
+        REJECTED = "rejected"
+
+    number = models.PositiveIntegerField()
+    state = models.CharField(max_length=10, choices=State)
+    learned_from = models.PositiveIntegerField(help_text="How many outcomes there were.")
+    node_f1 = models.FloatField(null=True, help_text="On the last tenth, not learned from; null: too few to say.")
+    node_f1_before = models.FloatField(null=True, help_text="What the model before it reached there.")
+    body = models.BinaryField()
+    learned_at = models.DateTimeField()
+
+    objects = LearnedModelQuerySet.as_manager()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["tenant", "number"], name="plans_learnedmodel_number_once"),
+            models.UniqueConstraint(
+                fields=["tenant"], condition=Q(state="in_use"), name="plans_learnedmodel_one_in_use"
+            ),
+            models.CheckConstraint(
+                condition=Q(state__in=["in_use", "superseded", "rejected"]), name="plans_learnedmodel_state_known"
+            ),
+        ]
+        permissions = [("operate_learnedmodel", "Can go back to the model before")]
+
+    def __str__(self) -> str:
+        return f"model {self.number}"

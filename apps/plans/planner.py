@@ -18,13 +18,14 @@ from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
 from apps.plans.choosing import choose_tools
 from apps.plans.clauses import Clause, read
 from apps.plans.documents import WORKER_STEPS, Plan, PlanStatus, Step, StepType
+from apps.plans.history import KEPT
 from apps.plans.layout import Draft, Layout, plain, resolved
 from apps.plans.offers import Priority, choose
-from apps.plans.ranking import KEPT, Candidate, Ranker
+from apps.plans.ranking import Candidate, Ranker
 from apps.plans.slots import Scene, Source, fill, source_path
 from apps.plans.validation import Limits, validate
 
-PLANNER_VERSION: Final = "cold-1"
+PLANNER_VERSION: Final = "2"
 REFUSED: Final = 0.35
 
 _MAX_TOOLS: Final = 12
@@ -88,6 +89,7 @@ class _Work:
         self.missing: list[dict[str, Any]] = []
         self.nearest: list[dict[str, Any]] = []
         self.rejected: list[float] = []
+        self.learned: float | None = None
         self.assumptions: list[str] = []
         self._next_key = 0
 
@@ -104,7 +106,7 @@ class _Work:
         self._set_aside()
         choice = choose_tools(self.request.intent, self.clauses, self.ranker, self.catalogue)
         self.drafts = [self._draft(one.tool, one.clause, one.p, one.alternatives) for one in choice.chosen]
-        self.wishes, self.rejected = choice.wishes, choice.rejected
+        self.wishes, self.rejected, self.learned = choice.wishes, choice.rejected, choice.confidence
         self.assumptions.extend(choice.assumptions)
         for clause, found in choice.unmatched:
             self._unmatched(clause, found)
@@ -299,9 +301,13 @@ class _Work:
     # What comes out.
 
     def confidence(self) -> float:
-        """Return the plan's confidence by a fixed conservative map: the weakest step, the mean, rivals and assumptions."""
+        """Return the plan's confidence: as past plans tell, else by a fixed conservative map of the weakest step, the mean,
+        rivals and assumptions.
+        """
         if not self.drafts:
             return 0.0
+        if self.learned is not None:
+            return round(min(self.learned, _CEILING), 2)
         kept = [draft.p for draft in self.drafts]
         mean = math.exp(math.fsum(math.log(p) for p in kept) / len(kept))
         rivals = 0.05 if max(self.rejected, default=0.0) >= min(kept) else 0.0
@@ -349,8 +355,17 @@ class _Work:
             confidence=round(min(best, REFUSED), 2),
             missing=tuple(self.missing[:100]),
             candidates=tuple(ranked[:_NEAREST]),
-            partial_plan={"steps": [self._partial(number, draft) for number, draft in enumerate(self.drafts, start=1)]},
+            partial_plan={
+                "confidence": self._partial_confidence(),
+                "steps": [self._partial(number, draft) for number, draft in enumerate(self.drafts, start=1)],
+            },
         )
+
+    def _partial_confidence(self) -> float:
+        """How surely the steps found so far are those that the request needs, whatever their params lack."""
+        if self.learned is not None:
+            return round(self.learned, 2)
+        return round(math.prod(draft.p for draft in self.drafts), 2) if self.drafts else 0.0
 
     def _partial(self, number: int, draft: Draft) -> dict[str, Any]:
         offers = self.catalogue.open_offers(draft.tool.uid)

@@ -24,8 +24,6 @@ from apps.plans.lexindex import Field, Ids, LexIndex, Marks, Mask
 
 Shares = NDArray[np.float64]
 
-KEPT: Final = 0.5
-"""A tool below this serves no clause."""
 
 _NAME, _DESCRIPTION, _PARAMS, _TAGS, _LEAD = 1, 2, 4, 8, 16
 _SPOKEN: Final = _NAME | _DESCRIPTION | _PARAMS | _TAGS

@@ -3,23 +3,27 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID
 
+from django.db.models import Count
+
 from apps.memory.models import Observation, Pattern
-from apps.plans.catalogue import Catalogue, Offer, Tool
+from apps.plans import shelf
 from apps.plans.documents import WORKER_STEPS, PlanStatus
 from apps.plans.errors import UnknownDelegate, UnknownPlan
 from apps.plans.grounding import MemoryRef, memory_refs
-from apps.plans.models import Delegate, Plan
-from apps.plans.ranking import Ranker
+from apps.plans.learning import MOST
+from apps.plans.models import Delegate, LearnedModel, Outcome, Plan
 from apps.plans.validation import Limits, Problem, validate
 from apps.principals.tenancy import Caller
 from apps.receipts.models import Receipt
 from apps.workers import selectors as workers
 
-_RANKERS_KEPT: Final = 16
+HABITS: Final = "delegation"
+"""The category of the patterns that tell what past plans have in common."""
+
+_FEWEST_NEW, _MOST_NEW = 5, 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,53 +80,6 @@ def delegate_named(delegate_id: str) -> Delegate:
     return found
 
 
-def ranker(*, tenant_id: int) -> tuple[Ranker, int]:
-    """The ranker over what is offered now, and the epoch of the history that it knows. Built once for each epoch."""
-    epoch, history_epoch = workers.epochs()
-    return _ranker(tenant_id, epoch, history_epoch), history_epoch
-
-
-@lru_cache(maxsize=_RANKERS_KEPT)
-def _ranker(_tenant_id: int, epoch: int, _history_epoch: int) -> Ranker:
-    """The arguments are the key: within them the registry is the same."""
-    return Ranker(_catalogue(epoch))
-
-
-def _catalogue(epoch: int) -> Catalogue:
-    view = workers.catalogue()
-    tools = tuple(
-        Tool(
-            uid=tool.tool_uid,
-            name=tool.name,
-            description=tool.description,
-            input_schema=tool.input_schema,
-            output_schema=tool.output_schema,
-        )
-        for tool in view.tools
-    )
-    return Catalogue(epoch, tools, tuple(_offer(one) for one in view.offers))
-
-
-def _offer(view: workers.OfferView) -> Offer:
-    return Offer(
-        worker_id=view.worker_id,
-        tool_uid=view.tool_uid,
-        capabilities=view.capabilities,
-        effects=view.effects,
-        tier=view.tier,
-        expected_runtime=view.hints.get("expected_runtime"),
-        latency_band=view.hints.get("latency_band"),
-        cost_band=view.hints.get("cost_band"),
-        cost=view.cost,
-        runs=view.runs,
-        successes=view.successes,
-        p50_seconds=view.p50_seconds,
-        p95_seconds=view.p95_seconds,
-        timeout_seconds=view.timeout_seconds,
-        barred=view.barred,
-    )
-
-
 def can_execute_now(document: Mapping[str, Any]) -> bool:
     """Can the plan be carried out, and has every worker that it names room for a call?"""
     if document.get("status") != PlanStatus.READY:
@@ -133,8 +90,8 @@ def can_execute_now(document: Mapping[str, Any]) -> bool:
 
 def problems_of(document: object, *, tenant_id: int, principal_id: int) -> list[Problem]:
     """Every fault of a plan, whoever wrote it: by the rules of :mod:`validation`, and by what its references must find here."""
-    judged, _ = ranker(tenant_id=tenant_id)
-    problems = validate(document, judged.catalogue, limits=Limits())
+    with shelf.held(tenant_id=tenant_id) as held:
+        problems = validate(document, held.ranker.catalogue, limits=Limits())
     if isinstance(document, dict) and not any(found.code == "schema" for found in problems):
         problems += _unknown_references(document, principal_id)
     return problems
@@ -180,3 +137,33 @@ def known_receipt_ids(receipt_ids: Iterable[str], principal_id: int) -> frozense
     found = Receipt.objects.filter(receipt_id__in=list(receipt_ids))
     pairs = found.values_list("receipt_id", "recipient_id", "poster_id")
     return frozenset(receipt_id for receipt_id, *parties in pairs if principal_id in parties)
+
+
+def outcomes_to_learn_from() -> list[Outcome]:
+    """The latest outcomes of the current tenant, oldest first, as many as are learned from."""
+    return list(reversed(Outcome.objects.order_by("-id")[:MOST]))
+
+
+def tenants_with_lessons() -> list[int]:
+    """The tenants of which so many outcomes are new that learning again is worth its while. Runs as the system."""
+    counted = dict(Outcome.objects.order_by().values_list("tenant_id").annotate(Count("id")))
+    learned = {model.tenant_id: model.learned_from for model in LearnedModel.objects.latest_of_each().defer("body")}
+    return sorted(tenant for tenant, count in counted.items() if is_worth_learning(count, learned.get(tenant, 0)))
+
+
+def is_worth_learning(outcomes: int, learned_from: int) -> bool:
+    """A twentieth more, or fifty."""
+    fresh = outcomes - learned_from
+    return fresh >= min(max(_FEWEST_NEW, learned_from // 20), _MOST_NEW)
+
+
+def written_habits() -> dict[str, str]:
+    """What memory holds of the habits of past plans, text by name."""
+    return dict(Pattern.objects.filter(category=HABITS).values_list("name", "text"))
+
+
+def offered_tools(worker_id: str, *, tenant_id: int) -> dict[str, str]:
+    """The uids of what a worker offers, by name."""
+    with shelf.held(tenant_id=tenant_id) as held:
+        catalogue = held.ranker.catalogue
+        return {catalogue.by_uid[uid].name: uid for uid in sorted(catalogue.tools_of(worker_id))}

@@ -10,10 +10,10 @@ from functools import lru_cache
 from typing import Any, Final
 
 from django.conf import settings
-from django.db.models import F, Prefetch
+from django.db.models import F, Prefetch, Sum
 
 from apps.workers.errors import UnknownTool, UnknownWorker
-from apps.workers.models import Offer, Registry, Worker, WorkerSource
+from apps.workers.models import Offer, Registry, ToolVersion, Worker, WorkerSource
 from apps.workers.searching import Entry, Found, SearchIndex
 from apps.workers.states import ROUTABLE, State
 from apps.workers.trust import RATE_MULTIPLIER, Tier, forbidden_effects
@@ -118,10 +118,30 @@ def epochs() -> tuple[int, int]:
     return found or (0, 0)
 
 
-def catalogue() -> RegistryView:
-    """Everything that is offered now, eligible or not, with the reason where not."""
+def conditions() -> dict[str, tuple[object, ...]]:
+    """For each registered worker what tells whether its offers must be read again: other values, other offers."""
+    found = Worker.objects.registered().values_list("worker_id", "described_at_epoch", "state", "effective_tier")
+    return {worker_id: tuple(rest) for worker_id, *rest in found}
+
+
+def tool_names(uids: Collection[str]) -> dict[str, str]:
+    """The names of versions of tools by uid, offered now or once."""
+    return dict(ToolVersion.objects.filter(uid__in=uids).values_list("uid", "name"))
+
+
+def tried() -> dict[str, int]:
+    """How many calls of each worker have been counted, for those that have any."""
+    found = Offer.objects.standing().filter(runs__gt=0).order_by().values_list("worker__worker_id")
+    return {worker_id: int(runs) for worker_id, runs in found.annotate(runs=Sum("runs"))}
+
+
+def catalogue(worker_ids: Collection[str] | None = None) -> RegistryView:
+    """Everything that is offered now, eligible or not, with the reason where not.
+
+    :param worker_ids: by whom; None: by all.
+    """
     epoch, history_epoch = epochs()
-    offers = _standing_offers()
+    offers = _standing_offers(worker_ids)
     tools = {offer.tool.uid: _tool_view(offer) for offer in offers}
     return RegistryView(
         epoch=epoch,
@@ -284,8 +304,11 @@ def _well(worker_ids: Collection[str] | None) -> frozenset[str]:
     return frozenset(found.values_list("worker_id", flat=True))
 
 
-def _standing_offers() -> list[Offer]:
-    return list(Offer.objects.standing().with_contract().order_by("tool__uid", "worker__worker_id"))
+def _standing_offers(worker_ids: Collection[str] | None) -> list[Offer]:
+    found = Offer.objects.standing().with_contract()
+    if worker_ids is not None:
+        found = found.filter(worker__in=Worker.objects.registered().filter(worker_id__in=worker_ids))
+    return list(found.order_by("tool__uid", "worker__worker_id"))
 
 
 def _worker(worker_id: str) -> Worker:

@@ -78,6 +78,11 @@ def test_a_missing_input_is_looked_for_one_step_back_and_summing_up_is_the_princ
     assert "generate summary" in (aggregate.synthesis_instructions or "")
 
 
+def test_there_are_as_many_intents_to_serve_as_the_claim_needs_and_more_to_refuse() -> None:
+    assert len({intent for intent, _ in SERVED}) >= 41
+    assert len(set(REFUSED)) >= 41
+
+
 @pytest.mark.parametrize(("intent", "tools"), SERVED)
 def test_what_the_tools_can_do_is_planned(intent: str, tools: list[str]) -> None:
     plan = make_plan(intent)

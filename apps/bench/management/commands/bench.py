@@ -34,13 +34,15 @@ class Command(BaseCommand):
         parser.set_defaults(scale="full")
         parser.add_argument("--receipts", type=int, metavar="N", help="how many receipts growth is measured at")
         parser.add_argument("--data", metavar="FILE", help="what a suite of quality is asked about: docs/benchmarks.md")
+        parser.add_argument("--history", type=int, metavar="N", help="planning: learn from the first N past plans only")
         parser.add_argument("--json", action="store_true", help="print one object per row")
         parser.add_argument("--plot", metavar="DIR", help="write SVG charts there (needs matplotlib)")
 
     def handle(self, *_args: Any, suite: list[str], **options: Any) -> None:
-        if options["receipts"] is not None and options["receipts"] < 1:
-            raise CommandError("--receipts must be 1 or more.")
-        asked = {name: options[name] for name in ("scale", "receipts", "json")}
+        for name, least in (("receipts", 1), ("history", 0)):
+            if options[name] is not None and options[name] < least:
+                raise CommandError(f"--{name} must be {least} or more.")
+        asked = {name: options[name] for name in ("scale", "receipts", "json", "history")}
         asked |= {name: options[name] and str(Path(options[name]).resolve()) for name in ("plot", "data")}
         asked["suites"] = _chosen(suite, options["data"])
         try:

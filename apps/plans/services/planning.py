@@ -13,7 +13,7 @@ from django.db import transaction
 from apps.core.metrics import once_committed
 from apps.digests import services as digests
 from apps.digests.services import ObligationDraft, Poster, ReceiptDraft
-from apps.plans import documents, metrics, planner, selectors
+from apps.plans import documents, metrics, planner, selectors, shelf
 from apps.plans.documents import PlanStatus
 from apps.plans.errors import UnknownCurrency
 from apps.plans.grounding import memory_refs
@@ -101,29 +101,32 @@ def _delegate(caller: Caller, delegate_id: str | None, now: datetime) -> Delegat
 
 
 def _plan(caller: Caller, delegate: Delegate, request: PlanRequest, plan_id: str, now: datetime) -> documents.Plan:
-    ranker, history_epoch = selectors.ranker(tenant_id=caller.tenant_id)
     memory_ids, strange = _memory_ids(request.context.get("memory_refs"))
     receipt_ids, unknown = _receipt_ids(request.context.get("receipt_refs"), caller.principal_id)
-    made = planner.plan(
-        planner.Request(
-            plan_id=plan_id,
-            delegate_id=delegate.delegate_id,
-            principal_ai=caller.name,
-            intent=request.intent,
-            created_at=now.astimezone(UTC).isoformat().replace("+00:00", "Z"),
-            context={name: value for name, value in request.context.items() if name not in _GROUNDING_KEYS},
-            scope=delegate.scope or None,
-            excluded_workers=request.excluded_workers,
-            limits=request.limits,
-            priority=request.priority,
-            memory_ids=memory_ids,
-            receipt_ids=receipt_ids,
-            concept_names=tuple(_texts(request.context.get("concept_names"))),
-        ),
-        ranker,
+    asked = planner.Request(
+        plan_id=plan_id,
+        delegate_id=delegate.delegate_id,
+        principal_ai=caller.name,
+        intent=request.intent,
+        created_at=now.astimezone(UTC).isoformat().replace("+00:00", "Z"),
+        context={name: value for name, value in request.context.items() if name not in _GROUNDING_KEYS},
+        scope=delegate.scope or None,
+        excluded_workers=request.excluded_workers,
+        limits=request.limits,
+        priority=request.priority,
+        memory_ids=memory_ids,
+        receipt_ids=receipt_ids,
+        concept_names=tuple(_texts(request.context.get("concept_names"))),
     )
+    with shelf.held(tenant_id=caller.tenant_id) as held:
+        made = planner.plan(asked, held.ranker)
     left_out = tuple(f"{text} is not known here and was left out." for text in (*strange, *unknown))
-    return replace(made, history_epoch=history_epoch, assumptions=(*made.assumptions, *left_out)[:100])
+    return replace(
+        made,
+        planner_version=f"{made.planner_version}.{held.model}",
+        history_epoch=held.history_epoch,
+        assumptions=(*made.assumptions, *left_out)[:100],
+    )
 
 
 def _memory_ids(given: object) -> tuple[tuple[int, ...], list[str]]:

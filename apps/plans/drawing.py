@@ -1,0 +1,151 @@
+"""A plan as a picture: steps from left to right, hard edges as lines, hints as dashes. Pure; attributes only, no styles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+
+_WIDE, _HIGH, _GAP_X, _GAP_Y, _EDGE = 190, 58, 60, 22, 12
+_LONG: Final = 26
+_FILLS: Final = {
+    "call_worker": "#dbeafe",
+    "queue_execution": "#e0e7ff",
+    "wait_for": "#f3f4f6",
+    "aggregate": "#dcfce7",
+    "escalate": "#fef3c7",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    step: Mapping[str, Any]
+    x: int
+    y: int
+
+
+def graph(document: Mapping[str, Any]) -> SafeString:
+    """The steps of a plan, or of a refusal those of its partial plan, as an SVG."""
+    steps = _steps(document)
+    boxes = _boxes(steps)
+    width = max((box.x for box in boxes.values()), default=0) + _WIDE + 2 * _EDGE
+    height = max((box.y for box in boxes.values()), default=0) + _HIGH + 2 * _EDGE
+    return format_html(
+        '<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="Steps of the plan" width="{}" height="{}"'
+        ' viewBox="0 0 {} {}" font-size="12" font-family="sans-serif">{}{}</svg>',
+        width,
+        height,
+        width,
+        height,
+        format_html_join("", "{}", ((line,) for line in _lines(boxes))),
+        format_html_join("", "{}", ((_drawn(box),) for box in boxes.values())),
+    )
+
+
+def details(document: Mapping[str, Any]) -> SafeString:
+    """What each step was given and where that is from, which tools might have stood there, and how sure it is."""
+    return format_html(
+        '<table><thead><tr><th scope="col">Step</th><th scope="col">Params and where they are from</th>'
+        '<th scope="col">Alternatives</th><th scope="col">Confidence</th></tr></thead><tbody>{}</tbody></table>',
+        format_html_join(
+            "",
+            "<tr><td>{} {}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
+            (
+                (
+                    step["step_id"],
+                    step.get("tool_name", ""),
+                    _params(step),
+                    _alternatives(step),
+                    step.get("confidence", ""),
+                )
+                for step in _steps(document)
+                if step.get("tool_name")
+            ),
+        ),
+    )
+
+
+def _steps(document: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    partial = document.get("partial_plan") or {}
+    steps: Sequence[Mapping[str, Any]] = document.get("steps") or ()
+    return partial.get("steps") or steps if document.get("status") == "needs_escalation" else steps
+
+
+def _boxes(steps: Sequence[Mapping[str, Any]]) -> dict[str, _Box]:
+    """Each step stands right of all that it depends on or is hinted to follow."""
+    columns: dict[str, int] = {}
+    rows: dict[int, int] = {}
+    boxes = {}
+    for step in steps:
+        above = [columns[one] for one in (*step.get("depends_on", ()), *step.get("order_hint", ())) if one in columns]
+        column = max(above, default=-1) + 1
+        row = rows.get(column, 0)
+        columns[step["step_id"]], rows[column] = column, row + 1
+        boxes[step["step_id"]] = _Box(step, _EDGE + column * (_WIDE + _GAP_X), _EDGE + row * (_HIGH + _GAP_Y))
+    return boxes
+
+
+def _lines(boxes: Mapping[str, _Box]) -> Iterator[SafeString]:
+    for box in boxes.values():
+        for name, dashes in (("depends_on", "none"), ("order_hint", "4 4")):
+            for source in box.step.get(name, ()):
+                if source in boxes:
+                    yield _line(boxes[source], box, dashes)
+
+
+def _line(source: _Box, target: _Box, dashes: str) -> SafeString:
+    x1, y1, x2, y2 = source.x + _WIDE, source.y + _HIGH // 2, target.x, target.y + _HIGH // 2
+    path = f"M{x1} {y1} C{x1 + _GAP_X // 2} {y1} {x2 - _GAP_X // 2} {y2} {x2} {y2}"
+    return format_html(
+        '<path d="{}" fill="none" stroke="#6b7280" stroke-width="1.5" stroke-dasharray="{}"/>', path, dashes
+    )
+
+
+def _drawn(box: _Box) -> SafeString:
+    step = box.step
+    sure = f" · {step['confidence']:.0%}" if step.get("confidence") is not None else ""
+    return format_html(
+        '<g><title>{}</title><rect x="{}" y="{}" width="{}" height="{}" rx="6" fill="{}" stroke="#6b7280"/>'
+        '<text x="{}" y="{}" fill="#111827" font-weight="bold">{}</text>'
+        '<text x="{}" y="{}" fill="#111827">{}</text><text x="{}" y="{}" fill="#4b5563">{}</text></g>',
+        step.get("tool_name") or step["step_type"],
+        box.x,
+        box.y,
+        _WIDE,
+        _HIGH,
+        _FILLS.get(step["step_type"], "#ffffff"),
+        box.x + 8,
+        box.y + 17,
+        _short(step.get("tool_name") or step["step_type"]),
+        box.x + 8,
+        box.y + 33,
+        _short(step.get("worker_id") or ""),
+        box.x + 8,
+        box.y + 49,
+        f"{step['step_id']} · {step['step_type']}{sure}",
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONG else f"{text[: _LONG - 1]}…"
+
+
+def _params(step: Mapping[str, Any]) -> SafeString:
+    sources = step.get("provenance") or {}
+    given = [(name, value, _source(sources.get(name) or {})) for name, value in (step.get("params") or {}).items()]
+    lacking = [(name, "missing", "") for name in step.get("missing_params", ())]
+    return format_html_join("", "<div><code>{}</code> = {} <em>{}</em></div>", (*given, *lacking))
+
+
+def _source(source: Mapping[str, Any]) -> str:
+    about = source.get("key") or source.get("text") or source.get("path") or ""
+    origin = " ".join(part for part in (source.get("source", ""), source.get("step_id", ""), str(about)) if part)
+    return f"({origin})" if origin else ""
+
+
+def _alternatives(step: Mapping[str, Any]) -> SafeString:
+    found = ((one["tool_name"], one["score"]) for one in step.get("alternatives") or ())
+    return format_html_join("", "<div>{} ({})</div>", found)

@@ -1,0 +1,183 @@
+"""Learning from plans that were carried out: outcomes are noted, models learned from them, judged and taken into use."""
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from django.db import transaction
+
+from apps.memory import services as memory
+from apps.plans import learning, selectors, shelf, sql
+from apps.plans.choosing import judge, look
+from apps.plans.documents import WORKER_STEPS
+from apps.plans.errors import NoEarlierModel
+from apps.plans.history import History, Past
+from apps.plans.models import LearnedModel, Outcome, Plan
+from apps.plans.patterns import habits
+from apps.principals.selectors import principal_named
+from apps.principals.services import DELEGATE
+from apps.principals.tenancy import acting_in, on_behalf_of
+from apps.workers import selectors as registry
+
+_FAILED: Final = 0.25
+"""How much a plan counts of which only a part ran to its end."""
+_KEPT: Final = 3
+_JUDGED_FROM: Final = 50
+_SLACK: Final = 0.005
+_BATCH: Final = 1_000
+
+
+@transaction.atomic
+def record_outcome(*, plan_id: str, completed: Collection[str], succeeded: bool, now: datetime) -> Outcome | None:
+    """Note how a plan was carried out; the same plan again is noted once. Runs within its tenant.
+
+    :param completed: the ids of the steps that ran to their end. A plan of which none did teaches nothing: None.
+    :raises UnknownPlan: if there is no such plan.
+    """
+    document = selectors.plan(plan_id).document
+    ran = [step for step in document["steps"] if step["step_type"] in WORKER_STEPS and step["step_id"] in completed]
+    if not ran:
+        return None
+    plan = Plan.objects.get(plan_id=plan_id)
+    found, _ = Outcome.objects.get_or_create(
+        tenant_id=plan.tenant_id,
+        plan=plan,
+        defaults={
+            "request": plan.intent,
+            "tools": [step["tool_uid"] for step in ran],
+            "links": _links(ran, document["steps"]),
+            "weight": 1.0 if succeeded else _FAILED,
+            "recorded_at": now,
+        },
+    )
+    return found
+
+
+def _links(ran: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Which tool's result went to which: what each step depends on, waits looked through."""
+    uids = {step["step_id"]: step["tool_uid"] for step in ran}
+    waited = {step["step_id"]: step.get("wait_for_step_ids", ()) for step in steps}
+    return [
+        [uids[source], step["tool_uid"]]
+        for step in ran
+        for above in step["depends_on"]
+        for source in (above, *waited.get(above, ()))
+        if source in uids
+    ]
+
+
+@transaction.atomic
+def take_over_history(*, tenant_id: int, plans: Sequence[Past], now: datetime) -> int:
+    """Note plans that were carried out elsewhere, oldest first; answers how many."""
+    made = Outcome.objects.bulk_create(
+        (
+            Outcome(
+                tenant_id=tenant_id,
+                request=plan.request,
+                tools=list(plan.tools),
+                links=[list(link) for link in sorted(plan.links)],
+                weight=plan.weight,
+                recorded_at=now,
+            )
+            for plan in plans
+            if plan.tools
+        ),
+        batch_size=_BATCH,
+    )
+    return len(made)
+
+
+def learn(*, tenant_id: int, now: datetime) -> LearnedModel | None:
+    """Learn anew from a tenant's outcomes, and take the model into use unless it judges worse than the one in use.
+
+    Seconds of numbers, with no transaction open meanwhile. None if there is nothing to learn from.
+    """
+    with acting_in(tenant_id, "what is to be learned from"):
+        outcomes = selectors.outcomes_to_learn_from()
+        count = Outcome.objects.count()
+        with shelf.held(tenant_id=tenant_id) as held:
+            ranker, before = shelf.apart(held.ranker), held.ranker.history
+    plans = [_past(outcome, now) for outcome in outcomes]
+    if not plans:
+        return None
+
+    def learned(some: Sequence[Past]) -> History:
+        return learning.learn(some, ranker.name, lambda plan, history, without: look(plan, ranker, history, without))
+
+    reached = None
+    if len(plans) >= _JUDGED_FROM:
+        held_out = plans[-len(plans) // 10 :]
+        known = learned(plans[: -len(held_out)])
+        reached = (judge(held_out, known, ranker), judge(held_out, before, ranker) if before else None)
+    model = learned(plans)
+    with acting_in(tenant_id, "a model that was learned"):
+        kept = _keep(tenant_id, model, count, reached, now)
+        if kept.state == LearnedModel.State.IN_USE:
+            _write_down_habits(plans, now)
+    return kept
+
+
+def _past(outcome: Outcome, now: datetime) -> Past:
+    age = (now - outcome.recorded_at).total_seconds() / 86_400
+    links = frozenset((source, target) for source, target in outcome.links)
+    weight = outcome.weight * 0.5 ** (max(age, 0.0) / learning.HALF_LIFE_DAYS)
+    return Past(request=outcome.request, tools=tuple(outcome.tools), links=links, weight=weight)
+
+
+def _keep(
+    tenant_id: int, model: History, count: int, reached: tuple[float, float | None] | None, now: datetime
+) -> LearnedModel:
+    sql.wait_for_turn(tenant_id)
+    latest = LearnedModel.objects.order_by("-number").first()
+    now_reached, before_reached = reached or (None, None)
+    worse = now_reached is not None and before_reached is not None and now_reached < before_reached - _SLACK
+    if not worse:
+        LearnedModel.objects.in_use().update(state=LearnedModel.State.SUPERSEDED)
+    kept = LearnedModel.objects.create(
+        tenant_id=tenant_id,
+        number=latest.number + 1 if latest else 1,
+        state=LearnedModel.State.REJECTED if worse else LearnedModel.State.IN_USE,
+        learned_from=count,
+        node_f1=now_reached,
+        node_f1_before=before_reached,
+        body=model.arrays.dumps(),
+        learned_at=now,
+    )
+    spare = LearnedModel.objects.exclude(state=LearnedModel.State.IN_USE).order_by("-number")[_KEPT:]
+    LearnedModel.objects.filter(pk__in=[one.pk for one in spare]).delete()
+    return kept
+
+
+@transaction.atomic
+def go_back(*, number: int) -> LearnedModel:
+    """Take the model before this one, which is in use, into use again. Runs within its tenant.
+
+    :raises NoEarlierModel: if that one is not in use, or none before it is kept.
+    """
+    current = LearnedModel.objects.select_for_update().in_use().filter(number=number).first()
+    earlier = (
+        LearnedModel.objects.filter(state=LearnedModel.State.SUPERSEDED, number__lt=number).order_by("-number").first()
+    )
+    if current is None or earlier is None:
+        raise NoEarlierModel(f"Model {number} is not in use, or none before it is kept.")
+    LearnedModel.objects.filter(pk=current.pk).update(state=LearnedModel.State.REJECTED)
+    LearnedModel.objects.filter(pk=earlier.pk).update(state=LearnedModel.State.IN_USE)
+    earlier.refresh_from_db()
+    return earlier
+
+
+def _write_down_habits(plans: Sequence[Past], now: datetime) -> None:
+    """Put what past plans have in common into memory, as readable patterns; only what has changed is revised."""
+    names = registry.tool_names({uid for plan in plans for uid in plan.tools})
+    author = on_behalf_of(principal_named(DELEGATE))
+    written = selectors.written_habits()
+    for habit in habits(plans, names):
+        if written.get(habit.name) != habit.text:
+            memory.update_pattern(
+                author=author,
+                category=selectors.HABITS,
+                pattern_name=habit.name,
+                pattern_text=habit.text,
+                confidence=habit.confidence,
+                now=now,
+            )

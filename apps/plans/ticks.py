@@ -1,0 +1,18 @@
+"""What the planner does by itself."""
+
+from datetime import timedelta
+
+from django.utils import timezone
+
+from apps.core.ticks import tick
+from apps.plans import selectors, services
+from apps.principals.tenancy import acting_as_system
+
+
+# In a thread of its own: to learn takes seconds.
+@tick(every=timedelta(seconds=10), calls_out=True)
+def learn() -> None:
+    with acting_as_system("tenants whose planner can learn something"):
+        tenants = selectors.tenants_with_lessons()
+    for tenant_id in tenants:
+        services.learn(tenant_id=tenant_id, now=timezone.now())

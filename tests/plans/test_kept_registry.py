@@ -1,0 +1,95 @@
+"""The registry that a process keeps to plan with: it follows the rows at once, and is never built anew for that."""
+
+import threading
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from apps.plans import shelf
+from apps.principals.tenancy import Caller, acting_as
+from apps.workers import services as workers
+from tests.plans.test_lessons import NOTHING, register_plain_tools
+from tests.workers.factories import make_manifest
+
+
+def names(caller: Caller) -> set[str]:
+    with shelf.held(tenant_id=caller.tenant_id) as held:
+        return {tool.name for tool in held.ranker.catalogue.tools}
+
+
+def test_what_is_registered_and_what_leaves_is_known_at_once(as_kee: Caller) -> None:
+    assert names(as_kee) == set()
+    register_plain_tools(as_kee)
+    with shelf.held(tenant_id=as_kee.tenant_id) as held:
+        ranker = held.ranker
+    tool = {"name": "polish_brass", "description": "Polishes.", "input_schema": {"type": "object"}}
+    workers.register(caller=as_kee, original=make_manifest("second", tools=[tool], side_effects=NOTHING))
+    assert names(as_kee) == {"inspect_alder", "inspect_birch", "inspect_cedar", "inspect_maple", "polish_brass"}
+
+    workers.unregister(caller=as_kee, worker_id="plain")
+
+    assert names(as_kee) == {"polish_brass"}
+    with shelf.held(tenant_id=as_kee.tenant_id) as held:
+        assert held.ranker is ranker
+
+
+def test_a_worker_that_fell_ill_is_held_but_may_not_be_used(as_kee: Caller) -> None:
+    uids = register_plain_tools(as_kee)
+    names(as_kee)
+
+    workers.heartbeat(caller=as_kee, worker_id="plain", status="offline", current_load=0.0, available=True)
+
+    with shelf.held(tenant_id=as_kee.tenant_id) as held:
+        uid = uids["inspect_alder"]
+        assert held.ranker.catalogue.open_offers(uid) == ()
+        assert [offer.barred for offer in held.ranker.catalogue.offers_of(uid)] == ["the worker is offline"]
+
+
+def test_only_what_changed_is_read_again(as_kee: Caller) -> None:
+    register_plain_tools(as_kee)
+    names(as_kee)
+    with CaptureQueriesContext(connection) as still:
+        names(as_kee)
+    register_plain_tools(as_kee, "again")
+    with CaptureQueriesContext(connection) as moved:
+        names(as_kee)
+
+    assert len(still) == 2
+    assert len(moved) == 5
+
+
+@pytest.mark.django_db(transaction=True)
+def test_registering_and_planning_at_once_ends_with_all_that_was_registered(kee: Caller) -> None:
+    barrier, failures = threading.Barrier(3), []
+
+    def work(number: int) -> None:
+        try:
+            barrier.wait()
+            for turn in range(4):
+                with acting_as(kee):
+                    if number < 2:
+                        tool = {
+                            "name": f"tool_{number}_{turn}",
+                            "description": "One.",
+                            "input_schema": {"type": "object"},
+                        }
+                        worker_id = f"worker-{number}-{turn}"
+                        workers.register(
+                            caller=kee, original=make_manifest(worker_id, tools=[tool], side_effects=NOTHING)
+                        )
+                    names(kee)
+        except Exception as failure:  # noqa: BLE001
+            failures.append(failure)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert not failures
+    with acting_as(kee):
+        assert names(kee) == {f"tool_{number}_{turn}" for number in range(2) for turn in range(4)}

@@ -1,0 +1,276 @@
+"""What executed plans teach: noted once, learned from by a tick, judged, taken into use, gone back from."""
+
+import threading
+from datetime import timedelta
+
+import pytest
+
+from apps.core import ticks
+from apps.memory.models import Pattern
+from apps.plans import errors, services
+from apps.plans import shelf as shelves
+from apps.plans.catalogue import Tool
+from apps.plans.history import Arrays, History, Past
+from apps.plans.models import LearnedModel, Outcome
+from apps.principals.models import Tenant
+from apps.principals.scopes import Kind
+from apps.principals.tenancy import Caller, acting_as, acting_in
+from apps.workers import services as workers
+from tests.factories import T0, make_caller, make_tenant
+from tests.plans.test_stored_plans import FLAGSHIP, create, register_example_workers
+from tests.workers.factories import make_manifest
+
+NOTHING = {"filesystem": "none", "network": "none", "execution": "none"}
+WIDGETS = ["alder", "birch", "cedar", "maple"]
+
+
+def register_plain_tools(caller: Caller, worker_id: str = "plain") -> dict[str, str]:
+    """Tools that change nothing, whose names the requests below do not say; their uids by name."""
+    tools = [
+        {
+            "name": f"inspect_{name}",
+            "description": f"Inspects {name}.",
+            "input_schema": {"type": "object", "properties": {"query": {"type": "string"}}},
+            "output_schema": {"type": "object", "properties": {}},
+        }
+        for name in WIDGETS
+    ]
+    registered = workers.register(caller=caller, original=make_manifest(worker_id, tools=tools, side_effects=NOTHING))
+    return {tool.name: tool.uid for tool in registered.tools}
+
+
+def pasts(uids: dict[str, str], count: int) -> list[Past]:
+    """Requests in words of their own: each tool has a nickname that only past plans know."""
+    nicknames = dict(
+        zip((uids[name] for name in sorted(uids)), ["quibble", "frobnicate", "zorp", "wibble"], strict=True)
+    )
+    order = [uids[name] for name in sorted(uids)]
+    found = []
+    for number in range(count):
+        first, second = order[number % 4], order[(number + 1) % 4]
+        request = f"Please {nicknames[first]} lot{number}, then {nicknames[second]} what is left"
+        found.append(Past(request=request, tools=(first, second), links=frozenset({(first, second)})))
+    return found
+
+
+def names_in(made: services.MadePlan) -> list[str]:
+    steps = made.document["steps"]
+    if made.document["status"] != "ready":
+        steps = made.document["partial_plan"]["steps"]
+    return [step["tool_name"] for step in steps if step.get("tool_name")]
+
+
+@pytest.fixture
+def taught(tenant: Tenant, kee: Caller) -> Caller:
+    """A tenant whose planner has learned from sixty past plans."""
+    with acting_as(kee):
+        create(kee, "hello")
+        uids = register_plain_tools(kee)
+        services.take_over_history(tenant_id=tenant.pk, plans=pasts(uids, 60), now=T0)
+    services.learn(tenant_id=tenant.pk, now=T0)
+    return kee
+
+
+def test_an_outcome_is_what_ran_to_its_end_with_who_took_whose_result(as_kee: Caller) -> None:
+    register_example_workers(as_kee)
+    made = create(as_kee)
+
+    noted = services.record_outcome(
+        plan_id=made.plan_id, completed={"step-1", "step-2", "step-3"}, succeeded=True, now=T0
+    )
+
+    steps = {step["step_id"]: step.get("tool_uid") for step in made.document["steps"]}
+    assert noted is not None
+    assert noted.tools == [steps["step-1"], steps["step-3"]]
+    assert noted.links == [[steps["step-1"], steps["step-3"]]]
+    assert (noted.request, noted.weight) == (FLAGSHIP, 1.0)
+
+
+def test_a_plan_that_failed_counts_less_and_only_with_what_ran(as_kee: Caller) -> None:
+    register_example_workers(as_kee)
+    made = create(as_kee)
+
+    noted = services.record_outcome(plan_id=made.plan_id, completed={"step-1"}, succeeded=False, now=T0)
+
+    assert noted is not None
+    assert (len(noted.tools), noted.links) == (1, [])
+    assert noted.weight < 1
+
+
+def test_a_plan_teaches_once_and_one_that_ran_nothing_not_at_all(as_kee: Caller) -> None:
+    register_example_workers(as_kee)
+    first, second = create(as_kee), create(as_kee)
+    for _ in range(2):
+        services.record_outcome(plan_id=first.plan_id, completed={"step-1"}, succeeded=True, now=T0)
+
+    assert services.record_outcome(plan_id=second.plan_id, completed=(), succeeded=False, now=T0) is None
+    assert Outcome.objects.count() == 1
+
+
+def test_an_unknown_plan_has_no_outcome(as_kee: Caller) -> None:
+    with pytest.raises(errors.UnknownPlan):
+        services.record_outcome(plan_id="plan-none", completed={"step-1"}, succeeded=True, now=T0)
+    assert Outcome.objects.count() == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_past_plans_did_is_planned_though_the_words_are_not_the_tools_own(taught: Caller) -> None:
+    with acting_as(taught):
+        made = create(taught, "Please frobnicate lot7, then zorp what is left")
+
+    assert names_in(made) == ["inspect_birch", "inspect_cedar"]
+    assert made.document["planner_version"].endswith(".1")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_without_lessons_the_same_request_is_refused(tenant: Tenant, kee: Caller) -> None:
+    with acting_as(kee):
+        register_plain_tools(kee)
+        made = create(kee, "Please frobnicate lot7, then zorp what is left")
+
+    assert made.document["status"] == "needs_escalation"
+    assert names_in(made) == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_one_tenant_learned_no_other_plans_by(taught: Caller) -> None:
+    other = make_caller(make_tenant("other"), "Ann", Kind.AI)
+    with acting_as(other):
+        register_plain_tools(other)
+        made = create(other, "Please frobnicate lot7, then zorp what is left")
+        assert LearnedModel.objects.count() == Outcome.objects.count() == 0
+
+    assert made.document["status"] == "needs_escalation"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_tick_learns_when_there_is_enough_that_is_new(tenant: Tenant, kee: Caller) -> None:
+    with acting_as(kee):
+        create(kee, "hello")
+        uids = register_plain_tools(kee)
+        services.take_over_history(tenant_id=tenant.pk, plans=pasts(uids, 4), now=T0)
+    ticks.run("plans.learn")
+    with acting_as(kee):
+        assert LearnedModel.objects.count() == 0
+        services.take_over_history(tenant_id=tenant.pk, plans=pasts(uids, 1), now=T0)
+    ticks.run("plans.learn")
+    ticks.run("plans.learn")
+
+    with acting_as(kee):
+        assert [(model.number, model.learned_from) for model in LearnedModel.objects.all()] == [(1, 5)]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_model_that_judges_worse_is_not_taken_into_use(tenant: Tenant, taught: Caller) -> None:
+    with acting_as(taught):
+        uids = {one.name: one.uid for one in _tools(taught)}
+        # So many lies about the same requests that the truth of the last tenth is drowned.
+        truths = pasts(uids, 66)
+        lies = [Past(request=plan.request, tools=tuple(reversed(list(uids.values())))[:1]) for plan in pasts(uids, 600)]
+        services.take_over_history(tenant_id=tenant.pk, plans=[*lies, *truths], now=T0)
+
+    made = services.learn(tenant_id=tenant.pk, now=T0)
+
+    assert made is not None
+    assert made.node_f1 is not None
+    assert made.node_f1_before is not None
+    assert made.node_f1 < made.node_f1_before
+    assert made.state == LearnedModel.State.REJECTED
+    with acting_as(taught):
+        assert list(LearnedModel.objects.in_use().values_list("number", flat=True)) == [1]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_goes_back_to_the_model_before(tenant: Tenant, taught: Caller) -> None:
+    with acting_as(taught):
+        with pytest.raises(errors.NoEarlierModel):
+            services.go_back(number=1)
+        uids = {one.name: one.uid for one in _tools(taught)}
+        services.take_over_history(tenant_id=tenant.pk, plans=pasts(uids, 80), now=T0)
+    second = services.learn(tenant_id=tenant.pk, now=T0)
+    assert second is not None
+    assert second.state == LearnedModel.State.IN_USE
+
+    with acting_as(taught):
+        assert services.go_back(number=2).number == 1
+        with pytest.raises(errors.NoEarlierModel):
+            services.go_back(number=2)
+        made = create(taught, "Please frobnicate lot7, then zorp what is left")
+
+    assert made.document["planner_version"].endswith(".1")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_old_plans_count_less_than_new_ones(tenant: Tenant, kee: Caller) -> None:
+    with acting_as(kee):
+        create(kee, "hello")
+        uids = sorted(register_plain_tools(kee).values())
+        for age, uid in ((720, uids[0]), (0, uids[1])):
+            plans = [Past(request="Please frobnicate the lot", tools=(uid,)) for _ in range(6)]
+            services.take_over_history(tenant_id=tenant.pk, plans=plans, now=T0 - timedelta(days=age))
+    services.learn(tenant_id=tenant.pk, now=T0)
+
+    with acting_in(tenant.pk, "looking"), shelves.held(tenant_id=tenant.pk) as held:
+        history = held.ranker.history
+        assert history is not None
+        heard = history.hear("Please frobnicate the lot", ["frobnicate the lot"])
+        (affinity,) = history.affinities(heard, uids[:2])
+    assert affinity[uids[1]] > affinity[uids[0]]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_often_follows_what_is_written_to_memory_in_words(taught: Caller) -> None:
+    with acting_as(taught):
+        texts = list(Pattern.objects.filter(category="delegation").order_by("name").values_list("text", flat=True))
+
+    assert texts[0].startswith("Often inspect_alder is followed by inspect_birch: in 15 of 30 plans")
+    assert len(texts) == 4
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_model_is_the_same_after_it_was_stored(taught: Caller) -> None:
+    with acting_as(taught):
+        body = bytes(LearnedModel.objects.get().body)
+
+    arrays = Arrays.loads(body)
+    again = History(Arrays.loads(arrays.dumps()))
+    first = History(arrays)
+    request = "Please wibble lot3"
+    assert again.voices(again.hear(request, [request]), {}, [], lambda _uid: frozenset()) == first.voices(
+        first.hear(request, [request]), {}, [], lambda _uid: frozenset()
+    )
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_that_learn_at_once_make_two_models_of_which_one_is_in_use(tenant: Tenant, kee: Caller) -> None:
+    with acting_as(kee):
+        create(kee, "hello")
+        services.take_over_history(tenant_id=tenant.pk, plans=pasts(register_plain_tools(kee), 20), now=T0)
+    barrier, failures = threading.Barrier(2), []
+
+    def learn() -> None:
+        from django.db import connection  # noqa: PLC0415
+
+        try:
+            barrier.wait()
+            services.learn(tenant_id=tenant.pk, now=T0)
+        except Exception as failure:  # noqa: BLE001
+            failures.append(failure)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=learn) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    with acting_as(kee):
+        assert not failures
+        assert LearnedModel.objects.in_use().count() == 1
+        assert LearnedModel.objects.count() == 2
+
+
+def _tools(caller: Caller) -> list[Tool]:
+    with shelves.held(tenant_id=caller.tenant_id) as held:
+        return list(held.ranker.catalogue.tools)
