@@ -20,7 +20,7 @@ from apps.plans.ordering import best_path
 from apps.plans.ranking import Candidate, Ranker
 
 ALTERNATIVES: Final = 3
-_SHOWN: Final = 0.2
+_SHOWN: Final = 0.1
 _POSSIBLE: Final = 0.35
 _NOISE_WORDS: Final = 4
 _BROUGHT_UP: Final = 6
@@ -84,7 +84,7 @@ class _Words:
     def explain(self, clause: Clause, found: Sequence[Candidate] | None = None) -> None:
         """Account for a clause."""
         found = self.candidates(clause) if found is None else found
-        if found and found[0].p >= KEPT:
+        if found and found[0].p >= KEPT and not clause.circumstance:
             self._keep(clause, found)
         elif self.is_synthesis(clause):
             self.choice.wishes.append(clause)

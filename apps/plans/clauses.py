@@ -39,14 +39,14 @@ _NEAR: Final = 120
 _BARE_WORD: Final = re.compile(r"[ ](\w+)")
 
 _CUT: Final = re.compile(
-    r"(?P<stop>(?<=[\w\x03)\]])[.!?](?=\s|$)|;|\n+)"
+    r"(?P<stop>(?<=[\w\x03)\]])[.!?](?=\s|$)|;|\n+|(?<=\w):(?=\s+(?:please|can\s+you|could\s+you|i\s|we\s)))"
     r"|(?P<then>,?\s*\b(?:and\s+then|and\s+after\s+that|and\s+finally|after\s+(?:that|which|this)|afterwards|thereafter|subsequently|finally|then|followed\s+by|before)\b,?)"
     r"|(?P<and>,?\s*(?:\band\b|\bas\s+well\s+as\b|\bplus\b|&)\s+(?:also\s+)?|,\s+(?:also\s+)?)",
     re.IGNORECASE,
 )
 _LEAD: Final = re.compile(
     r"^(?:please|kindly|hey|hi|hello|ok(?:ay)?|so|also|first(?:ly)?|next|secondly|lastly|now|just|and|then|"
-    r"(?:can|could|would|will)\s+you(?:\s+please)?|i(?:'d|\s+would)\s+like(?:\s+you)?\s+to|i\s+(?:want|need)(?:\s+you)?\s+to|"
+    r"(?:can|could|would|will)\s+you(?:\s+please)?|i(?:'d|\s+would)\s+like(?:\s+you)?\s+to|i\s+(?:want|need|have)(?:\s+you)?\s+to|"
     r"we\s+(?:want|need)(?:\s+you)?\s+to|help\s+me(?:\s+to)?|let(?:'s|\s+us)|your\s+task\s+is\s+to|you\s+should|try\s+to|go\s+and|to)\b[\s,:]*",
     re.IGNORECASE,
 )
@@ -59,10 +59,10 @@ _CONDITION: Final = re.compile(
     re.IGNORECASE,
 )
 _CIRCUMSTANCE: Final = re.compile(
-    r"(?:since|because|as|for|given|while|although|though|due\s+to|in\s+order|during|regarding|considering|after|with|on|at|in)\b",
+    r"(?:(?:i|we|he|she|they|there|here|this|it)\s*(?:have|has|had|'ve|is|are|was|were|am|'m|'s)|since|because|as|for|given|while|although|though|due\s+to|in\s+order|during|regarding|considering|after|with|on|at|in)\b",
     re.IGNORECASE,
 )
-"""How a clause begins that tells why or when, not what."""
+"""How a clause begins that tells what there is, why or when, and asks for nothing."""
 _ARTICLES: Final = frozenset(
     {"the", "a", "an", "my", "our", "your", "his", "her", "their", "this", "that", "some", "of"}
 )
@@ -258,7 +258,7 @@ def _clause(text: str, *, ordered: bool, forbidden: bool, spans: tuple[Span, ...
     bare = _stripped(text)
     conditional = _CONDITION.search(bare) is not None
     spoken = words(_MASK.sub(" ", bare))
-    family = lexicon.verb(spoken[0]) if spoken else None
+    family = _family(spoken)
     object_text = bare[_first_word_end(bare) :] if family else bare
     head, rest = _head_and_rest(object_text)
     return Clause(
@@ -275,6 +275,12 @@ def _clause(text: str, *, ordered: bool, forbidden: bool, spans: tuple[Span, ...
         circumstance=family is None and _CIRCUMSTANCE.match(bare) is not None and not _has_verb(spoken),
         values=_values(bare, spoken),
     )
+
+
+def _family(spoken: list[str]) -> str | None:
+    """The family of a clause's verb: its first word. To turn one thing into another is to convert it."""
+    family = lexicon.verb(spoken[0]) if spoken else None
+    return "convert" if family == "turn" and "into" in spoken else family
 
 
 def _has_verb(spoken: list[str]) -> bool:

@@ -127,6 +127,7 @@ class Arrays:
                 "chains",
                 "mention",
                 "weights",
+                "sureness",
             )
         }
         out = io.BytesIO()

@@ -266,6 +266,10 @@ COUNTLIKE: Final = frozenset(["limit", "count", "number", "max", "top", "n", "si
 POINTERLIKE: Final = frozenset({"pointer", "ref", "reference", "handle", "artifact"})
 
 
+_NOUN_ENDINGS: Final = ("al", "ment", "ation", "ion", "ance", "er", "or")
+_SHORTEST_VERB: Final = 4
+
+
 def _families(table: str) -> dict[str, tuple[str, ...]]:
     lines = (line.partition(":") for line in table.strip().splitlines())
     return {name.strip(): tuple(members.split()) for name, _, members in lines}
@@ -292,7 +296,18 @@ _CONCEPTS: Final = _concepts()
 def concept(word: str) -> str:
     """Return what a lower-case word stands for."""
     root = stem(word)
-    return _CONCEPTS.get(root, root)
+    return _CONCEPTS.get(root) or _of_verb(word) or root
+
+
+def _of_verb(word: str) -> str | None:
+    """The concept of the verb that a noun is made from: rental, printer, adjustment."""
+    for ending in _NOUN_ENDINGS:
+        base = word.removesuffix("s").removesuffix(ending)
+        if len(base) >= _SHORTEST_VERB and len(base) < len(word.removesuffix("s")):
+            found = next((form for form in (base, f"{base}e") if form in FAMILY_OF_VERB), None)
+            if found is not None:
+                return _CONCEPTS.get(stem(found), stem(found))
+    return None
 
 
 def concepts(text: str) -> list[str]:

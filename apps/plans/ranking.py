@@ -210,8 +210,8 @@ class Ranker:
         found = []
         for number, doc in enumerate(docs.tolist()):
             profile = self.profiles[self.index.key(doc)]
-            cover = _ANAPHORA_COVER if lone else float(covers[number])
             mark = 0 if verb is None else int(marks[verb, number])
+            cover = _ANAPHORA_COVER * bool(mark) if lone else float(covers[number])
             found.append(_probability(wish, profile, cover, mark))
         return found
 
@@ -285,7 +285,8 @@ def _kind_fit(wish: _Wish, profile: Profile) -> float:
     """Does the tool take what the clause has, and give what it asks for? Kinds that are unsaid neither help nor harm."""
     fit = 0.0
     if wish.has and profile.takes:
-        fit += 1.0 if wish.has & profile.takes else _MISFIT
+        lacking = (profile.takes & kinds.MEDIA) - wish.has
+        fit += 1.0 if wish.has & profile.takes and not lacking else _MISFIT
     if wish.wants and profile.gives:
         fit += 1.0 if wish.wants & profile.gives else _MISFIT
     return fit
