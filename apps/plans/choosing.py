@@ -27,6 +27,7 @@ _BROUGHT_UP: Final = 6
 _ACCOUNTED: Final = 0.15
 _ALIKE: Final = 0.35
 _BOLD: Final = 0.6
+_HEARD: Final = 0.02
 _SURE: Final = 0.7
 _NEXT: Final = 0.8
 
@@ -143,7 +144,7 @@ class _Learned:
         found = {clause.number: self.words.candidates(clause) for clause in asked}
         heard = self.history.hear(intent, [clause.text for clause in asked])
         voices = _voices(self.ranker, self.words.catalogue, self.history, heard, found.values())
-        voices = [one for one in voices if self._is_open(one.uid)]
+        voices = [one for one in voices if one.p >= _HEARD and self._is_open(one.uid)]
         taken = [one for one in voices if one.p >= KEPT and self._is_asked_for(one, found)]
         passed = sorted((one for one in voices if one not in taken), key=lambda one: (-one.p, one.uid))
         choice = self.words.choice
@@ -265,8 +266,8 @@ def _voices(
     """What history says of the tools that the words bring up, and of those whose names past plans lead to."""
     content = brought_up(found)
     words = history.words(heard, ranker.name)
-    for said in words:
-        for uid in ranker.speaking_of(history.sayings(said), catalogue):
+    for said in words.sayings():
+        for uid in ranker.speaking_of(said, catalogue):
             content.setdefault(uid, 0.0)
     return history.voices(heard, content, words, ranker.name)
 

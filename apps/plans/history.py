@@ -195,6 +195,39 @@ class Heard:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """For each piece of a request (a row), how surely the name of a tool for it has each word (a column)."""
+
+    words: tuple[str, ...]
+    chances: Vector
+
+    def sayings(self) -> list[list[str]]:
+        """For each piece the words worth looking for tools by, the surest first."""
+        found = []
+        for row in self.chances.round(5).tolist():
+            strong = sorted((-chance, word) for word, chance in zip(self.words, row, strict=True) if chance >= _SAYING)
+            found.append([word for _, word in strong[:_WORDS]])
+        return found
+
+    def bridges(self, names: Sequence[frozenset[str]]) -> NDArray[np.float64]:
+        """How surely some piece asks for what each name says: half the mean over the name's words, half the weakest."""
+        if not len(self.chances) or not names:
+            return np.zeros(len(names))
+        places = {word: place for place, word in enumerate(self.words)}
+        strange, spare = len(places), len(places) + 1
+        longest = max((len(name) for name in names), default=0) or 1
+        told = np.full((len(names), longest), spare)
+        for row, name in enumerate(names):
+            told[row, : len(name)] = [places.get(word, strange) for word in sorted(name)]
+        sizes = np.array([len(name) or 1 for name in names])
+        nothing, all_sure = np.zeros((len(self.chances), 2)), np.ones((len(self.chances), 1))
+        summed = np.concatenate([self.chances, nothing], axis=1)[:, told].sum(axis=2) / sizes
+        least = np.concatenate([self.chances, nothing[:, :1], all_sure], axis=1)[:, told].min(axis=2)
+        found: NDArray[np.float64] = (0.5 * summed + 0.5 * least).max(axis=0)
+        return np.where([bool(name) for name in names], found, 0.0)
+
+
 class History:
     """A learned model, ready to be asked."""
 
@@ -244,26 +277,18 @@ class History:
         norm = math.sqrt(math.fsum(weight * weight for _, weight in raw)) or 1.0
         return [(number, np.float32(weight / norm)) for number, weight in raw]
 
-    def words(self, heard: Heard, names: Names) -> list[dict[str, float]]:
+    def words(self, heard: Heard, names: Names) -> Wording:
         """For each piece, which words the names of its tools should have, and how surely."""
         about = sorted({word for uid in self._near_uids(heard) for word in names(uid)} & self._word_places.keys())
         if not about:
-            return [{} for _ in range(len(heard.alike) - 1)]
-        scores = heard.scores(self._words_dual[[self._word_places[word] for word in about]])
-        return [{word: float(score) for word, score in zip(about, row, strict=True) if score > 0} for row in scores[1:]]
-
-    @staticmethod
-    def sayings(words: Mapping[str, float]) -> list[str]:
-        """The words worth looking for tools by."""
-        strong = sorted((word for word in words if words[word] >= _SAYING), key=lambda word: (-words[word], word))
-        return strong[:_WORDS]
+            return Wording((), np.zeros((len(heard.alike) - 1, 0), dtype=np.float32))
+        scores = heard.scores(self._words_dual[[self._word_places[word] for word in about]])[1:]
+        return Wording(tuple(about), np.clip(scores, 0.0, 1.0).astype(np.float32))
 
     def _near_uids(self, heard: Heard) -> set[str]:
         return {self._arrays.uids[place] for request in heard.nearest for place in self._chosen(request)}
 
-    def voices(
-        self, heard: Heard, content: Mapping[str, float], words: Sequence[Mapping[str, float]], names: Names
-    ) -> list[Voiced]:
+    def voices(self, heard: Heard, content: Mapping[str, float], words: Wording, names: Names) -> list[Voiced]:
         """What history says for each tool that it or the words bring up, by uid.
 
         :param content: how well the tools' own words fit, by uid, for those that are to be looked at.
@@ -273,28 +298,34 @@ class History:
         uids = sorted({*votes, *closest, *content})
         linear, piece = self._linear(heard, uids)
         own = self._own(heard)
-        company = self._company(linear, own)
-        best, best_piece = (max(found.values(), default=0.0) for found in (linear, piece))
-        top = max(content.values(), default=0.0)
-        found = []
-        for uid in uids:
-            times = self.times(uid) - (uid in own)
-            features = (
-                1.0,
-                linear[uid],
-                linear[uid] / best if best > 0 else 0.0,
-                votes.get(uid, 0.0),
-                closest.get(uid, 0.0),
-                content.get(uid, 0.0),
-                float(content.get(uid, 0.0) >= top > 0),
-                math.log1p(times) / 5,
-                company.get(uid, 0.0),
-                piece[uid],
-                piece[uid] / best_piece if best_piece > 0 else 0.0,
-                _bridge(names(uid), words),
-                float(times <= 0),
-            )
-            found.append(Voiced(uid, features, self.weigh(features)))
+        company = self._company(dict(zip(uids, linear.tolist(), strict=True)), own)
+        times = np.array([self.times(uid) - (uid in own) for uid in uids], dtype=np.float64)
+        fits = np.array([content.get(uid, 0.0) for uid in uids])
+        best, best_piece, top = (max(float(one.max(initial=0.0)), 1e-9) for one in (linear, piece, fits))
+        rows = np.stack(
+            [
+                np.ones(len(uids)),
+                linear,
+                linear / best,
+                [votes.get(uid, 0.0) for uid in uids],
+                [closest.get(uid, 0.0) for uid in uids],
+                fits,
+                fits >= top,
+                np.log1p(times) / 5,
+                [company.get(uid, 0.0) for uid in uids],
+                piece,
+                piece / best_piece,
+                words.bridges([names(uid) for uid in uids]),
+                times <= 0,
+            ],
+            axis=1,
+        ).round(5)
+        chances = self._weighed_together(rows)
+        return [Voiced(uid, tuple(row), p) for uid, row, p in zip(uids, rows.tolist(), chances.tolist(), strict=True)]
+
+    def _weighed_together(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        z = np.clip((rows * np.array(self._arrays.weights)).sum(axis=1), -30.0, 30.0)
+        found: NDArray[np.float64] = (1 / (1 + np.exp(-z))).round(4)
         return found
 
     def _own(self, heard: Heard) -> frozenset[str]:
@@ -302,20 +333,16 @@ class History:
             return frozenset()
         return frozenset(self._arrays.uids[place] for place in self._chosen(heard.without.request))
 
-    def _linear(self, heard: Heard, uids: Sequence[str]) -> tuple[dict[str, float], dict[str, float]]:
+    def _linear(self, heard: Heard, uids: Sequence[str]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """What the linear model says of these tools: by the whole request, and by the piece that speaks most for each."""
-        known = [uid for uid in uids if uid in self._places]
-        nothing = dict.fromkeys(uids, 0.0)
-        if not known:
-            return nothing, dict(nothing)
-        places = [self._places[uid] for uid in known]
-        scores = heard.scores(self._dual[places])
-        whole = scores[0] + self._arrays.mean[places]
-        most = scores[1:].max(axis=0) if len(scores) > 1 else scores[0]
-        return (
-            {**nothing, **{uid: round(float(score), 5) for uid, score in zip(known, whole, strict=True)}},
-            {**nothing, **{uid: round(float(score), 5) for uid, score in zip(known, most, strict=True)}},
-        )
+        whole, most = np.zeros(len(uids)), np.zeros(len(uids))
+        known = [number for number, uid in enumerate(uids) if uid in self._places]
+        if known:
+            places = [self._places[uids[number]] for number in known]
+            scores = heard.scores(self._dual[places])
+            whole[known] = scores[0] + self._arrays.mean[places]
+            most[known] = scores[1:].max(axis=0) if len(scores) > 1 else scores[0]
+        return whole.round(5), most.round(5)
 
     def affinities(self, heard: Heard, uids: Sequence[str]) -> list[dict[str, float]]:
         """For each piece, how much the linear model ties it to each of these tools."""
@@ -415,17 +442,6 @@ def certainty(kept: Sequence[float], rejected: float, nearest: float) -> tuple[f
         return (1.0, 0.0, rejected, -_NO_TOOL, nearest, 0.0)
     together = math.fsum(math.log(max(p, 1e-4)) for p in kept)
     return (1.0, min(kept), rejected, max(together, -_NO_TOOL), nearest, len(kept) / 5)
-
-
-def _bridge(name: frozenset[str], words: Sequence[Mapping[str, float]]) -> float:
-    """How surely a piece asks for what a tool's name says: half the mean over the name's words, half the weakest."""
-    if not name:
-        return 0.0
-    best = 0.0
-    for said in words:
-        found = [min(said.get(word, 0.0), 1.0) for word in name]
-        best = max(best, 0.5 * math.fsum(found) / len(found) + 0.5 * min(found))
-    return round(best, 5)
 
 
 def _top(scores: Vector, limit: int) -> NDArray[np.int64]:

@@ -1,0 +1,109 @@
+"""Planning with a learned model, in memory: what it may not do however much it has learned, and that it repeats itself."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from django.conf import settings
+
+from apps.plans import learning
+from apps.plans.catalogue import Catalogue
+from apps.plans.choosing import look
+from apps.plans.documents import canonical
+from apps.plans.history import History, Past
+from apps.plans.planner import Request, plan
+from apps.plans.ranking import Ranker
+from apps.plans.validation import validate
+from tests.plans.shelf import EXAMPLE_OFFERS, EXAMPLE_TOOLS, FULL, MORE_OFFERS, MORE_TOOLS, REMOVE, TRANSLATE, WEB
+
+TOLD = [
+    Past(request=f"Please zorp the {word} about {about}", tools=(tool.uid,))
+    for tool, word in ((REMOVE, "leftovers"), (WEB, "newsstand"), (TRANSLATE, "babel"))
+    for about in ("tea", "coffee", "cocoa", "water", "milk", "juice", "wine", "beer")
+]
+
+
+@cache
+def learned(catalogue: Catalogue) -> Ranker:
+    ranker = Ranker(catalogue)
+    history = learning.learn(TOLD, ranker.name, lambda past, history, without: look(past, ranker, history, without))
+    ranker.history = history
+    return ranker
+
+
+def steps(intent: str, ranker: Ranker) -> list[str]:
+    made = plan(request(intent), ranker)
+    assert validate(made.document(), ranker.catalogue) == []
+    shown = made.partial_plan["steps"] if made.partial_plan is not None else []
+    return [step.tool_name for step in made.steps if step.tool_name] + [step["tool_name"] for step in shown]
+
+
+def request(intent: str) -> Request:
+    return Request(
+        plan_id="plan-1",
+        delegate_id="delegate",
+        principal_ai="Kee",
+        intent=intent,
+        created_at="2026-01-03T20:15:00Z",
+    )
+
+
+def test_words_that_only_past_plans_know_find_their_tool() -> None:
+    assert steps("Zorp the newsstand about tea", learned(FULL)) == ["search_web"]
+
+
+def test_what_no_past_plan_knows_is_planned_as_before() -> None:
+    assert steps("List the files in /var/log", learned(FULL)) == ["scan_directory"]
+
+
+@pytest.mark.parametrize("about", ["tea", "coffee", "stones"])
+def test_a_tool_that_may_not_be_used_is_never_planned_whatever_was_learned(about: str) -> None:
+    assert "delete_file" not in steps(f"Zorp the leftovers about {about}", learned(FULL))
+
+
+def test_a_tool_that_changes_the_world_is_not_brought_up_by_faint_likeness() -> None:
+    offers = tuple(replace(one, barred=None) for one in (*EXAMPLE_OFFERS, *MORE_OFFERS))
+    free = Catalogue(9, EXAMPLE_TOOLS + MORE_TOOLS, offers)
+
+    assert "delete_file" not in steps("Tell me about tea", learned(free))
+
+
+def test_what_the_asker_rules_out_is_not_planned_though_past_plans_did_it() -> None:
+    assert "search_web" not in steps("Zorp the newsstand about tea, but do not search anything", learned(FULL))
+
+
+def test_a_stored_model_plans_the_same_bytes_in_another_process() -> None:
+    intent = "Zorp the newsstand about tea, then zorp the babel about coffee"
+    script = f"""
+import django; django.setup()
+from tests.plans.test_learned import learned, request
+from apps.plans.documents import canonical
+from apps.plans.history import Arrays, History
+from apps.plans.planner import plan
+from tests.plans.shelf import FULL
+ranker = learned(FULL)
+ranker.history = History(Arrays.loads(ranker.history.arrays.dumps()))
+print(canonical(plan(request({intent!r}), ranker).document()).hex())
+"""
+    here = learned(FULL)
+    assert here.history is not None
+    other = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=settings.BASE_DIR,
+        env={"DJANGO_SETTINGS_MODULE": "config.settings", "PYTHONHASHSEED": "77", "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert bytes.fromhex(other.stdout.strip()) == canonical(plan(request(intent), here).document())
+
+
+def test_a_model_of_one_plan_is_a_model() -> None:
+    ranker = Ranker(FULL)
+    history = learning.learn(TOLD[:1], ranker.name, lambda past, known, without: look(past, ranker, known, without))
+
+    assert isinstance(history, History)
+    assert history.times(REMOVE.uid) == 1
