@@ -1,12 +1,12 @@
-from django.contrib import admin, messages
-from django.db.models import QuerySet
-from django.http import HttpRequest
+from collections.abc import Mapping
+from typing import Any
+
+from django.contrib import admin
 from django.urls import reverse
 from django.utils.html import format_html
 from unfold.admin import TabularInline
 
-from apps.core.admin import OperatorAdmin, link_to
-from apps.core.errors import DomainError
+from apps.core.admin import OperatorAdmin, link_to, verb
 from apps.plans import drawing, services
 from apps.plans.models import Delegate, LearnedModel, Outcome, Plan, PlanStep
 from apps.principals.tenancy import acting_in
@@ -99,13 +99,14 @@ class LearnedModelAdmin(OperatorAdmin):
     list_filter = ["state", "tenant"]
     ordering = ["-id"]
     exclude = ["body"]
-    actions = ["go_back"]
+    actions_detail = ["go_back"]
 
-    @admin.action(description="Go back to the model before", permissions=["operate"])
-    def go_back(self, request: HttpRequest, queryset: QuerySet[LearnedModel]) -> None:
-        for model in queryset.defer("body"):
-            try:
-                with acting_in(model.tenant_id, "an operator goes back to the model before"):
-                    services.go_back(number=model.number)
-            except DomainError as refusal:
-                self.message_user(request, str(refusal), messages.WARNING)
+    @verb(
+        "Go back to the model before",
+        explanation="Plan by the model before this one, until a better one is learned.",
+        permission="plans.operate_learnedmodel",
+    )
+    def go_back(self, model: LearnedModel, _given: Mapping[str, Any]) -> str:
+        with acting_in(model.tenant_id, "console: back to the model before"):
+            earlier = services.go_back(number=model.number)
+        return f"{earlier} is in use again."
