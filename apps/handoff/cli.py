@@ -421,7 +421,11 @@ def main(arguments: Sequence[str]) -> int:
         streams.err.write(f"{exc}\n")
         return _REFUSED
     except BrokenPipeError:
-        # Nobody read it, so nothing of it was shown; the interpreter must not try again at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        drop_output()
         return 1
     return 0
+
+
+def drop_output() -> None:
+    """Where nobody reads what is printed, the interpreter must not try again at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

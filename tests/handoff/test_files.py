@@ -1,5 +1,6 @@
 """The protocol of files: real repositories, real processes, and what they may do to each other."""
 
+import fcntl
 import json
 import os
 import signal
@@ -355,6 +356,34 @@ def test_a_full_disk_at_the_last_moment_keeps_what_was_shown_from_being_shown_ag
 
 def _no_room(archive: folders.Archive, entries: object) -> None:
     raise OSError(28, "No space left on device")
+
+
+def test_a_name_that_is_taken_is_not_written_over(root: Path) -> None:
+    folder = leave(root).parent
+    for data, written in ((b"first", "a.md"), (b"second", "b.md")):
+        names = iter(["a.md", "b.md"])
+        assert folders.write_new(folder, names.__next__, data).name == written
+    assert ((folder / "a.md").read_bytes(), (folder / "b.md").read_bytes()) == (b"first", b"second")
+
+
+def test_a_claim_is_held_though_its_folder_was_swept_away_meanwhile(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave(root)
+    swept: list[Path] = []
+
+    def sweep_first(descriptor: int, how: int) -> None:
+        claims = inbox_of(root).folder / ".claimed" / "first"
+        if how == fcntl.LOCK_SH and not swept:
+            swept.append(claims)
+            claims.rmdir()
+        flock(descriptor, how)
+
+    flock = fcntl.flock
+    monkeypatch.setattr(fcntl, "flock", sweep_first)
+    with inbox_of(root).inherit("first", max_tokens=500, now=NOON) as found:
+        assert (len(found.shown), len(swept)) == (1, 1)
+        assert bodies(root, "second") == []
 
 
 def test_an_item_is_written_whole_or_not_at_all(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,3 +1,4 @@
+import sys
 from argparse import Namespace
 from dataclasses import replace
 from typing import Any, ClassVar, TextIO, cast
@@ -33,3 +34,6 @@ class HandoffCommand(BaseCommand):
             cli.run(options["command"], Namespace(**options), streams)
         except Refused as exc:
             raise CommandError(str(exc)) from exc
+        except BrokenPipeError:
+            cli.drop_output()
+            sys.exit(1)
