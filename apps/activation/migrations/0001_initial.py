@@ -71,6 +71,37 @@ class Migration(migrations.Migration):
             ],
             options={
                 "permissions": [("operate_target", "Can stop and resume targets")],
+                "constraints": [
+                    models.UniqueConstraint(fields=("tenant", "principal", "url"), name="activation_target_url_once"),
+                    models.CheckConstraint(
+                        condition=models.Q(("kind__in", ["webhook"])), name="activation_target_kind_known"
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("state", "enabled"), ("stopped_at", None), ("stopped_reason", None)),
+                            models.Q(
+                                ("state", "stopped"), ("stopped_at__isnull", False), ("stopped_reason__isnull", False)
+                            ),
+                            _connector="OR",
+                        ),
+                        name="activation_target_stopped_has_a_reason",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("min_unacked__gte", 1),
+                            ("notify_lease__range", (datetime.timedelta(0), datetime.timedelta(days=7))),
+                        ),
+                        name="activation_target_policy_possible",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("former_secret", None), ("former_secret_until", None)),
+                            models.Q(("former_secret__isnull", False), ("former_secret_until__isnull", False)),
+                            _connector="OR",
+                        ),
+                        name="activation_target_former_secret_has_an_end",
+                    ),
+                ],
             },
         ),
         migrations.CreateModel(
@@ -115,69 +146,23 @@ class Migration(migrations.Migration):
             ],
             options={
                 "verbose_name_plural": "dispatches",
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("attempts__gte", 0),
+                            ("covered_seq__gte", 0),
+                            ("failed__gte", 0),
+                            ("fence__gte", 0),
+                            ("sent__gte", 0),
+                            ("wasted__range", (0, models.F("sent"))),
+                        ),
+                        name="activation_dispatch_counts_from_zero",
+                    ),
+                ],
+                "indexes": [
+                    models.Index(fields=["next_at"], name="activation_dispatch_next"),
+                ],
             },
-        ),
-        migrations.AddConstraint(
-            model_name="target",
-            constraint=models.UniqueConstraint(
-                fields=("tenant", "principal", "url"), name="activation_target_url_once"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="target",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("kind__in", ["webhook"])), name="activation_target_kind_known"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="target",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(("state", "enabled"), ("stopped_at", None), ("stopped_reason", None)),
-                    models.Q(("state", "stopped"), ("stopped_at__isnull", False), ("stopped_reason__isnull", False)),
-                    _connector="OR",
-                ),
-                name="activation_target_stopped_has_a_reason",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="target",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    ("min_unacked__gte", 1),
-                    ("notify_lease__range", (datetime.timedelta(0), datetime.timedelta(days=7))),
-                ),
-                name="activation_target_policy_possible",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="target",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(("former_secret", None), ("former_secret_until", None)),
-                    models.Q(("former_secret__isnull", False), ("former_secret_until__isnull", False)),
-                    _connector="OR",
-                ),
-                name="activation_target_former_secret_has_an_end",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="dispatch",
-            index=models.Index(fields=["next_at"], name="activation_dispatch_next"),
-        ),
-        migrations.AddConstraint(
-            model_name="dispatch",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    ("attempts__gte", 0),
-                    ("covered_seq__gte", 0),
-                    ("failed__gte", 0),
-                    ("fence__gte", 0),
-                    ("sent__gte", 0),
-                    ("wasted__range", (0, models.F("sent"))),
-                ),
-                name="activation_dispatch_counts_from_zero",
-            ),
         ),
         protect("activation_target"),
         protect("activation_dispatch"),

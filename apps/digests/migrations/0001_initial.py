@@ -194,6 +194,40 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(
+                        condition=models.Q(("closed_at", None)),
+                        fields=("tenant", "inbox", "source_system", "resource_ref", "event_family"),
+                        name="digests_thread_one_open_per_key",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("flush_due_at", None), ("pending_count", 0)),
+                            models.Q(("flush_due_at__isnull", False), ("pending_count__gt", 0)),
+                            _connector="OR",
+                        ),
+                        name="digests_thread_due_iff_pending",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("closed_at", None), ("pending_count", 0), _connector="OR"),
+                        name="digests_thread_closed_without_pending",
+                    ),
+                ],
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("flush_due_at__isnull", False)),
+                        fields=["flush_due_at"],
+                        include=("inbox", "tenant"),
+                        name="digests_thread_due",
+                    ),
+                    models.Index(
+                        condition=models.Q(("flush_due_at__isnull", False)),
+                        fields=["inbox", "flush_due_at"],
+                        name="digests_thread_pending",
+                    ),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="ReceiptState",
@@ -253,6 +287,52 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("entry__isnull", False), ("pending", False), ("thread", None)),
+                            models.Q(("entry", None), ("thread__isnull", False)),
+                            _connector="OR",
+                        ),
+                        name="digests_receiptstate_in_one_place",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("pending", False), ("acked_at", None), _connector="OR"),
+                        name="digests_receiptstate_acked_is_not_pending",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("acked_at", None), ("read_at", None)),
+                            models.Q(("acked_at__isnull", False), ("read_at__isnull", False)),
+                            _connector="OR",
+                        ),
+                        name="digests_receiptstate_read_iff_acked",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("archived_at", None), ("acked_at__isnull", False), _connector="OR"),
+                        name="digests_receiptstate_archived_is_acked",
+                    ),
+                ],
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("acked_at", None)),
+                        fields=["inbox", "receipt"],
+                        name="digests_receiptstate_unread",
+                    ),
+                    models.Index(fields=["inbox", "receipt"], name="digests_receiptstate_all"),
+                    models.Index(
+                        condition=models.Q(("acked_at", None), ("thread__isnull", False)),
+                        fields=["thread", "receipt"],
+                        name="digests_receiptstate_in_thread",
+                    ),
+                    models.Index(
+                        condition=models.Q(("entry__isnull", False)),
+                        fields=["entry"],
+                        name="digests_receiptstate_by_entry",
+                    ),
+                ],
+            },
         ),
         migrations.AddField(
             model_name="entry",
@@ -285,109 +365,6 @@ class Migration(migrations.Migration):
                     ("window__gte", datetime.timedelta(0)),
                 ),
                 name="digests_inbox_policy_possible",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="thread",
-            index=models.Index(
-                condition=models.Q(("flush_due_at__isnull", False)),
-                fields=["flush_due_at"],
-                include=("inbox", "tenant"),
-                name="digests_thread_due",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="thread",
-            index=models.Index(
-                condition=models.Q(("flush_due_at__isnull", False)),
-                fields=["inbox", "flush_due_at"],
-                name="digests_thread_pending",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="thread",
-            constraint=models.UniqueConstraint(
-                condition=models.Q(("closed_at", None)),
-                fields=("tenant", "inbox", "source_system", "resource_ref", "event_family"),
-                name="digests_thread_one_open_per_key",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="thread",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(("flush_due_at", None), ("pending_count", 0)),
-                    models.Q(("flush_due_at__isnull", False), ("pending_count__gt", 0)),
-                    _connector="OR",
-                ),
-                name="digests_thread_due_iff_pending",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="thread",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("closed_at", None), ("pending_count", 0), _connector="OR"),
-                name="digests_thread_closed_without_pending",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="receiptstate",
-            index=models.Index(
-                condition=models.Q(("acked_at", None)), fields=["inbox", "receipt"], name="digests_receiptstate_unread"
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="receiptstate",
-            index=models.Index(fields=["inbox", "receipt"], name="digests_receiptstate_all"),
-        ),
-        migrations.AddIndex(
-            model_name="receiptstate",
-            index=models.Index(
-                condition=models.Q(("acked_at", None), ("thread__isnull", False)),
-                fields=["thread", "receipt"],
-                name="digests_receiptstate_in_thread",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="receiptstate",
-            index=models.Index(
-                condition=models.Q(("entry__isnull", False)), fields=["entry"], name="digests_receiptstate_by_entry"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="receiptstate",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(("entry__isnull", False), ("pending", False), ("thread", None)),
-                    models.Q(("entry", None), ("thread__isnull", False)),
-                    _connector="OR",
-                ),
-                name="digests_receiptstate_in_one_place",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="receiptstate",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("pending", False), ("acked_at", None), _connector="OR"),
-                name="digests_receiptstate_acked_is_not_pending",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="receiptstate",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(("acked_at", None), ("read_at", None)),
-                    models.Q(("acked_at__isnull", False), ("read_at__isnull", False)),
-                    _connector="OR",
-                ),
-                name="digests_receiptstate_read_iff_acked",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="receiptstate",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("archived_at", None), ("acked_at__isnull", False), _connector="OR"),
-                name="digests_receiptstate_archived_is_acked",
             ),
         ),
         migrations.AddIndex(

@@ -116,6 +116,78 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("tenant", "plan_id"), name="executions_execution_once_per_plan"),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            (
+                                "status__in",
+                                [
+                                    "queued",
+                                    "executing",
+                                    "needs_escalation",
+                                    "complete",
+                                    "partial",
+                                    "failed",
+                                    "budget_exceeded",
+                                    "canceled",
+                                ],
+                            )
+                        ),
+                        name="executions_execution_status_known",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("mode__in", ["auto", "direct_only", "async_only"])),
+                        name="executions_execution_mode_known",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("strategy__in", ["sequential", "progressive", "partial", "escalate"])),
+                        name="executions_execution_strategy_known",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(
+                                ("ended_at__isnull", False),
+                                ("status__in", ["budget_exceeded", "canceled", "complete", "failed", "partial"]),
+                                ("wake_at", None),
+                            ),
+                            models.Q(
+                                models.Q(
+                                    ("status__in", ["budget_exceeded", "canceled", "complete", "failed", "partial"]),
+                                    _negated=True,
+                                ),
+                                ("ended_at", None),
+                                ("terminal_receipt_id", None),
+                            ),
+                            _connector="OR",
+                        ),
+                        name="executions_execution_ended_iff_final",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("halted_as", None),
+                            ("halted_as__in", ["budget_exceeded", "canceled", "complete", "failed", "partial"]),
+                            _connector="OR",
+                        ),
+                        name="executions_execution_halts_as_final",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("total_cost__gte", 0),
+                            models.Q(("max_total_cost", None), ("max_total_cost__gte", 0), _connector="OR"),
+                            models.Q(("max_cost_per_step", None), ("max_cost_per_step__gte", 0), _connector="OR"),
+                        ),
+                        name="executions_execution_money_not_negative",
+                    ),
+                ],
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("ended_at", None)), fields=["wake_at"], name="executions_execution_due"
+                    ),
+                    models.Index(fields=["owner", "-id"], name="executions_execution_by_owner"),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="ExecutionStep",
@@ -191,185 +263,81 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
-        ),
-        migrations.AddIndex(
-            model_name="execution",
-            index=models.Index(
-                condition=models.Q(("ended_at", None)), fields=["wake_at"], name="executions_execution_due"
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="execution",
-            index=models.Index(fields=["owner", "-id"], name="executions_execution_by_owner"),
-        ),
-        migrations.AddConstraint(
-            model_name="execution",
-            constraint=models.UniqueConstraint(fields=("tenant", "plan_id"), name="executions_execution_once_per_plan"),
-        ),
-        migrations.AddConstraint(
-            model_name="execution",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    (
-                        "status__in",
-                        [
-                            "queued",
-                            "executing",
-                            "needs_escalation",
-                            "complete",
-                            "partial",
-                            "failed",
-                            "budget_exceeded",
-                            "canceled",
-                        ],
-                    )
-                ),
-                name="executions_execution_status_known",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="execution",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("mode__in", ["auto", "direct_only", "async_only"])),
-                name="executions_execution_mode_known",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="execution",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("strategy__in", ["sequential", "progressive", "partial", "escalate"])),
-                name="executions_execution_strategy_known",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="execution",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(
-                        ("ended_at__isnull", False),
-                        ("status__in", ["budget_exceeded", "canceled", "complete", "failed", "partial"]),
-                        ("wake_at", None),
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("tenant", "execution", "step_id"), name="executions_step_id_once"),
+                    models.UniqueConstraint(
+                        fields=("tenant", "execution", "position"), name="executions_step_position_once"
                     ),
-                    models.Q(
-                        models.Q(
-                            ("status__in", ["budget_exceeded", "canceled", "complete", "failed", "partial"]),
-                            _negated=True,
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            (
+                                "status__in",
+                                [
+                                    "pending",
+                                    "calling",
+                                    "queued",
+                                    "awaiting",
+                                    "complete",
+                                    "failed",
+                                    "skipped",
+                                    "canceled",
+                                ],
+                            )
                         ),
-                        ("ended_at", None),
-                        ("terminal_receipt_id", None),
+                        name="executions_step_status_known",
                     ),
-                    _connector="OR",
-                ),
-                name="executions_execution_ended_iff_final",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="execution",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    ("halted_as", None),
-                    ("halted_as__in", ["budget_exceeded", "canceled", "complete", "failed", "partial"]),
-                    _connector="OR",
-                ),
-                name="executions_execution_halts_as_final",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="execution",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    ("total_cost__gte", 0),
-                    models.Q(("max_total_cost", None), ("max_total_cost__gte", 0), _connector="OR"),
-                    models.Q(("max_cost_per_step", None), ("max_cost_per_step__gte", 0), _connector="OR"),
-                ),
-                name="executions_execution_money_not_negative",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="executionstep",
-            index=models.Index(
-                condition=models.Q(("status", "queued")), fields=["task_id"], name="executions_step_by_open_task"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="executionstep",
-            constraint=models.UniqueConstraint(
-                fields=("tenant", "execution", "step_id"), name="executions_step_id_once"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="executionstep",
-            constraint=models.UniqueConstraint(
-                fields=("tenant", "execution", "position"), name="executions_step_position_once"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="executionstep",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    (
-                        "status__in",
-                        ["pending", "calling", "queued", "awaiting", "complete", "failed", "skipped", "canceled"],
-                    )
-                ),
-                name="executions_step_status_known",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="executionstep",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    ("step_type__in", ["call_worker", "queue_execution", "wait_for", "aggregate", "escalate"])
-                ),
-                name="executions_step_type_known",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="executionstep",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(("call_expires_at__isnull", False), ("status", "calling")),
-                    models.Q(models.Q(("status", "calling"), _negated=True), ("call_expires_at", None)),
-                    _connector="OR",
-                ),
-                name="executions_step_claimed_iff_calling",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="executionstep",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(("status", "queued"), _negated=True), ("task_id__isnull", False), _connector="OR"
-                ),
-                name="executions_step_queued_has_task",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="executionstep",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(
-                        ("ended_at__isnull", False), ("status__in", ["canceled", "complete", "failed", "skipped"])
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("step_type__in", ["call_worker", "queue_execution", "wait_for", "aggregate", "escalate"])
+                        ),
+                        name="executions_step_type_known",
                     ),
-                    models.Q(
-                        models.Q(("status__in", ["canceled", "complete", "failed", "skipped"]), _negated=True),
-                        ("ended_at", None),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("call_expires_at__isnull", False), ("status", "calling")),
+                            models.Q(models.Q(("status", "calling"), _negated=True), ("call_expires_at", None)),
+                            _connector="OR",
+                        ),
+                        name="executions_step_claimed_iff_calling",
                     ),
-                    _connector="OR",
-                ),
-                name="executions_step_ended_iff_settled",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="executionstep",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(("status__in", ["complete", "failed"]), _negated=True),
-                    ("envelope__isnull", False),
-                    _connector="OR",
-                ),
-                name="executions_step_outcome_has_envelope",
-            ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("status", "queued"), _negated=True), ("task_id__isnull", False), _connector="OR"
+                        ),
+                        name="executions_step_queued_has_task",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(
+                                ("ended_at__isnull", False),
+                                ("status__in", ["canceled", "complete", "failed", "skipped"]),
+                            ),
+                            models.Q(
+                                models.Q(("status__in", ["canceled", "complete", "failed", "skipped"]), _negated=True),
+                                ("ended_at", None),
+                            ),
+                            _connector="OR",
+                        ),
+                        name="executions_step_ended_iff_settled",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("status__in", ["complete", "failed"]), _negated=True),
+                            ("envelope__isnull", False),
+                            _connector="OR",
+                        ),
+                        name="executions_step_outcome_has_envelope",
+                    ),
+                ],
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("status", "queued")),
+                        fields=["task_id"],
+                        name="executions_step_by_open_task",
+                    ),
+                ],
+            },
         ),
         protect("executions_execution"),
         protect("executions_executionstep"),

@@ -75,6 +75,11 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("tenant", "key"), name="memory_conceptname_once"),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="Observation",
@@ -117,6 +122,26 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("confidence__gte", 0), ("confidence__lte", 1)),
+                        name="memory_observation_confidence_between_0_and_1",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("superseded_at", None), ("superseded_by", None)),
+                            models.Q(("superseded_at__isnull", False), ("superseded_by__isnull", False)),
+                            _connector="OR",
+                        ),
+                        name="memory_observation_superseded_by_a_statement",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("superseded_by", models.F("id")), _negated=True),
+                        name="memory_observation_not_superseded_by_itself",
+                    ),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="Pattern",
@@ -150,6 +175,15 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("tenant", "category", "name"), name="memory_pattern_name_once"),
+                    models.CheckConstraint(
+                        condition=models.Q(("confidence__gte", 0), ("confidence__lte", 1)),
+                        name="memory_pattern_confidence_between_0_and_1",
+                    ),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="Passage",
@@ -196,6 +230,23 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("concept", None), ("observation__isnull", False), ("pattern", None)),
+                            models.Q(("concept", None), ("observation", None), ("pattern__isnull", False)),
+                            models.Q(("concept__isnull", False), ("observation", None), ("pattern", None)),
+                            _connector="OR",
+                        ),
+                        name="memory_passage_of_one_memory",
+                    ),
+                ],
+                "indexes": [
+                    models.Index(fields=["tenant", "-recorded_at", "-id"], name="memory_passage_newest"),
+                    models.Index(fields=["tenant", "domain", "-recorded_at", "-id"], name="memory_passage_domain"),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="PatternRevision",
@@ -235,6 +286,17 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("tenant", "pattern", "number"), name="memory_patternrevision_number_once"
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("confidence__gte", 0), ("confidence__lte", 1)),
+                        name="memory_patternrevision_confidence_between_0_and_1",
+                    ),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="Posting",
@@ -260,6 +322,15 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("tenant", "term", "passage"),
+                        include=("frequency", "length"),
+                        name="memory_posting_once",
+                    ),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="Relationship",
@@ -304,6 +375,13 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("tenant", "source", "target", "type"), name="memory_relationship_once"
+                    ),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="Session",
@@ -342,6 +420,16 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("tenant", "principal", "conversation_id"), name="memory_session_conversation_once"
+                    ),
+                ],
+                "indexes": [
+                    models.Index(fields=["tenant", "principal", "-last_active_at"], name="memory_session_recent"),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="Tally",
@@ -363,109 +451,15 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
-        ),
-        migrations.AddIndex(
-            model_name="tally",
-            index=models.Index(
-                fields=["tenant"],
-                include=("observations", "patterns", "concepts", "passages", "words"),
-                name="memory_tally_of_tenant",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="conceptname",
-            constraint=models.UniqueConstraint(fields=("tenant", "key"), name="memory_conceptname_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="observation",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("confidence__gte", 0), ("confidence__lte", 1)),
-                name="memory_observation_confidence_between_0_and_1",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="observation",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(("superseded_at", None), ("superseded_by", None)),
-                    models.Q(("superseded_at__isnull", False), ("superseded_by__isnull", False)),
-                    _connector="OR",
-                ),
-                name="memory_observation_superseded_by_a_statement",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="observation",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("superseded_by", models.F("id")), _negated=True),
-                name="memory_observation_not_superseded_by_itself",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="pattern",
-            constraint=models.UniqueConstraint(fields=("tenant", "category", "name"), name="memory_pattern_name_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="pattern",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("confidence__gte", 0), ("confidence__lte", 1)),
-                name="memory_pattern_confidence_between_0_and_1",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="passage",
-            index=models.Index(fields=["tenant", "-recorded_at", "-id"], name="memory_passage_newest"),
-        ),
-        migrations.AddIndex(
-            model_name="passage",
-            index=models.Index(fields=["tenant", "domain", "-recorded_at", "-id"], name="memory_passage_domain"),
-        ),
-        migrations.AddConstraint(
-            model_name="passage",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(("concept", None), ("observation__isnull", False), ("pattern", None)),
-                    models.Q(("concept", None), ("observation", None), ("pattern__isnull", False)),
-                    models.Q(("concept__isnull", False), ("observation", None), ("pattern", None)),
-                    _connector="OR",
-                ),
-                name="memory_passage_of_one_memory",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="patternrevision",
-            constraint=models.UniqueConstraint(
-                fields=("tenant", "pattern", "number"), name="memory_patternrevision_number_once"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="patternrevision",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("confidence__gte", 0), ("confidence__lte", 1)),
-                name="memory_patternrevision_confidence_between_0_and_1",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="posting",
-            constraint=models.UniqueConstraint(
-                fields=("tenant", "term", "passage"), include=("frequency", "length"), name="memory_posting_once"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="relationship",
-            constraint=models.UniqueConstraint(
-                fields=("tenant", "source", "target", "type"), name="memory_relationship_once"
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="session",
-            index=models.Index(fields=["tenant", "principal", "-last_active_at"], name="memory_session_recent"),
-        ),
-        migrations.AddConstraint(
-            model_name="session",
-            constraint=models.UniqueConstraint(
-                fields=("tenant", "principal", "conversation_id"), name="memory_session_conversation_once"
-            ),
+            options={
+                "indexes": [
+                    models.Index(
+                        fields=["tenant"],
+                        include=("observations", "patterns", "concepts", "passages", "words"),
+                        name="memory_tally_of_tenant",
+                    ),
+                ],
+            },
         ),
         *(
             protect(f"memory_{name}")

@@ -50,6 +50,18 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("tenant", "delegate_id"), name="plans_delegate_id_once"),
+                    models.UniqueConstraint(
+                        condition=models.Q(("parent", None)), fields=("tenant",), name="plans_delegate_one_root"
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("parent", models.F("id")), _negated=True),
+                        name="plans_delegate_not_its_own_parent",
+                    ),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="Plan",
@@ -103,6 +115,22 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("tenant", "plan_id"), name="plans_plan_id_once"),
+                    models.CheckConstraint(
+                        condition=models.Q(("status__in", ["ready", "needs_escalation"])),
+                        name="plans_plan_status_known",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("confidence__gte", 0), ("confidence__lte", 1)),
+                        name="plans_plan_confidence_between_0_and_1",
+                    ),
+                ],
+                "indexes": [
+                    models.Index(fields=["tenant", "principal", "-id"], name="plans_plan_of_principal"),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="PlanStep",
@@ -154,64 +182,20 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
-        ),
-        migrations.AddConstraint(
-            model_name="delegate",
-            constraint=models.UniqueConstraint(fields=("tenant", "delegate_id"), name="plans_delegate_id_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="delegate",
-            constraint=models.UniqueConstraint(
-                condition=models.Q(("parent", None)), fields=("tenant",), name="plans_delegate_one_root"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="delegate",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("parent", models.F("id")), _negated=True), name="plans_delegate_not_its_own_parent"
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="plan",
-            index=models.Index(fields=["tenant", "principal", "-id"], name="plans_plan_of_principal"),
-        ),
-        migrations.AddConstraint(
-            model_name="plan",
-            constraint=models.UniqueConstraint(fields=("tenant", "plan_id"), name="plans_plan_id_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="plan",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("status__in", ["ready", "needs_escalation"])), name="plans_plan_status_known"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="plan",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("confidence__gte", 0), ("confidence__lte", 1)),
-                name="plans_plan_confidence_between_0_and_1",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="planstep",
-            constraint=models.UniqueConstraint(
-                fields=("tenant", "plan", "step_id"), name="plans_planstep_id_once_a_plan"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="planstep",
-            constraint=models.UniqueConstraint(
-                fields=("tenant", "plan", "position"), name="plans_planstep_position_once_a_plan"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="planstep",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    ("step_type__in", ["call_worker", "queue_execution", "wait_for", "aggregate", "escalate"])
-                ),
-                name="plans_planstep_type_known",
-            ),
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("tenant", "plan", "step_id"), name="plans_planstep_id_once_a_plan"),
+                    models.UniqueConstraint(
+                        fields=("tenant", "plan", "position"), name="plans_planstep_position_once_a_plan"
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("step_type__in", ["call_worker", "queue_execution", "wait_for", "aggregate", "escalate"])
+                        ),
+                        name="plans_planstep_type_known",
+                    ),
+                ],
+            },
         ),
         *(protect(f"plans_{name}") for name in ("delegate", "plan", "planstep")),
         immutable("plans_plan", redactable=("intent", "document")),

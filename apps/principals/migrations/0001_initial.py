@@ -221,6 +221,19 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("tenant", "name"), name="principals_principal_name_once"),
+                    models.CheckConstraint(
+                        condition=models.Q(("kind__in", ["ai", "service", "worker", "delegate"])),
+                        name="principals_principal_kind_known",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("parent", models.F("id")), _negated=True),
+                        name="principals_principal_not_its_own_parent",
+                    ),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="Membership",
@@ -249,6 +262,15 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("operator", "tenant"), name="principals_membership_once"),
+                    models.CheckConstraint(
+                        condition=models.Q(("role__in", ["viewer", "operator", "owner"])),
+                        name="principals_membership_role_known",
+                    ),
+                ],
+            },
         ),
         migrations.AddField(
             model_name="operator",
@@ -310,43 +332,14 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
-        ),
-        migrations.AddConstraint(
-            model_name="principal",
-            constraint=models.UniqueConstraint(fields=("tenant", "name"), name="principals_principal_name_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="principal",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("kind__in", ["ai", "service", "worker", "delegate"])),
-                name="principals_principal_kind_known",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="principal",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("parent", models.F("id")), _negated=True),
-                name="principals_principal_not_its_own_parent",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="membership",
-            constraint=models.UniqueConstraint(fields=("operator", "tenant"), name="principals_membership_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="membership",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("role__in", ["viewer", "operator", "owner"])),
-                name="principals_membership_role_known",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="token",
-            index=models.Index(fields=["digest"], name="principals_token_by_digest"),
-        ),
-        migrations.AddConstraint(
-            model_name="token",
-            constraint=models.UniqueConstraint(fields=("tenant", "digest"), name="principals_token_digest_once"),
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("tenant", "digest"), name="principals_token_digest_once"),
+                ],
+                "indexes": [
+                    models.Index(fields=["digest"], name="principals_token_by_digest"),
+                ],
+            },
         ),
         migrations.RunSQL(TOKEN_LOOKUP, "drop function gatehouse_token(bytea)"),
         protect("principals_tenant", column="id"),

@@ -96,6 +96,50 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("tenant", "receipt_id"), name="receipts_receipt_id_once"),
+                    models.UniqueConstraint(fields=("tenant", "uuid"), name="receipts_receipt_uuid_once"),
+                    models.CheckConstraint(
+                        condition=models.Q(("surface__in", ["inbox", "ledger"])), name="receipts_receipt_surface_known"
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("flush_class__in", ["normal", "immediate"])),
+                        name="receipts_receipt_flush_class_known",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("caused_by", models.F("id")), _negated=True),
+                            models.Q(("pairs_with", models.F("id")), _negated=True),
+                        ),
+                        name="receipts_receipt_not_its_own_cause",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("caused_by", None), ("caused_by_ref__isnull", False), _connector="OR"),
+                            models.Q(("pairs_with", None), ("pairs_with_ref__isnull", False), _connector="OR"),
+                        ),
+                        name="receipts_receipt_link_has_a_reference",
+                    ),
+                ],
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("caused_by__isnull", False)),
+                        fields=["caused_by"],
+                        name="receipts_receipt_by_cause",
+                    ),
+                    models.Index(
+                        condition=models.Q(("pairs_with__isnull", False)),
+                        fields=["pairs_with"],
+                        name="receipts_receipt_by_pair",
+                    ),
+                    models.Index(
+                        condition=models.Q(("caused_by", None), ("caused_by_ref__isnull", False)),
+                        fields=["tenant", "caused_by_ref"],
+                        name="receipts_receipt_dangling",
+                    ),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="ReceiptKey",
@@ -119,6 +163,13 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("tenant", "source_system", "key_digest"), name="receipts_receiptkey_used_once"
+                    ),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="Obligation",
@@ -174,6 +225,31 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("closed_by", None), ("closed_at__isnull", False), _connector="OR"),
+                        name="receipts_obligation_closer_has_a_time",
+                    ),
+                ],
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("closed_at", None)),
+                        fields=["tenant", "debtor", "receipt"],
+                        name="receipts_obligation_owed",
+                    ),
+                    models.Index(
+                        condition=models.Q(("closed_at", None)),
+                        fields=["tenant", "creditor", "receipt"],
+                        name="receipts_obligation_awaited",
+                    ),
+                    models.Index(
+                        condition=models.Q(("closed_by__isnull", False)),
+                        fields=["closed_by"],
+                        name="receipts_obligation_by_closer",
+                    ),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="UnmatchedCloser",
@@ -200,110 +276,11 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
-        ),
-        migrations.AddIndex(
-            model_name="receipt",
-            index=models.Index(
-                condition=models.Q(("caused_by__isnull", False)), fields=["caused_by"], name="receipts_receipt_by_cause"
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="receipt",
-            index=models.Index(
-                condition=models.Q(("pairs_with__isnull", False)),
-                fields=["pairs_with"],
-                name="receipts_receipt_by_pair",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="receipt",
-            index=models.Index(
-                condition=models.Q(("caused_by", None), ("caused_by_ref__isnull", False)),
-                fields=["tenant", "caused_by_ref"],
-                name="receipts_receipt_dangling",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="receipt",
-            constraint=models.UniqueConstraint(fields=("tenant", "receipt_id"), name="receipts_receipt_id_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="receipt",
-            constraint=models.UniqueConstraint(fields=("tenant", "uuid"), name="receipts_receipt_uuid_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="receipt",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("surface__in", ["inbox", "ledger"])), name="receipts_receipt_surface_known"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="receipt",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("flush_class__in", ["normal", "immediate"])),
-                name="receipts_receipt_flush_class_known",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="receipt",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(("caused_by", models.F("id")), _negated=True),
-                    models.Q(("pairs_with", models.F("id")), _negated=True),
-                ),
-                name="receipts_receipt_not_its_own_cause",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="receipt",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(("caused_by", None), ("caused_by_ref__isnull", False), _connector="OR"),
-                    models.Q(("pairs_with", None), ("pairs_with_ref__isnull", False), _connector="OR"),
-                ),
-                name="receipts_receipt_link_has_a_reference",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="receiptkey",
-            constraint=models.UniqueConstraint(
-                fields=("tenant", "source_system", "key_digest"), name="receipts_receiptkey_used_once"
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="obligation",
-            index=models.Index(
-                condition=models.Q(("closed_at", None)),
-                fields=["tenant", "debtor", "receipt"],
-                name="receipts_obligation_owed",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="obligation",
-            index=models.Index(
-                condition=models.Q(("closed_at", None)),
-                fields=["tenant", "creditor", "receipt"],
-                name="receipts_obligation_awaited",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="obligation",
-            index=models.Index(
-                condition=models.Q(("closed_by__isnull", False)),
-                fields=["closed_by"],
-                name="receipts_obligation_by_closer",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="obligation",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("closed_by", None), ("closed_at__isnull", False), _connector="OR"),
-                name="receipts_obligation_closer_has_a_time",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="unmatchedcloser",
-            index=models.Index(fields=["tenant", "reference", "receipt"], name="receipts_unmatched_by_ref"),
+            options={
+                "indexes": [
+                    models.Index(fields=["tenant", "reference", "receipt"], name="receipts_unmatched_by_ref"),
+                ],
+            },
         ),
         protect("receipts_receipt"),
         protect("receipts_receiptkey"),

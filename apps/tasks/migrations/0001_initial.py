@@ -46,6 +46,11 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("tenant", "name"), name="tasks_queue_name_once"),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="Run",
@@ -95,6 +100,26 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("ended_at", None), ("outcome", None)),
+                            models.Q(("ended_at__isnull", False), ("outcome__isnull", False)),
+                            _connector="OR",
+                        ),
+                        name="tasks_run_ended_iff_outcome",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("outcome", None),
+                            ("outcome__in", ["succeeded", "failed", "released", "expired", "canceled"]),
+                            _connector="OR",
+                        ),
+                        name="tasks_run_outcome_known",
+                    ),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="Spend",
@@ -116,6 +141,16 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("cost_usd__gte", 0), ("tokens__gte", 0)), name="tasks_spend_not_negative"
+                    ),
+                ],
+                "indexes": [
+                    models.Index(fields=["task_id"], name="tasks_spend_by_task"),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="TaskType",
@@ -167,6 +202,30 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("tenant", "name"), name="tasks_tasktype_name_once"),
+                    models.CheckConstraint(
+                        condition=models.Q(("priority__range", (1, 10))), name="tasks_tasktype_priority_1_to_10"
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("max_attempts__gte", 1), ("max_expiries__gte", 1)),
+                        name="tasks_tasktype_tries_at_least_once",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("lease_seconds__gte", 1), ("max_lease_seconds__gte", models.F("lease_seconds"))
+                        ),
+                        name="tasks_tasktype_lease_within_its_cap",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("backoff_cap_seconds__gte", models.F("backoff_seconds")), ("backoff_seconds__gte", 0)
+                        ),
+                        name="tasks_tasktype_backoff_within_its_cap",
+                    ),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="Task",
@@ -226,6 +285,13 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("priority__range", (1, 10))), name="tasks_task_priority_1_to_10"
+                    ),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="HotTask",
@@ -284,6 +350,56 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("holder", None), ("lease_expires_at", None)),
+                            models.Q(("holder__isnull", False), ("lease_expires_at__isnull", False)),
+                            _connector="OR",
+                        ),
+                        name="tasks_hottask_leased_iff_holder_and_deadline",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("holder", None), models.Q(("fence__gte", 1), ("ready_at__isnull", False)), _connector="OR"
+                        ),
+                        name="tasks_hottask_leased_was_ready_and_fenced",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("ready_at", None), ("due_at", None), _connector="OR"),
+                        name="tasks_hottask_ready_waits_for_nothing",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("priority_rank__range", (0, 9))), name="tasks_hottask_rank_0_to_9"
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("expiries__gte", 0),
+                            ("expiries__lt", models.F("max_expiries")),
+                            ("failures__gte", 0),
+                            ("failures__lt", models.F("max_attempts")),
+                            ("fence__range", (0, 65535)),
+                        ),
+                        name="tasks_hottask_has_tries_left",
+                    ),
+                ],
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("holder", None), ("ready_at__isnull", False)),
+                        fields=["queue", "priority_rank", "ready_at", "task_id", "task_type"],
+                        name="tasks_hottask_claimable",
+                    ),
+                    models.Index(
+                        condition=models.Q(("holder__isnull", False)),
+                        fields=["queue", "task_id"],
+                        name="tasks_hottask_leased",
+                    ),
+                    models.Index(
+                        condition=models.Q(("ready_at", None)), fields=["queue", "due_at"], name="tasks_hottask_due"
+                    ),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="TerminalRecord",
@@ -341,6 +457,36 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("status__in", ["canceled", "failed", "succeeded"])),
+                        name="tasks_terminalrecord_status_terminal",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            models.Q(("status", "succeeded"), ("reason", None)),
+                            models.Q(
+                                models.Q(("status", "succeeded"), _negated=True),
+                                (
+                                    "reason__in",
+                                    ["not_retryable", "attempts_exhausted", "expiries_exhausted", "canceled"],
+                                ),
+                                ("reason__isnull", False),
+                            ),
+                            _connector="OR",
+                        ),
+                        name="tasks_terminalrecord_reason_iff_not_succeeded",
+                    ),
+                ],
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(("status", "failed")),
+                        fields=["tenant", "task_id"],
+                        name="tasks_terminalrecord_dead",
+                    ),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="Artifact",
@@ -404,179 +550,6 @@ class Migration(migrations.Migration):
                     models.UniqueConstraint(fields=("tenant", "principal", "key"), name="tasks_idempotencykey_once")
                 ],
             },
-        ),
-        migrations.AddConstraint(
-            model_name="queue",
-            constraint=models.UniqueConstraint(fields=("tenant", "name"), name="tasks_queue_name_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="run",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(("ended_at", None), ("outcome", None)),
-                    models.Q(("ended_at__isnull", False), ("outcome__isnull", False)),
-                    _connector="OR",
-                ),
-                name="tasks_run_ended_iff_outcome",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="run",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    ("outcome", None),
-                    ("outcome__in", ["succeeded", "failed", "released", "expired", "canceled"]),
-                    _connector="OR",
-                ),
-                name="tasks_run_outcome_known",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="spend",
-            index=models.Index(fields=["task_id"], name="tasks_spend_by_task"),
-        ),
-        migrations.AddConstraint(
-            model_name="spend",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("cost_usd__gte", 0), ("tokens__gte", 0)), name="tasks_spend_not_negative"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="tasktype",
-            constraint=models.UniqueConstraint(fields=("tenant", "name"), name="tasks_tasktype_name_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="tasktype",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("priority__range", (1, 10))), name="tasks_tasktype_priority_1_to_10"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="tasktype",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("max_attempts__gte", 1), ("max_expiries__gte", 1)),
-                name="tasks_tasktype_tries_at_least_once",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="tasktype",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("lease_seconds__gte", 1), ("max_lease_seconds__gte", models.F("lease_seconds"))),
-                name="tasks_tasktype_lease_within_its_cap",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="tasktype",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    ("backoff_cap_seconds__gte", models.F("backoff_seconds")), ("backoff_seconds__gte", 0)
-                ),
-                name="tasks_tasktype_backoff_within_its_cap",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="task",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("priority__range", (1, 10))), name="tasks_task_priority_1_to_10"
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="hottask",
-            index=models.Index(
-                condition=models.Q(("holder", None), ("ready_at__isnull", False)),
-                fields=["queue", "priority_rank", "ready_at", "task_id", "task_type"],
-                name="tasks_hottask_claimable",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="hottask",
-            index=models.Index(
-                condition=models.Q(("holder__isnull", False)),
-                fields=["queue", "task_id"],
-                name="tasks_hottask_leased",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="hottask",
-            index=models.Index(
-                condition=models.Q(("ready_at", None)), fields=["queue", "due_at"], name="tasks_hottask_due"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="hottask",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(("holder", None), ("lease_expires_at", None)),
-                    models.Q(("holder__isnull", False), ("lease_expires_at__isnull", False)),
-                    _connector="OR",
-                ),
-                name="tasks_hottask_leased_iff_holder_and_deadline",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="hottask",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    ("holder", None), models.Q(("fence__gte", 1), ("ready_at__isnull", False)), _connector="OR"
-                ),
-                name="tasks_hottask_leased_was_ready_and_fenced",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="hottask",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("ready_at", None), ("due_at", None), _connector="OR"),
-                name="tasks_hottask_ready_waits_for_nothing",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="hottask",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("priority_rank__range", (0, 9))), name="tasks_hottask_rank_0_to_9"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="hottask",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    ("expiries__gte", 0),
-                    ("expiries__lt", models.F("max_expiries")),
-                    ("failures__gte", 0),
-                    ("failures__lt", models.F("max_attempts")),
-                    ("fence__range", (0, 65535)),
-                ),
-                name="tasks_hottask_has_tries_left",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="terminalrecord",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("status__in", ["canceled", "failed", "succeeded"])),
-                name="tasks_terminalrecord_status_terminal",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="terminalrecord",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(("status", "succeeded"), ("reason", None)),
-                    models.Q(
-                        models.Q(("status", "succeeded"), _negated=True),
-                        ("reason__in", ["not_retryable", "attempts_exhausted", "expiries_exhausted", "canceled"]),
-                        ("reason__isnull", False),
-                    ),
-                    _connector="OR",
-                ),
-                name="tasks_terminalrecord_reason_iff_not_succeeded",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="terminalrecord",
-            index=models.Index(
-                condition=models.Q(("status", "failed")),
-                fields=["tenant", "task_id"],
-                name="tasks_terminalrecord_dead",
-            ),
         ),
         migrations.RunSQL(STORAGE, STORAGE_BACK),
         protect("tasks_queue"),

@@ -107,6 +107,15 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("tenant", "key_id"), name="workers_signingkey_id_once"),
+                    models.CheckConstraint(
+                        condition=models.Q(("ceiling__in", ["trusted", "verified", "sandbox", "untrusted"])),
+                        name="workers_signingkey_ceiling_known",
+                    ),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="ToolVersion",
@@ -134,6 +143,11 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("tenant", "uid"), name="workers_toolversion_uid_once"),
+                ],
+            },
         ),
         migrations.AddField(
             model_name="offer",
@@ -236,6 +250,47 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.UniqueConstraint(fields=("tenant", "worker_id"), name="workers_worker_id_once"),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("state__in", ["ready", "degraded", "maintenance", "offline", "quarantined"])
+                        ),
+                        name="workers_worker_state_known",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("claimed_tier__in", ["trusted", "verified", "sandbox", "untrusted"])),
+                        name="workers_worker_claimed_tier_known",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("effective_tier__in", ["trusted", "verified", "sandbox", "untrusted"])),
+                        name="workers_worker_effective_tier_known",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("effective_tier", "untrusted"),
+                            models.Q(("signed_at__isnull", False), ("signing_key__isnull", False)),
+                            _connector="OR",
+                        ),
+                        name="workers_worker_trust_is_signed",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(("current_load__gte", 0), ("current_load__lte", 1)),
+                        name="workers_worker_load_is_a_share",
+                    ),
+                ],
+                "indexes": [
+                    models.Index(
+                        condition=models.Q(
+                            ("unregistered_at", None),
+                            models.Q(("state__in", ["offline", "quarantined"]), _negated=True),
+                        ),
+                        fields=["last_heartbeat_at"],
+                        name="workers_worker_late",
+                    ),
+                ],
+            },
         ),
         migrations.AddField(
             model_name="offer",
@@ -295,6 +350,23 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+            options={
+                "constraints": [
+                    models.CheckConstraint(
+                        condition=models.Q(("kind__in", ["registered", "replaced", "state", "unregistered"])),
+                        name="workers_workerevent_kind_known",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("state__in", ["ready", "degraded", "maintenance", "offline", "quarantined"])
+                        ),
+                        name="workers_workerevent_state_known",
+                    ),
+                ],
+                "indexes": [
+                    models.Index(fields=["tenant", "worker", "-id"], name="workers_workerevent_history"),
+                ],
+            },
         ),
         migrations.CreateModel(
             name="Registry",
@@ -319,74 +391,6 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.AddConstraint(
-            model_name="signingkey",
-            constraint=models.UniqueConstraint(fields=("tenant", "key_id"), name="workers_signingkey_id_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="signingkey",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("ceiling__in", ["trusted", "verified", "sandbox", "untrusted"])),
-                name="workers_signingkey_ceiling_known",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="toolversion",
-            constraint=models.UniqueConstraint(fields=("tenant", "uid"), name="workers_toolversion_uid_once"),
-        ),
-        migrations.AddIndex(
-            model_name="worker",
-            index=models.Index(
-                condition=models.Q(
-                    ("unregistered_at", None), models.Q(("state__in", ["offline", "quarantined"]), _negated=True)
-                ),
-                fields=["last_heartbeat_at"],
-                name="workers_worker_late",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="worker",
-            constraint=models.UniqueConstraint(fields=("tenant", "worker_id"), name="workers_worker_id_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="worker",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("state__in", ["ready", "degraded", "maintenance", "offline", "quarantined"])),
-                name="workers_worker_state_known",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="worker",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("claimed_tier__in", ["trusted", "verified", "sandbox", "untrusted"])),
-                name="workers_worker_claimed_tier_known",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="worker",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("effective_tier__in", ["trusted", "verified", "sandbox", "untrusted"])),
-                name="workers_worker_effective_tier_known",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="worker",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    ("effective_tier", "untrusted"),
-                    models.Q(("signed_at__isnull", False), ("signing_key__isnull", False)),
-                    _connector="OR",
-                ),
-                name="workers_worker_trust_is_signed",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="worker",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("current_load__gte", 0), ("current_load__lte", 1)),
-                name="workers_worker_load_is_a_share",
-            ),
-        ),
-        migrations.AddConstraint(
             model_name="offer",
             constraint=models.UniqueConstraint(fields=("tenant", "worker", "tool"), name="workers_offer_once"),
         ),
@@ -403,24 +407,6 @@ class Migration(migrations.Migration):
             constraint=models.CheckConstraint(
                 condition=models.Q(("successes__gte", 0), ("successes__lte", models.F("runs"))),
                 name="workers_offer_successes_are_runs",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="workerevent",
-            index=models.Index(fields=["tenant", "worker", "-id"], name="workers_workerevent_history"),
-        ),
-        migrations.AddConstraint(
-            model_name="workerevent",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("kind__in", ["registered", "replaced", "state", "unregistered"])),
-                name="workers_workerevent_kind_known",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="workerevent",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("state__in", ["ready", "degraded", "maintenance", "offline", "quarantined"])),
-                name="workers_workerevent_state_known",
             ),
         ),
         *(
