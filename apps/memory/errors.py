@@ -31,6 +31,12 @@ class UnusableName(Invalid):
     code = "unusable_name"
 
 
+class NotADelegate(Invalid):
+    """Policies of promotion are about DeleGates alone."""
+
+    code = "not_a_delegate"
+
+
 class MalformedMemoryReference(Malformed):
     """The text is no reference to a memory."""
 

@@ -3,7 +3,8 @@
 import threading
 from typing import Any
 
-from django.db import connection
+import pytest
+from django.db import connection, transaction
 from django.test import Client
 
 from apps.digests import selectors as digests
@@ -11,6 +12,8 @@ from apps.memory import services as memory
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from tests.digests.makers import post, post_grouped
+from tests.digests.test_scale import explained
+from tests.digests.volume import load, shares
 from tests.factories import T0, make_caller, make_tenant, make_token
 
 
@@ -57,9 +60,9 @@ def test_another_agents_bootstrap_is_as_unknown_as_nobodys(tenant: Tenant, kee: 
     assert {body["code"] for _, body in answers} == {"unknown_principal"}
 
 
-def test_first_bootstraps_at_once_all_answer(transactional_db: None) -> None:
+def test_twenty_first_bootstraps_at_once_all_answer(transactional_db: None) -> None:
     kee = make_caller(make_tenant("acme"))
-    barrier, unread = threading.Barrier(8), []
+    barrier, unread = threading.Barrier(20), []
 
     def begin() -> None:
         try:
@@ -70,9 +73,23 @@ def test_first_bootstraps_at_once_all_answer(transactional_db: None) -> None:
         finally:
             connection.close()
 
-    threads = [threading.Thread(target=begin) for _ in range(8)]
+    threads = [threading.Thread(target=begin) for _ in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert unread == [0] * 8
+    assert unread == [0] * 20
+
+
+@pytest.mark.ci
+def test_with_100_000_receipts_waiting_bootstrap_goes_by_index(transactional_db: None) -> None:
+    kee = load(make_tenant("acme"), shares(120_000, unread=100_000, inboxes=2))
+    with acting_as(kee), explained() as plans:
+        found = memory.bootstrap(principal_id=kee.principal_id, tenant_id=kee.tenant_id, now=T0)
+        transaction.set_rollback(True)
+    assert (found.inbox.unread, len(found.inbox.entries)) == (100_000, 10)
+    assert plans
+    for plan in plans:
+        assert not plan.scanned, plan.statement
+        assert plan.rows <= 1_000, (plan.rows, plan.statement)
+        assert plan.pages <= 400, (plan.pages, plan.statement)

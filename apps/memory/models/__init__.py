@@ -4,6 +4,7 @@ from apps.memory.models.concepts import Concept, ConceptName, Relationship
 from apps.memory.models.observations import Observation
 from apps.memory.models.passages import CommonWord, Passage, Posting, Tally, WordCount
 from apps.memory.models.patterns import Pattern, PatternRevision
+from apps.memory.models.promotions import PromotionPolicy
 from apps.memory.models.sessions import MOST_TURNS, Session
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Pattern",
     "PatternRevision",
     "Posting",
+    "PromotionPolicy",
     "Relationship",
     "Session",
     "Tally",

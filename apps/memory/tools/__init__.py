@@ -1,5 +1,5 @@
 """Operations on memory."""
 
-from apps.memory.tools import concepts, observations, patterns, recalling, sessions, starting
+from apps.memory.tools import concepts, observations, patterns, promotions, recalling, sessions, starting
 
-__all__ = ["concepts", "observations", "patterns", "recalling", "sessions", "starting"]
+__all__ = ["concepts", "observations", "patterns", "promotions", "recalling", "sessions", "starting"]
