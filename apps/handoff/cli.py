@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self, TextIO
 
-from apps.handoff import folders, lint, places, sync, tokens
+from apps.handoff import folders, lint, places, relocating, sync, tokens
 from apps.handoff.errors import Refused, Unreadable
 from apps.handoff.files import KEPT, Found, Inbox, Inheritance
 from apps.handoff.items import MAX_BYTES, Item, Kind, Priority, moment_text, session_name, stamp
@@ -264,7 +264,7 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
 
 
 def _place(given: Arguments, repository: Repository, streams: Streams) -> None:
-    home = places.settle(repository, in_tree=given.where == "tree")
+    home = relocating.settle(repository, in_tree=given.where == "tree")
     streams.say(text=f"Handoffs are in {home}\n", told={"home": str(home)}, as_json=given.json)
 
 

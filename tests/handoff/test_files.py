@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from apps.handoff import folders, places
+from apps.handoff import folders, relocating
 from apps.handoff.errors import Refused
 from apps.handoff.items import Kind, Priority
 from tests.handoff.repositories import (
@@ -185,12 +185,13 @@ def test_asking_for_the_place_where_it_is_moves_nothing(root: Path) -> None:
 def test_what_is_left_while_the_folders_move_arrives(root: Path) -> None:
     moving = """
 if number == 0:
+    from apps.handoff import relocating
     for turn in range(6):
-        places.settle(inbox.repository, in_tree=turn % 2 == 0)
+        relocating.settle(inbox.repository, in_tree=turn % 2 == 0)
 else:
     """ + WRITE.strip()
     at_once(root, 30, moving)
-    places.settle(inbox_of(root).repository, in_tree=True)
+    relocating.settle(inbox_of(root).repository, in_tree=True)
     assert sorted(bodies(root, max_tokens=100_000)) == sorted(f"{number}\n" for number in range(1, 30))
 
 
