@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 Link = tuple[str, str]
-_BINS: Final = 10
 
 
 class BadData(Exception):
@@ -85,15 +84,6 @@ class Score:
         self.answers += 1
         self.by_plan.append((answer.confidence, said == right))
         self.by_step.extend((p, name in right) for name, p in answer.steps)
-
-
-def calibration_error(told: Sequence[tuple[float, bool]]) -> float:
-    """The expected calibration error over ten bins: how far, on average, what was promised lies from what came true."""
-    bins: dict[int, list[tuple[float, bool]]] = {}
-    for p, came in told:
-        bins.setdefault(min(int(p * _BINS), _BINS - 1), []).append((p, came))
-    gaps = (abs(sum(p for p, _ in one) - sum(came for _, came in one)) for one in bins.values())
-    return sum(gaps) / max(len(told), 1)
 
 
 def read(folder: Path, *, history: int | None = None) -> Data:

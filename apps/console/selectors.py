@@ -14,6 +14,7 @@ from apps.activation import selectors as activation
 from apps.core import pulse
 from apps.digests import selectors as digests
 from apps.digests.models import Inbox, ReceiptState, Thread
+from apps.plans import selectors as plans
 from apps.receipts.models import Letter, Obligation, RemoteTarget
 from apps.receipts.states import Breaker, LetterState
 from apps.tasks import selectors as tasks
@@ -248,6 +249,11 @@ def gauges(*, now: datetime) -> list[Gauge]:
             Gauge(name=f"gatehouse_{name}", says=says, value=getattr(of_kind, field), labels={"kind": of_kind.kind})
             for of_kind in activation.figures()
             for name, field, says in _WAKING
+        ),
+        Gauge(
+            name="gatehouse_planner_calibration_error",
+            says="Of the learned models in use the worst: how far confidence lies from how often a plan is right.",
+            value=plans.calibration_error(),
         ),
         Gauge(name="gatehouse_self_check_found", says="What the last self-check found.", value=check.found),
         Gauge(name="gatehouse_self_check_repaired", says="What of it was mended.", value=check.repaired),

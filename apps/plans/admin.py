@@ -95,7 +95,16 @@ class OutcomeAdmin(OperatorAdmin):
 
 @admin.register(LearnedModel)
 class LearnedModelAdmin(OperatorAdmin):
-    list_display = ["number", "tenant", "state", "learned_from", "node_f1", "node_f1_before", "learned_at"]
+    list_display = [
+        "number",
+        "tenant",
+        "state",
+        "learned_from",
+        "node_f1",
+        "node_f1_before",
+        "calibration_error",
+        "learned_at",
+    ]
     list_filter = ["state", "tenant"]
     ordering = ["-id"]
     exclude = ["body"]

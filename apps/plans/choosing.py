@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from apps.plans import lexicon
+from apps.plans.calibration import calibration_error
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
 from apps.plans.clauses import Clause, read
 from apps.plans.history import KEPT, NEAREST, Heard, History, Looked, Past, Voiced, Without
@@ -61,7 +62,7 @@ def choose_tools(intent: str, clauses: Sequence[Clause], ranker: Ranker, catalog
     ruled_out = frozenset(clause.verb for clause in clauses if clause.forbidden and clause.verb)
     asked = [clause for clause in clauses if not clause.forbidden and not clause.conditional]
     work = _Words(ranker, catalogue, ruled_out)
-    if ranker.history is None:
+    if ranker.history is None or not asked:
         for clause in asked:
             work.explain(clause)
         return work.choice
@@ -272,13 +273,25 @@ def _voices(
     return history.voices(heard, content, words, ranker.name)
 
 
-def judge(plans: Sequence[Past], history: History | None, ranker: Ranker) -> float:
-    """The micro F1 between the tools that would be chosen with a history and those that were used."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """How well tools are chosen: the micro F1, and how far on average the confidence lies from how often a choice is right."""
+
+    node_f1: float
+    calibration_error: float
+
+
+def judge(plans: Sequence[Past], history: History | None, ranker: Ranker) -> Judged:
+    """Hold what would be chosen with a history against the tools that were used."""
     right = said = meant = 0
+    told: list[tuple[float, bool]] = []
     aside = copy.copy(ranker)
     aside.history = history
     for plan in plans:
         choice = choose_tools(plan.request, read(plan.request), aside, aside.catalogue)
         chosen, used = {one.tool.uid for one in choice.chosen}, set(plan.tools)
         right, said, meant = right + len(chosen & used), said + len(chosen), meant + len(used)
-    return round(2 * right / max(said + meant, 1), 4)
+        told.append((choice.confidence or 0.0, chosen == used))
+    return Judged(
+        node_f1=round(2 * right / max(said + meant, 1), 4), calibration_error=round(calibration_error(told), 4)
+    )

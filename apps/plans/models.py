@@ -150,6 +150,9 @@ class LearnedModel(TenantModel):
     state = models.CharField(max_length=10, choices=State)
     learned_from = models.PositiveIntegerField(help_text="How many outcomes there were.")
     node_f1 = models.FloatField(null=True, help_text="On the last tenth, not learned from; null: too few to say.")
+    calibration_error = models.FloatField(
+        null=True, help_text="There: how far, on average, the confidence of a plan lies from how often it is right."
+    )
     node_f1_before = models.FloatField(null=True, help_text="What the model before it reached there.")
     body = models.BinaryField()
     learned_at = models.DateTimeField()

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-from django.db.models import Count
+from django.db.models import Count, Max
 
 from apps.memory.models import Observation, Pattern
 from apps.plans import shelf
@@ -167,3 +167,9 @@ def offered_tools(worker_id: str, *, tenant_id: int) -> dict[str, str]:
     with shelf.held(tenant_id=tenant_id) as held:
         catalogue = held.ranker.catalogue
         return {catalogue.by_uid[uid].name: uid for uid in sorted(catalogue.tools_of(worker_id))}
+
+
+def calibration_error() -> float:
+    """The worst calibration error of the models in use, over all tenants that the caller sees; 0 without any."""
+    worst = LearnedModel.objects.in_use().aggregate(worst=Max("calibration_error"))["worst"]
+    return float(worst or 0.0)

@@ -11,7 +11,7 @@ from django.conf import settings
 from apps.plans import learning
 from apps.plans.catalogue import Catalogue
 from apps.plans.choosing import look
-from apps.plans.documents import canonical
+from apps.plans.documents import PlanStatus, canonical
 from apps.plans.history import History, Past
 from apps.plans.planner import Request, plan
 from apps.plans.ranking import Ranker
@@ -107,3 +107,13 @@ def test_a_model_of_one_plan_is_a_model() -> None:
 
     assert isinstance(history, History)
     assert history.times(REMOVE.uid) == 1
+
+
+@pytest.mark.parametrize(
+    "intent", ["Do not zorp the newsstand about tea", "If it rains, zorp the newsstand", "?", "tea"]
+)
+def test_a_request_that_asks_for_nothing_is_refused_whatever_was_learned(intent: str) -> None:
+    made = plan(request(intent), learned(FULL))
+
+    assert made.status == PlanStatus.NEEDS_ESCALATION
+    assert made.missing

@@ -5,16 +5,17 @@ from datetime import timedelta
 
 import pytest
 
+from apps.console.metrics import exposition
 from apps.core import ticks
 from apps.memory.models import Pattern
-from apps.plans import errors, services
+from apps.plans import errors, selectors, services
 from apps.plans import shelf as shelves
 from apps.plans.catalogue import Tool
 from apps.plans.history import Arrays, History, Past, Voiced
 from apps.plans.models import LearnedModel, Outcome
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
-from apps.principals.tenancy import Caller, acting_as, acting_in
+from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in
 from apps.workers import services as workers
 from tests.factories import T0, make_caller, make_tenant
 from tests.plans.test_stored_plans import FLAGSHIP, create, register_example_workers
@@ -185,6 +186,18 @@ def test_a_model_that_judges_worse_is_not_taken_into_use(tenant: Tenant, taught:
 
 
 @pytest.mark.django_db(transaction=True)
+def test_how_far_confidence_lies_from_the_truth_is_told_to_prometheus(taught: Caller) -> None:
+    with acting_as(taught):
+        error = LearnedModel.objects.get().calibration_error
+
+    assert error is not None
+    assert 0 <= error <= 1
+    with acting_as_system("metrics"):
+        assert selectors.calibration_error() == error
+    assert f"gatehouse_planner_calibration_error {error}".encode() in exposition()
+
+
+@pytest.mark.django_db(transaction=True)
 def test_one_goes_back_to_the_model_before(tenant: Tenant, taught: Caller) -> None:
     with acting_as(taught):
         with pytest.raises(errors.NoEarlierModel):
@@ -202,6 +215,26 @@ def test_one_goes_back_to_the_model_before(tenant: Tenant, taught: Caller) -> No
         made = create(taught, "Please frobnicate lot7, then zorp what is left")
 
     assert made.document["planner_version"].endswith(".1")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_was_learned_of_a_tool_goes_over_to_its_next_version(tenant: Tenant, taught: Caller) -> None:
+    with acting_as(taught):
+        tools = [
+            {
+                "name": f"inspect_{name}",
+                "description": f"Inspects {name}, in another edition.",
+                "input_schema": {"type": "object", "properties": {"query": {"type": "string"}}},
+            }
+            for name in WIDGETS
+        ]
+        workers.register(caller=taught, original=make_manifest("plain", tools=tools, side_effects=NOTHING))
+        assert names_in(create(taught, "Please frobnicate lot7, then zorp what is left")) == []
+    services.learn(tenant_id=tenant.pk, now=T0)
+
+    with acting_as(taught):
+        made = create(taught, "Please frobnicate lot7, then zorp what is left")
+    assert names_in(made) == ["inspect_birch", "inspect_cedar"]
 
 
 @pytest.mark.django_db(transaction=True)

@@ -8,12 +8,13 @@ from django.db import transaction
 
 from apps.memory import services as memory
 from apps.plans import learning, selectors, shelf, sql
-from apps.plans.choosing import judge, look
+from apps.plans.choosing import Judged, judge, look
 from apps.plans.documents import WORKER_STEPS
 from apps.plans.errors import NoEarlierModel
 from apps.plans.history import History, Past
 from apps.plans.models import LearnedModel, Outcome, Plan
 from apps.plans.patterns import habits
+from apps.plans.ranking import Ranker
 from apps.principals.selectors import principal_named
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import acting_in, on_behalf_of
@@ -97,7 +98,8 @@ def learn(*, tenant_id: int, now: datetime) -> LearnedModel | None:
         count = Outcome.objects.count()
         with shelf.held(tenant_id=tenant_id) as held:
             ranker, before = shelf.apart(held.ranker), held.ranker.history
-    plans = [_past(outcome, now) for outcome in outcomes]
+        heirs = _heirs({uid for outcome in outcomes for uid in outcome.tools}, ranker)
+    plans = [_past(outcome, heirs, now) for outcome in outcomes]
     if not plans:
         return None
 
@@ -117,20 +119,33 @@ def learn(*, tenant_id: int, now: datetime) -> LearnedModel | None:
     return kept
 
 
-def _past(outcome: Outcome, now: datetime) -> Past:
+def _heirs(uids: Collection[str], ranker: Ranker) -> dict[str, str]:
+    """The tool that stands in the place of each that is offered no more: the only one of its name now, if there is one."""
+    by_name: dict[str, list[str]] = {}
+    for tool in ranker.catalogue.tools:
+        by_name.setdefault(tool.name, []).append(tool.uid)
+    gone = [uid for uid in uids if uid not in ranker.catalogue.by_uid]
+    names = registry.tool_names(gone)
+    return {uid: by_name[name][0] for uid, name in names.items() if len(by_name.get(name, ())) == 1}
+
+
+def _past(outcome: Outcome, heirs: Mapping[str, str], now: datetime) -> Past:
     age = (now - outcome.recorded_at).total_seconds() / 86_400
-    links = frozenset((source, target) for source, target in outcome.links)
-    weight = outcome.weight * 0.5 ** (max(age, 0.0) / learning.HALF_LIFE_DAYS)
-    return Past(request=outcome.request, tools=tuple(outcome.tools), links=links, weight=weight)
+    return Past(
+        request=outcome.request,
+        tools=tuple(heirs.get(uid, uid) for uid in outcome.tools),
+        links=frozenset((heirs.get(source, source), heirs.get(target, target)) for source, target in outcome.links),
+        weight=outcome.weight * 0.5 ** (max(age, 0.0) / learning.HALF_LIFE_DAYS),
+    )
 
 
 def _keep(
-    tenant_id: int, model: History, count: int, reached: tuple[float, float | None] | None, now: datetime
+    tenant_id: int, model: History, count: int, reached: tuple[Judged, Judged | None] | None, now: datetime
 ) -> LearnedModel:
     sql.wait_for_turn(tenant_id)
     latest = LearnedModel.objects.order_by("-number").first()
-    now_reached, before_reached = reached or (None, None)
-    worse = now_reached is not None and before_reached is not None and now_reached < before_reached - _SLACK
+    after, before = reached or (None, None)
+    worse = after is not None and before is not None and after.node_f1 < before.node_f1 - _SLACK
     if not worse:
         LearnedModel.objects.in_use().update(state=LearnedModel.State.SUPERSEDED)
     kept = LearnedModel.objects.create(
@@ -138,8 +153,9 @@ def _keep(
         number=latest.number + 1 if latest else 1,
         state=LearnedModel.State.REJECTED if worse else LearnedModel.State.IN_USE,
         learned_from=count,
-        node_f1=now_reached,
-        node_f1_before=before_reached,
+        node_f1=after.node_f1 if after else None,
+        calibration_error=after.calibration_error if after else None,
+        node_f1_before=before.node_f1 if before else None,
         body=model.arrays.dumps(),
         learned_at=now,
     )
