@@ -265,6 +265,18 @@ def test_what_an_old_endpoint_answers_says_nothing_of_the_new_one(as_kee: Caller
     assert Worker.objects.get().probed_at is None
 
 
+def test_a_probe_that_comes_back_after_another_has_taken_over_is_not_noted(as_kee: Caller, shouter: McpServer) -> None:
+    announce(as_kee, shouter)
+    (late,) = probing._claims()
+    Worker.objects.update(probe_at="2000-01-01T00:00Z")
+    (current,) = probing._claims()
+
+    probing._note(late, Unreachable("gone"))
+    assert Worker.objects.get().probed_at is None
+    probing._note(current, Unreachable("gone"))
+    assert Worker.objects.get().probe_fault == "unreachable: gone"
+
+
 def test_a_place_keeps_the_worker_that_was_found_there(as_kee: Caller, shouter: McpServer) -> None:
     find(as_kee, shouter)
 
