@@ -1,6 +1,8 @@
 """Fixtures of every test: rows are made by services, as the application's role, never as the owner."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,3 +28,10 @@ def as_kee(kee: Caller) -> Iterator[Caller]:
     """The agent Kee, with its transaction open for the whole test."""
     with acting_as(kee):
         yield kee
+
+
+@pytest.fixture
+def own_artifacts(tmp_path: Path, settings: Any) -> None:
+    """An artifact storage in which there is nothing yet."""
+    place = {**settings.STORAGES["artifacts"], "OPTIONS": {"location": tmp_path / "artifacts"}}
+    settings.STORAGES = {**settings.STORAGES, "artifacts": place}

@@ -7,4 +7,4 @@ class CoreConfig(AppConfig):
 
     def ready(self) -> None:
         # Apps declare what they offer; importing the rooms fills the registries.
-        autodiscover_modules("tools", "ticks", "handlers", "hooks")
+        autodiscover_modules("tools", "ticks", "handlers", "hooks", "erasure")

@@ -6,6 +6,7 @@ one has sealed stays readable. Without its key nothing sealed can be recovered.
 
 import base64
 import hashlib
+import hmac
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from django.conf import settings
@@ -35,3 +36,13 @@ def _keys() -> MultiFernet:
         # Keys are long random texts, so one hash makes of each the 32 bytes that Fernet wants.
         [Fernet(base64.urlsafe_b64encode(hashlib.sha256(key.encode()).digest())) for key in settings.SEALING_KEYS]
     )
+
+
+def keyed_digest(purpose: str, content: bytes) -> bytes:
+    """What tells whether contents are the same, and nothing of them to who has not this deployment's keys."""
+    return keyed_digests(purpose, content)[0]
+
+
+def keyed_digests(purpose: str, content: bytes) -> list[bytes]:
+    """As :func:`keyed_digest`, with the present key first and then by the former ones: what an old one has marked."""
+    return [hmac.digest(key.encode(), purpose.encode() + b"\x00" + content, "sha256") for key in settings.SEALING_KEYS]

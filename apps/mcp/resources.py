@@ -113,6 +113,13 @@ ADDRESSES: Final = (
         "A task's result",
         "What a finished task gave.",
     ),
+    Address(
+        "envelope://{subject_id}",
+        "/api/v1/subjects/{}/envelope",
+        "memory_envelope",
+        "A memory envelope",
+        "What is known of a subject (USER:42), as it stands at this moment.",
+    ),
     Address("plan://{id}", "/api/v1/plans/{}", "plan", "A plan", "A delegation plan with its steps."),
     Address(
         "worker://{id}/manifest",

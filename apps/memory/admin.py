@@ -7,6 +7,10 @@ from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to
 from apps.memory.models import (
     Concept,
     ConceptName,
+    EnvelopeLoaded,
+    Forgotten,
+    Item,
+    MemoryPolicy,
     Observation,
     Passage,
     Pattern,
@@ -14,6 +18,7 @@ from apps.memory.models import (
     Posting,
     Relationship,
     Session,
+    Subject,
     Tally,
 )
 
@@ -25,7 +30,7 @@ class MemoryAdmin(OperatorAdmin):
     list_filter: Sequence[Any] = ["tenant"]
 
     @admin.display(description="Author")
-    def author_link(self, memory: Observation | Concept | Pattern | PatternRevision | Relationship) -> str:
+    def author_link(self, memory: Observation | Concept | Item | Pattern | PatternRevision | Relationship) -> str:
         return link_to(memory.author)
 
 
@@ -130,5 +135,53 @@ class PostingAdmin(OperatorAdmin):
 @admin.register(Tally)
 class TallyAdmin(OperatorAdmin):
     list_display = ["__str__", "tenant", "observations", "patterns", "concepts", "passages", "words"]
+    list_select_related = ["tenant"]
+    list_filter = ["tenant"]
+
+
+@admin.register(Subject)
+class SubjectAdmin(OperatorAdmin):
+    list_display = ["key", "display_name", "memory_enabled", "learn_patterns", "share_with", "rev", "revised_at"]
+    list_filter = ["memory_enabled", "tenant"]
+    search_fields = ["=key", "display_name"]
+
+
+@admin.register(Item)
+class ItemAdmin(MemoryAdmin):
+    list_display = ["__str__", "subject_link", "type", "text", "slot", "confidence", "stated", "author_link", "said_at"]
+    list_select_related = ["author", "subject"]
+    list_filter = [("type", ExactTextFilter), "stated", "tenant"]
+    search_fields = ["text"]
+
+    @admin.display(description="Subject")
+    def subject_link(self, item: Item) -> str:
+        return link_to(item.subject)
+
+
+@admin.register(MemoryPolicy)
+class MemoryPolicyAdmin(OperatorAdmin):
+    list_display = ["__str__", "tenant", "fact_days", "pattern_days", "narrative_days", "share_with", "revised_at"]
+    list_select_related = ["tenant"]
+    list_filter = ["tenant"]
+
+
+@admin.register(EnvelopeLoaded)
+class EnvelopeLoadedAdmin(OperatorAdmin):
+    list_display = ["__str__", "subject_link", "viewer_link", "rev", "loaded_at"]
+    list_select_related = ["subject", "viewer"]
+    list_filter = ["tenant"]
+
+    @admin.display(description="Subject")
+    def subject_link(self, load: EnvelopeLoaded) -> str:
+        return link_to(load.subject)
+
+    @admin.display(description="Viewer")
+    def viewer_link(self, load: EnvelopeLoaded) -> str:
+        return link_to(load.viewer)
+
+
+@admin.register(Forgotten)
+class ForgottenAdmin(OperatorAdmin):
+    list_display = ["__str__", "tenant", "forgotten_at"]
     list_select_related = ["tenant"]
     list_filter = ["tenant"]

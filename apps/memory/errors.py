@@ -1,4 +1,4 @@
-from apps.core.errors import Conflict, Invalid, Malformed, NotFound
+from apps.core.errors import Conflict, Forbidden, Invalid, Malformed, NotFound
 
 
 class UnknownMemory(NotFound):
@@ -41,3 +41,57 @@ class MalformedMemoryReference(Malformed):
     """The text is no reference to a memory."""
 
     code = "malformed_memory_reference"
+
+
+class UnknownSubject(NotFound):
+    """Nothing is remembered of a subject of this id, or the caller may not know."""
+
+    code = "unknown_subject"
+
+
+class SubjectExists(Conflict):
+    """There is a subject of this id."""
+
+    code = "subject_exists"
+
+
+class MemoryDisabled(Forbidden):
+    """The subject wants nothing remembered."""
+
+    code = "memory_disabled"
+
+
+class PatternsNotLearned(Forbidden):
+    """The subject wants no patterns learned."""
+
+    code = "patterns_not_learned"
+
+
+class StatementStands(Conflict):
+    """The subject itself has said otherwise, and what is learned does not undo that."""
+
+    code = "statement_stands"
+
+
+class Echo(Conflict):
+    """The caller was given this very text as a memory of the subject; that it is repeated is no new evidence."""
+
+    code = "echo"
+
+
+class ForgottenOnRequest(Conflict):
+    """It was forgotten on request, and a repetition does not bring it back."""
+
+    code = "forgotten"
+
+
+class ImpossiblePeriod(Invalid):
+    """What is said to be so ends before it begins."""
+
+    code = "impossible_period"
+
+
+class UnsupportedEnvelope(Invalid):
+    """No envelope, or one of a version that is not known here."""
+
+    code = "unsupported_envelope"

@@ -16,3 +16,9 @@ def fold_tallies() -> None:
 def count_common_words() -> None:
     """Count what stands in so many passages that a question can't."""
     services.count_common_words()
+
+
+@tick(every=timedelta(minutes=1))
+def forget_expired() -> None:
+    """Delete what subjects wish to have deleted after so many days."""
+    services.forget_expired()

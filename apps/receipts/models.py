@@ -13,6 +13,21 @@ MAX_METADATA: Final = 64 * 1024
 LONGEST_KEY: Final = 200
 """Characters of a dedupe key."""
 
+REDACTED: Final = {
+    "title": "null",
+    "summary": "''",
+    "metadata": "'{}'",
+    "dedupe_key": "''",
+    "artifact_pointer": "null",
+    "artifact_location": "null",
+    "suggested_next_step": "null",
+    "resource_ref": "null",
+    "summary_hint": "null",
+    "delivery_handle": "null",
+    "redacted_at": "coalesce(redacted_at, gatehouse_now())",
+}
+"""What is left of a receipt's columns when its words are forgotten, as SQL."""
+
 
 class Surface(models.TextChoices):
     """Where a receipt shows: in its recipient's inbox, only in the chain and the obligations, or, of a recipient that

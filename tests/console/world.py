@@ -7,6 +7,7 @@ from django.db import connection
 from apps.digests import services as digests
 from apps.digests.services import PolicyChange
 from apps.memory import services as memory
+from apps.memory.states import ItemType
 from apps.plans import services as plans
 from apps.plans.services import PlanRequest
 from apps.principals.scopes import Kind
@@ -17,6 +18,7 @@ from apps.tasks.services import ScheduleDraft
 from tests.activation.making import make_target as make_wake_target
 from tests.digests.makers import post, post_grouped
 from tests.factories import T0, make_caller, make_tenant, make_token
+from tests.memory import subjects
 from tests.plans.test_stored_plans import FLAGSHIP, register_example_workers
 from tests.receipts.mailing import make_target, move_away
 from tests.tasks import making as tasks
@@ -62,6 +64,17 @@ def _remember(kee: Caller) -> None:
             author=kee, category="ci", pattern_name="mondays", pattern_text="Builds are slow.", confidence=0.9, now=T0
         )
         memory.record_session(principal=kee, conversation_id="c-1", title="Build times", now=T0)
+        _remember_somebody(kee)
+
+
+def _remember_somebody(kee: Caller) -> None:
+    subjects.add(kee, display_name="<b>Alice</b>", preferences={"detail_level": "high"})
+    for town in ("Berlin", "Paris"):
+        subjects.remember(kee, f"Lives in {town}", slot="home")
+    subjects.remember(kee, "Asks twice", type=ItemType.USER_PATTERN)
+    subjects.envelope(kee)
+    memory.record_session(principal=kee, conversation_id="c-2", subject_id=subjects.ALICE, summary="Moving.", now=T0)
+    memory.set_memory_policy(author=kee, fact_days=60, now=T0)
 
 
 def _write_away(kee: Caller, lee: Caller) -> None:

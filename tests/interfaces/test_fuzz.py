@@ -77,6 +77,7 @@ def site(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[
                 "plan_id": Plan.objects.earliest("pk").plan_id,
                 "task_id": str(Task.objects.earliest("pk")),
                 "worker_id": "code-analyzer",
+                "subject_id": "USER:alice",
             }
         tokens = {
             "all scopes": make_token(acme, scopes=set(Scope), source_systems=["asyncgate", "github"]),

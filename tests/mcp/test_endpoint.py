@@ -272,7 +272,7 @@ def test_a_resource_that_is_not_there_is_named(token: str, sampled: None, ask: A
 
 @ERAS
 def test_a_resource_needs_its_scope(tenant: Tenant, sampled: None, ask: Ask) -> None:
-    token = make_token(tenant, scopes=[Scope.MEMORY])
+    token = make_token(tenant, scopes=[Scope.ADMIN])
     assert ask("resources/templates/list", {}, token).json()["result"]["resourceTemplates"] == []
     answer = ask("resources/read", {"uri": "inbox://me/entries/ent_42"}, token).json()
     assert answer["error"]["data"]["code"] == "missing_scope"

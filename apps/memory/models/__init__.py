@@ -6,12 +6,17 @@ from apps.memory.models.passages import CommonWord, Passage, Posting, Tally, Wor
 from apps.memory.models.patterns import Pattern, PatternRevision
 from apps.memory.models.promotions import PromotionPolicy
 from apps.memory.models.sessions import MOST_TURNS, Session
+from apps.memory.models.subjects import EnvelopeLoaded, Forgotten, Item, MemoryPolicy, Subject
 
 __all__ = [
     "MOST_TURNS",
     "CommonWord",
     "Concept",
     "ConceptName",
+    "EnvelopeLoaded",
+    "Forgotten",
+    "Item",
+    "MemoryPolicy",
     "Observation",
     "Passage",
     "Pattern",
@@ -20,6 +25,7 @@ __all__ = [
     "PromotionPolicy",
     "Relationship",
     "Session",
+    "Subject",
     "Tally",
     "WordCount",
 ]

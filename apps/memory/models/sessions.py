@@ -6,6 +6,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
 
+from apps.memory.models.subjects import Subject
 from apps.principals.models import Principal, TenantModel
 
 # A session has as many places, less a few: nothing outside is next to its last turn.
@@ -13,12 +14,13 @@ MOST_TURNS: Final = 2**19 - 16
 
 
 class Session(TenantModel):
-    """A conversation that an agent had, so that the next one can take up its thread.
+    """A conversation that an agent had, so that the next one can take up its thread; with a subject, or with nobody.
 
     `turns` counts what was stored of it turn by turn.
     """
 
     principal = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
+    subject = models.ForeignKey(Subject, on_delete=models.SET_NULL, null=True, related_name="sessions", db_index=False)
     conversation_id = models.CharField(max_length=200)
     platform = models.CharField(max_length=50, blank=True)
     title = models.CharField(max_length=200, blank=True)
@@ -40,6 +42,12 @@ class Session(TenantModel):
         indexes = [
             # Serves selectors.recent_sessions().
             models.Index(fields=["tenant", "principal", "-last_active_at"], name="memory_session_recent"),
+            # Serves sql.ENVELOPE and the removal of a subject.
+            models.Index(
+                fields=["subject", "-last_active_at", "-id"],
+                name="memory_session_of_subject",
+                condition=Q(subject__isnull=False),
+            ),
         ]
 
     def __str__(self) -> str:

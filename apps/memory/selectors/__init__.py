@@ -5,16 +5,40 @@ from apps.memory.selectors.holdings import Holdings, holdings
 from apps.memory.selectors.observations import observation_of
 from apps.memory.selectors.recalling import Hit, recall
 from apps.memory.selectors.sessions import Conversation, recent_sessions
+from apps.memory.selectors.subjects import (
+    Policy,
+    export,
+    is_forgotten,
+    item_of,
+    items,
+    mark_of,
+    may_know,
+    policy,
+    subject_of,
+    unknown,
+    was_served,
+)
 
 __all__ = [
     "Conversation",
     "Hit",
     "Holdings",
+    "Policy",
     "concept_named",
     "concepts_named",
     "concepts_of_type",
+    "export",
     "holdings",
+    "is_forgotten",
+    "item_of",
+    "items",
+    "mark_of",
+    "may_know",
     "observation_of",
+    "policy",
     "recall",
     "recent_sessions",
+    "subject_of",
+    "unknown",
+    "was_served",
 ]

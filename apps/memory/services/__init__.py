@@ -1,27 +1,57 @@
 """Commands that write to memory. Every row says which principal wrote it."""
 
 from apps.memory.services.concepts import add_relationship, retract_relationships, store_concept
+from apps.memory.services.envelopes import get_memory_envelope
+from apps.memory.services.forgetting import (
+    Erasure,
+    forget,
+    forget_concepts,
+    forget_expired,
+    forget_items,
+    forget_observations,
+    forget_patterns,
+    forget_sessions,
+)
+from apps.memory.services.items import ItemDraft, Outcome, Remembered, remember
 from apps.memory.services.observations import store_observation
 from apps.memory.services.patterns import update_pattern
 from apps.memory.services.promoting import Promotion, Verdict, promote, set_promotion_policy
 from apps.memory.services.sessions import record_session
 from apps.memory.services.starting import HANDOFF, Awakening, bootstrap
+from apps.memory.services.subjects import SubjectChange, add_subject, set_memory_policy, update_subject
 from apps.memory.services.tallying import count_common_words, fold_tallies
 
 __all__ = [
     "HANDOFF",
     "Awakening",
+    "Erasure",
+    "ItemDraft",
+    "Outcome",
     "Promotion",
+    "Remembered",
+    "SubjectChange",
     "Verdict",
     "add_relationship",
+    "add_subject",
     "bootstrap",
     "count_common_words",
     "fold_tallies",
+    "forget",
+    "forget_concepts",
+    "forget_expired",
+    "forget_items",
+    "forget_observations",
+    "forget_patterns",
+    "forget_sessions",
+    "get_memory_envelope",
     "promote",
     "record_session",
+    "remember",
     "retract_relationships",
+    "set_memory_policy",
     "set_promotion_policy",
     "store_concept",
     "store_observation",
     "update_pattern",
+    "update_subject",
 ]

@@ -10,6 +10,7 @@ from django.db.models.functions import Greatest, Least
 
 from apps.memory.errors import ConversationFull
 from apps.memory.models import MOST_TURNS, Session
+from apps.memory.services.subjects import held_to_write, revised
 from apps.principals.tenancy import Caller
 
 
@@ -19,13 +20,20 @@ def record_session(
     principal: Caller,
     conversation_id: str,
     now: datetime,
+    subject_id: str | None = None,
     platform: str | None = None,
     title: str | None = None,
     summary: str | None = None,
     topics: Sequence[str] | None = None,
     tone: str | None = None,
 ) -> Session:
-    """Note a conversation, or what has become of it; what is not given stays as it was."""
+    """Note a conversation, or what has become of it; what is not given stays as it was.
+
+    With a subject it is what envelopes of the subject call the recent context.
+
+    :raises UnknownSubject: if there is none of this id, or it is not shared with the principal.
+    :raises MemoryDisabled: if the subject of the conversation wants nothing remembered.
+    """
     given = {"platform": platform, "title": title, "summary": summary, "topics": topics, "tone": tone}
     said = {name: list(value) if name == "topics" else value for name, value in given.items() if value is not None}
     session, _ = Session.objects.update_or_create(
@@ -35,6 +43,14 @@ def record_session(
         defaults={**said, "last_active_at": now},
         create_defaults={**said, "started_at": now, "last_active_at": now},
     )
+    # The session is held by now, so that its subject is known; subjects are the last that anybody takes.
+    concerned = {key for key in (subject_id, session.subject.key if session.subject else None) if key is not None}
+    for key in sorted(concerned):
+        subject = held_to_write(principal, key)
+        if key == subject_id:
+            session.subject = subject
+            session.save(update_fields=["subject"])
+        revised(subject, now)
     return session
 
 
@@ -52,6 +68,8 @@ def take_turn(*, principal: Caller, conversation_id: str, at: datetime) -> Turn:
     Turns of a conversation are given one after the other: who takes one is waited for until it has committed.
 
     :raises ConversationFull: if there is none left.
+    :raises UnknownSubject: if the conversation is with a subject that is no longer shared with the principal.
+    :raises MemoryDisabled: if it is with a subject that wants nothing remembered.
     """
     session, _ = Session.objects.get_or_create(
         tenant_id=principal.tenant_id,
@@ -66,5 +84,7 @@ def take_turn(*, principal: Caller, conversation_id: str, at: datetime) -> Turn:
     )
     if not taken:
         raise ConversationFull(f"The conversation {conversation_id[:60]!r} takes no more turns; begin another.")
-    session.refresh_from_db(fields=["turns"])
+    session.refresh_from_db(fields=["turns", "subject"])
+    if session.subject is not None:
+        revised(held_to_write(principal, session.subject.key), at)
     return Turn(session=session, place=session.place_of(session.turns - 1))

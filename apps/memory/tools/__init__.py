@@ -1,5 +1,29 @@
 """Operations on memory."""
 
-from apps.memory.tools import concepts, observations, patterns, promotions, recalling, sessions, starting
+from apps.memory.tools import (
+    concepts,
+    envelopes,
+    forgetting,
+    items,
+    observations,
+    patterns,
+    promotions,
+    recalling,
+    sessions,
+    starting,
+    subjects,
+)
 
-__all__ = ["concepts", "observations", "patterns", "promotions", "recalling", "sessions", "starting"]
+__all__ = [
+    "concepts",
+    "envelopes",
+    "forgetting",
+    "items",
+    "observations",
+    "patterns",
+    "promotions",
+    "recalling",
+    "sessions",
+    "starting",
+    "subjects",
+]

@@ -9,13 +9,15 @@ from pydantic import Field, StringConstraints
 from apps.core.operations import Route, operation
 from apps.core.schemas import Input, Output, Text
 from apps.memory import services
-from apps.memory.tools.shapes import Domain, Label
+from apps.memory.tools.shapes import Domain, Label, SubjectId
 from apps.principals.tenancy import Caller
 
 
 class RecordSession(Input):
     conversation_id: Label
     """The conversation's own id; recording it again revises what is known of it."""
+    subject_id: SubjectId | None = None
+    """Whom the conversation is with, as `add_subject` named it; envelopes show the last one."""
     ai_platform: Annotated[Text, StringConstraints(max_length=50)] | None = None
     title: Annotated[Text, StringConstraints(max_length=200)] | None = None
     summary: Annotated[Text, StringConstraints(max_length=65_536)] | None = None
@@ -45,6 +47,7 @@ def record_session(caller: Caller, given: RecordSession) -> Conversation:
     session = services.record_session(
         principal=caller,
         conversation_id=given.conversation_id,
+        subject_id=given.subject_id,
         platform=given.ai_platform,
         title=given.title,
         summary=given.summary,

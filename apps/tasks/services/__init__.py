@@ -15,6 +15,7 @@ from apps.tasks.services.ending import (
     release,
     release_many,
 )
+from apps.tasks.services.forgetting import artifacts_holding, remove_artifacts
 from apps.tasks.services.leasing import lease
 from apps.tasks.services.operating import cancel_for_requester, replay_queue, revoke_lease
 from apps.tasks.services.queueing import POLL_SECONDS, queue, queue_many
@@ -90,6 +91,7 @@ __all__ = [
     "TypeDraft",
     "Verdict",
     "Walk",
+    "artifacts_holding",
     "cancel",
     "cancel_for_requester",
     "cancel_many",
@@ -119,6 +121,7 @@ __all__ = [
     "release_dependants",
     "release_dependants_in",
     "release_many",
+    "remove_artifacts",
     "remove_schedule",
     "replay",
     "replay_dead_letter",

@@ -1,12 +1,13 @@
-"""Memory: recall among few and many memories."""
+"""Memory: recall among few and many memories; envelopes, kept and made anew."""
 
 from collections.abc import Iterator
 
 from apps.bench.bench import Bench
 from apps.bench.rows import Row
-from apps.bench.suites.memory import recalling
+from apps.bench.suites.memory import enveloping, recalling
 
 
 def run(bench: Bench) -> Iterator[Row]:
     """Every case of the suite."""
     yield from recalling.rows(bench)
+    yield from enveloping.rows(bench)

@@ -1,0 +1,177 @@
+"""Where somebody's words can stand, so that what is to be forgotten is found everywhere.
+
+Each app registers its places in its `erasure.py`. Most are tables: the columns in which words may stand, and what is
+done with a row that has to lose them. Files, and what processes keep in memory, are places of their own. All of this
+runs as the system, within one transaction, for one tenant.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from django.db import connection
+
+# What may stand beside a reference without being a part of it.
+_PART: Final = r"[\w:@.\-]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is looked for: things in which the reference stands and, if there are any, one of the texts.
+
+    The reference is whole where no letter, digit, or one of `:@.-` follows or precedes it.
+    """
+
+    tenant_id: int
+    reference: str
+    texts: Sequence[str] = ()
+
+    def stands_in(self, text: str) -> bool:
+        """Whether it stands in a text, which may be JSON."""
+        return re.search(self.of_reference, text) is not None and (
+            not self.texts or any(form in text for one in self.texts for form in _forms(one))
+        )
+
+    @property
+    def of_reference(self) -> str:
+        """As a regular expression that PostgreSQL and Python read alike."""
+        forms = "|".join(_escaped(form) for form in _forms(self.reference))
+        return rf"(?<!{_PART})({forms})(?![\w:@\-]|\.\w)"
+
+    @property
+    def of_texts(self) -> str:
+        return "|".join(_escaped(form) for text in self.texts for form in _forms(text))
+
+
+def _forms(text: str) -> Sequence[str]:
+    """A text as it is, and as it stands in JSON."""
+    return list(dict.fromkeys([text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]]))
+
+
+def _escaped(text: str) -> str:
+    """Every sign that is neither letter nor digit stands for itself."""
+    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", text)
+
+
+class Place(Protocol):
+    """Somewhere that words can stand."""
+
+    @property
+    def name(self) -> str: ...
+
+    def count(self, wanted: Wanted) -> int:
+        """In how many things here it stands."""
+
+    def erase(self, wanted: Wanted) -> int:
+        """Take it from here; answers from how many things."""
+
+
+FORGOTTEN: Final = '{"gatehouse:forgotten": true}'
+"""What stands in the place of a document that was forgotten."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """The rows of a table in which words stand.
+
+    `redacted` says what becomes of a row's columns, as SQL; without it the row is removed, and where it is empty the
+    place is only looked at: names and references, of which nothing can be taken. `also` is SQL for rows that are to be
+    erased although nothing stands in them: what hangs from rows that have been erased.
+    """
+
+    table: str
+    columns: Sequence[str]
+    redacted: Mapping[str, str] | None = None
+    also: str = ""
+    alias: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.alias or self.table
+
+    def count(self, wanted: Wanted) -> int:
+        with connection.cursor() as cursor:
+            cursor.execute(f"select count(*) from {self.table} where {self._found(wanted)}", _given(wanted))
+            number: int = cursor.fetchone()[0]
+        return number
+
+    def numbers(self, wanted: Wanted) -> list[int]:
+        """The primary keys of the rows in which it stands."""
+        with connection.cursor() as cursor:
+            cursor.execute(f"select id from {self.table} where {self._found(wanted)} order by id", _given(wanted))
+            return [pk for (pk,) in cursor.fetchall()]
+
+    def erase(self, wanted: Wanted) -> int:
+        if self.redacted == {}:
+            return 0
+        found = self._found(wanted)
+        if self.also and not wanted.texts:
+            found = f"tenant_id = %(tenant)s and (({found}) or ({self.also}))"
+        with connection.cursor() as cursor:
+            cursor.execute(self._erasing(found), _given(wanted))
+            return int(cursor.rowcount)
+
+    def _erasing(self, found: str) -> str:
+        if self.redacted is None:
+            return f"delete from {self.table} where {found}"
+        changes = ", ".join(f"{column} = {value}" for column, value in self.redacted.items())
+        # What is as it should be is not found again.
+        unlike = " or ".join(f"{column} is distinct from {value}" for column, value in self.redacted.items())
+        return f"update {self.table} set {changes} where ({found}) and ({unlike})"
+
+    def _found(self, wanted: Wanted) -> str:
+        # One text of all columns, because the reference may stand in one of them and what was said in another.
+        said = "concat_ws(E'\\n', " + ", ".join(f"{column}::text" for column in self.columns) + ")"
+        texts = f" and {said} ~ %(texts)s" if wanted.texts else ""
+        return f"tenant_id = %(tenant)s and {said} ~ %(reference)s{texts}"
+
+
+def _given(wanted: Wanted) -> dict[str, Any]:
+    return {"tenant": wanted.tenant_id, "reference": wanted.of_reference, "texts": wanted.of_texts}
+
+
+_places: Final[dict[str, Place]] = {}
+
+
+def register(*places: Place) -> None:
+    """Add places where words can stand."""
+    for place in places:
+        if place.name in _places:
+            raise ValueError(f"The place {place.name!r} is registered twice.")
+        _places[place.name] = place
+
+
+def all_places() -> list[Place]:
+    """Every registered place, by name."""
+    return [_places[name] for name in sorted(_places)]
+
+
+def erase(wanted: Wanted) -> dict[str, int]:
+    """Erase it everywhere; answers from how many things of each place, places without any left out.
+
+    Places are gone through again until nothing is found: what hangs from an erased thing may stand in an earlier one.
+    """
+    erased: dict[str, int] = {}
+    with _redacting():
+        while True:
+            found = {place.name: number for place in all_places() if (number := place.erase(wanted))}
+            if not found:
+                return erased
+            for name, number in found.items():
+                erased[name] = erased.get(name, 0) + number
+
+
+def remaining(wanted: Wanted) -> dict[str, int]:
+    """Where it stands still, and in how many things."""
+    return {place.name: number for place in all_places() if (number := place.count(wanted))}
+
+
+@contextmanager
+def _redacting() -> Iterator[None]:
+    with connection.cursor() as cursor:
+        cursor.execute("select set_config('gatehouse.redacting', 'on', true)")
+        yield
+        cursor.execute("select set_config('gatehouse.redacting', '', true)")

@@ -1,0 +1,72 @@
+"""Where somebody's words can stand in memory."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from apps.core.erasure import Rows, Wanted, register
+from apps.memory import cache, services
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memories:
+    """Memories of a kind: a command forgets them together with what they are found by."""
+
+    rows: Rows
+    forget: Callable[[Collection[int]], int]
+
+    @property
+    def name(self) -> str:
+        return self.rows.name
+
+    def count(self, wanted: Wanted) -> int:
+        return self.rows.count(wanted)
+
+    def erase(self, wanted: Wanted) -> int:
+        found = self.rows.numbers(wanted)
+        return self.forget(found) if found else 0
+
+
+class Envelopes:
+    """What this process keeps. Others can't use theirs any more, and lose them within a quarter of an hour."""
+
+    name = "envelopes"
+
+    def count(self, wanted: Wanted) -> int:
+        return cache.envelopes.count(wanted.tenant_id, wanted.stands_in)
+
+    def erase(self, wanted: Wanted) -> int:
+        return cache.envelopes.drop(wanted.tenant_id, wanted.stands_in)
+
+
+register(
+    Memories(
+        rows=Rows(table="memory_item", columns=["text", "slot", "source", "evidence"]), forget=services.forget_items
+    ),
+    Memories(
+        rows=Rows(
+            table="memory_session", columns=["conversation_id", "platform", "title", "summary", "topics", "tone"]
+        ),
+        forget=services.forget_sessions,
+    ),
+    Memories(
+        rows=Rows(table="memory_observation", columns=["text", "speaker", "evidence", "metadata"]),
+        forget=services.forget_observations,
+    ),
+    Memories(
+        rows=Rows(table="memory_pattern", columns=["category", "name", "text", "evidence"]),
+        forget=services.forget_patterns,
+    ),
+    Memories(
+        rows=Rows(table="memory_concept", columns=["key", "name", "type", "aliases", "description", "metadata"]),
+        forget=services.forget_concepts,
+    ),
+    Rows(table="memory_patternrevision", columns=["text", "evidence"], redacted={"text": "''", "evidence": "'[]'"}),
+    Rows(table="memory_relationship", columns=["type", "description"]),
+    Rows(
+        table="memory_subject",
+        columns=["key", "display_name", "learning_level", "domains", "preferences", "share_with"],
+        redacted={},
+    ),
+    Rows(table="memory_passage", columns=["domain"], redacted={}),
+    Envelopes(),
+)

@@ -1,0 +1,152 @@
+"""Questions about subjects, for those who may know of them."""
+
+import hashlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Exists, F, OuterRef, Q
+
+from apps.core.sealing import keyed_digest, keyed_digests
+from apps.memory.decay import Windows
+from apps.memory.errors import UnknownMemory, UnknownSubject
+from apps.memory.models import EnvelopeLoaded, Forgotten, Item, MemoryPolicy, Session, Subject
+from apps.principals.scopes import Scope
+from apps.principals.tenancy import Caller
+
+_FORGOTTEN = "memory.forgotten"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What a tenant has settled for all its subjects."""
+
+    windows: Windows
+    share_with: list[str] | None
+    rev: int
+
+
+def policy(*, tenant_id: int) -> Policy:
+    """A tenant's policy, which is the default where it has settled nothing."""
+    row = MemoryPolicy.objects.filter(tenant_id=tenant_id).first()
+    if row is None:
+        return Policy(windows=Windows(), share_with=None, rev=0)
+    windows = Windows(fact_days=row.fact_days, pattern_days=row.pattern_days, narrative_days=row.narrative_days)
+    return Policy(windows=windows, share_with=row.share_with, rev=row.rev)
+
+
+def unknown(subject_id: str) -> UnknownSubject:
+    """The one answer for a subject that is not there, and for one that the caller may not know of."""
+    return UnknownSubject(f"Nothing is known of {subject_id[:60]!r}.")
+
+
+def may_know(subject: Subject, viewer: Caller) -> bool:
+    """Whether a subject is shared with somebody. Who administers a tenant may set right what is shared with nobody."""
+    if viewer.may(Scope.ADMIN):
+        return True
+    shared = policy(tenant_id=viewer.tenant_id).share_with if subject.share_with is None else subject.share_with
+    return shared is None or viewer.name in shared
+
+
+def subject_of(subject_id: str, *, viewer: Caller) -> Subject:
+    """:raises UnknownSubject: if there is no such subject, or it is not shared with the viewer."""
+    subject = Subject.objects.filter(tenant_id=viewer.tenant_id, key=subject_id).first()
+    if subject is None or not may_know(subject, viewer):
+        raise unknown(subject_id)
+    return subject
+
+
+def item_of(subject: Subject, number: int) -> Item:
+    """:raises UnknownMemory: if the subject has no item of this number."""
+    item = Item.objects.filter(subject=subject, pk=number).first()
+    if item is None:
+        raise UnknownMemory(f"There is no item:{number} of this subject.")
+    return item
+
+
+def items(
+    subject: Subject,
+    *,
+    known_at: datetime | None = None,
+    true_at: datetime | None = None,
+    type_: str | None = None,
+    slot: str | None = None,
+    before: int | None = None,
+    limit: int = 50,
+) -> list[Item]:
+    """What is remembered of a subject, the newest first.
+
+    :param known_at: as one would have answered at this moment, else as of now.
+    :param true_at: only what was so at this moment.
+    :param before: only what was recorded before the item of this number.
+    """
+    asked = (
+        Q(superseded_at=None)
+        if known_at is None
+        else Q(recorded_at__lte=known_at) & (Q(superseded_at=None) | Q(superseded_at__gt=known_at))
+    )
+    if true_at is not None:
+        asked &= Q(valid_from__lte=true_at) & (Q(valid_to=None) | Q(valid_to__gt=true_at))
+    narrowed = {"type": type_, "slot": slot, "pk__lt": before}
+    asked &= Q(**{name: value for name, value in narrowed.items() if value is not None})
+    return list(Item.objects.filter(asked, subject=subject).select_related("author").order_by("-pk")[:limit])
+
+
+def was_served(subject: Subject, viewer: Caller, texts: Collection[bytes]) -> bool:
+    """Whether one of these texts stands among what is remembered, and the viewer was given it in an envelope."""
+    loads = EnvelopeLoaded.objects.filter(
+        subject=subject, viewer_id=viewer.principal_id, loaded_at__gte=OuterRef("recorded_at")
+    )
+    current = Item.objects.filter(subject=subject, superseded_at=None, text_digest__in=list(texts))
+    return current.filter(Exists(loads)).exists()
+
+
+def mark_of(*parts: str | bytes) -> bytes:
+    """The keyed digest by which a forgotten thing is known again."""
+    return keyed_digest(_FORGOTTEN, _joined(parts))
+
+
+def is_forgotten(*things: tuple[str | bytes, ...], tenant_id: int) -> bool:
+    """Whether one of these things was forgotten on request."""
+    digests = [digest for parts in things for digest in keyed_digests(_FORGOTTEN, _joined(parts))]
+    return Forgotten.objects.filter(tenant_id=tenant_id, digest__in=digests).exists()
+
+
+def _joined(parts: tuple[str | bytes, ...]) -> bytes:
+    raw = [part.encode() if isinstance(part, str) else part for part in parts]
+    return b"".join(hashlib.sha256(part).digest() for part in raw)
+
+
+def export(subject: Subject) -> dict[str, Any]:
+    """All that is stored about a subject: itself, every item with its history, sessions, and who was given envelopes."""
+    return {
+        "subject": {
+            name: getattr(subject, name)
+            for name in (
+                "key", "display_name", "learning_level", "domains", "preferences", "memory_enabled", "learn_patterns",
+                "share_with", "anonymize_dates", "delete_after_days", "rev", "created_at", "revised_at",
+            )
+        },
+        "items": list(
+            Item.objects.filter(subject=subject)
+            .order_by("pk")
+            .values(
+                "id", "type", "text", "slot", "confidence", "source", "stated", "evidence", "valid_from", "valid_to",
+                "said_at", "recorded_at", "superseded_at", "superseded_by", author_name=F("author__name"),
+            )
+        ),
+        "sessions": list(
+            Session.objects.filter(subject=subject)
+            .order_by("pk")
+            .values(
+                "conversation_id", "platform", "title", "summary", "topics", "tone", "started_at", "last_active_at",
+                principal_name=F("principal__name"),
+            )
+        ),
+        "envelopes_loaded": list(
+            EnvelopeLoaded.objects.filter(subject=subject)
+            .order_by("pk")
+            .values("rev", "loaded_at", viewer_name=F("viewer__name"))
+        ),
+    }  # fmt: skip

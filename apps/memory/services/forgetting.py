@@ -1,0 +1,226 @@
+"""Forgetting on request: everywhere, verified, with a receipt, and so that no repetition brings it back."""
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, Final
+
+from django.db import connection, transaction
+
+from apps.core import erasure
+from apps.core.erasure import Wanted
+from apps.core.ids import random_id
+from apps.digests import services as inboxes
+from apps.digests.services import Poster, ReceiptDraft
+from apps.memory import cache, selectors, sql
+from apps.memory.models import Concept, EnvelopeLoaded, Item, Observation, Passage, Pattern, Session, Subject
+from apps.memory.services.subjects import held, mark_forgotten, revised
+from apps.principals.tenancy import Caller, acting_as_system
+from apps.receipts.models import Surface
+
+# The source and the type of the receipts that prove an erasure.
+SOURCE: Final = "memory"
+EVENT: Final = "memory_forgotten"
+_AUDIT_KEPT: Final = timedelta(days=365)
+_AT_ONCE: Final = 1_000
+# A shorter text stands in too much that is about something else.
+_TELLING: Final = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Erasure:
+    """What was forgotten, in numbers: of how many things in each place, and where it stands still."""
+
+    erased: dict[str, int]
+    remaining: dict[str, int]
+    receipt_id: str
+    proof: str
+    """The keyed digest by which a repetition is known again."""
+
+
+@transaction.atomic
+def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None = None) -> Erasure:
+    """Forget a subject, or one item of it with all that said the same and what it had superseded.
+
+    With a subject goes everything that is about it: what is remembered of it, sessions with it, and whatever names it
+    by its id in observations, receipts, digests, tasks, results, files, plans and executions. Of what can't be removed
+    without breaking a chain the words are taken. With an item goes what names the subject and holds the item's words.
+
+    `remaining` counts what names the subject and could not be erased: ids and names that clients have chosen.
+
+    :raises UnknownSubject: if there is none, or it is not shared with the author.
+    :raises UnknownMemory: if the subject has no such item.
+    """
+    with acting_as_system("something is forgotten on request"):
+        subject = held(author, subject_id)
+        if subject is None or not selectors.may_know(subject, author):
+            raise selectors.unknown(subject_id)
+        going = list(Item.objects.filter(subject=subject)) if item is None else _lineage(subject, item)
+        marks = {selectors.mark_of(subject.key, bytes(one.text_digest)) for one in going}
+        texts = [] if item is None else sorted({one.text for one in going if len(one.text) >= _TELLING})
+        wanted = Wanted(tenant_id=author.tenant_id, reference=subject.key, texts=texts)
+        erased = _erase(subject, going, whole=item is None)
+        if item is None or texts:
+            for place, number in erasure.erase(wanted).items():
+                erased[place] = erased.get(place, 0) + number
+        if item is None:
+            marks.add(selectors.mark_of(subject.key))
+        else:
+            revised(subject, now)
+        mark_forgotten(author.tenant_id, marks, now)
+        remaining = erasure.remaining(wanted) if item is None or texts else {}
+    cache.envelopes.forget(author.tenant_id, subject_id)
+    # What another thread has read before this commits it may put there until then.
+    transaction.on_commit(partial(cache.envelopes.forget, author.tenant_id, subject_id), robust=True)
+    proof = selectors.mark_of(subject_id).hex()
+    return Erasure(
+        erased=erased, remaining=remaining, receipt_id=_receipt(author, erased, remaining, proof, now), proof=proof
+    )
+
+
+def _lineage(subject: Subject, number: int) -> list[Item]:
+    """An item, all that say the same of the subject, and whatever these had superseded."""
+    digest = bytes(selectors.item_of(subject, number).text_digest)
+    rows = {row.pk: row for row in Item.objects.filter(subject=subject)}
+    reached = {pk for pk, row in rows.items() if bytes(row.text_digest) == digest}
+    while fresh := {pk for pk, row in rows.items() if row.superseded_by_id in reached} - reached:
+        reached |= fresh
+    words = {bytes(rows[pk].text_digest) for pk in reached}
+    return [row for row in rows.values() if bytes(row.text_digest) in words]
+
+
+def _erase(subject: Subject, items: Sequence[Item], *, whole: bool) -> dict[str, int]:
+    """Remove the rows that are the subject's by their key."""
+    numbers: dict[str, int] = {}
+
+    def drop(rows: Any) -> None:
+        _, of = rows.delete()
+        for label, number in of.items():
+            numbers[label.lower().replace(".", "_")] = numbers.get(label.lower().replace(".", "_"), 0) + number
+
+    if whole:
+        numbers["memory_session"] = forget_sessions(
+            Session.objects.filter(subject=subject).values_list("pk", flat=True)
+        )
+        drop(EnvelopeLoaded.objects.filter(subject=subject))
+        drop(Item.objects.filter(subject=subject))
+        drop(Subject.objects.filter(pk=subject.pk))
+    else:
+        drop(Item.objects.filter(pk__in=[one.pk for one in items]))
+        numbers["memory_session"] = _forget_in_sessions(subject, {one.text for one in items})
+    return {place: number for place, number in numbers.items() if number}
+
+
+def _forget_in_sessions(subject: Subject, texts: Collection[str]) -> int:
+    """Take from sessions with a subject what they say of an item, and the turns that say it."""
+    sessions = Session.objects.filter(subject=subject)
+    holding = [
+        session.pk
+        for session in sessions
+        if any(text in field for text in texts for field in (session.title, session.summary, *session.topics))
+    ]
+    turns = Observation.objects.filter(session__in=sessions).exclude(text="")
+    said = [turn.pk for turn in turns if any(text in turn.text for text in texts)]
+    forget_observations(said)
+    return len(said) + Session.objects.filter(pk__in=holding).update(title="", summary="", topics=[])
+
+
+def _receipt(author: Caller, erased: dict[str, int], remaining: dict[str, int], proof: str, now: datetime) -> str:
+    """A receipt that says that something was forgotten, and nothing of what."""
+    posted = inboxes.post(
+        poster=Poster.of(author),
+        draft=ReceiptDraft(
+            recipient_id=author.principal_id,
+            source_system=SOURCE,
+            event_type=EVENT,
+            dedupe_key=f"{SOURCE}:{EVENT}:{random_id('gone')}:v1",
+            title="Forgotten on request",
+            summary=f"{sum(erased.values())} things were erased; {sum(remaining.values())} names remain.",
+            metadata={"proof": proof, "erased": erased, "remaining": remaining, "forgotten_at": now.isoformat()},
+            surface=Surface.LEDGER,
+        ),
+        now=now,
+    )
+    return posted.receipt_id
+
+
+def forget_items(numbers: Collection[int], /) -> int:
+    """Remove items of any subjects."""
+    rows = Item.objects.filter(pk__in=numbers)
+    _revise(rows.values_list("subject_id", flat=True))
+    return rows.delete()[0]
+
+
+def forget_sessions(numbers: Collection[int], /) -> int:
+    """Remove sessions and the words of their turns; where there are turns, the session stays as their place."""
+    rows = Session.objects.filter(pk__in=list(numbers))
+    found = list(rows)
+    _revise({session.subject_id for session in found} - {None})
+    forget_observations(Observation.objects.filter(session__in=found).exclude(text="").values_list("pk", flat=True))
+    for session in rows.filter(turns__gt=0):
+        session.conversation_id = f"forgotten:{session.pk}"
+        session.platform = session.title = session.summary = session.tone = ""
+        session.topics, session.subject = [], None
+        session.save()
+    rows.filter(turns=0).delete()
+    return len(found)
+
+
+def _revise(subjects: Iterable[int | None]) -> None:
+    for subject in Subject.objects.filter(pk__in=set(subjects)).order_by("pk").select_for_update(no_key=True):
+        revised(subject, subject.revised_at)
+
+
+def forget_observations(numbers: Collection[int], /) -> int:
+    """Take the words of observations from them and from what they are found by; their numbers stay."""
+    rows = Observation.objects.filter(pk__in=list(numbers))
+    standing = set(rows.filter(superseded_at=None).values_list("pk", flat=True))
+    _unindex(Passage.objects.filter(observation__in=rows), standing=standing)
+    return rows.update(text="", speaker="", evidence=[], metadata={})
+
+
+def forget_patterns(numbers: Collection[int], /) -> int:
+    """Remove patterns with all their revisions."""
+    _unindex(Passage.objects.filter(pattern_id__in=numbers))
+    return Pattern.objects.filter(pk__in=numbers).delete()[0]
+
+
+def forget_concepts(numbers: Collection[int], /) -> int:
+    """Remove concepts with their names and relationships."""
+    _unindex(Passage.objects.filter(concept_id__in=numbers))
+    return Concept.objects.filter(pk__in=numbers).delete()[0]
+
+
+def _unindex(passages: Any, standing: Collection[int] = ()) -> None:
+    """Make passages findable by nothing, and count them no more."""
+    for passage in list(passages):
+        sql.index_words(
+            passage.pk,
+            "",
+            observations=-int(passage.observation_id in standing),
+            patterns=-int(passage.pattern_id is not None),
+            concepts=-int(passage.concept_id is not None),
+            passages=-1,
+        )
+        passage.delete()
+
+
+def forget_expired() -> int:
+    """Delete what subjects wish to have deleted after so many days, and old notes of readers; answers how much.
+
+    A part of it at each call, as the system.
+    """
+    with acting_as_system("what has had its days is deleted"), connection.cursor() as cursor:
+        cursor.execute(sql.EXPIRED, {"limit": _AT_ONCE})
+        subjects = {pk for (pk,) in cursor.fetchall()}
+        for subject in Subject.objects.filter(pk__in=subjects).order_by("pk").select_for_update(no_key=True):
+            cursor.execute(sql.EXPIRED_ITEMS, {"subject": subject.pk})
+            gone = [pk for (pk,) in cursor.fetchall()]
+            Item.objects.filter(pk__in=gone).delete()
+            cursor.execute(sql.EXPIRED_SESSIONS, {"subject": subject.pk})
+            forget_sessions([pk for (pk,) in cursor.fetchall()])
+            revised(subject, subject.revised_at)
+        kept: dict[str, Any] = {"kept": _AUDIT_KEPT, "limit": _AT_ONCE}
+        cursor.execute(sql.DROP_OLD_LOADS, kept)
+        return len(subjects) + int(cursor.rowcount)

@@ -1,0 +1,243 @@
+"""What is remembered of subjects: said again it grows surer, said otherwise the newer stands, and history stays."""
+
+from collections.abc import Collection, Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Final
+
+from django.db import connection, transaction
+
+from apps.memory import selectors
+from apps.memory.errors import (
+    AlreadySuperseded,
+    Echo,
+    ForgottenOnRequest,
+    ImpossiblePeriod,
+    PatternsNotLearned,
+    StatementStands,
+)
+from apps.memory.models import Item, Subject
+from apps.memory.services.subjects import held_to_write, revised
+from apps.memory.states import ItemType
+from apps.memory.texts import same_text
+from apps.principals.tenancy import Caller
+
+# Nothing that was only said twice is certain.
+_SUREST: Final = 0.99
+_END: Final = datetime.max.replace(tzinfo=UTC)
+# What says that a text comes from here is no evidence for it.
+_ECHOES: Final = ("envelope:", "item:")
+_OFTEN: Final = "often "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemDraft:
+    """What is to be remembered of a subject.
+
+    `slot` names what it is an answer to (`home town`): a newer answer stands in the place of the older. `stated` says
+    that the subject said so itself. Without `valid_from` it is so from now on; without `valid_to` without an end.
+    """
+
+    subject_id: str
+    text: str
+    type: ItemType = ItemType.USER_FACT
+    slot: str | None = None
+    confidence: float = 0.8
+    source: str = ""
+    stated: bool = False
+    evidence: Sequence[str] = ()
+    valid_from: datetime | None = None
+    valid_to: datetime | None = None
+    supersedes: int | None = None
+    remember_again: bool = False
+
+
+class Outcome(StrEnum):
+    """What became of a draft."""
+
+    STORED = "stored"
+    MERGED = "merged"
+    SUPERSEDED = "superseded"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered:
+    """An item as it stands now, and the items that it stands in the place of."""
+
+    item: Item
+    outcome: Outcome
+    replaced: list[int]
+
+
+@transaction.atomic
+def remember(*, author: Caller, draft: ItemDraft, now: datetime) -> Remembered:
+    """Remember something of a subject.
+
+    The same words at the same time are one item: evidence grows, and with it or another witness how sure it is. What
+    answers the same question for the same time is superseded for that time, and stays known for the rest of its own.
+
+    :raises UnknownSubject: if there is none, or it is not shared with the author.
+    :raises ForgottenOnRequest: if this text was forgotten on request.
+    :raises MemoryDisabled: if the subject wants nothing remembered.
+    :raises PatternsNotLearned: if it is a pattern, and the subject wants none learned.
+    :raises Echo: if the author was given this text as a memory of the subject and brings no evidence of its own.
+    :raises StatementStands: if the subject itself has said otherwise.
+    :raises UnknownMemory: if there is no item to supersede.
+    :raises AlreadySuperseded: if another stands in its place already.
+    :raises ImpossiblePeriod: if it ends before it begins.
+    """
+    subject = held_to_write(author, draft.subject_id)
+    digest = same_text(draft.text)
+    _permit(author, subject, draft, digest)
+    current = Item.objects.filter(subject=subject, superseded_at=None)
+    period = _Period(draft.valid_from or now, draft.valid_to or _END)
+    same = [item for item in current.filter(type=draft.type, text_digest=digest) if period.meets(_period_of(item))]
+    met = _Met(digest=digest, same=same, period=_merged_period(draft, same, now))
+    slot = draft.slot or next((item.slot for item in same if item.slot), None)
+    rivals = list(current.filter(slot=slot)) if slot else []
+    replaced = {item.pk: item for item in [*same, *(item for item in rivals if met.period.meets(_period_of(item)))]}
+    if draft.supersedes is not None:
+        older = _superseded(subject, draft.supersedes)
+        replaced[older.pk] = older
+    if not draft.stated:
+        _yield_to_statements(replaced.values(), same)
+    item = _written(author, subject, replace(draft, slot=slot), met, now)
+    _supersede(item, replaced.values(), same, now)
+    item.save(force_insert=True)
+    revised(subject, now)
+    outcome = Outcome.MERGED if same else Outcome.SUPERSEDED if replaced else Outcome.STORED
+    return Remembered(item=item, outcome=outcome, replaced=sorted(replaced))
+
+
+@dataclass(frozen=True, slots=True)
+class _Period:
+    """From a moment up to another; what has no end ends with the calendar."""
+
+    begin: datetime
+    end: datetime
+
+    def meets(self, other: "_Period") -> bool:
+        return self.begin < other.end and other.begin < self.end
+
+    @property
+    def valid_to(self) -> datetime | None:
+        return None if self.end == _END else self.end
+
+
+def _period_of(item: Item) -> _Period:
+    return _Period(item.valid_from, item.valid_to or _END)
+
+
+def _merged_period(draft: ItemDraft, same: Collection[Item], now: datetime) -> _Period:
+    """What the draft says of its time stands; of what it does not say, what was known before."""
+    begin = draft.valid_from or min([now, *(item.valid_from for item in same)])
+    end = draft.valid_to or max((_period_of(item).end for item in same), default=_END)
+    if end <= begin:
+        raise ImpossiblePeriod("What ends before it begins was never so.")
+    return _Period(begin, end)
+
+
+def _permit(author: Caller, subject: Subject, draft: ItemDraft, digest: bytes) -> None:
+    if draft.type == ItemType.USER_PATTERN and not subject.learn_patterns:
+        raise PatternsNotLearned(f"{draft.subject_id[:60]!r} wants no patterns learned.")
+    forgotten = selectors.is_forgotten((subject.key, digest), tenant_id=author.tenant_id)
+    if forgotten and not draft.remember_again:
+        raise ForgottenOnRequest("This was forgotten on request; only at the subject's wish it is remembered again.")
+    if draft.stated or any(not ref.startswith(_ECHOES) for ref in draft.evidence):
+        return
+    # Formatted patterns begin with a word that was never stored.
+    spoken = draft.text.strip()
+    texts = {digest, same_text(spoken[len(_OFTEN) :])} if spoken.lower().startswith(_OFTEN) else {digest}
+    if selectors.was_served(subject, author, texts):
+        raise Echo("You were given this as a memory of the subject; bring evidence of your own, or its own words.")
+
+
+def _superseded(subject: Subject, number: int) -> Item:
+    older = selectors.item_of(subject, number)
+    if older.superseded_at is not None:
+        raise AlreadySuperseded(f"{older} has been superseded already.")
+    return older
+
+
+def _yield_to_statements(replaced: Iterable[Item], same: Collection[Item]) -> None:
+    agreed = {item.pk for item in same}
+    for item in replaced:
+        if item.stated and item.pk not in agreed:
+            raise StatementStands(
+                "The subject itself has said otherwise; what is learned does not undo that.", existing=item.ref
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Met:
+    """What a draft meets: the items that say the same, and for what time it is to stand with them."""
+
+    digest: bytes
+    same: list[Item]
+    period: _Period
+
+
+def _written(author: Caller, subject: Subject, draft: ItemDraft, met: _Met, now: datetime) -> Item:
+    """The item as it is to stand, not yet saved; its number is drawn, because what it replaces must name it first."""
+    evidence = list(dict.fromkeys([ref for item in met.same for ref in item.evidence] + list(draft.evidence)))
+    return Item(
+        id=_next_number(),
+        tenant_id=author.tenant_id,
+        subject=subject,
+        author_id=author.principal_id,
+        type=draft.type,
+        text=draft.text,
+        text_digest=met.digest,
+        slot=draft.slot,
+        confidence=_grown(author, draft, met.same),
+        source=draft.source or next((item.source for item in met.same if item.source), ""),
+        stated=draft.stated or any(item.stated for item in met.same),
+        evidence=evidence,
+        valid_from=met.period.begin,
+        valid_to=met.period.valid_to,
+        said_at=now,
+        recorded_at=now,
+    )
+
+
+def _grown(author: Caller, draft: ItemDraft, same: Collection[Item]) -> float:
+    """Two witnesses are surer than one; who says the same thing twice is not."""
+    if not same:
+        return draft.confidence
+    before = max(item.confidence for item in same)
+    known = {ref for item in same for ref in item.evidence}
+    fresh = any(ref not in known and not ref.startswith(_ECHOES) for ref in draft.evidence)
+    if fresh or all(item.author_id != author.principal_id for item in same):
+        return max(before, min(_SUREST, 1 - (1 - before) * (1 - draft.confidence)))
+    return max(before, draft.confidence)
+
+
+def _supersede(item: Item, replaced: Iterable[Item], same: Collection[Item], now: datetime) -> None:
+    """Put the item in the place of others; what they say of other times goes on being known."""
+    merged = {one.pk for one in same}
+    taken = _period_of(item)
+    for older in replaced:
+        Item.objects.filter(pk=older.pk).update(superseded_at=now, superseded_by=item.pk)
+        whole = _period_of(older)
+        # What is superseded by name and was so at another time was never so.
+        if older.pk in merged or not taken.meets(whole):
+            continue
+        rest = [_Period(whole.begin, min(whole.end, taken.begin)), _Period(max(whole.begin, taken.end), whole.end)]
+        Item.objects.bulk_create([_remainder(older, part, now) for part in rest if part.begin < part.end])
+
+
+def _remainder(older: Item, part: _Period, now: datetime) -> Item:
+    rest = copy(older)
+    rest.pk = None
+    rest.valid_from, rest.valid_to = part.begin, part.valid_to
+    rest.recorded_at = now
+    return rest
+
+
+def _next_number() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("select nextval(pg_get_serial_sequence('memory_item', 'id'))")
+        number: int = cursor.fetchone()[0]
+    return number

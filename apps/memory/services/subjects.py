@@ -1,0 +1,146 @@
+"""Subjects: whom memories are about, and what may be done with them."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db import IntegrityError, transaction
+from django.db.models import F
+
+from apps.core.sql import violated_constraint
+from apps.memory import selectors
+from apps.memory.errors import ForgottenOnRequest, MemoryDisabled, SubjectExists
+from apps.memory.models import Forgotten, MemoryPolicy, Subject
+from apps.principals.tenancy import Caller
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubjectChange:
+    """What is to be another way with a subject; what is left out stays. Of preferences, null takes one back."""
+
+    given: Mapping[str, Any]
+    """By the names of the row's columns."""
+    preferences: Mapping[str, str | None] | None = None
+
+
+@transaction.atomic
+def add_subject(
+    *, author: Caller, subject_id: str, change: SubjectChange, now: datetime, remember_again: bool = False
+) -> Subject:
+    """Begin to remember somebody.
+
+    :param remember_again: somebody who was forgotten on request wants to be remembered.
+    :raises SubjectExists: if it is remembered already.
+    :raises ForgottenOnRequest: if it was forgotten on request.
+    """
+    if not remember_again and selectors.is_forgotten((subject_id,), tenant_id=author.tenant_id):
+        raise ForgottenOnRequest("This subject was forgotten on request; only at its own wish it is remembered again.")
+    subject = Subject(tenant_id=author.tenant_id, key=subject_id, created_at=now, revised_at=now)
+    _apply(subject, change)
+    try:
+        with transaction.atomic():
+            subject.save(force_insert=True)
+    except IntegrityError as exc:
+        if violated_constraint(exc) != "memory_subject_key_once":
+            raise
+        raise SubjectExists(f"{subject_id[:60]!r} is remembered already.") from exc
+    return subject
+
+
+@transaction.atomic
+def update_subject(*, author: Caller, subject_id: str, change: SubjectChange, now: datetime) -> Subject:
+    """Change what is known of a subject itself, or what may be done with memories of it.
+
+    :raises UnknownSubject: if there is none, or it is not shared with the author.
+    """
+    subject = held(author, subject_id)
+    if subject is None or not selectors.may_know(subject, author):
+        raise selectors.unknown(subject_id)
+    _apply(subject, change)
+    subject.rev += 1
+    subject.revised_at = now
+    subject.save()
+    return subject
+
+
+@transaction.atomic
+def set_memory_policy(
+    *,
+    author: Caller,
+    now: datetime,
+    fact_days: int | None = None,
+    pattern_days: int | None = None,
+    narrative_days: int | None = None,
+    share_with: Sequence[str] | None = None,
+    share_with_everybody: bool = False,
+) -> MemoryPolicy:
+    """Settle for how long items count in the tenant, and who may read subjects that do not say so themselves.
+
+    What is left out stays as it was.
+    """
+    default = selectors.policy(tenant_id=author.tenant_id)
+    MemoryPolicy.objects.bulk_create(
+        [
+            MemoryPolicy(
+                tenant_id=author.tenant_id,
+                fact_days=default.windows.fact_days,
+                pattern_days=default.windows.pattern_days,
+                narrative_days=default.windows.narrative_days,
+                revised_at=now,
+            )
+        ],
+        ignore_conflicts=True,
+    )
+    policy = MemoryPolicy.objects.select_for_update(no_key=True).get(tenant_id=author.tenant_id)
+    days = {"fact_days": fact_days, "pattern_days": pattern_days, "narrative_days": narrative_days}
+    for name, value in days.items():
+        if value is not None:
+            setattr(policy, name, value)
+    if share_with is not None or share_with_everybody:
+        policy.share_with = None if share_with is None else list(share_with)
+    policy.rev += 1
+    policy.revised_at = now
+    policy.save()
+    return policy
+
+
+def held(author: Caller, subject_id: str) -> Subject | None:
+    """The subject of this id, which nobody else changes before the transaction ends."""
+    rows = Subject.objects.filter(tenant_id=author.tenant_id, key=subject_id)
+    return rows.select_for_update(no_key=True).first()
+
+
+def held_to_write(author: Caller, subject_id: str) -> Subject:
+    """The subject of this id, held, for something to be remembered of it.
+
+    :raises UnknownSubject: if there is none, or it is not shared with the author.
+    :raises MemoryDisabled: if it wants nothing remembered.
+    """
+    subject = held(author, subject_id)
+    if subject is None or not selectors.may_know(subject, author):
+        raise selectors.unknown(subject_id)
+    if not subject.memory_enabled:
+        raise MemoryDisabled(f"{subject_id[:60]!r} wants nothing remembered.")
+    return subject
+
+
+def revised(subject: Subject, now: datetime) -> None:
+    """Say that an envelope of the subject, which the caller holds, may say something else from now on."""
+    Subject.objects.filter(pk=subject.pk).update(rev=F("rev") + 1, revised_at=now)
+
+
+def mark_forgotten(tenant_id: int, marks: Collection[bytes], now: datetime) -> None:
+    """Refuse from now on what has these marks."""
+    Forgotten.objects.bulk_create(
+        [Forgotten(tenant_id=tenant_id, digest=mark, forgotten_at=now) for mark in sorted(marks)],
+        ignore_conflicts=True,
+    )
+
+
+def _apply(subject: Subject, change: SubjectChange) -> None:
+    for name, value in change.given.items():
+        setattr(subject, name, value)
+    if change.preferences is not None:
+        merged = {**subject.preferences, **change.preferences}
+        subject.preferences = {key: value for key, value in merged.items() if value is not None}

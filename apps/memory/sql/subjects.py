@@ -1,0 +1,178 @@
+"""The statements behind envelopes: at which revision a subject is, and all that an envelope says."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from apps.core.sql import hot_cursor
+from apps.memory.decay import Windows
+from apps.memory.envelopes import Constraints, Conversation, Known, Remembered
+from apps.memory.states import ItemType
+
+# The newest of each type that an envelope holds.
+_MOST: Final = 100
+_DEFAULT: Final = Windows()
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+# By memory_subject_key_once and memory_memorypolicy_once.
+REVISION: Final = """
+select s.id, s.rev, coalesce(p.rev, 0)
+from memory_subject s left join memory_memorypolicy p on p.tenant_id = s.tenant_id
+where s.tenant_id = %(tenant)s and s.key = %(subject)s
+"""
+
+
+def _micros(moment: str) -> str:
+    return f"(extract(epoch from {moment}) * 1000000)::bigint"
+
+
+# By the same indexes, then memory_item_current once for each type and memory_session_of_subject. Whom the subject is
+# not shared with gets no row. Hours, because a day of a calendar may have 23.
+ENVELOPE: Final = f"""
+select s.id, s.key, s.rev, coalesce(p.rev, 0), s.display_name, s.learning_level, s.domains, s.preferences::text,
+       s.memory_enabled, s.learn_patterns, coalesce(s.share_with, p.share_with), s.anonymize_dates, s.delete_after_days,
+       coalesce(p.fact_days, {_DEFAULT.fact_days}), coalesce(p.pattern_days, {_DEFAULT.pattern_days}),
+       coalesce(p.narrative_days, {_DEFAULT.narrative_days}), items.found::text, talk.found::text
+from memory_subject s
+left join memory_memorypolicy p on p.tenant_id = s.tenant_id
+left join lateral (
+    select jsonb_agg(jsonb_build_array(i.id, w.type, i.text, i.confidence, i.source, {_micros("i.said_at")},
+                                       {_micros("i.recorded_at")}, {_micros("i.valid_from")}, {_micros("i.valid_to")}))
+           as found
+    from (values ('USER_FACT', coalesce(p.fact_days, {_DEFAULT.fact_days})),
+                 ('USER_PATTERN', coalesce(p.pattern_days, {_DEFAULT.pattern_days})),
+                 ('SHARED_NARRATIVE', coalesce(p.narrative_days, {_DEFAULT.narrative_days}))) w(type, days)
+    cross join lateral (
+        select id, text, confidence, source, said_at, recorded_at, valid_from, valid_to
+        from memory_item
+        where tenant_id = s.tenant_id and subject_id = s.id and type = w.type and superseded_at is null
+          and said_at > %(now)s::timestamptz - make_interval(hours => 24 * (w.days + 1))
+          and (valid_to is null or valid_to > %(now)s)
+        order by said_at desc, id desc
+        limit {_MOST}
+    ) i
+) items on s.memory_enabled
+left join lateral (
+    select jsonb_build_array(conversation_id, {_micros("last_active_at")}, summary, topics, tone) as found
+    from memory_session
+    where subject_id = s.id
+      and (s.delete_after_days is null
+           or last_active_at > %(now)s::timestamptz - make_interval(hours => 24 * s.delete_after_days))
+    order by last_active_at desc, id desc
+    limit 1
+) talk on s.memory_enabled
+where s.tenant_id = %(tenant)s and s.key = %(subject)s
+  and (coalesce(s.share_with, p.share_with) is null or %(viewer)s = any(coalesce(s.share_with, p.share_with)))
+"""  # constants only
+
+
+def revision(*, tenant_id: int, subject_id: str) -> tuple[int, int, int] | None:
+    """A subject's key, its revision and that of the tenant's policy; None if there is no such subject."""
+    with hot_cursor() as cursor:
+        cursor.execute(REVISION, {"tenant": tenant_id, "subject": subject_id})
+        row: tuple[int, int, int] | None = cursor.fetchone()
+    return row
+
+
+def known(*, tenant_id: int, subject_id: str, viewer: str, now: datetime) -> Known | None:
+    """What is known of a subject; None if there is none, or it is not shared with the viewer."""
+    given: dict[str, Any] = {"tenant": tenant_id, "subject": subject_id, "viewer": viewer, "now": now}
+    with hot_cursor() as cursor:
+        cursor.execute(ENVELOPE, given)
+        row = cursor.fetchone()
+    if row is None:
+        return None
+    pk, key, rev, policy_rev, display_name, learning_level, domains, preferences, *rules = row[:-5]
+    memory_enabled, learn_patterns, share_with, anonymize_dates, delete_after_days = rules
+    *days, items, talk = row[-5:]
+    return Known(
+        subject_pk=pk,
+        subject_id=key,
+        rev=rev,
+        policy_rev=policy_rev,
+        display_name=display_name,
+        learning_level=learning_level,
+        domains=domains,
+        preferences=json.loads(preferences),
+        constraints=Constraints(
+            memory_enabled=memory_enabled,
+            learn_patterns=learn_patterns,
+            share_with=share_with,
+            anonymize_dates=anonymize_dates,
+            delete_after_days=delete_after_days,
+        ),
+        windows=Windows(fact_days=days[0], pattern_days=days[1], narrative_days=days[2]),
+        items=[_item(one) for one in json.loads(items or "[]")],
+        conversation=_conversation(json.loads(talk)) if talk else None,
+    )
+
+
+def _item(row: list[Any]) -> Remembered:
+    pk, type_, text, confidence, source, said_at, recorded_at, valid_from, valid_to = row
+    return Remembered(
+        id=pk,
+        type=ItemType(type_),
+        text=text,
+        confidence=confidence,
+        source=source,
+        said_at=_at(said_at),
+        recorded_at=_at(recorded_at),
+        valid_from=_at(valid_from),
+        valid_to=None if valid_to is None else _at(valid_to),
+    )
+
+
+def _conversation(row: list[Any]) -> Conversation:
+    conversation_id, last_active_at, summary, topics, tone = row
+    return Conversation(
+        conversation_id=conversation_id,
+        last_active_at=_at(last_active_at),
+        summary=summary,
+        topics=topics,
+        tone=tone,
+    )
+
+
+def _at(micros: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+# The subject is held, lest it be forgotten before this transaction ends.
+NOTE_LOAD: Final = """
+insert into memory_envelopeloaded (tenant_id, subject_id, viewer_id, rev, digest, loaded_at)
+select tenant_id, id, %(viewer)s, %(rev)s, %(digest)s, %(now)s from memory_subject where id = %(subject)s for key share
+"""
+
+
+def note_load(*, subject_pk: int, viewer_id: int, rev: int, digest: bytes, now: datetime) -> bool:
+    """Note that somebody is given an envelope; not if the subject has just been forgotten."""
+    given: dict[str, Any] = {"subject": subject_pk, "viewer": viewer_id, "rev": rev, "digest": digest, "now": now}
+    with hot_cursor() as cursor:
+        cursor.execute(NOTE_LOAD, given)
+        return bool(cursor.rowcount)
+
+
+# Subjects with something that has had its days: by memory_subject_deleting, then the oldest by memory_item_of_subject.
+EXPIRED: Final = """
+select s.id from memory_subject s
+where s.delete_after_days is not null
+  and (exists (select from memory_item where subject_id = s.id
+                 and said_at <= gatehouse_now() - make_interval(hours => 24 * s.delete_after_days))
+       or exists (select from memory_session where subject_id = s.id
+                    and last_active_at <= gatehouse_now() - make_interval(hours => 24 * s.delete_after_days)))
+order by s.id
+limit %(limit)s
+"""
+EXPIRED_ITEMS: Final = """
+select i.id from memory_item i join memory_subject s on s.id = i.subject_id
+where s.id = %(subject)s and i.said_at <= gatehouse_now() - make_interval(hours => 24 * s.delete_after_days)
+"""
+EXPIRED_SESSIONS: Final = """
+select c.id from memory_session c join memory_subject s on s.id = c.subject_id
+where s.id = %(subject)s and c.last_active_at <= gatehouse_now() - make_interval(hours => 24 * s.delete_after_days)
+"""
+# By memory_envelopeloaded_old.
+DROP_OLD_LOADS: Final = """
+delete from memory_envelopeloaded where id = any(array(
+    select id from memory_envelopeloaded where loaded_at < gatehouse_now() - %(kept)s::interval limit %(limit)s))
+"""

@@ -1,0 +1,11 @@
+"""Where somebody's words can stand in receipts."""
+
+from apps.core.erasure import Rows, register
+from apps.receipts.models import REDACTED
+
+register(
+    Rows(table="receipts_receipt", columns=["receipt_id", "event_type", "event_family", *REDACTED], redacted=REDACTED),
+    Rows(table="receipts_letter", columns=["said"], redacted={"said": "null"}),
+    Rows(table="receipts_receiptkey", columns=["receipt_id"], redacted={}),
+    Rows(table="receipts_unmatchedcloser", columns=["reference"], redacted={}),
+)

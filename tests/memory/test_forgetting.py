@@ -1,0 +1,385 @@
+"""What is forgotten is nowhere, is not brought back by a repetition, and a receipt proves it."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.contrib.postgres.fields import ArrayField
+from django.core.files.storage import storages
+from django.db import connection, models, transaction
+
+from apps.core import erasure
+from apps.core.erasure import Rows, Wanted
+from apps.digests.selectors import read_inbox
+from apps.memory import cache, selectors, services
+from apps.memory.errors import ForgottenOnRequest, UnknownMemory, UnknownSubject
+from apps.memory.models import EnvelopeLoaded, Forgotten, Item, Observation, Session, Subject
+from apps.memory.states import ItemType
+from apps.plans import services as plans
+from apps.plans.services import PlanRequest
+from apps.principals.models import Tenant, TenantModel
+from apps.principals.scopes import Kind
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.receipts.models import Receipt
+from apps.receipts.selectors import chain
+from tests.digests.makers import post, post_grouped
+from tests.factories import T0, make_caller, make_tenant
+from tests.memory.subjects import ALICE, add, change, envelope, facts, remember
+from tests.tasks import making as tasks
+
+pytestmark = pytest.mark.usefixtures("own_artifacts")
+
+CANARY = "zanzibar-quokka"
+DAY = timedelta(days=1)
+
+
+def everything(tenant_id: int | None = None) -> dict[str, list[str]]:
+    """Every row of every table, and every artifact, as text."""
+    with acting_as_system("test"), connection.cursor() as cursor:
+        rows: dict[str, list[str]] = {}
+        for model in apps.get_models():
+            table = model._meta.db_table
+            if not model.__module__.startswith("apps."):
+                continue
+            cursor.execute(f"select t::text from {table} t")
+            rows[table] = [row for (row,) in cursor.fetchall()]
+    root = Path(storages["artifacts"].path(""))
+    files = [path.read_text(errors="replace") for path in root.rglob("*") if path.is_file()]
+    return {**rows, "artifacts": files}
+
+
+def traces(needle: str) -> dict[str, int]:
+    """In how many rows of which tables a text stands."""
+    found = {table: sum(needle.lower() in row.lower() for row in rows) for table, rows in everything().items()}
+    return {table: number for table, number in found.items() if number}
+
+
+def plant(slug: str = "acme", subject_id: str = ALICE, canary: str = CANARY) -> Caller:
+    """An agent of a new tenant, with a canary wherever words about a subject can stand, by the product's own doors."""
+    tenant = make_tenant(slug)
+    kee = make_caller(tenant)
+    about = {"subject_id": subject_id}
+    with acting_as(kee):
+        add(kee, subject_id, display_name=canary, domains=[canary], preferences={canary: canary}, learning_level=canary)
+        remember(kee, f"Lives in {canary}", subject_id, slot=canary, source=canary, evidence=[canary])
+        remember(kee, f"Moved to {canary}", subject_id, slot=canary)
+        remember(kee, f"Talks of {canary}", subject_id, type=ItemType.USER_PATTERN)
+        services.record_session(
+            principal=kee,
+            conversation_id="c",
+            subject_id=subject_id,
+            title=canary,
+            summary=canary,
+            topics=[canary],
+            now=T0,
+        )
+        services.store_observation(author=kee, text=f"I like {canary}", conversation_id="c", speaker=canary, now=T0)
+        older = services.store_observation(author=kee, text=f"Likes {canary}", metadata=about, now=T0)
+        services.store_observation(author=kee, text=f"Adores {canary}", metadata=about, supersedes=older.ref, now=T0)
+        services.update_pattern(
+            author=kee, category="c", pattern_name=subject_id, pattern_text=canary, confidence=1, now=T0
+        )
+        services.store_concept(author=kee, name=canary, metadata=about, aliases=[f"the {canary}"], now=T0)
+        services.add_relationship(
+            author=kee, from_concept=canary, to_concept="b", rel_type="knows", description=canary, now=T0
+        )
+        envelope(kee, subject_id)
+        post(kee, title=canary, summary=canary, metadata={**about, "said": canary}, requires_action=True)
+        post_grouped(kee, f"{subject_id}", summary=canary, title=canary, flush_class="immediate")
+    worker = make_caller(tenant, "worker-1", Kind.WORKER)
+    tasks.make_type(kee)
+    for content in ({"said": canary}, {"said": [canary] * 9000}):
+        tasks.queue(kee, params={"path": "/x", **about, "said": canary})
+        tasks.complete(worker, tasks.lease_one(worker), content=content, summary=f"Found {canary}")
+    tasks.queue(kee, params={"path": "/x", **about, "said": canary})
+    with acting_as(kee):
+        plans.create_plan(caller=kee, request=PlanRequest(intent=f"index {subject_id} {canary}"), now=T0)
+    return kee
+
+
+def forget(author: Caller, **given: Any) -> services.Erasure:
+    with acting_as(author):
+        return services.forget(author=author, subject_id=ALICE, now=T0, **given)
+
+
+def test_a_forgotten_subject_leaves_no_trace_and_others_stay(transactional_db: None) -> None:
+    kee = plant()
+    with acting_as(kee):
+        add(kee, "USER:alice.b", display_name="stays")
+        remember(kee, "Stays here", "USER:alice.b")
+    planted = traces(CANARY)
+    assert {
+        "memory_item",
+        "memory_session",
+        "receipts_receipt",
+        "digests_entry",
+        "tasks_task",
+        "artifacts",
+    } <= planted.keys()
+
+    done = forget(kee)
+
+    assert traces(CANARY) == {}
+    assert {place: rows for place, rows in everything().items() if any('"USER:alice"' in row for row in rows)} == {}
+    assert done.remaining == {}
+    with acting_as(kee):
+        assert selectors.recall(CANARY, caller=kee) == []
+        assert facts(kee, "USER:alice.b") == ["Stays here"]
+        for ask in (
+            lambda: envelope(kee),
+            lambda: selectors.subject_of(ALICE, viewer=kee),
+            lambda: remember(kee),
+            lambda: change(kee, display_name=CANARY),
+        ):
+            with pytest.raises(UnknownSubject), transaction.atomic():
+                ask()
+        for entry in read_inbox(kee.principal_id).entries:
+            assert CANARY not in f"{entry.title} {entry.summary}"
+
+
+def test_a_repetition_of_what_was_forgotten_is_refused(transactional_db: None) -> None:
+    kee = plant()
+    forget(kee)
+    with acting_as(kee):
+        with pytest.raises(ForgottenOnRequest), transaction.atomic():
+            add(kee, display_name=CANARY)
+        assert not Subject.objects.exists()
+        services.add_subject(
+            author=kee, subject_id=ALICE, change=services.SubjectChange(given={}), remember_again=True, now=T0
+        )
+        with pytest.raises(ForgottenOnRequest), transaction.atomic():
+            remember(kee, f"moved to {CANARY}.")
+        assert not Item.objects.exists()
+        assert remember(kee, f"Moved to {CANARY}", remember_again=True).item.pk
+    assert Forgotten.objects.count() == 0  # nobody's tenant is set
+
+
+def test_a_receipt_proves_it_and_says_nothing_of_what(transactional_db: None) -> None:
+    kee = plant()
+    done = forget(kee)
+    with acting_as(kee):
+        receipt = Receipt.objects.get(receipt_id=done.receipt_id)
+        assert (receipt.event_type, receipt.surface) == ("memory_forgotten", "ledger")
+        assert receipt.metadata["erased"] == done.erased
+        assert (done.erased["memory_item"], done.erased["artifacts"]) == (3, 1)
+        assert receipt.metadata["proof"] == done.proof == selectors.mark_of(ALICE).hex()
+        said = json.dumps([receipt.title, receipt.summary, receipt.metadata])
+        assert CANARY not in said
+        assert "alice" not in said
+
+
+def test_what_is_redacted_is_told_as_such_and_chains_stay(transactional_db: None) -> None:
+    kee = plant()
+    with acting_as(kee):
+        before = Receipt.objects.count()
+    forget(kee)
+    with acting_as(kee):
+        assert Receipt.objects.count() == before + 1
+        redacted = Receipt.objects.exclude(redacted_at=None)
+        assert {(row.title, row.summary, str(row.metadata)) for row in redacted} == {(None, "", "{}")}
+        for row in redacted:
+            chain(row.receipt_id)
+
+
+def test_a_forgotten_item_takes_what_said_the_same_and_what_it_superseded(as_kee: Caller) -> None:
+    add(as_kee)
+    remember(as_kee, f"Lives in Berlin {CANARY}", slot="home")
+    last = remember(as_kee, f"Lives in Paris {CANARY}", slot="home", now=T0 + DAY)
+    remember(as_kee, "Loves fettuccini")
+    services.record_session(
+        principal=as_kee, conversation_id="c", subject_id=ALICE, summary=f"Lives in Paris {CANARY}!", now=T0
+    )
+    for said in (f"I know: Lives in Berlin {CANARY}", "What else?"):
+        services.store_observation(author=as_kee, text=said, conversation_id="c", now=T0)
+    revision = Subject.objects.get().rev
+
+    done = services.forget(author=as_kee, subject_id=ALICE, item=last.item.pk, now=T0)
+
+    assert [item.text for item in Item.objects.all()] == ["Loves fettuccini"]
+    assert Session.objects.get().summary == ""
+    assert sorted(Observation.objects.values_list("text", flat=True)) == ["", "What else?"]
+    assert Subject.objects.get().rev > revision
+    assert done.remaining == {}
+    assert traces(CANARY) == {}
+    with pytest.raises(ForgottenOnRequest), transaction.atomic():
+        remember(as_kee, f"Lives in Berlin {CANARY}")
+    with pytest.raises(UnknownMemory), transaction.atomic():
+        services.forget(author=as_kee, subject_id=ALICE, item=last.item.pk, now=T0)
+
+
+def test_who_may_not_know_a_subject_can_not_forget_it(as_kee: Caller, tenant: Tenant) -> None:
+    add(as_kee, share_with=["Kee"])
+    for subject_id in (ALICE, "USER:nobody"):
+        with pytest.raises(UnknownSubject), transaction.atomic():
+            services.forget(author=make_caller(tenant, "Lee"), subject_id=subject_id, now=T0)
+    assert Subject.objects.exists()
+    assert not Forgotten.objects.exists()
+
+
+def test_the_other_tenant_of_the_same_subject_keeps_everything(transactional_db: None) -> None:
+    kee, _ = plant(), plant("globex", canary="other-canary")
+    before = traces("other-canary")
+    forget(kee)
+    assert traces("other-canary") == before
+
+
+def test_a_cached_envelope_is_dropped_with_its_subject(transactional_db: None) -> None:
+    kee = make_caller(make_tenant("acme"))
+    with acting_as(kee):
+        add(kee, display_name=CANARY)
+    with acting_as(kee):
+        envelope(kee)
+    wanted = Wanted(tenant_id=kee.tenant_id, reference=ALICE)
+    assert cache.envelopes.count(kee.tenant_id, wanted.stands_in) == 1
+    forget(kee)
+    assert cache.envelopes.count(kee.tenant_id, wanted.stands_in) == 0
+
+
+# The sweep.
+
+
+def at(moment: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("select set_config('gatehouse.now', %s, true)", [moment.isoformat()])
+
+
+def test_what_has_had_its_days_is_deleted_and_nothing_else(as_kee: Caller) -> None:
+    add(as_kee, delete_after_days=2)
+    add(as_kee, "USER:bob")
+    for subject_id in (ALICE, "USER:bob"):
+        remember(as_kee, "old", subject_id)
+        remember(as_kee, "new", subject_id, now=T0 + DAY)
+        services.record_session(principal=as_kee, conversation_id=subject_id, subject_id=subject_id, now=T0)
+    revisions = dict(Subject.objects.values_list("key", "rev"))
+
+    at(T0 + 2 * DAY - timedelta(microseconds=1))
+    assert services.forget_expired() == 0
+    at(T0 + 2 * DAY)
+    assert services.forget_expired() == 1
+    at(T0 + 2 * DAY)
+    assert services.forget_expired() == 0
+
+    assert sorted(Item.objects.values_list("subject__key", "text")) == [
+        (ALICE, "new"),
+        ("USER:bob", "new"),
+        ("USER:bob", "old"),
+    ]
+    assert list(Session.objects.values_list("subject__key", flat=True)) == ["USER:bob"]
+    assert dict(Subject.objects.values_list("key", "rev")) == {**revisions, ALICE: revisions[ALICE] + 1}
+
+
+def test_old_notes_of_readers_are_removed(as_kee: Caller) -> None:
+    add(as_kee)
+    envelope(as_kee)
+    at(T0 + 365 * DAY)
+    services.forget_expired()
+    assert EnvelopeLoaded.objects.exists()
+    at(T0 + 365 * DAY + timedelta(seconds=1))
+    services.forget_expired()
+    assert not EnvelopeLoaded.objects.exists()
+
+
+# The registry.
+
+# Columns that hold no words about subjects: names that deployments and workers choose for themselves, kinds, digests.
+NO_WORDS = {
+    "activation_target": {"kind", "state", "secret", "former_secret"},
+    "digests_entry": {"kind", "source_system", "receipt_ids", "flush_reason"},
+    "digests_source": {"name"},
+    "digests_sourcepolicy": {"source_system"},
+    "digests_thread": {"source_system"},
+    "executions_execution": {
+        "plan_id", "delegate_id", "plan_receipt_id", "mode", "strategy", "currency", "status", "halted_as",
+        "terminal_receipt_id", "trace_ref",
+    },
+    "executions_executionstep": {"step_id", "step_type", "depends_on", "status", "receipt_id"},
+    "handoff_handoff": {"kind", "priority"},
+    "memory_commonword": {"term"},  # what stands in thousands of passages is nobody's
+    "memory_conceptname": {"key"},  # goes with its concept, among whose names it is
+    "memory_item": {"type"},
+    "memory_memorypolicy": {"share_with"},
+    "memory_observation": {"domain"},
+    "memory_posting": {"term"},  # goes with its passage
+    "plans_plan": {"plan_id", "status", "scope", "plan_hash", "planner_version", "receipt_id"},
+    "plans_planstep": {"step_id", "step_type", "depends_on", "worker_id", "tool_name", "tool_uid"},
+    "principals_principal": {"name", "kind"},
+    "principals_token": {"label", "prefix", "scopes", "source_systems"},
+    "receipts_letter": {"recipient_name", "state", "sent_as", "failure", "remote_receipt_id"},
+    "receipts_receipt": {"source_system", "caused_by_ref", "pairs_with_ref", "surface", "flush_class"},
+    "receipts_receiptkey": {"source_system"},
+    "receipts_remotetarget": {"name", "base_url", "door", "known_as", "sealed_token", "breaker"},
+    "receipts_residence": {"name_there"},
+    "tasks_artifact": {"digest", "media_type"},
+    "tasks_budget": {"when_spent"},
+    "tasks_dependency": {"if_it_fails"},
+    "tasks_queue": {"name"},
+    "tasks_queueminute": {"status"},
+    "tasks_run": {"outcome"},
+    "tasks_schedule": {"cron", "timezone", "misfire"},
+    "tasks_tasktype": {"misfire"},
+    "tasks_terminalrecord": {"status", "reason", "receipt_id"},
+    "workers_signingkey": {"ceiling"},
+    "workers_toolversion": {"uid"},
+    "workers_offer": {"recent_seconds"},
+    "workers_worker": {"signed_digest", "claimed_tier", "effective_tier", "state", "reported", "reach"},
+    "workers_workerevent": {"kind", "state"},
+    "workers_workersource": {"kind"},
+}  # fmt: skip
+
+
+def test_every_column_that_can_hold_words_is_registered_or_known_to_hold_none() -> None:
+    searched: dict[str, set[str]] = {}
+    for place in erasure.all_places():
+        rows = place if isinstance(place, Rows) else getattr(place, "rows", None)
+        if rows is not None:
+            searched.setdefault(rows.table, set()).update(column.strip('"') for column in rows.columns)
+    worded = (models.CharField, models.TextField, models.JSONField, ArrayField)
+    missing = {
+        f"{model._meta.db_table}.{field.column}"
+        for model in apps.get_models()
+        if issubclass(model, TenantModel)
+        for field in model._meta.concrete_fields
+        if isinstance(field, worded)
+        and field.column not in searched.get(model._meta.db_table, set()) | NO_WORDS.get(model._meta.db_table, set())
+    }
+    assert missing == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("USER:al", True),
+        ('{"subject": "USER:al"}', True),
+        ("of USER:al.", True),
+        ("(USER:al)", True),
+        ("USER:al, USER:bo", True),
+        ("USER:alice", False),
+        ("SUPERUSER:al", False),
+        ("USER:al-2", False),
+        ("USER:al.b", False),
+        ("USER:al@home", False),
+        ("user:al", False),
+    ],
+)
+def test_a_reference_is_found_whole_by_python_and_by_the_database(db: None, text: str, found: bool) -> None:
+    wanted = Wanted(tenant_id=1, reference="USER:al")
+    with connection.cursor() as cursor:
+        cursor.execute("select %s ~ %s", [text, wanted.of_reference])
+        assert cursor.fetchone() == (found,)
+    assert wanted.stands_in(text) is found
+
+
+@pytest.mark.parametrize("name", ["a.b*c", "a+(b)", "ä[ö]", 'q"uote', "{1}", "a|b", "^a$", "naïve—ß", "x\u200by"])
+def test_any_name_is_found_as_it_is_and_in_json(db: None, name: str) -> None:
+    wanted = Wanted(tenant_id=1, reference=f"USER:{name}", texts=[f"Text {name}"])
+    document = {"subject": f"USER:{name}", "text": f"Text {name}"}
+    with connection.cursor() as cursor:
+        for text in (json.dumps(document), json.dumps(document, ensure_ascii=False), f"USER:{name} Text {name}"):
+            cursor.execute("select %s ~ %s and %s ~ %s", [text, wanted.of_reference, text, wanted.of_texts])
+            assert cursor.fetchone() == (True,)
+            assert wanted.stands_in(text)
+        cursor.execute("select %s ~ %s", ["USER:other", wanted.of_reference])
+        assert cursor.fetchone() == (False,)

@@ -1,0 +1,365 @@
+"""What is remembered of subjects: both times, duplicates, contradictions, echoes; and what a subject forbids."""
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+
+from apps.memory import selectors, services
+from apps.memory.errors import (
+    AlreadySuperseded,
+    Echo,
+    ImpossiblePeriod,
+    MemoryDisabled,
+    PatternsNotLearned,
+    StatementStands,
+    SubjectExists,
+    UnknownMemory,
+    UnknownSubject,
+)
+from apps.memory.models import Item, Session, Subject
+from apps.memory.services import Outcome
+from apps.memory.states import ItemType
+from apps.principals.models import Tenant
+from apps.principals.tenancy import Caller, acting_as
+from tests.factories import T0, make_caller, make_tenant
+from tests.memory.subjects import ALICE, add, change, envelope, facts, remember
+
+DAY = timedelta(days=1)
+
+
+def rev(subject_id: str = ALICE) -> int:
+    return Subject.objects.get(key=subject_id).rev
+
+
+def history(subject: Subject, **asked: Any) -> list[str]:
+    return sorted(item.text for item in selectors.items(subject, **asked))
+
+
+# Writing.
+
+
+def test_what_is_remembered_says_by_whom_on_what_evidence_and_for_what_time(as_kee: Caller) -> None:
+    add(as_kee)
+    stored = remember(as_kee, evidence=["observation:1"], source="session c-1", slot="food", stated=True)
+    item = Item.objects.get()
+    assert (stored.outcome, stored.replaced, stored.item) == (Outcome.STORED, [], item)
+    assert (item.author.name, item.evidence, item.source, item.slot) == (
+        "Kee",
+        ["observation:1"],
+        "session c-1",
+        "food",
+    )
+    assert (item.valid_from, item.valid_to, item.said_at, item.recorded_at) == (T0, None, T0, T0)
+
+
+def test_every_write_raises_the_revision(as_kee: Caller) -> None:
+    add(as_kee)
+    revisions = [rev()]
+    for write in (
+        lambda: remember(as_kee),
+        lambda: change(as_kee, display_name="Alice"),
+        lambda: services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0),
+        lambda: services.record_session(principal=as_kee, conversation_id="c", tone="dry", now=T0),
+        lambda: services.store_observation(author=as_kee, text="x", conversation_id="c", now=T0),
+    ):
+        write()
+        revisions.append(rev())
+    assert revisions == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_session_that_changes_its_subject_raises_both_revisions(as_kee: Caller) -> None:
+    add(as_kee)
+    add(as_kee, "USER:bob")
+    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, summary="s", now=T0)
+    before = rev(), rev("USER:bob")
+    services.record_session(principal=as_kee, conversation_id="c", subject_id="USER:bob", now=T0)
+    assert (rev(), rev("USER:bob")) == (before[0] + 1, before[1] + 1)
+    assert envelope(as_kee).recent_context.session_id is None
+    assert envelope(as_kee, "USER:bob").recent_context.session_summary == "s"
+
+
+def test_the_database_refuses_to_rewrite_an_item(as_kee: Caller) -> None:
+    add(as_kee)
+    remember(as_kee)
+    with pytest.raises(IntegrityError, match="immutable"), transaction.atomic():
+        Item.objects.update(text="Never mind.")
+
+
+def test_a_subject_is_added_once(as_kee: Caller) -> None:
+    add(as_kee, display_name="Alice")
+    with pytest.raises(SubjectExists), transaction.atomic():
+        add(as_kee, display_name="Other")
+    assert Subject.objects.get().display_name == "Alice"
+
+
+def test_a_change_leaves_what_it_does_not_name(as_kee: Caller) -> None:
+    add(as_kee, display_name="Alice", preferences={"a": "1", "b": "2"}, share_with=["Kee"])
+    change(as_kee, preferences={"b": None, "c": "3"}, anonymize_dates=True)
+    subject = Subject.objects.get()
+    assert (subject.display_name, subject.preferences) == ("Alice", {"a": "1", "c": "3"})
+    assert (subject.share_with, subject.anonymize_dates, subject.rev) == (["Kee"], True, 2)
+
+
+# What a subject forbids.
+
+
+def test_nothing_is_remembered_of_a_subject_that_forbids_it(as_kee: Caller) -> None:
+    add(as_kee, memory_enabled=False)
+    for write in (
+        lambda: remember(as_kee),
+        lambda: services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0),
+    ):
+        with pytest.raises(MemoryDisabled), transaction.atomic():
+            write()
+    assert not Item.objects.exists()
+    assert not Session.objects.exists()
+    assert rev() == 1
+
+
+def test_no_pattern_is_learned_of_a_subject_that_forbids_it(as_kee: Caller) -> None:
+    add(as_kee, learn_patterns=False)
+    with pytest.raises(PatternsNotLearned), transaction.atomic():
+        remember(as_kee, type=ItemType.USER_PATTERN)
+    assert not Item.objects.exists()
+    remember(as_kee)
+
+
+def test_who_may_not_know_a_subject_is_answered_as_if_there_were_none(as_kee: Caller, tenant: Tenant) -> None:
+    lee = make_caller(tenant, "Lee")
+    add(as_kee, share_with=["Kee"])
+    remember(as_kee)
+    for subject_id in (ALICE, "USER:nobody"):
+        for ask in (
+            lambda key: remember(lee, "x", key),
+            lambda key: change(lee, key, display_name="x"),
+            lambda key: envelope(lee, key),
+            lambda key: selectors.subject_of(key, viewer=lee),
+            lambda key: services.record_session(principal=lee, conversation_id="c", subject_id=key, now=T0),
+        ):
+            with pytest.raises(UnknownSubject) as refusal, transaction.atomic():
+                ask(subject_id)
+            assert refusal.value.detail == f"Nothing is known of {subject_id!r}."
+    assert (Item.objects.count(), rev(), Session.objects.count()) == (1, 2, 0)
+
+
+# The same words.
+
+
+def test_the_same_words_are_one_item_that_new_evidence_makes_surer(as_kee: Caller) -> None:
+    add(as_kee)
+    first = remember(as_kee, "Loves fettuccini.", confidence=0.5, evidence=["observation:1"])
+    second = remember(as_kee, "loves  FETTUCCINI", confidence=0.5, evidence=["observation:2"], now=T0 + DAY)
+    assert (second.outcome, second.replaced) == (Outcome.MERGED, [first.item.pk])
+    assert (second.item.confidence, second.item.evidence) == (0.75, ["observation:1", "observation:2"])
+    assert (second.item.valid_from, second.item.said_at) == (T0, T0 + DAY)
+    assert facts(as_kee, now=T0 + DAY) == ["loves  FETTUCCINI"]
+
+
+def test_saying_it_again_without_new_evidence_makes_nothing_surer(as_kee: Caller) -> None:
+    add(as_kee)
+    said: list[list[str]] = [["observation:1"], ["observation:1"], []]
+    assert [remember(as_kee, confidence=0.5, evidence=one).item.confidence for one in said] == [0.5, 0.5, 0.5]
+
+
+def test_another_witness_makes_it_surer_and_nothing_is_certain(as_kee: Caller, tenant: Tenant) -> None:
+    add(as_kee)
+    lee = make_caller(tenant, "Lee")
+    remember(as_kee, confidence=0.9)
+    assert remember(lee, confidence=0.5).item.confidence == pytest.approx(0.95)
+    assert remember(as_kee, confidence=0.98).item.confidence == 0.99
+
+
+def test_the_same_words_of_another_type_or_time_are_another_item(as_kee: Caller) -> None:
+    add(as_kee)
+    remember(as_kee, valid_from=T0 - 9 * DAY, valid_to=T0 - 8 * DAY)
+    outcomes = [remember(as_kee).outcome, remember(as_kee, type=ItemType.SHARED_NARRATIVE).outcome]
+    assert outcomes == [Outcome.STORED, Outcome.STORED]
+
+
+def test_the_same_words_with_an_end_end_what_was_so(as_kee: Caller) -> None:
+    add(as_kee)
+    remember(as_kee)
+    ended = remember(as_kee, valid_to=T0 + DAY, now=T0 + 2 * DAY)
+    assert (ended.outcome, ended.item.valid_from, ended.item.valid_to) == (Outcome.MERGED, T0, T0 + DAY)
+    assert facts(as_kee, now=T0 + 2 * DAY) == []
+
+
+# Contradictions.
+
+
+def test_a_newer_answer_to_the_same_question_stands_and_history_stays(as_kee: Caller) -> None:
+    subject = add(as_kee)
+    remember(as_kee, "Lives in Berlin", slot="home", valid_from=T0 - 1000 * DAY)
+    newer = remember(as_kee, "Lives in Paris", slot="home", now=T0 + DAY)
+    assert newer.outcome == Outcome.SUPERSEDED
+    assert facts(as_kee, now=T0 + DAY) == ["Lives in Paris"]
+
+    assert history(subject, true_at=T0 - DAY) == ["Lives in Berlin"]
+    assert history(subject, true_at=T0 + DAY) == ["Lives in Paris"]
+    assert history(subject, known_at=T0, true_at=T0 + DAY) == ["Lives in Berlin"]
+    assert history(subject, known_at=T0 - DAY) == []
+    assert history(subject, slot="home") == ["Lives in Berlin", "Lives in Paris"]
+
+
+def test_an_answer_for_a_time_in_between_leaves_both_ends(as_kee: Caller) -> None:
+    subject = add(as_kee)
+    remember(as_kee, "Lives in Berlin", slot="home", valid_from=T0 - 100 * DAY)
+    remember(as_kee, "Lived in Rome", slot="home", valid_from=T0 - 50 * DAY, valid_to=T0 - 40 * DAY, now=T0 + DAY)
+    moments = (T0 - 51 * DAY, T0 - 50 * DAY, T0 - 40 * DAY - timedelta(microseconds=1), T0 - 40 * DAY, T0)
+    assert [history(subject, true_at=moment) for moment in moments] == [
+        ["Lives in Berlin"],
+        ["Lived in Rome"],
+        ["Lived in Rome"],
+        ["Lives in Berlin"],
+        ["Lives in Berlin"],
+    ]
+    # What stays is no younger for it.
+    assert {fact.age_days for fact in envelope(as_kee, now=T0 + DAY).relational.memorable_facts} == {1}
+
+
+def test_an_item_is_superseded_by_name(as_kee: Caller) -> None:
+    add(as_kee)
+    older = remember(as_kee).item
+    newer = remember(as_kee, "Hates fettuccini", supersedes=older.pk)
+    older.refresh_from_db()
+    assert (newer.outcome, older.superseded_by, older.superseded_at) == (Outcome.SUPERSEDED, newer.item, T0)
+    with pytest.raises(AlreadySuperseded), transaction.atomic():
+        remember(as_kee, "Likes fettuccini", supersedes=older.pk)
+    with pytest.raises(UnknownMemory), transaction.atomic():
+        remember(as_kee, "Likes fettuccini", supersedes=10**15)
+    assert facts(as_kee) == ["Hates fettuccini"]
+
+
+def test_an_item_of_another_subject_can_not_be_superseded(as_kee: Caller) -> None:
+    add(as_kee)
+    add(as_kee, "USER:bob")
+    older = remember(as_kee).item
+    with pytest.raises(UnknownMemory), transaction.atomic():
+        remember(as_kee, "x", "USER:bob", supersedes=older.pk)
+
+
+def test_what_is_learned_does_not_undo_what_the_subject_said(as_kee: Caller) -> None:
+    add(as_kee)
+    said = remember(as_kee, "Wants short answers", slot="length", stated=True).item
+    for given in ({"slot": "length"}, {"supersedes": said.pk}):
+        with pytest.raises(StatementStands) as refusal, transaction.atomic():
+            remember(as_kee, "Prefers long answers", type=ItemType.USER_PATTERN, confidence=1, **given)
+        assert refusal.value.extra == {"existing": said.ref}
+    assert Item.objects.count() == 1
+
+    remember(as_kee, "Wants long answers", slot="length", stated=True)
+    assert facts(as_kee) == ["Wants long answers"]
+
+
+def test_what_the_subject_says_undoes_what_was_learned(as_kee: Caller) -> None:
+    add(as_kee)
+    remember(as_kee, "Prefers long answers", slot="length", type=ItemType.USER_PATTERN, confidence=1)
+    remember(as_kee, "Wants short answers", slot="length", stated=True, confidence=0.1)
+    known = envelope(as_kee).relational
+    assert ([one.fact for one in known.memorable_facts], known.patterns) == (["Wants short answers"], [])
+
+
+def test_what_ends_before_it_begins_was_never_so(as_kee: Caller) -> None:
+    add(as_kee)
+    for begin, end in ((T0, T0), (None, T0 - DAY)):
+        with pytest.raises(ImpossiblePeriod), transaction.atomic():
+            remember(as_kee, valid_from=begin, valid_to=end)
+    assert not Item.objects.exists()
+
+
+# Echoes.
+
+
+def test_what_was_read_in_an_envelope_is_no_new_evidence(as_kee: Caller) -> None:
+    add(as_kee)
+    remember(as_kee, confidence=0.5)
+    remember(as_kee, "asks twice", type=ItemType.USER_PATTERN)
+    envelope(as_kee)
+    for text, given in (
+        ("LOVES fettuccini!", {}),
+        ("Loves fettuccini", {"type": ItemType.SHARED_NARRATIVE}),
+        ("Loves fettuccini", {"evidence": [f"envelope:{ALICE}", "item:1"]}),
+        ("Often asks twice", {"type": ItemType.USER_PATTERN}),
+    ):
+        with pytest.raises(Echo), transaction.atomic():
+            remember(as_kee, text, **given)
+    assert Item.objects.count() == 2
+
+
+def test_with_evidence_of_its_own_or_the_subjects_words_it_is_no_echo(as_kee: Caller, tenant: Tenant) -> None:
+    add(as_kee)
+    remember(as_kee, confidence=0.5)
+    envelope(as_kee)
+    assert remember(as_kee, confidence=0.5, evidence=["observation:9"]).item.confidence == 0.75
+    envelope(as_kee)
+    assert remember(as_kee, stated=True).outcome == Outcome.MERGED
+    # Who was given nothing has nothing to repeat.
+    assert remember(make_caller(tenant, "Lee")).outcome == Outcome.MERGED
+
+
+# The database's own rules.
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"confidence": 1.01},
+        {"confidence": -0.01},
+        {"type": "USER_SECRET"},
+        {"slot": ""},
+        {"valid_to": T0},
+        {"superseded_at": T0},
+        {"slot": "home"},
+        {"text_digest": b"1"},
+    ],
+    ids=str,
+)
+def test_the_database_refuses_what_no_item_can_be(as_kee: Caller, values: dict[str, Any]) -> None:
+    subject = add(as_kee)
+    sound = {
+        "tenant_id": as_kee.tenant_id, "subject": subject, "author_id": as_kee.principal_id, "type": "USER_FACT",
+        "text": "x", "confidence": 0.5, "valid_from": T0, "said_at": T0, "recorded_at": T0,
+    }  # fmt: skip
+    Item.objects.create(**sound, text_digest=b"1", slot="home")
+    Item.objects.create(**sound, text_digest=b"2")
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Item.objects.create(**{**sound, "text_digest": b"3", **values})
+
+
+def test_an_item_is_not_superseded_by_itself(as_kee: Caller) -> None:
+    add(as_kee)
+    item = remember(as_kee).item
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Item.objects.update(superseded_at=T0, superseded_by=item)
+
+
+# Rivals.
+
+
+def test_of_rivals_for_one_slot_one_answer_stands_and_all_are_known(transactional_db: None) -> None:
+    kee = make_caller(make_tenant("acme"))
+    with acting_as(kee):
+        subject = add(kee)
+    barrier, outcomes = threading.Barrier(6), []
+
+    def answer(number: int) -> None:
+        try:
+            barrier.wait(timeout=20)
+            with acting_as(kee):
+                moment = T0 + timedelta(seconds=number)
+                outcomes.append(remember(kee, f"Lives at {number}", slot="home", valid_from=T0, now=moment).outcome)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=answer, args=[number]) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+
+    assert sorted(outcomes) == [Outcome.STORED, *[Outcome.SUPERSEDED] * 5]
+    with acting_as(kee):
+        assert (Item.objects.count(), len(history(subject)), rev()) == (6, 1, 7)

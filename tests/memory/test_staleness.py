@@ -1,0 +1,305 @@
+"""What is written is in the next envelope, whoever writes it and whoever reads it, out of a cache or not."""
+
+import multiprocessing
+import random
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+from django.test.utils import CaptureQueriesContext
+
+from apps.memory import cache, envelopes, services
+from apps.memory.cache import Envelopes, Key, Stamp
+from apps.memory.errors import UnknownSubject
+from apps.memory.models import EnvelopeLoaded
+from apps.memory.services import SubjectChange
+from apps.principals.selectors import tenant_named
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from tests.factories import T0, make_caller, make_tenant
+from tests.memory.subjects import ALICE, add, change, envelope, facts, remember
+
+DAY, TICK = timedelta(days=1), timedelta(microseconds=1)
+
+
+@pytest.fixture
+def kee(transactional_db: None) -> Iterator[Caller]:
+    """An agent whose transactions end, so that envelopes are kept; none is kept yet."""
+    cache.envelopes.begin_anew()
+    yield make_caller(make_tenant("acme"))
+    cache.envelopes.begin_anew()
+
+
+def other(kee: Caller) -> Caller:
+    with acting_as_system("test"):
+        return make_caller(tenant_named(kee.tenant_slug), "Lee")
+
+
+def statements(reader: Caller, **asked: Any) -> int:
+    with acting_as(reader), CaptureQueriesContext(connection) as captured:
+        envelope(reader, **asked)
+    return len(captured)
+
+
+def test_an_envelope_is_made_once_for_each_revision_and_viewer(kee: Caller) -> None:
+    lee = other(kee)
+    with acting_as(kee):
+        add(kee)
+    # Which revision it is; then what it says, and the note of its reader.
+    made, again = 3, 1
+    assert [statements(kee), statements(kee)] == [made, again]
+    assert [statements(lee), statements(lee)] == [made, again]
+    with acting_as(kee):
+        remember(kee)
+    assert [statements(kee), statements(kee)] == [made, again]
+    assert statements(kee, skip_cache=True) == made - 1
+    with acting_as(kee):
+        assert EnvelopeLoaded.objects.count() == 4
+
+
+def test_every_kind_of_write_is_seen_at_once(kee: Caller) -> None:
+    with acting_as(kee):
+        add(kee)
+
+    def shown() -> str:
+        with acting_as(kee):
+            return envelope(kee).model_dump_json(exclude={"metadata"})
+
+    seen = [shown()]
+    for write in (
+        lambda: remember(kee, slot="food"),
+        lambda: remember(kee, "Hates fettuccini", slot="food"),
+        lambda: change(kee, display_name="Alice"),
+        lambda: change(kee, preferences={"a": "b"}),
+        lambda: services.record_session(principal=kee, conversation_id="c", subject_id=ALICE, now=T0),
+        lambda: services.record_session(principal=kee, conversation_id="c", summary="s", now=T0),
+        lambda: services.set_memory_policy(author=kee, share_with=["Kee"], now=T0),
+        lambda: change(kee, anonymize_dates=True),
+        lambda: change(kee, memory_enabled=False),
+    ):
+        with acting_as(kee):
+            write()
+        seen.append(shown())
+    assert len(set(seen)) == len(seen)
+
+
+def test_who_is_no_longer_shared_with_reads_nothing_out_of_the_cache(kee: Caller) -> None:
+    lee = other(kee)
+    with acting_as(kee):
+        add(kee)
+    with acting_as(lee):
+        envelope(lee)
+    with acting_as(kee):
+        change(kee, share_with=["Kee"])
+    with acting_as(lee), pytest.raises(UnknownSubject):
+        envelope(lee)
+
+
+def test_what_is_undone_is_never_shown(kee: Caller) -> None:
+    with acting_as(kee):
+        add(kee)
+    with acting_as(kee):
+        remember(kee, "Undone")
+        assert facts(kee) == ["Undone"]
+        transaction.set_rollback(True)
+    with acting_as(kee):
+        assert facts(kee) == []
+        # The revision that the undone one would have had.
+        remember(kee, "Done")
+    with acting_as(kee):
+        assert facts(kee) == ["Done"]
+
+
+def test_a_subject_that_was_forgotten_and_added_again_is_another(kee: Caller) -> None:
+    with acting_as(kee):
+        add(kee, display_name="First")
+    with acting_as(kee):
+        envelope(kee)
+        services.forget(author=kee, subject_id=ALICE, now=T0)
+    with acting_as(kee):
+        services.add_subject(author=kee, subject_id=ALICE, change=SubjectChange(given={}), remember_again=True, now=T0)
+    with acting_as(kee):
+        assert envelope(kee).identity.display_name is None
+
+
+@pytest.mark.parametrize("lasting", [{}, {"valid_to": T0 + timedelta(minutes=5)}])
+def test_what_ends_by_itself_ends_in_the_cache_too(kee: Caller, lasting: dict[str, Any]) -> None:
+    end = lasting.get("valid_to", T0 + 31 * DAY)
+    with acting_as(kee):
+        add(kee)
+        remember(kee, **lasting)
+    for moment, shown in ((end - timedelta(minutes=1), 1), (end - TICK, 1), (end, 0), (end + TICK, 0)):
+        with acting_as(kee):
+            assert len(facts(kee, now=moment)) == shown
+
+
+def test_what_is_to_be_so_comes_out_of_the_cache_when_it_is(kee: Caller) -> None:
+    begin = T0 + timedelta(minutes=5)
+    with acting_as(kee):
+        add(kee)
+        remember(kee, valid_from=begin)
+    for moment, shown in ((T0, 0), (begin - TICK, 0), (begin, 1)):
+        with acting_as(kee):
+            assert len(facts(kee, now=moment)) == shown
+
+
+def test_an_age_in_the_cache_grows(kee: Caller) -> None:
+    with acting_as(kee):
+        add(kee)
+        remember(kee)
+    ages = []
+    for moment in (T0 + DAY - timedelta(minutes=1), T0 + DAY - TICK, T0 + DAY):
+        with acting_as(kee):
+            ages.append(envelope(kee, now=moment).relational.memorable_facts[0].age_days)
+    assert ages == [0, 0, 1]
+
+
+def test_no_envelope_is_kept_longer_than_it_says(kee: Caller) -> None:
+    with acting_as(kee):
+        add(kee)
+    made = []
+    for moment in (T0, T0 + envelopes.CACHE_TTL - TICK, T0 + envelopes.CACHE_TTL):
+        with acting_as(kee):
+            made.append(envelope(kee, now=moment).metadata.created_at)
+    assert made == ["2026-01-03T20:15:00Z", "2026-01-03T20:15:00Z", "2026-01-03T20:30:00Z"]
+
+
+# The cache by itself.
+
+KEY = Key(1, ALICE, "Kee", "1.0")
+STAMP = Stamp(1, 1, 0)
+
+
+def keep(kept: Envelopes, key: Key = KEY, text: str = "{}") -> None:
+    kept.put(key, STAMP, text, made_at=T0, until=T0 + DAY)
+
+
+@pytest.mark.parametrize(
+    ("key", "stamp"),
+    [
+        (KEY._replace(tenant_id=2), STAMP),
+        (KEY._replace(subject_id="USER:bob"), STAMP),
+        (KEY._replace(viewer="Lee"), STAMP),
+        (KEY._replace(variant="2.0"), STAMP),
+        (KEY, STAMP._replace(subject_pk=2)),
+        (KEY, STAMP._replace(rev=2)),
+        (KEY, STAMP._replace(policy_rev=1)),
+    ],
+)
+def test_an_envelope_is_found_by_all_that_it_was_made_for_and_of(key: Key, stamp: Stamp) -> None:
+    kept = Envelopes()
+    keep(kept)
+    assert kept.get(KEY, STAMP, now=T0) == "{}"
+    assert kept.get(key, stamp, now=T0) is None
+
+
+def test_the_oldest_go_when_there_are_many() -> None:
+    kept = Envelopes()
+    large = "x" * (9 * 1024 * 1024)
+    for number in range(4):
+        keep(kept, KEY._replace(tenant_id=number), large)
+    found = [kept.get(KEY._replace(tenant_id=number), STAMP, now=T0) is not None for number in range(4)]
+    assert found == [False, True, True, True]
+
+
+def test_what_nobody_asks_for_again_goes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_LASTS", 0.05)
+    kept = Envelopes()
+    keep(kept)
+    gone = threading.Event()
+    for _ in range(100):
+        if not kept.count(1, lambda _: True):
+            break
+        gone.wait(0.05)
+    assert kept.count(1, lambda _: True) == 0
+
+
+# Two processes.
+
+
+def _reader(ends: Connection, kee: Caller) -> None:
+    """Answers each moment that it is told with what it reads then."""
+    connections.close_all()
+    while (now := ends.recv()) is not None:
+        with acting_as(kee):
+            found = envelope(kee, now=now)
+        ends.send((found.identity.display_name, [fact.fact for fact in found.relational.memorable_facts]))
+    connections.close_all()
+
+
+@pytest.mark.ci
+def test_in_a_thousand_interleavings_of_two_processes_no_read_is_stale(kee: Caller) -> None:
+    with acting_as(kee):
+        add(kee)
+    connections.close_all()
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=_reader, args=(theirs, kee), daemon=True)
+    process.start()
+    chance = random.Random(7)  # noqa: S311  # no secret
+    hits = 0
+    try:
+        said: str | None = None
+        name: str | None = None
+        for turn in range(1000):
+            now = T0 + timedelta(milliseconds=turn)
+            # Either process may have any revision in its cache; each of them writes, and each of them reads.
+            match chance.randrange(4):
+                case 0:
+                    said = f"fact {turn}"
+                    with acting_as(kee):
+                        remember(kee, said, slot="s", now=now, valid_from=T0)
+                case 1:
+                    name = f"name {turn}"
+                    with acting_as(kee):
+                        change(kee, display_name=name, now=now)
+                case 2:
+                    with acting_as(kee), CaptureQueriesContext(connection) as captured:
+                        found = envelope(kee, now=now)
+                    hits += len(captured) == 1
+                    assert (found.identity.display_name, said in facts_of(found)) == (name, said is not None)
+                    continue
+                case _:
+                    pass
+            ours.send(now)
+            assert ours.recv() == (name, [said] if said else [])
+    finally:
+        ours.send(None)
+        process.join(timeout=10)
+        process.kill()
+    assert hits > 20
+
+
+def facts_of(found: envelopes.Envelope) -> list[str | None]:
+    return [fact.fact for fact in found.relational.memorable_facts]
+
+
+def test_a_writer_and_readers_at_the_same_time_never_see_an_older_fact_after_a_newer(kee: Caller) -> None:
+    with acting_as(kee):
+        add(kee)
+    written, stop, behind = [0], threading.Event(), []
+
+    def read() -> None:
+        try:
+            while not stop.is_set():
+                least = written[0]
+                with acting_as(kee):
+                    found = facts(kee, now=T0 + DAY)
+                if least and int(found[0].split()[1]) < least:
+                    behind.append((least, found))
+        finally:
+            connection.close()
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for reader in readers:
+        reader.start()
+    for number in range(1, 60):
+        with acting_as(kee):
+            remember(kee, f"fact {number}", slot="s", valid_from=T0, now=T0 + timedelta(seconds=number))
+        written[0] = number
+    stop.set()
+    for reader in readers:
+        reader.join(timeout=30)
+    assert behind == []
