@@ -150,18 +150,17 @@ def all_places() -> list[Place]:
 
 
 def erase(wanted: Wanted) -> dict[str, int]:
-    """Erase it everywhere; answers from how many things of each place, places without any left out.
+    """Erase it everywhere, within :func:`redacting`; answers from how many things of each place, if from any.
 
     Places are gone through again until nothing is found: what hangs from an erased thing may stand in an earlier one.
     """
     erased: dict[str, int] = {}
-    with _redacting():
-        while True:
-            found = {place.name: number for place in all_places() if (number := place.erase(wanted))}
-            if not found:
-                return erased
-            for name, number in found.items():
-                erased[name] = erased.get(name, 0) + number
+    while True:
+        found = {place.name: number for place in all_places() if (number := place.erase(wanted))}
+        if not found:
+            return erased
+        for name, number in found.items():
+            erased[name] = erased.get(name, 0) + number
 
 
 def remaining(wanted: Wanted) -> dict[str, int]:
@@ -170,7 +169,8 @@ def remaining(wanted: Wanted) -> dict[str, int]:
 
 
 @contextmanager
-def _redacting() -> Iterator[None]:
+def redacting() -> Iterator[None]:
+    """Within it the system may take words from rows that never change otherwise."""
     with connection.cursor() as cursor:
         cursor.execute("select set_config('gatehouse.redacting', 'on', true)")
         yield

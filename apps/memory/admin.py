@@ -5,6 +5,7 @@ from django.contrib import admin
 
 from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to
 from apps.memory.models import (
+    CommonWord,
     Concept,
     ConceptName,
     EnvelopeLoaded,
@@ -20,6 +21,7 @@ from apps.memory.models import (
     Session,
     Subject,
     Tally,
+    WordCount,
 )
 
 
@@ -183,5 +185,20 @@ class EnvelopeLoadedAdmin(OperatorAdmin):
 @admin.register(Forgotten)
 class ForgottenAdmin(OperatorAdmin):
     list_display = ["__str__", "tenant", "forgotten_at"]
+    list_select_related = ["tenant"]
+    list_filter = ["tenant"]
+
+
+@admin.register(CommonWord)
+class CommonWordAdmin(OperatorAdmin):
+    list_display = ["term", "tenant", "scope", "passages"]
+    list_select_related = ["tenant"]
+    list_filter = ["tenant"]
+    search_fields = ["term__exact"]
+
+
+@admin.register(WordCount)
+class WordCountAdmin(OperatorAdmin):
+    list_display = ["__str__", "tenant", "scope", "passages"]
     list_select_related = ["tenant"]
     list_filter = ["tenant"]

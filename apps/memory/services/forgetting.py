@@ -52,7 +52,7 @@ def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None =
     :raises UnknownSubject: if there is none, or it is not shared with the author.
     :raises UnknownMemory: if the subject has no such item.
     """
-    with acting_as_system("something is forgotten on request"):
+    with acting_as_system("something is forgotten on request"), erasure.redacting():
         subject = held(author, subject_id)
         if subject is None or not selectors.may_know(subject, author):
             raise selectors.unknown(subject_id)
@@ -211,16 +211,13 @@ def forget_expired() -> int:
 
     A part of it at each call, as the system.
     """
-    with acting_as_system("what has had its days is deleted"), connection.cursor() as cursor:
+    with acting_as_system("what has had its days is deleted"), erasure.redacting(), connection.cursor() as cursor:
         cursor.execute(sql.EXPIRED, {"limit": _AT_ONCE})
         subjects = {pk for (pk,) in cursor.fetchall()}
         for subject in Subject.objects.filter(pk__in=subjects).order_by("pk").select_for_update(no_key=True):
-            cursor.execute(sql.EXPIRED_ITEMS, {"subject": subject.pk})
-            gone = [pk for (pk,) in cursor.fetchall()]
-            Item.objects.filter(pk__in=gone).delete()
-            cursor.execute(sql.EXPIRED_SESSIONS, {"subject": subject.pk})
-            forget_sessions([pk for (pk,) in cursor.fetchall()])
-            revised(subject, subject.revised_at)
+            for statement, forget_some in ((sql.EXPIRED_ITEMS, forget_items), (sql.EXPIRED_SESSIONS, forget_sessions)):
+                cursor.execute(statement, {"subject": subject.pk})
+                forget_some([pk for (pk,) in cursor.fetchall()])
         kept: dict[str, Any] = {"kept": _AUDIT_KEPT, "limit": _AT_ONCE}
         cursor.execute(sql.DROP_OLD_LOADS, kept)
         return len(subjects) + int(cursor.rowcount)
