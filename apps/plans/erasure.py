@@ -15,5 +15,11 @@ register(
         redacted={"params": f"'{FORGOTTEN}'", "provenance": "null"},
         also="plan_id in (select id from plans_plan where tenant_id = %(tenant)s and intent = '')",
     ),
+    Rows(
+        table="plans_outcome",
+        columns=["request", "tools", "links"],
+        redacted={"request": "''"},
+        also="plan_id in (select id from plans_plan where tenant_id = %(tenant)s and intent = '')",
+    ),
     Rows(table="plans_delegate", columns=["delegate_id", "scope"], redacted={}),
 )
