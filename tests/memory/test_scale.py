@@ -99,7 +99,7 @@ def test_recall_joins_no_more_memories_than_it_answers(well_read: Caller) -> Non
     check(nodes, tables={"memory_posting", "memory_passage", "memory_observation", "memory_tally"}, at_most=40)
     # Counted as far as it goes; chosen: the newest of the common word and all of the rare.
     posted = [node["Actual Rows"] * node["Actual Loops"] for node in nodes if "memory_posting" in node.values()]
-    assert sum(posted) <= sql.COMMON + 1_000 + 2 * 6
+    assert sum(posted) <= sql.COMMON + 600 + 2 * 6
 
 
 @pytest.mark.parametrize("narrowed", [{}, {"domain": "log"}])

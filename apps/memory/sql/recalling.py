@@ -17,12 +17,12 @@ from apps.memory.questions import Question
 # The newest passages of a word that are scored, and the number of passages of rarer words from which on a word only
 # adds to their scores; one that stands in more than so many itself, from fewer on. A narrowed question knows no such
 # bound: what it asks for may be old.
-_SCORED: Final = 1_000
+_SCORED: Final = 600
 _ENOUGH: Final = 100
 # The best by their own words, to which common words and what stands around them are added.
-_LEADING: Final = 400
+_LEADING: Final = 250
 # A word is counted up to here; of those that stand in more passages a tick keeps the count (see CommonWord).
-COMMON: Final = 2_000
+COMMON: Final = 1_000
 # The best that are looked through for words that follow each other as they do in the question.
 _LOOKED_THROUGH: Final = 24
 
