@@ -107,6 +107,7 @@ def test_an_error_while_showing_leaves_everything_waiting(root: Path) -> None:
     leave(root)
     with pytest.raises(RuntimeError), inbox_of(root).inherit("first", max_tokens=500, now=NOON):
         raise RuntimeError
+    assert len(inbox_of(root).waiting()) == 1
     assert len(bodies(root, "second")) == 1
 
 
