@@ -148,13 +148,16 @@ from s, generate_series(1, 20) n
 def _asking(agent: Caller, *, skip_cache: bool) -> Operation:
     """As a process asks that is in a transaction: what beginning and ending one takes is in the figures over HTTP."""
 
-    def ask() -> int:
+    began = agent.acting()
+
+    # The transaction lasts as long as somebody holds what began it.
+    def ask(_held: object = began) -> int:
         services.get_memory_envelope(viewer=agent, subject_id=_SUBJECT, now=timezone.now(), skip_cache=skip_cache)
         return 1
 
     with agent.acting():
         ask()
-    agent.acting().__enter__()
+    began.__enter__()
     return ask
 
 
