@@ -1,10 +1,12 @@
 """The commands, as `bin/handoff` and `manage.py` offer them: each reads its arguments, does one thing and says so."""
 
 import argparse
+import io
 import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,7 +15,7 @@ from typing import Any, BinaryIO, Final, Self, TextIO
 from apps.handoff import folders, lint, places, relocating, sync, tokens
 from apps.handoff.errors import Refused, Unreadable
 from apps.handoff.files import KEPT, Found, Inbox, Inheritance
-from apps.handoff.items import MAX_BYTES, Item, Kind, Priority, moment_text, session_name, stamp
+from apps.handoff.items import MAX_BYTES, Item, Kind, Priority, moment_text, one_line, session_name, stamp
 from apps.handoff.outbox import Outbox
 from apps.handoff.places import Repository
 from apps.handoff.sync import Crossed
@@ -22,6 +24,7 @@ MAX_TOKENS: Final = 500
 TITLE: Final = "◈ INHERIT\n"
 NOTHING: Final = "No inheritance items\n"
 _REFUSED: Final = 2
+_INTERRUPTED: Final = 130
 _LONGEST_DAYS: Final = 36_500
 
 
@@ -36,17 +39,30 @@ class Streams:
     @classmethod
     def standard(cls) -> Self:
         """The process's own, in UTF-8. What is written is written to its end, which Python's own standard output does
-        not promise where PYTHONUNBUFFERED is set: it drops the rest of what a pipe took a part of."""
-        out, err = (
-            open(descriptor, "w", encoding="utf-8", errors="backslashreplace", buffering=size, closefd=False)  # noqa: SIM115
-            for descriptor, size in ((1, -1), (2, 1))
-        )
-        return cls(given=sys.stdin.buffer, out=out, err=err)
+        not promise where PYTHONUNBUFFERED is set: it drops the rest of what a pipe took a part of.
+
+        :raises Refused: if there is no standard output, so that nothing counts as shown.
+        """
+        # Where the interpreter began without one of them, the number may be any file's by now.
+        err = _opened(2, buffering=1) if sys.stderr else io.StringIO()
+        if sys.stdout is None:
+            raise Refused("There is no standard output to answer on.")
+        given = sys.stdin.buffer if sys.stdin else io.BytesIO()
+        return cls(given=given, out=_opened(1, buffering=-1), err=err)
+
+    def complain(self, sentence: str) -> None:
+        """To whoever reads it; the exit code says the rest."""
+        with suppress(OSError):
+            self.err.write(f"{sentence}\n")
 
     def say(self, *, text: str, told: Mapping[str, Any], as_json: bool) -> None:
         """Either form, out of the process before this returns."""
         self.out.write(json.dumps(told, indent=2, ensure_ascii=False) + "\n" if as_json else text)
         self.out.flush()
+
+
+def _opened(descriptor: int, *, buffering: int) -> TextIO:
+    return open(descriptor, "w", encoding="utf-8", errors="backslashreplace", buffering=buffering, closefd=False)
 
 
 Arguments = argparse.Namespace
@@ -133,7 +149,7 @@ def _leave(given: Arguments, repository: Repository, streams: Streams) -> None:
         raise Refused(f"What you leave {exc}.") from None
     cost = tokens.estimate(item.shown(in_project=None))
     for warning in warnings:
-        streams.err.write(f"Warning: {warning}.\n")
+        streams.complain(f"Warning: {warning}.")
     told = {"name": path.name, "path": str(path), "tokens": cost, "warnings": warnings}
     streams.say(text=f"Left {path.name}, about {cost} tokens\n", told=told, as_json=given.json)
 
@@ -163,7 +179,7 @@ def _add_nothing(parser: argparse.ArgumentParser) -> None:
 
 def _list(given: Arguments, repository: Repository, streams: Streams) -> None:
     names = [path.name for path in Outbox(repository).waiting()]
-    text = "".join(f"{name}\n" for name in names) or "The outbox is empty\n"
+    text = "".join(f"{one_line(name)}\n" for name in names) or "The outbox is empty\n"
     streams.say(text=text, told={"reports": names}, as_json=given.json)
 
 
@@ -220,8 +236,8 @@ def _status_text(told: Mapping[str, Any]) -> str:
     else:
         files = _count(len(told["baseline_files"]), "file")
         lines.append(f"The last {files} of sessions: about {told['baseline']} tokens; saved {told['saved']}")
-    lines += [f"  {one['name']} {one['reason']}; it will be rejected" for one in told["unreadable"]]
-    lines += [f"  rejected/{one['name']}: {one['reason']}" for one in told["rejected"]]
+    lines += [one_line(f"  {one['name']} {one['reason']}; it will be rejected") for one in told["unreadable"]]
+    lines += [one_line(f"  rejected/{one['name']}: {one['reason']}") for one in told["rejected"]]
     lines.append(f"Processed {told['processed']}, in the outbox {len(told['outbox'])}")
     return "\n".join(lines) + "\n"
 
@@ -292,7 +308,7 @@ def _sync(given: Arguments, repository: Repository, streams: Streams) -> None:
         sync.push(inbox, ask, recipient=given.to, now=_now(), into=crossed)
     declined = [{"name": one.name, "reason": one.reason} for one in crossed.declined]
     text = f"Pushed {_count(len(crossed.pushed), 'item')}, pulled {_count(len(crossed.pulled), 'item')}\n"
-    text += "".join(f"  {one['name']} stays: {one['reason']}\n" for one in declined)
+    text += "".join(one_line(f"  {one['name']} stays: {one['reason']}") + "\n" for one in declined)
     told = {"pushed": crossed.pushed, "pulled": crossed.pulled, "declined": declined}
     streams.say(text=text, told=told, as_json=given.json)
 
@@ -414,15 +430,22 @@ def main(arguments: Sequence[str]) -> int:
     _add_parsers(verbs, {**COMMANDS, **HANDOFF})
     add_verbs(verbs.add_parser("outbox", help="Reports for others"), OUTBOX)
     given = parser.parse_args(arguments)
-    streams = Streams.standard()
+    try:
+        streams = Streams.standard()
+    except Refused as exc:
+        if sys.stderr:
+            sys.stderr.write(f"{exc}\n")
+        return _REFUSED
     try:
         run(given.command, given, streams)
     except Refused as exc:
-        streams.err.write(f"{exc}\n")
+        streams.complain(str(exc))
         return _REFUSED
     except BrokenPipeError:
         drop_output()
         return 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED
     return 0
 
 

@@ -79,7 +79,11 @@ class Inbox:
 
     @property
     def claims(self) -> Claims:
-        return Claims(self.folder / ".claimed", self.folder)
+        return Claims(self.folder / ".claimed", self.folder, self._shared)
+
+    @property
+    def _shared(self) -> Path:
+        return self.repository.home / "shared-inbox"
 
     def leave(self, item: Item, *, now: datetime) -> Path:
         """Write an item for the next session.
@@ -92,9 +96,8 @@ class Inbox:
         """Write an item that comes from another repository."""
 
         def folder() -> Path:
-            shared = self.repository.home / "shared-inbox"
-            folders.make(shared)
-            return shared / f"{_FROM}{sender.id}"
+            folders.make(self._shared)
+            return self._shared / f"{_FROM}{sender.id}"
 
         return _write(folder, replace(item, project=sender.id), now)
 
@@ -152,7 +155,11 @@ class Inbox:
         return [Rejected(name=path.name, reason=_reason(path)) for path in folders.waiting(self.folder / "rejected")]
 
     def clean(self, *, kept: timedelta, now: datetime, dry_run: bool) -> list[Path]:
-        """Remove what was shown longer ago than it is kept, and what writers who died have left; answers what."""
+        """Remove what was shown longer ago than it is kept, and what writers who died have left; answers what.
+
+        :raises Refused: if a folder is a link, which nothing is removed behind.
+        """
+        folders.stands(self.folder)
         halves = [path for folder in self._folders() for path in folders.leftovers(folder, now=now)]
         if not dry_run:
             for path in halves:
@@ -161,12 +168,12 @@ class Inbox:
         return [*self.processed.clean(kept=kept, now=now, dry_run=dry_run), *halves]
 
     def _folders(self) -> list[Path]:
-        """The inbox, and those of other repositories' items."""
-        shared_inbox = self.repository.home / "shared-inbox"
-        if shared_inbox.is_symlink():
-            return [self.folder]
+        """The inbox, and those of other repositories' items; none that is a link."""
+        own = [] if self.folder.is_symlink() else [self.folder]
+        if self._shared.is_symlink():
+            return own
         try:
-            with os.scandir(shared_inbox) as entries:
+            with os.scandir(self._shared) as entries:
                 shared = [
                     Path(one.path)
                     for one in entries
@@ -174,7 +181,7 @@ class Inbox:
                 ]
         except FileNotFoundError:
             shared = []
-        return [self.folder, *sorted(shared)]
+        return [*own, *sorted(shared)]
 
     def _look(self) -> tuple[list[Found], list[tuple[Path, str]]]:
         found: list[Found] = []

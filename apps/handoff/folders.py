@@ -28,11 +28,20 @@ def make(folder: Path) -> None:
 
     :raises Refused: if a link or a file stands in its place.
     """
-    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-        raise Refused(f"{folder} is not a folder of its own.")
-    folder.mkdir(parents=True, exist_ok=True)
+    if not stands(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError), (folder / ".gitignore").open("x") as ignoring:
         ignoring.write("*\n")
+
+
+def stands(folder: Path) -> bool:
+    """Whether a folder is there.
+
+    :raises Refused: if a link or a file stands in its place.
+    """
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise Refused(f"{folder} is not a folder of its own.")
+    return folder.is_dir()
 
 
 def write_new(folder: Path, name: Callable[[], str], data: bytes) -> Path:
@@ -54,8 +63,8 @@ def write_new(folder: Path, name: Callable[[], str], data: bytes) -> Path:
         temporary.unlink(missing_ok=True)
 
 
-def read(path: Path) -> bytes:
-    """A plain file's bytes, one more than an item may have at most.
+def read(path: Path, *, most: int = MAX_BYTES + 1) -> bytes:
+    """A plain file's bytes, one more than an item may have at most, unless more are asked for; -1: all.
 
     :raises Unreadable: if it is no plain file, or can't be read.
     :raises FileNotFoundError: if it is gone.
@@ -71,7 +80,7 @@ def read(path: Path) -> bytes:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise Unreadable("is no plain file")
         with open(descriptor, "rb", closefd=False) as file:
-            return file.read(MAX_BYTES + 1)
+            return file.read(most)
     finally:
         os.close(descriptor)
 
@@ -138,14 +147,17 @@ class Archive:
         found: dict[str, dict[str, Any]] = {}
         with suppress(FileNotFoundError), self._ledger.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
-                with suppress(ValueError, KeyError, TypeError):
+                with suppress(ValueError, KeyError, TypeError, RecursionError):
                     entry = json.loads(line)
                     found[entry["name"]] = entry
         return found
 
     def clean(self, *, kept: timedelta, now: datetime, dry_run: bool) -> list[Path]:
-        """Remove what was dealt with longer ago than it is kept; answers what."""
-        if not self.folder.is_dir():
+        """Remove what was dealt with longer ago than it is kept; answers what.
+
+        :raises Refused: if the folder is none of its own.
+        """
+        if not stands(self.folder):
             return []
         with alone(self.folder):
             known, paths = self.entries(), waiting(self.folder)
@@ -192,7 +204,7 @@ class Archive:
 def _processed_at(entry: dict[str, Any] | None) -> datetime | None:
     try:
         return datetime.fromisoformat(entry["processed_at"]).astimezone(UTC) if entry else None
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
 
 
@@ -206,10 +218,13 @@ class Claims:
     folder: Path
     home: Path
     """Where what goes back goes to."""
+    others: Path | None = None
+    """Holds further folders that files are claimed from: a claim stands in a folder of the same name, and goes back."""
 
     @contextmanager
     def reader(self, name: str) -> Iterator["Reader"]:
         folder = self.folder / name
+        stands(self.folder)
         while True:
             folder.mkdir(parents=True, exist_ok=True)
             with suppress(FileNotFoundError):
@@ -219,21 +234,22 @@ class Claims:
                     break
                 os.close(descriptor)
         try:
-            yield Reader(folder, self.home)
+            yield Reader(folder, self.home, self.others)
         finally:
             # Unless another of the same name is reading, or something is left in it.
             if _try_alone(descriptor):
-                with suppress(OSError):
-                    folder.rmdir()
+                _remove_empty(folder)
             os.close(descriptor)
 
     def take_back(self, *, now: datetime) -> list[str]:
-        """Put back what nobody is reading any more; answers its names."""
-        back = []
-        with suppress(FileNotFoundError):
-            for folder in sorted(self.folder.iterdir()):
-                if folder.is_dir() and not folder.is_symlink():
-                    back += self._take_back(folder, now)
+        """Put back what nobody is reading any more; answers its names.
+
+        :raises Refused: if the folder is none of its own.
+        """
+        back: list[str] = []
+        if stands(self.folder):
+            for folder in _within(self.folder):
+                back += self._take_back(folder, now)
         return back
 
     def _take_back(self, folder: Path, now: datetime) -> list[str]:
@@ -243,15 +259,15 @@ class Claims:
             return []
         try:
             alone = _try_alone(descriptor)
+            reader = Reader(folder, self.home, self.others)
             back = [
                 name
-                for path in waiting(folder)
-                if (alone or _is_stale(path, now)) and (name := Reader(folder, self.home).give_back(path))
+                for place in (folder, *_within(folder))
+                for path in waiting(place)
+                if (alone or _is_stale(path, now)) and (name := reader.give_back(path))
             ]
             if alone:
-                # Stands if something else was put there.
-                with suppress(OSError):
-                    folder.rmdir()
+                _remove_empty(folder)
             return back
         finally:
             os.close(descriptor)
@@ -263,19 +279,25 @@ class Reader:
 
     folder: Path
     home: Path
+    others: Path | None
 
     def claim(self, path: Path, *, now: datetime) -> Path | None:
         """Take a file away from its folder; None if another was faster. Of the claims of one file one succeeds."""
-        claimed = self.folder / f"{stamp(now)}~{short(path.name)}"
+        folder = self.folder
+        if path.parent.parent == self.others:
+            folder = self.folder / path.parent.name
+            folder.mkdir(exist_ok=True)
+        claimed = folder / f"{stamp(now)}~{short(path.name)}"
         return claimed if move(path, claimed) else None
 
     def give_back(self, claimed: Path) -> str | None:
-        """Put a claim back to where others find it; its name there."""
-        name = own_name(claimed)
+        """Put a claim back to where it was, and others find it; its name there."""
+        home, name = self._home_of(claimed), own_name(claimed)
         if not _is_fresh(name):
             # Another file may have its name by now.
             try:
-                os.link(claimed, self.home / name, follow_symlinks=False)
+                if not _is_same(claimed, home / name):
+                    os.link(claimed, home / name, follow_symlinks=False)
                 claimed.unlink()
             except FileNotFoundError:
                 return None
@@ -283,7 +305,14 @@ class Reader:
                 name = lasting_name(claimed)
             else:
                 return name
-        return name if move(claimed, self.home / name) else None
+        return name if move(claimed, home / name) else None
+
+    def _home_of(self, claimed: Path) -> Path:
+        if self.others is None or claimed.parent == self.folder:
+            return self.home
+        home = self.others / claimed.parent.name
+        home.mkdir(parents=True, exist_ok=True)
+        return home
 
 
 def own_name(path: Path) -> str:
@@ -311,6 +340,29 @@ def short(name: str) -> str:
 def _is_stale(claimed: Path, now: datetime) -> bool:
     moment = claimed.name.partition("-")[0]
     return not moment.isdigit() or now.timestamp() - int(moment) / 1000 >= _ABANDONED.total_seconds()
+
+
+def _is_same(claimed: Path, there: Path) -> bool:
+    """Whether a claim was put back by somebody who died before it was taken away from here."""
+    try:
+        return os.path.samestat(claimed.lstat(), there.lstat())
+    except FileNotFoundError:
+        return False
+
+
+def _within(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    except FileNotFoundError:
+        return []
+
+
+def _remove_empty(folder: Path) -> None:
+    """It stands if something else was put there."""
+    with suppress(OSError):
+        for inner in _within(folder):
+            inner.rmdir()
+        folder.rmdir()
 
 
 def _try_alone(descriptor: int) -> bool:

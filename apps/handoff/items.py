@@ -21,8 +21,10 @@ _LONGEST_NAME: Final = 100
 
 _FRONT: Final = re.compile(r"---[ \t]*\r?\n(?P<head>.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 _PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
-# Controls but the tab, other ends of lines, and what turns the direction of a line.
-_HIDDEN: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
+# Controls but the tab, other ends of lines, what turns the direction of a line, and letters of no width.
+_HIDDEN: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
+)
 
 
 class Kind(StrEnum):
@@ -100,10 +102,10 @@ class Item:
 
         :param in_project: where the reader is; an item from elsewhere says so.
         """
-        elsewhere = self.project is not None and self.project != in_project
-        origin = f" in {self.project}" if elsewhere else ""
+        elsewhere = self.project if self.project != in_project else None
+        origin = f" in {one_line(elsewhere)}" if elsewhere is not None else ""
         quoted = "".join(f"> {line}".rstrip(" ") + "\n" for line in _visible(self.body).rstrip("\n").split("\n"))
-        return f"[{self.kind} from {_visible(self.from_session)}{origin}]\n{quoted}"
+        return f"[{self.kind} from {one_line(self.from_session)}{origin}]\n{quoted}"
 
 
 def settled_name(item: Item) -> str:
@@ -137,6 +139,11 @@ def session_name(name: str) -> str:
 def moment_text(moment: datetime) -> str:
     """ISO 8601 in UTC, to the second."""
     return moment.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def one_line(name: str) -> str:
+    """A name as it is shown within a line, whatever it holds."""
+    return _visible(name).replace("\n", "\\n")
 
 
 def _scalar(text: str) -> str:

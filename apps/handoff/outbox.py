@@ -38,7 +38,7 @@ class Outbox:
     def put(self, *, report_type: str, session: str, topic: str, body: str, now: datetime) -> Path:
         """Write a report with its heading, under a name by its type and moment.
 
-        :raises Refused: if the type can't name a file, or the report is empty or too large.
+        :raises Refused: if the type can't name a file, the topic is no text, or the report is empty or too large.
         """
         if not _TYPE.fullmatch(report_type):
             raise Refused(f"{report_type[:60]!r} can't name a type: lower case letters, digits and -, at most 50.")
@@ -46,7 +46,10 @@ class Outbox:
             raise Refused("There is nothing to report.")
         kind = report_type.replace("-", " ").title()
         day = now.astimezone(UTC).date().isoformat()
-        data = f"# {kind}: {topic}\n\n**Session:** {session}\n**Date:** {day}\n\n{body}".encode()
+        try:
+            data = f"# {kind}: {topic}\n\n**Session:** {session}\n**Date:** {day}\n\n{body}".encode()
+        except UnicodeEncodeError:
+            raise Refused("The topic is not UTF-8.") from None
         if len(data) > MAX_BYTES:
             raise Refused(f"The report is over {MAX_BYTES // 1024} KiB.")
         folders.make(self.folder)
@@ -83,7 +86,7 @@ class Outbox:
         for path in self.waiting():
             if name in {None, path.name} and (claimed := reader.claim(path, now=now)) is not None:
                 try:
-                    return claimed, folders.read(claimed)
+                    return claimed, folders.read(claimed, most=-1)
                 except Unreadable as exc:
                     reader.give_back(claimed)
                     if name is not None:
@@ -93,7 +96,11 @@ class Outbox:
         return None
 
     def clean(self, *, kept: timedelta, now: datetime, dry_run: bool) -> list[Path]:
-        """Remove what was taken longer ago than it is kept; answers what."""
+        """Remove what was taken longer ago than it is kept; answers what.
+
+        :raises Refused: if a folder is a link, which nothing is removed behind.
+        """
+        folders.stands(self.folder)
         halves = folders.leftovers(self.folder, now=now)
         if not dry_run:
             for path in halves:

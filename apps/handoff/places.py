@@ -49,12 +49,18 @@ class Repository:
 def find(root: Path) -> Repository:
     """The repository that a folder belongs to.
 
-    :raises Refused: if it belongs to none.
+    :raises Refused: if it belongs to none, or to one that can't be read.
     """
     try:
-        start = root.resolve(strict=True)
+        return _find(root.resolve(strict=True))
     except OSError as exc:
-        raise Refused(f"{root}: {exc.strerror or exc}.") from None
+        raise Refused(f"{exc.filename or root}: {exc.strerror or exc}.") from None
+    except (RuntimeError, ValueError) as exc:
+        # Links that lead to themselves, and paths in git's files that are none.
+        raise Refused(f"{root}: {exc}.") from None
+
+
+def _find(start: Path) -> Repository:
     for folder in (start, *start.parents):
         if (git := _git_folder(folder)) is not None:
             common = _common(git)

@@ -73,9 +73,11 @@ def _may_be_used(folder: Path) -> bool:
 
 
 def _is_ours(path: Path, folder: Path) -> bool:
+    if path.is_symlink():
+        return False
     if path.name in _EMPTY or path.relative_to(folder).parts[0] in _DONE:
         return True
-    if path.is_symlink() or path.suffix != ".md":
+    if path.suffix != ".md":
         return False
     return folder.name == "outbox" or _is_item(path)
 

@@ -10,13 +10,13 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from apps.handoff import folders
 from apps.handoff.errors import Refused
-from apps.handoff.files import Found, Inbox, Rejected
+from apps.handoff.files import KEPT, Found, Inbox, Rejected
 from apps.handoff.items import Item, Kind, Priority, moment_text, settled_name, stamp
 
 _SESSION: Final = "sync"
@@ -46,7 +46,10 @@ def hub(url: str, token: str) -> Ask:
     # A session without a server does not wait for this.
     import httpx2  # noqa: PLC0415
 
-    client = httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=15)
+    try:
+        client = httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=15)
+    except UnicodeEncodeError:
+        raise Refused("The token holds letters that no token has.") from None
 
     def ask(path: str, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         try:
@@ -101,7 +104,7 @@ def _push_one(inbox: Inbox, ask: Ask, found: Found, *, recipient: str | None, no
             into.declined.append(Rejected(name=found.path.name, reason=_detail(status, told)))
             raise _Declined
         _refuse_errors(status, told)
-        receipt_id = str(told["receipt_id"])
+        receipt_id = str(_said(told, "receipt_id"))
         taken.shown = [replace(found, path=claimed, item=replace(found.item, receipt_id=receipt_id))]
         into.pushed.append(receipt_id)
 
@@ -121,26 +124,37 @@ def pull(inbox: Inbox, ask: Ask, *, take_back: bool, now: datetime, into: Crosse
     folders.make(rounds)
     with folders.alone(rounds):
         for cut_off in sorted(rounds.glob(f"{_SESSION}-*")):
-            _fetch(inbox, ask, cut_off, only=[], into=into)
+            _fetch(inbox, ask, cut_off, only=[], now=now, into=into)
         carried = {str(entry.get("receipt_id")) for entry in inbox.processed.entries().values()}
         while wanted := _wanted(inbox, ask, set() if take_back else carried):
             mark = folders.write_new(rounds, lambda: f"{_SESSION}-{inbox.repository.id}-{stamp(now)}", b"")
-            if not _fetch(inbox, ask, mark, only=wanted[:_AT_ONCE], into=into):
+            if not _fetch(inbox, ask, mark, only=wanted[:_AT_ONCE], now=now, into=into):
                 break
 
 
 def _wanted(inbox: Inbox, ask: Ask, unwanted: Collection[str]) -> list[str]:
     told = _asked(ask, {"project": inbox.repository.id, "max_tokens": _ALL})
-    return [one["receipt_id"] for one in told["items"] if one["receipt_id"] not in unwanted]
+    return [one["receipt_id"] for one in _said(told, "items") if one["receipt_id"] not in unwanted]
 
 
-def _fetch(inbox: Inbox, ask: Ask, mark: Path, *, only: list[str], into: Crossed) -> int:
-    """Write what the round of this name was given, or is given now; answers how many files are new."""
+def _fetch(inbox: Inbox, ask: Ask, mark: Path, *, only: list[str], now: datetime, into: Crossed) -> int:
+    """Write what the round of this name was given, or is given now; answers how many files are new.
+
+    A round that was cut off and is given nothing may be another agent's: it is left to that one as long as the server
+    remembers rounds.
+    """
     told = _asked(ask, {"session": mark.name, "receipt_ids": only, "again": True, "max_tokens": _ALL})
-    fetched = [receipt_id for one in told["items"] if (receipt_id := _keep(inbox, one))]
+    items = _said(told, "items")
+    fetched = [receipt_id for one in items if (receipt_id := _keep(inbox, one))]
     into.pulled += fetched
-    mark.unlink(missing_ok=True)
+    if items or only or now - _began(mark) >= KEPT:
+        mark.unlink(missing_ok=True)
     return len(fetched)
+
+
+def _began(mark: Path) -> datetime:
+    milliseconds = int(mark.name.split("-")[-2])
+    return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
 def _keep(inbox: Inbox, told: Mapping[str, Any]) -> str | None:
@@ -186,6 +200,12 @@ def _asked(ask: Ask, given: Mapping[str, Any]) -> dict[str, Any]:
     status, told = ask("/api/v1/handoffs/inherit", given)
     _refuse_errors(status, told)
     return told
+
+
+def _said(told: Mapping[str, Any], name: str) -> Any:
+    if name not in told:
+        raise Refused("The server does not answer as the API does.")
+    return told[name]
 
 
 def _refuse_errors(status: int, told: Mapping[str, Any]) -> None:

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from apps.handoff.errors import Refused
+
 _BYTES_PER_TOKEN: Final = 4
 
 # Where sessions that search read about earlier ones.
@@ -17,11 +19,19 @@ def estimate(text: str) -> int:
 
 
 def last_sessions(top: Path, patterns: Sequence[str] = SESSION_FILES) -> list[Path]:
-    """The five newest files of a repository that tell of sessions, which a session without handoff would read."""
-    for pattern in patterns:
-        if found := [path for path in top.glob(pattern) if path.is_file()]:
-            return sorted(found, key=lambda path: (path.stat().st_mtime, path.name), reverse=True)[:SEARCHED]
-    return []
+    """The five newest files of a repository that tell of sessions, which a session without handoff would read.
+
+    :raises Refused: if a pattern is none.
+    """
+    found = {path for pattern in patterns for path in _matching(top, pattern)}
+    return sorted(found, key=lambda path: (path.stat().st_mtime, path.name), reverse=True)[:SEARCHED]
+
+
+def _matching(top: Path, pattern: str) -> list[Path]:
+    try:
+        return [path for path in top.glob(pattern) if path.is_file()]
+    except (NotImplementedError, ValueError) as exc:
+        raise Refused(f"{pattern!r} names no files within the repository: {exc}.") from None
 
 
 def cost_of(files: Sequence[Path]) -> int:

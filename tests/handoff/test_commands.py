@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -96,6 +97,9 @@ def test_it_speaks_utf_8_whatever_the_locale(root: Path) -> None:
         (("clean", "--keep-days", "-1"), b"", "number from 0"),
         (("clean", "--keep-days", "nan"), b"", "number from 0"),
         (("harvest",), b"", "HANDOFF_SESSION"),
+        (("status", "--baseline", "/etc/*.md"), b"", "within the repository"),
+        (("status", "--baseline", "**x"), b"", "within the repository"),
+        (("outbox", "put", "--type", "x", "--session", "a", "--topic", os.fsdecode(b"\xff")), b"x", "not UTF-8"),
     ],
 )
 def test_a_refusal_is_one_sentence_and_changes_nothing(
@@ -113,6 +117,51 @@ def test_outside_of_a_repository_it_says_so(tmp_path: Path) -> None:
     folder.mkdir()
     done = handoff("inherit", root=folder)
     assert (done.returncode, done.stderr) == (2, f"{folder} is in no git repository.\n")
+
+
+def test_what_leads_to_no_repository_is_a_refusal(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / ".git").write_bytes(b"gitdir: a\x00b")
+    for name in ("loop", "odd"):
+        done = handoff("inherit", root=tmp_path / name)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("closed", ["<&-", "2>&-", "<&- 2>&-"])
+def test_it_does_without_what_it_does_not_need(root: Path, closed: str) -> None:
+    done = in_shell(f'"$HANDOFF" leave --type thread --session a --root "$ROOT" "At step 3" {closed}', root)
+    assert (done.returncode, done.stdout[:5]) == (0, "Left ")
+    assert in_shell(f'"$HANDOFF" inherit --root "$ROOT" {closed}', root).stdout.endswith("> At step 3\n")
+
+
+@pytest.mark.parametrize(("closed", "said"), [(">&-", "no standard output"), (">/dev/full", "No space left")])
+def test_without_an_output_nothing_counts_as_shown(root: Path, closed: str, said: str) -> None:
+    leave(root)
+    done = in_shell(f'"$HANDOFF" inherit --root "$ROOT" {closed}', root)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert said in done.stderr
+    assert len(answered("inherit", root=root)["items"]) == 1
+
+
+def in_shell(line: str, root: Path) -> "subprocess.CompletedProcess[str]":
+    env = environment({"HANDOFF": str(PRODUCT / "bin" / "handoff"), "ROOT": str(root)})
+    return subprocess.run(["bash", "-c", line], env=env, capture_output=True, check=False, text=True, timeout=60)
+
+
+def test_an_interruption_says_nothing(root: Path) -> None:
+    process = subprocess.Popen(
+        [PRODUCT / "bin" / "handoff", "leave", "--type", "learning", "--session", "a", "--root", root],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    assert process.stdin is not None
+    # A body that is larger than the pipe holds: it is being read when this returns.
+    process.stdin.write(b"x" * 65_537)
+    process.stdin.flush()
+    process.send_signal(signal.SIGINT)
+    assert (process.communicate()[1], process.returncode) == (b"", 130)
 
 
 def test_an_inbox_that_can_not_be_written_is_a_refusal(root: Path) -> None:
@@ -176,6 +225,13 @@ def test_a_report_is_taken_by_one(root: Path) -> None:
     assert answered("outbox", "take", root=root) == {"report": None}
 
 
+def test_a_report_of_somebody_else_is_given_whole(root: Path) -> None:
+    outbox = Outbox(inbox_of(root).repository)
+    outbox.folder.mkdir(parents=True)
+    (outbox.folder / "large.md").write_text("x" * 200_000)
+    assert len(answered("outbox", "take", root=root)["report"]) == 200_000
+
+
 def test_reports_of_one_moment_do_not_overwrite_each_other(root: Path) -> None:
     for number in range(3):
         answered("outbox", "put", "--type", "report", "--session", "s", f"Number {number}", root=root)
@@ -196,6 +252,8 @@ def test_the_cost_is_told_beside_what_searching_would_have_cost(root: Path) -> N
     assert told["tokens"] == answered("inherit", root=root)["tokens"]
     assert told["saved"] == told["baseline"] - told["tokens"]
     assert [one["tokens"] > 0 for one in told["items"]] == [True]
+    chosen = answered("status", "--baseline", "shared/*/session-1.md", "--baseline", "README", root=root)
+    assert sorted(chosen["baseline_files"]) == ["README", "shared/sessions/session-1.md"]
 
 
 def test_the_questions_at_the_end_of_a_session(root: Path) -> None:

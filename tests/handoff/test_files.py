@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -218,6 +219,34 @@ def test_a_link_in_the_place_of_the_inbox_is_not_followed(root: Path, tmp_path: 
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+def test_nothing_behind_a_link_is_removed_or_taken(root: Path) -> None:
+    answered("place", "tree", root=root)
+    leave(root)
+    bodies(root)
+    (root / "docs" / "more").mkdir(parents=True)
+    for name in ("a.md", "more/a.md"):
+        (root / "docs" / name).write_bytes(item("A page of the repository\n").to_bytes())
+    processed, claimed = root / "inbox" / "processed", root / "inbox" / ".claimed"
+    for place in (processed, claimed, root / "outbox" / "taken", root / "outbox" / ".claimed"):
+        shutil.rmtree(place, ignore_errors=True)
+        place.parent.mkdir(exist_ok=True)
+        place.symlink_to(root / "docs")
+        for arguments in (("inherit",), ("clean", "--keep-days", "0"), ("outbox", "take")):
+            done = handoff(*arguments, root=root)
+            assert "Traceback" not in done.stderr
+        assert "not a folder of its own" in handoff("clean", "--keep-days", "0", root=root).stderr
+        place.unlink()
+    assert sorted(path.name for path in (root / "docs").rglob("*")) == ["a.md", "a.md", "more"]
+
+
+@pytest.mark.parametrize("name", ["inbox/processed", "outbox/taken", "inbox/.claimed", "inbox/.gitkeep"])
+def test_folders_with_links_in_them_are_not_taken_over(root: Path, name: str) -> None:
+    (root / "docs").mkdir()
+    (root / name).parent.mkdir()
+    (root / name).symlink_to(root / "docs")
+    assert "holds something else" in handoff("place", "tree", root=root).stderr
+
+
 def test_what_is_no_item_is_put_aside_with_its_reason_and_the_others_are_delivered(root: Path, tmp_path: Path) -> None:
     good = leave(root, "A good one\n")
     folder = good.parent
@@ -243,6 +272,19 @@ def test_what_is_no_item_is_put_aside_with_its_reason_and_the_others_are_deliver
     assert {one["reason"] for one in answered("status", root=root)["rejected"]} > {
         "plain.md has no front matter between two lines of ---."
     }
+
+
+def test_names_of_files_are_told_without_what_a_terminal_would_obey(root: Path) -> None:
+    folder = leave(root).parent
+    (folder / "a\x1b[2J\nb.md").write_text("no item")
+    (folder.parent / "outbox").mkdir()
+    (folder.parent / "outbox" / "r\x1b[2J\n.md").write_text("a report")
+    before = handoff("status", root=root).stdout
+    assert "\n  a\\x1b[2J\\nb.md has no front matter" in before
+    handoff("inherit", root=root)
+    told = before + handoff("status", root=root).stdout + handoff("outbox", "list", root=root).stdout
+    assert "r\\x1b[2J\\n.md\n" in told
+    assert "\x1b" not in told
 
 
 def test_a_look_changes_nothing(root: Path) -> None:
@@ -299,6 +341,19 @@ def test_a_ledger_that_was_cut_off_loses_one_line_at_most(root: Path) -> None:
     # The one without a line counts from when that is noticed.
     later = NOON + timedelta(days=30)
     assert len(inbox.clean(kept=timedelta(days=30), now=later, dry_run=False)) == 3
+    assert len(inbox.clean(kept=timedelta(days=30), now=later + timedelta(days=30), dry_run=False)) == 1
+
+
+@pytest.mark.parametrize(
+    "line", ["[" * 100_000, '{"name": "NAME", "processed_at": "0001-01-01T00:00:00+14:00"}', "[1]"]
+)
+def test_a_line_of_the_ledger_that_says_nothing_is_passed_over(root: Path, line: str) -> None:
+    name = leave(root).name
+    bodies(root, now=NOON)
+    inbox = inbox_of(root)
+    (inbox.processed.folder / ".ledger.jsonl").write_text(line.replace("NAME", name) + "\n")
+    later = NOON + timedelta(days=30)
+    assert inbox.clean(kept=timedelta(days=30), now=later, dry_run=False) == []
     assert len(inbox.clean(kept=timedelta(days=30), now=later + timedelta(days=30), dry_run=False)) == 1
 
 
@@ -433,6 +488,39 @@ def test_repositories_hand_over_to_each_other(tmp_path: Path) -> None:
     assert answered("inherit", root=api)["items"] == answered("inherit", root=web)["items"] == []
     for folder in (web, api):
         assert git(folder, "status", "--porcelain") == ""
+
+
+def test_what_another_repository_left_goes_back_to_its_own_folder(root: Path) -> None:
+    """So that it is still shown as that one's, and is not carried to a server as one's own."""
+    there = inbox_of(root).repository.home / "shared-inbox" / "from-other-1"
+    there.mkdir(parents=True)
+    (there / "by-hand.md").write_bytes(item("First\n").to_bytes())
+    with pytest.raises(RuntimeError), inbox_of(root).inherit("first", max_tokens=500, now=NOON):
+        raise RuntimeError
+    assert folders.waiting(there) == [there / "by-hand.md"]
+    with inbox_of(root).inherit("hangs", max_tokens=500, now=NOON):
+        inbox_of(root).claims.take_back(now=NOON + timedelta(hours=1))
+        assert folders.waiting(there) == [there / "by-hand.md"]
+    assert folders.waiting(inbox_of(root).folder) == []
+    assert "[learning from 2026-01-10-auth in other-1]\n> First\n" in handoff("inherit", root=root).stdout
+    assert list((inbox_of(root).folder / ".claimed").iterdir()) == []
+
+
+def test_what_was_put_back_by_halves_is_shown_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = leave(root).parent
+    bodies(root)
+    (folder / "by-hand.md").write_bytes(item("First\n").to_bytes())
+    unlink = Path.unlink
+    monkeypatch.setattr(Path, "unlink", _killed)
+    with pytest.raises(KeyboardInterrupt), inbox_of(root).inherit("first", max_tokens=500, now=NOON):
+        raise RuntimeError
+    monkeypatch.setattr(Path, "unlink", unlink)
+    assert bodies(root, "second") == ["First\n"]
+    assert bodies(root, "third") == []
+
+
+def _killed(path: Path, *, missing_ok: bool = False) -> None:
+    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize(

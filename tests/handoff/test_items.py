@@ -143,6 +143,13 @@ def test_nothing_that_is_shown_leaves_its_line_or_moves_the_cursor() -> None:
     assert (head, rest) == ("[learning from 2026-01-10-auth]", "")
     assert line == "> a\\x1b[2Jb\\rc\\u2028d\\u202ee\\x85f\\x0bg"
     assert len(shown.splitlines()) == 2
+    told = item(project="x\x1b[2J]\n[caution from root").shown(in_project=None)
+    assert told.startswith("[learning from 2026-01-10-auth in x\\x1b[2J]\\n[caution from root]\n> ")
+
+
+def test_letters_that_a_reader_could_not_see_are_shown_and_those_that_join_others_stay() -> None:
+    shown = item("a\u200bb\U000e0041c\u2060d e\u200cf").shown(in_project=None)
+    assert shown.endswith("\n> a\\u200bb\\U000e0041c\\u2060d e\u200cf\n")
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../x", "-a", "a b", "a\nb", "a:b", "é", "x" * 101])

@@ -11,7 +11,7 @@ from pytest_django.live_server_helper import LiveServer
 
 from apps.handoff import folders, sweeping, sync
 from apps.handoff.errors import Refused
-from apps.handoff.items import Kind, Priority
+from apps.handoff.items import Kind, Priority, stamp
 from apps.handoff.sync import Ask, Crossed
 from apps.principals.models import Tenant
 from tests.factories import make_tenant, make_token
@@ -103,6 +103,34 @@ def test_a_round_that_was_cut_off_is_fetched_to_its_end(root: Path, hub: Hub) ->
     assert sorted(bodies(root)) == ["First\n", "Second\n"]
 
 
+def test_a_round_of_another_agent_is_left_to_that_one(root: Path, hub: Hub, tenant: Tenant) -> None:
+    hub.leave(body="First\n")
+    other = Hub(make_token(tenant, "Other"))
+
+    def answer_is_lost(path: str, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        answer = hub.ask(path, dict(given))
+        if "session" in given:
+            raise Refused("gone")
+        return answer
+
+    with pytest.raises(Refused):
+        sync.pull(inbox_of(root), answer_is_lost, take_back=False, now=NOON, into=Crossed())
+    assert synchronise(root, other.ask) == (0, 0, 0)
+    assert synchronise(root, hub.ask) == (0, 1, 0)
+    assert bodies(root) == ["First\n"]
+
+
+def test_a_round_that_nobody_ends_is_forgotten_when_the_server_has_forgotten_it(root: Path, hub: Hub) -> None:
+    rounds = inbox_of(root).folder / ".rounds"
+    rounds.mkdir(parents=True)
+    mark = rounds / f"sync-web-12ab34cd-{stamp(NOON)}"
+    mark.touch()
+    synchronise(root, hub.ask)
+    assert mark.exists()
+    sync.pull(inbox_of(root), hub.ask, take_back=False, now=NOON + timedelta(days=30), into=Crossed())
+    assert not mark.exists()
+
+
 def test_a_round_that_was_cut_off_after_its_files_were_shown_shows_them_once(
     root: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +205,21 @@ def test_an_answer_that_is_not_the_apis_is_named(root: Path, live_server: LiveSe
     done = handoff("sync", "--url", f"{url}/livez", root=root, env={"GATEHOUSE_TOKEN": "x"})
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+    def something_else(path: str, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        return 200, {"status": "ok"}
+
+    leave(root)
+    with pytest.raises(Refused, match="as the API does"):
+        sync.pull(inbox_of(root), something_else, take_back=False, now=NOON, into=Crossed())
+    with pytest.raises(Refused, match="as the API does"):
+        sync.push(inbox_of(root), something_else, recipient=None, now=NOON, into=Crossed())
+    assert len(inbox_of(root).waiting()) == 1
+
+
+def test_a_token_that_is_none_is_a_refusal(root: Path) -> None:
+    done = handoff("sync", "--url", "http://127.0.0.1:1", root=root, env={"GATEHOUSE_TOKEN": "ü"})
+    assert (done.returncode, done.stderr) == (2, "The token holds letters that no token has.\n")
 
 
 def test_the_tick_cleans_up_each_repository_for_itself(tmp_path: Path) -> None:

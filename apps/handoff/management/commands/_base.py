@@ -26,7 +26,10 @@ class HandoffCommand(BaseCommand):
         parser.set_defaults(command=self.verb)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        streams = Streams.standard()
+        try:
+            streams = Streams.standard()
+        except Refused as exc:
+            raise CommandError(str(exc)) from exc
         if options.get("stdout") is not None:
             # Whoever calls the command from code wants to have what it says.
             streams = replace(streams, out=cast("TextIO", self.stdout))
