@@ -40,6 +40,12 @@ with inbox.inherit(f"session-{number}", max_tokens=10_000, now=NOW) as found:
 """
 
 
+REJECT = """
+with inbox.inherit(f"session-{number}", max_tokens=10_000, now=NOW) as found:
+    os.write(1, "".join(f"{one.name}\\n" for one in found.rejected).encode())
+"""
+
+
 def test_fifty_writers_in_one_millisecond_leave_fifty_files(root: Path) -> None:
     at_once(root, 50, WRITE)
     assert sorted(bodies(root, max_tokens=100_000)) == sorted(f"{number}\n" for number in range(50))
@@ -274,6 +280,17 @@ def test_what_is_no_item_is_put_aside_with_its_reason_and_the_others_are_deliver
     }
 
 
+def test_what_is_no_item_is_put_aside_by_one_of_those_who_find_it(root: Path) -> None:
+    inbox = inbox_of(root)
+    inbox.folder.mkdir(parents=True)
+    for number in range(20):
+        (inbox.folder / f"{number}.md").write_text("no item")
+    told = at_once(root, 8, REJECT).split()
+    assert Counter(told) == Counter(f"{number}.md" for number in range(20))
+    rejected = inbox.folder / "rejected"
+    assert len(list(rejected.glob("*.reason.txt"))) == len(folders.waiting(rejected)) == 20
+
+
 def test_names_of_files_are_told_without_what_a_terminal_would_obey(root: Path) -> None:
     folder = leave(root).parent
     (folder / "a\x1b[2J\nb.md").write_text("no item")
@@ -387,6 +404,13 @@ def test_urgent_items_come_first_until_the_next_does_not_fit_and_cautions_come_a
     done = handoff("inherit", "--max-tokens", "1", root=root)
     assert "1 more item waiting" in done.stdout
     assert len(answered("inherit", root=root)["items"]) == 1
+
+
+def test_what_does_not_fit_is_not_overtaken_by_what_is_less_urgent(root: Path) -> None:
+    for number, size in enumerate((100, 1000, 100)):
+        leave(root, f"{number} " + "x" * size, created=NOON + timedelta(seconds=number))
+    assert [body[0] for body in bodies(root, max_tokens=100)] == ["0"]
+    assert [body[0] for body in bodies(root)] == ["1", "2"]
 
 
 def test_an_item_larger_than_the_budget_is_shown_at_last(root: Path) -> None:

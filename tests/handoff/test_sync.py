@@ -12,10 +12,12 @@ from pytest_django.live_server_helper import LiveServer
 from apps.handoff import folders, sweeping, sync
 from apps.handoff.errors import Refused
 from apps.handoff.items import Kind, Priority, stamp
+from apps.handoff.models import Handoff
 from apps.handoff.sync import Ask, Crossed
 from apps.principals.models import Tenant
+from apps.principals.tenancy import acting_as_system
 from tests.factories import make_tenant, make_token
-from tests.handoff.repositories import NOON, bodies, git, handoff, inbox_of, leave, make_repository
+from tests.handoff.repositories import NOON, bodies, git, handoff, inbox_of, item, leave, make_repository
 from tests.handoff.test_operations import Hub
 from tests.mcp.raw import modern
 
@@ -142,6 +144,35 @@ def test_a_round_that_was_cut_off_after_its_files_were_shown_shows_them_once(
     assert bodies(root) == ["First\n"]
     assert synchronise(root, hub.ask) == (0, 0, 0)
     assert bodies(root) == []
+
+
+@pytest.mark.parametrize(
+    "to", ["", "processed/", ".claimed/hangs/1768046400000-0011223344ff~", "rejected/1768046400000-"]
+)
+def test_what_a_round_has_written_is_written_once_wherever_it_is_by_now(root: Path, hub: Hub, to: str) -> None:
+    hub.leave(body="First\n")
+    sync.pull(inbox_of(root), hub.ask, take_back=False, now=NOON, into=Crossed())
+    mark = inbox_of(root).folder / ".rounds" / f"sync-{inbox_of(root).repository.id}-{stamp(NOON)}"
+    mark.touch()
+    (written,) = folders.waiting(inbox_of(root).folder)
+    place = Path(f"{inbox_of(root).folder}/{to}{written.name}")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    written.rename(place)
+
+    def answered_once_more(path: str, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        return hub.ask(path, {**given, "session": session} if "session" in given else dict(given))
+
+    with acting_as_system("test"):
+        session = Handoff.objects.get().inherited_by
+    assert synchronise(root, answered_once_more) == (0, 0, 0)
+    assert (len(list(inbox_of(root).folder.rglob(f"*{written.name}"))), mark.exists()) == (1, False)
+
+
+def test_what_another_repository_left_is_not_carried_to_the_server(tmp_path: Path, root: Path, hub: Hub) -> None:
+    there = inbox_of(make_repository(tmp_path / "other")).repository
+    inbox_of(root).leave_from(there, item("First\n"), now=NOON)
+    assert synchronise(root, hub.ask) == (0, 0, 0)
+    assert bodies(root) == ["First\n"]
 
 
 def _cut_off(path: Path, *, missing_ok: bool = False) -> None:
