@@ -6,7 +6,7 @@ when it has been shown, `rejected/` with a reason when it is no item.
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,13 +14,14 @@ from typing import Final
 
 from apps.handoff import folders, tokens
 from apps.handoff.budget import choose
-from apps.handoff.errors import Unreadable
+from apps.handoff.errors import Refused, Unreadable
 from apps.handoff.folders import Archive, Claims, Reader
 from apps.handoff.items import Item, fresh_name, stamp
 from apps.handoff.places import Repository
 
 KEPT: Final = timedelta(days=30)
 _FROM: Final = "from-"
+_MOVES: Final = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,13 +225,21 @@ def _reason(path: Path) -> str:
 def _write(folder: Callable[[], Path], item: Item, now: datetime) -> Path:
     data = item.to_bytes()
     Item.from_bytes(data)
-    folders.make(folder())
-    path = folders.write_new(folder(), lambda: fresh_name(item.kind, now=now), data)
+    path = _written(folder, lambda: fresh_name(item.kind, now=now), data)
     # Somebody may have moved the folders meanwhile, and with them this file, or not.
     if path.parent != folder():
         folders.make(folder())
         folders.move(path, folder() / path.name)
     return folder() / path.name
+
+
+def _written(folder: Callable[[], Path], name: Callable[[], str], data: bytes) -> Path:
+    """A folder that is moved away before the file is there is asked for again."""
+    for _ in range(_MOVES):
+        with suppress(FileNotFoundError):
+            folders.make(folder())
+            return folders.write_new(folder(), name, data)
+    raise Refused(f"{folder()} is being moved.")
 
 
 def _claimed(reader: Reader, found: Found, now: datetime) -> Found | None:

@@ -56,7 +56,9 @@ def write_new(folder: Path, name: Callable[[], str], data: bytes) -> Path:
             path = folder / name()
             with suppress(FileExistsError):
                 os.link(temporary, path)
-                _sync(folder)
+                # The folder may have been moved since, and the file with it.
+                with suppress(FileNotFoundError):
+                    _sync(folder)
                 return path
         raise Refused(f"{folder} has no free name.")
     finally:

@@ -203,6 +203,27 @@ else:
     assert sorted(bodies(root, max_tokens=100_000)) == sorted(f"{number}\n" for number in range(1, 30))
 
 
+@pytest.mark.parametrize("after", [False, True])
+def test_a_folder_that_is_moved_away_while_something_is_written_loses_and_doubles_nothing(
+    root: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    folder = inbox_of(root).folder
+    away = folder.with_name("away")
+
+    def link(source: Path, target: Path) -> None:
+        if not after and not away.exists():
+            folder.rename(away)
+        do(source, target)
+        if after:
+            folder.rename(away)
+
+    do = os.link
+    monkeypatch.setattr(os, "link", link)
+    leave(root, "First\n")
+    monkeypatch.undo()
+    assert len([*folders.waiting(folder), *folders.waiting(away)]) == 1
+
+
 def test_folders_that_only_keep_themselves_are_taken(root: Path) -> None:
     for name in ("inbox", "outbox"):
         (root / name).mkdir()
