@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, Protocol, TypeVar, get_type_hints
 
-from django.db import connection
 from pydantic import BaseModel
 
 from apps.core.errors import DomainError, Forbidden, NotFound
@@ -49,7 +48,7 @@ class Acting(Protocol):
     def token_id(self) -> int | None:
         """The token that was presented; None for the product itself."""
 
-    def acting(self) -> AbstractContextManager[None]:
+    def acting(self, *, lock_timeout: str | None = None) -> AbstractContextManager[None]:
         """A transaction in which the database shows this caller's tenant and nothing else."""
 
 
@@ -59,7 +58,7 @@ class Credential(Hashable, Protocol):
     def caller(self) -> Acting:
         """:raises rest_framework.exceptions.APIException: if it stands for nobody."""
 
-    def acting(self) -> AbstractContextManager[Acting]:
+    def acting(self, *, lock_timeout: str | None = None) -> AbstractContextManager[Acting]:
         """A transaction of the caller, who is found out by its beginning.
 
         :raises rest_framework.exceptions.APIException: if it stands for nobody.
@@ -307,17 +306,15 @@ _together_presented: Final = Together[Reader, BaseModel | Reply]()
 def _meeting(
     meets: Meets, caller: Acting, given: Sequence[BaseModel]
 ) -> Sequence[BaseModel | Reply | DomainError | None]:
-    with caller.acting():
-        _hold_nothing_for_long()
+    with caller.acting(lock_timeout=_PATIENCE):
         return meets.run(caller, given)
 
 
 def _presented_together(
     declared: Operation, meets: Meets, credential: Credential, readers: Sequence[Reader]
 ) -> Sequence[BaseModel | Reply | DomainError | None]:
-    with credential.acting() as caller:
+    with credential.acting(lock_timeout=_PATIENCE) as caller:
         permit(declared, caller)
-        _hold_nothing_for_long()
         given = [_read(meets, read, caller) for read in readers]
         fit = [one for one in given if isinstance(one, BaseModel)]
         answers = iter(meets.run(caller, fit) if fit else ())
@@ -341,11 +338,6 @@ def _presented(declared: Operation, credential: Credential, read: Reader) -> Bas
 # Of a group with a lock that somebody holds, as it keeps what others of it have locked from strangers: longer than those
 # before it at a busy place take to write, and no longer.
 _PATIENCE: Final = "100ms"
-
-
-def _hold_nothing_for_long() -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("select set_config('lock_timeout', %s, true)", [_PATIENCE])
 
 
 def _acting(declared: Operation, caller: Acting, given: BaseModel) -> BaseModel | Reply:

@@ -39,15 +39,16 @@ def credential(secret: Secret, *, now: datetime) -> Credential | None:
 
 
 @contextmanager
-def acting_by(secret: Secret, *, now: datetime) -> Iterator[Credential | None]:
+def acting_by(secret: Secret, *, now: datetime, lock_timeout: str | None) -> Iterator[Credential | None]:
     """A transaction of whoever a token stands for, as :func:`credential` finds it by the exchange that begins it."""
     if connection.in_atomic_block:
         found = credential(secret, now=now)
-        with found.caller.acting() if found else nullcontext():
+        with found.caller.acting(lock_timeout=lock_timeout) if found else nullcontext():
             yield found
         return
+    waits = "" if lock_timeout is None else f"set local lock_timeout = '{lock_timeout}'; "
     with transaction.atomic():
-        row = begin_asking(_BEGINNING.format(digest=secret.digest.hex()))
+        row = begin_asking(waits + _BEGINNING.format(digest=secret.digest.hex()))
         yield None if row is None else _credential(json.loads(row[0] or ""), now)
 
 

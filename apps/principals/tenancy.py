@@ -15,7 +15,14 @@ from apps.core.sql import begin_with, hot_cursor
 from apps.principals.models import Principal
 from apps.principals.scopes import FORBIDDEN, Kind, Scope
 
-_SETTINGS: Final = ("role", "gatehouse.tenant", "gatehouse.tenants", "gatehouse.principal", "gatehouse.reason")
+_SETTINGS: Final = (
+    "role",
+    "gatehouse.tenant",
+    "gatehouse.tenants",
+    "gatehouse.principal",
+    "gatehouse.reason",
+    "lock_timeout",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +42,8 @@ class Caller:
     is_authenticated: bool = True
     is_active: bool = True
 
-    def acting(self) -> AbstractContextManager[None]:
-        return acting_as(self)
+    def acting(self, *, lock_timeout: str | None = None) -> AbstractContextManager[None]:
+        return acting_as(self, lock_timeout=lock_timeout)
 
     def may(self, scope: Scope) -> bool:
         return scope in self.scopes
@@ -55,16 +62,18 @@ def on_behalf_of(principal: Principal) -> Caller:
     )
 
 
-def acting_as(caller: Caller) -> AbstractContextManager[None]:
-    """A transaction in which the database shows the caller's tenant and nothing else."""
-    return _within(
-        {
-            "role": "gatehouse_app",
-            "gatehouse.tenant": str(caller.tenant_id),
-            "gatehouse.principal": str(caller.principal_id),
-            "gatehouse.reason": "",
-        }
-    )
+def acting_as(caller: Caller, *, lock_timeout: str | None = None) -> AbstractContextManager[None]:
+    """A transaction in which the database shows the caller's tenant and nothing else.
+
+    :param lock_timeout: how long it waits for a lock, as PostgreSQL reads it; left out, as long as every connection.
+    """
+    settings = {
+        "role": "gatehouse_app",
+        "gatehouse.tenant": str(caller.tenant_id),
+        "gatehouse.principal": str(caller.principal_id),
+        "gatehouse.reason": "",
+    }
+    return _within(settings if lock_timeout is None else {**settings, "lock_timeout": lock_timeout})
 
 
 def acting_in(tenant_id: int, why: str) -> AbstractContextManager[None]:

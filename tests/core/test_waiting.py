@@ -28,7 +28,7 @@ class Anybody:
     scopes: Collection[str] = ()
     token_id: int | None = None
 
-    def acting(self) -> AbstractContextManager[None]:
+    def acting(self, *, lock_timeout: str | None = None) -> AbstractContextManager[None]:
         return nullcontext()
 
 

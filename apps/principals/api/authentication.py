@@ -33,13 +33,13 @@ class PresentedToken:
         return found.caller
 
     @contextmanager
-    def acting(self) -> Iterator[Caller]:
-        """A transaction of the caller, who is found out by its beginning.
+    def acting(self, *, lock_timeout: str | None = None) -> Iterator[Caller]:
+        """A transaction of the caller, who is found out by its beginning; see :func:`apps.principals.tenancy.acting_as`.
 
         :raises AuthenticationFailed: as :meth:`caller`.
         """
         now = timezone.now()
-        with selectors.acting_by(self.secret, now=now) as found:
+        with selectors.acting_by(self.secret, now=now, lock_timeout=lock_timeout) as found:
             if found is None:
                 raise _invalid()
             if not found.unnoted:
@@ -47,7 +47,7 @@ class PresentedToken:
                 return
         # Once a minute the longer way: the note is kept whatever becomes of the request, and makes nobody wait for it.
         _note_use(found.caller, now)
-        with found.caller.acting():
+        with found.caller.acting(lock_timeout=lock_timeout):
             yield found.caller
 
 
