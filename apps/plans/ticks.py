@@ -14,5 +14,11 @@ from apps.principals.tenancy import acting_as_system
 def learn() -> None:
     with acting_as_system("tenants whose planner can learn something"):
         tenants = selectors.tenants_with_lessons()
+    failures: list[Exception] = []
     for tenant_id in tenants:
-        services.learn(tenant_id=tenant_id, now=timezone.now())
+        try:
+            services.learn(tenant_id=tenant_id, now=timezone.now())
+        except Exception as failure:  # noqa: BLE001  # told below; the others' lessons are not its
+            failures.append(failure)
+    if failures:
+        raise ExceptionGroup("Some tenants' planners learned nothing", failures)

@@ -20,6 +20,7 @@ from apps.executions.services import Budget, Handed, advancing
 from apps.executions.states import Mode, Strategy
 from apps.memory.models import Observation
 from apps.plans.errors import UnknownPlan
+from apps.plans.models import Outcome
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
@@ -27,6 +28,7 @@ from apps.receipts import selectors as receipts
 from apps.receipts.models import Obligation, Receipt
 from apps.tasks import services as tasks
 from apps.tasks.models import HotTask
+from apps.workers.models import ToolVersion
 from tests.executions.making import (
     REPORT,
     advance,
@@ -154,6 +156,47 @@ def test_an_execution_leaves_one_trace_in_memory(kee: Caller, server: WorkerServ
         "success_rate",
         "result_pointers",
     }
+
+
+def test_the_planner_is_told_which_tools_ran_to_their_end_and_took_whose_result(
+    kee: Caller, server: WorkerServer
+) -> None:
+    make_worker(kee, server)
+    with kee.acting():
+        uids = dict(ToolVersion.objects.values_list("name", "uid"))
+    echo, shout = uids["echo"], uids["shout"]
+    steps = [
+        call_step("a", tool_uid=echo),
+        call_step("b", "shout", "{{a.text}}", tool_uid=shout, depends_on=["a"]),
+        call_step("c", "break_down", tool_uid=uids["break_down"], critical=False),
+        call_step("d"),
+        REPORT,
+    ]
+    execution = begin(kee, steps, strategy=Strategy.PARTIAL)
+    for _ in range(4):
+        advance(execution)
+
+    assert report(kee, execution).status == "partial"
+    with kee.acting():
+        (outcome,) = Outcome.objects.all()
+        assert outcome.plan is not None
+        assert (outcome.plan.plan_id, outcome.request) == (execution.plan_id, execution.intent)
+    # A step that names no version of its tool teaches nothing, nor does one that failed.
+    assert (sorted(outcome.tools), outcome.links) == (sorted([echo, shout]), [[echo, shout]])
+    assert 0 < outcome.weight < 1
+
+
+def test_what_ended_before_any_tool_ran_teaches_the_planner_nothing(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    with kee.acting():
+        uid = ToolVersion.objects.get(name="break_down").uid
+    execution = begin(kee, [call_step("a", "break_down", tool_uid=uid, critical=True), REPORT])
+    for _ in range(3):
+        advance(execution)
+
+    assert report(kee, execution).status == "failed"
+    with kee.acting():
+        assert not Outcome.objects.exists()
 
 
 def test_a_plan_is_carried_out_once(kee: Caller, server: WorkerServer) -> None:

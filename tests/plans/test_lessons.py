@@ -1,7 +1,7 @@
 """What executed plans teach: noted once, learned from by a tick, judged, taken into use, gone back from."""
 
 import threading
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -163,6 +163,32 @@ def test_the_tick_learns_when_there_is_enough_that_is_new(tenant: Tenant, kee: C
 
     with acting_as(kee):
         assert [(model.number, model.learned_from) for model in LearnedModel.objects.all()] == [(1, 5)]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_tenant_that_can_not_be_learned_from_keeps_no_other_waiting(
+    tenant: Tenant, kee: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = make_caller(make_tenant("other"), "Ann", Kind.AI)
+    for caller in (kee, other):
+        with acting_as(caller):
+            create(caller, "hello")
+            uids = register_plain_tools(caller)
+            services.take_over_history(tenant_id=caller.tenant_id, plans=pasts(uids, 5), now=T0)
+    learn = services.learn
+
+    def broken(*, tenant_id: int, now: datetime) -> LearnedModel | None:
+        if tenant_id == tenant.pk:
+            raise ValueError("lessons of another age")
+        return learn(tenant_id=tenant_id, now=now)
+
+    monkeypatch.setattr(services, "learn", broken)
+    with pytest.raises(ExceptionGroup) as failed:
+        ticks.run("plans.learn")
+
+    assert [str(one) for one in failed.value.exceptions] == ["lessons of another age"]
+    with acting_as(other):
+        assert LearnedModel.objects.count() == 1
 
 
 @pytest.mark.django_db(transaction=True)

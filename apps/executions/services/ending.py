@@ -1,4 +1,7 @@
-"""How an execution ends: what is in the air is let go, the plan's obligation is closed, one trace goes to memory."""
+"""How an execution ends: what is in the air is let go, the plan's obligation is closed, one trace goes to memory.
+
+How it went is told to the planner, which learns from it.
+"""
 
 from typing import Final
 
@@ -8,6 +11,7 @@ from apps.executions.services import announcing
 from apps.executions.services.rounds import Round
 from apps.executions.states import Status, StepStatus, StepType, Strategy
 from apps.memory import services as memory
+from apps.plans import services as plans
 from apps.tasks import services as tasks
 from apps.tasks.states import Status as TaskStatus
 
@@ -46,13 +50,19 @@ def _cancel_tasks(work: Round) -> None:
 
 
 def finish(work: Round, status: Status) -> None:
-    """Write the end: status, the receipt that closes the plan, the trace."""
+    """Write the end: status, the receipt that closes the plan, what the planner learns from, the trace."""
     execution = work.execution
     execution.move_to(status)
     execution.ended_at = work.now
     execution.wake_at = None
     execution.terminal_receipt_id = announcing.announce_end(work, status)
     work.post()
+    plans.record_outcome(
+        plan_id=execution.plan_id,
+        completed={line.step_id for line in work.lines if line.status == StepStatus.COMPLETE},
+        succeeded=status == Status.COMPLETE,
+        now=work.now,
+    )
     text, metadata = reports.trace(
         plan_id=execution.plan_id,
         intent=execution.intent,

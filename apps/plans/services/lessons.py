@@ -32,11 +32,16 @@ _BATCH: Final = 1_000
 def record_outcome(*, plan_id: str, completed: Collection[str], succeeded: bool, now: datetime) -> Outcome | None:
     """Note how a plan was carried out; the same plan again is noted once. Runs within its tenant.
 
-    :param completed: the ids of the steps that ran to their end. A plan of which none did teaches nothing: None.
+    :param completed: the ids of the steps that ran to their end. A plan of which none did with a version of a tool
+        that it names teaches nothing: None.
     :raises UnknownPlan: if there is no such plan.
     """
     document = selectors.plan(plan_id).document
-    ran = [step for step in document["steps"] if step["step_type"] in WORKER_STEPS and step["step_id"] in completed]
+    ran = [
+        step
+        for step in document["steps"]
+        if step["step_type"] in WORKER_STEPS and step["step_id"] in completed and step.get("tool_uid")
+    ]
     if not ran:
         return None
     plan = Plan.objects.get(plan_id=plan_id)
@@ -61,7 +66,7 @@ def _links(ran: Sequence[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]])
     return [
         [uids[source], step["tool_uid"]]
         for step in ran
-        for above in step["depends_on"]
+        for above in step.get("depends_on", ())
         for source in (above, *waited.get(above, ()))
         if source in uids
     ]
