@@ -57,12 +57,13 @@ def format_envelope_for_llm(
         begun = False
         for entry in entries:
             added = f"\n  - {entry}" if begun else f"\n\n{heading}:\n  - {entry}"
-            cost = tokens(added)
-            if left is not None and cost > left:
-                left_out += 1
-                continue
+            if left is not None:
+                cost = tokens(added)
+                if cost > left:
+                    left_out += 1
+                    continue
+                left -= cost
             begun = True
-            left = left if left is None else left - cost
             lines.append(added)
     text = "".join([opening, *lines, closing])
     return Formatted(text=text, boundary=boundary, tokens=tokens(text), left_out=left_out)

@@ -33,7 +33,7 @@ def one_line(text: str) -> str:
     What separates words, lines or paragraphs becomes a space.
     """
     seen = text if text.isprintable() else "".join(_printable(text))
-    return " ".join(seen.translate(_DROPPED).split())
+    return " ".join((seen if seen.isascii() else seen.translate(_DROPPED)).split())
 
 
 def _printable(text: str) -> Iterator[str]:
