@@ -17,6 +17,7 @@ from apps.memory.models import (
     Pattern,
     PatternRevision,
     Posting,
+    PromotionPolicy,
     Relationship,
     Session,
     Subject,
@@ -202,3 +203,10 @@ class WordCountAdmin(OperatorAdmin):
     list_display = ["__str__", "tenant", "scope", "passages"]
     list_select_related = ["tenant"]
     list_filter = ["tenant"]
+
+
+@admin.register(PromotionPolicy)
+class PromotionPolicyAdmin(OperatorAdmin):
+    list_display = ["delegate", "tenant", "domains", "confidence_threshold", "requires_novel", "author", "revised_at"]
+    list_select_related = ["tenant", "delegate", "author"]
+    list_filter = ["tenant", "requires_novel"]
