@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from apps.handoff import folders
-from apps.handoff.errors import Refused
+from apps.handoff.errors import Refused, Unreadable
 from apps.handoff.files import KEPT, Found, Inbox, Rejected
 from apps.handoff.items import Item, Kind, Priority, moment_text, settled_name, stamp
 
@@ -169,7 +169,7 @@ def _keep(inbox: Inbox, told: Mapping[str, Any]) -> str | None:
         receipt_id=told["receipt_id"],
     )
     name = settled_name(item)
-    if _is_known(inbox, name):
+    if _is_known(inbox, name) or _was_shown(inbox, item):
         return None
     # What can't be read again will be rejected here, where somebody sees it, and is not lost on the way.
     folders.write_new(inbox.folder, lambda: name, item.to_bytes())
@@ -182,6 +182,19 @@ def _is_known(inbox: Inbox, name: str) -> bool:
     claimed = inbox.claims.folder.glob(f"*/*~{name}")
     rejected = (inbox.folder / "rejected").glob(f"*-{name}")
     return any(path.exists() for path in here) or any(claimed) or any(rejected) or name in inbox.processed.entries()
+
+
+def _was_shown(inbox: Inbox, item: Item) -> bool:
+    """Whether a session here was shown this very item before it was known that the server has it too."""
+    for name, entry in inbox.processed.entries().items():
+        if entry.get("receipt_id") is not None:
+            continue
+        with suppress(FileNotFoundError, Unreadable):
+            shown = Item.from_bytes(folders.read(inbox.processed.folder / name))
+            # What makes two items one on the server.
+            if (shown.kind, shown.from_session, shown.body) == (item.kind, item.from_session, item.body):
+                return True
+    return False
 
 
 def _left(item: Item, project: str, recipient: str | None) -> dict[str, Any]:

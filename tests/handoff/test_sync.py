@@ -87,6 +87,26 @@ def test_a_crash_between_the_post_and_the_move_is_mended_by_the_key(root: Path, 
     assert hub.bodies("second") + bodies(root) == ["First\n"]
 
 
+def test_what_a_session_was_shown_after_its_answer_was_lost_comes_back_no_more(root: Path, hub: Hub) -> None:
+    for body in ("First\n", "Second\n"):
+        leave(root, body)
+
+    def answer_is_lost(path: str, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        hub.ask(path, dict(given))
+        raise Refused("gone")
+
+    with pytest.raises(Refused):
+        sync.push(inbox_of(root), answer_is_lost, recipient=None, now=NOON, into=Crossed())
+    assert sorted(bodies(root)) == ["First\n", "Second\n"]
+
+    assert synchronise(root, hub.ask) == (0, 0, 0)
+    assert synchronise(root, hub.ask) == (0, 0, 0)
+    assert bodies(root, "later") + hub.bodies("later") == []
+    # Another that says the same is another, if another session left it.
+    hub.leave(body="First\n", session="elsewhere")
+    assert synchronise(root, hub.ask) == (0, 1, 0)
+
+
 def test_a_round_that_was_cut_off_is_fetched_to_its_end(root: Path, hub: Hub) -> None:
     for body in ("First\n", "Second\n"):
         hub.leave(body=body)
