@@ -42,14 +42,23 @@ class StoredPlan:
     created_at: datetime
 
 
-def plan(plan_id: str) -> StoredPlan:
-    """The plan of this id in the current tenant.
+def plan_row(plan_id: str) -> Plan:
+    """The row of the plan of this id in the current tenant, with its DeleGate.
 
     :raises UnknownPlan: if there is none.
     """
     found = Plan.objects.filter(plan_id=plan_id).select_related("delegate").first()
     if found is None:
         raise UnknownPlan(f"There is no plan {plan_id[:100]!r}.")
+    return found
+
+
+def plan(plan_id: str) -> StoredPlan:
+    """The plan of this id in the current tenant.
+
+    :raises UnknownPlan: if there is none.
+    """
+    found = plan_row(plan_id)
     return StoredPlan(
         plan_id=found.plan_id,
         principal_id=found.principal_id,

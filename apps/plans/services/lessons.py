@@ -12,7 +12,7 @@ from apps.plans.choosing import Judged, judge, look
 from apps.plans.documents import WORKER_STEPS
 from apps.plans.errors import NoEarlierModel
 from apps.plans.history import History, Past
-from apps.plans.models import LearnedModel, Outcome, Plan
+from apps.plans.models import LearnedModel, Outcome
 from apps.plans.patterns import habits
 from apps.plans.ranking import Ranker
 from apps.principals.selectors import principal_named
@@ -36,7 +36,8 @@ def record_outcome(*, plan_id: str, completed: Collection[str], succeeded: bool,
         that it names teaches nothing: None.
     :raises UnknownPlan: if there is no such plan.
     """
-    document = selectors.plan(plan_id).document
+    plan = selectors.plan_row(plan_id)
+    document = plan.document
     ran = [
         step
         for step in document["steps"]
@@ -44,7 +45,6 @@ def record_outcome(*, plan_id: str, completed: Collection[str], succeeded: bool,
     ]
     if not ran:
         return None
-    plan = Plan.objects.get(plan_id=plan_id)
     found, _ = Outcome.objects.get_or_create(
         tenant_id=plan.tenant_id,
         plan=plan,
