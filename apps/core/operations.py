@@ -10,13 +10,14 @@ The function parses nothing and renders nothing: it makes one service call as th
 """
 
 import re
-from collections.abc import Callable, Collection, Hashable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Literal, Protocol, TypeVar, get_type_hints
 
 from pydantic import BaseModel
+from rest_framework.exceptions import APIException
 
 from apps.core.errors import DomainError, Forbidden, NotFound
 from apps.core.retries import ATTEMPTS, retried
@@ -255,70 +256,77 @@ def permit(declared: Operation, caller: Acting) -> None:
 
 
 def call(declared: Operation, caller: Acting, given: BaseModel) -> Reply:
-    """Run an operation as its caller.
+    """Run an operation as a caller who is known.
 
     :raises MissingScope: if the caller holds none of its scopes.
     :raises DomainError: whatever the operation refuses.
     """
-    permit(declared, caller)
-    run = declared.run if declared.own_transactions else partial(_acting, declared)
-    # What committed a part of its work and can't be repeated is tried once.
-    repeatable = declared.idempotent or not declared.own_transactions
-
-    def alone() -> BaseModel | Reply:
-        return retried(lambda: run(caller, given), attempts=ATTEMPTS if repeatable else 1)
-
-    if declared.meets and declared.meets.may(given):
-        many = partial(_meeting, declared.meets, caller)
-        reply = _together.do((declared.name, caller), given, alone=alone, many=many)
-    else:
-        reply = alone()
-    return reply if isinstance(reply, Reply) else Reply(reply, status=0)
+    return answer(declared, _Known(caller), lambda _: given)
 
 
 def answer(declared: Operation, credential: Credential, read: Reader) -> Reply:
-    """Run an operation as whoever a credential stands for: as :func:`call`, with an exchange less with the database.
+    """Run an operation as whoever a credential stands for: found out by what begins the transaction, where there is one.
 
     :raises rest_framework.exceptions.APIException: if it stands for nobody.
     :raises MissingScope: if the caller holds none of the operation's scopes, before anything is read.
     :raises DomainError: whatever the operation refuses.
     """
-    if declared.own_transactions:
-        caller = credential.caller()
-        permit(declared, caller)
-        return call(declared, caller, read(caller))
-
-    def alone() -> BaseModel | Reply:
-        return retried(lambda: _presented(declared, credential, read))
-
-    if declared.meets:
-        many = partial(_presented_together, declared, declared.meets, credential)
-        reply = _together_presented.do((declared.name, credential), read, alone=alone, many=many)
-    else:
-        reply = alone()
+    reply = _by_itself(declared, credential, read) if declared.own_transactions else _in_one(declared, credential, read)
     return reply if isinstance(reply, Reply) else Reply(reply, status=0)
 
 
-_together: Final = Together[Any, BaseModel | Reply]()
-_together_presented: Final = Together[Reader, BaseModel | Reply]()
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """The credential of a caller about whom nothing has to be found out."""
+
+    who: Acting
+
+    def caller(self) -> Acting:
+        return self.who
+
+    @contextmanager
+    def acting(self, *, lock_timeout: str | None = None) -> Iterator[Acting]:
+        with self.who.acting(lock_timeout=lock_timeout):
+            yield self.who
+
+
+def _by_itself(declared: Operation, credential: Credential, read: Reader) -> BaseModel | Reply:
+    caller = credential.caller()
+    permit(declared, caller)
+    given = read(caller)
+    # What committed a part of its work and can't be repeated is tried once.
+    return retried(lambda: declared.run(caller, given), attempts=ATTEMPTS if declared.idempotent else 1)
+
+
+def _in_one(declared: Operation, credential: Credential, read: Reader) -> BaseModel | Reply:
+    alone = partial(retried, partial(_alone, declared, credential, read))
+    if not declared.meets:
+        return alone()
+    many = partial(_meeting, declared, declared.meets, credential)
+    return _together.do((declared.name, credential), read, alone=alone, many=many)
+
+
+_together: Final = Together[Reader, BaseModel | Reply]()
+
+
+def _alone(declared: Operation, credential: Credential, read: Reader) -> BaseModel | Reply:
+    with credential.acting() as caller:
+        permit(declared, caller)
+        return declared.run(caller, read(caller))
 
 
 def _meeting(
-    meets: Meets, caller: Acting, given: Sequence[BaseModel]
-) -> Sequence[BaseModel | Reply | DomainError | None]:
-    with caller.acting(lock_timeout=_PATIENCE):
-        return meets.run(caller, given)
-
-
-def _presented_together(
     declared: Operation, meets: Meets, credential: Credential, readers: Sequence[Reader]
 ) -> Sequence[BaseModel | Reply | DomainError | None]:
-    with credential.acting(lock_timeout=_PATIENCE) as caller:
-        permit(declared, caller)
-        given = [_read(meets, read, caller) for read in readers]
-        fit = [one for one in given if isinstance(one, BaseModel)]
-        answers = iter(meets.run(caller, fit) if fit else ())
-        return [next(answers) if isinstance(one, BaseModel) else one for one in given]
+    try:
+        with credential.acting(lock_timeout=_PATIENCE) as caller:
+            permit(declared, caller)
+            given = [_read(meets, read, caller) for read in readers]
+            fit = [one for one in given if isinstance(one, BaseModel)]
+            answers = iter(meets.run(caller, fit) if fit else ())
+            return [next(answers) if isinstance(one, BaseModel) else one for one in given]
+    except (APIException, MissingScope):  # who may not call hears it alone
+        return [None for _ in readers]
 
 
 def _read(meets: Meets, read: Reader, caller: Acting) -> BaseModel | DomainError | None:
@@ -329,20 +337,9 @@ def _read(meets: Meets, read: Reader, caller: Acting) -> BaseModel | DomainError
     return given if meets.may(given) else None
 
 
-def _presented(declared: Operation, credential: Credential, read: Reader) -> BaseModel | Reply:
-    with credential.acting() as caller:
-        permit(declared, caller)
-        return declared.run(caller, read(caller))
-
-
 # Of a group with a lock that somebody holds, as it keeps what others of it have locked from strangers: longer than those
 # before it at a busy place take to write, and no longer.
 _PATIENCE: Final = "100ms"
-
-
-def _acting(declared: Operation, caller: Acting, given: BaseModel) -> BaseModel | Reply:
-    with caller.acting():
-        return declared.run(caller, given)
 
 
 def begin(declared: Operation, caller: Acting, given: BaseModel) -> None:
