@@ -60,8 +60,9 @@ def _fit_for_a_path(name: str) -> str:
     return name
 
 
-# A name that somebody gives: routes will hold it.
-NewName = Annotated[Name, AfterValidator(_fit_for_a_path)]
+# What somebody names: routes will hold it.
+FitForAPath: Final = AfterValidator(_fit_for_a_path)
+NewName = Annotated[Name, FitForAPath]
 _EARLIEST: Final = datetime(1, 1, 3, tzinfo=UTC)
 _LATEST: Final = datetime(9999, 12, 29, tzinfo=UTC)
 _A_NUMBER: Final = re.compile(r"[+-]?[0-9.]+")

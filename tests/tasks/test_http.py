@@ -7,7 +7,7 @@ import pytest
 from django.test import Client
 
 from apps.principals.models import Tenant
-from apps.principals.scopes import Kind
+from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller
 from tests.factories import make_token
 from tests.tasks.making import SCHEMA, make_type
@@ -96,6 +96,7 @@ def test_a_run_fails_and_is_retried(agent: str, worker: str) -> None:
         (422, "invalid", {"task_type": "index", "params": {"path": "/x"}, "priority": 11}),
         (422, "invalid", {"task_type": "index", "params": {"path": "/x"}, "run_at": "2030-01-01T00:00:00"}),
         (422, "invalid", {"task_type": "index", "unknown": 1}),
+        (422, "invalid", {"task_type": "index", "params": {"path": "/x"}, "queue": "a/b"}),
         (422, "unstorable_json", {"task_type": "index", "params": {"path": "\x00"}}),
         (413, "params_too_large", {"task_type": "index", "params": {"path": "x" * 300_000}}),
         (413, "body_too_large", {"task_type": "index", "params": {"path": "x" * 1_000_000}}),
@@ -106,6 +107,14 @@ def test_wrong_requests_are_refused_by_name(agent: str, status: int, code: str, 
     answered, problem = send(agent, "tasks", body)
     assert (answered, problem["code"]) == (status, code)
     assert get(agent, "queues")[1]["queues"][0]["queued"] == 0
+
+
+def test_what_no_address_could_hold_gets_no_task_type(tenant: Tenant, agent: str) -> None:
+    owner = make_token(tenant, "Owner", scopes=[Scope.ADMIN, Scope.TASKS_QUEUE])
+    for draft in ({"name": "a/b"}, {"name": ".."}, {"name": "parse", "queue": "a/b"}):
+        answered, problem = send(owner, "task-types", draft)
+        assert (answered, problem["code"]) == (422, "invalid")
+    assert [one["name"] for one in get(agent, "task-types")[1]["task_types"]] == ["index"]
 
 
 def test_a_worker_cannot_queue_and_a_forged_token_is_refused(agent: str, worker: str) -> None:

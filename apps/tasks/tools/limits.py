@@ -7,7 +7,7 @@ from django.utils import timezone
 from pydantic import Field
 
 from apps.core.operations import Route, operation
-from apps.core.schemas import Input, Name, Output
+from apps.core.schemas import Input, Name, NewName, Output
 from apps.principals.tenancy import Caller
 from apps.tasks import services
 from apps.tasks.models import Queue
@@ -25,7 +25,7 @@ from apps.tasks.tools.verbs import (
 
 
 class SetQueueLimits(Input):
-    queue: Name
+    queue: NewName
     concurrency: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """At most so many of its tasks are leased at a time."""
     rate: Rate | None = None

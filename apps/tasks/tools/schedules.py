@@ -23,7 +23,7 @@ class ScheduleTask(Input):
     params: dict[str, Any] = Field(default_factory=dict)
     recipient_ai: Name | None = None
     """Who is told how each task ends; left out, the caller."""
-    queue: Name | None = None
+    queue: NewName | None = None
     priority: Annotated[int, Field(ge=1, le=10)] | None = None
     cron: Annotated[Text, Field(min_length=9, max_length=200)] | None = None
     """Minute, hour, day of month, month, day of week, all of which must match: `0 8 * * 1-5`."""

@@ -11,7 +11,7 @@ from pydantic import Field
 from apps.core.errors import only
 from apps.core.ids import format_ref
 from apps.core.operations import Reply, Route, Waits, operation
-from apps.core.schemas import Empty, Input, Moment, Name, Output, Text
+from apps.core.schemas import Empty, FitForAPath, Input, Moment, Name, NewName, Output, Text
 from apps.principals.tenancy import Caller
 from apps.receipts.shapes import GroupInput
 from apps.tasks import selectors, services
@@ -64,7 +64,7 @@ class QueueTask(Input):
     """What the task is about, as the type's params_schema says. At most 256 KiB."""
     recipient_ai: Name | None = None
     """Who is told how it ends; left out, the caller."""
-    queue: Name | None = None
+    queue: NewName | None = None
     """Another queue than the type's."""
     priority: Annotated[int, Field(ge=1, le=10)] | None = None
     """10 goes first; left out, the type's."""
@@ -758,10 +758,10 @@ class Rate(Input):
 
 
 class RegisterTaskType(Input):
-    name: TypeName
+    name: Annotated[TypeName, FitForAPath]
     params_schema: dict[str, Any] = Field(default_factory=dict)
     """JSON Schema of the params; references to other documents are refused."""
-    queue: Name = "default"
+    queue: NewName = "default"
     title: Annotated[Text, Field(max_length=200)] = ""
     requires: Annotated[list[Name], Field(max_length=20)] = Field(default_factory=list)
     """Capabilities that a worker must name to be given such a task."""
