@@ -1,6 +1,7 @@
 """Executions as operators see them: read-only, linked to plan, tasks and receipts."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from django.contrib import admin
 from django.http import HttpRequest
@@ -8,13 +9,27 @@ from unfold.admin import TabularInline
 
 from apps.core.admin import OperatorAdmin, link_to
 from apps.executions.models import Execution, ExecutionStep
+from apps.executions.states import StepStatus
+from apps.plans import drawing
+from apps.plans.drawing import Mark
 from apps.plans.models import Plan
 from apps.receipts.models import Receipt
 from apps.tasks.models import Task
 
+_COLOURS: Final[Mapping[str, str]] = {
+    StepStatus.PENDING: "#9ca3af",
+    StepStatus.CALLING: "#2563eb",
+    StepStatus.QUEUED: "#2563eb",
+    StepStatus.AWAITING: "#d97706",
+    StepStatus.COMPLETE: "#16a34a",
+    StepStatus.FAILED: "#dc2626",
+    StepStatus.SKIPPED: "#9ca3af",
+    StepStatus.CANCELED: "#9ca3af",
+}
 
-def _plan_link(execution: Execution) -> str:
-    return link_to(Plan.objects.filter(tenant_id=execution.tenant_id, plan_id=execution.plan_id).first())
+
+def _plan_of(execution: Execution) -> Plan | None:
+    return Plan.objects.filter(tenant_id=execution.tenant_id, plan_id=execution.plan_id).first()
 
 
 def _receipt_link(tenant_id: int, receipt_id: str | None) -> str:
@@ -78,7 +93,7 @@ class ExecutionAdmin(OperatorAdmin):
     search_fields = ["plan_id", "intent"]
     ordering = ["-id"]
     inlines = [StepInline]
-    readonly_fields = ["plan", "plan_receipt", "terminal_receipt"]
+    readonly_fields = ["graph", "provenance", "plan", "plan_receipt", "terminal_receipt"]
 
     @admin.display(description="intent")
     def intent_start(self, execution: Execution) -> str:
@@ -86,7 +101,19 @@ class ExecutionAdmin(OperatorAdmin):
 
     @admin.display(description="plan")
     def plan(self, execution: Execution) -> str:
-        return _plan_link(execution)
+        return link_to(_plan_of(execution))
+
+    @admin.display(description="steps")
+    def graph(self, execution: Execution) -> str:
+        plan = _plan_of(execution)
+        steps = execution.steps.values_list("step_id", "status")
+        marks = {step_id: Mark(status, _COLOURS[status]) for step_id, status in steps}
+        return "-" if plan is None else drawing.graph(plan.document, marks)
+
+    @admin.display(description="params, alternatives, confidence")
+    def provenance(self, execution: Execution) -> str:
+        plan = _plan_of(execution)
+        return "-" if plan is None else drawing.details(plan.document)
 
     @admin.display(description="plan's receipt")
     def plan_receipt(self, execution: Execution) -> str:

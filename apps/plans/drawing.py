@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from django.utils.html import format_html, format_html_join
@@ -11,6 +12,7 @@ from django.utils.safestring import SafeString
 
 _WIDE, _HIGH, _GAP_X, _GAP_Y, _EDGE = 190, 58, 60, 22, 12
 _LONG: Final = 26
+_PLAIN: Final = "#6b7280"
 _FILLS: Final = {
     "call_worker": "#dbeafe",
     "queue_execution": "#e0e7ff",
@@ -21,14 +23,25 @@ _FILLS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """What is to be seen at a step besides what the plan says of it: a word, and the colour of its edge."""
+
+    word: str
+    colour: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Box:
     step: Mapping[str, Any]
     x: int
     y: int
 
 
-def graph(document: Mapping[str, Any]) -> SafeString:
-    """The steps of a plan, or of a refusal those of its partial plan, as an SVG."""
+def graph(document: Mapping[str, Any], marks: Mapping[str, Mark] = MappingProxyType({})) -> SafeString:
+    """The steps of a plan, or of a refusal those of its partial plan, as an SVG.
+
+    :param marks: by step id.
+    """
     steps = _steps(document)
     boxes = _boxes(steps)
     width = max((box.x for box in boxes.values()), default=0) + _WIDE + 2 * _EDGE
@@ -41,7 +54,7 @@ def graph(document: Mapping[str, Any]) -> SafeString:
         width,
         height,
         format_html_join("", "{}", ((line,) for line in _lines(boxes))),
-        format_html_join("", "{}", ((_drawn(box),) for box in boxes.values())),
+        format_html_join("", "{}", ((_drawn(box, marks.get(step_id)),) for step_id, box in boxes.items())),
     )
 
 
@@ -104,11 +117,11 @@ def _line(source: _Box, target: _Box, dashes: str) -> SafeString:
     )
 
 
-def _drawn(box: _Box) -> SafeString:
+def _drawn(box: _Box, mark: Mark | None) -> SafeString:
     step = box.step
     sure = f" · {step['confidence']:.0%}" if step.get("confidence") is not None else ""
     return format_html(
-        '<g><title>{}</title><rect x="{}" y="{}" width="{}" height="{}" rx="6" fill="{}" stroke="#6b7280"/>'
+        '<g><title>{}</title><rect x="{}" y="{}" width="{}" height="{}" rx="6" fill="{}" stroke="{}" stroke-width="{}"/>'
         '<text x="{}" y="{}" fill="#111827" font-weight="bold">{}</text>'
         '<text x="{}" y="{}" fill="#111827">{}</text><text x="{}" y="{}" fill="#4b5563">{}</text></g>',
         step.get("tool_name") or step["step_type"],
@@ -117,12 +130,14 @@ def _drawn(box: _Box) -> SafeString:
         _WIDE,
         _HIGH,
         _FILLS.get(step["step_type"], "#ffffff"),
+        _PLAIN if mark is None else mark.colour,
+        1 if mark is None else 3,
         box.x + 8,
         box.y + 17,
         _short(step.get("tool_name") or step["step_type"]),
         box.x + 8,
         box.y + 33,
-        _short(step.get("worker_id") or ""),
+        _short(" · ".join(part for part in (mark and mark.word, step.get("worker_id")) if part)),
         box.x + 8,
         box.y + 49,
         f"{step['step_id']} · {step['step_type']}{sure}",

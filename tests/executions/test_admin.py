@@ -1,12 +1,15 @@
 """What operators see of an execution."""
 
+import re
+from xml.etree import ElementTree as ET
+
 from django.test import Client
 from django.urls import reverse
 
 from apps.executions.models import ExecutionStep
 from apps.principals.models import Operator
 from apps.principals.tenancy import Caller, acting_as_system
-from tests.executions.making import advance, begin, example_steps, make_worker
+from tests.executions.making import advance, begin, call_step, example_steps, make_worker
 from tests.executions.workers import WorkerServer
 
 
@@ -29,3 +32,44 @@ def test_the_page_of_an_execution_leads_to_its_plan_tasks_and_receipts(kee: Call
     assert "/receipts/receipt/" in page
     assert execution.ref in listing
     assert of_step.status_code == 200
+
+
+def test_the_page_draws_the_plan_with_the_state_of_each_step_and_where_its_params_are_from(
+    kee: Caller, server: WorkerServer
+) -> None:
+    make_worker(kee, server)
+    told = {
+        "provenance": {"text": {"source": "literal", "text": "hello"}},
+        "confidence": 0.9,
+        "alternatives": [{"tool_name": "say", "score": 0.4}],
+    }
+    execution = begin(
+        kee,
+        [
+            call_step("step-1", **told),
+            call_step("step-2", "break_down", depends_on=["step-1"]),
+            call_step("step-3", depends_on=["step-2"]),
+        ],
+    )
+    advance(execution)
+    with acting_as_system("test"):
+        operator = Operator.objects.create_superuser("olga", password=None)
+    client = Client()
+    client.force_login(operator, backend="django.contrib.auth.backends.ModelBackend")
+
+    page = client.get(reverse("admin:executions_execution_change", args=[execution.pk])).content.decode()
+
+    (picture,) = re.findall(r"<svg[^>]*Steps of the plan.*?</svg>", page, re.DOTALL)
+    drawn = ET.fromstring(picture)  # noqa: S314  # our own
+    space = "{http://www.w3.org/2000/svg}"
+    boxes = {
+        box.findall(f"{space}text")[2].text.split(" · ")[0]: box  # type: ignore[union-attr]  # it has one
+        for box in drawn.findall(f"{space}g")
+    }
+    states = {name: (box.findall(f"{space}text")[1].text or "").split(" · ")[0] for name, box in boxes.items()}
+    assert states == {"step-1": "complete", "step-2": "failed", "step-3": "skipped"}
+    edges = [box.find(f"{space}rect").attrib["stroke"] for box in boxes.values()]  # type: ignore[union-attr]  # it has one
+    assert len(set(edges)) == 3
+    details = re.sub(r"<[^>]+>", " ", page)
+    assert re.search(r"text\s+= hello\s+\(literal hello\)", details)
+    assert "say (0.4)" in details
