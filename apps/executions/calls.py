@@ -37,6 +37,7 @@ MAX_PARAMS_BYTES: Final = 1024 * 1024
 _SECONDS: Final = 60
 _HINT: Final = 300
 _SUMMARY_BYTES: Final = 16 * 1024
+_CAUSE: Final = "caused_by_receipt_id"
 _HARMLESS_TWICE: Final = frozenset({"read", "network"})
 
 
@@ -109,6 +110,15 @@ def group_of(execution: Execution) -> Group:
         event_family=EVENT_FAMILY,
         summary_hint=f"Tasks of {execution.ref}: {execution.intent}"[:_HINT],
     )
+
+
+def with_cause(target: Target, params: Mapping[str, Any], cause: str | None) -> Mapping[str, Any]:
+    """The parameters for a tool that asks for the receipt that made the call, where nothing else is said there.
+
+    So the chain of receipts goes on at whoever plans and does work of its own because of this call.
+    """
+    asked = _CAUSE in (target.input_schema.get("properties") or {})
+    return {**params, _CAUSE: cause} if asked and cause is not None and _CAUSE not in params else params
 
 
 def check_params(target: Target, params: Mapping[str, Any]) -> None:

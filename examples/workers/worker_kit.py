@@ -200,9 +200,12 @@ class Worker:
             annotations=ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False),
         )(self.manifest)
 
-    def tool(self, *, title: str | None = None, open_world: bool = False) -> Callable[[ToolFunction], ToolFunction]:
-        """Publish a read-only function as a tool. Its docstring is what planners and models search and read."""
-        annotations = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=open_world)
+    def tool(
+        self, *, title: str | None = None, open_world: bool = False, changes_things: bool = False
+    ) -> Callable[[ToolFunction], ToolFunction]:
+        """Publish a function as a tool, read-only unless it says otherwise. Its docstring is what planners and models search and read."""
+        calm = not changes_things
+        annotations = ToolAnnotations(read_only_hint=calm, idempotent_hint=calm, open_world_hint=open_world)
         publish = self.server.tool(title=title, annotations=annotations)
 
         def published(function: ToolFunction) -> ToolFunction:

@@ -1,6 +1,7 @@
 """What operators see of an execution."""
 
 import re
+from typing import Any
 from xml.etree import ElementTree as ET
 
 from django.test import Client
@@ -38,7 +39,7 @@ def test_the_page_draws_the_plan_with_the_state_of_each_step_and_where_its_param
     kee: Caller, server: WorkerServer
 ) -> None:
     make_worker(kee, server)
-    told = {
+    told: dict[str, Any] = {
         "provenance": {"text": {"source": "literal", "text": "hello"}},
         "confidence": 0.9,
         "alternatives": [{"tool_name": "say", "score": 0.4}],

@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from django.db import connection, transaction
@@ -135,6 +136,90 @@ def test_the_receipts_of_an_execution_are_one_chain_that_closes_the_plan(
     }
     assert closing is not None
     assert (closing.event_type, closing.surface) == ("plan_complete", "ledger")
+
+
+def test_each_step_tells_what_came_of_it_in_an_envelope(kee: Caller, outside: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a"), queue_step("b"), call_step("c", "break_down", critical=False), REPORT])
+    advance(execution)
+
+    def envelopes() -> dict[str, dict[str, Any]]:
+        return {step.step_id: step.envelope for step in report(kee, execution).steps if step.envelope}
+
+    of_task = envelopes()["b"]
+    task_id = do_task(outside, {"text": "found"})
+    advance(execution)
+    told = envelopes()
+
+    members = {
+        *("plan_id", "step_id", "worker_id", "tool_name", "status", "payload", "async_task_id", "result_pointer"),
+        *("provenance", "error"),
+    }
+    assert all(set(envelope) >= members for envelope in (*told.values(), of_task))
+    assert (of_task["status"], of_task["async_task_id"], of_task["payload"]) == (
+        "async_queued",
+        f"task_{task_id}",
+        None,
+    )
+    assert (told["a"]["status"], told["a"]["payload"]["text"], told["a"]["async_task_id"]) == (
+        "complete",
+        "hello",
+        None,
+    )
+    assert (told["b"]["status"], told["b"]["payload"], told["b"]["provenance"]["run_id"]) == (
+        "complete",
+        {"text": "found"},
+        "run_1",
+    )
+    assert (told["c"]["status"], told["c"]["error"]["retryable"]) == ("failed", False)
+    assert "out of paper" in told["c"]["error"]["message"]
+    assert all(
+        (envelope["plan_id"], envelope["step_id"], envelope["worker_id"]) == (execution.plan_id, step_id, "texter")
+        for step_id, envelope in told.items()
+        if step_id != "report"
+    )
+    assert all(envelope["provenance"]["completed_at"] for envelope in told.values())
+
+
+def test_what_a_delegate_asks_of_another_is_carried_out_on_behalf_of_the_other(
+    tenant: Tenant, outside: Caller, server: WorkerServer
+) -> None:
+    manager = make_caller(tenant, "general-manager", Kind.DELEGATE)
+    make_worker(manager, server)
+    execution = begin(manager, example_steps())
+    advance(execution)
+    do_task(outside, {"text": "found"})
+    advance(execution)
+
+    done = report(manager, execution)
+    # It puts the results together by itself: nobody reads its inbox to do it.
+    assert (done.status, statuses(manager, execution)["step-4"]) == ("complete", "complete")
+    with manager.acting():
+        kept = Execution.objects.select_related("owner", "requested_by").get()
+        received = Receipt.objects.select_related("recipient").order_by("id")
+        told = {(fact.event_type, fact.recipient.name, fact.surface) for fact in received}
+    assert (kept.owner.name, kept.requested_by.name) == ("delegate", "general-manager")
+    assert told == {
+        ("plan_created", "general-manager", "ledger"),
+        ("task_queued", "delegate", "ledger"),
+        ("task_complete", "delegate", "inbox"),
+        ("escalation", "general-manager", "inbox"),
+        ("plan_complete", "general-manager", "ledger"),
+    }
+    assert open_obligations(manager) == 0
+
+
+def test_a_tool_that_asks_for_its_cause_is_told_the_plans_receipt(kee: Caller, server: WorkerServer) -> None:
+    asking = {"type": "object", "properties": {"text": {}, "caused_by_receipt_id": {}}}
+    make_worker(
+        kee, server, tools=[{"name": name, "description": name, "input_schema": asking} for name in ("echo", "tell")]
+    )
+    named = {"text": "hello", "caused_by_receipt_id": "another"}
+    execution = begin(kee, [call_step("a", "tell"), call_step("b", "tell", params=named), REPORT])
+    advance(execution)
+
+    told = [(step.envelope or {})["payload"] for step in report(kee, execution).steps[:2]]
+    assert told == [{"text": "hello", "caused_by_receipt_id": execution.plan_receipt_id}, named]
 
 
 def test_an_execution_leaves_one_trace_in_memory(kee: Caller, server: WorkerServer) -> None:

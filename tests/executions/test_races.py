@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from django.db import connection
 
 from apps.executions import jobs, selectors, services, ticks, tools
 from apps.executions.models import Execution
-from apps.executions.services import advancing
+from apps.executions.services import Budget, advancing
 from apps.executions.states import Strategy
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
@@ -95,6 +96,31 @@ def test_two_processes_queue_one_task(kee: Caller, server: WorkerServer) -> None
         assert HotTask.objects.count() == 1
 
 
+@pytest.mark.parametrize("costs", [[30, 10, 20, 10, 20, 10], [10, 10, 10, 10, 10, 10], [60, 10, 5, 50, 5, 10]])
+def test_processes_at_once_never_begin_more_than_the_budget_pays_for(
+    kee: Caller, server: WorkerServer, costs: list[int]
+) -> None:
+    make_worker(kee, server)
+    steps = [
+        (queue_step if number % 2 else call_step)(f"s{number}", estimated_cost=cost / 100)
+        for number, cost in enumerate(costs)
+    ]
+    budget = Budget(max_total_cost=Decimal("0.50"), max_cost_per_step=Decimal("0.55"))
+    execution = begin(kee, [*steps, REPORT], budget=budget)
+
+    at_once(*[lambda: advance(execution)] * 4)
+    execute_queue(kee.tenant_id, "execute")
+    execute_queue(kee.tenant_id, "execute")
+    execute_queue(kee.tenant_id, "execute")
+    at_once(*[lambda: advance(execution)] * 4)
+
+    done = report(kee, execution)
+    begun = [Decimal(str(step.cost)) for step in done.steps if step.started_at is not None]
+    assert done.status == "budget_exceeded"
+    assert Decimal(str(done.total_cost)) == sum(begun) <= Decimal("0.50")
+    assert sum(server.calls.values()) == len(begun)
+
+
 def test_two_starts_of_one_plan_are_one_execution(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     first = begin(kee, [call_step("a"), REPORT])
@@ -122,6 +148,21 @@ def test_a_call_that_is_still_running_is_not_taken_over(kee: Caller, server: Wor
     server.gate.set()
     caller.join(30)
     assert server.calls == {"hold": 1}
+    assert report(kee, execution).status == "complete"
+
+
+def test_independent_steps_are_called_at_the_same_time(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a", "hold"), call_step("b", "hold"), REPORT])
+    caller = threading.Thread(target=lambda: at_once(lambda: advance(execution)))
+    caller.start()
+
+    # Neither answers before both have been called.
+    server.wait_for_calls("hold", 2)
+    server.gate.set()
+    caller.join(30)
+
+    assert server.calls == {"hold": 2}
     assert report(kee, execution).status == "complete"
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +39,13 @@ class WorkerServer:
     def redirecting(self) -> str:
         return self.endpoint.replace("/mcp", "/moved")
 
+    def wait_for_calls(self, tool: str, number: int) -> None:
+        """Return when the tool has been called so many times."""
+        deadline = time.monotonic() + 20
+        while self.calls[tool] < number:
+            assert time.monotonic() < deadline, f"{tool} was called {self.calls[tool]} times"
+            time.sleep(0.01)
+
     def reset(self) -> None:
         self.calls.clear()
         self.gate.clear()
@@ -53,6 +61,10 @@ def _server(seen: WorkerServer) -> MCPServer[Any]:  # noqa: C901  # a list of sm
     def echo(text: str) -> dict[str, Any]:
         seen.calls["echo"] += 1
         return {"text": text, "length": len(text), "items": [1, 2, 3]}
+
+    @server.tool()
+    def tell(text: str, caused_by_receipt_id: str) -> dict[str, Any]:
+        return {"text": text, "caused_by_receipt_id": caused_by_receipt_id}
 
     @server.tool()
     def shout(text: str) -> dict[str, Any]:

@@ -84,6 +84,7 @@ class Claimed:
     step_pk: int
     fence: int
     owner: Caller
+    cause: str
     target: calls.Target
     params: Mapping[str, Any]
     envelopes: Mapping[str, Mapping[str, Any]]
@@ -264,6 +265,7 @@ def _claimed(work: Round, step: ExecutionStep, target: calls.Target) -> Claimed:
         step_pk=step.pk,
         fence=step.attempts,
         owner=work.owner,
+        cause=work.execution.plan_receipt_id,
         target=target,
         params=step.definition.get("params") or {},
         envelopes={other.step_id: other.envelope for other in work.in_state(StepStatus.COMPLETE) if other.envelope},
@@ -300,7 +302,7 @@ def _resolved(claim: Claimed) -> Mapping[str, Any]:
         return None if pointer is None else calls.kept(tenant_id=claim.tenant_id, pointer=pointer)
 
     found: dict[str, Any] = references.resolve(claim.params, envelopes=claim.envelopes, payload_of=payload_of)
-    return found
+    return calls.with_cause(claim.target, found, claim.cause)
 
 
 def _call_all(direct: list[tuple[Claimed, Mapping[str, Any]]]) -> None:

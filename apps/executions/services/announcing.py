@@ -61,11 +61,12 @@ def ask_for_decision(work: Round, step: ExecutionStep) -> str:
 
 
 def report_upward(work: Round, step: ExecutionStep) -> str | None:
-    """Tell the owner's superior; a top principal has none, and reads the execution's report."""
-    superior = work.execution.owner.parent
+    """Tell who stands above the owner: who asked it, else its parent. A top principal reads the execution's report."""
+    execution = work.execution
+    asker = execution.requested_by
+    superior = execution.owner.parent if asker == execution.owner else asker
     if superior is None:
         return None
-    execution = work.execution
     return _say(
         work,
         event_type="escalation",
@@ -115,7 +116,7 @@ def close_obligation(work: Round, step: ExecutionStep, *, event_type: str, summa
 
 
 def announce_end(work: Round, status: Status) -> str:
-    """Close the plan's obligation in the ledger."""
+    """Close the plan's obligation in the ledger of whoever owed it: who asked for the plan."""
     execution = work.execution
     done = sum(line.status == "complete" for line in work.lines)
     return _say(
@@ -135,6 +136,7 @@ def announce_end(work: Round, status: Status) -> str:
         },
         pairs_with=execution.plan_receipt_id,
         artifact_pointer=execution.ref,
+        recipient_id=execution.requested_by_id,
         surface=Surface.LEDGER,
     )
 

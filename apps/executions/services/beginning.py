@@ -11,6 +11,7 @@ from apps.executions.models import ExecutionStep
 from apps.executions.services import announcing
 from apps.executions.services.rounds import Round
 from apps.executions.states import Mode, Status, StepStatus, StepType, Strategy
+from apps.principals.scopes import Kind
 from apps.workers.errors import WorkerRateLimited
 
 CLAIM: Final = timedelta(seconds=10)
@@ -123,7 +124,7 @@ def _wait(work: Round, step: ExecutionStep) -> None:
 
 
 def _aggregate(work: Round, step: ExecutionStep) -> None:
-    if step.definition.get("executor") == "self":
+    if step.definition.get("executor") == "self" or work.execution.owner.kind == Kind.DELEGATE:
         wanted = step.definition.get("aggregate_step_ids") or step.depends_on
         succeed(work, step, result={"results": reports.handed_over(work.lines, wanted)})
         return

@@ -66,9 +66,22 @@ def call_worker(
     """
     with caller.acting():
         target = calls.target_of(worker_id=worker_id, tool_name=tool_name)
+        execution = None if task.execution_ref is None else selectors.execution_of(caller, task.execution_ref)
+        cause = task.caused_by or (None if execution is None else execution.plan_receipt_id)
+        params = calls.with_cause(target, params, cause)
         calls.check_params(target, params)
         if mode == CallMode.ASYNC or (mode == CallMode.AUTO and target.runtime != "fast"):
-            return _queue(caller, target, params, task)
+            group = None if execution is None else calls.group_of(execution)
+            return tasks.queue(
+                requester=caller,
+                request=QueueRequest(
+                    task_type=calls.TASK_TYPE,
+                    params={"worker_id": worker_id, "tool_name": tool_name, "params": dict(params)},
+                    idempotency_key=task.idempotency_key,
+                    caused_by=cause,
+                    group=group,
+                ),
+            )
         calls.take(target)
     try:
         called = calls.call(target=target, params=params, deadline=min(target.deadline, DIRECT))
@@ -80,17 +93,3 @@ def call_worker(
     with caller.acting():
         calls.record(target, called)
     return Answered(payload=called.payload, result_pointer=pointer)
-
-
-def _queue(caller: Caller, target: calls.Target, params: Mapping[str, Any], wishes: TaskWishes) -> QueuedTask:
-    execution = None if wishes.execution_ref is None else selectors.execution_of(caller, wishes.execution_ref)
-    return tasks.queue(
-        requester=caller,
-        request=QueueRequest(
-            task_type=calls.TASK_TYPE,
-            params={"worker_id": target.worker_id, "tool_name": target.tool_name, "params": dict(params)},
-            idempotency_key=wishes.idempotency_key,
-            caused_by=wishes.caused_by or (None if execution is None else execution.plan_receipt_id),
-            group=None if execution is None else calls.group_of(execution),
-        ),
-    )

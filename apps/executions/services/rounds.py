@@ -46,7 +46,7 @@ class Round:
         """Lock and read; None if there is no such execution, or if it is locked and such are to be skipped."""
         execution = (
             Execution.objects.select_for_update(no_key=True, of=("self",), skip_locked=skip_locked)
-            .select_related("owner__tenant", "owner__parent")
+            .select_related("owner__tenant", "owner__parent", "requested_by")
             .filter(pk=execution_id)
             .first()
         )

@@ -16,6 +16,8 @@ from apps.executions.services.rounds import hint_on_commit
 from apps.executions.signals import execution_can_go_on
 from apps.executions.states import Mode, StepType, Strategy
 from apps.plans import selectors as plans
+from apps.plans.selectors import StoredPlan
+from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
 
 
@@ -40,7 +42,9 @@ def start(
 ) -> Execution:
     """Begin to carry out a plan, or answer the execution that it already has.
 
-    A plan is carried out once, so that a repeated request does nothing twice; what failed is planned again.
+    A plan is carried out once, so that a repeated request does nothing twice; what failed is planned again. It is
+    carried out on behalf of whoever asks; but where one DeleGate asks another, on behalf of the other, which has an
+    inbox of its own and answers for what it was asked.
 
     :raises UnknownPlan: if the caller has no such plan.
     :raises AlreadyExecuted: if its execution has another mode, strategy or budget.
@@ -54,7 +58,7 @@ def start(
                 delegate_id=plan.delegate_id,
                 plan_receipt_id=plan.receipt_id,
                 intent=plan.document["intent"],
-                owner_id=caller.principal_id,
+                owner_id=_owner(caller, plan),
                 requested_by_id=caller.principal_id,
                 mode=mode,
                 strategy=strategy,
@@ -71,6 +75,10 @@ def start(
     _add_steps(execution, plan.document)
     hint_on_commit(execution_can_go_on, execution)
     return execution
+
+
+def _owner(caller: Caller, plan: StoredPlan) -> int:
+    return plan.delegate_principal_id if caller.kind == Kind.DELEGATE else caller.principal_id
 
 
 def _existing(plan_id: str, mode: Mode, strategy: Strategy, budget: Budget) -> Execution:
