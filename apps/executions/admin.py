@@ -10,9 +10,9 @@ from unfold.admin import TabularInline
 from apps.core.admin import OperatorAdmin, link_to
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.states import StepStatus
-from apps.plans import drawing
-from apps.plans.drawing import Mark
+from apps.plans import selectors as plans
 from apps.plans.models import Plan
+from apps.principals.tenancy import acting_in
 from apps.receipts.models import Receipt
 from apps.tasks.models import Task
 
@@ -26,10 +26,6 @@ _COLOURS: Final[Mapping[str, str]] = {
     StepStatus.SKIPPED: "#9ca3af",
     StepStatus.CANCELED: "#9ca3af",
 }
-
-
-def _plan_of(execution: Execution) -> Plan | None:
-    return Plan.objects.filter(tenant_id=execution.tenant_id, plan_id=execution.plan_id).first()
 
 
 def _receipt_link(tenant_id: int, receipt_id: str | None) -> str:
@@ -93,7 +89,7 @@ class ExecutionAdmin(OperatorAdmin):
     search_fields = ["plan_id", "intent"]
     ordering = ["-id"]
     inlines = [StepInline]
-    readonly_fields = ["graph", "provenance", "plan", "plan_receipt", "terminal_receipt"]
+    readonly_fields = ["picture", "plan", "plan_receipt", "terminal_receipt"]
 
     @admin.display(description="intent")
     def intent_start(self, execution: Execution) -> str:
@@ -101,19 +97,15 @@ class ExecutionAdmin(OperatorAdmin):
 
     @admin.display(description="plan")
     def plan(self, execution: Execution) -> str:
-        return link_to(_plan_of(execution))
+        return link_to(Plan.objects.filter(tenant_id=execution.tenant_id, plan_id=execution.plan_id).first())
 
     @admin.display(description="steps")
-    def graph(self, execution: Execution) -> str:
-        plan = _plan_of(execution)
+    def picture(self, execution: Execution) -> str:
         steps = execution.steps.values_list("step_id", "status")
-        marks = {step_id: Mark(status, _COLOURS[status]) for step_id, status in steps}
-        return "-" if plan is None else drawing.graph(plan.document, marks)
-
-    @admin.display(description="params, alternatives, confidence")
-    def provenance(self, execution: Execution) -> str:
-        plan = _plan_of(execution)
-        return "-" if plan is None else drawing.details(plan.document)
+        with acting_in(execution.tenant_id, "console: the picture of an execution"):
+            return plans.picture(
+                execution.plan_id, marks={step_id: (status, _COLOURS[status]) for step_id, status in steps}
+            )
 
     @admin.display(description="plan's receipt")
     def plan_receipt(self, execution: Execution) -> str:

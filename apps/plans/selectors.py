@@ -7,9 +7,10 @@ from typing import Any, Final
 from uuid import UUID
 
 from django.db.models import Count, Max
+from django.utils.safestring import SafeString
 
 from apps.memory.models import Observation, Pattern
-from apps.plans import shelf
+from apps.plans import drawing, shelf
 from apps.plans.documents import WORKER_STEPS, PlanStatus
 from apps.plans.errors import UnknownDelegate, UnknownPlan
 from apps.plans.grounding import MemoryRef, memory_refs
@@ -87,6 +88,17 @@ def delegate_named(delegate_id: str) -> Delegate:
     if found is None:
         raise UnknownDelegate(f"There is no DeleGate {delegate_id[:100]!r}.")
     return found
+
+
+def picture(plan_id: str, *, marks: Mapping[str, tuple[str, str]]) -> SafeString:
+    """A plan of the current tenant as a graph, each step with a word and the colour of its edge, by its id; and below it
+    where params are from, what might have stood in a step's place, and how sure it is.
+
+    :raises UnknownPlan: if there is none.
+    """
+    document = plan_row(plan_id).document
+    seen = {step_id: drawing.Mark(*mark) for step_id, mark in marks.items()}
+    return drawing.graph(document, seen) + drawing.details(document)
 
 
 def can_execute_now(document: Mapping[str, Any]) -> bool:
