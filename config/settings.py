@@ -216,6 +216,8 @@ def _database() -> dict[str, Any]:
             f"lock_timeout={'2s' if PROCESS == 'web' else '10s'}",
             "statement_timeout=30s",
             "idle_in_transaction_session_timeout=60s",
+            # An index of vectors goes on looking until a tenant has its share, nearest first (see apps/memory/sql/meaning.py).
+            "hnsw.iterative_scan=strict_order",
         )
     )
     # Without a number nothing is prepared, whatever a cursor asks; Django's own cursors never ask.
@@ -247,6 +249,19 @@ SERVICE_TOKENS = {
     for name, text in env.ENVIRON.items()
     if name.endswith(SERVICE_TOKEN_SUFFIX) and name != "MEMORYGATE_SERVICE_TOKEN" and text
 }
+
+# The embedder that recall asks what texts mean: an endpoint of the OpenAI form (its whole address, `…/v1/embeddings`), the
+# name of its model and how many numbers that gives. Without one, recall goes by words alone.
+EMBEDDER_URL = env.str("GATEHOUSE_EMBEDDER_URL", default="")
+EMBEDDER_MODEL = env.str("GATEHOUSE_EMBEDDER_MODEL", default="")
+EMBEDDER_DIMENSIONS = env.int("GATEHOUSE_EMBEDDER_DIMENSIONS", default=0)
+EMBEDDER_TOKEN = env.str("GATEHOUSE_EMBEDDER_TOKEN", default="")
+# More than an index of pgvector takes.
+_MOST_DIMENSIONS = 4_000
+if EMBEDDER_URL and not (EMBEDDER_MODEL and 0 < EMBEDDER_DIMENSIONS <= _MOST_DIMENSIONS):
+    raise ImproperlyConfigured(
+        "GATEHOUSE_EMBEDDER_URL needs GATEHOUSE_EMBEDDER_MODEL and GATEHOUSE_EMBEDDER_DIMENSIONS, from 1 to 4000."
+    )
 
 # Who may scrape /metrics; empty: whoever reaches the port.
 METRICS_TOKEN = env.str("GATEHOUSE_METRICS_TOKEN", default="")

@@ -22,6 +22,7 @@ from apps.console import selectors
 from apps.core import pulse, ticks
 from apps.core.sql import database_now
 from apps.digests import selectors as inboxes
+from apps.memory import selectors as memory
 from apps.principals.tenancy import acting_as_system
 
 POSTGRESQL: Final = 18
@@ -82,6 +83,7 @@ def examination() -> list[Finding]:
             _targets,
             _letters,
             _inboxes,
+            _embedder,
             _artifacts,
         ]
     )
@@ -299,6 +301,29 @@ def _inboxes() -> Finding:
         ok=last.found == last.repaired and not late,
         says=says,
         mend="manage.py self_check looks and mends at once; the log says what was wrong.",
+        needed=False,
+    )
+
+
+def _embedder() -> Finding:
+    with acting_as_system("readiness"):
+        found = memory.embedding()
+    if not found.named:
+        return Finding(part="embedder", ok=True, says="none: recall goes by words alone", needed=False)
+    if not found.comparable:
+        return Finding(
+            part="embedder",
+            ok=False,
+            says="the database can't compare vectors; recall goes by words alone",
+            mend="Let a superuser install pgvector here: create extension vector.",
+            needed=False,
+        )
+    waits = f"{found.waiting:,} memories wait for it" if found.waiting else "knows every memory"
+    return Finding(
+        part="embedder",
+        ok=found.indexed or found.largest <= memory.LOOKED_AT,
+        says=waits if found.indexed else f"{waits}, none stands in an index, a tenant has {found.largest:,}",
+        mend="manage.py index_vectors",
         needed=False,
     )
 

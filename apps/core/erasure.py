@@ -104,23 +104,34 @@ class Rows:
             cursor.execute(f"select id from {self.table} where {self._found(wanted)} order by id", _given(wanted))
             return [pk for (pk,) in cursor.fetchall()]
 
+    def erasable(self, wanted: Wanted) -> list[int]:
+        """The primary keys of the rows that :meth:`erase` would take something from."""
+        with connection.cursor() as cursor:
+            cursor.execute(f"select id from {self.table} where {self._erased(wanted)}", _given(wanted))
+            return [pk for (pk,) in cursor.fetchall()]
+
     def erase(self, wanted: Wanted) -> int:
         if self.redacted == {}:
             return 0
+        with connection.cursor() as cursor:
+            cursor.execute(self._erasing(self._erased(wanted)), _given(wanted))
+            return int(cursor.rowcount)
+
+    def _erasing(self, erased: str) -> str:
+        if self.redacted is None:
+            return f"delete from {self.table} where {erased}"
+        changes = ", ".join(f"{column} = {value}" for column, value in self.redacted.items())
+        return f"update {self.table} set {changes} where {erased}"
+
+    def _erased(self, wanted: Wanted) -> str:
         found = self._found(wanted)
         if self.also and not wanted.texts:
             found = f"tenant_id = %(tenant)s and (({found}) or ({self.also}))"
-        with connection.cursor() as cursor:
-            cursor.execute(self._erasing(found), _given(wanted))
-            return int(cursor.rowcount)
-
-    def _erasing(self, found: str) -> str:
-        if self.redacted is None:
-            return f"delete from {self.table} where {found}"
-        changes = ", ".join(f"{column} = {value}" for column, value in self.redacted.items())
+        if not self.redacted:
+            return found
         # What is as it should be is not found again.
         unlike = " or ".join(f"{column} is distinct from {value}" for column, value in self.redacted.items())
-        return f"update {self.table} set {changes} where ({found}) and ({unlike})"
+        return f"({found}) and ({unlike})"
 
     def _found(self, wanted: Wanted) -> str:
         # One text of all columns, because the reference may stand in one of them and what was said in another.

@@ -163,10 +163,15 @@ class Operation:
     read_only: bool
     destructive: bool
     idempotent: bool
-    own_transactions: bool
+    transactions: Callable[[], bool] = field(repr=False)
     waits: Waits | None
     streams: Streams | None
     meets: Meets | None
+
+    @property
+    def own_transactions(self) -> bool:
+        """Whether the function opens the caller's transaction itself."""
+        return self.transactions()
 
     def patience(self, given: BaseModel) -> float:
         """How many seconds an input asks to wait."""
@@ -191,7 +196,7 @@ def operation(
     read_only: bool = False,
     destructive: bool = False,
     idempotent: bool = False,
-    own_transactions: bool = False,
+    own_transactions: bool | Callable[[], bool] = False,
     waits: Waits | None = None,
     streams: Streams | None = None,
     meets: Meets | None = None,
@@ -200,7 +205,7 @@ def operation(
 
     :param scope: one scope or several of which any suffices.
     :param output: only where the function answers a :class:`Reply`; else its return annotation says it.
-    :param own_transactions: the function opens `caller.acting()` itself, because it waits or calls out.
+    :param own_transactions: the function opens `caller.acting()` itself, because it waits or calls out; or when it does so here.
     :param streams: its routes answer as a stream; it is no tool.
     """
 
@@ -223,7 +228,7 @@ def operation(
             read_only=read_only,
             destructive=destructive,
             idempotent=idempotent or read_only,
-            own_transactions=own_transactions,
+            transactions=own_transactions if callable(own_transactions) else partial(bool, own_transactions),
             waits=waits,
             streams=streams,
             meets=meets,

@@ -10,6 +10,10 @@ MAX_PAYLOAD_BYTES: Final = 65_536
 """What is larger stays behind its pointer; the envelope then holds no payload."""
 _FINDINGS: Final = 12
 _FINDING_TEXT: Final = 500
+# Of what is recommended for promotion: how sure, where nothing is said; the longest domain and text.
+_CONFIDENCE: Final = 0.8
+_DOMAIN: Final = 100
+_LEARNED: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +52,7 @@ def complete(
         **_head(origin, "complete"),
         "payload": result if carried else None,
         "key_findings": key_findings(result),
+        "promotion_recommendation": recommended(result),
         "async_task_id": task_id,
         "result_pointer": result_pointer,
         "summary": summary,
@@ -90,6 +95,30 @@ def key_findings(payload: Any) -> dict[str, Any]:
         if len(found) >= _FINDINGS:
             break
     return found
+
+
+def recommended(result: Any) -> dict[str, Any] | None:
+    """What a result says should be known: `promotion_recommendation`, where it is of its form."""
+    asked = result.get("promotion_recommendation") if isinstance(result, Mapping) else None
+    if not isinstance(asked, Mapping) or asked.get("promote") is not True:
+        return None
+    domain, reasoning = _said(asked, "domain"), _said(asked, "reasoning")
+    learned = _said(asked, "observation") or reasoning
+    confidence = asked.get("confidence", _CONFIDENCE)
+    if not domain or not learned or type(confidence) not in {int, float} or not 0 <= confidence <= 1:
+        return None
+    return {
+        "promote": True,
+        "domain": domain[:_DOMAIN],
+        "observation": learned[:_LEARNED],
+        "reasoning": reasoning[:_LEARNED],
+        "confidence": float(confidence),
+    }
+
+
+def _said(asked: Mapping[str, Any], name: str) -> str:
+    said = asked.get(name)
+    return said.strip() if isinstance(said, str) else ""
 
 
 def _head(origin: Origin, status: str) -> dict[str, Any]:

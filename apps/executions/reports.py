@@ -73,7 +73,7 @@ def results(lines: Sequence[Line]) -> list[dict[str, Any]]:
             "result_pointer": line.result_pointer,
             "task_id": line.task_id,
             "error": (line.envelope or {}).get("error"),
-            "promotion_recommendation": None,
+            "promotion_recommendation": (line.envelope or {}).get("promotion_recommendation"),
         }
         for line in lines
         if line.step_type in WORKER_STEPS or line.step_type == StepType.AGGREGATE
@@ -90,7 +90,11 @@ def next_actions(ref: str, status: Status, lines: Sequence[Line]) -> list[str]:
             found.append(f"Decide: decide_step({ref}, {line.step_id}).")
     if status in {Status.COMPLETE, Status.PARTIAL}:
         found += [f"Read {line.step_id} behind {line.result_pointer}." for line in lines if line.result_pointer][:5]
-        found.append("Store what was learned with memory_store.")
+        found += [
+            f"Decide whether what {line.step_id} recommends is to be known; memory_store makes it so."
+            for line in lines
+            if ((line.envelope or {}).get("promotion_recommendation") or {}).get("promote")
+        ] or ["Store what was learned with memory_store."]
     if status in {Status.FAILED, Status.BUDGET_EXCEEDED}:
         found.append("Plan again, without what failed or with another budget.")
     return found

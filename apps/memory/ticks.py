@@ -22,3 +22,10 @@ def count_common_words() -> None:
 def forget_expired() -> None:
     """Delete what subjects wish to have deleted after so many days."""
     services.forget_expired()
+
+
+# In a thread of its own: it waits for somebody else's server.
+@tick(every=timedelta(seconds=5), calls_out=True)
+def embed_memories() -> None:
+    """Have what was written since embedded, where the deployment names an embedder."""
+    services.embed_memories()

@@ -1,24 +1,50 @@
 """Where somebody's words can stand in plans."""
 
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
-from apps.core.erasure import FORGOTTEN, Rows, register
+from apps.core.erasure import FORGOTTEN, Rows, Wanted, register
+from apps.plans import selectors, services
 
 _NOTHING: Final = """document || '{"intent": "", "status": "needs_escalation", "steps": [], "assumptions": [],
     "references": {}, "missing": [], "candidates": [], "partial_plan": null}'"""
 
+_OUTCOMES: Final = Rows(
+    table="plans_outcome",
+    columns=["request", "tools", "links"],
+    redacted={"request": "''"},
+    also="plan_id in (select id from plans_plan where tenant_id = %(tenant)s and intent = '')",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """What was learned from requests: their words. It stands before the requests, which say what was learned from."""
+
+    name: str = "plans_learnedmodel"
+
+    def count(self, wanted: Wanted) -> int:
+        taught = self._taught_at(wanted)
+        return 0 if taught is None else selectors.models_since(tenant_id=wanted.tenant_id, taught_at=taught)
+
+    def erase(self, wanted: Wanted) -> int:
+        taught = self._taught_at(wanted)
+        return 0 if taught is None else services.unlearn(tenant_id=wanted.tenant_id, taught_at=taught)
+
+    def _taught_at(self, wanted: Wanted) -> datetime | None:
+        """When the first of the requests that are wanted was noted."""
+        return selectors.first_noted(_OUTCOMES.erasable(wanted))
+
+
 register(
+    Models(),
+    _OUTCOMES,
     Rows(table="plans_plan", columns=["intent", "document"], redacted={"intent": "''", "document": _NOTHING}),
     Rows(
         table="plans_planstep",
         columns=["params", "provenance"],
         redacted={"params": f"'{FORGOTTEN}'", "provenance": "null"},
-        also="plan_id in (select id from plans_plan where tenant_id = %(tenant)s and intent = '')",
-    ),
-    Rows(
-        table="plans_outcome",
-        columns=["request", "tools", "links"],
-        redacted={"request": "''"},
         also="plan_id in (select id from plans_plan where tenant_id = %(tenant)s and intent = '')",
     ),
     Rows(table="plans_delegate", columns=["delegate_id", "scope"], redacted={}),

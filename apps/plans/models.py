@@ -1,5 +1,8 @@
 """DeleGates and the plans that they made."""
 
+from datetime import datetime, timedelta
+from typing import Final
+
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
@@ -8,6 +11,9 @@ from apps.plans.documents import PlanStatus, StepType
 from apps.principals.models import Principal, TenantModel
 
 _STATUSES = [(status.value, status.value) for status in PlanStatus]
+# Whoever learns and whoever notes may read different clocks.
+_CLOCKS: Final = timedelta(minutes=5)
+
 _STEP_TYPES = [(kind.value, kind.value) for kind in StepType]
 
 
@@ -133,13 +139,24 @@ class LearnedModelQuerySet(models.QuerySet["LearnedModel"]):
     def in_use(self) -> "LearnedModelQuerySet":
         return self.filter(state=LearnedModel.State.IN_USE)
 
+    def of_tenant(self, tenant_id: int) -> "LearnedModelQuerySet":
+        return self.filter(tenant_id=tenant_id)
+
+    def learned_since(self, moment: datetime) -> "LearnedModelQuerySet":
+        """Those that hold something, and were learned at this moment or later."""
+        return self.filter(learned_at__gte=moment - _CLOCKS).exclude(body=b"")
+
     def latest_of_each(self) -> "LearnedModelQuerySet":
         """The last that was learned of each tenant, in use or not."""
         return self.order_by("tenant_id", "-number").distinct("tenant_id")
 
 
 class LearnedModel(TenantModel):
-    """What was learned from a tenant's outcomes. One is in use; those before it are kept for going back."""
+    """What was learned from a tenant's outcomes. One is in use; those before it are kept for going back.
+
+    One that had learned from what was forgotten on request is empty, and stays for its number, which is not given again:
+    processes tell by it what they hold.
+    """
 
     class State(models.TextChoices):
         IN_USE = "in_use", "in use"

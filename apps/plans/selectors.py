@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-from django.db.models import Count, Max
+from django.db.models import Count, Max, Min
 from django.utils.safestring import SafeString
 
 from apps.memory.models import Observation, Pattern
@@ -163,6 +163,17 @@ def known_receipt_ids(receipt_ids: Iterable[str], principal_id: int) -> frozense
 def outcomes_to_learn_from() -> list[Outcome]:
     """The latest outcomes of the current tenant, oldest first, as many as are learned from."""
     return list(reversed(Outcome.objects.order_by("-id")[:MOST]))
+
+
+def first_noted(outcomes: Iterable[int]) -> datetime | None:
+    """When the first of these outcomes was noted; None of none."""
+    earliest: datetime | None = Outcome.objects.filter(pk__in=list(outcomes)).aggregate(at=Min("recorded_at"))["at"]
+    return earliest
+
+
+def models_since(*, tenant_id: int, taught_at: datetime) -> int:
+    """How many models hold anything that may have been learned from what was noted at this moment."""
+    return LearnedModel.objects.of_tenant(tenant_id).learned_since(taught_at).count()
 
 
 def tenants_with_lessons() -> list[int]:

@@ -128,16 +128,23 @@ class Postgres:
             try:
                 with self._as_superuser() as connection:
                     _ensure_database(connection)
+                    self._ensure_vectors()
                     return f"PostgreSQL {connection.info.parameter_status('server_version')} (embedded, unix socket)"
             except psycopg.OperationalError as failure:
                 if not still_running() or time.monotonic() > deadline:
                     raise StackError(f"PostgreSQL did not start ({self.log}):\n{last_lines(self.log)}") from failure
             time.sleep(0.05)
 
-    def _as_superuser(self) -> psycopg.Connection:
+    def _as_superuser(self, database: str = "postgres") -> psycopg.Connection:
         return psycopg.connect(
-            host=str(self.sockets), port=5432, user=_SUPERUSER, dbname="postgres", autocommit=True, connect_timeout=5
+            host=str(self.sockets), port=5432, user=_SUPERUSER, dbname=database, autocommit=True, connect_timeout=5
         )
+
+    def _ensure_vectors(self) -> None:
+        """Let recall compare vectors here, also in databases that are yet to be made: the product's role may not."""
+        for database in ("template1", DATABASE):
+            with self._as_superuser(database) as connection:
+                connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
 
     def _initialise(self) -> None:
         draft = self.home / "postgres.new"

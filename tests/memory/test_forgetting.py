@@ -305,6 +305,7 @@ NO_WORDS = {
     "memory_observation": {"domain"},
     "memory_posting": {"term"},  # goes with its passage
     "memory_promotionpolicy": {"domains"},
+    "memory_vector": {"embedding"},  # goes with its passage
     "plans_learnedmodel": {"state"},
     "plans_plan": {"plan_id", "status", "scope", "plan_hash", "planner_version", "receipt_id"},
     "plans_planstep": {"step_id", "step_type", "depends_on", "worker_id", "tool_name", "tool_uid"},

@@ -80,7 +80,8 @@ def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def asked(caller: Caller, query: str = "", **narrowed: Any) -> dict[str, Any]:
-    given = {"tenant": caller.tenant_id, "scope": 0, "domain": None, "filters": "{}", "as_of": "infinity", "limit": 10}
+    given = {"tenant": caller.tenant_id, "scope": 0, "domain": None, "filters": "{}", "limit": 10}
+    given |= {"as_of": "infinity", "since": "-infinity"}
     return given | sql.asking(read(query), limit=10) | narrowed
 
 

@@ -220,10 +220,14 @@ def test_what_nobody_asks_for_again_goes_too(monkeypatch: pytest.MonkeyPatch) ->
 # Two processes.
 
 
-def _reader(ends: Connection, kee: Caller) -> None:
-    """Answers each moment that it is told with what it reads then."""
+def _other_process(ends: Connection, kee: Caller) -> None:
+    """Writes the fact that it is told, if it is told one; answers with what it reads at the moment that it is told."""
     connections.close_all()
-    while (now := ends.recv()) is not None:
+    while (told := ends.recv()) is not None:
+        now, fact = told
+        if fact is not None:
+            with acting_as(kee):
+                remember(kee, fact, slot="s", now=now, valid_from=T0)
         with acting_as(kee):
             found = envelope(kee, now=now)
         ends.send((found.identity.display_name, [fact.fact for fact in found.relational.memorable_facts]))
@@ -236,7 +240,7 @@ def test_in_a_thousand_interleavings_of_two_processes_no_read_is_stale(kee: Call
         add(kee)
     connections.close_all()
     ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=_reader, args=(theirs, kee), daemon=True)
+    process = multiprocessing.get_context("fork").Process(target=_other_process, args=(theirs, kee), daemon=True)
     process.start()
     chance = random.Random(7)  # noqa: S311  # no secret
     hits = 0
@@ -246,7 +250,8 @@ def test_in_a_thousand_interleavings_of_two_processes_no_read_is_stale(kee: Call
         for turn in range(1000):
             now = T0 + timedelta(milliseconds=turn)
             # Either process may have any revision in its cache; each of them writes, and each of them reads.
-            match chance.randrange(4):
+            told: str | None = None
+            match chance.randrange(5):
                 case 0:
                     said = f"fact {turn}"
                     with acting_as(kee):
@@ -261,9 +266,11 @@ def test_in_a_thousand_interleavings_of_two_processes_no_read_is_stale(kee: Call
                     hits += len(captured) == 1
                     assert (found.identity.display_name, said in facts_of(found)) == (name, said is not None)
                     continue
+                case 3:
+                    said = told = f"fact {turn} of the other"
                 case _:
                     pass
-            ours.send(now)
+            ours.send((now, told))
             assert ours.recv() == (name, [said] if said else [])
     finally:
         ours.send(None)

@@ -2,13 +2,15 @@
 
 import threading
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
 from apps.console.metrics import exposition
-from apps.core import ticks
+from apps.core import erasure, ticks
+from apps.core.erasure import Wanted
 from apps.memory.models import Pattern
-from apps.plans import errors, selectors, services
+from apps.plans import errors, learning, selectors, services
 from apps.plans import shelf as shelves
 from apps.plans.catalogue import Tool
 from apps.plans.history import Arrays, History, Past, Voiced
@@ -341,3 +343,74 @@ def test_two_that_learn_at_once_make_two_models_of_which_one_is_in_use(tenant: T
 def _tools(caller: Caller) -> list[Tool]:
     with shelves.held(tenant_id=caller.tenant_id) as held:
         return list(held.ranker.catalogue.tools)
+
+
+def _words(caller: Caller) -> list[bool]:
+    """Of each model whether the word is among what it knows; an empty one knows nothing."""
+    with acting_as(caller):
+        bodies = [bytes(model.body) for model in LearnedModel.objects.order_by("number")]
+    return [bool(body) and any("quibbl" in term for term in Arrays.loads(body).vocabulary) for body in bodies]
+
+
+def _forget(caller: Caller, request: str) -> None:
+    """As a request that names somebody who is forgotten."""
+    with acting_as_system("test"), erasure.redacting():
+        erasure.erase(Wanted(tenant_id=caller.tenant_id, reference=request))
+        assert erasure.remaining(Wanted(tenant_id=caller.tenant_id, reference=request)) == {}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_was_learned_from_a_forgotten_request_is_forgotten_and_the_rest_learned_anew(
+    tenant: Tenant, taught: Caller
+) -> None:
+    services.learn(tenant_id=tenant.pk, now=T0 + timedelta(days=1))
+    assert _words(taught) == [True, True]
+    with acting_as(taught):
+        create(taught, "hello")  # this process holds the model from here on
+
+    _forget(taught, "quibble")
+
+    assert _words(taught) == [False, False]
+    with acting_as(taught):
+        assert not LearnedModel.objects.in_use().exists()
+        assert create(taught, "hello").document["planner_version"].endswith(".0")
+        with pytest.raises(errors.NoEarlierModel):
+            services.go_back(number=2)
+    with acting_as_system("test"):
+        assert selectors.tenants_with_lessons() == [tenant.pk]
+    made = services.learn(tenant_id=tenant.pk, now=T0 + timedelta(days=2))
+    assert made is not None
+    assert (made.number, made.state) == (3, "in_use")
+    assert _words(taught) == [False, False, False]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_was_learned_before_a_forgotten_request_stays(tenant: Tenant, taught: Caller) -> None:
+    with acting_as(taught):
+        one = Past(request="Please remember USER:eve", tools=("t",))
+        services.take_over_history(tenant_id=tenant.pk, plans=[one], now=T0 + timedelta(days=1))
+
+    _forget(taught, "USER:eve")
+
+    with acting_as(taught):
+        assert LearnedModel.objects.in_use().count() == 1
+    assert _words(taught) == [True]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_who_is_learning_while_something_is_forgotten_has_learned_in_vain(
+    tenant: Tenant, kee: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with acting_as(kee):
+        create(kee, "hello")
+        services.take_over_history(tenant_id=tenant.pk, plans=pasts(register_plain_tools(kee), 10), now=T0)
+    learn = learning.learn
+
+    def slowly(*given: Any) -> History:
+        learned = learn(*given)
+        _forget(kee, "quibble")
+        return learned
+
+    monkeypatch.setattr(learning, "learn", slowly)
+    assert services.learn(tenant_id=tenant.pk, now=T0) is None
+    assert _words(kee) == []

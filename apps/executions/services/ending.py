@@ -1,4 +1,5 @@
-"""How an execution ends: what is in the air is let go, the plan's obligation is closed, one trace goes to memory.
+"""How an execution ends: what is in the air is let go, the plan's obligation is closed, one trace goes to memory, and what
+was learned where the owner may promote it.
 
 How it went is told to the planner, which learns from it.
 """
@@ -81,3 +82,32 @@ def finish(work: Round, status: Status) -> None:
         now=work.now,
     )
     execution.trace_ref = trace.ref
+    _promote(work)
+
+
+def _promote(work: Round) -> None:
+    """Make knowledge of what steps recommend, where the owner's policy allows it; else it stays a recommendation."""
+    for step in work.in_state(StepStatus.COMPLETE):
+        asked = (step.envelope or {}).get("promotion_recommendation")
+        if not asked:
+            continue
+        promotion = memory.promote(
+            delegate=work.owner,
+            text=asked["observation"],
+            domain=asked["domain"],
+            confidence=asked["confidence"],
+            evidence=[f"plan:{work.execution.plan_id}", f"exec:{work.execution.ref}", f"step:{step.step_id}"],
+            now=work.now,
+        )
+        known = promotion.observation
+        step.envelope = {
+            **(step.envelope or {}),
+            "promotion_recommendation": {
+                **asked,
+                "promote": known is None and promotion.verdict != memory.Verdict.KNOWN_ALREADY,
+                "verdict": promotion.verdict,
+                "reason": promotion.reason,
+                "promoted_as": None if known is None else known.ref,
+            },
+        }
+        work.touch(step)

@@ -7,6 +7,7 @@ from apps.memory.models.patterns import Pattern, PatternRevision
 from apps.memory.models.promotions import PromotionPolicy
 from apps.memory.models.sessions import MOST_TURNS, Session
 from apps.memory.models.subjects import EnvelopeLoaded, Forgotten, Item, MemoryPolicy, Subject
+from apps.memory.models.vectors import Vector
 
 __all__ = [
     "MOST_TURNS",
@@ -27,5 +28,6 @@ __all__ = [
     "Session",
     "Subject",
     "Tally",
+    "Vector",
     "WordCount",
 ]

@@ -7,33 +7,39 @@ from django.db.models import Q
 from apps.memory.models.concepts import Concept
 from apps.memory.models.observations import Observation
 from apps.memory.models.patterns import Pattern
+from apps.memory.models.subjects import Item
 from apps.principals.models import TenantModel
 
 
 class Passage(TenantModel):
-    """The part of a memory that recall can find: exactly one of observation, pattern and concept.
+    """The part of a memory that recall can find: exactly one of observation, pattern, concept, and item.
 
     Its id is its place: turns of a session have consecutive ones from `session << 20` on, and anything else has one
     that is next to nobody's (the sequence goes by steps of `1 << 20`, from the middle of such a span on). Places of
-    the same session are equal but for their last 19 bits. `scope` is the subject that it is about, 0 for none.
-    `words` are those of its text, `length` counts them without stop words.
+    the same session are equal but for their last 19 bits. `scope` is the subject that it is about, 0 for none: items
+    have theirs, and turns of a conversation with a subject that one's.
+    `words` are those of its text, `length` counts them without stop words. `embedder` is the one that has been told of
+    these words: its vector is what they mean.
     """
 
     observation = models.OneToOneField(Observation, on_delete=models.CASCADE, null=True, related_name="passage")
     pattern = models.OneToOneField(Pattern, on_delete=models.CASCADE, null=True, related_name="passage")
     concept = models.OneToOneField(Concept, on_delete=models.CASCADE, null=True, related_name="passage")
+    item = models.OneToOneField(Item, on_delete=models.CASCADE, null=True, related_name="passage")
     scope = models.BigIntegerField(db_default=0)
     domain = models.CharField(max_length=100, blank=True)
     words = SearchVectorField(db_default="")
     length = models.PositiveIntegerField(default=0)
     recorded_at = models.DateTimeField()
+    embedder = models.IntegerField(null=True)
 
     class Meta:
         constraints = [
             models.CheckConstraint(
-                condition=Q(observation__isnull=False, pattern=None, concept=None)
-                | Q(observation=None, pattern__isnull=False, concept=None)
-                | Q(observation=None, pattern=None, concept__isnull=False),
+                condition=Q(observation__isnull=False, pattern=None, concept=None, item=None)
+                | Q(observation=None, pattern__isnull=False, concept=None, item=None)
+                | Q(observation=None, pattern=None, concept__isnull=False, item=None)
+                | Q(observation=None, pattern=None, concept=None, item__isnull=False),
                 name="memory_passage_of_one_memory",
             ),
         ]
@@ -42,6 +48,8 @@ class Passage(TenantModel):
             models.Index(fields=["tenant", "scope", "-recorded_at", "-id"], name="memory_passage_newest"),
             # Serves sql.NEWEST_OF_DOMAIN.
             models.Index(fields=["tenant", "scope", "domain", "-recorded_at", "-id"], name="memory_passage_domain"),
+            # Serves sql.unembedded().
+            models.Index(fields=["embedder", "id"], name="memory_passage_embedded"),
         ]
 
     def __str__(self) -> str:

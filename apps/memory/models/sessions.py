@@ -53,6 +53,11 @@ class Session(TenantModel):
     def __str__(self) -> str:
         return self.title or self.conversation_id
 
+    @property
+    def scope(self) -> int:
+        """Whom its turns are about: see Passage."""
+        return self.subject_id or 0
+
     def place_of(self, turn: int) -> int:
         """Where a turn, the first of which is 0, stands in the index: see Passage."""
         return (self.pk << 20) + turn

@@ -1,6 +1,7 @@
 """Questions to what is remembered."""
 
 from apps.memory.selectors.concepts import concept_named, concepts_named, concepts_of_type
+from apps.memory.selectors.embedding import Embedding, embedding
 from apps.memory.selectors.holdings import Holdings, holdings
 from apps.memory.selectors.observations import observation_of
 from apps.memory.selectors.recalling import Hit, recall
@@ -18,15 +19,19 @@ from apps.memory.selectors.subjects import (
     unknown,
     was_served,
 )
+from apps.memory.sql import LOOKED_AT
 
 __all__ = [
+    "LOOKED_AT",
     "Conversation",
+    "Embedding",
     "Hit",
     "Holdings",
     "Policy",
     "concept_named",
     "concepts_named",
     "concepts_of_type",
+    "embedding",
     "export",
     "holdings",
     "is_forgotten",

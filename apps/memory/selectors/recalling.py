@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from apps.memory import sql
 from apps.memory.questions import read
+from apps.memory.selectors.subjects import unknown
 from apps.principals.tenancy import Caller
 
 # A cautious estimate of how many characters of English make a token.
@@ -36,27 +37,42 @@ def recall(
     *,
     caller: Caller,
     domain: str | None = None,
+    subject_id: str | None = None,
     filters: Mapping[str, Any] | None = None,
     as_of: datetime | None = None,
     limit: int = 10,
     max_tokens: int | None = None,
+    meant: sql.Meant | None = None,
 ) -> list[Hit]:
     """What the caller's tenant remembers about a question, best first; without a question, the newest.
 
+    What is about a subject is found by those alone who name it, and may know it: its items and what was said in
+    conversations with it.
+
+    :param subject_id: only what is remembered of this subject; then `domain` is a type of items.
     :param filters: paths into the metadata and the values that must stand there (`{"plan.id": "p-1"}`); a leading
         `metadata.` is understood.
     :param as_of: answer as one would have at this moment.
     :param limit: how many to answer at most; never more than `sql.MOST`.
     :param max_tokens: leave out what would go over this budget; the first hit is always given.
+    :param meant: what an embedder says that the question means.
+    :raises UnknownSubject: if there is no such subject, or it is not shared with the caller.
     """
+    subject = None if subject_id is None else _readable(caller, subject_id)
+    if subject is not None and not subject.memory_enabled:
+        return []
     found = sql.find(
         question=read(query),
         tenant_id=caller.tenant_id,
+        scope=0 if subject is None else subject.pk,
         domain=domain,
         filters=_nested(filters or {}),
         as_of=as_of,
+        since=None if subject is None else subject.since,
+        meant=meant,
         limit=min(limit, sql.MOST),
     )
+    shown = _to_the_month if subject is not None and subject.anonymize_dates else _as_it_is
     hits = [
         Hit(
             ref=one.ref,
@@ -67,14 +83,29 @@ def recall(
             confidence=one.confidence,
             metadata=one.metadata,
             author=one.author,
-            recorded_at=one.recorded_at,
-            occurred_at=one.occurred_at,
+            recorded_at=shown(one.recorded_at),
+            occurred_at=one.occurred_at and shown(one.occurred_at),
             speaker=one.speaker,
             conversation_id=one.conversation_id,
         )
         for one in found
     ]
     return hits if max_tokens is None else _within_budget(hits, max_tokens)
+
+
+def _readable(caller: Caller, subject_id: str) -> sql.Readable:
+    found = sql.readable(tenant_id=caller.tenant_id, subject_id=subject_id, viewer=caller.name)
+    if found is None:
+        raise unknown(subject_id)
+    return found
+
+
+def _as_it_is(moment: datetime) -> datetime:
+    return moment
+
+
+def _to_the_month(moment: datetime) -> datetime:
+    return moment.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
 def _why(found: sql.Found) -> str:
@@ -87,6 +118,8 @@ def _why(found: sql.Found) -> str:
         reasons.append(f"{', '.join(found.told)} is who said it, or when")
     if found.is_among:
         reasons.append("what was said around it is about this")
+    if found.is_alike:
+        reasons.append("means much the same, says the embedder")
     return "; ".join(reasons) or "among the newest"
 
 

@@ -1,6 +1,7 @@
 """Commands that write to memory. Every row says which principal wrote it."""
 
 from apps.memory.services.concepts import add_relationship, retract_relationships, store_concept
+from apps.memory.services.embedding import asks_what_is_meant, embed_memories, meaning_of
 from apps.memory.services.envelopes import get_memory_envelope
 from apps.memory.services.forgetting import (
     Erasure,
@@ -20,12 +21,14 @@ from apps.memory.services.sessions import record_session
 from apps.memory.services.starting import HANDOFF, Awakening, bootstrap
 from apps.memory.services.subjects import SubjectChange, add_subject, set_memory_policy, update_subject
 from apps.memory.services.tallying import count_common_words, fold_tallies
+from apps.memory.sql import Meant
 
 __all__ = [
     "HANDOFF",
     "Awakening",
     "Erasure",
     "ItemDraft",
+    "Meant",
     "Outcome",
     "Promotion",
     "Remembered",
@@ -33,8 +36,10 @@ __all__ = [
     "Verdict",
     "add_relationship",
     "add_subject",
+    "asks_what_is_meant",
     "bootstrap",
     "count_common_words",
+    "embed_memories",
     "fold_tallies",
     "forget",
     "forget_concepts",
@@ -44,6 +49,7 @@ __all__ = [
     "forget_patterns",
     "forget_sessions",
     "get_memory_envelope",
+    "meaning_of",
     "promote",
     "record_session",
     "remember",

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from django.db import connection, transaction
+from django.db.models import QuerySet
 
 from apps.core import erasure
 from apps.core.erasure import Wanted
@@ -14,7 +15,7 @@ from apps.core.ids import random_id
 from apps.digests import services as inboxes
 from apps.digests.services import Poster, ReceiptDraft
 from apps.memory import cache, selectors, sql
-from apps.memory.models import Concept, EnvelopeLoaded, Item, Observation, Passage, Pattern, Session, Subject
+from apps.memory.models import Concept, Item, Observation, Passage, Pattern, Session, Subject
 from apps.memory.services.subjects import held, mark_forgotten, revised
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts.models import Surface
@@ -56,9 +57,10 @@ def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None =
         subject = held(author, subject_id)
         if subject is None or not selectors.may_know(subject, author):
             raise selectors.unknown(subject_id)
-        going = list(Item.objects.filter(subject=subject)) if item is None else _lineage(subject, item)
-        marks = {selectors.mark_of(subject.key, bytes(one.text_digest)) for one in going}
-        texts = [] if item is None else sorted({one.text for one in going if len(one.text) >= _TELLING})
+        going = [] if item is None else _lineage(subject, item)
+        digests = _digests(subject) if item is None else {bytes(one.text_digest) for one in going}
+        marks = {selectors.mark_of(subject.key, digest) for digest in digests}
+        texts = sorted({one.text for one in going if len(one.text) >= _TELLING})
         wanted = Wanted(tenant_id=author.tenant_id, reference=subject.key, texts=texts)
         erased = _erase(subject, going, whole=item is None)
         if item is None or texts:
@@ -90,25 +92,22 @@ def _lineage(subject: Subject, number: int) -> list[Item]:
     return [row for row in rows.values() if bytes(row.text_digest) in words]
 
 
+def _digests(subject: Subject) -> set[bytes]:
+    """Those of all texts that were ever remembered of a subject."""
+    found = Item.objects.filter(subject=subject).values_list("text_digest", flat=True).distinct()
+    return {bytes(digest) for digest in found}
+
+
 def _erase(subject: Subject, items: Sequence[Item], *, whole: bool) -> dict[str, int]:
     """Remove the rows that are the subject's by their key."""
-    numbers: dict[str, int] = {}
-
-    def drop(rows: Any) -> None:
-        _, of = rows.delete()
-        for label, number in of.items():
-            numbers[label.lower().replace(".", "_")] = numbers.get(label.lower().replace(".", "_"), 0) + number
-
     if whole:
-        numbers["memory_session"] = forget_sessions(
-            Session.objects.filter(subject=subject).values_list("pk", flat=True)
-        )
-        drop(EnvelopeLoaded.objects.filter(subject=subject))
-        drop(Item.objects.filter(subject=subject))
-        drop(Subject.objects.filter(pk=subject.pk))
+        sessions = Session.objects.filter(subject=subject).values_list("pk", flat=True)
+        numbers = {"memory_session": forget_sessions(sessions)} | sql.drop_subject(subject.pk)
     else:
-        drop(Item.objects.filter(pk__in=[one.pk for one in items]))
-        numbers["memory_session"] = _forget_in_sessions(subject, {one.text for one in items})
+        numbers = {
+            "memory_item": forget_items([one.pk for one in items]),
+            "memory_session": _forget_in_sessions(subject, {one.text for one in items}),
+        }
     return {place: number for place, number in numbers.items() if number}
 
 
@@ -149,6 +148,7 @@ def forget_items(numbers: Collection[int], /) -> int:
     """Remove items of any subjects."""
     rows = Item.objects.filter(pk__in=numbers)
     _revise(rows.values_list("subject_id", flat=True))
+    _unindex(Passage.objects.filter(item__in=rows))
     return rows.delete()[0]
 
 
@@ -175,8 +175,7 @@ def _revise(subjects: Iterable[int | None]) -> None:
 def forget_observations(numbers: Collection[int], /) -> int:
     """Take the words of observations from them and from what they are found by; their numbers stay."""
     rows = Observation.objects.filter(pk__in=list(numbers))
-    standing = set(rows.filter(superseded_at=None).values_list("pk", flat=True))
-    _unindex(Passage.objects.filter(observation__in=rows), standing=standing)
+    _unindex(Passage.objects.filter(observation__in=rows))
     return rows.update(text="", speaker="", evidence=[], metadata={})
 
 
@@ -192,18 +191,8 @@ def forget_concepts(numbers: Collection[int], /) -> int:
     return Concept.objects.filter(pk__in=numbers).delete()[0]
 
 
-def _unindex(passages: Any, standing: Collection[int] = ()) -> None:
-    """Make passages findable by nothing, and count them no more."""
-    for passage in list(passages):
-        sql.index_words(
-            passage.pk,
-            "",
-            observations=-int(passage.observation_id in standing),
-            patterns=-int(passage.pattern_id is not None),
-            concepts=-int(passage.concept_id is not None),
-            passages=-1,
-        )
-        passage.delete()
+def _unindex(passages: QuerySet[Passage]) -> None:
+    sql.drop_passages(passages.values_list("pk", flat=True))
 
 
 def forget_expired() -> int:

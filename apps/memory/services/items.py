@@ -9,7 +9,7 @@ from typing import Final
 
 from django.db import connection, transaction
 
-from apps.memory import selectors
+from apps.memory import selectors, sql
 from apps.memory.errors import (
     AlreadySuperseded,
     Echo,
@@ -18,7 +18,7 @@ from apps.memory.errors import (
     PatternsNotLearned,
     StatementStands,
 )
-from apps.memory.models import Item, Subject
+from apps.memory.models import Item, Passage, Subject
 from apps.memory.services.subjects import held_to_write, revised
 from apps.memory.states import ItemType
 from apps.memory.texts import same_text
@@ -106,6 +106,7 @@ def remember(*, author: Caller, draft: ItemDraft, now: datetime) -> Remembered:
     item = _written(author, subject, replace(draft, slot=slot), met, now)
     _supersede(item, replaced.values(), same, now)
     item.save(force_insert=True)
+    _index(item)
     revised(subject, now)
     outcome = Outcome.MERGED if same else Outcome.SUPERSEDED if replaced else Outcome.STORED
     return Remembered(item=item, outcome=outcome, replaced=sorted(replaced))
@@ -225,7 +226,21 @@ def _supersede(item: Item, replaced: Iterable[Item], same: Collection[Item], now
         if older.pk in merged or not taken.meets(whole):
             continue
         rest = [_Period(whole.begin, min(whole.end, taken.begin)), _Period(max(whole.begin, taken.end), whole.end)]
-        Item.objects.bulk_create([_remainder(older, part, now) for part in rest if part.begin < part.end])
+        for remainder in [_remainder(older, part, now) for part in rest if part.begin < part.end]:
+            remainder.save(force_insert=True)
+            _index(remainder)
+
+
+def _index(item: Item) -> None:
+    """Make an item findable for those who ask about its subject."""
+    passage = Passage.objects.create(
+        tenant_id=item.tenant_id,
+        item=item,
+        scope=item.subject_id,
+        domain=item.type,
+        recorded_at=item.recorded_at,
+    )
+    sql.index_words(passage.pk, item.text, passages=1)
 
 
 def _remainder(older: Item, part: _Period, now: datetime) -> Item:

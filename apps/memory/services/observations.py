@@ -31,7 +31,7 @@ def store_observation(
     """Remember one statement, findable at once.
 
     :param conversation_id: the author's conversation that it was said in, as the next turn; recall takes what was
-        said around it into account. One that is not known yet begins.
+        said around it into account. One that is not known yet begins. What is said with a subject is about it.
     :param speaker: who said it.
     :param supersedes: the reference of an older statement in whose place this one stands from now on.
     :raises UnknownMemory: if there is no such older statement.
@@ -65,6 +65,7 @@ def store_observation(
         **({"id": turn.place} if turn else {}),
         tenant_id=author.tenant_id,
         observation=observation,
+        scope=turn.session.scope if turn else 0,
         domain=domain,
         recorded_at=now,
     )

@@ -8,6 +8,7 @@ from django.db import transaction
 from django.db.models import F
 from django.db.models.functions import Greatest, Least
 
+from apps.memory import sql
 from apps.memory.errors import ConversationFull
 from apps.memory.models import MOST_TURNS, Session
 from apps.memory.services.subjects import held_to_write, revised
@@ -29,7 +30,8 @@ def record_session(
 ) -> Session:
     """Note a conversation, or what has become of it; what is not given stays as it was.
 
-    With a subject it is what envelopes of the subject call the recent context.
+    With a subject it is what envelopes of the subject call the recent context; what was said in it is recalled as about
+    the subject from then on, and not else.
 
     :raises UnknownSubject: if there is none of this id, or it is not shared with the principal.
     :raises MemoryDisabled: if the subject of the conversation wants nothing remembered.
@@ -47,9 +49,11 @@ def record_session(
     concerned = {key for key in (subject_id, session.subject.key if session.subject else None) if key is not None}
     for key in sorted(concerned):
         subject = held_to_write(principal, key)
-        if key == subject_id:
+        if key == subject_id and session.subject_id != subject.pk:
             session.subject = subject
             session.save(update_fields=["subject"])
+            if session.turns:
+                sql.move_passages(session.place_of(0), session.place_of(session.turns - 1), scope=session.scope)
         revised(subject, now)
     return session
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from django.db import IntegrityError, transaction
 from django.db.models import F
@@ -13,6 +13,8 @@ from apps.memory import selectors
 from apps.memory.errors import ForgottenOnRequest, MemoryDisabled, SubjectExists
 from apps.memory.models import Forgotten, MemoryPolicy, Subject
 from apps.principals.tenancy import Caller
+
+_BATCH: Final = 5_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,7 @@ def mark_forgotten(tenant_id: int, marks: Collection[bytes], now: datetime) -> N
     Forgotten.objects.bulk_create(
         [Forgotten(tenant_id=tenant_id, digest=mark, forgotten_at=now) for mark in sorted(marks)],
         ignore_conflicts=True,
+        batch_size=_BATCH,
     )
 
 

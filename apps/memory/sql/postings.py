@@ -1,5 +1,6 @@
-"""The statement that makes a memory findable: the words of its text, kept in the writing transaction."""
+"""The statements that make memories findable, or no more: the words of their texts, kept in the writing transaction."""
 
+from collections.abc import Collection
 from typing import Final
 
 from apps.core.sql import hot_cursor
@@ -26,7 +27,7 @@ with passage as materialized (
     from passage, total
 )
 update memory_passage
-set length = (select length from total), words = to_tsvector('english', %(text)s)
+set length = (select length from total), words = to_tsvector('english', %(text)s), embedder = null
 where id = %(passage)s
 """
 
@@ -61,3 +62,54 @@ def index_words(
                 "passages": passages,
             },
         )
+
+
+# By the keys of passages and the index on the passages of postings.
+_DROP: Final = """
+with gone as (
+    delete from memory_passage where id = any(%(places)s::bigint[])
+    returning tenant_id, scope, length, observation_id, pattern_id, concept_id
+), words as (
+    delete from memory_posting where passage_id = any(%(places)s::bigint[])
+), vectors as (
+    delete from memory_vector where passage_id = any(%(places)s::bigint[])
+)
+insert into memory_tally (tenant_id, scope, observations, patterns, concepts, passages, words)
+select gone.tenant_id, gone.scope, -count(o.id), -count(gone.pattern_id), -count(gone.concept_id), -count(*),
+       -sum(gone.length)
+from gone left join memory_observation o on o.id = gone.observation_id and o.superseded_at is null
+group by gone.tenant_id, gone.scope
+"""
+
+
+def drop_passages(places: Collection[int]) -> None:
+    """Make passages findable by nothing, and count them no more."""
+    with hot_cursor() as cursor:
+        cursor.execute(_DROP, {"places": list(places)})
+
+
+# By the same. A turn that is written meanwhile waits for its session, which the caller holds.
+_MOVE: Final = """
+with moved as (
+    update memory_passage set scope = %(scope)s
+    where id between %(first)s and %(last)s and scope <> %(scope)s
+    returning id, tenant_id, old.scope as former, length, observation_id
+), words as (
+    update memory_posting set scope = %(scope)s from moved where passage_id = moved.id
+), vectors as (
+    update memory_vector set scope = %(scope)s from moved where passage_id = moved.id
+), counted as (
+    select moved.tenant_id, former, count(o.id) as observations, count(*) as passages, sum(length) as words
+    from moved left join memory_observation o on o.id = observation_id and o.superseded_at is null
+    group by moved.tenant_id, former
+)
+insert into memory_tally (tenant_id, scope, observations, patterns, concepts, passages, words)
+select tenant_id, place.scope, sign * observations, 0, 0, sign * passages, sign * words
+from counted cross join lateral (values (former, -1), (%(scope)s::bigint, 1)) place(scope, sign)
+"""
+
+
+def move_passages(first: int, last: int, *, scope: int) -> None:
+    """Let the passages at these places be about another subject, or about none."""
+    with hot_cursor() as cursor:
+        cursor.execute(_MOVE, {"first": first, "last": last, "scope": scope})

@@ -1,26 +1,15 @@
-"""The statements behind recall.
+"""The statements behind recall by words.
 
 Words are PostgreSQL's own: its English dictionary drops stop words and stems the others, on the way in and on the
 way out alike. The ranking is BM25 over the postings, which the writing transaction keeps, and what stands around a
 passage adds to it: the turns before and after it, its session, who said it and when.
 """
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
-from apps.core.sql import hot_cursor
-from apps.memory.questions import Question
-
-# The newest passages of a word that are scored, and the number of passages of rarer words from which on a word only
-# adds to their scores; one that stands in more than so many itself, from fewer on. A narrowed question knows no such
-# bound: what it asks for may be old.
-_SCORED: Final = 600
+# The number of passages of rarer words from which on a word only adds to their scores; one that stands in more than are
+# scored itself, from fewer on.
 _ENOUGH: Final = 100
-# The best by their own words, to which common words and what stands around them are added.
-_LEADING: Final = 250
 # A word is counted up to here; of those that stand in more passages a tick keeps the count (see CommonWord).
 COMMON: Final = 1_000
 # The best that are looked through for words that follow each other as they do in the question.
@@ -33,29 +22,36 @@ MOST: Final = 500
 _SHOWN: Final = """
     case when o.id is not null then 'observation:' || o.id
          when t.id is not null then 'pattern:' || t.id
+         when i.id is not null then 'item:' || i.id
          else 'concept:' || c.key end as ref,
-    coalesce(o.text, t.name || ': ' || t.text,
+    coalesce(o.text, t.name || ': ' || t.text, i.text,
              c.name || case when c.type = '' then '' else ' (' || c.type || ')' end
                     || case when c.description = '' then '' else ': ' || c.description end) as text,
-    p.domain, coalesce(o.confidence, t.confidence, 1) as confidence,
+    p.domain, coalesce(o.confidence, t.confidence, i.confidence, 1) as confidence,
     coalesce(o.metadata, c.metadata, '{}'::jsonb)::text as metadata,
-    (select a.name from principals_principal a where a.id = coalesce(o.author_id, t.author_id, c.author_id)) as author,
-    p.recorded_at, o.occurred_at, coalesce(o.speaker, '') as speaker,
+    (select a.name from principals_principal a where a.id = coalesce(o.author_id, t.author_id, c.author_id, i.author_id))
+        as author,
+    p.recorded_at, coalesce(o.occurred_at, i.said_at) as occurred_at, coalesce(o.speaker, '') as speaker,
     coalesce((select s.conversation_id from memory_session s where s.id = o.session_id), '') as conversation_id
 """
 
 # One passage by its place; the limit keeps the planner from joining the tables as wholes.
-_MEMORY: Final = f"""
+MEMORY: Final = f"""
     select {_SHOWN}, p.words
     from memory_passage p
     left join memory_observation o on o.id = p.observation_id
     left join memory_pattern t on t.id = p.pattern_id
     left join memory_concept c on c.id = p.concept_id
+    left join memory_item i on i.id = p.item_id
     where p.id = r.place
       and p.tenant_id = %(tenant)s and p.scope = %(scope)s
       and (%(domain)s::text is null or p.domain = %(domain)s)
       and p.recorded_at <= %(as_of)s
       and (o.superseded_at is null or o.superseded_at > %(as_of)s)
+      and (i.id is null or ((i.superseded_at is null or i.superseded_at > %(as_of)s)
+                            and i.valid_from <= least(%(as_of)s, gatehouse_now())
+                            and (i.valid_to is null or i.valid_to > least(%(as_of)s, gatehouse_now()))))
+      and coalesce(i.said_at, p.recorded_at) > %(since)s
       and coalesce(o.metadata, c.metadata, '{{}}'::jsonb) @> %(filters)s::jsonb
     limit 1
 """  # constants only
@@ -69,7 +65,8 @@ _ANSWERED: Final = "ref, text, domain, confidence, metadata, author, recorded_at
 # A word of the question stands for its other forms and, where it is a name, for the other names of the same concept.
 # A passage has its own score; half of that of the turns next to it and 0.3 of those after these are added, twice the
 # weight of a word that says who spoke or when, and a fifth of what the session's words score as one text.
-RECALL: Final = f"""
+# The beginning of each statement: what the words say.
+ASKED: Final = f"""
 with spelled as materialized (
     select word, word as term, 1::float8 as share
     from unnest(tsvector_to_array(to_tsvector('english', %(query)s))) as q(word)
@@ -144,7 +141,7 @@ with spelled as materialized (
     from chosen
     group by place, word
 ), own as materialized (
-    select place, sum(score) as score, sum(around) as around,
+    select place, sum(score) as score, sum(around) as around, sum(weight) filter (where frequency > 0) as has,
            string_agg(case when term = word then word else term || ' (' || word || ')' end, ', ')
                filter (where frequency > 0) as terms,
            string_agg(word, ', ') filter (where around > 0) as told
@@ -156,7 +153,8 @@ with spelled as materialized (
     select own.place,
            w.weight * w.share * g.frequency * 2.2
                / (w.share * g.frequency + 1.2 * (0.25 + 0.75 * g.length / w.length)) as score,
-           w.weight * g.of_context::int as around, case when g.frequency > 0 then w.term end as terms,
+           w.weight * g.of_context::int as around, case when g.frequency > 0 then w.weight end as has,
+           case when g.frequency > 0 then w.term end as terms,
            case when g.of_context then w.word end as told
     from weighed w
     cross join own
@@ -177,6 +175,7 @@ with spelled as materialized (
 ), spread as materialized (
     select place + distance as place, sum(score * share) as score,
            coalesce(sum(around) filter (where distance = 0), 0) as around,
+           coalesce(sum(has) filter (where distance = 0), 0) as has,
            string_agg(terms, ', ') filter (where distance = 0) as terms,
            string_agg(told, ', ') filter (where distance = 0) as told,
            bool_or(distance <> 0) as is_among
@@ -184,14 +183,20 @@ with spelled as materialized (
     cross join (values (0, 1::float8), (-1, 0.5), (1, 0.5), (-2, 0.3), (2, 0.3)) n(distance, share)
     where distance = 0 or (place & 524288 = 0 and score > 0)
     group by 1
-), total as materialized (
+)
+"""  # constants only
+# By words alone.
+_TOTAL: Final = """, total as materialized (
     select spread.place, spread.score + 2 * spread.around + 0.2 * coalesce(sessions.score, 0) as score,
-           spread.terms, spread.told, spread.is_among
+           spread.terms, spread.told, spread.is_among, false as is_alike
     from spread left join sessions on sessions.session = spread.place >> 19
-), best as materialized (
-    select m.*, r.place, r.score, r.terms, r.told, r.is_among
+)
+"""
+# The end of each statement: what its `total` comes to.
+ANSWER: Final = f""", best as materialized (
+    select m.*, r.place, r.score, r.terms, r.told, r.is_among, r.is_alike
     from (select * from total order by score desc, place desc) r
-    cross join lateral ({_MEMORY}) m
+    cross join lateral ({MEMORY}) m
     order by r.score desc, r.place desc
     limit greatest(%(limit)s, {_LOOKED_THROUGH})
 ), phrases as materialized (
@@ -200,12 +205,13 @@ with spelled as materialized (
     where numnode(phrase) = 3
 )
 select {_ANSWERED}, best.score * (1 + 0.1 * found.phrases) as score, best.terms, best.told, is_among,
-       found.phrases > 0 as has_phrase
+       found.phrases > 0 as has_phrase, is_alike
 from best
 cross join lateral (select count(*) as phrases from phrases where best.words @@ phrase) found
 order by 11 desc, recorded_at desc, best.place desc
 limit %(limit)s
 """  # constants only
+RECALL: Final = ASKED + _TOTAL + ANSWER
 
 
 def _newest(narrowed: str, order: str = "") -> str:
@@ -214,7 +220,7 @@ def _newest(narrowed: str, order: str = "") -> str:
     # all the planner expects some among the newest, where there may be none.
     return f"""
 select {_ANSWERED}, 0::float8 as score, '' as terms, '' as told, false as is_among,
-       false as has_phrase
+       false as has_phrase, false as is_alike
 from (
     select m.*
     from (
@@ -222,7 +228,7 @@ from (
         where tenant_id = %(tenant)s and scope = %(scope)s and recorded_at <= %(as_of)s {narrowed}
         order by {order}recorded_at desc, id desc
     ) r
-    cross join lateral ({_MEMORY}) m
+    cross join lateral ({MEMORY}) m
     order by {order and "r."}{order}r.recorded_at desc, r.place desc
     limit {MOST}
 ) newest
@@ -233,98 +239,3 @@ limit %(limit)s
 # Ordered scans of memory_passage_newest and memory_passage_domain that stop at the limit.
 NEWEST: Final = _newest("")
 NEWEST_OF_DOMAIN: Final = _newest("and domain = any(array[%(domain)s::text])", "domain, ")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A memory as a recall statement answers it."""
-
-    ref: str
-    text: str
-    domain: str
-    confidence: float
-    metadata: dict[str, Any]
-    author: str
-    recorded_at: datetime
-    occurred_at: datetime | None
-    speaker: str
-    conversation_id: str
-    score: float
-    terms: tuple[str, ...]
-    """Words of the question that it has, with another form or name in their place before them in parentheses."""
-    told: tuple[str, ...]
-    """Words of the question that say who said it, or when."""
-    is_among: bool
-    """What was said around it adds to its score."""
-    has_phrase: bool
-
-
-def find(
-    *,
-    question: Question,
-    tenant_id: int,
-    scope: int = 0,
-    domain: str | None,
-    filters: Mapping[str, Any],
-    as_of: datetime | None,
-    limit: int,
-) -> list[Found]:
-    """The memories of a scope that match best; with an empty question, the newest.
-
-    Where a word stands in thousands of passages and nothing narrows the question, its newest are considered.
-    """
-    given = {
-        "tenant": tenant_id,
-        "scope": scope,
-        "domain": domain,
-        "filters": json.dumps(filters),
-        "as_of": as_of or "infinity",
-        "limit": limit,
-    }
-    with hot_cursor() as cursor:
-        if question.text.strip():
-            narrowed = domain is not None or filters or as_of is not None
-            cursor.execute(RECALL, given | asking(question, limit=None if narrowed else limit))
-        else:
-            cursor.execute(NEWEST if domain is None else NEWEST_OF_DOMAIN, given)
-        rows = cursor.fetchall()
-    return [_found(*row) for row in rows]
-
-
-def asking(question: Question, *, limit: int | None) -> dict[str, Any]:
-    """What RECALL takes of a question besides what narrows it; without a limit nothing bounds what is scored."""
-    return {
-        "query": question.text,
-        "said": [said for said, _ in question.forms],
-        "also": [also for _, also in question.forms],
-        "names": question.names,
-        "pairs": question.pairs,
-        "scored": None if limit is None else _SCORED,
-        "leading": None if limit is None else max(limit, _LEADING),
-    }
-
-
-def _found(*row: Any) -> Found:
-    ref, text, domain, confidence, metadata, author, recorded_at, occurred_at, speaker, conversation_id, *why = row
-    score, terms, told, is_among, has_phrase = why
-    return Found(
-        ref=ref,
-        text=text,
-        domain=domain,
-        confidence=confidence,
-        metadata=json.loads(metadata),
-        author=author,
-        recorded_at=recorded_at,
-        occurred_at=occurred_at,
-        speaker=speaker,
-        conversation_id=conversation_id,
-        score=score,
-        terms=_listed(terms),
-        told=_listed(told),
-        is_among=is_among,
-        has_phrase=has_phrase,
-    )
-
-
-def _listed(words: str | None) -> tuple[str, ...]:
-    return tuple(sorted(words.split(", "))) if words else ()

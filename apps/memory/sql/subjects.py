@@ -1,8 +1,11 @@
-"""The statements behind envelopes: at which revision a subject is, and all that an envelope says."""
+"""The statements behind envelopes: at which revision a subject is, all that an envelope says, and what ends it."""
 
 import json
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+
+from django.db import connection
 
 from apps.core.sql import hot_cursor
 from apps.memory.decay import Windows
@@ -20,6 +23,38 @@ select s.id, s.rev, coalesce(p.rev, 0)
 from memory_subject s left join memory_memorypolicy p on p.tenant_id = s.tenant_id
 where s.tenant_id = %(tenant)s and s.key = %(subject)s
 """
+
+
+# By the same. Whom the subject is not shared with gets no row, as for ENVELOPE. Hours, because a day of a calendar may
+# have 23.
+READABLE: Final = """
+select s.id, s.memory_enabled, s.anonymize_dates,
+       gatehouse_now() - make_interval(hours => 24 * s.delete_after_days)
+from memory_subject s left join memory_memorypolicy p on p.tenant_id = s.tenant_id
+where s.tenant_id = %(tenant)s and s.key = %(subject)s
+  and (coalesce(s.share_with, p.share_with) is null or %(viewer)s = any(coalesce(s.share_with, p.share_with)))
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readable:
+    """A subject that is shared with somebody, and what of it may be shown."""
+
+    pk: int
+    memory_enabled: bool
+    anonymize_dates: bool
+    since: datetime | None
+    """What was said at this moment or before is not shown; None: all is."""
+
+
+def readable(*, tenant_id: int, subject_id: str, viewer: str) -> Readable | None:
+    """A subject by its id; None if there is none, or it is not shared with the viewer."""
+    with hot_cursor() as cursor:
+        cursor.execute(READABLE, {"tenant": tenant_id, "subject": subject_id, "viewer": viewer})
+        row: tuple[int, bool, bool, datetime | None] | None = cursor.fetchone()
+    if row is None:
+        return None
+    return Readable(pk=row[0], memory_enabled=row[1], anonymize_dates=row[2], since=row[3])
 
 
 def _micros(moment: str) -> str:
@@ -135,6 +170,45 @@ def _conversation(row: list[Any]) -> Conversation:
 
 def _at(micros: int) -> datetime:
     return _EPOCH + timedelta(microseconds=micros)
+
+
+# All that is found of a subject, by the indexes that begin with tenant and scope; there may be much, and all of it goes.
+_UNINDEX: Final = """
+with subject as materialized (
+    select tenant_id as tenant, id as scope from memory_subject where id = %(subject)s
+), words as (
+    delete from memory_posting using subject where tenant_id = tenant and memory_posting.scope = subject.scope
+), vectors as (
+    delete from memory_vector using subject where tenant_id = tenant and memory_vector.scope = subject.scope
+), passages as (
+    delete from memory_passage using subject where tenant_id = tenant and memory_passage.scope = subject.scope
+), tallies as (
+    delete from memory_tally using subject where tenant_id = tenant and memory_tally.scope = subject.scope
+), common as (
+    delete from memory_commonword using subject where tenant_id = tenant and memory_commonword.scope = subject.scope
+)
+delete from memory_wordcount using subject where tenant_id = tenant and memory_wordcount.scope = subject.scope
+"""
+# By memory_envelopeloaded_to, memory_item_of_subject and the key. An item refers to another of the same subject only.
+_DROP: Final = {
+    "memory_envelopeloaded": "delete from memory_envelopeloaded where subject_id = %(subject)s",
+    "memory_item": "delete from memory_item where subject_id = %(subject)s",
+    "memory_subject": "delete from memory_subject where id = %(subject)s",
+}
+
+
+def drop_subject(subject_pk: int) -> dict[str, int]:
+    """Remove a subject with all that is remembered of it and what that is found by; answers of which tables how much.
+
+    Its sessions are for the caller to part from it first.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(_UNINDEX, {"subject": subject_pk})
+        numbers: dict[str, int] = {}
+        for table, statement in _DROP.items():
+            cursor.execute(statement, {"subject": subject_pk})
+            numbers[table] = cursor.rowcount
+    return numbers
 
 
 # The subject is held, lest it be forgotten before this transaction ends.

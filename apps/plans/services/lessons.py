@@ -96,7 +96,8 @@ def take_over_history(*, tenant_id: int, plans: Sequence[Past], now: datetime) -
 def learn(*, tenant_id: int, now: datetime) -> LearnedModel | None:
     """Learn anew from a tenant's outcomes, and take the model into use unless it judges worse than the one in use.
 
-    Seconds of numbers, with no transaction open meanwhile. None if there is nothing to learn from.
+    Seconds of numbers, with no transaction open meanwhile. None if there is nothing to learn from, or if something of it
+    was forgotten on request meanwhile.
     """
     with acting_in(tenant_id, "what is to be learned from"):
         outcomes = selectors.outcomes_to_learn_from()
@@ -118,10 +119,26 @@ def learn(*, tenant_id: int, now: datetime) -> LearnedModel | None:
         reached = (judge(held_out, known, ranker), judge(held_out, before, ranker) if before else None)
     model = learned(plans)
     with acting_in(tenant_id, "a model that was learned"):
+        if _is_forgotten(tenant_id, outcomes):
+            return None
         kept = _keep(tenant_id, model, count, reached, now)
         if kept.state == LearnedModel.State.IN_USE:
             _write_down_habits(plans, now)
     return kept
+
+
+@transaction.atomic
+def unlearn(*, tenant_id: int, taught_at: datetime) -> int:
+    """Empty every model that may have learned from what was noted at this moment; answers how many.
+
+    The planner does without until it has learned anew, from what is left. Who is learning just now has learned in vain.
+    """
+    sql.wait_for_turn(tenant_id)
+    return (
+        LearnedModel.objects.of_tenant(tenant_id)
+        .learned_since(taught_at)
+        .update(body=b"", state=LearnedModel.State.REJECTED, learned_from=0)
+    )
 
 
 def _heirs(uids: Collection[str], ranker: Ranker) -> dict[str, str]:
@@ -144,10 +161,15 @@ def _past(outcome: Outcome, heirs: Mapping[str, str], now: datetime) -> Past:
     )
 
 
+def _is_forgotten(tenant_id: int, outcomes: Sequence[Outcome]) -> bool:
+    """Whether something was forgotten since it was read; what is forgotten from now on finds what is learned."""
+    sql.wait_for_turn(tenant_id)
+    return Outcome.objects.filter(pk__in=[one.pk for one in outcomes if one.request], request="").exists()
+
+
 def _keep(
     tenant_id: int, model: History, count: int, reached: tuple[Judged, Judged | None] | None, now: datetime
 ) -> LearnedModel:
-    sql.wait_for_turn(tenant_id)
     latest = LearnedModel.objects.order_by("-number").first()
     after, before = reached or (None, None)
     worse = after is not None and before is not None and after.node_f1 < before.node_f1 - _SLACK

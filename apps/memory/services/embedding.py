@@ -1,0 +1,106 @@
+"""Asking the embedder: what a question means, at once or not at all; what memories mean, some time after they were written."""
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Final
+
+from apps.memory import sql
+from apps.memory.embedding import Embedder, NotEmbedded, embedder, spelled
+from apps.memory.sql import Meant
+from apps.principals.tenancy import acting_as_system
+
+logger = logging.getLogger(__name__)
+
+# Who asks a question waits for its answer.
+_QUESTION: Final = timedelta(seconds=1)
+_MEMORIES: Final = timedelta(seconds=20)
+_AT_ONCE: Final = 64
+_BATCHES: Final = 50
+
+
+class _Silence:
+    """For how long an embedder is not asked what questions mean, after it has not said so. Of one process."""
+
+    _LASTS: Final = 30.0
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._until: dict[str, float] = {}
+
+    def reigns(self, url: str) -> bool:
+        with self._lock:
+            return time.monotonic() < self._until.get(url, 0.0)
+
+    def begins(self, url: str) -> None:
+        with self._lock:
+            self._until[url] = time.monotonic() + self._LASTS
+
+
+_silence: Final = _Silence()
+
+
+def asks_what_is_meant() -> bool:
+    """Whether this deployment names an embedder, who is asked outside of transactions."""
+    return embedder() is not None
+
+
+def meaning_of(question: str, /) -> Meant | None:
+    """What a question means; None where nobody can say so just now. Call it outside of transactions: it calls out."""
+    asked = embedder()
+    if asked is None or not question.strip() or _silence.reigns(asked.url) or not sql.has_vectors():
+        return None
+    try:
+        (vector,) = asked.embed([question], patience=_QUESTION)
+    except NotEmbedded as exc:
+        logger.warning("A question is recalled by its words alone: the embedder failed. %s", exc)
+        if not exc.refused:
+            _silence.begins(asked.url)
+        return None
+    return Meant(embedder=asked.mark, dimensions=asked.dimensions, vector=spelled(vector))
+
+
+def embed_memories() -> int:
+    """Have the embedder tell what memories mean that it has not been told of yet, or not as they read now.
+
+    As the system, a bounded number at each call; answers of how many it is known now. Where the embedder fails, the
+    rest is left for another time; a text that it refuses is found by its words alone.
+    """
+    asked = embedder()
+    if asked is None or not sql.has_vectors():
+        return 0
+    done = 0
+    for _ in range(_BATCHES):
+        with acting_as_system("what is to be embedded"):
+            texts = sql.unembedded(asked.mark, limit=_AT_ONCE)
+        if not texts:
+            break
+        try:
+            vectors = _embedded(asked, texts)
+        except NotEmbedded as exc:
+            logger.warning("Memories wait for the embedder, and are recalled by their words until then. %s", exc)
+            break
+        with acting_as_system("what memories mean"):
+            kept = sql.keep_vectors(asked.mark, texts, vectors)
+        if not kept:
+            break
+        done += kept
+    return done
+
+
+def _embedded(asked: Embedder, texts: Mapping[int, str]) -> dict[int, str | None]:
+    """A vector of each text; None of those that the embedder refuses even when they are asked alone."""
+    places = list(texts)
+    try:
+        vectors = asked.embed(list(texts.values()), patience=_MEMORIES)
+    except NotEmbedded as exc:
+        if not exc.refused:
+            raise
+        if len(places) == 1:
+            return {places[0]: None}
+        half = len(places) // 2
+        parts = ({place: texts[place] for place in part} for part in (places[:half], places[half:]))
+        return {place: vector for part in parts for place, vector in _embedded(asked, part).items()}
+    return {place: spelled(vector) for place, vector in zip(places, vectors, strict=True)}

@@ -1,0 +1,360 @@
+"""An embedder helps recall where it can, and harms nothing where it can't: it is asked over HTTP, and may be anything."""
+
+import math
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from apps.bench import evidence
+from apps.bench.evidence import Figures
+from apps.console import health
+from apps.core import ticks
+from apps.memory import services, sql
+from apps.memory.embedding import NotEmbedded
+from apps.memory.models import Passage, Vector
+from apps.memory.selectors import Hit, recall
+from apps.memory.services import meaning_of
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from tests.factories import T0, make_caller, make_tenant
+from tests.memory.meanings import DIMENSIONS, answers, by_chance, by_words, endpoint, entry, named, refusing, said
+from tests.memory.subjects import ALICE, add, remember
+from tests.memory.test_quality import CONVERSATIONS
+from tests.memory.test_store import observe
+from tests.remote import Behaviour, Remote, drips, floods, hangs, hangs_up, says, serving
+
+SOON = timedelta(seconds=0.5)
+LONG = timedelta(seconds=20)
+
+
+@pytest.fixture
+def kee(transactional_db: None) -> Caller:
+    return make_caller(make_tenant("acme"))
+
+
+@pytest.fixture
+def embedder(settings: Any) -> Iterator[Remote]:
+    with endpoint(settings) as remote:
+        yield remote
+
+
+def tell(author: Caller, *texts: str) -> None:
+    with acting_as(author):
+        for text in texts:
+            observe(author, text)
+
+
+def ask(caller: Caller, query: str, **narrowed: Any) -> list[Hit]:
+    meant = meaning_of(query)
+    with acting_as(caller):
+        return recall(query, caller=caller, meant=meant, **narrowed)
+
+
+def held() -> dict[int, int]:
+    """Which embedder has told of which passage."""
+    with acting_as_system("test"):
+        return dict(Vector.objects.values_list("passage_id", "embedder"))
+
+
+# What is asked, and what is believed.
+
+
+def test_texts_are_asked_in_the_openai_form_and_answered_in_their_order() -> None:
+    with serving(answers()) as remote:
+        found = named(f"{remote.url}/v1/embeddings").embed(["a car", "a physician"], patience=LONG)
+    (received,) = remote.received
+    assert received.path == "/v1/embeddings"
+    assert received.json == {"model": "of-our-own", "input": ["a car", "a physician"]}
+    for vector, text in zip(found, ("a car", "a physician"), strict=True):
+        wanted = by_words(text)
+        length = math.sqrt(sum(number * number for number in wanted))
+        assert vector.tolist() == pytest.approx([number / length for number in wanted], abs=1e-6)
+
+
+GOOD = [1.0] * DIMENSIONS
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        said(entry(0, GOOD)),
+        said(entry(0, GOOD), entry(1, GOOD), entry(2, GOOD)),
+        said(entry(0, GOOD), entry(0, GOOD)),
+        said(entry(0, GOOD), entry(2, GOOD)),
+        said(entry(0, GOOD), entry("1", GOOD)),
+        said(entry(0, GOOD), entry(1, GOOD[1:])),
+        said(entry(0, GOOD), entry(1, [*GOOD, 1.0])),
+        said(entry(0, GOOD), entry(1, "AAAA")),
+        said(entry(0, GOOD), entry(1, [True] * DIMENSIONS)),
+        said(entry(0, GOOD), entry(1, [0.0] * DIMENSIONS)),
+        said(entry(0, GOOD), entry(1, [1e308] * DIMENSIONS)),
+        said(entry(0, GOOD), entry(1, [10**400] * DIMENSIONS)),
+        said(entry(0, GOOD), entry(1, [None] * DIMENSIONS)),
+        said("x", "y"),
+        says(200, b'{"data": [{"index": 0, "embedding": [NaN]}]}'),
+        says(200, b"[" * 100_000),
+        says(200, b"\xff"),
+        says(200, {"data": 7}),
+        says(200, []),
+        says(500, {"error": "down"}),
+        says(429, {"error": "later"}),
+        says(301, b"", Location="http://169.254.169.254/"),
+        hangs,
+        hangs_up,
+        drips,
+        floods,
+    ],
+)
+def test_an_answer_that_is_not_one_vector_for_each_text_is_none(behaviour: Behaviour) -> None:
+    with serving(behaviour) as remote, pytest.raises(NotEmbedded) as failure:
+        named(remote.url).embed(["zanzibar", "quokka"], patience=SOON)
+    assert "zanzibar" not in str(failure.value)
+    assert not failure.value.refused
+
+
+@pytest.mark.parametrize("url", ["http://169.254.169.254/latest", "http://10.0.0.1/", "ftp://example.com/", "x"])
+def test_an_embedder_is_called_only_where_this_deployment_calls(url: str) -> None:
+    with pytest.raises(NotEmbedded):
+        named(url).embed(["one"], patience=SOON)
+
+
+# What it is good for.
+
+
+def test_without_an_embedder_nothing_is_embedded_and_nobody_asked(kee: Caller) -> None:
+    tell(kee, "She sold the automobile.")
+    assert ticks.run("memory.embed_memories")
+    assert held() == {}
+    assert meaning_of("automobile") is None
+
+
+def test_the_same_in_other_words_is_found_and_says_why(kee: Caller, embedder: Remote) -> None:
+    tell(kee, "She sold the automobile.", "The physician came late.", "Nothing happened at all.", "Rain fell again.")
+    assert ask(kee, "What about her vehicle?") == []
+    assert ticks.run("memory.embed_memories")
+    (hit, *_) = ask(kee, "What about her vehicle?")
+    assert (hit.text, hit.why) == ("She sold the automobile.", "means much the same, says the embedder")
+
+
+def test_recall_is_one_statement_with_vectors_too(kee: Caller, embedder: Remote) -> None:
+    tell(kee, "She sold the automobile.")
+    ticks.run("memory.embed_memories")
+    meant = meaning_of("vehicle")
+    assert meant is not None
+    with acting_as(kee), CaptureQueriesContext(connection) as captured:
+        assert recall("vehicle", caller=kee, meant=meant)
+    assert len(captured) == 1
+
+
+def test_a_narrowed_question_looks_among_what_is_left(kee: Caller, embedder: Remote) -> None:
+    with acting_as(kee):
+        for number in range(120):
+            observe(kee, f"The automobile number {number} was sold.", domain="other")
+        observe(kee, "A physician drove the automobile.", domain="wanted", metadata={"plan": {"id": "p"}})
+        observe(kee, "It rains.", domain="wanted")
+    ticks.run("memory.embed_memories")
+    for narrowed in ({"domain": "wanted"}, {"filters": {"plan.id": "p"}}):
+        (hit, *_) = ask(kee, "vehicle", **narrowed)
+        assert hit.text == "A physician drove the automobile."
+    assert ask(kee, "vehicle", as_of=T0 - timedelta(days=1)) == []
+
+
+def test_vectors_of_another_tenant_are_never_compared(kee: Caller, embedder: Remote) -> None:
+    stranger = make_caller(make_tenant("globex"))
+    tell(stranger, "The secret automobile.")
+    tell(kee, "The public automobile.", "It rains.")
+    ticks.run("memory.embed_memories")
+    assert [hit.text for hit in ask(kee, "vehicle")][:1] == ["The public automobile."]
+    assert "secret" not in str(ask(kee, "vehicle", limit=500))
+    with acting_as(kee):
+        assert set(Vector.objects.values_list("tenant_id", flat=True)) == {kee.tenant_id}
+
+
+def test_a_subjects_vectors_are_compared_within_it_alone(kee: Caller, embedder: Remote) -> None:
+    with acting_as(kee):
+        add(kee)
+        remember(kee, "Drives an automobile")
+        remember(kee, "Likes rain")
+    tell(kee, "Nobody here has an automobile.", "It rains.")
+    ticks.run("memory.embed_memories")
+    assert [hit.text for hit in ask(kee, "vehicle", subject_id=ALICE)][:1] == ["Drives an automobile"]
+    assert "Drives" not in str(ask(kee, "vehicle", limit=500))
+
+
+# Quality.
+
+
+def figures(settings: Any, behaviour: Behaviour | None, prefix: str) -> Figures:
+    conversations = evidence.read(CONVERSATIONS)
+    if behaviour is None:
+        return evidence.measure(conversations, prefix=prefix)
+    with endpoint(settings, behaviour):
+        return evidence.measure(conversations, prefix=prefix)
+
+
+@pytest.mark.ci
+def test_an_embedder_that_says_nothing_of_use_takes_next_to_nothing_away(transactional_db: None, settings: Any) -> None:
+    without = figures(settings, None, "words")
+    for name, embed in (("chance", by_chance), ("words", by_words)):
+        found = figures(settings, answers(embed), f"by-{name}")
+        for k in (5, 10):
+            lost = Figures.share(without.turns[k]) - Figures.share(found.turns[k])
+            assert lost <= 1.5, (name, k, lost)
+
+
+# When it is told what.
+
+
+def test_what_is_revised_means_something_else(kee: Caller, embedder: Remote) -> None:
+    def revise(text: str) -> None:
+        with acting_as(kee):
+            services.update_pattern(
+                author=kee, category="habits", pattern_name="way", pattern_text=text, confidence=1, now=T0
+            )
+
+    tell(kee, "It rains.", "Nothing happened.")
+    revise("Comes by automobile.")
+    ticks.run("memory.embed_memories")
+    assert ask(kee, "vehicle")[0].text == "way: Comes by automobile."
+    revise("Comes on foot.")
+    assert "foot" not in str(ask(kee, "vehicle"))
+    ticks.run("memory.embed_memories")
+    assert "foot" not in str([hit.text for hit in ask(kee, "vehicle")][:1])
+    with acting_as_system("test"):
+        assert Vector.objects.count() == Passage.objects.count() == 3
+
+
+def test_what_is_revised_while_the_embedder_thinks_is_asked_again(kee: Caller, settings: Any) -> None:
+    def revise(text: str) -> None:
+        with acting_as(kee):
+            services.store_concept(author=kee, name="walrus", description=text, now=T0)
+
+    def revising(exchange: Any) -> None:
+        connection.close()
+        revise("A physician.")
+        connection.close()
+        answers()(exchange)
+
+    revise("An automobile.")
+    with endpoint(settings) as remote:
+        remote.script.append(revising)
+        assert ticks.run("memory.embed_memories")
+        told = [text for received in remote.received for text in received.json["input"]]
+        assert [text.split()[-1] for text in told][:1] == ["automobile."]
+        ticks.run("memory.embed_memories")
+        told = [text for received in remote.received for text in received.json["input"]]
+        assert [text.split()[-1] for text in told] == ["automobile.", "physician."]
+    with acting_as_system("test"):
+        assert Passage.objects.filter(embedder=None).count() == 0
+
+
+def test_another_model_is_told_everything_anew(kee: Caller, embedder: Remote, settings: Any) -> None:
+    tell(kee, "She sold the automobile.", "It rains.")
+    ticks.run("memory.embed_memories")
+    before = held()
+    settings.EMBEDDER_MODEL = "another"
+    ticks.run("memory.embed_memories")
+    assert held().keys() == before.keys()
+    assert set(held().values()).isdisjoint(before.values())
+    ticks.run("memory.embed_memories")
+    assert len(embedder.received) == 2
+
+
+def test_what_is_forgotten_is_forgotten_as_a_vector_too(kee: Caller, embedder: Remote) -> None:
+    with acting_as(kee):
+        add(kee)
+        item = remember(kee, "Drives an automobile").item
+        remember(kee, "Likes rain")
+        services.record_session(principal=kee, conversation_id="c", subject_id=ALICE, now=T0)
+        services.store_observation(author=kee, text="I drive", conversation_id="c", now=T0)
+        services.store_observation(author=kee, text="of USER:alice", now=T0)
+    ticks.run("memory.embed_memories")
+    assert len(held()) == 4
+    with acting_as(kee):
+        services.forget(author=kee, subject_id=ALICE, item=item.pk, now=T0)
+    assert len(held()) == 3
+    with acting_as(kee):
+        services.forget(author=kee, subject_id=ALICE, now=T0)
+    assert held() == {}
+
+
+def test_what_is_forgotten_while_the_embedder_thinks_leaves_no_vector(kee: Caller, settings: Any) -> None:
+    with acting_as(kee):
+        add(kee)
+        remember(kee, "Drives an automobile")
+
+    def forgetting(exchange: Any) -> None:
+        connection.close()
+        with acting_as(kee):
+            services.forget(author=kee, subject_id=ALICE, now=T0)
+        connection.close()
+        answers()(exchange)
+
+    with endpoint(settings, forgetting):
+        ticks.run("memory.embed_memories")
+    assert held() == {}
+
+
+def test_a_text_that_the_embedder_refuses_keeps_no_other_waiting(kee: Caller, settings: Any) -> None:
+    texts = [f"memory {number}" for number in range(9)]
+    tell(kee, *texts, "unspeakable")
+    with endpoint(settings, refusing("unspeakable")) as remote:
+        ticks.run("memory.embed_memories")
+        asked = len(remote.received)
+        ticks.run("memory.embed_memories")
+        assert len(remote.received) == asked
+    assert len(held()) == 9
+    assert [hit.text for hit in ask(kee, "unspeakable")] == ["unspeakable"]
+
+
+# When it fails.
+
+
+@pytest.mark.parametrize("behaviour", [says(500), says(200, {}), said(entry(0, [1.0])), hangs, hangs_up, floods])
+def test_an_embedder_that_fails_fails_neither_a_write_nor_a_recall(
+    kee: Caller, settings: Any, behaviour: Behaviour
+) -> None:
+    with endpoint(settings, behaviour) as remote:
+        tell(kee, "She sold the automobile.")
+        assert [hit.text for hit in ask(kee, "automobile")] == ["She sold the automobile."]
+        # Nobody waits for it a second time.
+        assert [hit.text for hit in ask(kee, "automobile")] == ["She sold the automobile."]
+        assert len(remote.received) == 1
+
+
+@pytest.mark.parametrize("behaviour", [says(500), says(200, {}), said(entry(0, [1.0])), hangs_up, floods])
+def test_what_the_embedder_failed_to_tell_is_asked_again(kee: Caller, settings: Any, behaviour: Behaviour) -> None:
+    tell(kee, "She sold the automobile.")
+    with endpoint(settings) as remote:
+        remote.script.append(behaviour)
+        ticks.run("memory.embed_memories")
+        assert held() == {}
+        ticks.run("memory.embed_memories")
+        assert len(held()) == 1
+
+
+# What the operator is told.
+
+
+def found_of_embedder() -> health.Finding:
+    return next(finding for finding in health.examination() if finding.part == "embedder")
+
+
+def test_the_doctor_says_how_far_the_embedder_has_come(kee: Caller, settings: Any) -> None:
+    assert (found_of_embedder().ok, found_of_embedder().says) == (True, "none: recall goes by words alone")
+    tell(kee, "She sold the automobile.")
+    with endpoint(settings):
+        assert found_of_embedder().says.startswith("1 memories wait for it")
+        ticks.run("memory.embed_memories")
+        assert found_of_embedder().says.startswith("knows every memory")
+        assert found_of_embedder().ok
+
+
+def test_no_index_is_asked_for_where_few_vectors_are(kee: Caller, embedder: Remote) -> None:
+    tell(kee, "She sold the automobile.")
+    ticks.run("memory.embed_memories")
+    with acting_as_system("test"):
+        assert sql.vectors_held(named("").mark) == (False, 1, 0)

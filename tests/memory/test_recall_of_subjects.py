@@ -1,0 +1,219 @@
+"""What is remembered of a subject is found by those who name it and may know it, and by nobody else."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.db.models import Sum
+from django.test.utils import CaptureQueriesContext
+
+from apps.core.ticks import run
+from apps.memory import services
+from apps.memory.errors import UnknownSubject
+from apps.memory.models import Item, Passage, Posting, Tally
+from apps.memory.selectors import Hit, holdings, recall
+from apps.memory.states import ItemType
+from apps.principals.models import Tenant
+from apps.principals.tenancy import Caller, acting_as
+from tests.factories import T0, make_caller, make_tenant
+from tests.memory.subjects import ALICE, add, change, remember
+from tests.memory.test_forgetting import at
+from tests.memory.test_store import observe
+
+DAY = timedelta(days=1)
+
+
+def ask(caller: Caller, query: str = "", subject_id: str = ALICE, **narrowed: Any) -> list[Hit]:
+    return recall(query, caller=caller, subject_id=subject_id, **narrowed)
+
+
+def texts(caller: Caller, query: str = "", **narrowed: Any) -> list[str]:
+    return [hit.text for hit in ask(caller, query, **narrowed)]
+
+
+def say(author: Caller, text: str, conversation_id: str = "c") -> None:
+    services.store_observation(author=author, text=text, conversation_id=conversation_id, speaker="Alice", now=T0)
+
+
+def meet(author: Caller, subject_id: str = ALICE, conversation_id: str = "c") -> None:
+    services.record_session(principal=author, conversation_id=conversation_id, subject_id=subject_id, now=T0)
+
+
+def check_tally() -> None:
+    """Of each scope the tally says what counting says."""
+    for scope in {*Tally.objects.values_list("scope", flat=True), *Passage.objects.values_list("scope", flat=True)}:
+        told = Tally.objects.filter(scope=scope).aggregate(
+            passages=Sum("passages", default=0), words=Sum("words", default=0), said=Sum("observations", default=0)
+        )
+        passages = Passage.objects.filter(scope=scope)
+        assert told == {
+            "passages": passages.count(),
+            "words": passages.aggregate(words=Sum("length", default=0))["words"],
+            "said": passages.filter(observation__superseded_at=None, observation__isnull=False).count(),
+        }
+        assert (
+            Posting.objects.filter(scope=scope).aggregate(words=Sum("frequency", default=0))["words"] == told["words"]
+        )
+
+
+def test_an_item_is_found_by_its_words_and_says_what_it_is(as_kee: Caller) -> None:
+    add(as_kee)
+    item = remember(as_kee, "Loves walking dogs", confidence=0.7).item
+    remember(as_kee, "Is often late", type=ItemType.USER_PATTERN)
+    (hit,) = ask(as_kee, "Who walks a dog?")
+    assert (hit.ref, hit.text, hit.confidence, hit.author) == (item.ref, "Loves walking dogs", 0.7, "Kee")
+    assert (hit.domain, hit.occurred_at, hit.why) == ("USER_FACT", T0, "has dog, walk")
+    assert texts(as_kee) == ["Is often late", "Loves walking dogs"]
+    assert texts(as_kee, domain="USER_PATTERN") == ["Is often late"]
+    check_tally()
+
+
+def test_what_is_about_a_subject_is_found_within_it_alone(as_kee: Caller) -> None:
+    for subject_id in (ALICE, "USER:bob"):
+        add(as_kee, subject_id)
+        remember(as_kee, f"Loves dogs, says {subject_id}", subject_id)
+    observe(as_kee, "Dogs bark.")
+    assert texts(as_kee, "dog") == ["Loves dogs, says USER:alice"]
+    assert [hit.text for hit in recall("dog", caller=as_kee)] == ["Dogs bark."]
+    assert [hit.text for hit in recall(caller=as_kee)] == ["Dogs bark."]
+    assert holdings(tenant_id=as_kee.tenant_id).observations == 1
+
+
+def test_what_is_said_with_a_subject_is_about_it_whether_it_is_known_before_or_after(as_kee: Caller) -> None:
+    add(as_kee)
+    add(as_kee, "USER:bob")
+    say(as_kee, "I have a dog.")
+    say(as_kee, "What kind of dog?")
+    assert len(recall("dog", caller=as_kee)) == 2
+    meet(as_kee)
+    say(as_kee, "A small dog.")
+    assert recall("dog", caller=as_kee) == []
+    assert len(texts(as_kee, "dog")) == 3
+    assert "what was said around it" in ask(as_kee, "kind")[0].why or len(texts(as_kee, "kind")) == 3
+    check_tally()
+    meet(as_kee, "USER:bob")
+    assert texts(as_kee, "dog") == []
+    assert len(texts(as_kee, "dog", subject_id="USER:bob")) == 3
+    check_tally()
+    assert holdings(tenant_id=as_kee.tenant_id).observations == 3
+
+
+def test_whom_a_subject_is_not_shared_with_gets_the_answer_of_one_that_is_not_there(
+    as_kee: Caller, tenant: Tenant
+) -> None:
+    lee = make_caller(tenant, "Lee")
+    add(as_kee, share_with=["Kee"])
+    remember(as_kee, "Loves dogs")
+    meet(as_kee)
+    say(as_kee, "I have a dog.")
+    assert len(texts(as_kee, "dog")) == 2
+    answers = []
+    for subject_id in (ALICE, "USER:alicf"):
+        with pytest.raises(UnknownSubject) as refusal:
+            ask(lee, "dog", subject_id)
+        answers.append((type(refusal.value), refusal.value.detail.replace(subject_id, "…"), refusal.value.extra))
+    assert answers[0] == answers[1]
+    assert recall("dog", caller=lee) == recall(caller=lee) == []
+
+
+@pytest.mark.parametrize(
+    ("own", "tenants", "allowed"),
+    [(None, None, True), (None, ["Lee"], True), (None, [], False), ([], None, False), (["Lee"], [], True)],
+)
+def test_sharing_is_the_subjects_own_else_the_tenants(
+    as_kee: Caller, tenant: Tenant, own: list[str] | None, tenants: list[str] | None, allowed: bool
+) -> None:
+    lee = make_caller(tenant, "Lee")
+    add(as_kee, share_with=own)
+    if tenants is not None:
+        services.set_memory_policy(author=as_kee, share_with=tenants, now=T0)
+    if allowed:
+        assert ask(lee) == []
+        return
+    with pytest.raises(UnknownSubject):
+        ask(lee)
+
+
+def test_another_tenants_subject_of_the_same_id_is_another(db: None) -> None:
+    kee, stranger = make_caller(make_tenant("acme")), make_caller(make_tenant("globex"))
+    for caller, text in ((kee, "Loves dogs"), (stranger, "Hates dogs")):
+        with acting_as(caller):
+            add(caller)
+            remember(caller, text)
+    with acting_as(kee):
+        assert texts(kee, "dog") == texts(kee) == ["Loves dogs"]
+
+
+def test_what_was_superseded_is_found_as_of_before(as_kee: Caller) -> None:
+    add(as_kee)
+    remember(as_kee, "Lives in Paris", slot="home", valid_from=T0 - 9 * DAY)
+    remember(as_kee, "Lives in Berlin", slot="home", valid_from=T0 - 5 * DAY, now=T0 + DAY)
+    assert texts(as_kee, "lives") == ["Lives in Berlin"]
+    assert texts(as_kee, "lives", as_of=T0) == ["Lives in Paris"]
+
+
+def test_what_is_so_no_longer_or_not_yet_is_not_found(as_kee: Caller) -> None:
+    add(as_kee)
+    remember(as_kee, "Was a student", valid_from=T0 - 9 * DAY, valid_to=T0 - DAY)
+    remember(as_kee, "Will be a teacher", valid_from=T0 + 40_000 * DAY)
+    remember(as_kee, "Is here")
+    assert texts(as_kee) == ["Is here"]
+    assert texts(as_kee, "student teacher") == []
+
+
+def test_what_a_subject_has_settled_holds_for_recall_too(as_kee: Caller) -> None:
+    add(as_kee)
+    remember(as_kee, "Loves dogs")
+    remember(as_kee, "Loves cats", now=T0 + DAY)
+    change(as_kee, anonymize_dates=True)
+    assert {(hit.recorded_at.isoformat(), str(hit.occurred_at)) for hit in ask(as_kee)} == {
+        ("2026-01-01T00:00:00+00:00", "2026-01-01 00:00:00+00:00")
+    }
+    change(as_kee, delete_after_days=2)
+    tick = timedelta(microseconds=1)
+    for moment, found in ((T0 + 2 * DAY - tick, 2), (T0 + 2 * DAY, 1), (T0 + 3 * DAY - tick, 1), (T0 + 3 * DAY, 0)):
+        at(moment)
+        assert (len(texts(as_kee)), len(texts(as_kee, "loves"))) == (found, found)
+    change(as_kee, delete_after_days=None, memory_enabled=False)
+    assert texts(as_kee) == texts(as_kee, "loves") == []
+
+
+def test_it_is_two_statements_who_may_know_and_what_is_known(as_kee: Caller) -> None:
+    add(as_kee)
+    remember(as_kee, "Loves dogs")
+    with CaptureQueriesContext(connection) as captured:
+        assert len(ask(as_kee, "dog")) == 1
+    assert len(captured) == 2
+
+
+def test_what_is_forgotten_is_found_no_more_and_counted_no_more(transactional_db: None) -> None:
+    kee = make_caller(make_tenant("acme"))
+    with acting_as(kee):
+        add(kee)
+        add(kee, "USER:bob")
+        remember(kee, "Loves dogs", "USER:bob")
+        gone = remember(kee, "Loves dogs").item
+        remember(kee, "Loves cats")
+        meet(kee)
+        say(kee, "Dogs and cats.")
+    run("memory.fold_tallies")
+    with acting_as(kee):
+        services.forget(author=kee, subject_id=ALICE, item=gone.pk, now=T0)
+        assert sorted(texts(kee)) == ["Dogs and cats.", "Loves cats"]
+        check_tally()
+    with acting_as(kee):
+        services.forget(author=kee, subject_id=ALICE, now=T0)
+        check_tally()
+        assert Passage.objects.count() == Item.objects.count() == 1
+        assert not Tally.objects.filter(scope=gone.subject_id).exists()
+
+
+def test_every_item_is_findable_whatever_has_become_of_it(as_kee: Caller) -> None:
+    add(as_kee)
+    remember(as_kee, "Lives in Paris", slot="home", valid_from=T0 - 9 * DAY)
+    remember(as_kee, "Lived in Rome", slot="home", valid_from=T0 - 5 * DAY, valid_to=T0 - 4 * DAY)
+    remember(as_kee, "Lives in Paris", slot="home")
+    assert Passage.objects.filter(item=None).count() == 0
+    assert Passage.objects.count() == Item.objects.count() > 3
+    check_tally()
