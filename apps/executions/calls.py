@@ -28,12 +28,15 @@ from apps.tasks import selectors as stored_results
 from apps.tasks import services as tasks
 from apps.workers import selectors as workers
 from apps.workers import services as registry
-from apps.workers.states import ROUTABLE
+from apps.workers.states import ROUTABLE, State
 
 TASK_TYPE: Final = "mcp_worker_call"
 EVENT_FAMILY: Final = "asyncgate.task"
 MAX_ANSWER_BYTES: Final = 8 * 1024 * 1024
 MAX_PARAMS_BYTES: Final = 1024 * 1024
+WORKER_AWAY: Final = timedelta(minutes=2)
+"""How long a step waits for a worker that takes no calls just now; after a fault of this side all heartbeats are late."""
+LOOK_AGAIN: Final = timedelta(seconds=5)
 _SECONDS: Final = 60
 _HINT: Final = 300
 _SUMMARY_BYTES: Final = 16 * 1024
@@ -79,7 +82,7 @@ def target_of(*, worker_id: str, tool_name: str) -> Target:
     tool = workers.tool_of(worker_id, tool_name)
     offer = workers.offer_of(worker_id, tool_name)
     if worker.state not in ROUTABLE:
-        raise WorkerUnavailable(f"{worker_id} is {worker.state}.")
+        raise WorkerUnavailable(f"{worker_id} is {worker.state}.", may_come_back=worker.state != State.QUARANTINED)
     if offer.barred is not None:
         raise WorkerBarred(f"{tool_name} of {worker_id} may not be called: {offer.barred}.")
     return Target(

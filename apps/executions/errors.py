@@ -66,9 +66,16 @@ class InvalidParams(Invalid):
 
 
 class WorkerUnavailable(Unavailable):
-    """The worker takes no calls just now: offline, in maintenance, quarantined."""
+    """The worker takes no calls just now: its heartbeat is late, it is offline, in maintenance or quarantined.
+
+    `may_come_back`: nobody has decided against it, so that who has time waits.
+    """
 
     code = "worker_unavailable"
+
+    def __init__(self, detail: str, *, may_come_back: bool = True) -> None:
+        super().__init__(detail)
+        self.may_come_back = may_come_back
 
 
 class WorkerBarred(Forbidden):

@@ -1,12 +1,20 @@
 """A task that calls a worker's tool: how MCP workers do long work without knowing of tasks."""
 
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from apps.core.errors import DomainError
+from apps.core.sql import database_now
 from apps.executions import calls, following, selectors
-from apps.executions.errors import CallCanceled, JobFailed, JobLost, JobOverdue, WorkerCallFailed
+from apps.executions.errors import (
+    CallCanceled,
+    JobFailed,
+    JobLost,
+    JobOverdue,
+    WorkerCallFailed,
+    WorkerUnavailable,
+)
 from apps.tasks.handlers import Canceled, Context, Failed, Postponed, Result, handler
 from apps.workers.errors import WorkerRateLimited
 
@@ -49,6 +57,14 @@ def for_worker(task_type: str, params: Mapping[str, Any]) -> dict[str, Any] | No
 )
 def mcp_worker_call(context: Context, params: Mapping[str, Any]) -> Result:
     """Call the tool, tell of its progress, keep its answer as an artifact. Where the answer is a job's id, follow the job."""
+    try:
+        return _worked(context, params)
+    except WorkerUnavailable as away:
+        _wait_for_worker(context, away)
+        raise
+
+
+def _worked(context: Context, params: Mapping[str, Any]) -> Result:
     with context.caller.acting():
         target = calls.target_of(worker_id=params["worker_id"], tool_name=params["tool_name"])
     calls.note_run(context.task_id)
@@ -63,6 +79,22 @@ def mcp_worker_call(context: Context, params: Mapping[str, Any]) -> Result:
         # From here on any process follows this job, and none starts another.
         context.heartbeat(checkpoint=job.checkpoint())
     return _followed(context, target, job)
+
+
+def _wait_for_worker(context: Context, away: WorkerUnavailable) -> None:
+    """Give the task back for a moment, but not for ever: the checkpoint says since when its worker is missed.
+
+    :raises Postponed: if the worker may come back in time.
+    """
+    if not away.may_come_back:
+        return
+    with context.caller.acting():
+        now = database_now()
+    kept = context.checkpoint or {}
+    missed = datetime.fromisoformat(kept[_MISSED]) if _MISSED in kept else now
+    if now - missed < calls.WORKER_AWAY:
+        context.heartbeat(checkpoint={**kept, _MISSED: missed.isoformat()})
+        raise Postponed(calls.LOOK_AGAIN) from away
 
 
 def _called(context: Context, target: calls.Target, params: Mapping[str, Any]) -> calls.Called:
@@ -119,7 +151,7 @@ def _followed(context: Context, target: calls.Target, job: following.Job) -> Res
 
 def _admit(context: Context, target: calls.Target, params: Mapping[str, Any]) -> None:
     """See that this run may call, and count the call."""
-    if context.run_id > 1 and not target.repeatable and context.checkpoint == _CALLED:
+    if context.run_id > 1 and not target.repeatable and (context.checkpoint or {}).get("called"):
         raise Failed(
             "outcome_unknown",
             f"An earlier run of {target.tool_name} may have done its work, and it may not be run twice.",
@@ -141,6 +173,7 @@ def _record(context: Context, target: calls.Target, outcome: calls.Called | Doma
 
 
 _CALLED: Final = {"called": True}
+_MISSED: Final = "worker_missed_since"
 # Then the task goes back to its queue, with its job, so that long jobs don't keep all hands from other work.
 _FOLLOWED_FOR: Final = timedelta(seconds=60)
 

@@ -178,3 +178,54 @@ def test_a_step_that_is_tried_again_is_not_charged_again(kee: Caller, server: Wo
     done = report(kee, execution)
     assert done.results[0]["error"]["code"] == "worker_unreachable"
     assert (done.total_cost, step(kee).attempts, step(kee).cost) == (Decimal("0.1"), 3, Decimal("0.1"))
+
+
+def say(caller: Caller, status: str) -> None:
+    with caller.acting():
+        workers.heartbeat(caller=caller, worker_id="texter", status=status, current_load=0, available=True)
+
+
+@pytest.mark.parametrize("status", ["degraded", "maintenance", "offline"])
+def test_a_step_waits_for_a_worker_that_takes_no_calls_just_now(kee: Caller, server: WorkerServer, status: str) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a", estimated_cost=0.1), queue_step("b"), REPORT])
+    say(kee, status)
+    advance(execution)
+    before = statuses(kee, execution)
+
+    later(timedelta(seconds=100))
+    say(kee, "healthy")
+    advance(execution)
+
+    assert (before["a"], before["b"]) == ("pending", "pending")
+    assert statuses(kee, execution) == {"a": "complete", "b": "queued", "report": "pending"}
+    assert report(kee, execution).total_cost == Decimal("0.1")
+    assert server.calls == {"echo": 1}
+
+
+def test_a_call_that_is_taken_over_waits_for_its_worker_too(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a"), REPORT])
+    claim_and_die(kee, execution)
+    later(CLAIM)
+    say(kee, "offline")
+    advance(execution)
+    before = statuses(kee, execution)["a"]
+
+    later(timedelta(seconds=10))
+    say(kee, "healthy")
+    advance(execution)
+
+    assert (before, statuses(kee, execution)["a"]) == ("pending", "complete")
+
+
+def test_a_worker_that_stays_away_fails_the_step(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a"), REPORT])
+    say(kee, "offline")
+    advance(execution)
+    later(timedelta(minutes=2, seconds=1))
+    advance(execution)
+
+    (result,) = report(kee, execution).results
+    assert (result["status"], result["error"]["code"]) == ("failed", "worker_unavailable")

@@ -2,20 +2,22 @@
 
 import threading
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.db import connection
 
 from apps.core.sql import database_now
-from apps.executions import handlers
+from apps.executions import calls, handlers
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
 from apps.tasks import selectors as task_selectors
 from apps.tasks import services as tasks
 from apps.tasks.jobs.executor import work as execute_queue
-from apps.tasks.models import HotTask
+from apps.tasks.models import HotTask, TerminalRecord
 from apps.tasks.services import Beat, QueuedTask, QueueRequest
+from apps.workers import services as workers
 from apps.workers.models import Call
 from tests.executions.making import make_worker, make_writing_worker
 from tests.executions.workers import WorkerServer
@@ -152,3 +154,45 @@ def leave_a_run_behind(caller: Caller) -> None:
 def _execute(caller: Caller) -> None:
     execute_queue(caller.tenant_id, "execute")
     connection.close()
+
+
+def test_a_task_waits_for_a_worker_that_takes_no_calls_just_now(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    task = queue_call(kee, "echo", {"text": "hello"})
+    _say(kee, "offline")
+
+    execute_queue(kee.tenant_id, "execute")
+    waiting = seen(kee, task)
+    _come_due(kee)
+    _say(kee, "healthy")
+    execute_queue(kee.tenant_id, "execute")
+
+    assert (waiting.complete, waiting.failures) == (False, 0)
+    assert seen(kee, task).status == "succeeded"
+    assert server.calls == {"echo": 1}
+
+
+def test_a_task_whose_worker_stays_away_fails(kee: Caller, server: WorkerServer, monkeypatch: Any) -> None:
+    monkeypatch.setattr(calls, "WORKER_AWAY", timedelta(0))
+    make_worker(kee, server)
+    task = queue_call(kee, "echo", {"text": "hello"})
+    _say(kee, "offline")
+
+    for _ in range(3):
+        execute_queue(kee.tenant_id, "execute")
+        _come_due(kee)
+
+    assert seen(kee, task).status == "failed"
+    with kee.acting():
+        error = TerminalRecord.objects.get().error or {}
+    assert error["code"] == "worker_unavailable"
+
+
+def _say(caller: Caller, status: str) -> None:
+    with caller.acting():
+        workers.heartbeat(caller=caller, worker_id="texter", status=status, current_load=0, available=True)
+
+
+def _come_due(caller: Caller) -> None:
+    with caller.acting():
+        HotTask.objects.update(ready_at=database_now(), due_at=None)

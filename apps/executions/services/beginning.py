@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from apps.core.errors import DomainError, Unavailable
 from apps.executions import calls, envelopes, reports, selectors
+from apps.executions.errors import WorkerUnavailable
 from apps.executions.models import ExecutionStep
 from apps.executions.services import announcing
 from apps.executions.services.rounds import Round
@@ -29,10 +30,15 @@ def begin(work: Round, step: ExecutionStep) -> None:
 
 
 def claim(work: Round, step: ExecutionStep) -> None:
-    """Claim a worker step for this process, if it still fits the budget."""
+    """Claim a worker step for this process, if it still fits the budget. One whose worker is away waits for it a while."""
     try:
         target = calls.target_of(worker_id=step.worker_id or "", tool_name=step.tool_name or "")
     except DomainError as exc:
+        if _may_wait(work, step, exc):
+            if step.status != StepStatus.PENDING:
+                step.move_to(StepStatus.PENDING)
+            step.retry_at = work.now + calls.LOOK_AGAIN
+            return
         fail(work, step, code=exc.code, message=exc.detail, retryable=isinstance(exc, Unavailable))
         return
     if step.attempts == 0 and not _charge(work, step, target):
@@ -43,6 +49,12 @@ def claim(work: Round, step: ExecutionStep) -> None:
     step.move_to(StepStatus.CALLING)
     step.call_expires_at = work.now + CLAIM
     work.claims.append((step, target))
+
+
+def _may_wait(work: Round, step: ExecutionStep, refusal: DomainError) -> bool:
+    if not isinstance(refusal, WorkerUnavailable) or not refusal.may_come_back:
+        return False
+    return work.now - (step.started_at or work.now) < calls.WORKER_AWAY
 
 
 def as_task(work: Round, step: ExecutionStep, target: calls.Target) -> bool:

@@ -121,7 +121,8 @@ class _Judged:
 
     def _of_step(self, step: Step) -> Iterator[str]:
         if step.status != "complete" or step.envelope is None or step.envelope["status"] != "complete":
-            yield f"is {step.status}, its envelope {None if step.envelope is None else step.envelope['status']}"
+            told = None if step.envelope is None else step.envelope.get("error") or step.envelope["status"]
+            yield f"is {step.status}, its envelope says {told}"
             return
         if step.envelope["plan_id"] != self.execution.plan_id or step.envelope["step_id"] != step.step_id:
             yield "has another step's envelope"
