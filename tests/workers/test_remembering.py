@@ -11,8 +11,10 @@ from django.core.management import CommandError, call_command
 from apps.core.sql import database_now
 from apps.memory import services as memory
 from apps.memory.models import Concept, Relationship
-from apps.principals.models import Tenant
-from apps.principals.tenancy import Caller, acting_as
+from apps.principals import services as principals
+from apps.principals.models import Principal, Tenant
+from apps.principals.scopes import Kind
+from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in, on_behalf_of
 from apps.workers import selectors, services, ticks
 from apps.workers.models import Offer, Worker, WorkerEvent
 from tests.factories import make_caller
@@ -67,6 +69,97 @@ def test_memory_is_written_once_for_each_change_and_not_for_a_state(as_kee: Call
     services.unregister(caller=as_kee, worker_id="code-analyzer-001")
     assert services.remember() == 1
     assert Concept.objects.get(name="code-analyzer-001").metadata["unregistered_at"]
+
+
+def delegate(tenant: Tenant, name: str, kind: Kind = Kind.DELEGATE, parent: Caller | None = None) -> Caller:
+    with acting_as_system("test"):
+        above = None if parent is None else Principal.objects.get(pk=parent.principal_id)
+        made = principals.add_principal(tenant_id=tenant.pk, name=name, kind=kind, parent=above, now=database_now())
+        return on_behalf_of(Principal.objects.select_related("tenant").get(pk=made.pk))
+
+
+def remembered(tenant: Tenant) -> None:
+    with acting_in(tenant.pk, "test"):
+        services.remember()
+
+
+def managers(tenant: Tenant) -> dict[str, str]:
+    """Who manages whom, as relations say it and as the concepts of the workers do."""
+    with acting_in(tenant.pk, "test"):
+        related = {one: manager for manager, how, one in relations() if how == "manages"}
+        assert len(related) == Relationship.objects.filter(type="manages").count()
+        concepts = Concept.objects.filter(type="worker", metadata__unregistered_at=None)
+        assert {one.name: one.metadata["managed_by_delegate"] for one in concepts} == related
+    return related
+
+
+def test_each_worker_is_managed_by_the_delegate_under_which_it_registers(tenant: Tenant) -> None:
+    general = delegate(tenant, "general-manager")
+    code = delegate(tenant, "code-dept", parent=general)
+    data = delegate(tenant, "data-dept", parent=general)
+    scanner = delegate(tenant, "scanner", Kind.WORKER, parent=code)
+    alone = delegate(tenant, "alone", Kind.WORKER)
+    (analyze,) = make_manifest()["tools"]
+    delegates_too = [analyze, {**analyze, "name": "create_delegation_plan"}]
+    for caller, worker_id, tools in (
+        (code, "vulnerability-detector", [analyze]),
+        (scanner, "code-scanner", [analyze]),
+        (data, "data-collector", [analyze]),
+        (code, "code-dept-delegate-v2", delegates_too),
+        (data, "data-dept", delegates_too),
+        (general, "general-manager", delegates_too),
+        (alone, "odd-job", [analyze]),
+    ):
+        with acting_as(caller):
+            register(caller, make_manifest(worker_id, tools=tools))
+
+    remembered(tenant)
+
+    assert managers(tenant) == {
+        "vulnerability-detector": "code-dept",
+        "code-scanner": "code-dept",
+        "data-collector": "data-dept",
+        "code-dept-delegate-v2": "general-manager",
+        "data-dept": "general-manager",
+        "general-manager": "delegate",
+        "odd-job": "delegate",
+    }
+
+
+def test_a_worker_that_comes_under_another_delegate_leaves_the_one_before(tenant: Tenant) -> None:
+    code, data = delegate(tenant, "code-dept"), delegate(tenant, "data-dept")
+    with acting_as(code):
+        register(code, make_manifest("one"))
+        register(code, make_manifest("two"))
+    remembered(tenant)
+    with acting_as(code):
+        services.unregister(caller=code, worker_id="one")
+        services.unregister(caller=code, worker_id="two")
+    with acting_as(data):
+        register(data, make_manifest("one"))
+
+    remembered(tenant)
+
+    assert managers(tenant) == {"one": "data-dept"}
+
+
+def test_a_pool_that_was_lost_comes_back_under_its_delegate(tenant: Tenant) -> None:
+    code, data = delegate(tenant, "code-dept"), delegate(tenant, "data-dept")
+    for caller, worker_id in ((code, "code-scanner"), (data, "data-collector")):
+        with acting_as(caller):
+            register(caller, make_manifest(worker_id))
+    remembered(tenant)
+    with acting_in(tenant.pk, "test"):
+        lose_the_registry()
+        services.restore(tenant_id=tenant.pk)
+        assert set(Worker.objects.values_list("worker_id", "principal__name")) == {
+            ("code-scanner", "code-dept"),
+            ("data-collector", "data-dept"),
+        }
+
+    remembered(tenant)
+
+    assert managers(tenant) == {"code-scanner": "code-dept", "data-collector": "data-dept"}
 
 
 def test_a_capability_that_a_worker_has_dropped_is_taken_back_and_what_others_say_of_it_stays(

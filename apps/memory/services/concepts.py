@@ -80,14 +80,24 @@ def add_relationship(
 
 
 @transaction.atomic
-def retract_relationships(*, author: Caller, from_concept: str, rel_type: str, but: Collection[Relationship]) -> int:
-    """Take back how a concept stands to others, as far as the author has told it; returns how many relations are gone.
+def retract_relationships(
+    *,
+    author: Caller,
+    rel_type: str,
+    but: Collection[Relationship],
+    from_concept: str | None = None,
+    to_concept: str | None = None,
+) -> int:
+    """Take back how a concept stands to others, or others to it, as far as the author has told it; returns how many
+    relations are gone.
 
     :param but: those that stand.
     """
-    told = Relationship.objects.filter(
-        author_id=author.principal_id, source__names__key=key_of(from_concept), type=rel_type
-    )
+    told = Relationship.objects.filter(author_id=author.principal_id, type=rel_type)
+    if from_concept is not None:
+        told = told.filter(source__names__key=key_of(from_concept))
+    if to_concept is not None:
+        told = told.filter(target__names__key=key_of(to_concept))
     gone, _ = told.exclude(pk__in=[relationship.pk for relationship in but]).delete()
     return gone
 

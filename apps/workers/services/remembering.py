@@ -19,6 +19,8 @@ from apps.memory import selectors as memories
 from apps.memory import services as memory
 from apps.memory.errors import AliasTaken, UnusableName
 from apps.principals.models import Principal
+from apps.principals.scopes import Kind
+from apps.principals.selectors import principal_named
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller, on_behalf_of
 from apps.workers.errors import BadSignature
@@ -29,6 +31,8 @@ from apps.workers.shapes import RegisterWorker
 CONCEPT: Final = "worker"
 PROVIDES: Final = "provides"
 MANAGES: Final = "manages"
+_DELEGATES: Final = "create_delegation_plan"
+"""The tool that makes a worker a DeleGate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +77,7 @@ def _remember(worker: Worker, now: datetime) -> None:
     known = memories.concept_named(worker.worker_id)
     if known is not None and (known.name.casefold() != worker.worker_id.casefold() or known.type not in {"", CONCEPT}):
         return
-    author = on_behalf_of(worker.principal)
+    author, manager = on_behalf_of(worker.principal), _manager(worker)
     with transaction.atomic():
         memory.store_concept(
             author=author,
@@ -81,16 +85,9 @@ def _remember(worker: Worker, now: datetime) -> None:
             now=now,
             concept_type=CONCEPT,
             description=f"Worker {worker.worker_id}: {', '.join(_tools(worker))[:2000]}",
-            metadata=_described(worker),
+            metadata=_described(worker, manager),
         )
-        memory.add_relationship(
-            author=author,
-            from_concept=DELEGATE,
-            to_concept=worker.worker_id,
-            rel_type=MANAGES,
-            description=f"{DELEGATE} delegates to {worker.worker_id}",
-            now=now,
-        )
+        _remember_manager(worker, manager, now)
         provided = []
         for capability in worker.capabilities:
             # A tag may be what no concept can be called.
@@ -108,11 +105,41 @@ def _remember(worker: Worker, now: datetime) -> None:
         memory.retract_relationships(author=author, from_concept=worker.worker_id, rel_type=PROVIDES, but=provided)
 
 
+def _manager(worker: Worker) -> str:
+    """The DeleGate in whose pool a worker is: whoever registered it, or the nearest above who is one. A DeleGate that
+    registers itself is in the pool of the one above it.
+    """
+    one: Principal | None = worker.principal
+    if one is not None and one.kind == Kind.DELEGATE and _DELEGATES in _tools(worker):
+        one = one.parent
+    while one is not None and (one.kind != Kind.DELEGATE or one.name == worker.worker_id):
+        one = one.parent
+    return DELEGATE if one is None else one.name
+
+
+def _remember_manager(worker: Worker, manager: str, now: datetime) -> None:
+    """By the gate's own word, so that it can take it back whoever registers the worker next."""
+    gate = on_behalf_of(principal_named(DELEGATE))
+    manages = []
+    if worker.unregistered_at is None:
+        manages.append(
+            memory.add_relationship(
+                author=gate,
+                from_concept=manager,
+                to_concept=worker.worker_id,
+                rel_type=MANAGES,
+                description=f"{manager} delegates to {worker.worker_id}",
+                now=now,
+            )
+        )
+    memory.retract_relationships(author=gate, to_concept=worker.worker_id, rel_type=MANAGES, but=manages)
+
+
 def _tools(worker: Worker) -> list[str]:
     return [tool["name"] for tool in worker.manifest["tools"]]
 
 
-def _described(worker: Worker) -> dict[str, Any]:
+def _described(worker: Worker, manager: str) -> dict[str, Any]:
     left = worker.unregistered_at
     return {
         "endpoint": worker.endpoint,
@@ -121,7 +148,7 @@ def _described(worker: Worker) -> dict[str, Any]:
         "trust_tier": worker.effective_tier,
         "registered_at": worker.registered_at.isoformat(),
         "unregistered_at": None if left is None else left.isoformat(),
-        "managed_by_delegate": DELEGATE,
+        "managed_by_delegate": manager,
         "registered_by": worker.principal.name,
         "manifest": worker.manifest,
     }
