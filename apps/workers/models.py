@@ -357,6 +357,9 @@ class WorkerSource(TenantModel):
     address = models.CharField(max_length=2000)
     settings = models.JSONField(
         default=dict, help_text="What to look for there, and what is said of a worker that says nothing."
+    sealed_secret = models.TextField(
+        default="", db_default="", editable=False, help_text="What it is told so that it answers, sealed."
+    )
     )
     principal = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
     enabled = models.BooleanField(default=True)

@@ -1,7 +1,8 @@
 """Where sources say that workers are. Speaks with strangers and reads files; touches no database.
 
 etcd is spoken to through the JSON gateway of its v3 API, Consul through its HTTP API. Both are watched: a look begins where
-the last one ended, waits a moment for what happens, and lists everything anew where that place is lost.
+the last one ended, waits a moment for what happens, and lists everything anew where that place is lost. Where they ask
+who looks, etcd is told a user and its password, Consul a token.
 """
 
 import base64
@@ -9,8 +10,9 @@ import hashlib
 import ipaddress
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -34,7 +36,10 @@ _DEADLINE: Final = timedelta(seconds=5)
 _ANSWER_BYTES: Final = 8 * 1024 * 1024
 _FILE_BYTES: Final = 1024 * 1024
 _KEY: Final = 500
+_OK: Final = 200
 _JSON: Final = {"Content-Type": "application/json"}
+# etcd's words for a token that it does not know, or that is older than its users: 401, or 400 as for much else.
+_ASKS_WHO: Final = frozenset({400, 401})
 
 LOOK_EVERY: Final[Mapping[SourceKind, timedelta | None]] = {
     SourceKind.PULL: None,
@@ -77,29 +82,38 @@ class News:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A source, and how far it has been read."""
+    """A source, how far it has been read, and what it is told so that it answers."""
 
     kind: SourceKind
     address: str
     settings: Mapping[str, Any]
     cursor: str = ""
+    secret: str = field(default="", repr=False)
 
 
-def check_settings(kind: SourceKind, address: str, settings: Mapping[str, Any]) -> None:
-    """:raises Invalid: if a source of this kind takes other settings."""
+def check_settings(kind: SourceKind, address: str, settings: Mapping[str, Any], *, has_secret: bool) -> None:
+    """
+    :param has_secret: whether there is something to tell it, beside its settings.
+    :raises Invalid: if a source of this kind takes other settings, or is told nothing.
+    """
     wanted = _SETTINGS[kind]
     if unknown := sorted(settings.keys() - wanted):
         raise BadSettings(f"A source of kind {kind} has no setting {unknown[0]!r}; it has {', '.join(sorted(wanted))}.")
     for name in wanted - {"worker"}:
         if not isinstance(settings.get(name, "x"), str) or not settings.get(name, "x"):
             raise BadSettings(f"The setting {name} is a text.")
+    if has_secret and kind not in _TAKES_SECRET:
+        raise BadSettings(f"A source of kind {kind} is told no secret.")
+    if kind == SourceKind.ETCD and has_secret != ("user" in settings):
+        raise BadSettings("etcd is told a user and its password, or neither.")
     parse(StatedWorker, {**settings.get("worker", {}), "endpoint": address})
 
 
+_TAKES_SECRET: Final = frozenset({SourceKind.ETCD, SourceKind.CONSUL})
 _SETTINGS: Final[Mapping[SourceKind, frozenset[str]]] = {
     SourceKind.PULL: frozenset({"worker"}),
     SourceKind.STATIC: frozenset({"worker"}),
-    SourceKind.ETCD: frozenset({"worker", "prefix"}),
+    SourceKind.ETCD: frozenset({"worker", "prefix", "user"}),
     SourceKind.CONSUL: frozenset({"worker", "service"}),
 }
 
@@ -151,7 +165,7 @@ def _etcd(source: Source) -> News:
 
 
 def _etcd_list(source: Source) -> News:
-    answer = _etcd_answer(source, "range", {**_etcd_range(source), "limit": MOST_PLACES + 1})
+    answer = _etcd_kept(source, {**_etcd_range(source), "limit": MOST_PLACES + 1})
     try:
         entries = _bounded(answer.get("kvs", []))
         named = tuple(_named(source, _text(entry["key"]), _value(entry.get("value", ""))) for entry in entries)
@@ -168,7 +182,7 @@ def _etcd_watch(source: Source) -> News | None:
     answer = outbound.listen(
         f"{source.address.rstrip('/')}/v3/watch",
         body=json.dumps(request).encode(),
-        headers=_JSON,
+        headers=_etcd_headers(source),
         hold=WAIT,
         enough=_tells_something,
         max_answer_bytes=_ANSWER_BYTES,
@@ -202,16 +216,42 @@ def _etcd_range(source: Source) -> dict[str, str]:
     return {"key": base64.b64encode(prefix).decode(), "range_end": base64.b64encode(end).decode()}
 
 
-def _etcd_answer(source: Source, verb: str, body: Mapping[str, Any]) -> Any:
-    answer = outbound.post(
-        f"{source.address.rstrip('/')}/v3/kv/{verb}",
+def _etcd_kept(source: Source, asked: Mapping[str, Any]) -> Any:
+    answer = _etcd_post(source.address, "kv/range", asked, _etcd_headers(source))
+    if source.secret and answer.status in _ASKS_WHO:
+        _etcd_token.cache_clear()
+        answer = _etcd_post(source.address, "kv/range", asked, _etcd_headers(source))
+    _expect_ok(answer)
+    return _decoded(answer.body)
+
+
+def _etcd_post(address: str, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Answer:
+    return outbound.post(
+        f"{address.rstrip('/')}/v3/{path}",
         body=json.dumps(body).encode(),
-        headers=_JSON,
+        headers=headers,
         deadline=_DEADLINE,
         max_answer_bytes=_ANSWER_BYTES,
     )
-    _expect_ok(answer)
-    return _decoded(answer.body)
+
+
+def _etcd_headers(source: Source) -> Mapping[str, str]:
+    if not source.secret:
+        return _JSON
+    return {**_JSON, "Authorization": _etcd_token(source.address, source.settings["user"], source.secret)}
+
+
+# To check a password costs etcd as much as many looks. A token holds as long as it is used, and is asked for anew where it
+# no longer does.
+@lru_cache(maxsize=64)
+def _etcd_token(address: str, user: str, password: str) -> str:
+    answer = _etcd_post(address, "auth/authenticate", {"name": user, "password": password}, _JSON)
+    if answer.status != _OK:
+        raise BadSource(f"The source does not take the user and its password: it answers {answer.status}.")
+    try:
+        return str(_decoded(answer.body)["token"])
+    except (LookupError, TypeError) as exc:
+        raise BadSource("What answers there is not etcd.") from exc
 
 
 def _tells_something(body: bytes) -> bool:
@@ -244,11 +284,14 @@ def _consul(source: Source) -> News:
     service = quote(source.settings.get("service", DEFAULT_SERVICE), safe="")
     answer = outbound.get(
         f"{source.address.rstrip('/')}/v1/health/service/{service}?{urlencode(query)}",
-        headers={},
+        headers={"X-Consul-Token": source.secret} if source.secret else {},
         deadline=WAIT + _DEADLINE,
         max_answer_bytes=_ANSWER_BYTES,
     )
     _expect_ok(answer)
+    if answer.headers.get("x-consul-results-filtered-by-acls") == "true":
+        # What is kept back has not gone.
+        raise BadSource("Consul keeps back instances: the token needs service:read and node:read for them.")
     try:
         index = int(answer.headers["x-consul-index"])
         if str(index) == source.cursor:
@@ -298,7 +341,7 @@ def _bounded(entries: list[Any]) -> list[Any]:
 
 
 def _expect_ok(answer: Answer) -> None:
-    if answer.status != 200:  # noqa: PLR2004  # HTTP's word for yes
+    if answer.status != _OK:
         raise BadSource(f"The source answers {answer.status}.")
 
 

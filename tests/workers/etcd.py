@@ -50,15 +50,16 @@ class Etcd:
 
     url: str
 
-    def ask(self, path: str, **body: Any) -> Any:
-        request = urllib.request.Request(f"{self.url}{path}", json.dumps(body).encode())  # noqa: S310  # loopback
+    def ask(self, path: str, *, token: str = "", **body: Any) -> Any:
+        headers = {"Authorization": token} if token else {}
+        request = urllib.request.Request(f"{self.url}{path}", json.dumps(body).encode(), headers)  # noqa: S310  # loopback
         with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
             return json.load(answer)
 
-    def put(self, key: str, value: Any, *, lease: str | None = None) -> int:
+    def put(self, key: str, value: Any, *, lease: str | None = None, token: str = "") -> int:
         content = value if isinstance(value, str) else json.dumps(value)
         body = {"key": _encoded(key), "value": _encoded(content)} | ({"lease": lease} if lease else {})
-        return int(self.ask("/v3/kv/put", **body)["header"]["revision"])
+        return int(self.ask("/v3/kv/put", token=token, **body)["header"]["revision"])
 
     def delete(self, key: str) -> None:
         self.ask("/v3/kv/deleterange", key=_encoded(key))
@@ -69,6 +70,23 @@ class Etcd:
 
     def revoke(self, lease: str) -> None:
         self.ask("/v3/lease/revoke", ID=lease)
+
+    def login(self, name: str, password: str) -> str:
+        token: str = self.ask("/v3/auth/authenticate", name=name, password=password)["token"]
+        return token
+
+    def guard(self, *, reader: str, password: str, prefix: str) -> None:
+        """From here on nobody is answered but root, and a user who may read what begins so."""
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        self.ask("/v3/auth/user/add", name="root", password="root")
+        self.ask("/v3/auth/user/add", name=reader, password=password)
+        self.ask("/v3/auth/role/add", name="root")
+        self.ask("/v3/auth/role/add", name="reads")
+        permission = {"permType": "READ", "key": _encoded(prefix), "range_end": _encoded(end)}
+        self.ask("/v3/auth/role/grant", name="reads", perm=permission)
+        self.ask("/v3/auth/user/grant", user="root", role="root")
+        self.ask("/v3/auth/user/grant", user=reader, role="reads")
+        self.ask("/v3/auth/enable")
 
     def compact(self, revision: int) -> None:
         self.ask("/v3/kv/compaction", revision=revision, physical=True)

@@ -1,14 +1,15 @@
 """Sources that name many workers: a YAML file, etcd, Consul. etcd is the real one.
 
 Consul has no package that the tests could install: a small server here keeps to its documented HTTP contract
-(`/v1/health/service/:service`, blocking queries by `index` and `wait`, `X-Consul-Index`).
+(`/v1/health/service/:service`, blocking queries by `index` and `wait`, `X-Consul-Index`; with ACLs `X-Consul-Token`, and
+`X-Consul-Results-Filtered-By-ACLs` where a token does not see everything).
 """
 
 import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import StringIO
@@ -22,10 +23,11 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from apps.core.sealing import seal
 from apps.core.sql import database_now
 from apps.principals.models import Principal
 from apps.principals.tenancy import Caller
-from apps.workers import registries, selectors, services
+from apps.workers import errors, registries, selectors, services
 from apps.workers.models import Place, Worker, WorkerSource
 from apps.workers.registries import Source
 from apps.workers.services import discovering
@@ -36,9 +38,9 @@ from tests.workers.factories import NOTHING, enroll, make_key, make_manifest, si
 from tests.workers.servers import McpServer
 
 
-def add(caller: Caller, kind: SourceKind, address: str, **settings: Any) -> None:
+def add(caller: Caller, kind: SourceKind, address: str, *, secret: str = "", **settings: Any) -> None:
     principal = Principal.objects.get(pk=caller.principal_id)
-    services.add_source(principal=principal, name="many", kind=kind, address=address, settings=settings)
+    services.add_source(principal=principal, name="many", kind=kind, address=address, settings=settings, secret=secret)
 
 
 def discover() -> None:
@@ -249,6 +251,89 @@ def test_what_etcd_holds_that_is_no_worker_is_named_as_such(as_kee: Caller, etcd
     assert Place.objects.get().fault
 
 
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Etcd]:
+    """An etcd that asks who looks, with a user `gate` who may read what workers are found by."""
+    with serving_etcd(tmp_path / "guarded") as etcd:
+        etcd.put("/gatehouse/workers/one", make_manifest("one"))
+        etcd.guard(reader="gate", password="a password", prefix="/gatehouse/workers/")
+        yield etcd
+
+
+@pytest.mark.ci
+def test_etcd_that_asks_who_looks_is_told_a_user_and_its_password(as_kee: Caller, guarded: Etcd) -> None:
+    add(as_kee, SourceKind.ETCD, guarded.url, user="gate", secret="a password")
+    services.discover()
+    assert (ids(), source_fault()) == (["one"], "")
+    first = WorkerSource.objects.get().cursor
+
+    guarded.put("/gatehouse/workers/two", make_manifest("two"), token=guarded.login("root", "root"))
+    news = registries.look(replace(_etcd_source(guarded, cursor=first, user="gate"), secret="a password"))
+    discover()
+
+    assert not news.complete
+    assert (ids(), source_fault()) == (["one", "two"], "")
+
+
+@pytest.mark.ci
+def test_a_token_that_etcd_no_longer_knows_is_asked_for_anew(as_kee: Caller, guarded: Etcd) -> None:
+    add(as_kee, SourceKind.ETCD, guarded.url, user="gate", secret="a password")
+    services.discover()
+    root = guarded.login("root", "root")
+
+    # Who changes a user's password ends all tokens of the user.
+    guarded.ask("/v3/auth/user/changepw", token=root, name="gate", password="a password")
+    guarded.put("/gatehouse/workers/two", make_manifest("two"), token=root)
+    discover()
+
+    assert (ids(), source_fault()) == (["one", "two"], "")
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("secret", "settings"), [("", {}), ("another", {"user": "gate"}), ("a password", {"user": "nobody"})]
+)
+def test_etcd_that_refuses_who_looks_takes_nobody_along(
+    as_kee: Caller, guarded: Etcd, secret: str, settings: dict[str, str]
+) -> None:
+    add(as_kee, SourceKind.ETCD, guarded.url, user="gate", secret="a password")
+    services.discover()
+    WorkerSource.objects.update(settings=settings, sealed_secret=seal(secret) if secret else "")
+
+    discover()
+
+    assert source_fault().startswith("bad_source")
+    assert "another" not in source_fault()
+    assert ids() == ["one"]
+
+
+@pytest.mark.ci
+def test_etcd_shows_a_user_no_more_than_it_may_read(as_kee: Caller, guarded: Etcd) -> None:
+    add(as_kee, SourceKind.ETCD, guarded.url, user="gate", secret="a password", prefix="/elsewhere/")
+
+    services.discover()
+
+    assert source_fault() == "bad_source: The source answers 403."
+
+
+@pytest.mark.parametrize(
+    ("kind", "secret", "settings"),
+    [
+        (SourceKind.STATIC, "x", {}),
+        (SourceKind.PULL, "x", {}),
+        (SourceKind.ETCD, "x", {}),
+        (SourceKind.ETCD, "", {"user": "gate"}),
+        (SourceKind.CONSUL, "x", {"user": "gate"}),
+    ],
+)
+def test_a_secret_is_for_those_who_ask_for_one(
+    as_kee: Caller, kind: SourceKind, secret: str, settings: dict[str, str]
+) -> None:
+    with pytest.raises(errors.BadSettings):
+        add(as_kee, kind, "http://127.0.0.1:9/mcp", secret=secret, **settings)
+    assert not WorkerSource.objects.exists()
+
+
 @dataclass
 class Consul:
     """By the documented contract: an index that grows, and queries that wait until it has grown beyond theirs."""
@@ -258,6 +343,8 @@ class Consul:
     entries: list[dict[str, Any]] = field(default_factory=list)
     queries: list[dict[str, list[str]]] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
+    token: str = ""
+    keeps_back: bool = False
 
     def set(self, *entries: dict[str, Any]) -> None:
         with self.changed:
@@ -299,12 +386,17 @@ def serving_consul() -> Iterator[Consul]:
 
         def do_GET(self) -> None:
             url = urlsplit(self.path)
+            if consul.token and self.headers.get("X-Consul-Token") != consul.token:
+                self.send_error(403, "Permission denied")
+                return
             found = url.path == "/v1/health/service/mcp-worker"
             index, entries = consul.answer(parse_qs(url.query)) if found else (1, [])
             body = json.dumps(entries).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("X-Consul-Index", str(index))
+            if consul.keeps_back:
+                self.send_header("X-Consul-Results-Filtered-By-ACLs", "true")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -422,6 +514,50 @@ def test_what_consul_does_not_say_as_documented_changes_nothing(as_kee: Caller, 
     assert not Place.objects.exists()
 
 
+def test_a_secret_is_stored_sealed_and_another_one_takes_its_place(as_kee: Caller, consul: Consul) -> None:
+    consul.token = "token-two"
+    consul.set(service("loud", 9, Meta={"worker_id": "loud"}))
+    add(as_kee, SourceKind.CONSUL, consul.url, secret="token-one")
+    services.discover()
+    assert source_fault() == "bad_source: The source answers 403."
+    assert "token-one" not in str(WorkerSource.objects.values().get())
+
+    services.change_secret(tenant_id=as_kee.tenant_id, name="many", secret="token-two")
+    services.discover()
+
+    assert source_fault() == ""
+    assert Place.objects.get().key == "n1/loud"
+    assert "token-two" not in str(WorkerSource.objects.values().get())
+
+
+def test_a_secret_that_no_key_opens_is_named_and_takes_nobody_along(
+    as_kee: Caller, consul: Consul, shouter: McpServer, settings: Any
+) -> None:
+    consul.token = "first"
+    consul.set(service("loud", port_of(shouter), Meta={"worker_id": "loud"}))
+    add(as_kee, SourceKind.CONSUL, consul.url, secret="first")
+    services.discover()
+    settings.SEALING_KEYS = ["another deployment's"]
+
+    discover()
+
+    assert source_fault() == "bad_source: The source's secret can't be opened with this deployment's keys."
+    assert ids() == ["loud"]
+
+
+def test_what_consul_keeps_back_from_a_token_has_not_gone(as_kee: Caller, consul: Consul, shouter: McpServer) -> None:
+    consul.set(service("loud", port_of(shouter), Meta={"worker_id": "loud"}))
+    add(as_kee, SourceKind.CONSUL, consul.url)
+    services.discover()
+    consul.keeps_back = True
+    consul.set()
+
+    discover()
+
+    assert source_fault().startswith("bad_source: Consul keeps back instances")
+    assert ids() == ["loud"]
+
+
 def test_the_command_adds_lists_and_removes_a_source(as_kee: Caller, file: Path) -> None:
     write(file, make_manifest("one"))
     told = StringIO()
@@ -440,3 +576,28 @@ def test_the_command_adds_lists_and_removes_a_source(as_kee: Caller, file: Path)
     assert "mine is removed; 1 workers have left" in told.getvalue()
     with pytest.raises(CommandError, match="There is no source 'mine'"):
         call_command("worker_sources", "remove", "mine", *of_acme)
+
+
+def test_the_command_takes_a_secret_from_a_file_and_another_one_later(
+    as_kee: Caller, consul: Consul, tmp_path: Path
+) -> None:
+    consul.token = "second"
+    secret = tmp_path / "token"
+    secret.write_text("first\n")
+    of_acme = ["--tenant", "acme"]
+    told = ["--secret-file", str(secret), *of_acme]
+    there = ["--kind", "consul", "--address", consul.url, "--principal", "Kee"]
+
+    call_command("worker_sources", "add", "many", *there, *told, stdout=StringIO())
+    services.discover()
+    assert source_fault() == "bad_source: The source answers 403."
+    secret.write_text("second\n")
+    call_command("worker_sources", "secret", "many", *told, stdout=StringIO())
+    services.discover()
+
+    assert source_fault() == ""
+    secret.write_text("\n")
+    with pytest.raises(CommandError, match="is empty"):
+        call_command("worker_sources", "secret", "many", *told)
+    with pytest.raises(CommandError, match="can't be read"):
+        call_command("worker_sources", "secret", "many", "--secret-file", str(tmp_path / "none"), *of_acme)

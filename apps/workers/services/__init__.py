@@ -1,7 +1,7 @@
 """Commands of the registry. Health is a matter of deadlines, so the database's clock decides."""
 
 from apps.workers.services.calls import RECENT_CALLS, fold_calls, record_call, take_call
-from apps.workers.services.discovering import DEFAULT_EVERY, add_source, discover, remove_source
+from apps.workers.services.discovering import DEFAULT_EVERY, add_source, change_secret, discover, remove_source
 from apps.workers.services.health import HEARTBEAT_EVERY, LATE_AFTER, OFFLINE_AFTER, heartbeat, mark_late
 from apps.workers.services.judging import lapse_trust
 from apps.workers.services.keys import enroll_key, revoke_key
@@ -21,6 +21,7 @@ __all__ = [
     "Registration",
     "Restored",
     "add_source",
+    "change_secret",
     "discover",
     "enroll_key",
     "expel",

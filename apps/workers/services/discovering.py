@@ -4,7 +4,7 @@ What is found is judged as any registration is: nothing unsigned is believed.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -15,15 +15,16 @@ from django.db.models import F, Q
 from apps.core.errors import DomainError
 from apps.core.outbound import CallFailed
 from apps.core.schemas import parse
+from apps.core.sealing import SealBroken, seal, unseal
 from apps.core.sql import database_now
 from apps.principals.models import Principal
 from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in, on_behalf_of
 from apps.workers import deriving, endpoints, manifests, registries
 from apps.workers.endpoints import Seen
-from apps.workers.errors import NothingToOffer, SourceNameTaken, UnknownSource
+from apps.workers.errors import BadSettings, NothingToOffer, SourceNameTaken, UnknownSource
 from apps.workers.hysteresis import pause_after
 from apps.workers.models import Place, Worker, WorkerSource
-from apps.workers.registries import Named, News, Source
+from apps.workers.registries import BadSource, Named, News, Source
 from apps.workers.services.registering import register
 from apps.workers.services.rounds import CALL_DEADLINE, CLAIMED_FOR, MOST_CLAIMED, do_all
 from apps.workers.services.rows import take_out
@@ -43,6 +44,7 @@ class _LookClaim:
     source_id: int
     fence: int
     source: Source
+    sealed_secret: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,18 +66,20 @@ def add_source(
     kind: SourceKind,
     address: str,
     settings: Mapping[str, Any],
+    secret: str = "",
     every: timedelta = DEFAULT_EVERY,
 ) -> WorkerSource:
     """Look for workers there from now on; the principal answers for what is found.
 
     :param settings: `worker`: what is said of a worker that says nothing of itself.
+    :param secret: what the place is told so that it answers: the password of etcd's `user`, Consul's token.
     :raises SourceNameTaken: if the tenant has a source of this name.
     :raises UnusableEndpoint: if no call could go there.
     :raises Invalid: if the settings are not what this kind of source takes.
     """
     if kind != SourceKind.STATIC:
         manifests.endpoint(address, allow_loopback=deployment.ALLOW_LOOPBACK, networks=deployment.ALLOWED_NETWORKS)
-    registries.check_settings(kind, address, settings)
+    registries.check_settings(kind, address, settings, has_secret=bool(secret))
     now = database_now()
     source, created = WorkerSource.objects.get_or_create(
         tenant_id=principal.tenant_id,
@@ -85,6 +89,7 @@ def add_source(
             "kind": kind,
             "address": address,
             "settings": dict(settings),
+            "sealed_secret": seal(secret) if secret else "",
             "every": every,
             "next_at": now,
             "added_at": now,
@@ -96,17 +101,36 @@ def add_source(
 
 
 @transaction.atomic
+def change_secret(*, tenant_id: int, name: str, secret: str) -> None:
+    """Tell a source another secret from the next look on.
+
+    :raises UnknownSource: if the tenant has none of this name.
+    :raises Invalid: if it has been told none.
+    """
+    source = _lock_source(tenant_id, name)
+    if not source.sealed_secret:
+        raise BadSettings(f"The source {name!r} is told no secret.")
+    source.sealed_secret, source.next_at = seal(secret), database_now()
+    source.save(update_fields=["sealed_secret", "next_at"])
+
+
+@transaction.atomic
 def remove_source(*, tenant_id: int, name: str) -> int:
     """Look there no more. Workers that were found there and have not announced themselves leave; returns how many.
 
     :raises UnknownSource: if the tenant has none of this name.
     """
-    source = WorkerSource.objects.filter(tenant_id=tenant_id, name=name).select_for_update().first()
-    if source is None:
-        raise UnknownSource(f"There is no source {name[:100]!r}.")
+    source = _lock_source(tenant_id, name)
     left = _forget(list(source.places.standing().order_by("id").select_for_update()), database_now())
     source.delete()
     return left
+
+
+def _lock_source(tenant_id: int, name: str) -> WorkerSource:
+    source = WorkerSource.objects.filter(tenant_id=tenant_id, name=name).select_for_update().first()
+    if source is None:
+        raise UnknownSource(f"There is no source {name[:100]!r}.")
+    return source
 
 
 def discover() -> int:
@@ -114,7 +138,7 @@ def discover() -> int:
 
     Runs in transactions of its own, with the calls between them. Twice, or twice at once, is harmless.
     """
-    looked = do_all(_claim_sources(), lambda claim: registries.look(claim.source), _note_look)
+    looked = do_all(_claim_sources(), _look, _note_look)
     return looked + do_all(_claim_places(), _ask, _note_answer)
 
 
@@ -137,9 +161,20 @@ def _claim_sources() -> list[_LookClaim]:
                 settings=source.settings,
                 cursor=source.cursor,
             ),
+            sealed_secret=source.sealed_secret,
         )
         for source in held
     ]
+
+
+def _look(claim: _LookClaim) -> News:
+    if not claim.sealed_secret:
+        return registries.look(claim.source)
+    try:
+        secret = unseal(claim.sealed_secret)
+    except SealBroken as exc:
+        raise BadSource("The source's secret can't be opened with this deployment's keys.") from exc
+    return registries.look(replace(claim.source, secret=secret))
 
 
 def _note_look(claim: _LookClaim, news: News | CallFailed) -> None:

@@ -1,4 +1,4 @@
-"""Where workers are looked for: `manage.py worker_sources add NAME --kind pull --address URL --principal NAME`; `list`; `remove`."""
+"""Where workers are looked for: `manage.py worker_sources add NAME --kind pull --address URL --principal NAME`; `secret`; `list`; `remove`."""
 
 import json
 from argparse import ArgumentParser
@@ -33,15 +33,19 @@ class Command(BaseCommand):
         add.add_argument(
             "--settings",
             default="{}",
-            help="JSON: `prefix` (etcd), `service` (consul), and `worker`: what is said of workers that say nothing, "
+            help="JSON: `prefix`, `user` (etcd), `service` (consul), and `worker`: what is said of workers that say nothing, "
             'like {"worker": {"worker_id": "files", "side_effects": {"filesystem": "read", "network": "none"}}}',
         )
         add.add_argument("--every", type=int, default=300, metavar="SECONDS", help="how often each place is asked")
+        add.add_argument("--secret-file", type=Path, help="holds the password of etcd's user, or Consul's token")
+        secret = verbs.add_parser("secret", help="another password or token for a source that has one")
+        secret.add_argument("name")
+        secret.add_argument("--secret-file", type=Path, required=True)
         remove = verbs.add_parser("remove", help="look there no more; what was found there alone leaves")
         remove.add_argument("name")
         listed = verbs.add_parser("list", help="the sources, what they name, and what is wrong with it")
         listed.add_argument("--json", action="store_true")
-        for verb in (add, remove, listed):
+        for verb in (add, secret, remove, listed):
             verb.add_argument("--tenant", default="default")
 
     def handle(self, *_args: Any, verb: str, tenant: str, **options: Any) -> None:
@@ -50,6 +54,11 @@ class Command(BaseCommand):
                 tenant_id = principals.tenant_named(tenant).pk
                 if verb == "add":
                     self._add(tenant_id, **options)
+                elif verb == "secret":
+                    services.change_secret(
+                        tenant_id=tenant_id, name=options["name"], secret=_secret(options["secret_file"])
+                    )
+                    self.stdout.write(f"{options['name']} is told another secret from now on")
                 elif verb == "remove":
                     left = services.remove_source(tenant_id=tenant_id, name=options["name"])
                     self.stdout.write(f"{options['name']} is removed; {left} workers have left")
@@ -74,6 +83,7 @@ class Command(BaseCommand):
             kind=kind,
             address=str(Path(address).resolve()) if kind == SourceKind.STATIC else address,
             settings=settings,
+            secret=_secret(options["secret_file"]) if options["secret_file"] else "",
             every=timedelta(seconds=options["every"]),
         )
         self.stdout.write(f"{source.name} is looked at from now on")
@@ -87,3 +97,13 @@ class Command(BaseCommand):
             self.stdout.write(f"{source['name']}  {source['kind']}  {source['address']}  {source['fault'] or 'ok'}")
             for place in source["places"]:
                 self.stdout.write(f"  {place['key']}  {place['worker_id'] or '-'}  {place['fault'] or 'ok'}")
+
+
+def _secret(file: Path) -> str:
+    try:
+        secret = file.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as exc:
+        raise CommandError(f"{file} can't be read.") from exc
+    if not secret:
+        raise CommandError(f"{file} is empty.")
+    return secret
