@@ -183,6 +183,9 @@ TASKS_KEPT = timedelta(days=env.int("GATEHOUSE_KEEP_TASKS_DAYS", default=90))
 TASK_KEYS_KEPT = timedelta(days=env.int("GATEHOUSE_KEEP_TASK_KEYS_DAYS", default=400))
 
 # Repositories whose folders of handoffs a tick cleans up, separated as in PATH; and how long is kept what was inherited.
+# How long is kept what became of a worker; the last of it always is.
+WORKER_EVENTS_KEPT = timedelta(days=env.int("GATEHOUSE_KEEP_WORKER_EVENTS_DAYS", default=90))
+
 HANDOFF_REPOSITORIES = [
     Path(root) for root in env.str("GATEHOUSE_HANDOFF_REPOSITORIES", default="").split(os.pathsep) if root
 ]

@@ -312,7 +312,10 @@ class Allowance(TenantModel):
 
 
 class WorkerEvent(TenantModel):
-    """What happened to a worker: registered, changed, trusted more or less, fell silent, came back, left. Never changed."""
+    """What happened to a worker: registered, changed, trusted more or less, fell silent, came back, left. Never changed.
+
+    What is old goes (`services.forget_events`), but for a worker's last event.
+    """
 
     class Kind(models.TextChoices):
         REGISTERED = "registered"

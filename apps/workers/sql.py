@@ -88,4 +88,35 @@ def beaten(
         "load": load,
         "available": available,
     }
-    return next(iter(Worker.objects.raw(_BEAT, named)), None)
+    with hot_cursor() as cursor:
+        cursor.execute(_BEAT, named)
+        found = cursor.fetchone()
+    return None if found is None else (found[0], found[1])
+
+
+# Of the events after one, in the order of their ids, which is nearly that of time, those kept long enough; a worker's last
+# one stays. Answers how far to go on from, null where what follows is young, and how many went. Indexes: the primary key,
+# workers_workerevent_history.
+_FORGET: Final = """
+with looked_at as materialized (
+    select id, tenant_id, worker_id, at < gatehouse_now() - %(kept)s::interval as is_old
+    from workers_workerevent where id > %(after)s::bigint order by id limit %(limit)s
+), gone as (
+    delete from workers_workerevent where id = any(array(
+        select l.id from looked_at l
+        where l.is_old and exists (
+            select from workers_workerevent w
+            where w.tenant_id = l.tenant_id and w.worker_id = l.worker_id and w.id > l.id)))
+    returning id
+)
+select case when count(*) = %(limit)s and bool_and(is_old) then max(id) end, (select count(*) from gone) from looked_at
+"""
+
+
+def forget_events(*, after: int, kept: timedelta, limit: int) -> tuple[int | None, int]:
+    """Remove old events; answers after which one there are more to look at, if there are, and how many went."""
+    given: dict[str, Any] = {"after": after, "kept": kept, "limit": limit}
+    with hot_cursor() as cursor:
+        cursor.execute(_FORGET, given)
+        last, gone = cursor.fetchone()
+    return (None if last is None else int(last)), int(gone)

@@ -42,3 +42,8 @@ def remember() -> None:
     for tenant_id in tenants:
         with acting_in(tenant_id, "the registry, written to memory"):
             services.remember()
+
+
+@tick(every=timedelta(hours=1))
+def forget_events() -> None:
+    services.forget_events()
