@@ -12,6 +12,7 @@ from typing import Any, Final
 from django.conf import settings
 from django.db.models import F, Prefetch, Sum
 
+from apps.workers import sql
 from apps.workers.errors import UnknownTool, UnknownWorker
 from apps.workers.models import Offer, Registry, ToolVersion, Worker, WorkerSource
 from apps.workers.searching import Entry, Found, SearchIndex
@@ -240,16 +241,18 @@ def workers(
 
 def search(query: str, *, tenant_id: int, limit: int = 20) -> list[Found]:
     """Tools of workers that are well, by what their words say, best first, each with the words that it was found by."""
-    epoch = epochs()[0]
+    standing = sql.standing(tenant_id)
     kept = _kept_index(tenant_id)
     with kept.lock:
-        _bring_up_to(epoch, kept)
+        # Another search may have come here first with what was true a moment later.
+        _bring_up_to(*(sql.standing(tenant_id) if standing[0] < kept.epoch else standing), kept)
         ranking = kept.index.search(query)
         leading = ranking.leading(2 * limit + _SPARE)
-    well = _well({document.entry.worker_id for document in leading})
+    named = {document.entry.worker_id for document in leading}
+    well = sql.in_state(tenant_id=tenant_id, worker_ids=named, states=ROUTABLE)
     able = [document for document in leading if document.entry.worker_id in well]
     if len(able) < limit and len(leading) == 2 * limit + _SPARE:
-        all_well = _well(None)
+        all_well = _all_well()
         with kept.lock:
             able = ranking.leading(limit, among=all_well)
     return [ranking.explained(document) for document in able[:limit]]
@@ -269,9 +272,13 @@ def _kept_index(_tenant_id: int) -> _KeptIndex:
     return _KeptIndex()
 
 
-def _bring_up_to(epoch: int, kept: _KeptIndex) -> None:
-    """Take in what has been registered or withdrawn since; who is well just now is not the index's business."""
-    if epoch == kept.epoch:
+def _bring_up_to(epoch: int, described: int, kept: _KeptIndex) -> None:
+    """Take in what has been registered or withdrawn since; who is well just now is not the index's business.
+
+    :param described: the epoch at which the tools of a worker changed last.
+    """
+    if 0 <= described <= kept.epoch <= epoch:
+        kept.epoch = epoch
         return
     if epoch < kept.epoch or kept.epoch < 0:
         kept.index, changed = SearchIndex(), Worker.objects.registered().light()
@@ -296,12 +303,9 @@ def _entry(worker: Worker, offer: Offer) -> Entry:
     )
 
 
-def _well(worker_ids: Collection[str] | None) -> frozenset[str]:
-    """Those of these workers, or of all, that are planned for now."""
-    found = Worker.objects.registered().filter(state__in=ROUTABLE)
-    if worker_ids is not None:
-        found = found.filter(worker_id__in=worker_ids)
-    return frozenset(found.values_list("worker_id", flat=True))
+def _all_well() -> frozenset[str]:
+    """The workers that are planned for now."""
+    return frozenset(Worker.objects.registered().filter(state__in=ROUTABLE).values_list("worker_id", flat=True))
 
 
 def _standing_offers(worker_ids: Collection[str] | None) -> list[Offer]:

@@ -1,5 +1,6 @@
 """The statements of the registry that the ORM cannot write."""
 
+from collections.abc import Collection
 from datetime import timedelta
 from typing import Final
 
@@ -59,8 +60,34 @@ def stamp_description(tenant_id: int, worker_pk: int) -> None:
         )
 
 
-# By the unique key of tenant and worker_id. The row is not read whole: a manifest may be long.
-_BEAT = """
+# One row, and the upper end of workers_worker_described.
+_STANDING: Final = """
+select r.epoch, coalesce((select max(w.described_at_epoch) from workers_worker w where w.tenant_id = r.tenant_id), 0)
+from workers_registry r where r.tenant_id = %s
+"""
+
+
+def standing(tenant_id: int) -> tuple[int, int]:
+    """A registry's epoch, and the one at which a worker's tools changed last; both 0 where nobody has registered yet."""
+    with hot_cursor() as cursor:
+        cursor.execute(_STANDING, [tenant_id])
+        found: tuple[int, int] | None = cursor.fetchone()
+    return found or (0, 0)
+
+
+def in_state(*, tenant_id: int, worker_ids: Collection[str], states: Collection[str]) -> frozenset[str]:
+    """Those of these workers that are registered and in one of these states. By the unique key of tenant and worker_id."""
+    with hot_cursor() as cursor:
+        cursor.execute(
+            """select worker_id from workers_worker
+               where tenant_id = %s and worker_id = any(%s::text[]) and unregistered_at is null and state = any(%s::text[])""",
+            [tenant_id, list(worker_ids), list(states)],
+        )
+        return frozenset(worker_id for (worker_id,) in cursor.fetchall())
+
+
+# By the unique key of tenant and worker_id. What a heartbeat that is lost with the server would have said, the next one says.
+_BEAT: Final = """
 update workers_worker
 set last_heartbeat_at = gatehouse_now(), current_load = %(load)s, available = %(available)s
 where tenant_id = %(tenant)s and worker_id = %(worker_id)s and unregistered_at is null
