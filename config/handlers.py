@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import IO, Any, Final
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
@@ -18,7 +19,7 @@ from django.middleware.clickjacking import XFrameOptionsMiddleware
 from django.middleware.common import CommonMiddleware
 from django.middleware.security import SecurityMiddleware
 from django.template.response import SimpleTemplateResponse
-from django.urls import resolve, set_script_prefix, set_urlconf
+from django.urls import ResolverMatch, resolve, set_script_prefix, set_urlconf
 from django_structlog.middlewares import RequestMiddleware
 
 from apps.core import operations
@@ -29,6 +30,8 @@ _MIDDLEWARE: Final = (SecurityMiddleware, CSPMiddleware, XFrameOptionsMiddleware
 _STALLED_AFTER: Final = 30.0
 # More than there are connections to the database: some wait for another server, and hold none.
 _THREADS: Final = 64
+# Longer ones are none that clients ask again and again, and would only take room.
+_KEPT_PATH: Final = 200
 
 
 Receive = Callable[[], Awaitable[Any]]
@@ -169,8 +172,16 @@ def _chained(middleware: tuple[Any, ...], answer: Callable[[HttpRequest], Any]) 
     return handler
 
 
+def _resolved(path: str) -> ResolverMatch:
+    return _kept_match(path) if len(path) <= _KEPT_PATH else resolve(path)
+
+
+# To find a path among all patterns, one by one, takes longer than most views do.
+_kept_match: Final = lru_cache(maxsize=4096)(resolve)
+
+
 def _call(request: HttpRequest) -> HttpResponseBase:
-    request.resolver_match = match = resolve(request.path_info)
+    request.resolver_match = match = _resolved(request.path_info)
     # Beside a view that waits stands one for who does not.
     view = getattr(getattr(match.func, "view_class", None), "at_once", match.func)
     response = view(request, *match.args, **match.kwargs)

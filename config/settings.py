@@ -18,6 +18,7 @@ from csp.constants import NONE, SELF, UNSAFE_INLINE
 from django.core.exceptions import ImproperlyConfigured
 from django.templatetags.static import static
 
+from config.logs import drop_routine
 from config.pooled import PERSISTENT
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -182,10 +183,10 @@ RECEIPT_TRACES_KEPT = timedelta(days=env.int("GATEHOUSE_KEEP_RECEIPT_TRACES_DAYS
 TASKS_KEPT = timedelta(days=env.int("GATEHOUSE_KEEP_TASKS_DAYS", default=90))
 TASK_KEYS_KEPT = timedelta(days=env.int("GATEHOUSE_KEEP_TASK_KEYS_DAYS", default=400))
 
-# Repositories whose folders of handoffs a tick cleans up, separated as in PATH; and how long is kept what was inherited.
 # How long is kept what became of a worker; the last of it always is.
 WORKER_EVENTS_KEPT = timedelta(days=env.int("GATEHOUSE_KEEP_WORKER_EVENTS_DAYS", default=90))
 
+# Repositories whose folders of handoffs a tick cleans up, separated as in PATH; and how long is kept what was inherited.
 HANDOFF_REPOSITORIES = [
     Path(root) for root in env.str("GATEHOUSE_HANDOFF_REPOSITORIES", default="").split(os.pathsep) if root
 ]
@@ -413,7 +414,6 @@ LOGGING = {
             ],
         }
     },
-    "filters": {"not_routine": {"()": "config.logs.NotRoutine"}},
     "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "structured"}},
     "loggers": {
         # A line or two for each message says nothing: ticks are messages, several a second, for ever.
@@ -423,12 +423,12 @@ LOGGING = {
         },
         # It names the whole address of each outgoing call, which may hold a credential.
         "httpx2": {"level": "WARNING"},
-        "django_structlog.middlewares.request": {"filters": ["not_routine"]},
     },
     "root": {"handlers": ["console"], "level": env.str("GATEHOUSE_LOG_LEVEL", default="INFO")},
 }
 structlog.configure(
     processors=[
+        drop_routine,
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.filter_by_level,
         structlog.processors.TimeStamper(fmt="iso"),

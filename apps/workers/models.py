@@ -158,6 +158,8 @@ class Worker(TenantModel):
                 condition=Q(reach__in=Reach.values, reported__in=State.values), name="workers_worker_reach_known"
             ),
         ]
+        # None on what a heartbeat writes: so its row is overwritten in place, and no index is touched. The look for late
+        # workers reads them all instead, which is little beside what their heartbeats cost.
         indexes = [
             # Serves services.probe(), every second.
             models.Index(
@@ -172,12 +174,6 @@ class Worker(TenantModel):
                 name="workers_worker_unremembered",
                 fields=["tenant", "id"],
                 condition=Q(remembered_at_epoch__lt=models.F("described_at_epoch")),
-            ),
-            # Serves services.mark_late(): registered workers by the time of their last heartbeat.
-            models.Index(
-                name="workers_worker_late",
-                fields=["last_heartbeat_at"],
-                condition=Q(unregistered_at=None) & ~Q(state__in=["offline", "quarantined"]),
             ),
             # Serves services.lapse_trust(): trusted workers by the end of their signature.
             models.Index(
@@ -360,9 +356,9 @@ class WorkerSource(TenantModel):
     address = models.CharField(max_length=2000)
     settings = models.JSONField(
         default=dict, help_text="What to look for there, and what is said of a worker that says nothing."
+    )
     sealed_secret = models.TextField(
         default="", db_default="", editable=False, help_text="What it is told so that it answers, sealed."
-    )
     )
     principal = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
     enabled = models.BooleanField(default=True)

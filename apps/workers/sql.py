@@ -2,12 +2,12 @@
 
 from collections.abc import Collection
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from django.db import connection
 
 from apps.core.sql import hot_cursor
-from apps.workers.models import Worker
+from apps.workers.trust import RENEW_BEFORE
 
 
 def advance_epoch(tenant_id: int) -> None:
@@ -94,19 +94,20 @@ where tenant_id = %(tenant)s and worker_id = %(worker_id)s and unregistered_at i
   and (principal_id = %(principal)s or %(any_principal)s) and beats and reported = %(state)s
   and (state = 'quarantined'
        or (state = %(state)s and (state in ('maintenance', 'offline') or (reach <> 'down' and drift is null))))
-returning id, tenant_id, worker_id, state, last_heartbeat_at, trust_ends_at
+returning state, coalesce(trust_ends_at - last_heartbeat_at <= %(renew_before)s, false),
+          set_config('synchronous_commit', 'off', true)
 """
 
 
 def beaten(
     *, tenant_id: int, worker_id: str, principal_id: int | None, state: str, load: float, available: bool
-) -> Worker | None:
-    """Take a heartbeat that says nothing new: the worker, without what the statement did not name, or None if it is
+) -> tuple[str, bool] | None:
+    """Take a heartbeat that says nothing new: the worker's state and whether it is to register again, or None if it is
     not there, not this principal's, or may have to change its state (see Worker.condition).
 
     :param principal_id: whose worker it must be; None: anybody's.
     """
-    named = {
+    named: dict[str, Any] = {
         "tenant": tenant_id,
         "worker_id": worker_id,
         "principal": principal_id,
@@ -114,6 +115,7 @@ def beaten(
         "state": state,
         "load": load,
         "available": available,
+        "renew_before": RENEW_BEFORE,
     }
     with hot_cursor() as cursor:
         cursor.execute(_BEAT, named)

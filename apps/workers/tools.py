@@ -175,7 +175,7 @@ def register_worker(caller: Caller, given: RegisterWorker) -> Reply:
 )
 def worker_heartbeat(caller: Caller, given: WorkerHeartbeat) -> HeartbeatTaken:
     """Say that a registered worker is alive, how loaded it is and whether it has room. Late workers are not planned for."""
-    worker = services.heartbeat(
+    taken = services.heartbeat(
         caller=caller,
         worker_id=given.worker_id,
         status=given.status,
@@ -183,9 +183,9 @@ def worker_heartbeat(caller: Caller, given: WorkerHeartbeat) -> HeartbeatTaken:
         available=given.available,
     )
     return HeartbeatTaken(
-        status=worker.state,
+        status=taken.state,
         next_heartbeat_seconds=_next_heartbeat(),
-        register_again=worker.is_to_register_again,
+        register_again=taken.register_again,
     )
 
 

@@ -2,7 +2,6 @@
 
 from copy import copy
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from django.db import connection
@@ -12,17 +11,16 @@ from apps.core.sql import database_now
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
-from apps.workers import errors, services
-from apps.workers.models import Worker
+from apps.workers import errors, selectors, services
+from apps.workers.models import Worker, WorkerEvent
 from apps.workers.states import State
 from tests.factories import make_caller
-from tests.ground import analyzed
 from tests.workers.factories import make_manifest, register
 
 pytestmark = pytest.mark.django_db
 
 
-def beat(caller: Caller, status: str = "healthy") -> Worker:
+def beat(caller: Caller, status: str = "healthy") -> services.Beaten:
     return services.heartbeat(
         caller=caller, worker_id="code-analyzer-001", status=status, current_load=0.5, available=False
     )
@@ -59,31 +57,61 @@ def test_the_short_way_asks_whose_worker_it_is(tenant: Tenant, as_kee: Caller) -
     assert Worker.objects.values().get() == before
 
 
-def fill(caller: Caller, count: int, **fields: Any) -> None:
-    register(caller, make_manifest())
+def versions(caller: Caller, *verdicts: str) -> tuple[int, int]:
+    """How many versions of the worker's row these heartbeats write, and how many of them touch no index."""
+    asked = "select pg_stat_get_xact_tuples_updated(%s::regclass), pg_stat_get_xact_tuples_hot_updated(%s::regclass)"
+    with connection.cursor() as cursor:
+        cursor.execute(asked, ["workers_worker"] * 2)
+        before = cursor.fetchone()
+        for verdict in verdicts:
+            beat(caller, verdict)
+        cursor.execute(asked, ["workers_worker"] * 2)
+        after = cursor.fetchone()
+    return after[0] - before[0], after[1] - before[1]
+
+
+def test_a_heartbeat_without_news_overwrites_its_row_in_place_and_writes_nothing_else(as_kee: Caller) -> None:
+    tools = [{**make_manifest()["tools"][0], "name": f"tool_{number}"} for number in range(10)]
+    register(as_kee, make_manifest(tools=tools))
+    epoch, events = selectors.epochs(), WorkerEvent.objects.count()
+
+    assert versions(as_kee, "healthy", "healthy") == (2, 2)
+
+    assert selectors.epochs() == epoch
+    assert WorkerEvent.objects.count() == events
+
+
+def test_only_a_commit_that_says_nothing_new_waits_for_no_disk(as_kee: Caller) -> None:
+    register(as_kee, make_manifest())
+
+    def waits() -> str:
+        with connection.cursor() as cursor:
+            cursor.execute("show synchronous_commit")
+            (setting,) = cursor.fetchone()
+        return str(setting)
+
+    with connection.cursor() as cursor:
+        cursor.execute("set local synchronous_commit = on")
+    beat(as_kee, "degraded")
+    assert waits() == "on"
+    beat(as_kee, "degraded")
+    assert waits() == "off"
+
+
+def test_the_look_for_late_workers_is_two_statements_and_finds_one_among_many(as_kee: Caller) -> None:
+    register(as_kee, make_manifest())
     template = Worker.objects.get()
-    for name, value in fields.items():
-        Worker.objects.update(**{name: value})
     rows = []
-    for number in range(count):
+    for number in range(100):
         row = copy(template)
-        row.pk, row.worker_id = None, f"filler-{number}"
-        for name, value in fields.items():
-            setattr(row, name, value)
+        row.pk, row.worker_id, row.last_heartbeat_at = None, f"filler-{number}", database_now() + timedelta(hours=1)
         rows.append(row)
     Worker.objects.bulk_create(rows)
-
-
-def test_the_look_for_late_workers_goes_by_its_index_and_reads_no_others(as_kee: Caller) -> None:
-    fill(as_kee, 3_000, last_heartbeat_at=database_now() + timedelta(hours=1))
-    late = Worker.objects.registered().filter(last_heartbeat_at__lt=database_now() - timedelta(hours=1))
-    late = late.exclude(state__in=[State.OFFLINE, State.QUARANTINED])
-
-    analyzed("workers_worker")
-    plan = late.order_by("id").explain()
-
-    assert "Seq Scan on workers_worker" not in plan
-    assert "workers_worker_late" in plan
     with CaptureQueriesContext(connection) as queries:
         assert services.mark_late() == 0
     assert len([query for query in queries if "SAVEPOINT" not in query["sql"]]) == 2
+
+    Worker.objects.filter(worker_id="filler-7").update(last_heartbeat_at=database_now() - services.OFFLINE_AFTER)
+
+    assert services.mark_late() == 1
+    assert Worker.objects.exclude(state="ready").get().worker_id == "filler-7"

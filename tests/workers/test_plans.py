@@ -42,7 +42,7 @@ def plan(run: Callable[[], Any], statement: str) -> str:
         run()
     (first, *_) = [query["sql"] for query in queries if statement in query["sql"]]
     with connection.cursor() as cursor:
-        cursor.execute(f"explain {first}")
+        cursor.execute(f"explain (generic_plan) {first}")
         return "\n".join(line for (line,) in cursor.fetchall())
 
 

@@ -25,8 +25,9 @@ from tests.factories import make_caller
 from tests.workers.factories import NOTHING, enroll, make_key, make_manifest, move_clock, register, signed
 
 
-def heartbeat(caller: Caller, worker_id: str = "code-analyzer-001", status: str = "healthy") -> Worker:
-    return services.heartbeat(caller=caller, worker_id=worker_id, status=status, current_load=0.3, available=True)
+def heartbeat(caller: Caller, worker_id: str = "code-analyzer-001", status: str = "healthy") -> services.Beaten:
+    with transaction.atomic():
+        return services.heartbeat(caller=caller, worker_id=worker_id, status=status, current_load=0.3, available=True)
 
 
 def test_a_first_registration_is_new_and_the_same_again_changes_nothing(as_kee: Caller) -> None:

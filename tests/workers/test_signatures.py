@@ -42,7 +42,7 @@ HOUR = timedelta(hours=1)
 Key = dict[str, str]
 
 
-def heartbeat(caller: Caller, worker_id: str = "code-analyzer-001") -> Worker:
+def heartbeat(caller: Caller, worker_id: str = "code-analyzer-001") -> services.Beaten:
     return services.heartbeat(caller=caller, worker_id=worker_id, status="healthy", current_load=0.0, available=True)
 
 
@@ -412,9 +412,9 @@ def test_trust_ends_with_the_signature_unless_a_fresh_one_has_come(as_kee: Calle
     enroll(as_kee, key)
     register(as_kee, signed(make_manifest(), key))
     register(as_kee, signed(make_manifest("renewing"), key))
-    assert heartbeat(as_kee).is_to_register_again is False
+    assert heartbeat(as_kee).register_again is False
     move_clock(timedelta(minutes=56))
-    assert heartbeat(as_kee).is_to_register_again is True
+    assert heartbeat(as_kee).register_again is True
     epoch = selectors.epochs()
     register(as_kee, signed(make_manifest("renewing"), key))
     assert selectors.epochs() == epoch
@@ -427,9 +427,9 @@ def test_trust_ends_with_the_signature_unless_a_fresh_one_has_come(as_kee: Calle
     assert selectors.epochs() != epoch
     assert history()[-1] == "verified to untrusted: the signature has ended"
     assert lapse() == 0
-    assert heartbeat(as_kee).is_to_register_again is True
+    assert heartbeat(as_kee).register_again is True
     assert register(as_kee, signed(make_manifest(), key)).worker.effective_tier == "verified"
-    assert heartbeat(as_kee).is_to_register_again is False
+    assert heartbeat(as_kee).register_again is False
 
 
 def test_a_signature_ends_at_its_end_exactly(as_kee: Caller) -> None:
@@ -467,15 +467,15 @@ def test_a_worker_hears_that_its_key_has_been_enrolled_since(as_kee: Caller) -> 
     key = make_key()
     register(as_kee, signed(make_manifest(), key))
     register(as_kee, make_manifest("unsigned"))
-    assert heartbeat(as_kee).is_to_register_again is False
+    assert heartbeat(as_kee).register_again is False
 
     enroll(as_kee, key)
 
     assert tier() == "untrusted"
-    assert heartbeat(as_kee).is_to_register_again is True
-    assert heartbeat(as_kee, "unsigned").is_to_register_again is False
+    assert heartbeat(as_kee).register_again is True
+    assert heartbeat(as_kee, "unsigned").register_again is False
     assert register(as_kee, signed(make_manifest(), key)).worker.effective_tier == "verified"
-    assert heartbeat(as_kee).is_to_register_again is False
+    assert heartbeat(as_kee).register_again is False
 
 
 def test_the_search_for_lapsed_trust_goes_by_its_index(as_kee: Caller) -> None:
@@ -519,7 +519,7 @@ def test_a_revoked_key_takes_all_that_rests_on_it_at_once_and_each_history_says_
         "three": None,
     }
     assert history()[-2:] == ["verified to untrusted: the key bundled was revoked: the laptop is gone"] * 2
-    assert heartbeat(as_kee, "one").is_to_register_again is False
+    assert heartbeat(as_kee, "one").register_again is False
     assert revoke(as_kee) == 0
     with pytest.raises(errors.UnknownKey):
         revoke(as_kee, "nobody")

@@ -3,7 +3,7 @@
 from apps.workers.services.calls import RECENT_CALLS, fold_calls, record_call, take_call
 from apps.workers.services.discovering import DEFAULT_EVERY, add_source, change_secret, discover, remove_source
 from apps.workers.services.forgetting import forget_events
-from apps.workers.services.health import HEARTBEAT_EVERY, LATE_AFTER, OFFLINE_AFTER, heartbeat, mark_late
+from apps.workers.services.health import HEARTBEAT_EVERY, LATE_AFTER, OFFLINE_AFTER, Beaten, heartbeat, mark_late
 from apps.workers.services.judging import lapse_trust
 from apps.workers.services.keys import enroll_key, revoke_key
 from apps.workers.services.probing import PROBE_BEATING_EVERY, PROBE_EVERY, probe
@@ -19,6 +19,7 @@ __all__ = [
     "PROBE_BEATING_EVERY",
     "PROBE_EVERY",
     "RECENT_CALLS",
+    "Beaten",
     "Registration",
     "Restored",
     "add_source",

@@ -1,5 +1,6 @@
 """How workers are: by their own word, and by the lack of it."""
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -18,10 +19,18 @@ LATE_AFTER: Final = HEARTBEAT_EVERY * 1.5
 OFFLINE_AFTER: Final = HEARTBEAT_EVERY * 3
 
 
-@transaction.atomic
-def heartbeat(*, caller: Caller, worker_id: str, status: str, current_load: float, available: bool) -> Worker:
-    """Take a worker's word for how it is. Where that is no news, it is one statement, and of the worker returned only
-    its health is loaded.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beaten:
+    """What a worker is told at its heartbeat: the state that it is now seen in, and whether to register again."""
+
+    state: State
+    register_again: bool
+
+
+# No savepoint: a refusal is an answer, and changes nothing.
+@transaction.atomic(savepoint=False)
+def heartbeat(*, caller: Caller, worker_id: str, status: str, current_load: float, available: bool) -> Beaten:
+    """Take a worker's word for how it is. Where that is no news, it is one statement, and its commit waits for no disk.
 
     :raises UnknownWorker: if the caller has registered no worker of this id.
     """
@@ -35,7 +44,7 @@ def heartbeat(*, caller: Caller, worker_id: str, status: str, current_load: floa
         available=available,
     )
     if beaten is not None:
-        return beaten
+        return Beaten(state=State(beaten[0]), register_again=beaten[1])
     worker = lock_own(caller, worker_id)
     now = database_now()
     worker.last_heartbeat_at, worker.current_load, worker.available = now, current_load, available
@@ -45,7 +54,7 @@ def heartbeat(*, caller: Caller, worker_id: str, status: str, current_load: floa
     worker.save(update_fields=["last_heartbeat_at", "current_load", "available", "beats", "reported", "state"])
     if moved:
         advance([worker.tenant_id])
-    return worker
+    return Beaten(state=State(worker.state), register_again=worker.is_to_register_again)
 
 
 @transaction.atomic
