@@ -35,6 +35,12 @@ class ExecutionEnded(Conflict):
     code = "execution_ended"
 
 
+class StillAtWork(Conflict):
+    """A worker still has a step of the execution."""
+
+    code = "still_at_work"
+
+
 class StepNotOpen(Conflict):
     """The step does not wait for this: not yet, not any more, or for something else."""
 

@@ -17,6 +17,7 @@ from apps.executions.services import Answered, Budget, CallMode, Handed, TaskWis
 from apps.executions.services.answering import Decision
 from apps.executions.states import FINAL, Mode, Status, StepStatus, Strategy
 from apps.plans import selectors as plans
+from apps.plans.services import Replacement
 from apps.principals.tenancy import Caller
 
 _PATIENCE: Final = timedelta(seconds=5)
@@ -175,6 +176,30 @@ class CallOutcome(Output):
     receipt_id: str | None = None
 
 
+class Replan(Input):
+    plan_id: PlanId
+    failed_step: StepId
+    """The step that failed, or that you know will fail."""
+    error: Annotated[Text, Field(max_length=2000)] = ""
+    """What went wrong; left out, what the step's execution says."""
+    context: Annotated[dict[str, Any], Field(max_length=200)] | None = None
+    """Values for params by name, beside those that the plan had taken from its context."""
+    max_total_cost: Annotated[float, Field(ge=0, le=1_000_000_000)] | None = None
+    """What the steps that are left may cost; left out, the bounds of the old plan hold."""
+
+
+class Replanned(Output):
+    plan: dict[str, Any]
+    """The new plan. Steps with `done` keep the results that they have."""
+    plan_id: str
+    replaces: str
+    status: Literal["ready", "needs_escalation"]
+    kept_steps: list[str]
+    can_execute_now: bool
+    receipt_id: str
+    receipt_uuid: str
+
+
 class ListExecutions(Input):
     limit: Annotated[int, Field(ge=1, le=500)] = 50
 
@@ -232,6 +257,36 @@ def execute_delegation_plan(caller: Caller, given: ExecutePlan) -> ExecutionStar
         steps_complete=report.steps_complete,
         steps_total=report.steps_total,
         next_actions=report.next_actions,
+    )
+
+
+@operation(title="Plan again", scope="plans", routes=[Route("POST", "/api/v1/plans/{plan_id}/replan", status=201)])
+def replan_plan(caller: Caller, given: Replan) -> Replanned:
+    """Make the plan that takes the place of one of which a step failed. Carry it out with execute_delegation_plan.
+
+    What has run to its end keeps its result and is not run again; what failed is not used again. The old plan is over:
+    it can't be carried out any more.
+    """
+    made = services.replan(
+        caller=caller,
+        replacement=Replacement(
+            plan_id=given.plan_id,
+            failed_step=given.failed_step,
+            reason=given.error,
+            context=given.context or {},
+            max_total_cost=given.max_total_cost,
+        ),
+        now=timezone.now(),
+    )
+    return Replanned(
+        plan=dict(made.document),
+        plan_id=made.plan_id,
+        replaces=given.plan_id,
+        status=made.document["status"],
+        kept_steps=[step["step_id"] for step in made.document["steps"] if step.get("done")],
+        can_execute_now=made.can_execute_now,
+        receipt_id=made.receipt_id,
+        receipt_uuid=str(made.receipt_uuid),
     )
 
 

@@ -30,7 +30,7 @@ class PlanAdmin(OperatorAdmin):
     search_fields = ["plan_id", "intent"]
     ordering = ["-id"]
     inlines = [StepInline]
-    readonly_fields = ["graph", "provenance", "receipt_link", "execution_link"]
+    readonly_fields = ["graph", "provenance", "receipt_link", "execution_link", "successor_link"]
 
     @admin.display(description="Steps")
     def graph(self, plan: Plan) -> str:
@@ -47,6 +47,10 @@ class PlanAdmin(OperatorAdmin):
     @admin.display(description="Receipt")
     def receipt_link(self, plan: Plan) -> str:
         return link_to(Receipt.objects.filter(uuid=plan.receipt_uuid).first())
+
+    @admin.display(description="Replaced by")
+    def successor_link(self, plan: Plan) -> str:
+        return link_to(plan.successors.first())
 
     @admin.display(description="Executions")
     def execution_link(self, plan: Plan) -> str:

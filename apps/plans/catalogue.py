@@ -70,6 +70,7 @@ class Catalogue:
     def __init__(self, epoch: int, tools: Iterable[Tool] = (), offers: Iterable[Offer] = ()) -> None:
         self.epoch = epoch
         self.excluded: frozenset[str] = frozenset()
+        self.failed: Mapping[tuple[str, str], str] = {}
         self.by_uid: dict[str, Tool] = {}
         self._offers: dict[str, dict[str, Offer]] = {}
         self._of_worker: dict[str, dict[str, Offer]] = {}
@@ -131,13 +132,25 @@ class Catalogue:
         """Return why an offer may not be used, or None."""
         if offer.barred:
             return offer.barred
-        return "excluded by the request" if offer.worker_id in self.excluded else None
+        if offer.worker_id in self.excluded:
+            return "excluded by the request"
+        return self.failed.get((offer.worker_id, self.by_uid[offer.tool_uid].name)) if self.failed else None
 
-    def without(self, worker_ids: Iterable[str]) -> Catalogue:
-        """Return the same catalogue in which these workers may not be used."""
+    def without(self, worker_ids: Iterable[str], failed: Mapping[tuple[str, str], str] | None = None) -> Catalogue:
+        """Return the same catalogue in which these workers may not be used.
+
+        :param failed: nor these tools of workers, by worker and name, each with the reason.
+        """
         view = copy.copy(self)
         view.excluded = self.excluded | frozenset(worker_ids)
+        view.failed = {**self.failed, **(failed or {})}
         return view
+
+    def set_aside(self) -> frozenset[str]:
+        """The uids of the tools of which this view leaves out some offer."""
+        failed = (self.find(worker_id, name) for worker_id, name in self.failed)
+        uids = {found[0].uid for found in failed if found is not None}
+        return frozenset(uids.union(*(self.tools_of(worker_id) for worker_id in self.excluded)))
 
 
 def types_of(schema: object) -> frozenset[str]:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from apps.plans import lexicon
+from apps.plans import kinds, lexicon
 from apps.plans.calibration import calibration_error
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
-from apps.plans.clauses import Clause, read
+from apps.plans.clauses import Clause, Reading, read
 from apps.plans.history import KEPT, NEAREST, Heard, History, Looked, Past, Voiced, Without
 from apps.plans.ordering import best_path
 from apps.plans.ranking import Candidate, Ranker
@@ -50,32 +51,82 @@ class Choice:
 
     chosen: list[Chosen] = field(default_factory=list)
     wishes: list[Clause] = field(default_factory=list)
-    assumptions: list[str] = field(default_factory=list)
+    remarks: list[tuple[str, Clause]] = field(default_factory=list)
+    """What is assumed, each of a clause."""
     unmatched: list[tuple[Clause, Sequence[Candidate]]] = field(default_factory=list)
     rejected: list[float] = field(default_factory=list)
     confidence: float | None = None
     """How surely exactly these tools serve the request, where past plans tell."""
 
+    def told_of(self, clauses: Sequence[Clause]) -> Choice:
+        """The same choice for clauses of the same skeleton."""
+        return replace(
+            self,
+            chosen=[replace(one, clause=clauses[one.clause.number]) for one in self.chosen],
+            wishes=[clauses[clause.number] for clause in self.wishes],
+            remarks=[(said, clauses[clause.number]) for said, clause in self.remarks],
+            unmatched=[(clauses[clause.number], found) for clause, found in self.unmatched],
+            rejected=list(self.rejected),
+        )
 
-def choose_tools(intent: str, clauses: Sequence[Clause], ranker: Ranker, catalogue: Catalogue) -> Choice:
-    """Choose for the clauses that ask for something; prohibitions are respected."""
+
+class Memo:
+    """What was chosen for requests of one skeleton, as long as the registry and what was learned stay as they are.
+
+    Choosing looks at what a request names exactly only by its kind, so requests that differ in nothing else choose alike.
+    Not for several threads at once.
+    """
+
+    def __init__(self, most: int = 2_000) -> None:
+        self._most = most
+        self._stand: object = None
+        self._known: OrderedDict[tuple[object, ...], Choice] = OrderedDict()
+
+    def at(self, stand: object) -> Memo:
+        """Forget everything if it was chosen by another state of things than this."""
+        if stand != self._stand:
+            self._stand = stand
+            self._known.clear()
+        return self
+
+    def find(self, reading: Reading) -> Choice | None:
+        known = self._known.get(_skeleton(reading))
+        return None if known is None else known.told_of(reading.clauses)
+
+    def keep(self, reading: Reading, choice: Choice) -> None:
+        self._known[_skeleton(reading)] = choice.told_of(reading.clauses)
+        if len(self._known) > self._most:
+            self._known.popitem(last=False)
+
+
+def _skeleton(reading: Reading) -> tuple[object, ...]:
+    return (reading.text, *((span.kind, kinds.of_file(span.value)) for span in reading.spans))
+
+
+def choose_tools(reading: Reading, ranker: Ranker, catalogue: Catalogue, *, begun: bool = False) -> Choice:
+    """Choose for the clauses that ask for something; prohibitions are respected.
+
+    :param begun: whether something of it has been done before.
+    """
+    clauses = reading.clauses
     ruled_out = frozenset(clause.verb for clause in clauses if clause.forbidden and clause.verb)
     asked = [clause for clause in clauses if not clause.forbidden and not clause.conditional]
-    work = _Words(ranker, catalogue, ruled_out)
+    work = _Words(ranker, catalogue, ruled_out, begun=begun)
     if ranker.history is None or not asked:
         for clause in asked:
             work.explain(clause)
         return work.choice
-    return _Learned(work, ranker.history).choose(intent, asked)
+    return _Learned(work, ranker.history).choose(reading.masked, asked)
 
 
 class _Words:
     """Choosing by the tools' own words, clause by clause."""
 
-    def __init__(self, ranker: Ranker, catalogue: Catalogue, ruled_out: frozenset[str]) -> None:
+    def __init__(self, ranker: Ranker, catalogue: Catalogue, ruled_out: frozenset[str], *, begun: bool) -> None:
         self.ranker = ranker
         self.catalogue = catalogue
         self.ruled_out = ruled_out
+        self.begun = begun
         self.choice = Choice()
 
     def candidates(self, clause: Clause) -> list[Candidate]:
@@ -92,14 +143,14 @@ class _Words:
             self.choice.wishes.append(clause)
         elif self.is_noise(clause):
             if clause.words:
-                self.choice.assumptions.append(f"This asks for no tool of its own: {clause.text[:200]}")
+                self.choice.remarks.append(("This asks for no tool of its own:", clause))
         else:
             self.choice.unmatched.append((clause, found))
             self._show(clause, found)
 
     def is_synthesis(self, clause: Clause) -> bool:
         """To sum up what earlier steps found needs no tool: the principal does it when it aggregates."""
-        if not self.choice.chosen:
+        if not (self.choice.chosen or self.begun):
             return False
         if clause.verb in lexicon.SYNTHESIS:
             return not clause.spans
@@ -110,7 +161,7 @@ class _Words:
         """Does the clause only tell what there is, why, or when?"""
         if clause.circumstance:
             return True
-        some = bool(self.choice.chosen)
+        some = self.begun or bool(self.choice.chosen)
         if clause.verb is None:
             return bool(clause.spans) or (some and len(clause.head) + len(clause.rest) <= _NOISE_WORDS)
         return clause.verb in lexicon.GENERIC and not clause.head and some
@@ -140,10 +191,10 @@ class _Learned:
         self.history = history
         self.ranker = words.ranker
 
-    def choose(self, intent: str, asked: Sequence[Clause]) -> Choice:
+    def choose(self, masked: str, asked: Sequence[Clause]) -> Choice:
         """Take what past plans make likely; what they know nothing of is explained by words."""
         found = {clause.number: self.words.candidates(clause) for clause in asked}
-        heard = self.history.hear(intent, [clause.text for clause in asked])
+        heard = self.history.hear(masked, [clause.masked for clause in asked])
         voices = _voices(self.ranker, self.words.catalogue, self.history, heard, found.values())
         voices = [one for one in voices if one.p >= _HEARD and self._is_open(one.uid)]
         taken = [one for one in voices if one.p >= KEPT and self._is_asked_for(one, found)]
@@ -201,9 +252,7 @@ class _Learned:
         if any(value >= _ACCOUNTED for (number, _), value in near.items() if number == clause.number):
             return True
         if (self.words.choice.confidence or 0.0) >= _SURE:
-            self.words.choice.assumptions.append(
-                f"Past plans for such words had no tool of its own for: {clause.text[:200]}"
-            )
+            self.words.choice.remarks.append(("Past plans for such words had no tool of its own for:", clause))
             return True
         return False
 
@@ -233,8 +282,9 @@ def brought_up(found: Iterable[Sequence[Candidate]]) -> dict[str, float]:
 
 def look(plan: Past, ranker: Ranker, history: History, without: Without) -> Looked:
     """What a history says of one of its own requests, left out, and where in it the plan's tools are spoken of."""
-    asked = [clause for clause in read(plan.request) if not clause.forbidden]
-    heard = history.hear(plan.request, [clause.text for clause in asked], without)
+    reading = read(plan.request)
+    asked = [clause for clause in reading.clauses if not clause.forbidden]
+    heard = history.hear(reading.masked, [clause.masked for clause in asked], without)
     found = {clause.number: ranker.open(clause, ranker.catalogue) for clause in asked}
     voices = _voices(ranker, ranker.catalogue, history, heard, found.values())
     near = _nearness(history, asked, found, heard, plan.tools) if asked else {}
@@ -288,7 +338,7 @@ def judge(plans: Sequence[Past], history: History | None, ranker: Ranker) -> Jud
     aside = copy.copy(ranker)
     aside.history = history
     for plan in plans:
-        choice = choose_tools(plan.request, read(plan.request), aside, aside.catalogue)
+        choice = choose_tools(read(plan.request), aside, aside.catalogue)
         chosen, used = {one.tool.uid for one in choice.chosen}, set(plan.tools)
         right, said, meant = right + len(chosen & used), said + len(chosen), meant + len(used)
         told.append((choice.confidence or 0.0, chosen == used))

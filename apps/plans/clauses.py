@@ -103,6 +103,8 @@ class Clause:
     circumstance: bool = False
     values: frozenset[str] = frozenset()
     """Concepts that are values rather than matter: names, times."""
+    masked: str = ""
+    """The text with the kinds of what it names exactly in the place of their values."""
 
     @property
     def concepts(self) -> frozenset[str]:
@@ -111,20 +113,42 @@ class Clause:
         return frozenset(spoken | {self.verb} if self.verb else spoken)
 
 
-def read(intent: str) -> tuple[Clause, ...]:
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """An intent's clauses, and its skeleton: all that it says but for the values of what it names exactly."""
+
+    clauses: tuple[Clause, ...]
+    text: str
+    """With a mark in the place of each thing that is named exactly."""
+    spans: tuple[Span, ...]
+
+    @property
+    def masked(self) -> str:
+        """The text with the kinds of what it names exactly in the place of their values."""
+        return _kinds(self.text, self.spans)
+
+
+def read(intent: str) -> Reading:
     """Cut an intent into its clauses."""
     masked, spans = _mask(unicodedata.normalize("NFC", intent))
     found = [piece for rough in _cut(masked) for piece in _prohibitions(rough)]
     clauses = (_clause(text, ordered=ordered, forbidden=forbidden, spans=spans) for text, ordered, forbidden in found)
     kept = [clause for clause in clauses if clause.words or clause.spans]
-    return tuple(_numbered(clause, number) for number, clause in enumerate(kept))
+    return Reading(tuple(_numbered(clause, number) for number, clause in enumerate(kept)), masked, spans)
 
 
-def without_values(text: str) -> str:
-    """The text without what it names exactly and without names: what is left says what is to be done."""
-    masked, spans = _mask(unicodedata.normalize("NFC", text))
-    told = _MASK.sub(lambda match: f" {spans[int(match[1])].kind} ", masked)
-    return _NAMED.sub(" ", told)
+def masked(text: str) -> str:
+    """The text with the kinds of what it names exactly in the place of their values: the rest says what is to be done."""
+    return _kinds(*_mask(unicodedata.normalize("NFC", text)))
+
+
+def without_names(masked: str) -> str:
+    """A masked text without what is written as a name."""
+    return _NAMED.sub(" ", masked)
+
+
+def _kinds(masked: str, spans: tuple[Span, ...]) -> str:
+    return _MASK.sub(lambda match: f" {spans[int(match[1])].kind} ", masked)
 
 
 def _numbered(clause: Clause, number: int) -> Clause:
@@ -141,6 +165,7 @@ def _numbered(clause: Clause, number: int) -> Clause:
         conditional=clause.conditional,
         circumstance=clause.circumstance,
         values=clause.values,
+        masked=clause.masked,
     )
 
 
@@ -274,6 +299,7 @@ def _clause(text: str, *, ordered: bool, forbidden: bool, spans: tuple[Span, ...
         conditional=conditional,
         circumstance=family is None and _CIRCUMSTANCE.match(bare) is not None and not _has_verb(spoken),
         values=_values(bare, spoken),
+        masked=_kinds(bare, spans),
     )
 
 

@@ -66,6 +66,10 @@ class Step:
     report_summary: str | None = None
     decision_required: bool | None = None
     recommendation: str | None = None
+    clause: int | None = None
+    """The number of the part of the intent that asked for it; a step that only feeds another has none."""
+    done: bool | None = None
+    """It ran to its end under the plan that this one replaces, and is not run again."""
 
     def document(self) -> dict[str, Any]:
         """Return the step as JSON values."""
@@ -97,6 +101,10 @@ class Plan:
     missing: tuple[Mapping[str, Any], ...] | None = None
     candidates: tuple[Mapping[str, Any], ...] | None = None
     partial_plan: Mapping[str, Any] | None = None
+    constraints: Mapping[str, Any] | None = None
+    replaces: str | None = None
+    revision: int | None = None
+    excluded: tuple[Mapping[str, Any], ...] | None = None
 
     def document(self) -> dict[str, Any]:
         """Return the plan as JSON values, without its hash."""

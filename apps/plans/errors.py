@@ -7,6 +7,36 @@ class UnknownPlan(NotFound):
     code = "unknown_plan"
 
 
+class UnknownStep(NotFound):
+    """The plan has no step of this id."""
+
+    code = "unknown_step"
+
+
+class NoTool(Invalid):
+    """The step runs no tool, so that nothing can be chosen otherwise."""
+
+    code = "step_without_tool"
+
+
+class StepDone(Conflict):
+    """The step has run to its end; its result stands."""
+
+    code = "step_done"
+
+
+class PlanReplaced(Conflict):
+    """Another plan has taken this one's place."""
+
+    code = "plan_replaced"
+
+
+class PlanAbandoned(Conflict):
+    """The plan was replaced, or waited too long to be begun: it is not carried out any more."""
+
+    code = "plan_abandoned"
+
+
 class UnknownDelegate(NotFound):
     """There is no DeleGate of this id."""
 

@@ -74,8 +74,12 @@ class Voiced:
 
 def terms(text: str) -> Counter[str]:
     """The words of a request as history knows them: concepts, stems, pairs of neighbours. Values and names are masked."""
-    masked = clauses.without_values(text)
-    said = [word for word in words(masked) if word not in lexicon.STOP and len(word) > 1]
+    return masked_terms(clauses.masked(text))
+
+
+def masked_terms(masked: str) -> Counter[str]:
+    """As :func:`terms`, of a text whose values are masked."""
+    said = [word for word in words(clauses.without_names(masked)) if word not in lexicon.STOP and len(word) > 1]
     found: Counter[str] = Counter()
     concepts = [lexicon.concept(word) for word in said]
     for word, concept in zip(said, concepts, strict=True):
@@ -256,8 +260,8 @@ class History:
         return 0 if place is None else int(self._times[place])
 
     def hear(self, text: str, pieces: Sequence[str], without: Without | None = None) -> Heard:
-        """Hold a request and its pieces against all past ones."""
-        alike = np.stack([self._likenesses(terms(one)) for one in (text, *pieces)])
+        """Hold a request and its pieces, their values masked, against all past ones."""
+        alike = np.stack([self._likenesses(masked_terms(one)) for one in (text, *pieces)])
         whole = alike[0].copy()
         if without is not None:
             whole[without.request] = 0

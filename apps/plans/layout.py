@@ -9,7 +9,7 @@ from typing import Any
 from apps.plans import references
 from apps.plans.catalogue import Tool
 from apps.plans.clauses import Clause
-from apps.plans.documents import Step, StepType
+from apps.plans.documents import WORKER_STEPS, Step, StepType
 from apps.plans.offers import Choice
 from apps.plans.ranking import Candidate
 from apps.plans.slots import Filling, Ref
@@ -28,6 +28,10 @@ class Draft:
     after: set[int] = field(default_factory=set)
     hints: set[int] = field(default_factory=set)
     choice: Choice | None = None
+    asked: bool = True
+    """Does a clause ask for it, or does it only feed another step?"""
+    done: Step | None = None
+    """It has run under the plan before, as this step."""
 
     @property
     def parents(self) -> set[int]:
@@ -37,17 +41,21 @@ class Draft:
 class Layout:
     """Drafts as numbered steps, with a wait before whatever needs a queued result, an aggregate and the final report."""
 
-    def __init__(self, intent: str, drafts: Sequence[Draft], wishes: Sequence[Clause]) -> None:
+    def __init__(self, intent: str, drafts: Sequence[Draft], wishes: Sequence[Clause], *, after: int = 0) -> None:
+        """:param after: the number that the first new step comes after."""
         self.intent = intent
         self.drafts = drafts
         self.wishes = wishes
-        self.made: list[Step] = []
-        self.ids: dict[int, str] = {}
-        self.waits: dict[int, str] = {}
+        self.made: list[Step] = [draft.done for draft in drafts if draft.done is not None]
+        self.ids: dict[int, str] = {draft.key: draft.done.step_id for draft in drafts if draft.done is not None}
+        self.waits: dict[int, str] = dict(self.ids)
+        self._number = after
 
     def steps(self) -> tuple[Step, ...]:
         """Return the steps of the plan."""
         for draft in self.drafts:
+            if draft.done is not None:
+                continue
             self._wait([key for key in sorted(draft.parents) if key not in self.waits])
             self._worker(draft)
         self._wait([draft.key for draft in self.drafts if draft.key not in self.waits])
@@ -55,7 +63,8 @@ class Layout:
         return tuple(self.made)
 
     def _id(self) -> str:
-        return f"step-{len(self.made) + 1}"
+        self._number += 1
+        return f"step-{self._number}"
 
     def _is_queued(self, key: int) -> bool:
         return any(step.step_id == self.ids[key] and step.step_type == StepType.QUEUE_EXECUTION for step in self.made)
@@ -103,6 +112,7 @@ class Layout:
                 alternatives=tuple(
                     {"tool_name": one.tool.name, "tool_uid": one.tool.uid, "score": one.p} for one in draft.alternatives
                 ),
+                clause=draft.clause.number if draft.asked else None,
             )
         )
 
@@ -114,16 +124,18 @@ class Layout:
         return found
 
     def _aggregate(self) -> str | None:
-        drafts, wishes = self.drafts, self.wishes
-        if len(drafts) < 2 and not wishes:  # noqa: PLR2004  # one result needs no putting together
+        wishes = self.wishes
+        borne = [step for step in self.made if step.step_type in WORKER_STEPS]
+        if len(borne) < 2 and not wishes:  # noqa: PLR2004  # one result needs no putting together
             return None
-        parts = ", ".join(f"{self.ids[draft.key]} ({draft.tool.name})" for draft in drafts)
+        parts = ", ".join(f"{step.step_id} ({step.tool_name})" for step in borne)
+        ready = {self.ids[key]: wait for key, wait in self.waits.items()}
         told = "".join(f" Also: {wish.text}." for wish in wishes)
         step = Step(
             step_id=self._id(),
             step_type=StepType.AGGREGATE,
-            depends_on=tuple(dict.fromkeys(self.waits.get(draft.key, self.ids[draft.key]) for draft in drafts)),
-            aggregate_step_ids=tuple(self.ids[draft.key] for draft in drafts),
+            depends_on=tuple(dict.fromkeys(ready.get(one.step_id, one.step_id) for one in borne)),
+            aggregate_step_ids=tuple(one.step_id for one in borne),
             synthesis_instructions=plain(
                 f"Put the results of {parts} together into one answer to: {self.intent}.{told}"
             ),

@@ -38,7 +38,7 @@ class Delegate(TenantModel):
 
 
 class Plan(TenantModel):
-    """One plan as it was made, a refusal included. It never changes: a better one is another plan."""
+    """One plan as it was made, a refusal included. It never changes: a better one is another plan, which replaces it."""
 
     plan_id = models.CharField(max_length=100)
     delegate = models.ForeignKey(Delegate, on_delete=models.PROTECT, related_name="plans", db_index=False)
@@ -57,10 +57,12 @@ class Plan(TenantModel):
     receipt_id = models.CharField(max_length=100)
     receipt_uuid = models.UUIDField()
     created_at = models.DateTimeField()
+    replaces = models.ForeignKey("self", on_delete=models.PROTECT, null=True, related_name="successors", db_index=False)
 
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["tenant", "plan_id"], name="plans_plan_id_once"),
+            models.UniqueConstraint(fields=["tenant", "replaces"], name="plans_plan_replaced_once"),
             models.CheckConstraint(
                 condition=Q(status__in=["ready", "needs_escalation"]), name="plans_plan_status_known"
             ),
@@ -75,6 +77,26 @@ class Plan(TenantModel):
 
     def __str__(self) -> str:
         return self.plan_id
+
+
+class WaitingPlan(TenantModel):
+    """A plan that can still be begun. The row goes when it is begun, replaced, or has waited too long.
+
+    Whoever takes the row away decides what becomes of the plan.
+    """
+
+    plan = models.ForeignKey(Plan, on_delete=models.PROTECT, related_name="+", db_index=False)
+    expires_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["tenant", "plan"], name="plans_waitingplan_once")]
+        indexes = [
+            # Serves services.abandon_expired(), over all tenants.
+            models.Index(name="plans_waitingplan_expiry", fields=["expires_at"]),
+        ]
+
+    def __str__(self) -> str:
+        return f"plan {self.plan_id} waits"
 
 
 class PlanStep(TenantModel):

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from apps.plans import lexicon, references
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
-from apps.plans.choosing import choose_tools
+from apps.plans.choosing import Choice, Memo, choose_tools
 from apps.plans.clauses import Clause, read
 from apps.plans.documents import WORKER_STEPS, Plan, PlanStatus, Step, StepType
 from apps.plans.history import KEPT
@@ -40,6 +40,31 @@ _BINDING_KINDS: Final = frozenset({"path", "url", "email"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """A step that ran to its end under the plan before, with its tool, offered now or not."""
+
+    step: Step
+    tool: Tool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revision:
+    """What a plan that takes another's place keeps of it, and what it must not do again."""
+
+    replaces: str
+    number: int
+    after: int
+    """The highest number of a step so far; new steps are numbered from there on."""
+    done: tuple[Done, ...] = ()
+    open_clauses: frozenset[int] = frozenset()
+    """The parts of the intent that had steps which are still to be done."""
+    failed: tuple[Mapping[str, Any], ...] = ()
+    """Tools of workers that are not used again: worker_id, tool_name, reason."""
+    away: frozenset[str] = frozenset()
+    """Workers that cannot be reached just now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What is asked, by whom, when, and under which bounds."""
 
@@ -56,11 +81,16 @@ class Request:
     memory_ids: tuple[int, ...] = ()
     receipt_ids: tuple[str, ...] = ()
     concept_names: tuple[str, ...] = ()
+    constraints: Mapping[str, Any] | None = None
+    revision: Revision | None = None
 
 
-def plan(request: Request, ranker: Ranker) -> Plan:
-    """Return the plan for a request: one that can be carried out, or one that says honestly why there is none."""
-    work = _Work(request, ranker)
+def plan(request: Request, ranker: Ranker, memo: Memo | None = None) -> Plan:
+    """Return the plan for a request: one that can be carried out, or one that says honestly why there is none.
+
+    :param memo: what was chosen by this ranker before; it makes a plan sooner, never another one.
+    """
+    work = _Work(request, ranker, memo)
     work.decode()
     work.fill_all()
     if not work.missing and work.confidence() < REFUSED:
@@ -78,11 +108,16 @@ def plan(request: Request, ranker: Ranker) -> Plan:
 class _Work:
     """One request being planned."""
 
-    def __init__(self, request: Request, ranker: Ranker) -> None:
+    def __init__(self, request: Request, ranker: Ranker, memo: Memo | None) -> None:
         self.request = request
+        self.memo = memo
         self.ranker = ranker
-        self.catalogue: Catalogue = ranker.catalogue.without(request.excluded_workers)
-        self.clauses = read(request.intent)
+        self.revision = request.revision
+        failed, away = (self.revision.failed, self.revision.away) if self.revision else ((), frozenset())
+        reasons = {(one["worker_id"], one["tool_name"]): f"it failed before: {one['reason']}" for one in failed}
+        self.catalogue: Catalogue = ranker.catalogue.without(request.excluded_workers | away, reasons)
+        self.reading = read(request.intent)
+        self.clauses = self.reading.clauses
         self.salt = hashlib.blake2b(request.intent.encode("utf-8", "replace"), digest_size=16).hexdigest()
         self.drafts: list[Draft] = []
         self.wishes: list[Clause] = []
@@ -91,6 +126,7 @@ class _Work:
         self.rejected: list[float] = []
         self.learned: float | None = None
         self.assumptions: list[str] = []
+        self.served: frozenset[int] = frozenset()
         self._next_key = 0
 
     def miss(self, kind: str, detail: str, **more: Any) -> None:
@@ -104,12 +140,20 @@ class _Work:
         if self._is_too_long():
             return
         self._set_aside()
-        choice = choose_tools(self.request.intent, self.clauses, self.ranker, self.catalogue)
-        self.drafts = [self._draft(one.tool, one.clause, one.p, one.alternatives) for one in choice.chosen]
+        self._take_over()
+        begun = bool(self.drafts)
+        choice = self._choice(begun=begun)
+        self.drafts += [
+            self._draft(one.tool, one.clause, one.p, one.alternatives)
+            for one in choice.chosen
+            if not self._is_done(one.clause, one.tool)
+        ]
         self.wishes, self.rejected, self.learned = choice.wishes, choice.rejected, choice.confidence
-        self.assumptions.extend(choice.assumptions)
+        self.assumptions.extend(f"{said} {clause.text[:200]}" for said, clause in choice.remarks)
         for clause, found in choice.unmatched:
-            self._unmatched(clause, found)
+            if clause.number not in self.served:
+                self._unmatched(clause, found)
+        self._ask_for_what_is_left({clause.number for clause, _ in choice.unmatched})
         if len(self.drafts) > _MAX_TOOLS:
             self.miss("limit", f"The request needs {len(self.drafts)} tools; {_MAX_TOOLS} are the most for one plan.")
         if not self.drafts and not self.missing:
@@ -118,6 +162,46 @@ class _Work:
                 "The request names nothing that a registered tool does.",
                 clause=self.request.intent[:2000],
             )
+
+    def _choice(self, *, begun: bool) -> Choice:
+        """What is chosen, or was for just such a request."""
+        memo = self.memo if self.revision is None and not self.request.excluded_workers else None
+        known = memo.find(self.reading) if memo is not None else None
+        if known is not None:
+            return known
+        made = choose_tools(self.reading, self.ranker, self.catalogue, begun=begun)
+        if memo is not None:
+            memo.keep(self.reading, made)
+        return made
+
+    def _take_over(self) -> None:
+        """What ran to its end stays as it was: it serves its clause, and later steps may take its result."""
+        if self.revision is None:
+            return
+        for one in self.revision.done:
+            place = one.step.clause or 0
+            draft = self._draft(
+                one.tool, self.clauses[min(place, len(self.clauses) - 1)], one.step.confidence or _CEILING
+            )
+            draft.done, draft.asked = one.step, one.step.clause is not None
+            draft.filling.params = dict(one.step.params or {})
+            self.drafts.append(draft)
+        served = {one.step.clause for one in self.revision.done if one.step.clause is not None}
+        self.served = frozenset(served) - self.revision.open_clauses
+
+    def _ask_for_what_is_left(self, named: Collection[int]) -> None:
+        """What the plan before had a tool for asks for one still, however little it says."""
+        left = self.revision.open_clauses if self.revision else frozenset()
+        served = {draft.clause.number for draft in self._to_do()}
+        for clause in self.clauses:
+            if clause.number in left - served - set(named):
+                self._unmatched(clause, ())
+
+    def _is_done(self, clause: Clause, tool: Tool) -> bool:
+        same = (
+            draft.tool.uid == tool.uid and draft.clause.number == clause.number for draft in self.drafts if draft.asked
+        )
+        return clause.number in self.served or any(same)
 
     def _set_aside(self) -> None:
         """Say what is ruled out, and what no plan can hold."""
@@ -182,7 +266,8 @@ class _Work:
 
     def fill_all(self) -> None:
         """Fill every draft's params in order; put producers of what is missing before them."""
-        wanted, self.drafts = self.drafts, []
+        wanted = self._to_do()
+        self.drafts = [draft for draft in self.drafts if draft.done is not None]
         for draft in wanted:
             self._place(draft, depth=0)
             for name in draft.filling.missing:
@@ -226,14 +311,14 @@ class _Work:
         return Scene(clause=draft.clause, clauses=asked, context=self.request.context, sources=sources, spent=spent)
 
     def _source(self, draft: Draft) -> Source:
-        profile = self.ranker.profiles[draft.tool.uid]
-        about = profile.name | frozenset(lexicon.concepts_of(draft.tool.outputs))
+        about = frozenset(lexicon.concepts(draft.tool.name)) | frozenset(lexicon.concepts_of(draft.tool.outputs))
         return Source(key=draft.key, tool=draft.tool, concepts=about)
 
     def _producer(self, draft: Draft, param: str, depth: int) -> Draft | None:
         """Find a gentle tool that bears the missing param and can itself be filled from what was said."""
         for tool in self._producers(draft, param):
             made = self._draft(tool, draft.clause, draft.p)
+            made.asked = False
             before = list(self.drafts)
             self._place(made, depth=depth + 1)
             if not made.filling.missing and self._is_grounded(made, draft):
@@ -316,10 +401,11 @@ class _Work:
 
     def ready(self) -> Plan:
         """Return the plan that can be carried out."""
-        for draft in self.drafts:
+        for draft in self._to_do():
             offers = self.catalogue.open_offers(draft.tool.uid)
             draft.choice = choose(offers, salt=self.salt, priority=self.request.priority)
-        steps = Layout(self.request.intent, self.drafts, self.wishes).steps()
+        after = self.revision.after if self.revision else 0
+        steps = Layout(self.request.intent, self.drafts, self.wishes, after=after).steps()
         outputs = [
             references.write(step.step_id, references.RESULT_POINTER)
             for step in steps
@@ -334,6 +420,9 @@ class _Work:
             execution_cost_estimate=round(math.fsum(draft.choice.cost for draft in self.drafts if draft.choice), 6),
             can_run_parallel=self._has_independent_steps(),
         )
+
+    def _to_do(self) -> list[Draft]:
+        return [draft for draft in self.drafts if draft.done is None]
 
     def refusal(self) -> Plan:
         """Return the plan whose only step escalates."""
@@ -357,7 +446,7 @@ class _Work:
             candidates=tuple(ranked[:_NEAREST]),
             partial_plan={
                 "confidence": self._partial_confidence(),
-                "steps": [self._partial(number, draft) for number, draft in enumerate(self.drafts, start=1)],
+                "steps": [self._partial(draft) for draft in self.drafts],
             },
         )
 
@@ -367,12 +456,18 @@ class _Work:
             return round(self.learned, 2)
         return round(math.prod(draft.p for draft in self.drafts), 2) if self.drafts else 0.0
 
-    def _partial(self, number: int, draft: Draft) -> dict[str, Any]:
+    def _partial(self, draft: Draft) -> dict[str, Any]:
+        if draft.done is not None:
+            return draft.done.document()
         offers = self.catalogue.open_offers(draft.tool.uid)
         choice = choose(offers, salt=self.salt, priority=self.request.priority)
-        numbers = {other.key: f"step-{place}" for place, other in enumerate(self.drafts, start=1)}
+        first = self.revision.after if self.revision else 0
+        numbers = {
+            other.key: other.done.step_id if other.done else f"step-{first + place}"
+            for place, other in enumerate(self.drafts, start=1)
+        }
         return {
-            "step_id": f"step-{number}",
+            "step_id": numbers[draft.key],
             "step_type": str(choice.mode),
             "worker_id": choice.offer.worker_id,
             "tool_name": draft.tool.name,
@@ -407,6 +502,10 @@ class _Work:
                 },
                 "expected_outputs": {"async_task_ids": [], "result_pointers": list(result_pointers)},
             },
+            constraints=request.constraints or None,
+            replaces=self.revision.replaces if self.revision else None,
+            revision=self.revision.number if self.revision else None,
+            excluded=(self.revision.failed or None) if self.revision else None,
             **more,
         )
 
@@ -430,7 +529,7 @@ class _Work:
         above: dict[int, set[int]] = {}
         for draft in self.drafts:
             above[draft.key] = draft.parents.union(*(above[key] for key in draft.parents))
-        keys = [draft.key for draft in self.drafts]
+        keys = [draft.key for draft in self._to_do()]
         return any(first not in above[second] for place, second in enumerate(keys) for first in keys[:place])
 
 

@@ -167,10 +167,11 @@ class Ranker:
 
     def _allowed(self, catalogue: Catalogue) -> Mask:
         """Who may be used, decided before anything is ranked."""
-        if not catalogue.excluded:
+        aside = catalogue.set_aside()
+        if not aside:
             return self._open
         allowed = self._open.copy()
-        for uid in {uid for worker_id in catalogue.excluded for uid in catalogue.tools_of(worker_id)}:
+        for uid in aside:
             doc = self.index.number(uid)
             if doc is not None and not catalogue.open_offers(uid):
                 allowed[doc] = False

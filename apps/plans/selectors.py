@@ -10,12 +10,12 @@ from django.db.models import Count, Max, Min
 from django.utils.safestring import SafeString
 
 from apps.memory.models import Observation, Pattern
-from apps.plans import drawing, shelf
+from apps.plans import drawing, shelf, sql
 from apps.plans.documents import WORKER_STEPS, PlanStatus
 from apps.plans.errors import UnknownDelegate, UnknownPlan
 from apps.plans.grounding import MemoryRef, memory_refs
 from apps.plans.learning import MOST
-from apps.plans.models import Delegate, LearnedModel, Outcome, Plan
+from apps.plans.models import Delegate, LearnedModel, Outcome, Plan, WaitingPlan
 from apps.plans.validation import Limits, Problem, validate
 from apps.principals.tenancy import Caller
 from apps.receipts.models import Receipt
@@ -80,6 +80,12 @@ def plan_for(plan_id: str, *, caller: Caller) -> StoredPlan:
     if found.principal_id != caller.principal_id:
         raise UnknownPlan(f"There is no plan {plan_id[:100]!r}.")
     return found
+
+
+def expired(*, limit: int) -> list[tuple[int, str]]:
+    """Plans that have waited too long to be begun, as (tenant, plan_id), longest waiting first. Runs as the system."""
+    found = WaitingPlan.objects.filter(expires_at__lte=sql.GATEHOUSE_NOW).order_by("expires_at")
+    return list(found.values_list("tenant_id", "plan__plan_id")[:limit])
 
 
 def delegate_named(delegate_id: str) -> Delegate:

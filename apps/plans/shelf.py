@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Final
 
 from apps.plans.catalogue import Catalogue, Offer, Tool
+from apps.plans.choosing import Memo
 from apps.plans.history import Arrays, History
 from apps.plans.lexindex import merged
 from apps.plans.models import LearnedModel
@@ -29,6 +30,8 @@ class Held:
     history_epoch: int
     model: int
     """The number of the learned model; 0: none."""
+    memo: Memo
+    """What was chosen in just this state of things."""
 
 
 @dataclass(slots=True)
@@ -42,6 +45,7 @@ class _Kept:
     conditions: dict[str, tuple[object, ...]] = field(default_factory=dict)
     tried: dict[str, int] = field(default_factory=dict)
     merging: bool = False
+    memo: Memo = field(default_factory=Memo)
 
 
 @contextmanager
@@ -52,7 +56,8 @@ def held(*, tenant_id: int) -> Iterator[Held]:
         _bring_up_to_date(kept)
         _load_model(kept)
         _merge_beside(kept)
-        yield Held(ranker=kept.ranker, history_epoch=kept.history_epoch, model=kept.model)
+        memo = kept.memo.at((id(kept.ranker), kept.ranker.catalogue.epoch, kept.history_epoch, kept.model))
+        yield Held(ranker=kept.ranker, history_epoch=kept.history_epoch, model=kept.model, memo=memo)
 
 
 def apart(ranker: Ranker) -> Ranker:

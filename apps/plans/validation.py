@@ -184,8 +184,21 @@ def _waits(_document: dict[str, Any], graph: _Graph, _catalogue: Catalogue, _lim
                 yield Problem(f"{where}/aggregate_step_ids/{place}", "no_result", f"{target} bears no result.")
 
 
+def _done(document: dict[str, Any], graph: _Graph, _catalogue: Catalogue, _limits: Limits) -> Iterator[Problem]:
+    """Only a plan that takes another's place has steps that are done, and they have waited for nothing that is not."""
+    done = {step["step_id"] for step in _workers(graph) if step.get("done")}
+    for step in graph.steps:
+        if not step.get("done"):
+            continue
+        where = graph.path(step["step_id"])
+        if step["step_id"] not in done or not document.get("replaces"):
+            yield Problem(f"{where}/done", "done_nowhere", "No earlier plan can have done this step.")
+        for parent in sorted(graph.parents[step["step_id"]] - done):
+            yield Problem(f"{where}/done", "done_too_early", f"It depends on {parent}, which is still to be done.")
+
+
 def _tools(_document: dict[str, Any], graph: _Graph, catalogue: Catalogue, _limits: Limits) -> Iterator[Problem]:
-    for step in _workers(graph):
+    for step in _to_do(graph):
         where = graph.path(step["step_id"])
         match _offer(step, catalogue):
             case None:
@@ -248,7 +261,7 @@ def _order(found: Reference, step: dict[str, Any], target: dict[str, Any], graph
     if found.step_id not in upstream:
         message = f"{step['step_id']} does not depend on {found.step_id}."
         yield Problem(found.pointer, "reference_not_upstream", message)
-    elif target["step_type"] == StepType.QUEUE_EXECUTION:
+    elif target["step_type"] == StepType.QUEUE_EXECUTION and not target.get("done"):
         waits = (graph.by_id[step_id].get("wait_for_step_ids", ()) for step_id in upstream)
         if not any(found.step_id in waited for waited in waits):
             message = f"{found.step_id} is queued: a wait_for must stand between it and {step['step_id']}."
@@ -259,7 +272,7 @@ def _field(
     found: Reference, step: dict[str, Any] | None, target: dict[str, Any], catalogue: Catalogue
 ) -> Iterator[Problem]:
     source = _offer(target, catalogue)
-    if source is None:
+    if source is None or (target.get("done") and target.get("tool_uid") != source[0].uid):
         return
     field_schema = references.resolve(source[0].output_schema, found.path)
     if field_schema is None:
@@ -305,7 +318,7 @@ def _bounds(document: dict[str, Any], graph: _Graph, catalogue: Catalogue, limit
     if len(graph.steps) > limits.max_steps:
         yield Problem("/steps", "too_many_steps", f"{len(graph.steps)} steps; {limits.max_steps} are allowed.")
     dependants = Counter(parent for parents in graph.parents.values() for parent in parents)
-    starts = sum(1 for step in _workers(graph) if not graph.parents[step["step_id"]])
+    starts = sum(1 for step in _to_do(graph) if not graph.parents[step["step_id"]])
     if starts > limits.max_fan_out:
         yield Problem("/steps", "fan_out", f"{starts} steps start at once; {limits.max_fan_out} are allowed.")
     for step_id, times in dependants.items():
@@ -321,7 +334,7 @@ def _bounds(document: dict[str, Any], graph: _Graph, catalogue: Catalogue, limit
 
 def _budget(graph: _Graph, catalogue: Catalogue, limits: Limits) -> Iterator[Problem]:
     total = 0.0
-    for step in _workers(graph):
+    for step in _to_do(graph):
         source = _offer(step, catalogue)
         cost = source[1].cost if source else 0.0
         total += cost
@@ -336,8 +349,12 @@ def _workers(graph: _Graph) -> list[dict[str, Any]]:
     return [step for step in graph.steps if step["step_type"] in WORKER_STEPS]
 
 
+def _to_do(graph: _Graph) -> list[dict[str, Any]]:
+    return [step for step in _workers(graph) if not step.get("done")]
+
+
 def _offer(step: dict[str, Any], catalogue: Catalogue) -> tuple[Tool, Offer] | None:
     return catalogue.find(step["worker_id"], step["tool_name"])
 
 
-_RULES: Final[tuple[_Rule, ...]] = (_ending, _waits, _tools, _references, _secrets, _bounds)
+_RULES: Final[tuple[_Rule, ...]] = (_ending, _waits, _done, _tools, _references, _secrets, _bounds)

@@ -130,6 +130,11 @@ def tool_names(uids: Collection[str]) -> dict[str, str]:
     return dict(ToolVersion.objects.filter(uid__in=uids).values_list("uid", "name"))
 
 
+def tool_versions(uids: Collection[str]) -> dict[str, ToolView]:
+    """Versions of tools by uid, offered now or once."""
+    return {tool.uid: _version_view(tool) for tool in ToolVersion.objects.filter(uid__in=uids)}
+
+
 def tried() -> dict[str, int]:
     """How many calls of each worker have been counted, for those that have any."""
     found = Offer.objects.standing().filter(runs__gt=0).order_by().values_list("worker__worker_id")
@@ -338,7 +343,10 @@ def _worker_view(worker: Worker) -> WorkerView:
 
 
 def _tool_view(offer: Offer) -> ToolView:
-    tool = offer.tool
+    return _version_view(offer.tool)
+
+
+def _version_view(tool: ToolVersion) -> ToolView:
     return ToolView(
         tool_uid=tool.uid,
         name=tool.name,

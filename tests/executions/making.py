@@ -15,7 +15,7 @@ from apps.executions.models import Execution
 from apps.executions.selectors import Report
 from apps.executions.services import Budget
 from apps.executions.states import Mode, Strategy
-from apps.plans.models import Delegate, Plan
+from apps.plans.models import Delegate, Plan, WaitingPlan
 from apps.principals.selectors import principal_named
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
@@ -146,7 +146,7 @@ def make_plan(caller: Caller, steps: list[dict[str, Any]], intent: str = "Do it"
         ),
         now=T0,
     )
-    Plan.objects.create(
+    plan = Plan.objects.create(
         tenant_id=caller.tenant_id,
         plan_id=plan_id,
         delegate=root,
@@ -164,6 +164,7 @@ def make_plan(caller: Caller, steps: list[dict[str, Any]], intent: str = "Do it"
         receipt_uuid=posted.uuid,
         created_at=T0,
     )
+    WaitingPlan.objects.create(tenant_id=caller.tenant_id, plan=plan, expires_at=T0 + timedelta(days=7))
     return plan_id
 
 

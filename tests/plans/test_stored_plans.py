@@ -1,20 +1,22 @@
 """Plans as rows and receipts: made in one transaction, never changed, seen by their principal alone."""
 
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
-from django.db import IntegrityError, transaction
+from django.db import IntegrityError, connection, transaction
 from django.test import Client
 from prometheus_client import REGISTRY
 
+from apps.core import ticks
 from apps.memory import services as memory
 from apps.plans import errors, selectors, services
 from apps.plans.documents import plan_hash
-from apps.plans.models import Plan, PlanStep
+from apps.plans.models import Plan, PlanStep, WaitingPlan
 from apps.plans.services import PlanRequest
 from apps.principals.errors import UnknownPrincipal
 from apps.principals.models import Tenant
@@ -24,7 +26,7 @@ from apps.receipts import selectors as receipts
 from apps.receipts.models import Receipt
 from apps.workers import services as workers
 from apps.workers.trust import Tier
-from tests.factories import T0, make_caller, make_token
+from tests.factories import T0, make_caller, make_tenant, make_token
 from tests.plans import shelf
 from tests.workers.factories import enroll, make_key, make_manifest, signed
 
@@ -62,6 +64,14 @@ def register_example_workers(caller: Caller) -> None:
 
 def create(caller: Caller, intent: str = FLAGSHIP, **more: Any) -> services.MadePlan:
     return services.create_plan(caller=caller, request=PlanRequest(intent=intent, **more), now=T0)
+
+
+@contextmanager
+def database_time(moment: datetime) -> Iterator[None]:
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("select set_config('gatehouse.now', %s, true)", [moment.isoformat()])
+        yield
+        cursor.execute("select set_config('gatehouse.now', null, true)")
 
 
 def timed() -> float:
@@ -170,6 +180,55 @@ def test_grounding_that_exists_is_kept_and_the_rest_is_said(as_kee: Caller) -> N
     assert made.document["references"]["inputs"]["memory_ids"] == [observation.pk]
     left_out = [text for text in made.document["assumptions"] if "not known here" in text]
     assert len(left_out) == 3
+
+
+def test_a_plan_that_nobody_begins_is_abandoned_when_its_time_is_over(tenant: Tenant, as_kee: Caller) -> None:
+    register_example_workers(as_kee)
+    made = create(as_kee)
+    with database_time(T0 + services.EXPIRY - timedelta(microseconds=1)):
+        assert selectors.expired(limit=9) == []
+    with database_time(T0 + services.EXPIRY):
+        assert selectors.expired(limit=9) == [(tenant.pk, made.plan_id)]
+
+    assert services.abandon_expired(plan_id=made.plan_id, now=T0 + services.EXPIRY)
+
+    assert receipts.obligations(owed_by=as_kee.principal_id) == []
+    abandoned = Receipt.objects.get(event_type="plan_abandoned")
+    assert (abandoned.surface, abandoned.metadata["reason"]) == ("ledger", "expired")
+    assert not services.abandon_expired(plan_id=made.plan_id, now=T0 + services.EXPIRY)
+    assert selectors.expired(limit=9) == []
+
+
+def test_a_plan_that_was_begun_never_expires(as_kee: Caller) -> None:
+    register_example_workers(as_kee)
+    made = create(as_kee)
+    assert services.take_up(plan_id=made.plan_id)
+
+    assert not services.abandon_expired(plan_id=made.plan_id, now=T0 + services.EXPIRY)
+
+    assert len(receipts.obligations(owed_by=as_kee.principal_id)) == 1
+    assert not services.take_up(plan_id=made.plan_id)
+
+
+def test_a_refusal_waits_for_nobody(as_kee: Caller) -> None:
+    create(as_kee, "Delete all files from the production server")
+
+    assert WaitingPlan.objects.count() == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_tick_abandons_what_waits_too_long_in_every_tenant(kee: Caller) -> None:
+    other = make_caller(make_tenant("other"), "Ann")
+    for caller in (kee, other):
+        with acting_as(caller):
+            register_example_workers(caller)
+            create(caller)
+
+    ticks.run("plans.abandon")
+
+    with acting_as_system("test"):
+        assert Receipt.objects.filter(event_type="plan_abandoned").count() == 2
+        assert WaitingPlan.objects.count() == 0
 
 
 def test_a_plan_never_changes(as_kee: Caller) -> None:

@@ -118,7 +118,7 @@ def _plan(ranker: Ranker, request: str) -> None:
 def _scan(ranker: Ranker) -> Any:
     texts = {tool.uid: {"text": words(f"{tool.name} {tool.description}")} for tool in ranker.catalogue.tools}
     index = Index(texts, {"text": 1.0})
-    return lambda request: [index.search(clause.words, limit=20) for clause in read(request)]
+    return lambda request: [index.search(clause.words, limit=20) for clause in read(request).clauses]
 
 
 def _slice(work: Any, seconds: float) -> Slice:
@@ -196,7 +196,7 @@ def _manifest_tool(number: int) -> dict[str, Any]:
 
 def _holds(agent: Caller, name: str) -> bool:
     with agent.acting(), shelf.held(tenant_id=agent.tenant_id) as held:
-        (clause,) = read(_said(_named(name))) if name.count("_") == 2 else (None,)  # noqa: PLR2004  # as _tool names them
+        (clause,) = read(_said(_named(name))).clauses if name.count("_") == 2 else (None,)  # noqa: PLR2004  # as _tool names them
         if clause is None:
             return False
         found = held.ranker.open(clause, held.ranker.catalogue)

@@ -7,6 +7,7 @@ it talks to a worker.
 from apps.executions.services.advancing import advance
 from apps.executions.services.answering import Handed, cancel, decide_step, submit_step_result
 from apps.executions.services.calling import Answered, CallMode, TaskWishes, call_worker
+from apps.executions.services.replanning import replan
 from apps.executions.services.starting import Budget, start
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "call_worker",
     "cancel",
     "decide_step",
+    "replan",
     "start",
     "submit_step_result",
 ]

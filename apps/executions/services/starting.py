@@ -1,6 +1,6 @@
 """An execution begins: rows for the plan's steps, and nothing else yet."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -14,8 +14,11 @@ from apps.executions.errors import AlreadyExecuted, NotExecutable
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services.rounds import hint_on_commit
 from apps.executions.signals import execution_can_go_on
-from apps.executions.states import Mode, StepType, Strategy
+from apps.executions.states import Mode, StepStatus, StepType, Strategy
 from apps.plans import selectors as plans
+from apps.plans import services as planning
+from apps.plans.documents import PlanStatus
+from apps.plans.errors import PlanAbandoned
 from apps.plans.selectors import StoredPlan
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
@@ -48,8 +51,11 @@ def start(
 
     :raises UnknownPlan: if the caller has no such plan.
     :raises AlreadyExecuted: if its execution has another mode, strategy or budget.
+    :raises PlanAbandoned: if it was replaced, or waited too long.
     """
     plan = plans.plan_for(plan_id, caller=caller)
+    if plan.status == PlanStatus.READY and not planning.take_up(plan_id=plan_id):
+        return _existing(plan.plan_id, mode, strategy, budget)
     try:
         with transaction.atomic():
             execution = Execution.objects.create(
@@ -82,7 +88,9 @@ def _owner(caller: Caller, plan: StoredPlan) -> int:
 
 
 def _existing(plan_id: str, mode: Mode, strategy: Strategy, budget: Budget) -> Execution:
-    found = Execution.objects.get(plan_id=plan_id)
+    found = Execution.objects.filter(plan_id=plan_id).first()
+    if found is None:
+        raise PlanAbandoned(f"{plan_id} was replaced or waited too long; it is not carried out any more.")
     asked = (mode, strategy, budget.max_total_cost, budget.max_cost_per_step, budget.currency)
     has = (found.mode, found.strategy, found.max_total_cost, found.max_cost_per_step, found.currency)
     if asked != has:
@@ -99,7 +107,7 @@ def _add_steps(execution: Execution, document: Mapping[str, Any]) -> None:
     critical = routing.critical_steps(steps)
     if strangers := sorted({name for names in needs.values() for name in names} - known):
         raise NotExecutable(f"The plan waits for steps that it does not have: {', '.join(strangers)}.")
-    ExecutionStep.objects.bulk_create(
+    rows = [
         ExecutionStep(
             tenant_id=execution.tenant_id,
             execution=execution,
@@ -111,4 +119,29 @@ def _add_steps(execution: Execution, document: Mapping[str, Any]) -> None:
             critical=step["step_id"] in critical,
         )
         for position, step in enumerate(steps)
-    )
+    ]
+    if document.get("replaces"):
+        _take_over(rows, _results_before(document["replaces"]))
+    ExecutionStep.objects.bulk_create(rows)
+
+
+def _take_over(rows: Sequence[ExecutionStep], before: Mapping[str, ExecutionStep]) -> None:
+    """What ran to its end under the plan before has its result, and is neither run nor paid again."""
+    for row in rows:
+        if not row.definition.get("done"):
+            continue
+        ran = before.get(row.step_id)
+        if ran is None:
+            raise NotExecutable(f"{row.step_id} is said to be done, and no execution has its result.")
+        row.status, row.envelope, row.task_id = ran.status, ran.envelope, ran.task_id
+        row.started_at, row.ended_at = ran.started_at, ran.ended_at
+
+
+def _results_before(plan_id: str | None) -> dict[str, ExecutionStep]:
+    """The steps that ran to their end under a plan, or under those that it replaced where it was never begun, by id."""
+    while plan_id is not None:
+        execution = Execution.objects.filter(plan_id=plan_id).first()
+        if execution is not None:
+            return {step.step_id: step for step in execution.steps.filter(status=StepStatus.COMPLETE)}
+        plan_id = plans.plan(plan_id).document.get("replaces")
+    return {}

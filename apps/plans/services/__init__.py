@@ -2,14 +2,19 @@
 
 from apps.plans.services.lessons import go_back, learn, record_outcome, take_over_history, unlearn
 from apps.plans.services.planning import MadePlan, PlanRequest, create_plan
+from apps.plans.services.replanning import Replacement, abandon_expired, replan, take_up
 
 __all__ = [
     "MadePlan",
     "PlanRequest",
+    "Replacement",
+    "abandon_expired",
     "create_plan",
     "go_back",
     "learn",
     "record_outcome",
+    "replan",
     "take_over_history",
+    "take_up",
     "unlearn",
 ]

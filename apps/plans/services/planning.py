@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any, Final
 from uuid import UUID
@@ -17,7 +17,7 @@ from apps.plans import documents, metrics, planner, selectors, shelf
 from apps.plans.documents import PlanStatus
 from apps.plans.errors import UnknownCurrency
 from apps.plans.grounding import memory_refs
-from apps.plans.models import Delegate, Plan, PlanStep
+from apps.plans.models import Delegate, Plan, PlanStep, WaitingPlan
 from apps.plans.offers import Priority
 from apps.plans.validation import Limits
 from apps.principals.selectors import principal_named
@@ -25,6 +25,9 @@ from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
 
 SOURCE: Final = "delegate"
+EXPIRY: Final = timedelta(days=7)
+"""A plan that has not been begun for so long is abandoned."""
+
 _CURRENCY: Final = "USD"
 _GROUNDING_KEYS: Final = frozenset({"memory_refs", "receipt_refs", "concept_names"})
 
@@ -63,24 +66,39 @@ def create_plan(*, caller: Caller, request: PlanRequest, now: datetime) -> MadeP
     :raises UnknownDelegate: if the request names a DeleGate that is not here.
     :raises UnknownCurrency: if the budget is not in USD.
     """
+    return make(caller=caller, request=request, now=now)
+
+
+def make(
+    *,
+    caller: Caller,
+    request: PlanRequest,
+    now: datetime,
+    revision: planner.Revision | None = None,
+    old: Plan | None = None,
+) -> MadePlan:
+    """As :func:`create_plan`, within its transaction.
+
+    :param revision: what the plan keeps of the one that it replaces.
+    :param old: that one.
+    """
     begun = monotonic()
     if request.currency != _CURRENCY:
         raise UnknownCurrency(f"Costs are known in {_CURRENCY} only, not in {request.currency[:10]!r}.")
     delegate = _delegate(caller, request.delegate_id, now)
-    plan_id = f"plan-{secrets.token_hex(12)}"
-    made = _plan(caller, delegate, request, plan_id, now)
+    made = _plan(caller, delegate, request, now, revision)
     document = made.document()
     document["plan_hash"] = documents.plan_hash(document)
-    cause = request.caused_by or _post_root(caller, request.intent, plan_id, now)
+    cause = request.caused_by or _post_root(caller, request.intent, made.plan_id, now)
     receipt = digests.post(
         poster=Poster(tenant_id=caller.tenant_id, principal_id=delegate.principal_id, name=DELEGATE),
         draft=_plan_created(caller, delegate, made, cause, now),
         now=now,
     )
-    _store(caller=caller, delegate=delegate, made=made, document=document, receipt=receipt, now=now)
+    _store(caller=caller, delegate=delegate, made=made, document=document, receipt=receipt, old=old, now=now)
     once_committed(metrics.GENERATION.observe, monotonic() - begun)
     return MadePlan(
-        plan_id=plan_id,
+        plan_id=made.plan_id,
         document=document,
         can_execute_now=selectors.can_execute_now(document),
         receipt_id=receipt.receipt_id,
@@ -100,11 +118,17 @@ def _delegate(caller: Caller, delegate_id: str | None, now: datetime) -> Delegat
     return found
 
 
-def _plan(caller: Caller, delegate: Delegate, request: PlanRequest, plan_id: str, now: datetime) -> documents.Plan:
+def _plan(
+    caller: Caller,
+    delegate: Delegate,
+    request: PlanRequest,
+    now: datetime,
+    revision: planner.Revision | None,
+) -> documents.Plan:
     memory_ids, strange = _memory_ids(request.context.get("memory_refs"))
     receipt_ids, unknown = _receipt_ids(request.context.get("receipt_refs"), caller.principal_id)
     asked = planner.Request(
-        plan_id=plan_id,
+        plan_id=f"plan-{secrets.token_hex(12)}",
         delegate_id=delegate.delegate_id,
         principal_ai=caller.name,
         intent=request.intent,
@@ -117,9 +141,11 @@ def _plan(caller: Caller, delegate: Delegate, request: PlanRequest, plan_id: str
         memory_ids=memory_ids,
         receipt_ids=receipt_ids,
         concept_names=tuple(_texts(request.context.get("concept_names"))),
+        constraints=_constraints(request),
+        revision=revision,
     )
     with shelf.held(tenant_id=caller.tenant_id) as held:
-        made = planner.plan(asked, held.ranker)
+        made = planner.plan(asked, held.ranker, held.memo)
     left_out = tuple(f"{text} is not known here and was left out." for text in (*strange, *unknown))
     return replace(
         made,
@@ -127,6 +153,19 @@ def _plan(caller: Caller, delegate: Delegate, request: PlanRequest, plan_id: str
         history_epoch=held.history_epoch,
         assumptions=(*made.assumptions, *left_out)[:100],
     )
+
+
+def _constraints(request: PlanRequest) -> dict[str, Any]:
+    """The bounds that were given, as the plan tells them."""
+    limits = request.limits
+    given = {
+        "max_total_cost": limits.max_total_cost,
+        "max_cost_per_step": limits.max_cost_per_step,
+        "timeout_seconds": limits.max_runtime_seconds,
+        "exclude_workers": sorted(request.excluded_workers) or None,
+        "prefer": None if request.priority == Priority.BALANCED else str(request.priority),
+    }
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _memory_ids(given: object) -> tuple[tuple[int, ...], list[str]]:
@@ -192,6 +231,7 @@ def _plan_created(caller: Caller, delegate: Delegate, made: documents.Plan, caus
             "step_count": len(made.steps),
             "estimated_total_runtime_seconds": made.estimated_total_runtime_seconds,
             "can_run_parallel": made.can_run_parallel,
+            **({"replaces": made.replaces, "revision": made.revision} if made.replaces else {}),
         },
         surface="ledger",
         obligation=ObligationDraft(debtor_id=caller.principal_id, creditor_id=delegate.principal_id) if ready else None,
@@ -205,6 +245,7 @@ def _store(
     made: documents.Plan,
     document: Mapping[str, Any],
     receipt: digests.Posted,
+    old: Plan | None,
     now: datetime,
 ) -> None:
     plan = Plan.objects.create(
@@ -224,7 +265,10 @@ def _store(
         receipt_id=receipt.receipt_id,
         receipt_uuid=receipt.uuid,
         created_at=now,
+        replaces=old,
     )
+    if made.status == PlanStatus.READY:
+        WaitingPlan.objects.create(tenant_id=caller.tenant_id, plan=plan, expires_at=now + EXPIRY)
     PlanStep.objects.bulk_create(
         PlanStep(
             tenant_id=caller.tenant_id,

@@ -1,0 +1,406 @@
+"""A plan of which a step failed is planned again: what is done stays done, what failed is not used again."""
+
+import threading
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+
+from apps.executions import services
+from apps.executions.errors import StillAtWork
+from apps.executions.models import Execution, ExecutionStep
+from apps.executions.services import Budget
+from apps.executions.states import Mode
+from apps.plans import errors
+from apps.plans import selectors as plans
+from apps.plans import services as planning
+from apps.plans.models import Outcome, Plan
+from apps.plans.services import MadePlan, PlanRequest, Replacement
+from apps.principals.models import Tenant
+from apps.principals.tenancy import Caller
+from apps.receipts import selectors as receipts
+from apps.receipts.models import Obligation, Receipt
+from apps.workers import services as workers
+from tests.executions.making import TEXT, advance, begin, call_step, queue_step, report, statuses
+from tests.executions.workers import WorkerServer
+from tests.factories import T0, make_caller, make_token
+from tests.workers.factories import NOTHING
+
+INTENT = "Echo 'hello', then shout it"
+GIVES: dict[str, Any] = {"type": "object", "properties": {"text": {"type": "string"}}}
+
+
+def register(caller: Caller, endpoint: str, worker_id: str, tool: str, **hints: Any) -> None:
+    with caller.acting():
+        workers.register(
+            caller=caller,
+            original={
+                "worker_id": worker_id,
+                "endpoint": endpoint,
+                "tools": [{"name": tool, "description": tool, "input_schema": TEXT, "output_schema": GIVES}],
+                "hints": {"expected_runtime": "fast", **hints},
+                "side_effects": NOTHING,
+            },
+        )
+
+
+@pytest.fixture
+def team(kee: Caller, server: WorkerServer) -> Caller:
+    """One who echoes, and two who shout: the first chosen one refuses every call."""
+    register(kee, server.endpoint, "echoer", "echo")
+    register(kee, server.redirecting, "hoarse", "shout")
+    register(kee, server.endpoint, "loud", "shout", cost_estimate=0.5)
+    return kee
+
+
+def make(caller: Caller, intent: str = INTENT, **more: Any) -> MadePlan:
+    with caller.acting():
+        return planning.create_plan(caller=caller, request=PlanRequest(intent=intent, **more), now=T0)
+
+
+def carry_out(caller: Caller, plan_id: str) -> Execution:
+    with caller.acting():
+        execution = services.start(caller=caller, plan_id=plan_id, mode=Mode.AUTO, budget=Budget(), now=T0)
+    advance(execution)
+    return execution
+
+
+def replan(caller: Caller, plan_id: str, failed_step: str = "step-2", reason: str = "", **more: Any) -> MadePlan:
+    with caller.acting():
+        return services.replan(
+            caller=caller,
+            replacement=Replacement(plan_id=plan_id, failed_step=failed_step, reason=reason, **more),
+            now=T0,
+        )
+
+
+def plan_facts(caller: Caller) -> tuple[int, int, int]:
+    with caller.acting():
+        return Plan.objects.count(), Receipt.objects.count(), Obligation.objects.filter(closed_at=None).count()
+
+
+def worker_steps(made: MadePlan) -> dict[str, tuple[str, bool]]:
+    steps = made.document["steps"]
+    return {one["step_id"]: (one["worker_id"], one.get("done", False)) for one in steps if one.get("worker_id")}
+
+
+def test_what_is_done_stays_done_and_the_rest_goes_to_another_worker(team: Caller, server: WorkerServer) -> None:
+    made = make(team)
+    assert worker_steps(made) == {"step-1": ("echoer", False), "step-2": ("hoarse", False)}
+    failed = carry_out(team, made.plan_id)
+    assert statuses(team, failed) == {
+        "step-1": "complete",
+        "step-2": "failed",
+        "step-3": "awaiting",
+        "step-4": "pending",
+    }
+
+    again = replan(team, made.plan_id)
+
+    document = again.document
+    assert worker_steps(again) == {"step-1": ("echoer", True), "step-5": ("loud", False)}
+    assert document["steps"][1]["params"] == {"text": "{{step-1.text}}"}
+    assert (document["replaces"], document["revision"]) == (made.plan_id, 2)
+    assert [(one["worker_id"], one["tool_name"]) for one in document["excluded"]] == [("hoarse", "shout")]
+    assert "redirect" in document["excluded"][0]["reason"]
+    assert document["execution_cost_estimate"] == 0.5
+    with team.acting():
+        assert plans.problems_of(document, tenant_id=team.tenant_id, principal_id=team.principal_id) == []
+
+
+def test_the_new_plan_runs_only_what_was_left_with_the_results_of_before(team: Caller, server: WorkerServer) -> None:
+    made = make(team)
+    before = report(team, carry_out(team, made.plan_id))
+
+    execution = carry_out(team, replan(team, made.plan_id).plan_id)
+
+    after = report(team, execution)
+    assert server.calls == {"echo": 1, "shout": 1}
+    assert after.steps[0].envelope == before.steps[0].envelope
+    assert after.steps[1].envelope is not None
+    assert after.steps[1].envelope["payload"] == {"text": "HELLO"}
+    assert (after.steps[0].cost, after.steps[1].cost, float(after.total_cost)) == (0.0, 0.5, 0.5)
+    assert after.steps[2].status == "awaiting"
+    with team.acting():
+        asked = Receipt.objects.get(event_type="aggregate_requested", metadata__plan_id=execution.plan_id)
+    assert [one["step_id"] for one in asked.metadata["results"]] == ["step-1", "step-5"]
+
+
+def test_the_chain_leads_from_the_first_wish_over_the_failure_to_the_new_plan(team: Caller) -> None:
+    made = make(team, "Shout 'hello', then echo it")
+    carry_out(team, made.plan_id)
+
+    again = replan(team, made.plan_id, "step-1")
+
+    with team.acting():
+        chain = [link.event_type for link in receipts.chain(again.receipt_id)]
+        owed = Obligation.objects.filter(closed_at=None).values_list("receipt__receipt_id", flat=True)
+        assert list(owed) == [again.receipt_id]
+        assert not Receipt.objects.filter(event_type="plan_abandoned").exists()
+    assert chain == ["task_received", "plan_created", "plan_failed", "plan_created"]
+
+
+def test_a_plan_that_nobody_began_is_abandoned_for_the_new_one(team: Caller) -> None:
+    made = make(team)
+
+    again = replan(team, made.plan_id, reason="hoarse has a cold")
+
+    assert worker_steps(again) == {"step-5": ("echoer", False), "step-6": ("loud", False)}
+    with team.acting():
+        abandoned = Receipt.objects.get(event_type="plan_abandoned")
+        closed = Obligation.objects.get(receipt__receipt_id=made.receipt_id)
+        assert closed.closed_by_id == abandoned.pk
+    assert abandoned.surface == "ledger"
+    assert abandoned.metadata["replaced_by"] == again.plan_id
+    with pytest.raises(errors.PlanAbandoned):
+        carry_out(team, made.plan_id)
+
+
+def test_what_failed_in_any_revision_is_never_used_again(team: Caller, server: WorkerServer) -> None:
+    register(team, server.endpoint, "third", "shout", cost_estimate=2)
+    first = make(team)
+    second = replan(team, first.plan_id, reason="one")
+    third = replan(team, second.plan_id, failed_step="step-6", reason="two")
+
+    assert worker_steps(third) == {"step-9": ("echoer", False), "step-10": ("third", False)}
+    assert (third.document["revision"], third.document["replaces"]) == (3, second.plan_id)
+    assert [one["reason"] for one in third.document["excluded"]] == ["one", "two"]
+
+
+def test_results_are_kept_over_a_revision_that_was_never_begun(team: Caller, server: WorkerServer) -> None:
+    register(team, server.endpoint, "third", "shout", cost_estimate=2)
+    first = make(team)
+    carry_out(team, first.plan_id)
+    second = replan(team, first.plan_id)
+    third = replan(team, second.plan_id, failed_step="step-5", reason="too loud")
+
+    carry_out(team, third.plan_id)
+
+    assert worker_steps(third) == {"step-1": ("echoer", True), "step-8": ("third", False)}
+    assert server.calls == {"echo": 1, "shout": 1}
+
+
+def test_where_nobody_else_can_do_it_the_new_plan_says_so(team: Caller) -> None:
+    with team.acting():
+        workers.unregister(caller=team, worker_id="loud")
+    made = make(team)
+    carry_out(team, made.plan_id)
+
+    again = replan(team, made.plan_id)
+
+    assert again.document["status"] == "needs_escalation"
+    missing = again.document["missing"][0]
+    assert (missing["kind"], missing["tool_name"]) == ("permission", "shout")
+    assert "it failed before" in missing["detail"]
+    assert [(one["step_id"], one["done"]) for one in again.document["partial_plan"]["steps"]] == [("step-1", True)]
+
+
+def test_a_done_step_needs_its_worker_no_more(team: Caller, server: WorkerServer) -> None:
+    made = make(team)
+    carry_out(team, made.plan_id)
+    with team.acting():
+        workers.unregister(caller=team, worker_id="echoer")
+
+    again = replan(team, made.plan_id)
+
+    assert again.document["status"] == "ready"
+    assert worker_steps(again) == {"step-1": ("echoer", True), "step-5": ("loud", False)}
+    carry_out(team, again.plan_id)
+    assert server.calls == {"echo": 1, "shout": 1}
+
+
+def test_an_execution_that_waits_for_its_owner_alone_ends_with_the_new_plan(team: Caller) -> None:
+    made = make(team)
+    waiting = carry_out(team, made.plan_id)
+    assert report(team, waiting).status == "executing"
+
+    replan(team, made.plan_id)
+
+    assert report(team, waiting).status == "canceled"
+    with team.acting():
+        open_ones = Obligation.objects.filter(closed_at=None)
+        assert [one.receipt.event_type for one in open_ones.select_related("receipt")] == ["plan_created"]
+
+
+def test_the_bounds_of_the_first_plan_hold_for_the_next(team: Caller, server: WorkerServer) -> None:
+    register(team, server.endpoint, "third", "shout", cost_estimate=2)
+    made = make(team, excluded_workers=frozenset({"loud"}))
+
+    again = replan(team, made.plan_id, reason="cold")
+
+    assert worker_steps(again)["step-6"] == ("third", False)
+    refused = replan(team, again.plan_id, failed_step="step-6", reason="cold as well")
+    assert refused.document["status"] == "needs_escalation"
+
+
+def test_what_the_planner_learns_of_the_new_plan_is_all_of_it(team: Caller) -> None:
+    made = make(team)
+    carry_out(team, made.plan_id)
+    again = replan(team, made.plan_id)
+    execution = carry_out(team, again.plan_id)
+    with team.acting():
+        services.submit_step_result(
+            caller=team,
+            execution_ref=execution.ref,
+            step_id="step-6",
+            handed=services.Handed(result={}, result_pointer="artifact:sha256-" + "0" * 64, summary="Both."),
+        )
+        learned = Outcome.objects.get(plan__plan_id=again.plan_id)
+
+    assert (len(learned.tools), learned.weight) == (2, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("step_id", "refusal"),
+    [("step-9", errors.UnknownStep), ("step-3", errors.NoTool), ("step-1", errors.StepDone)],
+)
+def test_a_step_that_cannot_have_failed_is_refused_and_nothing_changes(
+    team: Caller, step_id: str, refusal: type[Exception]
+) -> None:
+    made = make(team)
+    carry_out(team, made.plan_id)
+    before = plan_facts(team)
+
+    with pytest.raises(refusal):
+        replan(team, made.plan_id, step_id)
+
+    assert plan_facts(team) == before
+
+
+def test_unknown_plans_and_those_of_others_are_not_replaced(tenant: Tenant, team: Caller) -> None:
+    made = make(team)
+    before = plan_facts(team)
+
+    for caller, plan_id in ((team, "plan-0"), (make_caller(tenant, "Rival"), made.plan_id)):
+        with pytest.raises(errors.UnknownPlan):
+            replan(caller, plan_id)
+
+    assert plan_facts(team) == before
+    assert carry_out(team, made.plan_id).pk
+
+
+def test_a_plan_is_replaced_once_and_the_refusal_names_its_successor(team: Caller) -> None:
+    made = make(team)
+    again = replan(team, made.plan_id, reason="cold")
+    before = plan_facts(team)
+
+    with pytest.raises(errors.PlanReplaced) as refused:
+        replan(team, made.plan_id, reason="cold")
+
+    assert refused.value.extra == {"successor_plan_id": again.plan_id}
+    assert plan_facts(team) == before
+
+
+def test_while_a_worker_has_a_step_nothing_is_planned_again(kee: Caller, server: WorkerServer) -> None:
+    from tests.executions.making import make_worker  # noqa: PLC0415
+
+    make_worker(kee, server)
+    execution = begin(kee, [queue_step("step-1"), call_step("step-2", depends_on=["step-1"])])
+    advance(execution)
+    before = plan_facts(kee)
+
+    with pytest.raises(StillAtWork):
+        replan(kee, execution.plan_id)
+
+    assert plan_facts(kee) == before
+    assert report(kee, execution).status == "executing"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_who_plan_again_at_once_one_is_refused(team: Caller) -> None:
+    made = make(team)
+    barrier = threading.Barrier(2)
+    outcomes: list[str] = []
+
+    def work() -> None:
+        try:
+            barrier.wait()
+            outcomes.append(replan(team, made.plan_id, reason="cold").document["replaces"])
+        except errors.PlanReplaced:
+            outcomes.append("refused")
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert sorted(outcomes) == sorted([made.plan_id, "refused"])
+    with team.acting():
+        assert Receipt.objects.filter(event_type="plan_abandoned").count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_plan_is_begun_or_replaced_but_never_both(team: Caller) -> None:
+    made = make(team)
+    barrier = threading.Barrier(2)
+    outcomes: list[str] = []
+
+    def start() -> None:
+        try:
+            barrier.wait()
+            with team.acting():
+                services.start(caller=team, plan_id=made.plan_id, mode=Mode.AUTO, budget=Budget(), now=T0)
+            outcomes.append("begun")
+        except errors.PlanAbandoned:
+            outcomes.append("too late")
+        finally:
+            connection.close()
+
+    def plan_again() -> None:
+        try:
+            barrier.wait()
+            replan(team, made.plan_id, reason="cold")
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=one) for one in (start, plan_again)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    with team.acting():
+        abandoned = Receipt.objects.filter(event_type="plan_abandoned").count()
+        canceled = Receipt.objects.filter(event_type="plan_canceled").count()
+        assert (abandoned, canceled, Execution.objects.count()) == (
+            (1, 0, 0) if outcomes == ["too late"] else (0, 1, 1)
+        )
+
+
+def test_the_door_plans_again_and_says_what_is_kept(tenant: Tenant, team: Caller) -> None:
+    made = make(team)
+    carry_out(team, made.plan_id)
+    headers = {"Authorization": f"Bearer {make_token(tenant)}"}
+
+    def post(plan_id: str, step_id: str) -> tuple[int, dict[str, Any]]:
+        answer = Client().post(
+            f"/api/v1/plans/{plan_id}/replan",
+            {"failed_step": step_id},
+            content_type="application/json",
+            headers=headers,
+        )
+        return answer.status_code, answer.json()
+
+    assert post(made.plan_id, "step-1")[0] == 409
+    assert post(made.plan_id, "step-9")[1]["code"] == "unknown_step"
+    assert post("plan-0", "step-1")[0] == 404
+    status, answer = post(made.plan_id, "step-2")
+    assert (status, answer["kept_steps"], answer["replaces"]) == (201, ["step-1"], made.plan_id)
+    assert post(made.plan_id, "step-2")[1]["successor_plan_id"] == answer["plan_id"]
+
+
+def test_a_step_is_done_only_if_an_execution_has_its_result(team: Caller) -> None:
+    made = make(team)
+    carry_out(team, made.plan_id)
+    again = replan(team, made.plan_id)
+    with team.acting():
+        ExecutionStep.objects.filter(execution__plan_id=made.plan_id, step_id="step-1").delete()
+
+    from apps.executions.errors import NotExecutable  # noqa: PLC0415
+
+    with pytest.raises(NotExecutable):
+        carry_out(team, again.plan_id)
