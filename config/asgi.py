@@ -9,9 +9,21 @@ from django.urls import get_resolver
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 _application = get_asgi_application()
 
-from config.handlers import Application  # noqa: E402  # needs the apps to be ready
+from django.db import connection  # noqa: E402  # needs the apps to be ready
 
-application = Application(_application)
+from apps.plans import shelf  # noqa: E402
+from config.handlers import Application  # noqa: E402
+
+
+def _prepare() -> None:
+    """What would keep the first requests waiting."""
+    try:
+        shelf.warm()
+    finally:
+        connection.close()
+
+
+application = Application(_application, at_start=_prepare)
 get_resolver().url_patterns  # noqa: B018  # loaded now, with all views, and not by the first request
 # What is loaded by now stays for good. To go over it again and again in search of garbage would stop every request for
 # some tenths of a second each time.

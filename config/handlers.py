@@ -1,6 +1,7 @@
 """How requests come to views: each by the handler that holds the least for it, and does the least."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -43,7 +44,9 @@ class Application:
     Pages go the way of a Django project, through all middleware; operations go shorter ways of their own.
     """
 
-    def __init__(self, others: ASGIHandler) -> None:
+    def __init__(self, others: ASGIHandler, *, at_start: Callable[[], None]) -> None:
+        """:param at_start: what a process does first, beside its requests."""
+        self._at_start = at_start
         self._others, self._operations = others, OperationHandler()
         self._by_path: dict[str, ASGIHandler] = {"/mcp": StreamingHandler()}
         waiting = WaitingHandler()
@@ -58,6 +61,9 @@ class Application:
         self._roots = tuple({_root(path) for path in paths})
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
         path = scope.get("path", "")
         handler = self._by_path.get(path)
         if handler is None:
@@ -69,6 +75,16 @@ class Application:
                 may_wait = _may_wait(scope.get("query_string", b""))
             handler = handler if may_wait else self._operations
         await handler(scope, receive, send)
+
+    async def _live(self, receive: Receive, send: Callable[[Any], Awaitable[None]]) -> None:
+        """From the server's start to its end."""
+        while True:
+            what = (await receive())["type"]
+            if what == "lifespan.startup":
+                threading.Thread(target=self._at_start, name="at-start", daemon=True).start()
+            await send({"type": f"{what}.complete"})
+            if what == "lifespan.shutdown":
+                return
 
 
 def _may_wait(text: bytes) -> bool:

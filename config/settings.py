@@ -87,6 +87,11 @@ PUBLIC_URL = env.str("GATEHOUSE_URL", default="") or _stack.get("url", "")
 ALLOW_LOOPBACK = env.bool("GATEHOUSE_ALLOW_LOOPBACK", default=not PRODUCTION)
 # Private networks that may be called besides, without TLS too: whoever may name an address reaches all that is there.
 ALLOWED_NETWORKS = _networks("GATEHOUSE_ALLOWED_NETWORKS")
+# A small model that may say what the planner can't read of a request: an endpoint of the OpenAI form (its whole address,
+# `…/v1/chat/completions`) and the name of its model. Without one the planner plans by itself.
+PLANNER_MODEL_URL = env.str("GATEHOUSE_PLANNER_MODEL_URL", default="")
+PLANNER_MODEL = env.str("GATEHOUSE_PLANNER_MODEL", default="")
+PLANNER_MODEL_TOKEN = env.str("GATEHOUSE_PLANNER_MODEL_TOKEN", default="")
 
 INSTALLED_APPS = [
     "apps.core",

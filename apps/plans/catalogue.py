@@ -60,7 +60,8 @@ class Offer:
     p50_seconds: float | None = None
     p95_seconds: float | None = None
     timeout_seconds: float | None = None
-    available: bool = True
+    calls_per_hour: float | None = None
+    max_payload_bytes: int | None = None
     barred: str | None = None
 
 

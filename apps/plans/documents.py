@@ -102,6 +102,7 @@ class Plan:
     candidates: tuple[Mapping[str, Any], ...] | None = None
     partial_plan: Mapping[str, Any] | None = None
     constraints: Mapping[str, Any] | None = None
+    delegation_path: tuple[str, ...] | None = None
     replaces: str | None = None
     revision: int | None = None
     excluded: tuple[Mapping[str, Any], ...] | None = None

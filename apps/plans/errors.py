@@ -37,6 +37,18 @@ class PlanAbandoned(Conflict):
     code = "plan_abandoned"
 
 
+class DelegationLoop(Invalid):
+    """The wish has come through this DeleGate already: it would plan for itself through others."""
+
+    code = "delegation_loop"
+
+
+class DelegationTooDeep(Invalid):
+    """The wish has come through too many DeleGates."""
+
+    code = "delegation_too_deep"
+
+
 class UnknownDelegate(NotFound):
     """There is no DeleGate of this id."""
 

@@ -226,7 +226,9 @@ class LexIndex:
     def _scores(self, query: tuple[str, ...], gate: Mask) -> Floats:
         """Rare terms first; what nearly all have only refines those already found, where there are enough of them."""
         scores, found = self._scratch, 0
-        for having, term in sorted((self._counts[term], term) for term in query if term in self._counts):
+        known = sorted((self._counts[term], term) for term in query if term in self._counts)
+        counting = bool(known) and known[-1][0] > _COMMON
+        for having, term in known:
             weight = np.float32(self.idf(term))
             refine = having > _COMMON and found >= _ENOUGH
             for docs, impacts, _ in self._postings(term):
@@ -234,7 +236,8 @@ class LexIndex:
                 if refine:
                     gain = np.where(scores[docs] > 0, gain, np.float32(0))
                 scores[docs] += gain
-                found += 0 if refine else int(np.count_nonzero(gate[docs]))
+                if counting and not refine:
+                    found += int(np.count_nonzero(gate[docs]))
         return scores
 
     def _postings(self, term: str) -> Iterable[tuple[Ids, Floats, Marks]]:

@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from django.contrib.postgres.fields import ArrayField
+from django.contrib.postgres.functions import RandomUUID
 from django.db import models
 from django.db.models import Q
 
@@ -21,6 +22,11 @@ class Delegate(TenantModel):
     """A planner of its own domain. The one without a parent is the tenant's root and plans where no other is named."""
 
     delegate_id = models.CharField(max_length=100)
+    key = models.UUIDField(
+        db_default=RandomUUID(),
+        editable=False,
+        help_text="What it is known by in every deployment, on the path of a wish.",
+    )
     principal = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
     parent = models.ForeignKey("self", on_delete=models.PROTECT, null=True, related_name="children", db_index=False)
     scope = models.CharField(max_length=200, blank=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from apps.plans.catalogue import Offer
 from apps.plans.documents import StepType
@@ -23,6 +24,23 @@ _UNKNOWN_SECONDS: Final = 30.0
 _TIERS: Final = {"trusted": 3, "verified": 2, "sandbox": 1, "untrusted": 0}
 _Z10: Final = 1.2816
 _FALLBACKS: Final = 2
+
+
+def lacks_room(offer: Offer, *, payload_bytes: int, calls: int) -> str | None:
+    """Why an offer can't take a call, or None.
+
+    :param calls: how many calls of its worker a plan makes, this one among them. One is always let through, if it must wait.
+    """
+    if offer.max_payload_bytes is not None and payload_bytes > offer.max_payload_bytes:
+        return f"{offer.worker_id} takes {offer.max_payload_bytes} bytes a call, not {payload_bytes}"
+    if offer.calls_per_hour is not None and calls > max(offer.calls_per_hour, 1):
+        return f"{offer.worker_id} takes {offer.calls_per_hour:g} calls an hour, not {calls}"
+    return None
+
+
+def payload_bytes(params: Mapping[str, Any]) -> int:
+    """How long params are as compact JSON, which is what a worker's limit counts."""
+    return len(json.dumps(params, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace"))
 
 
 class Priority(StrEnum):

@@ -14,17 +14,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from apps.plans import lexicon, references
-from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
+from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Offer, Tool
 from apps.plans.choosing import Choice, Memo, choose_tools
 from apps.plans.clauses import Clause, read
 from apps.plans.documents import WORKER_STEPS, Plan, PlanStatus, Step, StepType
 from apps.plans.history import KEPT
 from apps.plans.layout import Draft, Layout, plain, resolved
-from apps.plans.offers import Priority, choose
+from apps.plans.offers import Priority, choose, lacks_room, payload_bytes
 from apps.plans.ranking import Candidate, Ranker
 from apps.plans.slots import Scene, Source, fill, source_path
+from apps.plans.suggestions import POSSIBLE, Suggested
 from apps.plans.validation import Limits, validate
 
+NOTHING_SUGGESTED: Final = Suggested()
 PLANNER_VERSION: Final = "2"
 REFUSED: Final = 0.35
 
@@ -82,7 +84,11 @@ class Request:
     receipt_ids: tuple[str, ...] = ()
     concept_names: tuple[str, ...] = ()
     constraints: Mapping[str, Any] | None = None
+    delegation_path: tuple[str, ...] = ()
+    """The keys of the DeleGates that the wish has come through, this one last: what a DeleGate that is asked next must know."""
     revision: Revision | None = None
+    suggested: Suggested = NOTHING_SUGGESTED
+    """What a model said where the plan would have gaps."""
 
 
 def plan(request: Request, ranker: Ranker, memo: Memo | None = None) -> Plan:
@@ -93,6 +99,8 @@ def plan(request: Request, ranker: Ranker, memo: Memo | None = None) -> Plan:
     work = _Work(request, ranker, memo)
     work.decode()
     work.fill_all()
+    if not work.missing:
+        work.take_offers()
     if not work.missing and work.confidence() < REFUSED:
         work.miss("confidence", "The words of the request fit the tools too weakly.")
     if work.missing or not work.drafts:
@@ -151,7 +159,7 @@ class _Work:
         self.wishes, self.rejected, self.learned = choice.wishes, choice.rejected, choice.confidence
         self.assumptions.extend(f"{said} {clause.text[:200]}" for said, clause in choice.remarks)
         for clause, found in choice.unmatched:
-            if clause.number not in self.served:
+            if clause.number not in self.served and not self._take_suggested(clause, found):
                 self._unmatched(clause, found)
         self._ask_for_what_is_left({clause.number for clause, _ in choice.unmatched})
         if len(self.drafts) > _MAX_TOOLS:
@@ -188,6 +196,19 @@ class _Work:
             self.drafts.append(draft)
         served = {one.step.clause for one in self.revision.done if one.step.clause is not None}
         self.served = frozenset(served) - self.revision.open_clauses
+
+    def _take_suggested(self, clause: Clause, found: Sequence[Candidate]) -> bool:
+        """Of the tools that are possible anyway a model may name the one that is meant, if it changes nothing."""
+        uid = self.request.suggested.tools.get(clause.text)
+        for one in found:
+            gentle = self.ranker.profiles[one.tool.uid].gentle and clause.verb not in lexicon.MUTATING
+            if one.tool.uid == uid and one.p >= POSSIBLE and gentle:
+                self.drafts = [draft for draft in self.drafts if draft.clause.number != clause.number or draft.done]
+                self.drafts.append(self._draft(one.tool, clause, one.p))
+                self.drafts.sort(key=lambda draft: (draft.done is None, draft.clause.number, draft.key))
+                self.assumptions.append(f"A model takes this for {one.tool.name}: {clause.text[:200]}")
+                return True
+        return False
 
     def _ask_for_what_is_left(self, named: Collection[int]) -> None:
         """What the plan before had a tool for asks for one still, however little it says."""
@@ -308,7 +329,19 @@ class _Work:
         asked = tuple(clause for clause in self.clauses if not clause.forbidden)
         if not self.ranker.profiles[draft.tool.uid].gentle:
             asked = (draft.clause,)  # what changes the world acts only on what its own clause names
-        return Scene(clause=draft.clause, clauses=asked, context=self.request.context, sources=sources, spent=spent)
+        return Scene(
+            clause=draft.clause,
+            clauses=asked,
+            context=self.request.context,
+            sources=sources,
+            spent=spent,
+            delegation_path=self.request.delegation_path,
+            suggested={
+                param: value
+                for (clause, tool_name, param), value in self.request.suggested.params.items()
+                if (clause, tool_name) == (draft.clause.text, draft.tool.name)
+            },
+        )
 
     def _source(self, draft: Draft) -> Source:
         about = frozenset(lexicon.concepts(draft.tool.name)) | frozenset(lexicon.concepts_of(draft.tool.outputs))
@@ -399,11 +432,40 @@ class _Work:
         doubts = _DOUBT * min(len(self.assumptions), 4)
         return round(max(min(0.5 * min(kept) + 0.5 * mean - rivals - doubts, _CEILING), 0.0), 2)
 
+    def take_offers(self) -> None:
+        """Give every step that is left to a worker that has room for it, within the budget where one can be."""
+        todo = self._to_do()
+        numbers = {draft.key: draft.done.step_id if draft.done else "step-99" for draft in self.drafts}
+        calls: Counter[str] = Counter()
+        spent = 0.0
+        for place, draft in enumerate(todo):
+            size = payload_bytes(resolved(draft.filling.params, numbers))
+            offers = self.catalogue.open_offers(draft.tool.uid)
+            reasons = [lacks_room(one, payload_bytes=size, calls=calls[one.worker_id] + 1) for one in offers]
+            able = [one for one, reason in zip(offers, reasons, strict=True) if reason is None]
+            if not able:
+                why = "; ".join(sorted(reason for reason in reasons if reason))
+                detail = f"No worker has room for {draft.tool.name}: {why}."
+                self.miss("limit", detail, tool_name=draft.tool.name, clause=draft.clause.text)
+                continue
+            draft.choice = choose(
+                self._affordable(able, spent, todo[place + 1 :]), salt=self.salt, priority=self.request.priority
+            )
+            calls[draft.choice.offer.worker_id] += 1
+            spent += draft.choice.cost
+
+    def _affordable(self, offers: Sequence[Offer], spent: float, later: Sequence[Draft]) -> Sequence[Offer]:
+        """Those that leave enough for what comes later at its cheapest; all of them, where none does."""
+        limits = self.request.limits
+        if limits.max_total_cost is None and limits.max_cost_per_step is None:
+            return offers
+        rest = math.fsum(min(one.cost for one in self.catalogue.open_offers(draft.tool.uid)) for draft in later)
+        total = math.inf if limits.max_total_cost is None else round(limits.max_total_cost - spent - rest, 6)
+        most = min(total, math.inf if limits.max_cost_per_step is None else limits.max_cost_per_step)
+        return [one for one in offers if one.cost <= most] or offers
+
     def ready(self) -> Plan:
         """Return the plan that can be carried out."""
-        for draft in self._to_do():
-            offers = self.catalogue.open_offers(draft.tool.uid)
-            draft.choice = choose(offers, salt=self.salt, priority=self.request.priority)
         after = self.revision.after if self.revision else 0
         steps = Layout(self.request.intent, self.drafts, self.wishes, after=after).steps()
         outputs = [
@@ -503,6 +565,7 @@ class _Work:
                 "expected_outputs": {"async_task_ids": [], "result_pointers": list(result_pointers)},
             },
             constraints=request.constraints or None,
+            delegation_path=request.delegation_path[:-1] or None,
             replaces=self.revision.replaces if self.revision else None,
             revision=self.revision.number if self.revision else None,
             excluded=(self.revision.failed or None) if self.revision else None,

@@ -42,6 +42,11 @@ class StoredPlan:
     receipt_uuid: UUID
     created_at: datetime
 
+    @property
+    def is_ready(self) -> bool:
+        """Can it be carried out, or does it say what is missing?"""
+        return self.status == PlanStatus.READY
+
 
 def plan_row(plan_id: str) -> Plan:
     """The row of the plan of this id in the current tenant, with its DeleGate.

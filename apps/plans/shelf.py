@@ -17,6 +17,7 @@ from apps.plans.history import Arrays, History
 from apps.plans.lexindex import merged
 from apps.plans.models import LearnedModel
 from apps.plans.ranking import Ranker
+from apps.principals.tenancy import acting_as_system, acting_in
 from apps.workers import selectors as workers
 
 _TENANTS: Final = 64
@@ -58,6 +59,15 @@ def held(*, tenant_id: int) -> Iterator[Held]:
         _merge_beside(kept)
         memo = kept.memo.at((id(kept.ranker), kept.ranker.catalogue.epoch, kept.history_epoch, kept.model))
         yield Held(ranker=kept.ranker, history_epoch=kept.history_epoch, model=kept.model, memo=memo)
+
+
+def warm() -> None:
+    """Read the registries of those tenants that have registered most, so that no plan has to wait for that. Not within a transaction."""
+    with acting_as_system("registries to plan with"):
+        tenants = workers.busiest_tenants(limit=_TENANTS)
+    for tenant_id in reversed(tenants):
+        with acting_in(tenant_id, "a registry to plan with"), held(tenant_id=tenant_id):
+            pass
 
 
 def apart(ranker: Ranker) -> Ranker:
@@ -137,6 +147,8 @@ def _offer(view: workers.OfferView) -> Offer:
         p50_seconds=view.p50_seconds,
         p95_seconds=view.p95_seconds,
         timeout_seconds=view.timeout_seconds,
+        calls_per_hour=view.calls_per_hour,
+        max_payload_bytes=view.max_payload_bytes,
         barred=view.barred,
     )
 

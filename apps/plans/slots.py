@@ -22,6 +22,7 @@ _VAGUE_NOUNS: Final = frozenset({"input", "source", "result", "artifact", "objec
 _EMAIL_NAMES: Final = frozenset({"email", "recipient", "recipients", "to", "cc", "bcc", "sender"})
 _DATE_NAMES: Final = frozenset({"date", "day", "since", "until", "start", "end", "deadline", "when"})
 _TYPE_NAMES: Final = frozenset({"type", "types", "extension", "extensions", "format", "formats", "suffix", "suffixes"})
+_DELEGATION_PATH: Final = "delegation_path"
 _NEGATIONS: Final = frozenset({"no", "not", "without", "except"})
 
 
@@ -82,6 +83,8 @@ class Scene:
     context: Mapping[str, Any]
     sources: Sequence[Source] = ()
     spent: frozenset[int] = frozenset()
+    delegation_path: tuple[str, ...] = ()
+    suggested: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +176,17 @@ def _put(slot: _Slot, found: Filled | None, filling: Filling) -> None:
         filling.context_keys.add(found.provenance["key"])
 
 
+def _from_path_of_delegation(slot: _Slot, scene: Scene, _filling: Filling) -> Filled | None:
+    """A DeleGate that is asked is told through whom, whatever the context says, so that no wish goes in circles."""
+    value = list(scene.delegation_path)
+    if slot.name != _DELEGATION_PATH or not value or not slot.admits(value):
+        return None
+    return Filled(value=value, provenance={"source": "delegation"})
+
+
 def _from_context(slot: _Slot, scene: Scene, _filling: Filling) -> Filled | None:
+    if slot.name == _DELEGATION_PATH:
+        return None
     for key in _context_keys(slot, scene.context):
         value = scene.context[key]
         if slot.admits(value):
@@ -452,6 +465,14 @@ def _from_default(slot: _Slot, _scene: Scene, _filling: Filling) -> Filled | Non
     return Filled(value=default, provenance={"source": "default"}, note=note)
 
 
+def _from_model(slot: _Slot, scene: Scene, _filling: Filling) -> Filled | None:
+    value = scene.suggested.get(slot.name)
+    if value is None or not slot.is_required or not slot.admits(value):
+        return None
+    note = f"A model reads {slot.name} of {slot.tool.name} from the request."
+    return Filled(value=value, provenance={"source": "llm"}, note=note)
+
+
 def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
@@ -465,6 +486,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 _WAYS: Final[tuple[_Way, ...]] = (
+    _from_path_of_delegation,
     _from_context,
     _from_own_matter,
     _from_strong_source,
@@ -473,4 +495,5 @@ _WAYS: Final[tuple[_Way, ...]] = (
     _from_other_clauses,
     _from_wish,
     _from_default,
+    _from_model,
 )

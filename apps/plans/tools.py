@@ -1,5 +1,6 @@
 """Operations of the DeleGate."""
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from django.utils import timezone
@@ -51,6 +52,8 @@ class CreatePlan(Input):
     """The receipt that made you ask; left out, a chain begins here."""
     delegate_id: Id | None = None
     """Which DeleGate to ask; left out, the root."""
+    delegation_path: Annotated[list[Id], Field(max_length=32)] = []
+    """What a DeleGate that passes this on was given in its own delegation_path. One that stands in it already refuses."""
 
 
 class CreatedPlan(Output):
@@ -112,6 +115,7 @@ class Verdict(Output):
     title="Create a delegation plan",
     scope=Scope.PLANS,
     routes=[Route("POST", "/api/v1/plans", status=201)],
+    own_transactions=True,
 )
 def create_delegation_plan(caller: Caller, given: CreatePlan) -> CreatedPlan:
     """Turn an intent into a plan of worker calls, without carrying it out. Then pass its plan_id to execute_delegation_plan.
@@ -136,6 +140,7 @@ def create_delegation_plan(caller: Caller, given: CreatePlan) -> CreatedPlan:
     scope=Scope.PLANS,
     routes=[Route("POST", "/delegate/plan")],
     tool=False,
+    own_transactions=True,
 )
 def request_plan(caller: Caller, given: CreatePlan) -> BarePlan:
     """As create_delegation_plan, answering the plan itself."""
@@ -177,10 +182,21 @@ def validate_plan(caller: Caller, given: ValidatePlan) -> Reply:
 
 
 def _create(caller: Caller, given: CreatePlan) -> MadePlan:
-    caller_or_named(caller, given.principal_ai)
+    request = _request(given)
+    if services.asks_a_model():
+        with caller.acting():
+            caller_or_named(caller, given.principal_ai)
+            sketch = services.sketch(caller=caller, request=request, now=timezone.now())
+        request = replace(request, suggested=services.suggestions(document=sketch))
+    with caller.acting():
+        caller_or_named(caller, given.principal_ai)
+        return services.create_plan(caller=caller, request=request, now=timezone.now())
+
+
+def _request(given: CreatePlan) -> PlanRequest:
     bounds = given.constraints or PlanConstraints()
     budget = bounds.budget or Budget()
-    request = PlanRequest(
+    return PlanRequest(
         intent=given.intent,
         context=given.context or {},
         limits=Limits(
@@ -193,5 +209,5 @@ def _create(caller: Caller, given: CreatePlan) -> MadePlan:
         priority=Priority(bounds.prefer),
         caused_by=given.caused_by_receipt_id,
         delegate_id=given.delegate_id,
+        delegation_path=tuple(given.delegation_path),
     )
-    return services.create_plan(caller=caller, request=request, now=timezone.now())

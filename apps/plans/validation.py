@@ -19,6 +19,7 @@ from apps.core.errors import pointer_to
 from apps.plans import documents, references
 from apps.plans.catalogue import Catalogue, Offer, Tool, contract_key, types_meet
 from apps.plans.documents import WORKER_STEPS, PlanStatus, StepType
+from apps.plans.offers import payload_bytes
 from apps.plans.references import Malformed, Reference
 
 MAX_PROBLEMS: Final = 100
@@ -27,6 +28,10 @@ _SECRETS: Final = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----|\bght_[A-Za-z0-9]+_[A-Za-z0-9_-]{16,}|\bAKIA[0-9A-Z]{16}\b"
     r"|\bgh[pousr]_[A-Za-z0-9]{20,}|\bxox[abprs]-[A-Za-z0-9-]{10,}|\bsk-[A-Za-z0-9_-]{20,}"
 )
+
+
+_SURROGATES: Final = re.compile("[\ud800-\udfff]")
+_EXACT: Final = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +107,26 @@ def _shape(document: object) -> list[Problem]:
         return [Problem("", "schema", "A plan is a JSON object.")]
     try:
         errors = list(validator(_PLAN_KEY).iter_errors(document))
-        if not errors:
+        if not errors and not _is_plainly_canonical(document):
             documents.canonical(document)
     except (ValueError, RecursionError) as refusal:
         return [Problem("", "schema", f"The plan has no canonical JSON form: {refusal}"[:500])]
     return [Problem(pointer_to(*error.instance_path), "schema", error.message[:500]) for error in errors[:MAX_PROBLEMS]]
+
+
+def _is_plainly_canonical(value: Any) -> bool:
+    """Has it certainly a canonical form? To write that down only to see whether it can be would take the most of judging."""
+    if isinstance(value, str):
+        return value.isascii() or not _SURROGATES.search(value)
+    if value is None or isinstance(value, bool):
+        return True
+    if isinstance(value, dict):
+        return all(
+            isinstance(name, str) and name.isascii() and _is_plainly_canonical(item) for name, item in value.items()
+        )
+    if isinstance(value, list):
+        return all(map(_is_plainly_canonical, value))
+    return isinstance(value, (int, float)) and abs(value) < _EXACT
 
 
 class _Graph:
@@ -220,6 +240,10 @@ def _fits(step: dict[str, Any], where: str, tool: Tool, offer: Offer, catalogue:
     for name in step["params"]:
         if tool.inputs and name not in tool.inputs and not tool.input_schema.get("additionalProperties"):
             yield Problem(where + pointer_to("params", name), "param_unknown", f"{tool.name} takes no {name}.")
+    size = payload_bytes(step["params"])
+    if offer.max_payload_bytes is not None and size > offer.max_payload_bytes:
+        message = f"{step['worker_id']} takes {offer.max_payload_bytes} bytes a call, not {size}."
+        yield Problem(f"{where}/params", "payload", message)
 
 
 def _fallbacks(step: dict[str, Any], where: str, catalogue: Catalogue) -> Iterator[Problem]:
@@ -329,7 +353,20 @@ def _bounds(document: dict[str, Any], graph: _Graph, catalogue: Catalogue, limit
     if limits.max_runtime_seconds is not None and runtime > limits.max_runtime_seconds:
         message = f"About {runtime} s; {limits.max_runtime_seconds} s are allowed."
         yield Problem("/estimated_total_runtime_seconds", "time", message)
+    yield from _headroom(graph, catalogue)
     yield from _budget(graph, catalogue, limits)
+
+
+def _headroom(graph: _Graph, catalogue: Catalogue) -> Iterator[Problem]:
+    """No worker is to be called more often than it may be in an hour; one call is always let through."""
+    calls: Counter[str] = Counter()
+    for step in _to_do(graph):
+        source = _offer(step, catalogue)
+        calls[step["worker_id"]] += 1
+        most = source[1].calls_per_hour if source else None
+        if most is not None and calls[step["worker_id"]] > max(most, 1):
+            message = f"{step['worker_id']} takes {most:g} calls an hour; this is the {calls[step['worker_id']]}th."
+            yield Problem(f"{graph.path(step['step_id'])}/worker_id", "headroom", message)
 
 
 def _budget(graph: _Graph, catalogue: Catalogue, limits: Limits) -> Iterator[Problem]:

@@ -17,7 +17,7 @@ from apps.workers.errors import UnknownTool, UnknownWorker
 from apps.workers.models import Offer, Registry, ToolVersion, Worker, WorkerSource
 from apps.workers.searching import Entry, Found, SearchIndex
 from apps.workers.states import ROUTABLE, State
-from apps.workers.trust import RATE_MULTIPLIER, Tier, forbidden_effects
+from apps.workers.trust import RATE_MULTIPLIER, Tier, calls_per_hour, forbidden_effects
 
 _SPARE: Final = 20
 
@@ -47,6 +47,8 @@ class OfferView:
     hints: Mapping[str, Any]
     cost: float
     timeout_seconds: float | None
+    calls_per_hour: float
+    max_payload_bytes: int | None
     runs: int
     successes: int
     p50_seconds: float | None
@@ -117,6 +119,11 @@ def epochs() -> tuple[int, int]:
     """The registry's epoch and its history's, both 0 where nobody has registered yet."""
     found = Registry.objects.values_list("epoch", "history_epoch").first()
     return found or (0, 0)
+
+
+def busiest_tenants(*, limit: int) -> list[int]:
+    """The tenants whose registries have moved most, those first. Runs as the system."""
+    return list(Registry.objects.order_by("-epoch", "tenant_id").values_list("tenant_id", flat=True)[:limit])
 
 
 def conditions() -> dict[str, tuple[object, ...]]:
@@ -369,6 +376,8 @@ def _offer_view(offer: Offer) -> OfferView:
         hints=worker.hints,
         cost=_cost(offer),
         timeout_seconds=worker.constraints.get("timeout_seconds"),
+        calls_per_hour=calls_per_hour(worker.constraints.get("rate_limit_per_hour"), Tier(worker.effective_tier)),
+        max_payload_bytes=worker.constraints.get("max_payload_bytes"),
         runs=offer.runs,
         successes=offer.successes,
         p50_seconds=round(statistics.median(recent), 3) if recent else None,

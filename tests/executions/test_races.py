@@ -30,6 +30,7 @@ from tests.executions.making import (
     begin,
     call_step,
     example_steps,
+    make_plan,
     make_worker,
     queue_step,
     report,
@@ -123,10 +124,8 @@ def test_processes_at_once_never_begin_more_than_the_budget_pays_for(
 
 def test_two_starts_of_one_plan_are_one_execution(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
-    first = begin(kee, [call_step("a"), REPORT])
-    plan_id = first.plan_id
     with kee.acting():
-        Execution.objects.all().delete()
+        plan_id = make_plan(kee, [call_step("a"), REPORT])
 
     at_once(*[lambda: begin(kee, [], plan_id=plan_id)] * 3)
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Offer
 from apps.plans.documents import PlanStatus, canonical, plan_hash
+from apps.plans.offers import Priority
 from apps.plans.validation import Limits, validate
 from tests.plans.intents import REFUSED, SERVED
 from tests.plans.shelf import (
@@ -20,12 +22,14 @@ from tests.plans.shelf import (
     EXAMPLE_TOOLS,
     FULL,
     MORE_TOOLS,
+    TRANSLATE,
     UNBARRED,
     make_plan,
     offer,
     tool,
 )
 
+TRANSLATORS = [one for one in FULL.offers if one.tool_uid == TRANSLATE.uid]
 FLAGSHIP = "Analyze the Python codebase at /path/to/repo and suggest optimizations"
 
 
@@ -191,6 +195,54 @@ def test_budgets_exclusions_and_cheaper_offers_decide_who_works() -> None:
     assert refused.status == PlanStatus.NEEDS_ESCALATION
     assert refused.missing is not None
     assert refused.missing[0]["kind"] == "budget"
+
+
+def translators(**more: Any) -> Catalogue:
+    """Two who translate, the cheaper one with a limit of its own."""
+    cheap, dear = (replace(one, **(more if one.worker_id == "polyglot" else {})) for one in TRANSLATORS)
+    return Catalogue(6, FULL.tools, (*(one for one in FULL.offers if one not in TRANSLATORS), cheap, dear))
+
+
+def test_a_worker_that_takes_less_than_the_payload_is_passed_over() -> None:
+    intent = "Translate 'good morning' into French"
+
+    assert make_plan(intent, translators(max_payload_bytes=1000)).steps[0].worker_id == "polyglot"
+    other = make_plan(intent, translators(max_payload_bytes=20)).steps[0]
+    assert (other.worker_id, other.fallback_worker_ids) == ("polyglot-2", ())
+
+
+def test_a_worker_is_planned_for_no_more_calls_than_an_hour_has() -> None:
+    intent = "Translate 'one' into French, then translate 'two' into German, then translate 'three' into Polish"
+    taken = [step.worker_id for step in make_plan(intent, translators(calls_per_hour=2.0)).steps if step.worker_id]
+    assert taken == ["polyglot", "polyglot", "polyglot-2"]
+
+    alone = translators(calls_per_hour=2.0).without(["polyglot-2"])
+    refused = make_plan(intent, translators(calls_per_hour=2.0), excluded_workers=frozenset({"polyglot-2"}))
+    assert refused.missing is not None
+    assert [one["kind"] for one in refused.missing] == ["limit"]
+    assert validate(refused.document(), alone) == []
+
+
+def test_of_a_rare_worker_one_call_is_planned_whose_turn_may_take_long() -> None:
+    plan = make_plan(
+        "Translate 'one' into French", translators(calls_per_hour=0.5), excluded_workers=frozenset({"polyglot-2"})
+    )
+
+    assert plan.status == PlanStatus.READY
+
+
+def test_a_dear_favourite_leaves_enough_of_the_budget_for_what_comes_later() -> None:
+    quick = replace(TRANSLATORS[1], worker_id="quick", cost=0.5, p50_seconds=0.01, runs=50, successes=50)
+    catalogue = Catalogue(6, FULL.tools, (*FULL.offers, quick))
+    intent = "Translate 'one' into French, then translate 'two' into German"
+
+    free = make_plan(intent, catalogue, priority=Priority.FAST)
+    assert [step.worker_id for step in free.steps if step.worker_id] == ["quick", "quick"]
+    bound = make_plan(intent, catalogue, priority=Priority.FAST, limits=Limits(max_total_cost=0.6))
+    assert bound.status == PlanStatus.READY
+    assert [step.worker_id for step in bound.steps if step.worker_id] == ["quick", "polyglot"]
+    tight = make_plan(intent, catalogue, priority=Priority.FAST, limits=Limits(max_cost_per_step=0.1))
+    assert [step.worker_id for step in tight.steps if step.worker_id] == ["polyglot", "polyglot"]
 
 
 def test_what_was_observed_overrides_what_was_promised() -> None:

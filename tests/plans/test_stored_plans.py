@@ -16,8 +16,9 @@ from apps.core import ticks
 from apps.memory import services as memory
 from apps.plans import errors, selectors, services
 from apps.plans.documents import plan_hash
-from apps.plans.models import Plan, PlanStep, WaitingPlan
+from apps.plans.models import Delegate, Plan, PlanStep, WaitingPlan
 from apps.plans.services import PlanRequest
+from apps.plans.services.planning import EXPIRY, MOST_DELEGATES
 from apps.principals.errors import UnknownPrincipal
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
@@ -30,6 +31,8 @@ from tests.factories import T0, make_caller, make_tenant, make_token
 from tests.plans import shelf
 from tests.workers.factories import enroll, make_key, make_manifest, signed
 
+NOTHING = {"filesystem": "none", "network": "none", "execution": "none"}
+ANALYZES = {"type": "object", "properties": {"repo_path": {"type": "string"}}, "required": ["repo_path"]}
 FLAGSHIP = "Analyze the Python codebase at /path/to/repo and suggest optimizations"
 
 
@@ -185,17 +188,17 @@ def test_grounding_that_exists_is_kept_and_the_rest_is_said(as_kee: Caller) -> N
 def test_a_plan_that_nobody_begins_is_abandoned_when_its_time_is_over(tenant: Tenant, as_kee: Caller) -> None:
     register_example_workers(as_kee)
     made = create(as_kee)
-    with database_time(T0 + services.EXPIRY - timedelta(microseconds=1)):
+    with database_time(T0 + EXPIRY - timedelta(microseconds=1)):
         assert selectors.expired(limit=9) == []
-    with database_time(T0 + services.EXPIRY):
+    with database_time(T0 + EXPIRY):
         assert selectors.expired(limit=9) == [(tenant.pk, made.plan_id)]
 
-    assert services.abandon_expired(plan_id=made.plan_id, now=T0 + services.EXPIRY)
+    assert services.abandon_expired(plan_id=made.plan_id, now=T0 + EXPIRY)
 
     assert receipts.obligations(owed_by=as_kee.principal_id) == []
     abandoned = Receipt.objects.get(event_type="plan_abandoned")
     assert (abandoned.surface, abandoned.metadata["reason"]) == ("ledger", "expired")
-    assert not services.abandon_expired(plan_id=made.plan_id, now=T0 + services.EXPIRY)
+    assert not services.abandon_expired(plan_id=made.plan_id, now=T0 + EXPIRY)
     assert selectors.expired(limit=9) == []
 
 
@@ -204,7 +207,7 @@ def test_a_plan_that_was_begun_never_expires(as_kee: Caller) -> None:
     made = create(as_kee)
     assert services.take_up(plan_id=made.plan_id)
 
-    assert not services.abandon_expired(plan_id=made.plan_id, now=T0 + services.EXPIRY)
+    assert not services.abandon_expired(plan_id=made.plan_id, now=T0 + EXPIRY)
 
     assert len(receipts.obligations(owed_by=as_kee.principal_id)) == 1
     assert not services.take_up(plan_id=made.plan_id)
@@ -256,6 +259,74 @@ def test_what_cannot_be_planned_for_leaves_nothing_behind(as_kee: Caller) -> Non
         create(as_kee, currency="EUR")
 
     assert (Plan.objects.count(), Receipt.objects.count()) == (0, 0)
+
+
+ASKED_ON = {
+    "name": "analyze_repository",
+    "description": "Analyze a code repository.",
+    "input_schema": {
+        "type": "object",
+        "properties": {
+            "repo_path": {"type": "string"},
+            "delegation_path": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["repo_path", "delegation_path"],
+    },
+}
+
+
+def key_of(delegate_id: str) -> str:
+    return str(Delegate.objects.get(delegate_id=delegate_id).key)
+
+
+def department(caller: Caller, name: str) -> None:
+    root = Delegate.objects.get(parent=None)
+    Delegate.objects.create(
+        tenant_id=caller.tenant_id, delegate_id=name, principal_id=root.principal_id, parent=root, created_at=T0
+    )
+
+
+def test_a_delegate_that_is_asked_is_told_through_whom_and_no_wish_comes_back(as_kee: Caller) -> None:
+    workers.register(caller=as_kee, original=make_manifest("code-dept", tools=[ASKED_ON], side_effects=NOTHING))
+    wish = "Analyze the code repository at /srv/app"
+    above = create(as_kee, wish, context={"delegation_path": ["a lie"]})
+    department(as_kee, "code")
+    path = above.document["steps"][0]["params"]["delegation_path"]
+    assert path == [key_of("delegate")]
+    assert above.document["steps"][0]["provenance"]["delegation_path"] == {"source": "delegation"}
+
+    below = create(as_kee, wish, delegate_id="code", delegation_path=tuple(path))
+
+    further = below.document["steps"][0]["params"]["delegation_path"]
+    assert further == [key_of("delegate"), key_of("code")]
+    before = (Plan.objects.count(), Receipt.objects.count())
+    for delegate_id in (None, "code"):
+        with pytest.raises(errors.DelegationLoop):
+            create(as_kee, wish, delegate_id=delegate_id, delegation_path=tuple(further))
+    with pytest.raises(errors.DelegationTooDeep):
+        create(as_kee, wish, delegation_path=tuple(f"other-{number}" for number in range(MOST_DELEGATES)))
+    assert (Plan.objects.count(), Receipt.objects.count()) == before
+
+
+def test_delegates_are_known_by_different_keys(as_kee: Caller) -> None:
+    create(as_kee)
+    for name in ("research", "code"):
+        department(as_kee, name)
+
+    assert len({key_of(name) for name in ("delegate", "research", "code")}) == 3
+
+
+def test_what_a_worker_allows_comes_from_its_manifest_and_tier(as_kee: Caller) -> None:
+    tool = {"name": "analyze_repository", "description": "Analyze a repository.", "input_schema": ANALYZES}
+    limits = {"max_payload_bytes": 60, "rate_limit_per_hour": 100}
+    workers.register(
+        caller=as_kee, original=make_manifest("small", tools=[tool], side_effects=NOTHING, constraints=limits)
+    )
+
+    assert create(as_kee, "Analyze the repository at /srv/app").document["status"] == "ready"
+    refused = create(as_kee, f"Analyze the repository at /srv/{'a' * 60}").document
+    assert [one["kind"] for one in refused["missing"]] == ["limit"]
+    assert "small takes 60 bytes a call" in refused["missing"][0]["detail"]
 
 
 def post(path: str, body: Any, token: str) -> tuple[int, dict[str, Any]]:

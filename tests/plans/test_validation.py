@@ -2,12 +2,14 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apps.plans.catalogue import Catalogue
 from apps.plans.validation import Limits, validate
 from tests.plans.shelf import EXAMPLE, FULL, make_plan
 
@@ -138,6 +140,19 @@ def test_limits_are_checked_by_the_offers_not_by_the_plans_word() -> None:
     assert ("too_many_steps", "/steps") in refusals(good(), max_steps=2)
     assert ("fan_out", "/steps/0") in refusals(good(), max_fan_out=0)
     assert ("time", "/estimated_total_runtime_seconds") in refusals(good(), max_runtime_seconds=1)
+
+
+def test_a_worker_is_not_sent_more_than_it_takes() -> None:
+    offers = tuple(replace(one, max_payload_bytes=20, calls_per_hour=1.0) for one in FULL.offers)
+    strict = Catalogue(7, FULL.tools, offers)
+    plan = make_plan("Translate 'one' into French, then translate 'two' into German").document()
+    for one in plan["steps"]:
+        if one["step_type"] == "call_worker":
+            one["worker_id"], one["fallback_worker_ids"] = "polyglot", []
+
+    found = {(one.code, one.path) for one in validate(plan, strict)}
+
+    assert found == {("payload", "/steps/0/params"), ("payload", "/steps/1/params"), ("headroom", "/steps/1/worker_id")}
 
 
 def test_a_worker_that_left_makes_the_plan_invalid() -> None:

@@ -17,7 +17,6 @@ from apps.executions.signals import execution_can_go_on
 from apps.executions.states import Mode, StepStatus, StepType, Strategy
 from apps.plans import selectors as plans
 from apps.plans import services as planning
-from apps.plans.documents import PlanStatus
 from apps.plans.errors import PlanAbandoned
 from apps.plans.selectors import StoredPlan
 from apps.principals.scopes import Kind
@@ -54,7 +53,7 @@ def start(
     :raises PlanAbandoned: if it was replaced, or waited too long.
     """
     plan = plans.plan_for(plan_id, caller=caller)
-    if plan.status == PlanStatus.READY and not planning.take_up(plan_id=plan_id):
+    if plan.is_ready and not planning.take_up(plan_id=plan_id):
         return _existing(plan.plan_id, mode, strategy, budget)
     try:
         with transaction.atomic():

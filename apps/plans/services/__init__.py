@@ -1,7 +1,8 @@
 """Commands on plans, and what the planner learns from those that were carried out."""
 
+from apps.plans.services.asking import asks_a_model, suggestions
 from apps.plans.services.lessons import go_back, learn, record_outcome, take_over_history, unlearn
-from apps.plans.services.planning import MadePlan, PlanRequest, create_plan
+from apps.plans.services.planning import MadePlan, PlanRequest, create_plan, sketch
 from apps.plans.services.replanning import Replacement, abandon_expired, replan, take_up
 
 __all__ = [
@@ -9,11 +10,14 @@ __all__ = [
     "PlanRequest",
     "Replacement",
     "abandon_expired",
+    "asks_a_model",
     "create_plan",
     "go_back",
     "learn",
     "record_outcome",
     "replan",
+    "sketch",
+    "suggestions",
     "take_over_history",
     "take_up",
     "unlearn",

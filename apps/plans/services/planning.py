@@ -1,7 +1,7 @@
 """Commands on plans: making one stores it and proves it by a receipt, or does neither."""
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from time import monotonic
@@ -15,10 +15,11 @@ from apps.digests import services as digests
 from apps.digests.services import ObligationDraft, Poster, ReceiptDraft
 from apps.plans import documents, metrics, planner, selectors, shelf
 from apps.plans.documents import PlanStatus
-from apps.plans.errors import UnknownCurrency
+from apps.plans.errors import DelegationLoop, DelegationTooDeep, UnknownCurrency
 from apps.plans.grounding import memory_refs
 from apps.plans.models import Delegate, Plan, PlanStep, WaitingPlan
 from apps.plans.offers import Priority
+from apps.plans.suggestions import Suggested
 from apps.plans.validation import Limits
 from apps.principals.selectors import principal_named
 from apps.principals.services import DELEGATE
@@ -27,6 +28,9 @@ from apps.principals.tenancy import Caller
 SOURCE: Final = "delegate"
 EXPIRY: Final = timedelta(days=7)
 """A plan that has not been begun for so long is abandoned."""
+
+MOST_DELEGATES: Final = 8
+"""A wish that has come through so many goes no further."""
 
 _CURRENCY: Final = "USD"
 _GROUNDING_KEYS: Final = frozenset({"memory_refs", "receipt_refs", "concept_names"})
@@ -44,6 +48,9 @@ class PlanRequest:
     priority: Priority = Priority.BALANCED
     caused_by: str | None = None
     delegate_id: str | None = None
+    delegation_path: tuple[str, ...] = ()
+    """The keys of the DeleGates that the wish has come through, the first asked first."""
+    suggested: Suggested = planner.NOTHING_SUGGESTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +72,19 @@ def create_plan(*, caller: Caller, request: PlanRequest, now: datetime) -> MadeP
 
     :raises UnknownDelegate: if the request names a DeleGate that is not here.
     :raises UnknownCurrency: if the budget is not in USD.
+    :raises DelegationLoop: if the wish has come through this DeleGate before.
+    :raises DelegationTooDeep: if it has come through too many.
     """
     return make(caller=caller, request=request, now=now)
+
+
+@transaction.atomic
+def sketch(*, caller: Caller, request: PlanRequest, now: datetime) -> Mapping[str, Any]:
+    """The document that :func:`create_plan` would make just now; nothing is kept, and there is no receipt.
+
+    :raises UnknownDelegate: if the request names a DeleGate that is not here.
+    """
+    return _plan(caller, _delegate(caller, request.delegate_id, now), request, now, None).document()
 
 
 def make(
@@ -86,6 +104,7 @@ def make(
     if request.currency != _CURRENCY:
         raise UnknownCurrency(f"Costs are known in {_CURRENCY} only, not in {request.currency[:10]!r}.")
     delegate = _delegate(caller, request.delegate_id, now)
+    _refuse_detours(delegate, request.delegation_path)
     made = _plan(caller, delegate, request, now, revision)
     document = made.document()
     document["plan_hash"] = documents.plan_hash(document)
@@ -118,6 +137,13 @@ def _delegate(caller: Caller, delegate_id: str | None, now: datetime) -> Delegat
     return found
 
 
+def _refuse_detours(delegate: Delegate, path: Sequence[str]) -> None:
+    if str(delegate.key) in path:
+        raise DelegationLoop(f"{delegate} has been asked for this before, and would plan for itself through others.")
+    if len(path) >= MOST_DELEGATES:
+        raise DelegationTooDeep(f"This has come through {len(path)} DeleGates; {MOST_DELEGATES} are the most.")
+
+
 def _plan(
     caller: Caller,
     delegate: Delegate,
@@ -142,7 +168,9 @@ def _plan(
         receipt_ids=receipt_ids,
         concept_names=tuple(_texts(request.context.get("concept_names"))),
         constraints=_constraints(request),
+        delegation_path=(*request.delegation_path, str(delegate.key)),
         revision=revision,
+        suggested=request.suggested,
     )
     with shelf.held(tenant_id=caller.tenant_id) as held:
         made = planner.plan(asked, held.ranker, held.memo)

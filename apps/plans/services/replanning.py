@@ -178,6 +178,7 @@ def _request(old: Plan, document: Mapping[str, Any], new: Replacement) -> PlanRe
         priority=Priority(was.get("prefer", Priority.BALANCED)),
         caused_by=new.caused_by or old.receipt_id,
         delegate_id=old.delegate.delegate_id,
+        delegation_path=tuple(document.get("delegation_path", ())),
     )
 
 
