@@ -118,7 +118,7 @@ def recall_by_meaning(embedder: int, dimensions: int, *, narrowed: bool) -> str:
     select place,
            coalesce(spread.score + 2 * spread.around, 0) + 0.2 * coalesce(sessions.score, 0)
            + coalesce(alike.share * greatest(whole.weight - coalesce(spread.has, 0), 0), 0) as score,
-           spread.terms, spread.told, coalesce(spread.is_among, false) as is_among, alike.share is not null as is_alike
+           coalesce(spread.is_among, false) as is_among, alike.share is not null as is_alike
     from spread full join alike using (place)
     left join sessions on sessions.session = place >> 19
     cross join whole
