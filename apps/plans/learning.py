@@ -42,7 +42,10 @@ HALF_LIFE_DAYS: Final = 90
 _RIDGE: Final = 0.4
 _FITTED_FROM: Final = 100
 _JUDGED: Final = 700
-_TRUST: Final = 8.0
+_TRUST: Final = 1.0
+"""How strongly fitted weights are pulled towards the shipped ones."""
+_TRUST_OF_SURENESS: Final = 0.2
+_TRUST_OF_FEW: Final = 8.0
 _ROUNDS: Final = 30
 _MENTION: Final = 1.5
 
@@ -184,7 +187,9 @@ def _weights(plans: Sequence[Past], looked: Sequence[Looked]) -> tuple[float, ..
         rows += [voice.features for voice in one.voices]
         right += [voice.uid in used for voice in one.voices]
         held += [plan.weight] * len(one.voices)
-    return _logistic(np.array(rows), np.array(right, dtype=np.float64), np.array(held), np.array(DEFAULT_WEIGHTS))
+    return _logistic(
+        np.array(rows), np.array(right, dtype=np.float64), np.array(held), np.array(DEFAULT_WEIGHTS), trust=_TRUST
+    )
 
 
 def _sureness(history: History, plans: Sequence[Past], looked: Sequence[Looked]) -> tuple[float, ...]:
@@ -198,18 +203,24 @@ def _sureness(history: History, plans: Sequence[Past], looked: Sequence[Looked])
         rows.append(certainty(list(kept.values()), rejected, nearest))
         right.append(kept.keys() == set(plan.tools))
     ones = np.ones(len(rows))
-    return _logistic(np.array(rows), np.array(right, dtype=np.float64), ones, np.array(DEFAULT_SURENESS))
+    trust = _TRUST_OF_SURENESS if len(plans) >= _FITTED_FROM else _TRUST_OF_FEW
+    return _logistic(np.array(rows), np.array(right, dtype=np.float64), ones, np.array(DEFAULT_SURENESS), trust=trust)
 
 
 def _logistic(
-    rows: NDArray[np.float64], right: NDArray[np.float64], held: NDArray[np.float64], prior: NDArray[np.float64]
+    rows: NDArray[np.float64],
+    right: NDArray[np.float64],
+    held: NDArray[np.float64],
+    prior: NDArray[np.float64],
+    *,
+    trust: float,
 ) -> tuple[float, ...]:
     """Newton's method on the logistic loss with a pull towards the prior."""
     weights = prior.copy()
     for _ in range(_ROUNDS):
         p = 1 / (1 + np.exp(-np.clip(rows @ weights, -30, 30)))
-        slope = rows.T @ (held * (p - right)) + _TRUST * (weights - prior)
-        curve = (rows * (held * p * (1 - p))[:, None]).T @ rows + _TRUST * np.eye(len(prior))
+        slope = rows.T @ (held * (p - right)) + trust * (weights - prior)
+        curve = (rows * (held * p * (1 - p))[:, None]).T @ rows + trust * np.eye(len(prior))
         step = np.linalg.solve(curve, slope)
         weights = weights - step
         if float(np.abs(step).max()) < 1e-6:  # noqa: PLR2004  # converged
