@@ -5,6 +5,7 @@ What cannot be filled is left out and named; nothing is guessed.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,10 @@ _VAGUE_NOUNS: Final = frozenset({"input", "source", "result", "artifact", "objec
 _EMAIL_NAMES: Final = frozenset({"email", "recipient", "recipients", "to", "cc", "bcc", "sender"})
 _DATE_NAMES: Final = frozenset({"date", "day", "since", "until", "start", "end", "deadline", "when"})
 _TYPE_NAMES: Final = frozenset({"type", "types", "extension", "extensions", "format", "formats", "suffix", "suffixes"})
+_MARKS: Final = ".,;:!?()[]'\"“”"
+_NAMING: Final = re.compile(r"[\d_#:@/+-]")
+"""What tells a name or number of something from a word of the language."""
+_MOST_WORDS: Final = 200
 _DELEGATION_PATH: Final = "delegation_path"
 _NEGATIONS: Final = frozenset({"no", "not", "without", "except"})
 
@@ -446,6 +451,30 @@ def _switch(slot: _Slot, clause: Clause) -> bool | None:
     return not _NEGATIONS.intersection(clause.words[max(at - 2, 0) : at])
 
 
+def _from_shape(slot: _Slot, scene: Scene, _filling: Filling) -> Filled | None:
+    """A word of the clause that looks as the schema's pattern or examples do, if it is the only one."""
+    if not slot.is_text or not {"pattern", "examples"} & slot.schema.keys():
+        return None
+    examples = slot.schema.get("examples")
+    shapes = {_shape(one) for one in examples if isinstance(one, str)} if isinstance(examples, list) else set()
+    said = (word.strip(_MARKS) for word in scene.clause.text.split()[:_MOST_WORDS])
+    alike = {
+        word for word in said if _NAMING.search(word) and (not shapes or _shape(word) in shapes) and slot.admits(word)
+    }
+    if len(alike) != 1:
+        return None
+    (value,) = alike
+    return Filled(value=value, provenance={"source": "literal", "text": value[:200], "clause": scene.clause.number})
+
+
+def _shape(text: str) -> str:
+    """What kinds of characters follow each other: `INV-2024` and `INV-7` are of one shape."""
+    kinds_of_characters = (
+        "A" if c.isupper() else "a" if c.isalpha() else "9" if c.isdigit() else c for c in text[:100]
+    )
+    return "".join(kind for kind, _ in itertools.groupby(kinds_of_characters))
+
+
 def _from_wish(slot: _Slot, scene: Scene, _filling: Filling) -> Filled | None:
     """A param that asks for the wish itself takes the clause in its own words."""
     if not slot.is_text or not slot.tokens or slot.tokens[-1] not in lexicon.ASKING:
@@ -491,6 +520,7 @@ _WAYS: Final[tuple[_Way, ...]] = (
     _from_own_matter,
     _from_strong_source,
     _from_own_clause,
+    _from_shape,
     _from_weak_source,
     _from_other_clauses,
     _from_wish,

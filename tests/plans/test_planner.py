@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apps.core.lexical import words
+from apps.plans import lexicon
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Offer
 from apps.plans.documents import PlanStatus, canonical, plan_hash
 from apps.plans.offers import Priority
@@ -22,10 +24,12 @@ from tests.plans.shelf import (
     EXAMPLE_TOOLS,
     FULL,
     MORE_TOOLS,
+    STRING,
     TRANSLATE,
     UNBARRED,
     make_plan,
     offer,
+    shape,
     tool,
 )
 
@@ -103,7 +107,11 @@ def test_what_no_tool_may_or_can_do_is_refused_with_what_is_missing(intent: str)
     assert plan.status == PlanStatus.NEEDS_ESCALATION
     assert [(step.step_type, step.decision_required) for step in plan.steps] == [("escalate", True)]
     assert plan.missing
-    assert all(one["detail"] for one in plan.missing)
+    said = set(words(intent))
+    for one in plan.missing:
+        told = {*words(one["detail"]), *words(one.get("clause", ""))} - lexicon.STOP
+        meant = {*said, *words(one.get("tool_name", "")), *words(one.get("param", ""))}
+        assert told & meant, f"{one['detail']} names nothing of the request"
     assert validate(plan.document(), FULL) == []
 
 
@@ -195,6 +203,33 @@ def test_budgets_exclusions_and_cheaper_offers_decide_who_works() -> None:
     assert refused.status == PlanStatus.NEEDS_ESCALATION
     assert refused.missing is not None
     assert refused.missing[0]["kind"] == "budget"
+
+
+def ticket_desk(**more: Any) -> Catalogue:
+    """One who looks tickets up, by a number of a form of their own."""
+    number = {"type": "string", **more}
+    desk = tool("find_ticket", "Find a ticket.", shape("ticket_number", ticket_number=number), shape(text=STRING))
+    return Catalogue(2, (desk,), (offer("desk", desk),))
+
+
+@pytest.mark.parametrize("form", [{"examples": ["OPS-1", "DEV-2044"]}, {"pattern": "^[A-Z]+-[0-9]+$"}])
+def test_a_word_of_the_form_that_a_schema_shows_is_the_value_and_says_so(form: dict[str, Any]) -> None:
+    plan = make_plan("Find the ticket OPS-77, please", ticket_desk(**form))
+
+    assert plan.steps[0].params == {"ticket_number": "OPS-77"}
+    assert plan.steps[0].provenance == {"ticket_number": {"source": "literal", "text": "OPS-77", "clause": 0}}
+    assert plan.assumptions == ()
+
+
+@pytest.mark.parametrize(
+    "intent", ["Find the ticket ops-77", "Find the tickets OPS-77 or OPS-78", "Find the ticket", "Find the ticket OPS"]
+)
+def test_of_several_words_of_a_form_or_of_none_nothing_is_guessed(intent: str) -> None:
+    for form in ({"examples": ["OPS-1", "DEV-2044"]}, {"pattern": "^[A-Z]+-[0-9]+$"}):
+        plan = make_plan(intent, ticket_desk(**form))
+
+        assert plan.missing is not None
+        assert [(one["kind"], one.get("param")) for one in plan.missing] == [("param", "ticket_number")]
 
 
 def translators(**more: Any) -> Catalogue:
