@@ -21,12 +21,12 @@ from django.middleware.common import CommonMiddleware
 from django.middleware.security import SecurityMiddleware
 from django.template.response import SimpleTemplateResponse
 from django.urls import ResolverMatch, resolve, set_script_prefix, set_urlconf
-from django_structlog.middlewares import RequestMiddleware
 
 from apps.core import operations
+from config.request_log import RequestLog
 
 # Those of settings.MIDDLEWARE that concern a client with a token, the outermost first.
-_MIDDLEWARE: Final = (SecurityMiddleware, CSPMiddleware, XFrameOptionsMiddleware, RequestMiddleware)
+_MIDDLEWARE: Final = (SecurityMiddleware, CSPMiddleware, XFrameOptionsMiddleware, RequestLog)
 # A client that takes nothing for so long is gone, whatever its connection says.
 _STALLED_AFTER: Final = 30.0
 # More than there are connections to the database: some wait for another server, and hold none.

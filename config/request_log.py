@@ -1,0 +1,19 @@
+"""Who asked, for the log."""
+
+import structlog
+from django.conf import settings
+from django.http import HttpRequest
+from django_structlog.middlewares import RequestMiddleware
+
+
+class RequestLog(RequestMiddleware):
+    """Says with each line who asked: the address, and what the proxies before us say of it, as many as there are."""
+
+    @staticmethod
+    def bind_ip(request: HttpRequest) -> None:
+        proxies: int = settings.AXES_IPWARE_PROXY_COUNT
+        told = request.META.get("HTTP_X_FORWARDED_FOR", "") if proxies else ""
+        addresses = [address.strip() for address in told.split(",") if address.strip()]
+        is_behind = len(addresses) >= proxies > 0
+        address = addresses[-proxies] if is_behind else request.META.get("REMOTE_ADDR")
+        structlog.contextvars.bind_contextvars(ip=address)
