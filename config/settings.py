@@ -227,6 +227,7 @@ def _database() -> dict[str, Any]:
             "idle_in_transaction_session_timeout=60s",
             # An index of vectors goes on looking until a tenant has its share, nearest first (see apps/memory/sql/meaning.py).
             "hnsw.iterative_scan=strict_order",
+            "hnsw.ef_search=200",
         )
     )
     # Without a number nothing is prepared, whatever a cursor asks; Django's own cursors never ask.

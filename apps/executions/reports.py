@@ -119,6 +119,7 @@ def handed_over(lines: Sequence[Line], wanted: Sequence[str]) -> list[dict[str, 
             "task_id": line.task_id,
             "result_pointer": line.result_pointer,
             "key_findings": line.findings,
+            "promotion_recommendation": (line.envelope or {}).get("promotion_recommendation"),
         }
         for line in lines
         if line.step_id in wanted

@@ -5,34 +5,25 @@ from typing import Any
 
 import pytest
 
-from apps.executions import services
 from apps.executions.envelopes import recommended
 from apps.executions.models import Execution
-from apps.executions.services import Handed
 from apps.memory import services as memory
 from apps.memory.models import Observation
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
+from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
-from tests.executions.making import REPORT, advance, begin, call_step, make_worker, report
+from tests.executions.making import REPORT, advance, begin, do_task, make_worker, queue_step, report
 from tests.executions.workers import WorkerServer
 from tests.factories import T0, make_caller
 
 LEARNED = "The nightly build of the parser fails on Mondays."
 ASKED = {"promote": True, "domain": "builds", "observation": LEARNED, "reasoning": "Seen thrice", "confidence": 0.9}
-POINTER = "artifact:sha256-" + "0" * 64
-COMBINE = {
-    "step_id": "sum",
-    "step_type": "aggregate",
-    "executor": "principal",
-    "depends_on": ["a"],
-    "aggregate_step_ids": ["a"],
-    "synthesis_instructions": "Say what was learned.",
-}
 
 
 @pytest.fixture
 def coder(tenant: Tenant) -> Caller:
+    """A DeleGate that asks another, the tenant's root, to carry something out."""
     return make_caller(tenant, "coder", Kind.DELEGATE)
 
 
@@ -40,7 +31,7 @@ def allow(author: Caller) -> None:
     with author.acting():
         memory.set_promotion_policy(
             author=author,
-            delegate="coder",
+            delegate=DELEGATE,
             domains=["builds"],
             confidence_threshold=0.8,
             requires_novel=True,
@@ -48,16 +39,13 @@ def allow(author: Caller) -> None:
         )
 
 
-def carried_out(owner: Caller, server: WorkerServer, asked: Any = ASKED) -> Execution:
-    """An execution whose owner combines the results, and recommends something."""
+def carried_out(owner: Caller, tenant: Tenant, server: WorkerServer, asked: Any = ASKED) -> Execution:
+    """An execution of which a worker's result recommends something."""
     make_worker(owner, server)
-    execution = begin(owner, [call_step("a"), COMBINE, {**REPORT, "depends_on": ["sum"]}])
+    execution = begin(owner, [queue_step("sum"), {**REPORT, "depends_on": ["sum"]}])
     advance(execution)
-    with owner.acting():
-        handed = Handed(
-            result={"summary": "Done.", "promotion_recommendation": asked}, result_pointer=POINTER, summary="Done."
-        )
-        services.submit_step_result(caller=owner, execution_ref=execution.ref, step_id="sum", handed=handed)
+    do_task(make_caller(tenant, "hands", Kind.WORKER), {"summary": "Done.", "promotion_recommendation": asked})
+    advance(execution)
     return execution
 
 
@@ -73,15 +61,15 @@ def known(caller: Caller) -> list[tuple[str, str, list[str]]]:
 
 
 def test_what_the_policy_allows_is_known_when_the_execution_ends(
-    kee: Caller, coder: Caller, server: WorkerServer
+    kee: Caller, coder: Caller, tenant: Tenant, server: WorkerServer
 ) -> None:
     allow(kee)
-    execution = carried_out(coder, server)
+    execution = carried_out(coder, tenant, server)
 
     done = report(coder, execution)
     assert done.status == "complete"
     evidence = [f"plan:{execution.plan_id}", f"exec:{execution.ref}", "step:sum"]
-    assert known(kee) == [(LEARNED, "coder", evidence)]
+    assert known(kee) == [(LEARNED, DELEGATE, evidence)]
     outcome = told(coder, execution)
     assert (outcome["promote"], outcome["verdict"]) == (False, "promoted")
     with kee.acting():
@@ -89,9 +77,9 @@ def test_what_the_policy_allows_is_known_when_the_execution_ends(
 
 
 def test_without_a_policy_it_is_a_recommendation_in_the_report(
-    kee: Caller, coder: Caller, server: WorkerServer
+    kee: Caller, coder: Caller, tenant: Tenant, server: WorkerServer
 ) -> None:
-    execution = carried_out(coder, server)
+    execution = carried_out(coder, tenant, server)
 
     outcome = told(coder, execution)
     assert {name: outcome[name] for name in ASKED} == ASKED
@@ -104,27 +92,28 @@ def test_without_a_policy_it_is_a_recommendation_in_the_report(
     ("change", "verdict"), [({"domain": "people"}, "other_domain"), ({"confidence": 0.79}, "not_sure_enough")]
 )
 def test_outside_of_the_policy_it_is_a_recommendation(
-    kee: Caller, coder: Caller, server: WorkerServer, change: dict[str, Any], verdict: str
+    coder: Caller, tenant: Tenant, server: WorkerServer, change: dict[str, Any], verdict: str
 ) -> None:
+    kee = make_caller(tenant)
     allow(kee)
-    outcome = told(coder, carried_out(coder, server, {**ASKED, **change}))
+    outcome = told(coder, carried_out(coder, tenant, server, {**ASKED, **change}))
     assert (outcome["promote"], outcome["verdict"]) == (True, verdict)
     assert known(kee) == []
 
 
 def test_what_is_known_already_is_neither_stored_nor_recommended(
-    kee: Caller, coder: Caller, server: WorkerServer
+    kee: Caller, coder: Caller, tenant: Tenant, server: WorkerServer
 ) -> None:
     allow(kee)
     with kee.acting():
         memory.store_observation(author=kee, text=LEARNED, domain="builds", now=T0)
-    outcome = told(coder, carried_out(coder, server))
+    outcome = told(coder, carried_out(coder, tenant, server))
     assert (outcome["promote"], outcome["verdict"]) == (False, "known_already")
     assert len(known(kee)) == 1
 
 
-def test_what_an_agent_carries_out_itself_it_promotes_itself(kee: Caller, server: WorkerServer) -> None:
-    allow_nobody = told(kee, carried_out(kee, server))
+def test_what_an_agent_carries_out_itself_it_promotes_itself(kee: Caller, tenant: Tenant, server: WorkerServer) -> None:
+    allow_nobody = told(kee, carried_out(kee, tenant, server))
     assert (allow_nobody["promote"], allow_nobody["verdict"]) == (True, "no_policy")
 
 

@@ -57,6 +57,7 @@ def two(db: None) -> Two:
         entry = Entry.objects.filter(**theirs).latest("pk")
         known = {
             "subject_id": ALICE,
+            "subject": ALICE,
             "subject_ids": [ALICE],
             "item": f"item:{Item.objects.filter(**theirs).latest('pk').pk}",
             "supersedes": Observation.objects.filter(**theirs).latest("pk").ref,

@@ -56,7 +56,7 @@ def kee(acme: Tenant, server: Server) -> Iterator[Caller]:
 
 @pytest.fixture
 def token(acme: Tenant, kee: Caller) -> str:
-    return make_token(acme, "Kee", scopes=[Scope.PLANS, Scope.TASKS_QUEUE, Scope.INBOX])
+    return make_token(acme, "Kee", scopes=[Scope.PLANS, Scope.TASKS_QUEUE, Scope.INBOX, Scope.MEMORY])
 
 
 def registered(caller: Caller) -> int:
@@ -111,6 +111,29 @@ def found(report: dict[str, Any], tool: str) -> dict[str, Any]:
     return payload
 
 
+def put_together(server: Server, token: str, report: dict[str, Any], summary: str) -> dict[str, Any]:
+    """Hand in what the plan's principal made of the results, and read how the plan ended."""
+    (step,) = [step for step in report["steps"] if step["step_type"] == "aggregate"]
+    ask(
+        server,
+        token,
+        "submit_step_result",
+        execution_id=report["execution_id"],
+        step_id=step["step_id"],
+        result={"told": summary},
+        summary=summary,
+    )
+    done = ask(server, token, "get_plan_status", plan_id=report["plan_id"])
+    assert (done["status"], done["summary"], done["steps_complete"]) == ("complete", summary, done["steps_total"])
+    assert done["report"]["recommendation"]
+    chain = ask(server, token, "get_receipt_chain", receipt_id=done["terminal_receipt_id"])
+    events = [link["event_type"] for link in chain["receipts"]]
+    assert events[0] == "task_received"
+    assert {"plan_created", "task_queued", "task_complete", "plan_complete"} <= set(events)
+    assert ask(server, token, "memory_bootstrap")["owed_by_me"] == []
+    return done
+
+
 def test_pdfs_are_found_indexed_and_their_concepts_extracted(
     server: Server, token: str, kee: Caller, tmp_path: Path
 ) -> None:
@@ -141,6 +164,17 @@ def test_pdfs_are_found_indexed_and_their_concepts_extracted(
     assert concepts["concepts"][0]["name"] == "Gradient descent"
     assert concepts["documents_read"] == 2
     assert len(report["async_task_ids"]) == 2
+
+    # Another session: the inbox tells of both tasks, their results are fetched, and what was learned is kept.
+    received = ask(server, token, "get_inbox_receipts", limit=50)["receipts"]
+    told = {one["metadata"]["task_id"]: one["summary"] for one in received if one["event_type"] == "task_complete"}
+    assert set(told) == set(report["async_task_ids"])
+    assert "Indexed 2 PDFs: 3 pages, 53 words" in told.values()
+    fetched = [ask(server, token, "fetch_task_result", task_id=task_id)["content"] for task_id in told]
+    assert any(content["summary"] == concepts["summary"] for content in fetched)
+    kept = ask(server, token, "memory_store", observation=concepts["summary"], domain="document_analysis")
+    assert kept
+    put_together(server, token, report, "Two PDFs, on gradients and on receipts.")
 
 
 def test_a_text_is_judged_by_one_direct_call(server: Server, token: str, kee: Caller) -> None:
@@ -179,3 +213,11 @@ def test_a_codebase_is_analyzed_and_optimizations_are_suggested(server: Server, 
 
     assert found(report, "analyze_repository")["files"] == sum(1 for _ in folder.rglob("*.py"))
     assert found(report, "suggest_optimizations")["suggestions_count"] >= 0
+    assert [step["step_type"] for step in report["steps"]] == [
+        "queue_execution",
+        "wait_for",
+        "call_worker",
+        "aggregate",
+        "escalate",
+    ]
+    put_together(server, token, report, "The examples are in good order.")

@@ -10,13 +10,14 @@ from django.apps import apps
 from django.contrib.postgres.fields import ArrayField
 from django.core.files.storage import storages
 from django.db import connection, models, transaction
+from django.test.utils import CaptureQueriesContext
 
 from apps.core import erasure
 from apps.core.erasure import Rows, Wanted
 from apps.digests.selectors import read_inbox
 from apps.memory import cache, selectors, services
 from apps.memory.errors import ForgottenOnRequest, UnknownMemory, UnknownSubject
-from apps.memory.models import EnvelopeLoaded, Forgotten, Item, Observation, Session, Subject
+from apps.memory.models import EnvelopeLoaded, Forgotten, Item, Observation, Passage, Session, Subject
 from apps.memory.states import ItemType
 from apps.plans import services as plans
 from apps.plans.services import PlanRequest
@@ -236,6 +237,44 @@ def test_a_cached_envelope_is_dropped_with_its_subject(transactional_db: None) -
     assert cache.envelopes.count(kee.tenant_id, wanted.stands_in) == 1
     forget(kee)
     assert cache.envelopes.count(kee.tenant_id, wanted.stands_in) == 0
+
+
+_MANY = """
+with made as (
+    insert into memory_item (tenant_id, subject_id, author_id, type, text, text_digest, confidence, source, stated,
+                             evidence, valid_from, said_at, recorded_at)
+    select s.tenant_id, s.id, %(author)s, 'USER_FACT', 'fact ' || n, sha256(n::text::bytea), 0.5, '', false, '[]',
+           %(now)s, %(now)s, %(now)s
+    from memory_subject s, generate_series(1, %(many)s) n where s.key = 'USER:alice'
+    returning id, tenant_id, subject_id, text
+), passages as (
+    insert into memory_passage (tenant_id, item_id, scope, domain, length, recorded_at)
+    select tenant_id, id, subject_id, 'USER_FACT', 1, %(now)s from made
+    returning id, tenant_id, scope
+)
+insert into memory_posting (tenant_id, scope, term, passage_id, frequency, length)
+select tenant_id, scope, 'fact', id, 1, 1 from passages
+"""
+
+
+def test_much_is_forgotten_in_as_many_statements_as_little(as_kee: Caller) -> None:
+    statements = []
+    for many in (1, 2_000):
+        services.add_subject(
+            author=as_kee, subject_id=ALICE, change=services.SubjectChange(given={}), remember_again=True, now=T0
+        )
+        with connection.cursor() as cursor:
+            given: dict[str, Any] = {"author": as_kee.principal_id, "now": T0, "many": many}
+            cursor.execute(_MANY, given)
+        with CaptureQueriesContext(connection) as captured:
+            done = services.forget(author=as_kee, subject_id=ALICE, now=T0)
+        statements.append(len(captured))
+        assert done.erased["memory_item"] == many
+        assert not Item.objects.exists()
+        assert not Passage.objects.exists()
+    assert statements[1] <= statements[0]
+    # One of the texts of each, and both times the subject.
+    assert Forgotten.objects.count() == 2_000 + 1
 
 
 # The sweep.

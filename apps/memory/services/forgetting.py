@@ -16,7 +16,7 @@ from apps.digests import services as inboxes
 from apps.digests.services import Poster, ReceiptDraft
 from apps.memory import cache, selectors, sql
 from apps.memory.models import Concept, Item, Observation, Passage, Pattern, Session, Subject
-from apps.memory.services.subjects import held, mark_forgotten, revised
+from apps.memory.services.subjects import held, revised
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts.models import Surface
 
@@ -70,7 +70,7 @@ def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None =
             marks.add(selectors.mark_of(subject.key))
         else:
             revised(subject, now)
-        mark_forgotten(author.tenant_id, marks, now)
+        sql.mark_forgotten(tenant_id=author.tenant_id, marks=marks, now=now)
         remaining = erasure.remaining(wanted) if item is None or texts else {}
     cache.envelopes.forget(author.tenant_id, subject_id)
     # What another thread has read before this commits it may put there until then.

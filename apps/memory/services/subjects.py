@@ -1,9 +1,9 @@
 """Subjects: whom memories are about, and what may be done with them."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 from django.db import IntegrityError, transaction
 from django.db.models import F
@@ -11,10 +11,8 @@ from django.db.models import F
 from apps.core.sql import violated_constraint
 from apps.memory import selectors
 from apps.memory.errors import ForgottenOnRequest, MemoryDisabled, SubjectExists
-from apps.memory.models import Forgotten, MemoryPolicy, Subject
+from apps.memory.models import MemoryPolicy, Subject
 from apps.principals.tenancy import Caller
-
-_BATCH: Final = 5_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,15 +128,6 @@ def held_to_write(author: Caller, subject_id: str) -> Subject:
 def revised(subject: Subject, now: datetime) -> None:
     """Say that an envelope of the subject, which the caller holds, may say something else from now on."""
     Subject.objects.filter(pk=subject.pk).update(rev=F("rev") + 1, revised_at=now)
-
-
-def mark_forgotten(tenant_id: int, marks: Collection[bytes], now: datetime) -> None:
-    """Refuse from now on what has these marks."""
-    Forgotten.objects.bulk_create(
-        [Forgotten(tenant_id=tenant_id, digest=mark, forgotten_at=now) for mark in sorted(marks)],
-        ignore_conflicts=True,
-        batch_size=_BATCH,
-    )
 
 
 def _apply(subject: Subject, change: SubjectChange) -> None:

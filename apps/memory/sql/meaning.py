@@ -100,9 +100,10 @@ def recall_by_meaning(embedder: int, dimensions: int, *, narrowed: bool) -> str:
     from (select place from own order by score + 2 * around desc, place desc limit {_LEADERS}) first
     join memory_vector v on v.passage_id = first.place and v.embedder = {embedder}
 ), whole as materialized (
-    select coalesce((select sum(weight) from (select max(weight) as weight from weighed group by word) w), 0)
-           + (select count(*) from spelled where word not in (select word from counted))
-             * ln(1 + (corpus.passages + 0.5) / 0.5)::float8 as weight
+    select greatest(1,  -- a question of little words means something too
+                    coalesce((select sum(weight) from (select max(weight) as weight from weighed group by word) w), 0)
+                    + (select count(*) from spelled where word not in (select word from counted))
+                      * ln(1 + (corpus.passages + 0.5) / 0.5)::float8) as weight
     from corpus
 ), alike as materialized (
     select place, {_WORTH} * (nearest.likeness - usual.likeness)
@@ -117,7 +118,7 @@ def recall_by_meaning(embedder: int, dimensions: int, *, narrowed: bool) -> str:
     select place,
            coalesce(spread.score + 2 * spread.around, 0) + 0.2 * coalesce(sessions.score, 0)
            + coalesce(alike.share * greatest(whole.weight - coalesce(spread.has, 0), 0), 0) as score,
-           spread.terms, spread.told, coalesce(spread.is_among, false) as is_among, alike.share is not null as is_alike
+           coalesce(spread.is_among, false) as is_among, alike.share is not null as is_alike
     from spread full join alike using (place)
     left join sessions on sessions.session = place >> 19
     cross join whole

@@ -141,21 +141,16 @@ with spelled as materialized (
     from chosen
     group by place, word
 ), own as materialized (
-    select place, sum(score) as score, sum(around) as around, sum(weight) filter (where frequency > 0) as has,
-           string_agg(case when term = word then word else term || ' (' || word || ')' end, ', ')
-               filter (where frequency > 0) as terms,
-           string_agg(word, ', ') filter (where around > 0) as told
+    select place, sum(score) as score, sum(around) as around, sum(weight) filter (where frequency > 0) as has
     from matched
     group by place
     order by sum(score) + 2 * sum(around) desc, place desc
     limit %(leading)s
 ), common as materialized (
-    select own.place,
+    select own.place, w.word, w.term, g.frequency,
            w.weight * w.share * g.frequency * 2.2
                / (w.share * g.frequency + 1.2 * (0.25 + 0.75 * g.length / w.length)) as score,
-           w.weight * g.of_context::int as around, case when g.frequency > 0 then w.weight end as has,
-           case when g.frequency > 0 then w.term end as terms,
-           case when g.of_context then w.word end as told
+           w.weight * g.of_context::int as around, case when g.frequency > 0 then w.weight end as has
     from weighed w
     cross join own
     cross join lateral (
@@ -176,10 +171,8 @@ with spelled as materialized (
     select place + distance as place, sum(score * share) as score,
            coalesce(sum(around) filter (where distance = 0), 0) as around,
            coalesce(sum(has) filter (where distance = 0), 0) as has,
-           string_agg(terms, ', ') filter (where distance = 0) as terms,
-           string_agg(told, ', ') filter (where distance = 0) as told,
            bool_or(distance <> 0) as is_among
-    from (select * from own union all select * from common) found
+    from (select place, score, around, has from own union all select place, score, around, has from common) found
     cross join (values (0, 1::float8), (-1, 0.5), (1, 0.5), (-2, 0.3), (2, 0.3)) n(distance, share)
     where distance = 0 or (place & 524288 = 0 and score > 0)
     group by 1
@@ -188,25 +181,33 @@ with spelled as materialized (
 # By words alone.
 _TOTAL: Final = """, total as materialized (
     select spread.place, spread.score + 2 * spread.around + 0.2 * coalesce(sessions.score, 0) as score,
-           spread.terms, spread.told, spread.is_among, false as is_alike
+           spread.is_among, false as is_alike
     from spread left join sessions on sessions.session = spread.place >> 19
 )
 """
 # The end of each statement: what its `total` comes to.
 ANSWER: Final = f""", best as materialized (
-    select m.*, r.place, r.score, r.terms, r.told, r.is_among, r.is_alike
+    select m.*, r.place, r.score, r.is_among, r.is_alike
     from (select * from total order by score desc, place desc) r
     cross join lateral ({MEMORY}) m
     order by r.score desc, r.place desc
     limit greatest(%(limit)s, {_LOOKED_THROUGH})
+), reasons as materialized (
+    select place, string_agg(case when term = word then term else term || ' (' || word || ')' end, ', ')
+                      filter (where frequency > 0) as terms,
+           string_agg(word, ', ') filter (where around > 0) as told
+    from (select place, word, term, frequency, around from matched
+          union all select place, word, term, frequency, around from common) m
+    where place = any((select array_agg(place) from best)::bigint[])
+    group by place
 ), phrases as materialized (
     select phrase from unnest(%(pairs)s::text[]) as q(pair)
     cross join lateral (select phraseto_tsquery('english', q.pair) as phrase) p
     where numnode(phrase) = 3
 )
-select {_ANSWERED}, best.score * (1 + 0.1 * found.phrases) as score, best.terms, best.told, is_among,
+select {_ANSWERED}, best.score * (1 + 0.1 * found.phrases) as score, reasons.terms, reasons.told, is_among,
        found.phrases > 0 as has_phrase, is_alike
-from best
+from best left join reasons using (place)
 cross join lateral (select count(*) as phrases from phrases where best.words @@ phrase) found
 order by 11 desc, recorded_at desc, best.place desc
 limit %(limit)s

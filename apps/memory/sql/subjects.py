@@ -1,6 +1,7 @@
 """The statements behind envelopes: at which revision a subject is, all that an envelope says, and what ends it."""
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -209,6 +210,20 @@ def drop_subject(subject_pk: int) -> dict[str, int]:
             cursor.execute(statement, {"subject": subject_pk})
             numbers[table] = cursor.rowcount
     return numbers
+
+
+_MARK: Final = """
+insert into memory_forgotten (tenant_id, digest, forgotten_at)
+select %(tenant)s, unnest(%(marks)s::bytea[]), %(now)s
+on conflict do nothing
+"""
+
+
+def mark_forgotten(*, tenant_id: int, marks: Collection[bytes], now: datetime) -> None:
+    """Note by what is known again what was forgotten, however much that is."""
+    given: dict[str, Any] = {"tenant": tenant_id, "marks": sorted(marks), "now": now}
+    with hot_cursor() as cursor:
+        cursor.execute(_MARK, given)
 
 
 # The subject is held, lest it be forgotten before this transaction ends.

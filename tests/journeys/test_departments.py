@@ -1,0 +1,212 @@
+"""A general manager hands parts of a wish to departments, which plan and carry them out with workers of their own."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+import pytest
+
+from apps.chaos.ground import Ground
+from config.stack import programs
+from tests.bundled_workers.pdfs import GRADIENTS, RECEIPTS, write_pdf
+from tests.journeys.departments import (
+    BUNDLED,
+    CODE,
+    DATA,
+    RESEARCH,
+    Fact,
+    add_delegate,
+    ask,
+    carried_out,
+    deployment,
+    facts,
+    open_obligations,
+    start_bundled,
+    start_department,
+    token,
+    until,
+    upwards,
+)
+
+pytestmark = pytest.mark.ci
+
+KEE: Final = ("plans", "tasks:queue", "inbox", "memory")
+WORKER: Final = ("workers:register", "tasks:work")
+
+
+def workers_ready(ground: Ground, secret: str, names: tuple[str, ...]) -> None:
+    def ready() -> bool:
+        found = ask(ground, secret, "list_workers")["workers"]
+        return {one["worker_id"] for one in found} >= set(names)
+
+    until(ready, f"the registration of {names}", ground)
+
+
+def inbox_of(known: dict[str, Fact], principal: str) -> list[str]:
+    return sorted(fact.event_type for fact in known.values() if (fact.recipient, fact.surface) == (principal, "inbox"))
+
+
+def ends_of_tasks(known: dict[str, Fact], recipient: str) -> list[str]:
+    return [
+        fact.receipt_id for fact in known.values() if fact.event_type == "task_complete" and fact.recipient == recipient
+    ]
+
+
+def test_departments_of_one_deployment_share_its_gate_and_have_an_inbox_each(tmp_path: Path) -> None:
+    documents = tmp_path / "documents"
+    documents.mkdir()
+    write_pdf(documents / "gradients.pdf", GRADIENTS, title="On gradients")
+    write_pdf(documents / "receipts.pdf", RECEIPTS)
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "incidents.csv").write_text("when,what\n")
+    folder = programs.PRODUCT / "examples"
+    departments = (RESEARCH, CODE, DATA)
+    tokens = {
+        "kee": token("Kee", "ai", *KEE),
+        # With which a department is asked: by the root DeleGate, which is the general manager.
+        "manager": token("delegate", "delegate", "plans"),
+        **{name: token(name, "worker", *WORKER) for name in BUNDLED},
+        **{one.name: token(f"{one.name}-door", "worker", *WORKER) for one in departments},
+    }
+    with deployment(tokens) as ground:
+        kee = ground.tokens["kee"]
+        # The root DeleGate is made when it is first asked.
+        ask(ground, kee, "create_delegation_plan", intent="Nothing that anybody could do")
+        with ground.system() as connection:
+            for one in departments:
+                add_delegate(connection, one.name)
+        start_bundled(ground, BUNDLED, ground.tokens)
+        workers_ready(ground, kee, BUNDLED)
+        for one in departments:
+            start_department(ground, one, ground, asking=ground.tokens["manager"], one_deployment=True)
+        workers_ready(ground, kee, tuple(one.name for one in departments))
+
+        plan = ask(
+            ground,
+            kee,
+            "create_delegation_plan",
+            intent=f"Analyze the Python codebase at {folder}, index all PDFs in {documents}, and list the files in {data}",
+            # A manager knows departments, not their workers.
+            constraints={"exclude_workers": list(BUNDLED)},
+        )
+        assert plan["status"] == "ready", plan["plan"]["missing"]
+        asked = {step["worker_id"] for step in plan["steps"] if step.get("worker_id")}
+        assert asked == {one.name for one in departments}
+        report = carried_out(ground, kee, plan["plan_id"])
+
+        assert report["status"] == "complete", report
+        found = {one["worker_id"]: one for one in report["results"] if one["worker_id"]}
+        assert set(found) == asked
+        known = facts(ground)
+        below = {one.name: ends_of_tasks(known, one.name) for one in departments}
+        # Research indexes and code analyzes for long; a list is had at once, by a direct call.
+        assert {name: len(ends) for name, ends in below.items()} == {"research-dept": 1, "code-dept": 1, "data-dept": 0}
+        for end in (*below["research-dept"], *below["code-dept"]):
+            chain = upwards(known, end)
+            assert [fact.event_type for fact in chain] == [
+                "task_complete",
+                "task_queued",
+                "plan_created",
+                "plan_created",
+                "task_received",
+            ]
+            assert chain[3].receipt_id == plan["receipt_id"]
+            assert chain[4].recipient == "Kee"
+        assert inbox_of(known, "research-dept") == inbox_of(known, "code-dept") == ["task_complete"]
+        assert inbox_of(known, "delegate") == ["escalation"] * 3
+        assert inbox_of(known, "Kee") == ["aggregate_requested", "task_complete", "task_complete", "task_complete"]
+        closed = [fact for fact in known.values() if fact.event_type == "plan_complete"]
+        assert len(closed) == 4
+        assert open_obligations(ground) == 0
+
+
+def test_a_department_of_its_own_deployment_reports_home_and_the_chain_goes_through_both(tmp_path: Path) -> None:
+    folder = programs.PRODUCT / "examples"
+    home_tokens = {
+        "kee": token("Kee", "ai", *KEE),
+        CODE.name: token(CODE.name, "worker", *WORKER),
+        "letters": token("letters-of-code", "service", "receipts:write", source="code-dept"),
+    }
+    away_tokens = {
+        "manager": token("general-manager", "delegate", "plans"),
+        "operator": token("Ada", "ai", "admin"),
+        **{name: token(name, "worker", *WORKER) for name in CODE.pool},
+    }
+    with deployment(home_tokens) as home, deployment(away_tokens) as away:
+        operator = away.tokens["operator"]
+        put(
+            away,
+            operator,
+            "/api/v1/remote-targets/home",
+            {"base_url": f"http://127.0.0.1:{home.port}", "token": home.tokens["letters"], "known_as": "code-dept"},
+        )
+        put(
+            away,
+            operator,
+            "/api/v1/residences/general-manager",
+            {"target": "home", "name_there": "delegate"},
+        )
+        start_bundled(away, CODE.pool, away.tokens)
+        workers_ready(away, away.tokens["manager"], CODE.pool)
+        start_department(home, CODE, away, asking=away.tokens["manager"], one_deployment=False)
+        kee = home.tokens["kee"]
+        workers_ready(home, kee, (CODE.name,))
+
+        plan = ask(
+            home,
+            kee,
+            "create_delegation_plan",
+            intent=f"Analyze the Python codebase at {folder}",
+        )
+        assert plan["status"] == "ready", plan["plan"]["missing"]
+        report = carried_out(home, kee, plan["plan_id"])
+
+        assert report["status"] == "complete", report
+        (result,) = [one for one in report["results"] if one["worker_id"] == CODE.name]
+        below = ask(away, away.tokens["manager"], "get_plan_status", plan_id=result["key_findings"]["plan_id"])
+        assert below["status"] == "complete"
+
+        there = facts(away)
+        (end,) = ends_of_tasks(there, "delegate")
+        chain = upwards(there, end)
+        assert [fact.event_type for fact in chain] == ["task_complete", "task_queued", "plan_created"]
+        # What made it is a receipt of the other deployment, named and not known here.
+        assert chain[-1].caused_by_ref == plan["receipt_id"]
+        assert chain[-1].receipt_id == below["receipt_id"]
+        assert inbox_of(there, "delegate") == ["task_complete"]
+
+        def all_home() -> bool:
+            return {fact.event_type for fact in facts(home).values() if fact.recipient == "delegate"} >= {
+                "plan_created",
+                "plan_complete",
+                "escalation",
+            }
+
+        until(all_home, "the letters of the department", away)
+        here = facts(home)
+        reported = next(
+            fact for fact in here.values() if (fact.recipient, fact.event_type) == ("delegate", "escalation")
+        )
+        assert [fact.event_type for fact in upwards(here, reported.receipt_id)] == [
+            "escalation",
+            "plan_created",
+            "plan_created",
+            "task_received",
+        ]
+        # The same receipts, by the same ids, on both sides: the chain goes from one to the other.
+        assert reported.caused_by == chain[-1].receipt_id
+        assert here[chain[-1].receipt_id].caused_by == plan["receipt_id"]
+        assert inbox_of(here, "delegate") == ["escalation"]
+        assert (open_obligations(home), open_obligations(away)) == (0, 0)
+
+
+def put(ground: Ground, secret: str, path: str, body: dict[str, Any]) -> None:
+    answer = httpx2.put(
+        f"http://127.0.0.1:{ground.port}{path}",
+        json=body,
+        headers={"Authorization": f"Bearer {secret}"},
+        timeout=30,
+        trust_env=False,
+    )
+    assert answer.is_success, answer.text
