@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from apps.executions import selectors
+from apps.executions import calls, selectors
 from apps.executions.services import advancing
 from apps.executions.services.rounds import Round
-from apps.executions.states import WORKER_STEPS, StepStatus
+from apps.executions.states import StepStatus, StepType
 
 
 def without_ticks() -> None:
@@ -13,11 +13,11 @@ def without_ticks() -> None:
     selectors.due = lambda **_: []
 
 
-def from_the_beginning() -> None:
-    """Who takes over a call of a process that is gone begins the whole plan again."""
-    take_over = advancing._take_over  # what is mutated
+def without_memory() -> None:
+    """Who takes over a call of a process that is gone calls again what was called before it."""
+    take_over = advancing._take_over
 
-    def beginning_anew(work: Round, *, may_call: bool) -> bool:
+    def taking_over(work: Round, *, may_call: bool) -> bool:
         expired = [
             step
             for step in work.in_state(StepStatus.CALLING)
@@ -25,12 +25,12 @@ def from_the_beginning() -> None:
         ]
         if expired and may_call:
             for step in work.in_state(StepStatus.COMPLETE):
-                if step.step_type in WORKER_STEPS and step.task_id is None:
-                    step.status, step.envelope, step.ended_at = StepStatus.PENDING, None, None
-                    work.touch(step)
+                if step.step_type == StepType.CALL_WORKER:
+                    target = calls.target_of(worker_id=step.worker_id or "", tool_name=step.tool_name or "")
+                    work.claims.append((step, target))
         return take_over(work, may_call=may_call)
 
-    advancing._take_over = beginning_anew
+    advancing._take_over = taking_over
 
 
-MUTANTS: dict[str, Any] = {mutant.__name__: mutant for mutant in (without_ticks, from_the_beginning)}
+MUTANTS: dict[str, Any] = {mutant.__name__: mutant for mutant in (without_ticks, without_memory)}

@@ -44,6 +44,8 @@ class Story:
     folder: Path
     at_once: int = 6
     targets: tuple[str, ...] = TARGETS
+    during: str | None = None
+    """Kill only while some step is in this state; None: as soon as an execution is half done."""
     settings: str = "apps.chaos.settings"
     rest: float = 240.0
     """Seconds that what is under way may take to end once nothing is killed any more."""
@@ -174,7 +176,8 @@ class _Run:
         deadline = time.monotonic() + _PATIENCE
         while True:
             under_way, in_the_air = self._look()
-            if under_way or time.monotonic() > deadline:
+            wanted = self.story.during is None or self.story.during in in_the_air
+            if (under_way and wanted) or time.monotonic() > deadline:
                 break
             self._tend(principals)
             time.sleep(0.02)
