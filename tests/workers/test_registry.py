@@ -327,6 +327,21 @@ def test_a_worker_falls_silent_and_comes_back(as_kee: Caller) -> None:
     ]
 
 
+def test_a_worker_that_dies_is_offline_within_its_interval_plus_grace(as_kee: Caller) -> None:
+    move_clock(timedelta(0))
+    register(as_kee, make_manifest())
+    heartbeat(as_kee)
+
+    def state_after(pause: timedelta) -> str:
+        move_clock(pause)
+        services.mark_late()
+        return selectors.worker_named("code-analyzer-001").state
+
+    assert services.HEARTBEAT_EVERY + timedelta(minutes=1) == services.OFFLINE_AFTER
+    assert state_after(services.OFFLINE_AFTER) == "degraded"
+    assert state_after(timedelta(microseconds=1)) == "offline"
+
+
 def test_a_heartbeat_that_changes_nothing_leaves_the_epoch_alone(as_kee: Caller) -> None:
     register(as_kee, make_manifest())
     epoch = selectors.epochs()
