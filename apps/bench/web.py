@@ -23,6 +23,8 @@ from config.stack.processes import Program, end_children, last_lines, spawn
 from config.stack.supervisor import listen, readiness
 
 _PATIENCE: Final = 60.0
+_MOMENT: Final = 0.5
+_RESTING: Final = 0.05
 
 
 class NotServed(Exception):
@@ -39,7 +41,7 @@ class Processes:
     _worker: bool = False
 
     def web(self) -> "Web":
-        """The web process, ready."""
+        """The web process, ready and at rest."""
         if self._web is None:
             listener = listen(None, None)
             self._stack.callback(listener.close)
@@ -48,6 +50,7 @@ class Processes:
             child = self.start(programs.web(self.data, environment, fd=listener.fileno()))
             self._web = Web(url, child.pid)
             _await(lambda: readiness(url)[0] == HTTPStatus.OK, child, self.data)
+            _await(self._web.rests, child, self.data)
         return self._web
 
     def worker(self) -> None:
@@ -83,6 +86,12 @@ class Web:
             return replace(done, cpu=self.cpu() - before)
 
         return measure
+
+    def rests(self) -> bool:
+        """Whether it does nothing for a moment: after its start it reads what it will need, which no request asked for."""
+        before = self.cpu()
+        time.sleep(_MOMENT)
+        return self.cpu() - before < _MOMENT * _RESTING
 
     def cpu(self) -> float:
         """Seconds that the process and its children have used."""
