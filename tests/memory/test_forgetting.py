@@ -369,7 +369,7 @@ NO_WORDS = {
     "workers_offer": {"recent_seconds"},
     "workers_worker": {"signed_digest", "claimed_tier", "effective_tier", "state", "reported", "reach"},
     "workers_workerevent": {"kind", "state"},
-    "workers_workersource": {"kind"},
+    "workers_workersource": {"kind", "sealed_secret"},
 }  # fmt: skip
 
 
