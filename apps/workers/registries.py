@@ -35,7 +35,7 @@ MOST_PLACES: Final = 1000
 _DEADLINE: Final = timedelta(seconds=5)
 _ANSWER_BYTES: Final = 8 * 1024 * 1024
 _FILE_BYTES: Final = 1024 * 1024
-_KEY: Final = 500
+_KEY_LENGTH: Final = 500
 _OK: Final = 200
 _JSON: Final = {"Content-Type": "application/json"}
 # etcd's words for a token that it does not know, or that is older than its users: 401, or 400 as for much else.
@@ -121,9 +121,23 @@ _SETTINGS: Final[Mapping[SourceKind, frozenset[str]]] = {
 def look(source: Source) -> News:
     """Ask a source where workers are, or what has changed of that since the last look.
 
-    :raises CallFailed: one of its kinds.
+    :raises CallFailed: one of its kinds; so too where what is said of a worker can't be stored, or its key is there twice.
     """
-    return _LOOKS[source.kind](source)
+    news = _LOOKS[source.kind](source)
+    keys = set(news.gone)
+    for named in news.named:
+        if named.key in keys:
+            raise BadSource(f"The source names {named.key!r} twice.")
+        keys.add(named.key)
+        _check_storable(named)
+    return news
+
+
+def _check_storable(named: Named) -> None:
+    try:
+        strict_json.check(named.stated)
+    except strict_json.UnstorableJSON as exc:
+        raise BadSource(f"What the source says of {named.key!r} can't be stored. {exc.detail}") from exc
 
 
 def _pull(source: Source) -> News:
@@ -142,9 +156,7 @@ def _static(source: Source) -> News:
     if digest == source.cursor:
         return News(cursor=digest, complete=False)
     entries = _entries(content)
-    named = [_named(source, str(entry.get("worker_id") or entry.get("endpoint")), entry) for entry in entries]
-    if len({one.key for one in named}) < len(named):
-        raise BadSource("The file names a worker twice.")
+    named = (_named(source, str(entry.get("worker_id") or entry.get("endpoint")), entry) for entry in entries)
     return News(cursor=digest, complete=True, named=tuple(named))
 
 
@@ -200,13 +212,15 @@ def _etcd_watch(source: Source) -> News | None:
 def _etcd_changes(source: Source, events: Iterable[Mapping[str, Any]]) -> News:
     revision, latest = int(source.cursor), dict[str, Mapping[str, Any]]()
     for event in events:
-        latest[_text(event["kv"]["key"])] = event
+        latest[event["kv"]["key"]] = event
         revision = max(revision, int(event["kv"]["mod_revision"]))
-    gone = frozenset(key for key, event in latest.items() if event.get("type") == "DELETE")
+    gone = {key for key, event in latest.items() if event.get("type") == "DELETE"}
     named = tuple(
-        _named(source, key, _value(event["kv"].get("value", ""))) for key, event in latest.items() if key not in gone
+        _named(source, _text(key), _value(event["kv"].get("value", "")))
+        for key, event in latest.items()
+        if key not in gone
     )
-    return News(cursor=str(revision), complete=False, named=named, gone=gone)
+    return News(cursor=str(revision), complete=False, named=named, gone=frozenset(_key(_text(key)) for key in gone))
 
 
 def _etcd_range(source: Source) -> dict[str, str]:
@@ -329,9 +343,11 @@ def _named(source: Source, key: str, stated: Mapping[str, Any]) -> Named:
     endpoint = stated.get("endpoint")
     said = {} if "tools" in stated else source.settings.get("worker", {})
     # What is no address is refused where it is asked, by name.
-    return Named(
-        key=legible(key)[:_KEY], stated={**said, **stated, "endpoint": endpoint if isinstance(endpoint, str) else ""}
-    )
+    return Named(key=_key(key), stated={**said, **stated, "endpoint": endpoint if isinstance(endpoint, str) else ""})
+
+
+def _key(text: str) -> str:
+    return legible(text)[:_KEY_LENGTH]
 
 
 def _bounded(entries: list[Any]) -> list[Any]:

@@ -5,6 +5,7 @@ Consul has no package that the tests could install: a small server here keeps to
 `X-Consul-Results-Filtered-By-ACLs` where a token does not see everything).
 """
 
+import base64
 import json
 import threading
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from apps.core.outbound import CallFailed
 from apps.core.sealing import seal
 from apps.core.sql import database_now
 from apps.principals.models import Principal
@@ -30,11 +32,11 @@ from apps.principals.tenancy import Caller
 from apps.workers import errors, registries, selectors, services
 from apps.workers.models import Place, Worker, WorkerSource
 from apps.workers.registries import Source
-from apps.workers.services import discovering
+from apps.workers.services import discovering, rounds
 from apps.workers.states import SourceKind
 from tests.workers.etcd import Etcd
 from tests.workers.etcd import serving as serving_etcd
-from tests.workers.factories import NOTHING, enroll, make_key, make_manifest, signed
+from tests.workers.factories import NOTHING, add_source, enroll, make_key, make_manifest, signed
 from tests.workers.servers import McpServer
 
 
@@ -249,6 +251,22 @@ def test_what_etcd_holds_that_is_no_worker_is_named_as_such(as_kee: Caller, etcd
 
     assert ids() == []
     assert Place.objects.get().fault
+
+
+@pytest.mark.ci
+def test_keys_of_etcd_that_read_alike_change_nothing(as_kee: Caller, etcd: Etcd) -> None:
+    add(as_kee, SourceKind.ETCD, etcd.url)
+    alike = [base64.b64encode(b"/gatehouse/workers/" + end).decode() for end in (b"\xff", b"\xfe")]
+    for key in alike:
+        etcd.ask("/v3/kv/put", key=key, value=base64.b64encode(b"https://a.example.com/mcp").decode())
+
+    services.discover()
+    assert source_fault().startswith("bad_source: The source names '/gatehouse/workers/")
+    etcd.ask("/v3/kv/deleterange", key=alike[0])
+    discover()
+
+    assert source_fault() == ""
+    assert Place.objects.standing().count() == 1
 
 
 @pytest.fixture
@@ -512,6 +530,58 @@ def test_what_consul_does_not_say_as_documented_changes_nothing(as_kee: Caller, 
 
     assert source_fault().startswith("bad_source")
     assert not Place.objects.exists()
+
+
+@pytest.mark.parametrize("unstorable", ["\x00", "\ud800"])
+def test_what_can_not_be_stored_is_named_at_its_source_and_hinders_no_other(
+    as_kee: Caller, consul: Consul, shouter: McpServer, unstorable: str
+) -> None:
+    consul.set(service("quiet", 9, Tags=[f"a{unstorable}b"]))
+    add(as_kee, SourceKind.CONSUL, consul.url)
+    add_source(as_kee, shouter.endpoint, worker_id="loud")
+
+    services.discover()
+
+    fault = WorkerSource.objects.get(name="many").fault or ""
+    assert fault.startswith("bad_source: What the source says of 'n1/quiet' can't be stored.")
+    assert ids() == ["loud"]
+
+
+def test_a_service_that_consul_names_twice_changes_nothing(as_kee: Caller, consul: Consul) -> None:
+    consul.set(service("loud", 8), service("loud", 9))
+    add(as_kee, SourceKind.CONSUL, consul.url)
+
+    services.discover()
+
+    assert source_fault() == "bad_source: The source names 'n1/loud' twice."
+    assert not Place.objects.exists()
+
+
+def test_what_breaks_unexpectedly_at_one_source_is_noted_there_and_hinders_no_other(
+    as_kee: Caller, consul: Consul, shouter: McpServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_source(as_kee, shouter.endpoint, worker_id="loud")
+    add(as_kee, SourceKind.CONSUL, consul.url)
+    consul.index = 10**100  # longer than its column
+
+    services.discover()
+
+    assert WorkerSource.objects.get(name="many").fault == "unexpected: DataError, as the log says."
+    assert ids() == ["loud"]
+    assert "one of a round broke" in caplog.text
+
+
+def test_a_call_that_breaks_unexpectedly_is_noted_and_the_others_of_its_round_too() -> None:
+    noted: dict[int, float | CallFailed] = {}
+
+    def call(number: int) -> float:
+        return 1 / number
+
+    assert rounds.do_all([0, 1, 2], call, noted.__setitem__) == 3
+
+    broken = noted.pop(0)
+    assert (type(broken), str(broken)) == (rounds.Unexpected, "ZeroDivisionError, as the log says.")
+    assert noted == {1: 1.0, 2: 0.5}
 
 
 def test_a_secret_is_stored_sealed_and_another_one_takes_its_place(as_kee: Caller, consul: Consul) -> None:

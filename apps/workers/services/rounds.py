@@ -1,11 +1,14 @@
 """Calls of many strangers at once: what is to be done is claimed, done without a transaction, and noted one by one."""
 
+import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from datetime import timedelta
 from typing import Final, TypeVar
 
 from apps.core.outbound import CallFailed
+
+logger = logging.getLogger(__name__)
 
 MOST_CLAIMED: Final = 64
 CALL_DEADLINE: Final = timedelta(seconds=5)
@@ -17,10 +20,17 @@ C = TypeVar("C")
 R = TypeVar("R")
 
 
+class Unexpected(CallFailed):
+    """The call, or the noting of what it brought, broke as nobody has foreseen; the log says how."""
+
+    code = "unexpected"
+
+
 def do_all(claims: Sequence[C], call: Callable[[C], R], note: Callable[[C, R | CallFailed], None]) -> int:
     """Make the calls side by side, and note each as it comes back; returns how many there were.
 
-    The calls run on threads of their own and must leave the database alone.
+    The calls run on threads of their own and must leave the database alone. What breaks at one of them unexpectedly is noted
+    there as :class:`Unexpected`, and hinders no other.
     """
 
     def made(claim: C) -> R | CallFailed:
@@ -34,5 +44,13 @@ def do_all(claims: Sequence[C], call: Callable[[C], R], note: Callable[[C, R | C
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="workers") as pool:
         under_way = {pool.submit(made, claim): claim for claim in claims}
         for done in as_completed(under_way):
-            note(under_way[done], done.result())
+            _note(under_way[done], done, note)
     return len(claims)
+
+
+def _note(claim: C, done: Future[R | CallFailed], note: Callable[[C, R | CallFailed], None]) -> None:
+    try:
+        note(claim, done.result())
+    except Exception as exc:
+        logger.exception("one of a round broke")
+        note(claim, Unexpected(f"{type(exc).__name__}, as the log says."))
