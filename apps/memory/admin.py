@@ -22,6 +22,7 @@ from apps.memory.models import (
     Session,
     Subject,
     Tally,
+    Vector,
     WordCount,
 )
 
@@ -133,6 +134,18 @@ class PostingAdmin(OperatorAdmin):
     @admin.display(description="Passage")
     def passage_link(self, posting: Posting) -> str:
         return link_to(posting.passage)
+
+
+@admin.register(Vector)
+class VectorAdmin(OperatorAdmin):
+    list_display = ["__str__", "passage_link", "embedder"]
+    list_select_related = ["passage"]
+    list_filter = ["tenant"]
+    exclude = ["embedding"]  # hundreds of numbers that say nothing to a reader
+
+    @admin.display(description="Passage")
+    def passage_link(self, vector: Vector) -> str:
+        return link_to(vector.passage)
 
 
 @admin.register(Tally)

@@ -8,7 +8,7 @@ from unfold.admin import TabularInline
 
 from apps.core.admin import OperatorAdmin, link_to, verb
 from apps.plans import drawing, services
-from apps.plans.models import Delegate, LearnedModel, Outcome, Plan, PlanStep
+from apps.plans.models import Delegate, LearnedModel, Outcome, Plan, PlanStep, WaitingPlan
 from apps.principals.tenancy import acting_in
 from apps.receipts.models import Receipt
 
@@ -83,6 +83,18 @@ class DelegateAdmin(OperatorAdmin):
     @admin.display(description="Acts as")
     def principal_link(self, delegate: Delegate) -> str:
         return link_to(delegate.principal)
+
+
+@admin.register(WaitingPlan)
+class WaitingPlanAdmin(OperatorAdmin):
+    list_display = ["id", "plan_link", "expires_at"]
+    list_filter = ["tenant"]
+    list_select_related = ["plan"]
+    ordering = ["-id"]
+
+    @admin.display(description="Plan")
+    def plan_link(self, waiting: WaitingPlan) -> str:
+        return link_to(waiting.plan)
 
 
 @admin.register(Outcome)
