@@ -70,7 +70,7 @@ def read(original: Mapping[str, Any], *, allow_loopback: bool, networks: Sequenc
         tools=tuple(_contract(tool, number, original) for number, tool in enumerate(original["tools"])),
         capabilities=tuple(dict.fromkeys(original.get("capabilities", ()))),
         constraints=_constraints(original.get("constraints", {})),
-        hints=original.get("hints", {}),
+        hints=_said(original.get("hints", {})),
         claimed_tier=Tier(claims.get("tier", Tier.UNTRUSTED)),
         signature=claims.get("signature"),
         key_id=claims.get("key_id"),
@@ -142,10 +142,15 @@ def _unusable(pointer: str, fault: str) -> UnusableSchema:
 
 def _constraints(stated: Mapping[str, Any]) -> Mapping[str, Any]:
     """A manifest may say `rate_limit` for `rate_limit_per_hour`."""
-    named = {name: value for name, value in stated.items() if name != "rate_limit"}
-    if "rate_limit" in stated:
-        named.setdefault("rate_limit_per_hour", stated["rate_limit"])
+    named = _said(stated)
+    if (limit := named.pop("rate_limit", None)) is not None:
+        named.setdefault("rate_limit_per_hour", limit)
     return named
+
+
+def _said(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said to be null is left out."""
+    return {name: value for name, value in stated.items() if value is not None}
 
 
 def _is_loopback(host: str) -> bool:

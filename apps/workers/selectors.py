@@ -389,11 +389,11 @@ def _offer_view(offer: Offer) -> OfferView:
 def _cost(offer: Offer) -> float:
     """What a call costs: the worker's estimate, else the observed mean, else its band."""
     hints = offer.worker.hints
-    if "cost_estimate" in hints:
-        return float(hints["cost_estimate"])
+    if (estimate := hints.get("cost_estimate")) is not None:
+        return float(estimate)
     if offer.runs and offer.total_cost:
         return round(float(offer.total_cost) / offer.runs, 6)
-    return float(settings.COST_BANDS.get(hints.get("cost_band", "free"), 0.0))
+    return float(settings.COST_BANDS.get(hints.get("cost_band") or "free", 0.0))
 
 
 def bar(offer: Offer) -> str | None:

@@ -273,6 +273,27 @@ def test_a_schema_that_does_not_stand_on_its_own_is_refused(as_kee: Caller, sche
     assert caught.value.errors[0].pointer.startswith("/tools/0")
 
 
+def test_what_a_manifest_says_to_be_null_is_as_left_out(as_kee: Caller) -> None:
+    constraints = {"rate_limit_per_hour": None, "rate_limit": 0, "timeout_seconds": None}
+    hints = {"cost_estimate": None, "cost_band": None, "latency_band": "fast"}
+
+    register(as_kee, make_manifest(constraints=constraints, hints=hints, side_effects=NOTHING))
+
+    worker = Worker.objects.get()
+    assert (worker.constraints, worker.hints) == ({"rate_limit_per_hour": 0}, {"latency_band": "fast"})
+    assert worker.manifest["hints"] == hints
+    (offer,) = selectors.catalogue().offers
+    assert (offer.cost, offer.calls_per_hour, offer.barred) == (0.0, 0.0, "its limit is no calls at all")
+
+
+def test_a_stored_null_hint_does_not_keep_the_other_tools_from_being_read(as_kee: Caller) -> None:
+    register(as_kee, make_manifest("other", hints={"cost_estimate": 2}))
+    register(as_kee, make_manifest("odd"))
+    Worker.objects.filter(worker_id="odd").update(hints={"cost_estimate": None, "cost_band": None})
+
+    assert {offer.worker_id: offer.cost for offer in selectors.catalogue().offers} == {"other": 2.0, "odd": 0.0}
+
+
 def test_two_tools_of_one_name_are_refused(as_kee: Caller) -> None:
     tools = make_manifest()["tools"]
 
