@@ -35,10 +35,10 @@ class OfferedTool(Input):
 
 
 class Constraints(Input):
-    max_payload_bytes: Annotated[int, Field(ge=1, le=2**53)] | None = None
+    max_payload_bytes: Annotated[int, Field(ge=1, lt=2**53)] | None = None
     timeout_seconds: Annotated[float, Field(gt=0, le=86_400)] | None = None
-    rate_limit_per_hour: Annotated[int, Field(ge=0, le=2**53)] | None = None
-    rate_limit: Annotated[int, Field(ge=0, le=2**53)] | None = None
+    rate_limit_per_hour: Annotated[int, Field(ge=0, lt=2**53)] | None = None
+    rate_limit: Annotated[int, Field(ge=0, lt=2**53)] | None = None
     """The same as `rate_limit_per_hour`."""
 
 

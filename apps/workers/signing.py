@@ -86,7 +86,7 @@ def verify(manifest: Mapping[str, Any], *, signature: str, key_id: str, key: str
     :raises MalformedSignature: if it is no compact JWS, writes a header twice, or demands extensions (`crit`).
     :raises WrongAlgorithm: if it was made with anything but Ed25519.
     :raises SignatureExpired: if its time is over, not yet begun, or longer than allowed.
-    :raises BadSignature: if it is not this key's, or over something else.
+    :raises BadSignature: if it is not this key's, or over something else, or the manifest has no canonical form.
     """
     header = _header(signature)
     if header.get("alg") != ALGORITHM:
@@ -95,7 +95,11 @@ def verify(manifest: Mapping[str, Any], *, signature: str, key_id: str, key: str
         found = jws.deserialize_compact(signature, OKPKey.import_key(json.loads(key)), registry=_REGISTRY)
     except (JoseError, ValueError) as exc:
         raise BadSignature(f"The signature is not by the key {key_id!r}.") from exc
-    if header.get("kid") != key_id or found.payload != payload(manifest):
+    try:
+        signed = payload(manifest)
+    except rfc8785.CanonicalizationError as exc:
+        raise BadSignature(f"The manifest has no canonical form that could be signed: {exc}") from exc
+    if header.get("kid") != key_id or found.payload != signed:
         raise BadSignature("The signature is over another manifest.")
     signed_at, expires_at = _period(header, now)
     return Signed(signed_at, expires_at, hashlib.blake2b(found.payload, digest_size=16).hexdigest())
