@@ -97,11 +97,17 @@ def _is_allowed(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     """Whether it leads out to one host, also where it only wraps an address of the older kind."""
-    inner = _wrapped(address) if isinstance(address, ipaddress.IPv6Address) else None
-    return address.is_global and not address.is_multicast and (inner is None or _is_public(inner))
+    if not address.is_global or address.is_multicast:
+        return False
+    if isinstance(address, ipaddress.IPv4Address):
+        return True
+    inner = _wrapped(address)
+    return not address.is_site_local and (inner is None or _is_public(inner))
 
 
-_WRAPPING: Final = tuple(ipaddress.IPv6Network(network) for network in ("::/96", "64:ff9b::/96", "64:ff9b:1::/48"))
+_WRAPPING: Final = tuple(
+    ipaddress.IPv6Network(network) for network in ("::/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48")
+)
 
 
 def _wrapped(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
