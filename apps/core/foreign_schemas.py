@@ -14,19 +14,38 @@ from apps.core.strict_json import MAX_DEPTH
 
 MOST_FAULTS: Final = 20
 MOST_LOOKS: Final = 20_000
+MOST_RETURNS: Final = 200_000
 _LONGEST_MESSAGE: Final = 300
 
 
-def fault_of_schema(schema: Mapping[str, Any]) -> str | None:
+class Effort:
+    """What it may cost to judge schemas that came together. Reading each of their places once is free; a schema that leads
+    back to itself is read again for every level of a document.
+    """
+
+    def __init__(self) -> None:
+        self._left = MOST_RETURNS
+
+    def spend(self, places: int) -> None:
+        self._left -= places
+        if self._left < 0:
+            raise _TooCostly
+
+
+def fault_of_schema(schema: Mapping[str, Any], *, effort: Effort | None = None) -> str | None:
     """Why this document can't be used as a schema; None if it can.
 
     A schema is judged by the document that costs it most: one place may be looked at `MOST_LOOKS` times.
+
+    :param effort: what is left of it for all schemas that came together; None: this one came alone.
     """
     try:
-        if _Cost(schema).looks(schema, MAX_DEPTH) > MOST_LOOKS:
+        if _Cost(schema, effort or Effort()).looks(schema, MAX_DEPTH) > MOST_LOOKS:
             return "it may look at one place of a document too many times"
     except (_Endless, RecursionError):
         return "it refers to itself without end"
+    except _TooCostly:
+        return "it refers to itself in too many places"
     except LookupError as exc:
         return f"it refers to {str(exc)[:100]}, which is not a place within it"
     try:
@@ -60,17 +79,25 @@ _OVERLAPPING_ALONE: Final = (
     "unevaluatedItems",
     "unevaluatedProperties",
 )
+# Keywords that may hold several schemas.
+_SEVERAL: Final = frozenset({*_SAME_PLACE, *_APART, *_OVERLAPPING, "prefixItems", "items"})
 
 
 class _Endless(ValueError):
     """A schema that leads back to itself at the same place."""
 
 
+class _TooCostly(ValueError):
+    """Schemas that take too long to be judged."""
+
+
 class _Cost:
     """How often a schema may look at one place of a document, at the worst."""
 
-    def __init__(self, root: Mapping[str, Any]) -> None:
+    def __init__(self, root: Mapping[str, Any], effort: Effort) -> None:
         self._root = root
+        self._effort = effort
+        self._read: set[int] = set()
         self._known: dict[tuple[int, int], int] = {}
         self._open: set[tuple[int, int]] = set()
 
@@ -82,6 +109,11 @@ class _Cost:
         if key in self._open:
             raise _Endless
         if key not in self._known:
+            if id(schema) in self._read:
+                self._effort.spend(
+                    1 + sum(len(several) for word in _SEVERAL if isinstance(several := schema.get(word), dict | list))
+                )
+            self._read.add(id(schema))
             self._open.add(key)
             self._known[key] = min(self._here(schema, depth) + self._below(schema, depth - 1), MOST_LOOKS + 1)
             self._open.remove(key)

@@ -27,8 +27,9 @@ def manifest_of(seen: Seen, *, endpoint: str, stated: Mapping[str, Any]) -> tupl
     :param stated: what an operator says of the worker: `worker_id`, `side_effects`, capabilities, constraints, hints.
     """
     tools, left_out = [], []
+    effort = foreign_schemas.Effort()
     for tool in seen.tools:
-        fault = _fault(tool)
+        fault = _fault(tool, effort)
         if fault is None:
             tools.append(_contract(tool, stated.get("side_effects") or {}))
         else:
@@ -70,13 +71,13 @@ def same_but_for_trust(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool
     return {**one, "trust": None} == {**other, "trust": None}
 
 
-def _fault(tool: ListedTool) -> str | None:
+def _fault(tool: ListedTool, effort: foreign_schemas.Effort) -> str | None:
     if _NAME.fullmatch(tool.name) is None:
         return "has no usable name"
     if tool.input_schema.get("type", "object") != "object":
         return "takes no object"
     for schema in (tool.input_schema, tool.output_schema or {}):
-        if (fault := foreign_schemas.fault_of_schema(schema)) is not None:
+        if (fault := foreign_schemas.fault_of_schema(schema, effort=effort)) is not None:
             return f"has a schema that does not stand on its own: {legible(fault)}"
         if _canonical(schema) is None:
             return "has a schema without a canonical form"

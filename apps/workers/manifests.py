@@ -12,6 +12,7 @@ import rfc8785
 
 from apps.core import foreign_schemas
 from apps.core.errors import FieldError
+from apps.core.foreign_schemas import Effort
 from apps.workers import trust
 from apps.workers.errors import RepeatedTool, UnusableEndpoint, UnusableSchema
 from apps.workers.trust import Tier
@@ -64,10 +65,11 @@ def read(original: Mapping[str, Any], *, allow_loopback: bool, networks: Sequenc
     names = Counter(tool["name"] for tool in original["tools"])
     if repeated := sorted(name for name, times in names.items() if times > 1):
         raise RepeatedTool(f"The manifest names a tool twice: {repeated[0]}.")
+    effort = Effort()
     return Manifest(
         worker_id=original["worker_id"],
         endpoint=endpoint(original["endpoint"], allow_loopback=allow_loopback, networks=networks),
-        tools=tuple(_contract(tool, number, original) for number, tool in enumerate(original["tools"])),
+        tools=tuple(_contract(tool, number, original, effort) for number, tool in enumerate(original["tools"])),
         capabilities=tuple(dict.fromkeys(original.get("capabilities", ()))),
         constraints=_constraints(original.get("constraints", {})),
         hints=_said(original.get("hints", {})),
@@ -112,10 +114,10 @@ def tool_uid(*, name: str, description: str, input_schema: object, output_schema
     return hashlib.blake2b(rfc8785.dumps(body), digest_size=16).hexdigest()  # type: ignore[arg-type]  # JSON values by contract
 
 
-def _contract(tool: Mapping[str, Any], number: int, original: Mapping[str, Any]) -> ToolContract:
+def _contract(tool: Mapping[str, Any], number: int, original: Mapping[str, Any], effort: Effort) -> ToolContract:
     input_schema, output_schema = tool["input_schema"], tool.get("output_schema") or {}
     for name, schema in (("input_schema", input_schema), ("output_schema", output_schema)):
-        _check_schema(schema, f"/tools/{number}/{name}")
+        _check_schema(schema, f"/tools/{number}/{name}", effort)
     if input_schema.get("type", "object") != "object":
         raise _unusable(f"/tools/{number}/input_schema", "describes no object")
     stated = {
@@ -131,8 +133,8 @@ def _contract(tool: Mapping[str, Any], number: int, original: Mapping[str, Any])
         raise _unusable(f"/tools/{number}", f"has no canonical form: {exc}") from exc
 
 
-def _check_schema(schema: Mapping[str, Any], pointer: str) -> None:
-    if (fault := foreign_schemas.fault_of_schema(schema)) is not None:
+def _check_schema(schema: Mapping[str, Any], pointer: str, effort: Effort) -> None:
+    if (fault := foreign_schemas.fault_of_schema(schema, effort=effort)) is not None:
         raise _unusable(pointer, f"is no JSON Schema that stands on its own: {fault}")
 
 

@@ -76,6 +76,8 @@ def _doubling(levels: int) -> dict[str, object]:
         {"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
         {"allOf": [{"properties": {"x": {"$ref": "#"}}}, {"properties": {"x": {"$ref": "#"}}}]},
         {"patternProperties": {"a": {"$ref": "#"}, "b": {"$ref": "#"}}},
+        {"properties": {f"p{number}": {"$ref": "#"} for number in range(20_000)}},
+        {"properties": {f"p{number}": True for number in range(90_000)}, "additionalProperties": {"$ref": "#"}},
         {"$ref": "#/$defs/nowhere"},
         {"$ref": "#anchor", "$defs": {"a": {"$anchor": "anchor"}}},
         {"$dynamicRef": "#/$defs/a", "$defs": {"a": {}}},
@@ -91,11 +93,24 @@ def test_a_schema_that_would_cost_without_bound_is_refused(schema: dict[str, obj
         _doubling(8),
         {"type": "object", "properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}},
         {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}},
+        {"properties": {f"p{number}": {"$ref": "#"} for number in range(1_000)}},
+        {"properties": {f"p{number}": {"type": "string"} for number in range(20_000)}},
         {"anyOf": [{"$ref": "#/$defs/a~1b"}, {"type": "null"}], "$defs": {"a/b": {"type": "string"}}},
     ],
 )
 def test_trees_lists_and_unions_are_schemas_like_any_other(schema: dict[str, object]) -> None:
     assert foreign_schemas.fault_of_schema(schema) is None
+
+
+def test_schemas_that_come_together_may_lead_back_only_so_often_and_plain_ones_always_pass() -> None:
+    leading_back = {"properties": {f"p{number}": {"$ref": "#"} for number in range(1_000)}}
+    effort = foreign_schemas.Effort()
+
+    found = [foreign_schemas.fault_of_schema(leading_back, effort=effort) for _ in range(5)]
+
+    assert found[0] is None
+    assert found[-1] == "it refers to itself in too many places"
+    assert foreign_schemas.fault_of_schema({"properties": {"a": {"type": "string"}}}, effort=effort) is None
 
 
 def test_a_moment_is_read_from_json_and_from_text_alike() -> None:
