@@ -58,7 +58,9 @@ def _refuse_replayed(worker: Worker, signed: signing.Signed) -> None:
     if signed.signed_at == worker.signed_at and worker.signed_digest not in {None, signed.digest}:
         raise SignatureReplayed("Another manifest that was signed in the same second is known; sign anew.")
     if worker.void_until is not None and signed.signed_at <= worker.void_until:
-        raise SignatureReplayed(f"The worker was unregistered at {worker.void_until.isoformat()}; sign anew.")
+        raise SignatureReplayed(
+            f"The worker was unregistered: what was signed until {worker.void_until.isoformat()} counts no more; sign anew."
+        )
 
 
 def grant_trust(worker: Worker, trusted: Trusted, now: datetime) -> bool:

@@ -42,11 +42,11 @@ def move(worker: Worker, state: State, why: str, now: datetime) -> bool:
 def take_out(worker: Worker, why: str, now: datetime, *, voids: bool) -> None:
     """Take a locked worker out of the registry.
 
-    :param voids: signatures made so far count no more.
+    :param voids: signatures made so far count no more, among them the one that was taken last, which may be dated ahead.
     """
     worker.unregistered_at = now
     if voids:
-        worker.void_until = now
+        worker.void_until = max(now, worker.signed_at or now)
     worker.save(update_fields=["unregistered_at", "void_until"])
     record(worker, WorkerEvent.Kind.UNREGISTERED, why, now)
     advance([worker.tenant_id])
