@@ -7,6 +7,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.html import format_html_join
 from unfold.admin import TabularInline
 from unfold.decorators import action
@@ -57,7 +58,7 @@ class OfferInline(TabularInline):
 
     @admin.display(description="Barred because")
     def barred(self, offer: Offer) -> str:
-        return selectors.bar(offer) or "-"
+        return selectors.bar(offer, offer.worker.tier_at(timezone.now())) or "-"
 
 
 class EventInline(TabularInline):

@@ -1,6 +1,6 @@
 """Workers, the versions of their tools, what each offers, and what became of it."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
@@ -191,6 +191,11 @@ class Worker(TenantModel):
     def is_to_register_again(self) -> bool:
         """Whether, at its last heartbeat, its trust had ended or was soon to end."""
         return self.trust_ends_at is not None and self.trust_ends_at - self.last_heartbeat_at <= RENEW_BEFORE
+
+    def tier_at(self, now: datetime) -> Tier:
+        """Its tier: trust ends with the signature, whether or not that has been noted yet."""
+        has_ended = self.trust_ends_at is not None and self.trust_ends_at <= now
+        return Tier.UNTRUSTED if has_ended else Tier(self.effective_tier)
 
     # Mutators change memory only. Services lock, save and commit.
 

@@ -14,7 +14,7 @@ from django.db.models import F, Prefetch, Sum
 
 from apps.workers import sql
 from apps.workers.errors import UnknownTool, UnknownWorker
-from apps.workers.models import Offer, Registry, ToolVersion, Worker, WorkerSource
+from apps.workers.models import Offer, OfferQuerySet, Registry, ToolVersion, Worker, WorkerSource
 from apps.workers.searching import Entry, Found, SearchIndex
 from apps.workers.states import ROUTABLE, State
 from apps.workers.trust import RATE_MULTIPLIER, Tier, calls_per_hour, forbidden_effects
@@ -149,7 +149,8 @@ def tried() -> dict[str, int]:
 
 
 def catalogue(worker_ids: Collection[str] | None = None) -> RegistryView:
-    """Everything that is offered now, eligible or not, with the reason where not.
+    """Everything that is offered now, eligible or not, with the reason where not. Whoever keeps it sees by the epoch that it
+    holds no more, and trust ends without moving that: so what counts here is the tier that is noted.
 
     :param worker_ids: by whom; None: by all.
     """
@@ -160,7 +161,7 @@ def catalogue(worker_ids: Collection[str] | None = None) -> RegistryView:
         epoch=epoch,
         history_epoch=history_epoch,
         tools=tuple(tools[uid] for uid in sorted(tools)),
-        offers=tuple(_offer_view(offer) for offer in offers),
+        offers=tuple(_offer_view(offer, Tier(offer.worker.effective_tier)) for offer in offers),
     )
 
 
@@ -202,11 +203,15 @@ def tool_of(worker_id: str, tool_name: str) -> ToolView:
 
 
 def offer_of(worker_id: str, tool_name: str) -> OfferView:
-    """As :func:`tool_of`, with what the worker says and has shown of it.
+    """As :func:`tool_of`, with what the worker says and has shown of it, and trusted as far as its signature lasts now.
 
     :raises UnknownTool: if there is no such offer.
     """
-    return _offer_view(offer_named(worker_id, tool_name))
+    # Any: an offer with the database's clock, which spares the question for it.
+    latest: Any = _offers_named(worker_id, tool_name).annotate(asked_at=sql.GATEHOUSE_NOW).first()
+    if latest is None:
+        raise _no_offer(worker_id, tool_name)
+    return _offer_view(latest, latest.worker.tier_at(latest.asked_at))
 
 
 def offer_named(worker_id: str, tool_name: str) -> Offer:
@@ -214,10 +219,9 @@ def offer_named(worker_id: str, tool_name: str) -> Offer:
 
     :raises UnknownTool: if there never was one.
     """
-    found = Offer.objects.filter(worker__worker_id=worker_id, name=tool_name).with_contract()
-    latest = found.order_by(F("withdrawn_at").desc(nulls_first=True)).first()
+    latest = _offers_named(worker_id, tool_name).first()
     if latest is None:
-        raise UnknownTool(f"{worker_id[:100]} offers no tool {tool_name[:200]!r}.")
+        raise _no_offer(worker_id, tool_name)
     return latest
 
 
@@ -327,6 +331,16 @@ def _standing_offers(worker_ids: Collection[str] | None) -> list[Offer]:
     return list(found.order_by("tool__uid", "worker__worker_id"))
 
 
+def _offers_named(worker_id: str, tool_name: str) -> OfferQuerySet:
+    """The latest one first."""
+    found = Offer.objects.filter(worker__worker_id=worker_id, name=tool_name).with_contract()
+    return found.order_by(F("withdrawn_at").desc(nulls_first=True))
+
+
+def _no_offer(worker_id: str, tool_name: str) -> UnknownTool:
+    return UnknownTool(f"{worker_id[:100]} offers no tool {tool_name[:200]!r}.")
+
+
 def _worker(worker_id: str) -> Worker:
     worker = Worker.objects.registered().light().named(worker_id).first()
     if worker is None:
@@ -364,7 +378,7 @@ def _version_view(tool: ToolVersion) -> ToolView:
     )
 
 
-def _offer_view(offer: Offer) -> OfferView:
+def _offer_view(offer: Offer, tier: Tier) -> OfferView:
     worker, recent = offer.worker, sorted(offer.recent_seconds)
     return OfferView(
         worker_id=worker.worker_id,
@@ -372,17 +386,17 @@ def _offer_view(offer: Offer) -> OfferView:
         tool_name=offer.name,
         capabilities=tuple(worker.capabilities),
         effects=frozenset(offer.tool.effects),
-        tier=Tier(worker.effective_tier),
+        tier=tier,
         hints=worker.hints,
         cost=_cost(offer),
         timeout_seconds=worker.constraints.get("timeout_seconds"),
-        calls_per_hour=calls_per_hour(worker.constraints.get("rate_limit_per_hour"), Tier(worker.effective_tier)),
+        calls_per_hour=calls_per_hour(worker.constraints.get("rate_limit_per_hour"), tier),
         max_payload_bytes=worker.constraints.get("max_payload_bytes"),
         runs=offer.runs,
         successes=offer.successes,
         p50_seconds=round(statistics.median(recent), 3) if recent else None,
         p95_seconds=round(recent[math.ceil(0.95 * len(recent)) - 1], 3) if recent else None,
-        barred=bar(offer),
+        barred=bar(offer, tier),
     )
 
 
@@ -396,9 +410,8 @@ def _cost(offer: Offer) -> float:
     return float(settings.COST_BANDS.get(hints.get("cost_band") or "free", 0.0))
 
 
-def bar(offer: Offer) -> str | None:
-    """Why an offer may not be used now; None if it may."""
-    tier = Tier(offer.worker.effective_tier)
+def bar(offer: Offer, tier: Tier) -> str | None:
+    """Why an offer may not be used now by a worker of this tier; None if it may."""
     forbidden = forbidden_effects(frozenset(offer.tool.effects), tier)
     if forbidden:
         return f"the tier {tier} does not allow {', '.join(sorted(forbidden))}"

@@ -1,13 +1,16 @@
-"""The statements of the registry that the ORM cannot write."""
+"""The statements of the registry that the ORM cannot write, and the database's clock in those that it can."""
 
 from collections.abc import Collection
 from datetime import timedelta
 from typing import Any, Final
 
 from django.db import connection
+from django.db.models import DateTimeField, Func
 
 from apps.core.sql import hot_cursor
 from apps.workers.trust import RENEW_BEFORE
+
+GATEHOUSE_NOW: Final = Func(function="gatehouse_now", output_field=DateTimeField())
 
 
 def advance_epoch(tenant_id: int) -> None:

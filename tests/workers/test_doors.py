@@ -73,6 +73,8 @@ def test_a_heartbeat_is_answered_with_the_next_ones_time(token: str) -> None:
         ({"tools": [{"name": "t"}]}, 422, "invalid"),
         ({"tools": [{"name": "t", "input_schema": {"type": "nonsense"}}]}, 422, "unusable_schema"),
         ({"capabilities": [1]}, 422, "invalid"),
+        ({"constraints": {"max_payload_bytes": 2**53}}, 422, "invalid"),
+        ({"constraints": {"rate_limit": 2**53}}, 422, "invalid"),
         ({"trust": {"tier": "divine"}}, 422, "invalid"),
         ({"surprise": 1}, 422, "invalid"),
     ],

@@ -21,7 +21,7 @@ def limited(caller: Caller, per_hour: int | None, tier: Tier = Tier.TRUSTED, wor
     enroll(caller, key, tier)
     constraints = {} if per_hour is None else {"rate_limit_per_hour": per_hour}
     manifest = make_manifest(worker_id, constraints=constraints, side_effects=NOTHING, trust={"tier": tier.value})
-    register(caller, signed(manifest, key))
+    register(caller, signed(manifest, key, validity=timedelta(days=1)))
 
 
 def taken(worker_id: str = "w", most: int = 50) -> int:

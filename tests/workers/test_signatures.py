@@ -263,6 +263,17 @@ def test_a_forged_or_mangled_signature_is_refused_by_its_name_and_changes_nothin
     assert Worker.objects.get() == standing
 
 
+def test_a_manifest_without_a_canonical_form_is_refused_however_it_is_signed(as_kee: Caller) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    manifest = signed(make_manifest(), key)
+
+    with pytest.raises(errors.BadSignature, match="no canonical form"), transaction.atomic():
+        register(as_kee, {**manifest, "constraints": {"max_payload_bytes": 2**53}})
+
+    assert Worker.objects.count() == 0
+
+
 def test_the_ground_of_these_forgeries_is_a_signature_that_holds(as_kee: Caller) -> None:
     key = make_key()
     enroll(as_kee, key)
@@ -370,6 +381,20 @@ def test_what_signed_a_worker_before_an_operator_put_it_out_counts_no_more(as_ke
     assert register(as_kee, signed(make_manifest(), key)).worker.effective_tier == "verified"
 
 
+def test_a_signature_dated_ahead_is_void_too_once_its_worker_is_put_out(as_kee: Caller) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    ahead = signed(make_manifest(), key, now=database_now() + timedelta(seconds=110))
+    register(as_kee, ahead)
+
+    services.expel(tenant_id=as_kee.tenant_id, worker_id="code-analyzer-001", why="odd answers")
+
+    with pytest.raises(errors.SignatureReplayed, match="unregistered"), transaction.atomic():
+        register(as_kee, ahead)
+    move_clock(timedelta(seconds=112))
+    assert register(as_kee, signed(make_manifest(), key)).worker.effective_tier == "verified"
+
+
 def test_of_two_manifests_that_were_signed_in_one_second_the_first_to_come_counts(as_kee: Caller) -> None:
     key, second = make_key(), database_now().replace(microsecond=0)
     enroll(as_kee, key)
@@ -430,6 +455,25 @@ def test_trust_ends_with_the_signature_unless_a_fresh_one_has_come(as_kee: Calle
     assert heartbeat(as_kee).register_again is True
     assert register(as_kee, signed(make_manifest(), key)).worker.effective_tier == "verified"
     assert heartbeat(as_kee).register_again is False
+
+
+def test_trust_that_has_ended_allows_no_call_before_its_end_is_noted(as_kee: Caller) -> None:
+    move_clock(timedelta(0))
+    key = make_key()
+    enroll(as_kee, key)
+    begun = database_now().replace(microsecond=0)
+    register(as_kee, signed(make_manifest(), key, now=begun))
+    move_clock(begun + HOUR - timedelta(microseconds=1) - database_now())
+    assert selectors.offer_of("code-analyzer-001", "analyze_repository").barred is None
+    services.take_call(worker_id="code-analyzer-001")
+
+    move_clock(timedelta(microseconds=1))
+
+    found = selectors.offer_of("code-analyzer-001", "analyze_repository")
+    assert (found.tier, found.barred) == ("untrusted", "the tier untrusted does not allow read")
+    with pytest.raises(errors.WorkerRateLimited, match="1 calls an hour"):
+        services.take_call(worker_id="code-analyzer-001")
+    assert tier() == "verified"
 
 
 def test_a_signature_ends_at_its_end_exactly(as_kee: Caller) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final
 
 from django.db import transaction
 from django.db.models import F
@@ -10,7 +10,7 @@ from django.db.models import F
 from apps.workers import selectors, sql
 from apps.workers.errors import WorkerRateLimited
 from apps.workers.models import Call, Offer, Registry, Worker
-from apps.workers.trust import Tier, calls_per_hour, share_of_an_hour
+from apps.workers.trust import calls_per_hour, share_of_an_hour
 
 RECENT_CALLS: Final = 64
 _HOUR: Final = 3_600
@@ -23,8 +23,9 @@ def take_call(*, worker_id: str) -> None:
 
     :raises WorkerRateLimited: if it has been sent all that it and its tier allow for now.
     """
-    worker = Worker.objects.light().named(worker_id).get()
-    per_hour = calls_per_hour(worker.constraints.get("rate_limit_per_hour"), Tier(worker.effective_tier))
+    # Any: a worker with the database's clock, which spares the question for it.
+    worker: Any = Worker.objects.light().named(worker_id).annotate(asked_at=sql.GATEHOUSE_NOW).get()
+    per_hour = calls_per_hour(worker.constraints.get("rate_limit_per_hour"), worker.tier_at(worker.asked_at))
     seconds: int | None = _HOUR
     if per_hour:
         seconds = sql.take_call(tenant_id=worker.tenant_id, worker_id=worker.pk, share=share_of_an_hour(per_hour))
