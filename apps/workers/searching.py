@@ -69,6 +69,8 @@ _ASIDES: Final = frozenset(
 _ONE_EDIT: Final = 4
 _TWO_EDITS: Final = 8
 _AN_EDIT: Final = 0.7
+_MOST_TYPOS: Final = 16
+"""So many unknown words of a query are held against all known ones, the first; more of them are no typos but noise."""
 _COMMON: Final = 1_000
 _ENOUGH: Final = 200
 _SAME: Final = 1e-9
@@ -210,12 +212,15 @@ class SearchIndex:
         said = list(dict.fromkeys(words(query)))
         meant = [word for word in said if word not in _ASIDES] or said
         by_stem = {stem(word): word for word in reversed(meant)}
-        return [self._term(word, term) for term, word in reversed(by_stem.items())]
+        said_first = dict(reversed(by_stem.items()))
+        unknown = [term for term, word in said_first.items() if word.isalpha() and term not in self._postings]
+        compared = frozenset(unknown[:_MOST_TYPOS])
+        return [self._term(word, term, may_be_a_typo=term in compared) for term, word in said_first.items()]
 
-    def _term(self, word: str, term: str) -> _Term:
+    def _term(self, word: str, term: str, *, may_be_a_typo: bool) -> _Term:
         if term in self._postings:
             return _Term(word, term, self._spellings[term], 1.0, self._idf(term))
-        near = self._nearest(word, term)
+        near = self._nearest(word, term) if may_be_a_typo else None
         if near is None:
             return _Term(word, None, "", 0.0, self._idf(term))
         found, edits = near
@@ -225,8 +230,6 @@ class SearchIndex:
         """The known word that this one is most likely a typo of, and how many edits away. Endings may hide a typo from
         the stem, or be the typo: so words are held against words, and stems against stems.
         """
-        if not word.isalpha():
-            return None
         if self._vocabulary is None:
             self._vocabulary = dict(self._spellings)
         able = []

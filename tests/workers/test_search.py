@@ -98,6 +98,14 @@ def test_a_typo_counts_less_than_the_word_itself(shelf: Caller) -> None:
     assert search(shelf, "sentimant")[0].relevance < search(shelf, "sentiment")[0].relevance
 
 
+def test_behind_many_unknown_words_typos_are_not_looked_for_and_known_words_count_still(shelf: Caller) -> None:
+    noise = [f"zq{first}{second}zqzq" for first in "abcd" for second in "efgh"]
+
+    (found,) = search(shelf, " ".join(["sentimnet", *noise, "texxt", "emotion", "sentiment"]))[:1]
+
+    assert [(one.word, one.typo) for one in found.matched] == [("sentimnet", True), ("sentiment", False)]
+
+
 @pytest.mark.parametrize("query", ["weather", "cat", "x1y2", ""])
 def test_what_no_tool_carries_finds_nothing(shelf: Caller, query: str) -> None:
     assert search(shelf, query) == []
