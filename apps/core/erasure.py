@@ -14,15 +14,18 @@ from typing import Any, Final, Protocol
 
 from django.db import connection
 
-# What may stand beside a reference without being a part of it.
+# The signs of a reference beside letters and digits. A dot at its end is that of a sentence.
 _PART: Final = r"[\w:@.\-]"
+_BEFORE: Final = rf"(?<!{_PART})(?<!\w[+~])|(?<=\\[nrtbf])|(?<=\\u[0-9a-fA-F]{{4}})"
+_AFTER: Final = r"(?![\w:@+~\-]|\.+[\w:@+~\-])"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """What is looked for: things in which the reference stands and, if there are any, one of the texts.
 
-    The reference is whole where no letter, digit, or one of `:@.-` follows or precedes it.
+    The reference is whole where no letter, digit, or one of `:@.+~-` follows or precedes it, but for what a JSON text
+    writes in place of a sign: `\\n`, `\\u00e4`.
     """
 
     tenant_id: int
@@ -32,18 +35,19 @@ class Wanted:
     def stands_in(self, text: str) -> bool:
         """Whether it stands in a text, which may be JSON."""
         return re.search(self.of_reference, text) is not None and (
-            not self.texts or any(form in text for one in self.texts for form in _forms(one))
+            not self.texts or any(form in text for form in self.of_texts)
         )
 
     @property
     def of_reference(self) -> str:
         """As a regular expression that PostgreSQL and Python read alike."""
         forms = "|".join(_escaped(form) for form in _forms(self.reference))
-        return rf"(?<!{_PART})({forms})(?![\w:@\-]|\.\w)"
+        return rf"({_BEFORE})({forms}){_AFTER}"
 
     @property
-    def of_texts(self) -> str:
-        return "|".join(_escaped(form) for text in self.texts for form in _forms(text))
+    def of_texts(self) -> Sequence[str]:
+        """The texts in every form in which they stand somewhere."""
+        return [form for text in self.texts for form in _forms(text)]
 
 
 def _forms(text: str) -> Sequence[str]:
@@ -136,12 +140,13 @@ class Rows:
     def _found(self, wanted: Wanted) -> str:
         # One text of all columns, because the reference may stand in one of them and what was said in another.
         said = "concat_ws(E'\\n', " + ", ".join(f"{column}::text" for column in self.columns) + ")"
-        texts = f" and {said} ~ %(texts)s" if wanted.texts else ""
-        return f"tenant_id = %(tenant)s and {said} ~ %(reference)s{texts}"
+        # Of texts there may be more than a regular expression can hold.
+        texts = f" and exists (select from unnest(%(texts)s::text[]) form where strpos({said}, form) > 0)"
+        return f"tenant_id = %(tenant)s and {said} ~ %(reference)s{texts if wanted.texts else ''}"
 
 
 def _given(wanted: Wanted) -> dict[str, Any]:
-    return {"tenant": wanted.tenant_id, "reference": wanted.of_reference, "texts": wanted.of_texts}
+    return {"tenant": wanted.tenant_id, "reference": wanted.of_reference, "texts": list(wanted.of_texts)}
 
 
 _places: Final[dict[str, Place]] = {}
