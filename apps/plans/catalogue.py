@@ -65,11 +65,20 @@ class Offer:
     barred: str | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Pool:
+    """With whose workers a DeleGate plans, told by those that it does not plan with."""
+
+    delegate_id: str
+    outside: frozenset[str]
+
+
 class Catalogue:
     """The tools and offers of a registry, named by its epoch. It is kept up to date worker by worker."""
 
     def __init__(self, epoch: int, tools: Iterable[Tool] = (), offers: Iterable[Offer] = ()) -> None:
         self.epoch = epoch
+        self.pool: Pool | None = None
         self.excluded: frozenset[str] = frozenset()
         self.failed: Mapping[tuple[str, str], str] = {}
         self.by_uid: dict[str, Tool] = {}
@@ -117,6 +126,11 @@ class Catalogue:
         """The uids of what a worker offers."""
         return frozenset(offer.tool_uid for offer in self._of_worker.get(worker_id, {}).values())
 
+    @property
+    def worker_ids(self) -> frozenset[str]:
+        """Who offers anything, barred or not."""
+        return frozenset(self._of_worker)
+
     def has_worker(self, worker_id: str) -> bool:
         return worker_id in self._of_worker
 
@@ -131,11 +145,25 @@ class Catalogue:
 
     def bar(self, offer: Offer) -> str | None:
         """Return why an offer may not be used, or None."""
+        if self.pool is not None and self.is_outside(offer.worker_id):
+            return f"it is not in the pool of {self.pool.delegate_id}"
         if offer.barred:
             return offer.barred
         if offer.worker_id in self.excluded:
             return "excluded by the request"
         return self.failed.get((offer.worker_id, self.by_uid[offer.tool_uid].name)) if self.failed else None
+
+    def is_outside(self, worker_id: str) -> bool:
+        """Is it a worker of another pool than the one that this view is of?"""
+        return self.pool is not None and worker_id in self.pool.outside
+
+    def within(self, pool: Pool | None) -> Catalogue:
+        """Return the same catalogue in which only workers of a pool may be used; None: all."""
+        if pool is None:
+            return self
+        view = copy.copy(self)
+        view.pool = pool
+        return view
 
     def without(self, worker_ids: Iterable[str], failed: Mapping[tuple[str, str], str] | None = None) -> Catalogue:
         """Return the same catalogue in which these workers may not be used.
@@ -148,7 +176,7 @@ class Catalogue:
         return view
 
     def set_aside(self) -> frozenset[str]:
-        """The uids of the tools of which this view leaves out some offer."""
+        """The uids of the tools of which this view leaves out some offer, whatever the pool."""
         failed = (self.find(worker_id, name) for worker_id, name in self.failed)
         uids = {found[0].uid for found in failed if found is not None}
         return frozenset(uids.union(*(self.tools_of(worker_id) for worker_id in self.excluded)))

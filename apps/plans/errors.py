@@ -55,6 +55,36 @@ class UnknownDelegate(NotFound):
     code = "unknown_delegate"
 
 
+class RootDelegate(Conflict):
+    """The root DeleGate is the gate itself, and stays as it is."""
+
+    code = "root_delegate"
+
+
+class PrincipalIsNoDelegate(Invalid):
+    """The principal is of another kind than `delegate`."""
+
+    code = "principal_is_no_delegate"
+
+
+class PrincipalPlansAlready(Conflict):
+    """The principal is another DeleGate: each acts under a name of its own."""
+
+    code = "principal_plans_already"
+
+
+class DelegateCircle(Conflict):
+    """A DeleGate would be above itself."""
+
+    code = "delegate_circle"
+
+
+class DelegatesTooDeep(Conflict):
+    """More DeleGates would stand above each other than a wish may come through."""
+
+    code = "delegates_too_deep"
+
+
 class UnknownCurrency(Invalid):
     """Costs are known in USD only."""
 

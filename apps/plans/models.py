@@ -18,8 +18,22 @@ _CLOCKS: Final = timedelta(minutes=5)
 _STEP_TYPES = [(kind.value, kind.value) for kind in StepType]
 
 
+MOST_DELEGATES: Final = 8
+"""As many may stand above each other, itself counted; a wish that has come through so many goes no further."""
+
+
+class DelegateQuerySet(models.QuerySet["Delegate"]):
+    def departments(self) -> "DelegateQuerySet":
+        """All but the root."""
+        return self.exclude(parent=None)
+
+
 class Delegate(TenantModel):
-    """A planner of its own domain. The one without a parent is the tenant's root and plans where no other is named."""
+    """A planner of its own domain. The one without a parent is the tenant's root and plans where no other is named.
+
+    It plans with the workers of its pool: those that its principal registered, or one below it that is no DeleGate.
+    What no other DeleGate has is the root's.
+    """
 
     delegate_id = models.CharField(max_length=100)
     key = models.UUIDField(
@@ -32,9 +46,13 @@ class Delegate(TenantModel):
     scope = models.CharField(max_length=200, blank=True)
     created_at = models.DateTimeField()
 
+    objects = DelegateQuerySet.as_manager()
+
+    # A trigger keeps them a tree, MOST_DELEGATES deep.
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["tenant", "delegate_id"], name="plans_delegate_id_once"),
+            models.UniqueConstraint(fields=["tenant", "principal"], name="plans_delegate_principal_once"),
             models.UniqueConstraint(fields=["tenant"], condition=Q(parent=None), name="plans_delegate_one_root"),
             models.CheckConstraint(condition=~Q(parent=models.F("id")), name="plans_delegate_not_its_own_parent"),
         ]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from apps.plans import lexicon, references
-from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Offer, Tool
+from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Offer, Pool, Tool
 from apps.plans.choosing import Choice, Memo, choose_tools
 from apps.plans.clauses import Clause, read
 from apps.plans.documents import WORKER_STEPS, Plan, PlanStatus, Step, StepType
@@ -91,12 +91,13 @@ class Request:
     """What a model said where the plan would have gaps."""
 
 
-def plan(request: Request, ranker: Ranker, memo: Memo | None = None) -> Plan:
+def plan(request: Request, ranker: Ranker, memo: Memo | None = None, pool: Pool | None = None) -> Plan:
     """Return the plan for a request: one that can be carried out, or one that says honestly why there is none.
 
-    :param memo: what was chosen by this ranker before; it makes a plan sooner, never another one.
+    :param memo: what was chosen by this ranker for this pool before; it makes a plan sooner, never another one.
+    :param pool: whose workers are planned with; None: all.
     """
-    work = _Work(request, ranker, memo)
+    work = _Work(request, ranker, memo, pool)
     work.decode()
     work.fill_all()
     if not work.missing:
@@ -116,14 +117,15 @@ def plan(request: Request, ranker: Ranker, memo: Memo | None = None) -> Plan:
 class _Work:
     """One request being planned."""
 
-    def __init__(self, request: Request, ranker: Ranker, memo: Memo | None) -> None:
+    def __init__(self, request: Request, ranker: Ranker, memo: Memo | None, pool: Pool | None) -> None:
         self.request = request
         self.memo = memo
         self.ranker = ranker
         self.revision = request.revision
         failed, away = (self.revision.failed, self.revision.away) if self.revision else ((), frozenset())
         reasons = {(one["worker_id"], one["tool_name"]): f"it failed before: {one['reason']}" for one in failed}
-        self.catalogue: Catalogue = ranker.catalogue.without(request.excluded_workers | away, reasons)
+        offered = ranker.catalogue.within(pool)
+        self.catalogue: Catalogue = offered.without(request.excluded_workers | away, reasons)
         self.reading = read(request.intent)
         self.clauses = self.reading.clauses
         self.salt = hashlib.blake2b(request.intent.encode("utf-8", "replace"), digest_size=16).hexdigest()

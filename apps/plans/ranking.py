@@ -11,13 +11,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from apps.core.lexical import words
 from apps.plans import kinds, lexicon
-from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
+from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Pool, Tool
 from apps.plans.clauses import Clause
 from apps.plans.history import History
 from apps.plans.lexindex import Field, Ids, LexIndex, Marks, Mask
@@ -103,11 +104,13 @@ class Ranker:
         self.givers: defaultdict[str, set[str]] = defaultdict(set)
         self._gives: dict[str, frozenset[str]] = {}
         self._open: Mask = np.zeros(self.index.size, dtype=np.bool_)
+        self._open_in: WeakKeyDictionary[Pool, Mask] = WeakKeyDictionary()
         self.refresh(catalogue.by_uid)
         self.index.merge()
 
     def refresh(self, uids: Iterable[str]) -> None:
         """Take in what the catalogue now says of these tools."""
+        self._open_in.clear()
         for uid in sorted(uids):
             tool = self.catalogue.by_uid.get(uid)
             self._forget(uid)
@@ -167,15 +170,26 @@ class Ranker:
 
     def _allowed(self, catalogue: Catalogue) -> Mask:
         """Who may be used, decided before anything is ranked."""
+        allowed = self._open if catalogue.pool is None else self._open_within(catalogue.pool)
         aside = catalogue.set_aside()
-        if not aside:
-            return self._open
-        allowed = self._open.copy()
-        for uid in aside:
+        return self._closed(allowed, aside, catalogue) if aside else allowed
+
+    def _open_within(self, pool: Pool) -> Mask:
+        """What of a pool may be used, looked up once for as long as nothing changes."""
+        found = self._open_in.get(pool)
+        if found is None:
+            others = frozenset[str]().union(*(self.catalogue.tools_of(worker_id) for worker_id in pool.outside))
+            found = self._open_in[pool] = self._closed(self._open, others, self.catalogue.within(pool))
+        return found
+
+    def _closed(self, allowed: Mask, uids: Iterable[str], catalogue: Catalogue) -> Mask:
+        """Without those of these tools that nobody in this view may run."""
+        left = allowed.copy()
+        for uid in uids:
             doc = self.index.number(uid)
             if doc is not None and not catalogue.open_offers(uid):
-                allowed[doc] = False
-        return allowed
+                left[doc] = False
+        return left
 
     def _rank(self, wish: _Wish, allowed: Mask) -> list[Candidate]:
         matches = self.index.search(wish.terms, limit=_POOL, allowed=allowed)

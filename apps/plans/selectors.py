@@ -17,6 +17,7 @@ from apps.plans.grounding import MemoryRef, memory_refs
 from apps.plans.learning import MOST
 from apps.plans.models import Delegate, LearnedModel, Outcome, Plan, WaitingPlan
 from apps.plans.validation import Limits, Problem, validate
+from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
 from apps.receipts.models import Receipt
 from apps.workers import selectors as workers
@@ -101,6 +102,15 @@ def delegate_named(delegate_id: str) -> Delegate:
     return found
 
 
+def delegates(*, after: int = 0, limit: int) -> list[Delegate]:
+    """The DeleGates of the current tenant, those first that came first, each with its parent and principal.
+
+    :param after: the key of the last one of the page before.
+    """
+    found = Delegate.objects.filter(pk__gt=after).select_related("parent", "principal").order_by("pk")
+    return list(found[:limit])
+
+
 def picture(plan_id: str, *, marks: Mapping[str, tuple[str, str]]) -> SafeString:
     """A plan of the current tenant as a graph, each step with a word and the colour of its edge, by its id; and below it
     where params are from, what might have stood in a step's place, and how sure it is.
@@ -121,10 +131,16 @@ def can_execute_now(document: Mapping[str, Any]) -> bool:
 
 
 def problems_of(document: object, *, tenant_id: int, principal_id: int) -> list[Problem]:
-    """Every fault of a plan, whoever wrote it: by the rules of :mod:`validation`, and by what its references must find here."""
-    with shelf.held(tenant_id=tenant_id) as held:
-        problems = validate(document, held.ranker.catalogue, limits=Limits())
+    """Every fault of a plan, whoever wrote it: by the rules of :mod:`validation`, with the workers of the DeleGate that it
+    names, and by what its references must find here.
+    """
+    named = document.get("delegate_id") if isinstance(document, dict) else None
+    delegate = Delegate.objects.filter(delegate_id=named).first() if isinstance(named, str) else None
+    with shelf.held(tenant_id=tenant_id, delegate=delegate) as held:
+        problems = validate(document, held.ranker.catalogue.within(held.pool), limits=Limits())
     if isinstance(document, dict) and not any(found.code == "schema" for found in problems):
+        if delegate is None and named != DELEGATE:
+            problems.append(Problem("/delegate_id", "unknown_delegate", f"There is no DeleGate {named}."))
         problems += _unknown_references(document, principal_id)
     return problems
 

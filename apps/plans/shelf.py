@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
-from apps.plans.catalogue import Catalogue, Offer, Tool
+from apps.plans.catalogue import Catalogue, Offer, Pool, Tool
 from apps.plans.choosing import Memo
 from apps.plans.history import Arrays, History
 from apps.plans.lexindex import merged
-from apps.plans.models import LearnedModel
+from apps.plans.models import Delegate, LearnedModel
 from apps.plans.ranking import Ranker
+from apps.principals.services import DELEGATE
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.workers import selectors as workers
 
@@ -31,8 +32,10 @@ class Held:
     history_epoch: int
     model: int
     """The number of the learned model; 0: none."""
+    pool: Pool | None
+    """Whose workers the DeleGate plans with; None: all there are."""
     memo: Memo
-    """What was chosen in just this state of things."""
+    """What was chosen for it in just this state of things."""
 
 
 @dataclass(slots=True)
@@ -46,19 +49,30 @@ class _Kept:
     conditions: dict[str, tuple[object, ...]] = field(default_factory=dict)
     tried: dict[str, int] = field(default_factory=dict)
     merging: bool = False
-    memo: Memo = field(default_factory=Memo)
+    departments: frozenset[int] = frozenset()
+    """The principals of the DeleGates below the root."""
+    managers: Mapping[str, int] = field(default_factory=dict)
+    """By worker the one of them in whose pool it is; the root's are left out."""
+    pools: dict[int | None, Pool | None] = field(default_factory=dict)
+    memos: dict[int | None, Memo] = field(default_factory=dict)
 
 
 @contextmanager
-def held(*, tenant_id: int) -> Iterator[Held]:
-    """The ranker over what is offered now, for as long as the block lasts."""
+def held(*, tenant_id: int, delegate: Delegate | None = None) -> Iterator[Held]:
+    """The ranker over what is offered now, for as long as the block lasts.
+
+    :param delegate: who plans; None: the root.
+    """
     kept = _kept(tenant_id)
     with kept.lock:
-        _bring_up_to_date(kept)
+        _bring_up_to_date(kept, tenant_id)
         _load_model(kept)
         _merge_beside(kept)
-        memo = kept.memo.at((id(kept.ranker), kept.ranker.catalogue.epoch, kept.history_epoch, kept.model))
-        yield Held(ranker=kept.ranker, history_epoch=kept.history_epoch, model=kept.model, memo=memo)
+        pool = _pool(kept, delegate)
+        whose = None if delegate is None else delegate.pk
+        stand = (id(kept.ranker), kept.ranker.catalogue.epoch, kept.history_epoch, kept.model, pool)
+        memo = kept.memos.setdefault(whose, Memo()).at(stand)
+        yield Held(ranker=kept.ranker, history_epoch=kept.history_epoch, model=kept.model, pool=pool, memo=memo)
 
 
 def warm() -> None:
@@ -81,7 +95,7 @@ def _kept(_tenant_id: int) -> _Kept:
     return _Kept()
 
 
-def _bring_up_to_date(kept: _Kept) -> None:
+def _bring_up_to_date(kept: _Kept, tenant_id: int) -> None:
     """Read again what has changed: whole where the counters went backwards, else by worker."""
     epoch, history_epoch = workers.epochs()
     catalogue = kept.ranker.catalogue
@@ -92,6 +106,7 @@ def _bring_up_to_date(kept: _Kept) -> None:
         catalogue = kept.ranker.catalogue
     changed: set[str] = set()
     if epoch != catalogue.epoch:
+        _arrange(kept, tenant_id)
         conditions = workers.conditions()
         changed |= _differing(kept.conditions, conditions)
         kept.conditions = conditions
@@ -101,6 +116,26 @@ def _bring_up_to_date(kept: _Kept) -> None:
         kept.tried = tried
     _take_in(kept.ranker, changed)
     catalogue.epoch, kept.history_epoch = epoch, history_epoch
+
+
+def _arrange(kept: _Kept, tenant_id: int) -> None:
+    """Read again which DeleGates there are, and who of them has whom."""
+    kept.departments = frozenset(Delegate.objects.departments().values_list("principal_id", flat=True))
+    kept.managers = workers.pools(tenant_id=tenant_id, delegates=kept.departments) if kept.departments else {}
+    kept.pools.clear()
+
+
+def _pool(kept: _Kept, delegate: Delegate | None) -> Pool | None:
+    """What of the registry a DeleGate plans with. It is asked once for each as long as the registry stays as it is."""
+    whose = None if delegate is None or delegate.parent_id is None else delegate.principal_id
+    if whose not in kept.pools:
+        outside = (
+            frozenset(kept.managers)
+            if whose is None
+            else kept.ranker.catalogue.worker_ids - {one for one, manager in kept.managers.items() if manager == whose}
+        )
+        kept.pools[whose] = Pool(str(delegate or DELEGATE), outside) if outside else None
+    return kept.pools[whose]
 
 
 def _differing(before: Mapping[str, object], now: Mapping[str, object]) -> set[str]:

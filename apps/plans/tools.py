@@ -4,17 +4,20 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from django.utils import timezone
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, StringConstraints
 
 from apps.core.operations import Reply, Route, operation
-from apps.core.schemas import Input, Name, Output, Text
+from apps.core.pagination import decode_position, encode_cursor
+from apps.core.schemas import FitForAPath, Input, Name, Output, Text
 from apps.plans import selectors, services
 from apps.plans.documents import plan_hash
+from apps.plans.models import Delegate
 from apps.plans.offers import Priority
 from apps.plans.services import MadePlan, PlanRequest
 from apps.plans.validation import Limits
 from apps.principals.scopes import Scope
 from apps.principals.selectors import caller_or_named
+from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
 
 _PLAN_BYTES = 1_048_576
@@ -77,6 +80,35 @@ class BarePlan(Output):
     plan_id: str
     receipt_id: str
     receipt_uuid: str
+
+
+class SetDelegate(Input):
+    delegate_id: Annotated[Id, FitForAPath]
+    principal: Name
+    """As whom it acts: a principal of the kind delegate, which reports to the parent's from now on."""
+    parent: Id = DELEGATE
+    """The delegate_id of the DeleGate above; left out, the root."""
+    scope: Annotated[Text, Field(max_length=200)] = ""
+    """What it is there for, as its plans say."""
+
+
+class DelegateOutput(Output):
+    delegate_id: str
+    principal: str
+    parent: str | None
+    """None: the root."""
+    scope: str
+
+
+class ListDelegates(Input):
+    limit: Annotated[int, Field(ge=1, le=500)] = 500
+    cursor: Annotated[Text, StringConstraints(min_length=1, max_length=200)] | None = None
+
+
+class DelegateList(Output):
+    delegates: list[DelegateOutput]
+    next: str | None
+    """Pass it as cursor for the rest; null: this is all."""
 
 
 class OnePlan(Input):
@@ -179,6 +211,46 @@ def validate_plan(caller: Caller, given: ValidatePlan) -> Reply:
         plan_hash=None if found else plan_hash(given.plan),
     )
     return Reply(verdict, status=200)
+
+
+@operation(
+    title="Set up a DeleGate",
+    scope=Scope.ADMIN,
+    routes=[Route("PUT", "/api/v1/delegates/{delegate_id}")],
+    idempotent=True,
+)
+def set_delegate(caller: Caller, given: SetDelegate) -> DelegateOutput:
+    """Make a DeleGate or change one. It plans with the workers that its principal registers, and the one above it no longer does."""
+    found = services.set_delegate(
+        tenant_id=caller.tenant_id,
+        delegate_id=given.delegate_id,
+        principal=given.principal,
+        parent=given.parent,
+        scope=given.scope,
+        now=timezone.now(),
+    )
+    return _shown(found)
+
+
+@operation(title="List DeleGates", scope=Scope.ADMIN, routes=[Route("GET", "/api/v1/delegates")], read_only=True)
+def list_delegates(_caller: Caller, given: ListDelegates) -> DelegateList:
+    """List the DeleGates of the tenant: as whom each acts, and which is above it."""
+    after = decode_position(given.cursor) if given.cursor else 0
+    found = selectors.delegates(after=after, limit=given.limit + 1)
+    page = found[: given.limit]
+    return DelegateList(
+        delegates=[_shown(one) for one in page],
+        next=encode_cursor(page[-1].pk) if len(found) > len(page) else None,
+    )
+
+
+def _shown(delegate: Delegate) -> DelegateOutput:
+    return DelegateOutput(
+        delegate_id=delegate.delegate_id,
+        principal=delegate.principal.name,
+        parent=None if delegate.parent is None else delegate.parent.delegate_id,
+        scope=delegate.scope,
+    )
 
 
 def _create(caller: Caller, given: CreatePlan) -> MadePlan:

@@ -232,7 +232,8 @@ def _tools(_document: dict[str, Any], graph: _Graph, catalogue: Catalogue, _limi
 
 def _fits(step: dict[str, Any], where: str, tool: Tool, offer: Offer, catalogue: Catalogue) -> Iterator[Problem]:
     if barred := catalogue.bar(offer):
-        yield Problem(f"{where}/worker_id", "not_eligible", f"{step['worker_id']} may not run this tool: {barred}.")
+        code = "outside_pool" if catalogue.is_outside(step["worker_id"]) else "not_eligible"
+        yield Problem(f"{where}/worker_id", code, f"{step['worker_id']} may not run this tool: {barred}.")
     if step.get("tool_uid", tool.uid) != tool.uid:
         yield Problem(f"{where}/tool_uid", "tool_changed", "The tool is no longer the version that this step names.")
     for found in param_problems(tool.input_schema, step["params"]):

@@ -132,6 +132,21 @@ def conditions() -> dict[str, tuple[object, ...]]:
     return {worker_id: tuple(rest) for worker_id, *rest in found}
 
 
+def managers(workers: Collection[Worker]) -> dict[str, str]:
+    """The names of the DeleGates that manage these workers of one tenant; those that only the root has are left out."""
+    if not workers:
+        return {}
+    (tenant_id,) = {worker.tenant_id for worker in workers}
+    found = sql.managers(tenant_id=tenant_id, workers=[worker.pk for worker in workers])
+    return {worker_id: name for worker_id, (_, name) in found.items()}
+
+
+def pools(*, tenant_id: int, delegates: Collection[int]) -> dict[str, int]:
+    """By worker whose pool it is in, as :func:`managers`, where these principals are the DeleGates."""
+    found = sql.managers(tenant_id=tenant_id, among=delegates)
+    return {worker_id: principal_id for worker_id, (principal_id, _) in found.items()}
+
+
 def tool_names(uids: Collection[str]) -> dict[str, str]:
     """The names of versions of tools by uid, offered now or once."""
     return dict(ToolVersion.objects.filter(uid__in=uids).values_list("uid", "name"))

@@ -23,6 +23,45 @@ def advance_epoch(tenant_id: int) -> None:
         )
 
 
+# Of each worker the principals upwards, from whoever registered it to the first that manages it. One that delegates is
+# not managed by whoever is the same: the principal that registered it, or has its name.
+_MANAGERS: Final = """
+with recursive upwards as (
+    select w.id as worker, w.worker_id, p.id, p.name, p.parent_id, p.tenant_id,
+           p.kind = 'delegate' and (%(among)s::bigint[] is null or p.id = any(%(among)s::bigint[]))
+               and p.name <> w.worker_id and (w.manifest -> 'tools' @> '[{"name": "create_delegation_plan"}]') is not true as manages
+    from workers_worker w join principals_principal p on p.id = w.principal_id and p.tenant_id = w.tenant_id
+    where w.tenant_id = %(tenant)s and (%(workers)s::bigint[] is null or w.id = any(%(workers)s::bigint[]))
+      and (p.kind = 'delegate' or p.parent_id is not null)
+    union
+    select u.worker, u.worker_id, p.id, p.name, p.parent_id, p.tenant_id,
+           p.kind = 'delegate' and (%(among)s::bigint[] is null or p.id = any(%(among)s::bigint[])) and p.name <> u.worker_id
+    from upwards u join principals_principal p on p.id = u.parent_id and p.tenant_id = u.tenant_id
+    where not u.manages
+)
+select worker_id, id, name from upwards where manages
+"""
+
+
+def managers(
+    *, tenant_id: int, workers: Collection[int] | None = None, among: Collection[int] | None = None
+) -> dict[str, tuple[int, str]]:
+    """Whose pool each worker is in: key and name of the DeleGate that registered it, or else of the nearest above. A
+    DeleGate that registers itself is in the pool of the one above it. Workers that only the root has are left out.
+
+    :param workers: keys of those that are asked for; None: all.
+    :param among: keys of the principals that are DeleGates; None: all of that kind.
+    """
+    named = {
+        "tenant": tenant_id,
+        "workers": None if workers is None else list(workers),
+        "among": None if among is None else list(among),
+    }
+    with hot_cursor() as cursor:
+        cursor.execute(_MANAGERS, named)
+        return {worker_id: (principal_id, name) for worker_id, principal_id, name in cursor.fetchall()}
+
+
 # One row by its unique key, locked until the call is sure to be made. A worker that is allowed less than one call an
 # hour gets one in as long as that takes.
 _TAKE: Final = """
@@ -60,6 +99,18 @@ def stamp_description(tenant_id: int, worker_pk: int) -> None:
             """update workers_worker set described_at_epoch = r.epoch from workers_registry r
                where workers_worker.id = %s and r.tenant_id = %s""",
             [worker_pk, tenant_id],
+        )
+
+
+def stamp_moved(tenant_id: int, principal_ids: Collection[int]) -> None:
+    """As :func:`stamp_description`, of the workers that principals registered, or that are named like them."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """update workers_worker set described_at_epoch = r.epoch from workers_registry r, principals_principal p
+               where workers_worker.tenant_id = %(tenant)s and r.tenant_id = %(tenant)s and p.tenant_id = %(tenant)s
+                 and p.id = any(%(principals)s::bigint[])
+                 and (workers_worker.principal_id = p.id or workers_worker.worker_id = p.name)""",
+            {"tenant": tenant_id, "principals": list(principal_ids)},
         )
 
 

@@ -3,7 +3,7 @@
 To the DeleGate above it is a worker like any other: it registers there (`GATEHOUSE_URL`, `GATEHOUSE_TOKEN`,
 `GATEHOUSE_WORKER_KEY`). Below, at the deployment of the department, it is the agent that asks: it speaks MCP there
 (`DEPARTMENT_URL`, `DEPARTMENT_TOKEN`: a token with the scope `plans` of a principal of the kind `delegate`). The two may
-be one deployment; then `DEPARTMENT_DELEGATE` names the DeleGate that is asked, and `DEPARTMENT_POOL` its workers.
+be one deployment; then `DEPARTMENT_DELEGATE` names the DeleGate that is asked.
 
 The work outlasts a call, so a call answers a job: its id is that of the plan below, where all of its state is. This process
 keeps none and may be killed at any moment.
@@ -77,7 +77,6 @@ class Department:
     url: str
     token: str
     delegate: str | None
-    pool: frozenset[str]
 
     @classmethod
     def from_environment(cls) -> Department:
@@ -88,7 +87,6 @@ class Department:
             url=f"{url.rstrip('/')}/mcp",
             token=token,
             delegate=os.environ.get("DEPARTMENT_DELEGATE") or None,
-            pool=frozenset(os.environ.get("DEPARTMENT_POOL", "").split()),
         )
 
     async def plan(self, intent: str, context: Mapping[str, Any], cause: str | None) -> dict[str, Any]:
@@ -99,10 +97,6 @@ class Department:
                 wanted["caused_by_receipt_id"] = cause
             if self.delegate is not None:
                 wanted["delegate_id"] = self.delegate
-            if self.pool:
-                known = await self._answer(client, "list_workers", {"available_only": False})
-                others = {one["worker_id"] for one in known["workers"]} - self.pool
-                wanted["constraints"] = {"exclude_workers": sorted(others)}
             return await self._answer(client, "create_delegation_plan", wanted)
 
     async def ask(self, tool: str, **arguments: Any) -> dict[str, Any]:

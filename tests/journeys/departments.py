@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import anyio
-import psycopg
 
 from apps.chaos.ground import Ground, prepared
 from config.stack import programs
@@ -51,9 +50,17 @@ DATA: Final = Department(
     tool="list_data_files",
     does="List the data files in a directory.",
     capabilities="data files",
-    pool=("file-scanner",),
+    pool=("data-scanner",),
 )
-BUNDLED: Final = (*RESEARCH.pool, *CODE.pool)
+DATA_SCANNER: Final = """
+import sys
+sys.path.insert(0, "examples/workers")
+from file_scanner import worker
+worker.worker_id = "data-scanner"
+sys.exit(worker.main())
+"""
+"""A scanner beside that of the research department: a worker is in one pool."""
+BUNDLED: Final = (*RESEARCH.pool, *CODE.pool, *DATA.pool)
 
 
 def token(principal: str, kind: str, *scopes: str, source: str | None = None) -> list[str]:
@@ -73,7 +80,10 @@ def start_bundled(ground: Ground, names: tuple[str, ...], worker_tokens: Mapping
     """The workers that come with the product, as its supervisor starts them."""
     for name in names:
         script = programs.BUNDLED_WORKERS / f"{name.replace('-', '_')}.py"
-        ground.describe(programs.bundled_worker(script, ground.data, ground.environment, token=worker_tokens[name]))
+        program = programs.bundled_worker(script, ground.data, ground.environment, token=worker_tokens[name])
+        if name in DATA.pool:
+            program = replace(program, argv=(sys.executable, "-c", DATA_SCANNER, "--port", "0"))
+        ground.describe(program)
         ground.start(name)
 
 
@@ -97,7 +107,7 @@ def start_department(
         "GATEHOUSE_WORKER_KEY": key.read_text(encoding="utf-8"),
     }
     if one_deployment:
-        about |= {"DEPARTMENT_DELEGATE": department.name, "DEPARTMENT_POOL": " ".join(department.pool)}
+        about["DEPARTMENT_DELEGATE"] = department.name
     program = programs.python_program(
         department.name, str(SCRIPT), "--port", "0", data=above.data, env={**above.environment, **about}
     )
@@ -215,20 +225,3 @@ def open_obligations(ground: Ground) -> int:
     with ground.system() as connection:
         row = connection.execute("select count(*) from receipts_obligation where closed_at is null").fetchone()
     return 0 if row is None else int(row[0])
-
-
-def add_delegate(connection: psycopg.Connection, name: str) -> None:
-    """A DeleGate under the root, which acts as a principal of its own."""
-    connection.execute(
-        """
-        with principal as (
-            insert into principals_principal (tenant_id, name, kind, parent_id, created_at)
-            select tenant_id, %(name)s, 'delegate', id, now() from principals_principal where name = 'delegate'
-            returning tenant_id, id
-        )
-        insert into plans_delegate (tenant_id, delegate_id, principal_id, parent_id, scope, created_at)
-        select p.tenant_id, %(name)s, p.id, d.id, '', now()
-        from principal p join plans_delegate d on d.tenant_id = p.tenant_id and d.parent_id is null
-        """,
-        {"name": name},
-    )

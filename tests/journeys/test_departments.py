@@ -15,7 +15,6 @@ from tests.journeys.departments import (
     DATA,
     RESEARCH,
     Fact,
-    add_delegate,
     ask,
     carried_out,
     deployment,
@@ -66,16 +65,15 @@ def test_departments_of_one_deployment_share_its_gate_and_have_an_inbox_each(tmp
         "kee": token("Kee", "ai", *KEE),
         # With which a department is asked: by the root DeleGate, which is the general manager.
         "manager": token("delegate", "delegate", "plans"),
-        **{name: token(name, "worker", *WORKER) for name in BUNDLED},
+        "operator": token("Ada", "ai", "admin"),
+        # A department's workers are those that it registers.
+        **{name: token(one.name, "delegate", *WORKER) for one in departments for name in one.pool},
         **{one.name: token(f"{one.name}-door", "worker", *WORKER) for one in departments},
     }
     with deployment(tokens) as ground:
         kee = ground.tokens["kee"]
-        # The root DeleGate is made when it is first asked.
-        ask(ground, kee, "create_delegation_plan", intent="Nothing that anybody could do")
-        with ground.system() as connection:
-            for one in departments:
-                add_delegate(connection, one.name)
+        for one in departments:
+            put(ground, ground.tokens["operator"], f"/api/v1/delegates/{one.name}", {"principal": one.name})
         start_bundled(ground, BUNDLED, ground.tokens)
         workers_ready(ground, kee, BUNDLED)
         for one in departments:
@@ -87,8 +85,6 @@ def test_departments_of_one_deployment_share_its_gate_and_have_an_inbox_each(tmp
             kee,
             "create_delegation_plan",
             intent=f"Analyze the Python codebase at {folder}, index all PDFs in {documents}, and list the files in {data}",
-            # A manager knows departments, not their workers.
-            constraints={"exclude_workers": list(BUNDLED)},
         )
         assert plan["status"] == "ready", plan["plan"]["missing"]
         asked = {step["worker_id"] for step in plan["steps"] if step.get("worker_id")}

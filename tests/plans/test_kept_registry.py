@@ -56,7 +56,7 @@ def test_only_what_changed_is_read_again(as_kee: Caller) -> None:
         names(as_kee)
 
     assert len(still) == 2
-    assert len(moved) == 5
+    assert len(moved) == 6
 
 
 @pytest.mark.django_db(transaction=True)

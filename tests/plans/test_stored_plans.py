@@ -16,12 +16,12 @@ from apps.core import ticks
 from apps.memory import services as memory
 from apps.plans import errors, selectors, services
 from apps.plans.documents import plan_hash
-from apps.plans.models import Delegate, Plan, PlanStep, WaitingPlan
+from apps.plans.models import MOST_DELEGATES, Delegate, Plan, PlanStep, WaitingPlan
 from apps.plans.services import PlanRequest
-from apps.plans.services.planning import EXPIRY, MOST_DELEGATES
+from apps.plans.services.planning import EXPIRY
 from apps.principals.errors import UnknownPrincipal
 from apps.principals.models import Tenant
-from apps.principals.scopes import Scope
+from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Receipt
@@ -279,25 +279,27 @@ def key_of(delegate_id: str) -> str:
     return str(Delegate.objects.get(delegate_id=delegate_id).key)
 
 
-def department(caller: Caller, name: str) -> None:
-    root = Delegate.objects.get(parent=None)
-    Delegate.objects.create(
-        tenant_id=caller.tenant_id, delegate_id=name, principal_id=root.principal_id, parent=root, created_at=T0
+def department(tenant: Tenant, name: str) -> Caller:
+    caller = make_caller(tenant, f"{name}-delegate", kind=Kind.DELEGATE)
+    services.set_delegate(
+        tenant_id=tenant.pk, delegate_id=name, principal=caller.name, parent="delegate", scope="", now=T0
     )
+    return caller
 
 
-def test_a_delegate_that_is_asked_is_told_through_whom_and_no_wish_comes_back(as_kee: Caller) -> None:
+def test_a_delegate_that_is_asked_is_told_through_whom_and_no_wish_comes_back(tenant: Tenant, as_kee: Caller) -> None:
     workers.register(caller=as_kee, original=make_manifest("code-dept", tools=[ASKED_ON], side_effects=NOTHING))
     wish = "Analyze the code repository at /srv/app"
     above = create(as_kee, wish, context={"delegation_path": ["a lie"]})
-    department(as_kee, "code")
+    below = department(tenant, "code")
+    workers.register(caller=below, original=make_manifest("testers", tools=[ASKED_ON], side_effects=NOTHING))
     path = above.document["steps"][0]["params"]["delegation_path"]
     assert path == [key_of("delegate")]
     assert above.document["steps"][0]["provenance"]["delegation_path"] == {"source": "delegation"}
 
-    below = create(as_kee, wish, delegate_id="code", delegation_path=tuple(path))
+    asked = create(as_kee, wish, delegate_id="code", delegation_path=tuple(path))
 
-    further = below.document["steps"][0]["params"]["delegation_path"]
+    further = asked.document["steps"][0]["params"]["delegation_path"]
     assert further == [key_of("delegate"), key_of("code")]
     before = (Plan.objects.count(), Receipt.objects.count())
     for delegate_id in (None, "code"):
@@ -308,10 +310,10 @@ def test_a_delegate_that_is_asked_is_told_through_whom_and_no_wish_comes_back(as
     assert (Plan.objects.count(), Receipt.objects.count()) == before
 
 
-def test_delegates_are_known_by_different_keys(as_kee: Caller) -> None:
+def test_delegates_are_known_by_different_keys(tenant: Tenant, as_kee: Caller) -> None:
     create(as_kee)
     for name in ("research", "code"):
-        department(as_kee, name)
+        department(tenant, name)
 
     assert len({key_of(name) for name in ("delegate", "research", "code")}) == 3
 

@@ -1,5 +1,6 @@
 """Commands on plans, and what the planner learns from those that were carried out."""
 
+from apps.plans.services.arranging import set_delegate
 from apps.plans.services.asking import asks_a_model, suggestions
 from apps.plans.services.lessons import go_back, learn, record_outcome, take_over_history, unlearn
 from apps.plans.services.planning import MadePlan, PlanRequest, create_plan, sketch
@@ -16,6 +17,7 @@ __all__ = [
     "learn",
     "record_outcome",
     "replan",
+    "set_delegate",
     "sketch",
     "suggestions",
     "take_over_history",

@@ -17,20 +17,17 @@ from apps.plans import documents, metrics, planner, selectors, shelf
 from apps.plans.documents import PlanStatus
 from apps.plans.errors import DelegationLoop, DelegationTooDeep, UnknownCurrency
 from apps.plans.grounding import memory_refs
-from apps.plans.models import Delegate, Plan, PlanStep, WaitingPlan
+from apps.plans.models import MOST_DELEGATES, Delegate, Plan, PlanStep, WaitingPlan
 from apps.plans.offers import Priority
+from apps.plans.services.arranging import root_delegate
 from apps.plans.suggestions import Suggested
 from apps.plans.validation import Limits
-from apps.principals.selectors import principal_named
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
 
 SOURCE: Final = "delegate"
 EXPIRY: Final = timedelta(days=7)
 """A plan that has not been begun for so long is abandoned."""
-
-MOST_DELEGATES: Final = 8
-"""A wish that has come through so many goes no further."""
 
 _CURRENCY: Final = "USD"
 _GROUNDING_KEYS: Final = frozenset({"memory_refs", "receipt_refs", "concept_names"})
@@ -129,12 +126,7 @@ def _delegate(caller: Caller, delegate_id: str | None, now: datetime) -> Delegat
     """The DeleGate that is asked; the tenant's root is made when it is first needed."""
     if delegate_id is not None and delegate_id != DELEGATE:
         return selectors.delegate_named(delegate_id)
-    found, _ = Delegate.objects.get_or_create(
-        tenant_id=caller.tenant_id,
-        delegate_id=DELEGATE,
-        defaults={"principal": principal_named(DELEGATE), "created_at": now},
-    )
-    return found
+    return root_delegate(tenant_id=caller.tenant_id, now=now)
 
 
 def _refuse_detours(delegate: Delegate, path: Sequence[str]) -> None:
@@ -172,8 +164,8 @@ def _plan(
         revision=revision,
         suggested=request.suggested,
     )
-    with shelf.held(tenant_id=caller.tenant_id) as held:
-        made = planner.plan(asked, held.ranker, held.memo)
+    with shelf.held(tenant_id=caller.tenant_id, delegate=delegate) as held:
+        made = planner.plan(asked, held.ranker, held.memo, held.pool)
     left_out = tuple(f"{text} is not known here and was left out." for text in (*strange, *unknown))
     return replace(
         made,

@@ -1,5 +1,6 @@
 """Commands of the registry. Health is a matter of deadlines, so the database's clock decides."""
 
+from apps.workers.services.arranging import rearrange
 from apps.workers.services.calls import RECENT_CALLS, fold_calls, record_call, take_call
 from apps.workers.services.discovering import DEFAULT_EVERY, add_source, change_secret, discover, remove_source
 from apps.workers.services.forgetting import forget_events
@@ -34,6 +35,7 @@ __all__ = [
     "mark_late",
     "probe",
     "quarantine",
+    "rearrange",
     "record_call",
     "register",
     "release",

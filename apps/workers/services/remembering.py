@@ -19,10 +19,10 @@ from apps.memory import selectors as memories
 from apps.memory import services as memory
 from apps.memory.errors import AliasTaken, UnusableName
 from apps.principals.models import Principal
-from apps.principals.scopes import Kind
 from apps.principals.selectors import principal_named
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller, on_behalf_of
+from apps.workers import selectors
 from apps.workers.errors import BadSignature
 from apps.workers.models import Worker
 from apps.workers.services.registering import register
@@ -31,8 +31,6 @@ from apps.workers.shapes import RegisterWorker
 CONCEPT: Final = "worker"
 PROVIDES: Final = "provides"
 MANAGES: Final = "manages"
-_DELEGATES: Final = "create_delegation_plan"
-"""The tool that makes a worker a DeleGate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +50,10 @@ def remember(*, limit: int = 100) -> int:
     """
     due = Worker.objects.unremembered().select_related("principal__tenant").order_by("id")
     workers = list(due.select_for_update(of=("self",), skip_locked=True)[:limit])
+    managers = selectors.managers(workers)
     for worker in workers:
         with suppress(AliasTaken):
-            _remember(worker, database_now())
+            _remember(worker, managers.get(worker.worker_id, DELEGATE), database_now())
         worker.remembered_at_epoch = worker.described_at_epoch
         worker.save(update_fields=["remembered_at_epoch"])
     return len(workers)
@@ -73,11 +72,11 @@ def restore(*, tenant_id: int) -> list[Restored]:
     ]
 
 
-def _remember(worker: Worker, now: datetime) -> None:
+def _remember(worker: Worker, manager: str, now: datetime) -> None:
     known = memories.concept_named(worker.worker_id)
     if known is not None and (known.name.casefold() != worker.worker_id.casefold() or known.type not in {"", CONCEPT}):
         return
-    author, manager = on_behalf_of(worker.principal), _manager(worker)
+    author = on_behalf_of(worker.principal)
     with transaction.atomic():
         memory.store_concept(
             author=author,
@@ -103,18 +102,6 @@ def _remember(worker: Worker, now: datetime) -> None:
                     )
                 )
         memory.retract_relationships(author=author, from_concept=worker.worker_id, rel_type=PROVIDES, but=provided)
-
-
-def _manager(worker: Worker) -> str:
-    """The DeleGate in whose pool a worker is: whoever registered it, or the nearest above who is one. A DeleGate that
-    registers itself is in the pool of the one above it.
-    """
-    one: Principal | None = worker.principal
-    if one is not None and one.kind == Kind.DELEGATE and _DELEGATES in _tools(worker):
-        one = one.parent
-    while one is not None and (one.kind != Kind.DELEGATE or one.name == worker.worker_id):
-        one = one.parent
-    return DELEGATE if one is None else one.name
 
 
 def _remember_manager(worker: Worker, manager: str, now: datetime) -> None:

@@ -1,0 +1,104 @@
+"""Which DeleGates there are, and who is above whom."""
+
+from collections.abc import Mapping
+from datetime import datetime
+
+from django.db import transaction
+
+from apps.plans.errors import (
+    DelegateCircle,
+    DelegatesTooDeep,
+    PrincipalIsNoDelegate,
+    PrincipalPlansAlready,
+    RootDelegate,
+    UnknownDelegate,
+)
+from apps.plans.models import MOST_DELEGATES, Delegate
+from apps.principals import services as principals
+from apps.principals.models import Principal
+from apps.principals.scopes import Kind
+from apps.principals.selectors import principal_named
+from apps.principals.services import DELEGATE
+from apps.workers import services as workers
+
+
+def root_delegate(*, tenant_id: int, now: datetime) -> Delegate:
+    """The tenant's root, which is made when it is first needed."""
+    found, _ = Delegate.objects.get_or_create(
+        tenant_id=tenant_id,
+        delegate_id=DELEGATE,
+        defaults={"principal": principal_named(DELEGATE), "created_at": now},
+    )
+    return found
+
+
+@transaction.atomic
+def set_delegate(
+    *, tenant_id: int, delegate_id: str, principal: str, parent: str, scope: str, now: datetime
+) -> Delegate:
+    """Make a DeleGate, or let it be another's, act as another principal, or have another scope.
+
+    Its principal reports to that of the parent from now on.
+
+    :raises RootDelegate: if it is the root.
+    :raises UnknownDelegate: if there is no such parent.
+    :raises UnknownPrincipal: if there is nobody of this name.
+    :raises PrincipalIsNoDelegate: if the principal is of another kind.
+    :raises PrincipalPlansAlready: if it is another DeleGate.
+    :raises DelegateCircle: if it would be above itself.
+    :raises DelegatesTooDeep: if too many would stand above each other.
+    """
+    if delegate_id == DELEGATE:
+        raise RootDelegate(f"{DELEGATE} is the gate itself: it has nobody above it and acts under no other name.")
+    root_delegate(tenant_id=tenant_id, now=now)
+    known = {one.delegate_id: one for one in Delegate.objects.select_for_update(no_key=True).order_by("pk")}
+    above = known.get(parent)
+    if above is None:
+        raise UnknownDelegate(f"There is no DeleGate {parent[:100]!r}.")
+    actor = _actor(principal, delegate_id, known)
+    found = known.get(delegate_id)
+    _refuse_tangles(found, above, known)
+    if found is not None and (found.principal_id, found.parent_id, found.scope) == (actor.pk, above.pk, scope):
+        return found
+    if found is None:
+        found = Delegate(tenant_id=tenant_id, delegate_id=delegate_id, created_at=now)
+    found.principal, found.parent, found.scope = actor, above, scope
+    found.save()
+    moved = principals.place_under(parent=above.principal, principals=[actor.pk])
+    below = [one.principal_id for one in known.values() if one.parent_id == found.pk]
+    moved |= principals.place_under(parent=actor, principals=below)
+    workers.rearrange(tenant_id=tenant_id, moved=moved)
+    return found
+
+
+def _actor(name: str, delegate_id: str, known: Mapping[str, Delegate]) -> Principal:
+    actor = principal_named(name)
+    if actor.kind != Kind.DELEGATE:
+        raise PrincipalIsNoDelegate(
+            f"{actor.name} is of the kind {actor.kind}; a DeleGate acts as one of the kind delegate."
+        )
+    other = next((one for one in known.values() if one.principal_id == actor.pk), None)
+    if other is not None and other.delegate_id != delegate_id:
+        raise PrincipalPlansAlready(f"{actor.name} is the DeleGate {other}.")
+    return actor
+
+
+def _refuse_tangles(found: Delegate | None, above: Delegate, known: Mapping[str, Delegate]) -> None:
+    parents = {one.pk: one.parent_id for one in known.values()}
+    line = _line(above.pk, parents)
+    own = None if found is None else found.pk
+    if own in line:
+        raise DelegateCircle(f"{found} stands above {above}.")
+    lines_through = (_line(one, parents) for one in parents)
+    ranks = max((line.index(own) + 1 for line in lines_through if own in line), default=1)
+    if len(line) + ranks > MOST_DELEGATES:
+        raise DelegatesTooDeep(f"{len(line) + ranks} would stand above each other; {MOST_DELEGATES} are the most.")
+
+
+def _line(one: int | None, parents: Mapping[int, int | None]) -> list[int]:
+    """A DeleGate and all above it, up to the root."""
+    found = []
+    while one is not None:
+        found.append(one)
+        one = parents[one]
+    return found

@@ -1,0 +1,392 @@
+"""DeleGates in a tree, each with a pool of its own: it plans with the workers that it manages, and with no others."""
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from apps.core.sql import violated_constraint
+from apps.memory.models import Concept
+from apps.plans import errors, selectors, services, shelf
+from apps.plans.catalogue import Catalogue, Pool
+from apps.plans.choosing import Memo
+from apps.plans.documents import PlanStatus, canonical
+from apps.plans.models import MOST_DELEGATES, Delegate
+from apps.plans.planner import Request, plan
+from apps.plans.services import PlanRequest
+from apps.plans.validation import validate
+from apps.principals import services as principals
+from apps.principals.errors import UnknownPrincipal
+from apps.principals.models import Principal, Tenant
+from apps.principals.scopes import Kind, Scope
+from apps.principals.tenancy import Caller, acting_as, acting_as_system, on_behalf_of
+from apps.workers import selectors as registry
+from apps.workers import services as workers
+from tests.factories import T0, make_caller, make_principal, make_tenant, make_token
+from tests.plans.shelf import FULL, ranker
+from tests.plans.test_planner import INTENTS, registries
+from tests.plans.test_stored_plans import NOTHING
+from tests.workers.factories import make_manifest
+
+
+def put(tenant: Tenant, name: str, *, parent: str = "delegate", principal: str | None = None) -> Caller:
+    """A DeleGate, and who it acts as."""
+    actor = make_caller(tenant, principal or name, Kind.DELEGATE)
+    set_up(tenant, name, parent=parent, principal=actor.name)
+    return actor
+
+
+def set_up(tenant: Tenant, name: str, *, parent: str = "delegate", principal: str, scope: str = "") -> Delegate:
+    return services.set_delegate(
+        tenant_id=tenant.pk, delegate_id=name, principal=principal, parent=parent, scope=scope, now=T0
+    )
+
+
+def tool(metal: str) -> dict[str, Any]:
+    return {"name": f"polish_{metal}", "description": f"Polish {metal}.", "input_schema": {"type": "object"}}
+
+
+def register(caller: Caller, worker_id: str, metal: str, *more: str) -> None:
+    """A worker with one tool of its own, and perhaps tools that say nothing."""
+    others = [{**tool(metal), "name": name, "description": "Other."} for name in more]
+    manifest = make_manifest(worker_id, tools=[tool(metal), *others], side_effects=NOTHING)
+    workers.register(caller=caller, original=manifest)
+
+
+def create(caller: Caller, delegate_id: str | None, metal: str) -> dict[str, Any]:
+    asked = PlanRequest(intent=f"Polish the {metal}", delegate_id=delegate_id)
+    return dict(services.create_plan(caller=caller, request=asked, now=T0).document)
+
+
+def named(document: dict[str, Any]) -> set[str]:
+    """The workers that a plan would have run, its fallbacks among them."""
+    steps = [step for step in document["steps"] if step.get("worker_id")]
+    return {worker for step in steps for worker in (step["worker_id"], *step.get("fallback_worker_ids", ()))}
+
+
+def standing() -> list[Any]:
+    return [
+        list(Delegate.objects.order_by("pk").values()),
+        list(Principal.objects.order_by("pk").values()),
+        registry.epochs(),
+    ]
+
+
+@settings(max_examples=150, deadline=None)
+@given(intent=INTENTS, catalogue=st.one_of(st.just(FULL), registries()), data=st.data())
+def test_no_plan_holds_a_tool_outside_the_pool_and_a_foreign_pool_is_as_good_as_excluded(
+    intent: str, catalogue: Catalogue, data: st.DataObject
+) -> None:
+    outside = data.draw(st.frozensets(st.sampled_from(sorted(catalogue.worker_ids))), label="outside")
+    pool, memo = Pool("one", outside), Memo()
+    wish: dict[str, Any] = {
+        "plan_id": "plan-1",
+        "delegate_id": "one",
+        "principal_ai": "Kee",
+        "intent": intent,
+        "created_at": "2026-01-03T22:00:00Z",
+    }
+
+    made = [plan(Request(**wish), ranker(catalogue), memo, pool) for _ in range(2)]
+
+    document = made[0].document()
+    assert not named(document) & outside
+    assert canonical(made[1].document()) == canonical(document)
+    assert validate(document, catalogue.within(pool)) == []
+    barred = plan(Request(**wish, excluded_workers=outside), ranker(catalogue))
+    assert barred.status == made[0].status
+    if made[0].status == PlanStatus.READY:
+        assert canonical(barred.document()) == canonical(document)
+
+
+def test_every_delegate_plans_with_its_pool_alone(tenant: Tenant, as_kee: Caller) -> None:
+    research = put(tenant, "research")
+    papers = put(tenant, "papers", parent="research")
+    put(tenant, "code", principal="coders")
+    with acting_as_system("test"):
+        above = Principal.objects.get(pk=research.principal_id)
+        made = principals.add_principal(tenant_id=tenant.pk, name="helper", kind=Kind.WORKER, parent=above, now=T0)
+        helper = on_behalf_of(Principal.objects.select_related("tenant").get(pk=made.pk))
+    pool_of = {
+        "iron": (as_kee, "delegate"),
+        "gold": (research, "research"),
+        "zinc": (helper, "research"),
+        "brass": (papers, "papers"),
+    }
+    for metal, (caller, _) in pool_of.items():
+        register(caller, f"worker-{metal}", metal)
+    # DeleGates that register themselves, by their name and by what they offer.
+    register(papers, "papers", "tin")
+    register(research, "research-door", "lead", "create_delegation_plan")
+    pool_of |= {"tin": (papers, "research"), "lead": (research, "delegate")}
+
+    found = {
+        (metal, delegate_id)
+        for metal in pool_of
+        for delegate_id in ("delegate", "research", "papers", "code")
+        if create(as_kee, delegate_id, metal)["status"] == "ready"
+    }
+
+    assert found == {(metal, delegate_id) for metal, (_, delegate_id) in pool_of.items()}
+    refused = create(as_kee, None, "gold")
+    assert named(refused) == set()
+    assert "not in the pool of delegate" in refused["missing"][0]["detail"]
+
+
+def test_the_same_tool_is_had_from_the_worker_in_the_pool(tenant: Tenant, as_kee: Caller) -> None:
+    code = put(tenant, "code")
+    for number in range(2):
+        register(as_kee, f"own-{number}", "iron")
+        register(code, f"below-{number}", "iron")
+
+    assert named(create(as_kee, None, "iron")) == {"own-0", "own-1"}
+    assert named(create(as_kee, "code", "iron")) == {"below-0", "below-1"}
+
+
+def test_pools_follow_at_once_and_what_changes_nothing_moves_no_epoch(tenant: Tenant, as_kee: Caller) -> None:
+    make_caller(tenant, "coders", Kind.DELEGATE)
+    register(make_caller(tenant, "coders", Kind.DELEGATE), "smith", "iron")
+    assert named(create(as_kee, None, "iron")) == {"smith"}
+
+    set_up(tenant, "code", principal="coders")
+    assert (named(create(as_kee, None, "iron")), named(create(as_kee, "code", "iron"))) == (set(), {"smith"})
+    before = registry.epochs()
+    set_up(tenant, "code", principal="coders")
+    assert registry.epochs() == before
+
+    make_caller(tenant, "others", Kind.DELEGATE)
+    set_up(tenant, "code", principal="others")
+    assert (named(create(as_kee, None, "iron")), named(create(as_kee, "code", "iron"))) == ({"smith"}, set())
+    assert registry.epochs() > before
+
+
+def test_the_same_wish_and_epochs_give_the_same_plan_in_a_process_that_has_kept_nothing(
+    tenant: Tenant, as_kee: Caller
+) -> None:
+    code = put(tenant, "code")
+    for metal in ("iron", "gold"):
+        register(code, f"below-{metal}", metal)
+        register(as_kee, f"own-{metal}", metal)
+    first = create(as_kee, "code", "iron")
+    create(as_kee, None, "iron")
+    again = create(as_kee, "code", "iron")
+    shelf._kept.cache_clear()
+
+    anew = create(as_kee, "code", "iron")
+
+    for document in (first, again, anew):
+        assert document["registry_epoch"] == first["registry_epoch"]
+        for name in ("plan_id", "created_at", "plan_hash"):
+            del document[name]
+    assert first == again == anew
+
+
+def test_pools_cost_a_plan_no_statement_and_a_change_of_the_registry_two(tenant: Tenant, as_kee: Caller) -> None:
+    code = Delegate.objects.get(principal_id=put(tenant, "code").principal_id)
+    register(as_kee, "own", "iron")
+
+    def looked(delegate: Delegate | None) -> int:
+        with CaptureQueriesContext(connection) as seen, shelf.held(tenant_id=tenant.pk, delegate=delegate):
+            pass
+        return len(seen)
+
+    looked(None)
+    assert (looked(None), looked(code)) == (2, 2)
+    register(as_kee, "own", "gold")
+    # Epochs, model, DeleGates, pools, workers, and what the changed one offers.
+    assert looked(code) == 7
+    assert looked(None) == 2
+
+
+def test_a_foreign_plan_is_refused_by_the_place_of_the_tool_outside_the_pool(tenant: Tenant, as_kee: Caller) -> None:
+    code = put(tenant, "code")
+    register(code, "below", "iron")
+    document = create(as_kee, "code", "iron")
+    who = {"tenant_id": tenant.pk, "principal_id": as_kee.principal_id}
+    assert selectors.problems_of(document, **who) == []
+
+    above = selectors.problems_of({**document, "delegate_id": "delegate"}, **who)
+    unknown = selectors.problems_of({**document, "delegate_id": "nobody"}, **who)
+
+    assert [(one.code, one.path) for one in above] == [("outside_pool", "/steps/0/worker_id")]
+    assert "below may not run this tool: it is not in the pool of delegate" in above[0].message
+    assert ("unknown_delegate", "/delegate_id") in {(one.code, one.path) for one in unknown}
+
+
+def test_a_delegate_is_made_below_the_root_and_its_principal_reports_to_that_of_the_parent(
+    tenant: Tenant, as_kee: Caller
+) -> None:
+    research = put(tenant, "research")
+    papers = put(tenant, "papers", parent="research")
+
+    above = dict(Principal.objects.filter(kind=Kind.DELEGATE).values_list("name", "parent__name"))
+    assert above == {"delegate": None, "research": "delegate", "papers": "research"}
+    assert (research.principal_id, papers.principal_id) == tuple(
+        Delegate.objects.departments().order_by("pk").values_list("principal_id", flat=True)
+    )
+    # Whoever takes a DeleGate's place has those below it.
+    make_caller(tenant, "librarian", Kind.DELEGATE)
+    set_up(tenant, "research", principal="librarian")
+    assert Principal.objects.get(name="papers").parent == Principal.objects.get(name="librarian")
+
+
+def test_memory_learns_who_has_a_delegate_that_moved(tenant: Tenant, as_kee: Caller) -> None:
+    put(tenant, "research")
+    papers = put(tenant, "papers")
+    register(papers, "papers", "tin")
+    workers.remember()
+    assert Concept.objects.get(name="papers").metadata["managed_by_delegate"] == "delegate"
+
+    set_up(tenant, "papers", principal="papers", parent="research")
+    workers.remember()
+
+    assert Concept.objects.get(name="papers").metadata["managed_by_delegate"] == "research"
+
+
+REFUSALS: list[tuple[type[Exception], dict[str, str]]] = [
+    (errors.RootDelegate, {"name": "delegate", "principal": "spare"}),
+    (errors.UnknownDelegate, {"name": "new", "principal": "spare", "parent": "nobody"}),
+    (UnknownPrincipal, {"name": "new", "principal": "nobody"}),
+    (errors.PrincipalIsNoDelegate, {"name": "new", "principal": "Kee"}),
+    (errors.PrincipalPlansAlready, {"name": "new", "principal": "one"}),
+    (errors.PrincipalPlansAlready, {"name": "new", "principal": "delegate"}),
+    (errors.PrincipalPlansAlready, {"name": "two", "principal": "one", "parent": "one"}),
+    (errors.DelegateCircle, {"name": "one", "principal": "one", "parent": "one"}),
+    (errors.DelegateCircle, {"name": "one", "principal": "one", "parent": "two"}),
+    (errors.DelegatesTooDeep, {"name": "new", "principal": "spare", "parent": f"deep-{MOST_DELEGATES - 1}"}),
+    (errors.DelegatesTooDeep, {"name": "one", "principal": "one", "parent": f"deep-{MOST_DELEGATES - 2}"}),
+]
+
+
+def tree(tenant: Tenant) -> None:
+    """Two above each other, and as many as may be."""
+    put(tenant, "one")
+    put(tenant, "two", parent="one")
+    for number in range(1, MOST_DELEGATES):
+        put(tenant, f"deep-{number}", parent=f"deep-{number - 1}" if number > 1 else "delegate")
+    make_caller(tenant, "spare", Kind.DELEGATE)
+
+
+def test_what_cannot_be_a_delegate_is_refused_by_name_and_nothing_changes(tenant: Tenant, as_kee: Caller) -> None:
+    tree(tenant)
+    before = standing()
+
+    for refusal, wanted in REFUSALS:
+        with pytest.raises(refusal):
+            set_up(tenant, **wanted)
+        assert standing() == before, wanted
+
+
+def _of(name: str) -> Delegate:
+    return Delegate.objects.get(delegate_id=name)
+
+
+BREACHES: list[tuple[str, Callable[[], object]]] = [
+    ("plans_delegate_principal_once", lambda: _made(_of("two").principal, _of("one"))),
+    ("plans_delegate_no_circle", lambda: Delegate.objects.filter(delegate_id="one").update(parent=_of("two"))),
+    ("plans_delegate_no_circle", lambda: Delegate.objects.filter(delegate_id="one").update(parent=_of("one"))),
+    ("plans_delegate_one_root", lambda: _made(Principal.objects.get(name="spare"), None)),
+    (
+        "plans_delegate_not_too_deep",
+        lambda: _made(Principal.objects.get(name="spare"), _of(f"deep-{MOST_DELEGATES - 1}")),
+    ),
+    (
+        "plans_delegate_not_too_deep",
+        lambda: Delegate.objects.filter(delegate_id="one").update(parent=_of(f"deep-{MOST_DELEGATES - 2}")),
+    ),
+]
+
+
+def _made(principal: Principal, parent: Delegate | None) -> Delegate:
+    return Delegate.objects.create(
+        tenant_id=principal.tenant_id, delegate_id="new", principal=principal, parent=parent, created_at=T0
+    )
+
+
+def test_the_database_holds_the_tree_whoever_writes(tenant: Tenant, as_kee: Caller) -> None:
+    tree(tenant)
+    before = standing()
+
+    for constraint, breach in BREACHES:
+        with pytest.raises(IntegrityError) as refused, transaction.atomic():
+            breach()
+        assert violated_constraint(refused.value) == constraint
+        assert standing() == before
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_that_each_come_under_the_other_at_once_one_does(tenant: Tenant, kee: Caller) -> None:
+    with acting_as(kee):
+        put(tenant, "one")
+        put(tenant, "two")
+    barrier, broken = threading.Barrier(2), []
+
+    def move(name: str, parent: str) -> None:
+        try:
+            with acting_as(kee):
+                above = _of(parent)
+                barrier.wait()
+                Delegate.objects.filter(delegate_id=name).update(parent=above)
+        except IntegrityError as refusal:
+            broken.append(refusal)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=move, args=pair) for pair in (("one", "two"), ("two", "one"))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert [violated_constraint(one) for one in broken] == ["plans_delegate_no_circle"]
+
+
+def rest(method: str, path: str, token: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+    answer = Client().generic(
+        method,
+        path,
+        json.dumps(body) if body is not None else "",
+        content_type="application/json",
+        headers={"Authorization": f"Bearer {token}"},
+    )
+    return answer.status_code, answer.json()
+
+
+def test_who_administers_a_tenant_sets_delegates_up_and_lists_them_page_by_page(tenant: Tenant) -> None:
+    other = make_tenant("other")
+    make_principal(other, "foreign", Kind.DELEGATE)
+    for name in ("research", "code"):
+        make_principal(tenant, name, Kind.DELEGATE)
+    admin = make_token(tenant, "Ada", scopes=[Scope.ADMIN])
+
+    for name, more in (("research", {"scope": "papers"}), ("code", {"parent": "research"})):
+        status, answer = rest("PUT", f"/api/v1/delegates/{name}", admin, {"principal": name, **more})
+        assert status == 200
+        assert answer == {"delegate_id": name, "principal": name, "parent": "delegate", "scope": "", **more}
+    seen = []
+    cursor: str | None = ""
+    while cursor is not None:
+        _, page = rest("GET", f"/api/v1/delegates?limit=1{cursor}", admin)
+        seen.append([(one["delegate_id"], one["parent"]) for one in page["delegates"]])
+        cursor = page["next"] and f"&cursor={page['next']}"
+    assert seen == [[("delegate", None)], [("research", "delegate")], [("code", "research")]]
+
+    # Another tenant has its own, and neither sees nor names those of this one.
+    stranger = make_token(other, "Eve", scopes=[Scope.ADMIN])
+    assert rest("GET", "/api/v1/delegates", stranger)[1]["delegates"] == []
+    body = {"principal": "foreign", "parent": "research"}
+    assert rest("PUT", "/api/v1/delegates/own", stranger, body)[1]["code"] == "unknown_delegate"
+    assert rest("PUT", "/api/v1/delegates/own", stranger, {"principal": "code"})[1]["code"] == "unknown_principal"
+    assert rest("PUT", "/api/v1/delegates/research", stranger, {"principal": "foreign"})[0] == 200
+    assert len(rest("GET", "/api/v1/delegates", admin)[1]["delegates"]) == 3
+
+    for method, path in (("PUT", "/api/v1/delegates/code"), ("GET", "/api/v1/delegates")):
+        agent = make_token(tenant, "Kee", scopes=[Scope.PLANS])
+        assert rest(method, path, agent, {"principal": "code"} if method == "PUT" else None)[0] == 403
