@@ -326,6 +326,32 @@ def test_what_has_had_its_days_is_deleted_and_nothing_else(as_kee: Caller) -> No
     assert (after[ALICE] > revisions[ALICE], after["USER:bob"]) == (True, revisions["USER:bob"])
 
 
+def test_no_name_of_a_conversation_is_in_the_way_of_forgetting(as_kee: Caller) -> None:
+    add(as_kee, delete_after_days=2)
+    session = services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0)
+    services.store_observation(author=as_kee, text="Hello.", conversation_id="c", now=T0)
+    services.record_session(principal=as_kee, conversation_id=f"forgotten:{session.pk}", now=T0)
+    at(T0 + 2 * DAY)
+    assert services.forget_expired() == 1
+    assert Observation.objects.get().text == ""
+
+
+@pytest.mark.parametrize("at_its_wish", [True, False])
+def test_sessions_are_held_before_their_subject_as_by_those_who_speak(as_kee: Caller, at_its_wish: bool) -> None:
+    add(as_kee, delete_after_days=2)
+    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0)
+    services.store_observation(author=as_kee, text="Hello.", conversation_id="c", now=T0)
+    at(T0 + 2 * DAY)
+    with CaptureQueriesContext(connection) as captured:
+        if at_its_wish:
+            services.forget(author=as_kee, subject_id=ALICE, now=T0)
+        else:
+            services.forget_expired()
+    holding = [sql for one in captured if " for " in (sql := one["sql"].lower().replace('"', ""))]
+    tables = [table for sql in holding for table in ("memory_session", "memory_subject") if f"from {table}" in sql]
+    assert (tables[0], "memory_subject" in tables) == ("memory_session", True)
+
+
 def test_old_notes_of_readers_are_removed(as_kee: Caller) -> None:
     add(as_kee)
     envelope(as_kee)

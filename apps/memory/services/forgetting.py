@@ -25,6 +25,7 @@ SOURCE: Final = "memory"
 EVENT: Final = "memory_forgotten"
 _AUDIT_KEPT: Final = timedelta(days=365)
 _AT_ONCE: Final = 1_000
+_SWEEP: Final = "what has had its days is deleted"
 # A shorter text stands in too much that is about something else.
 _TELLING: Final = 12
 
@@ -54,7 +55,7 @@ def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None =
     :raises UnknownMemory: if the subject has no such item.
     """
     with acting_as_system("something is forgotten on request"), erasure.redacting():
-        subject = held(author, subject_id)
+        subject = _held_with_sessions(author, subject_id)
         if subject is None or not selectors.may_know(subject, author):
             raise selectors.unknown(subject_id)
         going = [] if item is None else _lineage(subject, item)
@@ -79,6 +80,29 @@ def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None =
     return Erasure(
         erased=erased, remaining=remaining, receipt_id=_receipt(author, erased, remaining, proof, now), proof=proof
     )
+
+
+class _Overtaken(Exception):
+    """A session has come to be with the subject meanwhile."""
+
+
+def _held_with_sessions(author: Caller, subject_id: str) -> Subject | None:
+    """The subject of this id, held, and before it the sessions with it: as by those who speak in them."""
+    while True:
+        try:
+            with transaction.atomic():
+                return _hold(author, subject_id)
+        except _Overtaken:
+            continue
+
+
+def _hold(author: Caller, subject_id: str) -> Subject | None:
+    sessions = Session.objects.filter(tenant_id=author.tenant_id, subject__key=subject_id)
+    known = [row.pk for row in sessions.order_by("pk").select_for_update(of=("self",))]
+    subject = held(author, subject_id)
+    if sessions.exclude(pk__in=known).exists():
+        raise _Overtaken
+    return subject
 
 
 def _lineage(subject: Subject, number: int) -> list[Item]:
@@ -155,11 +179,12 @@ def forget_items(numbers: Collection[int], /) -> int:
 def forget_sessions(numbers: Collection[int], /) -> int:
     """Remove sessions and the words of their turns; where there are turns, the session stays as their place."""
     rows = Session.objects.filter(pk__in=list(numbers))
-    found = list(rows)
+    # Sessions before their subjects, as whoever speaks in them holds them.
+    found = list(rows.order_by("pk").select_for_update(of=("self",)))
     _revise({session.subject_id for session in found} - {None})
     forget_observations(Observation.objects.filter(session__in=found).exclude(text="").values_list("pk", flat=True))
     for session in rows.filter(turns__gt=0):
-        session.conversation_id = f"forgotten:{session.pk}"
+        session.conversation_id = random_id("forgotten")
         session.platform = session.title = session.summary = session.tone = ""
         session.topics, session.subject = [], None
         session.save()
@@ -198,15 +223,25 @@ def _unindex(passages: QuerySet[Passage]) -> None:
 def forget_expired() -> int:
     """Delete what subjects wish to have deleted after so many days, and old notes of readers; answers how much.
 
-    A part of it at each call, as the system.
+    A part of it at each call, as the system, each subject by itself.
     """
-    with acting_as_system("what has had its days is deleted"), erasure.redacting(), connection.cursor() as cursor:
+    with acting_as_system(_SWEEP), connection.cursor() as cursor:
         cursor.execute(sql.EXPIRED, {"limit": _AT_ONCE})
-        subjects = {pk for (pk,) in cursor.fetchall()}
-        for subject in Subject.objects.filter(pk__in=subjects).order_by("pk").select_for_update(no_key=True):
-            for statement, forget_some in ((sql.EXPIRED_ITEMS, forget_items), (sql.EXPIRED_SESSIONS, forget_sessions)):
-                cursor.execute(statement, {"subject": subject.pk})
-                forget_some([pk for (pk,) in cursor.fetchall()])
+        subjects = [pk for (pk,) in cursor.fetchall()]
+    for subject in subjects:
+        with acting_as_system(_SWEEP):
+            _forget_expired_of(subject)
+    with acting_as_system(_SWEEP), connection.cursor() as cursor:
         kept: dict[str, Any] = {"kept": _AUDIT_KEPT, "limit": _AT_ONCE}
         cursor.execute(sql.DROP_OLD_LOADS, kept)
         return len(subjects) + int(cursor.rowcount)
+
+
+def _forget_expired_of(subject_pk: int) -> None:
+    with erasure.redacting(), connection.cursor() as cursor:
+        cursor.execute(sql.EXPIRED_SESSIONS, {"subject": subject_pk})
+        sessions = [pk for (pk,) in cursor.fetchall()]
+        forget_sessions(sessions)
+        _revise([subject_pk])
+        cursor.execute(sql.EXPIRED_ITEMS, {"subject": subject_pk})
+        forget_items([pk for (pk,) in cursor.fetchall()])

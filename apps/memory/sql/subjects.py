@@ -259,6 +259,7 @@ where s.id = %(subject)s and i.said_at <= gatehouse_now() - make_interval(hours 
 EXPIRED_SESSIONS: Final = """
 select c.id from memory_session c join memory_subject s on s.id = c.subject_id
 where s.id = %(subject)s and c.last_active_at <= gatehouse_now() - make_interval(hours => 24 * s.delete_after_days)
+order by c.id for update of c
 """
 # By memory_envelopeloaded_old.
 DROP_OLD_LOADS: Final = """
