@@ -13,6 +13,12 @@ class AlreadySuperseded(Conflict):
     code = "already_superseded"
 
 
+class AboutAnother(Conflict):
+    """What is said of a subject stands in the place of what was said of the same one: say it in a conversation with it."""
+
+    code = "about_another"
+
+
 class ConversationFull(Conflict):
     """The conversation has as many turns as one can have."""
 
@@ -23,6 +29,12 @@ class AliasTaken(Conflict):
     """The name or alias already stands for another concept."""
 
     code = "alias_taken"
+
+
+class TooManyAliases(Conflict):
+    """The concept would have more aliases than one can have."""
+
+    code = "too_many_aliases"
 
 
 class UnusableName(Invalid):
@@ -53,6 +65,12 @@ class SubjectExists(Conflict):
     """There is a subject of this id."""
 
     code = "subject_exists"
+
+
+class TooManyPreferences(Conflict):
+    """The subject would have more preferences than one can have; take some back."""
+
+    code = "too_many_preferences"
 
 
 class MemoryDisabled(Forbidden):

@@ -151,6 +151,12 @@ def test_a_conversation_is_known_from_its_first_turn_on_and_by_its_own_time(as_k
     assert Session.objects.get().turns == 2
 
 
+def test_a_conversation_is_no_younger_than_what_was_last_stored_of_it(as_kee: Caller) -> None:
+    say(as_kee, "c", "From a clock that is ahead.", at=datetime(9999, 12, 29, tzinfo=T0.tzinfo))
+    session = Session.objects.get()
+    assert (session.started_at, session.last_active_at) == (T0, T0)
+
+
 def test_a_conversation_that_is_full_takes_no_turn_and_nothing_is_stored(as_kee: Caller) -> None:
     say(as_kee, "c", "Hello.")
     Session.objects.update(turns=MOST_TURNS)

@@ -4,13 +4,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models import Sum
 from django.test.utils import CaptureQueriesContext
 
 from apps.core.ticks import run
 from apps.memory import services
-from apps.memory.errors import UnknownSubject
+from apps.memory.errors import AboutAnother, UnknownMemory, UnknownSubject
 from apps.memory.models import Item, Passage, Posting, Tally
 from apps.memory.selectors import Hit, holdings, recall
 from apps.memory.states import ItemType
@@ -143,6 +143,20 @@ def test_another_tenants_subject_of_the_same_id_is_another(db: None) -> None:
             remember(caller, text)
     with acting_as(kee):
         assert texts(kee, "dog") == texts(kee) == ["Loves dogs"]
+
+
+def test_what_was_said_with_a_subject_is_superseded_by_what_is_about_it_too(as_kee: Caller, tenant: Tenant) -> None:
+    add(as_kee, share_with=["Kee"])
+    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0)
+    turn = services.store_observation(author=as_kee, text="I have a dog.", conversation_id="c", now=T0)
+    stranger = make_caller(tenant, "Lee")
+    with pytest.raises(UnknownMemory), transaction.atomic():
+        services.store_observation(author=stranger, text="Never mind.", supersedes=turn.ref, now=T0)
+    with pytest.raises(AboutAnother), transaction.atomic():
+        services.store_observation(author=as_kee, text="Dogs bark.", supersedes=turn.ref, now=T0)
+    services.store_observation(author=as_kee, text="I have two dogs.", conversation_id="c", supersedes=turn.ref, now=T0)
+    assert [hit.text for hit in recall("dogs", caller=as_kee, subject_id=ALICE)] == ["I have two dogs."]
+    check_tally()
 
 
 def test_what_was_superseded_is_found_as_of_before(as_kee: Caller) -> None:

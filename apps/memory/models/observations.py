@@ -48,5 +48,10 @@ class Observation(TenantModel):
         return self.ref
 
     @property
+    def scope(self) -> int:
+        """Whom it is about: see Passage."""
+        return 0 if self.session is None else self.session.scope
+
+    @property
     def ref(self) -> str:
         return observation_ref(self.pk)

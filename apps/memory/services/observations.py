@@ -7,7 +7,7 @@ from typing import Any
 from django.db import transaction
 
 from apps.memory import selectors, sql
-from apps.memory.errors import AlreadySuperseded
+from apps.memory.errors import AboutAnother, AlreadySuperseded
 from apps.memory.models import Observation, Passage
 from apps.memory.services.sessions import take_turn
 from apps.principals.tenancy import Caller
@@ -34,13 +34,15 @@ def store_observation(
         said around it into account. One that is not known yet begins. What is said with a subject is about it.
     :param speaker: who said it.
     :param supersedes: the reference of an older statement in whose place this one stands from now on.
-    :raises UnknownMemory: if there is no such older statement.
+    :raises UnknownMemory: if there is no such older statement, or it is about a subject that is not shared with the
+        author.
+    :raises AboutAnother: if it is about another subject, or about one where this is about none.
     :raises AlreadySuperseded: if another statement stands in its place already.
     :raises ConversationFull: if the conversation takes no more turns.
     """
     turn = None
     if conversation_id is not None:
-        turn = take_turn(principal=author, conversation_id=conversation_id, at=occurred_at or now)
+        turn = take_turn(principal=author, conversation_id=conversation_id, at=min(occurred_at or now, now))
     observation = Observation.objects.create(
         tenant_id=author.tenant_id,
         author_id=author.principal_id,
@@ -55,7 +57,9 @@ def store_observation(
         recorded_at=now,
     )
     if supersedes is not None:
-        older = selectors.observation_of(supersedes)
+        older = selectors.observation_of(supersedes, viewer=author)
+        if older.scope != (turn.session.scope if turn else 0):
+            raise AboutAnother(f"{older} is not about the same as what is to stand in its place.")
         replaced = Observation.objects.filter(pk=older.pk, superseded_at=None).update(
             superseded_at=now, superseded_by=observation
         )
