@@ -16,12 +16,14 @@ from apps.memory.errors import (
     PatternsNotLearned,
     StatementStands,
     SubjectExists,
+    TooManyPreferences,
     UnknownMemory,
     UnknownSubject,
 )
 from apps.memory.models import Item, Session, Subject
-from apps.memory.services import Outcome
+from apps.memory.services import MOST_PREFERENCES, Outcome
 from apps.memory.states import ItemType
+from apps.memory.tools.items import ListItems, list_memory_items
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from tests.factories import T0, make_caller, make_tenant
@@ -35,7 +37,7 @@ def rev(subject_id: str = ALICE) -> int:
 
 
 def history(subject: Subject, **asked: Any) -> list[str]:
-    return sorted(item.text for item in selectors.items(subject, **asked))
+    return sorted(item.text for item in selectors.items(subject, **{"now": T0, **asked}))
 
 
 # Writing.
@@ -104,6 +106,32 @@ def test_a_change_leaves_what_it_does_not_name(as_kee: Caller) -> None:
 
 
 # What a subject forbids.
+
+
+def test_a_subject_has_so_many_preferences_and_no_more(as_kee: Caller) -> None:
+    add(as_kee, preferences={f"k{number}": "v" for number in range(MOST_PREFERENCES)})
+    with pytest.raises(TooManyPreferences), transaction.atomic():
+        change(as_kee, preferences={"one": "more"})
+    subject = change(as_kee, preferences={"one": "more", "k0": None})
+    assert len(subject.preferences) == MOST_PREFERENCES
+
+
+def test_what_a_subject_has_settled_holds_for_lists_of_its_items_too(tenant: Tenant, as_kee: Caller) -> None:
+    add(as_kee, delete_after_days=2)
+    remember(as_kee)
+    subject = Subject.objects.get()
+    assert history(subject, now=T0 + 2 * DAY - timedelta(microseconds=1)) == ["Loves fettuccini"]
+    assert history(subject, now=T0 + 2 * DAY) == []
+    assert history(change(as_kee, memory_enabled=False), now=T0) == []
+
+
+def test_an_anonymized_items_dates_are_months(as_kee: Caller) -> None:
+    subject = add(as_kee, anonymize_dates=True)
+    remember(as_kee)
+    (shown,) = list_memory_items(as_kee, ListItems(subject_id=ALICE)).items
+    month = T0.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    assert {shown.said_at, shown.recorded_at, shown.valid_from} == {month}
+    assert subject.anonymize_dates
 
 
 def test_nothing_is_remembered_of_a_subject_that_forbids_it(as_kee: Caller) -> None:

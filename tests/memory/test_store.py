@@ -2,13 +2,22 @@
 
 import threading
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from functools import partial
 
 import pytest
 from django.db import IntegrityError, connection, transaction
+from pydantic import ValidationError
 
 from apps.memory import services
-from apps.memory.errors import AliasTaken, AlreadySuperseded, MalformedMemoryReference, UnknownMemory, UnusableName
+from apps.memory.errors import (
+    AliasTaken,
+    AlreadySuperseded,
+    MalformedMemoryReference,
+    TooManyAliases,
+    UnknownMemory,
+    UnusableName,
+)
 from apps.memory.models import (
     Concept,
     ConceptName,
@@ -21,9 +30,14 @@ from apps.memory.models import (
     Session,
 )
 from apps.memory.selectors import concept_named, recent_sessions
+from apps.memory.services import MOST_ALIASES
+from apps.memory.tools.recalling import RecallMemory
 from apps.principals.tenancy import Caller, acting_as
 from tests import ground
 from tests.factories import T0, make_caller, make_tenant
+from tests.memory.subjects import ALICE, add, change
+
+DAY = timedelta(days=1)
 
 
 def observe(author: Caller, text: str = "The build takes nine minutes.", **given: object) -> Observation:
@@ -159,8 +173,37 @@ def test_a_session_is_recorded_once_per_conversation(as_kee: Caller) -> None:
     services.record_session(principal=as_kee, conversation_id="c-1", title="Build times", topics=["ci"], now=T0)
     services.record_session(principal=as_kee, conversation_id="c-1", summary="They went down.", now=T0)
     assert Session.objects.count() == 1
-    (session,) = recent_sessions(principal_id=as_kee.principal_id)
+    (session,) = recent_sessions(principal_id=as_kee.principal_id, now=T0)
     assert (session.title, session.topics, session.summary) == ("Build times", ("ci",), "They went down.")
+
+
+def test_a_conversation_with_a_subject_is_shown_for_as_long_as_the_subject_has_settled(as_kee: Caller) -> None:
+    add(as_kee, delete_after_days=2)
+    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, summary="Tea.", now=T0)
+    services.record_session(principal=as_kee, conversation_id="d", summary="Nobody's.", now=T0)
+
+    def shown(now: datetime) -> list[str]:
+        return sorted(one.conversation_id for one in recent_sessions(principal_id=as_kee.principal_id, now=now))
+
+    assert shown(T0 + 2 * DAY - timedelta(microseconds=1)) == ["c", "d"]
+    assert shown(T0 + 2 * DAY) == ["d"]
+    change(as_kee, memory_enabled=False)
+    assert shown(T0) == ["d"]
+
+
+def test_a_concept_has_so_many_aliases_and_no_more(as_kee: Caller) -> None:
+    aliases = [f"alias {number}" for number in range(MOST_ALIASES)]
+    services.store_concept(author=as_kee, name="x", aliases=aliases, now=T0)
+    with pytest.raises(TooManyAliases), transaction.atomic():
+        services.store_concept(author=as_kee, name="x", aliases=["one more"], now=T0)
+    services.store_concept(author=as_kee, name="x", aliases=aliases[:3], now=T0)
+    assert len(Concept.objects.get().aliases) == MOST_ALIASES
+
+
+@pytest.mark.parametrize("filters", [{".".join("a" * 5_000): 1}, {str(number): 1 for number in range(51)}])
+def test_filters_of_any_size_are_not_read(filters: dict[str, int]) -> None:
+    with pytest.raises(ValidationError):
+        RecallMemory(filters=filters)
 
 
 def test_rival_writers_of_one_concept_or_pattern_all_succeed(transactional_db: None) -> None:

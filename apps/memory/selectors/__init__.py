@@ -4,7 +4,7 @@ from apps.memory.selectors.concepts import concept_named, concepts_named, concep
 from apps.memory.selectors.embedding import Embedding, embedding
 from apps.memory.selectors.holdings import Holdings, holdings
 from apps.memory.selectors.observations import observation_of
-from apps.memory.selectors.recalling import Hit, recall
+from apps.memory.selectors.recalling import Hit, recall, to_the_month
 from apps.memory.selectors.sessions import Conversation, recent_sessions
 from apps.memory.selectors.subjects import (
     Policy,
@@ -44,6 +44,7 @@ __all__ = [
     "recall",
     "recent_sessions",
     "subject_of",
+    "to_the_month",
     "unknown",
     "was_served",
 ]

@@ -72,7 +72,7 @@ def recall(
         meant=meant,
         limit=min(limit, sql.MOST),
     )
-    shown = _to_the_month if subject is not None and subject.anonymize_dates else _as_it_is
+    shown = to_the_month if subject is not None and subject.anonymize_dates else _as_it_is
     hits = [
         Hit(
             ref=one.ref,
@@ -104,7 +104,8 @@ def _as_it_is(moment: datetime) -> datetime:
     return moment
 
 
-def _to_the_month(moment: datetime) -> datetime:
+def to_the_month(moment: datetime) -> datetime:
+    """A moment as it is shown where dates are anonymized."""
     return moment.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 

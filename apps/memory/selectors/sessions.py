@@ -1,7 +1,9 @@
 """Conversations, as a later one sees them."""
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+
+from django.db.models import DurationField, ExpressionWrapper, F, Q, Value
 
 from apps.memory.models import Session
 
@@ -19,9 +21,13 @@ class Conversation:
     updated_at: datetime
 
 
-def recent_sessions(*, principal_id: int, limit: int = 10) -> list[Conversation]:
-    """A principal's latest conversations, newest first."""
-    sessions = Session.objects.filter(principal_id=principal_id).order_by("-last_active_at", "-id")[:limit]
+def recent_sessions(*, principal_id: int, now: datetime, limit: int = 10) -> list[Conversation]:
+    """A principal's latest conversations, newest first; those with subjects as far as they have settled that."""
+    kept = ExpressionWrapper(F("subject__delete_after_days") * Value(timedelta(days=1)), output_field=DurationField())
+    shown = Q(subject=None) | Q(subject__memory_enabled=True) & (
+        Q(subject__delete_after_days=None) | Q(last_active_at__gt=Value(now) - kept)
+    )
+    sessions = Session.objects.filter(shown, principal_id=principal_id).order_by("-last_active_at", "-id")[:limit]
     return [
         Conversation(
             conversation_id=session.conversation_id,

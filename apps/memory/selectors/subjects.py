@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import Exists, F, OuterRef, Q
@@ -68,6 +68,7 @@ def item_of(subject: Subject, number: int) -> Item:
 def items(
     subject: Subject,
     *,
+    now: datetime,
     known_at: datetime | None = None,
     true_at: datetime | None = None,
     type_: str | None = None,
@@ -75,12 +76,14 @@ def items(
     before: int | None = None,
     limit: int = 50,
 ) -> list[Item]:
-    """What is remembered of a subject, the newest first.
+    """What is remembered of a subject, as far as it has settled that it may be shown, the newest first.
 
     :param known_at: as one would have answered at this moment, else as of now.
     :param true_at: only what was so at this moment.
     :param before: only what was recorded before the item of this number.
     """
+    if not subject.memory_enabled:
+        return []
     asked = (
         Q(superseded_at=None)
         if known_at is None
@@ -88,6 +91,8 @@ def items(
     )
     if true_at is not None:
         asked &= Q(valid_from__lte=true_at) & (Q(valid_to=None) | Q(valid_to__gt=true_at))
+    if subject.delete_after_days is not None:
+        asked &= Q(said_at__gt=now - timedelta(days=subject.delete_after_days))
     narrowed = {"type": type_, "slot": slot, "pk__lt": before}
     asked &= Q(**{name: value for name, value in narrowed.items() if value is not None})
     return list(Item.objects.filter(asked, subject=subject).select_related("author").order_by("-pk")[:limit])

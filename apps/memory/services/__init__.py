@@ -1,6 +1,6 @@
 """Commands that write to memory. Every row says which principal wrote it."""
 
-from apps.memory.services.concepts import add_relationship, retract_relationships, store_concept
+from apps.memory.services.concepts import MOST_ALIASES, add_relationship, retract_relationships, store_concept
 from apps.memory.services.embedding import asks_what_is_meant, embed_memories, meaning_of
 from apps.memory.services.envelopes import get_memory_envelope
 from apps.memory.services.forgetting import (
@@ -19,12 +19,20 @@ from apps.memory.services.patterns import update_pattern
 from apps.memory.services.promoting import Promotion, Verdict, promote, set_promotion_policy
 from apps.memory.services.sessions import record_session
 from apps.memory.services.starting import HANDOFF, Awakening, bootstrap
-from apps.memory.services.subjects import SubjectChange, add_subject, set_memory_policy, update_subject
+from apps.memory.services.subjects import (
+    MOST_PREFERENCES,
+    SubjectChange,
+    add_subject,
+    set_memory_policy,
+    update_subject,
+)
 from apps.memory.services.tallying import count_common_words, fold_tallies
 from apps.memory.sql import Meant
 
 __all__ = [
     "HANDOFF",
+    "MOST_ALIASES",
+    "MOST_PREFERENCES",
     "Awakening",
     "Erasure",
     "ItemDraft",

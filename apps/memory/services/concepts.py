@@ -7,12 +7,13 @@ from typing import Any, Final
 from django.db import transaction
 
 from apps.memory import selectors, sql
-from apps.memory.errors import AliasTaken, UnusableName
+from apps.memory.errors import AliasTaken, TooManyAliases, UnusableName
 from apps.memory.models import Concept, ConceptName, Passage, Relationship
 from apps.memory.references import key_of
 from apps.principals.tenancy import Caller
 
 _LONGEST_KEY: Final = 200
+MOST_ALIASES: Final = 200
 
 
 @transaction.atomic
@@ -29,10 +30,13 @@ def store_concept(
     """Describe a concept, new or known; what is not given stays as it was, aliases are added.
 
     :raises AliasTaken: if one of the names stands for another concept.
+    :raises TooManyAliases: if it would have more than :data:`MOST_ALIASES`.
     :raises UnusableName: if one of them can't be a name.
     """
     (concept,) = _named_concepts(author=author, names=[name], aliases=aliases, now=now)
     aliases = [alias for alias in dict.fromkeys([*concept.aliases, *aliases]) if key_of(alias) != concept.key]
+    if len(aliases) > max(MOST_ALIASES, len(concept.aliases)):
+        raise TooManyAliases(f"{name[:60]!r} would have more than {MOST_ALIASES} aliases.")
     if _claim(concept, {concept.key, *map(key_of, aliases)}):
         raise AliasTaken(f"A name or alias of {name[:60]!r} stands for another concept.")
     concept.aliases = aliases

@@ -40,7 +40,7 @@ def bootstrap(*, principal_id: int, tenant_id: int, now: datetime, items: int = 
     inbox = digests.newest_entries(principal_id, limit=items)
     inboxes.mark_delivered(receipt_pks=[pk for entry in inbox.entries for pk in entry.receipt_pks], now=now)
     return Awakening(
-        sessions=selectors.recent_sessions(principal_id=principal_id),
+        sessions=selectors.recent_sessions(principal_id=principal_id, now=now),
         holdings=selectors.holdings(tenant_id=tenant_id),
         inbox=inbox,
         owed_by_me=receipts.obligations(owed_by=principal_id, limit=items),

@@ -3,16 +3,18 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from django.db import IntegrityError, transaction
 from django.db.models import F
 
 from apps.core.sql import violated_constraint
 from apps.memory import selectors
-from apps.memory.errors import ForgottenOnRequest, MemoryDisabled, SubjectExists
+from apps.memory.errors import ForgottenOnRequest, MemoryDisabled, SubjectExists, TooManyPreferences
 from apps.memory.models import MemoryPolicy, Subject
 from apps.principals.tenancy import Caller
+
+MOST_PREFERENCES: Final = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,7 @@ def update_subject(*, author: Caller, subject_id: str, change: SubjectChange, no
     """Change what is known of a subject itself, or what may be done with memories of it.
 
     :raises UnknownSubject: if there is none, or it is not shared with the author.
+    :raises TooManyPreferences: if it would have more than :data:`MOST_PREFERENCES`.
     """
     subject = held(author, subject_id)
     if subject is None or not selectors.may_know(subject, author):
@@ -135,4 +138,7 @@ def _apply(subject: Subject, change: SubjectChange) -> None:
         setattr(subject, name, value)
     if change.preferences is not None:
         merged = {**subject.preferences, **change.preferences}
-        subject.preferences = {key: value for key, value in merged.items() if value is not None}
+        chosen = {key: value for key, value in merged.items() if value is not None}
+        if len(chosen) > max(MOST_PREFERENCES, len(subject.preferences)):
+            raise TooManyPreferences(f"{subject.key[:60]!r} would have more than {MOST_PREFERENCES} preferences.")
+        subject.preferences = chosen

@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints
 from apps.core.operations import Route, operation
 from apps.core.schemas import Input, Moment, Output, Text
 from apps.memory import selectors, services
-from apps.memory.models import Item
+from apps.memory.models import Item, Subject
 from apps.memory.services import ItemDraft
 from apps.memory.states import ItemType
 from apps.memory.tools.shapes import Label, Share, SubjectId
@@ -153,6 +153,15 @@ class Items(Output):
     next_before: int | None
 
 
+def _listed(item: Item, subject: Subject) -> ItemOutput:
+    """An item as its subject wants it shown."""
+    shown = _shown(item)
+    if not subject.anonymize_dates:
+        return shown
+    moments = {name: value for name, value in shown if isinstance(value, datetime)}
+    return shown.model_copy(update={name: selectors.to_the_month(value) for name, value in moments.items()})
+
+
 @operation(
     title="List what is remembered",
     scope="memory",
@@ -161,8 +170,10 @@ class Items(Output):
 )
 def list_memory_items(caller: Caller, given: ListItems) -> Items:
     """List what is remembered of a subject, also as it was known, or so, at another time."""
+    subject = selectors.subject_of(given.subject_id, viewer=caller)
     found = selectors.items(
-        selectors.subject_of(given.subject_id, viewer=caller),
+        subject,
+        now=timezone.now(),
         known_at=given.known_at,
         true_at=given.true_at,
         type_=given.type,
@@ -171,4 +182,4 @@ def list_memory_items(caller: Caller, given: ListItems) -> Items:
         limit=given.limit,
     )
     following = found[-1].pk if len(found) == given.limit else None
-    return Items(items=[_shown(item) for item in found], next_before=following)
+    return Items(items=[_listed(item, subject) for item in found], next_before=following)

@@ -11,6 +11,8 @@ from apps.memory import selectors, services
 from apps.memory.tools.shapes import Domain, SubjectId
 from apps.principals.tenancy import Caller
 
+Path = Annotated[Text, StringConstraints(max_length=200)]
+
 
 class RecallMemory(Input):
     query: Annotated[Text, StringConstraints(max_length=2_000)] = Field(
@@ -22,7 +24,7 @@ class RecallMemory(Input):
     subject: SubjectId | None = Field(default=None, validation_alias=AliasChoices("subject", "subject_id"))
     """Only what is remembered of this subject, as `add_subject` named it: its items (their type is the domain) and what
     was said in conversations with it. Elsewhere these are not found."""
-    filters: dict[str, Any] | None = None
+    filters: Annotated[dict[Path, Any], Field(max_length=50)] | None = None
     """Values that must stand at these paths of the metadata, such as `{"plan_id": "plan-abc"}`."""
     as_of: Moment | None = None
     """Answer as you would have at this moment."""
