@@ -116,12 +116,12 @@ class SessionAdmin(OperatorAdmin):
 @admin.register(Passage)
 class PassageAdmin(OperatorAdmin):
     list_display = ["__str__", "memory_link", "domain", "length", "recorded_at"]
-    list_select_related = ["observation", "pattern", "concept"]
+    list_select_related = ["observation", "pattern", "concept", "item"]
     list_filter = ["tenant"]
 
     @admin.display(description="Memory")
     def memory_link(self, passage: Passage) -> str:
-        return link_to(passage.observation or passage.pattern or passage.concept)
+        return link_to(passage.observation or passage.pattern or passage.concept or passage.item)
 
 
 @admin.register(Posting)

@@ -415,7 +415,8 @@ async def _hear_of_it(kee: Agent, execution: Json, findings: Json) -> None:
 
     async def gathered() -> Json | None:
         inbox = await kee.call("read_inbox")
-        whole = not inbox["pending"] and sum(entry["count"] for entry in inbox["entries"]) >= expected
+        ended = sum(entry["count"] for entry in inbox["entries"] if "asyncgate" in entry["source_systems"])
+        whole = not inbox["pending"] and ended >= expected
         return inbox if whole else None
 
     inbox = await kee.until("The digest of the completions", gathered, seconds=_STARTING)
