@@ -23,7 +23,7 @@ from apps.workers import deriving, endpoints, manifests, registries
 from apps.workers.endpoints import Seen
 from apps.workers.errors import BadSettings, NothingToOffer, SourceNameTaken, UnknownSource
 from apps.workers.hysteresis import pause_after
-from apps.workers.models import Place, Worker, WorkerSource
+from apps.workers.models import Place, SigningKey, Worker, WorkerSource
 from apps.workers.registries import BadSource, Named, News, Source
 from apps.workers.services.registering import register
 from apps.workers.services.rounds import CALL_DEADLINE, CLAIMED_FOR, MOST_CLAIMED, do_all
@@ -236,6 +236,9 @@ def _renew(place: Place, named: Named, now: datetime) -> None:
 def _forget(places: Sequence[Place], now: datetime) -> int:
     """Places are named no more: workers that are known from there alone leave. Returns how many."""
     Place.objects.filter(pk__in=[place.pk for place in places]).update(gone_at=now, fence=F("fence") + 1)
+    # All workers before the first leaves: then the registry's row is held, which comes after every worker's.
+    found = Worker.objects.filter(pk__in={place.worker_id for place in places if place.worker_id}).light()
+    list(found.order_by("id").select_for_update())
     return sum(_dismiss(place, now) for place in places if place.worker_id is not None)
 
 
@@ -299,6 +302,7 @@ def _note_answer(claim: _AskClaim, seen: Seen | CallFailed | None) -> None:
 def _register_from(place: Place, claim: _AskClaim, seen: Seen | None, now: datetime) -> None:
     try:
         manifest, left_out = _manifest(claim, seen)
+        _lock_all(place, manifest)
         worker = _registered(claim.caller, manifest)
     except DomainError as refusal:
         _fail(place, f"{refusal.code}: {refusal.detail}", now)
@@ -310,6 +314,19 @@ def _register_from(place: Place, claim: _AskClaim, seen: Seen | None, now: datet
     if left_out:
         place.fault = f"left out: {'; '.join(left_out)}"[:_TEXT]
     place.next_at = now + place.source.every
+
+
+def _lock_all(place: Place, manifest: dict[str, Any]) -> None:
+    """Where another worker takes the place of the one that was found there: lock what both need, in everybody's order,
+    which is keys, workers by their ids, and the registry's row at last.
+    """
+    if place.worker_id is None:
+        return
+    if not Worker.objects.filter(pk=place.worker_id).exclude(worker_id=manifest["worker_id"]).exists():
+        return
+    SigningKey.objects.filter(key_id=manifest.get("trust", {}).get("key_id")).select_for_update(no_key=True).first()
+    both = Worker.objects.filter(Q(pk=place.worker_id) | Q(worker_id=manifest["worker_id"])).light()
+    list(both.order_by("id").select_for_update())
 
 
 def _fail(place: Place, fault: str, now: datetime) -> None:

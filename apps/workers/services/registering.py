@@ -151,8 +151,9 @@ def _offer(worker: Worker, manifest: Manifest, now: datetime) -> None:
     """Bring the worker's offers in line with its manifest: what is gone is withdrawn, what came back stands again."""
     versions = _versions(worker.tenant_id, manifest.tools, now)
     standing = Offer.objects.filter(worker=worker)
+    # In the order of who counts calls into them.
+    known = set(standing.order_by("id").select_for_update().values_list("tool_id", flat=True))
     standing.filter(withdrawn_at=None).exclude(tool__in=versions.values()).update(withdrawn_at=now)
-    known = set(standing.values_list("tool_id", flat=True))
     standing.filter(tool__in=versions.values()).update(withdrawn_at=None)
     Offer.objects.bulk_create(
         Offer(tenant_id=worker.tenant_id, worker=worker, tool=tool, name=tool.name, offered_at=now)

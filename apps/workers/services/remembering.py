@@ -21,7 +21,7 @@ from apps.memory.errors import AliasTaken, UnusableName
 from apps.principals.models import Principal
 from apps.principals.selectors import principal_named
 from apps.principals.services import DELEGATE
-from apps.principals.tenancy import Caller, on_behalf_of
+from apps.principals.tenancy import Caller, acting_in, on_behalf_of
 from apps.workers import selectors
 from apps.workers.errors import BadSignature
 from apps.workers.models import Worker
@@ -31,6 +31,7 @@ from apps.workers.shapes import RegisterWorker
 CONCEPT: Final = "worker"
 PROVIDES: Final = "provides"
 MANAGES: Final = "manages"
+_WHY: Final = "rebuild the registry"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,16 +61,24 @@ def remember(*, limit: int = 100) -> int:
 
 
 def restore(*, tenant_id: int) -> list[Restored]:
-    """Register what memory knows and the registry does not. Runs within the tenant; what is refused hinders no other.
+    """Register what memory knows and the registry does not; what is refused hinders no other.
+
+    Each in a transaction of its own: who registers meanwhile holds its worker before the registry's row.
 
     A restored worker is ready until its heartbeat is late. Where its signature no longer holds, it comes back untrusted.
     """
-    known = set(Worker.objects.values_list("worker_id", flat=True))
-    return [
-        _restore(tenant_id, concept.name, concept.metadata)
-        for concept in memories.concepts_of_type(CONCEPT)
-        if concept.name not in known and concept.metadata.get("unregistered_at") is None
-    ]
+    with acting_in(tenant_id, _WHY):
+        remembered = [
+            (concept.name, concept.metadata)
+            for concept in memories.concepts_of_type(CONCEPT)
+            if concept.metadata.get("unregistered_at") is None
+        ]
+    restored = []
+    for worker_id, metadata in remembered:
+        with acting_in(tenant_id, _WHY):
+            if not Worker.objects.named(worker_id).exists():
+                restored.append(_restore(tenant_id, worker_id, metadata))
+    return restored
 
 
 def _remember(worker: Worker, manager: str, now: datetime) -> None:

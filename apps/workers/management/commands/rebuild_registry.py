@@ -11,7 +11,7 @@ from django.core.management.base import BaseCommand, CommandError
 
 from apps.core.errors import DomainError
 from apps.principals import selectors as principals
-from apps.principals.tenancy import acting_as_system, acting_in
+from apps.principals.tenancy import acting_as_system
 from apps.workers import services
 
 
@@ -28,8 +28,7 @@ class Command(BaseCommand):
                 tenant_id = principals.tenant_named(tenant).pk
         except DomainError as refusal:
             raise CommandError(refusal.detail) from refusal
-        with acting_in(tenant_id, "rebuild the registry"):
-            restored = services.restore(tenant_id=tenant_id)
+        restored = services.restore(tenant_id=tenant_id)
         for one in restored:
             self.stdout.write(f"{one.worker_id}: {one.tier or 'left out'} ({one.reason})")
         self.stdout.write(f"{sum(one.tier is not None for one in restored)} workers registered again")

@@ -1,0 +1,178 @@
+"""Who changes several rows of the registry holds them in one order, the registry's own row last: nobody waits in a circle."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+import yaml
+from django.db import connection
+
+from apps.principals.models import Principal, Tenant
+from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in
+from apps.workers import services, ticks
+from apps.workers.models import Offer, Place, Worker, WorkerEvent, WorkerSource
+from apps.workers.states import SourceKind
+from tests.factories import make_caller
+from tests.workers.factories import make_manifest, register
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def meeting(holding: AbstractContextManager[object], then: Callable[[], object], rival: Callable[[], object]) -> None:
+    """Hold something, do the rest once the rival waits for it; both come through."""
+    held = threading.Event()
+    faults: list[BaseException] = []
+
+    def first() -> None:
+        with holding:
+            held.set()
+            until_somebody_waits()
+            then()
+
+    def second() -> None:
+        assert held.wait(20)
+        rival()
+
+    def run(act: Callable[[], object]) -> None:
+        try:
+            act()
+        except BaseException as exc:  # noqa: BLE001  # told below, on the thread that is looked at
+            faults.append(exc)
+        finally:
+            held.set()
+            connection.close()
+
+    threads = [threading.Thread(target=run, args=(act,)) for act in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert faults == []
+
+
+def until_somebody_waits() -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with connection.cursor() as cursor:
+            cursor.execute("select 1 from pg_locks where not granted and pg_backend_pid() = any(pg_blocking_pids(pid))")
+            if cursor.fetchone() is not None:
+                return
+    raise AssertionError("nobody waits")
+
+
+@contextmanager
+def holding_worker(caller: Caller, worker_id: str) -> Iterator[None]:
+    with acting_as(caller):
+        Worker.objects.select_for_update().get(worker_id=worker_id)
+        yield
+
+
+def falls_ill(caller: Caller, worker_id: str) -> Callable[[], object]:
+    def act() -> object:
+        return services.heartbeat(caller=caller, worker_id=worker_id, status="degraded", current_load=0, available=True)
+
+    return act
+
+
+def find(caller: Caller, file: Path, *worker_ids: str) -> None:
+    file.write_text(yaml.safe_dump({"workers": [make_manifest(worker_id) for worker_id in worker_ids]}))
+    with acting_as(caller):
+        principal = Principal.objects.get(pk=caller.principal_id)
+        services.add_source(principal=principal, name="many", kind=SourceKind.STATIC, address=str(file), settings={})
+    services.discover()
+
+
+def test_places_may_go_while_a_worker_that_was_found_there_changes_its_state(tenant: Tenant, tmp_path: Path) -> None:
+    kee = make_caller(tenant)
+    find(kee, tmp_path / "workers.yaml", "a", "b")
+
+    def remove() -> None:
+        with acting_in(tenant.pk, "test"):
+            services.remove_source(tenant_id=tenant.pk, name="many")
+
+    meeting(holding_worker(kee, "b"), falls_ill(kee, "b"), remove)
+
+    with acting_as(kee):
+        assert not WorkerSource.objects.exists()
+        assert Worker.objects.registered().get().worker_id == "b"
+
+
+def test_a_place_may_get_another_worker_while_the_one_before_changes_its_state(tenant: Tenant, tmp_path: Path) -> None:
+    kee = make_caller(tenant)
+    find(kee, tmp_path / "workers.yaml", "a")
+    with acting_as(kee):
+        Place.objects.update(stated=make_manifest("b"), next_at="2000-01-01T00:00Z")
+
+    meeting(holding_worker(kee, "a"), falls_ill(kee, "a"), services.discover)
+
+    with acting_as(kee):
+        place = Place.objects.get()
+        assert place.fault is None
+        assert place.worker == Worker.objects.get(worker_id="b")
+
+
+def test_a_rebuild_goes_on_while_a_lost_worker_registers(tenant: Tenant) -> None:
+    kee = make_caller(tenant)
+    with acting_as(kee):
+        for worker_id in ("a", "b"):
+            register(kee, make_manifest(worker_id))
+    ticks.remember()
+    with acting_as(kee):
+        for model in (WorkerEvent, Offer, Worker):
+            model.objects.all().delete()
+
+    @contextmanager
+    def coming_back() -> Iterator[None]:
+        # Its row is there, and the registry's is still to be moved.
+        with acting_as(kee):
+            Worker.objects.create(
+                tenant_id=tenant.pk,
+                worker_id="b",
+                principal_id=kee.principal_id,
+                endpoint=make_manifest()["endpoint"],
+                manifest=make_manifest("b"),
+                claimed_tier="untrusted",
+                effective_tier="untrusted",
+                last_heartbeat_at="2026-01-01T00:00Z",
+                registered_at="2026-01-01T00:00Z",
+            )
+            yield
+
+    meeting(
+        coming_back(),
+        lambda: register(kee, make_manifest("b", capabilities=["rust"])),
+        lambda: services.restore(tenant_id=tenant.pk),
+    )
+
+    with acting_as(kee):
+        assert sorted(Worker.objects.values_list("worker_id", flat=True)) == ["a", "b"]
+
+
+def test_a_manifest_may_be_replaced_while_calls_are_counted(tenant: Tenant) -> None:
+    kee = make_caller(tenant)
+
+    def announce(*names: str) -> None:
+        with acting_as(kee):
+            register(kee, make_manifest(tools=[{"name": name, "input_schema": {"type": "object"}} for name in names]))
+
+    announce("one")
+    announce("one", "two")
+    with acting_as(kee):
+        for name in ("one", "two"):
+            services.record_call(worker_id="code-analyzer-001", tool_name=name, ok=True, seconds=1, cost=Decimal(0))
+
+    @contextmanager
+    def counting() -> Iterator[None]:
+        with acting_as_system("test"):
+            Offer.objects.select_for_update().get(name="one")
+            yield
+
+    meeting(counting(), services.fold_calls, lambda: announce("one"))
+
+    with acting_as(kee):
+        assert list(Offer.objects.order_by("id").values_list("name", "runs")) == [("one", 1), ("two", 1)]
+        assert Offer.objects.get(withdrawn_at=None).name == "one"
