@@ -231,6 +231,22 @@ def test_who_beats_and_is_well_is_probed_more_rarely_until_something_is_wrong(
     assert pauses == [SOON, SOON, services.PROBE_EVERY, services.PROBE_EVERY]
 
 
+def test_the_same_manifest_again_does_not_talk_a_worker_up_whose_endpoint_is_down(
+    as_kee: Caller, shouter: McpServer
+) -> None:
+    move_clock(timedelta(0))
+    announce(as_kee, shouter)
+    services.probe()
+    shouter.stop()
+    states = []
+    for _ in range(DOWN_AFTER + 2):
+        move_clock(2 * SOON)
+        announce(as_kee, shouter)
+        states.append(state_after(timedelta(0)))
+
+    assert states == ["ready"] * (DOWN_AFTER - 1) + ["offline"] * 3
+
+
 def test_a_drift_that_is_taken_back_is_forgotten(as_kee: Caller, shouter: McpServer) -> None:
     move_clock(timedelta(0))
     announce(as_kee, shouter)

@@ -21,22 +21,24 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import yaml
 from django.core.management import CommandError, call_command
-from django.db import connection
+from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from apps.core.outbound import CallFailed
 from apps.core.sealing import seal
 from apps.core.sql import database_now
-from apps.principals.models import Principal
-from apps.principals.tenancy import Caller
+from apps.principals.models import Principal, Tenant
+from apps.principals.scopes import Kind
+from apps.principals.tenancy import Caller, acting_as
 from apps.workers import errors, registries, selectors, services
 from apps.workers.models import Place, Worker, WorkerSource
 from apps.workers.registries import Source
 from apps.workers.services import discovering, rounds
 from apps.workers.states import SourceKind
+from tests.factories import make_caller
 from tests.workers.etcd import Etcd
 from tests.workers.etcd import serving as serving_etcd
-from tests.workers.factories import NOTHING, add_source, enroll, make_key, make_manifest, signed
+from tests.workers.factories import NOTHING, add_source, enroll, make_key, make_manifest, move_clock, register, signed
 from tests.workers.servers import McpServer
 
 
@@ -488,6 +490,50 @@ def test_a_look_that_brings_nothing_new_leaves_all_places_alone(as_kee: Caller, 
     assert not [query["sql"] for query in queries if "workers_place" in query["sql"]]
     assert WorkerSource.objects.get().fault is None
     assert Place.objects.standing().count() == 1
+
+
+@pytest.mark.parametrize("change", [{}, {"capabilities": ["rust"]}])
+def test_a_file_that_names_a_worker_that_beats_does_not_keep_it_alive(
+    as_kee: Caller, file: Path, change: dict[str, Any]
+) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    move_clock(timedelta(0))
+    register(as_kee, signed(make_manifest("one"), key))
+    heard_at = Worker.objects.get().last_heartbeat_at
+    move_clock(services.OFFLINE_AFTER + timedelta(seconds=1))
+    services.mark_late()
+    write(file, signed(make_manifest("one", **change), key))
+    add(as_kee, SourceKind.STATIC, str(file))
+
+    services.discover()
+
+    worker = Worker.objects.get()
+    assert Place.objects.get().worker == worker
+    assert (worker.state, worker.beats, worker.last_heartbeat_at) == ("offline", True, heard_at)
+    assert worker.capabilities == change.get("capabilities", make_manifest()["capabilities"])
+
+
+def test_who_has_seen_the_signed_manifest_of_a_worker_that_has_gone_can_not_register_with_it(
+    tenant: Tenant, as_kee: Caller, file: Path
+) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    manifest = signed(make_manifest("one"), key)
+    write(file, manifest)
+    add(as_kee, SourceKind.STATIC, str(file))
+    services.discover()
+    rival = make_caller(tenant, "rival", Kind.WORKER)
+    write(file)
+    discover()
+    assert ids() == []
+
+    with acting_as(rival), pytest.raises(errors.SignatureReplayed), transaction.atomic():
+        register(rival, manifest)
+    write(file, manifest)
+    discover()
+
+    assert Worker.objects.registered().get().principal_id == as_kee.principal_id
 
 
 def test_a_place_that_has_been_gone_for_a_day_is_forgotten_when_the_next_one_goes(as_kee: Caller, file: Path) -> None:

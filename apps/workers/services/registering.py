@@ -11,11 +11,11 @@ from django.db import IntegrityError, transaction
 from apps.core.sql import database_now, violated_constraint
 from apps.principals.tenancy import Caller
 from apps.workers import manifests, sql
-from apps.workers.errors import WorkerIdTaken
+from apps.workers.errors import SignatureReplayed, WorkerIdTaken
 from apps.workers.hysteresis import Reach
 from apps.workers.manifests import Manifest, ToolContract
 from apps.workers.models import Offer, ToolVersion, Worker, WorkerEvent
-from apps.workers.services.judging import grant_trust, judge, lock_key
+from apps.workers.services.judging import Trusted, grant_trust, judge, lock_key
 from apps.workers.services.rows import advance, lock, lock_own, lock_registered, move, record, take_out
 from apps.workers.signing import unsigned
 from apps.workers.states import State
@@ -36,7 +36,8 @@ def register(*, caller: Caller, original: Mapping[str, Any], found: bool = False
     """Register a worker, or take its new manifest. The same manifest again, freshly signed or not, changes nothing but
     its heartbeat and how long its trust lasts.
 
-    :param found: the worker was found and has not announced itself, so that no heartbeats are to be expected.
+    :param found: the worker was found and has not announced itself, so that no heartbeats are to be expected. To be found
+        says nothing of how a worker is that beats by itself.
     :raises WorkerIdTaken: if another principal's worker has this id; or if a worker at another endpoint has it, and this
         one was found and is not signed: whoever is asked what it offers may say that it is anybody.
     :raises UnusableEndpoint: if no call could go to its endpoint.
@@ -50,16 +51,19 @@ def register(*, caller: Caller, original: Mapping[str, Any], found: bool = False
     if worker.principal_id != caller.principal_id and worker.unregistered_at is None:
         raise WorkerIdTaken(f"Another principal has registered {manifest.worker_id!r}.")
     trusted = judge(manifest, worker, key, now)
+    _refuse_anothers(worker, caller, trusted)
     is_known = not created and worker.unregistered_at is None
+    is_spoken_for = found and is_known and worker.beats
     if found and is_known and trusted.key is None and worker.endpoint != manifest.endpoint:
         raise WorkerIdTaken(f"{manifest.worker_id!r} is registered at another endpoint.")
     changed = not is_known or unsigned(worker.manifest) != unsigned(manifest.original)
     regraded = grant_trust(worker, trusted, now)
-    _describe(worker, caller, manifest, now)
-    worker.beats = not found or (is_known and worker.beats)
+    is_elsewhere = worker.endpoint != manifest.endpoint
+    _describe(worker, caller, manifest)
     if changed:
-        worker.drift = None
-    moved = _arrive(worker, now, anew=changed or not found)
+        _doubt(worker, now, reach=is_elsewhere or not is_spoken_for)
+    moved = not is_spoken_for and _arrive(worker, now, beats=not found, anew=changed or not found)
+    worker.save()
     if changed:
         _offer(worker, manifest, now)
         record(worker, WorkerEvent.Kind.REGISTERED if created else WorkerEvent.Kind.REPLACED, worker.tier_reason, now)
@@ -121,30 +125,44 @@ def _lock_or_create(caller: Caller, manifest: Manifest, now: datetime) -> tuple[
     return rival, False
 
 
-def _describe(worker: Worker, caller: Caller, manifest: Manifest, now: datetime) -> None:
+def _refuse_anothers(worker: Worker, caller: Caller, trusted: Trusted) -> None:
+    """A worker that has left still shows its manifest to everybody, and may come back with it."""
+    if trusted.signed is None or worker.signed_at is None or worker.principal_id == caller.principal_id:
+        return
+    if trusted.signed.signed_at <= worker.signed_at:
+        raise SignatureReplayed("Another principal has registered with this signature; sign anew.")
+
+
+def _describe(worker: Worker, caller: Caller, manifest: Manifest) -> None:
     worker.principal_id = caller.principal_id
     worker.endpoint = manifest.endpoint
     worker.capabilities = list(manifest.capabilities)
     worker.constraints, worker.hints = dict(manifest.constraints), dict(manifest.hints)
     worker.manifest = dict(manifest.original)
     worker.claimed_tier = manifest.claimed_tier
-    worker.last_heartbeat_at = now
-    worker.available = True
     worker.unregistered_at = None
 
 
-def _arrive(worker: Worker, now: datetime, *, anew: bool) -> bool:
-    """A worker that registers is ready, unless an operator has quarantined it or it offers what its manifest does not say.
+def _doubt(worker: Worker, now: datetime, *, reach: bool) -> None:
+    """What probes have seen of a worker says nothing of what its new manifest says.
 
-    :param anew: it speaks for itself or has a new manifest, so that its not having answered before says nothing of it.
+    :param reach: nor whether it answers.
     """
-    if anew:
-        worker.reported = State.READY
+    worker.drift, worker.probe_at = None, now
+    if reach:
         worker.reach, worker.probes_against = Reach.UNKNOWN, 0
-        worker.probe_at = now
-    moved = move(worker, worker.condition, "registered", now)
-    worker.save()
-    return moved
+
+
+def _arrive(worker: Worker, now: datetime, *, beats: bool, anew: bool) -> bool:
+    """A worker that registers is ready, unless an operator has quarantined it, it offers what its manifest does not say, or
+    its endpoint is known not to answer.
+
+    :param anew: it speaks for itself or has a new manifest.
+    """
+    worker.beats, worker.last_heartbeat_at, worker.available = beats, now, True
+    if anew:
+        worker.reported, worker.probe_at = State.READY, now
+    return move(worker, worker.condition, "registered", now)
 
 
 def _offer(worker: Worker, manifest: Manifest, now: datetime) -> None:
