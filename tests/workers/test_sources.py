@@ -8,7 +8,7 @@ Consul has no package that the tests could install: a small server here keeps to
 import base64
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -31,15 +31,16 @@ from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.workers import errors, registries, selectors, services
+from apps.workers.hysteresis import Reach
 from apps.workers.models import Place, Worker, WorkerSource
 from apps.workers.registries import Source
 from apps.workers.services import discovering, rounds
-from apps.workers.states import SourceKind
+from apps.workers.states import SourceKind, State
 from tests.factories import make_caller
 from tests.workers.etcd import Etcd
 from tests.workers.etcd import serving as serving_etcd
 from tests.workers.factories import NOTHING, add_source, enroll, make_key, make_manifest, move_clock, register, signed
-from tests.workers.servers import McpServer
+from tests.workers.servers import McpServer, serving
 
 
 def add(caller: Caller, kind: SourceKind, address: str, *, secret: str = "", **settings: Any) -> None:
@@ -490,6 +491,131 @@ def test_a_look_that_brings_nothing_new_leaves_all_places_alone(as_kee: Caller, 
     assert not [query["sql"] for query in queries if "workers_place" in query["sql"]]
     assert WorkerSource.objects.get().fault is None
     assert Place.objects.standing().count() == 1
+
+
+def ask_all() -> None:
+    """A round in which every place is asked, and every source that is due is looked at."""
+    Place.objects.update(next_at="2000-01-01T00:00Z")
+    services.discover()
+
+
+def names_in_file(caller: Caller, file: Path) -> Callable[[McpServer], None]:
+    def names(server: McpServer) -> None:
+        write(file, {"endpoint": server.endpoint, "worker_id": "loud"})
+
+    write(file)
+    add(caller, SourceKind.STATIC, str(file))
+    return names
+
+
+def names_in_consul(caller: Caller, consul: Consul) -> Callable[[McpServer], None]:
+    add(caller, SourceKind.CONSUL, consul.url)
+    return lambda server: consul.set(service("loud", port_of(server), Meta={"worker_id": "loud"}))
+
+
+def names_in_etcd(caller: Caller, etcd: Etcd) -> Callable[[McpServer], None]:
+    def names(server: McpServer) -> None:
+        etcd.put("/gatehouse/workers/loud", {"endpoint": server.endpoint, "worker_id": "loud"})
+
+    add(caller, SourceKind.ETCD, etcd.url)
+    return names
+
+
+@pytest.mark.parametrize(
+    ("source", "names_in"),
+    [
+        ("file", names_in_file),
+        ("consul", names_in_consul),
+        pytest.param("etcd", names_in_etcd, marks=pytest.mark.ci),
+    ],
+)
+def test_a_found_worker_moves_with_its_place(
+    as_kee: Caller, request: pytest.FixtureRequest, source: str, names_in: Callable[[Caller, Any], Any]
+) -> None:
+    names = names_in(as_kee, request.getfixturevalue(source))
+    with serving() as one, serving() as two:
+        names(one)
+        discover()
+        Worker.objects.update(reach=Reach.DOWN, state=State.OFFLINE)
+        names(two)
+        discover()
+
+        worker = Worker.objects.registered().get()
+        assert (worker.worker_id, worker.endpoint, worker.state) == ("loud", two.endpoint, "ready")
+        assert Place.objects.get().fault is None
+
+
+def test_a_worker_that_beats_is_moved_by_no_place(as_kee: Caller, file: Path) -> None:
+    with serving() as one, serving() as two:
+        names_in_file(as_kee, file)(one)
+        discover()
+        services.heartbeat(caller=as_kee, worker_id="loud", status="healthy", current_load=0, available=True)
+        write(file, {"endpoint": two.endpoint, "worker_id": "loud"})
+        discover()
+
+        assert Place.objects.get().fault == "worker_id_taken: 'loud' is registered at another endpoint."
+        assert Worker.objects.get().endpoint == one.endpoint
+
+
+def test_a_worker_that_two_places_name_is_moved_by_neither(as_kee: Caller, file: Path) -> None:
+    with serving() as one, serving() as two:
+        names_in_file(as_kee, file)(one)
+        add_source(as_kee, one.endpoint, worker_id="loud")
+        discover()
+        write(file, {"endpoint": two.endpoint, "worker_id": "loud"})
+        discover()
+        assert Worker.objects.get().endpoint == one.endpoint
+
+        services.remove_source(tenant_id=as_kee.tenant_id, name="found")
+        ask_all()
+
+        assert Worker.objects.registered().get().endpoint == two.endpoint
+
+
+def test_a_place_where_another_worker_is_found_now_takes_the_former_one_out(as_kee: Caller, consul: Consul) -> None:
+    add(as_kee, SourceKind.CONSUL, consul.url)
+    with serving() as one, serving() as two:
+        consul.set(service("loud", port_of(one)))
+        discover()
+        (former,) = ids()
+        consul.set(service("loud", port_of(two)))
+        discover()
+
+        (present,) = ids()
+        assert (present == former, Worker.objects.registered().get().endpoint) == (False, two.endpoint)
+        consul.set()
+        discover()
+        assert ids() == []
+
+
+def test_a_place_that_goes_before_its_new_address_was_asked_takes_its_worker_along(as_kee: Caller, file: Path) -> None:
+    with serving() as one:
+        names_in_file(as_kee, file)(one)
+        discover()
+    write(file, {"endpoint": "http://127.0.0.1:9/mcp", "worker_id": "loud"})
+    discover()
+    assert ids() == ["loud"]
+
+    write(file)
+    discover()
+
+    assert ids() == []
+
+
+def test_who_has_come_under_another_key_is_taken_as_soon_as_the_old_one_is_gone(as_kee: Caller, consul: Consul) -> None:
+    move_clock(timedelta(0))
+    add(as_kee, SourceKind.CONSUL, consul.url)
+    with serving() as one, serving() as two:
+        old, new = (service(f"loud-{port_of(at)}", port_of(at), Meta={"worker_id": "loud"}) for at in (one, two))
+        consul.set(old)
+        services.discover()
+        consul.set(old, new)
+        services.discover()
+        assert Worker.objects.get().endpoint == one.endpoint
+        consul.set(new)
+        services.discover()
+
+        assert Worker.objects.registered().get().endpoint == two.endpoint
 
 
 @pytest.mark.parametrize("change", [{}, {"capabilities": ["rust"]}])

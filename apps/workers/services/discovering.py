@@ -21,7 +21,7 @@ from apps.principals.models import Principal
 from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in, on_behalf_of
 from apps.workers import deriving, endpoints, manifests, registries
 from apps.workers.endpoints import Seen
-from apps.workers.errors import BadSettings, NothingToOffer, SourceNameTaken, UnknownSource
+from apps.workers.errors import BadSettings, NothingToOffer, SourceNameTaken, UnknownSource, WorkerIdTaken
 from apps.workers.hysteresis import pause_after
 from apps.workers.models import Place, SigningKey, Worker, WorkerSource
 from apps.workers.registries import BadSource, Named, News, Source
@@ -236,6 +236,9 @@ def _renew(place: Place, named: Named, now: datetime) -> None:
 def _forget(places: Sequence[Place], now: datetime) -> int:
     """Places are named no more: workers that are known from there alone leave. Returns how many."""
     Place.objects.filter(pk__in=[place.pk for place in places]).update(gone_at=now, fence=F("fence") + 1)
+    # Who has come to another place under the same id need not wait any longer; before any worker is held, as who asks does.
+    refused = Place.objects.standing().filter(fault__startswith=f"{WorkerIdTaken.code}:")
+    refused.filter(source__in={place.source_id for place in places}).update(next_at=now)
     # All workers before the first leaves: then the registry's row is held, which comes after every worker's.
     found = Worker.objects.filter(pk__in={place.worker_id for place in places if place.worker_id}).light()
     list(found.order_by("id").select_for_update())
@@ -245,7 +248,7 @@ def _forget(places: Sequence[Place], now: datetime) -> int:
 def _dismiss(place: Place, now: datetime) -> bool:
     """Take out the worker that was found at a place, unless somebody else answers for its being there."""
     worker = Worker.objects.registered().filter(places=place, beats=False).select_for_update(of=("self",)).first()
-    if worker is None or worker.endpoint != place.stated["endpoint"]:
+    if worker is None:
         return False
     if Place.objects.standing().filter(worker=worker).exclude(pk=place.pk).exists():
         return False
@@ -303,7 +306,7 @@ def _register_from(place: Place, claim: _AskClaim, seen: Seen | None, now: datet
     try:
         manifest, left_out = _manifest(claim, seen)
         _lock_all(place, manifest)
-        worker = _registered(claim.caller, manifest)
+        worker = _registered(claim.caller, manifest, moves=_found_here_alone(place))
     except DomainError as refusal:
         _fail(place, f"{refusal.code}: {refusal.detail}", now)
         return
@@ -317,16 +320,20 @@ def _register_from(place: Place, claim: _AskClaim, seen: Seen | None, now: datet
 
 
 def _lock_all(place: Place, manifest: dict[str, Any]) -> None:
-    """Where another worker takes the place of the one that was found there: lock what both need, in everybody's order,
-    which is keys, workers by their ids, and the registry's row at last.
+    """Lock what the worker that was found here before needs, and the one that is found now, in everybody's order, which is
+    keys, workers by their ids, and the registry's row at last.
     """
     if place.worker_id is None:
-        return
-    if not Worker.objects.filter(pk=place.worker_id).exclude(worker_id=manifest["worker_id"]).exists():
         return
     SigningKey.objects.filter(key_id=manifest.get("trust", {}).get("key_id")).select_for_update(no_key=True).first()
     both = Worker.objects.filter(Q(pk=place.worker_id) | Q(worker_id=manifest["worker_id"])).light()
     list(both.order_by("id").select_for_update())
+
+
+def _found_here_alone(place: Place) -> int | None:
+    """The key of the locked worker that was found here before, if no other place names it."""
+    elsewhere = Place.objects.standing().filter(worker=place.worker_id).exclude(pk=place.pk)
+    return None if place.worker_id is None or elsewhere.exists() else place.worker_id
 
 
 def _fail(place: Place, fault: str, now: datetime) -> None:
@@ -359,10 +366,13 @@ def _sound(manifest: Any) -> dict[str, Any]:
     return parse(RegisterWorker, manifest).model_dump(mode="json", exclude_unset=True)
 
 
-def _registered(caller: Caller, manifest: dict[str, Any]) -> Worker:
-    """The worker of this manifest. One that says the same under a signature stays as it is signed."""
+def _registered(caller: Caller, manifest: dict[str, Any], *, moves: int | None) -> Worker:
+    """The worker of this manifest. One that says the same under a signature stays as it is signed.
+
+    :param moves: which one may have moved here.
+    """
     known = Worker.objects.registered().named(manifest["worker_id"]).filter(principal_id=caller.principal_id).first()
     is_signed = bool(manifest.get("trust", {}).get("signature"))
     if known is not None and not is_signed and deriving.same_but_for_trust(known.manifest, manifest):
         return known
-    return register(caller=caller, original=manifest, found=True).worker
+    return register(caller=caller, original=manifest, found=True, moves=moves).worker

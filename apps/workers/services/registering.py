@@ -32,12 +32,16 @@ class Registration:
 
 
 @transaction.atomic
-def register(*, caller: Caller, original: Mapping[str, Any], found: bool = False) -> Registration:
+def register(
+    *, caller: Caller, original: Mapping[str, Any], found: bool = False, moves: int | None = None
+) -> Registration:
     """Register a worker, or take its new manifest. The same manifest again, freshly signed or not, changes nothing but
     its heartbeat and how long its trust lasts.
 
     :param found: the worker was found and has not announced itself, so that no heartbeats are to be expected. To be found
         says nothing of how a worker is that beats by itself.
+    :param moves: key of the worker that is known from the very place where this one was found: if it does not speak for
+        itself, that place says where it is.
     :raises WorkerIdTaken: if another principal's worker has this id; or if a worker at another endpoint has it, and this
         one was found and is not signed: whoever is asked what it offers may say that it is anybody.
     :raises UnusableEndpoint: if no call could go to its endpoint.
@@ -54,8 +58,8 @@ def register(*, caller: Caller, original: Mapping[str, Any], found: bool = False
     _refuse_anothers(worker, caller, trusted)
     is_known = not created and worker.unregistered_at is None
     is_spoken_for = found and is_known and worker.beats
-    if found and is_known and trusted.key is None and worker.endpoint != manifest.endpoint:
-        raise WorkerIdTaken(f"{manifest.worker_id!r} is registered at another endpoint.")
+    if found and is_known and trusted.key is None and (worker.beats or worker.pk != moves):
+        _refuse_elsewhere(worker, manifest)
     changed = not is_known or unsigned(worker.manifest) != unsigned(manifest.original)
     regraded = grant_trust(worker, trusted, now)
     is_elsewhere = worker.endpoint != manifest.endpoint
@@ -123,6 +127,11 @@ def _lock_or_create(caller: Caller, manifest: Manifest, now: datetime) -> tuple[
     if rival is None:
         raise WorkerIdTaken(f"{manifest.worker_id!r} is being registered elsewhere.")
     return rival, False
+
+
+def _refuse_elsewhere(worker: Worker, manifest: Manifest) -> None:
+    if worker.endpoint != manifest.endpoint:
+        raise WorkerIdTaken(f"{manifest.worker_id!r} is registered at another endpoint.")
 
 
 def _refuse_anothers(worker: Worker, caller: Caller, trusted: Trusted) -> None:
