@@ -4,6 +4,7 @@ from copy import copy
 from datetime import timedelta
 from functools import partial
 from io import StringIO
+from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -17,6 +18,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in, on_behalf_of
 from apps.workers import selectors, services, ticks
 from apps.workers.models import Offer, Worker, WorkerEvent
+from apps.workers.services import remembering
 from tests.factories import make_caller
 from tests.ground import analyzed
 from tests.workers.factories import NOTHING, enroll, make_key, make_manifest, register, signed
@@ -198,15 +200,95 @@ def test_a_tag_that_no_concept_can_be_called_keeps_no_worker_out_of_memory(as_ke
     assert Concept.objects.get(name="code-analyzer-001").metadata["capabilities"] == [tag, "python"]
 
 
-def test_a_name_that_stands_for_something_else_in_memory_is_left_alone(as_kee: Caller) -> None:
-    memory.store_concept(author=as_kee, name="Ada", now=database_now(), aliases=["code-analyzer-001"])
+def known_workers() -> dict[str, str]:
+    """The names of the concepts of workers, and the worker that each speaks of."""
+    return {one.name: one.metadata["manifest"]["worker_id"] for one in Concept.objects.filter(type="worker")}
+
+
+def restored_ids(caller: Caller) -> list[str]:
+    lose_the_registry()
+    services.restore(tenant_id=caller.tenant_id)
+    return sorted(Worker.objects.registered().values_list("worker_id", flat=True))
+
+
+@pytest.mark.parametrize(
+    "taken", [{"name": "Ada", "aliases": ["code-analyzer-001"]}, {"name": "Code-Analyzer-001", "concept_type": "book"}]
+)
+def test_a_name_that_stands_for_something_else_in_memory_is_left_alone_and_its_worker_has_another(
+    as_kee: Caller, taken: dict[str, Any]
+) -> None:
+    memory.store_concept(author=as_kee, now=database_now(), **taken)
     before = Concept.objects.values().get()
     register(as_kee, make_manifest())
     register(as_kee, make_manifest("other"))
 
     assert (services.remember(), services.remember()) == (2, 0)
+
     assert Concept.objects.filter(pk=before["id"]).values().get() == before
-    assert Concept.objects.get(name="other").type == "worker"
+    own, other = sorted(known_workers())
+    assert (own.partition("~")[0], other) == ("code-analyzer-001", "other")
+    assert (own, "provides", "python") in relations()
+    assert restored_ids(as_kee) == ["code-analyzer-001", "other"]
+
+
+def test_a_worker_of_whom_every_name_is_taken_keeps_no_other_out_of_memory(as_kee: Caller) -> None:
+    names = ["code-analyzer-001", remembering._own_name("code-analyzer-001")]
+    memory.store_concept(author=as_kee, name="Ada", now=database_now(), aliases=names)
+    register(as_kee, make_manifest())
+    register(as_kee, make_manifest("other"))
+
+    assert (services.remember(), services.remember()) == (2, 0)
+
+    assert list(known_workers()) == ["other"]
+
+
+def test_workers_whose_ids_differ_in_case_are_told_apart_in_memory_and_both_come_back(
+    tenant: Tenant, as_kee: Caller
+) -> None:
+    rival = make_caller(tenant, "rival", Kind.WORKER)
+    register(as_kee, make_manifest("alpha"))
+    services.remember()
+    with acting_as(rival):
+        register(rival, make_manifest("Alpha", capabilities=["rust"]))
+    services.remember()
+    register(as_kee, make_manifest("alpha", capabilities=["ocr"]))
+    with acting_as(rival):
+        register(rival, make_manifest("Alpha", capabilities=["go"]))
+    services.remember()
+
+    assert {one.partition("~")[0]: worker_id for one, worker_id in known_workers().items()} == {
+        "alpha": "alpha",
+        "Alpha": "Alpha",
+    }
+    assert {(one[0].partition("~")[0], one[2]) for one in relations() if one[1] == "provides"} == {
+        ("alpha", "ocr"),
+        ("Alpha", "go"),
+    }
+    assert restored_ids(as_kee) == ["Alpha", "alpha"]
+    assert dict(Worker.objects.values_list("worker_id", "principal__name")) == {"alpha": "Kee", "Alpha": "rival"}
+
+
+def test_a_worker_whose_name_in_memory_has_come_free_keeps_the_one_that_it_has_there(as_kee: Caller) -> None:
+    memory.store_concept(author=as_kee, name="code-analyzer-001", now=database_now(), concept_type="book")
+    register(as_kee, make_manifest())
+    services.remember()
+    Concept.objects.filter(type="book").delete()
+    register(as_kee, make_manifest(capabilities=["rust"]))
+    services.remember()
+
+    (name,) = known_workers()
+    assert "~" in name
+
+
+def test_a_worker_comes_back_whose_concept_somebody_had_spelled_otherwise_before(as_kee: Caller) -> None:
+    memory.add_relationship(
+        author=as_kee, from_concept="CODE-ANALYZER-001", to_concept="x", rel_type="likes", now=database_now()
+    )
+    register(as_kee, make_manifest())
+    services.remember()
+
+    assert known_workers() == {"CODE-ANALYZER-001": "code-analyzer-001"}
+    assert restored_ids(as_kee) == ["code-analyzer-001"]
 
 
 def test_a_lost_registry_comes_back_with_its_tools_and_the_trust_that_its_signatures_still_carry(

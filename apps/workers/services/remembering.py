@@ -4,6 +4,7 @@ Memory holds what a worker has said of itself, whole and signed. Whoever may wri
 what is restored from there is a registration like any other: judged anew, and trusted only by its signature.
 """
 
+import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from apps.core.sql import database_now
 from apps.memory import selectors as memories
 from apps.memory import services as memory
 from apps.memory.errors import AliasTaken, UnusableName
+from apps.memory.models import Concept
 from apps.principals.models import Principal
 from apps.principals.selectors import principal_named
 from apps.principals.services import DELEGATE
@@ -47,7 +49,8 @@ class Restored:
 def remember(*, limit: int = 100) -> int:
     """Write to memory what workers have become since they were last written; says how many. Runs within a tenant.
 
-    A worker whose name stands for something else in memory is left out.
+    Where a worker's id stands for something else in memory, or for a worker whose id differs in case, which memory does not
+    tell apart, it gets a name of its own there.
     """
     due = Worker.objects.unremembered().select_related("principal__tenant").order_by("id")
     workers = list(due.select_for_update(of=("self",), skip_locked=True)[:limit])
@@ -69,33 +72,65 @@ def restore(*, tenant_id: int) -> list[Restored]:
     """
     with acting_in(tenant_id, _WHY):
         remembered = [
-            (concept.name, concept.metadata)
-            for concept in memories.concepts_of_type(CONCEPT)
-            if concept.metadata.get("unregistered_at") is None
+            concept for concept in memories.concepts_of_type(CONCEPT) if concept.metadata.get("unregistered_at") is None
         ]
     restored = []
-    for worker_id, metadata in remembered:
+    for concept in remembered:
         with acting_in(tenant_id, _WHY):
-            if not Worker.objects.named(worker_id).exists():
-                restored.append(_restore(tenant_id, worker_id, metadata))
+            worker_id = _worker_of(concept)
+            if not Worker.objects.named(worker_id or concept.name).exists():
+                restored.append(_restore(tenant_id, worker_id, concept))
     return restored
 
 
+def _own_name(worker_id: str) -> str:
+    """What no other worker is called, and hardly anything else: no id has such a sign in it."""
+    return f"{worker_id}~{hashlib.blake2b(worker_id.encode(), digest_size=4).hexdigest()}"
+
+
+def _name(worker: Worker) -> str | None:
+    """What memory calls a worker, as it has begun to; None if even its own name stands for something else."""
+    plain, own = worker.worker_id, _own_name(worker.worker_id)
+    names = (plain, own) if memories.concept_named(own) is None else (own,)
+    return next((name for name in names if _is_free(name, worker)), None)
+
+
+def _is_free(name: str, worker: Worker) -> bool:
+    concept = memories.concept_named(name)
+    if concept is None:
+        return True
+    is_by_name = concept.key == name.casefold() and concept.type in {"", CONCEPT}
+    return is_by_name and _stated_id(concept) in {None, worker.worker_id}
+
+
+def _stated_id(concept: Concept) -> object:
+    manifest = concept.metadata.get("manifest")
+    return manifest.get("worker_id") if isinstance(manifest, Mapping) else None
+
+
+def _worker_of(concept: Concept) -> str | None:
+    """Which worker a concept stands for: the one that its manifest names, if the concept has its name."""
+    stated = _stated_id(concept)
+    if not isinstance(stated, str):
+        return None
+    return stated if concept.key in {stated.casefold(), _own_name(stated).casefold()} else None
+
+
 def _remember(worker: Worker, manager: str, now: datetime) -> None:
-    known = memories.concept_named(worker.worker_id)
-    if known is not None and (known.name.casefold() != worker.worker_id.casefold() or known.type not in {"", CONCEPT}):
+    name = _name(worker)
+    if name is None:
         return
     author = on_behalf_of(worker.principal)
     with transaction.atomic():
         memory.store_concept(
             author=author,
-            name=worker.worker_id,
+            name=name,
             now=now,
             concept_type=CONCEPT,
             description=f"Worker {worker.worker_id}: {', '.join(_tools(worker))[:2000]}",
             metadata=_described(worker, manager),
         )
-        _remember_manager(worker, manager, now)
+        _remember_manager(worker, name, manager, now)
         provided = []
         for capability in worker.capabilities:
             # A tag may be what no concept can be called.
@@ -103,17 +138,17 @@ def _remember(worker: Worker, manager: str, now: datetime) -> None:
                 provided.append(
                     memory.add_relationship(
                         author=author,
-                        from_concept=worker.worker_id,
+                        from_concept=name,
                         to_concept=capability,
                         rel_type=PROVIDES,
                         description=f"{worker.worker_id} provides {capability}",
                         now=now,
                     )
                 )
-        memory.retract_relationships(author=author, from_concept=worker.worker_id, rel_type=PROVIDES, but=provided)
+        memory.retract_relationships(author=author, from_concept=name, rel_type=PROVIDES, but=provided)
 
 
-def _remember_manager(worker: Worker, manager: str, now: datetime) -> None:
+def _remember_manager(worker: Worker, name: str, manager: str, now: datetime) -> None:
     """By the gate's own word, so that it can take it back whoever registers the worker next."""
     gate = on_behalf_of(principal_named(DELEGATE))
     manages = []
@@ -122,13 +157,13 @@ def _remember_manager(worker: Worker, manager: str, now: datetime) -> None:
             memory.add_relationship(
                 author=gate,
                 from_concept=manager,
-                to_concept=worker.worker_id,
+                to_concept=name,
                 rel_type=MANAGES,
                 description=f"{manager} delegates to {worker.worker_id}",
                 now=now,
             )
         )
-    memory.retract_relationships(author=gate, to_concept=worker.worker_id, rel_type=MANAGES, but=manages)
+    memory.retract_relationships(author=gate, to_concept=name, rel_type=MANAGES, but=manages)
 
 
 def _tools(worker: Worker) -> list[str]:
@@ -150,15 +185,15 @@ def _described(worker: Worker, manager: str) -> dict[str, Any]:
     }
 
 
-def _restore(tenant_id: int, worker_id: str, remembered: Mapping[str, Any]) -> Restored:
-    manifest, owner = remembered.get("manifest"), remembered.get("registered_by")
-    if not isinstance(manifest, Mapping) or manifest.get("worker_id") != worker_id or not isinstance(owner, str):
-        return Restored(worker_id=worker_id, tier=None, reason="memory holds no manifest of it")
+def _restore(tenant_id: int, worker_id: str | None, concept: Concept) -> Restored:
+    owner = concept.metadata.get("registered_by")
+    if worker_id is None or not isinstance(owner, str):
+        return Restored(worker_id=worker_id or concept.name, tier=None, reason="memory holds no manifest of it")
     principal = Principal.objects.filter(tenant_id=tenant_id).named(owner).select_related("tenant").first()
     if principal is None:
         return Restored(worker_id=worker_id, tier=None, reason=f"there is no principal {owner[:100]!r}")
     try:
-        worker = _registered(on_behalf_of(principal), manifest)
+        worker = _registered(on_behalf_of(principal), concept.metadata["manifest"])
     except DomainError as refusal:
         return Restored(worker_id=worker_id, tier=None, reason=refusal.detail)
     except ValidationError:
