@@ -1,6 +1,7 @@
 """Workers, the versions of their tools, what each offers, and what became of it."""
 
 from datetime import datetime, timedelta
+from typing import Final
 
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
@@ -12,6 +13,9 @@ from apps.workers.errors import IllegalTransition
 from apps.workers.hysteresis import Reach, Standing
 from apps.workers.states import TRANSITIONS, SourceKind, State
 from apps.workers.trust import RENEW_BEFORE, Tier
+
+NOT_REMEMBERED: Final = -1
+"""Before every epoch that a worker can be remembered as of."""
 
 
 class Registry(TenantModel):
@@ -133,7 +137,7 @@ class Worker(TenantModel):
         default=0, help_text="The registry's epoch when its manifest last changed or it left."
     )
     remembered_at_epoch = models.BigIntegerField(
-        default=-1, help_text="Which of these epochs memory knows it as of; a tick follows."
+        default=NOT_REMEMBERED, help_text="Which of these epochs memory knows it as of; a tick follows."
     )
 
     objects = WorkerQuerySet.as_manager()

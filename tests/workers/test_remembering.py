@@ -17,11 +17,21 @@ from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in, on_behalf_of
 from apps.workers import selectors, services, ticks
-from apps.workers.models import Offer, Worker, WorkerEvent
+from apps.workers.models import Offer, Place, Worker, WorkerEvent
 from apps.workers.services import remembering
 from tests.factories import make_caller
 from tests.ground import analyzed
-from tests.workers.factories import NOTHING, enroll, make_key, make_manifest, register, signed
+from tests.workers.factories import (
+    NOTHING,
+    add_source,
+    enroll,
+    make_key,
+    make_manifest,
+    move_clock,
+    register,
+    signed,
+)
+from tests.workers.servers import McpServer
 
 pytestmark = pytest.mark.django_db
 
@@ -371,6 +381,93 @@ def test_what_memory_holds_wrongly_is_left_out_and_named(
     assert left_out.tier is None
     assert reason in left_out.reason
     assert Worker.objects.count() == 0
+
+
+def lose_and_restore(caller: Caller) -> list[tuple[str, str | None, str]]:
+    services.remember()
+    lose_the_registry()
+    return [(one.worker_id, one.tier, one.reason) for one in services.restore(tenant_id=caller.tenant_id)]
+
+
+def test_a_worker_in_quarantine_comes_back_in_quarantine_until_it_is_released(as_kee: Caller) -> None:
+    register(as_kee, make_manifest("bad", side_effects=NOTHING))
+    services.remember()
+    services.quarantine(tenant_id=as_kee.tenant_id, worker_id="bad", why="stole")
+
+    lose_and_restore(as_kee)
+
+    assert selectors.worker_named("bad").state == "quarantined"
+    register(as_kee, make_manifest("bad", side_effects=NOTHING))
+    assert selectors.offer_of("bad", "analyze_repository").barred == "the worker is quarantined"
+    services.release(tenant_id=as_kee.tenant_id, worker_id="bad", why="it did not")
+    lose_and_restore(as_kee)
+    assert selectors.worker_named("bad").state == "ready"
+
+
+def test_a_quarantine_is_not_lifted_in_memory_by_who_may_write_there(tenant: Tenant, as_kee: Caller) -> None:
+    register(as_kee, make_manifest("bad"))
+    services.quarantine(tenant_id=as_kee.tenant_id, worker_id="bad", why="stole")
+    services.remember()
+    told = Concept.objects.get(name="bad").metadata
+    memory.store_concept(author=as_kee, name="bad", now=database_now(), metadata={**told, "state": "ready"})
+    memory.retract_relationships(author=as_kee, to_concept="bad", rel_type="quarantines", but=[])
+
+    lose_and_restore(as_kee)
+
+    assert selectors.worker_named("bad").state == "quarantined"
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_worker_in_quarantine_that_was_away_stays_in_quarantine_when_it_comes_again(
+    as_kee: Caller, *, leaves: bool
+) -> None:
+    register(as_kee, make_manifest("bad"))
+    services.quarantine(tenant_id=as_kee.tenant_id, worker_id="bad", why="stole")
+    owner = Principal.objects.filter(pk=as_kee.principal_id)
+    if leaves:
+        services.unregister(caller=as_kee, worker_id="bad")
+    else:
+        owner.update(disabled_at=database_now())
+
+    ((_, tier, reason),) = lose_and_restore(as_kee)
+
+    why = "it had left" if leaves else "its principal 'Kee' is disabled"
+    assert (tier, reason) == (None, f"{why}, and stays in quarantine")
+    assert selectors.workers(available_only=False) == []
+    owner.update(disabled_at=None)
+    assert register(as_kee, make_manifest("bad")).worker.state == "quarantined"
+
+
+def test_the_worker_of_a_principal_that_is_disabled_stays_away(tenant: Tenant, as_kee: Caller) -> None:
+    rival = make_caller(tenant, "rival", Kind.WORKER)
+    register(as_kee, make_manifest("mine"))
+    with acting_as(rival):
+        register(rival, make_manifest("theirs"))
+    Principal.objects.filter(pk=rival.principal_id).update(disabled_at=database_now())
+
+    restored = lose_and_restore(as_kee)
+
+    assert ("theirs", None, "its principal 'rival' is disabled") in restored
+    assert list(Worker.objects.values_list("worker_id", flat=True)) == ["mine"]
+
+
+def test_a_found_worker_comes_back_as_one_of_which_no_heartbeat_is_expected(as_kee: Caller, shouter: McpServer) -> None:
+    move_clock(timedelta(0))
+    add_source(as_kee, shouter.endpoint, worker_id="loud", side_effects=NOTHING)
+    services.discover()
+    register(as_kee, make_manifest("beating"))
+    services.remember()
+    Place.objects.all().delete()
+
+    lose_and_restore(as_kee)
+    move_clock(services.OFFLINE_AFTER + timedelta(seconds=1))
+    services.probe()
+    services.mark_late()
+
+    assert {one: selectors.worker_named(one).state for one in ("loud", "beating")} == {
+        "loud": "ready",
+        "beating": "offline",
+    }
 
 
 def test_a_worker_that_left_stays_away(as_kee: Caller) -> None:

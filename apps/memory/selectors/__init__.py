@@ -1,6 +1,6 @@
 """Questions to what is remembered."""
 
-from apps.memory.selectors.concepts import concept_named, concepts_named, concepts_of_type
+from apps.memory.selectors.concepts import concept_named, concepts_named, concepts_of_type, concepts_told_of
 from apps.memory.selectors.embedding import Embedding, embedding
 from apps.memory.selectors.holdings import Holdings, holdings
 from apps.memory.selectors.observations import observation_of
@@ -31,6 +31,7 @@ __all__ = [
     "concept_named",
     "concepts_named",
     "concepts_of_type",
+    "concepts_told_of",
     "embedding",
     "export",
     "holdings",

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from apps.memory.models import Concept, ConceptName
+from apps.memory.models import Concept, ConceptName, Relationship
 from apps.memory.references import key_of
 
 
@@ -14,6 +14,11 @@ def concept_named(name: str) -> Concept | None:
 def concepts_of_type(concept_type: str) -> list[Concept]:
     """Every concept of a type, by name."""
     return list(Concept.objects.filter(type=concept_type).order_by("key"))
+
+
+def concepts_told_of(rel_type: str) -> frozenset[int]:
+    """The keys of the concepts of which somebody has said, by a relation of this type, that another stands so to them."""
+    return frozenset(Relationship.objects.filter(type=rel_type).values_list("target_id", flat=True))
 
 
 def concepts_named(keys: Iterable[str]) -> dict[str, int]:

@@ -4,7 +4,7 @@ from django.db import transaction
 
 from apps.core.sql import database_now
 from apps.workers.errors import IllegalTransition
-from apps.workers.models import Worker, WorkerEvent
+from apps.workers.models import NOT_REMEMBERED, Worker, WorkerEvent
 from apps.workers.services.rows import advance, lock_registered, record
 from apps.workers.states import State
 
@@ -37,7 +37,9 @@ def _order(tenant_id: int, worker_id: str, state: State, why: str, *, only_from:
     now = database_now()
     worker.move_to(state)
     worker.probe_at = now
-    worker.save(update_fields=["state", "probe_at"])
+    # Unlike other states this one has to outlive the registry.
+    worker.remembered_at_epoch = NOT_REMEMBERED
+    worker.save(update_fields=["state", "probe_at", "remembered_at_epoch"])
     record(worker, WorkerEvent.Kind.STATE, f"{before} to {state}: by an operator: {why}", now)
     advance([worker.tenant_id])
     return worker

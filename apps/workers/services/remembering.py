@@ -1,7 +1,8 @@
 """The registry as memory knows it: a concept of each worker, what it provides, who manages it; and the way back.
 
 Memory holds what a worker has said of itself, whole and signed. Whoever may write memory may write such a concept too, so
-what is restored from there is a registration like any other: judged anew, and trusted only by its signature.
+what is restored from there is a registration like any other: judged anew, and trusted only by its signature. A quarantine
+is the gate's own word, which nobody else takes back; another's may keep a worker out, and brings none in.
 """
 
 import hashlib
@@ -27,12 +28,16 @@ from apps.principals.tenancy import Caller, acting_in, on_behalf_of
 from apps.workers import selectors
 from apps.workers.errors import BadSignature
 from apps.workers.models import Worker
+from apps.workers.services.quarantining import quarantine
 from apps.workers.services.registering import register
+from apps.workers.services.rows import take_out
 from apps.workers.shapes import RegisterWorker
+from apps.workers.states import State
 
 CONCEPT: Final = "worker"
 PROVIDES: Final = "provides"
 MANAGES: Final = "manages"
+QUARANTINES: Final = "quarantines"
 _WHY: Final = "rebuild the registry"
 
 
@@ -68,18 +73,22 @@ def restore(*, tenant_id: int) -> list[Restored]:
 
     Each in a transaction of its own: who registers meanwhile holds its worker before the registry's row.
 
-    A restored worker is ready until its heartbeat is late. Where its signature no longer holds, it comes back untrusted.
+    A restored worker is ready until its heartbeat is late, or, if it was found, until it does not answer. Where its signature
+    no longer holds, it comes back untrusted; where it was in quarantine, in quarantine, also if it had left.
     """
     with acting_in(tenant_id, _WHY):
+        quarantined = memories.concepts_told_of(QUARANTINES)
         remembered = [
-            concept for concept in memories.concepts_of_type(CONCEPT) if concept.metadata.get("unregistered_at") is None
+            concept
+            for concept in memories.concepts_of_type(CONCEPT)
+            if concept.metadata.get("unregistered_at") is None or concept.pk in quarantined
         ]
     restored = []
     for concept in remembered:
         with acting_in(tenant_id, _WHY):
             worker_id = _worker_of(concept)
             if not Worker.objects.named(worker_id or concept.name).exists():
-                restored.append(_restore(tenant_id, worker_id, concept))
+                restored.append(_restore(tenant_id, worker_id, concept, quarantined=concept.pk in quarantined))
     return restored
 
 
@@ -131,6 +140,7 @@ def _remember(worker: Worker, manager: str, now: datetime) -> None:
             metadata=_described(worker, manager),
         )
         _remember_manager(worker, name, manager, now)
+        _remember_quarantine(worker, name, now)
         provided = []
         for capability in worker.capabilities:
             # A tag may be what no concept can be called.
@@ -166,6 +176,24 @@ def _remember_manager(worker: Worker, name: str, manager: str, now: datetime) ->
     memory.retract_relationships(author=gate, to_concept=name, rel_type=MANAGES, but=manages)
 
 
+def _remember_quarantine(worker: Worker, name: str, now: datetime) -> None:
+    """As :func:`_remember_manager`, whether or not the worker has left: it may come back."""
+    gate = on_behalf_of(principal_named(DELEGATE))
+    stands = []
+    if worker.state == State.QUARANTINED:
+        stands.append(
+            memory.add_relationship(
+                author=gate,
+                from_concept=DELEGATE,
+                to_concept=name,
+                rel_type=QUARANTINES,
+                description=f"{worker.worker_id} is in quarantine",
+                now=now,
+            )
+        )
+    memory.retract_relationships(author=gate, to_concept=name, rel_type=QUARANTINES, but=stands)
+
+
 def _tools(worker: Worker) -> list[str]:
     return [tool["name"] for tool in worker.manifest["tools"]]
 
@@ -181,31 +209,52 @@ def _described(worker: Worker, manager: str) -> dict[str, Any]:
         "unregistered_at": None if left is None else left.isoformat(),
         "managed_by_delegate": manager,
         "registered_by": worker.principal.name,
+        "announces_itself": worker.beats,
         "manifest": worker.manifest,
     }
 
 
-def _restore(tenant_id: int, worker_id: str | None, concept: Concept) -> Restored:
+def _restore(tenant_id: int, worker_id: str | None, concept: Concept, *, quarantined: bool) -> Restored:
     owner = concept.metadata.get("registered_by")
     if worker_id is None or not isinstance(owner, str):
         return Restored(worker_id=worker_id or concept.name, tier=None, reason="memory holds no manifest of it")
     principal = Principal.objects.filter(tenant_id=tenant_id).named(owner).select_related("tenant").first()
     if principal is None:
         return Restored(worker_id=worker_id, tier=None, reason=f"there is no principal {owner[:100]!r}")
+    away = _why_away(concept, principal)
+    if away is not None and not quarantined:
+        return Restored(worker_id=worker_id, tier=None, reason=away)
     try:
-        worker = _registered(on_behalf_of(principal), concept.metadata["manifest"])
-    except DomainError as refusal:
-        return Restored(worker_id=worker_id, tier=None, reason=refusal.detail)
-    except ValidationError:
-        return Restored(worker_id=worker_id, tier=None, reason="what memory holds is no manifest")
+        worker = _registered(on_behalf_of(principal), concept.metadata)
+    except (DomainError, ValidationError) as refusal:
+        reason = refusal.detail if isinstance(refusal, DomainError) else "what memory holds is no manifest"
+        return Restored(worker_id=worker_id, tier=None, reason=reason)
+    if quarantined:
+        return _keep_out(worker, away)
     return Restored(worker_id=worker_id, tier=worker.effective_tier, reason=worker.tier_reason)
 
 
-def _registered(owner: Caller, manifest: Mapping[str, Any]) -> Worker:
-    original = RegisterWorker.model_validate(manifest).model_dump(mode="json", exclude_unset=True)
+def _keep_out(worker: Worker, away: str | None) -> Restored:
+    """Put a worker into quarantine that has just come back, and out again if it was away."""
+    kept = quarantine(tenant_id=worker.tenant_id, worker_id=worker.worker_id, why="it was before the rebuild")
+    if away is None:
+        return Restored(worker_id=kept.worker_id, tier=kept.effective_tier, reason=f"{kept.tier_reason}; in quarantine")
+    take_out(kept, away, database_now(), voids=True)
+    return Restored(worker_id=kept.worker_id, tier=None, reason=f"{away}, and stays in quarantine")
+
+
+def _why_away(concept: Concept, principal: Principal) -> str | None:
+    if concept.metadata.get("unregistered_at") is not None:
+        return "it had left"
+    return None if principal.disabled_at is None else f"its principal {principal.name!r} is disabled"
+
+
+def _registered(owner: Caller, remembered: Mapping[str, Any]) -> Worker:
+    original = RegisterWorker.model_validate(remembered["manifest"]).model_dump(mode="json", exclude_unset=True)
+    was_found = remembered.get("announces_itself") is False
     try:
         with transaction.atomic():
-            return register(caller=owner, original=original).worker
+            return register(caller=owner, original=original, found=was_found).worker
     except BadSignature:
         trust = {name: value for name, value in original.get("trust", {}).items() if name == "tier"}
-        return register(caller=owner, original={**original, "trust": trust}).worker
+        return register(caller=owner, original={**original, "trust": trust}, found=was_found).worker
