@@ -2,7 +2,7 @@
 
 import json
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from apps.core import erasure
 from apps.core.erasure import Rows, Wanted
 from apps.digests.selectors import read_inbox
-from apps.memory import cache, selectors, services
+from apps.memory import cache, selectors, services, sql
 from apps.memory.errors import ForgottenOnRequest, UnknownMemory, UnknownSubject
 from apps.memory.models import EnvelopeLoaded, Forgotten, Item, Observation, Passage, Session, Subject
 from apps.memory.states import ItemType
@@ -29,6 +29,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Receipt
 from apps.receipts.selectors import chain
+from tests import ground
 from tests.digests.makers import post, post_grouped
 from tests.factories import T0, make_caller, make_tenant
 from tests.memory.subjects import ALICE, add, change, envelope, facts, remember
@@ -324,6 +325,110 @@ def test_what_has_had_its_days_is_deleted_and_nothing_else(as_kee: Caller) -> No
     assert list(Session.objects.values_list("subject__key", flat=True)) == ["USER:bob"]
     after = dict(Subject.objects.values_list("key", "rev"))
     assert (after[ALICE] > revisions[ALICE], after["USER:bob"]) == (True, revisions["USER:bob"])
+
+
+def talk(author: Caller, text: str, *, now: datetime = T0, conversation_id: str = "c", **given: Any) -> Observation:
+    return services.store_observation(author=author, text=text, conversation_id=conversation_id, now=now, **given)
+
+
+def said() -> list[str]:
+    """What is left of what was said, and found."""
+    found = list(Observation.objects.exclude(text="").order_by("pk").values_list("text", flat=True))
+    assert len(found) == Passage.objects.exclude(observation=None).count()
+    return found
+
+
+def test_turns_that_have_had_their_days_are_deleted_while_their_conversation_goes_on(as_kee: Caller) -> None:
+    add(as_kee, delete_after_days=2)
+    add(as_kee, "USER:bob")
+    for subject_id, conversation_id in ((ALICE, "c"), ("USER:bob", "of bob"), (ALICE, "d")):
+        services.record_session(
+            principal=as_kee, conversation_id=conversation_id, subject_id=subject_id, summary="s", now=T0
+        )
+    for day in range(4):
+        talk(as_kee, f"day {day}", speaker="Alice", metadata={"mood": "glad"}, now=T0 + day * DAY)
+    talk(as_kee, "of bob", conversation_id="of bob")
+    talk(as_kee, "of nobody", conversation_id="of nobody")
+
+    for moment, left in (
+        (T0 + 2 * DAY - timedelta(microseconds=1), ["day 0", "day 1", "day 2", "day 3"]),
+        (T0 + 2 * DAY, ["day 1", "day 2", "day 3"]),
+        (T0 + 4 * DAY, ["day 3"]),
+        (T0 + 5 * DAY, []),
+    ):
+        at(moment)
+        services.forget_expired()
+        assert said() == [*left, "of bob", "of nobody"]
+    assert set(Observation.objects.filter(text="").values_list("speaker", "metadata__mood")) == {("", None)}
+    assert traces("day 0") == {}
+    assert services.forget_expired() == 0
+
+
+def test_a_conversation_goes_on_where_all_that_was_said_in_it_is_deleted(as_kee: Caller) -> None:
+    add(as_kee, delete_after_days=2)
+    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0)
+    talk(as_kee, "old")
+    services.record_session(principal=as_kee, conversation_id="c", summary="still here", now=T0 + DAY)
+    at(T0 + 2 * DAY)
+    assert services.forget_expired() == 1
+    assert envelope(as_kee, now=T0 + 2 * DAY).recent_context.session_summary == "still here"
+    talk(as_kee, "new", now=T0 + 2 * DAY)
+    assert said() == ["new"]
+
+
+def test_turns_that_were_said_before_their_subject_was_known_have_their_days_too(as_kee: Caller) -> None:
+    add(as_kee, delete_after_days=2)
+    talk(as_kee, "old")
+    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0 + DAY)
+    at(T0 + 2 * DAY)
+    services.forget_expired()
+    assert said() == []
+
+
+def test_fewer_days_hold_for_what_is_stored_already_and_none_for_nothing(as_kee: Caller) -> None:
+    add(as_kee)
+    remember(as_kee)
+    at(T0 + 100 * DAY)
+    assert services.forget_expired() == 0
+    for days, left in ((200, 1), (101, 1), (None, 1), (100, 0)):
+        change(as_kee, delete_after_days=days, now=T0 + 100 * DAY)
+        services.forget_expired()
+        assert Item.objects.count() == left
+    assert Subject.objects.get().expires_at is None
+
+
+def test_more_than_is_deleted_at_once_is_deleted_all_the_same(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apps.memory.services.forgetting._AT_ONCE", 2)
+    add(as_kee, delete_after_days=2)
+    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0)
+    for number in range(5):
+        talk(as_kee, f"turn {number}")
+        remember(as_kee, f"item {number}")
+    talk(as_kee, "new", now=T0 + DAY)
+    at(T0 + 2 * DAY)
+    assert services.forget_expired() == 1
+    assert (said(), Item.objects.count()) == (["new"], 0)
+
+
+def test_the_sweep_looks_at_no_subject_before_something_of_it_has_had_its_days(as_kee: Caller) -> None:
+    add(as_kee, delete_after_days=2)
+    remember(as_kee)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "insert into memory_subject (tenant_id, key, display_name, learning_level, domains, preferences,"
+            " memory_enabled, learn_patterns, anonymize_dates, delete_after_days, expires_at, rev, created_at, revised_at)"
+            " select tenant_id, 'USER:' || n, '', '', '{}', '{}', true, true, false, 9, %(now)s::timestamptz + n * interval"
+            " '1 hour', 1, %(now)s, %(now)s from memory_subject, generate_series(49, 5000) n",
+            {"now": T0},
+        )
+        ground.analyzed("memory_subject")
+    at(T0 + 2 * DAY)
+    with acting_as_system("test"), connection.cursor() as cursor:
+        cursor.execute(f"explain {sql.EXPIRED}", {"limit": 1000})
+        assert "memory_subject_expiring" in str(cursor.fetchall())
+    with CaptureQueriesContext(connection) as captured:
+        assert services.forget_expired() == 1
+    assert len(captured) < 40
 
 
 def test_no_name_of_a_conversation_is_in_the_way_of_forgetting(as_kee: Caller) -> None:

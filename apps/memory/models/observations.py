@@ -43,6 +43,12 @@ class Observation(TenantModel):
                 condition=~Q(superseded_by=F("id")), name="memory_observation_not_superseded_by_itself"
             ),
         ]
+        indexes = [
+            # Serves whatever goes through the turns of a conversation, and the removal of a session.
+            models.Index(
+                fields=["session", "id"], name="memory_observation_of_session", condition=Q(session__isnull=False)
+            ),
+        ]
 
     def __str__(self) -> str:
         return self.ref

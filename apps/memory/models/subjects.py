@@ -14,7 +14,7 @@ class Subject(TenantModel):
 
     `rev` grows in every transaction that changes what an envelope of the subject would say; whoever writes about a
     subject holds its row. `share_with` names the principals that may read it: null is the tenant's default, empty is
-    nobody.
+    nobody. Nothing of it has had its days (`delete_after_days`) before `expires_at`; null: nothing ever will.
     """
 
     key = models.CharField(max_length=200)
@@ -27,6 +27,7 @@ class Subject(TenantModel):
     share_with = ArrayField(models.CharField(max_length=50), null=True)
     anonymize_dates = models.BooleanField(default=False)
     delete_after_days = models.PositiveIntegerField(null=True)
+    expires_at = models.DateTimeField(null=True)
     rev = models.BigIntegerField(default=1)
     created_at = models.DateTimeField()
     revised_at = models.DateTimeField()
@@ -40,10 +41,14 @@ class Subject(TenantModel):
                 condition=Q(delete_after_days=None) | Q(delete_after_days__gte=1),
                 name="memory_subject_is_kept_a_day_at_least",
             ),
+            models.CheckConstraint(
+                condition=Q(expires_at=None) | Q(delete_after_days__isnull=False),
+                name="memory_subject_that_keeps_all_never_expires",
+            ),
         ]
         indexes = [
-            # Serves sql.EXPIRED: whose memories have an end.
-            models.Index(fields=["id"], name="memory_subject_deleting", condition=Q(delete_after_days__isnull=False)),
+            # Serves sql.EXPIRED.
+            models.Index(fields=["expires_at"], name="memory_subject_expiring", condition=Q(expires_at__isnull=False)),
         ]
 
     def __str__(self) -> str:
@@ -111,7 +116,7 @@ class Item(TenantModel):
                 name="memory_item_current",
                 condition=Q(superseded_at=None),
             ),
-            # Serves selectors.items(), the export, sql.EXPIRED and the removal of a subject.
+            # Serves selectors.items(), the export, sql.EXPIRED_ITEMS and the removal of a subject.
             models.Index(fields=["subject", "said_at", "id"], name="memory_item_of_subject"),
             # Serves the removal of an item.
             models.Index(

@@ -221,27 +221,47 @@ def _unindex(passages: QuerySet[Passage]) -> None:
 
 
 def forget_expired() -> int:
-    """Delete what subjects wish to have deleted after so many days, and old notes of readers; answers how much.
+    """Delete what subjects wish to have deleted after so many days, and old notes of readers.
 
-    A part of it at each call, as the system, each subject by itself.
+    A part of it at each call, as the system, each subject by itself. Answers of how many subjects something had had its
+    days, and how many notes are gone.
     """
     with acting_as_system(_SWEEP), connection.cursor() as cursor:
         cursor.execute(sql.EXPIRED, {"limit": _AT_ONCE})
         subjects = [pk for (pk,) in cursor.fetchall()]
-    for subject in subjects:
-        with acting_as_system(_SWEEP):
-            _forget_expired_of(subject)
+    swept = sum(_forget_expired_of(subject) for subject in subjects)
     with acting_as_system(_SWEEP), connection.cursor() as cursor:
         kept: dict[str, Any] = {"kept": _AUDIT_KEPT, "limit": _AT_ONCE}
         cursor.execute(sql.DROP_OLD_LOADS, kept)
-        return len(subjects) + int(cursor.rowcount)
+        return swept + int(cursor.rowcount)
 
 
-def _forget_expired_of(subject_pk: int) -> None:
-    with erasure.redacting(), connection.cursor() as cursor:
-        cursor.execute(sql.EXPIRED_SESSIONS, {"subject": subject_pk})
-        sessions = [pk for (pk,) in cursor.fetchall()]
-        forget_sessions(sessions)
-        _revise([subject_pk])
-        cursor.execute(sql.EXPIRED_ITEMS, {"subject": subject_pk})
-        forget_items([pk for (pk,) in cursor.fetchall()])
+def _forget_expired_of(subject_pk: int) -> bool:
+    """Delete what of a subject has had its days; says whether there was any."""
+    was_any, goes_on = False, True
+    while goes_on:
+        with acting_as_system(_SWEEP), erasure.redacting():
+            gone, goes_on = _forget_some_expired_of(subject_pk)
+        was_any = was_any or gone
+    return was_any
+
+
+def _forget_some_expired_of(subject_pk: int) -> tuple[bool, bool]:
+    """Whether anything has been deleted now, and whether there is more."""
+    given: dict[str, Any] = {"subject": subject_pk, "limit": _AT_ONCE}
+    with connection.cursor() as cursor:
+        cursor.execute(sql.EXPIRED_SESSIONS, given)
+        rows = cursor.fetchall()
+        sessions = [pk for pk, is_whole in rows if is_whole]
+        cursor.execute(sql.EXPIRED_TURNS, {**given, "sessions": [pk for pk, is_whole in rows if not is_whole]})
+        turns = [pk for (pk,) in cursor.fetchall()]
+        Subject.objects.filter(pk=subject_pk).select_for_update(no_key=True).first()
+        cursor.execute(sql.EXPIRED_ITEMS, given)
+        items = [pk for (pk,) in cursor.fetchall()]
+        for forgetting, numbers in ((forget_sessions, sessions), (forget_observations, turns), (forget_items, items)):
+            if numbers:
+                forgetting(numbers)
+        cursor.execute(sql.NEXT_EXPIRY, given)
+        due = cursor.fetchone()
+    gone = bool(sessions or turns or items)
+    return gone, gone and due == (True,)

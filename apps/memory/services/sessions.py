@@ -49,12 +49,14 @@ def record_session(
     concerned = {key for key in (subject_id, session.subject.key if session.subject else None) if key is not None}
     for key in sorted(concerned):
         subject = held_to_write(principal, key)
+        since = None
         if key == subject_id and session.subject_id != subject.pk:
+            since = session.started_at
             session.subject = subject
             session.save(update_fields=["subject"])
             if session.turns:
                 sql.move_passages(session.place_of(0), session.place_of(session.turns - 1), scope=session.scope)
-        revised(subject, now)
+        revised(subject, now, since=since)
     return session
 
 

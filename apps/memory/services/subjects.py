@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import IntegrityError, transaction
-from django.db.models import F
+from django.db.models import DateTimeField, ExpressionWrapper, F, Value
+from django.db.models.functions import Least
 
 from apps.core.sql import violated_constraint
 from apps.memory import selectors
@@ -15,6 +16,7 @@ from apps.memory.models import MemoryPolicy, Subject
 from apps.principals.tenancy import Caller
 
 MOST_PREFERENCES: Final = 50
+_DAY: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,9 @@ def update_subject(*, author: Caller, subject_id: str, change: SubjectChange, no
     if subject is None or not selectors.may_know(subject, author):
         raise selectors.unknown(subject_id)
     _apply(subject, change)
+    if "delete_after_days" in change.given:
+        # The sweep finds out when it is.
+        subject.expires_at = None if subject.delete_after_days is None else now
     subject.rev += 1
     subject.revised_at = now
     subject.save()
@@ -128,9 +133,19 @@ def held_to_write(author: Caller, subject_id: str) -> Subject:
     return subject
 
 
-def revised(subject: Subject, now: datetime) -> None:
-    """Say that an envelope of the subject, which the caller holds, may say something else from now on."""
-    Subject.objects.filter(pk=subject.pk).update(rev=F("rev") + 1, revised_at=now)
+def revised(subject: Subject, now: datetime, *, since: datetime | None = None) -> None:
+    """Say that an envelope of the subject, which the caller holds, may say something else from now on.
+
+    :param since: from when the oldest of what is stored of it now is, if that was said before.
+    """
+    # The least of what there is: null where nothing is ever deleted.
+    expires_at = Least(
+        "expires_at",
+        ExpressionWrapper(
+            Value(since or now, DateTimeField()) + F("delete_after_days") * Value(_DAY), output_field=DateTimeField()
+        ),
+    )
+    Subject.objects.filter(pk=subject.pk).update(rev=F("rev") + 1, revised_at=now, expires_at=expires_at)
 
 
 def _apply(subject: Subject, change: SubjectChange) -> None:

@@ -241,26 +241,49 @@ def note_load(*, subject_pk: int, viewer_id: int, rev: int, digest: bytes, now: 
         return bool(cursor.rowcount)
 
 
-# Subjects with something that has had its days: by memory_subject_deleting, then the oldest by memory_item_of_subject.
+# Subjects of which something may have had its days: by memory_subject_expiring.
 EXPIRED: Final = """
-select s.id from memory_subject s
-where s.delete_after_days is not null
-  and (exists (select from memory_item where subject_id = s.id
-                 and said_at <= gatehouse_now() - make_interval(hours => 24 * s.delete_after_days))
-       or exists (select from memory_session where subject_id = s.id
-                    and last_active_at <= gatehouse_now() - make_interval(hours => 24 * s.delete_after_days)))
-order by s.id
-limit %(limit)s
+select id from memory_subject where expires_at <= gatehouse_now() order by expires_at limit %(limit)s
 """
-EXPIRED_ITEMS: Final = """
-select i.id from memory_item i join memory_subject s on s.id = i.subject_id
-where s.id = %(subject)s and i.said_at <= gatehouse_now() - make_interval(hours => 24 * s.delete_after_days)
-"""
-EXPIRED_SESSIONS: Final = """
-select c.id from memory_session c join memory_subject s on s.id = c.subject_id
-where s.id = %(subject)s and c.last_active_at <= gatehouse_now() - make_interval(hours => 24 * s.delete_after_days)
+_OLDEST_TURN: Final = """
+(select recorded_at from memory_passage
+ where id >= c.id << 20 and id < (c.id << 20) + c.turns order by id limit 1)
+"""  # by the key: the first that has not been forgotten
+_HAS_HAD_ITS_DAYS: Final = "<= gatehouse_now() - make_interval(hours => 24 * s.delete_after_days)"
+# Its sessions with something that has had its days, held, and whether they have had theirs as wholes: by
+# memory_session_of_subject.
+EXPIRED_SESSIONS: Final = f"""
+select c.id, c.last_active_at {_HAS_HAD_ITS_DAYS}
+from memory_session c join memory_subject s on s.id = c.subject_id
+where s.id = %(subject)s and (c.last_active_at {_HAS_HAD_ITS_DAYS} or {_OLDEST_TURN} {_HAS_HAD_ITS_DAYS})
 order by c.id for update of c
-"""
+"""  # constants only
+# The oldest turns of a session that goes on, by their places.
+EXPIRED_TURNS: Final = f"""
+select t.observation_id
+from memory_session c join memory_subject s on s.id = c.subject_id
+cross join lateral (
+    select observation_id, recorded_at from memory_passage
+    where id >= c.id << 20 and id < (c.id << 20) + c.turns order by id limit %(limit)s
+) t
+where c.id = any(%(sessions)s::bigint[]) and t.recorded_at {_HAS_HAD_ITS_DAYS}
+"""  # constants only
+# By memory_item_of_subject.
+EXPIRED_ITEMS: Final = f"""
+select i.id from memory_item i join memory_subject s on s.id = i.subject_id
+where s.id = %(subject)s and i.said_at {_HAS_HAD_ITS_DAYS}
+order by i.said_at, i.id
+limit %(limit)s
+"""  # constants only
+# When the oldest of what is left has had its days, by the same indexes. Says whether that is past.
+NEXT_EXPIRY: Final = f"""
+update memory_subject s set expires_at = least(
+        (select min(said_at) from memory_item where subject_id = s.id),
+        (select min(least(c.last_active_at, {_OLDEST_TURN})) from memory_session c where c.subject_id = s.id)
+    ) + make_interval(hours => 24 * s.delete_after_days)
+where id = %(subject)s
+returning coalesce(expires_at <= gatehouse_now(), false)
+"""  # constants only
 # By memory_envelopeloaded_old.
 DROP_OLD_LOADS: Final = """
 delete from memory_envelopeloaded where id = any(array(
