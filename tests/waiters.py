@@ -1,5 +1,6 @@
 """Seeing from outside that somebody waits."""
 
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -7,6 +8,7 @@ import anyio
 import redis
 from anyio.to_thread import run_sync
 from django.conf import settings
+from django.db import connection
 
 from apps.digests.signals import inbox_topic
 from apps.principals.tenancy import Caller
@@ -27,3 +29,13 @@ async def until_heard(topic: str) -> None:
     with redis.Redis.from_url(settings.REDIS_URL) as broker:
         while not (await run_sync(broker.pubsub_numsub, channel))[0][1]:
             await anyio.sleep(0.02)
+
+
+def until_somebody_waits_for_this_transaction() -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with connection.cursor() as cursor:
+            cursor.execute("select 1 from pg_locks where not granted and pg_backend_pid() = any(pg_blocking_pids(pid))")
+            if cursor.fetchone() is not None:
+                return
+    raise AssertionError("nobody waits")

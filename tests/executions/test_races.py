@@ -1,7 +1,6 @@
 """Two processes at one execution, and processes that vanish: real commits, real connections."""
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing
 from decimal import Decimal
@@ -38,6 +37,7 @@ from tests.executions.making import (
 )
 from tests.executions.workers import WorkerServer
 from tests.factories import make_caller, make_tenant
+from tests.waiters import until_somebody_waits_for_this_transaction
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -276,7 +276,7 @@ def test_taking_tasks_back_does_not_wait_for_one_while_it_holds_the_inbox_that_i
         with hands.acting():
             HotTask.objects.select_for_update().get(pk=last.task_id)
             started.wait(10)
-            wait_until_somebody_waits_for_this_transaction()
+            until_somebody_waits_for_this_transaction()
             complete(hands, last)
 
     at_once(take_back, complete_the_other)
@@ -291,16 +291,6 @@ def complete(worker: Caller, grant: Grant) -> None:
     delivery = tasks.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result={"text": "done"})
     with worker.acting():
         tasks.complete(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token, delivery=delivery)
-
-
-def wait_until_somebody_waits_for_this_transaction() -> None:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        with connection.cursor() as cursor:
-            cursor.execute("select 1 from pg_locks where not granted and pg_backend_pid() = any(pg_blocking_pids(pid))")
-            if cursor.fetchone() is not None:
-                return
-    raise AssertionError("nobody waits")
 
 
 def test_a_task_runs_the_tool_tells_progress_and_the_tick_goes_on(kee: Caller, server: WorkerServer) -> None:

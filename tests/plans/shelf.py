@@ -10,7 +10,6 @@ from apps.plans.catalogue import Catalogue, Offer, Tool
 from apps.plans.documents import Plan
 from apps.plans.planner import Request, plan
 from apps.plans.ranking import Ranker
-from apps.plans.validation import Limits
 
 STRING = {"type": "string"}
 STRINGS = {"type": "array", "items": STRING}
@@ -145,20 +144,20 @@ UNBARRED = Catalogue(8, FULL.tools, tuple(replace(one, barred=None) for one in F
 
 
 @cache
-@cache
 def ranker(catalogue: Catalogue) -> Ranker:
     return Ranker(catalogue)
 
 
-def make_plan(intent: str, catalogue: Catalogue = FULL, **more: Any) -> Plan:
-    limits = more.pop("limits", Limits())
-    request = Request(
+def make_request(intent: str, **more: Any) -> Request:
+    return Request(
         plan_id="plan-1",
         delegate_id="delegate",
         principal_ai="Kee",
         intent=intent,
         created_at="2026-01-03T22:00:00Z",
-        limits=limits,
         **more,
     )
-    return plan(request, ranker(catalogue))
+
+
+def make_plan(intent: str, catalogue: Catalogue = FULL, **more: Any) -> Plan:
+    return plan(make_request(intent, **more), ranker(catalogue))

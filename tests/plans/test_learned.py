@@ -13,10 +13,20 @@ from apps.plans.catalogue import Catalogue
 from apps.plans.choosing import look
 from apps.plans.documents import PlanStatus, canonical
 from apps.plans.history import History, Past
-from apps.plans.planner import Request, plan
+from apps.plans.planner import plan
 from apps.plans.ranking import Ranker
 from apps.plans.validation import validate
-from tests.plans.shelf import EXAMPLE_OFFERS, EXAMPLE_TOOLS, FULL, MORE_OFFERS, MORE_TOOLS, REMOVE, TRANSLATE, WEB
+from tests.plans.shelf import (
+    EXAMPLE_OFFERS,
+    EXAMPLE_TOOLS,
+    FULL,
+    MORE_OFFERS,
+    MORE_TOOLS,
+    REMOVE,
+    TRANSLATE,
+    WEB,
+    make_request,
+)
 
 TOLD = [
     Past(request=f"Please zorp the {word} about {about}", tools=(tool.uid,))
@@ -34,20 +44,10 @@ def learned(catalogue: Catalogue) -> Ranker:
 
 
 def steps(intent: str, ranker: Ranker) -> list[str]:
-    made = plan(request(intent), ranker)
+    made = plan(make_request(intent), ranker)
     assert validate(made.document(), ranker.catalogue) == []
     shown = made.partial_plan["steps"] if made.partial_plan is not None else []
     return [step.tool_name for step in made.steps if step.tool_name] + [step["tool_name"] for step in shown]
-
-
-def request(intent: str) -> Request:
-    return Request(
-        plan_id="plan-1",
-        delegate_id="delegate",
-        principal_ai="Kee",
-        intent=intent,
-        created_at="2026-01-03T20:15:00Z",
-    )
 
 
 def test_words_that_only_past_plans_know_find_their_tool() -> None:
@@ -78,14 +78,14 @@ def test_a_stored_model_plans_the_same_bytes_in_another_process() -> None:
     intent = "Zorp the newsstand about tea, then zorp the babel about coffee"
     script = f"""
 import django; django.setup()
-from tests.plans.test_learned import learned, request
+from tests.plans.test_learned import learned
 from apps.plans.documents import canonical
 from apps.plans.history import Arrays, History
 from apps.plans.planner import plan
-from tests.plans.shelf import FULL
+from tests.plans.shelf import FULL, make_request
 ranker = learned(FULL)
 ranker.history = History(Arrays.loads(ranker.history.arrays.dumps()))
-print(canonical(plan(request({intent!r}), ranker).document()).hex())
+print(canonical(plan(make_request({intent!r}), ranker).document()).hex())
 """
     here = learned(FULL)
     assert here.history is not None
@@ -98,7 +98,7 @@ print(canonical(plan(request({intent!r}), ranker).document()).hex())
         check=True,
     )
 
-    assert bytes.fromhex(other.stdout.strip()) == canonical(plan(request(intent), here).document())
+    assert bytes.fromhex(other.stdout.strip()) == canonical(plan(make_request(intent), here).document())
 
 
 def test_a_model_of_one_plan_is_a_model() -> None:
@@ -113,7 +113,7 @@ def test_a_model_of_one_plan_is_a_model() -> None:
     "intent", ["Do not zorp the newsstand about tea", "If it rains, zorp the newsstand", "?", "tea"]
 )
 def test_a_request_that_asks_for_nothing_is_refused_whatever_was_learned(intent: str) -> None:
-    made = plan(request(intent), learned(FULL))
+    made = plan(make_request(intent), learned(FULL))
 
     assert made.status == PlanStatus.NEEDS_ESCALATION
     assert made.missing

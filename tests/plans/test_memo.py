@@ -7,24 +7,14 @@ from hypothesis import strategies as st
 from apps.plans.choosing import Memo
 from apps.plans.clauses import read
 from apps.plans.documents import canonical
-from apps.plans.planner import Request, plan
+from apps.plans.planner import plan
 from apps.plans.ranking import Ranker
-from tests.plans.shelf import FULL, ranker
+from tests.plans.shelf import FULL, make_request, ranker
 from tests.plans.test_learned import learned
 from tests.plans.test_planner import INTENTS, VERBS
 
 PATHS = ["/srv/app", "/srv/other", "/data/a.png", "/data/b.png", "/var/log/x.csv"]
 TEXTS = ["hello", "delete everything", "Zorp the newsstand about tea", "a text with 3 numbers"]
-
-
-def asked(intent: str) -> Request:
-    return Request(
-        plan_id="plan-1",
-        delegate_id="delegate",
-        principal_ai="Kee",
-        intent=intent,
-        created_at="2026-01-03T20:15:00Z",
-    )
 
 
 @st.composite
@@ -45,7 +35,9 @@ def likes(draw: st.DrawFn) -> tuple[str, str]:
 def test_a_plan_with_the_memo_is_the_plan_without(rank: Ranker, pair: tuple[str, str]) -> None:
     memo = Memo()
     for intent in (*pair, *pair):
-        assert canonical(plan(asked(intent), rank, memo).document()) == canonical(plan(asked(intent), rank).document())
+        assert canonical(plan(make_request(intent), rank, memo).document()) == canonical(
+            plan(make_request(intent), rank).document()
+        )
 
 
 @pytest.mark.parametrize("rank", [ranker(FULL), learned(FULL)], ids=["by words", "by past plans"])
@@ -54,14 +46,14 @@ def test_a_plan_with_the_memo_is_the_plan_without(rank: Ranker, pair: tuple[str,
 def test_any_request_asked_twice_is_planned_alike(rank: Ranker, intent: str) -> None:
     memo = Memo()
 
-    plans = [canonical(plan(asked(intent), rank, memo).document()) for _ in range(2)]
+    plans = [canonical(plan(make_request(intent), rank, memo).document()) for _ in range(2)]
 
-    assert plans == [canonical(plan(asked(intent), rank).document())] * 2
+    assert plans == [canonical(plan(make_request(intent), rank).document())] * 2
 
 
 def test_a_choice_is_found_for_the_same_skeleton_in_the_same_state_of_things_only() -> None:
     memo = Memo().at("first")
-    plan(asked("Analyze the codebase at /srv/app"), ranker(FULL), memo)
+    plan(make_request("Analyze the codebase at /srv/app"), ranker(FULL), memo)
 
     assert memo.find(read("Analyze the codebase at /srv/other")) is not None
     assert memo.find(read("Analyze the codebase at /srv/other.png")) is None
@@ -73,7 +65,7 @@ def test_a_choice_is_found_for_the_same_skeleton_in_the_same_state_of_things_onl
 def test_the_memo_keeps_so_many_and_forgets_the_first() -> None:
     memo = Memo(most=2)
     for name in ("codebase", "repository", "text"):
-        plan(asked(f"Analyze the {name} at /srv/app"), ranker(FULL), memo)
+        plan(make_request(f"Analyze the {name} at /srv/app"), ranker(FULL), memo)
 
     found = [
         memo.find(read(f"Analyze the {name} at /srv/x")) is not None for name in ("codebase", "repository", "text")

@@ -11,14 +11,13 @@ import pytest
 from pytest_django import Settings
 
 from apps.plans.documents import canonical
-from apps.plans.planner import Request, plan
 from apps.plans.services import suggestions
 from apps.plans.suggestions import Gap, Suggested, answer, gaps_of, question
 from apps.plans.tools import CreatedPlan, CreatePlan, create_delegation_plan
 from apps.plans.validation import validate
 from apps.principals.tenancy import Caller, acting_as
 from apps.workers import services as workers
-from tests.plans.shelf import FULL, RESIZE, make_plan, ranker
+from tests.plans.shelf import FULL, RESIZE, make_plan
 from tests.workers.factories import make_manifest
 
 WISH = "Resize the picture /tmp/a.png so that it is 640 across"
@@ -34,15 +33,7 @@ def gaps(intent: str = WISH) -> list[Gap]:
 
 
 def planned(intent: str, suggested: Suggested) -> Any:
-    request = Request(
-        plan_id="plan-1",
-        delegate_id="delegate",
-        principal_ai="Kee",
-        intent=intent,
-        created_at="2026-01-03T22:00:00Z",
-        suggested=suggested,
-    )
-    return plan(request, ranker(FULL))
+    return make_plan(intent, suggested=suggested)
 
 
 def test_a_gap_is_what_a_refusal_names_and_the_question_says_how_to_answer() -> None:

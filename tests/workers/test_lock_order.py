@@ -1,7 +1,6 @@
 """Who changes several rows of the registry holds them in one order, the registry's own row last: nobody waits in a circle."""
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from decimal import Decimal
@@ -17,6 +16,7 @@ from apps.workers import services, ticks
 from apps.workers.models import Offer, Place, Worker, WorkerEvent, WorkerSource
 from apps.workers.states import SourceKind
 from tests.factories import make_caller
+from tests.waiters import until_somebody_waits_for_this_transaction
 from tests.workers.factories import make_manifest, register
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -30,7 +30,7 @@ def meeting(holding: AbstractContextManager[object], then: Callable[[], object],
     def first() -> None:
         with holding:
             held.set()
-            until_somebody_waits()
+            until_somebody_waits_for_this_transaction()
             then()
 
     def second() -> None:
@@ -52,16 +52,6 @@ def meeting(holding: AbstractContextManager[object], then: Callable[[], object],
     for thread in threads:
         thread.join(30)
     assert faults == []
-
-
-def until_somebody_waits() -> None:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        with connection.cursor() as cursor:
-            cursor.execute("select 1 from pg_locks where not granted and pg_backend_pid() = any(pg_blocking_pids(pid))")
-            if cursor.fetchone() is not None:
-                return
-    raise AssertionError("nobody waits")
 
 
 @contextmanager
