@@ -215,6 +215,30 @@ def test_a_forgotten_item_takes_what_said_the_same_and_what_it_superseded(as_kee
         services.forget(author=as_kee, subject_id=ALICE, item=last.item.pk, now=T0)
 
 
+def test_what_was_superseded_by_something_forgotten_stays_known_as_superseded(transactional_db: None) -> None:
+    kee = make_caller(make_tenant("acme"))
+    with acting_as(kee):
+        add(kee)
+        add(kee, "USER:bob")
+        remember(kee, "Lives in Paris", "USER:bob", slot="home", valid_from=T0 - 9 * DAY)
+        remember(kee, f"Lives with {ALICE}", "USER:bob", slot="home", valid_from=T0 - 9 * DAY, now=T0 + DAY)
+        services.store_concept(
+            author=kee, name="Tom", aliases=["Tomcat"], metadata={"subject_id": ALICE}, description="A cat.", now=T0
+        )
+    done = forget(kee)
+    assert (done.erased["memory_item"], done.erased["memory_concept"]) == (1, 1)
+    with acting_as(kee):
+        left = Item.objects.get()
+        assert (left.text, left.superseded_at, left.superseded_by) == ("Lives in Paris", T0 + DAY, None)
+        assert Passage.objects.filter(item=left).exists()
+        assert facts(kee, "USER:bob", now=T0 + DAY) == []
+        bob = Subject.objects.get()
+        assert [item.text for item in selectors.items(bob, now=T0 + DAY, known_at=T0)] == ["Lives in Paris"]
+        # The slot is free.
+        remember(kee, "Lives in Rome", "USER:bob", slot="home", now=T0 + DAY)
+        assert facts(kee, "USER:bob", now=T0 + DAY) == ["Lives in Rome"]
+
+
 def test_an_item_of_many_long_versions_is_forgotten(as_kee: Caller) -> None:
     add(as_kee)
     versions = [f"Feels {number} " + f"{number:03}é" * 480 for number in range(60)]

@@ -339,7 +339,6 @@ def test_with_evidence_of_its_own_or_the_subjects_words_it_is_no_echo(as_kee: Ca
         {"type": "USER_SECRET"},
         {"slot": ""},
         {"valid_to": T0},
-        {"superseded_at": T0},
         {"slot": "home"},
         {"text_digest": b"1"},
     ],
@@ -355,6 +354,13 @@ def test_the_database_refuses_what_no_item_can_be(as_kee: Caller, values: dict[s
     Item.objects.create(**sound, text_digest=b"2")
     with pytest.raises(IntegrityError), transaction.atomic():
         Item.objects.create(**{**sound, "text_digest": b"3", **values})
+
+
+def test_an_item_is_not_superseded_without_a_time(as_kee: Caller) -> None:
+    add(as_kee)
+    older, newer = remember(as_kee).item, remember(as_kee, "Hates fettuccini").item
+    with pytest.raises(IntegrityError, match="at_a_time"), transaction.atomic():
+        Item.objects.filter(pk=older.pk).update(superseded_by=newer)
 
 
 def test_an_item_is_not_superseded_by_itself(as_kee: Caller) -> None:

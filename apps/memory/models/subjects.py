@@ -60,7 +60,7 @@ class Item(TenantModel):
 
     It was, or is, so from `valid_from` to `valid_to`; null is open. `said_at` is when somebody last said it: its age
     counts from there. Rows are never rewritten: a newer one stands in the place of an older, with the rest of the
-    older's time in a row of its own. `stated` says that the subject said so itself, which nothing learned undoes.
+    older's time in a row of its own. What was superseded by an item that is forgotten stays so. `stated` says that the subject said so itself, which nothing learned undoes.
     `text_digest` is of the text as duplicates are told by.
     """
 
@@ -80,7 +80,7 @@ class Item(TenantModel):
     recorded_at = models.DateTimeField()
     superseded_at = models.DateTimeField(null=True)
     superseded_by = models.ForeignKey(
-        "self", on_delete=models.CASCADE, null=True, related_name="supersedes", db_index=False
+        "self", on_delete=models.SET_NULL, null=True, related_name="supersedes", db_index=False
     )
 
     class Meta:
@@ -91,9 +91,8 @@ class Item(TenantModel):
                 condition=Q(valid_to=None) | Q(valid_to__gt=F("valid_from")), name="memory_item_true_for_a_while"
             ),
             models.CheckConstraint(
-                condition=Q(superseded_at=None, superseded_by=None)
-                | Q(superseded_at__isnull=False, superseded_by__isnull=False),
-                name="memory_item_superseded_by_an_item",
+                condition=Q(superseded_by=None) | Q(superseded_at__isnull=False),
+                name="memory_item_superseded_by_an_item_at_a_time",
             ),
             models.CheckConstraint(condition=~Q(superseded_by=F("id")), name="memory_item_not_superseded_by_itself"),
             models.CheckConstraint(condition=~Q(slot=""), name="memory_item_slot_has_a_name"),

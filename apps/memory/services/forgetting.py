@@ -173,7 +173,7 @@ def forget_items(numbers: Collection[int], /) -> int:
     rows = Item.objects.filter(pk__in=numbers)
     _revise(rows.values_list("subject_id", flat=True))
     _unindex(Passage.objects.filter(item__in=rows))
-    return rows.delete()[0]
+    return rows.delete()[1].get("memory.Item", 0)
 
 
 def forget_sessions(numbers: Collection[int], /) -> int:
@@ -207,13 +207,13 @@ def forget_observations(numbers: Collection[int], /) -> int:
 def forget_patterns(numbers: Collection[int], /) -> int:
     """Remove patterns with all their revisions."""
     _unindex(Passage.objects.filter(pattern_id__in=numbers))
-    return Pattern.objects.filter(pk__in=numbers).delete()[0]
+    return Pattern.objects.filter(pk__in=numbers).delete()[1].get("memory.Pattern", 0)
 
 
 def forget_concepts(numbers: Collection[int], /) -> int:
     """Remove concepts with their names and relationships."""
     _unindex(Passage.objects.filter(concept_id__in=numbers))
-    return Concept.objects.filter(pk__in=numbers).delete()[0]
+    return Concept.objects.filter(pk__in=numbers).delete()[1].get("memory.Concept", 0)
 
 
 def _unindex(passages: QuerySet[Passage]) -> None:
