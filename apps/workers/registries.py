@@ -22,7 +22,7 @@ import yaml
 from apps.core import outbound, strict_json
 from apps.core.errors import DomainError
 from apps.core.mcp_client import legible
-from apps.core.outbound import Answer, CallFailed
+from apps.core.outbound import Answer, AnswerTooLarge, CallFailed
 from apps.core.schemas import parse
 from apps.workers.errors import BadSettings
 from apps.workers.shapes import StatedWorker
@@ -187,26 +187,37 @@ def _etcd_list(source: Source) -> News:
 
 
 def _etcd_watch(source: Source) -> News | None:
-    """What has happened since the revision that was read last; None if etcd no longer knows, or it is the first look."""
+    """What has happened since the revision that was read last; None if everything is to be listed: at the first look, where
+    etcd no longer knows or never came so far, as after a restore, and where it is too much to be told.
+    """
     if not source.cursor:
         return None
     request = {"create_request": {**_etcd_range(source), "start_revision": int(source.cursor) + 1}}
-    answer = outbound.listen(
-        f"{source.address.rstrip('/')}/v3/watch",
-        body=json.dumps(request).encode(),
-        headers=_etcd_headers(source),
-        hold=WAIT,
-        enough=_tells_something,
-        max_answer_bytes=_ANSWER_BYTES,
-    )
+    try:
+        answer = outbound.listen(
+            f"{source.address.rstrip('/')}/v3/watch",
+            body=json.dumps(request).encode(),
+            headers=_etcd_headers(source),
+            hold=WAIT,
+            enough=_tells_something,
+            max_answer_bytes=_ANSWER_BYTES,
+        )
+    except AnswerTooLarge:
+        return None
     _expect_ok(answer)
+    if _is_cut_off(answer.body):
+        return None
     try:
         results = [_decoded(line)["result"] for line in _whole_lines(answer.body)]
-        if any(result.get("canceled") for result in results):
+        if any(result.get("canceled") or _is_behind(source, result["header"]) for result in results):
             return None
         return _etcd_changes(source, [event for result in results for event in result.get("events", [])])
     except (LookupError, TypeError, ValueError, AttributeError) as exc:
         raise BadSource("What answers there is not etcd.") from exc
+
+
+def _is_behind(source: Source, header: Mapping[str, Any]) -> bool:
+    return int(header["revision"]) < int(source.cursor)
 
 
 def _etcd_changes(source: Source, events: Iterable[Mapping[str, Any]]) -> News:
@@ -270,6 +281,11 @@ def _etcd_token(address: str, user: str, password: str) -> str:
 
 def _tells_something(body: bytes) -> bool:
     return any(b'"events"' in line or b'"canceled"' in line or b'"error"' in line for line in _whole_lines(body))
+
+
+def _is_cut_off(body: bytes) -> bool:
+    """Whether the time was over amid the first thing that it had to tell; the next look would come no further."""
+    return not _tells_something(body) and bool(body.rpartition(b"\n")[2].strip())
 
 
 def _whole_lines(body: bytes) -> Iterator[bytes]:

@@ -232,6 +232,37 @@ def test_what_happened_in_etcd_before_a_compaction_is_found_by_listing_anew(as_k
 
 
 @pytest.mark.ci
+def test_an_etcd_that_was_restored_to_an_earlier_revision_is_listed_anew(as_kee: Caller, etcd: Etcd) -> None:
+    etcd.put("/gatehouse/workers/one", make_manifest("one"))
+    add(as_kee, SourceKind.ETCD, etcd.url)
+    services.discover()
+    etcd.delete("/gatehouse/workers/one")
+    revision = etcd.put("/gatehouse/workers/two", make_manifest("two"))
+    WorkerSource.objects.update(cursor=str(revision + 1000))
+
+    discover()
+
+    assert (ids(), source_fault()) == (["two"], "")
+    assert WorkerSource.objects.get().cursor == str(revision)
+    etcd.put("/gatehouse/workers/three", make_manifest("three"))
+    discover()
+    assert ids() == ["three", "two"]
+
+
+@pytest.mark.ci
+def test_what_is_more_than_a_watch_may_tell_is_found_by_listing_anew(as_kee: Caller, etcd: Etcd) -> None:
+    add(as_kee, SourceKind.ETCD, etcd.url)
+    services.discover()
+    for _ in range(8):
+        etcd.put("/gatehouse/workers/one", "x" * 1_000_000)
+    etcd.put("/gatehouse/workers/one", make_manifest("one"))
+
+    discover()
+
+    assert (ids(), source_fault()) == (["one"], "")
+
+
+@pytest.mark.ci
 def test_etcd_that_is_away_takes_nobody_along(as_kee: Caller, tmp_path: Path) -> None:
     with serving_etcd(tmp_path / "data") as etcd:
         etcd.put("/gatehouse/workers/one", make_manifest("one"))
