@@ -366,9 +366,16 @@ def _key(text: str) -> str:
     return legible(text)[:_KEY_LENGTH]
 
 
-def _bounded(entries: list[Any]) -> list[Any]:
-    if len(entries) > MOST_PLACES:
+def check_bound(places: int) -> None:
+    """
+    :raises BadSource: if a source may not name so many.
+    """
+    if places > MOST_PLACES:
         raise BadSource(f"The source names more than {MOST_PLACES} workers.")
+
+
+def _bounded(entries: list[Any]) -> list[Any]:
+    check_bound(len(entries))
     return entries
 
 

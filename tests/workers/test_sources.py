@@ -33,7 +33,7 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.workers import errors, registries, selectors, services
 from apps.workers.hysteresis import Reach
 from apps.workers.models import Place, Worker, WorkerSource
-from apps.workers.registries import Source
+from apps.workers.registries import Named, News, Source
 from apps.workers.services import discovering, rounds
 from apps.workers.states import SourceKind, State
 from tests.factories import make_caller
@@ -260,6 +260,26 @@ def test_what_is_more_than_a_watch_may_tell_is_found_by_listing_anew(as_kee: Cal
     discover()
 
     assert (ids(), source_fault()) == (["one"], "")
+
+
+def test_a_watch_brings_no_more_places_than_a_list_may_and_all_are_listed_the_next_time(as_kee: Caller) -> None:
+    def look(cursor: str, *keys: str, gone: str = "", complete: bool = False) -> tuple[int, str, str]:
+        (claim,) = due_looks()
+        named = tuple(Named(key=key, stated={"endpoint": key}) for key in keys)
+        news = News(cursor=cursor, complete=complete, named=named, gone=frozenset([gone] if gone else []))
+        discovering._note_look(claim, news)
+        source = WorkerSource.objects.get()
+        return Place.objects.standing().count(), source.cursor, source.fault or ""
+
+    add(as_kee, SourceKind.ETCD, "http://127.0.0.1:9")
+    most, fault = registries.MOST_PLACES, f"bad_source: The source names more than {registries.MOST_PLACES} workers."
+    everybody = [f"w{number}" for number in range(most - 1)]
+
+    assert look("1", *everybody, complete=True) == (most - 1, "1", "")
+    assert look("2", "one", "two") == (most - 1, "", fault)
+    assert look("3", "w0", "one") == (most, "3", "")
+    assert look("4", "two", gone="w1") == (most, "4", "")
+    assert look("5", gone="w2") == (most - 1, "5", "")
 
 
 @pytest.mark.ci

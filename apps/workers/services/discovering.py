@@ -185,6 +185,8 @@ def _note_look(claim: _LookClaim, news: News | CallFailed) -> None:
         now = database_now()
         source.looked_at = now
         if isinstance(news, News):
+            news = _within_bound(source, news)
+        if isinstance(news, News):
             _take(source, news, now)
             source.cursor, source.faults, source.fault = news.cursor, 0, None
             every = registries.LOOK_EVERY[claim.source.kind]
@@ -194,6 +196,19 @@ def _note_look(claim: _LookClaim, news: News | CallFailed) -> None:
             source.fault = f"{news.code}: {news}"[:_TEXT]
             source.next_at = now + pause_after(source.faults)
         source.save(update_fields=["looked_at", "cursor", "faults", "fault", "next_at"])
+
+
+def _within_bound(source: WorkerSource, news: News) -> News | BadSource:
+    """A watch tells of some places; with the others that stand they may be too many. Then all are listed the next time."""
+    if news.complete or not news.named:
+        return news
+    others = source.places.standing().exclude(key__in={named.key for named in news.named} | news.gone)
+    try:
+        registries.check_bound(others.count() + len(news.named))
+    except BadSource as fault:
+        source.cursor = ""
+        return fault
+    return news
 
 
 def _take(source: WorkerSource, news: News, now: datetime) -> None:
