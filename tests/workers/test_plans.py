@@ -55,7 +55,7 @@ def test_the_look_for_due_probes_goes_by_its_index(as_kee: Caller) -> None:
     worker = register(as_kee, make_manifest()).worker
     copies(worker, "worker_id", probe_at=database_now() + LATER)
 
-    found = as_system_plan(probing._claims, "FOR UPDATE")
+    found = as_system_plan(probing._claims, "ROW_NUMBER")
 
     assert "workers_worker_probe" in found
     assert "Seq Scan on workers_worker" not in found
@@ -77,7 +77,7 @@ def test_the_look_for_sources_goes_by_its_index(as_kee: Caller) -> None:
     source = add_source(as_kee, "https://a.example.com/mcp")
     copies(source, "name", next_at=database_now() + LATER)
 
-    found = as_system_plan(discovering._claim_sources, "FOR UPDATE")
+    found = as_system_plan(discovering._claim_sources, "ROW_NUMBER")
 
     assert "workers_workersource_next" in found
     assert "Seq Scan on workers_workersource" not in found
@@ -104,7 +104,7 @@ def places(as_kee: Caller) -> Place:
 
 @pytest.mark.usefixtures("places")
 def test_the_look_for_places_goes_by_its_index() -> None:
-    found = as_system_plan(discovering._claim_places, "FOR UPDATE")
+    found = as_system_plan(discovering._claim_places, "ROW_NUMBER")
 
     assert "workers_place_next" in found
     assert "Seq Scan on workers_place" not in found

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apps.core.outbound import Unreachable
+from apps.core.sql import database_now
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.workers import deriving, selectors, services
 from apps.workers.endpoints import ListedTool
@@ -223,12 +224,29 @@ def test_who_beats_and_is_well_is_probed_more_rarely_until_something_is_wrong(
     move_clock(services.PROBE_EVERY)
     assert next_probe() == services.PROBE_BEATING_EVERY
 
+
+@pytest.mark.parametrize(
+    ("beats", "expected"), [(True, [5, 5, *[30] * 6]), (False, [5, 5, 30, 30, 60, 120, 240, 300, 300])]
+)
+def test_who_is_down_and_gives_no_sign_of_life_is_probed_ever_more_rarely(
+    as_kee: Caller, shouter: McpServer, *, beats: bool, expected: list[int]
+) -> None:
+    move_clock(timedelta(0))
+    announce(as_kee, shouter)
     shouter.stop()
     pauses = []
-    for _ in range(4):
-        move_clock(services.PROBE_BEATING_EVERY)
-        pauses.append(next_probe())
-    assert pauses == [SOON, SOON, services.PROBE_EVERY, services.PROBE_EVERY]
+    for _ in expected:
+        if beats:
+            beat(as_kee)
+        services.probe()
+        worker = Worker.objects.get()
+        assert worker.probed_at is not None
+        pauses.append((worker.probe_at - worker.probed_at).total_seconds())
+        move_clock(worker.probe_at - worker.probed_at)
+
+    assert pauses == expected
+    announce(as_kee, shouter)
+    assert Worker.objects.get().probe_at == database_now()
 
 
 def test_the_same_manifest_again_does_not_talk_a_worker_up_whose_endpoint_is_down(

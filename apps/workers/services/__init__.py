@@ -7,7 +7,7 @@ from apps.workers.services.forgetting import forget_events
 from apps.workers.services.health import HEARTBEAT_EVERY, LATE_AFTER, OFFLINE_AFTER, Beaten, heartbeat, mark_late
 from apps.workers.services.judging import lapse_trust
 from apps.workers.services.keys import enroll_key, revoke_key
-from apps.workers.services.probing import PROBE_BEATING_EVERY, PROBE_EVERY, probe
+from apps.workers.services.probing import PROBE_BEATING_EVERY, PROBE_EVERY, PROBE_LOST_EVERY, probe
 from apps.workers.services.quarantining import quarantine, release
 from apps.workers.services.registering import Registration, expel, register, unregister
 from apps.workers.services.remembering import Restored, remember, restore
@@ -19,6 +19,7 @@ __all__ = [
     "OFFLINE_AFTER",
     "PROBE_BEATING_EVERY",
     "PROBE_EVERY",
+    "PROBE_LOST_EVERY",
     "RECENT_CALLS",
     "Beaten",
     "Registration",

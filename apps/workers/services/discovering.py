@@ -26,7 +26,7 @@ from apps.workers.hysteresis import pause_after
 from apps.workers.models import Place, SigningKey, Worker, WorkerSource
 from apps.workers.registries import BadSource, Named, News, Source
 from apps.workers.services.registering import register
-from apps.workers.services.rounds import CALL_DEADLINE, CLAIMED_FOR, MOST_CLAIMED, do_all
+from apps.workers.services.rounds import CALL_DEADLINE, CLAIMED_FOR, do_all, in_turn
 from apps.workers.services.rows import take_out
 from apps.workers.shapes import RegisterWorker, StatedWorker
 from apps.workers.states import SourceKind
@@ -146,7 +146,8 @@ def _claim_sources() -> list[_LookClaim]:
     with acting_as_system(_WHY):
         now = database_now()
         due = WorkerSource.objects.filter(enabled=True, next_at__lte=now, principal__disabled_at=None)
-        held = list(due.order_by("next_at").select_for_update(skip_locked=True, of=("self",))[:MOST_CLAIMED])
+        chosen = in_turn(due, by="next_at")
+        held = list(due.filter(pk__in=chosen).select_for_update(skip_locked=True, of=("self",)))
         WorkerSource.objects.filter(pk__in=[source.pk for source in held]).update(
             fence=F("fence") + 1, next_at=now + CLAIMED_FOR
         )
@@ -163,7 +164,7 @@ def _claim_sources() -> list[_LookClaim]:
             ),
             sealed_secret=source.sealed_secret,
         )
-        for source in held
+        for source in sorted(held, key=lambda source: chosen.index(source.pk))
     ]
 
 
@@ -278,10 +279,11 @@ def _claim_places() -> list[_AskClaim]:
         due = Place.objects.standing().filter(
             next_at__lte=now, source__enabled=True, source__principal__disabled_at=None
         )
+        chosen = in_turn(due, by="next_at")
         held = list(
-            due.order_by("next_at")
+            due.filter(pk__in=chosen)
             .select_related("source__principal__tenant")
-            .select_for_update(skip_locked=True, of=("self",))[:MOST_CLAIMED]
+            .select_for_update(skip_locked=True, of=("self",))
         )
         Place.objects.filter(pk__in=[place.pk for place in held]).update(
             fence=F("fence") + 1, next_at=now + CLAIMED_FOR
@@ -294,7 +296,7 @@ def _claim_places() -> list[_AskClaim]:
             stated=place.stated,
             endpoint=None if "tools" in place.stated else place.stated["endpoint"],
         )
-        for place in held
+        for place in sorted(held, key=lambda place: chosen.index(place.pk))
     ]
 
 

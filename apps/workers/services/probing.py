@@ -13,14 +13,16 @@ from apps.workers import deriving, endpoints
 from apps.workers.endpoints import Seen
 from apps.workers.hysteresis import Reach
 from apps.workers.models import Place, Worker, WorkerEvent
-from apps.workers.services.health import HEARTBEAT_EVERY, known_state
-from apps.workers.services.rounds import CALL_DEADLINE, CLAIMED_FOR, MOST_CLAIMED, do_all
+from apps.workers.services.health import HEARTBEAT_EVERY, LATE_AFTER, known_state
+from apps.workers.services.rounds import CALL_DEADLINE, CLAIMED_FOR, do_all, in_turn
 from apps.workers.services.rows import advance, move, record
 from apps.workers.states import State
 
 PROBE_EVERY: Final = HEARTBEAT_EVERY
 # A probe costs as much as many heartbeats. Who beats, answers and offers what it says is not asked for life every time.
 PROBE_BEATING_EVERY: Final = 10 * HEARTBEAT_EVERY
+# Who gives no sign of life costs a whole deadline each time.
+PROBE_LOST_EVERY: Final = 10 * HEARTBEAT_EVERY
 _PROBE_AGAIN: Final = timedelta(seconds=5)
 _WHY: Final = "probing workers"
 _TEXT: Final = 300
@@ -46,7 +48,8 @@ def _claims() -> list[_Claim]:
     with acting_as_system(_WHY):
         now = database_now()
         due = Worker.objects.registered().light().exclude(state=State.QUARANTINED).filter(probe_at__lte=now)
-        held = list(due.order_by("probe_at").select_for_update(skip_locked=True, of=("self",))[:MOST_CLAIMED])
+        chosen = in_turn(due, by="probe_at")
+        held = list(due.filter(pk__in=chosen).select_for_update(skip_locked=True, of=("self",)))
         Worker.objects.filter(pk__in=[worker.pk for worker in held]).update(
             probe_fence=F("probe_fence") + 1, probe_at=now + CLAIMED_FOR
         )
@@ -57,7 +60,7 @@ def _claims() -> list[_Claim]:
             fence=worker.probe_fence + 1,
             endpoint=worker.endpoint,
         )
-        for worker in held
+        for worker in sorted(held, key=lambda worker: chosen.index(worker.pk))
     ]
 
 
@@ -84,6 +87,7 @@ def _judge(worker: Worker, seen: Seen | CallFailed, now: datetime) -> bool:
     drifted = False
     standing = worker.standing.after(answered=isinstance(seen, Seen))
     worker.reach, worker.probes_against = standing.reach, standing.against
+    since_last = timedelta(0) if worker.probed_at is None else now - worker.probed_at
     worker.probed_at = now
     if isinstance(seen, Seen):
         worker.probe_fault = None
@@ -92,7 +96,7 @@ def _judge(worker: Worker, seen: Seen | CallFailed, now: datetime) -> bool:
             worker.last_heartbeat_at = now
     else:
         worker.probe_fault = f"{seen.code}: {seen}"[:_TEXT]
-    worker.probe_at = now + _pause(worker)
+    worker.probe_at = now + _pause(worker, now, since_last)
     moved = move(worker, known_state(worker, now), _why(worker), now)
     worker.save(update_fields=_NOTED)
     if moved:
@@ -100,10 +104,15 @@ def _judge(worker: Worker, seen: Seen | CallFailed, now: datetime) -> bool:
     return drifted
 
 
-def _pause(worker: Worker) -> timedelta:
-    """How long to leave a worker alone after a probe."""
+def _pause(worker: Worker, now: datetime, since_last: timedelta) -> timedelta:
+    """How long to leave a worker alone after a probe.
+
+    :param since_last: how long it had been left alone before.
+    """
     if worker.standing.doubted:
         return _PROBE_AGAIN
+    if worker.reach == Reach.DOWN and (not worker.beats or now - worker.last_heartbeat_at > LATE_AFTER):
+        return min(max(PROBE_EVERY, 2 * since_last), PROBE_LOST_EVERY)
     is_calm = worker.beats and worker.reach == Reach.UP and worker.drift is None
     return PROBE_BEATING_EVERY if is_calm else PROBE_EVERY
 

@@ -1,4 +1,7 @@
-"""Calls of many strangers at once: what is to be done is claimed, done without a transaction, and noted one by one."""
+"""Calls of many strangers at once: what is to be done is claimed, done without a transaction, and noted one by one.
+
+Tenants take turns: one whose strangers hang may fill the rounds, but takes nobody else's place in them.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -6,7 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from datetime import timedelta
 from typing import Final, TypeVar
 
+from django.db.models import QuerySet, Window
+from django.db.models.functions import RowNumber
+
 from apps.core.outbound import CallFailed
+from apps.principals.models import TenantModel
 
 logger = logging.getLogger(__name__)
 
@@ -18,12 +25,22 @@ _AT_ONCE: Final = 32
 
 C = TypeVar("C")
 R = TypeVar("R")
+M = TypeVar("M", bound=TenantModel)
 
 
 class Unexpected(CallFailed):
     """The call, or the noting of what it brought, broke as nobody has foreseen; the log says how."""
 
     code = "unexpected"
+
+
+def in_turn(due: QuerySet[M], *, by: str) -> list[int]:
+    """The keys of what the next round takes of this: of each tenant what has been due longest, then of each the next.
+
+    :param by: the field that says since when.
+    """
+    turn = Window(RowNumber(), partition_by="tenant_id", order_by=[by, "id"])
+    return list(due.annotate(turn=turn).order_by("turn", by, "id").values_list("pk", flat=True)[:MOST_CLAIMED])
 
 
 def do_all(claims: Sequence[C], call: Callable[[C], R], note: Callable[[C, R | CallFailed], None]) -> int:
