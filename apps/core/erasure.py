@@ -18,6 +18,10 @@ from django.db import connection
 _PART: Final = r"[\w:@.\-]"
 _BEFORE: Final = rf"(?<!{_PART})(?<!\w[+~])|(?<=\\[nrtbf])|(?<=\\u[0-9a-fA-F]{{4}})"
 _AFTER: Final = r"(?![\w:@+~\-]|\.+[\w:@+~\-])"
+# Shorter texts stand as parts of words that are about something else.
+_TELLING: Final = 12
+_BEGINS: Final = r"(?<![A-Za-z0-9])|(?<=\\[nrtbf])|(?<=\\u[0-9a-fA-F]{4})"
+_ENDS: Final = r"(?![A-Za-z0-9])"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +29,8 @@ class Wanted:
     """What is looked for: things in which the reference stands and, if there are any, one of the texts.
 
     The reference is whole where no letter, digit, or one of `:@.+~-` follows or precedes it, but for what a JSON text
-    writes in place of a sign: `\\n`, `\\u00e4`.
+    writes in place of a sign: `\\n`, `\\u00e4`. Where it is empty, the texts alone are looked for. Capitals don't tell
+    texts apart; a short one is looked for as words, not as a part of one.
     """
 
     tenant_id: int
@@ -34,25 +39,41 @@ class Wanted:
 
     def stands_in(self, text: str) -> bool:
         """Whether it stands in a text, which may be JSON."""
-        return re.search(self.of_reference, text) is not None and (
-            not self.texts or any(form in text for form in self.of_texts)
+        return (not self.reference or re.search(self.of_reference, text) is not None) and (
+            not self.texts or self._has_text(text.lower())
         )
+
+    def _has_text(self, lowered: str) -> bool:
+        return any(
+            form.lower() in lowered and (not words or re.search(words.lower(), lowered) is not None)
+            for form, words in self.of_texts
+        )
+
+    @property
+    def references(self) -> Sequence[str]:
+        """The reference in every form in which it stands somewhere, whole or not."""
+        return _forms(self.reference)
 
     @property
     def of_reference(self) -> str:
         """As a regular expression that PostgreSQL and Python read alike."""
-        forms = "|".join(_escaped(form) for form in _forms(self.reference))
+        forms = "|".join(_escaped(form) for form in self.references)
         return rf"({_BEFORE})({forms}){_AFTER}"
 
     @property
-    def of_texts(self) -> Sequence[str]:
-        """The texts in every form in which they stand somewhere."""
-        return [form for text in self.texts for form in _forms(text)]
+    def of_texts(self) -> Sequence[tuple[str, str]]:
+        """The texts in every form in which they stand somewhere; of short ones the words too, as such an expression."""
+        return [(form, _words(form) if len(text) < _TELLING else "") for text in self.texts for form in _forms(text)]
 
 
 def _forms(text: str) -> Sequence[str]:
     """A text as it is, and as it stands in JSON."""
     return list(dict.fromkeys([text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]]))
+
+
+def _words(form: str) -> str:
+    begins, ends = (edge.isascii() and edge.isalnum() for edge in (form[0], form[-1]))
+    return f"{f'({_BEGINS})' if begins else ''}{_escaped(form)}{_ENDS if ends else ''}"
 
 
 def _escaped(text: str) -> str:
@@ -102,10 +123,14 @@ class Rows:
             number: int = cursor.fetchone()[0]
         return number
 
-    def numbers(self, wanted: Wanted) -> list[int]:
-        """The primary keys of the rows in which it stands."""
+    def numbers(self, wanted: Wanted, *, among: str = "", **given: Any) -> list[int]:
+        """The primary keys of the rows in which it stands.
+
+        :param among: SQL for the rows that are looked at, with what it is given by name.
+        """
+        found = self._found(wanted) + (f" and {among}" if among else "")
         with connection.cursor() as cursor:
-            cursor.execute(f"select id from {self.table} where {self._found(wanted)} order by id", _given(wanted))
+            cursor.execute(f"select id from {self.table} where {found} order by id", {**_given(wanted), **given})
             return [pk for (pk,) in cursor.fetchall()]
 
     def erasable(self, wanted: Wanted) -> list[int]:
@@ -140,13 +165,26 @@ class Rows:
     def _found(self, wanted: Wanted) -> str:
         # One text of all columns, because the reference may stand in one of them and what was said in another.
         said = "concat_ws(E'\\n', " + ", ".join(f"{column}::text" for column in self.columns) + ")"
-        # Of texts there may be more than a regular expression can hold.
-        texts = f" and exists (select from unnest(%(texts)s::text[]) form where strpos({said}, form) > 0)"
-        return f"tenant_id = %(tenant)s and {said} ~ %(reference)s{texts if wanted.texts else ''}"
+        found = "tenant_id = %(tenant)s"
+        if wanted.reference:
+            # Most rows are told by this, which costs a fraction of what the expression does.
+            forms = " or ".join(f"strpos({said}, %(form_{number})s) > 0" for number in range(len(wanted.references)))
+            found += f" and ({forms}) and {said} ~ %(reference)s"
+        if wanted.texts:
+            # There may be more than a regular expression can hold.
+            found += (
+                " and exists (select from unnest(%(texts)s::text[], %(words)s::text[]) t(form, words)"
+                f" where strpos(lower({said}), lower(form)) > 0 and (words = '' or lower({said}) ~ lower(words)))"
+            )
+        return found
 
 
 def _given(wanted: Wanted) -> dict[str, Any]:
-    return {"tenant": wanted.tenant_id, "reference": wanted.of_reference, "texts": list(wanted.of_texts)}
+    forms = {f"form_{number}": form for number, form in enumerate(wanted.references)}
+    texts, words = zip(*wanted.of_texts, strict=True) if wanted.texts else ((), ())
+    return {
+        "tenant": wanted.tenant_id, "reference": wanted.of_reference, "texts": list(texts), "words": list(words), **forms,
+    }  # fmt: skip
 
 
 _places: Final[dict[str, Place]] = {}

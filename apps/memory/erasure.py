@@ -39,19 +39,14 @@ class Envelopes:
 
 
 register(
-    Memories(
-        rows=Rows(table="memory_item", columns=["text", "slot", "source", "evidence"]), forget=services.forget_items
-    ),
+    Memories(rows=services.ITEMS, forget=services.forget_items),
     Memories(
         rows=Rows(
             table="memory_session", columns=["conversation_id", "platform", "title", "summary", "topics", "tone"]
         ),
         forget=services.forget_sessions,
     ),
-    Memories(
-        rows=Rows(table="memory_observation", columns=["text", "speaker", "evidence", "metadata"]),
-        forget=services.forget_observations,
-    ),
+    Memories(rows=services.OBSERVATIONS, forget=services.forget_observations),
     Memories(
         rows=Rows(table="memory_pattern", columns=["category", "name", "text", "evidence"]),
         forget=services.forget_patterns,

@@ -50,6 +50,11 @@ def quoted(text: str) -> str:
     return json.dumps(one_line(text), ensure_ascii=False)
 
 
+def bare(text: str) -> str:
+    """The text without the full stop, or the like, at its end, unless it is nothing else."""
+    return text.strip().rstrip(_ENDS) or text
+
+
 def same_text(text: str) -> bytes:
     """What texts have in common that say the same in the same words: case, width, spacing and full stops don't tell."""
     told = one_line(unicodedata.normalize("NFKC", one_line(text))).casefold()

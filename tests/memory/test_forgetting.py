@@ -79,9 +79,13 @@ def plant(slug: str = "acme", subject_id: str = ALICE, canary: str = CANARY) -> 
             title=canary,
             summary=canary,
             topics=[canary],
+            tone=canary,
+            platform=canary,
             now=T0,
         )
-        services.store_observation(author=kee, text=f"I like {canary}", conversation_id="c", speaker=canary, now=T0)
+        services.store_observation(
+            author=kee, text=f"I like {canary}", conversation_id="c", speaker=canary, domain=canary, now=T0
+        )
         older = services.store_observation(author=kee, text=f"Likes {canary}", metadata=about, now=T0)
         services.store_observation(author=kee, text=f"Adores {canary}", metadata=about, supersedes=older.ref, now=T0)
         services.update_pattern(
@@ -237,6 +241,62 @@ def test_what_was_superseded_by_something_forgotten_stays_known_as_superseded(tr
         # The slot is free.
         remember(kee, "Lives in Rome", "USER:bob", slot="home", now=T0 + DAY)
         assert facts(kee, "USER:bob", now=T0 + DAY) == ["Lives in Rome"]
+
+
+PLACES = [
+    "text", "speaker", "domain", "metadata", "evidence", "title", "summary", "topics", "tone", "platform", "item", "note",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("where", "text"),
+    [(place, "HIV") for place in PLACES]
+    + [("text", text) for text in ("Vegan.", "住東京", "C++", "Lives in a city by the sea")],
+)
+def test_the_words_of_a_forgotten_item_stand_nowhere_that_is_about_its_subject(
+    as_kee: Caller, where: str, text: str
+) -> None:
+    add(as_kee)
+    item = remember(as_kee, text).item
+    bare = text.rstrip(".")
+    held: Any = {"topics": [bare], "evidence": [bare], "metadata": {"heard": f"\n{bare}"}}.get(
+        where, f"so: {bare.upper()}!"[:50]
+    )
+    session: dict[str, Any] = {where: held} if where in {"title", "summary", "topics", "tone", "platform"} else {}
+    turn: dict[str, Any] = {where: held} if where in {"text", "speaker", "domain", "metadata", "evidence"} else {}
+    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0, **session)
+    talk(as_kee, turn.pop("text", "Yes."), **turn)
+    talk(as_kee, "Stays.")
+    if where == "item":
+        remember(as_kee, f"Says so: {bare}")
+    if where == "note":
+        services.store_observation(author=as_kee, text=f"{bare}!", metadata={"subject_id": ALICE}, now=T0)
+
+    done = services.forget(author=as_kee, subject_id=ALICE, item=item.pk, now=T0)
+
+    assert traces(bare) == {}
+    assert "Stays." in said()
+    assert (done.remaining, Item.objects.exists()) == ({}, False)
+
+
+def test_where_an_item_stays_in_the_name_of_a_conversation_is_told(as_kee: Caller) -> None:
+    add(as_kee)
+    item = remember(as_kee, f"Lives in {CANARY}").item
+    services.record_session(principal=as_kee, conversation_id=f"Lives in {CANARY}", subject_id=ALICE, now=T0)
+    assert services.forget(author=as_kee, subject_id=ALICE, item=item.pk, now=T0).remaining == {"memory_session": 1}
+
+
+def test_forgetting_an_item_takes_nothing_that_is_about_somebody_else(as_kee: Caller) -> None:
+    add(as_kee)
+    add(as_kee, "USER:bob")
+    item = remember(as_kee, f"Lives in {CANARY}").item
+    kept = remember(as_kee, f"Lives in {CANARY}", "USER:bob").item
+    services.record_session(principal=as_kee, conversation_id="c", subject_id="USER:bob", tone=CANARY, now=T0)
+    talk(as_kee, f"Lives in {CANARY}")
+    talk(as_kee, f"Lives in {CANARY}", conversation_id="of nobody")
+    services.forget(author=as_kee, subject_id=ALICE, item=item.pk, now=T0)
+    assert (Item.objects.get(), Session.objects.get(subject__key="USER:bob").tone) == (kept, CANARY)
+    assert said() == [f"Lives in {CANARY}"] * 2
 
 
 def test_an_item_of_many_long_versions_is_forgotten(as_kee: Caller) -> None:
@@ -511,7 +571,6 @@ NO_WORDS = {
     "memory_conceptname": {"key"},  # goes with its concept, among whose names it is
     "memory_item": {"type"},
     "memory_memorypolicy": {"share_with"},
-    "memory_observation": {"domain"},
     "memory_posting": {"term"},  # goes with its passage
     "memory_promotionpolicy": {"domains"},
     "memory_vector": {"embedding"},  # goes with its passage
@@ -623,12 +682,50 @@ def test_an_id_after_a_line_break_in_a_document_is_found(transactional_db: None)
         assert list(Observation.objects.exclude(text="").values_list("text", flat=True)) == ["stays"]
 
 
+@pytest.mark.parametrize(
+    ("short", "text", "found"),
+    [
+        ("HIV", "Has HIV.", True),
+        ("hiv", '{"said": "HIV"}', True),
+        ("HIV", r'{"said": "Has:\nHIV"}', True),
+        ("HIV", r'{"said": "\u00e4HIV"}', True),
+        ("HIV", "hive", False),
+        ("HIV", "SHIV", False),
+        ("HIV", "HIV2", False),
+        ("tea", "instead", False),
+        ("東京", "彼は東京に住む", True),
+        ("C++", "likes c++11", True),
+        ("C++", "abc++", False),
+        ("ä", json.dumps("Ä"), False),
+        ("ä", json.dumps("ä"), True),
+        ("(a|b)", "x (A|B) y", True),
+    ],
+)
+def test_a_short_text_is_found_as_words_by_python_and_by_the_database(
+    db: None, short: str, text: str, found: bool
+) -> None:
+    wanted = Wanted(tenant_id=1, reference="", texts=[short])
+    given = {"texts": [form for form, _ in wanted.of_texts], "words": [words for _, words in wanted.of_texts]}
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "select exists (select from unnest(%(texts)s::text[], %(words)s::text[]) t(form, words)"
+            " where strpos(lower(%(said)s), lower(form)) > 0 and (words = '' or lower(%(said)s) ~ lower(words)))",
+            {**given, "said": text},
+        )
+        assert cursor.fetchone() == (found,)
+    assert wanted.stands_in(text) is found
+
+
 @pytest.mark.parametrize("name", ["a.b*c", "a+(b)", "ä[ö]", 'q"uote', "{1}", "a|b", "^a$", "naïve—ß", "x\u200by"])
 def test_any_name_is_found_as_it_is_and_in_json(db: None, name: str) -> None:
-    wanted = Wanted(tenant_id=1, reference=f"USER:{name}", texts=[f"Text {name}"])
-    document = {"subject": f"USER:{name}", "text": f"Text {name}"}
+    wanted = Wanted(tenant_id=1, reference=f"USER:{name}", texts=[f"Text {name}, which tells"])
+    document = {"subject": f"USER:{name}", "text": f"Text {name}, which tells"}
     with connection.cursor() as cursor:
-        for text in (json.dumps(document), json.dumps(document, ensure_ascii=False), f"USER:{name} Text {name}"):
+        for text in (
+            json.dumps(document),
+            json.dumps(document, ensure_ascii=False),
+            f"USER:{name} Text {name}, which tells",
+        ):
             cursor.execute("select %s ~ %s", [text, wanted.of_reference])
             assert cursor.fetchone() == (True,)
             assert wanted.stands_in(text)

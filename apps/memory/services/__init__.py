@@ -4,6 +4,8 @@ from apps.memory.services.concepts import MOST_ALIASES, add_relationship, retrac
 from apps.memory.services.embedding import asks_what_is_meant, embed_memories, meaning_of
 from apps.memory.services.envelopes import get_memory_envelope
 from apps.memory.services.forgetting import (
+    ITEMS,
+    OBSERVATIONS,
     Erasure,
     forget,
     forget_concepts,
@@ -31,8 +33,10 @@ from apps.memory.sql import Meant
 
 __all__ = [
     "HANDOFF",
+    "ITEMS",
     "MOST_ALIASES",
     "MOST_PREFERENCES",
+    "OBSERVATIONS",
     "Awakening",
     "Erasure",
     "ItemDraft",

@@ -1,6 +1,6 @@
 """Forgetting on request: everywhere, verified, with a receipt, and so that no repetition brings it back."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -10,13 +10,14 @@ from django.db import connection, transaction
 from django.db.models import QuerySet
 
 from apps.core import erasure
-from apps.core.erasure import Wanted
+from apps.core.erasure import Rows, Wanted
 from apps.core.ids import random_id
 from apps.digests import services as inboxes
 from apps.digests.services import Poster, ReceiptDraft
 from apps.memory import cache, selectors, sql
 from apps.memory.models import Concept, Item, Observation, Passage, Pattern, Session, Subject
 from apps.memory.services.subjects import held, revised
+from apps.memory.texts import bare
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts.models import Surface
 
@@ -26,8 +27,14 @@ EVENT: Final = "memory_forgotten"
 _AUDIT_KEPT: Final = timedelta(days=365)
 _AT_ONCE: Final = 1_000
 _SWEEP: Final = "what has had its days is deleted"
-# A shorter text stands in too much that is about something else.
-_TELLING: Final = 12
+
+# Where words stand in what is about somebody.
+ITEMS: Final = Rows(table="memory_item", columns=["text", "slot", "source", "evidence"])
+OBSERVATIONS: Final = Rows(table="memory_observation", columns=["text", "speaker", "domain", "evidence", "metadata"])
+_SESSIONS: Final = Rows(table="memory_session", columns=["platform", "title", "summary", "topics", "tone"])
+_CONVERSATIONS: Final = Rows(table="memory_session", columns=["conversation_id"])
+_ABOUT: Final = "subject_id = %(subject)s"
+_SAID_WITH: Final = "session_id in (select id from memory_session where subject_id = %(subject)s)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +54,8 @@ def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None =
 
     With a subject goes everything that is about it: what is remembered of it, sessions with it, and whatever names it
     by its id in observations, receipts, digests, tasks, results, files, plans and executions. Of what can't be removed
-    without breaking a chain the words are taken. With an item goes what names the subject and holds the item's words.
+    without breaking a chain the words are taken. With an item goes what is about the subject, or names it, and holds the
+    item's words.
 
     `remaining` counts what names the subject and could not be erased: ids and names that clients have chosen.
 
@@ -58,21 +66,22 @@ def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None =
         subject = _held_with_sessions(author, subject_id)
         if subject is None or not selectors.may_know(subject, author):
             raise selectors.unknown(subject_id)
-        going = [] if item is None else _lineage(subject, item)
-        digests = _digests(subject) if item is None else {bytes(one.text_digest) for one in going}
-        marks = {selectors.mark_of(subject.key, digest) for digest in digests}
-        texts = sorted({one.text for one in going if len(one.text) >= _TELLING})
-        wanted = Wanted(tenant_id=author.tenant_id, reference=subject.key, texts=texts)
-        erased = _erase(subject, going, whole=item is None)
-        if item is None or texts:
-            for place, number in erasure.erase(wanted).items():
-                erased[place] = erased.get(place, 0) + number
+        texts: list[str] = []
+        remaining: dict[str, int] = {}
         if item is None:
-            marks.add(selectors.mark_of(subject.key))
+            marks = _marks(subject, Item.objects.filter(subject=subject)) | {selectors.mark_of(subject.key)}
+            erased = _erase(subject)
         else:
+            texts = _lineage(subject, item)
+            words = Wanted(tenant_id=author.tenant_id, reference="", texts=texts)
+            going = Item.objects.filter(pk__in=ITEMS.numbers(words, among=_ABOUT, subject=subject.pk))
+            marks = _marks(subject, going)
+            erased, remaining = _erase_words(subject, going, words)
             revised(subject, now)
+        wanted = Wanted(tenant_id=author.tenant_id, reference=subject.key, texts=texts)
+        erased = _added(erased, erasure.erase(wanted))
         sql.mark_forgotten(tenant_id=author.tenant_id, marks=marks, now=now)
-        remaining = erasure.remaining(wanted) if item is None or texts else {}
+        remaining = _added(remaining, erasure.remaining(wanted))
     cache.envelopes.forget(author.tenant_id, subject_id)
     # What another thread has read before this commits it may put there until then.
     transaction.on_commit(partial(cache.envelopes.forget, author.tenant_id, subject_id), robust=True)
@@ -105,48 +114,44 @@ def _hold(author: Caller, subject_id: str) -> Subject | None:
     return subject
 
 
-def _lineage(subject: Subject, number: int) -> list[Item]:
-    """An item, all that say the same of the subject, and whatever these had superseded."""
+def _lineage(subject: Subject, number: int) -> list[str]:
+    """The texts of an item, of all that say the same of the subject, and of whatever these had superseded."""
     digest = bytes(selectors.item_of(subject, number).text_digest)
     rows = {row.pk: row for row in Item.objects.filter(subject=subject)}
     reached = {pk for pk, row in rows.items() if bytes(row.text_digest) == digest}
     while fresh := {pk for pk, row in rows.items() if row.superseded_by_id in reached} - reached:
         reached |= fresh
     words = {bytes(rows[pk].text_digest) for pk in reached}
-    return [row for row in rows.values() if bytes(row.text_digest) in words]
+    return sorted({bare(row.text) for row in rows.values() if bytes(row.text_digest) in words})
 
 
-def _digests(subject: Subject) -> set[bytes]:
-    """Those of all texts that were ever remembered of a subject."""
-    found = Item.objects.filter(subject=subject).values_list("text_digest", flat=True).distinct()
-    return {bytes(digest) for digest in found}
+def _marks(subject: Subject, items: QuerySet[Item]) -> set[bytes]:
+    """Those of all the texts of these items."""
+    found = items.order_by().values_list("text_digest", flat=True).distinct()
+    return {selectors.mark_of(subject.key, bytes(digest)) for digest in found}
 
 
-def _erase(subject: Subject, items: Sequence[Item], *, whole: bool) -> dict[str, int]:
+def _erase(subject: Subject) -> dict[str, int]:
     """Remove the rows that are the subject's by their key."""
-    if whole:
-        sessions = Session.objects.filter(subject=subject).values_list("pk", flat=True)
-        numbers = {"memory_session": forget_sessions(sessions)} | sql.drop_subject(subject.pk)
-    else:
-        numbers = {
-            "memory_item": forget_items([one.pk for one in items]),
-            "memory_session": _forget_in_sessions(subject, {one.text for one in items}),
-        }
-    return {place: number for place, number in numbers.items() if number}
+    sessions = Session.objects.filter(subject=subject).values_list("pk", flat=True)
+    return {"memory_session": forget_sessions(sessions)} | sql.drop_subject(subject.pk)
 
 
-def _forget_in_sessions(subject: Subject, texts: Collection[str]) -> int:
-    """Take from sessions with a subject what they say of an item, and the turns that say it."""
-    sessions = Session.objects.filter(subject=subject)
-    holding = [
-        session.pk
-        for session in sessions
-        if any(text in field for text in texts for field in (session.title, session.summary, *session.topics))
-    ]
-    turns = Observation.objects.filter(session__in=sessions).exclude(text="")
-    said = [turn.pk for turn in turns if any(text in turn.text for text in texts)]
-    forget_observations(said)
-    return len(said) + Session.objects.filter(pk__in=holding).update(title="", summary="", topics=[])
+def _erase_words(subject: Subject, items: QuerySet[Item], words: Wanted) -> tuple[dict[str, int], dict[str, int]]:
+    """Remove items, and take from what else is the subject's by its key whatever holds these words; what holds them still."""
+    turns = OBSERVATIONS.numbers(words, among=_SAID_WITH, subject=subject.pk)
+    summaries = Session.objects.filter(pk__in=_SESSIONS.numbers(words, among=_ABOUT, subject=subject.pk))
+    erased = {
+        "memory_item": forget_items(items.values_list("pk", flat=True)),
+        "memory_observation": forget_observations(turns),
+        "memory_session": summaries.update(platform="", title="", summary="", topics=[], tone=""),
+    }
+    return erased, {"memory_session": len(_CONVERSATIONS.numbers(words, among=_ABOUT, subject=subject.pk))}
+
+
+def _added(numbers: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
+    """How many there are of each in both, where there are any."""
+    return {name: sum_ for name in {**numbers, **others} if (sum_ := numbers.get(name, 0) + others.get(name, 0))}
 
 
 def _receipt(author: Caller, erased: dict[str, int], remaining: dict[str, int], proof: str, now: datetime) -> str:
@@ -168,9 +173,9 @@ def _receipt(author: Caller, erased: dict[str, int], remaining: dict[str, int], 
     return posted.receipt_id
 
 
-def forget_items(numbers: Collection[int], /) -> int:
+def forget_items(numbers: Iterable[int], /) -> int:
     """Remove items of any subjects."""
-    rows = Item.objects.filter(pk__in=numbers)
+    rows = Item.objects.filter(pk__in=list(numbers))
     _revise(rows.values_list("subject_id", flat=True))
     _unindex(Passage.objects.filter(item__in=rows))
     return rows.delete()[1].get("memory.Item", 0)
@@ -201,7 +206,7 @@ def forget_observations(numbers: Collection[int], /) -> int:
     """Take the words of observations from them and from what they are found by; their numbers stay."""
     rows = Observation.objects.filter(pk__in=list(numbers))
     _unindex(Passage.objects.filter(observation__in=rows))
-    return rows.update(text="", speaker="", evidence=[], metadata={})
+    return rows.update(text="", speaker="", domain="", evidence=[], metadata={})
 
 
 def forget_patterns(numbers: Collection[int], /) -> int:
