@@ -1,8 +1,11 @@
-"""What the logs leave out: an idle product writes next to nothing."""
+"""What the logs leave out: what comes for ever, so that an idle product writes next to nothing; and stored text."""
 
-from collections.abc import MutableMapping
+import sys
+import traceback
+from collections.abc import Iterator, MutableMapping
 from typing import Any, Final
 
+import psycopg
 import structlog
 
 _ROUTINE: Final = ("/livez", "/readyz", "/metrics", "/heartbeat")
@@ -21,3 +24,31 @@ def drop_routine(_logger: object, level: str, event: MutableMapping[str, Any]) -
         if path.endswith(_ROUTINE):
             raise structlog.DropEvent
     return event
+
+
+def tell_exception(_logger: object, _level: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Write an exception out, without what the database says of the row or the value that it refused."""
+    raised = event.pop("exc_info", None)
+    exc = raised[1] if isinstance(raised, tuple) else raised if isinstance(raised, BaseException) else None
+    if raised is True:
+        exc = sys.exc_info()[1]
+    if exc is None:
+        return event
+    event["exception"] = "".join(traceback.format_exception(exc)).rstrip()
+    for told, kept in _cut(exc):
+        for name in ("exception", "event"):
+            event[name] = str(event.get(name, "")).replace(told, kept).replace(repr(told), repr(kept))
+    return event
+
+
+def _cut(exc: BaseException | None) -> Iterator[tuple[str, str]]:
+    """What an exception and those behind it say that came from the database, and what may be told of it."""
+    seen = set()
+    while exc is not None and id(exc) not in seen:
+        seen.add(id(exc))
+        if isinstance(exc, psycopg.Error):
+            state = exc.sqlstate or ""
+            # Of class 22, data exceptions, even the first line quotes.
+            kept = f"({state})" if state.startswith("22") else str(exc).partition("\n")[0]
+            yield str(exc), kept
+        exc = exc.__cause__ or exc.__context__

@@ -18,7 +18,7 @@ from csp.constants import NONE, SELF, UNSAFE_INLINE
 from django.core.exceptions import ImproperlyConfigured
 from django.templatetags.static import static
 
-from config.logs import drop_routine
+from config.logs import drop_routine, tell_exception
 from config.pooled import PERSISTENT
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -416,7 +416,7 @@ LOGGING = {
                 structlog.processors.TimeStamper(fmt="iso"),
                 structlog.stdlib.add_logger_name,
                 structlog.stdlib.add_log_level,
-                structlog.processors.format_exc_info,
+                tell_exception,
             ],
         }
     },
@@ -441,7 +441,7 @@ structlog.configure(
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
         structlog.processors.StackInfoRenderer(),
-        structlog.processors.format_exc_info,
+        tell_exception,
         structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
     ],
     logger_factory=structlog.stdlib.LoggerFactory(),

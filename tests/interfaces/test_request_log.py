@@ -1,13 +1,16 @@
-"""What the log says of requests: who asked; and nothing of those that come for ever by the clock and were served."""
+"""What the log says of requests: who asked; nothing of those that come for ever by the clock and were served, and no
+stored text."""
 
+import json
 from typing import Any
 
 import pytest
 import structlog
+from django.db import DataError, IntegrityError, connection, transaction
 from django.http import HttpResponse
 from django.test import RequestFactory
 
-from config.logs import drop_routine
+from config.logs import drop_routine, tell_exception
 from config.request_log import RequestLog
 
 
@@ -57,3 +60,40 @@ def test_what_comes_for_ever_and_was_served_is_not_told(
     else:
         with pytest.raises(structlog.DropEvent):
             drop_routine(None, level, told)
+
+
+def test_what_stands_behind_the_question_mark_is_not_told() -> None:
+    request = RequestFactory().get("/api/v1/memory/recall?q=Lives+in+zanzibar&subject=USER:alice")
+    assert RequestLog.format_request(request) == "GET /api/v1/memory/recall"
+
+
+SECRET = "zanzibar-quokka"
+
+
+def refused(by: type[Exception], statement: str, *given: Any) -> Exception:
+    with pytest.raises(by) as caught, transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(statement, given)
+    assert SECRET in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize("is_handled", [True, False])
+def test_an_exception_is_told_without_the_row_that_was_refused(db: None, is_handled: bool) -> None:
+    # Where there is no wall between tenants the database tells the row.
+    with connection.cursor() as cursor:
+        cursor.execute("create temporary table kept (word text constraint said check (word is null)) on commit drop")
+    exc = refused(IntegrityError, "insert into kept values (%s)", f"{SECRET}\n\nand {SECRET}")
+    event: dict[str, Any] = {"event": f"it raised {exc.__cause__!r}", "exc_info": (type(exc), exc, exc.__traceback__)}
+    try:
+        raise exc
+    except IntegrityError:
+        told = tell_exception(None, "error", {**event, "exc_info": True} if is_handled else event)
+    assert SECRET not in json.dumps(told)
+    assert 'check constraint "said"' in told["exception"]
+    assert "Traceback" in told["exception"]
+
+
+def test_an_exception_is_told_without_the_value_that_was_refused(db: None) -> None:
+    exc = refused(DataError, "select %s::int", SECRET)
+    told = tell_exception(None, "error", {"event": "x", "exc_info": exc})
+    assert (SECRET in json.dumps(told), "22P02" in told["exception"]) == (False, True)

@@ -53,6 +53,16 @@ def _running(server: Postgres | Valkey) -> Iterator[subprocess.Popen[bytes]]:
         end_children([child], program.farewell)
 
 
+def test_what_the_database_refused_stands_in_its_log_without_the_words(cluster: Postgres) -> None:
+    with _running(cluster), psycopg.connect(cluster.url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE kept (word text CHECK (word IS NULL))")
+        for values, given in (("('zanzibar')", None), ("(%s)", ["zanzibar"])):
+            with pytest.raises(psycopg.errors.CheckViolation, match="zanzibar"):
+                connection.execute(f"INSERT INTO kept VALUES {values}", given)
+    log = cluster.log.read_text()
+    assert (log.count("violates check constraint"), "zanzibar" in log) == (2, False)
+
+
 def test_data_outlives_a_killed_database_in_a_deep_folder_with_spaces_and_umlauts(cluster: Postgres) -> None:
     with _running(cluster) as child, psycopg.connect(cluster.url) as connection:
         connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
