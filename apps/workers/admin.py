@@ -111,7 +111,7 @@ class WorkerAdmin(OperatorAdmin):
 
     @verb(
         "Unregister",
-        explanation="Take it out of the registry. It may register again, with a younger signature, unless in quarantine.",
+        explanation="Take it out of the registry. It may register again, signed two minutes later or not at all, unless in quarantine.",
         permission="workers.operate_worker",
     )
     def unregister(self, worker: Worker, given: Mapping[str, Any]) -> str:

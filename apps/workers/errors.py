@@ -103,6 +103,12 @@ class SignatureExpired(BadSignature):
     code = "signature_expired"
 
 
+class SignatureNotYetValid(BadSignature):
+    """The signature is dated ahead of the hub's clock by more than clocks may differ."""
+
+    code = "signature_not_yet_valid"
+
+
 class SignatureReplayed(BadSignature):
     """The signature was valid once: a younger one is known, or the worker was unregistered since."""
 

@@ -20,7 +20,14 @@ from joserfc.registry import HeaderParameter
 
 from apps.core import strict_json
 from apps.core.errors import DomainError
-from apps.workers.errors import BadKey, BadSignature, MalformedSignature, SignatureExpired, WrongAlgorithm
+from apps.workers.errors import (
+    BadKey,
+    BadSignature,
+    MalformedSignature,
+    SignatureExpired,
+    SignatureNotYetValid,
+    WrongAlgorithm,
+)
 
 ALGORITHM: Final = "Ed25519"
 LONGEST_VALIDITY: Final = timedelta(days=7)
@@ -85,7 +92,8 @@ def verify(manifest: Mapping[str, Any], *, signature: str, key_id: str, key: str
 
     :raises MalformedSignature: if it is no compact JWS, writes a header twice, or demands extensions (`crit`).
     :raises WrongAlgorithm: if it was made with anything but Ed25519.
-    :raises SignatureExpired: if its time is over, not yet begun, or longer than allowed.
+    :raises SignatureExpired: if its time is over, or longer than allowed.
+    :raises SignatureNotYetValid: if its time has not begun.
     :raises BadSignature: if it is not this key's, or over something else, or the manifest has no canonical form.
     """
     header = _header(signature)
@@ -125,8 +133,10 @@ def _period(header: Mapping[str, Any], now: datetime) -> tuple[datetime, datetim
         expires_at = datetime.fromtimestamp(header["exp"], UTC)
     except (KeyError, TypeError, ValueError, OverflowError, OSError) as exc:
         raise SignatureExpired("The signature must say when it was made (iat) and when it ends (exp).") from exc
-    if not signed_at - CLOCK_SKEW <= now < expires_at:
-        raise SignatureExpired(f"The signature counts from {signed_at.isoformat()} to {expires_at.isoformat()}.")
+    if signed_at - CLOCK_SKEW > now:
+        raise SignatureNotYetValid(f"The signature is dated {signed_at.isoformat()}; here it is {now.isoformat()}.")
+    if now >= expires_at:
+        raise SignatureExpired(f"The signature counted from {signed_at.isoformat()} to {expires_at.isoformat()}.")
     if expires_at - signed_at > LONGEST_VALIDITY:
         raise SignatureExpired(f"A signature counts for {LONGEST_VALIDITY.days} days at most.")
     return signed_at, expires_at

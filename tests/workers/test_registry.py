@@ -146,7 +146,7 @@ def _garbage(manifest: dict[str, Any], _key: dict[str, str]) -> dict[str, Any]:
         (_changed, errors.BadSignature),
         (_raised_claim, errors.BadSignature),
         (_expired, errors.SignatureExpired),
-        (_from_the_future, errors.SignatureExpired),
+        (_from_the_future, errors.SignatureNotYetValid),
         (_endless, errors.SignatureExpired),
         (_symmetric, errors.WrongAlgorithm),
         (_unsigned_header, errors.WrongAlgorithm),

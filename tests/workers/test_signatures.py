@@ -239,7 +239,7 @@ REFUSED: list[tuple[Callable[[dict[str, Any], Key], Any], type[DomainError]]] = 
     (without_an_end, errors.SignatureExpired),
     (ended_a_second_ago, errors.SignatureExpired),
     (good_for_a_month, errors.SignatureExpired),
-    (signed_tomorrow, errors.SignatureExpired),
+    (signed_tomorrow, errors.SignatureNotYetValid),
 ]
 
 
@@ -377,7 +377,42 @@ def test_what_signed_a_worker_before_an_operator_put_it_out_counts_no_more(as_ke
 
     with pytest.raises(errors.SignatureReplayed, match="unregistered"), transaction.atomic():
         register(as_kee, old)
+    move_clock(signing.CLOCK_SKEW + timedelta(seconds=1))
+    assert register(as_kee, signed(make_manifest(), key)).worker.effective_tier == "verified"
+
+
+@pytest.mark.parametrize("by_service", [True, False])
+def test_a_signature_dated_ahead_that_nobody_has_seen_is_void_once_its_worker_is_put_out(
+    tenant: Tenant, as_kee: Caller, *, by_service: bool
+) -> None:
+    move_clock(timedelta(0))
+    key = make_key()
+    enroll(as_kee, key)
+    register(as_kee, signed(make_manifest(), key))
+    ahead = signed(make_manifest(), key, now=database_now() + signing.CLOCK_SKEW)
+
+    if by_service:
+        boss = replace(make_caller(tenant, "boss", Kind.SERVICE), scopes=frozenset({Scope.ADMIN}))
+        services.unregister(caller=boss, worker_id="code-analyzer-001")
+    else:
+        services.expel(tenant_id=as_kee.tenant_id, worker_id="code-analyzer-001", why="odd answers")
+
+    for pause in (timedelta(0), signing.CLOCK_SKEW, signing.CLOCK_SKEW):
+        move_clock(pause)
+        with pytest.raises(errors.SignatureReplayed, match="unregistered"), transaction.atomic():
+            register(as_kee, ahead)
+    assert register(as_kee, signed(make_manifest(), key)).worker.effective_tier == "verified"
+
+
+def test_a_worker_that_has_left_by_itself_may_come_back_as_soon_as_it_has_signed_anew(as_kee: Caller) -> None:
+    move_clock(timedelta(0))
+    key = make_key()
+    enroll(as_kee, key)
+    register(as_kee, signed(make_manifest(), key))
+
+    services.unregister(caller=as_kee, worker_id="code-analyzer-001")
     move_clock(timedelta(seconds=1))
+
     assert register(as_kee, signed(make_manifest(), key)).worker.effective_tier == "verified"
 
 
@@ -391,7 +426,7 @@ def test_a_signature_dated_ahead_is_void_too_once_its_worker_is_put_out(as_kee: 
 
     with pytest.raises(errors.SignatureReplayed, match="unregistered"), transaction.atomic():
         register(as_kee, ahead)
-    move_clock(timedelta(seconds=112))
+    move_clock(signing.CLOCK_SKEW + timedelta(seconds=1))
     assert register(as_kee, signed(make_manifest(), key)).worker.effective_tier == "verified"
 
 
@@ -487,9 +522,10 @@ def test_a_signature_ends_at_its_end_exactly(as_kee: Caller) -> None:
 
     assert verified(begun - timedelta(minutes=2)) == HOUR
     assert verified(begun + HOUR - timedelta(microseconds=1)) == HOUR
-    for at in (begun - timedelta(minutes=2) - timedelta(microseconds=1), begun + HOUR):
-        with pytest.raises(errors.SignatureExpired):
-            verified(at)
+    with pytest.raises(errors.SignatureExpired):
+        verified(begun + HOUR)
+    with pytest.raises(errors.SignatureNotYetValid):
+        verified(begun - timedelta(minutes=2) - timedelta(microseconds=1))
 
 
 def test_a_fresh_signature_over_the_same_manifest_replaces_nothing(as_kee: Caller) -> None:

@@ -269,7 +269,7 @@ def _dismiss(place: Place, now: datetime) -> bool:
     if Place.objects.standing().filter(worker=worker).exclude(pk=place.pk).exists():
         return False
     # It may only have been away: what has signed it so far still counts.
-    take_out(worker, f"{place.source.name} names it no more", now, voids=False)
+    take_out(worker, f"{place.source.name} names it no more", now, void_until=None)
     return True
 
 

@@ -59,7 +59,7 @@ def _refuse_replayed(worker: Worker, signed: signing.Signed) -> None:
         raise SignatureReplayed("Another manifest that was signed in the same second is known; sign anew.")
     if worker.void_until is not None and signed.signed_at <= worker.void_until:
         raise SignatureReplayed(
-            f"The worker was unregistered: what was signed until {worker.void_until.isoformat()} counts no more; sign anew."
+            f"The worker was unregistered: what was signed until {worker.void_until.isoformat()} counts no more; sign anew after that."
         )
 
 

@@ -17,7 +17,7 @@ from apps.workers.manifests import Manifest, ToolContract
 from apps.workers.models import Offer, ToolVersion, Worker, WorkerEvent
 from apps.workers.services.judging import Trusted, grant_trust, judge, lock_key
 from apps.workers.services.rows import advance, lock, lock_own, lock_registered, move, record, take_out
-from apps.workers.signing import unsigned
+from apps.workers.signing import CLOCK_SKEW, unsigned
 from apps.workers.states import State
 from apps.workers.trust import Tier
 
@@ -81,22 +81,27 @@ def register(
 @transaction.atomic
 def unregister(*, caller: Caller, worker_id: str) -> Worker:
     """Take a worker out of the registry; its history stays. Calls that run go on; what signed it so far counts no more.
+    Where another takes it out than who has registered it, that includes what may have been signed by a clock that is ahead.
 
     :raises UnknownWorker: if there is none of this id that the caller may speak for.
     """
     worker = lock_own(caller, worker_id)
-    take_out(worker, f"by {caller.name}", database_now(), voids=True)
+    now = database_now()
+    is_owner = worker.principal_id == caller.principal_id
+    take_out(worker, f"by {caller.name}", now, void_until=now if is_owner else now + CLOCK_SKEW)
     return worker
 
 
 @transaction.atomic
 def expel(*, tenant_id: int, worker_id: str, why: str) -> Worker:
-    """Take a worker out of the registry by an operator's word. It may register again, unless it is in quarantine.
+    """Take a worker out of the registry by an operator's word. It may register again, unless it is in quarantine; but
+    whatever may have been signed before, by a clock that is ahead too, counts no more.
 
     :raises UnknownWorker: if none of this id is registered.
     """
     worker = lock_registered(tenant_id, worker_id)
-    take_out(worker, f"by an operator: {why}", database_now(), voids=True)
+    now = database_now()
+    take_out(worker, f"by an operator: {why}", now, void_until=now + CLOCK_SKEW)
     return worker
 
 

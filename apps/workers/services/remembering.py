@@ -32,6 +32,7 @@ from apps.workers.services.quarantining import quarantine
 from apps.workers.services.registering import register
 from apps.workers.services.rows import take_out
 from apps.workers.shapes import RegisterWorker
+from apps.workers.signing import CLOCK_SKEW
 from apps.workers.states import State
 
 CONCEPT: Final = "worker"
@@ -239,7 +240,8 @@ def _keep_out(worker: Worker, away: str | None) -> Restored:
     kept = quarantine(tenant_id=worker.tenant_id, worker_id=worker.worker_id, why="it was before the rebuild")
     if away is None:
         return Restored(worker_id=kept.worker_id, tier=kept.effective_tier, reason=f"{kept.tier_reason}; in quarantine")
-    take_out(kept, away, database_now(), voids=True)
+    now = database_now()
+    take_out(kept, away, now, void_until=now + CLOCK_SKEW)
     return Restored(worker_id=kept.worker_id, tier=None, reason=f"{away}, and stays in quarantine")
 
 

@@ -39,14 +39,14 @@ def move(worker: Worker, state: State, why: str, now: datetime) -> bool:
     return True
 
 
-def take_out(worker: Worker, why: str, now: datetime, *, voids: bool) -> None:
+def take_out(worker: Worker, why: str, now: datetime, *, void_until: datetime | None) -> None:
     """Take a locked worker out of the registry.
 
-    :param voids: signatures made so far count no more, among them the one that was taken last, which may be dated ahead.
+    :param void_until: signatures made until then count no more, nor the one that was taken last, which may be dated ahead.
     """
     worker.unregistered_at = now
-    if voids:
-        worker.void_until = max(now, worker.signed_at or now)
+    if void_until is not None:
+        worker.void_until = max(void_until, worker.signed_at or void_until)
     worker.save(update_fields=["unregistered_at", "void_until"])
     record(worker, WorkerEvent.Kind.UNREGISTERED, why, now)
     advance([worker.tenant_id])
