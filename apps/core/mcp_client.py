@@ -83,7 +83,7 @@ async def connected(endpoint: str, wire: Wire, *, seconds: float) -> AsyncIterat
     """A client over this wire that has agreed on a revision with the server. It holds no answer against a schema."""
     timeout = httpx2.Timeout(seconds, connect=min(_CONNECT_SECONDS, seconds))
     # No ambient proxy and no compression: what arrives is what is counted.
-    http = httpx2.AsyncClient(transport=wire, timeout=timeout, trust_env=False, headers={"Accept-Encoding": "identity"})
+    http = httpx2.AsyncClient(transport=wire, timeout=timeout, headers={"Accept-Encoding": "identity"})
     async with http:
         transport = streamable_http_client(endpoint, http_client=http, max_sse_event_size=wire.max_bytes)
         async with Client(transport, client_info=_CLIENT, cache=None) as client:

@@ -145,7 +145,7 @@ async def _send(sent: _Sent, scope: anyio.CancelScope) -> Answer:
     timeout = httpx2.Timeout(None, connect=_CONNECT_SECONDS)
     headers = {**sent.headers, "Accept-Encoding": "identity"}
     async with (
-        httpx2.AsyncClient(transport=wire, timeout=timeout, trust_env=False) as client,
+        httpx2.AsyncClient(transport=wire, timeout=timeout) as client,
         client.stream(sent.method, sent.url, content=sent.body, headers=headers) as response,
     ):
         content = await _received(response, sent, scope)
@@ -193,7 +193,7 @@ class PinnedTransport(httpx2.AsyncBaseTransport):
         self._address = address
         self._origin = (url.scheme, url.host, url.port)
         self._left = max_bytes
-        self._http = httpx2.AsyncHTTPTransport(verify=_trust() if url.scheme == "https" else False, trust_env=False)
+        self._http = httpx2.AsyncHTTPTransport(verify=_trust() if url.scheme == "https" else False)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         url = request.url

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,3 +102,38 @@ def test_the_code_analyzer_keeps_to_its_root_as_well(tmp_path: Path) -> None:
         told = refusal_of(worker.endpoint, "analyze_repository", {"repo_path": str(WORKERS)})
 
     assert ": outside_root: " in told
+
+
+# A folder gives way to a link between the moment in which its file's place is found out and that in which it is opened.
+SWAPPED = """
+import os, sys
+from pathlib import Path
+from mcp.server.mcpserver.exceptions import ToolError
+from worker_kit import Root
+
+ground = Path(sys.argv[1])
+really = os.open
+
+def swaps_first(*arguments, **named):
+    (ground / "inside" / "folder").rename(ground / "inside" / "away")
+    (ground / "inside" / "folder").symlink_to(ground / "outside")
+    return really(*arguments, **named)
+
+os.open = swaps_first
+try:
+    print(Root(ground / "inside").read(str(ground / "inside" / "folder" / "file"), limit=100))
+except ToolError as refusal:
+    print(refusal)
+"""
+
+
+def test_a_folder_that_becomes_a_link_while_its_file_is_opened_leads_nobody_outside(tmp_path: Path) -> None:
+    for folder, content in (("inside/folder", "ours"), ("outside", "secret")):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "file").write_text(content)
+
+    done = subprocess.run(
+        [sys.executable, "-c", SWAPPED, tmp_path], cwd=WORKERS, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.startswith("outside_root: ")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ import pytest
 from pypdf import PdfWriter
 
 from tests.bundled_workers.pdfs import GRADIENTS, RECEIPTS, write_pdf
-from tests.bundled_workers.processes import eventually, refusal_of, result_of, running
+from tests.bundled_workers.processes import WORKERS, eventually, refusal_of, result_of, running
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +124,11 @@ def test_a_job_that_was_never_started_is_unknown(indexer: str, tool: str) -> Non
 @pytest.mark.parametrize("files", [[], "a.pdf", [7], None])
 def test_wrong_arguments_are_a_tool_error(indexer: str, files: object) -> None:
     assert refusal_of(indexer, "index_pdfs", {"files": files})
+
+
+def test_a_file_is_read_within_two_gigabytes() -> None:
+    script = "import resource, pdf_indexer as p; p.text_of(b'', 1); print(resource.getrlimit(resource.RLIMIT_AS)[0])"
+
+    done = subprocess.run([sys.executable, "-c", script], cwd=WORKERS, capture_output=True, text=True, check=True)
+
+    assert int(done.stdout) == 2 * 1024**3

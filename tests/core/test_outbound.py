@@ -47,6 +47,7 @@ def test_an_answer_of_any_status_comes_back(remote: Remote, status: int) -> None
     assert answer.body == (b"" if status in {204, 304} else b"said")
     (received,) = remote.received
     assert (received.path, received.body, received.headers["X-Secret"]) == ("/door?x=1", b'{"a": 1}', "hush")
+    assert received.headers["Accept-Encoding"] == "identity"
 
 
 def test_nobody_listening_is_unreachable_and_nothing_was_sent() -> None:
@@ -160,6 +161,18 @@ def test_a_compressed_answer_is_not_unpacked(remote: Remote) -> None:
     remote.always = says(200, packed, Content_Encoding="gzip")
 
     assert post(remote.url).body == packed
+
+
+@pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy", "ALL_PROXY"])
+def test_no_proxy_of_the_environment_is_asked(remote: Remote, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    with remotes.serving() as proxy:
+        monkeypatch.setenv(name, proxy.url)
+
+        assert post(f"{remote.url}/door").status == 200
+
+    assert (len(remote.received), proxy.received) == (1, [])
 
 
 @pytest.fixture

@@ -206,6 +206,16 @@ def test_a_tool_that_can_not_be_used_is_left_out_and_the_reason_kept(as_kee: Cal
     assert "loop has a schema that does not stand on its own" in fault()
 
 
+def test_of_a_description_that_is_too_long_the_beginning_is_taken(as_kee: Caller, shouter: McpServer) -> None:
+    shouter.tools = [make_tool().model_copy(update={"description": "x" * 20_001})]
+    add_source(as_kee, shouter.endpoint)
+
+    services.discover()
+
+    (tool,) = found().manifest["tools"]
+    assert tool["description"] == "x" * 20_000
+
+
 def test_a_server_without_a_usable_tool_is_no_worker(as_kee: Caller, shouter: McpServer) -> None:
     shouter.tools = []
     add_source(as_kee, shouter.endpoint)

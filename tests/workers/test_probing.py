@@ -184,6 +184,31 @@ def test_a_quarantined_worker_is_not_asked(as_kee: Caller, shouter: McpServer) -
     assert not shouter.asked
 
 
+def test_a_worker_that_is_released_is_asked_at_once(as_kee: Caller, shouter: McpServer) -> None:
+    move_clock(timedelta(0))
+    find(as_kee, shouter)
+    services.probe()
+    services.quarantine(tenant_id=as_kee.tenant_id, worker_id="loud", why="odd answers")
+    move_clock(timedelta(seconds=1))
+    services.release(tenant_id=as_kee.tenant_id, worker_id="loud", why="it was us")
+
+    assert state_after(timedelta(0)) == "ready"
+
+
+def test_the_answer_of_a_found_worker_is_its_sign_of_life_and_that_of_a_beating_one_is_not(
+    as_kee: Caller, shouter: McpServer
+) -> None:
+    move_clock(timedelta(0))
+    find(as_kee, shouter)
+    announce(as_kee, shouter, "beating")
+    registered_at = database_now()
+    move_clock(services.PROBE_BEATING_EVERY)
+    services.probe()
+
+    heard = dict(Worker.objects.values_list("worker_id", "last_heartbeat_at"))
+    assert heard == {"loud": database_now(), "beating": registered_at}
+
+
 def test_a_worker_that_offers_other_than_its_manifest_says_is_degraded_until_it_says_so(
     as_kee: Caller, shouter: McpServer
 ) -> None:

@@ -212,6 +212,8 @@ def test_the_database_itself_refuses_trust_without_a_signature(as_kee: Caller) -
         "https://169.254.169.254/latest",
         "https://[::ffff:10.0.0.1]/mcp",
         "https://user:secret@example.com/mcp",
+        "https://user@example.com/mcp",
+        "https://example.com/mcp#part",
         "https://example.com:0/mcp",
         "https://example.com:99999/mcp",
         "https:///mcp",
@@ -371,6 +373,19 @@ def test_a_heartbeat_that_changes_nothing_leaves_the_epoch_alone(as_kee: Caller)
     assert selectors.epochs() == epoch
     heartbeat(as_kee, status="maintenance")
     assert selectors.epochs() != epoch
+
+
+def test_what_a_worker_says_of_itself_while_it_is_late_is_what_counts_afterwards(as_kee: Caller) -> None:
+    move_clock(timedelta(0))
+    register(as_kee, make_manifest())
+    move_clock(services.LATE_AFTER + timedelta(seconds=1))
+    services.mark_late()
+    assert selectors.worker_named("code-analyzer-001").state == "degraded"
+
+    heartbeat(as_kee, status="degraded")
+
+    assert Worker.objects.get().condition == State.DEGRADED
+    assert heartbeat(as_kee).state == "ready"
 
 
 def test_a_quarantined_worker_cannot_talk_itself_out(as_kee: Caller) -> None:

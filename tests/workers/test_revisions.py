@@ -120,7 +120,7 @@ def test_an_endpoint_of_an_old_revision_is_found_searched_and_called(as_kee: Cal
         assert look(endpoint, deadline=PATIENCE).revision == revision
         assert "HELLO" in str(find_and_call(as_kee, endpoint))
 
-    assert {method for method, _ in old.asked} >= {"initialize", "tools/list", "tools/call"}
+    assert {method for method, _ in old.asked} >= {"initialize", "ping", "tools/list", "tools/call"}
     assert {named for method, named in old.asked if method in {"tools/list", "tools/call"}} == {revision}
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from apps.principals.tenancy import Caller
@@ -147,6 +147,16 @@ def test_what_is_registered_replaced_or_withdrawn_is_seen_at_the_next_search(she
     assert search(shelf, "maps") == []
     register(shelf, make_manifest("painter", tools=[tool("draw", "Draws maps.")]))
     assert names(search(shelf, "maps")) == ["draw"]
+
+
+def test_a_registry_that_goes_back_is_searched_as_it_is_then(shelf: Caller) -> None:
+    register(shelf, make_manifest("painter", tools=[tool("draw", "Draws pictures.")]))
+    with transaction.atomic():
+        register(shelf, make_manifest("painter", tools=[tool("draw", "Draws maps.")]))
+        assert names(search(shelf, "maps")) == ["draw"]
+        transaction.set_rollback(True)
+
+    assert (search(shelf, "maps"), names(search(shelf, "pictures"))) == ([], ["draw"])
 
 
 def test_after_a_change_of_state_no_tool_is_read_again(shelf: Caller) -> None:

@@ -511,6 +511,19 @@ def test_trust_that_has_ended_allows_no_call_before_its_end_is_noted(as_kee: Cal
     assert tier() == "verified"
 
 
+def test_a_worker_that_registers_unsigned_has_no_end_of_trust_to_be_reminded_of(as_kee: Caller) -> None:
+    move_clock(timedelta(0))
+    key = make_key()
+    enroll(as_kee, key)
+    register(as_kee, signed(make_manifest(), key))
+
+    done = register(as_kee, make_manifest())
+
+    assert (done.worker.effective_tier, done.worker.trust_ends_at) == ("untrusted", None)
+    move_clock(2 * HOUR)
+    assert heartbeat(as_kee).register_again is False
+
+
 def test_a_signature_ends_at_its_end_exactly(as_kee: Caller) -> None:
     key, begun = make_key(), database_now().replace(microsecond=0)
     manifest = signed(make_manifest(), key, now=begun)

@@ -894,3 +894,105 @@ def test_the_command_takes_a_secret_from_a_file_and_another_one_later(
         call_command("worker_sources", "secret", "many", *told)
     with pytest.raises(CommandError, match="can't be read"):
         call_command("worker_sources", "secret", "many", "--secret-file", str(tmp_path / "none"), *of_acme)
+
+
+def test_a_look_that_comes_back_after_another_has_taken_over_is_not_noted(as_kee: Caller, consul: Consul) -> None:
+    add(as_kee, SourceKind.CONSUL, consul.url)
+    (late,) = due_looks()
+    (current,) = due_looks()
+
+    discovering._note_look(late, News(cursor="7", complete=True, named=(Named(key="x", stated={"endpoint": "x"}),)))
+    assert (WorkerSource.objects.get().looked_at, Place.objects.count()) == (None, 0)
+    discovering._note_look(current, News(cursor="8", complete=True))
+
+    assert WorkerSource.objects.get().cursor == "8"
+
+
+def test_an_answer_that_comes_after_another_has_asked_is_not_noted(as_kee: Caller, shouter: McpServer) -> None:
+    add_source(as_kee, shouter.endpoint, worker_id="loud")
+    services.discover()
+    Worker.objects.update(unregistered_at=database_now())
+    Place.objects.update(next_at="2000-01-01T00:00Z", worker=None)
+    (late,) = discovering._claim_places()
+    Place.objects.update(next_at="2000-01-01T00:00Z", asked_at=None)
+    (current,) = discovering._claim_places()
+
+    discovering._note_answer(late, discovering._ask(late))
+    assert (Place.objects.get().asked_at, ids()) == (None, [])
+    discovering._note_answer(current, discovering._ask(current))
+
+    assert ids() == ["loud"]
+
+
+def test_nobody_looks_at_a_source_that_is_switched_off_nor_asks_at_its_places(
+    as_kee: Caller, shouter: McpServer
+) -> None:
+    add_source(as_kee, shouter.endpoint, worker_id="loud")
+    services.discover()
+    shouter.asked.clear()
+    WorkerSource.objects.update(enabled=False, next_at="2000-01-01T00:00Z")
+    Place.objects.update(next_at="2000-01-01T00:00Z")
+
+    assert services.discover() == 0
+    assert not shouter.asked
+    WorkerSource.objects.update(enabled=True)
+    assert services.discover() == 2
+
+
+def test_nobody_asks_at_the_places_of_a_disabled_principal(as_kee: Caller, shouter: McpServer) -> None:
+    add_source(as_kee, shouter.endpoint, worker_id="loud")
+    services.discover()
+    shouter.asked.clear()
+    Principal.objects.filter(pk=as_kee.principal_id).update(disabled_at=database_now())
+
+    WorkerSource.objects.update(next_at="2000-01-01T00:00Z")
+    ask_all()
+
+    assert not shouter.asked
+
+
+def test_what_is_found_signed_moves_a_worker_wherever_it_is_known(as_kee: Caller, file: Path) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    register(as_kee, make_manifest("one"))
+    write(file, signed(make_manifest("one", endpoint="https://new.example.com/mcp"), key))
+    add(as_kee, SourceKind.STATIC, str(file))
+
+    services.discover()
+
+    assert Place.objects.get().fault is None
+    assert Worker.objects.get().endpoint == "https://new.example.com/mcp"
+
+
+def test_a_source_that_names_more_than_it_may_changes_nothing(as_kee: Caller, file: Path, consul: Consul) -> None:
+    fault = f"bad_source: The source names more than {registries.MOST_PLACES} workers."
+    add(as_kee, SourceKind.CONSUL, consul.url)
+    services.add_source(
+        principal=Principal.objects.get(pk=as_kee.principal_id),
+        name="file",
+        kind=SourceKind.STATIC,
+        address=str(file),
+        settings={},
+    )
+    write(file, *({"endpoint": f"w{number}"} for number in range(registries.MOST_PLACES + 1)))
+    consul.set(*(service(f"s{number}", 9) for number in range(registries.MOST_PLACES + 1)))
+
+    services.discover()
+
+    assert set(WorkerSource.objects.values_list("fault", flat=True)) == {fault}
+    assert not Place.objects.exists()
+
+
+def test_a_file_that_is_too_long_is_not_read(as_kee: Caller, file: Path) -> None:
+    write(file, {"endpoint": "https://a.example.com/mcp"})
+    with file.open("a") as more:
+        more.write("#" * (1024 * 1024 - file.stat().st_size))
+    add(as_kee, SourceKind.STATIC, str(file))
+    services.discover()
+    assert source_fault() == ""
+
+    with file.open("a") as more:
+        more.write("#")
+    discover()
+
+    assert source_fault() == "bad_source: The file is over 1048576 bytes."
