@@ -197,7 +197,13 @@ def test_another_witness_makes_it_surer_and_nothing_is_certain(as_kee: Caller, t
     lee = make_caller(tenant, "Lee")
     remember(as_kee, confidence=0.9)
     assert remember(lee, confidence=0.5).item.confidence == pytest.approx(0.95)
-    assert remember(as_kee, confidence=0.98).item.confidence == 0.99
+    assert remember(make_caller(tenant, "Mia"), confidence=0.98).item.confidence == 0.99
+
+
+def test_two_who_say_the_same_in_turns_are_two_witnesses_and_no_more(as_kee: Caller, tenant: Tenant) -> None:
+    add(as_kee)
+    said = [as_kee, make_caller(tenant, "Lee")] * 3
+    assert [remember(who, confidence=0.5).item.confidence for who in said] == [0.5, 0.75, 0.75, 0.75, 0.75, 0.75]
 
 
 def test_the_same_words_of_another_type_or_time_are_another_item(as_kee: Caller) -> None:
@@ -282,6 +288,42 @@ def test_what_is_learned_does_not_undo_what_the_subject_said(as_kee: Caller) -> 
     assert facts(as_kee) == ["Wants long answers"]
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"valid_to": T0 + 2 * DAY},
+        {"valid_from": T0 + DAY},
+        {"slot": "other"},
+        {"slot": "other", "evidence": ["observation:1"], "confidence": 1},
+    ],
+    ids=", ".join,
+)
+def test_what_is_learned_in_the_subjects_own_words_changes_neither_their_time_nor_their_question(
+    as_kee: Caller, tenant: Tenant, given: dict[str, Any]
+) -> None:
+    add(as_kee)
+    said = remember(as_kee, "Wants short answers", slot="length", stated=True).item
+    lee = make_caller(tenant, "Lee")
+    for supersedes in (None, said.pk):
+        with pytest.raises(StatementStands) as refusal, transaction.atomic():
+            remember(lee, "Wants short answers", now=T0 + DAY, supersedes=supersedes, **given)
+        assert refusal.value.extra == {"existing": said.ref}
+    assert Item.objects.get() == said
+
+
+def test_what_is_learned_in_the_subjects_own_words_makes_them_surer_and_they_stay_its_own(
+    as_kee: Caller, tenant: Tenant
+) -> None:
+    add(as_kee)
+    remember(as_kee, "Wants short answers", slot="length", stated=True, confidence=0.5, valid_to=T0 + 9 * DAY)
+    lee = make_caller(tenant, "Lee")
+    merged = remember(lee, "Wants short answers", confidence=0.5, now=T0 + DAY).item
+    assert (merged.stated, merged.slot, merged.confidence) == (True, "length", 0.75)
+    assert (merged.valid_from, merged.valid_to) == (T0, T0 + 9 * DAY)
+    with pytest.raises(StatementStands), transaction.atomic():
+        remember(lee, "Wants long answers", slot="length", now=T0 + DAY)
+
+
 def test_what_the_subject_says_undoes_what_was_learned(as_kee: Caller) -> None:
     add(as_kee)
     remember(as_kee, "Prefers long answers", slot="length", type=ItemType.USER_PATTERN, confidence=1)
@@ -326,6 +368,33 @@ def test_with_evidence_of_its_own_or_the_subjects_words_it_is_no_echo(as_kee: Ca
     assert remember(as_kee, stated=True).outcome == Outcome.MERGED
     # Who was given nothing has nothing to repeat.
     assert remember(make_caller(tenant, "Lee")).outcome == Outcome.MERGED
+
+
+def test_it_stays_an_echo_when_another_has_said_it_since_or_it_was_superseded(as_kee: Caller, tenant: Tenant) -> None:
+    lee = make_caller(tenant, "Lee")
+    add(as_kee)
+    remember(as_kee, confidence=0.5)
+    remember(as_kee, "Lives in Berlin", slot="home")
+    envelope(as_kee)
+    remember(lee, confidence=0.5, now=T0 + DAY)
+    remember(lee, "Lives in Paris", slot="home", now=T0 + DAY)
+    for text, given in (("Loves fettuccini", {}), ("Lives in Berlin", {"slot": "home"}), ("Lives in Berlin", {})):
+        with pytest.raises(Echo), transaction.atomic():
+            remember(as_kee, text, now=T0 + 2 * DAY, **given)
+    assert facts(as_kee, now=T0 + 2 * DAY) == ["Lives in Paris", "Loves fettuccini"]
+
+
+def test_what_was_remembered_after_or_superseded_before_an_envelope_was_given_is_no_echo_of_it(
+    as_kee: Caller, tenant: Tenant
+) -> None:
+    lee = make_caller(tenant, "Lee")
+    add(as_kee)
+    remember(lee, "Lives in Berlin", slot="home")
+    remember(lee, "Lives in Paris", slot="home", now=T0 + DAY)
+    envelope(as_kee, now=T0 + DAY)
+    remember(lee, "Loves fettuccini", now=T0 + 2 * DAY)
+    assert remember(as_kee, "Lives in Berlin", slot="home", now=T0 + 3 * DAY).outcome == Outcome.SUPERSEDED
+    assert remember(as_kee, "Loves fettuccini", now=T0 + 3 * DAY).outcome == Outcome.MERGED
 
 
 # The database's own rules.

@@ -9,6 +9,7 @@ from apps.memory.selectors.sessions import Conversation, recent_sessions
 from apps.memory.selectors.subjects import (
     Policy,
     export,
+    has_said,
     is_forgotten,
     item_of,
     items,
@@ -34,6 +35,7 @@ __all__ = [
     "concepts_told_of",
     "embedding",
     "export",
+    "has_said",
     "holdings",
     "is_forgotten",
     "item_of",

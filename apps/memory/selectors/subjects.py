@@ -3,10 +3,11 @@
 import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
-from django.db.models import Exists, F, OuterRef, Q
+from django.db.models import Exists, F, OuterRef, Q, Value
+from django.db.models.functions import Least
 
 from apps.core.sealing import keyed_digest, keyed_digests
 from apps.memory.decay import Windows
@@ -15,7 +16,8 @@ from apps.memory.models import EnvelopeLoaded, Forgotten, Item, MemoryPolicy, Se
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 
-_FORGOTTEN = "memory.forgotten"
+_FORGOTTEN: Final = "memory.forgotten"
+_END: Final = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +101,21 @@ def items(
 
 
 def was_served(subject: Subject, viewer: Caller, texts: Collection[bytes]) -> bool:
-    """Whether one of these texts stands among what is remembered, and the viewer was given it in an envelope."""
+    """Whether one of these texts was among what was remembered, and so, when the viewer was given an envelope."""
     loads = EnvelopeLoaded.objects.filter(
-        subject=subject, viewer_id=viewer.principal_id, loaded_at__gte=OuterRef("recorded_at")
+        subject=subject,
+        viewer_id=viewer.principal_id,
+        loaded_at__gte=OuterRef("recorded_at"),
+        # The earliest of those that are set.
+        loaded_at__lt=Least(OuterRef("superseded_at"), OuterRef("valid_to"), Value(_END)),
     )
-    current = Item.objects.filter(subject=subject, superseded_at=None, text_digest__in=list(texts))
-    return current.filter(Exists(loads)).exists()
+    return Item.objects.filter(subject=subject, text_digest__in=list(texts)).filter(Exists(loads)).exists()
+
+
+def has_said(subject: Subject, author: Caller, type_: str, text: bytes) -> bool:
+    """Whether this author is among those who have said a text of the subject, whoever has said it since."""
+    said = Item.objects.filter(subject=subject, type=type_, text_digest=text, author_id=author.principal_id)
+    return said.exists()
 
 
 def mark_of(*parts: str | bytes) -> bytes:

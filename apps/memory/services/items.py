@@ -102,7 +102,7 @@ def remember(*, author: Caller, draft: ItemDraft, now: datetime) -> Remembered:
         older = _superseded(subject, draft.supersedes)
         replaced[older.pk] = older
     if not draft.stated:
-        _yield_to_statements(replaced.values(), same)
+        _yield_to_statements(replaced.values(), met, slot)
     item = _written(author, subject, replace(draft, slot=slot), met, now)
     _supersede(item, replaced.values(), same, now)
     item.save(force_insert=True)
@@ -121,6 +121,9 @@ class _Period:
 
     def meets(self, other: "_Period") -> bool:
         return self.begin < other.end and other.begin < self.end
+
+    def covers(self, other: "_Period") -> bool:
+        return self.begin <= other.begin and other.end <= self.end
 
     @property
     def valid_to(self) -> datetime | None:
@@ -162,8 +165,11 @@ def _superseded(subject: Subject, number: int) -> Item:
     return older
 
 
-def _yield_to_statements(replaced: Iterable[Item], same: Collection[Item]) -> None:
-    agreed = {item.pk for item in same}
+def _yield_to_statements(replaced: Iterable[Item], met: "_Met", slot: str | None) -> None:
+    """What is learned agrees with the subject's own words where it says the same, for all their time, to their question."""
+    agreed = {
+        item.pk for item in met.same if met.period.covers(_period_of(item)) and (item.slot is None or item.slot == slot)
+    }
     for item in replaced:
         if item.stated and item.pk not in agreed:
             raise StatementStands(
@@ -183,6 +189,7 @@ class _Met:
 def _written(author: Caller, subject: Subject, draft: ItemDraft, met: _Met, now: datetime) -> Item:
     """The item as it is to stand, not yet saved; its number is drawn, because what it replaces must name it first."""
     evidence = list(dict.fromkeys([ref for item in met.same for ref in item.evidence] + list(draft.evidence)))
+    is_new_witness = not selectors.has_said(subject, author, draft.type, met.digest)
     return Item(
         id=_next_number(),
         tenant_id=author.tenant_id,
@@ -192,7 +199,7 @@ def _written(author: Caller, subject: Subject, draft: ItemDraft, met: _Met, now:
         text=draft.text,
         text_digest=met.digest,
         slot=draft.slot,
-        confidence=_grown(author, draft, met.same),
+        confidence=_grown(draft, met.same, is_new_witness=is_new_witness),
         source=draft.source or next((item.source for item in met.same if item.source), ""),
         stated=draft.stated or any(item.stated for item in met.same),
         evidence=evidence,
@@ -203,14 +210,14 @@ def _written(author: Caller, subject: Subject, draft: ItemDraft, met: _Met, now:
     )
 
 
-def _grown(author: Caller, draft: ItemDraft, same: Collection[Item]) -> float:
+def _grown(draft: ItemDraft, same: Collection[Item], *, is_new_witness: bool) -> float:
     """Two witnesses are surer than one; who says the same thing twice is not."""
     if not same:
         return draft.confidence
     before = max(item.confidence for item in same)
     known = {ref for item in same for ref in item.evidence}
     fresh = any(ref not in known and not ref.startswith(_ECHOES) for ref in draft.evidence)
-    if fresh or all(item.author_id != author.principal_id for item in same):
+    if fresh or is_new_witness:
         return max(before, min(_SUREST, 1 - (1 - before) * (1 - draft.confidence)))
     return max(before, draft.confidence)
 
