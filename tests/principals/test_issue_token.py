@@ -45,6 +45,41 @@ def test_a_principal_that_exists_keeps_its_kind_and_another_is_refused(db: None)
     assert (_rows(), _kind("billing")) == (before, "service")
 
 
+def _parent(name: str) -> str | None:
+    with acting_as_system("test"):
+        above = Principal.objects.select_related("parent").get(name=name).parent
+        return None if above is None else above.name
+
+
+def test_a_new_principal_reports_to_the_parent_that_is_named(db: None) -> None:
+    _issue("--principal", "delegate", "--kind", "delegate", "--scope", "plans")
+    _issue("--principal", "code-dept", "--kind", "delegate", "--parent", "delegate", "--scope", "plans")
+    _issue("--principal", "code-dept", "--parent", "delegate", "--scope", "inbox")
+
+    assert (_parent("code-dept"), _parent("delegate")) == ("delegate", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "parent", "reason"),
+    [
+        ("Hexy", "nobody-known", "There is no principal 'nobody-known' to report to"),
+        ("Hexy", "Hexy", "There is no principal 'Hexy' to report to"),
+        ("Hexy", "elsewhere", "There is no principal 'elsewhere' to report to"),
+        ("Kee", "Ada", "Kee exists and reports to nobody, not Ada"),
+    ],
+)
+def test_a_parent_is_of_the_tenant_and_no_principal_is_moved(db: None, name: str, parent: str, reason: str) -> None:
+    for known in ("Ada", "Kee"):
+        _issue("--principal", known, "--scope", "inbox")
+    _issue("--principal", "elsewhere", "--tenant", "other", "--scope", "inbox")
+    before = _rows()
+
+    with pytest.raises(CommandError, match=reason):
+        _issue("--principal", name, "--parent", parent, "--scope", "inbox")
+
+    assert (_rows(), _parent("Kee")) == (before, None)
+
+
 @pytest.mark.django_db(transaction=True)
 def test_commands_that_meet_each_print_a_token_of_one_new_principal() -> None:
     _issue("--principal", "first", "--scope", "inbox")
@@ -83,5 +118,5 @@ def test_every_option_says_what_it_is_for(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit):
         call_command("issue_token", "--help")
     shown = " ".join(capsys.readouterr().out.split())
-    for words in ("who will act", "what the token may do", "may post receipts", "whose data", "know the token"):
+    for words in ("who will act", "what the token may do", "may post receipts", "whose data", "know the token", "reports when"):
         assert words in shown

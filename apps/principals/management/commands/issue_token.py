@@ -10,7 +10,7 @@ from django.utils import timezone
 from apps.core.errors import DomainError
 from apps.principals import services
 from apps.principals.errors import NameTaken
-from apps.principals.models import Principal
+from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import acting_as_system
 
@@ -22,6 +22,9 @@ class Command(BaseCommand):
         parser.add_argument("--principal", required=True, metavar="NAME", help="who will act with the token")
         parser.add_argument(
             "--kind", choices=Kind.values, help="what the principal is when it is created (default: ai)"
+        )
+        parser.add_argument(
+            "--parent", metavar="NAME", help="to whom the principal reports when it is created (default: nobody)"
         )
         parser.add_argument(
             "--tenant", default="default", metavar="SLUG", help="whose data it acts on (default: default)"
@@ -58,11 +61,12 @@ class Command(BaseCommand):
                 tenant = services.create_tenant(slug=options["tenant"], name=options["tenant"], now=now)
                 named = Principal.objects.filter(tenant=tenant).named(options["principal"])
                 principal = named.first()
+                parent = _parent(tenant, options["parent"])
                 if principal is None:
                     kind = Kind(options["kind"] or Kind.AI)
                     try:
                         principal = services.add_principal(
-                            tenant_id=tenant.pk, name=options["principal"], kind=kind, now=now
+                            tenant_id=tenant.pk, name=options["principal"], kind=kind, parent=parent, now=now
                         )
                     except NameTaken:  # by another of these commands, just now
                         principal = named.get()
@@ -70,6 +74,11 @@ class Command(BaseCommand):
                     raise CommandError(
                         f"{principal.name} exists and is of the kind {principal.kind}, not {options['kind']}: "
                         "leave --kind out, or take another name."
+                    )
+                if parent not in {None, principal.parent}:
+                    raise CommandError(
+                        f"{principal.name} exists and reports to {principal.parent or 'nobody'}, not {parent}: "
+                        "leave --parent out, or take another name."
                     )
                 issued = services.issue_token(
                     principal=principal,
@@ -82,3 +91,13 @@ class Command(BaseCommand):
             raise CommandError(refusal.detail) from refusal
         answer = {"token": issued.secret.text, "principal": principal.name, "tenant": tenant.slug}
         self.stdout.write(json.dumps(answer) if options["json"] else issued.secret.text)
+
+
+def _parent(tenant: Tenant, name: str | None) -> Principal | None:
+    """:raises CommandError: if the tenant has no principal of this name."""
+    if name is None:
+        return None
+    found = Principal.objects.filter(tenant=tenant).named(name).first()
+    if found is None:
+        raise CommandError(f"There is no principal {name[:50]!r} to report to: issue a token to it first.")
+    return found
