@@ -1,6 +1,7 @@
 """How requests come to views: each by the handler that holds the least for it, and does the least."""
 
 import asyncio
+import re
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -57,6 +58,8 @@ class Application:
                 self._by_path |= dict.fromkeys(addresses, waiting)
                 if not declared.streams:
                     self._at_once.update(addresses)
+        self._with_parameters = [path for path in self._by_path if "{" in path]
+        self._patterns = re.compile("|".join(f"({_pattern(path)})" for path in self._with_parameters) or r"(?!)")
         paths = [route.path for declared in operations.all_operations() for route in declared.routes]
         self._roots = tuple({_root(path) for path in paths})
 
@@ -65,16 +68,22 @@ class Application:
             await self._live(receive, send)
             return
         path = scope.get("path", "")
-        handler = self._by_path.get(path)
+        address = self._address(path)
+        handler = self._by_path.get(address)
         if handler is None:
             handler = self._operations if path.startswith(self._roots) else self._others
-        elif path in self._at_once:
+        elif address in self._at_once:
             if scope.get("method") == "POST":
                 may_wait, receive = await _body_may_wait(receive)
             else:
                 may_wait = _may_wait(scope.get("query_string", b""))
             handler = handler if may_wait else self._operations
         await handler(scope, receive, send)
+
+    def _address(self, path: str) -> str:
+        """A path as it is declared, if what is declared there may wait and has parameters; else the path."""
+        found = self._patterns.fullmatch(path)
+        return path if found is None or found.lastindex is None else self._with_parameters[found.lastindex - 1]
 
     async def _live(self, receive: Receive, send: Callable[[Any], Awaitable[None]]) -> None:
         """From the server's start to its end."""
@@ -101,6 +110,11 @@ async def _body_may_wait(receive: Receive) -> tuple[bool, Receive]:
         return left.pop() if left else await receive()
 
     return first.get("more_body", False) or _may_wait(first.get("body", b"")), again
+
+
+def _pattern(path: str) -> str:
+    """What a declared path with parameters looks like."""
+    return "[^/]+".join(re.escape(part) for part in re.split(r"{\w+}", path))
 
 
 def _root(path: str) -> str:

@@ -101,6 +101,15 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far something is that is waited for, in words for whoever waits."""
+
+    done: int
+    total: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
     """How one waits for an operation's answer: interfaces ask it again, outside any transaction, at each cue."""
 
@@ -112,6 +121,8 @@ class Waits:
     """Of the input and an output: whether what came meanwhile ends the wait."""
     patience: Callable[[Any], float] = lambda _: 0.0
     """Of the input: how many seconds it asks to wait. An operation that streams needs none."""
+    progress: Callable[[Any], Progress | None] = lambda _: None
+    """Of an output: how far it is, where its readers want to hear of that before the end."""
     rivals: Callable[[Any, Any], Hashable] | None = None
     """Of the caller and the input, where an answer takes what others wait for too: what those have in common who would
     be answered the same. Where one of them has looked and found nothing, the others need not look."""
@@ -370,6 +381,7 @@ __all__ = [
     "Meets",
     "MissingScope",
     "Operation",
+    "Progress",
     "Reply",
     "Route",
     "Streams",

@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from apps.core import cues
 from apps.core.cues import Listener
 from apps.core.errors import RateLimited, Unavailable
-from apps.core.operations import Acting, Reply, Streams, Waits
+from apps.core.operations import Acting, Progress, Reply, Streams, Waits
 
 logger = structlog.get_logger(__name__)
 
@@ -101,8 +101,10 @@ class Wait:
     given: Any
     look: Look
 
-    async def answer(self, patience: float) -> AsyncGenerator[Reply | None, None]:
-        """The answer as soon as there is something in it, at the latest after so many seconds; None at each beat before.
+    async def answer(self, patience: float) -> AsyncGenerator[Reply | Progress | None, None]:
+        """The answer as soon as there is something in it, at the latest after so many seconds.
+
+        Before it comes how far it is, whenever it is farther than before, and None at each beat.
 
         :raises DomainError: whatever the operation refuses, at any of the looks.
         """
@@ -111,9 +113,14 @@ class Wait:
         with place(self.caller):
             async with cues.listening(waits.topics(self.caller, self.given)) as listener:
                 reply = await self.look(self.given)
-                beaten = time.monotonic()
+                beaten, done = time.monotonic(), 0
                 enough, fruitless, line = waits.found(reply.output), False, self._line()
-                while not enough and (left := ends - time.monotonic()) > 0:
+                while True:
+                    if (progress := waits.progress(reply.output)) is not None and progress.done > done:
+                        beaten, done = time.monotonic(), progress.done
+                        yield progress
+                    if enough or (left := ends - time.monotonic()) <= 0:
+                        break
                     is_cued = await _next_moment(listener, left, rest=fruitless)
                     left = max(0.0, ends - time.monotonic())
                     found = await (self._in_turn(line, listener.cued_at, left) if is_cued else self._looked(line))

@@ -1,5 +1,8 @@
 from django.apps import AppConfig
 
+from apps.core import cues
+from apps.executions.signals import execution_told, execution_topic
+
 
 class ExecutionsConfig(AppConfig):
     name = "apps.executions"
@@ -7,3 +10,9 @@ class ExecutionsConfig(AppConfig):
     def ready(self) -> None:
         # Handlers and hints register themselves when they are imported.
         from apps.executions import handlers, jobs  # noqa: F401, PLC0415
+
+        execution_told.connect(_cue, dispatch_uid="executions_execution_told")
+
+
+def _cue(*, tenant_id: int, plan_id: str, **_: object) -> None:
+    cues.send(execution_topic(tenant_id, plan_id))

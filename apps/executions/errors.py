@@ -53,6 +53,12 @@ class OtherResult(Conflict):
     code = "other_result"
 
 
+class AheadOfExecution(Invalid):
+    """Fewer steps have ended than the client says that it has heard of."""
+
+    code = "ahead_of_execution"
+
+
 class NotExecutable(Invalid):
     """The plan can't be carried out as it stands."""
 

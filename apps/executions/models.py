@@ -137,7 +137,8 @@ class ExecutionStep(TenantModel):
 
     `attempts` counts the claims granted and is the fence of a direct call: whoever finishes a call must still hold
     the claim it began with. `call_expires_at` is from when another process may take the call over; `repeatable` says
-    whether it may then call the tool again.
+    whether it may then call the tool again. `ended_nth` numbers the steps of one execution as they end, so that who follows
+    it misses none; what ended under the plan before has no number.
     """
 
     execution = models.ForeignKey(Execution, on_delete=models.CASCADE, related_name="steps", db_index=False)
@@ -158,11 +159,16 @@ class ExecutionStep(TenantModel):
     cost = models.DecimalField(max_digits=14, decimal_places=6, default=Decimal(0))
     started_at = models.DateTimeField(null=True)
     ended_at = models.DateTimeField(null=True)
+    ended_nth = models.PositiveSmallIntegerField(null=True)
 
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["tenant", "execution", "step_id"], name="executions_step_id_once"),
             models.UniqueConstraint(fields=["tenant", "execution", "position"], name="executions_step_position_once"),
+            models.UniqueConstraint(fields=["tenant", "execution", "ended_nth"], name="executions_step_ends_in_turn"),
+            models.CheckConstraint(
+                condition=Q(ended_nth=None) | Q(ended_at__isnull=False), name="executions_step_numbered_when_ended"
+            ),
             models.CheckConstraint(condition=Q(status__in=StepStatus.values), name="executions_step_status_known"),
             models.CheckConstraint(condition=Q(step_type__in=StepType.values), name="executions_step_type_known"),
             models.CheckConstraint(

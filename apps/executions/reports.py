@@ -25,6 +25,11 @@ class Line:
     envelope: dict[str, Any] | None
 
     @property
+    def is_asked(self) -> bool:
+        """Does it wait for its owner's answer?"""
+        return self.status == StepStatus.AWAITING and self.step_type in {StepType.AGGREGATE, StepType.ESCALATE}
+
+    @property
     def payload(self) -> Any:
         return (self.envelope or {}).get("payload")
 
@@ -63,21 +68,22 @@ def _sentence(text: str) -> str:
 
 def results(lines: Sequence[Line]) -> list[dict[str, Any]]:
     """One line per step that bears a result."""
-    return [
-        {
-            "step_id": line.step_id,
-            "worker_id": line.worker_id,
-            "tool_name": line.tool_name,
-            "status": line.status,
-            "key_findings": line.findings,
-            "result_pointer": line.result_pointer,
-            "task_id": line.task_id,
-            "error": (line.envelope or {}).get("error"),
-            "promotion_recommendation": (line.envelope or {}).get("promotion_recommendation"),
-        }
-        for line in lines
-        if line.step_type in WORKER_STEPS or line.step_type == StepType.AGGREGATE
-    ]
+    return [result(line) for line in lines if line.step_type in WORKER_STEPS or line.step_type == StepType.AGGREGATE]
+
+
+def result(line: Line) -> dict[str, Any]:
+    """What one step came to."""
+    return {
+        "step_id": line.step_id,
+        "worker_id": line.worker_id,
+        "tool_name": line.tool_name,
+        "status": line.status,
+        "key_findings": line.findings,
+        "result_pointer": line.result_pointer,
+        "task_id": line.task_id,
+        "error": (line.envelope or {}).get("error"),
+        "promotion_recommendation": (line.envelope or {}).get("promotion_recommendation"),
+    }
 
 
 def next_actions(ref: str, status: Status, lines: Sequence[Line]) -> list[str]:

@@ -4,17 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
+from operator import itemgetter
 from typing import Any
 
 from django.db.models import Exists, OuterRef, Q
 
+from apps.core.errors import FieldError
 from apps.core.ids import parse_ref
 from apps.executions import reports
-from apps.executions.errors import StepNotOpen, UnknownExecution, UnknownStep
+from apps.executions.errors import AheadOfExecution, StepNotOpen, UnknownExecution, UnknownStep
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.reports import Line
 from apps.executions.sql import GATEHOUSE_NOW
-from apps.executions.states import Status, StepStatus, StepType
+from apps.executions.states import Status, StepStatus, StepType, Strategy
+from apps.plans import selectors as plans
 from apps.principals.tenancy import Caller
 from apps.receipts import selectors as receipts
 from apps.receipts.errors import UnknownReceipt
@@ -39,6 +42,7 @@ class StepView:
     envelope: dict[str, Any] | None
     started_at: datetime | None
     ended_at: datetime | None
+    ended_nth: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +160,44 @@ def _view(step: ExecutionStep) -> StepView:
         envelope=step.envelope,
         started_at=step.started_at,
         ended_at=step.ended_at,
+        ended_nth=step.ended_nth,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What is to be told of an execution to who follows it: steps that have ended, in turn, each with its number."""
+
+    execution_id: str | None
+    status: str
+    steps: list[tuple[int, dict[str, Any]]]
+    steps_complete: int
+    steps_total: int
+
+
+def told_of_plan(caller: Caller, plan_id: str, *, after: int) -> Told:
+    """The steps of a plan's execution that ended after so many others.
+
+    Of a progressive execution each step is told as it ends; of another all are, when it is over.
+
+    :raises UnknownPlan: if the caller has no such plan.
+    :raises AheadOfExecution: if fewer have ended.
+    """
+    execution = Execution.objects.of(caller.principal_id).filter(plan_id=plan_id).first()
+    steps = [] if execution is None else list(execution.steps.order_by("position"))
+    if execution is None:
+        plans.plan_for(plan_id, caller=caller)
+    ended = sorted([(step.ended_nth, step.line) for step in steps if step.ended_nth is not None], key=itemgetter(0))
+    if after > len(ended):
+        fault = f"is ahead of this execution, of which {len(ended)} steps have ended"
+        raise AheadOfExecution(f"{after} {fault}.", errors=[FieldError("/after", fault)])
+    is_told = execution is not None and (execution.is_final or execution.strategy == Strategy.PROGRESSIVE)
+    return Told(
+        execution_id=None if execution is None else execution.ref,
+        status="not_started" if execution is None else execution.status,
+        steps=[(nth, reports.result(line)) for nth, line in ended if is_told and nth > after],
+        steps_complete=sum(step.status == StepStatus.COMPLETE for step in steps),
+        steps_total=len(steps),
     )
 
 

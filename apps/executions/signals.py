@@ -4,3 +4,11 @@ from django.dispatch import Signal
 
 execution_can_go_on = Signal()
 """There is work that a worker process should take up now: `tenant_id`, `execution_id` (the number)."""
+
+execution_told = Signal()
+"""Whoever follows a plan's execution is to look: `tenant_id`, `plan_id`."""
+
+
+def execution_topic(tenant_id: int, plan_id: str) -> str:
+    """The cue that there is something to tell of a plan's execution."""
+    return f"execution:{tenant_id}:{plan_id}"

@@ -9,13 +9,14 @@ from django.utils import timezone
 from pydantic import Field
 
 from apps.core.errors import FieldError, Invalid
-from apps.core.operations import Reply, Route, operation
+from apps.core.operations import Progress, Reply, Route, Streams, Waits, operation
 from apps.core.schemas import Input, Output, Text
 from apps.executions import calls, selectors, services
 from apps.executions.selectors import Report
 from apps.executions.services import Answered, Budget, CallMode, Handed, TaskWishes
 from apps.executions.services.answering import Decision
-from apps.executions.states import FINAL, Mode, Status, StepStatus, Strategy
+from apps.executions.signals import execution_topic
+from apps.executions.states import FINAL, SETTLED, Mode, Status, StepStatus, Strategy
 from apps.plans import selectors as plans
 from apps.plans.services import Replacement
 from apps.principals.tenancy import Caller
@@ -24,6 +25,9 @@ _PATIENCE: Final = timedelta(seconds=5)
 _LOOK_SECONDS: Final = 0.05
 _RESULT_BYTES: Final = 4 * 1024 * 1024
 _BASE: Final = "/api/v1/executions"
+_STATUS: Final = "/api/v1/plans/{plan_id}/execution"
+_UNDER_WAY: Final = frozenset({Status.QUEUED, Status.EXECUTING, Status.NEEDS_ESCALATION})
+_MESSAGE: Final = 500
 
 ExecutionRef = Annotated[str, Field(max_length=40)]
 StepId = Annotated[Text, Field(min_length=1, max_length=100)]
@@ -46,7 +50,8 @@ class ExecutePlan(Input):
     budget: BudgetInput | None = None
     strategy: Strategy = Strategy.SEQUENTIAL
     """What a failed step means: sequential and progressive end the plan, partial goes on with what there is,
-    escalate also tells you at once."""
+    escalate also tells you at once. progressive tells whoever follows it of each step as it ends: get_plan_status with
+    wait and a progress token, or the stream of the execution."""
 
 
 class ExecutionStarted(Output):
@@ -65,6 +70,42 @@ class ExecutionStarted(Output):
 
 class PlanRef(Input):
     plan_id: PlanId
+
+
+class AskPlanStatus(PlanRef):
+    wait: Annotated[float, Field(ge=0, le=60)] = 0
+    """Wait up to so many seconds until the execution is over or needs you; then the report comes, as it is."""
+
+
+class FollowPlan(PlanRef):
+    after: Annotated[int, Field(ge=0, le=10_000)] = 0
+    """Begin after so many ends of steps. A `Last-Event-ID` header, which clients send when they come again, stands over it."""
+
+
+class EndedStep(Output):
+    number: int
+    """The how manieth end of a step this is."""
+    step_id: str
+    status: str
+    worker_id: str | None
+    tool_name: str | None
+    task_id: str | None
+    key_findings: dict[str, Any]
+    result_pointer: str | None
+    error: dict[str, Any] | None
+    promotion_recommendation: dict[str, Any] | None
+
+
+class ExecutionTold(Output):
+    """Steps that have ended, and where the execution stands."""
+
+    execution_id: str | None
+    plan_id: str
+    status: str
+    """Once it is complete, partial, failed, budget_exceeded or canceled, nothing more comes."""
+    steps: list[EndedStep]
+    steps_complete: int
+    steps_total: int
 
 
 class ExecutionName(Input):
@@ -87,6 +128,8 @@ class StepOutput(Output):
     """The step's ResultEnvelope: status, payload or result_pointer, provenance, error."""
     started_at: datetime | None
     ended_at: datetime | None
+    ended_nth: int | None
+    """The how manieth end of a step of this execution this was."""
 
 
 class ExecutionReport(Output):
@@ -96,6 +139,7 @@ class ExecutionReport(Output):
     """null: the plan has not been executed."""
     plan_id: str
     status: str
+    strategy: str | None
     summary: str
     results: list[dict[str, Any]]
     report: dict[str, Any] | None
@@ -290,19 +334,87 @@ def replan_plan(caller: Caller, given: Replan) -> Replanned:
     )
 
 
+def _needs_no_waiting(report: ExecutionReport) -> bool:
+    """It is over, has not begun, or goes on only when its reader has answered."""
+    return report.status not in _UNDER_WAY or bool(report.wait_for_receipts)
+
+
+def _progress(report: ExecutionReport) -> Progress | None:
+    ended = [step for step in report.steps if step.status in SETTLED]
+    if report.strategy != Strategy.PROGRESSIVE or not ended:
+        return None
+    last = max(ended, key=lambda step: step.ended_nth or 0)
+    told = (last.envelope or {}).get("summary")
+    message = f"{last.step_id}: {last.status}{f'. {told}' if told else ''}"
+    return Progress(done=len(ended), total=report.steps_total, message=message[:_MESSAGE])
+
+
 @operation(
     title="How far is a plan",
     scope="plans",
-    routes=[Route("GET", "/api/v1/plans/{plan_id}/execution")],
+    routes=[Route("GET", _STATUS)],
     read_only=True,
+    waits=Waits(
+        topics=lambda caller, given: [execution_topic(caller.tenant_id, given.plan_id)],
+        found=_needs_no_waiting,
+        worth_waking=lambda _, report: _needs_no_waiting(report),
+        patience=lambda given: given.wait,
+        progress=_progress,
+    ),
 )
-def get_plan_status(caller: Caller, given: PlanRef) -> ExecutionReport:
+def get_plan_status(caller: Caller, given: AskPlanStatus) -> ExecutionReport:
     """Read how far the execution of a plan is: status, steps with their results so far, and what you may do next.
 
-    There is no need to poll: what concerns you comes to your inbox.
+    There is no need to poll: what concerns you comes to your inbox. With `wait` it stays until the execution is over or
+    needs you; of a progressive one it tells meanwhile of each step that ends, if you give a progress token.
     """
     report = selectors.report_of_plan(caller, given.plan_id)
     return _not_begun(caller, given.plan_id) if report is None else _rendered(report)
+
+
+def _told(caller: Caller, given: FollowPlan) -> ExecutionTold:
+    told = selectors.told_of_plan(caller, given.plan_id, after=given.after)
+    return ExecutionTold(
+        execution_id=told.execution_id,
+        plan_id=given.plan_id,
+        status=told.status,
+        steps=[EndedStep(number=number, **result) for number, result in told.steps],
+        steps_complete=told.steps_complete,
+        steps_total=told.steps_total,
+    )
+
+
+def _begin(caller: Caller, given: FollowPlan) -> None:
+    _told(caller, given)
+
+
+@operation(
+    title="Follow an execution",
+    scope="plans",
+    routes=[Route("GET", f"{_STATUS}/stream")],
+    read_only=True,
+    tool=False,
+    waits=Waits(
+        topics=lambda caller, given: [execution_topic(caller.tenant_id, given.plan_id)],
+        found=lambda told: bool(told.steps),
+        worth_waking=lambda _, told: bool(told.steps),
+    ),
+    streams=Streams(
+        event="steps",
+        mark=lambda told: told.steps[-1].number,
+        resumes="after",
+        begin=_begin,
+        further=lambda given, told: FollowPlan(plan_id=given.plan_id, after=told.steps[-1].number),
+    ),
+)
+def follow_execution(caller: Caller, given: FollowPlan) -> ExecutionTold:
+    """Server-sent events: the steps of a plan's execution as they end, with what each came to.
+
+    Of a progressive execution an event named `steps` comes whenever some have ended; of another, one when all is over.
+    Its id is the number of the last one, so that a client that comes again with `Last-Event-ID` goes on without a gap or
+    a repetition. The last event has the execution's final status. It may begin before the execution does.
+    """
+    return _told(caller, given)
 
 
 @operation(
@@ -470,6 +582,7 @@ def _not_begun(caller: Caller, plan_id: str) -> ExecutionReport:
         execution_id=None,
         plan_id=plan.plan_id,
         status="not_started",
+        strategy=None,
         summary=f"{plan.document['intent']}: not begun.",
         results=[],
         report=None,
@@ -495,6 +608,7 @@ def _rendered(report: Report) -> ExecutionReport:
         execution_id=report.execution_id,
         plan_id=report.plan_id,
         status=report.status,
+        strategy=report.strategy,
         summary=report.summary,
         results=report.results,
         report=report.report,

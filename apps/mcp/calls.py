@@ -11,6 +11,9 @@ from mcp_types import (
     CallToolResult,
     ListToolsResult,
     PaginatedRequestParams,
+    ProgressNotification,
+    ProgressNotificationParams,
+    ProgressToken,
     TextContent,
     Tool,
     ToolAnnotations,
@@ -30,7 +33,7 @@ from apps.core.errors import (
     TooLarge,
     Unavailable,
 )
-from apps.core.operations import Operation, Reply
+from apps.core.operations import Operation, Progress, Reply
 from apps.core.schemas import parse
 from apps.core.threads import in_thread
 from apps.core.waiting import Wait, check_place
@@ -80,7 +83,8 @@ def call_tool(exchange: Exchange, params: CallToolRequestParams) -> CallToolResu
         if declared.waits and (patience := declared.patience(given)):
             check_place(exchange.caller)
             look = partial(_look, exchange, declared)
-            return Streamed(partial(_waited, declared, Wait(declared.waits, exchange.caller, given, look), patience))
+            wait = Wait(declared.waits, exchange.caller, given, look)
+            return Streamed(partial(_waited, declared, wait, patience, (params.meta or {}).get("progress_token")))
         return _succeeded(declared, operations.call(declared, exchange.caller, given))
     except DomainError as exc:
         return refused(exc)
@@ -90,16 +94,29 @@ async def _look(exchange: Exchange, declared: Operation, given: BaseModel) -> Re
     return await in_thread(lambda: operations.call(declared, exchange.renewed(), given))
 
 
-async def _waited(declared: Operation, wait: Wait, patience: float) -> Frames:
-    """What a tool answers after waiting, as the end of a stream."""
+async def _waited(declared: Operation, wait: Wait, patience: float, token: ProgressToken | None) -> Frames:
+    """What a tool answers after waiting, as the end of a stream; before it, to whom gave a token for it, how far it is."""
     try:
         async with aclosing(wait.answer(patience)) as answers:
             async for reply in answers:
-                yield None if reply is None else _succeeded(declared, reply)
+                if isinstance(reply, Reply):
+                    yield _succeeded(declared, reply)
+                elif reply is None:
+                    yield None
+                elif token is not None:
+                    yield _told(token, reply)
     except DomainError as exc:
         yield refused(exc)
     except APIException:  # only the credential is asked for again
         yield refused(Forbidden("The token is not valid any more."))
+
+
+def _told(token: ProgressToken, progress: Progress) -> ProgressNotification:
+    return ProgressNotification(
+        params=ProgressNotificationParams(
+            progress_token=token, progress=progress.done, total=progress.total, message=progress.message
+        )
+    )
 
 
 def tools() -> list[Operation]:

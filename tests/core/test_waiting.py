@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pytest_django import Settings
 
 from apps.core import cues, waiting
-from apps.core.operations import Reply, Streams, Waits
+from apps.core.operations import Progress, Reply, Streams, Waits
 from apps.core.waiting import Wait
 
 TOPIC = "test:waiting"
@@ -85,6 +85,7 @@ async def answers(
         tasks.start_soon(meanwhile)
         async with aclosing(shelf.wait.answer(patience)) as found:
             async for reply in found:
+                assert not isinstance(reply, Progress)
                 assert reply is None or isinstance(reply.output, Page)
                 heard.append(reply.output if reply else None)  # type: ignore[arg-type]  # a page, as asserted
         tasks.cancel_scope.cancel()
@@ -145,6 +146,35 @@ def test_a_wait_beats_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(beats) == {None}
 
 
+def test_how_far_it_is_is_told_once_for_each_step_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "LOOKING_EVERY", 0.05)
+    shelf = Shelf()
+    far = replace(
+        WAITS,
+        found=lambda page: page.things >= 3,
+        worth_waking=lambda _, page: page.things >= 3,
+        progress=lambda page: Progress(done=page.things, total=3, message=f"{page.things} are there"),
+    )
+
+    async def grow() -> None:
+        for things in (1, 2, 3):
+            await shelf.looked_at(shelf.looks + 2)
+            shelf.things = things
+
+    heard: list[Any] = []
+
+    async def story() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(grow)
+            async with aclosing(replace(shelf.wait, waits=far).answer(60)) as found:
+                heard.extend([told async for told in found])
+
+    run(story)
+    *told, reply = heard
+    assert [one.message for one in told] == ["1 are there", "2 are there", "3 are there"]
+    assert reply.output.things == 3
+
+
 class _Rivals:
     """Waiters of one shelf from which each takes what it is shown."""
 
@@ -164,7 +194,7 @@ class _Rivals:
     async def all_wait(self, meanwhile: Callable[[], Awaitable[None]], patience: float) -> None:
         async def one() -> None:
             async with aclosing(self.shelf.wait.answer(patience)) as found:
-                (reply,) = [reply async for reply in found if reply is not None]
+                (reply,) = [reply async for reply in found if isinstance(reply, Reply)]
             assert isinstance(reply.output, Page)
             self.given.append(reply.output.things)
 

@@ -118,5 +118,12 @@ def test_every_option_says_what_it_is_for(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit):
         call_command("issue_token", "--help")
     shown = " ".join(capsys.readouterr().out.split())
-    for words in ("who will act", "what the token may do", "may post receipts", "whose data", "know the token", "reports when"):
+    for words in (
+        "who will act",
+        "what the token may do",
+        "may post receipts",
+        "whose data",
+        "know the token",
+        "reports when",
+    ):
         assert words in shown

@@ -87,7 +87,7 @@ class WaitingView(OperationView):
     async def _given(self, declared: Operation, method: str) -> BaseModel:
         if method == "GET":
             query: str = self.request.META["QUERY_STRING"]
-            return parse_strings(declared.input, from_url(declared, query, self._resumed(declared)))
+            return parse_strings(declared.input, from_url(declared, query, self.kwargs | self._resumed(declared)))
         # Reads the body, which a thread may have to wait for.
         return parse(declared.input, await in_thread(partial(from_body, declared, self.request, self.kwargs)))
 
@@ -117,7 +117,7 @@ class WaitingView(OperationView):
 
 async def _answer(wait: Wait, patience: float) -> Reply:
     async with aclosing(wait.answer(patience)) as answers:
-        return [reply async for reply in answers if reply is not None][-1]
+        return [reply async for reply in answers if isinstance(reply, Reply)][-1]
 
 
 def _rendered(reply: Reply, route: Route) -> Response:

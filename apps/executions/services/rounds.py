@@ -17,13 +17,14 @@ from apps.executions.errors import UnknownStep
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.reports import Line
 from apps.executions.routing import Standing
-from apps.executions.states import Status, StepStatus
+from apps.executions.signals import execution_told
+from apps.executions.states import SETTLED, Status, StepStatus, Strategy
 from apps.principals.tenancy import Caller, on_behalf_of
 from apps.receipts.services import Poster, ReceiptDraft
 
 _STEP_FIELDS = [
     "status", "attempts", "call_expires_at", "repeatable", "retry_at", "task_id", "receipt_id", "envelope", "cost",
-    "started_at", "ended_at",
+    "started_at", "ended_at", "ended_nth",
 ]  # fmt: skip
 
 
@@ -82,6 +83,7 @@ class Round:
     def settle(self, step: ExecutionStep, status: StepStatus) -> None:
         step.move_to(status)
         step.ended_at = self.now
+        step.ended_nth = 1 + max((other.ended_nth or 0 for other in self.steps), default=0)
         step.retry_at = None
         self.touch(step)
 
@@ -116,6 +118,18 @@ class Round:
         if self._changed:
             ExecutionStep.objects.bulk_update(self._changed.values(), _STEP_FIELDS)
         self.execution.save()
+        if self._has_news:
+            execution = self.execution
+            hints.hint_on_commit(execution_told, tenant_id=execution.tenant_id, plan_id=execution.plan_id)
+
+    @property
+    def _has_news(self) -> bool:
+        """Is there something for whoever follows the execution: its end, a question, of a progressive one each step's end?"""
+        progressive = self.execution.strategy == Strategy.PROGRESSIVE
+        changed = self._changed.values()
+        return self.execution.is_final or any(
+            step.line.is_asked or (progressive and step.status in SETTLED) for step in changed
+        )
 
 
 def hint_on_commit(signal: Signal, execution: Execution) -> None:
