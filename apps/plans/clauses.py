@@ -81,6 +81,8 @@ class Span:
     number: int
     kind: str
     value: str
+    written: str = ""
+    """As it stands in the intent, with its quotation marks."""
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     doubtful: bool = False
@@ -105,6 +107,8 @@ class Clause:
     """Concepts that are values rather than matter: names, times."""
     masked: str = ""
     """The text with the kinds of what it names exactly in the place of their values."""
+    written: str = ""
+    """The text as it stands in the intent: with quotation marks, and with the word that rules it out."""
 
     @property
     def concepts(self) -> frozenset[str]:
@@ -132,7 +136,7 @@ def read(intent: str) -> Reading:
     """Cut an intent into its clauses."""
     masked, spans = _mask(unicodedata.normalize("NFC", intent))
     found = [piece for rough in _cut(masked) for piece in _prohibitions(rough)]
-    clauses = (_clause(text, ordered=ordered, forbidden=forbidden, spans=spans) for text, ordered, forbidden in found)
+    clauses = (_clause(text, ordered=ordered, ban=ban, spans=spans) for text, ordered, ban in found)
     kept = [clause for clause in clauses if clause.words or clause.spans]
     return Reading(tuple(_numbered(clause, number) for number, clause in enumerate(kept)), masked, spans)
 
@@ -166,6 +170,7 @@ def _numbered(clause: Clause, number: int) -> Clause:
         circumstance=clause.circumstance,
         values=clause.values,
         masked=clause.masked,
+        written=clause.written,
     )
 
 
@@ -183,14 +188,16 @@ def _mask(text: str) -> tuple[str, tuple[Span, ...]]:
         if value:
             out.append(f"\x02{len(spans)}\x03")
             doubtful = kind == "path" and _runs_into_word(text, end)
-            spans.append(Span(number=len(spans), kind=kind, value=value, doubtful=doubtful))
+            written = text[match.start() : end]
+            spans.append(Span(number=len(spans), kind=kind, value=value, written=written, doubtful=doubtful))
         else:
             out.append(text[match.start() : end])
         at = end
         if block is not None and block.start() < at:
             block = _BLOCK.search(text, at)
     if block is not None:
-        spans.append(Span(number=len(spans), kind="quoted", value=text[block.end() :].strip()))
+        value = text[block.end() :].strip()
+        spans.append(Span(number=len(spans), kind="quoted", value=value, written=value))
         return "".join([*out, text[at : block.end()], f"\x02{len(spans) - 1}\x03"]), tuple(spans)
     return "".join([*out, text[at:]]), tuple(spans)
 
@@ -268,18 +275,18 @@ def _stripped(text: str) -> str:
     return bare
 
 
-def _prohibitions(piece: tuple[str, bool]) -> Iterator[tuple[str, bool, bool]]:
+def _prohibitions(piece: tuple[str, bool]) -> Iterator[tuple[str, bool, str]]:
     text, ordered = piece
     ban = _NEVER.search(text)
     if ban is None:
-        yield text, ordered, False
+        yield text, ordered, ""
         return
     if text[: ban.start()].strip(" ,"):
-        yield text[: ban.start()], ordered, False
-    yield text[ban.end() :], False, True
+        yield text[: ban.start()], ordered, ""
+    yield text[ban.end() :], False, ban[0]
 
 
-def _clause(text: str, *, ordered: bool, forbidden: bool, spans: tuple[Span, ...]) -> Clause:
+def _clause(text: str, *, ordered: bool, ban: str, spans: tuple[Span, ...]) -> Clause:
     bare = _stripped(text)
     conditional = _CONDITION.search(bare) is not None
     spoken = words(_MASK.sub(" ", bare))
@@ -295,11 +302,12 @@ def _clause(text: str, *, ordered: bool, forbidden: bool, spans: tuple[Span, ...
         words=tuple(spoken),
         spans=tuple(_situated(bare, spans)),
         after_previous=ordered,
-        forbidden=forbidden,
+        forbidden=bool(ban),
         conditional=conditional,
         circumstance=family is None and _CIRCUMSTANCE.match(bare) is not None and not _has_verb(spoken),
         values=_values(bare, spoken),
         masked=_kinds(bare, spans),
+        written=f"{ban} {_MASK.sub(lambda match: spans[int(match[1])].written, bare)}".strip(),
     )
 
 
@@ -345,6 +353,7 @@ def _situated(text: str, spans: tuple[Span, ...]) -> Iterator[Span]:
             number=span.number,
             kind=span.kind,
             value=span.value,
+            written=span.written,
             before=tuple(before),
             after=tuple(after),
             doubtful=span.doubtful,

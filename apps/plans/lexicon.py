@@ -258,6 +258,9 @@ TEXTUAL: Final = frozenset(
 ASKING: Final = frozenset({"query", "prompt", "intent", "question", "topic", "instruction", "instructions", "goal"})
 """Params that hold the wish: the clause in its own words fills them."""
 
+WISHES: Final = frozenset({"intent", "instruction", "instructions", "goal"})
+"""Of these, params that hand the wish on to somebody who understands it: whatever it names exactly is a part of it."""
+
 PATHLIKE: Final = listed("""
     path paths file filename filepath dir directory folder repo repository root location source
     """)

@@ -137,6 +137,7 @@ class _Work:
         self.learned: float | None = None
         self.assumptions: list[str] = []
         self.served: frozenset[int] = frozenset()
+        self.homes: frozenset[int] = frozenset()
         self._next_key = 0
 
     def miss(self, kind: str, detail: str, **more: Any) -> None:
@@ -290,6 +291,7 @@ class _Work:
     def fill_all(self) -> None:
         """Fill every draft's params in order; put producers of what is missing before them."""
         wanted = self._to_do()
+        self.homes = frozenset(draft.clause.number for draft in self.drafts)
         self.drafts = [draft for draft in self.drafts if draft.done is not None]
         for draft in wanted:
             self._place(draft, depth=0)
@@ -335,6 +337,7 @@ class _Work:
             clause=draft.clause,
             clauses=asked,
             context=self.request.context,
+            wish=self._wish(draft.clause),
             sources=sources,
             spent=spent,
             delegation_path=self.request.delegation_path,
@@ -344,6 +347,13 @@ class _Work:
                 if (clause, tool_name) == (draft.clause.text, draft.tool.name)
             },
         )
+
+    def _wish(self, clause: Clause) -> str:
+        """What is to be served by the steps of a clause, in the words of the asker, for a tool that takes a wish."""
+        if self.homes <= {clause.number}:
+            return self.request.intent.strip()
+        ruled_out = [other.written for other in self.clauses if other.forbidden]
+        return "; ".join([clause.written, *ruled_out])
 
     def _source(self, draft: Draft) -> Source:
         about = frozenset(lexicon.concepts(draft.tool.name)) | frozenset(lexicon.concepts_of(draft.tool.outputs))

@@ -86,6 +86,8 @@ class Scene:
     clause: Clause
     clauses: tuple[Clause, ...]
     context: Mapping[str, Any]
+    wish: str
+    """What the step is to serve, as it was said: the whole intent, or the step's part of it and all that is ruled out."""
     sources: Sequence[Source] = ()
     spent: frozenset[int] = frozenset()
     delegation_path: tuple[str, ...] = ()
@@ -205,6 +207,17 @@ def _context_keys(slot: _Slot, context: Mapping[str, Any]) -> Iterator[str]:
     own = tuple(stem(word) for word in slot.tokens)
     for size in (len(own), 1):
         yield from (key for key in sorted(context) if tuple(stem(word) for word in words(key)) == own[-size:])
+
+
+def _from_whole_wish(slot: _Slot, scene: Scene, _filling: Filling) -> Filled | None:
+    """A param that hands the wish on takes it whole, with all that it names, unless what is for it is announced by its name."""
+    if not slot.is_text or slot.tokens[-1:] == () or slot.tokens[-1] not in lexicon.WISHES:
+        return None
+    named = [span for span in scene.clause.spans if span.kind == "quoted" and span.before[-1:] == slot.tokens[-1:]]
+    value = named[0].value if len(named) == 1 else scene.wish
+    if not slot.admits(value):
+        return None
+    return Filled(value=value, provenance={"source": "literal", "text": value[:200], "clause": scene.clause.number})
 
 
 def _from_own_matter(slot: _Slot, scene: Scene, filling: Filling) -> Filled | None:
@@ -517,6 +530,7 @@ def _texts(value: Any) -> Iterator[str]:
 _WAYS: Final[tuple[_Way, ...]] = (
     _from_path_of_delegation,
     _from_context,
+    _from_whole_wish,
     _from_own_matter,
     _from_strong_source,
     _from_own_clause,

@@ -232,6 +232,58 @@ def test_of_several_words_of_a_form_or_of_none_nothing_is_guessed(intent: str) -
         assert [(one["kind"], one.get("param")) for one in plan.missing] == [("param", "ticket_number")]
 
 
+def departments(**more: Any) -> Catalogue:
+    """Two who take a part of a wish in plain words, beside all other tools."""
+    takes = shape("intent", intent=STRING, **more)
+    research = tool("review_literature", "Review the literature on a subject.", takes, shape(summary=STRING))
+    code = tool("audit_code", "Audit the code of a service.", takes, shape(summary=STRING))
+    offers = (offer("research-dept", research, effects=["write"]), offer("code-dept", code, effects=["write"]))
+    return Catalogue(9, (*FULL.tools, research, code), (*FULL.offers, *offers))
+
+
+def wishes(intent: str, **more: Any) -> dict[str, Any]:
+    """What each department is asked for."""
+    plan = make_plan(intent, departments(), **more)
+    assert plan.missing is None
+    return {step.worker_id: (step.params or {})["intent"] for step in plan.steps if step.worker_id}
+
+
+@pytest.mark.parametrize(
+    "intent",
+    [
+        "Review the literature on 'recursive compression', mostly of 2024.",
+        "We have a workshop on Friday. Please review the literature on “recursive compression”",
+        "Review the literature on `recursive compression`, but do not use preprints",
+        "Review the literature in /srv/papers on 'recursive compression' and summarize it",
+    ],
+)
+def test_who_takes_the_whole_request_is_handed_it_in_its_own_words(intent: str) -> None:
+    assert wishes(intent) == {"research-dept": intent}
+
+
+def test_each_of_several_is_handed_its_part_of_the_request_and_all_that_is_ruled_out() -> None:
+    intent = "Review the literature on 'safety', then audit the code of the \"billing\" service without changing it"
+
+    assert wishes(intent) == {
+        "research-dept": "Review the literature on 'safety'; without changing it",
+        "code-dept": 'audit the code of the "billing" service; without changing it',
+    }
+
+
+def test_what_is_announced_as_the_wish_or_stands_in_the_context_is_the_wish() -> None:
+    announced = "Review the literature with the intent 'find proofs of safety'"
+    assert wishes(announced) == {"research-dept": "find proofs of safety"}
+    assert wishes("Review the literature on 'safety'", context={"intent": "Only theses"}) == {
+        "research-dept": "Only theses"
+    }
+
+
+def test_a_param_for_the_matter_takes_what_is_quoted_beside_one_for_the_wish() -> None:
+    plan = make_plan("Audit the code of the service 'billing'", departments(service_name=STRING))
+
+    assert plan.steps[0].params == {"intent": "Audit the code of the service 'billing'", "service_name": "billing"}
+
+
 def translators(**more: Any) -> Catalogue:
     """Two who translate, the cheaper one with a limit of its own."""
     cheap, dear = (replace(one, **(more if one.worker_id == "polyglot" else {})) for one in TRANSLATORS)
