@@ -328,7 +328,7 @@ def replan_plan(caller: Caller, given: Replan) -> Replanned:
         replaces=given.plan_id,
         status=made.document["status"],
         kept_steps=[step["step_id"] for step in made.document["steps"] if step.get("done")],
-        can_execute_now=made.can_execute_now,
+        can_execute_now=made.readiness.can_execute_now,
         receipt_id=made.receipt_id,
         receipt_uuid=str(made.receipt_uuid),
     )

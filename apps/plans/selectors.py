@@ -1,8 +1,9 @@
 """Questions about plans, and the registry as the planner sees it."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
@@ -122,12 +123,24 @@ def picture(plan_id: str, *, marks: Mapping[str, tuple[str, str]]) -> SafeString
     return drawing.graph(document, seen) + drawing.details(document)
 
 
-def can_execute_now(document: Mapping[str, Any]) -> bool:
-    """Can the plan be carried out, and has every worker that it names room for a call?"""
-    if document.get("status") != PlanStatus.READY:
-        return False
-    named = {step["worker_id"] for step in document["steps"] if step["step_type"] in WORKER_STEPS}
-    return named.isdisjoint(workers.unavailable_workers())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """What is true of a plan at the moment, and may not be in the next. So it stands beside the plan, never in it."""
+
+    can_execute_now: bool
+    """Can it be carried out, and has every worker that it needs room for all of its calls?"""
+    wait: timedelta
+    """How long calls have to wait for their workers' hours."""
+
+
+def readiness(document: Mapping[str, Any]) -> Readiness:
+    """Whether a plan can be carried out at once."""
+    to_do = [step for step in document["steps"] if step["step_type"] in WORKER_STEPS and not step.get("done")]
+    calls = Counter(step["worker_id"] for step in to_do)
+    waits = workers.waits_for_room(calls)
+    wait = max(waits.values(), default=timedelta(0))
+    is_ready = document.get("status") == PlanStatus.READY
+    return Readiness(can_execute_now=is_ready and waits.keys() == calls.keys() and not wait, wait=wait)
 
 
 def problems_of(document: object, *, tenant_id: int, principal_id: int) -> list[Problem]:

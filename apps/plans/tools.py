@@ -66,6 +66,7 @@ class CreatedPlan(Output):
     status: Literal["ready", "needs_escalation"]
     steps: list[dict[str, Any]]
     estimated_runtime_seconds: float
+    """What the plan says, and how long its calls wait just now, where workers have been sent what they take in an hour."""
     can_execute_now: bool
     """Is the plan ready, and has every worker in it room?"""
     receipt_id: str
@@ -160,8 +161,9 @@ def create_delegation_plan(caller: Caller, given: CreatePlan) -> CreatedPlan:
         plan_id=made.plan_id,
         status=made.document["status"],
         steps=made.document["steps"],
-        estimated_runtime_seconds=made.document["estimated_total_runtime_seconds"],
-        can_execute_now=made.can_execute_now,
+        estimated_runtime_seconds=made.document["estimated_total_runtime_seconds"]
+        + round(made.readiness.wait.total_seconds(), 3),
+        can_execute_now=made.readiness.can_execute_now,
         receipt_id=made.receipt_id,
         receipt_uuid=str(made.receipt_uuid),
     )
@@ -189,7 +191,7 @@ def get_plan(caller: Caller, given: OnePlan) -> FoundPlan:
         plan=dict(found.document),
         plan_id=found.plan_id,
         status=found.status.value,
-        can_execute_now=selectors.can_execute_now(found.document),
+        can_execute_now=selectors.readiness(found.document).can_execute_now,
         receipt_id=found.receipt_id,
         receipt_uuid=str(found.receipt_uuid),
     )

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -103,7 +103,7 @@ def test_a_plan_is_stored_with_its_steps_and_proved_by_a_ledger_receipt(as_kee: 
         "aggregate",
         "escalate",
     ]
-    assert made.can_execute_now
+    assert made.readiness.can_execute_now
     stored = selectors.plan(made.plan_id)
     assert stored.document == made.document
     assert stored.plan_hash == plan_hash(stored.document)
@@ -150,16 +150,36 @@ def test_unsigned_workers_with_effects_are_not_planned_for(as_kee: Caller) -> No
 
     assert made.document["status"] == "needs_escalation"
     assert made.document["missing"][0]["kind"] == "permission"
-    assert not made.can_execute_now
+    assert not made.readiness.can_execute_now
 
 
 def test_a_worker_that_leaves_is_planned_for_no_more_and_a_full_one_delays(as_kee: Caller) -> None:
     register_example_workers(as_kee)
     workers.heartbeat(caller=as_kee, worker_id="code-analyzer-001", status="healthy", current_load=1.0, available=False)
-    assert create(as_kee).can_execute_now is False
+    made = create(as_kee)
+    assert made.readiness.can_execute_now is False
 
     workers.unregister(caller=as_kee, worker_id="code-analyzer-001")
+    assert selectors.readiness(made.document).can_execute_now is False
     assert create(as_kee).document["status"] == "needs_escalation"
+
+
+def test_a_used_hour_delays_a_plan_and_is_told_beside_it_not_in_it(as_kee: Caller) -> None:
+    register_example_workers(as_kee)
+    now = datetime.now(UTC)
+    with database_time(now):
+        first = create(as_kee)
+        for _ in range(50):  # a hundred an hour, of which its tier allows half
+            workers.take_call(worker_id="code-analyzer-001")
+        full = create(as_kee)
+    share = timedelta(hours=1) / 50
+    with database_time(now + share):
+        again = create(as_kee)
+
+    assert first.readiness == selectors.Readiness(can_execute_now=True, wait=timedelta(0))
+    assert full.readiness == selectors.Readiness(can_execute_now=False, wait=share)
+    assert again.readiness == first.readiness
+    assert full.document["steps"] == first.document["steps"]
 
 
 def test_the_same_intent_and_epochs_give_the_same_plan_but_for_its_name_and_time(as_kee: Caller) -> None:

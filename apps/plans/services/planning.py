@@ -56,7 +56,7 @@ class MadePlan:
 
     plan_id: str
     document: Mapping[str, Any]
-    can_execute_now: bool
+    readiness: selectors.Readiness
     receipt_id: str
     receipt_uuid: UUID
 
@@ -116,7 +116,7 @@ def make(
     return MadePlan(
         plan_id=made.plan_id,
         document=document,
-        can_execute_now=selectors.can_execute_now(document),
+        readiness=selectors.readiness(document),
         receipt_id=receipt.receipt_id,
         receipt_uuid=receipt.uuid,
     )
