@@ -185,6 +185,8 @@ class Known:
     windows: Windows
     items: list[Remembered] = field(default_factory=list)
     conversation: Conversation | None = None
+    begins_at: datetime | None = None
+    """When the first of what is to be so, and is not among the items, will be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +200,7 @@ class Assembled:
 def assemble(known: Known, *, tenant_slug: str, now: datetime) -> Assembled:
     """The envelope as it is at this moment."""
     current = sorted(
-        ((item, _confidence(item, known.windows, now)) for item in known.items if _counts(item, known, now)),
+        ((item, _confidence(item, known, now)) for item in known.items if _counts(item, known, now)),
         key=lambda pair: (-pair[1], -pair[0].said_at.timestamp(), -pair[0].id),
     )
     hidden = known.constraints.anonymize_dates
@@ -239,7 +241,7 @@ def _counts(item: Remembered, known: Known, now: datetime) -> bool:
 
 def _changes(known: Known, now: datetime) -> Iterable[datetime]:
     """The moments after this one at which an item comes, goes or is a day older."""
-    moments: list[datetime] = []
+    moments: list[datetime] = [] if known.begins_at is None else [known.begins_at]
     keep = known.constraints.delete_after_days
     for item in known.items:
         age = max(now - item.said_at, timedelta(0))
@@ -251,8 +253,15 @@ def _changes(known: Known, now: datetime) -> Iterable[datetime]:
     return (moment for moment in moments if moment > now)
 
 
-def _confidence(item: Remembered, windows: Windows, now: datetime) -> float:
-    return faded(item.confidence, now - item.said_at, windows.days(item.type))
+def _confidence(item: Remembered, known: Known, now: datetime) -> float:
+    """How sure it is by now; where dates are given by the month, whenever in its month it was said."""
+    said_at = _end_of_month(item.said_at) if known.constraints.anonymize_dates else item.said_at
+    return faded(item.confidence, now - said_at, known.windows.days(item.type))
+
+
+def _end_of_month(moment: datetime) -> datetime:
+    begin = moment.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    return (begin + 31 * _DAY).replace(day=1)
 
 
 def _relational(known: Known, current: list[tuple[Remembered, float]], now: datetime, *, hidden: bool) -> Relational:

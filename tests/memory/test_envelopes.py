@@ -374,7 +374,9 @@ def test_an_envelope_is_made_by_index_only(as_kee: Caller) -> None:
     with connection.cursor() as cursor:
         cursor.execute(f"explain {sql.ENVELOPE}", given)
         plan = "\n".join(line for (line,) in cursor.fetchall())
-    for index in ("memory_subject_key_once", "memory_item_current", "memory_session_of_subject"):
+    for index in (
+        "memory_subject_key_once", "memory_item_current", "memory_item_beginning", "memory_session_of_subject",
+    ):  # fmt: skip
         assert index in plan
     assert "Seq Scan on memory_item" not in plan
     assert "Seq Scan on memory_session" not in plan
@@ -382,6 +384,34 @@ def test_an_envelope_is_made_by_index_only(as_kee: Caller) -> None:
 
 
 # Several subjects, several tenants.
+
+
+@pytest.mark.parametrize("later", [DAY, 11 * DAY, 40 * DAY])
+def test_nothing_shown_of_an_anonymized_item_tells_when_in_its_month_it_was_said(
+    as_kee: Caller, later: timedelta
+) -> None:
+    services.set_memory_policy(author=as_kee, fact_days=100, now=T0)
+    documents = []
+    month = T0.replace(day=1, hour=0, minute=0)
+    for subject_id, said_at in (("USER:a", month), ("USER:b", month + 31 * DAY - TICK)):
+        add(as_kee, subject_id, anonymize_dates=True)
+        remember(as_kee, "x", subject_id, now=said_at)
+        document = shown(as_kee, subject_id=subject_id, now=month + 31 * DAY + later, skip_cache=True)
+        documents.append({**document, "identity": None})
+    assert documents[0] == documents[1]
+    assert documents[0]["relational"]["confidence_score"] == pytest.approx(
+        0.8 * (1 - later / (100 * DAY) / 2), abs=1e-4
+    )
+
+
+def test_what_is_to_be_so_takes_no_place_from_what_is(as_kee: Caller) -> None:
+    add(as_kee)
+    remember(as_kee, "Is here")
+    for number in range(100):
+        remember(as_kee, f"Meets {number}", valid_from=T0 + 3 * DAY + number * TICK, now=T0 + timedelta(seconds=number))
+    assert facts(as_kee, now=T0 + DAY) == ["Is here"]
+    assert facts(as_kee, now=T0 + 3 * DAY) == ["Meets 0", "Is here"]
+    assert len(facts(as_kee, now=T0 + 4 * DAY)) == 100
 
 
 def test_two_subjects_of_a_tenant_are_told_apart(as_kee: Caller) -> None:

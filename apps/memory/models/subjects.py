@@ -115,6 +115,10 @@ class Item(TenantModel):
                 name="memory_item_current",
                 condition=Q(superseded_at=None),
             ),
+            # Serves sql.ENVELOPE: what is to be so, and from when on.
+            models.Index(
+                fields=["subject", "valid_from"], name="memory_item_beginning", condition=Q(superseded_at=None)
+            ),
             # Serves selectors.items(), the export, sql.EXPIRED_ITEMS and the removal of a subject.
             models.Index(fields=["subject", "said_at", "id"], name="memory_item_of_subject"),
             # Serves selectors.was_served() and has_said(): a text, whatever has become of it.

@@ -62,13 +62,15 @@ def _micros(moment: str) -> str:
     return f"(extract(epoch from {moment}) * 1000000)::bigint"
 
 
-# By the same indexes, then memory_item_current once for each type and memory_session_of_subject. Whom the subject is
-# not shared with gets no row. Hours, because a day of a calendar may have 23.
+# By the same indexes, then memory_item_current once for each type, memory_item_beginning and memory_session_of_subject.
+# Whom the subject is not shared with gets no row. Hours, because a day of a calendar may have 23.
 ENVELOPE: Final = f"""
 select s.id, s.key, s.rev, coalesce(p.rev, 0), s.display_name, s.learning_level, s.domains, s.preferences::text,
        s.memory_enabled, s.learn_patterns, coalesce(s.share_with, p.share_with), s.anonymize_dates, s.delete_after_days,
        coalesce(p.fact_days, {_DEFAULT.fact_days}), coalesce(p.pattern_days, {_DEFAULT.pattern_days}),
-       coalesce(p.narrative_days, {_DEFAULT.narrative_days}), items.found::text, talk.found::text
+       coalesce(p.narrative_days, {_DEFAULT.narrative_days}), items.found::text, talk.found::text,
+       (select {_micros("min(valid_from)")} from memory_item
+        where subject_id = s.id and superseded_at is null and valid_from > %(now)s)
 from memory_subject s
 left join memory_memorypolicy p on p.tenant_id = s.tenant_id
 left join lateral (
@@ -84,6 +86,7 @@ left join lateral (
         where tenant_id = s.tenant_id and subject_id = s.id and type = w.type and superseded_at is null
           and said_at > %(now)s::timestamptz - make_interval(hours => 24 * (w.days + 1))
           and (valid_to is null or valid_to > %(now)s)
+          and valid_from <= greatest(recorded_at, %(now)s)
         order by said_at desc, id desc
         limit {_MOST}
     ) i
@@ -118,9 +121,9 @@ def known(*, tenant_id: int, subject_id: str, viewer: str, now: datetime) -> Kno
         row = cursor.fetchone()
     if row is None:
         return None
-    pk, key, rev, policy_rev, display_name, learning_level, domains, preferences, *rules = row[:-5]
+    pk, key, rev, policy_rev, display_name, learning_level, domains, preferences, *rules = row[:-6]
     memory_enabled, learn_patterns, share_with, anonymize_dates, delete_after_days = rules
-    *days, items, talk = row[-5:]
+    *days, items, talk, begins_at = row[-6:]
     return Known(
         subject_pk=pk,
         subject_id=key,
@@ -140,6 +143,7 @@ def known(*, tenant_id: int, subject_id: str, viewer: str, now: datetime) -> Kno
         windows=Windows(fact_days=days[0], pattern_days=days[1], narrative_days=days[2]),
         items=[_item(one) for one in json.loads(items or "[]")],
         conversation=_conversation(json.loads(talk)) if talk else None,
+        begins_at=None if begins_at is None else _at(begins_at),
     )
 
 
