@@ -173,6 +173,38 @@ def test_who_may_not_know_a_subject_is_answered_as_if_there_were_none(as_kee: Ca
     assert (Item.objects.count(), rev(), Session.objects.count()) == (1, 2, 0)
 
 
+@pytest.mark.parametrize("sharing", ["own", "tenant's"])
+@pytest.mark.parametrize("speaks", [True, False])
+def test_who_may_no_longer_know_a_subject_finds_their_conversation_as_if_it_were_forgotten(
+    as_kee: Caller, tenant: Tenant, sharing: str, speaks: bool
+) -> None:
+    def known(lee: Caller) -> list[Any]:
+        """What somebody is told, and finds, of a conversation that goes on."""
+        begun = services.bootstrap(principal_id=lee.principal_id, tenant_id=lee.tenant_id, now=T0).sessions
+        if speaks:
+            services.store_observation(author=lee, text="Go on.", conversation_id="c", now=T0 + DAY)
+        session = services.record_session(principal=lee, conversation_id="c", tone="dry", now=T0 + DAY)
+        told = (session.title, session.tone, session.turns, session.subject, session.started_at)
+        after = services.bootstrap(principal_id=lee.principal_id, tenant_id=lee.tenant_id, now=T0 + DAY)
+        return [begun, told, after.sessions]
+
+    lee, mia = make_caller(tenant, "Lee"), make_caller(tenant, "Mia")
+    for who, subject_id in ((lee, ALICE), (mia, "USER:bob")):
+        add(as_kee, subject_id)
+        services.record_session(principal=who, conversation_id="c", subject_id=subject_id, title="of it", now=T0)
+        services.store_observation(author=who, text="I have a dog.", conversation_id="c", now=T0)
+    if sharing == "own":
+        change(as_kee, share_with=["Kee"])
+    else:
+        services.set_memory_policy(author=as_kee, share_with=["Kee"], now=T0)
+    services.forget(author=as_kee, subject_id="USER:bob", now=T0)
+    found = [known(lee), known(mia)]
+    assert found[0] == found[1]
+    # What was said with her is hers still, and nothing that was said since.
+    assert [hit.text for hit in selectors.recall("", caller=as_kee, subject_id=ALICE)] == ["I have a dog."]
+    assert envelope(as_kee).recent_context.session_summary is None
+
+
 # The same words.
 
 

@@ -16,7 +16,7 @@ MOST_TURNS: Final = 2**19 - 16
 class Session(TenantModel):
     """A conversation that an agent had, so that the next one can take up its thread; with a subject, or with nobody.
 
-    `turns` counts what was stored of it turn by turn.
+    `turns` counts what was stored of it turn by turn. One that is forgotten is the place where they were, and no more.
     """
 
     principal = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
@@ -28,6 +28,7 @@ class Session(TenantModel):
     topics = ArrayField(models.CharField(max_length=100), default=list)
     tone = models.CharField(max_length=100, blank=True)
     turns = models.PositiveIntegerField(db_default=0)
+    is_forgotten = models.BooleanField(db_default=False)
     started_at = models.DateTimeField()
     last_active_at = models.DateTimeField()
 

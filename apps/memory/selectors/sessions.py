@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.db.models import DurationField, ExpressionWrapper, F, Q, Value
+from django.db.models import DurationField, Exists, ExpressionWrapper, F, OuterRef, Q, Value
 
-from apps.memory.models import Session
+from apps.memory.models import MemoryPolicy, Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +22,21 @@ class Conversation:
 
 
 def recent_sessions(*, principal_id: int, now: datetime, limit: int = 10) -> list[Conversation]:
-    """A principal's latest conversations, newest first; those with subjects as far as they have settled that."""
+    """A principal's latest conversations, newest first; those with subjects as far as they have settled that.
+
+    A subject that is no longer shared with the principal has none, as one that was forgotten.
+    """
     kept = ExpressionWrapper(F("subject__delete_after_days") * Value(timedelta(days=1)), output_field=DurationField())
-    shown = Q(subject=None) | Q(subject__memory_enabled=True) & (
-        Q(subject__delete_after_days=None) | Q(last_active_at__gt=Value(now) - kept)
+    is_kept = Q(subject__delete_after_days=None) | Q(last_active_at__gt=Value(now) - kept)
+    withheld = MemoryPolicy.objects.filter(
+        ~Q(share_with__contains=[OuterRef("principal__name")]), tenant=OuterRef("tenant"), share_with__isnull=False
     )
-    sessions = Session.objects.filter(shown, principal_id=principal_id).order_by("-last_active_at", "-id")[:limit]
+    is_shared = Q(subject__share_with__contains=[F("principal__name")]) | (
+        Q(subject__share_with=None) & ~Exists(withheld)
+    )
+    shown = Q(subject=None) | Q(subject__memory_enabled=True) & is_kept & is_shared
+    rows = Session.objects.filter(shown, principal_id=principal_id, is_forgotten=False)
+    sessions = rows.order_by("-last_active_at", "-id")[:limit]
     return [
         Conversation(
             conversation_id=session.conversation_id,

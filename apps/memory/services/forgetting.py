@@ -191,7 +191,7 @@ def forget_sessions(numbers: Collection[int], /) -> int:
     for session in rows.filter(turns__gt=0):
         session.conversation_id = random_id("forgotten")
         session.platform = session.title = session.summary = session.tone = ""
-        session.topics, session.subject = [], None
+        session.topics, session.subject, session.is_forgotten = [], None, True
         session.save()
     rows.filter(turns=0).delete()
     return len(found)

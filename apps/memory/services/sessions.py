@@ -1,17 +1,17 @@
 """Conversations, as they go on."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from django.db import transaction
-from django.db.models import F
-from django.db.models.functions import Greatest, Least
+from django.db.models import Q
 
-from apps.memory import sql
+from apps.core.ids import random_id
+from apps.memory import selectors, sql
 from apps.memory.errors import ConversationFull
-from apps.memory.models import MOST_TURNS, Session
-from apps.memory.services.subjects import held_to_write, revised
+from apps.memory.models import MOST_TURNS, Session, Subject
+from apps.memory.services.subjects import revised, to_be_written
 from apps.principals.tenancy import Caller
 
 
@@ -33,31 +33,68 @@ def record_session(
     With a subject it is what envelopes of the subject call the recent context; what was said in it is recalled as about
     the subject from then on, and not else.
 
+    A conversation with a subject that is no longer shared with the principal is over, as if the subject had been
+    forgotten: another begins under its id.
+
     :raises UnknownSubject: if there is none of this id, or it is not shared with the principal.
     :raises MemoryDisabled: if the subject of the conversation wants nothing remembered.
     """
+    session = _held(principal, conversation_id, now)
+    # The session is held by now, so that its subject is known; subjects are the last that anybody takes.
+    subjects = _concerned(session, subject_id)
+    session = _unless_over(session, subjects, principal=principal, now=now)
+    since = None
+    if subject_id is not None:
+        named = next((subject for subject in subjects if subject.key == subject_id), None)
+        subject = to_be_written(named, principal, subject_id)
+        if session.subject_id != subject.pk:
+            since, session.subject = session.started_at, subject
+            if session.turns:
+                sql.move_passages(session.place_of(0), session.place_of(session.turns - 1), scope=subject.pk)
     given = {"platform": platform, "title": title, "summary": summary, "topics": topics, "tone": tone}
-    said = {name: list(value) if name == "topics" else value for name, value in given.items() if value is not None}
-    session, _ = Session.objects.update_or_create(
+    for name, value in given.items():
+        if value is not None:
+            setattr(session, name, list(value) if name == "topics" else value)
+    session.last_active_at = now
+    session.save()
+    for subject in subjects:
+        revised(subject, now, since=since)
+    return session
+
+
+def _held(principal: Caller, conversation_id: str, at: datetime) -> Session:
+    """The principal's conversation of this id, which begins if it is not known; nobody else changes it meanwhile."""
+    session, _ = Session.objects.select_for_update(of=("self",)).get_or_create(
         tenant_id=principal.tenant_id,
         principal_id=principal.principal_id,
         conversation_id=conversation_id,
-        defaults={**said, "last_active_at": now},
-        create_defaults={**said, "started_at": now, "last_active_at": now},
+        defaults={"started_at": at, "last_active_at": at},
     )
-    # The session is held by now, so that its subject is known; subjects are the last that anybody takes.
-    concerned = {key for key in (subject_id, session.subject.key if session.subject else None) if key is not None}
-    for key in sorted(concerned):
-        subject = held_to_write(principal, key)
-        since = None
-        if key == subject_id and session.subject_id != subject.pk:
-            since = session.started_at
-            session.subject = subject
-            session.save(update_fields=["subject"])
-            if session.turns:
-                sql.move_passages(session.place_of(0), session.place_of(session.turns - 1), scope=session.scope)
-        revised(subject, now, since=since)
     return session
+
+
+def _concerned(session: Session, subject_id: str | None = None) -> list[Subject]:
+    """The subject of a conversation, and the one that it is to have, held in the order of their ids."""
+    if session.subject_id is None and subject_id is None:
+        return []
+    rows = Subject.objects.filter(Q(pk=session.subject_id) | Q(key=subject_id), tenant_id=session.tenant_id)
+    return list(rows.order_by("key").select_for_update(no_key=True))
+
+
+def _unless_over(session: Session, subjects: Iterable[Subject], *, principal: Caller, now: datetime) -> Session:
+    """The conversation, or another in its place if it is with a subject that is no longer shared with the principal.
+
+    :raises MemoryDisabled: if the subject wants nothing remembered.
+    """
+    subject = next((subject for subject in subjects if subject.pk == session.subject_id), None)
+    if subject is None:
+        return session
+    if selectors.may_know(subject, principal):
+        to_be_written(subject, principal, subject.key)
+        return session
+    conversation_id, session.conversation_id = session.conversation_id, random_id("over")
+    session.save(update_fields=["conversation_id"])
+    return _held(principal, conversation_id, now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,28 +106,21 @@ class Turn:
 
 
 def take_turn(*, principal: Caller, conversation_id: str, at: datetime) -> Turn:
-    """Take the next turn of the principal's conversation, which begins with it if it is not known.
+    """Take the next turn of the principal's conversation, which begins with it if it is not known, or is over.
 
     Turns of a conversation are given one after the other: who takes one is waited for until it has committed.
 
     :raises ConversationFull: if there is none left.
-    :raises UnknownSubject: if the conversation is with a subject that is no longer shared with the principal.
     :raises MemoryDisabled: if it is with a subject that wants nothing remembered.
     """
-    session, _ = Session.objects.get_or_create(
-        tenant_id=principal.tenant_id,
-        principal_id=principal.principal_id,
-        conversation_id=conversation_id,
-        defaults={"started_at": at, "last_active_at": at},
-    )
-    taken = Session.objects.filter(pk=session.pk, turns__lt=MOST_TURNS).update(
-        turns=F("turns") + 1,
-        started_at=Least("started_at", at),
-        last_active_at=Greatest("last_active_at", at),
-    )
-    if not taken:
+    session = _held(principal, conversation_id, at)
+    subjects = _concerned(session)
+    session = _unless_over(session, subjects, principal=principal, now=at)
+    if session.turns >= MOST_TURNS:
         raise ConversationFull(f"The conversation {conversation_id[:60]!r} takes no more turns; begin another.")
-    session.refresh_from_db(fields=["turns", "subject"])
-    if session.subject is not None:
-        revised(held_to_write(principal, session.subject.key), at)
+    session.turns += 1
+    session.started_at, session.last_active_at = min(session.started_at, at), max(session.last_active_at, at)
+    session.save(update_fields=["turns", "started_at", "last_active_at"])
+    for subject in subjects:
+        revised(subject, at)
     return Turn(session=session, place=session.place_of(session.turns - 1))

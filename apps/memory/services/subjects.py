@@ -125,7 +125,15 @@ def held_to_write(author: Caller, subject_id: str) -> Subject:
     :raises UnknownSubject: if there is none, or it is not shared with the author.
     :raises MemoryDisabled: if it wants nothing remembered.
     """
-    subject = held(author, subject_id)
+    return to_be_written(held(author, subject_id), author, subject_id)
+
+
+def to_be_written(subject: Subject | None, author: Caller, subject_id: str) -> Subject:
+    """The subject, if something may be remembered of it by the author.
+
+    :raises UnknownSubject: if there is none, or it is not shared with the author.
+    :raises MemoryDisabled: if it wants nothing remembered.
+    """
     if subject is None or not selectors.may_know(subject, author):
         raise selectors.unknown(subject_id)
     if not subject.memory_enabled:
