@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from apps.core.outbound import Unreachable
 from apps.core.sql import database_now
+from apps.principals.models import Principal
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.workers import deriving, selectors, services
 from apps.workers.endpoints import ListedTool
@@ -182,6 +183,47 @@ def test_a_quarantined_worker_is_not_asked(as_kee: Caller, shouter: McpServer) -
 
     assert services.probe() == 0
     assert not shouter.asked
+
+
+def test_a_worker_of_a_disabled_principal_is_offline_and_not_asked_until_that_is_enabled(
+    as_kee: Caller, shouter: McpServer
+) -> None:
+    move_clock(timedelta(0))
+    find(as_kee, shouter)
+    register(as_kee, make_manifest("beating"))
+    services.probe()
+    beat(as_kee)
+    shouter.asked.clear()
+    owner = Principal.objects.filter(pk=as_kee.principal_id)
+    owner.update(disabled_at=database_now())
+
+    services.mark_late()
+
+    assert {one.worker.worker_id: one.worker.state for one in selectors.workers(available_only=False)} == {
+        "loud": "offline",
+        "beating": "offline",
+    }
+    assert events()[-1] == "ready to offline: Kee is disabled"
+    assert state_after(services.PROBE_BEATING_EVERY) == "offline"
+    assert not shouter.asked
+    owner.update(disabled_at=None)
+    assert beat(as_kee) == "ready"
+
+
+def test_a_found_worker_of_a_principal_that_is_enabled_again_is_asked_at_once(
+    as_kee: Caller, shouter: McpServer
+) -> None:
+    move_clock(timedelta(0))
+    find(as_kee, shouter)
+    services.probe()
+    owner = Principal.objects.filter(pk=as_kee.principal_id)
+    owner.update(disabled_at=database_now())
+    services.mark_late()
+    assert state_after(services.PROBE_EVERY) == "offline"
+
+    owner.update(disabled_at=None)
+
+    assert state_after(timedelta(0)) == "ready"
 
 
 def test_a_worker_that_is_released_is_asked_at_once(as_kee: Caller, shouter: McpServer) -> None:

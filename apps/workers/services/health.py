@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from django.db import transaction
+from django.db.models import Q
 
 from apps.core.sql import database_now
 from apps.principals.scopes import Scope
@@ -59,16 +60,22 @@ def heartbeat(*, caller: Caller, worker_id: str, status: str, current_load: floa
 
 @transaction.atomic
 def mark_late() -> int:
-    """Call workers degraded whose heartbeat is late, and offline those that have fallen silent. Runs as the system.
+    """Call workers degraded whose heartbeat is late, and offline those that have fallen silent, or whose principal has been
+    disabled, so that nobody answers for them. Runs as the system.
 
-    Those that never send one are known by probes alone.
+    Those that never send a heartbeat are known by probes alone.
     """
     now = database_now()
-    late = Worker.objects.registered().filter(beats=True, last_heartbeat_at__lt=now - LATE_AFTER)
-    late = late.exclude(state__in=[State.OFFLINE, State.QUARANTINED]).light()
+    late = Q(beats=True, last_heartbeat_at__lt=now - LATE_AFTER) | Q(principal__disabled_at__isnull=False)
+    standing = Worker.objects.registered().exclude(state__in=[State.OFFLINE, State.QUARANTINED])
+    found = standing.filter(late).select_related("principal").light().order_by("id")
     moved = []
-    for worker in late.select_for_update(skip_locked=True).order_by("id"):
-        if move(worker, known_state(worker, now), "no heartbeat", now):
+    for worker in found.select_for_update(skip_locked=True, of=("self",)):
+        if worker.principal.disabled_at is None:
+            has_moved = move(worker, known_state(worker, now), "no heartbeat", now)
+        else:
+            has_moved = move(worker, State.OFFLINE, f"{worker.principal.name} is disabled", now)
+        if has_moved:
             worker.save(update_fields=["state"])
             moved.append(worker.tenant_id)
     advance(moved)

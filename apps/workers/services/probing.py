@@ -47,7 +47,8 @@ def probe() -> int:
 def _claims() -> list[_Claim]:
     with acting_as_system(_WHY):
         now = database_now()
-        due = Worker.objects.registered().light().exclude(state=State.QUARANTINED).filter(probe_at__lte=now)
+        due = Worker.objects.registered().light().exclude(state=State.QUARANTINED)
+        due = due.filter(probe_at__lte=now, principal__disabled_at=None)
         chosen = in_turn(due, by="probe_at")
         held = list(due.filter(pk__in=chosen).select_for_update(skip_locked=True, of=("self",)))
         Worker.objects.filter(pk__in=[worker.pk for worker in held]).update(
