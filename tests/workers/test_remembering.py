@@ -363,7 +363,8 @@ def test_an_old_signature_gives_no_trust_back(as_kee: Caller) -> None:
         ({"manifest": {"worker_id": "code-analyzer-001"}}, "no manifest"),
         ({"manifest": make_manifest("somebody-else")}, "no manifest"),
         ({"manifest": make_manifest(endpoint="https://10.0.0.1/mcp")}, "endpoint"),
-        ({"registered_by": "nobody"}, "no principal"),
+        ({"registered_by": "nobody", "registered_by_key": None}, "no principal 'nobody'"),
+        ({"registered_by_key": 2**62}, "no principal 'Kee'"),
     ],
 )
 def test_what_memory_holds_wrongly_is_left_out_and_named(
@@ -468,6 +469,17 @@ def test_a_found_worker_comes_back_as_one_of_which_no_heartbeat_is_expected(as_k
         "loud": "ready",
         "beating": "offline",
     }
+
+
+def test_a_worker_comes_back_to_its_principal_by_whatever_name_that_goes_now(tenant: Tenant, as_kee: Caller) -> None:
+    register(as_kee, make_manifest())
+    services.remember()
+    Principal.objects.filter(pk=as_kee.principal_id).update(name="Kea")
+    make_caller(tenant, "Kee")
+
+    lose_and_restore(as_kee)
+
+    assert Worker.objects.get().principal_id == as_kee.principal_id
 
 
 def test_a_worker_that_left_stays_away(as_kee: Caller) -> None:

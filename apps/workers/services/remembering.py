@@ -210,6 +210,7 @@ def _described(worker: Worker, manager: str) -> dict[str, Any]:
         "unregistered_at": None if left is None else left.isoformat(),
         "managed_by_delegate": manager,
         "registered_by": worker.principal.name,
+        "registered_by_key": worker.principal_id,
         "announces_itself": worker.beats,
         "manifest": worker.manifest,
     }
@@ -219,7 +220,7 @@ def _restore(tenant_id: int, worker_id: str | None, concept: Concept, *, quarant
     owner = concept.metadata.get("registered_by")
     if worker_id is None or not isinstance(owner, str):
         return Restored(worker_id=worker_id or concept.name, tier=None, reason="memory holds no manifest of it")
-    principal = Principal.objects.filter(tenant_id=tenant_id).named(owner).select_related("tenant").first()
+    principal = _principal(tenant_id, owner, concept.metadata.get("registered_by_key"))
     if principal is None:
         return Restored(worker_id=worker_id, tier=None, reason=f"there is no principal {owner[:100]!r}")
     away = _why_away(concept, principal)
@@ -233,6 +234,12 @@ def _restore(tenant_id: int, worker_id: str | None, concept: Concept, *, quarant
     if quarantined:
         return _keep_out(worker, away)
     return Restored(worker_id=worker_id, tier=worker.effective_tier, reason=worker.tier_reason)
+
+
+def _principal(tenant_id: int, name: str, key: object) -> Principal | None:
+    """Who registered a worker: by its key, for its name may have become somebody else's."""
+    known = Principal.objects.filter(tenant_id=tenant_id).select_related("tenant")
+    return known.filter(pk=key).first() if isinstance(key, int) else known.named(name).first()
 
 
 def _keep_out(worker: Worker, away: str | None) -> Restored:
