@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import transaction
 
 from apps.core.sql import database_now
 from apps.memory import services as memory
@@ -16,7 +17,7 @@ from apps.principals import services as principals
 from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in, on_behalf_of
-from apps.workers import selectors, services, ticks
+from apps.workers import errors, selectors, services, ticks
 from apps.workers.models import Offer, Place, Worker, WorkerEvent
 from apps.workers.services import remembering
 from tests.factories import make_caller
@@ -433,7 +434,7 @@ def test_a_worker_in_quarantine_that_was_away_stays_in_quarantine_when_it_comes_
     ((_, tier, reason),) = lose_and_restore(as_kee)
 
     why = "it had left" if leaves else "its principal 'Kee' is disabled"
-    assert (tier, reason) == (None, f"{why}, and stays in quarantine")
+    assert (tier, reason) == (None, why)
     assert selectors.workers(available_only=False) == []
     owner.update(disabled_at=None)
     assert register(as_kee, make_manifest("bad")).worker.state == "quarantined"
@@ -449,7 +450,7 @@ def test_the_worker_of_a_principal_that_is_disabled_stays_away(tenant: Tenant, a
     restored = lose_and_restore(as_kee)
 
     assert ("theirs", None, "its principal 'rival' is disabled") in restored
-    assert list(Worker.objects.values_list("worker_id", flat=True)) == ["mine"]
+    assert list(Worker.objects.registered().values_list("worker_id", flat=True)) == ["mine"]
 
 
 def test_a_found_worker_comes_back_as_one_of_which_no_heartbeat_is_expected(as_kee: Caller, shouter: McpServer) -> None:
@@ -482,13 +483,84 @@ def test_a_worker_comes_back_to_its_principal_by_whatever_name_that_goes_now(ten
     assert Worker.objects.get().principal_id == as_kee.principal_id
 
 
-def test_a_worker_that_left_stays_away(as_kee: Caller) -> None:
+def test_a_worker_that_left_stays_away_and_what_it_was_signed_with_stays_void(tenant: Tenant, as_kee: Caller) -> None:
+    move_clock(timedelta(0))
+    key = make_key()
+    enroll(as_kee, key)
+    manifest = signed(make_manifest(), key, validity=timedelta(days=7))
+    register(as_kee, manifest)
+    services.unregister(caller=as_kee, worker_id="code-analyzer-001")
+    move_clock(timedelta(days=6))
+
+    assert lose_and_restore(as_kee) == [("code-analyzer-001", None, "it had left")]
+
+    assert selectors.workers(available_only=False) == []
+    with pytest.raises(errors.SignatureReplayed), transaction.atomic():
+        register(as_kee, manifest)
+    rival = make_caller(tenant, "rival", Kind.WORKER)
+    with acting_as(rival), pytest.raises(errors.SignatureReplayed), transaction.atomic():
+        register(rival, manifest)
+
+
+def test_a_worker_that_left_longer_ago_than_a_signature_lasts_is_not_brought_back(as_kee: Caller) -> None:
+    move_clock(timedelta(0))
     register(as_kee, make_manifest())
     services.unregister(caller=as_kee, worker_id="code-analyzer-001")
     services.remember()
-    lose_the_registry()
+    move_clock(timedelta(days=7, seconds=1))
 
-    assert services.restore(tenant_id=as_kee.tenant_id) == []
+    assert lose_and_restore(as_kee) == []
+    assert not Worker.objects.exists()
+
+
+@pytest.mark.parametrize("left", ["yesterday", 7, "2026-01-01T00:00:00"])
+def test_a_worker_of_which_memory_can_not_say_when_it_left_has_left(as_kee: Caller, left: object) -> None:
+    register(as_kee, make_manifest())
+    services.remember()
+    concept = Concept.objects.get(name="code-analyzer-001")
+    concept.metadata["unregistered_at"] = left
+    concept.save()
+
+    assert lose_and_restore(as_kee) == [("code-analyzer-001", None, "it had left")]
+
+
+def test_what_was_signed_before_an_unsigned_manifest_does_not_come_back_by_way_of_a_rebuild(as_kee: Caller) -> None:
+    key = make_key()
+    enroll(as_kee, key)
+    manifest = signed(make_manifest(), key)
+    register(as_kee, manifest)
+    services.unregister(caller=as_kee, worker_id="code-analyzer-001")
+    register(as_kee, make_manifest())
+
+    lose_and_restore(as_kee)
+
+    with pytest.raises(errors.SignatureReplayed), transaction.atomic():
+        register(as_kee, manifest)
+
+
+@pytest.mark.parametrize(("revoked", "again"), [(False, True), (True, False)])
+def test_a_worker_whose_signature_has_ended_meanwhile_is_told_to_register_anew(
+    as_kee: Caller, *, revoked: bool, again: bool
+) -> None:
+    move_clock(timedelta(0))
+    key = make_key()
+    enroll(as_kee, key)
+    register(as_kee, signed(make_manifest(), key))
+    services.remember()
+    move_clock(timedelta(hours=2))
+    lose_the_registry()
+    if revoked:
+        services.revoke_key(tenant_id=as_kee.tenant_id, key_id="bundled", why="stolen")
+    services.restore(tenant_id=as_kee.tenant_id)
+
+    beaten = services.heartbeat(
+        caller=as_kee, worker_id="code-analyzer-001", status="healthy", current_load=0, available=True
+    )
+
+    assert beaten.register_again is again
+    move_clock(timedelta(seconds=1))
+    if again:
+        assert register(as_kee, signed(make_manifest(), key)).worker.effective_tier == "verified"
 
 
 def test_the_look_for_what_memory_does_not_know_goes_by_its_index(as_kee: Caller) -> None:

@@ -26,13 +26,13 @@ from apps.principals.selectors import principal_named
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller, acting_in, on_behalf_of
 from apps.workers import selectors
-from apps.workers.errors import BadSignature
+from apps.workers.errors import BadSignature, KeyRevoked
 from apps.workers.models import Worker
 from apps.workers.services.quarantining import quarantine
 from apps.workers.services.registering import register
 from apps.workers.services.rows import take_out
 from apps.workers.shapes import RegisterWorker
-from apps.workers.signing import CLOCK_SKEW
+from apps.workers.signing import CLOCK_SKEW, LONGEST_VALIDITY
 from apps.workers.states import State
 
 CONCEPT: Final = "worker"
@@ -75,14 +75,15 @@ def restore(*, tenant_id: int) -> list[Restored]:
     Each in a transaction of its own: who registers meanwhile holds its worker before the registry's row.
 
     A restored worker is ready until its heartbeat is late, or, if it was found, until it does not answer. Where its signature
-    no longer holds, it comes back untrusted; where it was in quarantine, in quarantine, also if it had left.
+    no longer holds, it comes back untrusted; where it was in quarantine, in quarantine. One that had left, but not so long ago
+    that no signature of it could count any more, comes back as one that has left, and so does that of a disabled principal.
     """
     with acting_in(tenant_id, _WHY):
         quarantined = memories.concepts_told_of(QUARANTINES)
         remembered = [
             concept
             for concept in memories.concepts_of_type(CONCEPT)
-            if concept.metadata.get("unregistered_at") is None or concept.pk in quarantined
+            if concept.pk in quarantined or not _left_before(concept, database_now() - LONGEST_VALIDITY)
         ]
     restored = []
     for concept in remembered:
@@ -223,17 +224,19 @@ def _restore(tenant_id: int, worker_id: str | None, concept: Concept, *, quarant
     principal = _principal(tenant_id, owner, concept.metadata.get("registered_by_key"))
     if principal is None:
         return Restored(worker_id=worker_id, tier=None, reason=f"there is no principal {owner[:100]!r}")
-    away = _why_away(concept, principal)
-    if away is not None and not quarantined:
-        return Restored(worker_id=worker_id, tier=None, reason=away)
     try:
         worker = _registered(on_behalf_of(principal), concept.metadata)
     except (DomainError, ValidationError) as refusal:
         reason = refusal.detail if isinstance(refusal, DomainError) else "what memory holds is no manifest"
         return Restored(worker_id=worker_id, tier=None, reason=reason)
     if quarantined:
-        return _keep_out(worker, away)
-    return Restored(worker_id=worker_id, tier=worker.effective_tier, reason=worker.tier_reason)
+        worker = quarantine(tenant_id=tenant_id, worker_id=worker_id, why="it was before the rebuild")
+    away = _why_away(concept, principal)
+    if away is None:
+        return Restored(worker_id=worker_id, tier=worker.effective_tier, reason=worker.tier_reason)
+    now = database_now()
+    take_out(worker, away, now, void_until=now + CLOCK_SKEW)
+    return Restored(worker_id=worker_id, tier=None, reason=away)
 
 
 def _principal(tenant_id: int, name: str, key: object) -> Principal | None:
@@ -242,14 +245,12 @@ def _principal(tenant_id: int, name: str, key: object) -> Principal | None:
     return known.filter(pk=key).first() if isinstance(key, int) else known.named(name).first()
 
 
-def _keep_out(worker: Worker, away: str | None) -> Restored:
-    """Put a worker into quarantine that has just come back, and out again if it was away."""
-    kept = quarantine(tenant_id=worker.tenant_id, worker_id=worker.worker_id, why="it was before the rebuild")
-    if away is None:
-        return Restored(worker_id=kept.worker_id, tier=kept.effective_tier, reason=f"{kept.tier_reason}; in quarantine")
-    now = database_now()
-    take_out(kept, away, now, void_until=now + CLOCK_SKEW)
-    return Restored(worker_id=kept.worker_id, tier=None, reason=f"{away}, and stays in quarantine")
+def _left_before(concept: Concept, moment: datetime) -> bool:
+    left = concept.metadata.get("unregistered_at")
+    try:
+        return left is not None and datetime.fromisoformat(left) < moment
+    except (TypeError, ValueError):
+        return False
 
 
 def _why_away(concept: Concept, principal: Principal) -> str | None:
@@ -259,11 +260,22 @@ def _why_away(concept: Concept, principal: Principal) -> str | None:
 
 
 def _registered(owner: Caller, remembered: Mapping[str, Any]) -> Worker:
+    """The worker, registered again. Which signatures of it were void nobody knows any more: beside the one that memory holds,
+    only those count that are made from now on.
+    """
     original = RegisterWorker.model_validate(remembered["manifest"]).model_dump(mode="json", exclude_unset=True)
     was_found = remembered.get("announces_itself") is False
+    may_return = False
     try:
         with transaction.atomic():
-            return register(caller=owner, original=original, found=was_found).worker
-    except BadSignature:
+            worker = register(caller=owner, original=original, found=was_found).worker
+    except BadSignature as refusal:
+        may_return = not isinstance(refusal, KeyRevoked)
         trust = {name: value for name, value in original.get("trust", {}).items() if name == "tier"}
-        return register(caller=owner, original={**original, "trust": trust}, found=was_found).worker
+        worker = register(caller=owner, original={**original, "trust": trust}, found=was_found).worker
+    if worker.signed_at is None:
+        worker.void_until = database_now()
+        # Its heartbeats are told to register anew, as where trust has ended.
+        worker.trust_ends_at = worker.void_until if may_return else None
+        worker.save(update_fields=["void_until", "trust_ends_at"])
+    return worker

@@ -1,7 +1,8 @@
 """Register again what memory knows of workers and the registry has lost.
 
 Each is judged as if it registered now: what its signature grants counts only while the signature holds, and a worker whose
-signature has ended comes back untrusted, until it registers by itself. Workers that the registry knows are left alone.
+signature has ended comes back untrusted, until it registers by itself. Who was in quarantine stays there, and who had left, or
+belongs to a disabled principal, stays away. Workers that the registry knows are left alone.
 """
 
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
