@@ -14,6 +14,9 @@ _FINDING_TEXT: Final = 500
 _CONFIDENCE: Final = 0.8
 _DOMAIN: Final = 100
 _LEARNED: Final = 2_000
+# Of an escalation: the longest intent, as a plan takes it, and the longest name.
+_INTENT: Final = 20_000
+_NAME: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,13 +73,18 @@ def failed(
     ended_at: datetime,
     task_id: str | None = None,
     run_id: str | None = None,
+    escalation: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The envelope of a step that has none and won't have one."""
+    """The envelope of a step that has none and won't have one.
+
+    :param escalation: what its worker asks to be taken on by somebody else.
+    """
     return {
         **_head(origin, "failed"),
         "async_task_id": task_id,
         "provenance": _provenance(started_at, ended_at, run_id),
         "error": {"code": code, "message": message[:2_000], "retryable": retryable},
+        **({} if escalation is None else {"escalation": dict(escalation)}),
     }
 
 
@@ -113,6 +121,20 @@ def recommended(result: Any) -> dict[str, Any] | None:
         "observation": learned[:_LEARNED],
         "reasoning": reasoning[:_LEARNED],
         "confidence": float(confidence),
+    }
+
+
+def escalated(result: Any) -> dict[str, Any] | None:
+    """What a result with the status `needs_escalation` asks somebody else to take on, where it is of its form."""
+    if not isinstance(result, Mapping) or result.get("status") != "needs_escalation":
+        return None
+    asked = result.get("escalation")
+    if not isinstance(asked, Mapping) or not 0 < len(_said(asked, "intent")) <= _INTENT:
+        return None
+    return {
+        "message": (_said(result, "message") or _said(asked, "intent"))[:_LEARNED],
+        "intent": _said(asked, "intent"),
+        "suggested_delegate": _said(asked, "suggested_delegate")[:_NAME] or None,
     }
 
 

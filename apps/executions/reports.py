@@ -25,6 +25,11 @@ class Line:
     envelope: dict[str, Any] | None
 
     @property
+    def escalation(self) -> dict[str, Any] | None:
+        """What its worker asks somebody else to take on."""
+        return (self.envelope or {}).get("escalation")
+
+    @property
     def is_asked(self) -> bool:
         """Does it wait for its owner's answer?"""
         return self.status == StepStatus.AWAITING and self.step_type in {StepType.AGGREGATE, StepType.ESCALATE}
@@ -102,7 +107,12 @@ def next_actions(ref: str, status: Status, lines: Sequence[Line]) -> list[str]:
             if ((line.envelope or {}).get("promotion_recommendation") or {}).get("promote")
         ] or ["Store what was learned with memory_store."]
     if status in {Status.FAILED, Status.BUDGET_EXCEEDED}:
-        found.append("Plan again, without what failed or with another budget.")
+        found += [
+            f"Plan again, with {line.escalation['suggested_delegate'] or 'somebody else'} in its place: "
+            f"replan_plan({(line.envelope or {})['plan_id']}, {line.step_id})."
+            for line in lines
+            if line.escalation
+        ] or ["Plan again, without what failed or with another budget."]
     return found
 
 

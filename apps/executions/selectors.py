@@ -87,9 +87,8 @@ class Report:
     def escalation(self) -> dict[str, Any] | None:
         """What a step of this execution asks somebody else to take on."""
         for line in self.lines:
-            asked = (line.envelope or {}).get("escalation")
-            if asked:
-                return dict(asked)
+            if line.escalation:
+                return dict(line.escalation)
         return None
 
 

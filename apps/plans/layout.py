@@ -15,6 +15,16 @@ from apps.plans.ranking import Candidate
 from apps.plans.slots import Filling, Ref
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedOn:
+    """A part of the intent whose worker has asked for another to take it on."""
+
+    clause: int
+    intent: str
+    """What is asked of the other, in the words of the first."""
+    worker_id: str
+
+
 @dataclass(slots=True, kw_only=True)
 class Draft:
     """A step in the making."""
@@ -30,6 +40,8 @@ class Draft:
     choice: Choice | None = None
     asked: bool = True
     """Does a clause ask for it, or does it only feed another step?"""
+    handed_on: HandedOn | None = None
+    """Another worker has named who is to do it."""
     done: Step | None = None
     """It has run under the plan before, as this step."""
 

@@ -19,10 +19,10 @@ from apps.plans.choosing import Choice, Memo, choose_tools
 from apps.plans.clauses import Clause, read
 from apps.plans.documents import WORKER_STEPS, Plan, PlanStatus, Step, StepType
 from apps.plans.history import KEPT
-from apps.plans.layout import Draft, Layout, plain, resolved
+from apps.plans.layout import Draft, HandedOn, Layout, plain, resolved
 from apps.plans.offers import Priority, choose, lacks_room, payload_bytes
 from apps.plans.ranking import Candidate, Ranker
-from apps.plans.slots import Scene, Source, fill, source_path
+from apps.plans.slots import Scene, Source, fill, source_path, takes_wish
 from apps.plans.suggestions import POSSIBLE, Suggested
 from apps.plans.validation import Limits, validate
 
@@ -37,6 +37,8 @@ _CHAIN_DEPTH: Final = 2
 _LINKED: Final = 0.5
 _NEAREST: Final = 5
 _CEILING: Final = 0.95
+_NAMED: Final = 0.7
+"""How likely a tool is whose worker another one has named."""
 _DOUBT: Final = 0.03
 _BINDING_KINDS: Final = frozenset({"path", "url", "email"})
 
@@ -64,6 +66,7 @@ class Revision:
     """Tools of workers that are not used again: worker_id, tool_name, reason."""
     away: frozenset[str] = frozenset()
     """Workers that cannot be reached just now."""
+    handed_on: HandedOn | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,13 +155,15 @@ class _Work:
             return
         self._set_aside()
         self._take_over()
+        self._hand_on()
         begun = bool(self.drafts)
         choice = self._choice(begun=begun)
-        self.drafts += [
+        chosen = [
             self._draft(one.tool, one.clause, one.p, one.alternatives)
             for one in choice.chosen
             if not self._is_done(one.clause, one.tool)
         ]
+        self._put_in(chosen)
         self.wishes, self.rejected, self.learned = choice.wishes, choice.rejected, choice.confidence
         self.assumptions.extend(f"{said} {clause.text[:200]}" for said, clause in choice.remarks)
         for clause, found in choice.unmatched:
@@ -173,6 +178,16 @@ class _Work:
                 "The request names nothing that a registered tool does.",
                 clause=self.request.intent[:2000],
             )
+
+    def _put_in(self, chosen: Sequence[Draft]) -> None:
+        """After what is done, in the order that was chosen; what was handed on stands where it was asked for."""
+        handed_on = [draft for draft in self.drafts if draft.handed_on]
+        self.drafts = [draft for draft in self.drafts if not draft.handed_on]
+        for draft in chosen:
+            while handed_on and handed_on[0].clause.number < draft.clause.number:
+                self.drafts.append(handed_on.pop(0))
+            self.drafts.append(draft)
+        self.drafts += handed_on
 
     def _choice(self, *, begun: bool) -> Choice:
         """What is chosen, or was for just such a request."""
@@ -199,6 +214,31 @@ class _Work:
             self.drafts.append(draft)
         served = {one.step.clause for one in self.revision.done if one.step.clause is not None}
         self.served = frozenset(served) - self.revision.open_clauses
+
+    def _hand_on(self) -> None:
+        """A worker that another has named takes on what that one could not do, if it may be used and takes a wish."""
+        one = self.revision.handed_on if self.revision else None
+        if one is None or one.clause >= len(self.clauses):
+            return
+        asked = read(one.intent).clauses[:1]
+        able = [tool for tool in self._tools_of(one.worker_id) if takes_wish(tool)]
+        if not asked or not able:
+            return
+        near = {tool.uid: self.ranker.probability(asked[0], tool.uid) for tool in able}
+        best = min(able, key=lambda tool: (-near[tool.uid], tool.uid))
+        draft = self._draft(best, self.clauses[one.clause], max(near[best.uid], _NAMED))
+        draft.handed_on = one
+        self.drafts.append(draft)
+        self.served |= {one.clause}
+        self.assumptions.append(f"{one.worker_id} is asked, as was suggested: {one.intent[:200]}")
+
+    def _tools_of(self, worker_id: str) -> list[Tool]:
+        uids = sorted(self.catalogue.tools_of(worker_id))
+        return [
+            self.catalogue.by_uid[uid]
+            for uid in uids
+            if any(offer.worker_id == worker_id for offer in self.catalogue.open_offers(uid))
+        ]
 
     def _take_suggested(self, clause: Clause, found: Sequence[Candidate]) -> bool:
         """Of the tools that are possible anyway a model may name the one that is meant, if it changes nothing."""
@@ -307,7 +347,9 @@ class _Work:
     def _account_for_spans(self) -> None:
         """Whatever the request names exactly must be used by some step, or the plan is not what was asked for."""
         used = list(_strings(draft.filling.params for draft in self.drafts))
-        spans = [span for clause in self.clauses if not clause.forbidden for span in clause.spans]
+        handed_on = {draft.clause.number for draft in self.drafts if draft.handed_on}
+        asked = [clause for clause in self.clauses if not clause.forbidden and clause.number not in handed_on]
+        spans = [span for clause in asked for span in clause.spans]
         for span in spans:
             if any(span.value in text for text in used):
                 continue
@@ -338,6 +380,7 @@ class _Work:
             clauses=asked,
             context=self.request.context,
             wish=self._wish(draft.clause),
+            handed_on=draft.handed_on.intent if draft.handed_on else None,
             sources=sources,
             spent=spent,
             delegation_path=self.request.delegation_path,
@@ -452,7 +495,7 @@ class _Work:
         spent = 0.0
         for place, draft in enumerate(todo):
             size = payload_bytes(resolved(draft.filling.params, numbers))
-            offers = self.catalogue.open_offers(draft.tool.uid)
+            offers = self._offers(draft)
             reasons = [lacks_room(one, payload_bytes=size, calls=calls[one.worker_id] + 1) for one in offers]
             able = [one for one, reason in zip(offers, reasons, strict=True) if reason is None]
             if not able:
@@ -465,6 +508,12 @@ class _Work:
             )
             calls[draft.choice.offer.worker_id] += 1
             spent += draft.choice.cost
+
+    def _offers(self, draft: Draft) -> Sequence[Offer]:
+        """Who may run a step: of what was handed on to somebody, nobody else."""
+        offers = self.catalogue.open_offers(draft.tool.uid)
+        named = draft.handed_on.worker_id if draft.handed_on else None
+        return offers if named is None else [one for one in offers if one.worker_id == named]
 
     def _affordable(self, offers: Sequence[Offer], spent: float, later: Sequence[Draft]) -> Sequence[Offer]:
         """Those that leave enough for what comes later at its cheapest; all of them, where none does."""
@@ -533,7 +582,7 @@ class _Work:
     def _partial(self, draft: Draft) -> dict[str, Any]:
         if draft.done is not None:
             return draft.done.document()
-        offers = self.catalogue.open_offers(draft.tool.uid)
+        offers = self._offers(draft)
         choice = choose(offers, salt=self.salt, priority=self.request.priority)
         first = self.revision.after if self.revision else 0
         numbers = {

@@ -88,6 +88,8 @@ class Scene:
     context: Mapping[str, Any]
     wish: str
     """What the step is to serve, as it was said: the whole intent, or the step's part of it and all that is ruled out."""
+    handed_on: str | None = None
+    """What another worker asks of this one in the place of that."""
     sources: Sequence[Source] = ()
     spent: frozenset[int] = frozenset()
     delegation_path: tuple[str, ...] = ()
@@ -116,6 +118,10 @@ class _Slot:
     @property
     def is_array(self) -> bool:
         return "array" in self.types
+
+    @property
+    def is_wish(self) -> bool:
+        return self.is_text and bool(self.tokens) and self.tokens[-1] in lexicon.WISHES
 
     @property
     def is_pointer(self) -> bool:
@@ -151,6 +157,11 @@ def fill(tool: Tool, scene: Scene) -> Filling:
                 _put(slot, way(slot, scene, filling), filling)
     filling.missing = [name for name in tool.required if name not in filling.params]
     return filling
+
+
+def takes_wish(tool: Tool) -> bool:
+    """Has a tool a param that hands the wish on?"""
+    return any(_slot(tool, name).is_wish for name in tool.inputs)
 
 
 def source_path(tool: Tool, param: str, source: Source) -> tuple[str, ...] | None:
@@ -211,8 +222,12 @@ def _context_keys(slot: _Slot, context: Mapping[str, Any]) -> Iterator[str]:
 
 def _from_whole_wish(slot: _Slot, scene: Scene, _filling: Filling) -> Filled | None:
     """A param that hands the wish on takes it whole, with all that it names, unless what is for it is announced by its name."""
-    if not slot.is_text or slot.tokens[-1:] == () or slot.tokens[-1] not in lexicon.WISHES:
+    if not slot.is_wish:
         return None
+    if scene.handed_on is not None:
+        return (
+            Filled(value=scene.handed_on, provenance={"source": "escalation"}) if slot.admits(scene.handed_on) else None
+        )
     named = [span for span in scene.clause.spans if span.kind == "quoted" and span.before[-1:] == slot.tokens[-1:]]
     value = named[0].value if len(named) == 1 else scene.wish
     if not slot.admits(value):

@@ -404,3 +404,115 @@ def test_a_step_is_done_only_if_an_execution_has_its_result(team: Caller) -> Non
 
     with pytest.raises(NotExecutable):
         carry_out(team, again.plan_id)
+
+
+@pytest.fixture
+def departments(kee: Caller, server: WorkerServer) -> Caller:
+    """Two who each take a wish of their subject."""
+    for worker_id, tool, does in (
+        ("research-dept", "review_literature", "Review the literature on a subject."),
+        ("code-dept", "audit_code", "Audit the code of a service."),
+    ):
+        takes = {"type": "object", "properties": {"intent": {"type": "string"}}, "required": ["intent"]}
+        with kee.acting():
+            workers.register(
+                caller=kee,
+                original={
+                    "worker_id": worker_id,
+                    "endpoint": server.endpoint,
+                    "tools": [{"name": tool, "description": does, "input_schema": takes}],
+                    "hints": {"expected_runtime": "fast"},
+                    "side_effects": NOTHING,
+                },
+            )
+    return kee
+
+
+REVIEW = "Review the literature on 'safety'"
+
+
+def escalation(**more: Any) -> dict[str, Any]:
+    return {
+        "status": "needs_escalation",
+        "message": "The proofs are code",
+        "escalation": {"intent": "Run them", **more},
+    }
+
+
+def test_what_a_department_escalates_is_planned_onto_the_sibling_that_it_names(
+    departments: Caller, server: WorkerServer
+) -> None:
+    server.escalations[REVIEW] = escalation(suggested_delegate="code-dept")
+    made = make(departments, REVIEW)
+    failed = carry_out(departments, made.plan_id)
+
+    told = report(departments, failed)
+    assert (told.status, told.steps[0].status) == ("failed", "failed")
+    assert told.results[0]["error"] == {
+        "code": "needs_escalation",
+        "message": "The proofs are code",
+        "retryable": False,
+    }
+    assert told.escalation == {
+        "message": "The proofs are code",
+        "intent": "Run them",
+        "suggested_delegate": "code-dept",
+    }
+    assert told.next_actions == [f"Plan again, with code-dept in its place: replan_plan({made.plan_id}, step-1)."]
+
+    again = replan(departments, made.plan_id, failed_step="step-1")
+
+    (step,) = [one for one in again.document["steps"] if one.get("worker_id")]
+    assert (step["worker_id"], step["tool_name"], step["params"]) == ("code-dept", "audit_code", {"intent": "Run them"})
+    assert (step["provenance"], step["clause"]) == ({"intent": {"source": "escalation"}}, 0)
+    assert "code-dept is asked, as was suggested: Run them" in again.document["assumptions"]
+    done = report(departments, carry_out(departments, again.plan_id))
+    assert (done.status, done.summary) == ("complete", "Audited: Run them.")
+
+
+def test_what_is_handed_on_stands_among_the_other_parts_where_it_was_asked_for(
+    departments: Caller, server: WorkerServer
+) -> None:
+    register(departments, server.endpoint, "echoer", "echo")
+    server.escalations[REVIEW] = escalation(suggested_delegate="code-dept")
+    made = make(departments, f"Echo 'hello', then {REVIEW}, then echo 'goodbye'")
+    assert list(worker_steps(made).values()) == [("echoer", False), ("research-dept", False), ("echoer", False)]
+    carry_out(departments, made.plan_id)
+
+    again = replan(departments, made.plan_id, failed_step="step-2")
+
+    assert list(worker_steps(again).values()) == [("echoer", True), ("code-dept", False), ("echoer", False)]
+
+
+@pytest.mark.parametrize("named", [None, "nobody-known", "research-dept", "quiet"])
+def test_where_nobody_usable_is_named_the_part_is_planned_as_after_any_failure(
+    departments: Caller, server: WorkerServer, named: str | None
+) -> None:
+    register(departments, server.endpoint, "quiet", "hush")
+    server.escalations[REVIEW] = escalation(suggested_delegate=named)
+    made = make(departments, REVIEW)
+    carry_out(departments, made.plan_id)
+
+    again = replan(departments, made.plan_id, failed_step="step-1")
+
+    assert again.document["status"] == "needs_escalation"
+    assert "it failed before: The proofs are code" in again.document["missing"][0]["detail"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"status": "needs_escalation"},
+        {"status": "needs_escalation", "escalation": {"suggested_delegate": "code-dept"}},
+        {"status": "complete", "escalation": {"intent": "Run them"}},
+    ],
+)
+def test_an_answer_that_asks_nobody_for_anything_is_a_result(
+    departments: Caller, server: WorkerServer, answer: dict[str, Any]
+) -> None:
+    server.escalations[REVIEW] = answer
+
+    execution = carry_out(departments, make(departments, REVIEW).plan_id)
+
+    assert statuses(departments, execution)["step-1"] == "complete"
+    assert report(departments, execution).escalation is None

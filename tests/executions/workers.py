@@ -32,6 +32,8 @@ class WorkerServer:
     entered: threading.Event = field(default_factory=threading.Event)
     jobs: dict[str, dict[str, Any]] = field(default_factory=dict)
     """What `get_count_status` answers of a job, by its id; one that is not here is unknown."""
+    escalations: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What the two tools that take an intent answer to it; else they say that it is done."""
     counted: dict[str, Any] = field(default_factory=dict)
     """What `get_count_result` answers."""
 
@@ -51,6 +53,7 @@ class WorkerServer:
         self.gate.clear()
         self.entered.clear()
         self.jobs.clear()
+        self.escalations.clear()
         self.counted = {"summary": "Counted to 3", "numbers": [1, 2, 3]}
 
 
@@ -65,6 +68,14 @@ def _server(seen: WorkerServer) -> MCPServer[Any]:  # noqa: C901  # a list of sm
     @server.tool()
     def tell(text: str, caused_by_receipt_id: str) -> dict[str, Any]:
         return {"text": text, "caused_by_receipt_id": caused_by_receipt_id}
+
+    @server.tool()
+    def review_literature(intent: str) -> dict[str, Any]:
+        return seen.escalations.get(intent, {"summary": f"Reviewed: {intent}"})
+
+    @server.tool()
+    def audit_code(intent: str) -> dict[str, Any]:
+        return seen.escalations.get(intent, {"summary": f"Audited: {intent}"})
 
     @server.tool()
     def shout(text: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """How a step of each type begins. Worker steps are only claimed here: who calls out does so after the commit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any, Final
@@ -11,13 +11,15 @@ from apps.executions.errors import WorkerUnavailable
 from apps.executions.models import ExecutionStep
 from apps.executions.services import announcing
 from apps.executions.services.rounds import Round
-from apps.executions.states import Mode, Status, StepStatus, StepType, Strategy
+from apps.executions.states import WORKER_STEPS, Mode, Status, StepStatus, StepType, Strategy
 from apps.principals.scopes import Kind
 from apps.workers.errors import WorkerRateLimited
 
 CLAIM: Final = timedelta(seconds=10)
 """How long a claim stands without a sign of life; a crash delays a step by no more."""
 MAX_CLAIMS: Final = 8
+NEEDS_ESCALATION: Final = "needs_escalation"
+"""The code of a step whose worker says that somebody else has to do it."""
 RECEIPTS_EVERY: Final = timedelta(seconds=2)
 
 
@@ -185,7 +187,19 @@ def succeed(
     summary: str | None = None,
     run_id: str | None = None,
 ) -> None:
-    """The step has its result."""
+    """The step has its result, unless that says that somebody else has to do it."""
+    asked = envelopes.escalated(result) if step.step_type in WORKER_STEPS else None
+    if asked is not None:
+        fail(
+            work,
+            step,
+            code=NEEDS_ESCALATION,
+            message=asked["message"],
+            retryable=False,
+            run_id=run_id,
+            escalation=asked,
+        )
+        return
     step.envelope = envelopes.complete(
         step.origin,
         result=result,
@@ -200,7 +214,14 @@ def succeed(
 
 
 def fail(
-    work: Round, step: ExecutionStep, *, code: str, message: str, retryable: bool, run_id: str | None = None
+    work: Round,
+    step: ExecutionStep,
+    *,
+    code: str,
+    message: str,
+    retryable: bool,
+    run_id: str | None = None,
+    escalation: Mapping[str, Any] | None = None,
 ) -> None:
     """The step will have none. What it means for the others is routing's affair."""
     step.envelope = envelopes.failed(
@@ -212,6 +233,7 @@ def fail(
         ended_at=work.now,
         task_id=step.task_ref,
         run_id=run_id,
+        escalation=escalation,
     )
     work.settle(step, StepStatus.FAILED)
     if step.critical and work.execution.strategy == Strategy.ESCALATE:

@@ -1,7 +1,9 @@
 """A plan that failed is planned again: what is done stays done, and the rest is looked for elsewhere."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 from django.db import transaction
 
@@ -12,7 +14,7 @@ from apps.executions.services.rounds import Round
 from apps.executions.states import WORKER_STEPS, Status, StepStatus
 from apps.plans import selectors as plans
 from apps.plans import services as planning
-from apps.plans.services import MadePlan, Replacement
+from apps.plans.services import Escalation, MadePlan, Replacement
 from apps.principals.tenancy import Caller
 
 
@@ -55,6 +57,13 @@ def _with_what_happened(work: Round, replacement: Replacement) -> Replacement:
     return replace(
         replacement,
         reason=replacement.reason or error.get("message", "") or "no reason given",
+        escalation=_escalation((failed.envelope if failed else None) or {}),
         worker_is_out=bool(error.get("retryable")),
         caused_by=replacement.caused_by or work.execution.terminal_receipt_id,
     )
+
+
+def _escalation(envelope: Mapping[str, Any]) -> Escalation | None:
+    asked = envelope.get("escalation") or {}
+    suggested = asked.get("suggested_delegate")
+    return None if suggested is None else Escalation(intent=asked["intent"], worker_id=suggested)

@@ -4,9 +4,10 @@ from apps.plans.services.arranging import set_delegate
 from apps.plans.services.asking import asks_a_model, suggestions
 from apps.plans.services.lessons import go_back, learn, record_outcome, take_over_history, unlearn
 from apps.plans.services.planning import MadePlan, PlanRequest, create_plan, sketch
-from apps.plans.services.replanning import Replacement, abandon_expired, replan, take_up
+from apps.plans.services.replanning import Escalation, Replacement, abandon_expired, replan, take_up
 
 __all__ = [
+    "Escalation",
     "MadePlan",
     "PlanRequest",
     "Replacement",

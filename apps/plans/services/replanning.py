@@ -14,6 +14,7 @@ from apps.plans import planner, selectors
 from apps.plans.catalogue import Tool
 from apps.plans.documents import WORKER_STEPS, Step, StepType
 from apps.plans.errors import NoTool, PlanReplaced, StepDone, UnknownStep
+from apps.plans.layout import HandedOn
 from apps.plans.models import Plan, WaitingPlan
 from apps.plans.offers import Priority
 from apps.plans.services.planning import SOURCE, MadePlan, PlanRequest, make
@@ -28,12 +29,21 @@ _MOST_FAILURES: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Escalation:
+    """What the worker of a step can't do, in its words, and which worker it says can."""
+
+    intent: str
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Replacement:
     """Which step of a plan failed and why, and what is to be otherwise. All else is as it was asked for."""
 
     plan_id: str
     failed_step: str
     reason: str
+    escalation: Escalation | None = None
     worker_is_out: bool = False
     """Nothing else of the worker is planned with either."""
     context: Mapping[str, Any] = field(default_factory=dict)
@@ -123,7 +133,16 @@ def _revision(
         ),
         failed=(*before, new)[-_MOST_FAILURES:],
         away=frozenset({failed["worker_id"]} if replacement.worker_is_out else ()),
+        handed_on=_handed_on(failed, replacement.escalation),
     )
+
+
+def _handed_on(failed: Mapping[str, Any], escalation: Escalation | None) -> HandedOn | None:
+    """A step that no part of the intent asked for is not handed on: what it fed is planned for otherwise."""
+    clause = failed.get("clause")
+    if escalation is None or clause is None:
+        return None
+    return HandedOn(clause=clause, intent=escalation.intent, worker_id=escalation.worker_id)
 
 
 def _tools(steps: Collection[Mapping[str, Any]]) -> dict[str, Tool]:
