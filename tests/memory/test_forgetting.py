@@ -22,6 +22,7 @@ from apps.memory.errors import ForgottenOnRequest, UnknownMemory, UnknownSubject
 from apps.memory.models import EnvelopeLoaded, Forgotten, Item, Observation, Passage, Session, Subject
 from apps.memory.states import ItemType
 from apps.memory.tools.shapes import SubjectId
+from apps.memory.tools.subjects import ExportSubject, export_subject
 from apps.plans import services as plans
 from apps.plans.services import PlanRequest
 from apps.principals.models import Tenant, TenantModel
@@ -375,6 +376,39 @@ def test_much_is_forgotten_in_as_many_statements_as_little(as_kee: Caller) -> No
     assert statements[1] <= statements[0]
     # One of the texts of each, and both times the subject.
     assert Forgotten.objects.count() == 2_000 + 1
+
+
+# Before it is forgotten.
+
+
+def test_an_export_holds_whatever_forgetting_its_subject_erases_by_its_key(as_kee: Caller) -> None:
+    add(as_kee, display_name=f"{CANARY} 1", preferences={f"{CANARY} 2": f"{CANARY} 3"}, domains=[f"{CANARY} 4"])
+    remember(as_kee, f"{CANARY} 5", slot=f"{CANARY} 6", source=f"{CANARY} 7")
+    remember(as_kee, f"{CANARY} 8", slot=f"{CANARY} 6")
+    services.record_session(
+        principal=as_kee, conversation_id="c", subject_id=ALICE, title=f"{CANARY} 9", topics=[f"{CANARY} 10"], now=T0
+    )
+    talk(as_kee, f"{CANARY} 11", speaker=f"{CANARY} 12", metadata={"said": f"{CANARY} 13"}, domain=f"{CANARY} 14")
+    talk(as_kee, "of nobody", conversation_id="of nobody")
+    exported = json.dumps(selectors.export(Subject.objects.get()), default=str)
+    assert [number for number in range(1, 15) if f'"{CANARY} {number}"' not in exported] == []
+    assert "of nobody" not in exported
+
+
+def test_a_long_export_goes_on_turn_by_turn_to_its_end(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selectors, "TURNS_AT_ONCE", 2)
+    monkeypatch.setattr("apps.memory.selectors.subjects.TURNS_AT_ONCE", 2)
+    add(as_kee)
+    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0)
+    for number in range(5):
+        talk(as_kee, f"turn {number}")
+    first = page = export_subject(as_kee, ExportSubject(subject_id=ALICE))
+    told = [turn["text"] for turn in page.turns]
+    while page.next_turns_after is not None:
+        page = export_subject(as_kee, ExportSubject(subject_id=ALICE, turns_after=page.next_turns_after))
+        told += [turn["text"] for turn in page.turns]
+    assert told == [f"turn {number}" for number in range(5)]
+    assert (len(first.sessions), page.sessions) == (1, [])
 
 
 # The sweep.

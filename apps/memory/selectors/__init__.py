@@ -7,6 +7,7 @@ from apps.memory.selectors.observations import observation_of
 from apps.memory.selectors.recalling import Hit, recall, to_the_month
 from apps.memory.selectors.sessions import Conversation, recent_sessions
 from apps.memory.selectors.subjects import (
+    TURNS_AT_ONCE,
     Policy,
     export,
     has_said,
@@ -17,6 +18,7 @@ from apps.memory.selectors.subjects import (
     may_know,
     policy,
     subject_of,
+    turns,
     unknown,
     was_served,
 )
@@ -24,6 +26,7 @@ from apps.memory.sql import LOOKED_AT
 
 __all__ = [
     "LOOKED_AT",
+    "TURNS_AT_ONCE",
     "Conversation",
     "Embedding",
     "Hit",
@@ -48,6 +51,7 @@ __all__ = [
     "recent_sessions",
     "subject_of",
     "to_the_month",
+    "turns",
     "unknown",
     "was_served",
 ]

@@ -12,7 +12,7 @@ from django.db.models.functions import Least
 from apps.core.sealing import keyed_digest, keyed_digests
 from apps.memory.decay import Windows
 from apps.memory.errors import UnknownMemory, UnknownSubject
-from apps.memory.models import EnvelopeLoaded, Forgotten, Item, MemoryPolicy, Session, Subject
+from apps.memory.models import EnvelopeLoaded, Forgotten, Item, MemoryPolicy, Observation, Session, Subject
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 
@@ -134,8 +134,14 @@ def _joined(parts: tuple[str | bytes, ...]) -> bytes:
     return b"".join(hashlib.sha256(part).digest() for part in raw)
 
 
+TURNS_AT_ONCE: Final = 1_000
+
+
 def export(subject: Subject) -> dict[str, Any]:
-    """All that is stored about a subject: itself, every item with its history, sessions, and who was given envelopes."""
+    """All that is stored about a subject: itself, every item with its history, sessions, and who was given envelopes.
+
+    With the first :data:`TURNS_AT_ONCE` of what was said in these sessions; see :func:`turns`.
+    """
     return {
         "subject": {
             name: getattr(subject, name)
@@ -165,4 +171,18 @@ def export(subject: Subject) -> dict[str, Any]:
             .order_by("pk")
             .values("rev", "loaded_at", viewer_name=F("viewer__name"))
         ),
+        "turns": turns(subject),
     }  # fmt: skip
+
+
+def turns(subject: Subject, *, after: int = 0) -> list[dict[str, Any]]:
+    """What was said in sessions with a subject, in the order in which it was stored: so much at once.
+
+    :param after: only what was stored after the observation of this number.
+    """
+    rows = Observation.objects.filter(session__subject=subject, pk__gt=after).exclude(text="").order_by("pk")
+    shown = rows.values(
+        "id", "speaker", "text", "domain", "confidence", "evidence", "metadata", "occurred_at", "recorded_at",
+        "superseded_at", "superseded_by", author_name=F("author__name"), conversation_id=F("session__conversation_id"),
+    )  # fmt: skip
+    return [dict(row) for row in shown[:TURNS_AT_ONCE]]

@@ -159,6 +159,15 @@ class Export(Output):
     items: list[dict[str, Any]]
     sessions: list[dict[str, Any]]
     envelopes_loaded: list[dict[str, Any]]
+    turns: list[dict[str, Any]]
+    """What was said in its sessions, in the order in which it was stored; a thousand at once."""
+    next_turns_after: int | None
+    """Ask for the next thousand with this; null: that was all."""
+
+
+class ExportSubject(OfSubject):
+    turns_after: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+    """Only the next turns: `next_turns_after` of the answer before. All else is in the first answer."""
 
 
 @operation(
@@ -167,10 +176,18 @@ class Export(Output):
     routes=[Route("GET", "/api/v1/subjects/{subject_id}/export")],
     read_only=True,
 )
-def export_subject(caller: Caller, given: OfSubject) -> Export:
-    """Everything that is stored about a subject, as JSON: itself, each item with its history, its sessions, and to whom
-    envelopes of it were given."""
-    return Export.model_validate(selectors.export(selectors.subject_of(given.subject_id, viewer=caller)))
+def export_subject(caller: Caller, given: ExportSubject) -> Export:
+    """Everything that is stored about a subject, as JSON: itself, each item with its history, its sessions, what was said
+    in them, and to whom envelopes of it were given."""
+    subject = selectors.subject_of(given.subject_id, viewer=caller)
+    if given.turns_after is None:
+        found = selectors.export(subject)
+    else:
+        found = {"subject": {}, "items": [], "sessions": [], "envelopes_loaded": []}
+        found["turns"] = selectors.turns(subject, after=given.turns_after)
+    turns = found["turns"]
+    following = turns[-1]["id"] if len(turns) == selectors.TURNS_AT_ONCE else None
+    return Export.model_validate({**found, "next_turns_after": following})
 
 
 class MemoryPolicyOutput(Output):
