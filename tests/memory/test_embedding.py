@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
+from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
@@ -390,3 +392,52 @@ def test_no_index_is_asked_for_where_few_vectors_are(kee: Caller, embedder: Remo
     ticks.run("memory.embed_memories")
     with acting_as_system("test"):
         assert sql.vectors_held(named("").mark) == (False, 1, 0)
+
+
+# Without pgvector.
+
+
+@pytest.fixture
+def without_pgvector(transactional_db: None) -> Iterator[None]:
+    """The database as PostgreSQL is by itself; the one who may change that is the embedded server's superuser."""
+    given = {**connection.get_connection_params(), "user": "postgres"}
+    wanted = {name: value for name, value in given.items() if name in {"host", "port", "dbname", "user"}}
+    try:
+        superuser = psycopg.connect(**wanted, autocommit=True)
+    except psycopg.OperationalError as exc:
+        pytest.skip(f"nobody here may remove the extension: {exc}")
+    with superuser:
+        superuser.execute("drop extension vector")
+        try:
+            yield
+        finally:
+            superuser.execute("create extension vector")
+
+
+def test_without_pgvector_recall_goes_by_words_and_says_so(
+    without_pgvector: None, kee: Caller, embedder: Remote, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell(kee, "Walruses sleep.", "Dogs bark.")
+    with acting_as(kee):
+        add(kee)
+        remember(kee, "Loves dogs")
+    assert services.embed_memories() == 0
+    meant = meaning_of("Which dog barks?")
+    assert meant is None
+    assert embedder.received == []
+    with acting_as(kee):
+        assert [hit.text for hit in recall("Which dog barks?", caller=kee, meant=meant)] == ["Dogs bark."]
+        assert [hit.text for hit in recall("dog", caller=kee, subject_id=ALICE)] == ["Loves dogs"]
+        services.forget(author=kee, subject_id=ALICE, now=T0)
+    assert not Vector.objects.exists()
+    (finding,) = [finding for finding in health.examination() if finding.part == "embedder"]
+    assert (finding.ok, "pgvector" in f"{finding.says} {finding.mend}") == (False, True)
+    with pytest.raises(CommandError, match="pgvector"):
+        call_command("index_vectors")
+
+
+def test_without_pgvector_the_product_migrates_from_nothing(without_pgvector: None) -> None:
+    call_command("migrate", "memory", "0005", verbosity=0)
+    call_command("migrate", "memory", verbosity=0)
+    with acting_as_system("test"):
+        assert Vector.objects.count() == 0
