@@ -94,6 +94,13 @@ class Place(Protocol):
         """Take it from here; answers from how many things."""
 
 
+# Whole tables of millions of rows are read, and a statement that was cut off would be cut off each time.
+_LONGEST: Final = "1h"
+_ENTER: Final = (
+    "select set_config('gatehouse.redacting', 'on', true), set_config('statement_timeout', %(longest)s, true)"
+)
+_LEAVE: Final = "select set_config('gatehouse.redacting', '', true), set_config('statement_timeout', %(usual)s, true)"
+
 FORGOTTEN: Final = '{"gatehouse:forgotten": true}'
 """What stands in the place of a document that was forgotten."""
 
@@ -224,8 +231,10 @@ def remaining(wanted: Wanted) -> dict[str, int]:
 
 @contextmanager
 def redacting() -> Iterator[None]:
-    """Within it the system may take words from rows that never change otherwise."""
+    """Within it the system may take words from rows that never change otherwise, and reads tables as long as that takes."""
     with connection.cursor() as cursor:
-        cursor.execute("select set_config('gatehouse.redacting', 'on', true)")
+        cursor.execute("select current_setting('statement_timeout')")
+        (usual,) = cursor.fetchone()
+        cursor.execute(_ENTER, {"longest": _LONGEST})
         yield
-        cursor.execute("select set_config('gatehouse.redacting', '', true)")
+        cursor.execute(_LEAVE, {"usual": usual})

@@ -586,6 +586,56 @@ def test_old_notes_of_readers_are_removed(as_kee: Caller) -> None:
     assert not EnvelopeLoaded.objects.exists()
 
 
+# Whole tables.
+
+# Of a foreign key within memory, the indexes that begin with its column and hold all rows that refer to anything.
+_UNSERVED = """
+select conrelid::regclass::text, a.attname
+from pg_constraint c join pg_attribute a on a.attrelid = conrelid and a.attnum = conkey[1]
+where contype = 'f' and conrelid::regclass::text like 'memory_%%' and confrelid::regclass::text like 'memory_%%'
+  and not exists (
+      select from pg_index i where indrelid = conrelid and indkey[0] = conkey[1]
+        and (indpred is null or pg_get_expr(indpred, indrelid) = format('(%%I IS NOT NULL)', a.attname)
+             or pg_get_expr(indpred, indrelid) = format('%%I IS NOT NULL', a.attname)))
+order by 1, 2
+"""
+
+
+def test_nothing_is_removed_by_reading_a_whole_table_for_what_refers_to_it(db: None) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(_UNSERVED, {})
+        assert cursor.fetchall() == []
+
+
+def test_forgetting_may_read_tables_for_longer_than_others_may_and_they_no_longer_than_before(as_kee: Caller) -> None:
+    def limit() -> str:
+        with connection.cursor() as cursor:
+            cursor.execute("show statement_timeout")
+            (shown,) = cursor.fetchone()
+            return str(shown)
+
+    usual = limit()
+    with erasure.redacting():
+        assert limit() == "1h"
+    assert limit() == usual != "0"
+
+
+def test_items_are_listed_by_index(as_kee: Caller) -> None:
+    given: dict[str, Any] = {"author": as_kee.principal_id, "now": T0, "many": 500}
+    for subject_id in (ALICE, *(f"USER:{number}" for number in range(20))):
+        add(as_kee, subject_id)
+        with connection.cursor() as cursor:
+            cursor.execute(_MANY.replace(ALICE, subject_id), given)
+    ground.analyzed("memory_item", "memory_subject")
+    with CaptureQueriesContext(connection) as captured:
+        selectors.items(Subject.objects.get(key=ALICE), now=T0, limit=50)
+    with connection.cursor() as cursor:
+        cursor.execute(f"explain {captured[-1]['sql']}")
+        plan = "\n".join(line for (line,) in cursor.fetchall())
+    assert "memory_item_listed" in plan
+    assert "Sort" not in plan
+
+
 # The registry.
 
 # Columns that hold no words about subjects: names that deployments and workers choose for themselves, kinds, digests.

@@ -55,7 +55,7 @@ class Relationship(TenantModel):
     """That one concept stands in a named relation to another."""
 
     author = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
-    source = models.ForeignKey(Concept, on_delete=models.CASCADE, related_name="outgoing", db_index=False)
+    source = models.ForeignKey(Concept, on_delete=models.CASCADE, related_name="outgoing")
     target = models.ForeignKey(Concept, on_delete=models.CASCADE, related_name="incoming")
     type = models.CharField(max_length=50)
     description = models.TextField(blank=True)

@@ -38,7 +38,7 @@ class PatternRevision(TenantModel):
     """A pattern as it read from one revision to the next; the newest equals the pattern's row."""
 
     author = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
-    pattern = models.ForeignKey(Pattern, on_delete=models.CASCADE, related_name="revisions", db_index=False)
+    pattern = models.ForeignKey(Pattern, on_delete=models.CASCADE, related_name="revisions")
     number = models.PositiveIntegerField()
     text = models.TextField()
     confidence = models.FloatField()

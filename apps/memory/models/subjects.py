@@ -119,7 +119,9 @@ class Item(TenantModel):
             models.Index(
                 fields=["subject", "valid_from"], name="memory_item_beginning", condition=Q(superseded_at=None)
             ),
-            # Serves selectors.items(), the export, sql.EXPIRED_ITEMS and the removal of a subject.
+            # Serves selectors.items(), the export and the removal of a subject.
+            models.Index(fields=["subject", "-id"], name="memory_item_listed"),
+            # Serves sql.EXPIRED_ITEMS.
             models.Index(fields=["subject", "said_at", "id"], name="memory_item_of_subject"),
             # Serves selectors.was_served() and has_said(): a text, whatever has become of it.
             models.Index(fields=["subject", "text_digest"], name="memory_item_of_text"),
