@@ -62,11 +62,12 @@ from stored left join letter on letter.receipt_id = stored.id {placed_by}
 
 
 # What a receipt may close: what its poster owes or is owed; a queued task ends by its gate's word, a plan by a plan's
-# receipt.
+# receipt. Who owes a queued task may also hand it on, by a task queued in its place.
 _MAY_CLOSE: Final = """
     case root.event_type
         when 'task_queued' then closer.poster_id in (owed.debtor_id, root.poster_id)
                                 and closer.event_type in ('task_complete', 'task_failed', 'task_canceled')
+                                or closer.poster_id = owed.debtor_id and closer.event_type = 'task_queued'
         when 'plan_created' then closer.poster_id in (owed.debtor_id, owed.creditor_id)
                                  and starts_with(closer.event_type, 'plan_')
         else closer.poster_id in (owed.debtor_id, owed.creditor_id) end

@@ -157,6 +157,21 @@ def test_the_tick_finds_a_retired_principal_that_only_owes(kee: Caller, hexy: Ca
     assert services.forward_retired(now=LATER) == 0
 
 
+@pytest.mark.parametrize("event", ["task_queued", "plan_created", "review"])
+def test_a_debt_of_whatever_kind_is_handed_on_once_and_its_first_is_closed(
+    kee: Caller, hexy: Caller, tenant: Tenant, event: str
+) -> None:
+    asker = make_caller(tenant, "asker")
+    with acting_as(kee):
+        post(kee, poster=asker, event_type=event, requires_action=True)
+    assert retire(kee, hexy) == services.Forwarded(forwarded=1, remaining=0)
+    assert services.forward_retired(now=LATER) == 0
+    with acting_as(hexy):
+        (debt,) = receipts.obligations(awaited_by=asker.principal_id)
+        assert (debt.debtor, debt.creditor) == ("Hexy", "asker")
+        assert not receipts.obligations(owed_by=kee.principal_id)
+
+
 def test_what_its_key_alone_had_gathered_is_gathered_again(kee: Caller, hexy: Caller) -> None:
     with acting_as_system("test"):
         services.set_source(tenant_id=kee.tenant_id, name="github", rate_per_hour=None, groups_by_dedupe_key=True)

@@ -154,7 +154,8 @@ def record_many(
     decided before anything is written, so that it changes nothing and does not hinder the others.
 
     A receipt closes the obligation that it pairs with where its poster is the debtor or the creditor; else it is a
-    pair and no more. A queued task is closed by the gate that queued it, a created plan by a plan's receipt.
+    pair and no more. A queued task is closed by the gate that queued it, or handed on by its debtor with another that is
+    queued; a created plan is closed by a plan's receipt.
 
     Each kind of lock is taken once for all, in one order that is everybody's: meeting points, waiting receipts, keys,
     obligations. So batches can't wait for each other in a circle. What `placing` locks comes after all of these: it is
