@@ -4,7 +4,7 @@ import itertools
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -38,6 +38,7 @@ _VERBS: Final = [
     "merge",
 ]
 _THINGS: Final = 400
+_REQUESTS: Final = 200
 _TIME: Final = "2026-01-03T20:15:00Z"
 _NOTHING: Final = {"filesystem": "none", "network": "none", "execution": "none"}
 _MEGABYTE: Final = 1 << 20
@@ -57,9 +58,10 @@ def _plans(bench: Bench, count: int) -> Row:
     ranker = Ranker(_catalogue(count))
     built, size = time.perf_counter() - began, (_memory() - before) / _MEGABYTE
     merge = _timed(ranker.index.merge)
-    ours = [_slice(partial(_plan, ranker), bench.scale.seconds) for _ in range(bench.scale.rounds)]
+    requests = list(itertools.islice(_requests(count), _REQUESTS))
+    ours = [_slice(partial(_plan, ranker), requests, bench.scale.seconds) for _ in range(bench.scale.rounds)]
     scan = _scan(ranker)
-    baseline = [_slice(scan, bench.scale.seconds) for _ in range(bench.scale.rounds)]
+    baseline = [_slice(scan, requests, bench.scale.seconds) for _ in range(bench.scale.rounds)]
     row = Row.of_latencies(
         Comparison(ours=ours, baseline=baseline),
         case=f"plan at {count:,} tools",
@@ -121,9 +123,8 @@ def _scan(ranker: Ranker) -> Any:
     return lambda request: [index.search(clause.words, limit=20) for clause in read(request).clauses]
 
 
-def _slice(work: Any, seconds: float) -> Slice:
-    requests, latencies = list(itertools.islice(_requests(10), 1)), []
-    requests = list(itertools.islice(_requests(1_000), 200))
+def _slice(work: Any, requests: Sequence[str], seconds: float) -> Slice:
+    latencies = []
     for request in requests[:5]:
         work(request)
     began = time.perf_counter()
