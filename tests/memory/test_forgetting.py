@@ -328,6 +328,18 @@ def test_the_other_tenant_of_the_same_subject_keeps_everything(transactional_db:
     assert traces("other-canary") == before
 
 
+def test_what_can_not_be_erased_is_told_by_place_and_in_the_receipt(transactional_db: None) -> None:
+    kee = make_caller(make_tenant("acme"))
+    with acting_as(kee):
+        add(kee)
+        post(kee, receipt_id=f"R/{ALICE}")
+    done = forget(kee)
+    assert {"receipts_receipt", "receipts_receiptkey"} <= done.remaining.keys()
+    with acting_as(kee):
+        assert Receipt.objects.get(receipt_id=done.receipt_id).metadata["remaining"] == done.remaining
+        assert f"{sum(done.remaining.values())} names remain" in Receipt.objects.get(receipt_id=done.receipt_id).summary
+
+
 def test_a_cached_envelope_is_dropped_with_its_subject(transactional_db: None) -> None:
     kee = make_caller(make_tenant("acme"))
     with acting_as(kee):

@@ -207,6 +207,19 @@ def test_a_line_is_one_line_however_often_it_is_made_one(text: str) -> None:
     assert line == line.strip()
 
 
+# What Unicode 16 calls default ignorable, and the blank of Braille.
+IGNORABLE = [
+    (0x00AD, 0x00AD), (0x034F, 0x034F), (0x061C, 0x061C), (0x115F, 0x1160), (0x17B4, 0x17B5), (0x180B, 0x180F),
+    (0x200B, 0x200F), (0x202A, 0x202E), (0x2060, 0x206F), (0x2800, 0x2800), (0x3164, 0x3164), (0xFE00, 0xFE0F),
+    (0xFEFF, 0xFEFF), (0xFFA0, 0xFFA0), (0xFFF0, 0xFFF8), (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE0FFF),
+]  # fmt: skip
+
+
+def test_nothing_that_nobody_sees_stands_on_a_line() -> None:
+    unseen = [chr(code) for first, last in IGNORABLE for code in range(first, last + 1)]
+    assert [sign for sign in unseen if one_line(f"a{sign}b") not in {"ab", "a b"}] == []
+
+
 def test_letters_of_all_scripts_stay() -> None:
     text = "Ångström 日本語 שלום عربي हिन्दी 👍 — “quoted”"
     assert one_line(text) == text

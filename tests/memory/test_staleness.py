@@ -15,7 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from apps.memory import cache, envelopes, services
 from apps.memory.cache import Envelopes, Key, Stamp
 from apps.memory.errors import UnknownSubject
-from apps.memory.models import EnvelopeLoaded
+from apps.memory.models import EnvelopeLoaded, Subject
 from apps.memory.services import SubjectChange
 from apps.principals.selectors import tenant_named
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
@@ -123,6 +123,76 @@ def test_a_subject_that_was_forgotten_and_added_again_is_another(kee: Caller) ->
         services.add_subject(author=kee, subject_id=ALICE, change=SubjectChange(given={}), remember_again=True, now=T0)
     with acting_as(kee):
         assert envelope(kee).identity.display_name is None
+
+
+@pytest.mark.parametrize("where", ["item", "session"])
+def test_what_goes_from_one_subject_with_another_goes_from_its_envelope_too(kee: Caller, where: str) -> None:
+    with acting_as(kee):
+        add(kee)
+        add(kee, "USER:bob")
+        if where == "item":
+            remember(kee, f"Knows {ALICE}", "USER:bob")
+        else:
+            services.record_session(
+                principal=kee, conversation_id="c", subject_id="USER:bob", summary=f"Of {ALICE}", now=T0
+            )
+
+    def shown() -> str:
+        with acting_as(kee):
+            return envelope(kee, "USER:bob").model_dump_json()
+
+    assert ALICE in shown()
+    with acting_as(kee):
+        before = Subject.objects.get(key="USER:bob").rev
+        services.forget(author=kee, subject_id=ALICE, now=T0)
+    assert ALICE not in shown()
+    # Other processes go by the revision.
+    with acting_as(kee):
+        assert Subject.objects.get(key="USER:bob").rev > before
+
+
+def test_an_envelope_that_another_thread_has_made_before_its_subject_was_forgotten_is_not_kept(kee: Caller) -> None:
+    with acting_as(kee):
+        add(kee)
+    with acting_as(kee):
+        services.forget(author=kee, subject_id=ALICE, now=T0)
+        keep(cache.envelopes, Key(kee.tenant_id, ALICE, "Lee", "1.0"))
+    assert cache.envelopes.count(kee.tenant_id, lambda _: True) == 0
+
+
+def test_an_envelope_that_is_made_while_its_subject_is_forgotten_is_given_to_nobody(kee: Caller) -> None:
+    with acting_as(kee):
+        add(kee)
+    told: list[object] = []
+
+    def read() -> None:
+        try:
+            with acting_as(kee):
+                told.append(envelope(kee))
+        except UnknownSubject as exc:
+            told.append(type(exc))
+        finally:
+            connection.close()
+
+    reader = threading.Thread(target=read)
+    with acting_as(kee):
+        services.forget(author=kee, subject_id=ALICE, now=T0)
+        reader.start()
+        wait_for_a_lock()
+    reader.join(timeout=20)
+    assert told == [UnknownSubject]
+    with acting_as_system("test"):
+        assert not EnvelopeLoaded.objects.exists()
+
+
+def wait_for_a_lock() -> None:
+    """Until somebody waits for a row that this transaction holds."""
+    for _ in range(2_000):
+        with connection.cursor() as cursor:
+            cursor.execute("select exists (select from pg_locks where not granted), pg_sleep(0.01)")
+            if cursor.fetchone()[0]:
+                return
+    raise AssertionError("nobody waits")
 
 
 @pytest.mark.parametrize("lasting", [{}, {"valid_to": T0 + timedelta(minutes=5)}])
