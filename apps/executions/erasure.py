@@ -5,7 +5,8 @@ from typing import Final
 from apps.core.erasure import FORGOTTEN, Rows, register
 
 _DEFINITION: Final = f"""jsonb_strip_nulls(jsonb_build_object('step_id', definition->'step_id', 'step_type', definition->'step_type',
-    'worker_id', definition->'worker_id', 'tool_name', definition->'tool_name', 'params', '{FORGOTTEN}'::jsonb))"""
+    'worker_id', definition->'worker_id', 'tool_name', definition->'tool_name', 'executor', definition->'executor',
+    'decision_required', definition->'decision_required', 'params', '{FORGOTTEN}'::jsonb))"""
 _ENVELOPE: Final = f"case when envelope is null then null else '{FORGOTTEN}'::jsonb end"
 
 register(

@@ -37,8 +37,22 @@ class Models:
         return selectors.first_noted(_OUTCOMES.erasable(wanted))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Plans that nobody has begun and that say nothing any more: they wait no longer."""
+
+    name: str = "plans_waitingplan"
+
+    def count(self, _wanted: Wanted) -> int:
+        return 0
+
+    def erase(self, wanted: Wanted) -> int:
+        return services.expire_forgotten(tenant_id=wanted.tenant_id)
+
+
 register(
     Models(),
+    Waiting(),
     _OUTCOMES,
     Rows(table="plans_plan", columns=["intent", "document"], redacted={"intent": "''", "document": _NOTHING}),
     Rows(

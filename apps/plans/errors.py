@@ -32,7 +32,7 @@ class PlanReplaced(Conflict):
 
 
 class PlanAbandoned(Conflict):
-    """The plan was replaced, or waited too long to be begun: it is not carried out any more."""
+    """The plan was replaced, was forgotten, or waited too long to be begun: it is not carried out any more."""
 
     code = "plan_abandoned"
 

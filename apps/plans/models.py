@@ -102,6 +102,16 @@ class Plan(TenantModel):
     def __str__(self) -> str:
         return self.plan_id
 
+    @property
+    def is_forgotten(self) -> bool:
+        return not self.intent
+
+
+class WaitingPlanQuerySet(models.QuerySet["WaitingPlan"]):
+    def forgotten(self, tenant_id: int) -> "WaitingPlanQuerySet":
+        """Those of a tenant whose plan was forgotten on request."""
+        return self.filter(tenant_id=tenant_id, plan__intent="")
+
 
 class WaitingPlan(TenantModel):
     """A plan that can still be begun. The row goes when it is begun, replaced, or has waited too long.
@@ -111,6 +121,8 @@ class WaitingPlan(TenantModel):
 
     plan = models.ForeignKey(Plan, on_delete=models.PROTECT, related_name="+", db_index=False)
     expires_at = models.DateTimeField()
+
+    objects = WaitingPlanQuerySet.as_manager()
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["tenant", "plan"], name="plans_waitingplan_once")]

@@ -38,6 +38,8 @@ class StoredPlan:
     delegate_id: str
     delegate_principal_id: int
     status: PlanStatus
+    is_forgotten: bool
+    """What it said was forgotten on request. Nobody can carry it out any more."""
     document: Mapping[str, Any]
     plan_hash: str
     receipt_id: str
@@ -72,7 +74,8 @@ def plan(plan_id: str) -> StoredPlan:
         principal_id=found.principal_id,
         delegate_id=found.delegate.delegate_id,
         delegate_principal_id=found.delegate.principal_id,
-        status=PlanStatus(found.status),
+        status=PlanStatus.NEEDS_ESCALATION if found.is_forgotten else PlanStatus(found.status),
+        is_forgotten=found.is_forgotten,
         document=found.document,
         plan_hash=found.plan_hash,
         receipt_id=found.receipt_id,

@@ -50,10 +50,10 @@ def start(
 
     :raises UnknownPlan: if the caller has no such plan.
     :raises AlreadyExecuted: if its execution has another mode, strategy or budget.
-    :raises PlanAbandoned: if it was replaced, or waited too long.
+    :raises PlanAbandoned: if it was replaced, waited too long, or was forgotten on request.
     """
     plan = plans.plan_for(plan_id, caller=caller)
-    if plan.is_ready and not planning.take_up(plan_id=plan_id):
+    if plan.is_forgotten or (plan.is_ready and not planning.take_up(plan_id=plan_id)):
         return _existing(plan.plan_id, mode, strategy, budget)
     try:
         with transaction.atomic():
@@ -89,7 +89,7 @@ def _owner(caller: Caller, plan: StoredPlan) -> int:
 def _existing(plan_id: str, mode: Mode, strategy: Strategy, budget: Budget) -> Execution:
     found = Execution.objects.filter(plan_id=plan_id).first()
     if found is None:
-        raise PlanAbandoned(f"{plan_id} was replaced or waited too long; it is not carried out any more.")
+        raise PlanAbandoned(f"{plan_id} was replaced, forgotten, or waited too long; it is not carried out any more.")
     asked = (mode, strategy, budget.max_total_cost, budget.max_cost_per_step, budget.currency)
     has = (found.mode, found.strategy, found.max_total_cost, found.max_cost_per_step, found.currency)
     if asked != has:

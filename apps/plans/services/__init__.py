@@ -4,7 +4,14 @@ from apps.plans.services.arranging import set_delegate
 from apps.plans.services.asking import asks_a_model, suggestions
 from apps.plans.services.lessons import go_back, learn, record_outcome, take_over_history, unlearn
 from apps.plans.services.planning import MadePlan, PlanRequest, create_plan, sketch
-from apps.plans.services.replanning import Escalation, Replacement, abandon_expired, replan, take_up
+from apps.plans.services.replanning import (
+    Escalation,
+    Replacement,
+    abandon_expired,
+    expire_forgotten,
+    replan,
+    take_up,
+)
 
 __all__ = [
     "Escalation",
@@ -14,6 +21,7 @@ __all__ = [
     "abandon_expired",
     "asks_a_model",
     "create_plan",
+    "expire_forgotten",
     "go_back",
     "learn",
     "record_outcome",

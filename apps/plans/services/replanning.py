@@ -10,7 +10,7 @@ from django.db import transaction
 
 from apps.digests import services as digests
 from apps.digests.services import Poster, ReceiptDraft
-from apps.plans import planner, selectors
+from apps.plans import planner, selectors, sql
 from apps.plans.catalogue import Tool
 from apps.plans.documents import WORKER_STEPS, Step, StepType
 from apps.plans.errors import NoTool, PlanReplaced, StepDone, UnknownStep
@@ -66,6 +66,16 @@ def abandon_expired(*, plan_id: str, now: datetime) -> bool:
         return False
     _abandon(selectors.plan_row(plan_id), reason="expired", now=now)
     return True
+
+
+@transaction.atomic
+def expire_forgotten(*, tenant_id: int) -> int:
+    """End the time of plans that were forgotten on request and not begun, so that what is owed for them is closed.
+
+    Answers how many. Runs as the system.
+    """
+    waiting = WaitingPlan.objects.forgotten(tenant_id).filter(expires_at__gt=sql.GATEHOUSE_NOW)
+    return waiting.update(expires_at=sql.GATEHOUSE_NOW)
 
 
 @transaction.atomic
