@@ -251,3 +251,37 @@ def test_any_text_has_something_to_compare_it_by(text: str) -> None:
 @given(st.text(alphabet=st.characters(codec="utf-8")))
 def test_no_count_is_below_a_third_of_the_letters_or_above_the_bytes(text: str) -> None:
     assert len(text.replace(" ", "")) / 3 <= tokens(text) <= len(text.encode())
+
+
+# Texts, and how many tokens a tokenizer of a large model makes of each (that of Claude 2, which was published).
+COUNTED = [
+    ('  - "Loves fettuccini and Berlin"', 12),
+    ("5 5 5 5 5 5 5 5", 8),
+    ("a b c d e f g h", 8),
+    ('  - "xqzvkjwpxqzvkjwpxqzvkjwp"', 17),
+    ("iKZWeqhFWCEPyYngFbyBMWXaSCrUZoLgubbbPIayRnBUbHoWCF", 33),
+    ("QWxsIHlvdXIgYmFzZSBhcmUgYmVsb25nIHRvIHVz", 23),
+    ("3f2504e0-4f89-11d3-9a0c-0305e82c3301", 27),
+    ("https://example.org/a/b?c=%20%20&d=e#f", 21),
+    ("Prefers step-by-step explanations, often before breakfast.", 13),
+    ("日本語で話すのが好きです", 13),
+    ("Любит борщ и чай", 10),
+    ("👩\u200d💻🦘🇧🇪", 15),
+    ("¡¿ñandú!?", 7),
+    ("wbduq fhzke lmrrt oiazx pwnce", 15),
+    ("\n\nKnown Facts:\n  - ", 8),
+    ("{}[]<>|\\/`~^%$#@!&*()_+-=", 17),
+    ("ALLCAPSWORDS AND SHOUTING", 8),
+    ("Ångström's naïve café — “quoted”", 14),
+    ("if(x==y){return a[b]->c;}", 13),
+]
+
+
+@pytest.mark.parametrize(("text", "counted"), COUNTED)
+def test_no_count_is_below_that_of_a_models_own_tokenizer(text: str, counted: int) -> None:
+    assert tokens(text) >= counted
+
+
+@given(st.text(st.sampled_from("ABCXYZabcxyz0123456789"), min_size=1).filter(lambda word: not word.isalpha()))
+def test_keys_and_codes_are_counted_sign_by_sign(word: str) -> None:
+    assert tokens(word) == len(word)

@@ -40,7 +40,7 @@ class FormatEnvelope(OfSubject):
     include_patterns: bool = True
     include_narratives: bool = True
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    """The whole text takes no more than these."""
+    """The whole text takes no more than these, by a count that errs on the safe side."""
 
 
 class FormattedEnvelope(Output):
@@ -49,7 +49,7 @@ class FormattedEnvelope(Output):
     boundary: str
     """The mark in the lines before and after the memories."""
     tokens: int
-    """How many the text takes at most."""
+    """How many the text takes, by the same count."""
     left_out: int
     """Lines that had no place in the budget."""
 
