@@ -148,6 +148,26 @@ def test_rule_1_a_failing_hook_is_logged_and_breaks_no_post(
     assert "the hook of crm could not group a receipt" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        Group(resource_ref=7, event_family="deals"),  # type: ignore[arg-type]
+        Group(resource_ref="deal:\ud83d", event_family="deals"),
+        Group(resource_ref="deal:7", event_family=b"deals"),  # type: ignore[arg-type]
+        Group(resource_ref="deal:7", event_family="deals", summary_hint="\x00"),
+        ("deal:7", "deals"),
+    ],
+    ids=["a number", "half a pair", "bytes", "a NUL", "no group"],
+)
+def test_rule_1_a_hook_that_says_what_is_no_group_is_logged_and_breaks_no_post(
+    as_kee: Caller, hook: Callable[..., None], caplog: pytest.LogCaptureFixture, said: Any
+) -> None:
+    hook(lambda fact: said)
+    post(as_kee, source="crm")
+    assert [entry.kind for entry in read(as_kee).entries] == ["item"]
+    assert "the hook of crm could not group a receipt" in caplog.text
+
+
 def test_rule_1_the_decided_group_is_no_part_of_what_a_repetition_compares(
     as_kee: Caller, hook: Callable[..., None]
 ) -> None:
@@ -239,8 +259,19 @@ def test_the_database_cuts_out_of_metadata_what_python_does(as_kee: Caller) -> N
 
 @pytest.mark.parametrize(
     "said",
-    [None, ("", "x"), ("x", " "), ("x\x00", "y"), LookupError("no such deal")],
-    ids=["nothing", "no title", "no summary", "a NUL", "an error"],
+    [
+        None,
+        ("", "x"),
+        ("x", " "),
+        ("x\x00", "y"),
+        ("x", "\ud83d"),
+        ("x",),
+        ("x", "y", "z"),
+        ("x", 7),
+        7,
+        LookupError("no such deal"),
+    ],
+    ids=["nothing", "no title", "no summary", "NUL", "half a pair", "one", "three", "a number", "no pair", "an error"],
 )
 def test_a_hook_without_words_falls_through_to_the_hint_and_then_to_ours(
     as_kee: Caller, hook: Callable[..., None], said: Any
@@ -391,6 +422,14 @@ def test_a_hook_that_can_not_say_what_to_do_next_is_logged_and_the_table_answers
         raise ZeroDivisionError
 
     hook(next_action=broken)
+    assert hooks.next_action(CLUES).description == "Congratulate."
+    assert "the hook of crm" in caplog.text
+
+
+def test_a_hook_that_says_no_action_is_logged_and_the_table_answers(
+    hook: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    hook(next_action=lambda clues: "Ship it.")
     assert hooks.next_action(CLUES).description == "Congratulate."
     assert "the hook of crm" in caplog.text
 

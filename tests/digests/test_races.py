@@ -13,7 +13,7 @@ import pytest
 from django.db import connection
 from django.test import Client
 
-from apps.digests import selectors, services
+from apps.digests import compose, selectors, services
 from apps.digests.models import Entry, Inbox, ReceiptState, Thread
 from apps.digests.services import locking
 from apps.digests.signals import inbox_changed
@@ -659,6 +659,33 @@ def test_i7_trouble_in_one_inbox_keeps_no_other_from_its_digests(tenant: Tenant,
         with acting_as(well):
             post_grouped(well)
             Thread.objects.filter(inbox__principal=well.principal_id).update(flush_due_at=T0)
+
+
+def test_i7_a_defect_that_one_inbox_meets_keeps_no_other_from_its_digests(
+    tenant: Tenant, kee: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hexy = make_caller(tenant, "Hexy")
+    for owner, resource in ((kee, "odd"), (hexy, "pr-1")):
+        with acting_as(owner):
+            post_grouped(owner, resource)
+    titled = compose.title
+
+    def title(*, count: int, event_family: str, resource_ref: str) -> str:
+        if resource_ref == "odd":
+            raise ZeroDivisionError
+        return titled(count=count, event_family=event_family, resource_ref=resource_ref)
+
+    monkeypatch.setattr(compose, "title", title)
+    for owner in (kee, hexy):
+        with acting_as(owner):
+            Thread.objects.filter(inbox__principal=owner.principal_id).update(flush_due_at=T0)
+
+    assert services.flush_due() == 1
+
+    with acting_as(hexy):
+        assert len(read(hexy).entries) == 1
+    with acting_as(kee):
+        assert Thread.objects.get(inbox__principal=kee.principal_id).pending_count == 1
 
 
 def test_several_inboxes_are_locked_by_their_ids_however_they_lie(tenant: Tenant, kee: Caller) -> None:

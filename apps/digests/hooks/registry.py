@@ -106,10 +106,13 @@ def group_of(fact: Fact) -> Group | None:
     if hook is None:
         return None
     try:
-        return hook.group_of(fact)
+        said = hook.group_of(fact)
+        if said is not None:
+            _check_group(said)
     except Exception:
         logger.exception("the hook of %s could not group a receipt", fact.source_system)
         return None
+    return said
 
 
 def summarize_thread(source_system: str, facts: Sequence[Fact], context: Context) -> tuple[str, str] | None:
@@ -119,10 +122,15 @@ def summarize_thread(source_system: str, facts: Sequence[Fact], context: Context
         return None
     try:
         said = hook.summarize_thread(facts, context)
+        if said is None:
+            return None
+        title, summary = said
+        _check_text(title)
+        _check_text(summary)
     except Exception:
         logger.exception("the hook of %s could not sum a thread up", source_system)
         return None
-    return said if said and all(_can_be_stored(text) for text in said) else None
+    return (title, summary) if title.strip() and summary.strip() else None
 
 
 def next_action(clues: Clues) -> NextAction:
@@ -134,8 +142,10 @@ def next_action(clues: Clues) -> NextAction:
         except Exception:
             logger.exception("the hook of %s could not say what to do next", clues.source_system)
         else:
-            if said is not None:
+            if isinstance(said, NextAction):
                 return said
+            if said is not None:
+                logger.error("the hook of %s said %r of what to do next", clues.source_system, said)
     return guidance.next_action(clues)
 
 
@@ -144,5 +154,19 @@ def value_at(metadata: Mapping[str, Any], *paths: str) -> str | None:
     return next((text for path in paths if (text := _text(metadata, path.split(".")))), None)
 
 
-def _can_be_stored(text: object) -> bool:
-    return isinstance(text, str) and text.strip() != "" and "\x00" not in text
+def _check_group(said: object) -> None:
+    """:raises TypeError, ValueError: if it is no group that can be stored."""
+    if not isinstance(said, Group):
+        raise TypeError(f"no Group, but {said!r}")
+    for text in (said.resource_ref, said.event_family, said.summary_hint):
+        if text is not None:
+            _check_text(text)
+
+
+def _check_text(said: object) -> None:
+    """:raises TypeError, ValueError: if it is no text that can be stored."""
+    if not isinstance(said, str):
+        raise TypeError(f"no text, but {said!r}")
+    if "\x00" in said:
+        raise ValueError("It holds a NUL character.")
+    said.encode()  # no lone surrogates

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Final
 
-from django.db import DatabaseError, connection, transaction
+from django.db import connection, transaction
 
 from apps.core.sql import database_now
 from apps.digests import selectors, sql
@@ -67,7 +67,7 @@ def _try_to_flush(inbox: DueInbox, *, limit: int, wait: bool) -> int | None:
     try:
         with acting_in(inbox.tenant_id, _WHY):
             return _flush_due_of(inbox, limit=limit, wait=wait)
-    except DatabaseError:
+    except Exception:
         # One inbox's trouble must not keep the others from their readers; it stays due.
         logger.exception("inbox %s could not be flushed", inbox.inbox_id)
         return 0

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final
 
 import psycopg
-from django.db import DatabaseError, connection
+from django.db import connection
 
 from apps.core.sql import database_now
 from apps.digests import selectors, soundness, sql
@@ -59,7 +59,7 @@ def _repair_all(damages: Sequence[Damage]) -> int:
             with pruning(_WHY):
                 inbox = locking.lock_or_create(tenant_id=tenant_id, principal_id=principal_id)
                 _repair(inbox, own)
-        except DatabaseError as exc:
+        except Exception as exc:  # one inbox's trouble must not keep the others from being mended
             busy = isinstance(exc.__cause__, psycopg.errors.LockNotAvailable)
             logger.warning(
                 "the inbox of principal %s could not be mended", principal_id, exc_info=None if busy else exc

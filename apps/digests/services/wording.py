@@ -64,7 +64,7 @@ def _say(one: Members, facts: Sequence[Fact]) -> tuple[str, str]:
 def _hint_of_source(facts: Sequence[Fact]) -> str | None:
     for fact in reversed(facts):
         group = hooks.group_of(fact)
-        if group is not None and group.summary_hint and "\x00" not in group.summary_hint:
+        if group is not None and group.summary_hint:
             return group.summary_hint
     return None
 
