@@ -32,7 +32,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, TypeVar
@@ -342,16 +342,16 @@ class Hub:
             await self._beat_until_forgotten(worker)
 
     async def _register(self, worker: Worker) -> None:
-        failures = 0
+        failures, told = 0, ""
         while True:
             status, answer = await self._post("/workers/register", await worker.registration())
             if status in {HTTPStatus.OK, HTTPStatus.CREATED}:
-                log.info(
-                    "registered as %s, effective tier %s", worker.worker_id, answer.get("effective_tier", "unknown")
-                )
+                tier, reason = answer.get("effective_tier", "unknown"), answer.get("reason", "the hub says not why")
+                log.info("registered as %s, effective tier %s (%s)", worker.worker_id, tier, reason)
                 return
-            if failures == 0:
-                log.warning("registration not accepted (%s); trying again until it is", status or "hub not reachable")
+            if (why := _why_not(status, answer)) != told:
+                log.warning("registration not accepted (%s); trying again until it is", why)
+                told = why
             await asyncio.sleep(_backoff(failures))
             failures += 1
 
@@ -370,7 +370,7 @@ class Hub:
                     return
                 continue
             if failures == 0:
-                log.warning("heartbeat not accepted (%s)", status or "hub not reachable")
+                log.warning("heartbeat not accepted (%s)", _why_not(status, answer))
             await asyncio.sleep(min(interval, _backoff(failures)))
             failures += 1
 
@@ -454,6 +454,16 @@ def _backoff(failures: int) -> float:
     """Return a random pause that grows with the failures, so that workers do not return in step."""
     ceiling = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failures, 10))
     return random.uniform(ceiling / 2, ceiling)  # noqa: S311 - spreads load, guards nothing
+
+
+def _why_not(status: int, answer: Mapping[str, Any]) -> str:
+    """Return in one line why a call was not accepted, in the hub's words where it has any."""
+    if not status:
+        return "hub not reachable"
+    faults = answer.get("errors")
+    fault = faults[0] if isinstance(faults, list) and faults and isinstance(faults[0], dict) else {}
+    said = [answer.get("code"), answer.get("detail"), fault.get("pointer"), fault.get("message")]
+    return " ".join(" ".join([str(status), *(text for text in said if isinstance(text, str))]).split())[:LONGEST_CAUSE]
 
 
 def _interval(named: object, *, otherwise: float) -> float:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from mcp import Client
 from mcp.types import CallToolResult
@@ -31,12 +31,16 @@ class RunningWorker:
 
 
 @contextmanager
-def running(script: str, *arguments: str, **environment: str) -> Iterator[RunningWorker]:
-    """Start a worker on a free port, wait until it says that it is ready, stop it at the end."""
+def running(script: str, *arguments: str, log: IO[str] | None = None, **environment: str) -> Iterator[RunningWorker]:
+    """Start a worker on a free port, wait until it says that it is ready, stop it at the end.
+
+    :param log: where what it logs goes; None: where the test's own goes.
+    """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GATEHOUSE_")}
     process = subprocess.Popen(
         [sys.executable, str(WORKERS / script), "--port", "0", *arguments],
         stdout=subprocess.PIPE,
+        stderr=log,
         text=True,
         env=inherited | environment,
     )

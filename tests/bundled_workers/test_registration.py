@@ -4,6 +4,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import jsonschema_rs
@@ -128,6 +129,31 @@ def test_registration_is_tried_again_until_it_is_accepted(refusal: tuple[int, An
 
     assert len(hub.requests("/workers/register")) == 3
     assert hub.requests("/elsewhere") == []
+
+
+def test_a_worker_says_why_it_is_not_registered_and_why_it_has_its_tier(tmp_path: Path) -> None:
+    refused = (403, {"code": "missing_scope", "detail": "The token lacks\nworkers:register."})
+    faults = [{"pointer": "/endpoint", "message": "is no address"}]
+    invalid = (422, {"code": "invalid", "detail": "Not usable.", "errors": faults})
+    taken = (201, {"effective_tier": "untrusted", "reason": "the manifest is not signed"})
+    hub = answers("code-analyzer", register=[refused, refused, invalid, (500, "broken"), taken])
+
+    with (tmp_path / "log").open("w+") as log:
+        with (
+            stand_in_hub(hub),
+            running("code_analyzer.py", log=log, GATEHOUSE_URL=hub.url, GATEHOUSE_TOKEN=TOKEN),
+        ):
+            eventually(lambda: len(hub.requests("/workers/code-analyzer/heartbeat")) >= 1, "a heartbeat")
+        log.seek(0)
+        said = [line.strip().partition(" worker ")[2] for line in log if "regist" in line]
+
+    again = "trying again until it is"
+    assert said == [
+        f"registration not accepted (403 missing_scope The token lacks workers:register.); {again}",
+        f"registration not accepted (422 invalid Not usable. /endpoint is no address); {again}",
+        f"registration not accepted (500); {again}",
+        "registered as code-analyzer, effective tier untrusted (the manifest is not signed)",
+    ]
 
 
 @pytest.mark.parametrize(
