@@ -18,13 +18,14 @@ from apps.executions.errors import (
 )
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import Budget, Handed, advancing
+from apps.executions.services.answering import Decision
 from apps.executions.states import Mode, Strategy
 from apps.memory.models import Observation
 from apps.plans.errors import UnknownPlan
 from apps.plans.models import Outcome
-from apps.principals.models import Tenant
+from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind
-from apps.principals.tenancy import Caller
+from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Obligation, Receipt
 from apps.tasks import services as tasks
@@ -573,6 +574,26 @@ def test_a_rejected_recommendation_ends_the_plan_as_failed(kee: Caller) -> None:
 
     assert report(kee, execution).status == "failed"
     assert open_obligations(kee) == 0
+
+
+@pytest.mark.parametrize("decision", ["accept", "reject"])
+@pytest.mark.parametrize("is_told", [True, False], ids=["told upward", "told to nobody"])
+def test_a_report_that_asked_for_no_decision_takes_none(
+    kee: Caller, tenant: Tenant, decision: Decision, is_told: bool
+) -> None:
+    if is_told:
+        boss = make_caller(tenant, "Boss")
+        with acting_as_system("test"):
+            Principal.objects.filter(pk=kee.principal_id).update(parent_id=boss.principal_id)
+    execution = begin(kee, [REPORT])
+    advance(execution)
+
+    with kee.acting():
+        assert (ExecutionStep.objects.get().receipt_id is not None) == is_told
+        with pytest.raises(StepNotOpen):
+            services.decide_step(
+                caller=kee, execution_ref=execution.ref, step_id="report", decision=decision, note=None
+            )
 
 
 def test_cancel_takes_back_open_tasks_and_what_was_asked(kee: Caller, outside: Caller, server: WorkerServer) -> None:

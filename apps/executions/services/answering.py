@@ -102,16 +102,22 @@ def _open_step(
         yield None
         return
     step = work.step(step_id)
-    if step.step_type == step_type and step.status in {StepStatus.COMPLETE, StepStatus.FAILED} and step.receipt_id:
+    is_asked = step.step_type == step_type and _asks(step)
+    if is_asked and step.status in {StepStatus.COMPLETE, StepStatus.FAILED} and step.receipt_id:
         if not is_repetition(step):
             raise OtherResult(f"{step_id} of {execution} was answered before, with something else.")
         yield None
         return
-    if step.step_type != step_type or step.status != StepStatus.AWAITING:
+    if not is_asked or step.status != StepStatus.AWAITING:
         raise StepNotOpen(f"{step_id} of {execution} is {step.step_type}, {step.status}.", step_status=step.status)
     yield work, step
     work.touch(step)
     go_forward(work, may_call=False)
+
+
+def _asks(step: ExecutionStep) -> bool:
+    """Whether it is its principal who ends the step: a report is told upward, and asks for no decision."""
+    return step.step_type == StepType.AGGREGATE or bool(step.definition.get("decision_required"))
 
 
 def _same(handed: Handed) -> Callable[[ExecutionStep], bool]:
