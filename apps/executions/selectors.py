@@ -72,9 +72,13 @@ class Report:
 
     @property
     def direct_results(self) -> list[dict[str, Any]]:
-        """The results of steps that were called directly, each with what its tool answered."""
+        """The results of steps that were called directly, each with what its tool answered, if it is small, and where it is."""
         return [
-            {"step_id": line.step_id, **(line.payload if isinstance(line.payload, dict) else {})}
+            {
+                **(line.payload if isinstance(line.payload, dict) else {}),
+                "step_id": line.step_id,
+                "result_pointer": line.result_pointer,
+            }
             for line in self.lines
             if line.step_type == StepType.CALL_WORKER and line.status == StepStatus.COMPLETE and not line.task_id
         ]

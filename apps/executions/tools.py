@@ -60,7 +60,8 @@ class ExecutionStarted(Output):
     status: str
     """complete, partial (some results are there, others are under way), queued, or how the execution ended."""
     direct_results: list[dict[str, Any]]
-    """What the steps that were called directly have found, one object per step with its step_id."""
+    """What the steps that were called directly have found, one object per step with its step_id and result_pointer.
+    What is large, or no object, is only behind the pointer."""
     async_tasks: list[dict[str, Any]]
     """The tasks that are under way or done, as step_id and task_id."""
     steps_complete: int

@@ -57,7 +57,26 @@ def test_fast_steps_are_answered_at_once(kee: Caller, token: str, server: Worker
     status, answer = send("POST", BASE, token, {"plan_id": plan_id})
 
     assert (status, answer["status"], answer["async_tasks"]) == (201, "complete", [])
-    assert answer["direct_results"] == [{"step_id": "step-1", "text": "hello", "length": 5, "items": [1, 2, 3]}]
+    (found,) = answer["direct_results"]
+    assert found.pop("result_pointer").startswith("artifact:sha256-")
+    assert found == {"step_id": "step-1", "text": "hello", "length": 5, "items": [1, 2, 3]}
+
+
+def test_a_direct_result_has_its_own_steps_id_and_leads_to_the_whole_of_it(
+    kee: Caller, token: str, server: WorkerServer
+) -> None:
+    make_worker(kee, server)
+    steps = [
+        call_step("a", "say", '{"step_id": "other", "x": 1}'),
+        {**call_step("b", "flood"), "params": {"size": 70_000}},
+    ]
+
+    answer = send("POST", BASE, token, {"plan_id": plan_of(kee, [*steps, REPORT])})[1]
+
+    said, flooded = answer["direct_results"]
+    assert (said["step_id"], flooded["step_id"]) == ("a", "b")
+    assert flooded.keys() == {"step_id", "result_pointer"}
+    assert flooded["result_pointer"].startswith("artifact:sha256-")
 
 
 def test_an_answer_is_partial_while_tasks_are_under_way(kee: Caller, token: str, server: WorkerServer) -> None:
