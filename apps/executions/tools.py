@@ -18,6 +18,7 @@ from apps.executions.services.answering import Decision
 from apps.executions.signals import execution_topic
 from apps.executions.states import FINAL, SETTLED, Mode, Status, StepStatus, Strategy
 from apps.plans import selectors as plans
+from apps.plans.selectors import StoredPlan
 from apps.plans.services import Replacement
 from apps.principals.tenancy import Caller
 
@@ -140,6 +141,7 @@ class ExecutionReport(Output):
     """null: the plan has not been executed."""
     plan_id: str
     status: str
+    """How the execution stands; not_started, or abandoned: the plan was replaced, forgotten, or waited too long."""
     strategy: str | None
     summary: str
     results: list[dict[str, Any]]
@@ -579,15 +581,38 @@ def _moved(report: Report, step_id: str | None) -> ExecutionMoved:
 
 def _not_begun(caller: Caller, plan_id: str) -> ExecutionReport:
     plan = plans.plan_for(plan_id, caller=caller)
+    if (plan.is_ready or plan.is_forgotten) and not plans.can_be_begun(plan):
+        begun = selectors.report_of_plan(caller, plan_id)
+        return _abandoned(plan) if begun is None else _rendered(begun)
+    return _nothing_of(
+        plan,
+        status="not_started",
+        summary=f"{plan.document['intent']}: not begun.",
+        next_action=f'execute_delegation_plan(plan_id="{plan.plan_id}")',
+    )
+
+
+def _abandoned(plan: StoredPlan) -> ExecutionReport:
+    successor = plans.successor_of(plan.plan_id)
+    return _nothing_of(
+        plan,
+        status="abandoned",
+        summary=f"{plan.document['intent']}: " + (f"replaced by {successor}." if successor else "not begun in time."),
+        next_action=f'get_plan_status(plan_id="{successor}")' if successor else "create_delegation_plan",
+    )
+
+
+def _nothing_of(plan: StoredPlan, *, status: str, summary: str, next_action: str) -> ExecutionReport:
+    """What there is to say of a plan without an execution."""
     return ExecutionReport(
         execution_id=None,
         plan_id=plan.plan_id,
-        status="not_started",
+        status=status,
         strategy=None,
-        summary=f"{plan.document['intent']}: not begun.",
+        summary=summary,
         results=[],
         report=None,
-        next_actions=[f'execute_delegation_plan(plan_id="{plan.plan_id}")'],
+        next_actions=[next_action],
         steps=[],
         steps_complete=0,
         steps_total=len(plan.document["steps"]),

@@ -92,6 +92,16 @@ def plan_for(plan_id: str, *, caller: Caller) -> StoredPlan:
     return found
 
 
+def can_be_begun(plan: StoredPlan) -> bool:
+    """Does it wait for somebody to carry it out: is it ready, not begun, not replaced, not forgotten, not abandoned?"""
+    return not plan.is_forgotten and WaitingPlan.objects.filter(plan__plan_id=plan.plan_id).exists()
+
+
+def successor_of(plan_id: str) -> str | None:
+    """The plan that has taken another's place, if one has."""
+    return Plan.objects.filter(replaces__plan_id=plan_id).values_list("plan_id", flat=True).first()
+
+
 def expired(*, limit: int) -> list[tuple[int, str]]:
     """Plans that have waited too long to be begun, as (tenant, plan_id), longest waiting first. Runs as the system."""
     found = WaitingPlan.objects.filter(expires_at__lte=sql.GATEHOUSE_NOW).order_by("expires_at")

@@ -121,6 +121,7 @@ class FoundPlan(Output):
     plan_id: str
     status: Literal["ready", "needs_escalation"]
     can_execute_now: bool
+    """Is the plan ready, does it still wait to be begun, and has every worker in it room?"""
     receipt_id: str
     receipt_uuid: str
 
@@ -191,7 +192,7 @@ def get_plan(caller: Caller, given: OnePlan) -> FoundPlan:
         plan=dict(found.document),
         plan_id=found.plan_id,
         status=found.status.value,
-        can_execute_now=selectors.readiness(found.document).can_execute_now,
+        can_execute_now=selectors.can_be_begun(found) and selectors.readiness(found.document).can_execute_now,
         receipt_id=found.receipt_id,
         receipt_uuid=str(found.receipt_uuid),
     )

@@ -35,7 +35,7 @@ from worker_kit import Worker, refused
 
 HUB_SECONDS: Final = 30.0
 SUCCEEDED: Final = frozenset({"complete", "partial"})
-FAILED: Final = frozenset({"failed", "budget_exceeded", "canceled"})
+FAILED: Final = frozenset({"failed", "budget_exceeded", "canceled", "abandoned"})
 
 Intent = Annotated[str, Field(min_length=1, max_length=20_000, description="What is wanted, in plain words.")]
 JobId = Annotated[str, Field(min_length=1, max_length=100)]

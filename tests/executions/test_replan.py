@@ -157,6 +157,31 @@ def test_a_plan_that_nobody_began_is_abandoned_for_the_new_one(team: Caller) -> 
         carry_out(team, made.plan_id)
 
 
+def test_a_plan_that_can_be_begun_no_more_is_not_offered_for_it(tenant: Tenant, team: Caller) -> None:
+    token = make_token(tenant)
+    late, begun, old = make(team), make(team), make(team)
+    assert read(token, begun)["can_execute_now"]
+    carry_out(team, begun.plan_id)
+    new = replan(team, old.plan_id, reason="cold")
+    with team.acting():
+        assert planning.abandon_expired(plan_id=late.plan_id, now=T0)
+
+    assert [read(token, one)["can_execute_now"] for one in (late, begun, old, new)] == [False, False, False, True]
+    told = {one.plan_id: read(token, one, "/execution") for one in (late, old, new)}
+    assert [(one["status"], one["next_actions"]) for one in told.values()] == [
+        ("abandoned", ["create_delegation_plan"]),
+        ("abandoned", [f'get_plan_status(plan_id="{new.plan_id}")']),
+        ("not_started", [f'execute_delegation_plan(plan_id="{new.plan_id}")']),
+    ]
+    assert read(token, begun, "/execution")["execution_id"] is not None
+
+
+def read(token: str, made: MadePlan, further: str = "") -> dict[str, Any]:
+    answer = Client().get(f"/api/v1/plans/{made.plan_id}{further}", headers={"Authorization": f"Bearer {token}"})
+    found: dict[str, Any] = answer.json()
+    return found
+
+
 def test_what_failed_in_any_revision_is_never_used_again(team: Caller, server: WorkerServer) -> None:
     register(team, server.endpoint, "third", "shout", cost_estimate=2)
     first = make(team)
