@@ -131,6 +131,10 @@ DAMAGE = {
         "untrue_entries",
         "update digests_entry set acked_at = null where kind = 'item' and acked_at is not null",
     ),
+    "a visible item misses what is there": (
+        "untrue_entries",
+        "update digests_entry set pruned = 1 where kind = 'item' and acked_at is null",
+    ),
     "a snapshot counts what does not exist": (
         "untrue_entries",
         (

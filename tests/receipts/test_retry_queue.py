@@ -461,6 +461,29 @@ def test_a_target_that_asks_to_wait_rests_as_a_whole_and_costs_no_letter_an_atte
     assert set(Letter.objects.values_list("state", flat=True)) == {LetterState.DELIVERED}
 
 
+def test_a_target_that_has_rested_and_fails_at_the_probe_is_left_alone_again(
+    as_kee: Caller, lee: Caller, north: RemoteTarget, remote: Remote
+) -> None:
+    for _ in range(3):
+        post(lee, poster=as_kee)
+    remote.always = says(503, {}, Retry_After="60")
+    tick()
+    pass_time(70)
+    remote.always = says(500)
+    tick()
+    north.refresh_from_db()
+    assert (len(remote.received), north.breaker, north.failures_in_a_row) == (2, Breaker.OPEN, 1)
+    tick()
+    assert len(remote.received) == 2
+
+    pass_time(60)
+    remote.always = says(200, STORED)
+    tick()
+    pass_time(60)
+    tick()
+    assert set(Letter.objects.values_list("state", flat=True)) == {LetterState.DELIVERED}
+
+
 def test_targets_rest_by_chance_longer_than_they_ask() -> None:
     rests = {states.jittered(timedelta(hours=1)) for _ in range(20)}
     assert len(rests) > 1
