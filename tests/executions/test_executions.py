@@ -1,5 +1,6 @@
 """Plans carried out: what begins when, what a principal is asked for, how it ends."""
 
+from contextlib import suppress
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -30,6 +31,8 @@ from apps.receipts import selectors as receipts
 from apps.receipts.models import Obligation, Receipt
 from apps.tasks import services as tasks
 from apps.tasks.models import HotTask
+from apps.workers import services as workers
+from apps.workers.errors import WorkerRateLimited
 from apps.workers.models import ToolVersion
 from tests.executions.making import (
     REPORT,
@@ -360,6 +363,36 @@ def test_without_patience_calls_are_left_to_a_worker_process(kee: Caller, server
     assert not server.calls
     with kee.acting():
         assert Execution.objects.get().wake_at is not None
+
+
+def test_nothing_begins_once_a_step_did_not_fit_the_budget(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    steps = [call_step("a", estimated_cost=9), call_step("b", "shout", estimated_cost=0.5), REPORT]
+    execution = begin(kee, steps, budget=Budget(max_total_cost=Decimal(1)))
+
+    advance(execution)
+
+    assert (report(kee, execution).status, statuses(kee, execution)["b"]) == ("budget_exceeded", "skipped")
+    assert not server.calls
+
+
+@pytest.mark.parametrize("calls_in_the_hour_before", [0, 2])
+@pytest.mark.parametrize("other", [{"estimated_cost": 9}, {"worker_id": "nobody", "critical": True}])
+def test_what_is_let_go_in_the_look_that_claimed_it_is_neither_called_nor_paid(
+    kee: Caller, server: WorkerServer, other: dict[str, Any], calls_in_the_hour_before: int
+) -> None:
+    make_worker(kee, server, constraints={"rate_limit_per_hour": 1, "timeout_seconds": 20})
+    with kee.acting(), suppress(WorkerRateLimited):
+        for _ in range(calls_in_the_hour_before):
+            workers.take_call(worker_id="texter")
+    steps = [call_step("a", estimated_cost=0.1), {**call_step("b", "shout"), **other}, REPORT]
+    execution = begin(kee, steps, strategy=Strategy.ESCALATE, budget=Budget(max_total_cost=Decimal(1)))
+
+    advance(execution)
+
+    done = report(kee, execution)
+    assert (statuses(kee, execution)["a"], done.total_cost, server.calls["echo"]) == ("canceled", Decimal(0), 0)
+    assert done.status in {"budget_exceeded", "failed"}
 
 
 @pytest.mark.parametrize("budget", [Budget(max_total_cost=Decimal("0.25")), Budget(max_cost_per_step=Decimal("0.05"))])

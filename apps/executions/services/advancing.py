@@ -201,7 +201,8 @@ def _go_on(work: Round, *, may_call: bool) -> bool:
         mine = [step for step in ready if _may_begin(work, step, may_call=may_call)]
         held_back = held_back or any(step not in mine and not _too_early(work, step) for step in ready)
         for step in mine:
-            begin(work, step)
+            if work.execution.halted_as is None:
+                begin(work, step)
         if moves.verdict is not None:
             ending.finish(work, moves.verdict)
             return False

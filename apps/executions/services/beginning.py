@@ -73,28 +73,20 @@ def take_calls(work: Round) -> None:
     In the order of the workers' ids, so that rounds that meet at two workers don't wait for each other. What becomes a
     task is counted by the run that calls.
     """
-    for claimed in sorted(work.claims, key=lambda claimed: claimed[1].worker_id):
-        step, target = claimed
+    for step, target in sorted(work.claims, key=lambda claimed: claimed[1].worker_id):
         if as_task(work, step, target):
             continue
         try:
             calls.take(target)
         except WorkerRateLimited as full:
-            work.claims.remove(claimed)
             _put_off(work, step, timedelta(seconds=full.retry_after))
 
 
 def _put_off(work: Round, step: ExecutionStep, pause: timedelta) -> None:
-    """Undo a claim that nobody has seen yet: the step waits as if it had not begun."""
+    """The step waits as if it had not begun."""
+    work.unclaim(step)
     step.move_to(StepStatus.PENDING)
     step.retry_at = work.now + pause
-    step.call_expires_at = None
-    step.attempts -= 1
-    if step.attempts == 0:
-        step.started_at = None
-        work.execution.total_cost -= step.cost
-        step.cost = Decimal(0)
-    work.touch(step)
 
 
 def _charge(work: Round, step: ExecutionStep, target: calls.Target) -> bool:

@@ -29,6 +29,7 @@ def let_go(work: Round) -> None:
     if work.execution.halted_as == Status.CANCELED or work.execution.strategy == Strategy.ESCALATE:
         for step in work.in_state(StepStatus.CALLING):
             # Whoever is calling has lost its claim by this, and what it brings back is dropped.
+            work.unclaim(step)
             work.settle(step, StepStatus.CANCELED)
         _cancel_tasks(work)
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from decimal import Decimal
 from typing import Self
 
 from django.dispatch import Signal
@@ -85,6 +86,18 @@ class Round:
         step.ended_at = self.now
         step.ended_nth = 1 + max((other.ended_nth or 0 for other in self.steps), default=0)
         step.retry_at = None
+        self.touch(step)
+
+    def unclaim(self, step: ExecutionStep) -> None:
+        """Undo the claim that this round has made of a step, if it has: nobody has seen it, no call is made for it."""
+        if all(claimed is not step for claimed, _ in self.claims):
+            return
+        self.claims = [claim for claim in self.claims if claim[0] is not step]
+        step.attempts -= 1
+        if step.attempts == 0:
+            step.started_at = None
+            self.execution.total_cost -= step.cost
+            step.cost = Decimal(0)
         self.touch(step)
 
     def halt(self, status: Status, why: str = "") -> None:
