@@ -68,6 +68,7 @@ def _worked(context: Context, params: Mapping[str, Any]) -> Result:
     with context.caller.acting():
         target = calls.target_of(worker_id=params["worker_id"], tool_name=params["tool_name"])
     calls.note_run(context.task_id)
+    _end_absence(context)
     job = following.kept_job(context.checkpoint)
     if job is None:
         called = _called(context, target, params["params"])
@@ -95,6 +96,13 @@ def _wait_for_worker(context: Context, away: WorkerUnavailable) -> None:
     if now - missed < calls.WORKER_AWAY:
         context.heartbeat(checkpoint={**kept, _MISSED: missed.isoformat()})
         raise Postponed(calls.LOOK_AGAIN) from away
+
+
+def _end_absence(context: Context) -> None:
+    """The worker is there: an absence that may come is waited for from its own beginning."""
+    kept = context.checkpoint or {}
+    if _MISSED in kept:
+        context.heartbeat(checkpoint={name: value for name, value in kept.items() if name != _MISSED})
 
 
 def _called(context: Context, target: calls.Target, params: Mapping[str, Any]) -> calls.Called:

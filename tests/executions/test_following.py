@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apps.core.sql import database_now
-from apps.executions import calls, following
+from apps.executions import calls, following, handlers
 from apps.executions.errors import JobOverdue
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
@@ -30,7 +30,7 @@ from apps.tasks.jobs.executor import work as execute_queue
 from apps.tasks.models import HotTask
 from apps.tasks.services import QueuedTask, QueueRequest
 from apps.workers.models import Allowance, Call
-from apps.workers.services import register
+from apps.workers.services import heartbeat, register
 from apps.workers.trust import CALLS_PER_HOUR, Tier, share_of_an_hour
 from tests.executions.workers import WorkerServer
 from tests.factories import make_caller, make_tenant
@@ -241,6 +241,29 @@ def test_a_job_is_left_to_others_when_patience_ends_and_given_up_when_it_is_over
     assert following.follow(watch, patience=timedelta(0)) is None
     with pytest.raises(JobOverdue):
         following.follow(late, patience=timedelta(0))
+
+
+def test_each_absence_of_a_worker_is_waited_for_from_its_own_beginning(
+    kee: Caller, server: WorkerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(status: str) -> task_selectors.TaskStatus:
+        with kee.acting():
+            heartbeat(caller=kee, worker_id="counter", status=status, current_load=0, available=True)
+        execute_queue(kee.tenant_id, "execute")
+        with kee.acting():
+            HotTask.objects.update(ready_at=database_now(), due_at=None)
+        return seen(kee, task)
+
+    monkeypatch.setattr(handlers, "_FOLLOWED_FOR", timedelta(0))
+    make_counter(kee, server)
+    task = queue_count(kee)
+    for status in ("healthy", "offline", "healthy"):
+        assert run(status).status == "queued"
+    monkeypatch.setattr(calls, "WORKER_AWAY", timedelta(microseconds=1))
+
+    away = run("offline")
+
+    assert (away.status, away.failures, server.calls["start_count"]) == ("queued", 0, 1)
 
 
 @given(st.floats(0, 86_400), st.floats(0.25, 10), st.floats(0, 86_400))
