@@ -8,8 +8,8 @@ from __future__ import annotations
 import itertools
 import re
 import unicodedata
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from apps.core.lexical import words
@@ -41,6 +41,7 @@ _BARE_WORD: Final = re.compile(r"[ ](\w+)")
 _CUT: Final = re.compile(
     r"(?P<stop>(?<=[\w\x03)\]])[.!?](?=\s|$)|;|\n+|(?<=\w):(?=\s+(?:please|can\s+you|could\s+you|i\s|we\s)))"
     r"|(?P<then>,?\s*\b(?:and\s+then|and\s+after\s+that|and\s+finally|after\s+(?:that|which|this)|afterwards|thereafter|subsequently|finally|then|followed\s+by|before)\b,?)"
+    r"|(?P<but>,?\s*\b(?:but|instead)\b(?:\s+(?:rather|instead|only|just))?,?\s+)"
     r"|(?P<and>,?\s*(?:\band\b|\bas\s+well\s+as\b|\bplus\b|&)\s+(?:also\s+)?|,\s+(?:also\s+)?)",
     re.IGNORECASE,
 )
@@ -51,12 +52,45 @@ _LEAD: Final = re.compile(
     re.IGNORECASE,
 )
 _NEVER: Final = re.compile(
-    r"\b(?:do\s+not|don'?t|never|without|must\s+not|mustn'?t|but\s+not|not\s+to)\b", re.IGNORECASE
-)
-_CONDITION: Final = re.compile(
-    r"\b(?:if|unless|whenever|in\s+case|as\s+soon\s+as|until|every\s+(?:\w+\s+)?(?:minute|hour|day|night|morning|evening|week|month|year|monday|"
-    r"tuesday|wednesday|thursday|friday|saturday|sunday)|hourly|daily|weekly|monthly)\b",
+    r"\b(?:(?:do|does|must|should|shall|may|need|(?:you|one|they)\s+(?:can|could|will|would))\s*(?:not|n['\u2019]?t)\b|never\b|without\b|but\s+not\b|not\s+to\b"
+    r"|(?:not|n['\u2019]t)\s+(?:allowed|permitted|supposed|meant)\b|instead\s+of\b|rather\s+than\b|no\s+need\s+to\b|neither\b|nor\b"
+    r"|(?:under|in|on|by)\s+no\s+(?:circumstances?|means|account|case)\b|forbid(?:s|den)?\b|prohibit(?:s|ed)?\b|disallow(?:s|ed)?\b"
+    r"|(?:is|be)\s+(?:\w+\s+)?(?:wrong|unwise|illegal|dangerous|a\s+mistake)\s+to\b)"
+    r"|(?:^|\b(?:and|but|or|please|must|should|to)\s|,)\s*(?:avoid|refrain\s+from|abstain\s+from|beware\s+of)\b|^\W*(?:nobody|no[ -]one)\b",
     re.IGNORECASE,
+)
+_REACHES_NOT: Final = re.compile(r"without|instead|rather|but", re.IGNORECASE)
+"""How a ban begins that rules out what it names and no more; others reach to the end of the sentence."""
+_CONDITION: Final = re.compile(
+    r"\b(?:if|unless|whenever|in\s+(?:the\s+|any\s+)?case|in\s+the\s+event|as\s+soon\s+as|(?:as|so)\s+long\s+as|until|otherwise|depending\s+on|on\s+(?:the\s+)?condition"
+    r"|(?:provided|providing|assuming|supposing)\s+(?:that|the|he|she|it|they|we|you|i)|every\s+(?:\w+\s+)?(?:minute|hour|day|night|morning|evening|week|month|year|monday|"
+    r"tuesday|wednesday|thursday|friday|saturday|sunday)|hourly|daily|weekly|monthly)\b"
+    r"|^(?:when|once)\b(?!\s+(?:(?:you|it|that|this|they|all|everything)\b\W*(?:(?:s|re|is|are|has|have)\b\s*)?(?:been\s+)?)?(?:done|finished|completed?|ready)\b)"
+    r"|^(?:should|were|had)\s|^(?:only\s+)?after\s+(?!(?:that|which|this)\b)(?:[\w'\u2019-]+\s+){1,4}?(?:has|have|had|is|are|was|were)\b",
+    re.IGNORECASE,
+)
+_DEFERRED: Final = re.compile(
+    r"\b(?:when|once|after|before|upon|only\s+(?:with|by|at)|provided|with\s+(?:my|our|his|her|their|your)\s+(?:approval|consent|permission)|as\s+long)\b",
+    re.IGNORECASE,
+)
+"""What in a wish that changes the world lets it wait for something."""
+_EXCEPTION: Final = re.compile(
+    r"\b(?:except(?:ing|ions?)?|excluding|(?:apart|aside)\s+from|other\s+than|besides|save\s+for|not|"
+    r"(?:all|each|any\w*|every\w*|no\w*)\b[^.;]{0,80}?\bbut)\b",
+    re.IGNORECASE,
+)
+_EMBEDS: Final = re.compile(
+    r"\b(?:how|why|whether|what|who|whom|whose|where)\b|\b(?:said|says|told|asked|asks|wants|wanted|thinks|thought|believes|claims|claimed|"
+    r"wrote|suggests|suggested|recommends|recommended|proposed|ordered|demanded|insists)\b",
+    re.IGNORECASE,
+)
+_OWN_WORD: Final = re.compile(r"\b(?:i|we)\s+(?:\w+\s+)?$", re.IGNORECASE)
+_STATES: Final = re.compile(
+    r"\b(?:is|are|was|were|be|has|have|had|may|might|can|could|must|should|shall|will|would)\b", re.IGNORECASE
+)
+_POLITE: Final = re.compile(r"\b(?:can|could|would|will)\s+you\b|\bplease\b", re.IGNORECASE)
+_TO_BE: Final = re.compile(
+    r"\b(?:must|should|shall|(?:need|needs|has|have|is|are)\s+to)\s+be\s+(?P<done>[a-z]+)\b", re.IGNORECASE
 )
 _CIRCUMSTANCE: Final = re.compile(
     r"(?:(?:i|we|he|she|they|there|here|this|it)\s*(?:have|has|had|'ve|is|are|was|were|am|'m|'s)|since|because|as|for|given|while|although|though|due\s+to|in\s+order|during|regarding|considering|after|with|on|at|in)\b",
@@ -103,6 +137,10 @@ class Clause:
     forbidden: bool = False
     conditional: bool = False
     circumstance: bool = False
+    doubt: str = ""
+    """Why it is not plain that this is asked for: what changes the world is not done on such words."""
+    exception: str = ""
+    """The word from which on something is taken out of what is asked for."""
     values: frozenset[str] = frozenset()
     """Concepts that are values rather than matter: names, times."""
     masked: str = ""
@@ -135,8 +173,8 @@ class Reading:
 def read(intent: str) -> Reading:
     """Cut an intent into its clauses."""
     masked, spans = _mask(unicodedata.normalize("NFC", intent))
-    found = [piece for rough in _cut(masked) for piece in _prohibitions(rough)]
-    clauses = (_clause(text, ordered=ordered, ban=ban, spans=spans) for text, ordered, ban in found)
+    found = [part for piece in _situated_pieces(_cut(masked)) for part in _prohibitions(piece)]
+    clauses = (_clause(part, spans) for part in found)
     kept = [clause for clause in clauses if clause.words or clause.spans]
     return Reading(tuple(_numbered(clause, number) for number, clause in enumerate(kept)), masked, spans)
 
@@ -168,6 +206,8 @@ def _numbered(clause: Clause, number: int) -> Clause:
         forbidden=clause.forbidden,
         conditional=clause.conditional,
         circumstance=clause.circumstance,
+        doubt=clause.doubt,
+        exception=clause.exception,
         values=clause.values,
         masked=clause.masked,
         written=clause.written,
@@ -247,16 +287,76 @@ def _runs_into_word(text: str, end: int) -> bool:
     return word not in lexicon.STOP and not _PREPOSITION.fullmatch(word) and lexicon.verb(word) is None
 
 
-def _cut(masked: str) -> Iterator[tuple[str, bool]]:
-    """Yield (text, after the previous one) for each piece between sequencing words, stops, and `and` before a verb."""
-    start, ordered = 0, False
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """What stands between two cuts, with how it hangs together with what came before it in its sentence."""
+
+    text: str
+    ordered: bool = False
+    opens: bool = True
+    """Does a sentence, or a contrast, begin with it?"""
+    joined: bool = False
+    """Is it joined by a bare `and`, so that it may belong to whatever the piece before is about?"""
+    in_list: bool = False
+    """Is it a line of a list under the line before?"""
+    asks: bool = False
+    """Does a question mark end it?"""
+    ban: str = ""
+    """The word before it that rules it out as well."""
+    doubt: str = ""
+
+
+def _cut(masked: str) -> Iterator[_Piece]:
+    """Yield each piece between sequencing words, stops, and `and` or `but` before a verb."""
+    start, ordered, opens, joined, in_list = 0, False, True, False, False
     for match in _CUT.finditer(masked):
-        if match["and"] is not None and not _begins_with_verb(masked[match.end() :]):
+        if (match["and"] or match["but"]) is not None and not _begins_with_verb(masked[match.end() :]):
             continue
-        yield masked[start : match.start()], ordered
-        ordered = match["then"] is not None or (ordered and not masked[start : match.start()].strip(" ,"))
+        text = masked[start : match.start()]
+        asks = (match["stop"] or "").strip() == "?"
+        yield _Piece(text=text, ordered=ordered, opens=opens, joined=joined, in_list=in_list, asks=asks)
+        empty = not text.strip(" ,")
+        ordered = match["then"] is not None or (ordered and empty)
+        opens = match["stop"] is not None or match["but"] is not None or (opens and empty)
+        joined = match["and"] is not None and not match["and"].lstrip().startswith(",")
+        in_list = match["stop"] == "\n" and (in_list or text.rstrip().endswith(":"))
         start = match.end()
-    yield masked[start:], ordered
+    asks = masked[start:].rstrip().endswith("?")
+    yield _Piece(text=masked[start:], ordered=ordered, opens=opens, joined=joined, in_list=in_list, asks=asks)
+
+
+def _situated_pieces(pieces: Iterable[_Piece]) -> Iterator[_Piece]:
+    """Add what reaches from one piece into the next: a ban, what somebody else says, what is only spoken of."""
+    ban, about, polite = "", "", False
+    for piece in pieces:
+        if piece.opens and not piece.in_list:
+            ban, about, polite = "", "", False
+        polite = polite or _POLITE.search(piece.text) is not None
+        doubt = _doubt(piece, about if piece.joined else "", polite=polite)
+        yield replace(piece, ban=ban, doubt=doubt)
+        own = _NEVER.search(piece.text)
+        if own is not None and not _REACHES_NOT.match(own[0].strip(" ,")):
+            ban = own[0].strip(" ,")
+        about = about or _spoken_of(piece.text)
+
+
+def _spoken_of(text: str) -> str:
+    """The word of a piece that makes it speak of deeds rather than ask for them."""
+    for found in _EMBEDS.finditer(text):
+        if not _OWN_WORD.search(text[: found.start()]):
+            return found[0]
+    bare = _stripped(text)
+    states = None if _begins_with_verb(bare) else _STATES.search(bare)
+    return states[0] if states else ""
+
+
+def _doubt(piece: _Piece, about: str, *, polite: bool) -> str:
+    if piece.asks and not polite:
+        return "it is put as a question"
+    if about:
+        return f"it may belong to what is said with {about!r} before"
+    told = next((one for one in _EMBEDS.finditer(piece.text) if not _OWN_WORD.search(piece.text[: one.start()])), None)
+    return f"it is spoken of with {told[0]!r}" if told else ""
 
 
 def _begins_with_verb(text: str) -> bool:
@@ -275,24 +375,34 @@ def _stripped(text: str) -> str:
     return bare
 
 
-def _prohibitions(piece: tuple[str, bool]) -> Iterator[tuple[str, bool, str]]:
-    text, ordered = piece
-    ban = _NEVER.search(text)
+def _prohibitions(piece: _Piece) -> Iterator[_Piece]:
+    ban = _NEVER.search(piece.text)
     if ban is None:
-        yield text, ordered, ""
+        yield piece
         return
-    if text[: ban.start()].strip(" ,"):
-        yield text[: ban.start()], ordered, ""
-    yield text[ban.end() :], False, ban[0]
+    said, ruled_out = piece.text[: ban.start()], piece.text[ban.end() :]
+    if not ruled_out.strip(" ,.!"):
+        yield replace(piece, ban=piece.ban or ban[0].strip(" ,"))
+        return
+    if said.strip(" ,"):
+        yield replace(piece, text=said)
+    yield replace(piece, text=ruled_out, ordered=False, ban=ban[0].strip(" ,"))
 
 
-def _clause(text: str, *, ordered: bool, ban: str, spans: tuple[Span, ...]) -> Clause:
-    bare = _stripped(text)
-    conditional = _CONDITION.search(bare) is not None
+def _clause(piece: _Piece, spans: tuple[Span, ...]) -> Clause:
+    bare = _stripped(piece.text)
     spoken = words(_MASK.sub(" ", bare))
     family = _family(spoken)
     object_text = bare[_first_word_end(bare) :] if family else bare
+    to_be = None if family else _TO_BE.search(bare)
+    if to_be is not None:
+        family, object_text = _participle(to_be["done"].casefold()), bare[: to_be.start()]
     head, rest = _head_and_rest(object_text)
+    exception = _EXCEPTION.search(bare)
+    conditional = _CONDITION.search(bare) is not None
+    doubt = piece.doubt
+    if not doubt and family in lexicon.MUTATING and (waits := _DEFERRED.search(bare)):
+        doubt = f"it waits for something: {waits[0]!r}"
     return Clause(
         number=0,
         text=_unmask(bare, spans),
@@ -301,14 +411,22 @@ def _clause(text: str, *, ordered: bool, ban: str, spans: tuple[Span, ...]) -> C
         rest=rest,
         words=tuple(spoken),
         spans=tuple(_situated(bare, spans)),
-        after_previous=ordered,
-        forbidden=bool(ban),
+        after_previous=piece.ordered,
+        forbidden=bool(piece.ban),
         conditional=conditional,
         circumstance=family is None and _CIRCUMSTANCE.match(bare) is not None and not _has_verb(spoken),
+        doubt=doubt,
+        exception=exception[0] if exception else "",
         values=_values(bare, spoken),
         masked=_kinds(bare, spans),
-        written=f"{ban} {_MASK.sub(lambda match: spans[int(match[1])].written, bare)}".strip(),
+        written=f"{piece.ban} {_MASK.sub(lambda match: spans[int(match[1])].written, bare)}".strip(),
     )
+
+
+def _participle(done: str) -> str:
+    """The family of what is to be done to something; a word of no family stands for itself."""
+    bases = (done, done.removesuffix("d"), done.removesuffix("ed"), done.removesuffix("ed")[:-1])
+    return next((lexicon.FAMILY_OF_VERB[base] for base in bases if base in lexicon.FAMILY_OF_VERB), done)
 
 
 def _family(spoken: list[str]) -> str | None:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from apps.core.lexical import words
 from apps.plans import lexicon, references
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Offer, Pool, Tool
 from apps.plans.choosing import Choice, Memo, choose_tools
@@ -41,6 +42,12 @@ _NAMED: Final = 0.7
 """How likely a tool is whose worker another one has named."""
 _DOUBT: Final = 0.03
 _BINDING_KINDS: Final = frozenset({"path", "url", "email"})
+_TOPICS: Final = frozenset({"about", "regarding", "concerning", "like", "unlike"})
+_CONTAINED: Final = frozenset({"in", "inside", "within", "from", "under", "below"})
+_UNIVERSAL: Final = frozenset({"all", "any", "each", "every", "everything", "anything", "whatever", "other", "others"})
+_MANY: Final = frozenset(
+    {*_UNIVERSAL, "many", "several", "files", "directory", "directories", "dir", "folder", "folders"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,6 +350,9 @@ class _Work:
                 )
         self._order()
         self._account_for_spans()
+        for draft in wanted:
+            if not draft.handed_on:
+                self._account_for_words(draft)
 
     def _account_for_spans(self) -> None:
         """Whatever the request names exactly must be used by some step, or the plan is not what was asked for."""
@@ -350,13 +360,45 @@ class _Work:
         handed_on = {draft.clause.number for draft in self.drafts if draft.handed_on}
         asked = [clause for clause in self.clauses if not clause.forbidden and clause.number not in handed_on]
         spans = [span for clause in asked for span in clause.spans]
+        changing = {
+            span.number
+            for draft in self.drafts
+            if draft.done is None and not draft.handed_on and draft.clause.verb in lexicon.MUTATING
+            for span in draft.clause.spans
+        }
         for span in spans:
             if any(span.value in text for text in used):
                 continue
-            if span.kind in _BINDING_KINDS:
+            if span.kind in _BINDING_KINDS or span.number in changing:
                 self.miss("capability", f"No step would use {span.value[:500]}.")
             else:
                 self.assumptions.append(f"No step uses {span.value[:200]}.")
+
+    def _account_for_words(self, draft: Draft) -> None:
+        """What a wish takes out must reach its step in words; and the world is changed only where that is plainly asked for."""
+        clause = draft.clause
+        told = list(_strings([draft.filling.params]))
+        if clause.exception and not any(clause.exception in text for text in told):
+            self.miss("condition", f"No step can leave out what this does: {clause.text[:500]}", clause=clause.text)
+        if clause.verb in lexicon.MUTATING or not self.ranker.profiles[draft.tool.uid].gentle:
+            for kind, why in self._unplain(draft, told):
+                self.miss(kind, f"{why}: {clause.text[:500]}", clause=clause.text)
+
+    def _unplain(self, draft: Draft, told: Sequence[str]) -> Iterator[tuple[str, str]]:
+        """Yield what keeps a clause from asking plainly for just what a step would change in the world."""
+        clause = draft.clause
+        if clause.doubt:
+            yield "condition", f"It is not plain that this is to be done, for {clause.doubt}"
+        if any(clause.text in text for text in told):
+            return
+        heard = {word for text in told for word in words(text)}
+        if late := [word for word in clause.words if word in lexicon.TIMES and word not in heard]:
+            yield "condition", f"A plan has no schedule, and no step takes {late[0]!r}"
+        if many := _many(draft):
+            yield "capability", f"{draft.tool.name} does this to one thing, not to {many}"
+        for span in clause.spans:
+            if span.kind == "email" and span.before[-1:] and span.before[-1] in _TOPICS:
+                yield "capability", f"{span.value} is only spoken of"
 
     def _place(self, draft: Draft, *, depth: int) -> None:
         draft.filling = fill(draft.tool, self._scene(draft))
@@ -655,6 +697,18 @@ class _Work:
             above[draft.key] = draft.parents.union(*(above[key] for key in draft.parents))
         keys = [draft.key for draft in self._to_do()]
         return any(first not in above[second] for place, second in enumerate(keys) for first in keys[:place])
+
+
+def _many(draft: Draft) -> str:
+    """How a clause says that it means all of a kind, or what is in a place, where the tool is for one thing; else nothing."""
+    clause, tool = draft.clause, draft.tool
+    singles = [span for span in clause.spans if span.kind == "path" and span.number in draft.filling.spans]
+    own = {word for text in (tool.name, tool.description, *tool.inputs) for word in words(text)}
+    if not singles or own & _MANY:
+        return ""
+    inside = any(span.before[-1:] and span.before[-1] in _CONTAINED for span in singles)
+    many = next((word for word in clause.words if word in _UNIVERSAL), "")
+    return many or ("what is in a place" if inside and clause.head else "")
 
 
 def _strings(value: Any) -> Iterator[str]:

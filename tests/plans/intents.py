@@ -124,3 +124,74 @@ REFUSED = [
     'Translate "hello" into French and delete /tmp/a.txt',
     "Translate /notes/a.txt into French",
 ]
+
+
+UNPLAIN = [
+    "Do not go and delete the file /data/x",
+    "Do not read and delete the file /data/x",
+    "Don\u2019t delete the file /data/x",
+    "Never do any of these:\n- move the file /data/y\n- delete the file /data/x",
+    "You cannot delete the file /data/x",
+    "Nobody may list the files in /data and delete the file /data/x",
+    "Deleting the file /data/x is forbidden",
+    "Search the web for how to wipe and delete the file /data/x",
+    "Find web pages about how people back up and delete the file /data/x",
+    "Tell me who deleted the file /data/x",
+    "Bob said to list the files in /data and delete the file /data/x",
+    "Users can list the files in /data and delete the file /data/x",
+    "Delete all files except /data/keep.txt",
+    "Delete every file but /data/keep.txt",
+    "Delete everything but /data/keep.txt",
+    "Delete any file other than /data/keep.txt",
+    "Delete the other files, not /data/keep.txt",
+    "Translate 'good morning' into all languages except French",
+    "Delete all files in /srv",
+    "Delete files from /srv",
+    "Send an email to everyone but bob@example.org: 'Party!'",
+    "Send an email to everyone except bob@example.org: 'Party!'",
+    "Send an email about bob@example.org to his boss: 'He is late'",
+    "List the files in /data. When the disk is full, delete the file /data/x",
+    "List the files in /data. Once Bob approves, delete the file /data/x",
+    "List the files in /data. After Bob has approved, delete the file /data/x",
+    "List the files in /data. Should the disk be full, delete the file /data/x",
+    "List the files in /data. In the event of an emergency, delete the file /data/x",
+    "Delete the file /data/x provided that Ann agrees",
+    "Delete the file /data/x once Ann has approved",
+    "Delete the file /data/x only with my approval",
+    "Delete the file /data/x tomorrow at noon",
+    "Delete the file /data/x in 30 days",
+    "Delete the file /data/x? No!",
+    "Should I delete the file /data/x?",
+    "The files in /srv/app must be deleted",
+    "All files in /srv/app should be gone",
+]
+"""What forbids, makes conditional, reports, asks about or takes something out: nothing is planned on it."""
+
+RULED_OUT = [
+    "List the files in /data. Do not, under any circumstances, delete the file /data/x",
+    "List the files in /data. Never, please, delete the file /data/x",
+    "List the files in /data, but don't panic and delete the file /data/x",
+    "List the files in /data. Don't list, move or copy, delete the file /data/x",
+    "List the files in /data; it would be wrong to move, rename and delete the file /data/x",
+    "List the files in /data and avoid having to delete the file /data/x",
+    "List the files in /data. It is forbidden to open, read and delete the file /data/x",
+    "List the files in /data instead of deleting the file /data/x",
+]
+"""Each asks for the files in /data, and rules the rest out."""
+
+PLAIN = [
+    ("Could you please delete the file /data/x?", ["delete_file"]),
+    ("I want you to delete the file /data/x", ["delete_file"]),
+    ("The file /data/x must be deleted", ["delete_file"]),
+    ("List the files in /data and then delete the file /data/x", ["scan_directory", "delete_file"]),
+    ("Delete the file /data/x and list the files in /data", ["delete_file", "scan_directory"]),
+    ("Do not translate anything, but delete the file /data/x", ["delete_file"]),
+    ("We have a meeting on Friday. Send an email to bob@example.org: 'See you'", ["send_email"]),
+    (
+        "List the files in /var/log; when done, send an email to bob@example.org: 'Done, except for one'",
+        ["scan_directory", "send_email"],
+    ),
+    ("Search the web for what to see in Rome and translate 'hello' into Italian", ["search_web", "translate_text"]),
+    ("Search the web for 'all animals except cats'", ["search_web"]),
+]
+"""What is asked for plainly, whatever else is said."""

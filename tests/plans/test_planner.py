@@ -16,7 +16,7 @@ from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Offer
 from apps.plans.documents import PlanStatus, canonical, plan_hash
 from apps.plans.offers import Priority
 from apps.plans.validation import Limits, validate
-from tests.plans.intents import REFUSED, SERVED
+from tests.plans.intents import PLAIN, REFUSED, RULED_OUT, SERVED, UNPLAIN
 from tests.plans.shelf import (
     ANALYZE,
     EXAMPLE,
@@ -113,6 +113,31 @@ def test_what_no_tool_may_or_can_do_is_refused_with_what_is_missing(intent: str)
         meant = {*said, *words(one.get("tool_name", "")), *words(one.get("param", ""))}
         assert told & meant, f"{one['detail']} names nothing of the request"
     assert validate(plan.document(), FULL) == []
+
+
+@pytest.mark.parametrize("intent", UNPLAIN)
+def test_what_is_not_plainly_asked_for_is_refused_though_a_tool_could_do_it(intent: str) -> None:
+    plan = make_plan(intent, UNBARRED)
+
+    assert plan.status == PlanStatus.NEEDS_ESCALATION
+    assert plan.missing
+    assert validate(plan.document(), UNBARRED) == []
+
+
+@pytest.mark.parametrize("intent", RULED_OUT)
+def test_a_prohibition_reaches_to_the_end_of_its_sentence_and_no_farther_back(intent: str) -> None:
+    plan = make_plan(intent, UNBARRED)
+
+    assert [step.tool_name for step in plan.steps if step.tool_name] == ["scan_directory"]
+    assert any("rules out" in assumption for assumption in plan.assumptions)
+
+
+@pytest.mark.parametrize(("intent", "tools"), PLAIN)
+def test_what_is_plainly_asked_for_is_planned_by_those_who_may(intent: str, tools: list[str]) -> None:
+    plan = make_plan(intent, UNBARRED)
+
+    assert (plan.status, plan.missing) == (PlanStatus.READY, None)
+    assert [step.tool_name for step in plan.steps if step.tool_name] == tools
 
 
 def test_a_refusal_carries_the_part_that_could_be_planned() -> None:
