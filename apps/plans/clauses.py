@@ -64,7 +64,8 @@ _REACHES_NOT: Final = re.compile(r"without|instead|rather|but", re.IGNORECASE)
 _CONDITION: Final = re.compile(
     r"\b(?:if|unless|whenever|in\s+(?:the\s+|any\s+)?case|in\s+the\s+event|as\s+soon\s+as|(?:as|so)\s+long\s+as|until|otherwise|depending\s+on|on\s+(?:the\s+)?condition"
     r"|(?:provided|providing|assuming|supposing)\s+(?:that|the|he|she|it|they|we|you|i)|every\s+(?:\w+\s+)?(?:minute|hour|day|night|morning|evening|week|month|year|monday|"
-    r"tuesday|wednesday|thursday|friday|saturday|sunday)|hourly|daily|weekly|monthly)\b"
+    r"tuesday|wednesday|thursday|friday|saturday|sunday)|(?:hourly|daily|weekly|monthly)(?=\W*$|,|\s+(?:at|on|in|from|until)\b))\b"
+    r"|^(?:hourly|daily|weekly|monthly)\b"
     r"|^(?:when|once)\b(?!\s+(?:(?:you|it|that|this|they|all|everything)\b\W*(?:(?:s|re|is|are|has|have)\b\s*)?(?:been\s+)?)?(?:done|finished|completed?|ready)\b)"
     r"|^(?:should|were|had)\s|^(?:only\s+)?after\s+(?!(?:that|which|this)\b)(?:[\w'\u2019-]+\s+){1,4}?(?:has|have|had|is|are|was|were)\b",
     re.IGNORECASE,

@@ -124,6 +124,15 @@ def canonical(document: Mapping[str, Any]) -> bytes:
     return rfc8785.dumps(dict(document))
 
 
+def can_be_told(value: object) -> bool:
+    """Has a JSON value a place in a plan: a canonical form, without integers that a double does not hold exactly?"""
+    try:
+        rfc8785.dumps(value)  # type: ignore[arg-type]  # a JSON value by contract
+    except (rfc8785.CanonicalizationError, RecursionError):
+        return False
+    return True
+
+
 def plan_hash(document: Mapping[str, Any]) -> str:
     """Return the SHA-256 of the canonical document, its own `plan_hash` left out."""
     body = {name: value for name, value in document.items() if name != "plan_hash"}

@@ -18,7 +18,7 @@ from apps.plans import lexicon, references
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Offer, Pool, Tool
 from apps.plans.choosing import Choice, Memo, choose_tools
 from apps.plans.clauses import Clause, read
-from apps.plans.documents import WORKER_STEPS, Plan, PlanStatus, Step, StepType
+from apps.plans.documents import WORKER_STEPS, Plan, PlanStatus, Step, StepType, can_be_told
 from apps.plans.history import KEPT
 from apps.plans.layout import Draft, HandedOn, Layout, plain, resolved
 from apps.plans.offers import Priority, choose, lacks_room, payload_bytes
@@ -343,16 +343,22 @@ class _Work:
         for draft in wanted:
             self._place(draft, depth=0)
             for name in draft.filling.missing:
-                detail = f"{draft.tool.name} needs {name}, and nothing in the request or in an earlier step gives it."
-                schema = draft.tool.inputs.get(name, {})
-                self.miss(
-                    "param", detail, tool_name=draft.tool.name, param=name, schema=schema, clause=draft.clause.text
-                )
+                self._miss_param(draft, name)
         self._order()
         self._account_for_spans()
         for draft in wanted:
             if not draft.handed_on:
                 self._account_for_words(draft)
+
+    def _miss_param(self, draft: Draft, name: str) -> None:
+        detail = f"{draft.tool.name} needs {name}, and nothing in the request or in an earlier step gives it."
+        if not can_be_told(self.request.context.get(name)):
+            detail = (
+                f"{draft.tool.name} needs {name}; what the context gives has no exact form in a plan. Give it as text."
+            )
+        schema = draft.tool.inputs.get(name, {})
+        told = {"schema": schema} if can_be_told(schema) else {}
+        self.miss("param", detail, tool_name=draft.tool.name, param=name, clause=draft.clause.text, **told)
 
     def _account_for_spans(self) -> None:
         """Whatever the request names exactly must be used by some step, or the plan is not what was asked for."""

@@ -15,6 +15,7 @@ from apps.core.lexical import stem, words
 from apps.plans import kinds, lexicon, references
 from apps.plans.catalogue import Tool, contract_key, types_meet, types_of
 from apps.plans.clauses import Clause, Span
+from apps.plans.documents import can_be_told
 from apps.plans.validation import carries_secret, validator
 
 _ABOUT: Final = re.compile(r"\b(?:for|about|on|regarding|concerning)\s+(.+)$", re.IGNORECASE | re.DOTALL)
@@ -27,6 +28,7 @@ _MARKS: Final = ".,;:!?()[]'\"“”"
 _NAMING: Final = re.compile(r"[\d_#:@/+-]")
 """What tells a name or number of something from a word of the language."""
 _MOST_WORDS: Final = 200
+_LONGEST_NUMBER: Final = 24
 _DELEGATION_PATH: Final = "delegation_path"
 _NEGATIONS: Final = frozenset({"no", "not", "without", "except"})
 
@@ -128,7 +130,11 @@ class _Slot:
         return self.is_text and bool(self.tokens) and self.tokens[-1] in lexicon.POINTERLIKE
 
     def admits(self, value: Any) -> bool:
-        """Would the schema take this literal? Text that a later reader could mistake for a reference or a credential never passes."""
+        """Would the schema take this literal? Text that a later reader could mistake for a reference or a credential never passes,
+        nor does a number that a plan can't tell exactly.
+        """
+        if not isinstance(value, str) and not can_be_told(value):
+            return False
         if any(references.OPENING in text or carries_secret(text) for text in _texts(value)):
             return False
         wrapped = {
@@ -416,6 +422,8 @@ def _number(slot: _Slot, span: Span) -> int | float | None:
     own = {stem(word) for word in slot.tokens}
     counts = {stem(word) for word in ("top", "first", "last", "most", "limit", "maximum")}
     if not (near & own or (slot.named(lexicon.COUNTLIKE) and near & counts)):
+        return None
+    if len(span.value) > _LONGEST_NUMBER:
         return None
     whole = "." not in span.value
     return int(span.value) if whole else float(span.value)

@@ -376,6 +376,45 @@ def test_a_thousand_workers_with_one_tool_are_one_candidate_spread_by_intent() -
     assert len(taken) > 10
 
 
+def counter(**more: Any) -> Catalogue:
+    """One who counts to a number."""
+    number = {"type": "integer", **more}
+    count = tool("count_to", "Count to a number.", shape("number", number=number), shape(text=STRING))
+    return Catalogue(2, (count,), (offer("counter", count),))
+
+
+@pytest.mark.parametrize("number", [str(2**53), str(2**60), "1" * 5000, "9" * 400 + ".5"])
+def test_a_number_of_the_request_that_no_plan_tells_exactly_is_refused(number: str) -> None:
+    plan = make_plan(f"Count to the number {number}", counter())
+
+    assert [one["param"] for one in plan.missing or ()] == ["number"]
+    assert validate(plan.document(), counter()) == []
+
+
+@pytest.mark.parametrize("value", [2**53, -(2**60), [2**60], {"a": 2**63}])
+def test_a_number_of_the_context_that_no_plan_tells_exactly_is_refused_by_name(value: Any) -> None:
+    plan = make_plan("Count to a number", counter(type=["integer", "array", "object"]), context={"number": value})
+
+    assert plan.missing is not None
+    assert "no exact form" in plan.missing[0]["detail"]
+    assert plan_hash(plan.document())
+
+
+def test_the_largest_exact_number_is_planned() -> None:
+    plan = make_plan("Count to a number", counter(), context={"number": 2**53 - 1})
+
+    assert plan.steps[0].params == {"number": 2**53 - 1}
+
+
+@pytest.mark.parametrize("more", [{"maximum": 2**63 - 1}, {"default": 10**20}])
+def test_a_schema_with_numbers_that_no_plan_tells_exactly_is_left_out_of_the_refusal(more: dict[str, Any]) -> None:
+    plan = make_plan("Count to a number", counter(**more))
+
+    assert plan.missing is not None
+    assert "schema" not in plan.missing[0]
+    assert plan_hash(plan.document())
+
+
 def test_the_same_request_gives_the_same_bytes_in_another_process() -> None:
     code = "import sys; from tests.plans.shelf import make_plan; from apps.plans.documents import canonical; sys.stdout.buffer.write(canonical(make_plan(sys.argv[1]).document()))"
     here = canonical(make_plan(FLAGSHIP).document())
