@@ -9,7 +9,7 @@ import graphlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Final
 
@@ -64,8 +64,24 @@ def validate(document: object, catalogue: Catalogue, *, limits: Limits | None = 
     if not problems:
         problems = _cycles(graph)
     if not problems:
-        problems = [found for rule in _RULES for found in rule(document, graph, catalogue, limits or Limits())]
+        bounds = _bounds_of(document, limits or Limits())
+        problems = [found for rule in _RULES for found in rule(document, graph, catalogue, bounds)]
     return problems[:MAX_PROBLEMS]
+
+
+def _bounds_of(document: Mapping[str, Any], limits: Limits) -> Limits:
+    """The given bounds, or the plan's own where they are tighter."""
+    own = document.get("constraints", {})
+    return replace(
+        limits,
+        max_total_cost=_tighter(limits.max_total_cost, own.get("max_total_cost")),
+        max_cost_per_step=_tighter(limits.max_cost_per_step, own.get("max_cost_per_step")),
+        max_runtime_seconds=_tighter(limits.max_runtime_seconds, own.get("timeout_seconds")),
+    )
+
+
+def _tighter(one: float | None, other: float | None) -> float | None:
+    return min((bound for bound in (one, other) if bound is not None), default=None)
 
 
 def carries_secret(value: str) -> bool:
@@ -228,6 +244,17 @@ def _tools(_document: dict[str, Any], graph: _Graph, catalogue: Catalogue, _limi
             case tool, offer:
                 yield from _fits(step, where, tool, offer, catalogue)
         yield from _fallbacks(step, where, catalogue)
+
+
+def _exclusions(document: dict[str, Any], graph: _Graph, _catalogue: Catalogue, _limits: Limits) -> Iterator[Problem]:
+    excluded = frozenset(document.get("constraints", {}).get("exclude_workers", ()))
+    for step in _to_do(graph):
+        where = graph.path(step["step_id"])
+        named = [("worker_id", step["worker_id"])]
+        named += [(f"fallback_worker_ids/{at}", one) for at, one in enumerate(step.get("fallback_worker_ids", ()))]
+        for name, worker_id in named:
+            if worker_id in excluded:
+                yield Problem(f"{where}/{name}", "excluded_worker", f"The plan's own constraints exclude {worker_id}.")
 
 
 def _fits(step: dict[str, Any], where: str, tool: Tool, offer: Offer, catalogue: Catalogue) -> Iterator[Problem]:
@@ -395,4 +422,4 @@ def _offer(step: dict[str, Any], catalogue: Catalogue) -> tuple[Tool, Offer] | N
     return catalogue.find(step["worker_id"], step["tool_name"])
 
 
-_RULES: Final[tuple[_Rule, ...]] = (_ending, _waits, _done, _tools, _references, _secrets, _bounds)
+_RULES: Final[tuple[_Rule, ...]] = (_ending, _waits, _done, _tools, _exclusions, _references, _secrets, _bounds)

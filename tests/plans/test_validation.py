@@ -111,6 +111,20 @@ CASES: list[tuple[str, str, Callable[[Document], object]]] = [
         "/steps/0/params/repo_path",
         lambda d: step(d, 0)["params"].update(repo_path="ght_0123abcd_" + "a" * 43),
     ),
+    ("time", "/estimated_total_runtime_seconds", lambda d: d.update(constraints={"timeout_seconds": 0.001})),
+    (
+        "excluded_worker",
+        "/steps/0/worker_id",
+        lambda d: d.update(constraints={"exclude_workers": [step(d, 0)["worker_id"]]}),
+    ),
+    (
+        "excluded_worker",
+        "/steps/0/fallback_worker_ids/0",
+        lambda d: (
+            step(d, 0).update(fallback_worker_ids=["code-analyzer-001"]),
+            d.update(constraints={"exclude_workers": ["code-analyzer-001"]}),
+        ),
+    ),
 ]
 
 
@@ -140,6 +154,16 @@ def test_limits_are_checked_by_the_offers_not_by_the_plans_word() -> None:
     assert ("too_many_steps", "/steps") in refusals(good(), max_steps=2)
     assert ("fan_out", "/steps/0") in refusals(good(), max_fan_out=0)
     assert ("time", "/estimated_total_runtime_seconds") in refusals(good(), max_runtime_seconds=1)
+
+
+@pytest.mark.parametrize(("bound", "path"), [("max_total_cost", "/steps"), ("max_cost_per_step", "/steps/0")])
+def test_a_plan_is_held_to_its_own_budget_even_where_more_is_allowed(bound: str, path: str) -> None:
+    document = make_plan("Translate 'good morning' into French").document()
+
+    document["constraints"] = {bound: 0.01}
+    assert refusals(document, max_total_cost=5, max_cost_per_step=5) == set()
+    document["constraints"] = {bound: 0.001}
+    assert refusals(document, max_total_cost=5, max_cost_per_step=5) == {("budget", path)}
 
 
 def test_a_worker_is_not_sent_more_than_it_takes() -> None:
