@@ -7,6 +7,7 @@ import pytest
 from django.db import IntegrityError, OperationalError, transaction
 
 from apps.digests import selectors, services
+from apps.digests.services.retiring import forwarding_key
 from apps.principals import services as principals
 from apps.principals.errors import BadSuccessor, BuiltIn
 from apps.principals.models import Principal, Tenant
@@ -196,9 +197,39 @@ def test_a_note_where_it_came_from_makes_no_receipt_too_large(kee: Caller, hexy:
 def test_a_long_key_is_forwarded_under_a_shorter_one(kee: Caller, hexy: Caller) -> None:
     with acting_as(kee):
         long = post(kee, dedupe_key=f"github:ci:{'x' * 180}:v1")
+        key = forwarding_key(receipts.find(long.receipt_id))
     assert retire(kee, hexy).forwarded == 1
     with acting_as(hexy):
-        assert [one.dedupe_key for one in inherited(hexy)] == [f"forward-{long.uuid}"]
+        assert [one.dedupe_key for one in inherited(hexy)] == [key]
+        assert len(key) < len(long.dedupe_key)
+
+
+def test_who_knows_a_receipt_can_not_use_the_key_of_its_forwarding_up(kee: Caller, hexy: Caller) -> None:
+    with acting_as(kee):
+        held = post(kee, poster=hexy)
+        post(hexy, dedupe_key=held.dedupe_key.replace(":v1", f":forward-{held.uuid}"))
+        post(hexy, dedupe_key=f"forward-{held.uuid}")
+    assert retire(kee, hexy) == services.Forwarded(forwarded=1, remaining=0)
+    with acting_as(hexy):
+        (forwarded,) = (one for one in inherited(hexy) if one.caused_by_ref == held.receipt_id)
+        assert str(held.uuid) not in forwarded.dedupe_key
+
+
+def test_the_tick_goes_round_a_batch_of_each_at_a_time_until_its_patience_ends(
+    kee: Caller, hexy: Caller, tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apps.digests.services.retiring.BATCH", 2)
+    lee = make_caller(tenant, "Lee")
+    for one in (kee, lee):
+        with acting_as(one):
+            principals.retire_principal(principal_id=one.principal_id, successor_id=hexy.principal_id, now=LATER)
+            for _ in range(5):
+                post(one)
+    assert services.forward_retired(now=LATER, patience=timedelta(0)) == 2
+    assert services.forward_retired(now=LATER, patience=timedelta(hours=1)) == 8
+    assert services.forward_retired(now=LATER) == 0
+    with acting_as(hexy):
+        assert len(inherited(hexy)) == 10
 
 
 def test_more_than_one_batch_is_forwarded(kee: Caller, hexy: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +291,7 @@ def test_what_a_stranger_posted_under_the_key_of_a_forwarding_is_not_taken_for_i
 ) -> None:
     with acting_as(kee):
         first, second = post(kee), post(kee)
-        post(make_caller(tenant, "Zed"), dedupe_key=first.dedupe_key.replace(":v1", f":forward-{first.uuid}"))
+        post(make_caller(tenant, "Zed"), dedupe_key=forwarding_key(receipts.find(first.receipt_id)))
     assert retire(kee, hexy) == services.Forwarded(forwarded=1, remaining=1)
     with acting_as(hexy):
         assert [one.caused_by_ref for one in inherited(hexy)] == [second.receipt_id]

@@ -1,11 +1,14 @@
 """Retiring a principal: what its inbox still holds goes to somebody else, as receipts of their own."""
 
 import logging
+import random
+import time
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from django.db import DatabaseError
+from django.utils.crypto import salted_hmac
 
 from apps.core import strict_json
 from apps.core.errors import DomainError
@@ -34,19 +37,32 @@ class Forwarded:
     remaining: int
 
 
-def forward_retired(*, now: datetime, most: int = 20) -> int:
-    """Forward what retired inboxes hold, in all tenants, `most` batches of each at a time; answers how many receipts.
+def forward_retired(*, now: datetime, patience: timedelta = timedelta(milliseconds=500)) -> int:
+    """Forward what retired inboxes hold, in all tenants, for as long as there is patience; answers how many receipts.
 
+    It goes round them, a batch of each at a time, and begins with any: what is left has its turn in the next call.
     Running it twice, or twice at once, forwards nothing twice.
     """
+    deadline = time.monotonic() + patience.total_seconds()
     with acting_as_system(_WHY):
         waiting = selectors.retired_inboxes()
-    return sum(_try_to_forward(one, now, most) for one in waiting)
+    forwarded = 0
+    while waiting:
+        unfinished = []
+        for one in random.sample(waiting, len(waiting)):
+            some = _try_to_forward(one, now)
+            forwarded += some
+            if some:
+                unfinished.append(one)
+            if time.monotonic() >= deadline:
+                return forwarded
+        waiting = unfinished
+    return forwarded
 
 
-def _try_to_forward(retired: RetiredInbox, now: datetime, most: int) -> int:
+def _try_to_forward(retired: RetiredInbox, now: datetime) -> int:
     try:
-        return forward(tenant_id=retired.tenant_id, principal_id=retired.principal_id, now=now, most=most).forwarded
+        return forward(tenant_id=retired.tenant_id, principal_id=retired.principal_id, now=now, most=1).forwarded
     except (DatabaseError, DomainError):
         # One inbox's trouble must not keep the others from their heirs; it is asked again.
         logger.exception("the inbox of principal %s could not be forwarded", retired.principal_id)
@@ -61,29 +77,33 @@ def forward(*, tenant_id: int, principal_id: int, now: datetime, most: int = 20)
     forwarded = 0
     for _ in range(most):
         with acting_in(tenant_id, _WHY):
-            batch = _post_batch(principal_id, now)
-        if not batch:
-            break
+            batch, posted = _post_batch(principal_id, now)
         # Apart from the posting: an ack locks this inbox, a post the successor's, and batches lock them by id. What
         # was posted and not yet acked is posted again, which changes nothing, and acked then.
         with acting_in(tenant_id, _WHY):
-            ack_receipts(principal_id=principal_id, receipt_pks=batch, now=now)
+            acked = ack_receipts(principal_id=principal_id, receipt_pks=batch, now=now).acked_receipts
+        if not posted and not acked:
+            break
         forwarded += len(batch)
     with acting_in(tenant_id, _WHY):
         return Forwarded(forwarded=forwarded, remaining=selectors.unread_counts(principal_id).total)
 
 
-def _post_batch(principal_id: int, now: datetime) -> list[int]:
-    """Post the successor's receipts for the oldest unacked ones, or else for what is owed; answers those held."""
+def _post_batch(principal_id: int, now: datetime) -> tuple[list[int], int]:
+    """Post the successor's receipts for the oldest unacked ones, or else for what is owed.
+
+    Answers those held for which they are there, and how many were posted now.
+    """
     retired = selectors.retired_inbox(principal_id)
     if retired is None:
-        return []
+        return [], 0
     held = selectors.oldest_unacked(principal_id, limit=BATCH) or receipts.owed_for(principal_id, limit=BATCH)
     creditors = receipts.open_debts([one.pk for one in held], debtor_id=principal_id)
     poster = Poster(tenant_id=retired.tenant_id, principal_id=principal_id, name=retired.name)
     drafts = [_forwarding(one, retired.successor_id, creditors.get(one.pk)) for one in held]
     verdicts = post_many(poster=poster, drafts=drafts, now=now)
-    return [one.pk for one, verdict in zip(held, verdicts, strict=True) if _has_gone_on(one, poster, verdict)]
+    gone_on = [one.pk for one, verdict in zip(held, verdicts, strict=True) if _has_gone_on(one, poster, verdict)]
+    return gone_on, sum(isinstance(verdict, Posted) for verdict in verdicts)
 
 
 def _has_gone_on(receipt: Receipt, poster: Poster, verdict: Posted | DomainError) -> bool:
@@ -99,9 +119,13 @@ def _has_gone_on(receipt: Receipt, poster: Poster, verdict: Posted | DomainError
     return False
 
 
-def _key(receipt: Receipt) -> str:
-    """A key of the receipt's own that gathers it with what its first key would: all parts but the version."""
-    version = f"forward-{receipt.uuid}"
+def forwarding_key(receipt: Receipt) -> str:
+    """A key of the receipt's own that gathers it with what its first key would: all parts but the version.
+
+    The same each time, and nobody can tell it beforehand: who posts as its source could else use the key up and keep
+    the receipt from its heir.
+    """
+    version = f"forward-{salted_hmac(__name__, str(receipt.uuid), algorithm='sha256').hexdigest()}"
     usual = read_key(receipt.source_system, receipt.dedupe_key)
     parts = [receipt.source_system, usual.event_type, usual.entity, version] if usual else [version]
     key = ":".join(parts)
@@ -123,7 +147,7 @@ def _forwarding(receipt: Receipt, successor_id: int, creditor_id: int | None) ->
         recipient_id=successor_id,
         source_system=receipt.source_system,
         event_type=receipt.event_type,
-        dedupe_key=_key(receipt),
+        dedupe_key=forwarding_key(receipt),
         title=receipt.title,
         summary=receipt.summary,
         metadata=_metadata(receipt),
