@@ -61,16 +61,23 @@ from stored left join letter on letter.receipt_id = stored.id {placed_by}
 """
 
 
+# What was sent to another deployment is answered from there by whichever poster may post as the source that has the
+# target's name. Index: receipts_letter_by_receipt.
+_FROM_THERE: Final = """
+    owed.debtor_id = root.recipient_id and closer.source_system = any(array(
+        select t.name from receipts_letter l join receipts_remotetarget t on t.id = l.target_id where l.receipt_id = root.id
+    ))
+"""
 # What a receipt may close: what its poster owes or is owed; a queued task ends by its gate's word, a plan by a plan's
 # receipt. Who owes a queued task may also hand it on, by a task queued in its place.
-_MAY_CLOSE: Final = """
+_MAY_CLOSE: Final = f"""
     case root.event_type
-        when 'task_queued' then closer.poster_id in (owed.debtor_id, root.poster_id)
+        when 'task_queued' then (closer.poster_id in (owed.debtor_id, root.poster_id) or {_FROM_THERE})
                                 and closer.event_type in ('task_complete', 'task_failed', 'task_canceled')
                                 or closer.poster_id = owed.debtor_id and closer.event_type = 'task_queued'
-        when 'plan_created' then closer.poster_id in (owed.debtor_id, owed.creditor_id)
+        when 'plan_created' then (closer.poster_id in (owed.debtor_id, owed.creditor_id) or {_FROM_THERE})
                                  and starts_with(closer.event_type, 'plan_')
-        else closer.poster_id in (owed.debtor_id, owed.creditor_id) end
+        else closer.poster_id in (owed.debtor_id, owed.creditor_id) or {_FROM_THERE} end
 """
 # What the drafts close of receipts that were there before them; the first of several that may close does. Held after the
 # keys, in the order of their ids; who reads `stored` comes after that. Primary keys only.
@@ -80,11 +87,11 @@ _CLOSING: Final = f"""
     where receipt_id = any(array(select pairs_with from taken)) and closed_at is null
     order by receipt_id for no key update
 ), opener as materialized (
-    select id, event_type, poster_id from receipts_receipt
+    select id, event_type, poster_id, recipient_id from receipts_receipt
     where id = any(array(select pairs_with from taken))
 ), closing as materialized (
     select distinct on (root.id) root.id as root, closer.id as closer
-    from (select id, pairs_with, event_type, %(poster)s::bigint as poster_id from taken) closer
+    from (select id, pairs_with, event_type, source_system, %(poster)s::bigint as poster_id from taken) closer
     join closable owed on owed.receipt_id = closer.pairs_with
     join opener root on root.id = closer.pairs_with
     where {_MAY_CLOSE}
@@ -223,7 +230,7 @@ with pair as materialized (
     select receipt_id, debtor_id, creditor_id from receipts_obligation
     where receipt_id = any(%(roots)s::bigint[]) and closed_at is null
 ), fact as materialized (
-    select id, event_type, poster_id from receipts_receipt
+    select id, event_type, poster_id, recipient_id, source_system from receipts_receipt
     where id = any(%(roots)s::bigint[] || %(closers)s::bigint[])
 ), chosen as materialized (
     select distinct on (root.id) root.id as root, closer.id as closer
@@ -376,7 +383,7 @@ where id = (
     where target_id = %(target)s and state = 'pending' and due_at <= gatehouse_now()
     order by due_at, id limit 1 for no key update skip locked
 )
-returning id, fence, attempts, receipt_id, recipient_name, sent_as
+returning id, fence, attempts, receipt_id, recipient_name, sent_as, old.sent_as is null
 """
 PROBE: Final = """
 update receipts_remotetarget set breaker = 'half_open', retry_at = gatehouse_now() + %(patience)s::interval
@@ -391,12 +398,12 @@ set state = 'delivered', due_at = null, claimed = false, settled_at = gatehouse_
 where id = %(letter)s and state <> 'delivered'
 returning extract(epoch from settled_at - created_at)::float
 """
-# A failure counts only for whoever still holds the claim. What was turned away at the door is nowhere yet, and may be
-# sent under another name the next time.
+# A failure counts only for whoever still holds the claim. What has only ever been turned away at the door is nowhere
+# yet, and may be sent under another name the next time.
 DEFERRED: Final = """
 update receipts_letter
 set due_at = gatehouse_now() + %(pause)s::interval, claimed = false, failure = %(failure)s, said = %(said)s,
-    sent_as = case when not %(turned_away)s then sent_as end
+    sent_as = case when not %(nowhere)s then sent_as end
 where id = %(letter)s and state = 'pending' and fence = %(fence)s
 """
 # The attempt was none, since the target takes nothing from anybody.
@@ -408,7 +415,7 @@ where id = %(letter)s and state = 'pending' and fence = %(fence)s
 BURIED: Final = """
 update receipts_letter
 set state = 'dead', due_at = null, claimed = false, settled_at = gatehouse_now(), failure = %(failure)s, said = %(said)s,
-    sent_as = case when not %(turned_away)s then sent_as end
+    sent_as = case when not %(nowhere)s then sent_as end
 where id = %(letter)s and state = 'pending' and fence = %(fence)s
 returning id
 """

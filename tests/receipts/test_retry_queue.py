@@ -24,7 +24,7 @@ from apps.receipts.errors import DedupeConflict, DuplicateReceipt, LivesHere, Un
 from apps.receipts.letters import Delivered, Later, Refused, Resting
 from apps.receipts.models import Letter, Receipt, RemoteTarget, Surface
 from apps.receipts.selectors import chain, find, obligations, target_named
-from apps.receipts.services import Claim
+from apps.receipts.services import Claim, ObligationDraft
 from apps.receipts.states import Breaker, Door, LetterState
 from tests import remote as remotes
 from tests.digests.makers import make_draft, post
@@ -762,7 +762,60 @@ def test_a_letter_keeps_the_key_that_it_was_first_sent_under(as_kee: Caller, lee
     assert again == plain
     services.settle(claim=claim, verdict=Later(code="http_403", said="not you", status=403, unwell=False))
     make_target(as_kee, "https://north.example", known_as="east")
-    assert send()[1] == {"source_system": "east", "dedupe_key": "6:github:k"}  # it is surely not there
+    assert send()[1] == plain  # the first call may have left it there all the same
+
+
+def test_a_letter_that_was_only_ever_turned_away_goes_under_the_new_name(
+    as_kee: Caller, lee: Caller, north: RemoteTarget
+) -> None:
+    post(lee, poster=as_kee, source="github", dedupe_key="k")
+    for known_as, source in (("south", "github"), ("west", "south"), (None, "west")):
+        claim = services.claim(tenant_id=as_kee.tenant_id, target_id=north.pk)
+        assert claim is not None
+        assert json.loads(claim.body)["source_system"] == source
+        services.settle(claim=claim, verdict=Later(code="http_401", said="not you", status=401, unwell=False))
+        make_target(as_kee, "https://north.example", known_as=known_as)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("review", "done", "north", True),
+        ("review", "done", "github", False),
+        ("plan_created", "plan_complete", "north", True),
+        ("plan_created", "done", "north", False),
+        ("task_queued", "task_complete", "north", True),
+        ("task_queued", "task_queued", "north", False),
+    ],
+)
+@pytest.mark.parametrize("early", [False, True], ids=["after the root", "before the root"])
+@pytest.mark.usefixtures("north")
+def test_who_posts_as_the_target_closes_what_was_asked_there(
+    as_kee: Caller, lee: Caller, tenant: Tenant, case: tuple[str, str, str, bool], early: bool
+) -> None:
+    root, answer, source, closes = case
+    branch = make_caller(tenant, "branch", Kind.SERVICE)
+
+    def ask() -> None:
+        post(lee, poster=as_kee, receipt_id="R.root", event_type=root, requires_action=True, surface="inbox")
+
+    def reply() -> None:
+        post(as_kee, poster=branch, source=source, event_type=answer, pairs_with="R.root")
+
+    for step in (reply, ask) if early else (ask, reply):
+        step()
+    assert bool(obligations(awaited_by=as_kee.principal_id)) is not closes
+
+
+@pytest.mark.usefixtures("north")
+def test_who_posts_as_a_target_closes_nothing_that_others_owe(as_kee: Caller, lee: Caller, tenant: Tenant) -> None:
+    branch, gate = make_caller(tenant, "branch", Kind.SERVICE), make_caller(tenant, "gate")
+    owed = ObligationDraft(debtor_id=gate.principal_id, creditor_id=lee.principal_id)
+    queued = post(lee, poster=gate, event_type="task_queued", surface="ledger", obligation=owed)
+    asked = post(gate, poster=as_kee, requires_action=True)
+    for root in (queued, asked):
+        post(as_kee, poster=branch, source="north", event_type="task_complete", pairs_with=root.receipt_id)
+    assert len(obligations(owed_by=gate.principal_id)) == 2
 
 
 def test_letters_of_a_target_are_first_tried_in_the_order_of_posting(

@@ -74,6 +74,8 @@ class Claim:
     timeout: timedelta
     sent: Sent
     body: bytes
+    is_first: bool
+    """No call before it can have left the letter there under the name that it is sent under."""
     delegate: str | None
     """The DeleGate that posted it, if one did."""
 
@@ -94,7 +96,7 @@ def claim(*, tenant_id: int, target_id: int) -> Claim | None:
         return None
     if breaker != Breaker.CLOSED:
         _run(sql.PROBE, target=target_id, patience=patience)
-    letter_id, fence, attempts, receipt_pk, recipient_name, sent_as = row
+    letter_id, fence, attempts, receipt_pk, recipient_name, sent_as, is_first = row
     content, delegate, uuid = content_of(receipt_pk, recipient_name=recipient_name)
     return Claim(
         tenant_id=tenant_id,
@@ -108,6 +110,7 @@ def claim(*, tenant_id: int, target_id: int) -> Claim | None:
         timeout=timedelta(seconds=timeout_seconds),
         sent=Sent(receipt_id=content.receipt_id, uuid=uuid),
         body=letters.body(content, door=Door(door), known_as=sent_as or None),
+        is_first=is_first,
         delegate=delegate,
     )
 
@@ -148,7 +151,7 @@ def _defer(claim: Claim, verdict: Later, *, slow: bool) -> None:
             pause=pause(claim.attempts),
             failure=verdict.code,
             said=verdict.said,
-            turned_away=verdict.turned_away,
+            nowhere=claim.is_first and verdict.turned_away,
         )
     if verdict.unwell:
         _run(sql.TARGET_FAILED, target=claim.target_id, dead=dead, limit=FAILURES_TO_OPEN, cool_down=COOL_DOWN)
@@ -163,7 +166,7 @@ def _rest(claim: Claim, verdict: Resting) -> None:
 
 def _bury(claim: Claim, failure: str, said: str, verdict: Refused | Later) -> int:
     """How many this has buried: none, if the claim was lost."""
-    given: dict[str, Any] = {"failure": failure, "said": said, "turned_away": verdict.turned_away}
+    given: dict[str, Any] = {"failure": failure, "said": said, "nowhere": claim.is_first and verdict.turned_away}
     if _run(sql.BURIED, letter=claim.letter_id, fence=claim.fence, **given) is None:
         return 0
     logger.warning("letter_dead", extra={"letter": claim.letter_id, "target": claim.target_id, "failure": failure})

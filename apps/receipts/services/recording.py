@@ -155,7 +155,8 @@ def record_many(
 
     A receipt closes the obligation that it pairs with where its poster is the debtor or the creditor; else it is a
     pair and no more. A queued task is closed by the gate that queued it, or handed on by its debtor with another that is
-    queued; a created plan is closed by a plan's receipt.
+    queued; a created plan is closed by a plan's receipt. For a recipient that lives elsewhere, whoever posts as the source
+    named like its target counts as the debtor.
 
     Each kind of lock is taken once for all, in one order that is everybody's: meeting points, waiting receipts, keys,
     obligations. So batches can't wait for each other in a circle. What `placing` locks comes after all of these: it is
