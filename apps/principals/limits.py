@@ -21,9 +21,13 @@ _HOUR: Final = timedelta(hours=1)
 _PATIENCE_SECONDS: Final = 0.25
 # One command, known to the server by its digest: a transaction of the database waits for the answer.
 _COUNT: Final = """
-local total = redis.call('incrby', KEYS[1], ARGV[1])
-redis.call('expire', KEYS[1], ARGV[2])
-return total
+local total = tonumber(redis.call('get', KEYS[1]) or '0')
+local granted = math.max(0, math.min(tonumber(ARGV[1]), tonumber(ARGV[2]) - total))
+if granted > 0 then
+    redis.call('incrby', KEYS[1], granted)
+    redis.call('expire', KEYS[1], ARGV[3])
+end
+return granted
 """
 
 
@@ -52,16 +56,17 @@ class Quota:
         passed = timedelta(minutes=self.now.minute, seconds=self.now.second)
         return int((_HOUR - passed).total_seconds())
 
-    def take(self, wanted: int) -> int:
-        """Count posts that are about to be made; answers how many of them there is room for."""
+    def take(self, wanted: int, *, leaving: int = 0) -> int:
+        """Count posts that are about to be made, as many of them as there is room for; answers how many.
+
+        :param leaving: so many places of the hour are left free.
+        """
+        lasting = 2 * int(_HOUR.total_seconds())
         try:
-            total = int(_count()([self._key], [wanted, 2 * int(_HOUR.total_seconds())], _client()))
+            return int(_count()([self._key], [wanted, self.per_hour - leaving, lasting], _client()))
         except redis.RedisError:
             logger.warning("posts of %s are not limited: Redis does not answer", self.source_system, exc_info=True)
             return wanted
-        granted = min(wanted, max(0, self.per_hour - (total - wanted)))
-        self.give_back(wanted - granted)
-        return granted
 
     def give_back(self, count: int) -> None:
         """Uncount posts that were not made."""

@@ -36,12 +36,17 @@ class Admission:
     def _count(self, quota: Quota, drafts: Sequence[ReceiptDraft], places: list[int]) -> None:
         # Of several drafts of one key one is stored at most.
         keys = list(dict.fromkeys(drafts[place].dedupe_key for place in places))
-        granted = quota.take(len(keys))
-        self._counted.append((quota, places, granted))
+        granted = quota.take(len(keys), leaving=(quota.per_hour + 1) // 2)
         if granted == len(keys):
+            self._counted.append((quota, places, granted))
             return
+        # Where room may run out, repetitions are not counted even for a moment, in which a new one would lack it.
+        quota.give_back(granted)
         known = receipts.used_keys(quota.tenant_id, quota.source_system, keys)
-        refused = set([key for key in keys if key not in known][granted:])
+        new = [key for key in keys if key not in known]
+        granted = quota.take(len(new))
+        self._counted.append((quota, places, granted))
+        refused = set(new[granted:])
         for place in places:
             if drafts[place].dedupe_key in refused:
                 self.refused[place] = RateLimited(
