@@ -11,7 +11,7 @@ from apps.principals import services as principals
 from apps.principals.models import Principal, Tenant, Token
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import acting_as_system
-from apps.receipts.models import Obligation, Receipt, ReceiptKey
+from apps.receipts.models import MAX_METADATA, Obligation, Receipt, ReceiptKey
 from tests.factories import T0, make_caller, make_principal, make_tenant, make_token
 
 INBOX_DOOR, UNIVERSAL_DOOR, API = "/internal/inbox/receipt", "/internal/receipt", "/api/v1/receipts"
@@ -218,6 +218,29 @@ def test_a_tenant_may_let_receipts_make_their_recipients(tenant: Tenant, token: 
     assert knock(token, {**TASK_COMPLETE, "recipient_ai": "Newcomer"})[0] == 200
     with acting_as_system("test"):
         assert Principal.objects.get(name="Newcomer").kind == Kind.AI
+
+
+def test_a_batch_makes_only_the_recipients_for_whom_something_is_stored(tenant: Tenant, token: str) -> None:
+    with acting_as_system("test"):
+        Tenant.objects.filter(pk=tenant.pk).update(creates_recipients=True)
+    source = TASK_COMPLETE["source_system"]
+    wanted = [("First", "k1"), ("Second", "k1"), ("First", "k2"), ("First", "k2"), ("Third", "k3")]
+    rows: list[dict[str, Any]] = [
+        {"recipient_ai": name, "source_system": source, "dedupe_key": key, "summary": "x"} for name, key in wanted
+    ]
+    rows[-1]["metadata"] = {"text": "x" * (MAX_METADATA + 1)}
+    answer = Client().post(
+        "/api/v1/receipts/batch",
+        {"receipts": rows},
+        content_type="application/json",
+        headers={"X-Service-Token": token},
+    )
+    assert [row["code"] for row in answer.json()["results"]] == [
+        *(None, "dedupe_conflict", None, "duplicate_receipt", "too_large")
+    ]
+    with acting_as_system("test"):
+        made = Principal.objects.filter(name__in=["First", "Second", "Third"])
+        assert list(made.values_list("name", flat=True)) == ["First"]
 
 
 @pytest.mark.parametrize("name", ["a/b", ".", ".."])

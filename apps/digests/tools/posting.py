@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from functools import cache
 from typing import Annotated, Any, Final, Literal, Never, TypeVar
 
 from django.utils import timezone
@@ -174,16 +173,30 @@ def post_receipts(caller: Caller, given: PostReceipts) -> VerdictsOutput:
     """Post up to 500 receipts in one transaction, with a verdict for each."""
     now = timezone.now()
     known = principals.principal_ids_named({one.recipient_ai for one in given.receipts}, tenant_id=caller.tenant_id)
-    made = cache(_recipients(caller, now))
+    answers: dict[int, Posted | DomainError] = {}
+    drafts: dict[int, ReceiptDraft] = {}
+    for place, one in enumerate(given.receipts):
+        if one.recipient_ai not in known:
+            answers[place] = _post_to_unknown(caller, one)
+            if isinstance(answers[place], Posted):
+                known |= principals.principal_ids_named({one.recipient_ai}, tenant_id=caller.tenant_id)
+            continue
+        draft = _draft(caller, one, _surface(one), known.__getitem__)
+        if isinstance(draft, DomainError):
+            answers[place] = _counted(caller, one, draft)
+        else:
+            drafts[place] = draft
+    answers |= zip(drafts, _post_many(caller, list(drafts.values()), now), strict=True)
+    return VerdictsOutput(results=[_verdict(answers[place]) for place in range(len(given.receipts))])
 
-    def recipient_of(name: str) -> int:
-        return known[name] if name in known else made(name)
 
-    drafts = [_counted(caller, one, _draft(caller, one, _surface(one), recipient_of)) for one in given.receipts]
-    posted = iter(_post_many(caller, [draft for draft in drafts if isinstance(draft, ReceiptDraft)], now))
-    return VerdictsOutput(
-        results=[_verdict(next(posted) if isinstance(draft, ReceiptDraft) else draft) for draft in drafts]
-    )
+def _post_to_unknown(caller: Caller, given: PostReceipt) -> Posted | DomainError:
+    """Post one of several as it would be alone: whom nothing is stored for is not made."""
+    try:
+        with caller.acting():
+            return _post(caller, given, _surface(given), may_go_on=True)
+    except DomainError as refusal:
+        return refusal
 
 
 @operation(
