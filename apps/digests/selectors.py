@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from itertools import accumulate
 from time import monotonic
 from typing import Any, Final
 
@@ -229,12 +230,35 @@ def entry(principal_id: int, entry_id: int) -> EntryView:
     return _with_receipt_ids(_with_content([found]))[0]
 
 
-def history(principal_id: int, *, before: int | None = None, limit: int = 50) -> list[EntryView]:
-    """All entries, acked and superseded ones too, newest first, before a sequence."""
-    rows = Entry.objects.filter(inbox_id=_inbox_of(principal_id)).select_related("thread").order_by("-sequence")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Some of all that an inbox has ever shown."""
+
+    entries: list[EntryView]
+    following: int | None
+    """The sequence that the next page comes before; None on the last."""
+
+
+MOST_NAMED: Final = 5_000
+"""So many receipts are named on a page of the history: each revision of a digest names all that it held."""
+
+
+def history(principal_id: int, *, before: int | None = None, limit: int = 50) -> History:
+    """All entries, acked and superseded ones too, newest first, before a sequence.
+
+    A page ends early where its entries would name too many receipts; its first entry is always there.
+    """
+    entries = Entry.objects.filter(inbox_id=_inbox_of(principal_id)).select_related("thread").order_by("-sequence")
     if before is not None:
-        rows = rows.filter(sequence__lt=before)
-    return _with_receipt_ids(_with_content(list(rows[:limit])))
+        entries = entries.filter(sequence__lt=before)
+    found = list(entries[:limit])
+    fitting = sum(named <= MOST_NAMED for named in accumulate(entry.count for entry in found))
+    page = found[: max(1, fitting)]
+    has_more = len(page) < len(found) or len(found) == limit
+    return History(
+        entries=_with_receipt_ids(_with_content(page)),
+        following=page[-1].sequence if page and has_more else None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,6 +298,19 @@ def news(marks: Sequence[Mark]) -> list[News]:
             News(mark=marks[place - 1], visible=visible, leftover=leftover)
             for place, visible, leftover in cursor.fetchall()
         ]
+
+
+def any_news(entries: Collection[EntryView], mark: Mark) -> bool:
+    """Whether any of these entries of an inbox holds a receipt that it did not show at a mark."""
+    given: dict[str, Any] = {
+        "entries": [entry.id for entry in entries],
+        "tenant": mark.tenant_id,
+        "mark": mark.sequence,
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(sql.ANY_NEWS, given)
+        row = cursor.fetchone()
+    return bool(row and row[0])
 
 
 def anything_left(mark: Mark) -> bool:
@@ -398,18 +435,22 @@ def inbox_receipts(
     # The page is cut off inside one index before the facts are fetched.
     given: dict[str, int | str] = {"before": _PAST_ALL if before is None else before, "limit": limit}
     if source_system is not None:
-        given |= {"recipient": principal_id, "source": source_system}
-        statement = sql.LISTED_OF_SOURCE.format(unread=sql.ONLY_UNREAD if unread_only else "")
+        given |= {"recipient": principal_id, "source": source_system, "walked": _WALKED}
+        statement = sql.UNREAD_OF_SOURCE if unread_only else sql.LISTED_OF_SOURCE
         return with_lifecycle(receipts.in_order(_keys(statement, given)))
     given["inbox"] = _inbox_of(principal_id)
     page = {row.pk: row for row in ReceiptState.objects.raw(sql.UNREAD if unread_only else sql.LISTED, given)}
     return [_seen(fact, page[fact.pk]) for fact in receipts.in_order(list(page))]
 
 
+_WALKED: Final = 2_000
+"""So many of a source's newest receipts are looked at one by one for unread ones."""
+
+
 def unread_of_source(principal_id: int, source_system: str) -> int:
     """How many receipts of a source wait, those still being gathered too; a thousand at most."""
-    given = {"recipient": principal_id, "source": source_system, "before": _PAST_ALL, "limit": 1000}
-    return len(_keys(sql.LISTED_OF_SOURCE.format(unread=sql.ONLY_UNREAD), given))
+    given = {"recipient": principal_id, "source": source_system, "before": _PAST_ALL, "limit": 1000, "walked": _WALKED}
+    return len(_keys(sql.UNREAD_OF_SOURCE, given))
 
 
 def _keys(statement: str, given: dict[str, Any]) -> list[int]:

@@ -232,11 +232,35 @@ order by inbox_id, receipt_id limit %(limit)s
 LISTED_OF_SOURCE: Final = """
 select id from receipts_receipt r
 where recipient_id = any(array[%(recipient)s::bigint]) and source_system = %(source)s and surface = 'inbox'
-      and pruned_at is null and id < %(before)s::bigint {unread}
+      and pruned_at is null and id < %(before)s::bigint
 order by recipient_id desc, id desc limit %(limit)s
 """
-# A look at each, so that the walk stays in the order of the index.
-ONLY_UNREAD: Final = "and (select acked_at is null from digests_receiptstate where receipt_id = r.id)"
+# Of them the unread: among the newest few, with a look at each, so that the walk stays in the order of the index; and
+# if these are not enough, all that the inbox shows or gathers of the source, which is as much as is unread, however much
+# is acked. Indexes: as above, digests_receiptstate_pkey; digests_entry_live_by_source, digests_thread_pending,
+# digests_receiptstate_by_thread.
+UNREAD_OF_SOURCE: Final = f"""
+with newest as materialized (
+    select id from ({LISTED_OF_SOURCE.replace("%(limit)s", "%(walked)s")}) walked
+    where (select acked_at is null from digests_receiptstate where receipt_id = walked.id) limit %(limit)s
+), inbox as materialized (
+    select id from digests_inbox
+    where principal_id = %(recipient)s and (select count(*) from newest) < %(limit)s
+)
+select id from newest where (select count(*) from newest) = %(limit)s
+union all
+select id from (
+    select unread.id from inbox cross join lateral (
+        select unnest(receipt_ids) as id from digests_entry
+        where inbox_id = inbox.id and source_system = %(source)s and acked_at is null and superseded_by_seq is null
+        union all
+        select s.receipt_id from digests_thread t
+        join digests_receiptstate s on s.thread_id = t.id and s.acked_at is null and s.pending
+        where t.inbox_id = inbox.id and t.flush_due_at is not null and t.source_system = %(source)s
+    ) unread where unread.id < %(before)s::bigint
+    order by unread.id desc limit %(limit)s
+) older
+"""
 
 # What came to an inbox, newest first: when, and what its group follows from. The newest are cut off before anything
 # else, as an array, so that they are looked up by primary key however many they are.
@@ -414,6 +438,14 @@ _LEFT: Final = """
               and shown.sequence <= mark.seq
     )
 """
+# Of what an entry `e` holds, whether any was not shown in its thread up to a sequence. Index: digests_entry_revision_once.
+_IS_NEWS: Final = """
+    (e.thread_id is null or not e.receipt_ids <@ coalesce((
+        select shown.receipt_ids from digests_entry shown
+        where shown.tenant_id = {tenant} and shown.thread_id = e.thread_id and shown.sequence <= {mark}
+        order by shown.revision desc limit 1
+    ), '{{}}'))
+"""
 NEWS: Final = f"""
 select mark.place, i.visible_unread, {_LEFT}
 from unnest(%(tenants)s::bigint[], %(principals)s::bigint[], %(marks)s::bigint[])
@@ -426,14 +458,17 @@ cross join lateral (
 cross join lateral (
     select from digests_entry e
     where e.inbox_id = i.id and e.acked_at is null and e.superseded_by_seq is null and e.sequence > mark.seq
-          and (e.thread_id is null or not e.receipt_ids <@ coalesce((
-              select shown.receipt_ids from digests_entry shown
-              where shown.tenant_id = mark.tenant and shown.thread_id = e.thread_id and shown.sequence <= mark.seq
-              order by shown.revision desc limit 1
-          ), '{{}}'))
+          and {_IS_NEWS.format(tenant="mark.tenant", mark="mark.seq")}
     limit 1
 ) news
 order by mark.place
+"""
+# As above, of these entries; by primary key.
+ANY_NEWS: Final = f"""
+select exists (
+    select from digests_entry e
+    where e.id = any(%(entries)s) and {_IS_NEWS.format(tenant="%(tenant)s", mark="%(mark)s")}
+)
 """
 LEFT: Final = f"""
 select {_LEFT} from digests_inbox i cross join (select %(mark)s::bigint as seq) mark

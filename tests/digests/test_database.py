@@ -298,7 +298,7 @@ def of_source(principal_id: int) -> Sequence[Any]:
     """Without the facts, which are looked up by their keys."""
     given: dict[str, int | str] = {"recipient": principal_id, "source": "github", "before": 2**62, "limit": 10}
     with connection.cursor() as cursor:
-        cursor.execute(sql.LISTED_OF_SOURCE.format(unread=""), given)
+        cursor.execute(sql.LISTED_OF_SOURCE, given)
         return list(cursor.fetchall())
 
 

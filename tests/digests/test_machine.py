@@ -19,7 +19,7 @@ from apps.digests import selectors, services
 from apps.digests.errors import BadToken, UnknownEntry
 from apps.digests.formats import Bound, Through
 from apps.digests.gathering import Policy
-from apps.digests.selectors import InboxPage
+from apps.digests.selectors import EntryView, InboxPage
 from apps.digests.services import Group, PolicyChange, Posted, Poster, ReceiptDraft
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.errors import DedupeConflict, DuplicateReceipt
@@ -372,10 +372,10 @@ class Inboxes(RuleBasedStateMachine):
     @rule(owner=owners)
     def look_back(self, owner: str) -> None:
         caller, inbox = self.callers[owner], self.inboxes[owner]
-        past = []
+        past: list[EntryView] = []
         before = None
         with acting_as(caller):
-            while page := selectors.history(caller.principal_id, before=before, limit=4):
+            while page := selectors.history(caller.principal_id, before=before, limit=4).entries:
                 past += page
                 before = page[-1].sequence
         assert [one.sequence for one in past] == list(range(inbox.last_seq, 0, -1))

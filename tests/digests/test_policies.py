@@ -161,7 +161,7 @@ def test_rule_4_every_reason_is_stored(sound: Caller) -> None:
     ack_through(sound, older.token)
     post_grouped(sound, source="off")
     set_policy(sound, enabled=False)
-    reasons = {one.flush_reason for one in selectors.history(sound.principal_id)}
+    reasons = {one.flush_reason for one in selectors.history(sound.principal_id).entries}
     assert reasons == {"size", "immediate", "rollover", "window", "narrow", "lifecycle"}
 
 

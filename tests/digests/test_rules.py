@@ -14,6 +14,7 @@ from apps.digests.selectors import InboxPage
 from apps.digests.services import Group, PolicyChange
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
+from apps.receipts.models import Receipt
 from tests.digests.makers import ack_through, make_draft, pass_time, post, post_grouped, read, receipt_ids
 from tests.factories import T0, make_caller
 
@@ -44,7 +45,7 @@ def flushed(owner: Caller) -> InboxPage:
 
 
 def reasons(owner: Caller) -> list[str | None]:
-    return [entry.flush_reason for entry in reversed(selectors.history(owner.principal_id))]
+    return [entry.flush_reason for entry in reversed(selectors.history(owner.principal_id).entries)]
 
 
 def test_rule_1_receipts_with_a_group_are_gathered(as_kee: Caller) -> None:
@@ -265,7 +266,7 @@ def test_rule_6_sequences_are_contiguous_and_never_reused(as_kee: Caller) -> Non
         post_grouped(as_kee, flush_class="immediate")
         if number % 2:
             ack_through(as_kee, read(as_kee).entries[-1].token)
-    sequences = [entry.sequence for entry in reversed(selectors.history(as_kee.principal_id))]
+    sequences = [entry.sequence for entry in reversed(selectors.history(as_kee.principal_id).entries)]
     assert sequences == list(range(1, len(sequences) + 1))
     assert read(as_kee).as_of == len(sequences)
 
@@ -565,9 +566,46 @@ def test_rule_12_history_lists_everything_newest_first(as_kee: Caller) -> None:
         post(as_kee)
         ack_through(as_kee, read(as_kee).entries[0].token)
     past = selectors.history(as_kee.principal_id, limit=2)
-    older = selectors.history(as_kee.principal_id, before=past[-1].sequence)
-    assert [entry.sequence for entry in past + older] == [3, 2, 1]
-    assert all(entry.acked_at for entry in past + older)
+    older = selectors.history(as_kee.principal_id, before=past.following)
+    assert [entry.sequence for entry in past.entries + older.entries] == [3, 2, 1]
+    assert all(entry.acked_at for entry in past.entries + older.entries)
+    assert older.following is None
+
+
+def test_rule_12_a_page_of_history_ends_before_it_names_too_many_receipts(
+    as_kee: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apps.digests.selectors.MOST_NAMED", 5)
+    for _ in range(6):
+        post_grouped(as_kee, flush_class="immediate")
+    pages = [selectors.history(as_kee.principal_id)]
+    while pages[-1].following is not None:
+        pages.append(selectors.history(as_kee.principal_id, before=pages[-1].following))
+    assert [[entry.count for entry in page.entries] for page in pages] == [[6], [5], [4], [3, 2], [1]]
+
+
+def test_the_unread_of_a_source_are_found_below_whatever_of_it_is_acked(
+    as_kee: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apps.digests.selectors._WALKED", 2)
+    digest = [post_grouped(as_kee, "pr:1").receipt_id for _ in range(2)]
+    flushed(as_kee)
+    item, gathered = post(as_kee).receipt_id, post_grouped(as_kee, "pr:2").receipt_id
+    post(as_kee, source="mail")
+    for _ in range(4):
+        services.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=post(as_kee).id, now=T0)
+
+    def unread(*, before: int | None = None, limit: int = 10) -> list[str]:
+        listed = selectors.inbox_receipts(as_kee.principal_id, source_system="github", before=before, limit=limit)
+        return [one.receipt.receipt_id for one in listed]
+
+    everything = [gathered, item, *reversed(digest)]
+    assert unread() == everything
+    assert unread(limit=3) == everything[:3]
+    assert unread(before=Receipt.objects.get(receipt_id=item).pk) == everything[2:]
+    newest = post(as_kee).receipt_id
+    assert unread(limit=1) == [newest]
+    assert selectors.unread_of_source(as_kee.principal_id, "github") == 5
 
 
 def test_rule_13_references_are_typed(as_kee: Caller) -> None:

@@ -242,6 +242,44 @@ def test_the_remainder_of_a_narrowed_digest_wakes_nobody(kee: Agent) -> None:
     assert [entry["flush_reason"] for entry in page["entries"]] == ["narrow"]
 
 
+def grow_unseen_and_ack_what_was_seen(kee: Agent, token: str) -> str:
+    """In one commit, as two are to whoever has lost the cue of the first. Answers the receipt that nobody was shown."""
+    news = makers.post_grouped(kee.caller, flush_class="immediate")
+    makers.ack_through(kee.caller, token)
+    return news.receipt_id
+
+
+def test_a_remainder_that_the_reader_was_never_shown_ends_its_wait(kee: Agent) -> None:
+    async def story() -> tuple[Any, float]:
+        await kee.is_told_in_a_group(flush_class="immediate")
+        async with kee.client as client:
+            (first,) = (await client.get("/api/v1/inbox")).json()["entries"]
+
+        async def grow() -> None:
+            news.append(await kee.does(partial(grow_unseen_and_ack_what_was_seen, kee, first["token"])))
+
+        return await timed(while_waiting(kee, f"wait=50&after={first['sequence']}", grow))
+
+    news: list[str] = []
+    page, waited = run(story)
+    assert waited < 50
+    assert [entry["flush_reason"] for entry in page["entries"]] == ["narrow"]
+    assert shown(page) == news
+
+
+def test_a_stream_shows_a_remainder_that_it_has_not_shown_before(kee: Agent) -> None:
+    async def story() -> tuple[list[str], list[str]]:
+        await kee.is_told_in_a_group(flush_class="immediate")
+        async with stream(kee) as events:
+            first = await anext(events)
+            token = first.data["entries"][0]["token"]
+            news = await kee.does(partial(grow_unseen_and_ack_what_was_seen, kee, token))
+            return [news], shown((await anext(events)).data)
+
+    news, told = run(story)
+    assert told == news
+
+
 def test_a_lost_cue_costs_latency_only(kee: Agent) -> None:
     async def unheard() -> None:
         with redis.Redis.from_url(settings.REDIS_URL) as broker:

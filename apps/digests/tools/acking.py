@@ -49,7 +49,8 @@ class AckThrough(Input):
     through: EntryRef
     """The `token` of the last entry that you have dealt with, just as you read it (`ent_42@57`); or a bare reference."""
     as_of: Sequence | None = None
-    """With a bare reference: the `as_of` of the read in which you saw it."""
+    """With a bare reference: the `as_of` of the read of your whole inbox in which you saw it. A reference can't say what a
+    narrower read left out (`source_system`, `after`, the newest entries of a bootstrap); only its tokens do."""
 
 
 @operation(

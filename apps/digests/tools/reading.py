@@ -4,7 +4,7 @@ from collections.abc import Sequence as Many
 from typing import Annotated, Final, Self
 
 from django.utils import timezone
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from apps.core.errors import FieldError
 from apps.core.operations import Route, Streams, Waits, operation
@@ -13,7 +13,7 @@ from apps.core.schemas import Input, Output
 from apps.digests import metrics, selectors, services
 from apps.digests.errors import AheadOfInbox
 from apps.digests.formats import parse_entry
-from apps.digests.selectors import EntryView, InboxPage
+from apps.digests.selectors import EntryView, InboxPage, Mark
 from apps.digests.signals import inbox_topic
 from apps.digests.states import FlushReason
 from apps.digests.tools.shapes import (
@@ -53,16 +53,24 @@ class InboxOutput(Output):
     """Unread receipts still being gathered; they will surface within the inbox's window."""
     more_waiting: int
     """Unread receipts that are not in these entries."""
+    _is_news: bool = PrivateAttr(default=True)
+
+    @property
+    def is_news(self) -> bool:
+        """Whether there is more in it than remainders of digests that its reader has been shown."""
+        return self._is_news
 
     @classmethod
-    def of(cls, page: InboxPage) -> Self:
-        return cls(
+    def of(cls, page: InboxPage, *, is_news: bool = True) -> Self:
+        output = cls(
             as_of=page.as_of,
             entries=[EntryOutput.of(entry) for entry in page.entries],
             visible=page.visible,
             pending=page.pending,
             more_waiting=page.more_waiting,
         )
+        output._is_news = is_news
+        return output
 
 
 class StreamInbox(Input):
@@ -83,8 +91,18 @@ def _refuse_ahead(after: int, newest: int) -> None:
 def _worth_waking(given: ReadInbox | StreamInbox, shown: InboxOutput) -> bool:
     """Whether there is, or may be behind a full page, more than remainders of digests that were shown before."""
     full = len(shown.entries) == given.limit or (isinstance(given, ReadInbox) and given.max_tokens is not None)
-    remainders = sum(entry.flush_reason == FlushReason.NARROW for entry in shown.entries)
-    return bool(shown.entries) and (full or remainders < len(shown.entries))
+    return bool(shown.entries) and (full or shown.is_news)
+
+
+def _is_news(caller: Caller, after: int, entries: Many[EntryView]) -> bool:
+    """Whether these entries hold a receipt that nothing up to a sequence held; asked only if all are remainders, since
+    a remainder may be of a digest that grew and was never shown.
+    """
+    remainders = sum(entry.flush_reason == FlushReason.NARROW for entry in entries)
+    if not entries or remainders < len(entries):
+        return bool(entries)
+    mark = Mark(tenant_id=caller.tenant_id, principal_id=caller.principal_id, sequence=after)
+    return selectors.any_news(entries, mark)
 
 
 _WAITS: Final = Waits(
@@ -118,7 +136,8 @@ def read_inbox(caller: Caller, given: ReadInbox) -> InboxOutput:
     )
     _refuse_ahead(given.after, page.as_of)
     _delivered(page.entries)
-    return InboxOutput.of(page)
+    is_news = not given.wait or _is_news(caller, given.after, page.entries)
+    return InboxOutput.of(page, is_news=is_news)
 
 
 class _Further(StreamInbox):
@@ -171,7 +190,7 @@ def stream_inbox(caller: Caller, given: StreamInbox) -> InboxOutput:
     )
     _refuse_ahead(given.after, page.as_of)
     _delivered(page.entries)
-    return InboxOutput.of(page)
+    return InboxOutput.of(page, is_news=_is_news(caller, given.after, page.entries))
 
 
 class OneEntry(Input):
@@ -253,13 +272,16 @@ class HistoryOutput(Output):
     tool=False,
 )
 def inbox_history(caller: Caller, given: InboxHistory) -> HistoryOutput:
-    """Everything that your inbox has ever shown, with what became of it."""
+    """Everything that your inbox has ever shown, with what became of it.
+
+    A page of large digests ends before `limit`; follow `next` until it is null.
+    """
     before = decode_position(given.cursor) if given.cursor else None
-    entries = selectors.history(caller.principal_id, before=before, limit=given.limit)
-    _delivered(entries)
+    page = selectors.history(caller.principal_id, before=before, limit=given.limit)
+    _delivered(page.entries)
     return HistoryOutput(
-        entries=[PastEntryOutput.of(entry) for entry in entries],
-        next=encode_cursor(entries[-1].sequence) if len(entries) == given.limit else None,
+        entries=[PastEntryOutput.of(entry) for entry in page.entries],
+        next=encode_cursor(page.following) if page.following is not None else None,
     )
 
 
