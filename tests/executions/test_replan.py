@@ -17,6 +17,7 @@ from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.models import Outcome, Plan
 from apps.plans.services import MadePlan, PlanRequest, Replacement
+from apps.plans.validation import Limits
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller
 from apps.receipts import selectors as receipts
@@ -125,6 +126,34 @@ def test_the_new_plan_runs_only_what_was_left_with_the_results_of_before(team: C
     with team.acting():
         asked = Receipt.objects.get(event_type="aggregate_requested", metadata__plan_id=execution.plan_id)
     assert [one["step_id"] for one in asked.metadata["results"]] == ["step-1", "step-5"]
+
+
+def test_a_budget_holds_over_all_revisions_of_a_plan(kee: Caller, server: WorkerServer) -> None:
+    register(kee, server.endpoint, "echoer", "echo", cost_estimate=0.5)
+    register(kee, server.redirecting, "hoarse", "shout", cost_estimate=0.3)
+    register(kee, server.endpoint, "loud", "shout", cost_estimate=0.45)
+    made = make(kee, limits=Limits(max_total_cost=1.0, max_cost_per_step=0.6))
+    spent = report(kee, carry_out(kee, made.plan_id)).total_cost
+    assert float(spent) == 0.8
+
+    again = replan(kee, made.plan_id)
+
+    assert again.document["constraints"] == {"max_total_cost": 0.2, "max_cost_per_step": 0.6}
+    assert [one["kind"] for one in again.document["missing"]] == ["budget"]
+
+
+def test_a_bound_that_is_given_with_a_revision_takes_the_place_of_what_is_left(
+    kee: Caller, server: WorkerServer
+) -> None:
+    register(kee, server.endpoint, "echoer", "echo", cost_estimate=0.5)
+    register(kee, server.redirecting, "hoarse", "shout", cost_estimate=0.3)
+    register(kee, server.endpoint, "loud", "shout", cost_estimate=0.45)
+    made = make(kee, limits=Limits(max_total_cost=1.0))
+    carry_out(kee, made.plan_id)
+
+    again = replan(kee, made.plan_id, max_total_cost=0.5)
+
+    assert worker_steps(again)["step-5"] == ("loud", False)
 
 
 def test_the_chain_leads_from_the_first_wish_over_the_failure_to_the_new_plan(team: Caller) -> None:

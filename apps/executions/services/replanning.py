@@ -51,11 +51,12 @@ def replan(*, caller: Caller, replacement: Replacement, now: datetime) -> MadePl
 
 
 def _with_what_happened(work: Round, replacement: Replacement) -> Replacement:
-    """The step's own error, and the receipt of the end as the cause."""
+    """The step's own error, what was spent, and the receipt of the end as the cause."""
     failed = next((step for step in work.steps if step.step_id == replacement.failed_step), None)
     error = ((failed.envelope if failed else None) or {}).get("error") or {}
     return replace(
         replacement,
+        spent=float(work.execution.total_cost),
         reason=replacement.reason or error.get("message", "") or "no reason given",
         escalation=_escalation((failed.envelope if failed else None) or {}),
         worker_is_out=bool(error.get("retryable")),

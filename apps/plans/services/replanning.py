@@ -49,6 +49,8 @@ class Replacement:
     context: Mapping[str, Any] = field(default_factory=dict)
     max_total_cost: float | None = None
     """What the steps that are left may cost, in the place of the old bound."""
+    spent: float = 0.0
+    """What the plan has cost, which is taken from the old bound."""
     caused_by: str | None = None
 
 
@@ -194,8 +196,11 @@ def _done(step: Mapping[str, Any], document: Mapping[str, Any], finished: Collec
 def _request(old: Plan, document: Mapping[str, Any], new: Replacement) -> PlanRequest:
     """What was asked then, under the bounds of then."""
     was = document.get("constraints") or {}
+    left = was.get("max_total_cost")
+    if left is not None:
+        left = max(round(left - new.spent, 6), 0.0)
     limits = Limits(
-        max_total_cost=was.get("max_total_cost") if new.max_total_cost is None else new.max_total_cost,
+        max_total_cost=left if new.max_total_cost is None else new.max_total_cost,
         max_cost_per_step=was.get("max_cost_per_step"),
         max_runtime_seconds=was.get("timeout_seconds"),
     )
