@@ -357,6 +357,44 @@ def test_a_dear_favourite_leaves_enough_of_the_budget_for_what_comes_later() -> 
     assert [step.worker_id for step in tight.steps if step.worker_id] == ["polyglot", "polyglot"]
 
 
+def test_a_budget_is_left_for_a_later_step_that_nobody_does_for_less() -> None:
+    quick = replace(TRANSLATORS[1], worker_id="quick", cost=0.5, p50_seconds=0.01, runs=50, successes=50)
+    offers = tuple(replace(one, cost=0.3) if one.worker_id == "postman" else one for one in FULL.offers)
+    intent = "Translate 'one' into French, then send an email to bob@example.org: 'hello'"
+
+    plan = make_plan(
+        intent, Catalogue(6, FULL.tools, (*offers, quick)), priority=Priority.FAST, limits=Limits(max_total_cost=0.6)
+    )
+
+    assert plan.missing is None
+    assert [step.worker_id for step in plan.steps if step.worker_id] == ["polyglot", "postman"]
+
+
+def test_around_what_changes_the_world_nothing_runs_at_once() -> None:
+    plan = make_plan("List the files in /data and delete the file /data/x", UNBARRED)
+
+    assert not plan.can_run_parallel
+    assert next(step for step in plan.steps if step.tool_name == "delete_file").depends_on == ("step-1",)
+
+
+def test_what_changes_the_world_never_comes_first_only_to_feed_another_step() -> None:
+    intent = "Index the PDFs in /data/papers"
+    writes = (
+        replace(one, effects=frozenset({"write"})) if one.worker_id == "file-scanner-001" else one
+        for one in FULL.offers
+    )
+
+    plan = make_plan(intent, Catalogue(6, FULL.tools, tuple(writes)))
+
+    assert [step.tool_name for step in make_plan(intent).steps if step.tool_name] == ["scan_directory", "index_pdfs"]
+    assert [(one["kind"], one.get("param")) for one in plan.missing or ()][:1] == [("param", "files")]
+
+
+@pytest.mark.parametrize("intent", ["Delete the branch of /data/x", "Delete the customer of /data/x"])
+def test_what_changes_the_world_is_not_taken_for_another_matter_under_the_same_verb(intent: str) -> None:
+    assert make_plan(intent, UNBARRED).status == PlanStatus.NEEDS_ESCALATION
+
+
 def test_what_was_observed_overrides_what_was_promised() -> None:
     slow = replace(EXAMPLE_OFFERS[2], runs=25, successes=25, p50_seconds=9.0, p95_seconds=20.0)
     catalogue = Catalogue(4, EXAMPLE_TOOLS, (slow,))

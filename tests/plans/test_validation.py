@@ -125,6 +125,12 @@ CASES: list[tuple[str, str, Callable[[Document], object]]] = [
             d.update(constraints={"exclude_workers": ["code-analyzer-001"]}),
         ),
     ),
+    ("param_invalid", "/steps/2/params/analysis_pointer", lambda d: step(d, 2)["params"].update(analysis_pointer=5)),
+    (
+        "reference_unknown_step",
+        "/steps/4/report_summary",
+        lambda d: step(d, 4).update(report_summary="See {{step-9.summary}}"),
+    ),
 ]
 
 
