@@ -47,7 +47,7 @@ class Execution(TenantModel):
     plan_receipt_id = models.CharField(max_length=100)
     intent = models.TextField()
     owner = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="executions", db_index=False)
-    requested_by = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+")
+    requested_by = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
     mode = models.CharField(max_length=11, choices=Mode, default=Mode.AUTO)
     strategy = models.CharField(max_length=11, choices=Strategy, default=Strategy.SEQUENTIAL)
     max_total_cost = models.DecimalField(max_digits=14, decimal_places=6, null=True)
@@ -92,8 +92,9 @@ class Execution(TenantModel):
         indexes = [
             # Serves selectors.due(), the tick's question: open executions that want a look.
             models.Index(fields=["wake_at"], condition=Q(ended_at=None), name="executions_execution_due"),
-            # Serves selectors.recent(), a principal's own list, newest first.
+            # Serve selectors.executions(), what a principal owns and what it asked for, newest first.
             models.Index(fields=["owner", "-id"], name="executions_execution_by_owner"),
+            models.Index(fields=["requested_by", "-id"], name="executions_execution_by_asker"),
         ]
 
     def __str__(self) -> str:

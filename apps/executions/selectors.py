@@ -204,9 +204,16 @@ def told_of_plan(caller: Caller, plan_id: str, *, after: int) -> Told:
     )
 
 
-def recent(caller: Caller, *, limit: int) -> list[Execution]:
-    """The caller's executions, newest first."""
-    return list(Execution.objects.filter(owner_id=caller.principal_id).order_by("-id")[:limit])
+def executions(caller: Caller, *, before: int | None = None, limit: int) -> list[Execution]:
+    """What the caller may see, what it owns and what it asked for, newest first.
+
+    :param before: the key of the last one of the page before.
+    """
+    found = Execution.objects.all() if before is None else Execution.objects.filter(pk__lt=before)
+    # Apart, so that each is read by its own index.
+    owned = found.filter(owner_id=caller.principal_id).order_by("-id")[:limit]
+    asked_for = found.filter(requested_by_id=caller.principal_id).order_by("-id")[:limit]
+    return list(owned.union(asked_for).order_by("-id")[:limit])
 
 
 def due(*, limit: int) -> list[tuple[int, int]]:

@@ -6,10 +6,11 @@ from time import monotonic, sleep
 from typing import Annotated, Any, Final, Literal
 
 from django.utils import timezone
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from apps.core.errors import FieldError, Invalid
 from apps.core.operations import Progress, Reply, Route, Streams, Waits, operation
+from apps.core.pagination import decode_position, encode_cursor
 from apps.core.schemas import Input, Output, Text
 from apps.executions import calls, selectors, services
 from apps.executions.selectors import Report
@@ -249,6 +250,7 @@ class Replanned(Output):
 
 class ListExecutions(Input):
     limit: Annotated[int, Field(ge=1, le=500)] = 50
+    cursor: Annotated[Text, StringConstraints(min_length=1, max_length=200)] | None = None
 
 
 class ExecutionSummary(Output):
@@ -262,6 +264,8 @@ class ExecutionSummary(Output):
 
 class ExecutionList(Output):
     executions: list[ExecutionSummary]
+    next: str | None
+    """Pass it as cursor for older ones; null: these are all."""
 
 
 @operation(
@@ -434,19 +438,23 @@ def get_execution(caller: Caller, given: ExecutionName) -> ExecutionReport:
 
 @operation(title="List executions", scope="plans", routes=[Route("GET", _BASE)], read_only=True, tool=False)
 def list_executions(caller: Caller, given: ListExecutions) -> ExecutionList:
-    """List your executions, newest first."""
+    """List the executions that you own or asked for, newest first."""
+    before = None if given.cursor is None else decode_position(given.cursor)
+    found = selectors.executions(caller, before=before, limit=given.limit + 1)
+    page = found[: given.limit]
     return ExecutionList(
         executions=[
             ExecutionSummary(
-                execution_id=found.ref,
-                plan_id=found.plan_id,
-                status=found.status,
-                intent=found.intent,
-                created_at=found.created_at,
-                ended_at=found.ended_at,
+                execution_id=one.ref,
+                plan_id=one.plan_id,
+                status=one.status,
+                intent=one.intent,
+                created_at=one.created_at,
+                ended_at=one.ended_at,
             )
-            for found in selectors.recent(caller, limit=given.limit)
-        ]
+            for one in page
+        ],
+        next=encode_cursor(page[-1].pk) if len(found) > len(page) else None,
     )
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from apps.core.ids import parse_ref
 from apps.executions.models import Execution
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
@@ -190,8 +191,32 @@ def test_another_principal_sees_no_execution(kee: Caller, token: str, tenant: Te
     stranger = make_token(tenant, "Mallory")
 
     assert send("GET", f"{BASE}/{ref}", stranger)[0] == 404
-    assert send("GET", BASE, stranger)[1] == {"executions": []}
+    assert send("GET", BASE, stranger)[1] == {"executions": [], "next": None}
     assert send("POST", f"{BASE}/{ref}/cancel", make_token(tenant, "Poor", scopes=[Scope.INBOX]), {})[0] == 403
+
+
+def test_the_list_has_what_one_owns_and_what_one_asked_for_page_by_page(
+    kee: Caller, token: str, tenant: Tenant
+) -> None:
+    other = make_caller(tenant, "Dept")
+    refs = [send("POST", BASE, token, {"plan_id": plan_of(kee, [REPORT])})[1]["execution_id"] for _ in range(5)]
+    with acting_as_system("test"):
+        Execution.objects.filter(pk__in=[parse_ref("exec", ref) for ref in refs[1::2]]).update(
+            owner_id=other.principal_id
+        )
+    with other.acting():
+        plan_id = make_plan(other, [REPORT])
+    send("POST", BASE, make_token(tenant, "Dept"), {"plan_id": plan_id})
+
+    pages, cursor = [], ""
+    while cursor is not None:
+        page = send("GET", f"{BASE}?limit=2{cursor and f'&cursor={cursor}'}", token)[1]
+        pages.append([one["execution_id"] for one in page["executions"]])
+        cursor = page["next"]
+
+    newest_first = refs[::-1]
+    assert pages == [newest_first[:2], newest_first[2:4], newest_first[4:]]
+    assert send("GET", f"{BASE}?cursor=nonsense", token)[1]["code"] == "bad_cursor"
 
 
 def test_a_tool_can_be_called_without_a_plan(kee: Caller, token: str, server: WorkerServer) -> None:
