@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,10 +89,15 @@ class Department:
             delegate=os.environ.get("DEPARTMENT_DELEGATE") or None,
         )
 
-    async def plan(self, intent: str, context: Mapping[str, Any], cause: str | None) -> dict[str, Any]:
-        """Have the intent planned."""
+    async def plan(
+        self, intent: str, context: Mapping[str, Any], cause: str | None, path: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """Have the intent planned.
+
+        :param path: the keys of the DeleGates that it has come through, so that it comes to none of them again.
+        """
         async with self._connected() as client:
-            wanted: dict[str, Any] = {"intent": intent, "context": dict(context)}
+            wanted: dict[str, Any] = {"intent": intent, "context": dict(context), "delegation_path": list(path)}
             if cause is not None:
                 wanted["caused_by_receipt_id"] = cause
             if self.delegate is not None:
@@ -148,8 +153,9 @@ def worker_of(department: Department, about: Mapping[str, str]) -> Worker:
         intent: Intent,
         context: dict[str, Any] = {},  # noqa: B006 - the schema's default
         caused_by_receipt_id: str | None = None,
+        delegation_path: list[str] = [],  # noqa: B006 - the schema's default
     ) -> Started:
-        plan = await department.plan(intent, context, caused_by_receipt_id)
+        plan = await department.plan(intent, context, caused_by_receipt_id, delegation_path)
         if plan["status"] != "ready":
             missing = "; ".join(one["detail"] for one in plan["plan"]["missing"][:3])
             raise refused("needs_escalation", f"{name} can't do this by itself: {missing}")

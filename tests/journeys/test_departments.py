@@ -162,6 +162,10 @@ def test_a_department_of_its_own_deployment_reports_home_and_the_chain_goes_thro
         (result,) = [one for one in report["results"] if one["worker_id"] == CODE.name]
         below = ask(away, away.tokens["manager"], "get_plan_status", plan_id=result["key_findings"]["plan_id"])
         assert below["status"] == "complete"
+        asked = ask(away, away.tokens["manager"], "get_plan", plan_id=below["plan_id"])
+        (handed_on,) = [one for one in plan["steps"] if one.get("worker_id") == CODE.name]
+        path = handed_on["params"]["delegation_path"]
+        assert (len(path), asked["plan"]["delegation_path"]) == (1, path)
 
         there = facts(away)
         (end,) = ends_of_tasks(there, "delegate")
