@@ -55,7 +55,9 @@ class PlanAdmin(OperatorAdmin):
     @admin.display(description="Executions")
     def execution_link(self, plan: Plan) -> str:
         # By address: executions stand above plans.
-        address = reverse("admin:executions_execution_changelist", query={"q": plan.plan_id})
+        address = reverse(
+            "admin:executions_execution_changelist", query={"tenant": plan.tenant_id, "plan_id": plan.plan_id}
+        )
         return format_html('<a href="{}" class="text-primary-600">those of this plan</a>', address)
 
 

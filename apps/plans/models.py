@@ -204,10 +204,6 @@ class LearnedModelQuerySet(models.QuerySet["LearnedModel"]):
         """Those that hold something, and were learned at this moment or later."""
         return self.filter(learned_at__gte=moment - _CLOCKS).exclude(body=b"")
 
-    def latest_of_each(self) -> "LearnedModelQuerySet":
-        """The last that was learned of each tenant, in use or not."""
-        return self.order_by("tenant_id", "-number").distinct("tenant_id")
-
 
 class LearnedModel(TenantModel):
     """What was learned from a tenant's outcomes. One is in use; those before it are kept for going back.
@@ -223,7 +219,10 @@ class LearnedModel(TenantModel):
 
     number = models.PositiveIntegerField()
     state = models.CharField(max_length=10, choices=State)
-    learned_from = models.PositiveIntegerField(help_text="How many outcomes there were.")
+    learned_from = models.PositiveIntegerField(help_text="How many outcomes it has learned from.")
+    last_outcome = models.BigIntegerField(
+        default=0, help_text="The number of the last of them: later ones are new. 0: all are."
+    )
     node_f1 = models.FloatField(null=True, help_text="On the last tenth, not learned from; null: too few to say.")
     calibration_error = models.FloatField(
         null=True, help_text="There: how far, on average, the confidence of a plan lies from how often it is right."

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from django.db.models import Count, Max, Min
+from django.db.models import Max, Min
 from django.utils.safestring import SafeString
 
 from apps.memory.models import Observation, Pattern
@@ -231,14 +231,12 @@ def models_since(*, tenant_id: int, taught_at: datetime) -> int:
 
 def tenants_with_lessons() -> list[int]:
     """The tenants of which so many outcomes are new that learning again is worth its while. Runs as the system."""
-    counted = dict(Outcome.objects.order_by().values_list("tenant_id").annotate(Count("id")))
-    learned = {model.tenant_id: model.learned_from for model in LearnedModel.objects.latest_of_each().defer("body")}
-    return sorted(tenant for tenant, count in counted.items() if is_worth_learning(count, learned.get(tenant, 0)))
+    counted = sql.new_outcomes(most=_MOST_NEW)
+    return [tenant for tenant, fresh, learned_from in counted if is_worth_learning(fresh, learned_from)]
 
 
-def is_worth_learning(outcomes: int, learned_from: int) -> bool:
+def is_worth_learning(fresh: int, learned_from: int) -> bool:
     """A twentieth more, or fifty."""
-    fresh = outcomes - learned_from
     return fresh >= min(max(_FEWEST_NEW, learned_from // 20), _MOST_NEW)
 
 

@@ -1,6 +1,7 @@
 """What operators see of an execution."""
 
 import re
+from html import unescape
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -8,9 +9,10 @@ from django.test import Client
 from django.urls import reverse
 
 from apps.executions.models import ExecutionStep
+from apps.plans.models import Plan
 from apps.principals.models import Operator
 from apps.principals.tenancy import Caller, acting_as_system
-from tests.executions.making import advance, begin, call_step, example_steps, make_worker
+from tests.executions.making import REPORT, advance, begin, call_step, example_steps, make_plan, make_worker
 from tests.executions.workers import WorkerServer
 
 
@@ -33,6 +35,25 @@ def test_the_page_of_an_execution_leads_to_its_plan_tasks_and_receipts(kee: Call
     assert "/receipts/receipt/" in page
     assert execution.ref in listing
     assert of_step.status_code == 200
+
+
+def test_the_page_of_a_plan_leads_to_its_own_executions_alone(kee: Caller) -> None:
+    mine = begin(kee, [REPORT])
+    with kee.acting():
+        naming_it = make_plan(kee, [REPORT], intent=f"As in {mine.plan_id}")
+        plan = Plan.objects.get(plan_id=mine.plan_id)
+    other = begin(kee, [], plan_id=naming_it)
+    with acting_as_system("test"):
+        operator = Operator.objects.create_superuser("olga", password=None)
+    client = Client()
+    client.force_login(operator, backend="django.contrib.auth.backends.ModelBackend")
+
+    page = client.get(reverse("admin:plans_plan_change", args=[plan.pk])).content.decode()
+    (address,) = re.findall(rf'href="({reverse("admin:executions_execution_changelist")}\?[^"]+)"', page)
+    listing = client.get(unescape(address)).content.decode()
+
+    assert reverse("admin:executions_execution_change", args=[mine.pk]) in listing
+    assert reverse("admin:executions_execution_change", args=[other.pk]) not in listing
 
 
 def test_the_page_draws_the_plan_with_the_state_of_each_step_and_where_its_params_are_from(

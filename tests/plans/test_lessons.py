@@ -168,6 +168,35 @@ def test_the_tick_learns_when_there_is_enough_that_is_new(tenant: Tenant, kee: C
 
 
 @pytest.mark.django_db(transaction=True)
+def test_new_are_the_outcomes_after_the_last_that_was_learned_from(
+    tenant: Tenant, taught: Caller, django_assert_num_queries: Any
+) -> None:
+    def note(number: int) -> None:
+        with acting_as(taught):
+            uids = {name: f"{number:032x}" for number, name in enumerate(WIDGETS)}
+            services.take_over_history(tenant_id=tenant.pk, plans=pasts(uids, number), now=T0)
+
+    def tenants() -> list[int]:
+        with acting_as_system("test"), django_assert_num_queries(1):
+            return selectors.tenants_with_lessons()
+
+    with acting_as(taught):
+        model = LearnedModel.objects.in_use().get()
+        assert (model.learned_from, model.last_outcome) == (60, Outcome.objects.latest("pk").pk)
+    assert tenants() == []
+    note(4)
+    assert tenants() == []
+    note(1)
+    assert tenants() == [tenant.pk]
+    with acting_as_system("test"):
+        LearnedModel.objects.update(learned_from=1_000_000)
+    note(44)
+    assert tenants() == []
+    note(1)
+    assert tenants() == [tenant.pk]
+
+
+@pytest.mark.django_db(transaction=True)
 def test_a_tenant_that_can_not_be_learned_from_keeps_no_other_waiting(
     tenant: Tenant, kee: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:

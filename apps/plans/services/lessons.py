@@ -101,7 +101,6 @@ def learn(*, tenant_id: int, now: datetime) -> LearnedModel | None:
     """
     with acting_in(tenant_id, "what is to be learned from"):
         outcomes = selectors.outcomes_to_learn_from()
-        count = Outcome.objects.count()
         with shelf.held(tenant_id=tenant_id) as held:
             ranker, before = shelf.apart(held.ranker), held.ranker.history
         heirs = _heirs({uid for outcome in outcomes for uid in outcome.tools}, ranker)
@@ -121,7 +120,7 @@ def learn(*, tenant_id: int, now: datetime) -> LearnedModel | None:
     with acting_in(tenant_id, "a model that was learned"):
         if _is_forgotten(tenant_id, outcomes):
             return None
-        kept = _keep(tenant_id, model, count, reached, now)
+        kept = _keep(tenant_id, model, outcomes, reached, now)
         if kept.state == LearnedModel.State.IN_USE:
             _write_down_habits(plans, now)
     return kept
@@ -137,7 +136,7 @@ def unlearn(*, tenant_id: int, taught_at: datetime) -> int:
     return (
         LearnedModel.objects.of_tenant(tenant_id)
         .learned_since(taught_at)
-        .update(body=b"", state=LearnedModel.State.REJECTED, learned_from=0)
+        .update(body=b"", state=LearnedModel.State.REJECTED, learned_from=0, last_outcome=0)
     )
 
 
@@ -168,7 +167,11 @@ def _is_forgotten(tenant_id: int, outcomes: Sequence[Outcome]) -> bool:
 
 
 def _keep(
-    tenant_id: int, model: History, count: int, reached: tuple[Judged, Judged | None] | None, now: datetime
+    tenant_id: int,
+    model: History,
+    outcomes: Sequence[Outcome],
+    reached: tuple[Judged, Judged | None] | None,
+    now: datetime,
 ) -> LearnedModel:
     latest = LearnedModel.objects.order_by("-number").first()
     after, before = reached or (None, None)
@@ -179,7 +182,8 @@ def _keep(
         tenant_id=tenant_id,
         number=latest.number + 1 if latest else 1,
         state=LearnedModel.State.REJECTED if worse else LearnedModel.State.IN_USE,
-        learned_from=count,
+        learned_from=len(outcomes),
+        last_outcome=outcomes[-1].pk,
         node_f1=after.node_f1 if after else None,
         calibration_error=after.calibration_error if after else None,
         node_f1_before=before.node_f1 if before else None,
