@@ -7,6 +7,7 @@ from typing import Any
 from apps.executions.references import steps_named_in
 from apps.executions.states import IN_THE_AIR, SETTLED, WORKER_STEPS, Status, StepStatus, StepType, Strategy
 
+# These go on with what there is. Where a failure is critical, and not to be gone on with, the plan has been halted before.
 _GATHERS = frozenset({StepType.AGGREGATE, StepType.ESCALATE, StepType.WAIT_FOR})
 
 
@@ -70,8 +71,8 @@ def next_moves(steps: Sequence[Standing], *, strategy: Strategy, halted_as: Stat
         idle = not any(step.status in IN_THE_AIR for step in steps)
         return Moves(skip=pending, halt_as=halt_as, verdict=halt_as if idle else None)
     known = {step.step_id: step for step in steps}
-    begin = tuple(step.step_id for step in steps if _may_begin(step, known, strategy))
-    skip = tuple(step.step_id for step in steps if _never_begins(step, known, strategy))
+    begin = tuple(step.step_id for step in steps if _may_begin(step, known))
+    skip = tuple(step.step_id for step in steps if _never_begins(step, known))
     if begin or skip or any(step.status not in SETTLED for step in steps):
         return Moves(begin=begin, skip=skip)
     return Moves(verdict=_verdict(steps))
@@ -82,31 +83,22 @@ def _halt(steps: Iterable[Standing], strategy: Strategy) -> Status | None:
     return Status.FAILED if lost and strategy != Strategy.PARTIAL else None
 
 
-def _may_begin(step: Standing, known: Mapping[str, Standing], strategy: Strategy) -> bool:
+def _may_begin(step: Standing, known: Mapping[str, Standing]) -> bool:
     if step.status != StepStatus.PENDING:
         return False
     needs = [known[name].status for name in step.depends_on]
-    if _gathers(step, known, strategy):
+    if step.step_type in _GATHERS:
         return all(status in SETTLED for status in needs) and not _nothing_to_gather(step, known)
     return all(status == StepStatus.COMPLETE for status in needs)
 
 
-def _never_begins(step: Standing, known: Mapping[str, Standing], strategy: Strategy) -> bool:
+def _never_begins(step: Standing, known: Mapping[str, Standing]) -> bool:
     if step.status != StepStatus.PENDING:
         return False
     needs = [known[name].status for name in step.depends_on]
-    if _gathers(step, known, strategy):
+    if step.step_type in _GATHERS:
         return all(status in SETTLED for status in needs) and _nothing_to_gather(step, known)
     return any(status in SETTLED - {StepStatus.COMPLETE} for status in needs)
-
-
-def _gathers(step: Standing, known: Mapping[str, Standing], strategy: Strategy) -> bool:
-    """A report or a synthesis goes on with what there is: always where only uncritical steps failed."""
-    if step.step_type not in _GATHERS:
-        return False
-    if strategy == Strategy.PARTIAL:
-        return True
-    return not any(known[name].critical and known[name].status == StepStatus.FAILED for name in step.depends_on)
 
 
 def _nothing_to_gather(step: Standing, known: Mapping[str, Standing]) -> bool:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from apps.core.sql import database_now
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import Budget, advancing
-from apps.executions.services.beginning import CLAIM
+from apps.executions.services.beginning import CLAIM, MAX_CLAIMS
 from apps.principals.tenancy import Caller
 from apps.tasks.models import HotTask
 from apps.workers import services as workers
@@ -130,6 +131,38 @@ def test_a_claim_that_is_renewed_stands_for_another_period_from_then(kee: Caller
     later(CLAIM)
     advance(execution)
     assert (step(kee).status, step(kee).attempts) == ("complete", 2)
+
+
+def test_a_step_of_which_every_process_dies_is_given_up(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a"), REPORT])
+    for _ in range(MAX_CLAIMS):
+        claim_and_die(kee, execution)
+        later(LATER)
+
+    advance(execution)
+
+    (result,) = report(kee, execution).results
+    assert (result["status"], result["error"]["code"]) == ("failed", "claims_exhausted")
+    assert (step(kee).attempts, server.calls["echo"]) == (MAX_CLAIMS, 0)
+
+
+def test_calls_are_counted_in_the_order_of_their_workers_so_that_rounds_do_not_lock_each_other_out(
+    kee: Caller, server: WorkerServer
+) -> None:
+    names = ("zeta", "alpha", "mu")
+    for name in names:
+        make_worker(kee, server, name)
+    execution = begin(kee, [*({**call_step(name), "worker_id": name} for name in names), REPORT])
+
+    with CaptureQueriesContext(connection) as captured, kee.acting():
+        claimed = advancing.step_forward(execution.pk, may_call=True)
+
+    asked = [query["sql"] for query in captured if "asked_at" in query["sql"]]
+    found = [name for sql in asked for name in names if f"'{name}'" in sql]
+    # First whether each may be called, in the order of the plan; then what may be sent to it.
+    assert (found[:-3], found[-3:]) == (list(names), sorted(names))
+    assert len(claimed) == 3
 
 
 def test_a_claim_that_is_lost_is_not_renewed_and_its_holder_hears_of_it(kee: Caller, server: WorkerServer) -> None:

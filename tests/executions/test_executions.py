@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
+from apps.core.sql import database_now
 from apps.executions import selectors, services
 from apps.executions.errors import (
     AlreadyExecuted,
@@ -20,6 +21,7 @@ from apps.executions.errors import (
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import Budget, Handed, advancing
 from apps.executions.services.answering import Decision
+from apps.executions.services.beginning import RECEIPTS_EVERY
 from apps.executions.states import Mode, Strategy
 from apps.memory.models import Observation
 from apps.plans.errors import UnknownPlan
@@ -305,6 +307,20 @@ def test_a_plan_is_carried_out_once(kee: Caller, server: WorkerServer) -> None:
     assert server.calls == {"echo": 1}
 
 
+@pytest.mark.parametrize(
+    "other",
+    [Budget(), Budget(max_total_cost=Decimal(2)), Budget(max_total_cost=Decimal(1), max_cost_per_step=Decimal(1))],
+)
+def test_a_plan_is_not_carried_out_again_with_another_budget(kee: Caller, other: Budget) -> None:
+    budget = Budget(max_total_cost=Decimal(1))
+    first = begin(kee, [REPORT], budget=budget)
+
+    with pytest.raises(AlreadyExecuted):
+        begin(kee, [], plan_id=first.plan_id, budget=other)
+
+    assert begin(kee, [], plan_id=first.plan_id, budget=budget).pk == first.pk
+
+
 def test_nobody_carries_out_another_principals_plan(kee: Caller, tenant: Tenant) -> None:
     stranger = make_caller(tenant, "Mallory")
     with kee.acting():
@@ -512,6 +528,59 @@ def test_a_step_that_needs_a_result_waits_for_the_storage(kee: Caller, outside: 
 
     assert server.calls == {"sum_up": 1}
     assert report(kee, execution).status == "complete"
+
+
+def test_a_tool_that_may_not_run_twice_waits_for_the_storage_too_for_it_was_not_called(
+    kee: Caller, outside: Caller, server: WorkerServer
+) -> None:
+    make_worker(kee, server)
+    make_writing_worker(kee, server)
+    summing = {**call_step("b", "sum_up", params={"size": "{{a.size}}"}, depends_on=["a"]), "worker_id": "writer"}
+    execution = begin(kee, [queue_step("a"), summing, REPORT])
+    advance(execution)
+    do_task(outside, {"text": "x" * 65_600, "size": 3})
+    advance(execution, patience=timedelta(0))
+
+    with artifacts_away():
+        advance(execution)
+
+    assert statuses(kee, execution)["b"] == "pending"
+    with kee.acting():
+        ExecutionStep.objects.update(retry_at=None)
+    advance(execution)
+    assert server.calls == {"sum_up": 1}
+    assert report(kee, execution).status == "complete"
+
+
+def test_a_step_that_waits_for_a_receipt_is_looked_at_again_by_the_clock(kee: Caller) -> None:
+    execution = begin(kee, [{"step_id": "a", "step_type": "wait_for", "wait_for_receipts": ["rcpt_to_come"]}, REPORT])
+    with kee.acting():
+        before = database_now()
+    advance(execution)
+
+    with kee.acting():
+        after = database_now()
+        execution.refresh_from_db()
+    assert statuses(kee, execution)["a"] == "awaiting"
+    assert execution.wake_at is not None
+    assert before + RECEIPTS_EVERY <= execution.wake_at <= after + RECEIPTS_EVERY
+
+
+def test_a_cancel_stands_over_an_end_that_was_certain_and_takes_back_what_is_still_done(
+    kee: Caller, server: WorkerServer
+) -> None:
+    make_worker(kee, server)
+    execution = begin(
+        kee, [queue_step("a"), call_step("b", estimated_cost=9), REPORT], budget=Budget(max_total_cost=Decimal(1))
+    )
+    advance(execution)
+    with kee.acting():
+        task_id = HotTask.objects.get().task_id
+        execution.refresh_from_db()
+        assert (execution.status, execution.halted_as) == ("executing", "budget_exceeded")
+        services.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
+
+    assert (report(kee, execution).status, ended(kee, task_id)) == ("canceled", "canceled")
 
 
 def test_an_uncritical_failure_leaves_a_partial_success(kee: Caller, server: WorkerServer) -> None:

@@ -3,7 +3,9 @@
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from datetime import datetime
 from decimal import Decimal
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from celery.signals import before_task_publish
 from django.db import connection
 
 from apps.executions import jobs, selectors, services, ticks, tools
-from apps.executions.models import Execution
+from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import Budget, advancing
 from apps.executions.states import Strategy
 from apps.principals.models import Tenant
@@ -146,6 +148,31 @@ def test_a_call_that_is_still_running_is_not_taken_over(kee: Caller, server: Wor
     assert statuses(kee, execution)["a"] == "calling"
     server.gate.set()
     caller.join(30)
+    assert server.calls == {"hold": 1}
+    assert report(kee, execution).status == "complete"
+
+
+def test_who_calls_renews_its_claim_for_as_long_as_the_call_takes(
+    kee: Caller, server: WorkerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advancing, "_RENEW_SECONDS", 0.05)
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a", "hold"), REPORT])
+    caller = threading.Thread(target=lambda: at_once(lambda: advance(execution)))
+    caller.start()
+    assert server.entered.wait(20)
+
+    def expiry() -> datetime | None:
+        with kee.acting():
+            return ExecutionStep.objects.get(execution=execution, step_id="a").call_expires_at
+
+    first = expiry()
+    deadline = monotonic() + 20
+    while expiry() == first:
+        assert monotonic() < deadline, "nobody renews the claim"
+    server.gate.set()
+    caller.join(30)
+
     assert server.calls == {"hold": 1}
     assert report(kee, execution).status == "complete"
 

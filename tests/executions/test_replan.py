@@ -288,6 +288,53 @@ def test_the_bounds_of_the_first_plan_hold_for_the_next(team: Caller, server: Wo
     assert refused.document["status"] == "needs_escalation"
 
 
+@pytest.mark.parametrize(("is_out", "shouts"), [(True, "loud"), (False, "both")])
+def test_where_a_worker_is_out_nothing_else_of_it_is_planned_with(
+    kee: Caller, server: WorkerServer, is_out: bool, shouts: str
+) -> None:
+    manifest = {
+        "worker_id": "both",
+        "endpoint": server.endpoint,
+        "tools": [
+            {"name": name, "description": name, "input_schema": TEXT, "output_schema": GIVES}
+            for name in ("echo", "shout")
+        ],
+        "hints": {"expected_runtime": "fast"},
+        "side_effects": NOTHING,
+    }
+    with kee.acting():
+        workers.register(caller=kee, original=manifest)
+    register(kee, server.endpoint, "echoer", "echo", cost_estimate=0.5)
+    register(kee, server.endpoint, "loud", "shout", cost_estimate=0.5)
+    made = make(kee)
+    assert list(worker_steps(made).values()) == [("both", False), ("both", False)]
+
+    again = replan(kee, made.plan_id, "step-1", reason="gone", worker_is_out=is_out)
+
+    assert list(worker_steps(again).values()) == [("echoer", False), (shouts, False)]
+
+
+def test_the_new_plan_has_the_context_the_bounds_and_the_path_of_the_old(kee: Caller, server: WorkerServer) -> None:
+    for worker_id in ("echoer", "parrot"):
+        register(kee, server.endpoint, worker_id, "echo")
+    made = make(
+        kee,
+        "Echo the text",
+        context={"text": "hello"},
+        limits=Limits(max_cost_per_step=1.0, max_runtime_seconds=600.0),
+        delegation_path=("above",),
+    )
+    assert made.document["steps"][0]["provenance"]["text"] == {"source": "context", "key": "text"}
+
+    again = replan(kee, made.plan_id, "step-1", reason="cold")
+
+    old, new = made.document, again.document
+    assert new["status"] == "ready"
+    assert new["steps"][0]["params"] == old["steps"][0]["params"] == {"text": "hello"}
+    assert new["delegation_path"] == old["delegation_path"] == ["above"]
+    assert (new["constraints"]["max_cost_per_step"], new["constraints"]["timeout_seconds"]) == (1.0, 600.0)
+
+
 def test_what_the_planner_learns_of_the_new_plan_is_all_of_it(team: Caller) -> None:
     made = make(team)
     carry_out(team, made.plan_id)

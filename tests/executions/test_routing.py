@@ -58,6 +58,24 @@ def test_what_a_later_step_depends_on_is_critical_unless_it_says_otherwise() -> 
     assert critical_steps([{**EXAMPLE[0], "critical": False}, *EXAMPLE[1:]]) == {"step-2"}
 
 
+def test_what_a_later_step_only_waits_for_is_critical() -> None:
+    assert critical_steps(EXAMPLE[:2]) == {"step-1"}
+
+
+@pytest.mark.parametrize("strategy", [*Strategy])
+def test_what_gathers_goes_on_over_a_failure_unless_that_ends_the_plan(strategy: Strategy) -> None:
+    done, failed = StepStatus.COMPLETE, StepStatus.FAILED
+
+    uncritical = next_moves(standings(step_1=done, step_2=done, step_3=failed), strategy=strategy, halted_as=None)
+    critical = next_moves(
+        standings(step_1=failed, step_2=done, step_3=done, step_4=done), strategy=strategy, halted_as=None
+    )
+
+    assert (uncritical.begin, uncritical.halt_as) == (("step-4",), None)
+    goes_on = strategy == Strategy.PARTIAL
+    assert (critical.begin, critical.halt_as) == ((("step-5",), None) if goes_on else ((), Status.FAILED))
+
+
 def test_steps_begin_when_what_they_wait_for_is_complete() -> None:
     done = StepStatus.COMPLETE
 
