@@ -43,7 +43,7 @@ def inherited(hexy: Caller) -> list[Receipt]:
 
 def test_what_is_unacked_goes_to_the_successor_as_new_receipts_caused_by_the_first(kee: Caller, hexy: Caller) -> None:
     with acting_as(kee):
-        acked, visible = post(kee), post(kee, metadata={"of": "use"}, artifact_pointer="s3://b/k")
+        acked, visible = post(kee), post(kee, metadata={"of": "use"}, artifact_pointer="s3://b/k", delivery_handle="handle-7")
         ack_through(kee, read(kee).entries[0].token)
         gathered = post_grouped(kee, "pr:1")
 
@@ -53,7 +53,7 @@ def test_what_is_unacked_goes_to_the_successor_as_new_receipts_caused_by_the_fir
         forwarded = inherited(hexy)
         assert [one.caused_by_ref for one in forwarded] == [visible.receipt_id, gathered.receipt_id]
         assert forwarded[0].metadata == {"of": "use", "forwarded_from": visible.receipt_id}
-        assert forwarded[0].artifact_pointer == "s3://b/k"
+        assert (forwarded[0].artifact_pointer, forwarded[0].delivery_handle) == ("s3://b/k", "handle-7")
         # One as an entry of its own, the other gathered in a thread like the first.
         assert (selectors.unread_counts(hexy.principal_id).visible, forwarded[1].resource_ref) == (1, "pr:1")
         assert selectors.unread_counts(hexy.principal_id).pending == 1
