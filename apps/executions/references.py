@@ -1,15 +1,12 @@
 """References between steps, `{{step-1.result_pointer}}`, resolved from the envelopes of finished steps."""
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from re import Match
+from typing import Any
 
 from apps.executions.errors import UnresolvedReference
-
-RESULT_POINTER: Final = "result_pointer"
-_OPENING: Final = "{{"
-_REFERENCE: Final = re.compile(r"\{\{([A-Za-z0-9][A-Za-z0-9_.-]*?)\.([A-Za-z0-9_$-]+(?:\.[A-Za-z0-9_$-]+)*)\}\}")
+from apps.plans.shapes import OPENING, REFERENCE, RESULT_POINTER
 
 Envelope = Mapping[str, Any]
 PayloadOf = Callable[[str], Any]
@@ -17,7 +14,7 @@ PayloadOf = Callable[[str], Any]
 
 def steps_named_in(value: Any) -> frozenset[str]:
     """The ids of the steps that a JSON value refers to."""
-    return frozenset(match[1] for text in _texts(value) for match in _REFERENCE.finditer(text))
+    return frozenset(match[1] for text in _texts(value) for match in REFERENCE.finditer(text))
 
 
 def resolve(value: Any, *, envelopes: Mapping[str, Envelope], payload_of: PayloadOf) -> Any:
@@ -38,15 +35,15 @@ def resolve(value: Any, *, envelopes: Mapping[str, Envelope], payload_of: Payloa
 
 
 def _resolve_text(text: str, envelopes: Mapping[str, Envelope], payload_of: PayloadOf) -> Any:
-    if _OPENING not in text:
+    if OPENING not in text:
         return text
-    whole = _REFERENCE.fullmatch(text)
+    whole = REFERENCE.fullmatch(text)
     if whole is not None:
         return _named(whole, envelopes, payload_of)
-    return _REFERENCE.sub(lambda match: _as_text(_named(match, envelopes, payload_of)), text)
+    return REFERENCE.sub(lambda match: _as_text(_named(match, envelopes, payload_of)), text)
 
 
-def _named(match: re.Match[str], envelopes: Mapping[str, Envelope], payload_of: PayloadOf) -> Any:
+def _named(match: Match[str], envelopes: Mapping[str, Envelope], payload_of: PayloadOf) -> Any:
     step_id, path = match[1], match[2].split(".")
     envelope = envelopes.get(step_id)
     if envelope is None:

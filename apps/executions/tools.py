@@ -21,6 +21,7 @@ from apps.executions.states import FINAL, SETTLED, Mode, Status, StepStatus, Str
 from apps.plans import selectors as plans
 from apps.plans.selectors import StoredPlan
 from apps.plans.services import Replacement
+from apps.plans.shapes import Money
 from apps.principals.tenancy import Caller
 
 _PATIENCE: Final = timedelta(seconds=5)
@@ -39,8 +40,8 @@ PlanId = Annotated[Text, Field(min_length=1, max_length=100)]
 class BudgetInput(Input):
     """What the execution may cost, by the estimates of its steps."""
 
-    max_total_cost: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
-    max_cost_per_step: Annotated[float, Field(ge=0, le=1_000_000)] | None = None
+    max_total_cost: Money | None = None
+    max_cost_per_step: Money | None = None
     currency: Literal["USD"] = "USD"
 
 
@@ -232,7 +233,7 @@ class Replan(Input):
     """What went wrong; left out, what the step's execution says."""
     context: Annotated[dict[str, Any], Field(max_length=200)] | None = None
     """Values for params by name, beside those that the plan had taken from its context."""
-    max_total_cost: Annotated[float, Field(ge=0, le=1_000_000_000)] | None = None
+    max_total_cost: Money | None = None
     """What the steps that are left may cost; left out, the bounds of the old plan hold."""
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from apps.plans import references
+from apps.plans import references, shapes
 from apps.plans.catalogue import Tool
 from apps.plans.clauses import Clause
 from apps.plans.documents import WORKER_STEPS, Step, StepType
@@ -182,4 +182,4 @@ def resolved(params: Mapping[str, Any], ids: Mapping[int, str]) -> dict[str, Any
 
 def plain(text: str) -> str:
     """Prose that quotes the asker must hold nothing that reads as a reference."""
-    return text.replace(references.OPENING, "{ {")[:20_000]
+    return text.replace(shapes.OPENING, "{ {")[:20_000]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from apps.core.lexical import words
-from apps.plans import lexicon, references
+from apps.plans import lexicon, references, shapes
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Offer, Pool, Tool
 from apps.plans.choosing import Choice, Memo, choose_tools
 from apps.plans.clauses import Clause, read
@@ -578,9 +578,7 @@ class _Work:
         after = self.revision.after if self.revision else 0
         steps = Layout(self.request.intent, self.drafts, self.wishes, after=after).steps()
         outputs = [
-            references.write(step.step_id, references.RESULT_POINTER)
-            for step in steps
-            if step.step_type in WORKER_STEPS
+            references.write(step.step_id, shapes.RESULT_POINTER) for step in steps if step.step_type in WORKER_STEPS
         ]
         return self._plan(
             PlanStatus.READY,

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from apps.core.errors import pointer_to
 from apps.plans.catalogue import types_of
-
-RESULT_POINTER: Final = "result_pointer"
-OPENING: Final = "{{"
-
-_REFERENCE: Final = re.compile(r"\{\{([A-Za-z0-9][A-Za-z0-9_-]*)\.([A-Za-z0-9_$-]+(?:\.[A-Za-z0-9_$-]+)*)\}\}")
+from apps.plans.shapes import OPENING, REFERENCE, RESULT_POINTER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +48,7 @@ def within(value: Any, pointer: str = "") -> Iterator[Reference | Malformed]:
 def _in_text(text: str, pointer: str) -> Iterator[Reference | Malformed]:
     if OPENING not in text:
         return
-    found = list(_REFERENCE.finditer(text))
+    found = list(REFERENCE.finditer(text))
     for match in found:
         path = tuple(match[2].split("."))
         yield Reference(pointer=pointer, step_id=match[1], path=path, whole=match[0] == text)

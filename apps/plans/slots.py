@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from apps.core.lexical import stem, words
-from apps.plans import kinds, lexicon, references
+from apps.plans import kinds, lexicon, shapes
 from apps.plans.catalogue import Tool, contract_key, types_meet, types_of
 from apps.plans.clauses import Clause, Span
 from apps.plans.documents import can_be_told
@@ -135,7 +135,7 @@ class _Slot:
         """
         if not isinstance(value, str) and not can_be_told(value):
             return False
-        if any(references.OPENING in text or carries_secret(text) for text in _texts(value)):
+        if any(shapes.OPENING in text or carries_secret(text) for text in _texts(value)):
             return False
         wrapped = {
             **{
@@ -284,7 +284,7 @@ def _strong_path(slot: _Slot, source: Source) -> tuple[str, ...] | None:
     if not slot.is_pointer:
         return None
     nouns = {lexicon.concept(word) for word in slot.tokens[:-1]} - _VAGUE_NOUNS
-    return (references.RESULT_POINTER,) if nouns <= source.concepts else None
+    return (shapes.RESULT_POINTER,) if nouns <= source.concepts else None
 
 
 def _same_media(slot: _Slot, source: Source) -> str | None:

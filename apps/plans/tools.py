@@ -14,6 +14,7 @@ from apps.plans.documents import plan_hash
 from apps.plans.models import Delegate
 from apps.plans.offers import Priority
 from apps.plans.services import MadePlan, PlanRequest
+from apps.plans.shapes import Money
 from apps.plans.validation import Limits
 from apps.principals.scopes import Scope
 from apps.principals.selectors import caller_or_named
@@ -23,7 +24,6 @@ from apps.principals.tenancy import Caller
 _PLAN_BYTES = 1_048_576
 
 Id = Annotated[Text, Field(min_length=1, max_length=100)]
-Money = Annotated[float, Field(ge=0, le=1_000_000_000)]
 
 
 class Budget(Input):

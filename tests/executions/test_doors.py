@@ -8,6 +8,7 @@ from django.test import Client
 
 from apps.core.ids import parse_ref
 from apps.executions.models import Execution
+from apps.plans.shapes import MOST_MONEY
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as_system
@@ -144,6 +145,7 @@ def test_a_decision_can_be_given(kee: Caller, token: str) -> None:
         ({"plan_id": 5}, 422, "invalid"),
         ({"plan_id": "p", "mode": "fast"}, 422, "invalid"),
         ({"plan_id": "p", "budget": {"max_total_cost": -1}}, 422, "invalid"),
+        ({"plan_id": "p", "budget": {"max_total_cost": MOST_MONEY + 1}}, 422, "invalid"),
         ({"plan_id": "p", "budget": {"currency": "EUR"}}, 422, "invalid"),
         ({"plan_id": "p", "extra": 1}, 422, "invalid"),
         ({"plan_id": "a\u0000b"}, 422, None),

@@ -6,6 +6,7 @@ import pytest
 
 from apps.executions.errors import UnresolvedReference
 from apps.executions.references import resolve, steps_named_in
+from apps.plans.references import Reference, within
 
 ENVELOPES: dict[str, dict[str, Any]] = {
     "step-1": {
@@ -44,6 +45,15 @@ def test_a_reference_becomes_what_it_names(given: Any, expected: Any) -> None:
 def test_a_reference_that_leads_nowhere_is_refused(given: str) -> None:
     with pytest.raises(UnresolvedReference):
         resolved({"param": given})
+
+
+@pytest.mark.parametrize(
+    "given", ["{{a.b.c}}", "{{step-1.files.0}} {{step_2.x-y.$z}}", "{{.x}}", "{{a b.c}}", "{{a.}}", "{{é.x}}"]
+)
+def test_what_the_planner_takes_for_a_reference_is_what_executions_resolve(given: str) -> None:
+    planned = {found.step_id for found in within(given) if isinstance(found, Reference)}
+
+    assert steps_named_in(given) == planned
 
 
 def test_what_a_reference_brings_is_not_resolved_again() -> None:

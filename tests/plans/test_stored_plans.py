@@ -19,6 +19,7 @@ from apps.plans.documents import plan_hash
 from apps.plans.models import MOST_DELEGATES, Delegate, Plan, PlanStep, WaitingPlan
 from apps.plans.services import PlanRequest
 from apps.plans.services.planning import EXPIRY
+from apps.plans.shapes import MOST_MONEY
 from apps.principals.errors import UnknownPrincipal
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
@@ -424,6 +425,7 @@ def test_the_tools_answer_has_the_members_of_both_versions_and_can_be_read_again
         ({"intent": "x", "principal_ai": "Somebody"}, 404),
         ({"intent": "x", "delegate_id": "nobody"}, 404),
         ({"intent": "x", "constraints": {"budget": {"max_total_cost": -1}}}, 422),
+        ({"intent": "x", "constraints": {"budget": {"max_cost_per_step": MOST_MONEY + 1}}}, 422),
         ({"intent": "x", "constraints": {"budget": {"currency": "EUR"}}}, 422),
     ],
 )
