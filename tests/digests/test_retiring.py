@@ -43,7 +43,10 @@ def inherited(hexy: Caller) -> list[Receipt]:
 
 def test_what_is_unacked_goes_to_the_successor_as_new_receipts_caused_by_the_first(kee: Caller, hexy: Caller) -> None:
     with acting_as(kee):
-        acked, visible = post(kee), post(kee, metadata={"of": "use"}, artifact_pointer="s3://b/k", delivery_handle="handle-7")
+        acked, visible = (
+            post(kee),
+            post(kee, metadata={"of": "use"}, artifact_pointer="s3://b/k", delivery_handle="handle-7"),
+        )
         ack_through(kee, read(kee).entries[0].token)
         gathered = post_grouped(kee, "pr:1")
 
