@@ -198,6 +198,7 @@ def test_what_is_too_common_to_be_counted_at_each_question_is_counted_by_a_tick(
         with acting_as(caller):
             for number in range(times):
                 observe(caller, f"walrus {number}")
+    run("memory.fold_tallies")
     assert run("memory.count_common_words")
     with acting_as(kee):
         assert list(CommonWord.objects.values_list("term", "passages")) == [("walrus", 5)]

@@ -16,7 +16,8 @@ from apps.memory import services, sql
 from apps.memory.models import Concept, Observation, Passage, Pattern, Posting, Tally
 from apps.memory.questions import read
 from apps.memory.selectors import holdings, recall
-from apps.principals.tenancy import Caller, acting_as
+from apps.memory.sql import tallies
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests import ground
 from tests.factories import T0, make_caller, make_tenant
 from tests.memory.test_store import observe
@@ -179,6 +180,37 @@ def test_every_write_is_tallied_and_folding_changes_no_sum(transactional_db: Non
         with acting_as(caller):
             assert Tally.objects.count() == 1
             check_tally(caller)
+
+
+def test_folding_leaves_what_nobody_has_added_to_and_looks_at_nothing_else(transactional_db: None) -> None:
+    kee = make_caller(make_tenant("acme"))
+    with acting_as(kee), connection.cursor() as cursor:
+        observe(kee)
+        cursor.execute(
+            "insert into memory_tally (tenant_id, scope, observations, patterns, concepts, passages, words, folded)"
+            " select %s, s, 1, 0, 0, 1, 1, true from generate_series(1, 5000) s",
+            [kee.tenant_id],
+        )
+    services.fold_tallies()
+    with acting_as(kee):
+        before = set(Tally.objects.values_list("pk", flat=True))
+        assert Tally.objects.filter(folded=True).count() == len(before) == 5001
+    services.fold_tallies()
+    with acting_as(kee):
+        assert set(Tally.objects.values_list("pk", flat=True)) == before
+        observe(kee)
+    services.fold_tallies()
+    with acting_as(kee):
+        assert len(before - set(Tally.objects.values_list("pk", flat=True))) == 1
+        assert Tally.objects.get(scope=0).observations == 2
+    for statement, given in ((tallies._FOLD, None), (tallies._OUTDATED, {"common": sql.COMMON})):
+        with acting_as_system("test"), connection.cursor() as cursor:
+            ground.analyzed("memory_tally")
+            cursor.execute(f"explain (format json) {statement}", given)
+            (answer,) = cursor.fetchone()
+        (explained,) = json.loads(answer) if isinstance(answer, str) else answer
+        for node in _nodes(explained["Plan"]):
+            assert (node["Node Type"], node.get("Relation Name")) != ("Seq Scan", "memory_tally"), explained
 
 
 def test_writers_do_not_wait_for_each_others_tally_and_none_is_lost_while_it_is_folded(transactional_db: None) -> None:

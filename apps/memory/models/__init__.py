@@ -2,7 +2,7 @@
 
 from apps.memory.models.concepts import Concept, ConceptName, Relationship
 from apps.memory.models.observations import Observation
-from apps.memory.models.passages import CommonWord, Passage, Posting, Tally, WordCount
+from apps.memory.models.passages import COMMON, CommonWord, Passage, Posting, Tally, WordCount
 from apps.memory.models.patterns import Pattern, PatternRevision
 from apps.memory.models.promotions import PromotionPolicy
 from apps.memory.models.sessions import MOST_TURNS, Session
@@ -10,6 +10,7 @@ from apps.memory.models.subjects import EnvelopeLoaded, Forgotten, Item, MemoryP
 from apps.memory.models.vectors import Vector
 
 __all__ = [
+    "COMMON",
     "MOST_TURNS",
     "CommonWord",
     "Concept",

@@ -1,5 +1,7 @@
 """The index that recall reads, and how much there is in it."""
 
+from typing import Final
+
 from django.contrib.postgres.search import SearchVectorField
 from django.db import models
 from django.db.models import Q
@@ -9,6 +11,9 @@ from apps.memory.models.observations import Observation
 from apps.memory.models.patterns import Pattern
 from apps.memory.models.subjects import Item
 from apps.principals.models import TenantModel
+
+# A word is counted up to here; of those that stand in more passages a tick keeps the count (see CommonWord).
+COMMON: Final = 1_000
 
 
 class Passage(TenantModel):
@@ -131,9 +136,15 @@ class Tally(TenantModel):
     concepts = models.BigIntegerField()
     passages = models.BigIntegerField()
     words = models.BigIntegerField()
+    folded = models.BooleanField(db_default=False)
+    """Whether it is a sum of others, not what a writer has appended."""
 
     class Meta:
         indexes = [
+            # Serves sql.fold_tallies().
+            models.Index(fields=["tenant", "scope"], condition=Q(folded=False), name="memory_tally_fresh"),
+            # Serves sql.count_common_words().
+            models.Index(fields=["tenant", "scope"], condition=Q(passages__gt=COMMON), name="memory_tally_large"),
             # Serves selectors.holdings() and sql.RECALL, from the index alone.
             models.Index(
                 fields=["tenant", "scope"],

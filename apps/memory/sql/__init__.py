@@ -1,5 +1,6 @@
 """The few statements of memory that are too hot for the ORM."""
 
+from apps.memory.models import COMMON
 from apps.memory.sql.finding import Found, asking, find
 from apps.memory.sql.meaning import (
     LOOKED_AT,
@@ -12,7 +13,7 @@ from apps.memory.sql.meaning import (
     vectors_held,
 )
 from apps.memory.sql.postings import drop_passages, index_words, move_passages
-from apps.memory.sql.recalling import COMMON, MOST, NEWEST, NEWEST_OF_DOMAIN, RECALL
+from apps.memory.sql.recalling import MOST, NEWEST, NEWEST_OF_DOMAIN, RECALL
 from apps.memory.sql.subjects import (
     DROP_OLD_LOADS,
     ENVELOPE,

@@ -7,11 +7,11 @@ passage adds to it: the turns before and after it, its session, who said it and 
 
 from typing import Final
 
+from apps.memory.models import COMMON
+
 # The number of passages of rarer words from which on a word only adds to their scores; one that stands in more than are
 # scored itself, from fewer on.
 _ENOUGH: Final = 100
-# A word is counted up to here; of those that stand in more passages a tick keeps the count (see CommonWord).
-COMMON: Final = 1_000
 # The best that are looked through for words that follow each other as they do in the question.
 _LOOKED_THROUGH: Final = 24
 

@@ -4,23 +4,33 @@ from typing import Final
 
 from django.db import connection
 
+# What has been folded lies still until somebody adds to it. Indexes: memory_tally_fresh, memory_tally_of_tenant.
 _FOLD: Final = """
-with many as (
-    select tenant_id, scope from memory_tally group by tenant_id, scope having count(*) > 1
+with fresh as materialized (
+    select distinct tenant_id, scope from memory_tally where not folded
 ), taken as (
-    select id from memory_tally where (tenant_id, scope) in (select tenant_id, scope from many) for update skip locked
+    select t.id from fresh join memory_tally t using (tenant_id, scope) for update of t skip locked
 ), gone as (
     delete from memory_tally where id in (select id from taken) returning *
 )
-insert into memory_tally (tenant_id, scope, observations, patterns, concepts, passages, words)
-select tenant_id, scope, sum(observations), sum(patterns), sum(concepts), sum(passages), sum(words)
+insert into memory_tally (tenant_id, scope, observations, patterns, concepts, passages, words, folded)
+select tenant_id, scope, sum(observations), sum(patterns), sum(concepts), sum(passages), sum(words), true
 from gone group by tenant_id, scope
 """
 
-# The scopes that have grown or shrunk by a tenth since, the one with the most to count first.
+# The scopes that have grown or shrunk by a tenth since, the one with the most to count first. Only the large ones are
+# looked at, and those that were. Indexes: memory_tally_large, memory_tally_of_tenant.
 _OUTDATED: Final = """
-select t.tenant_id, t.scope, t.passages
-from (select tenant_id, scope, sum(passages)::bigint as passages from memory_tally group by tenant_id, scope) t
+select large.tenant_id, large.scope, t.passages
+from (
+    select tenant_id, scope from memory_tally where passages > %(common)s
+    union
+    select tenant_id, scope from memory_wordcount
+) large
+cross join lateral (
+    select coalesce(sum(passages), 0)::bigint as passages
+    from memory_tally where tenant_id = large.tenant_id and scope = large.scope
+) t
 left join memory_wordcount c using (tenant_id, scope)
 where greatest(t.passages, c.passages) > %(common)s
   and abs(t.passages - coalesce(c.passages, 0)) >= 0.1 * coalesce(c.passages, 0)
@@ -48,13 +58,16 @@ on conflict (tenant_id, scope, term) do update set passages = excluded.passages
 
 
 def fold_tallies() -> None:
-    """Make one row of each tenant's tallies; what another transaction is folding is left to it."""
+    """Make one row of each scope's tallies that have grown; what another transaction is folding is left to it."""
     with connection.cursor() as cursor:
         cursor.execute(_FOLD)
 
 
 def count_common_words(common: int) -> bool:
-    """Count the words of one scope that stand in more passages than `common`; says whether there was one to count."""
+    """Count the words of one scope that stand in more passages than `common`; says whether there was one to count.
+
+    A scope is found once its tallies have been folded.
+    """
     with connection.cursor() as cursor:
         cursor.execute(_OUTDATED, {"common": common})
         found = cursor.fetchone()
