@@ -1,6 +1,9 @@
 """What is remembered of a subject is found by those who name it and may know it, and by nobody else."""
 
+import threading
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,17 +12,18 @@ from django.db.models import Sum
 from django.test.utils import CaptureQueriesContext
 
 from apps.core.ticks import run
-from apps.memory import services
+from apps.memory import services, sql
 from apps.memory.errors import AboutAnother, UnknownMemory, UnknownSubject
-from apps.memory.models import Item, Passage, Posting, Tally
+from apps.memory.models import CommonWord, Item, Passage, Posting, Tally, WordCount
 from apps.memory.selectors import Hit, holdings, recall
 from apps.memory.states import ItemType
 from apps.principals.models import Tenant
-from apps.principals.tenancy import Caller, acting_as
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests.factories import T0, make_caller, make_tenant
 from tests.memory.subjects import ALICE, add, change, remember
 from tests.memory.test_forgetting import at
 from tests.memory.test_store import observe
+from tests.waiters import until_somebody_waits_for_this_transaction
 
 DAY = timedelta(days=1)
 
@@ -221,6 +225,68 @@ def test_what_is_forgotten_is_found_no_more_and_counted_no_more(transactional_db
         check_tally()
         assert Passage.objects.count() == Item.objects.count() == 1
         assert not Tally.objects.filter(scope=gone.subject_id).exists()
+
+
+@pytest.mark.parametrize("tick", [sql.fold_tallies, partial(sql.count_common_words, 1)], ids=["folded", "counted"])
+def test_what_is_being_summed_up_while_it_is_forgotten_is_not_written_again(
+    transactional_db: None, tick: Callable[[], object]
+) -> None:
+    kee = make_caller(make_tenant("acme"))
+    with acting_as(kee):
+        add(kee)
+        for number in range(3):
+            remember(kee, f"Loves dog {number}")
+    if tick is not sql.fold_tallies:
+        services.fold_tallies()
+
+    def forget() -> None:
+        try:
+            with acting_as(kee):
+                services.forget(author=kee, subject_id=ALICE, now=T0)
+        finally:
+            connection.close()
+
+    forgetting = threading.Thread(target=forget)
+    with acting_as_system("test"):
+        tick()
+        forgetting.start()
+        until_somebody_waits_for_this_transaction()
+    forgetting.join(30)
+
+    with acting_as(kee):
+        check_tally()
+        assert not Tally.objects.exclude(scope=0).exists()
+        assert not CommonWord.objects.exists()
+        assert not WordCount.objects.exists()
+
+
+def test_nothing_is_summed_up_while_something_is_forgotten(transactional_db: None) -> None:
+    kee = make_caller(make_tenant("acme"))
+    with acting_as(kee):
+        add(kee)
+        for number in range(3):
+            remember(kee, f"Loves dog {number}")
+    held, done = threading.Event(), threading.Event()
+
+    def forget() -> None:
+        try:
+            with acting_as(kee):
+                services.forget(author=kee, subject_id=ALICE, now=T0)
+                held.set()
+                assert done.wait(30)
+        finally:
+            connection.close()
+
+    forgetting = threading.Thread(target=forget)
+    forgetting.start()
+    assert held.wait(30)
+    services.fold_tallies()
+    assert services.count_common_words() == 0
+    done.set()
+    forgetting.join(30)
+
+    with acting_as(kee):
+        assert not Tally.objects.exclude(scope=0).exists()
 
 
 def test_every_item_is_findable_whatever_has_become_of_it(as_kee: Caller) -> None:

@@ -11,6 +11,7 @@ from django.db import connection
 from apps.core.sql import hot_cursor
 from apps.memory.decay import Windows
 from apps.memory.envelopes import Constraints, Conversation, Known, Remembered
+from apps.memory.sql.tallies import keep_still
 from apps.memory.states import ItemType
 
 # The newest of each type that an envelope holds.
@@ -207,6 +208,7 @@ def drop_subject(subject_pk: int) -> dict[str, int]:
 
     Its sessions are for the caller to part from it first.
     """
+    keep_still()
     with connection.cursor() as cursor:
         cursor.execute(_UNINDEX, {"subject": subject_pk})
         numbers: dict[str, int] = {}

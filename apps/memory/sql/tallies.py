@@ -3,6 +3,7 @@
 from typing import Final
 
 from django.db import connection
+from django.db.backends.utils import CursorWrapper
 
 # What has been folded lies still until somebody adds to it. Indexes: memory_tally_fresh, memory_tally_of_tenant.
 _FOLD: Final = """
@@ -57,18 +58,38 @@ on conflict (tenant_id, scope, term) do update set passages = excluded.passages
 """
 
 
-def fold_tallies() -> None:
-    """Make one row of each scope's tallies that have grown; what another transaction is folding is left to it."""
+# Whoever sums up or counts what a scope has would write it again after it was forgotten.
+_FORGETTING: Final = "hashtextextended('memory.forgetting', 0)"
+_TRY_ALONE: Final = f"select pg_try_advisory_xact_lock({_FORGETTING})"
+_FORGET: Final = f"select pg_advisory_xact_lock_shared({_FORGETTING})"
+
+
+def keep_still() -> None:
+    """Until this transaction ends, nothing is summed up or counted: for who removes all that a scope has."""
     with connection.cursor() as cursor:
-        cursor.execute(_FOLD)
+        cursor.execute(_FORGET)
+
+
+def _alone(cursor: CursorWrapper) -> bool:
+    cursor.execute(_TRY_ALONE)
+    return bool(cursor.fetchone()[0])
+
+
+def fold_tallies() -> None:
+    """Make one row of each scope's tallies that have grown, unless something is being forgotten."""
+    with connection.cursor() as cursor:
+        if _alone(cursor):
+            cursor.execute(_FOLD)
 
 
 def count_common_words(common: int) -> bool:
     """Count the words of one scope that stand in more passages than `common`; says whether there was one to count.
 
-    A scope is found once its tallies have been folded.
+    A scope is found once its tallies have been folded, and none while something is being forgotten.
     """
     with connection.cursor() as cursor:
+        if not _alone(cursor):
+            return False
         cursor.execute(_OUTDATED, {"common": common})
         found = cursor.fetchone()
         if found is None:
