@@ -20,7 +20,7 @@ from apps.digests.grouping import Key
 from apps.digests.hooks import Fact
 from apps.digests.hooks.registry import VALUE_LENGTH
 from apps.digests.models import Entry, Inbox, ReceiptState, Round, Source, SourcePolicy
-from apps.digests.soundness import REPAIRED, SelfCheck
+from apps.digests.soundness import REPAIRED
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Receipt
 from apps.receipts.services import Group, ReceiptDraft
@@ -732,11 +732,6 @@ def due_threads(inbox_id: int, *, limit: int) -> list[int]:
     with connection.cursor() as cursor:
         cursor.execute(_DUE_THREADS, [inbox_id, limit])
         return [pk for (pk,) in cursor.fetchall()]
-
-
-def self_check() -> SelfCheck:
-    """Look for what the rules of the inbox forbid, in everything that the caller may see."""
-    return soundness.everything()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

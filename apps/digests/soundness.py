@@ -5,38 +5,9 @@ keys and the indexes that are named beside it, whatever the size of the tables.
 """
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from django.db import connection
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelfCheck:
-    """What must be empty, always. Keys of receipts, threads, entries and inboxes."""
-
-    lost_receipts: list[int]
-    """Inbox receipts that are in none of acked, visible, pending."""
-    stray_states: list[int]
-    """Receipts of no inbox here, or tombstones, that have a place in one."""
-    overdue_threads: list[int]
-    """Buffers that should have been published a minute ago."""
-    missing_heads: list[int]
-    """Threads with published unacked receipts and no live snapshot, or one of other receipts; or miscounted buffers."""
-    untrue_entries: list[int]
-    """Visible items of which nothing is unacked; snapshots whose members are other in number than they say."""
-    miscounted_inboxes: list[int]
-    """Inboxes whose counters differ from counting, or whose next sequence has been used."""
-
-    @property
-    def is_sound(self) -> bool:
-        return not (
-            self.lost_receipts
-            or self.stray_states
-            or self.overdue_threads
-            or self.missing_heads
-            or self.untrue_entries
-            or self.miscounted_inboxes
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +20,7 @@ class Damage:
     principal_id: int
 
 
+# Inbox receipts that are in none of acked, visible, pending.
 _LOST: Final = """
 select r.id, r.tenant_id, r.recipient_id from receipts_receipt r
 left join digests_receiptstate s on s.receipt_id = r.id and {and_of_state}
@@ -67,6 +39,7 @@ where {of_receipt} and r.surface = 'inbox' and r.pruned_at is null and (
 )
 order by r.id
 """
+# Receipts of no inbox here, or tombstones, that have a place in one.
 _STRAY: Final = """
 select r.id, r.tenant_id, i.principal_id from receipts_receipt r
 join digests_receiptstate s on s.receipt_id = r.id and {and_of_state}
@@ -74,11 +47,13 @@ join digests_inbox i on i.id = s.inbox_id
 where {of_receipt} and (r.surface <> 'inbox' or r.pruned_at is not null)
 order by r.id
 """
+# Buffers that should have been published a minute ago.
 _OVERDUE: Final = """
 select t.id, t.tenant_id, i.principal_id from digests_thread t join digests_inbox i on i.id = t.inbox_id
 where {of_thread} and t.flush_due_at <= gatehouse_now() - interval '1 minute'
 order by t.id
 """
+# Threads with published unacked receipts and no live snapshot, or one of other receipts; or miscounted buffers.
 # Indexes: digests_receiptstate_by_thread, digests_entry_one_live_per_thread.
 _HEADS: Final = """
 select t.id, t.tenant_id, i.principal_id from digests_thread t
@@ -93,6 +68,7 @@ left join digests_entry h
 where {of_thread} and (h.receipt_ids is distinct from unacked.published or unacked.pending <> t.pending_count)
 order by t.id
 """
+# Visible items of which nothing is unacked; snapshots whose members are other in number than they say.
 _UNTRUE: Final = """
 select e.id, e.tenant_id, i.principal_id from digests_entry e
 join digests_inbox i on i.id = e.inbox_id
@@ -107,6 +83,7 @@ where {of_entry} and (
 )
 order by e.id
 """
+# Inboxes whose counters differ from counting, or whose next sequence has been used.
 # Indexes: digests_receiptstate_unread, digests_entry_sequence_once.
 _MISCOUNTED: Final = """
 select i.id, i.tenant_id, i.principal_id from digests_inbox i
@@ -179,15 +156,3 @@ def still(kind: str, ids: list[int]) -> list[int]:
     with connection.cursor() as cursor:
         cursor.execute(question.format(**_NAMED), {"ids": ids})
         return [pk for pk, *_ in cursor.fetchall()]
-
-
-def everything() -> SelfCheck:
-    """All that is not sound in what the caller may see, a range at a time."""
-    found: dict[str, Any] = {kind: [] for questions in _QUESTIONS.values() for kind in questions}
-    for part in PARTS:
-        position: int | None = 0
-        while position is not None:
-            position, damages = look(part, after=position)
-            for damage in damages:
-                found[damage.kind].append(damage.id)
-    return SelfCheck(**found)

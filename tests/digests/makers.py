@@ -1,14 +1,20 @@
 """Receipts and readers, made through the product's own services."""
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from itertools import count
 from typing import Any
 
+from django.db import transaction
+
 from apps.core.sql import database_now
-from apps.digests import selectors, services
+from apps.digests import selectors, services, soundness
 from apps.digests.formats import parse_through
+from apps.digests.models import Entry
 from apps.digests.selectors import InboxPage
-from apps.digests.services import Acked, Group, Posted, Poster, ReceiptDraft
+from apps.digests.services import Acked, Group, Posted, Poster, ReceiptDraft, locking
+from apps.digests.services.publishing import publish_pending
+from apps.digests.states import FlushReason
 from apps.principals.tenancy import Caller
 from tests.factories import T0
 
@@ -58,3 +64,22 @@ def pass_time(seconds: float) -> None:
 
 def receipt_ids(page: InboxPage) -> list[list[str]]:
     return [entry.receipt_ids for entry in page.entries]
+
+
+@transaction.atomic
+def flush(*, inbox_id: int, thread_ids: Collection[int], reason: FlushReason) -> list[Entry]:
+    """Publish what is pending in these threads of one inbox, due or not."""
+    inbox = locking.lock_by_id(inbox_id, wait=True)
+    return [] if inbox is None else publish_pending(inbox, thread_ids, reason=reason, now=database_now())
+
+
+def unsound() -> dict[str, list[int]]:
+    """The keys of all that is not sound in what the caller may see, by the kind of damage."""
+    found: dict[str, list[int]] = {}
+    for part in soundness.PARTS:
+        position: int | None = 0
+        while position is not None:
+            position, damages = soundness.look(part, after=position)
+            for one in damages:
+                found.setdefault(one.kind, []).append(one.id)
+    return found

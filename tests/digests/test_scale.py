@@ -29,7 +29,7 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts import selectors as facts
 from apps.receipts.models import Receipt
-from tests.digests.makers import ack_through, post, post_grouped, read
+from tests.digests.makers import ack_through, flush, post, post_grouped, read, unsound
 from tests.digests.volume import BIG, BLOCK, load, shares
 from tests.factories import make_tenant
 
@@ -144,7 +144,7 @@ def _chain(kee: Caller) -> None:
 def _flush(kee: Caller) -> None:
     post_grouped(kee, "pr:flush")
     thread = Thread.objects.get(closed_at=None, resource_ref="pr:flush")
-    services.flush(inbox_id=thread.inbox_id, thread_ids=[thread.pk], reason=FlushReason.SIZE)
+    flush(inbox_id=thread.inbox_id, thread_ids=[thread.pk], reason=FlushReason.SIZE)
 
 
 def _ack_five(kee: Caller) -> None:
@@ -237,14 +237,14 @@ def test_with_200_000_receipts_everything_goes_by_index() -> None:
     check_plans(kee)
     check_self_check_goes_by_ranges(rows=1_000)
     with acting_as_system("test"):
-        assert selectors.self_check().is_sound
+        assert unsound() == {}
     with acting_as(kee):
         newest = selectors.newest_entries(kee.principal_id, limit=1).entries[0]
         acked = ack_through(kee, f"{newest.ref}@{newest.as_of}")
         assert (acked.acked_receipts, selectors.unread_counts(kee.principal_id).total) == (20_000, 0)
         assert not Entry.objects.filter(inbox__principal=kee.principal_id, acked_at=None).exists()
     with acting_as_system("test"):
-        assert selectors.self_check().is_sound
+        assert unsound() == {}
 
 
 def _settle() -> None:

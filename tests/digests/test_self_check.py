@@ -21,7 +21,7 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Receipt
 from tests.console.world import fill
 from tests.digests import github_payloads as github
-from tests.digests.makers import ack_through, post, post_grouped, read
+from tests.digests.makers import ack_through, flush, post, post_grouped, read, unsound
 from tests.digests.test_database import execute
 from tests.digests.test_sources import set_source
 from tests.factories import T0, make_caller
@@ -159,9 +159,9 @@ def test_damage_is_found_and_mended(
 ) -> None:
     fill_inbox(as_kee)
     before, acked = unread(as_kee), ReceiptState.objects.exclude(acked_at=None).count()
-    assert selectors.self_check().is_sound
+    assert unsound() == {}
     break_rows(*damage.split(";"))
-    broken = getattr(selectors.self_check(), kind)
+    broken = unsound()[kind]
     assert broken
     lowest = Inbox.objects.get().last_seq
     acked_by_damage = before - unread(as_kee) if kind == "missing_heads" else set()
@@ -172,12 +172,12 @@ def test_damage_is_found_and_mended(
     assert found[kind] >= len(broken)
     assert found["repaired"] == sum(count for name, count in found.items() if name != "repaired")
     assert f"{kind} {broken[0]} in inbox" in caplog.text
-    services.flush(
+    flush(
         inbox_id=Inbox.objects.get().pk,
         thread_ids=Thread.objects.values_list("pk", flat=True),
         reason=FlushReason.WINDOW,
     )
-    assert selectors.self_check().is_sound
+    assert unsound() == {}
     # Nothing unacked was lost, nothing acked came back; all of it is read and acked as ever.
     assert unread(as_kee) == before - acked_by_damage
     page = read(as_kee, limit=500)
@@ -206,7 +206,7 @@ def test_what_was_mended_between_look_and_lock_is_left_as_it_is(as_kee: Caller, 
     repairing._repair_all(damages)
 
     assert contents() == mended
-    assert selectors.self_check().is_sound
+    assert unsound() == {}
 
 
 def contents() -> list[Any]:
@@ -224,13 +224,13 @@ def test_a_tombstone_that_has_kept_its_place_loses_it(as_kee: Caller) -> None:
     before = unread(as_kee)
     acked = "select receipt_id from digests_receiptstate where acked_at is not null"
     break_rows(f"update receipts_receipt set pruned_at = now() where id in ({acked})")
-    stray = selectors.self_check().stray_states
+    stray = unsound()["stray_states"]
     assert stray
 
     assert services.self_check(patience=None)["stray_states"] == len(stray)
 
     assert not ReceiptState.objects.filter(pk__in=stray).exists()
-    assert selectors.self_check().is_sound
+    assert unsound() == {}
     assert unread(as_kee) == before
     assert {pk for entry in read(as_kee, limit=500).entries for pk in entry.receipt_pks} | set(
         ReceiptState.objects.filter(pending=True).values_list("pk", flat=True)
@@ -298,7 +298,7 @@ def test_the_check_goes_round_in_steps_and_rests_for_an_hour(as_kee: Caller, mon
     monkeypatch.setattr(soundness, "_TABLES", {part: (table, 2) for part, (table, _) in soundness._TABLES.items()})
     fill_inbox(as_kee)
     break_rows("update digests_entry set acked_at = now() where kind = 'item' and acked_at is null")
-    lost = len(selectors.self_check().lost_receipts)
+    lost = len(unsound()["lost_receipts"])
     found: list[int] = []
     while not found or found[-1]:
         found.append(services.self_check(patience=timedelta(0)).get("lost_receipts", 0))
@@ -340,7 +340,7 @@ def test_the_command_looks_or_mends_at_once(as_kee: Caller) -> None:
     out = StringIO()
     call_command("self_check", stdout=out)
     assert "1 found, 1 mended" in out.getvalue()
-    assert selectors.self_check().is_sound
+    assert unsound() == {}
 
 
 def test_receipts_themselves_are_never_changed_by_a_repair(as_kee: Caller) -> None:

@@ -2,7 +2,7 @@
 
 from apps.digests.services.acking import Acked, ack, ack_receipt, ack_receipts, ack_through, archive_receipt
 from apps.digests.services.delivery import mark_delivered
-from apps.digests.services.flushing import flush, flush_due
+from apps.digests.services.flushing import flush_due
 from apps.digests.services.policies import PolicyChange, remove_source_policy, set_policy
 from apps.digests.services.posting import Posted, post, post_many
 from apps.digests.services.recipients import recipient_named
@@ -26,7 +26,6 @@ __all__ = [
     "ack_receipts",
     "ack_through",
     "archive_receipt",
-    "flush",
     "flush_due",
     "forward",
     "forward_retired",

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Final
 
-from django.db import connection, transaction
+from django.db import connection
 
 from apps.core.sql import database_now
 from apps.digests import selectors, sql
@@ -21,13 +21,6 @@ from apps.principals.tenancy import acting_as_system, acting_in
 logger = logging.getLogger(__name__)
 
 _WHY = "flush due threads"
-
-
-@transaction.atomic
-def flush(*, inbox_id: int, thread_ids: Collection[int], reason: FlushReason) -> list[Entry]:
-    """Publish what is pending in these threads of one inbox; nothing pending, nothing done."""
-    inbox = locking.lock_by_id(inbox_id, wait=True)
-    return [] if inbox is None else publish_pending(inbox, thread_ids, reason=reason, now=database_now())
 
 
 def flush_due(*, limit: int = 500) -> int:

@@ -9,12 +9,10 @@ from typing import Any, Final
 from django.db import connection, transaction
 
 from apps.core.hints import hint_on_commit
-from apps.core.sql import database_now
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.receipts import letters, sql
-from apps.receipts.errors import UnknownTarget
 from apps.receipts.letters import Delivered, Later, Refused, Resting, Sent, Verdict
-from apps.receipts.models import Letter, Receipt, RemoteTarget
+from apps.receipts.models import RemoteTarget
 from apps.receipts.selectors import content_of
 from apps.receipts.signals import letters_due
 from apps.receipts.states import (
@@ -35,28 +33,6 @@ logger = logging.getLogger(__name__)
 
 REPLAYED_AT_ONCE: Final = 1000
 _WHY: Final = "delivering letters"
-
-
-@transaction.atomic
-def forward(*, receipt: Receipt, target: RemoteTarget, recipient_name: str) -> Letter:
-    """Send a receipt to a target, whoever it is for here; doing it twice sends one letter.
-
-    For a principal that lives elsewhere, posting does this by itself.
-
-    :raises UnknownTarget: if the two are not of one tenant.
-    """
-    if receipt.tenant_id != target.tenant_id:
-        raise UnknownTarget(f"There is no target {target.name!r} for this receipt.")
-    now = database_now()
-    letter, fresh = Letter.objects.get_or_create(
-        tenant_id=receipt.tenant_id,
-        receipt=receipt,
-        target=target,
-        defaults={"recipient_name": recipient_name, "due_at": now, "created_at": now},
-    )
-    if fresh:
-        hint_on_commit(letters_due, tenant_id=receipt.tenant_id, target_id=target.pk)
-    return letter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
