@@ -1,5 +1,6 @@
 """The commands as they are typed: what they print, what they refuse, and what they do without."""
 
+import fcntl
 import json
 import os
 import signal
@@ -157,8 +158,9 @@ def test_an_interruption_says_nothing(root: Path) -> None:
         env=environment(),
     )
     assert process.stdin is not None
-    # A body that is larger than the pipe holds: it is being read when this returns.
-    process.stdin.write(b"x" * 65_537)
+    # A body that is larger than the pipe holds, and never ends: it is being read when this returns, and goes on to be.
+    held = fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, 4096)
+    process.stdin.write(b"x" * (held + 1))
     process.stdin.flush()
     process.send_signal(signal.SIGINT)
     assert (process.communicate()[1], process.returncode) == (b"", 130)
