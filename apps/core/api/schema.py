@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
-from pydantic import BaseModel, create_model
+from pydantic import BaseModel, GetJsonSchemaHandler, create_model
+from pydantic_core import CoreSchema
 
 from apps.core import json_schema
 from apps.core.api.problems import TITLES
@@ -105,10 +106,11 @@ class OperationSchema(AutoSchema):
         described = {
             (str(status), media_type): OpenApiResponse(refusal, description=TITLES[status]) for status in refusals
         }
-        form = "text/event-stream" if operation.streams else "application/json"
-        description = "Events, each with one of these as its data" if operation.streams else "Done"
+        form, output, description = "application/json", operation.output, "Done"
+        if operation.streams:
+            form, output, description = "text/event-stream", _event(operation.output, operation.streams.event), "Events"
         done: dict[Any, OpenApiResponse] = {
-            (str(status), form): OpenApiResponse(operation.output, description=description)
+            (str(status), form): OpenApiResponse(output, description=description)
             for status in (route.status, *route.also)
             if status != _NO_CONTENT
         }
@@ -142,6 +144,21 @@ def _as_text(member: Mapping[str, Any]) -> dict[str, Any]:
 
 def _takes_body(route: Route) -> bool:
     return route.method not in {"GET", "DELETE"}
+
+
+class _AsText:
+    """Of a member: it is sent as the text of a JSON document."""
+
+    def __get_pydantic_json_schema__(self, core_schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"type": "string", "contentMediaType": "application/json", "contentSchema": handler(core_schema)}
+
+
+@cache
+def _event(output: type[BaseModel], name: str) -> type[BaseModel]:
+    """A server-sent event of a stream."""
+    data: Any = Annotated[output, _AsText()]
+    members: dict[str, Any] = {"event": (Literal[name], ...), "id": (str, ...), "data": (data, ...)}
+    return create_model(f"{output.__name__.removesuffix('Output')}Event", __base__=Output, **members)
 
 
 @cache
