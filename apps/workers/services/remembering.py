@@ -141,8 +141,23 @@ def _remember(worker: Worker, manager: str, now: datetime) -> None:
             description=f"Worker {worker.worker_id}: {', '.join(_tools(worker))[:2000]}",
             metadata=_described(worker, manager),
         )
-        _remember_manager(worker, name, manager, now)
-        _remember_quarantine(worker, name, now)
+        _vouch(
+            name,
+            source=manager,
+            rel_type=MANAGES,
+            stands=worker.unregistered_at is None,
+            description=f"{manager} delegates to {worker.worker_id}",
+            now=now,
+        )
+        # Whether or not it has left: it may come back.
+        _vouch(
+            name,
+            source=DELEGATE,
+            rel_type=QUARANTINES,
+            stands=worker.state == State.QUARANTINED,
+            description=f"{worker.worker_id} is in quarantine",
+            now=now,
+        )
         provided = []
         for capability in worker.capabilities:
             # A tag may be what no concept can be called.
@@ -160,40 +175,22 @@ def _remember(worker: Worker, manager: str, now: datetime) -> None:
         memory.retract_relationships(author=author, from_concept=name, rel_type=PROVIDES, but=provided)
 
 
-def _remember_manager(worker: Worker, name: str, manager: str, now: datetime) -> None:
-    """By the gate's own word, so that it can take it back whoever registers the worker next."""
+def _vouch(name: str, *, source: str, rel_type: str, stands: bool, description: str, now: datetime) -> None:
+    """What the gate says of a worker, or says no more: its own word, so that it can take it back whoever registers next."""
     gate = on_behalf_of(principal_named(DELEGATE))
-    manages = []
-    if worker.unregistered_at is None:
-        manages.append(
+    said = []
+    if stands:
+        said.append(
             memory.add_relationship(
                 author=gate,
-                from_concept=manager,
+                from_concept=source,
                 to_concept=name,
-                rel_type=MANAGES,
-                description=f"{manager} delegates to {worker.worker_id}",
+                rel_type=rel_type,
+                description=description,
                 now=now,
             )
         )
-    memory.retract_relationships(author=gate, to_concept=name, rel_type=MANAGES, but=manages)
-
-
-def _remember_quarantine(worker: Worker, name: str, now: datetime) -> None:
-    """As :func:`_remember_manager`, whether or not the worker has left: it may come back."""
-    gate = on_behalf_of(principal_named(DELEGATE))
-    stands = []
-    if worker.state == State.QUARANTINED:
-        stands.append(
-            memory.add_relationship(
-                author=gate,
-                from_concept=DELEGATE,
-                to_concept=name,
-                rel_type=QUARANTINES,
-                description=f"{worker.worker_id} is in quarantine",
-                now=now,
-            )
-        )
-    memory.retract_relationships(author=gate, to_concept=name, rel_type=QUARANTINES, but=stands)
+    memory.retract_relationships(author=gate, to_concept=name, rel_type=rel_type, but=said)
 
 
 def _tools(worker: Worker) -> list[str]:
