@@ -1,5 +1,6 @@
 """Celery's way to the engine. A message only nudges: losing, repeating or overlapping it does no harm."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from celery import shared_task
@@ -9,7 +10,7 @@ from apps.core.nudges import Nudger
 from apps.executions import calls, selectors, services
 from apps.executions.signals import execution_can_go_on
 from apps.principals.tenancy import acting_in
-from apps.tasks.signals import task_finished
+from apps.tasks.signals import tasks_finished
 
 # A nudge older than this is dropped unread: the tick will have sent another.
 _FRESH_SECONDS = 30
@@ -35,12 +36,11 @@ def nudge(tenant_id: int, execution_id: int, **_: Any) -> None:
     _nudger.nudge(tenant_id, execution_id)
 
 
-@receiver(task_finished)
-def follow_up(tenant_id: int, task_id: int, **_: Any) -> None:
+@receiver(tasks_finished)
+def follow_up(tenant_id: int, task_ids: Sequence[int], **_: Any) -> None:
     """A task that this process ran for an execution has ended: go on at once, without waiting for the tick."""
-    if not calls.was_run_here(task_id):
-        return
-    with acting_in(tenant_id, "execution of a finished task"):
-        execution_id = selectors.execution_of_task(task_id)
-    if execution_id is not None:
-        nudge(tenant_id=tenant_id, execution_id=execution_id)
+    for task_id in filter(calls.was_run_here, task_ids):
+        with acting_in(tenant_id, "execution of a finished task"):
+            execution_id = selectors.execution_of_task(task_id)
+        if execution_id is not None:
+            nudge(tenant_id=tenant_id, execution_id=execution_id)

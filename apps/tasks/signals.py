@@ -5,8 +5,8 @@ from django.dispatch import Signal
 task_queued = Signal()
 """Work is ready: `tenant_id`, `queue` (its name), `task_type` (its name)."""
 
-task_finished = Signal()
-"""A task reached its terminal state: `tenant_id`, `task_id` (the number)."""
+tasks_finished = Signal()
+"""Tasks reached their terminal states in one transaction: `tenant_id`, `task_ids` (their numbers)."""
 
 dependency_finished = Signal()
 """A task that others depend on reached its terminal state: `tenant_id`."""

@@ -645,7 +645,8 @@ select exists (
 """
 
 # The ends of tasks, each guarded by a lease (fence and holder), or by nothing where the row is locked already. Locks by
-# id; what fails its guard answers no row, and nothing is written of it.
+# id; what fails its guard answers no row, and nothing is written of it. The ids come twice: of a set of records the
+# planner expects a hundred, for which it would read all open tasks.
 END: Final = f"""
 with held as materialized (
     select h.task_id, h.tenant_id, h.queue_id, h.task_type_id, h.fence, (h.task_id << 16) + h.fence as run_id,
@@ -657,9 +658,9 @@ with held as materialized (
         pointer text, content text, checksum text, size bigint, media_type text, digest text, answer text,
         receipt text)
     join tasks_hottask h on h.task_id = g.task_id
-    where g.fence is null or (
+    where h.task_id = any(%(tasks)s::bigint[]) and (g.fence is null or (
         h.fence = g.fence and h.holder_id = %(holder)s::bigint
-        and (h.flags & {STRICT} = 0 or h.lease_expires_at > gatehouse_now()))
+        and (h.flags & {STRICT} = 0 or h.lease_expires_at > gatehouse_now())))
     order by h.task_id for update of h
 ), gone as (
     delete from tasks_hottask h using held where h.task_id = held.task_id
@@ -725,7 +726,7 @@ with given as materialized (
         ready_at = case when g.delay > 0 then null else h.ready_at end,
         due_at = case when g.delay > 0 then gatehouse_now() + make_interval(secs => g.delay) end
     from given g
-    where h.task_id = g.task_id
+    where h.task_id = g.task_id and h.task_id = any(array(select task_id from given))
     returning h.task_id, h.tenant_id, h.queue_id, h.task_type_id, h.due_at,
               case when g.delay > 0 then h.concurrency_key end as key
 ), runs as (

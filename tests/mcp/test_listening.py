@@ -17,7 +17,7 @@ from apps.mcp.resources import task_topic
 from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import acting_as_system
-from apps.tasks.signals import task_finished
+from apps.tasks.signals import tasks_finished
 from tests.asgi import ask
 from tests.digests import makers
 from tests.factories import make_caller, make_token
@@ -175,10 +175,10 @@ def test_open_streams_hold_no_database_connection(server: Server, acme: Tenant) 
     ("signal", "facts", "topic"),
     [
         (inbox_changed, {"principal_id": 5, "tenant_id": 1}, inbox_topic(5)),
-        (task_finished, {"task_id": 7, "tenant_id": 1}, task_topic(1, "task_7")),
+        (tasks_finished, {"task_ids": [6, 7], "tenant_id": 1}, task_topic(1, "task_7")),
     ],
 )
-def test_what_commits_below_is_cued(signal: Signal, facts: dict[str, int], topic: str) -> None:
+def test_what_commits_below_is_cued(signal: Signal, facts: dict[str, Any], topic: str) -> None:
     async def hear() -> str | None:
         async with aclosing(cues.listen([topic], lasting=30, beat=30)) as heard:
             await anext(heard)

@@ -14,7 +14,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import services
 from apps.tasks.shapes import Failure
-from apps.tasks.signals import task_finished, task_queued
+from apps.tasks.signals import task_queued, tasks_finished
 from tests.factories import T0, make_caller, make_tenant
 from tests.tasks.making import complete, lease_one, make_type, number, queue, set_queue
 
@@ -131,25 +131,25 @@ def end_by_failing(caller: Caller) -> None:
 def test_an_end_is_announced_once_it_is_committed(kee: Caller, end: Any) -> None:
     make_type(kee)
     task = queue(kee)
-    with heard(task_finished) as announced:
+    with heard(tasks_finished) as announced:
         with transaction.atomic():
             end(kee)
             assert announced == []
-        assert announced == [{"tenant_id": kee.tenant_id, "task_id": number(task)}]
+        assert announced == [{"tenant_id": kee.tenant_id, "task_ids": [number(task)]}]
 
 
 @pytest.mark.parametrize("several", [False, True])
 def test_a_cancellation_is_announced_as_an_end(kee: Caller, several: bool) -> None:
     make_type(kee)
     task = number(queue(kee))
-    with heard(task_finished) as announced:
+    with heard(tasks_finished) as announced:
         with acting_as(kee):
             if several:
                 services.cancel_many(caller=kee, task_ids=[task])
             else:
                 services.cancel(caller=kee, task_id=task)
             assert announced == []
-        assert announced == [{"tenant_id": kee.tenant_id, "task_id": task}]
+        assert announced == [{"tenant_id": kee.tenant_id, "task_ids": [task]}]
 
 
 @pytest.mark.parametrize("limited", ["queue", "type", None])

@@ -164,7 +164,7 @@ _FINDS_ITS_RUN: dict[str, tuple[str, dict[str, Any]]] = {
         sql.PROGRESS,
         {"runs": [65_537], "percents": [1.0], "messages": ["x"], "checkpoints": [None]},
     ),
-    "END": (sql.END, {"ends": "[]", "holder": 1, "gate": "asyncgate"}),
+    "END": (sql.END, {"ends": "[]", "tasks": [1], "holder": 1, "gate": "asyncgate"}),
     "PUT_BACK": (sql.PUT_BACK, {"backs": "[]"}),
 }
 
@@ -187,6 +187,31 @@ def test_a_run_is_found_by_its_key_behind_the_tenant_wall(kee: Caller, name: str
         assert condition.startswith(
             "Index Cond: ((id >" if name in {"CLAIM", "CLAIM_WITHIN_LIMITS", "GRANTED"} else "Index Cond: (id = "
         )
+
+
+_AT_HAND: dict[str, tuple[str, dict[str, Any]]] = {
+    "END": _FINDS_ITS_RUN["END"],
+    "PUT_BACK": _FINDS_ITS_RUN["PUT_BACK"],
+    "LOCK": (sql.LOCK, {"tasks": [1]}),
+    "LOCK_LEASES": (sql.LOCK_LEASES, {"tasks": [1], "fences": [1], "holder": 1}),
+    "HEARTBEAT": (sql.HEARTBEAT, {"tasks": [1], "fences": [1], "saves": [False], "holder": 1, "relaxed": True}),
+}
+
+
+@pytest.mark.parametrize("known", [ground.analyzed, ground.unanalyzed])
+@pytest.mark.parametrize("name", _AT_HAND)
+def test_a_task_at_hand_is_found_by_its_key_among_thousands_that_are_open(
+    kee: Caller, name: str, known: Callable[..., None]
+) -> None:
+    statement, given = _AT_HAND[name]
+    make_type(kee)
+    fill(kee, ready=3000, leased=20)
+    known("tasks_hottask")
+    with acting_as(kee):
+        plan = _plan(statement, given)
+
+    assert not any("Seq Scan on tasks_hottask" in line for line in plan)
+    assert any(condition.startswith("Index Cond: (task_id = ") for condition in _conditions(plan, "tasks_hottask_pkey"))
 
 
 def _conditions(plan: list[str], index: str) -> list[str]:

@@ -19,7 +19,7 @@ from apps.tasks.fences import Lease
 from apps.tasks.services.admission import Key, admit
 from apps.tasks.services.leasing import look_at_all, reason_lost
 from apps.tasks.shapes import Delivery
-from apps.tasks.signals import dependency_finished, task_finished, task_queued
+from apps.tasks.signals import dependency_finished, task_queued, tasks_finished
 from apps.tasks.states import Outcome, Reason, Status
 
 _EVENTS: Final = {Status.SUCCEEDED: "complete", Status.FAILED: "failed", Status.CANCELED: "canceled"}
@@ -136,6 +136,7 @@ def record(ends: Sequence[End], *, holder_id: int | None = None) -> list[Ended]:
             sql.END,
             {
                 "ends": json.dumps([_end_row(end, receipt_id) for end, receipt_id in by_task.values()]),
+                "tasks": [end.task_id for end in ends],
                 "holder": holder_id,
                 "gate": ASYNCGATE,
             },
@@ -237,8 +238,7 @@ def announce(ends: Collection[Ended]) -> None:
     ):
         if isinstance(answer, DomainError):
             raise answer  # an end without its receipt did not happen
-    for ended in ends:
-        hint_on_commit(task_finished, tenant_id=poster.tenant_id, task_id=ended.task_id)
+    hint_on_commit(tasks_finished, tenant_id=poster.tenant_id, task_ids=[ended.task_id for ended in ends])
     for queue, task_type in sorted({(ended.queue, ended.task_type) for ended in ends if ended.makes_room}):
         hint_on_commit(task_queued, tenant_id=poster.tenant_id, queue=queue, task_type=task_type)
     if any(ended.is_waited_for for ended in ends):
