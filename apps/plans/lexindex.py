@@ -12,7 +12,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,12 @@ Mask = NDArray[np.bool_]
 
 _COMMON: Final = 4_000
 _ENOUGH: Final = 300
+_LONG: Final = 200
+"""From so many documents on it pays to ask whether a term's postings have to be gone through."""
+_SPARSE: Final = 64
+_MANY: Final = 1_000
+_SLACK: Final = 0.001
+"""Far more than rounding takes from a score or gives to it."""
 _DELTA: Final = 1_000
 _DELTA_SHARE: Final = 8
 _PLACES: Final = 5
@@ -64,11 +70,14 @@ class Base:
     marks: Marks
     upto: int = 0
 
-    def slice(self, term: str) -> tuple[Ids, Floats, Marks]:
+    def slice(self, term: str) -> tuple[Ids, Floats, Marks] | None:
+        """The postings of a term, or None if there are none."""
         number = self.numbers.get(term)
         if number is None:
-            return self.docs[:0], self.impacts[:0], self.marks[:0]
+            return None
         found = slice(int(self.starts[number]), int(self.starts[number + 1]))
+        if found.start == found.stop:
+            return None
         return self.docs[found], self.impacts[found], self.marks[found]
 
 
@@ -80,6 +89,14 @@ class Frozen:
     delta: Mapping[str, tuple[Ids, Floats, Marks]]
     live: Mask
     upto: int
+
+
+class _Weighed(NamedTuple):
+    """A term of a query: how many documents have it, and how much it tells."""
+
+    having: int
+    term: str
+    weight: np.float32
 
 
 @dataclass(slots=True)
@@ -179,10 +196,8 @@ class LexIndex:
         """
         query = tuple(sorted(set(terms)))
         gate = self.live if allowed is None else self.live & allowed
-        scores = self._scores(query, gate)
-        docs = np.flatnonzero((scores > 0) & gate)
-        best, found = self._best(docs, np.round(scores[docs], _PLACES), limit)
-        scores.fill(0)
+        docs, scores = self._scored(query, gate, limit)
+        best, found = self._best(docs, np.round(scores, _PLACES), limit)
         return Matches(query, best, found, self.marks(query, best))
 
     def needs_merge(self) -> bool:
@@ -223,34 +238,71 @@ class LexIndex:
                 found[term] = (frequency + about.weight * times / norm, mark | about.mark)
         return found
 
-    def _scores(self, query: tuple[str, ...], gate: Mask) -> Floats:
-        """Rare terms first; what nearly all have only refines those already found, where there are enough of them."""
-        scores, found = self._scratch, 0
+    def _scored(self, query: tuple[str, ...], gate: Mask, limit: int) -> tuple[Ids, Floats]:
+        """The documents that may be among the best, with their scores, summed from the rarest term on."""
         known = sorted((self._counts[term], term) for term in query if term in self._counts)
-        counting = bool(known) and known[-1][0] > _COMMON
-        for having, term in known:
-            weight = np.float32(self.idf(term))
-            refine = having > _COMMON and found >= _ENOUGH
-            for docs, impacts, _ in self._postings(term):
-                gain = weight * impacts
-                if refine:
-                    gain = np.where(scores[docs] > 0, gain, np.float32(0))
-                scores[docs] += gain
-                if counting and not refine:
-                    found += int(np.count_nonzero(gate[docs]))
-        return scores
+        weighed = [_Weighed(having, term, np.float32(self.idf(term))) for having, term in known]
+        docs, scores, left = self._found(weighed, gate, limit)
+        if left:
+            near = scores >= _least(scores, limit) - _most(left)
+            docs, scores = docs[near], scores[near]
+        for one in left:
+            for having, impacts, _ in self._postings(one.term):
+                places, hit = _places(having, docs)
+                scores += one.weight * impacts.take(places, mode="clip") * hit
+        return docs, scores
+
+    def _found(self, weighed: Sequence[_Weighed], gate: Mask, limit: int) -> tuple[Ids, Floats, Sequence[_Weighed]]:
+        """What the rare terms bring, and the terms that are left: they only refine it.
+
+        Those are left that nearly all have, where enough is found, and those that could bring nothing that is among the best.
+        """
+        scores, found, weight = self._scratch, 0, 0.0
+        touched: list[Ids] = []
+        brought: tuple[Ids, Floats] | None = None
+        for place, one in enumerate(weighed):
+            left = weighed[place:]
+            if one.having > _COMMON and found >= _ENOUGH:
+                break
+            if one.having > _LONG and found > limit and weight > _most(left):
+                brought = self._touched(touched, gate)
+                if _least(brought[1], limit) > _most(left):
+                    break
+            for docs, impacts, _ in self._postings(one.term):
+                scores[docs] += one.weight * impacts
+                found += int(np.count_nonzero(gate[docs]))
+                touched.append(docs)
+            weight += float(one.weight)
+            brought = None
+        else:
+            left = ()
+        brought = brought or self._touched(touched, gate)
+        for docs in touched:
+            scores[docs] = 0
+        return *brought, left
+
+    def _touched(self, postings: Sequence[Ids], gate: Mask) -> tuple[Ids, Floats]:
+        """Each document of some postings that has a score and passes the gate, once."""
+        if sum(map(len, postings)) > len(gate) // _SPARSE:
+            some = np.flatnonzero((self._scratch > 0) & gate).astype(np.int32)
+            return some, self._scratch[some]
+        docs: Ids = np.sort(np.concatenate(postings)) if postings else self._base.docs[:0]
+        scores = self._scratch[docs]
+        kept = (scores > 0) & gate[docs]
+        kept[1:] &= docs[1:] != docs[:-1]
+        return docs[kept], scores[kept]
 
     def _postings(self, term: str) -> Iterable[tuple[Ids, Floats, Marks]]:
-        yield self._base.slice(term)
+        settled = self._base.slice(term)
+        if settled is not None:
+            yield settled
         fresh = self._delta.get(term)
         if fresh is not None:
             yield fresh.arrays()
 
-    def _best(self, docs: NDArray[np.int64], scores: Floats, limit: int) -> tuple[Ids, Floats]:
-        if len(docs) > limit:
-            least = np.partition(scores, len(scores) - limit)[len(scores) - limit]
-            near = scores >= least
-            docs, scores = docs[near], scores[near]
+    def _best(self, docs: Ids, scores: Floats, limit: int) -> tuple[Ids, Floats]:
+        near = scores >= _least(scores, limit)
+        docs, scores = docs[near], scores[near]
         ranked = sorted(zip(scores.tolist(), docs.tolist(), strict=True), key=lambda one: (-one[0], self._keys[one[1]]))
         ranked = ranked[:limit]
         best = np.array([doc for _, doc in ranked], dtype=np.int32)
@@ -263,10 +315,29 @@ class LexIndex:
             return found
         for row, term in enumerate(query):
             for having, _, marks in self._postings(term):
-                if len(having):
-                    places = np.minimum(np.searchsorted(having, docs), len(having) - 1)
-                    found[row] |= np.where(having[places] == docs, marks[places], np.uint8(0))
+                places, hit = _places(having, docs)
+                found[row] |= marks.take(places, mode="clip") * hit
         return found
+
+
+def _places(having: Ids, docs: Ids) -> tuple[NDArray[np.int64], Mask]:
+    """Where some documents are in a term's postings, and which of them are there at all."""
+    places = having.searchsorted(docs)
+    return places, having.take(places, mode="clip") == docs
+
+
+def _least(scores: Floats, limit: int) -> float:
+    """The score that is the last of the best; 0 if there are no more than those."""
+    if len(scores) <= limit:
+        return 0.0
+    if len(scores) > _MANY:
+        scores = scores[scores >= _least(scores[::8], limit)]  # of a part of them it is never higher
+    return float(np.partition(scores, len(scores) - limit)[len(scores) - limit])
+
+
+def _most(left: Sequence[_Weighed]) -> float:
+    """More than what some terms can add to any score, for an impact is always below 1."""
+    return math.fsum(one.weight for one in left) + _SLACK
 
 
 def merged(frozen: Frozen) -> Base:

@@ -88,3 +88,16 @@ def test_equal_scores_come_by_key() -> None:
     index = filled({"b": (["w1"], []), "a": (["w1"], []), "c": (["w1"], [])})
 
     assert [key for key, _, _ in answers(index, ["w1"], limit=2)] == ["a", "b"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    names=st.lists(st.lists(st.sampled_from([*WORDS[:2] * 8, *WORDS]), max_size=4), min_size=300, max_size=700),
+    query=st.lists(st.sampled_from(WORDS[:4]), min_size=1, max_size=4),
+    limit=st.integers(min_value=1, max_value=30),
+)
+def test_the_best_of_many_are_the_first_of_all(names: list[list[str]], query: list[str], limit: int) -> None:
+    index = filled({f"k{number:03}": (name, [*(name or WORDS)[:1]]) for number, name in enumerate(names)})
+    index.merge()
+
+    assert answers(index, query, limit) == answers(index, query, 1_000)[:limit]
