@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from apps.core.lexical import words
-from apps.plans import lexicon
+from apps.plans import kinds, lexicon
 
 _QUOTES: Final = r'"(?P<q1>[^"]{1,20000})"|“(?P<q2>[^“”]{1,20000})”|„(?P<q3>[^„“”]{1,20000})[“”]|`(?P<q4>[^`]{1,20000})`|«(?P<q5>[^«»]{1,20000})»|(?<!\w)\'(?P<q6>[^\']{1,20000})\'(?!\w)'
 _URL: Final = r"(?P<url>\b[a-z][a-z0-9+.-]{1,20}://[^\s<>\"']+)"
@@ -47,8 +47,11 @@ _CUT: Final = re.compile(
 )
 _LEAD: Final = re.compile(
     r"^(?:please|kindly|hey|hi|hello|ok(?:ay)?|so|also|first(?:ly)?|next|secondly|lastly|now|just|and|then|"
-    r"(?:can|could|would|will)\s+you(?:\s+please)?|i(?:'d|\s+would)\s+like(?:\s+you)?\s+to|i\s+(?:want|need|have)(?:\s+you)?\s+to|"
-    r"we\s+(?:want|need)(?:\s+you)?\s+to|help\s+me(?:\s+to)?|let(?:'s|\s+us)|your\s+task\s+is\s+to|you\s+should|try\s+to|go\s+and|to)\b[\s,:]*",
+    r"(?:do\s+you\s+think\s+)?(?:(?:can|could|would|will)\s+you|you\s+(?:could|can)(?=.*\?\s*$))(?:\s+(?:please|kindly|perhaps|maybe|possibly))?(?:\s+mind)?|"
+    r"(?:i|we)(?:['\u2019]d|\s+would)\s+(?:(?:really|very\s+much)\s+)?(?:like|love|prefer|appreciate)(?:\s+(?:it\s+if\s+)?you(?:\s+could)?)?(?:\s+to\b|(?=\s+\w+ing\b))|"
+    r"(?:i|we)\s+(?:want|need|have|wish)(?:\s+you)?\s+to|(?:i\s+was|i['\u2019]m|i\s+am|we\s+were|we\s+are)\s+(?:wondering|hoping)\s+(?:if\s+|that\s+)?you\s+(?:could|can|would)|"
+    r"(?:i['\u2019]m|i\s+am|we['\u2019]re|we\s+are)\s+(?:trying|looking|going)\s+to|(?:i['\u2019]m|i\s+am|we['\u2019]re|we\s+are)(?=\s+(?:looking|searching)\s+for\b)|"
+    r"(?:is|would)\s+it\s+(?:be\s+)?possible\s+(?:for\s+you\s+)?to|(?:are\s+you|be)\s+able\s+to|be\s+so\s+(?:kind|good)\s+(?:as\s+to|and)|do\s+me\s+a\s+favou?r\s+and|go\s+ahead\s+and|help\s+me(?:\s+to)?|let(?:'s|\s+us)|your\s+task\s+is\s+to|you\s+should|try\s+to|go\s+and|to)\b[\s,:]*",
     re.IGNORECASE,
 )
 _NEVER: Final = re.compile(
@@ -69,6 +72,47 @@ _CONDITION: Final = re.compile(
     r"|^(?:when|once)\b(?!\s+(?:(?:you|it|that|this|they|all|everything)\b\W*(?:(?:s|re|is|are|has|have)\b\s*)?(?:been\s+)?)?(?:done|finished|completed?|ready)\b)"
     r"|^(?:should|were|had)\s|^(?:only\s+)?after\s+(?!(?:that|which|this)\b)(?:[\w'\u2019-]+\s+){1,4}?(?:has|have|had|is|are|was|were)\b",
     re.IGNORECASE,
+)
+_COURTESY: Final = re.compile(
+    r"\bif\s+(?:(?:at\s+all\s+)?possible|you\s+(?:can|could|please|like|want|wish|will|would|may|have\s+(?:the\s+|a\s+)?(?:time|minute|moment)"
+    r"|(?:don['\u2019]?t|do\s+not|wouldn['\u2019]?t)\s+mind)|need(?:ed)?(?:\s+be)?|necessary)\b",
+    re.IGNORECASE,
+)
+"""Conditions that only ask kindly, where nothing is changed."""
+_WHETHER: Final = re.compile(
+    r"\b(?:see|check|know|tell\s+(?:me|us)|determine|find\s+out|verify|ask|learn|(?:what|how|why|where|who|whom|which)\b[^.;]*?)\s+(?:if|when)\b",
+    re.IGNORECASE,
+)
+"""What is asked about, and is no condition of the wish."""
+_CAUSES: Final = re.compile(
+    r"make\s+(?:\x02|it\b|them\b|everything\b|everyone\b|(?:the|this|that|these|those|my|our|your|his|her|their|its|all|every|each)\s+(?P<what>\w+))",
+    re.IGNORECASE,
+)
+_TELLS: Final = re.compile(
+    r"(?:tell|inform|(?:write|drop)(?:\s+(?:an?\s+(?:\w+\s+)?(?P<what>line|note|letter|message|e-?mail|mail)\s+)?to)?|let(?=\s+\S+\s+know\b))\s+\x02(?P<to>\d+)\x03",
+    re.IGNORECASE,
+)
+"""How one is told something whose address follows."""
+_SOUGHT: Final = re.compile(r"\bfor\s+(?P<what>.+)$", re.IGNORECASE | re.DOTALL)
+_COMMANDS: Final = re.compile(
+    r"[a-z][\w-]*\s+(?:the|a|an|my|our|your|his|her|their|this|these|those|all|every|each|any|some|it|them|everything)\b",
+    re.IGNORECASE,
+)
+"""A word before an article, at the beginning: a verb, known or not."""
+_LIKENED: Final = re.compile(r"(?<=\x03)\s+(?:sounds?|looks?|feels?|seems?|reads?)\b", re.IGNORECASE)
+_EITHER: Final = re.compile(
+    r"^(?:is|are|was|were|does|do|did)\b.*?\b(?P<one>\w+)\s+or\s+(?P<other>\w+)", re.IGNORECASE | re.DOTALL
+)
+"""A question for one of two answers."""
+_HAVING: Final = frozenset({"want", "need", "like", "have", "get", "see"})
+_HAVING_WORDS: Final = 4
+_VERSIONS: Final = frozenset({"version", "translation", "equivalent"})
+_TURNED: Final = frozenset({"in", "into", "to"})
+_SAYING: Final = frozenset(
+    {"put", "say", "visualize", "express", "convert", "turn", "bring", "rewrite", "write", "mean"}
+)
+_SAID: Final = frozenset(
+    {"say", "said", "mean", "phrase", "expression", "term", "line", "put", "render", "express", "turn", "bring", "like"}
 )
 _DEFERRED: Final = re.compile(
     r"\b(?:when|once|after|before|upon|only\s+(?:with|by|at)|provided|with\s+(?:my|our|his|her|their|your)\s+(?:approval|consent|permission)|as\s+long)\b",
@@ -142,6 +186,8 @@ class Clause:
     """Why it is not plain that this is asked for: what changes the world is not done on such words."""
     exception: str = ""
     """The word from which on something is taken out of what is asked for."""
+    sought: tuple[str, ...] = ()
+    """What a search is for, where it is said."""
     values: frozenset[str] = frozenset()
     """Concepts that are values rather than matter: names, times."""
     masked: str = ""
@@ -209,6 +255,7 @@ def _numbered(clause: Clause, number: int) -> Clause:
         circumstance=clause.circumstance,
         doubt=clause.doubt,
         exception=clause.exception,
+        sought=clause.sought,
         values=clause.values,
         masked=clause.masked,
         written=clause.written,
@@ -393,14 +440,13 @@ def _prohibitions(piece: _Piece) -> Iterator[_Piece]:
 def _clause(piece: _Piece, spans: tuple[Span, ...]) -> Clause:
     bare = _stripped(piece.text)
     spoken = words(_MASK.sub(" ", bare))
-    family = _family(spoken)
-    object_text = bare[_first_word_end(bare) :] if family else bare
+    family, object_text = _verb_and_object(bare, spoken, spans)
     to_be = None if family else _TO_BE.search(bare)
     if to_be is not None:
         family, object_text = _participle(to_be["done"].casefold()), bare[: to_be.start()]
-    head, rest = _head_and_rest(object_text)
+    head, rest = _head_and_rest(_LIKENED.sub(" ", object_text))
     exception = _EXCEPTION.search(bare)
-    conditional = _CONDITION.search(bare) is not None
+    conditional = _is_conditional(bare, family)
     doubt = piece.doubt
     if not doubt and family in lexicon.MUTATING and (waits := _DEFERRED.search(bare)):
         doubt = f"it waits for something: {waits[0]!r}"
@@ -418,6 +464,7 @@ def _clause(piece: _Piece, spans: tuple[Span, ...]) -> Clause:
         circumstance=family is None and _CIRCUMSTANCE.match(bare) is not None and not _has_verb(spoken),
         doubt=doubt,
         exception=exception[0] if exception else "",
+        sought=_sought(bare, family),
         values=_values(bare, spoken),
         masked=_kinds(bare, spans),
         written=f"{piece.ban} {_MASK.sub(lambda match: spans[int(match[1])].written, bare)}".strip(),
@@ -430,10 +477,88 @@ def _participle(done: str) -> str:
     return next((lexicon.FAMILY_OF_VERB[base] for base in bases if base in lexicon.FAMILY_OF_VERB), done)
 
 
-def _family(spoken: list[str]) -> str | None:
-    """The family of a clause's verb: its first word. To turn one thing into another is to convert it."""
+def _verb_and_object(bare: str, spoken: list[str], spans: tuple[Span, ...]) -> tuple[str | None, str]:
+    """The family of a clause's verb, and what it is done to: a verb is the first word, or the first and a second one."""
     family = lexicon.verb(spoken[0]) if spoken else None
-    return "convert" if family == "turn" and "into" in spoken else family
+    rest = bare[_first_word_end(bare) :] if family else bare
+    named = _named(bare, spans)
+    if _is_said_in_a_language(family, spoken, named):
+        return "translate", rest
+    if (found := lexicon.phrase(spoken)) is not None:
+        return found[0], _without(found[1], bare[_first_word_end(bare) :])
+    tells = _TELLS.match(bare)
+    if tells is not None and spans[int(tells["to"])].kind == "email":
+        return "send", re.sub(r"^\W*know\b", " ", bare[tells.end() :], flags=re.IGNORECASE)
+    if family is None or family in lexicon.GENERIC:
+        return _unsaid_verb(bare, spoken, named) or (family, rest)
+    return ("convert" if family == "turn" and "into" in spoken else family), rest
+
+
+def _unsaid_verb(bare: str, spoken: list[str], named: frozenset[str]) -> tuple[str, str] | None:
+    """What is to be done where no known verb begins the clause: what is wanted done, what a thing is made, an unknown verb."""
+    if (done := _wanted_done(spoken)) is not None:
+        return _participle(done), _without(done, bare)
+    if (made := _made(bare, spoken, named)) is not None:
+        return made, bare[_first_word_end(bare) :] if lexicon.verb(spoken[0]) else bare
+    if spoken and lexicon.verb(spoken[0]) is None and spoken[0] not in lexicon.STOP and _COMMANDS.match(bare):
+        return lexicon.concept(spoken[0]), bare[_first_word_end(bare) :]
+    return None
+
+
+def _without(word: str, text: str) -> str:
+    return re.sub(rf"\b{word}\b", " ", text, count=1, flags=re.IGNORECASE)
+
+
+def _wanted_done(spoken: list[str]) -> str | None:
+    """The participle of a wish to have something done: I want the page translated."""
+    if not (_HAVING & set(spoken[:_HAVING_WORDS])):
+        return None
+    for before, word in itertools.pairwise(spoken[1:]):
+        if word.endswith("ed") and before not in _ARTICLES and _participle(word) in lexicon.FAMILIES:
+            return word
+    return None
+
+
+def _named(bare: str, spans: tuple[Span, ...]) -> frozenset[str]:
+    """The kinds of what is named exactly."""
+    return frozenset(spans[int(match[1])].kind for match in _MASK.finditer(bare))
+
+
+def _is_said_in_a_language(family: str | None, spoken: list[str], named: frozenset[str]) -> bool:
+    """Is a text to be put into a language, and nothing else spoken of?"""
+    if "quoted" not in named or not (family is None or family in lexicon.GENERIC or family in _SAYING):
+        return False
+    if not any(
+        (before in _TURNED and word in lexicon.HUMAN_LANGUAGES)
+        or (before in lexicon.HUMAN_LANGUAGES and word in _VERSIONS)
+        for before, word in itertools.pairwise(spoken)
+    ):
+        return False
+    other = lexicon.STOP | lexicon.GENERIC | lexicon.HUMAN_LANGUAGES | _SAID | _VERSIONS
+    return all(word in other or len(word) == 1 or kinds.of_word(word) == kinds.TEXT for word in spoken)
+
+
+def _made(bare: str, spoken: list[str], named: frozenset[str]) -> str | None:
+    """Making a thing something is changing it, where it is no deed that is made; a file of some width is resized."""
+    if "number" in named and {"path", "url"} & named and lexicon.SIZES.intersection(spoken):
+        return "resize"
+    causes = _CAUSES.match(bare)
+    return "update" if causes is not None and (causes["what"] or "").casefold() not in lexicon.DEEDS else None
+
+
+def _is_conditional(bare: str, family: str | None) -> bool:
+    """Does it hang on something? Where nothing is changed, `if you can` is kindness, and `what to do if` a subject."""
+    if family not in lexicon.MUTATING:
+        bare = _WHETHER.sub(" ", _COURTESY.sub(" ", bare))
+    return _CONDITION.search(bare) is not None
+
+
+def _sought(bare: str, family: str | None) -> tuple[str, ...]:
+    found = _SOUGHT.search(_MASK.sub(" ", bare)) if family in lexicon.SEEKING else None
+    if found is None:
+        return ()
+    ends = _PREPOSITION.search(found["what"])
+    return tuple(lexicon.concepts(found["what"][: ends.start()] if ends else found["what"]))
 
 
 def _has_verb(spoken: list[str]) -> bool:
@@ -445,6 +570,8 @@ def _has_verb(spoken: list[str]) -> bool:
 def _values(text: str, spoken: list[str]) -> frozenset[str]:
     """What is written as a name, within the clause, and words of time."""
     names = [word for name in _NAMED.findall(_MASK.sub(" , ", text)) for word in words(name)]
+    either = _EITHER.match(text)
+    names += words(" ".join(either.groups())) if either else []
     return frozenset(lexicon.concept(word) for word in (*names, *lexicon.TIMES.intersection(spoken)))
 
 
@@ -467,7 +594,7 @@ def _situated(text: str, spans: tuple[Span, ...]) -> Iterator[Span]:
     for match in _MASK.finditer(text):
         span = spans[int(match[1])]
         before = words(_MASK.sub(" ", text[max(match.start() - _NEAR, 0) : match.start()]))[-3:]
-        after = words(_MASK.sub(" ", text[match.end() : match.end() + _NEAR]))[:2]
+        after = words(text[match.end() : match.end() + _NEAR].partition("\x02")[0])[:3]
         yield Span(
             number=span.number,
             kind=span.kind,

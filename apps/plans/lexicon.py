@@ -5,7 +5,8 @@ A word's concept is its family's name, else its stem; tools and intents are comp
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -14,15 +15,15 @@ from apps.plans import verbs
 from apps.plans.verbs import listed
 
 _VERBS: Final = """
-analyze: analyze analyse examine inspect assess evaluate study review audit investigate diagnose profile
+analyze: analyze analyse examine inspect assess evaluate study review audit investigate diagnose profile appraise scrutinize scrutinise
 suggest: suggest recommend propose advise
 optimize: optimize optimise improve tune
 index: index catalogue
 extract: extract mine harvest
 parse: parse
 scan: scan crawl walk
-list: list enumerate
-search: search find locate discover seek lookup
+list: list enumerate itemize itemise
+search: search find locate discover seek lookup google
 fetch: fetch retrieve download get obtain grab
 read: read open load
 summarize: summarize summarise condense digest recap abridge shorten
@@ -36,12 +37,12 @@ encode: encode
 decode: decode
 compress: compress zip
 decompress: decompress unzip
-resize: resize scale
+resize: resize scale downsize downscale upscale shrink enlarge
 crop: crop
 rotate: rotate
 classify: classify categorize categorise label tag triage
 cluster: cluster group bucket
-detect: detect identify recognize recognise spot
+detect: detect identify recognize recognise spot determine ascertain discern pinpoint
 predict: predict forecast
 estimate: estimate approximate
 compare: compare diff contrast
@@ -54,6 +55,7 @@ test: test
 lint: lint
 monitor: monitor watch track observe
 transcribe: transcribe
+speak: speak recite pronounce narrate
 clean: clean normalize normalise deduplicate sanitize sanitise cleanse
 filter: filter select
 sort: sort rank prioritize prioritise
@@ -139,7 +141,7 @@ turn: turn switch toggle
 
 _NOMINAL: Final = """
 analyze: analysis analyses analytics analyzer assessment evaluation inspection examination investigation
-suggest: suggestion suggestions recommendation recommendations proposal advice
+suggest: suggestion suggestions recommendation recommendations proposal proposals advice idea ideas tip tips hint hints
 optimize: optimization optimizations optimisation optimisations improvement improvements
 extract: extraction
 index: indexing indices
@@ -158,7 +160,7 @@ compare: comparison
 compute: calculation calculator computation
 measure: measurement metrics
 check: verification validation
-transcribe: transcription transcript
+transcribe: transcription transcriptions transcript transcripts
 visualize: visualization diagram
 explain: explanation description
 delete: deletion removal
@@ -176,32 +178,35 @@ document: document documents doc docs
 article: article articles paper papers publication publications literature
 image: image images picture pictures photo photos photograph
 email: email emails mail mails inbox
-webpage: webpage webpages website websites
+webpage: webpage webpages website websites homepage
 video: video videos movie clip
 audio: audio podcast
-issue: issue issues bug bugs defect defects
+issue: issue issues bug bugs defect defects problem problems flaw flaws
 vulnerability: vulnerability vulnerabilities cve cves
 database: database databases db
 spreadsheet: spreadsheet spreadsheets excel xlsx
-sentiment: sentiment sentiments mood
+sentiment: sentiment sentiments mood moods emotion emotions feeling feelings attitude tone positive negative polarity
 keyword: keyword keywords keyphrase keyphrases
 citation: citation citations bibliography
 customer: customer customers client clients
 weather: weather temperature
 currency: currency currencies
-language: language languages english german french spanish italian portuguese dutch polish russian chinese japanese korean arabic turkish swedish hindi
+text: text texts content contents wording say says
+speech: speech spoken said uttered voice voices
+language: language languages
 """
 
 STOP: Final = listed("""
     a an the this that these those it its them they their his her my our your me us you i we he she who whom which
-    what there here is are was were be been being am do does did done doing have has had having will would shall
+    what whether there here is are was were be been being am do does did done doing have has had having will would shall
     should can could may might must to of in on at by for from with within into onto over under about against
     between through during as than then so and or but nor if else also too just please kindly thanks thank now all
     any some each every both few more most other such own same very much many several various whole entire
     complete full comprehensive detailed thorough brief short quick key main important relevant actionable
     possible potential good best nice following given attached above below one two three result results top last
     output outputs thing things stuff something anything everything using use used via based it's let let's need
-    want like help make give show tell provide perform carry out up down how why when where while
+    inside outside around across along among behind beneath beyond beside near off per throughout toward towards
+    underneath upon know lie lies exist exists reside resides contain contains contained seem seems love want like help make give show tell provide perform carry out up down how why when where while
     """)
 
 GENERIC: Final = listed("""
@@ -241,8 +246,14 @@ PROGRAMMING_LANGUAGES: Final = listed("""
     """)
 
 HUMAN_LANGUAGES: Final = listed("""
-    english german french spanish italian portuguese dutch polish russian chinese japanese korean arabic turkish
-    swedish hindi
+    afrikaans albanian amharic arabic armenian azerbaijani basque belarusian bengali bosnian breton bulgarian burmese
+    catalan chinese cantonese croatian czech danish dutch english esperanto estonian faroese farsi finnish flemish
+    french frisian gaelic galician georgian german greek gujarati hausa hawaiian hebrew hindi hungarian icelandic
+    igbo indonesian irish italian japanese javanese kannada kazakh khmer korean kurdish kyrgyz lao latin latvian
+    lithuanian luxembourgish macedonian malagasy malay malayalam maltese mandarin maori marathi mongolian nepali
+    norwegian pashto persian polish portuguese punjabi quechua romanian russian samoan sanskrit serbian shona sindhi
+    sinhala slovak slovene slovenian somali spanish swahili swedish tagalog tajik tamil tatar telugu thai tibetan
+    tigrinya tongan turkish turkmen ukrainian urdu uzbek vietnamese welsh wolof xhosa yiddish yoruba zulu
     """)
 
 EXTENSIONS: Final = listed("""
@@ -265,12 +276,70 @@ PATHLIKE: Final = listed("""
     path paths file filename filepath dir directory folder repo repository root location source
     """)
 LINKLIKE: Final = frozenset(["url", "uri", "link", "endpoint", "website", "webpage", "page", "site", "href"])
+EMAILLIKE: Final = frozenset({"email", "recipient", "recipients", "to", "cc", "bcc", "sender"})
+DATELIKE: Final = frozenset({"date", "day", "since", "until", "start", "end", "deadline", "when"})
+_FORMATS: Final = {"uri": "url", "uri-reference": "url", "email": "email", "date": "date", "date-time": "date"}
 COUNTLIKE: Final = frozenset(["limit", "count", "number", "max", "top", "n", "size", "results", "items", "k"])
 POINTERLIKE: Final = frozenset({"pointer", "ref", "reference", "handle", "artifact"})
 
 
+_PHRASES: Final = """
+search: look_up look_for hunt_for hunt_down track_down dig_up
+analyze: look_at look_into look_over go_over have_look take_look
+scan: look_through go_through leaf_through flick_through
+detect: find_out work_out figure_out
+extract: pull_out pick_out take_out draw_out
+transcribe: write_down write_out type_out type_up
+speak: read_aloud read_out say_aloud
+summarize: sum_up boil_down
+check: make_sure
+create: set_up put_together draw_up make_up
+resize: scale_down scale_up size_down blow_up
+delete: get_rid throw_away throw_out wipe_out clear_out clean_out do_away cross_out
+stop: shut_down close_down power_down turn_off switch_off take_down
+start: boot_up power_up turn_on switch_on
+restore: bring_back roll_back
+backup: back_up
+cancel: call_off
+call: ring_up call_up
+send: send_out send_off pass_on
+"""
+"""Verbs of two words. What is between the two may be the object: look it up, read the page aloud."""
+
+SEEKING: Final = frozenset({"search", "scan"})
+"""Families after which `for` names what is sought."""
+
+KIN: Final = {
+    "search": frozenset({"extract", "list", "scan", "detect", "query"}),
+    "collect": frozenset({"extract", "list", "search"}),
+    "detect": frozenset({"analyze", "extract", "measure", "search"}),
+    "measure": frozenset({"analyze"}),
+    "check": frozenset({"analyze"}),
+    "extract": frozenset({"read", "detect"}),
+}
+"""What people also mean by a verb of knowing: who finds the names in a letter extracts them."""
+
+SIZES: Final = listed("""
+    wide wider narrow narrower high higher tall taller big bigger large larger small smaller
+    """)
+"""What a thing is made that is resized."""
+
+_MEASURE_WORDS: Final = """
+width: wide wider broad
+height: high tall
+length: long
+depth: deep
+weight: heavy
+age: old
+distance: far
+speed: fast
+"""
+"""The measure that an adjective behind a number speaks of."""
+
 _NOUN_ENDINGS: Final = ("al", "ment", "ation", "ion", "ance", "er", "or")
 _SHORTEST_VERB: Final = 4
+_WORDS_OF_A_PHRASE: Final = 2
+_BETWEEN: Final = frozenset({"it", "them", "this", "that", "these", "those", "a", "an", "the", "me", "us"})
 
 
 def _families(table: str) -> dict[str, tuple[str, ...]]:
@@ -285,13 +354,21 @@ def _concepts() -> dict[str, str]:
             for member in members:
                 if member not in _TWOFOLD or table is not _VERBS:
                     found.setdefault(stem(member), name)
-    return found
+    return found | {stem(name): "language" for name in HUMAN_LANGUAGES}
 
 
+DEEDS: Final = frozenset(member for members in _families(_NOMINAL).values() for member in members)
+"""Nouns for what is done: index, translation, overview."""
+
+_MEASURES: Final = {member: name for name, members in _families(_MEASURE_WORDS).items() for member in members}
+_PHRASES_OF: Final = {
+    tuple(member.split("_")): name for name, members in _families(_PHRASES).items() for member in members
+}
 FAMILY_OF_VERB: Final = {
     **{member: member for member in sorted(verbs.PLAIN | verbs.TWOFOLD)},
     **{member: name for name, members in _families(_VERBS).items() for member in members},
 }
+FAMILIES: Final = frozenset(FAMILY_OF_VERB.values())
 _CONCEPTS: Final = _concepts()
 
 
@@ -330,9 +407,41 @@ def verb(word: str) -> str | None:
     return FAMILY_OF_VERB.get(word) or _gerund(word)
 
 
-def _gerund(word: str) -> str | None:
-    if not word.endswith("ing"):
+def phrase(said: Sequence[str]) -> tuple[str, str] | None:
+    """Return the family and the second word of the verb of two words that something said begins with, or None."""
+    if len(said) < _WORDS_OF_A_PHRASE:
         return None
+    second = next((word for word in said[1:] if word not in _BETWEEN), "")
+    out = ["out"] if any(pair == ("out", "of") for pair in itertools.pairwise(said)) else []
+    for form in _forms(said[0]):
+        for particle in (second, said[-1], *out):
+            if (form, particle) in _PHRASES_OF:
+                return _PHRASES_OF[form, particle], particle
+    return None
+
+
+def exact_kind(name: Sequence[str], declared: str) -> str | None:
+    """Return what kind of exact name a param takes (url, path, email, date), by its format or its name's last word, or None."""
+    if declared in _FORMATS:
+        return _FORMATS[declared]
+    last = frozenset(name[-1:])
+    likes = (("url", LINKLIKE), ("path", PATHLIKE), ("email", EMAILLIKE), ("date", DATELIKE))
+    return next((kind for kind, names in likes if last & names), None)
+
+
+def measure(word: str) -> str:
+    """Return the measure that a word speaks of, or the word."""
+    return _MEASURES.get(word, word)
+
+
+def _gerund(word: str) -> str | None:
+    return next((FAMILY_OF_VERB[form] for form in _forms(word)[1:] if form in FAMILY_OF_VERB), None)
+
+
+def _forms(word: str) -> tuple[str, ...]:
+    """A word, and what it is a gerund of if it is one."""
+    if not word.endswith("ing"):
+        return (word,)
     base = word.removesuffix("ing")
     doubled = base[:-1] if base[-2:-1] == base[-1:] else base
-    return next((FAMILY_OF_VERB[form] for form in (base, f"{base}e", doubled) if form in FAMILY_OF_VERB), None)
+    return word, base, f"{base}e", doubled

@@ -28,6 +28,8 @@ Shares = NDArray[np.float64]
 
 _NAME, _DESCRIPTION, _PARAMS, _TAGS, _LEAD = 1, 2, 4, 8, 16
 _SPOKEN: Final = _NAME | _DESCRIPTION | _PARAMS | _TAGS
+_TOLD: Final = _NAME | _DESCRIPTION | _TAGS
+"""Where a tool says what it does: what changes the world is not asked for by the name of a param."""
 _FIELDS: Final = {
     "name": Field(3.0, 3, _NAME),
     "description": Field(1.0, 14, _DESCRIPTION),
@@ -37,10 +39,12 @@ _FIELDS: Final = {
 }
 _POOL: Final = 20
 _BIAS, _VERB, _COVER, _SAID, _KIND = -4.4, 2.6, 3.4, 1.6, 0.8
+_EXACT: Final = 0.6
 _STRANGE_CAP: Final = 0.2
 _MUTATING_COVER: Final = 0.6
 _ANAPHORA_COVER: Final = 0.6
 _UNSAID_VERB: Final = 0.55
+_KIN_VERB: Final = 0.6
 _LEADING_VERB: Final = 0.9
 _MENTIONED_VERB: Final = 0.35
 _HEAD_SHARE: Final = 0.7
@@ -48,7 +52,6 @@ _RESULT_WORDS: Final = 4
 _MANY_GIVERS: Final = 60
 _FEW: Final = 6
 
-_VERB_FAMILIES: Final = frozenset(lexicon.FAMILY_OF_VERB.values())
 _SPAN_CONCEPTS: Final = {"path": ("directory", "file"), "url": ("webpage", "url"), "email": ("email",)}
 _INTO: Final = frozenset({"into", "to", "as"})
 _MAKING: Final = frozenset({"create", *lexicon.GENERIC})
@@ -79,6 +82,10 @@ class Profile:
     gentle: bool
     takes: frozenset[str]
     gives: frozenset[str]
+    asks: bool
+    """Does it take a wish or a question in plain words?"""
+    names: frozenset[str]
+    """The kinds of exact names that it needs: path, url, email."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,13 +228,17 @@ class Ranker:
         head = _shares([place[term] for term in wish.head], weights, spoken) if wish.head else whole
         covers = _HEAD_SHARE * head + (1 - _HEAD_SHARE) * whole
         verb = place.get(wish.clause.verb or "")
+        sought = [place[term] for term in wish.clause.sought if term in place]
+        matter, told = [place[term] for term in wish.head], (marks & _TOLD) > 0
         lone = not wish.clause.head and not wish.clause.rest
         found = []
         for number, doc in enumerate(docs.tolist()):
             profile = self.profiles[self.index.key(doc)]
             mark = 0 if verb is None else int(marks[verb, number])
             cover = _ANAPHORA_COVER * bool(mark) if lone else float(covers[number])
-            found.append(_probability(wish, profile, cover, mark))
+            finds = not sought or profile.asks or bool(spoken[sought, number].any())
+            does = profile.gentle or not matter or bool(told[matter, number].any())
+            found.append(_probability(wish, profile, cover, mark, finds=finds and does))
         return found
 
     def _weight(self, term: str, wish: _Wish) -> float:
@@ -245,12 +256,20 @@ def _keys(name: str) -> Iterator[str]:
         yield f"kind:{kind}"
 
 
-def _probability(wish: _Wish, profile: Profile, cover: float, verb_mark: int) -> tuple[float, float]:
+def _probability(wish: _Wish, profile: Profile, cover: float, verb_mark: int, *, finds: bool) -> tuple[float, float]:
     named = len(profile.name & wish.spoken) / len(profile.name) if profile.name else 0.0
-    z = _BIAS + _VERB * _verb_match(wish.clause.verb, profile, verb_mark) + _COVER * cover + _SAID * named
-    z += _KIND * _kind_fit(wish, profile)
+    z = _BIAS + _VERB * _verb_match(wish, profile, verb_mark) + _COVER * cover + _SAID * named
+    z += _KIND * _kind_fit(wish, profile) + _EXACT * _exact_fit(wish.clause, profile)
     p = round(1 / (1 + math.exp(-z)), 4)
-    return (min(p, _STRANGE_CAP) if _is_strange(wish.clause, profile, cover) else p), p
+    strange = not finds or _is_strange(wish.clause, profile, cover)
+    return (min(p, _STRANGE_CAP) if strange else p), p
+
+
+def _exact_fit(clause: Clause, profile: Profile) -> float:
+    """Where no verb says what is to be done, does the tool need a link, a path or an address as the clause names one?"""
+    if clause.verb is not None and clause.verb not in lexicon.GENERIC:
+        return 0.0
+    return float(any(span.kind in profile.names for span in clause.spans))
 
 
 def _shares(rows: Sequence[int], weights: Shares, spoken: Mask) -> Shares:
@@ -289,10 +308,9 @@ def _had(clause: Clause, wants: frozenset[str], at_hand: frozenset[str]) -> froz
     if files:
         return files
     named = kinds.of_words((*clause.head, *clause.rest)) & kinds.KNOWN
-    if named - wants:
-        return named - wants
-    if any(span.kind == "quoted" for span in clause.spans):
-        return frozenset({kinds.TEXT})
+    quoted = frozenset({kinds.TEXT} if any(span.kind == "quoted" for span in clause.spans) else ())
+    if (named - wants) | quoted:
+        return (named - wants) | quoted
     return at_hand if _ANAPHORA.intersection(clause.words) else frozenset()
 
 
@@ -307,14 +325,18 @@ def _kind_fit(wish: _Wish, profile: Profile) -> float:
     return fit
 
 
-def _verb_match(verb: str | None, profile: Profile, mark: int) -> float:
+def _verb_match(wish: _Wish, profile: Profile, mark: int) -> float:
+    verb = wish.clause.verb
     if verb is None or verb in lexicon.GENERIC:
         return _UNSAID_VERB
     if verb == profile.action:
         return 1.0
     if mark & _LEAD:
         return _LEADING_VERB
-    return _MENTIONED_VERB if mark & _SPOKEN else 0.0
+    if profile.action in lexicon.KIN.get(verb, ()) and profile.name - {profile.action} <= wish.spoken:
+        return _KIN_VERB
+    mentioned = _MENTIONED_VERB if verb in lexicon.FAMILIES else _UNSAID_VERB
+    return mentioned if mark & _SPOKEN else 0.0
 
 
 def _is_strange(clause: Clause, profile: Profile, cover: float) -> bool:
@@ -344,11 +366,16 @@ def _fields(tool: Tool, tags: list[str]) -> Mapping[str, list[str]]:
     }
 
 
+def _exact_kind(tool: Tool, param: str) -> str | None:
+    schema = tool.inputs.get(param)
+    return lexicon.exact_kind(words(param), str(schema.get("format", "")) if isinstance(schema, Mapping) else "")
+
+
 def _verbs(tool: Tool, name: Sequence[str]) -> list[str]:
     """The verbs that a tool's name says and that its description opens with, its own first."""
     opening = [lexicon.concept(word) for word in words(tool.description)[:1]]
     own = [lexicon.verb(word) or lexicon.concept(word) for word in words(tool.name)[:1]]
-    return [found for found in (*own, *name, *opening) if found in _VERB_FAMILIES]
+    return [found for found in (*own, *name, *opening) if found in lexicon.FAMILIES]
 
 
 def _profile(tool: Tool, fields: Mapping[str, list[str]], catalogue: Catalogue) -> Profile:
@@ -360,4 +387,6 @@ def _profile(tool: Tool, fields: Mapping[str, list[str]], catalogue: Catalogue) 
         gentle=effects <= GENTLE_EFFECTS and action not in lexicon.MUTATING,
         takes=kinds.of_schema(tool.inputs, tool.required),
         gives=kinds.of_schema(tool.outputs, tool.outputs),
+        asks=any(words(name)[-1:] and words(name)[-1] in lexicon.ASKING for name in tool.inputs),
+        names=frozenset(kind for name in tool.required if (kind := _exact_kind(tool, name)) is not None),
     )

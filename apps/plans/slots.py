@@ -21,8 +21,6 @@ from apps.plans.validation import carries_secret, validator
 _ABOUT: Final = re.compile(r"\b(?:for|about|on|regarding|concerning)\s+(.+)$", re.IGNORECASE | re.DOTALL)
 _SHELL: Final = frozenset({"list", "path", "uri", "name", "value"})
 _VAGUE_NOUNS: Final = frozenset({"input", "source", "result", "artifact", "object", "item", "previous"})
-_EMAIL_NAMES: Final = frozenset({"email", "recipient", "recipients", "to", "cc", "bcc", "sender"})
-_DATE_NAMES: Final = frozenset({"date", "day", "since", "until", "start", "end", "deadline", "when"})
 _TYPE_NAMES: Final = frozenset({"type", "types", "extension", "extensions", "format", "formats", "suffix", "suffixes"})
 _MARKS: Final = ".,;:!?()[]'\"“”"
 _NAMING: Final = re.compile(r"[\d_#:@/+-]")
@@ -393,21 +391,7 @@ def _takes(slot: _Slot, span: Span) -> bool:
 
 
 def _wanted_kind(slot: _Slot) -> str | None:
-    declared = {"uri": "url", "uri-reference": "url", "email": "email", "date": "date", "date-time": "date"}.get(
-        str(slot.schema.get("format", ""))
-    )
-    if declared:
-        return declared
-    last = frozenset(slot.tokens[-1:])
-    for kind, names in (
-        ("url", lexicon.LINKLIKE),
-        ("path", lexicon.PATHLIKE),
-        ("email", _EMAIL_NAMES),
-        ("date", _DATE_NAMES),
-    ):
-        if last & names:
-            return kind
-    return None
+    return lexicon.exact_kind(slot.tokens, str(slot.schema.get("format", "")))
 
 
 def _looks_like(text: str, kind: str) -> bool:
@@ -418,15 +402,26 @@ def _looks_like(text: str, kind: str) -> bool:
 def _number(slot: _Slot, span: Span) -> int | float | None:
     if not slot.types & {"integer", "number"}:
         return None
-    near = {stem(word) for word in (*span.before[-2:], *span.after[:1])}
+    near = {stem(lexicon.measure(word)) for word in (*span.before[-2:], *span.after)}
     own = {stem(word) for word in slot.tokens}
     counts = {stem(word) for word in ("top", "first", "last", "most", "limit", "maximum")}
-    if not (near & own or (slot.named(lexicon.COUNTLIKE) and near & counts)):
+    if not (near & own or (slot.named(lexicon.COUNTLIKE) and near & counts) or _is_in_its_unit(slot, span)):
         return None
     if len(span.value) > _LONGEST_NUMBER:
         return None
     whole = "." not in span.value
     return int(span.value) if whole else float(span.value)
+
+
+def _is_in_its_unit(slot: _Slot, span: Span) -> bool:
+    """Does the tool speak of the number's unit, and need one number only?"""
+    described = (slot.tool.description, str(slot.schema.get("description", "")))
+    numbers = [name for name, schema in slot.tool.inputs.items() if types_of(schema) & {"integer", "number"}]
+    return (
+        slot.is_required
+        and numbers == [slot.name]
+        and any(word in words(text) for word in span.after[:1] for text in described)
+    )
 
 
 def _spoken(slot: _Slot, clause: Clause) -> Filled | None:
