@@ -173,6 +173,29 @@ class Layout:
         )
 
 
+def longest_way(steps: Sequence[Step]) -> float:
+    """How long the longest way through steps in their order takes, those that are done left out."""
+    finish: dict[str, float] = {}
+    for step in steps:
+        seconds = 0.0 if step.done else step.estimated_runtime_seconds or 0.0
+        finish[step.step_id] = seconds + max((finish[parent] for parent in _parents(step)), default=0.0)
+    return round(max(finish.values(), default=0.0), 3)
+
+
+def has_independent_steps(steps: Sequence[Step]) -> bool:
+    """Is there a pair of tools to run of which neither waits for the other?"""
+    above: dict[str, set[str]] = {}
+    for step in steps:
+        parents = _parents(step)
+        above[step.step_id] = parents.union(*(above[parent] for parent in parents))
+    todo = [step.step_id for step in steps if step.step_type in WORKER_STEPS and not step.done]
+    return any(first not in above[second] for place, second in enumerate(todo) for first in todo[:place])
+
+
+def _parents(step: Step) -> set[str]:
+    return {*step.depends_on, *(step.wait_for_step_ids or ()), *(step.aggregate_step_ids or ())}
+
+
 def resolved(params: Mapping[str, Any], ids: Mapping[int, str]) -> dict[str, Any]:
     return {
         name: references.write(ids[value.key], *value.path) if isinstance(value, Ref) else value

@@ -20,7 +20,7 @@ from apps.plans.choosing import Choice, Memo, choose_tools
 from apps.plans.clauses import Clause, read
 from apps.plans.documents import WORKER_STEPS, Plan, PlanStatus, Step, StepType, can_be_told
 from apps.plans.history import KEPT
-from apps.plans.layout import Draft, HandedOn, Layout, plain, resolved
+from apps.plans.layout import Draft, HandedOn, Layout, has_independent_steps, longest_way, plain, resolved
 from apps.plans.offers import Priority, choose, lacks_room, payload_bytes
 from apps.plans.ranking import Candidate, Ranker
 from apps.plans.slots import Scene, Source, fill, source_path, takes_wish
@@ -28,7 +28,7 @@ from apps.plans.suggestions import POSSIBLE, Suggested
 from apps.plans.validation import Limits, validate
 
 NOTHING_SUGGESTED: Final = Suggested()
-PLANNER_VERSION: Final = "2"
+PLANNER_VERSION: Final = "3"
 REFUSED: Final = 0.35
 
 _MAX_TOOLS: Final = 12
@@ -585,9 +585,9 @@ class _Work:
             steps,
             confidence=self.confidence(),
             result_pointers=outputs,
-            estimated_total_runtime_seconds=self._critical_path(),
+            estimated_total_runtime_seconds=longest_way(steps),
             execution_cost_estimate=round(math.fsum(draft.choice.cost for draft in self.drafts if draft.choice), 6),
-            can_run_parallel=self._has_independent_steps(),
+            can_run_parallel=has_independent_steps(steps),
         )
 
     def _to_do(self) -> list[Draft]:
@@ -687,20 +687,6 @@ class _Work:
         for draft in self.drafts:
             tags.update(draft.choice.offer.capabilities if draft.choice else ())
         return tags.most_common(1)[0][0][:200] if tags else "general"
-
-    def _critical_path(self) -> float:
-        finish: dict[int, float] = {}
-        for draft in self.drafts:
-            seconds = draft.choice.seconds if draft.choice else 0.0
-            finish[draft.key] = seconds + max((finish[key] for key in draft.parents), default=0.0)
-        return round(max(finish.values(), default=0.0), 3)
-
-    def _has_independent_steps(self) -> bool:
-        above: dict[int, set[int]] = {}
-        for draft in self.drafts:
-            above[draft.key] = draft.parents.union(*(above[key] for key in draft.parents))
-        keys = [draft.key for draft in self._to_do()]
-        return any(first not in above[second] for place, second in enumerate(keys) for first in keys[:place])
 
 
 def _many(draft: Draft) -> str:

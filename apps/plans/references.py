@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
+
+import jsonschema_rs
 
 from apps.core.errors import pointer_to
 from apps.plans.catalogue import types_of
 from apps.plans.shapes import OPENING, REFERENCE, RESULT_POINTER
+
+_BRANCHES: Final = ("anyOf", "oneOf", "allOf")
+_HOPS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,20 +66,82 @@ def resolve(output_schema: Mapping[str, Any], path: tuple[str, ...]) -> Any | No
     """Return the schema of what a path names in a tool's output, or None if the tool does not declare it."""
     if path == (RESULT_POINTER,):
         return (output_schema.get("properties") or {}).get(RESULT_POINTER, {"type": "string"})
-    here: Any = output_schema
+    return member(output_schema, path)
+
+
+def member(root: Mapping[str, Any], path: Sequence[str]) -> Any | None:
+    """Return the schema of a member of what a schema describes, named by its path, or None if the schema does not tell of it."""
+    here: Any = root
     for part in path:
-        here = _child(here, part)
+        here = _child(here, part, root)
         if here is None:
             return None
-    return here
+    return _followed(here, root)
 
 
-def _child(schema: Any, part: str) -> Any | None:
+def _child(schema: Any, part: str, root: Mapping[str, Any]) -> Any | None:
+    schema = _followed(schema, root)
     if not isinstance(schema, Mapping):
         return None
+    own = _own_child(schema, part)
+    if own is not None:
+        return own
+    branches = (branch for name in _BRANCHES for branch in _listed(schema.get(name)))
+    found = [child for branch in branches if (child := _child(branch, part, root)) is not None]
+    return found[0] if len(found) == 1 else {"anyOf": [_followed(one, root) for one in found]} if found else None
+
+
+def _own_child(schema: Mapping[str, Any], part: str) -> Any | None:
     properties = schema.get("properties")
     if isinstance(properties, Mapping) and part in properties:
         return properties[part]
     if part.isdecimal() and "array" in types_of(schema):
-        return schema.get("items", {})
-    return None
+        first = _listed(schema.get("prefixItems"))
+        return first[int(part)] if int(part) < len(first) else schema.get("items", {})
+    for pattern, child in _patterns(schema):
+        if matches(pattern, part):
+            return child
+    others = schema.get("additionalProperties")
+    return others if isinstance(others, Mapping) else None
+
+
+def _patterns(schema: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    found = schema.get("patternProperties")
+    return sorted(found.items()) if isinstance(found, Mapping) else ()
+
+
+def takes_name(schema: Mapping[str, Any], name: str) -> bool:
+    """Do the patterns of a schema let a property of this name in?"""
+    return any(matches(pattern, name) for pattern, _ in _patterns(schema))
+
+
+@lru_cache(maxsize=1024)
+def _pattern(pattern: str) -> jsonschema_rs.Validator:
+    return jsonschema_rs.validator_for({"type": "string", "pattern": pattern}, offline=True)
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Does a name match a pattern as JSON Schema means it? One that is no pattern matches nothing."""
+    try:
+        return bool(_pattern(pattern).is_valid(name))
+    except ValueError:
+        return False
+
+
+def _followed(schema: Any, root: Mapping[str, Any]) -> Any:
+    """What a local `$ref` leads to; what leads nowhere, or in a circle, tells nothing."""
+    for _ in range(_HOPS):
+        target = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(target, str):
+            return schema
+        if not target.startswith("#/"):
+            return {}
+        schema = root
+        for part in target[2:].split("/"):
+            name = part.replace("~1", "/").replace("~0", "~")
+            schema = schema.get(name) if isinstance(schema, Mapping) else None
+    return {}
+
+
+def _listed(value: object) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) else ()

@@ -6,9 +6,11 @@ Nothing here trusts the author, and nothing here mends: every fault is named by 
 from __future__ import annotations
 
 import graphlib
+import itertools
+import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Final
@@ -19,10 +21,13 @@ from apps.core.errors import pointer_to
 from apps.plans import documents, references
 from apps.plans.catalogue import Catalogue, Offer, Tool, contract_key, types_meet
 from apps.plans.documents import WORKER_STEPS, PlanStatus, StepType
-from apps.plans.offers import payload_bytes
+from apps.plans.offers import expected_seconds, payload_bytes
 from apps.plans.references import Malformed, Reference
 
 MAX_PROBLEMS: Final = 100
+_ROUNDING: Final = 0.01
+_MOST_WEIGHED: Final = 64
+"""Of how many steps at most it is looked at which may run at once: with more the plan is too long anyway."""
 
 _SECRETS: Final = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----|\bght_[A-Za-z0-9]+_[A-Za-z0-9_-]{16,}|\bAKIA[0-9A-Z]{16}\b"
@@ -155,9 +160,13 @@ class _Graph:
         self.parents = {step["step_id"]: frozenset(parents_of(step)) for step in steps}
 
     @cached_property
+    def order(self) -> tuple[str, ...]:
+        return tuple(graphlib.TopologicalSorter(self.parents).static_order())
+
+    @cached_property
     def upstream(self) -> Mapping[str, frozenset[str]]:
         found: dict[str, frozenset[str]] = {}
-        for step_id in graphlib.TopologicalSorter(self.parents).static_order():
+        for step_id in self.order:
             parents = self.parents[step_id]
             found[step_id] = parents.union(*(found[parent] for parent in parents))
         return found
@@ -266,12 +275,16 @@ def _fits(step: dict[str, Any], where: str, tool: Tool, offer: Offer, catalogue:
     for found in param_problems(tool.input_schema, step["params"]):
         yield Problem(f"{where}/params{found.path}", found.code, found.message)
     for name in step["params"]:
-        if tool.inputs and name not in tool.inputs and not tool.input_schema.get("additionalProperties"):
+        if tool.inputs and name not in tool.inputs and not _takes_others(tool.input_schema, name):
             yield Problem(where + pointer_to("params", name), "param_unknown", f"{tool.name} takes no {name}.")
     size = payload_bytes(step["params"])
     if offer.max_payload_bytes is not None and size > offer.max_payload_bytes:
         message = f"{step['worker_id']} takes {offer.max_payload_bytes} bytes a call, not {size}."
         yield Problem(f"{where}/params", "payload", message)
+
+
+def _takes_others(schema: Mapping[str, Any], name: str) -> bool:
+    return bool(schema.get("additionalProperties")) or references.takes_name(schema, name)
 
 
 def _fallbacks(step: dict[str, Any], where: str, catalogue: Catalogue) -> Iterator[Problem]:
@@ -337,15 +350,15 @@ def _field(
 
 
 def _param_schema(found: Reference, step: dict[str, Any] | None, catalogue: Catalogue) -> object:
-    parts = found.pointer.split("/")
     own = _offer(step, catalogue) if step is not None and step["step_type"] in WORKER_STEPS else None
-    if own is None or len(parts) != _TOP_LEVEL_PARAM:
+    if own is None:
         return None
-    return own[0].inputs.get(parts[-1].replace("~1", "/").replace("~0", "~"))
+    parts = found.pointer.split("/")[_ABOVE_PARAMS:]
+    return references.member(own[0].input_schema, [part.replace("~1", "/").replace("~0", "~") for part in parts])
 
 
-_TOP_LEVEL_PARAM: Final = 5
-"""Parts of `/steps/0/params/name`."""
+_ABOVE_PARAMS: Final = 4
+"""Parts of `/steps/0/params`; what follows is the place in the params."""
 
 
 def _secrets(_document: dict[str, Any], graph: _Graph, _catalogue: Catalogue, _limits: Limits) -> Iterator[Problem]:
@@ -370,19 +383,98 @@ def _bounds(document: dict[str, Any], graph: _Graph, catalogue: Catalogue, limit
     if len(graph.steps) > limits.max_steps:
         yield Problem("/steps", "too_many_steps", f"{len(graph.steps)} steps; {limits.max_steps} are allowed.")
     dependants = Counter(parent for parents in graph.parents.values() for parent in parents)
-    starts = sum(1 for step in _to_do(graph) if not graph.parents[step["step_id"]])
-    if starts > limits.max_fan_out:
-        yield Problem("/steps", "fan_out", f"{starts} steps start at once; {limits.max_fan_out} are allowed.")
+    todo = [step["step_id"] for step in _to_do(graph)]
+    if len(todo) > limits.max_fan_out and (width := _width(todo[:_MOST_WEIGHED], graph)) > limits.max_fan_out:
+        message = f"{width} steps may come to run at once; {limits.max_fan_out} are allowed."
+        yield Problem("/steps", "fan_out", message)
     for step_id, times in dependants.items():
         if times > limits.max_fan_out:
             message = f"{times} steps depend on {step_id}; {limits.max_fan_out} are allowed."
             yield Problem(graph.path(step_id), "fan_out", message)
-    runtime = document.get("estimated_total_runtime_seconds", 0)
+    runtime = max(document.get("estimated_total_runtime_seconds", 0), _runtime(graph, catalogue))
     if limits.max_runtime_seconds is not None and runtime > limits.max_runtime_seconds:
         message = f"About {runtime} s; {limits.max_runtime_seconds} s are allowed."
         yield Problem("/estimated_total_runtime_seconds", "time", message)
     yield from _headroom(graph, catalogue)
     yield from _budget(graph, catalogue, limits)
+
+
+def _width(step_ids: Sequence[str], graph: _Graph) -> int:
+    """The most of some steps of which none waits for another: by Dilworth as many as the fewest chains that hold them all."""
+    follows = {one: [other for other in step_ids if one in graph.upstream[other]] for one in step_ids}
+    before: dict[str, str] = {}
+
+    def finds_a_place(one: str, tried: set[str]) -> bool:
+        for other in follows[one]:
+            if other not in tried:
+                tried.add(other)
+                if other not in before or finds_a_place(before[other], tried):
+                    before[other] = one
+                    return True
+        return False
+
+    return len(step_ids) - sum(finds_a_place(one, set()) for one in step_ids)
+
+
+def _runtime(graph: _Graph, catalogue: Catalogue) -> float:
+    """How long the longest way through the plan takes, by the steps' own estimates, else by what is expected of their workers."""
+    finish: dict[str, float] = {}
+    for step_id in graph.order:
+        begin = max((finish[parent] for parent in graph.parents[step_id]), default=0.0)
+        finish[step_id] = begin + _seconds(graph.by_id[step_id], catalogue)
+    return max(finish.values(), default=0.0)
+
+
+def _seconds(step: Mapping[str, Any], catalogue: Catalogue) -> float:
+    if step["step_type"] not in WORKER_STEPS or step.get("done"):
+        return 0.0
+    if "estimated_runtime_seconds" in step:
+        return float(step["estimated_runtime_seconds"])
+    source = _offer(step, catalogue)
+    return expected_seconds(source[1]) if source else 0.0
+
+
+def _claims(document: dict[str, Any], graph: _Graph, catalogue: Catalogue, _limits: Limits) -> Iterator[Problem]:
+    """What a plan says of itself is so: its hash, what it costs and how long it takes, whether steps may run at once."""
+    if document.get("plan_hash", "") not in {"", *_hash_of(document)}:
+        yield Problem("/plan_hash", "plan_hash", "This is not the hash of this plan.")
+    yield from _understated(graph, catalogue)
+    for name, told in (
+        ("estimated_total_runtime_seconds", _runtime(graph, catalogue)),
+        ("execution_cost_estimate", _cost(graph, catalogue)),
+    ):
+        if abs(document.get(name, told) - told) > _ROUNDING:
+            yield Problem(f"/{name}", "estimate", f"By its steps it is {round(told, 3)}, not {document[name]}.")
+    todo = [step["step_id"] for step in _to_do(graph)]
+    if document.get("can_run_parallel") and not any(
+        one not in graph.upstream[other] and other not in graph.upstream[one]
+        for one, other in itertools.combinations(todo, 2)
+    ):
+        yield Problem("/can_run_parallel", "estimate", "Each step waits for another: none can run beside it.")
+
+
+def _hash_of(document: dict[str, Any]) -> Iterator[str]:
+    if "plan_hash" in document:
+        yield documents.plan_hash(document)
+
+
+def _cost(graph: _Graph, catalogue: Catalogue) -> float:
+    """What the steps that are left say they cost, else what their workers ask."""
+    found = ((step, _offer(step, catalogue)) for step in _to_do(graph))
+    return math.fsum(step.get("estimated_cost", source[1].cost if source else 0.0) for step, source in found)
+
+
+def _understated(graph: _Graph, catalogue: Catalogue) -> Iterator[Problem]:
+    """A step that says it takes less than half of what its worker is known for misleads; medians move, so a little is let pass."""
+    for step in _to_do(graph):
+        source = _offer(step, catalogue)
+        if source is None:
+            continue
+        known = {"estimated_cost": source[1].cost, "estimated_runtime_seconds": expected_seconds(source[1])}
+        for name, value in known.items():
+            if step.get(name, value) < value / 2:
+                path = f"{graph.path(step['step_id'])}/{name}"
+                yield Problem(path, "estimate", f"{step['worker_id']} is known for {value}, not {step[name]}.")
 
 
 def _headroom(graph: _Graph, catalogue: Catalogue) -> Iterator[Problem]:
@@ -418,8 +510,18 @@ def _to_do(graph: _Graph) -> list[dict[str, Any]]:
     return [step for step in _workers(graph) if not step.get("done")]
 
 
-def _offer(step: dict[str, Any], catalogue: Catalogue) -> tuple[Tool, Offer] | None:
+def _offer(step: Mapping[str, Any], catalogue: Catalogue) -> tuple[Tool, Offer] | None:
     return catalogue.find(step["worker_id"], step["tool_name"])
 
 
-_RULES: Final[tuple[_Rule, ...]] = (_ending, _waits, _done, _tools, _exclusions, _references, _secrets, _bounds)
+_RULES: Final[tuple[_Rule, ...]] = (
+    _ending,
+    _waits,
+    _done,
+    _tools,
+    _exclusions,
+    _references,
+    _secrets,
+    _bounds,
+    _claims,
+)

@@ -32,6 +32,7 @@ from tests.plans.shelf import (
     shape,
     tool,
 )
+from tests.plans.wishes import HELD_OUT_SERVED, HELD_OUT_UNSERVED, MET_SERVED, MET_UNSERVED
 
 TRANSLATORS = [one for one in FULL.offers if one.tool_uid == TRANSLATE.uid]
 FLAGSHIP = "Analyze the Python codebase at /path/to/repo and suggest optimizations"
@@ -138,6 +139,31 @@ def test_what_is_plainly_asked_for_is_planned_by_those_who_may(intent: str, tool
 
     assert (plan.status, plan.missing) == (PlanStatus.READY, None)
     assert [step.tool_name for step in plan.steps if step.tool_name] == tools
+
+
+@pytest.mark.parametrize(("wish", "tools"), MET_SERVED)
+def test_wishes_in_everyday_words_are_served(wish: str, tools: list[str]) -> None:
+    assert served_by(wish) == tools
+
+
+def test_of_wishes_that_the_planner_was_not_mended_on_three_in_four_are_served_and_none_wrongly() -> None:
+    outcomes = {wish: (served_by(wish), tools) for wish, tools in HELD_OUT_SERVED}
+
+    assert [wish for wish, (found, tools) in outcomes.items() if found not in (None, tools)] == []
+    assert sum(found == tools for found, tools in outcomes.values()) >= 0.75 * len(HELD_OUT_SERVED)
+
+
+@pytest.mark.parametrize("catalogue", [FULL, UNBARRED], ids=["some barred", "all allowed"])
+def test_of_wishes_that_no_tool_serves_none_is_planned_met_or_not(catalogue: Catalogue) -> None:
+    wishes = [*MET_UNSERVED, *HELD_OUT_UNSERVED]
+
+    assert [wish for wish in wishes if make_plan(wish, catalogue).status == PlanStatus.READY] == []
+
+
+def served_by(wish: str) -> list[str] | None:
+    """The tools of the plan for a wish, everything allowed; None: it is refused."""
+    plan = make_plan(wish, UNBARRED)
+    return [step.tool_name for step in plan.steps if step.tool_name] if plan.status == PlanStatus.READY else None
 
 
 def test_a_refusal_carries_the_part_that_could_be_planned() -> None:

@@ -1,6 +1,7 @@
 """The judge of plans: every wrong plan that a person or a model could submit is refused by name and place."""
 
 import copy
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apps.plans.catalogue import Catalogue
+from apps.plans.documents import plan_hash
 from apps.plans.validation import Limits, validate
-from tests.plans.shelf import EXAMPLE, FULL, make_plan
+from tests.plans.shelf import EXAMPLE, FULL, INTEGER, NUMBER, STRING, make_plan, offer, shape, tool
 
 Document = dict[str, Any]
 FLAGSHIP = "Analyze the Python codebase at /path/to/repo and suggest optimizations"
@@ -126,6 +128,16 @@ CASES: list[tuple[str, str, Callable[[Document], object]]] = [
         ),
     ),
     ("param_invalid", "/steps/2/params/analysis_pointer", lambda d: step(d, 2)["params"].update(analysis_pointer=5)),
+    ("plan_hash", "/plan_hash", lambda d: d.update(plan_hash="0" * 64)),
+    ("estimate", "/execution_cost_estimate", lambda d: d.update(execution_cost_estimate=9)),
+    ("estimate", "/estimated_total_runtime_seconds", lambda d: d.update(estimated_total_runtime_seconds=0)),
+    ("estimate", "/steps/0/estimated_runtime_seconds", lambda d: step(d, 0).update(estimated_runtime_seconds=0.1)),
+    ("estimate", "/can_run_parallel", lambda d: d.update(can_run_parallel=True)),
+    (
+        "time",
+        "/estimated_total_runtime_seconds",
+        lambda d: d.update(constraints={"timeout_seconds": 1}, estimated_total_runtime_seconds=0),
+    ),
     (
         "reference_unknown_step",
         "/steps/4/report_summary",
@@ -141,6 +153,120 @@ def test_a_good_plan_has_no_fault() -> None:
 @pytest.mark.parametrize(("code", "path", "change"), CASES)
 def test_each_fault_is_named_with_its_place(code: str, path: str, change: Callable[[Document], object]) -> None:
     assert (code, path) in refusals(changed(change))
+
+
+def test_a_plan_that_says_its_own_hash_and_truthful_estimates_has_no_fault() -> None:
+    document = good()
+    assert validate({**document, "plan_hash": plan_hash(document)}, FULL) == []
+    for name in ("estimated_total_runtime_seconds", "execution_cost_estimate", "can_run_parallel"):
+        document.pop(name, None)
+    for one in document["steps"]:
+        one.pop("estimated_runtime_seconds", None)
+        one.pop("estimated_cost", None)
+    assert validate(document, FULL) == []
+
+
+def test_a_cost_far_below_what_the_worker_asks_is_named_at_its_step() -> None:
+    document = make_plan("Translate 'good morning' into French").document()
+    step(document, 0)["estimated_cost"] = document["execution_cost_estimate"] = 0
+
+    assert refusals(document) == {("estimate", "/steps/0/estimated_cost")}
+
+
+POINT = {"type": "object", "properties": {"x": NUMBER, "label": STRING}}
+SURVEY = tool(
+    "survey_site",
+    "Survey a site.",
+    shape("path", path=STRING),
+    {
+        **shape(spots={"type": "array", "items": {"$ref": "#/$defs/spot"}}, centre={"$ref": "#/$defs/spot"}),
+        "$defs": {"spot": POINT},
+    },
+)
+PLOT = tool(
+    "plot_sites",
+    "Plot sites.",
+    {
+        **shape(
+            points={"type": "array", "items": {"$ref": "#/$defs/point"}},
+            style={"type": "object", "properties": {"width": INTEGER}, "additionalProperties": STRING},
+            either={"anyOf": [{"type": "object", "properties": {"n": INTEGER}}, {"type": "null"}]},
+        ),
+        "patternProperties": {"^x-": STRING},
+        "$defs": {"point": POINT},
+    },
+    shape(done={"type": "boolean"}),
+)
+SITES = Catalogue(1, (SURVEY, PLOT), (offer("surveyor", SURVEY), offer("plotter", PLOT)))
+
+
+def sites(**params: Any) -> set[tuple[str, str]]:
+    """The faults of a plan that surveys a site and plots what it found by these params."""
+    call = {"step_type": "call_worker"}
+    steps: list[Document] = [
+        {**call, "step_id": "step-1", "worker_id": "surveyor", "tool_name": "survey_site", "params": {"path": "/x"}},
+        {**call, "step_id": "step-2", "worker_id": "plotter", "tool_name": "plot_sites", "params": params},
+        {"step_id": "step-3", "step_type": "escalate", "report_summary": "Done.", "decision_required": False},
+    ]
+    for one, before in itertools.pairwise(reversed(steps)):
+        one["depends_on"] = [before["step_id"]]
+    document = {**make_plan("List the files in /x").document(), "steps": steps}
+    for name in ("estimated_total_runtime_seconds", "execution_cost_estimate"):
+        document.pop(name)
+    document["references"] = {"inputs": {}, "expected_outputs": {}}
+    return {(found.code, found.path) for found in validate(document, SITES)}
+
+
+@pytest.mark.parametrize(
+    ("params", "path"),
+    [
+        ({"points": [{"x": "{{step-1.centre.label}}"}]}, "points/0/x"),
+        ({"points": ["{{step-1.centre.x}}"]}, "points/0"),
+        ({"points": "{{step-1.centre}}"}, "points"),
+        ({"style": {"width": "{{step-1.spots.0.label}}"}}, "style/width"),
+        ({"style": {"colour": "{{step-1.spots.0.x}}"}}, "style/colour"),
+        ({"either": {"n": "{{step-1.spots}}"}}, "either/n"),
+        ({"x-title": "{{step-1.centre.x}}"}, "x-title"),
+    ],
+)
+def test_a_reference_is_held_to_the_type_of_the_member_that_it_stands_for(params: dict[str, Any], path: str) -> None:
+    assert sites(**params) == {("reference_type", f"/steps/1/params/{path}")}
+
+
+def test_members_are_found_through_lists_patterns_and_named_schemas() -> None:
+    spots = {"points": ["{{step-1.centre}}", "{{step-1.spots.1}}", {"x": "{{step-1.spots.0.x}}"}]}
+    assert sites(**spots, style={"colour": "{{step-1.centre.label}}"}) == set()
+    assert sites(**{"x-title": "{{step-1.centre.label}}", "x-more": "plain"}) == set()
+    assert sites(**{"y-title": "plain"}) == {("param_unknown", "/steps/1/params/y-title")}
+    unknown = {"points": ["{{step-1.centre.z}}"]}
+    assert sites(**unknown) == {("reference_unknown_field", "/steps/1/params/points/0")}
+
+
+def many(*groups: tuple[int, list[str]]) -> Document:
+    """A plan of so many equal steps in each group, which wait for those named; steps are called a0, a1, …, b0, …"""
+    document = make_plan("Translate 'good morning' into French").document()
+    call, close = document["steps"]
+    steps = [
+        {**call, "step_id": f"{letter}{number}", "depends_on": parents}
+        for letter, (size, parents) in zip("abcdef", groups, strict=False)
+        for number in range(size)
+    ]
+    document["steps"] = [*steps, {**close, "depends_on": [steps[-1]["step_id"]]}]
+    for name in ("estimated_total_runtime_seconds", "execution_cost_estimate", "can_run_parallel"):
+        document.pop(name)
+    document["references"] = {"inputs": {}, "expected_outputs": {}}
+    return document
+
+
+def test_how_many_steps_may_run_at_once_is_counted_at_every_depth() -> None:
+    two_levels_down = many((1, []), (1, []), (9, ["a0"]), (9, ["b0"]))
+    across_levels = many((1, []), (9, ["a0"]), (1, ["a0"]), (9, ["c0"]))
+    one_after_another = many((1, []), (9, ["a0"]), (1, [f"b{n}" for n in range(9)]), (9, ["c0"]))
+
+    assert refusals(two_levels_down) == {("fan_out", "/steps")}
+    assert refusals(across_levels) == {("fan_out", "/steps")}
+    assert refusals(one_after_another) == set()
+    assert refusals(many((17, []))) == {("fan_out", "/steps")}
 
 
 def test_a_cycle_is_spelled_out() -> None:
