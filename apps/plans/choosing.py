@@ -128,6 +128,7 @@ class _Words:
         self.ruled_out = ruled_out
         self.begun = begun
         self.choice = Choice()
+        self.named: set[str] = set()
 
     def candidates(self, clause: Clause) -> list[Candidate]:
         """The tools that may be used for a clause, best first, none that the asker has ruled out."""
@@ -137,6 +138,7 @@ class _Words:
     def explain(self, clause: Clause, found: Sequence[Candidate] | None = None) -> None:
         """Account for a clause."""
         found = self.candidates(clause) if found is None else found
+        self.named.update(kind for span in clause.spans if (kind := kinds.of_file(span.value)))
         if found and found[0].p >= KEPT and not clause.circumstance:
             self._keep(clause, found)
         elif self.is_synthesis(clause):
@@ -167,8 +169,9 @@ class _Words:
         return clause.verb in lexicon.GENERIC and not clause.head and some
 
     def _at_hand(self) -> frozenset[str]:
+        """The kinds of what the step before bears; before the first, of the files that were named."""
         chosen = self.choice.chosen
-        return self.ranker.profiles[chosen[-1].tool.uid].gives if chosen else frozenset()
+        return self.ranker.profiles[chosen[-1].tool.uid].gives if chosen else frozenset(self.named)
 
     def _keep(self, clause: Clause, found: Sequence[Candidate]) -> None:
         best, others = found[0], found[1 : 1 + ALTERNATIVES]

@@ -104,6 +104,7 @@ _EITHER: Final = re.compile(
     r"^(?:is|are|was|were|does|do|did)\b.*?\b(?P<one>\w+)\s+or\s+(?P<other>\w+)", re.IGNORECASE | re.DOTALL
 )
 """A question for one of two answers."""
+_ASKS: Final = frozenset({"to", "and", "please", "you", "then", "i", "we"})
 _HAVING: Final = frozenset({"want", "need", "like", "have", "get", "see"})
 _HAVING_WORDS: Final = 4
 _VERSIONS: Final = frozenset({"version", "translation", "equivalent"})
@@ -188,6 +189,8 @@ class Clause:
     """The word from which on something is taken out of what is asked for."""
     sought: tuple[str, ...] = ()
     """What a search is for, where it is said."""
+    asks: bool = False
+    """Does a question mark end it?"""
     values: frozenset[str] = frozenset()
     """Concepts that are values rather than matter: names, times."""
     masked: str = ""
@@ -256,6 +259,7 @@ def _numbered(clause: Clause, number: int) -> Clause:
         doubt=clause.doubt,
         exception=clause.exception,
         sought=clause.sought,
+        asks=clause.asks,
         values=clause.values,
         masked=clause.masked,
         written=clause.written,
@@ -465,6 +469,7 @@ def _clause(piece: _Piece, spans: tuple[Span, ...]) -> Clause:
         doubt=doubt,
         exception=exception[0] if exception else "",
         sought=_sought(bare, family),
+        asks=piece.asks,
         values=_values(bare, spoken),
         masked=_kinds(bare, spans),
         written=f"{piece.ban} {_MASK.sub(lambda match: spans[int(match[1])].written, bare)}".strip(),
@@ -564,7 +569,12 @@ def _sought(bare: str, family: str | None) -> tuple[str, ...]:
 def _has_verb(spoken: list[str]) -> bool:
     """Is anything in there a verb by its place, rather than a noun behind its article?"""
     pairs = itertools.pairwise(spoken)
-    return any(before not in _ARTICLES and lexicon.FAMILY_OF_VERB.get(word) for before, word in pairs)
+    return any(
+        before not in _ARTICLES
+        and lexicon.FAMILY_OF_VERB.get(word)
+        and (word not in lexicon.TWOFOLD or before in _ASKS)
+        for before, word in pairs
+    )
 
 
 def _values(text: str, spoken: list[str]) -> frozenset[str]:

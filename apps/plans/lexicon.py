@@ -55,7 +55,7 @@ test: test
 lint: lint
 monitor: monitor watch track observe
 transcribe: transcribe
-speak: speak recite pronounce narrate
+speech: speak recite pronounce narrate vocalize vocalise
 clean: clean normalize normalise deduplicate sanitize sanitise cleanse
 filter: filter select
 sort: sort rank prioritize prioritise
@@ -106,7 +106,10 @@ configure: configure
 restart: restart reboot reset
 stop: stop shutdown halt kill terminate abort
 start: start boot
-pay: pay buy purchase order refund charge invoice transfer donate
+pay: pay charge invoice donate reimburse
+buy: buy purchase order acquire procure
+refund: refund
+transfer: transfer wire
 book: book reserve
 schedule: schedule arrange plan remind
 cancel: cancel
@@ -206,7 +209,7 @@ STOP: Final = listed("""
     possible potential good best nice following given attached above below one two three result results top last
     output outputs thing things stuff something anything everything using use used via based it's let let's need
     inside outside around across along among behind beneath beyond beside near off per throughout toward towards
-    underneath upon know lie lies exist exists reside resides contain contains contained seem seems love want like help make give show tell provide perform carry out up down how why when where while
+    latest newest recent current currently underneath upon know lie lies exist exists reside resides contain contains contained seem seems love want like help make give show tell provide perform carry out up down how why when where while
     """)
 
 GENERIC: Final = listed("""
@@ -223,6 +226,8 @@ _TWOFOLD: Final = listed("""
     """)
 """Verbs that are nouns as often: in the object of a wish, or in a tool's text, they stand for themselves."""
 
+TWOFOLD: Final = _TWOFOLD | verbs.TWOFOLD
+
 TIMES: Final = listed("""
     january february march april june july august september october november december monday tuesday wednesday thursday
     friday saturday sunday today tomorrow tonight yesterday am pm morning afternoon evening noon midnight week weekend month
@@ -235,7 +240,7 @@ SYNTHESIS: Final = frozenset({"summarize", "report", "combine"})
 
 MUTATING: Final = listed("""
     delete uninstall write append update rename move copy migrate upload sync backup restore rollback send post
-    call invite submit sign deploy install configure restart stop start pay book schedule cancel approve reject
+    call invite submit sign deploy install configure restart stop start pay buy refund transfer book schedule cancel approve reject
     lock unlock encrypt decrypt execute fix refactor commit hire fire print cook drive fly play assign negotiate
     sell trade vote block follow unsubscribe turn train
     """)
@@ -290,7 +295,7 @@ scan: look_through go_through leaf_through flick_through
 detect: find_out work_out figure_out
 extract: pull_out pick_out take_out draw_out
 transcribe: write_down write_out type_out type_up
-speak: read_aloud read_out say_aloud
+speech: read_aloud read_out say_aloud
 summarize: sum_up boil_down
 check: make_sure
 create: set_up put_together draw_up make_up
@@ -386,7 +391,7 @@ def _of_verb(word: str) -> str | None:
         if len(base) >= _SHORTEST_VERB and len(base) < len(word.removesuffix("s")):
             found = next((form for form in (base, f"{base}e") if form in FAMILY_OF_VERB), None)
             if found is not None:
-                return _CONCEPTS.get(stem(found), stem(found))
+                return FAMILY_OF_VERB[found]
     return None
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from apps.core.lexical import words
-from apps.plans import lexicon, references, shapes
+from apps.plans import kinds, lexicon, references, shapes
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Offer, Pool, Tool
 from apps.plans.choosing import Choice, Memo, choose_tools
 from apps.plans.clauses import Clause, read
@@ -42,6 +42,7 @@ _NAMED: Final = 0.7
 """How likely a tool is whose worker another one has named."""
 _DOUBT: Final = 0.03
 _BINDING_KINDS: Final = frozenset({"path", "url", "email"})
+_CONCEPTS_OF_SPANS: Final = {"path": ("directory", "file"), "url": ("webpage",), "email": ("email",)}
 _TOPICS: Final = frozenset({"about", "regarding", "concerning", "like", "unlike"})
 _CONTAINED: Final = frozenset({"in", "inside", "within", "from", "under", "below"})
 _UNIVERSAL: Final = frozenset({"all", "any", "each", "every", "everything", "anything", "whatever", "other", "others"})
@@ -484,10 +485,17 @@ class _Work:
 
     def _is_grounded(self, made: Draft, target: Draft) -> bool:
         """A step that nobody asked for must at least work on something that the request names."""
-        if made.filling.is_grounded or made.filling.refs:
+        if (made.filling.is_grounded or made.filling.refs) and not self._is_any_text(made, target):
             return True
-        said = frozenset().union(*(clause.concepts for clause in self.clauses))
+        said = frozenset().union(*(_spoken_of(clause) for clause in self.clauses))
         return bool((self.ranker.profiles[made.tool.uid].name - self.ranker.profiles[target.tool.uid].name) & said)
+
+    def _is_any_text(self, made: Draft, target: Draft) -> bool:
+        """Would it only bear some text or other, where the target asks for some text?"""
+        wanted = [
+            name for name in target.filling.missing if source_path(target.tool, name, self._bare_source(made.tool))
+        ]
+        return bool(wanted) and all(words(name)[-1:] and words(name)[-1] in lexicon.TEXTUAL for name in wanted)
 
     # Order.
 
@@ -687,6 +695,13 @@ class _Work:
         for draft in self.drafts:
             tags.update(draft.choice.offer.capabilities if draft.choice else ())
         return tags.most_common(1)[0][0][:200] if tags else "general"
+
+
+def _spoken_of(clause: Clause) -> frozenset[str]:
+    """What a clause speaks of, in words or by what it names exactly."""
+    return clause.concepts.union(*(_CONCEPTS_OF_SPANS.get(span.kind, ()) for span in clause.spans)).union(
+        kind for span in clause.spans if (kind := kinds.of_file(span.value))
+    )
 
 
 def _many(draft: Draft) -> str:

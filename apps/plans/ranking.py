@@ -47,6 +47,7 @@ _UNSAID_VERB: Final = 0.55
 _KIN_VERB: Final = 0.6
 _LEADING_VERB: Final = 0.9
 _MENTIONED_VERB: Final = 0.35
+_LONE_VERB: Final = 0.7
 _HEAD_SHARE: Final = 0.7
 _RESULT_WORDS: Final = 4
 _MANY_GIVERS: Final = 60
@@ -328,15 +329,17 @@ def _kind_fit(wish: _Wish, profile: Profile) -> float:
 def _verb_match(wish: _Wish, profile: Profile, mark: int) -> float:
     verb = wish.clause.verb
     if verb is None or verb in lexicon.GENERIC:
-        return _UNSAID_VERB
+        return _LEADING_VERB if wish.clause.asks and profile.action == "answer" else _UNSAID_VERB
     if verb == profile.action:
         return 1.0
-    if mark & _LEAD:
+    if mark & _LEAD or (verb == "convert" and wish.has & profile.takes and wish.wants & profile.gives):
         return _LEADING_VERB
     if profile.action in lexicon.KIN.get(verb, ()) and profile.name - {profile.action} <= wish.spoken:
         return _KIN_VERB
-    mentioned = _MENTIONED_VERB if verb in lexicon.FAMILIES else _UNSAID_VERB
-    return mentioned if mark & _SPOKEN else 0.0
+    if not mark & _SPOKEN:
+        return 0.0
+    lone = not wish.clause.head and not wish.clause.rest
+    return _LONE_VERB if lone else _MENTIONED_VERB if verb in lexicon.FAMILIES else _UNSAID_VERB
 
 
 def _is_strange(clause: Clause, profile: Profile, cover: float) -> bool:
