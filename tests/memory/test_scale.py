@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.db import connection
 from django.db.models import Sum
+from django.test.utils import CaptureQueriesContext
 
 from apps.core.ticks import run
 from apps.memory import services, sql
@@ -17,9 +18,11 @@ from apps.memory.models import Concept, Observation, Passage, Pattern, Posting, 
 from apps.memory.questions import read
 from apps.memory.selectors import holdings, recall
 from apps.memory.sql import tallies
+from apps.memory.texts import same_text
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests import ground
 from tests.factories import T0, make_caller, make_tenant
+from tests.memory.subjects import add, remember
 from tests.memory.test_store import observe
 
 MANY = 6_000
@@ -252,3 +255,49 @@ def test_writers_do_not_wait_for_each_others_tally_and_none_is_lost_while_it_is_
     with acting_as(kee):
         assert Tally.objects.count() == 1
         check_tally(kee)
+
+
+# What so many answers to one question leave, two of them in turns: each was so for a minute of its own.
+_ANSWERED = """
+insert into memory_item (tenant_id, subject_id, author_id, type, text, text_digest, slot, confidence, source, stated,
+                         evidence, valid_from, valid_to, said_at, recorded_at)
+select tenant_id, subject_id, author_id, type, said, digest, slot, confidence, source, stated, evidence,
+       %(now)s::timestamptz - (2 * i + n) * interval '1 minute',
+       %(now)s::timestamptz - (2 * i + n - 1) * interval '1 minute', said_at, recorded_at
+from memory_item
+cross join (values ('at home', %(home)s::bytea, 0), ('at work', %(work)s::bytea, 1)) t(said, digest, n)
+cross join generate_series(1, %(many)s) i
+where valid_to is null and superseded_at is null
+"""
+
+
+def test_an_answer_meets_those_of_its_time_alone_however_often_the_question_was_answered(as_kee: Caller) -> None:
+    add(as_kee)
+    remember(as_kee, "at home", slot="whereabouts")
+
+    def answered(text: str, hour: int) -> list[str]:
+        with CaptureQueriesContext(connection) as captured:
+            done = remember(as_kee, text, slot="whereabouts", now=T0 + timedelta(hours=hour))
+        assert len(done.replaced) == 1
+        return [query["sql"] for query in captured]
+
+    few = answered("at work", 1)
+    with connection.cursor() as cursor:
+        digests = {"home": same_text("at home"), "work": same_text("at work")}
+        cursor.execute(_ANSWERED, digests | {"now": T0, "many": MANY // 2})
+    ground.analyzed("memory_item")
+    with connection.cursor() as cursor:
+        cursor.execute("set constraints all deferred")
+    many = answered("at home", 2)
+    assert len(many) == len(few)
+    indexes = set()
+    for asked in many:
+        if asked.startswith("SELECT") and '"valid_from" <' in asked:
+            with connection.cursor() as cursor:
+                cursor.execute(f"explain (analyze, format json) {asked}")
+                (answer,) = cursor.fetchone()
+            (explained,) = json.loads(answer) if isinstance(answer, str) else answer
+            for node in _nodes(explained["Plan"]):
+                assert node["Actual Rows"] + node.get("Rows Removed by Filter", 0) < 10, explained
+                indexes.add(node.get("Index Name"))
+    assert {"memory_item_answering", "memory_item_saying"} <= indexes

@@ -1,5 +1,8 @@
 """Whom memories are about, and what is remembered of them."""
 
+from datetime import datetime
+from typing import Self
+
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import F, Q
@@ -55,6 +58,12 @@ class Subject(TenantModel):
         return self.key
 
 
+class ItemQuerySet(models.QuerySet["Item"]):
+    def true_between(self, begin: datetime, end: datetime) -> Self:
+        """What was, or is, so at any time from a moment up to another."""
+        return self.filter(Q(valid_to=None) | Q(valid_to__gt=begin), valid_from__lt=end)
+
+
 class Item(TenantModel):
     """One thing remembered of a subject, as it was known from `recorded_at` to `superseded_at`.
 
@@ -82,6 +91,8 @@ class Item(TenantModel):
     superseded_by = models.ForeignKey(
         "self", on_delete=models.SET_NULL, null=True, related_name="supersedes", db_index=False
     )
+
+    objects = ItemQuerySet.as_manager()
 
     class Meta:
         constraints = [
@@ -118,6 +129,17 @@ class Item(TenantModel):
             # Serves sql.ENVELOPE: what is to be so, and from when on.
             models.Index(
                 fields=["subject", "valid_from"], name="memory_item_beginning", condition=Q(superseded_at=None)
+            ),
+            # Serves services.remember(): what else answers the question, or says the same, and how long it is so.
+            models.Index(
+                fields=["subject", "slot", "valid_to"],
+                name="memory_item_answering",
+                condition=Q(superseded_at=None, slot__isnull=False),
+            ),
+            models.Index(
+                fields=["subject", "text_digest", "valid_to"],
+                name="memory_item_saying",
+                condition=Q(superseded_at=None),
             ),
             # Serves selectors.items(), the export and the removal of a subject.
             models.Index(fields=["subject", "-id"], name="memory_item_listed"),

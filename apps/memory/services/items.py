@@ -93,11 +93,11 @@ def remember(*, author: Caller, draft: ItemDraft, now: datetime) -> Remembered:
     _permit(author, subject, draft, digest)
     current = Item.objects.filter(subject=subject, superseded_at=None)
     period = _Period(draft.valid_from or now, draft.valid_to or _END)
-    same = [item for item in current.filter(type=draft.type, text_digest=digest) if period.meets(_period_of(item))]
+    same = list(current.filter(type=draft.type, text_digest=digest).true_between(period.begin, period.end))
     met = _Met(digest=digest, same=same, period=_merged_period(draft, same, now))
     slot = draft.slot or next((item.slot for item in same if item.slot), None)
-    rivals = list(current.filter(slot=slot)) if slot else []
-    replaced = {item.pk: item for item in [*same, *(item for item in rivals if met.period.meets(_period_of(item)))]}
+    rivals = current.filter(slot=slot).true_between(met.period.begin, met.period.end) if slot else []
+    replaced = {item.pk: item for item in [*same, *rivals]}
     if draft.supersedes is not None:
         older = _superseded(subject, draft.supersedes)
         replaced[older.pk] = older
