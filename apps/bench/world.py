@@ -18,8 +18,13 @@ AGENTS: Final = 64
 class World:
     poster: Caller
     agents: list[Caller]
-    token: str
-    """Of an agent that may do everything an agent may, and post as the source."""
+    tokens: list[str]
+    """Of each of them: it may do everything an agent may, and post as the source."""
+
+    @property
+    def token(self) -> str:
+        """Of the first."""
+        return self.tokens[0]
 
 
 def make() -> World:
@@ -30,10 +35,11 @@ def make() -> World:
         poster = _principal(tenant.pk, "poster", Kind.SERVICE)
         agents = [_principal(tenant.pk, f"agent-{number}", Kind.AI) for number in range(AGENTS)]
         scopes = frozenset(Scope) - {Scope.ADMIN} - FORBIDDEN[Kind.AI]
-        issued = services.issue_token(principal=agents[0], scopes=scopes, source_systems=[SOURCE], now=now)
-        return World(
-            poster=on_behalf_of(poster), agents=[on_behalf_of(agent) for agent in agents], token=issued.secret.text
-        )
+        tokens = [
+            services.issue_token(principal=agent, scopes=scopes, source_systems=[SOURCE], now=now).secret.text
+            for agent in agents
+        ]
+        return World(poster=on_behalf_of(poster), agents=[on_behalf_of(agent) for agent in agents], tokens=tokens)
 
 
 def _principal(tenant_id: int, name: str, kind: Kind) -> Principal:

@@ -14,6 +14,7 @@ from apps.bench.rivals.celery import CeleryWithRedis
 from apps.bench.rivals.procrastinate import Procrastinate
 from apps.bench.rows import Comparison, Row, Slice
 from apps.bench.suites.tasks import verbs
+from apps.bench.world import AGENTS
 from apps.principals.tenancy import Caller
 
 BATCH: Final = 50
@@ -24,7 +25,30 @@ _OF_PGBENCH: Final = {1: 0.55, BATCH: 0.80}
 # More than any machine does in a second.
 _CYCLES_A_SECOND: Final = {1: 600, BATCH: 40}
 _LONGEST: Final = 2.0
+# How many are told of the ends of a stock's tasks.
+_RECIPIENTS: Final = {verbs.stock: AGENTS, verbs.stock_of_one: 1}
 _A_FEW: Final = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """How many at a time, out of which stock, and how often in a slice."""
+
+    batch: int
+    of: Callable[[int], str]
+    times: int
+
+    def row(self, compared: Comparison) -> Row:
+        """Held to a floor, unless all are told to one recipient, whose inbox they wait for."""
+        several = self.of is verbs.stock
+        row = Row.of_rates(
+            compared,
+            case="lease, complete" if several else "lease, complete, of one recipient",
+            unit="tasks/s",
+            baseline_is="pgbench, same SQL",
+            batch=self.batch,
+        )
+        return verbs.at_least(row, _OF_PGBENCH[self.batch]) if several else row
 
 
 def beside_the_same_statements(bench: Bench, owner: Caller) -> Iterator[Row]:
@@ -35,42 +59,40 @@ def beside_the_same_statements(bench: Bench, owner: Caller) -> Iterator[Row]:
     program = pgbench.program()
     if program is None:
         return
-    cycles = {
-        batch: replay.WARM_UPS + max(2, round(_spell(bench) * a_second / 2))
-        for batch, a_second in _CYCLES_A_SECOND.items()
-    }
-    tasks = sum(verbs.stocked(times, batch=batch) for batch, times in cycles.items())
-    load.apart(partial(verbs.queue_up, owner, verbs.stock(0), tasks))
+    kinds = _stocked_up(bench, owner)
     growth.tidy(growth.original())
-    works = {
-        batch: growth.within(growth.copy_of(growth.original()), verbs.lease_cycles(owner, batch=batch))
-        for batch in cycles
-    }
+    database = growth.copy_of(growth.original())
+    works = [growth.within(database, verbs.lease_cycles(owner, batch=kind.batch, of=kind.of)) for kind in kinds]
     growth.copy()
-    recordings = {batch: replay.record(works[batch], owner.acting, times=times) for batch, times in cycles.items()}
-    ours: dict[int, list[Slice]] = {batch: [] for batch in cycles}
-    bare: dict[int, list[Slice]] = {batch: [] for batch in cycles}
+    recordings = [replay.record(work, owner.acting, times=kind.times) for kind, work in zip(kinds, works, strict=True)]
+    ours: list[list[Slice]] = [[] for _ in kinds]
+    bare: list[list[Slice]] = [[] for _ in kinds]
     for _ in range(bench.scale.rounds):
         growth.copy()
-        for batch, times in cycles.items():
-            ours[batch].append(load.drive(works[batch], times=times))
-        done = _ended(growth.copy_of(growth.original()))
-        database = growth.copy()
-        for batch in cycles:
+        for kind, work, slices in zip(kinds, works, ours, strict=True):
+            slices.append(load.drive(work, times=kind.times))
+        done = _ended(database)
+        growth.copy()
+        for kind, work, slices, recording in zip(kinds, works, bare, recordings, strict=True):
             # As it was recorded: after the client got warm.
-            load.drive(works[batch], times=0)
-            bare[batch].append(recordings[batch].said_again(program, database, units=batch))
+            load.drive(work, times=0)
+            slices.append(recording.said_again(program, database, units=kind.batch))
         if _ended(database) != done:
             raise load.ClientFailed("pgbench has not done the same work.")
-    for batch in cycles:
-        row = Row.of_rates(
-            Comparison(ours=ours[batch], baseline=bare[batch]),
-            case="lease, complete",
-            unit="tasks/s",
-            baseline_is="pgbench, same SQL",
-            batch=batch,
-        )
-        yield verbs.at_least(row, _OF_PGBENCH[batch])
+    for kind, (of_ours, of_pgbench) in zip(kinds, zip(ours, bare, strict=True), strict=True):
+        yield kind.row(Comparison(ours=of_ours, baseline=of_pgbench))
+
+
+def _stocked_up(bench: Bench, owner: Caller) -> list[_Kind]:
+    kinds = [
+        _Kind(batch=batch, of=of, times=replay.WARM_UPS + max(2, round(_spell(bench) * a_second / 2)))
+        for of in _RECIPIENTS
+        for batch, a_second in _CYCLES_A_SECOND.items()
+    ]
+    for of, recipients in _RECIPIENTS.items():
+        tasks = sum(verbs.stocked(kind.times, batch=kind.batch) for kind in kinds if kind.of is of)
+        load.apart(partial(verbs.queue_up, owner, of(0), tasks, recipients))
+    return kinds
 
 
 def _ended(database: str) -> int:

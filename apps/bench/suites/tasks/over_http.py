@@ -1,6 +1,6 @@
 """Lives of tasks over the real web process, beside Celery's and beside a view that does nothing."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -20,11 +20,13 @@ _REQUESTS: Final = 3
 def rows(bench: Bench, celery: CeleryWithRedis) -> Iterator[Row]:
     """One at a time and in batches; a life takes three requests whatever the batch."""
     scale, web = bench.scale, bench.processes.web()
-    token = bench.world.token
-    hello = Request(method="POST", path="/api/v1/hello", token=token, body=lambda _: _asked("echo"), status=201)
+    tokens = bench.world.tokens
+    hello = Request(
+        method="POST", path="/api/v1/hello", token=bench.world.token, body=lambda _: _asked("echo"), status=201
+    )
     for batch in _FLOORS:
         queued_by_celery, greeted = load.beside_each(
-            web.slices(_lives(web.url, token, batch), clients=scale.clients, seconds=scale.seconds),
+            web.slices(_lives(web.url, tokens, batch), clients=scale.clients, seconds=scale.seconds),
             [
                 celery.slices(tasks=messages(bench), clients=scale.clients),
                 web.slices(hello, clients=scale.clients, seconds=scale.seconds),
@@ -64,11 +66,11 @@ def _asked(name: str) -> dict[str, Any]:
     return {"task_type": name, "params": {"n": 1}}
 
 
-def _lives(url: str, token: str, batch: int) -> Work:
-    """Each client in a line of its own."""
+def _lives(url: str, tokens: Sequence[str], batch: int) -> Work:
+    """Each client in a line of its own, and an agent of its own, which is told."""
 
     def work(number: int) -> Operation:
-        client, name = Client(url, token), verbs.line(number)
+        client, name = Client(url, tokens[number]), verbs.line(number)
         queueing = _asked(name) if batch == 1 else {"tasks": [_asked(name)] * batch}
         leasing = {"queues": [name], "capacity": batch}
 

@@ -1,12 +1,14 @@
 """What the cases of the suite do with tasks, through the product's services: each verb a transaction of its own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, islice
 from typing import Final
 
 from django.utils import timezone
 
 from apps.bench.load import Operation, Work
 from apps.bench.rows import Row
+from apps.bench.world import AGENTS
 from apps.core.errors import DomainError
 from apps.principals.tenancy import Caller
 from apps.tasks import services
@@ -32,37 +34,56 @@ def stock(number: int) -> str:
     return f"stock_{number}"
 
 
+def stock_of_one(number: int) -> str:
+    """As :func:`stock`, of which one and the same recipient is told."""
+    return f"stock_of_one_{number}"
+
+
 def abandoned(number: int) -> str:
     """A type and queue of which a worker dies."""
     return f"abandoned_{number}"
 
 
 def make_lines(owner: Caller, clients: int) -> None:
-    """All types and queues of the suite."""
-    own = [name(number) for number in range(clients) for name in (line, stock)]
+    """All types and queues of the suite, and the inboxes of those who are told."""
+    own = [name(number) for number in range(clients) for name in (line, stock)] + [stock_of_one(0)]
     for name in (LINE, WAKING, *own, *map(abandoned, range(ABANDONED))):
         with owner.acting():
             services.register_type(caller=owner, draft=TypeDraft(name=name, queue=name), now=timezone.now())
+    # What comes to an agent first makes its inbox.
+    queue_up(owner, LINE, AGENTS)
+    _lease_and_complete(owner, LINE, AGENTS)
 
 
-def queue_up(owner: Caller, name: str, tasks: int) -> None:
-    """Queue so many in this line, or as many as are missing there."""
+def queue_up(owner: Caller, name: str, tasks: int, recipients: int = AGENTS) -> None:
+    """Queue so many in this line, or as many as are missing there, of which so many agents are told in turn."""
     with owner.acting():
         missing = tasks - HotTask.objects.filter(queue__name=name).count()
     for start in range(0, missing, _AT_ONCE):
-        request = QueueRequest(task_type=name, params={"n": 1})
+        requests = [
+            QueueRequest(task_type=name, params={"n": 1}, recipient=recipient(nth % recipients))
+            for nth in range(start, min(start + _AT_ONCE, missing))
+        ]
         with owner.acting():
-            services.queue_many(requester=owner, requests=[request] * min(_AT_ONCE, missing - start))
+            services.queue_many(requester=owner, requests=requests)
+
+
+def recipient(nth: int) -> str:
+    """The name of an agent that is told of ends: any number will do."""
+    return f"agent-{nth % AGENTS}"
 
 
 def whole_cycles(owner: Caller, *, batch: int) -> Work:
-    """Queue tasks, lease them, complete them."""
+    """Queue tasks, of whose ends all agents are told in turn, lease them, complete them."""
 
     def work(number: int) -> Operation:
         name = line(number)
-        requests = [QueueRequest(task_type=name, params={"n": 1}) for _ in range(batch)]
+        turns: Iterator[int] = count(number * batch)
 
         def cycle() -> int:
+            requests = [
+                QueueRequest(task_type=name, params={"n": 1}, recipient=recipient(nth)) for nth in islice(turns, batch)
+            ]
             with owner.acting():
                 services.queue_many(requester=owner, requests=requests)
             return _lease_and_complete(owner, name, batch)
@@ -72,11 +93,11 @@ def whole_cycles(owner: Caller, *, batch: int) -> Work:
     return work
 
 
-def lease_cycles(owner: Caller, *, batch: int) -> Work:
+def lease_cycles(owner: Caller, *, batch: int, of: Callable[[int], str] = stock) -> Work:
     """Lease and complete what a stock holds; warm from the first."""
 
     def work(number: int) -> Operation:
-        name = stock(number)
+        name = of(number)
 
         def cycle() -> int:
             return _lease_and_complete(owner, name, batch)
