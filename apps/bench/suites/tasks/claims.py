@@ -21,7 +21,7 @@ from apps.tasks.services import Beat, QueueRequest
 
 _CLAIM_FLOOR: Final = 1.5
 _HOT_FLOOR: Final = 0.95
-_WAL_FLOOR: Final = 110
+_WAL_FLOOR: Final = 160
 _BEATS: Final = 1_000
 _CLAIMS: Final = 40
 _FEW: Final = 1_000

@@ -13,7 +13,7 @@ from apps.bench.suites.tasks import verbs
 from apps.bench.suites.tasks.cycles import BATCH, messages
 from apps.bench.web import Client, Request
 
-_FLOORS: Final = {1: 0.3, BATCH: 8.0}
+_FLOORS: Final = {1: 0.12, BATCH: 2.3}
 _REQUESTS: Final = 3
 
 

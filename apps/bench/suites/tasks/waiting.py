@@ -26,7 +26,7 @@ _LEASE: Final = "/api/v1/tasks/lease"
 _PATIENCE: Final = 60.0
 
 _RATES: Final = (500, 250, 125, 60, 30)
-_WAKE_FLOORS: Final = (10.0, 50.0)
+_WAKE_FLOORS: Final = (25.0, 100.0)
 _QUEUERS: Final = 4
 _WAITERS: Final = 8
 _CAPACITY: Final = 10
