@@ -52,6 +52,8 @@ def fill(slug: str) -> Caller:
     kee = make_caller(make_tenant(slug))
     with acting_as(kee):
         write_everything(kee)
+        observe(kee, "Walruses were counted.", metadata={"by": {"ship": "Fram"}, "years": [1893, 1894]})
+        services.store_concept(author=kee, name="Fram", metadata={"masts": 3.0}, now=T0)
         add(kee)
         remember(kee, "Lives in Paris", slot="home")
         remember(kee, "Lives in Berlin", slot="home")
@@ -77,6 +79,8 @@ def test_items_and_what_was_said_with_subjects_become_findable_within_them(migra
             assert len(recall("walrus near", caller=caller, subject_id=ALICE)) == 2
             (hit,) = recall("berlin", caller=caller, subject_id=ALICE)
             assert hit.text == "Lives in Berlin"
+            assert len(recall("walrus", caller=caller, filters={"by.ship": "Fram"})) == 1
+            assert len(recall(caller=caller, filters={"masts": 3})) == 1
             observe(caller, "Written since.")
             assert recall("since", caller=caller)
 

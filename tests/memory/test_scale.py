@@ -54,11 +54,15 @@ values (%(tenant)s, %(many)s, 0, 0, %(many)s, 2 * %(many)s)
 @pytest.fixture
 def well_read(as_kee: Caller) -> Caller:
     """An agent whose tenant remembers thousands of things, a word of which stands in each."""
+    fill(as_kee)
+    return as_kee
+
+
+def fill(as_kee: Caller) -> None:
     with connection.cursor() as cursor:
         given: dict[str, Any] = {"tenant": as_kee.tenant_id, "author": as_kee.principal_id, "now": T0, "many": MANY}
         cursor.execute(_FILL, given)
     ground.analyzed(*FILLED, "memory_tally")
-    return as_kee
 
 
 def plan_of(statement: str, given: dict[str, Any]) -> list[dict[str, Any]]:
@@ -107,13 +111,69 @@ def test_recall_joins_no_more_memories_than_it_answers(well_read: Caller) -> Non
     assert sum(posted) <= sql.COMMON + 600 + 2 * 6
 
 
+def by_index_alone(*other_ways: str) -> None:
+    """At this size, half of the table may well be sorted or merged; what counts is that the index can serve."""
+    with connection.cursor() as cursor:
+        for other_way in ("seqscan", "bitmapscan", "sort", *other_ways):
+            cursor.execute(f"set local enable_{other_way} = off")
+
+
+# Each finds nothing of the newest, which a word of the question stands in.
+NARROWED: list[dict[str, Any]] = [
+    {"domain": "old"},
+    {"domain": "nowhere"},
+    {"filters": '{"n": -1}'},
+    {"filters": '{"n": -1}', "domain": "log"},
+    {"as_of": T0 - timedelta(days=1)},
+]
+
+
+@pytest.mark.parametrize("narrowed", NARROWED)
+def test_a_narrowed_question_looks_at_no_more_than_the_newest_of_what_it_asks_for_and_of_its_words(
+    well_read: Caller, narrowed: dict[str, Any]
+) -> None:
+    by_index_alone()
+    statement = sql.RECALL_OF_DOMAIN if "domain" in narrowed else sql.RECALL_NARROWED
+    nodes = plan_of(statement, asked(well_read, "deadlock", **narrowed))
+    # Of the word, of what is asked for, and each of both judged; of the memories what is answered.
+    check(nodes, tables={"memory_posting", "memory_passage", "memory_observation"}, at_most=2 * sql.COMMON)
+    read_of: dict[str, float] = {}
+    for node in nodes:
+        rows = (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+        read_of[node.get("Relation Name", "")] = read_of.get(node.get("Relation Name", ""), 0) + rows
+    assert read_of["memory_posting"] <= 4 * sql.COMMON
+    assert read_of["memory_passage"] <= 4 * sql.COMMON < MANY
+    assert read_of["memory_observation"] <= 1
+
+
+@pytest.mark.parametrize("narrowed", [{}, {"domain": "log"}])
+def test_the_newest_with_metadata_that_nothing_has_are_none_by_index(
+    well_read: Caller, narrowed: dict[str, str]
+) -> None:
+    by_index_alone()
+    statement = sql.NEWEST_FILTERED_OF_DOMAIN if narrowed else sql.NEWEST_FILTERED
+    nodes = plan_of(statement, asked(well_read, filters='{"n": -1}', **narrowed))
+    check(nodes, tables={"memory_posting", "memory_passage"}, at_most=0)
+    assert "memory_posting_once" in {node.get("Index Name") for node in nodes}
+
+
+def test_what_the_oldest_has_in_its_metadata_is_found_among_thousands_with_the_same_word(as_kee: Caller) -> None:
+    observe(as_kee, "The first deadlock.", metadata={"at": {"floor": 7.0, "rooms": ["a", "b"]}})
+    fill(as_kee)
+    held: list[dict[str, Any]] = [{"at.floor": 7}, {"metadata.at": {"rooms": ["b"]}}, {"at": {}}]
+    for query in ("", "deadlock"):
+        for filters in held:
+            found = recall(query, caller=as_kee, filters=filters)
+            assert [hit.text for hit in found] == ["The first deadlock."]
+            assert recall(query, caller=as_kee, filters=filters, domain="log") == []
+            assert recall(query, caller=as_kee, filters=filters, as_of=T0 - timedelta(seconds=1)) == []
+        assert recall(query, caller=as_kee, filters={"at.rooms": "b"}) == []
+
+
 @pytest.mark.parametrize("narrowed", [{}, {"domain": "log"}])
 def test_the_newest_are_read_off_an_index(well_read: Caller, narrowed: dict[str, str]) -> None:
     statement = sql.NEWEST_OF_DOMAIN if narrowed else sql.NEWEST
-    with connection.cursor() as cursor:
-        # At this size, half of the table may well be sorted or merged; what counts is that the index can serve.
-        for other_way in ("seqscan", "bitmapscan", "hashjoin", "mergejoin", "sort"):
-            cursor.execute(f"set local enable_{other_way} = off")
+    by_index_alone("hashjoin", "mergejoin")
     nodes = plan_of(statement, asked(well_read, **narrowed))
     check(nodes, tables={"memory_passage", "memory_observation"}, at_most=11)
     index = "memory_passage_domain" if narrowed else "memory_passage_newest"

@@ -64,7 +64,8 @@ class Passage(TenantModel):
 class Posting(TenantModel):
     """That a word, in its stemmed form, stands in a passage, and how often; with the passage's length to score by.
 
-    A word of its context is who said it, or when: it may stand in the text too, or not (a frequency of 0).
+    A word of its context is who said it, or when: it may stand in the text too, or not (a frequency of 0). So has a
+    mark of what its metadata has (see the function memory_marks), which begins with a space as no word does.
     """
 
     scope = models.BigIntegerField(db_default=0)

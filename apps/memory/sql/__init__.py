@@ -13,7 +13,16 @@ from apps.memory.sql.meaning import (
     vectors_held,
 )
 from apps.memory.sql.postings import drop_passages, index_words, move_passages
-from apps.memory.sql.recalling import MOST, NEWEST, NEWEST_OF_DOMAIN, RECALL
+from apps.memory.sql.recalling import (
+    MOST,
+    NEWEST,
+    NEWEST_FILTERED,
+    NEWEST_FILTERED_OF_DOMAIN,
+    NEWEST_OF_DOMAIN,
+    RECALL,
+    RECALL_NARROWED,
+    RECALL_OF_DOMAIN,
+)
 from apps.memory.sql.subjects import (
     DROP_OLD_LOADS,
     ENVELOPE,
@@ -45,10 +54,14 @@ __all__ = [
     "LOOKED_AT",
     "MOST",
     "NEWEST",
+    "NEWEST_FILTERED",
+    "NEWEST_FILTERED_OF_DOMAIN",
     "NEWEST_OF_DOMAIN",
     "NEXT_EXPIRY",
     "READABLE",
     "RECALL",
+    "RECALL_NARROWED",
+    "RECALL_OF_DOMAIN",
     "REVISION",
     "Found",
     "Meant",

@@ -9,9 +9,17 @@ from typing import Any, Final
 from apps.core.sql import hot_cursor
 from apps.memory.questions import Question
 from apps.memory.sql.meaning import Meant, recall_by_meaning
-from apps.memory.sql.recalling import NEWEST, NEWEST_OF_DOMAIN, RECALL
+from apps.memory.sql.recalling import (
+    NEWEST,
+    NEWEST_FILTERED,
+    NEWEST_FILTERED_OF_DOMAIN,
+    NEWEST_OF_DOMAIN,
+    RECALL,
+    RECALL_NARROWED,
+    RECALL_OF_DOMAIN,
+)
 
-# The newest passages of a word that are scored (see also _ENOUGH there). A narrowed question knows no such bound: what it asks for may be old.
+# The newest passages of a word that are scored (see also _ENOUGH there), of a question that is not narrowed.
 _SCORED: Final = 600
 # The best by their own words, to which common words and what stands around them are added.
 _LEADING: Final = 250
@@ -57,7 +65,8 @@ def find(
 ) -> list[Found]:
     """The memories of a scope that match best; with an empty question, the newest.
 
-    Where a word stands in thousands of passages and nothing narrows the question, its newest are considered.
+    Where a word stands in thousands of passages its newest are considered, and the newest of those that a question is
+    narrowed to.
 
     :param since: leave out what was said at this moment or before.
     :param meant: what the question means, for passages that mean the same in other words.
@@ -73,11 +82,15 @@ def find(
     }
     if question.text.strip():
         narrowed = domain is not None or bool(filters) or as_of is not None
-        given |= asking(question, limit=None if narrowed else limit)
-        statement = RECALL
+        given |= asking(question, limit=limit)
+        statement = RECALL if not narrowed else RECALL_NARROWED if domain is None else RECALL_OF_DOMAIN
         if meant is not None:
             given["meant"] = meant.vector
-            statement = recall_by_meaning(meant.embedder, meant.dimensions, narrowed=narrowed)
+            statement = recall_by_meaning(
+                meant.embedder, meant.dimensions, narrowed=narrowed, of_domain=domain is not None
+            )
+    elif filters:
+        statement = NEWEST_FILTERED if domain is None else NEWEST_FILTERED_OF_DOMAIN
     else:
         statement = NEWEST if domain is None else NEWEST_OF_DOMAIN
     with hot_cursor() as cursor:
@@ -86,16 +99,16 @@ def find(
     return [_found(*row) for row in rows]
 
 
-def asking(question: Question, *, limit: int | None) -> dict[str, Any]:
-    """What RECALL takes of a question besides what narrows it; without a limit nothing bounds what is scored."""
+def asking(question: Question, *, limit: int) -> dict[str, Any]:
+    """What RECALL takes of a question besides what narrows it."""
     return {
         "query": question.text,
         "said": [said for said, _ in question.forms],
         "also": [also for _, also in question.forms],
         "names": question.names,
         "pairs": question.pairs,
-        "scored": None if limit is None else _SCORED,
-        "leading": None if limit is None else max(limit, _LEADING),
+        "scored": _SCORED,
+        "leading": max(limit, _LEADING),
     }
 
 

@@ -12,7 +12,7 @@ from typing import Final
 from django.db import connection
 
 from apps.core.sql import hot_cursor
-from apps.memory.sql.recalling import ANSWER, ASKED, MEMORY
+from apps.memory.sql.recalling import ANSWER, MEMORY, by_words
 
 # Among so many passages each vector is looked at; among more the nearest are read off an index.
 LOOKED_AT: Final = 10_000
@@ -57,7 +57,7 @@ def index_statements(embedder: int, dimensions: int) -> list[str]:
 
 
 @lru_cache(maxsize=8)
-def recall_by_meaning(embedder: int, dimensions: int, *, narrowed: bool) -> str:
+def recall_by_meaning(embedder: int, dimensions: int, *, narrowed: bool, of_domain: bool = False) -> str:
     """RECALL with the help of vectors.
 
     A passage that is alike to the question is worth a share of the words that it has not: likeness can stand for words
@@ -65,13 +65,16 @@ def recall_by_meaning(embedder: int, dimensions: int, *, narrowed: bool) -> str:
     as alike to the question as hardly anything is by chance; or where words have found nothing.
 
     The index may answer fewer than it should, as other tenants' vectors stand in it; then each vector is looked at, as
-    it is where there are few. A narrowed question looks at each of those that are left.
+    it is where there are few. A narrowed question looks at each of the newest of those that are left, as many.
     """
     of_scope = f"v.tenant_id = %(tenant)s and v.scope = %(scope)s and v.embedder = {embedder}"
-    among = f"cross join lateral (select v.passage_id as place) r cross join lateral ({MEMORY}) m" if narrowed else ""
+    among = "join within on within.place = v.passage_id" if narrowed else ""
+    # Best first, until there are enough that are memories still.
+    known = f"cross join lateral ({MEMORY}) m" if narrowed else ""
+    asked = by_words(narrowed=narrowed, of_domain=of_domain, most=LOOKED_AT)
     likeness = f"-(v.embedding::vector({dimensions}) <#> %(meant)s::vector({dimensions}))"
     few = "true" if narrowed else f"(select passages from corpus) <= {LOOKED_AT}"
-    return f"""{ASKED}, quick as materialized (
+    return f"""{asked}, quick as materialized (
     select v.passage_id as place, {likeness} as likeness
     from (
         select passage_id, embedding from memory_vector v
@@ -80,9 +83,13 @@ def recall_by_meaning(embedder: int, dimensions: int, *, narrowed: bool) -> str:
         limit {_NEAREST}
     ) v
 ), each as materialized (
-    select v.passage_id as place, {likeness} as likeness
-    from memory_vector v {among}
-    where {of_scope} and ({few} or (select count(*) from quick) < {_NEAREST})
+    select r.place, r.likeness
+    from (
+        select v.passage_id as place, {likeness} as likeness
+        from memory_vector v {among}
+        where {of_scope} and ({few} or (select count(*) from quick) < {_NEAREST})
+        order by 2 desc, 1 desc
+    ) r {known}
     order by 2 desc, 1 desc
     limit {_NEAREST}
 ), nearest as materialized (

@@ -7,7 +7,7 @@ from apps.core.sql import hot_cursor
 
 _INDEX: Final = """
 with passage as materialized (
-    select id, tenant_id, scope, length from memory_passage where id = %(passage)s
+    select id, tenant_id, scope, length, observation_id, concept_id from memory_passage where id = %(passage)s
 ), said as materialized (
     select lexeme, least(coalesce(cardinality(positions), 1), 32767) as frequency
     from unnest(to_tsvector('english', %(text)s))
@@ -20,6 +20,14 @@ with passage as materialized (
     select passage.tenant_id, passage.scope, lexeme, passage.id, coalesce(said.frequency, 0), total.length,
            around.lexeme is not null
     from said full join around using (lexeme) cross join passage cross join total
+), marked as (
+    insert into memory_posting (tenant_id, scope, term, passage_id, frequency, length, of_context)
+    select passage.tenant_id, passage.scope, mark, passage.id, 0, total.length, false
+    from passage
+    cross join total
+    left join memory_observation o on o.id = observation_id
+    left join memory_concept c on c.id = concept_id
+    cross join lateral unnest(memory_marks(nullif(coalesce(o.metadata, c.metadata), '{}'))) m(mark)
 ), tallied as (
     insert into memory_tally (tenant_id, scope, observations, patterns, concepts, passages, words)
     select passage.tenant_id, passage.scope, %(observations)s, %(patterns)s, %(concepts)s, %(passages)s,
@@ -44,7 +52,8 @@ def index_words(
     concepts: int = 0,
     passages: int = 0,
 ) -> None:
-    """Make a passage findable by the words of this text and of its context, and no others; and tally it.
+    """Make a passage findable by the words of this text and of its context, by what its metadata has, and by no others;
+    and tally it.
 
     The numbers say how many of each the tenant remembers more than before.
     """

@@ -17,6 +17,9 @@ _LOOKED_THROUGH: Final = 24
 
 # A question is answered with no more than these.
 MOST: Final = 500
+# The newest of those a question is narrowed to in which its words are looked for, and the newest of each of its words of
+# which each is looked at, whether it is one of those: what is beyond both is one of many, and of a common word.
+REACHED: Final = COMMON
 
 # What a memory looks like to whoever recalls it.
 _SHOWN: Final = """
@@ -58,6 +61,54 @@ MEMORY: Final = f"""
 
 _ANSWERED: Final = "ref, text, domain, confidence, metadata, author, recorded_at, occurred_at, speaker, conversation_id"
 
+_OF_SCOPE: Final = "tenant_id = %(tenant)s and scope = %(scope)s"
+# By memory_passage_newest and memory_passage_domain. The domain is named by an array, and sorted by, lest that be void: of
+# one with a large share of all the planner expects some among the newest, where there may be none.
+_OF_TIME: Final = f"memory_passage where {_OF_SCOPE} and recorded_at <= %(as_of)s"
+_OF_DOMAIN: Final = f"{_OF_TIME} and domain = any(array[%(domain)s::text])"
+
+
+def _reached(*, of_domain: bool, most: int) -> str:
+    """The places that a narrowed question looks at first.
+
+    The newest that have the rarest of the marks of what the metadata must hold, from memory_posting_once alone, and,
+    unless these are all there are, the newest of the domain or of the time.
+    """
+    newest = f"{_OF_DOMAIN} order by domain, " if of_domain else f"{_OF_TIME} order by "
+    return f"""marks as materialized (
+    select mark, n.passages
+    from unnest(memory_marks(%(filters)s::jsonb)) as f(mark)
+    cross join lateral (
+        select count(*) as passages from (
+            select from memory_posting g where {_OF_SCOPE} and g.term = f.mark limit {most}) found
+    ) n
+), reached as materialized (
+    select g.passage_id as place
+    from (select mark from marks order by passages, mark limit 1) rarest
+    cross join lateral (
+        select passage_id from memory_posting where {_OF_SCOPE} and term = rarest.mark order by passage_id desc limit {most}
+    ) g
+    union
+    select id from (
+        select id from {newest}recorded_at desc, id desc limit {most}
+    ) newest
+    where not exists(select from marks where passages < {most})
+)"""  # constants only
+
+
+# Whether one that was known by then is one of those the question is narrowed to: by the key and memory_posting_once. What
+# has been superseded, and what only has the marks, goes when it is looked up as a memory.
+_JUDGED: Final = """
+    select (%(domain)s::text is null or p.domain = %(domain)s)
+           and not exists(select from marks where not exists(
+               select from memory_posting g
+               where g.tenant_id = %(tenant)s and g.scope = %(scope)s and g.term = marks.mark and g.passage_id = p.id
+           )) as fits
+    from memory_passage p
+    where p.id = r.place and p.tenant_id = %(tenant)s and p.scope = %(scope)s and p.recorded_at <= %(as_of)s
+    limit 1
+"""
+
 # Index-only scans of memory_posting_once (each word's passages to count and to choose, then the leading ones' other
 # words), of memory_commonword_once and memory_tally_of_tenant; then, best first and until there are enough, the
 # memories by key. Six words at most: the rarest.
@@ -65,9 +116,83 @@ _ANSWERED: Final = "ref, text, domain, confidence, metadata, author, recorded_at
 # A word of the question stands for its other forms and, where it is a name, for the other names of the same concept.
 # A passage has its own score; half of that of the turns next to it and 0.3 of those after these are added, twice the
 # weight of a word that says who spoke or when, and a fifth of what the session's words score as one text.
-# The beginning of each statement: what the words say.
-ASKED: Final = f"""
-with spelled as materialized (
+_CHOSEN: Final = """chosen as materialized (
+    select g.passage_id as place, w.word, w.term, w.weight, g.of_context, w.share * g.frequency as frequency,
+           1.2 * (0.25 + 0.75 * g.length / w.length) as damping
+    from weighed w
+    cross join lateral (
+        select passage_id, frequency, length, of_context from memory_posting
+        where tenant_id = %(tenant)s and scope = %(scope)s and term = w.term
+        order by passage_id desc
+        limit %(scored)s
+    ) g
+    where w.chooses
+"""
+_OWN: Final = """own as materialized (
+    select place, sum(score) as score, sum(around) as around, sum(weight) filter (where frequency > 0) as has
+    from matched
+    group by place
+    order by sum(score) + 2 * sum(around) desc, place desc
+    limit %(leading)s
+"""
+# A rarer word that has found enough does not choose alone.
+_CHOOSES: Final = f"""coalesce(of_rarer.passages, 0)
+               < case when asked.passages > %(scored)s then {_ENOUGH} else %(scored)s end"""  # constants only
+_CHOSEN_NARROWLY: Final = f"""within as materialized (
+    select place from reached r cross join lateral ({_JUDGED}) judged where fits
+), chosen as materialized (
+    select g.passage_id as place, w.word, w.term, w.weight, g.of_context, w.share * g.frequency as frequency,
+           1.2 * (0.25 + 0.75 * g.length / w.length) as damping
+    from weighed w
+    cross join lateral (
+        select passage_id, frequency, length, of_context from memory_posting
+        where {_OF_SCOPE} and term = w.term
+        order by passage_id desc
+        limit {REACHED}
+    ) g
+    union
+    select r.place, w.word, w.term, w.weight, g.of_context, w.share * g.frequency as frequency,
+           1.2 * (0.25 + 0.75 * g.length / w.length) as damping
+    from weighed w
+    cross join (select place from within order by place desc limit {2 * REACHED}) r
+    cross join lateral (
+        select frequency, length, of_context from memory_posting
+        where {_OF_SCOPE} and term = w.term and passage_id = r.place
+        limit 1
+    ) g
+    where w.is_common
+"""  # constants only
+_OWN_NARROWLY: Final = f"""judged as materialized (
+    select r.*, judged.fits
+    from (
+        select place, sum(score) as score, sum(around) as around, sum(weight) filter (where frequency > 0) as has
+        from matched
+        group by place
+    ) r
+    cross join lateral ({_JUDGED}) judged
+), own as materialized (
+    select place, score, around, has from judged where fits
+    order by score + 2 * around desc, place desc
+    limit %(leading)s
+"""  # constants only
+# What was said beside one of those that are asked for, whether or not it is one itself.
+_BESIDE: Final = """
+        union all
+        (select place, score, 0, 0, false from judged where not fits and place & 524288 = 0
+         order by score desc, place desc limit %(leading)s)"""
+
+
+def by_words(*, narrowed: bool, of_domain: bool = False, most: int = REACHED) -> str:
+    """The beginning of each statement: what the words say."""
+    reached = _reached(of_domain=of_domain, most=most) + ", " if narrowed else ""
+    # What a rarer word has found may not be what the question is narrowed to.
+    chooses = "true" if narrowed else _CHOOSES
+    chosen = _CHOSEN_NARROWLY if narrowed else _CHOSEN
+    own = _OWN_NARROWLY if narrowed else _OWN
+    beside = _BESIDE if narrowed else ""
+    among = "(select matched.* from matched join judged using (place)) known" if narrowed else "matched"
+    return f"""
+with {reached}spelled as materialized (
     select word, word as term, 1::float8 as share
     from unnest(tsvector_to_array(to_tsvector('english', %(query)s))) as q(word)
 ), meant as materialized (
@@ -115,38 +240,20 @@ with spelled as materialized (
     from memory_tally where tenant_id = %(tenant)s and scope = %(scope)s
 ), weighed as materialized (
     select asked.word, counted.term, counted.share, corpus.length,
-           coalesce(coalesce(of_rarer.passages, 0)
-                    < case when asked.passages > %(scored)s then {_ENOUGH} else %(scored)s end, true) as chooses,
+           counted.passages >= {REACHED} as is_common, {chooses} as chooses,
            ln(1 + greatest(corpus.passages - asked.passages + 0.5, 0) / (asked.passages + 0.5))::float8 as weight
     from asked join counted using (word) cross join corpus
     cross join lateral (
         select sum(r.passages) as passages from asked r
         where (r.passages, r.word) < (asked.passages, asked.word)
     ) of_rarer
-), chosen as materialized (
-    select g.passage_id as place, w.word, w.term, w.weight, g.of_context, w.share * g.frequency as frequency,
-           1.2 * (0.25 + 0.75 * g.length / w.length) as damping
-    from weighed w
-    cross join lateral (
-        select passage_id, frequency, length, of_context from memory_posting
-        where tenant_id = %(tenant)s and scope = %(scope)s and term = w.term
-        order by passage_id desc
-        limit %(scored)s
-    ) g
-    where w.chooses
-), matched as materialized (
+), {chosen}), matched as materialized (
     select place, word, min(term) as term, max(weight) as weight, sum(frequency) as frequency,
            max(weight) * sum(frequency) * 2.2 / (sum(frequency) + max(damping)) as score,
            max(weight) * bool_or(of_context)::int as around
     from chosen
     group by place, word
-), own as materialized (
-    select place, sum(score) as score, sum(around) as around, sum(weight) filter (where frequency > 0) as has
-    from matched
-    group by place
-    order by sum(score) + 2 * sum(around) desc, place desc
-    limit %(leading)s
-), common as materialized (
+), {own}), common as materialized (
     select own.place, w.word, w.term, g.frequency,
            w.weight * w.share * g.frequency * 2.2
                / (w.share * g.frequency + 1.2 * (0.25 + 0.75 * g.length / w.length)) as score,
@@ -163,7 +270,7 @@ with spelled as materialized (
     select session, sum(weight * frequency * 2.2 / (frequency + 1.2)) as score
     from (
         select place >> 19 as session, word, max(weight) as weight, sum(frequency) as frequency
-        from matched where place & 524288 = 0 and frequency > 0
+        from {among} where place & 524288 = 0 and frequency > 0
         group by 1, 2
     ) said
     group by session
@@ -172,12 +279,18 @@ with spelled as materialized (
            coalesce(sum(around) filter (where distance = 0), 0) as around,
            coalesce(sum(has) filter (where distance = 0), 0) as has,
            bool_or(distance <> 0) as is_among
-    from (select place, score, around, has from own union all select place, score, around, has from common) found
+    from (
+        select place, score, around, has, true as fits from own
+        union all
+        select place, score, around, has, true from common{beside}
+    ) found
     cross join (values (0, 1::float8), (-1, 0.5), (1, 0.5), (-2, 0.3), (2, 0.3)) n(distance, share)
-    where distance = 0 or (place & 524288 = 0 and score > 0)
+    where (distance = 0 and fits) or (distance <> 0 and place & 524288 = 0 and score > 0)
     group by 1
 )
 """  # constants only
+
+
 # By words alone.
 _TOTAL: Final = """, total as materialized (
     select spread.place, spread.score + 2 * spread.around + 0.2 * coalesce(sessions.score, 0) as score,
@@ -212,21 +325,21 @@ cross join lateral (select count(*) as phrases from phrases where best.words @@ 
 order by 11 desc, recorded_at desc, best.place desc
 limit %(limit)s
 """  # constants only
-RECALL: Final = ASKED + _TOTAL + ANSWER
+RECALL: Final = by_words(narrowed=False) + _TOTAL + ANSWER
+RECALL_NARROWED: Final = by_words(narrowed=True) + _TOTAL + ANSWER
+RECALL_OF_DOMAIN: Final = by_words(narrowed=True, of_domain=True) + _TOTAL + ANSWER
 
 
-def _newest(narrowed: str, order: str = "") -> str:
+def _newest(places: str, order: str = "", reached: str = "") -> str:
     # The planner must know that few rows are wanted, which a parameter does not tell it: hence the limit in between.
-    # In the order of the domain too, which is named by an array lest that be void: of a domain with a large share of
-    # all the planner expects some among the newest, where there may be none.
     return f"""
+{reached and "with "}{reached}
 select {_ANSWERED}, 0::float8 as score, '' as terms, '' as told, false as is_among,
        false as has_phrase, false as is_alike
 from (
     select m.*
     from (
-        select id as place, recorded_at, domain from memory_passage
-        where tenant_id = %(tenant)s and scope = %(scope)s and recorded_at <= %(as_of)s {narrowed}
+        select id as place, recorded_at, domain from {places}
         order by {order}recorded_at desc, id desc
     ) r
     cross join lateral ({MEMORY}) m
@@ -238,5 +351,11 @@ limit %(limit)s
 
 
 # Ordered scans of memory_passage_newest and memory_passage_domain that stop at the limit.
-NEWEST: Final = _newest("")
-NEWEST_OF_DOMAIN: Final = _newest("and domain = any(array[%(domain)s::text])", "domain, ")
+NEWEST: Final = _newest(_OF_TIME)
+NEWEST_OF_DOMAIN: Final = _newest(_OF_DOMAIN, "domain, ")
+# Of those that are reached, by the key.
+_REACHED_ALL: Final = (
+    "reached r cross join lateral (select id, recorded_at, domain from memory_passage where id = r.place limit 1) p"
+)
+NEWEST_FILTERED: Final = _newest(_REACHED_ALL, reached=_reached(of_domain=False, most=REACHED))
+NEWEST_FILTERED_OF_DOMAIN: Final = _newest(_REACHED_ALL, reached=_reached(of_domain=True, most=REACHED))
