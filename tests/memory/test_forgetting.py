@@ -19,7 +19,7 @@ from apps.core.erasure import Rows, Wanted
 from apps.digests.selectors import read_inbox
 from apps.memory import cache, selectors, services, sql
 from apps.memory.errors import ForgottenOnRequest, UnknownMemory, UnknownSubject
-from apps.memory.models import EnvelopeLoaded, Forgotten, Item, Observation, Passage, Session, Subject
+from apps.memory.models import CommonWord, EnvelopeLoaded, Forgotten, Item, Observation, Passage, Session, Subject
 from apps.memory.states import ItemType
 from apps.memory.tools.shapes import SubjectId
 from apps.memory.tools.subjects import ExportSubject, export_subject
@@ -148,6 +148,84 @@ def test_a_forgotten_subject_leaves_no_trace_and_others_stay(transactional_db: N
                 ask()
         for entry in read_inbox(kee.principal_id).entries:
             assert CANARY not in f"{entry.title} {entry.summary}"
+
+
+def test_words_that_are_counted_because_they_are_common_leave_no_trace_either(
+    transactional_db: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sql, "COMMON", 1)
+    kee = plant()
+    count_words()
+    assert traces(CANARY)["memory_commonword"] > 1
+    forget(kee)
+    assert traces(CANARY) == {}
+
+
+def count_words() -> None:
+    """As the ticks do it."""
+    services.fold_tallies()
+    assert services.count_common_words() > 0
+
+
+def common_words() -> dict[str, set[int]]:
+    """The scopes in which words are counted as common ones."""
+    found: dict[str, set[int]] = {}
+    for term, scope in CommonWord.objects.values_list("term", "scope"):
+        found.setdefault(term, set()).add(scope)
+    return found
+
+
+def test_a_word_is_counted_as_common_no_longer_than_enough_others_have_said_it(
+    as_kee: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sql, "COMMON", 3)
+    add(as_kee)
+    for number in range(40):
+        about = {"subject_id": ALICE} if number < 2 else {}
+        text = "quokka lives" if number < 5 else "lives" if number < 12 else "else"
+        services.store_observation(author=as_kee, text=text, metadata=about, now=T0)
+    count_words()
+    assert common_words().keys() == {"quokka", "live", "els"}
+    services.forget(author=as_kee, subject_id=ALICE, now=T0)
+    # Less than a tenth has changed: nobody counts anew.
+    assert services.count_common_words() == 0
+    assert common_words().keys() == {"live", "els"}
+
+
+def test_words_of_a_conversation_are_gone_from_the_scope_in_which_they_were_counted_before_it_had_a_subject(
+    as_kee: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sql, "COMMON", 1)
+    add(as_kee)
+    for number in range(30):
+        services.store_observation(author=as_kee, text=f"else {number}", now=T0)
+    for number in range(2):
+        talk(as_kee, f"{CANARY} {number}")
+    count_words()
+    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0)
+    assert common_words()["quokka"] == {0}
+    services.forget(author=as_kee, subject_id=ALICE, now=T0)
+    assert common_words().keys() == {"els"}
+
+
+@pytest.mark.parametrize("of_item", [True, False])
+def test_words_of_an_item_and_of_what_has_had_its_days_are_counted_as_common_no_longer(
+    as_kee: Caller, monkeypatch: pytest.MonkeyPatch, of_item: bool
+) -> None:
+    monkeypatch.setattr(sql, "COMMON", 1)
+    add(as_kee, delete_after_days=2)
+    for number in range(30):
+        remember(as_kee, f"else {number}", now=T0 + DAY)
+    remember(as_kee, "quokka 30", slot="pet")
+    item = remember(as_kee, "quokka 31", slot="pet").item
+    count_words()
+    assert common_words().keys() == {"els", "quokka"}
+    if of_item:
+        services.forget(author=as_kee, subject_id=ALICE, item=item.pk, now=T0)
+    else:
+        at(T0 + 2 * DAY)
+        services.forget_expired()
+    assert common_words().keys() == {"els"}
 
 
 def test_a_repetition_of_what_was_forgotten_is_refused(transactional_db: None) -> None:
@@ -663,7 +741,7 @@ NO_WORDS = {
     },
     "executions_executionstep": {"step_id", "step_type", "depends_on", "status", "receipt_id"},
     "handoff_handoff": {"kind", "priority"},
-    "memory_commonword": {"term"},  # what stands in thousands of passages is nobody's
+    "memory_commonword": {"term"},  # goes with the passages that make it common
     "memory_conceptname": {"key"},  # goes with its concept, among whose names it is
     "memory_item": {"type"},
     "memory_memorypolicy": {"share_with"},

@@ -134,7 +134,7 @@ def _marks(subject: Subject, items: QuerySet[Item]) -> set[bytes]:
 def _erase(subject: Subject) -> dict[str, int]:
     """Remove the rows that are the subject's by their key."""
     sessions = Session.objects.filter(subject=subject).values_list("pk", flat=True)
-    return {"memory_session": forget_sessions(sessions)} | sql.drop_subject(subject.pk)
+    return {"memory_session": forget_sessions(sessions)} | sql.drop_subject(subject.pk, common=sql.COMMON)
 
 
 def _erase_words(subject: Subject, items: QuerySet[Item], words: Wanted) -> tuple[dict[str, int], dict[str, int]]:
@@ -222,7 +222,7 @@ def forget_concepts(numbers: Collection[int], /) -> int:
 
 
 def _unindex(passages: QuerySet[Passage]) -> None:
-    sql.drop_passages(passages.values_list("pk", flat=True))
+    sql.drop_passages(passages.values_list("pk", flat=True), common=sql.COMMON)
 
 
 def forget_expired() -> int:

@@ -4,6 +4,7 @@ from collections.abc import Collection
 from typing import Final
 
 from apps.core.sql import hot_cursor
+from apps.memory.sql.tallies import drop_rare, keep_still
 
 _INDEX: Final = """
 with passage as materialized (
@@ -73,28 +74,38 @@ def index_words(
         )
 
 
-# By the keys of passages and the index on the passages of postings.
+# By the keys of passages and the index on the passages of postings. Answers of the common words that these passages held,
+# in whatever scope they are counted: passages are moved from one to another.
 _DROP: Final = """
 with gone as (
     delete from memory_passage where id = any(%(places)s::bigint[])
     returning tenant_id, scope, length, observation_id, pattern_id, concept_id
 ), words as (
     delete from memory_posting where passage_id = any(%(places)s::bigint[])
+    returning tenant_id, term
 ), vectors as (
     delete from memory_vector where passage_id = any(%(places)s::bigint[])
+), tallied as (
+    insert into memory_tally (tenant_id, scope, observations, patterns, concepts, passages, words)
+    select gone.tenant_id, gone.scope, -count(o.id), -count(gone.pattern_id), -count(gone.concept_id), -count(*),
+           -sum(gone.length)
+    from gone left join memory_observation o on o.id = gone.observation_id and o.superseded_at is null
+    group by gone.tenant_id, gone.scope
 )
-insert into memory_tally (tenant_id, scope, observations, patterns, concepts, passages, words)
-select gone.tenant_id, gone.scope, -count(o.id), -count(gone.pattern_id), -count(gone.concept_id), -count(*),
-       -sum(gone.length)
-from gone left join memory_observation o on o.id = gone.observation_id and o.superseded_at is null
-group by gone.tenant_id, gone.scope
+select id from memory_commonword where (tenant_id, term) in (select tenant_id, term from words)
 """
 
 
-def drop_passages(places: Collection[int]) -> None:
-    """Make passages findable by nothing, and count them no more."""
+def drop_passages(places: Collection[int], *, common: int) -> None:
+    """Make passages findable by nothing, and count them no more.
+
+    :param common: a word of theirs that stands in no more passages than this is noted as a common one no longer.
+    """
+    keep_still()
     with hot_cursor() as cursor:
         cursor.execute(_DROP, {"places": list(places)})
+        words = [pk for (pk,) in cursor.fetchall()]
+    drop_rare(words, common=common)
 
 
 # By the same. A turn that is written meanwhile waits for its session, which the caller holds.

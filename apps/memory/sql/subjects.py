@@ -11,7 +11,7 @@ from django.db import connection
 from apps.core.sql import hot_cursor
 from apps.memory.decay import Windows
 from apps.memory.envelopes import Constraints, Conversation, Known, Remembered
-from apps.memory.sql.tallies import keep_still
+from apps.memory.sql.tallies import drop_rare, keep_still
 from apps.memory.states import ItemType
 
 # The newest of each type that an envelope holds.
@@ -179,11 +179,13 @@ def _at(micros: int) -> datetime:
 
 
 # All that is found of a subject, by the indexes that begin with tenant and scope; there may be much, and all of it goes.
+# Answers of the common words in other scopes that it held: it may have come from there.
 _UNINDEX: Final = """
 with subject as materialized (
     select tenant_id as tenant, id as scope from memory_subject where id = %(subject)s
 ), words as (
     delete from memory_posting using subject where tenant_id = tenant and memory_posting.scope = subject.scope
+    returning memory_posting.tenant_id, term
 ), vectors as (
     delete from memory_vector using subject where tenant_id = tenant and memory_vector.scope = subject.scope
 ), passages as (
@@ -192,8 +194,11 @@ with subject as materialized (
     delete from memory_tally using subject where tenant_id = tenant and memory_tally.scope = subject.scope
 ), common as (
     delete from memory_commonword using subject where tenant_id = tenant and memory_commonword.scope = subject.scope
+), counted as (
+    delete from memory_wordcount using subject where tenant_id = tenant and memory_wordcount.scope = subject.scope
 )
-delete from memory_wordcount using subject where tenant_id = tenant and memory_wordcount.scope = subject.scope
+select c.id from memory_commonword c
+where (c.tenant_id, c.term) in (select tenant_id, term from words) and c.scope <> (select scope from subject)
 """
 # By memory_envelopeloaded_to, memory_item_of_subject and the key. An item refers to another of the same subject only.
 _DROP: Final = {
@@ -203,18 +208,20 @@ _DROP: Final = {
 }
 
 
-def drop_subject(subject_pk: int) -> dict[str, int]:
+def drop_subject(subject_pk: int, *, common: int) -> dict[str, int]:
     """Remove a subject with all that is remembered of it and what that is found by; answers of which tables how much.
 
-    Its sessions are for the caller to part from it first.
+    Its sessions are for the caller to part from it first. `common` is as for :func:`drop_passages`.
     """
     keep_still()
     with connection.cursor() as cursor:
         cursor.execute(_UNINDEX, {"subject": subject_pk})
+        words = [pk for (pk,) in cursor.fetchall()]
         numbers: dict[str, int] = {}
         for table, statement in _DROP.items():
             cursor.execute(statement, {"subject": subject_pk})
             numbers[table] = cursor.rowcount
+    drop_rare(words, common=common)
     return numbers
 
 

@@ -1,5 +1,6 @@
 """How much each tenant remembers, summed up; and which words are so common that counting them takes long."""
 
+from collections.abc import Collection
 from typing import Final
 
 from django.db import connection
@@ -57,6 +58,16 @@ select %(tenant)s, %(scope)s, term, passages from counted
 on conflict (tenant_id, scope, term) do update set passages = excluded.passages
 """
 
+# By the key, then memory_posting_once for each: no further than it takes to know.
+_DROP_RARE: Final = """
+delete from memory_commonword c
+where id = any(%(words)s::bigint[])
+  and (select count(*) from (
+           select from memory_posting g
+           where g.tenant_id = c.tenant_id and g.scope = c.scope and g.term = c.term
+           limit %(common)s + 1) found) <= %(common)s
+"""
+
 
 # Whoever sums up or counts what a scope has would write it again after it was forgotten.
 _FORGETTING: Final = "hashtextextended('memory.forgetting', 0)"
@@ -68,6 +79,17 @@ def keep_still() -> None:
     """Until this transaction ends, nothing is summed up or counted: for who removes all that a scope has."""
     with connection.cursor() as cursor:
         cursor.execute(_FORGET)
+
+
+def drop_rare(words: Collection[int], *, common: int) -> None:
+    """Of these common words, by their keys, note those no longer that now stand in no more passages than `common`.
+
+    Who removes passages asks for it: a word that nobody else has said is not to outlast them. Call :func:`keep_still`
+    before they are removed.
+    """
+    if words:
+        with connection.cursor() as cursor:
+            cursor.execute(_DROP_RARE, {"words": sorted(words), "common": common})
 
 
 def _alone(cursor: CursorWrapper) -> bool:
