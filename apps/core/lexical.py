@@ -32,6 +32,8 @@ def stem(word: str) -> str:
 
 def words(text: str) -> list[str]:
     """Split text into lower-case words; snake_case and camelCase come apart."""
+    if text.isascii() and text == text.lower():
+        return _WORD.findall(text)
     normal = unicodedata.normalize("NFKC", text)
     return [word.casefold() for word in _WORD.findall(_CAMEL.sub(" ", normal))]
 

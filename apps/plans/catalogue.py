@@ -15,6 +15,7 @@ READ: Final = "read"
 NETWORK: Final = "network"
 GENTLE_EFFECTS: Final = frozenset({READ, NETWORK})
 """Effects that change nothing: what goes beyond them must be asked for by name."""
+_CONTRACTS: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +211,7 @@ def types_meet(source: object, target: object) -> bool:
 
 def contract_key(schema: Mapping[str, Any]) -> str:
     """Return a stable text of a schema, to key compiled validators by."""
-    return json.dumps(schema, sort_keys=True, separators=(",", ":"))
+    return _CONTRACTS.encode(schema)
 
 
 def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -224,9 +224,12 @@ def read(intent: str) -> Reading:
     """Cut an intent into its clauses."""
     masked, spans = _mask(unicodedata.normalize("NFC", intent))
     found = [part for piece in _situated_pieces(_cut(masked)) for part in _prohibitions(piece)]
-    clauses = (_clause(part, spans) for part in found)
-    kept = [clause for clause in clauses if clause.words or clause.spans]
-    return Reading(tuple(_numbered(clause, number) for number, clause in enumerate(kept)), masked, spans)
+    clauses: list[Clause] = []
+    for part in found:
+        clause = _clause(part, spans, len(clauses))
+        if clause.words or clause.spans:
+            clauses.append(clause)
+    return Reading(tuple(clauses), masked, spans)
 
 
 def masked(text: str) -> str:
@@ -241,29 +244,6 @@ def without_names(masked: str) -> str:
 
 def _kinds(masked: str, spans: tuple[Span, ...]) -> str:
     return _MASK.sub(lambda match: f" {spans[int(match[1])].kind} ", masked)
-
-
-def _numbered(clause: Clause, number: int) -> Clause:
-    return Clause(
-        number=number,
-        text=clause.text,
-        verb=clause.verb,
-        head=clause.head,
-        rest=clause.rest,
-        words=clause.words,
-        spans=clause.spans,
-        after_previous=clause.after_previous and number > 0,
-        forbidden=clause.forbidden,
-        conditional=clause.conditional,
-        circumstance=clause.circumstance,
-        doubt=clause.doubt,
-        exception=clause.exception,
-        sought=clause.sought,
-        asks=clause.asks,
-        values=clause.values,
-        masked=clause.masked,
-        written=clause.written,
-    )
 
 
 def _mask(text: str) -> tuple[str, tuple[Span, ...]]:
@@ -441,7 +421,7 @@ def _prohibitions(piece: _Piece) -> Iterator[_Piece]:
     yield replace(piece, text=ruled_out, ordered=False, ban=ban[0].strip(" ,"))
 
 
-def _clause(piece: _Piece, spans: tuple[Span, ...]) -> Clause:
+def _clause(piece: _Piece, spans: tuple[Span, ...], number: int) -> Clause:
     bare = _stripped(piece.text)
     spoken = words(_MASK.sub(" ", bare))
     family, object_text = _verb_and_object(bare, spoken, spans)
@@ -455,14 +435,14 @@ def _clause(piece: _Piece, spans: tuple[Span, ...]) -> Clause:
     if not doubt and family in lexicon.MUTATING and (waits := _DEFERRED.search(bare)):
         doubt = f"it waits for something: {waits[0]!r}"
     return Clause(
-        number=0,
+        number=number,
         text=_unmask(bare, spans),
         verb=family,
         head=head,
         rest=rest,
         words=tuple(spoken),
         spans=tuple(_situated(bare, spans)),
-        after_previous=piece.ordered,
+        after_previous=piece.ordered and number > 0,
         forbidden=bool(piece.ban),
         conditional=conditional,
         circumstance=family is None and _CIRCUMSTANCE.match(bare) is not None and not _has_verb(spoken),

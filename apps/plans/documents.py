@@ -73,8 +73,7 @@ class Step:
 
     def document(self) -> dict[str, Any]:
         """Return the step as JSON values."""
-        pairs = ((spec.name, getattr(self, spec.name)) for spec in dataclasses.fields(self))
-        return {name: _plain(value) for name, value in pairs if value is not None}
+        return {name: _plain(value) for name in _STEP_NAMES if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,11 +108,15 @@ class Plan:
 
     def document(self) -> dict[str, Any]:
         """Return the plan as JSON values, without its hash."""
-        pairs = ((spec.name, getattr(self, spec.name)) for spec in dataclasses.fields(self) if spec.name != "steps")
-        found: dict[str, Any] = {name: _plain(value) for name, value in pairs if value is not None}
+        told = ((name, getattr(self, name)) for name in _PLAN_NAMES)
+        found: dict[str, Any] = {name: _plain(value) for name, value in told if value is not None}
         found["schema_version"] = SCHEMA_VERSION
         found["steps"] = [step.document() for step in self.steps]
         return found
+
+
+_STEP_NAMES: Final = tuple(spec.name for spec in dataclasses.fields(Step))
+_PLAN_NAMES: Final = tuple(spec.name for spec in dataclasses.fields(Plan) if spec.name != "steps")
 
 
 def canonical(document: Mapping[str, Any]) -> bytes:
@@ -147,8 +150,12 @@ def schema(version: str = SCHEMA_VERSION) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, str):
+        return str(value) if isinstance(value, StrEnum) else value
+    if value is None or isinstance(value, (int, float)):
+        return value
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
-    return str(value) if isinstance(value, StrEnum) else value
+    if isinstance(value, (dict, Mapping)):  # to ask for a mapping alone takes longer
+        return {str(name): _plain(item) for name, item in value.items()}
+    return value

@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -61,8 +61,7 @@ _MISFIT: Final = -1.5
 _VALUE: Final = 0.15
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A tool that may serve a clause, with the probability that it does.
 
     `likely` is how well the words fit before caution: what a plan may not rest on, but a partial plan may show.
@@ -228,18 +227,23 @@ class Ranker:
         )
         head = _shares([place[term] for term in wish.head], weights, spoken) if wish.head else whole
         covers = _HEAD_SHARE * head + (1 - _HEAD_SHARE) * whole
-        verb = place.get(wish.clause.verb or "")
         sought = [place[term] for term in wish.clause.sought if term in place]
-        matter, told = [place[term] for term in wish.head], (marks & _TOLD) > 0
+        matter = [place[term] for term in wish.head]
+        verb = place.get(wish.clause.verb or "")
         lone = not wish.clause.head and not wish.clause.rest
+        columns = zip(
+            docs.tolist(),
+            covers.tolist(),
+            marks[verb].tolist() if verb is not None else [0] * len(docs),
+            _met(sought, spoken),
+            _met(matter, (marks & _TOLD) > 0),
+            strict=True,
+        )
         found = []
-        for number, doc in enumerate(docs.tolist()):
+        for doc, cover, mark, finds, told in columns:
             profile = self.profiles[self.index.key(doc)]
-            mark = 0 if verb is None else int(marks[verb, number])
-            cover = _ANAPHORA_COVER * bool(mark) if lone else float(covers[number])
-            finds = not sought or profile.asks or bool(spoken[sought, number].any())
-            does = profile.gentle or not matter or bool(told[matter, number].any())
-            found.append(_probability(wish, profile, cover, mark, finds=finds and does))
+            able = (finds or profile.asks) and (told or profile.gentle)
+            found.append(_probability(wish, profile, _ANAPHORA_COVER * bool(mark) if lone else cover, mark, able=able))
         return found
 
     def _weight(self, term: str, wish: _Wish) -> float:
@@ -257,12 +261,12 @@ def _keys(name: str) -> Iterator[str]:
         yield f"kind:{kind}"
 
 
-def _probability(wish: _Wish, profile: Profile, cover: float, verb_mark: int, *, finds: bool) -> tuple[float, float]:
+def _probability(wish: _Wish, profile: Profile, cover: float, verb_mark: int, *, able: bool) -> tuple[float, float]:
     named = len(profile.name & wish.spoken) / len(profile.name) if profile.name else 0.0
     z = _BIAS + _VERB * _verb_match(wish, profile, verb_mark) + _COVER * cover + _SAID * named
     z += _KIND * _kind_fit(wish, profile) + _EXACT * _exact_fit(wish.clause, profile)
     p = round(1 / (1 + math.exp(-z)), 4)
-    strange = not finds or _is_strange(wish.clause, profile, cover)
+    strange = not able or _is_strange(wish.clause, profile, cover)
     return (min(p, _STRANGE_CAP) if strange else p), p
 
 
@@ -279,6 +283,13 @@ def _shares(rows: Sequence[int], weights: Shares, spoken: Mask) -> Shares:
         return np.zeros(spoken.shape[1])
     chosen = weights[rows]
     found: Shares = (chosen[:, None] * spoken[rows]).sum(axis=0) / chosen.sum()
+    return found
+
+
+def _met(rows: Sequence[int], spoken: Mask) -> list[bool]:
+    """For each document, does it speak of one of the terms, if there are any?"""
+    met: Mask = np.logical_or.reduce(spoken[rows]) if rows else np.ones(spoken.shape[1], dtype=np.bool_)
+    found: list[bool] = met.tolist()
     return found
 
 

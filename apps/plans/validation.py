@@ -139,15 +139,14 @@ def _is_plainly_canonical(value: Any) -> bool:
     """Has it certainly a canonical form? To write that down only to see whether it can be would take the most of judging."""
     if isinstance(value, str):
         return value.isascii() or not _SURROGATES.search(value)
-    if value is None or isinstance(value, bool):
-        return True
     if isinstance(value, dict):
-        return all(
-            isinstance(name, str) and name.isascii() and _is_plainly_canonical(item) for name, item in value.items()
-        )
+        for name, item in value.items():
+            if not (isinstance(name, str) and name.isascii() and _is_plainly_canonical(item)):
+                return False
+        return True
     if isinstance(value, list):
         return all(map(_is_plainly_canonical, value))
-    return isinstance(value, (int, float)) and abs(value) < _EXACT
+    return value is None or (isinstance(value, (int, float)) and abs(value) < _EXACT)
 
 
 class _Graph:
