@@ -8,6 +8,7 @@ from apps.memory.models import (
     CommonWord,
     Concept,
     ConceptName,
+    ConceptRevision,
     EnvelopeLoaded,
     Forgotten,
     Item,
@@ -34,7 +35,9 @@ class MemoryAdmin(OperatorAdmin):
     list_filter: Sequence[Any] = ["tenant"]
 
     @admin.display(description="Author")
-    def author_link(self, memory: Observation | Concept | Item | Pattern | PatternRevision | Relationship) -> str:
+    def author_link(
+        self, memory: Observation | Concept | ConceptRevision | Item | Pattern | PatternRevision | Relationship
+    ) -> str:
         return link_to(memory.author)
 
 
@@ -55,6 +58,16 @@ class ConceptAdmin(MemoryAdmin):
     list_display = ["name", "type", "aliases", "author_link", "recorded_at", "revised_at"]
     list_filter = [("type", ExactTextFilter), "tenant"]
     search_fields = ["name", "aliases"]
+
+
+@admin.register(ConceptRevision)
+class ConceptRevisionAdmin(MemoryAdmin):
+    list_display = ["__str__", "concept_link", "type", "aliases", "author_link", "recorded_at", "superseded_at"]
+    list_select_related = ["author", "concept"]
+
+    @admin.display(description="Concept")
+    def concept_link(self, revision: ConceptRevision) -> str:
+        return link_to(revision.concept)
 
 
 @admin.register(ConceptName)

@@ -56,6 +56,17 @@ register(
         forget=services.forget_concepts,
     ),
     Rows(table="memory_patternrevision", columns=["text", "evidence"], redacted={"text": "''", "evidence": "'[]'"}),
+    Rows(
+        table="memory_conceptrevision",
+        columns=["type", "aliases", "description", "metadata"],
+        redacted={
+            "type": "''",
+            "aliases": "'{}'",
+            "description": "''",
+            "metadata": "'{}'",
+            "is_forgotten": "true",
+        },
+    ),
     Rows(table="memory_relationship", columns=["type", "description"]),
     Rows(
         table="memory_subject",

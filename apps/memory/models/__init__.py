@@ -1,6 +1,6 @@
 """What is remembered, by whom, how surely and on what evidence; and the index that recall reads."""
 
-from apps.memory.models.concepts import Concept, ConceptName, Relationship
+from apps.memory.models.concepts import Concept, ConceptName, ConceptRevision, Relationship
 from apps.memory.models.observations import Observation
 from apps.memory.models.passages import COMMON, CommonWord, Passage, Posting, Tally, WordCount
 from apps.memory.models.patterns import Pattern, PatternRevision
@@ -15,6 +15,7 @@ __all__ = [
     "CommonWord",
     "Concept",
     "ConceptName",
+    "ConceptRevision",
     "EnvelopeLoaded",
     "Forgotten",
     "Item",

@@ -32,6 +32,32 @@ class Concept(TenantModel):
         return concept_ref(self.key)
 
 
+class ConceptRevision(TenantModel):
+    """How a concept was described until it was described otherwise, at `superseded_at`.
+
+    One whose words are forgotten says only that nobody knows any more how it read.
+    """
+
+    author = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
+    concept = models.ForeignKey(Concept, on_delete=models.CASCADE, related_name="revisions", db_index=False)
+    type = models.CharField(max_length=50, blank=True)
+    aliases = ArrayField(models.CharField(max_length=200), default=list)
+    description = models.TextField(blank=True)
+    metadata = models.JSONField(default=dict)
+    recorded_at = models.DateTimeField()
+    superseded_at = models.DateTimeField()
+    is_forgotten = models.BooleanField(db_default=False)
+
+    class Meta:
+        indexes = [
+            # Serves sql.MEMORY and the removal of a concept.
+            models.Index(fields=["concept", "superseded_at", "id"], name="memory_conceptrevision_until"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.concept} until {self.superseded_at:%Y-%m-%d}"
+
+
 class ConceptName(TenantModel):
     """A name or alias of a concept, in the form that names are compared by; it stands for one concept only.
 

@@ -8,7 +8,7 @@ from django.db import transaction
 
 from apps.memory import selectors, sql
 from apps.memory.errors import AliasTaken, TooManyAliases, UnusableName
-from apps.memory.models import Concept, ConceptName, Passage, Relationship
+from apps.memory.models import Concept, ConceptName, ConceptRevision, Passage, Relationship
 from apps.memory.references import key_of
 from apps.principals.tenancy import Caller
 
@@ -39,11 +39,13 @@ def store_concept(
         raise TooManyAliases(f"{name[:60]!r} would have more than {MOST_ALIASES} aliases.")
     if _claim(concept, {concept.key, *map(key_of, aliases)}):
         raise AliasTaken(f"A name or alias of {name[:60]!r} stands for another concept.")
-    concept.aliases = aliases
-    concept.type = concept.type if concept_type is None else concept_type
-    concept.description = concept.description if description is None else description
-    concept.metadata = concept.metadata if metadata is None else dict(metadata)
-    concept.revised_at = now
+    told: dict[str, Any] = {
+        "aliases": aliases,
+        "type": concept.type if concept_type is None else concept_type,
+        "description": concept.description if description is None else description,
+        "metadata": concept.metadata if metadata is None else dict(metadata),
+    }
+    _revise(concept, told, now)
     concept.author_id = author.principal_id
     concept.save()
     _index_concept(concept)
@@ -152,6 +154,23 @@ def _lock_or_create(*, author: Caller, names: Sequence[str], aliases: Sequence[s
         _index_concept(concept)
         concepts[key] = concept
     return [concepts[key_of(name)] for name in names]
+
+
+def _revise(concept: Concept, told: Mapping[str, Any], now: datetime) -> None:
+    """Describe a concept otherwise, and keep how it was described before, if it was before this moment."""
+    before = {name: getattr(concept, name) for name in told}
+    if before != told and concept.revised_at < now:
+        ConceptRevision.objects.create(
+            tenant_id=concept.tenant_id,
+            author_id=concept.author_id,
+            concept=concept,
+            recorded_at=concept.revised_at,
+            superseded_at=now,
+            **before,
+        )
+    for name, value in told.items():
+        setattr(concept, name, value)
+    concept.revised_at = now
 
 
 def _claim(concept: Concept, keys: Collection[str]) -> set[str]:

@@ -27,18 +27,20 @@ _SHOWN: Final = """
          when t.id is not null then 'pattern:' || t.id
          when i.id is not null then 'item:' || i.id
          else 'concept:' || c.key end as ref,
-    coalesce(o.text, t.name || ': ' || t.text, i.text,
-             c.name || case when c.type = '' then '' else ' (' || c.type || ')' end
-                    || case when c.description = '' then '' else ': ' || c.description end) as text,
-    p.domain, coalesce(o.confidence, t.confidence, i.confidence, 1) as confidence,
-    coalesce(o.metadata, c.metadata, '{}'::jsonb)::text as metadata,
-    (select a.name from principals_principal a where a.id = coalesce(o.author_id, t.author_id, c.author_id, i.author_id))
-        as author,
+    coalesce(o.text, t.name || ': ' || coalesce(w.text, t.text), i.text,
+             c.name || coalesce(' (' || nullif(coalesce(d.type, c.type), '') || ')', '')
+                    || coalesce(': ' || nullif(coalesce(d.description, c.description), ''), '')) as text,
+    coalesce(d.type, p.domain) as domain,
+    coalesce(o.confidence, w.confidence, t.confidence, i.confidence, 1) as confidence,
+    coalesce(o.metadata, d.metadata, c.metadata, '{}'::jsonb)::text as metadata,
+    (select a.name from principals_principal a
+     where a.id = coalesce(o.author_id, w.author_id, t.author_id, d.author_id, c.author_id, i.author_id)) as author,
     p.recorded_at, coalesce(o.occurred_at, i.said_at) as occurred_at, coalesce(o.speaker, '') as speaker,
     coalesce((select s.conversation_id from memory_session s where s.id = o.session_id), '') as conversation_id
 """
 
-# One passage by its place; the limit keeps the planner from joining the tables as wholes.
+# One passage by its place; the limit keeps the planner from joining the tables as wholes. As of before its latest
+# revision a pattern reads as `w` has it, and a concept as `d` has it; where those words are forgotten, it is not found.
 MEMORY: Final = f"""
     select {_SHOWN}, p.words
     from memory_passage p
@@ -46,16 +48,29 @@ MEMORY: Final = f"""
     left join memory_pattern t on t.id = p.pattern_id
     left join memory_concept c on c.id = p.concept_id
     left join memory_item i on i.id = p.item_id
+    left join lateral (
+        select text, confidence, author_id from memory_patternrevision
+        where pattern_id = t.id and t.revised_at > %(as_of)s and recorded_at <= %(as_of)s
+        order by number desc
+        limit 1
+    ) w on true
+    left join lateral (
+        select type, description, metadata, author_id, is_forgotten from memory_conceptrevision
+        where concept_id = c.id and c.revised_at > %(as_of)s and superseded_at > %(as_of)s
+        order by superseded_at, id
+        limit 1
+    ) d on true
     where p.id = r.place
       and p.tenant_id = %(tenant)s and p.scope = %(scope)s
       and (%(domain)s::text is null or p.domain = %(domain)s)
       and p.recorded_at <= %(as_of)s
       and (o.superseded_at is null or o.superseded_at > %(as_of)s)
+      and w.text is distinct from '' and d.is_forgotten is not true
       and (i.id is null or ((i.superseded_at is null or i.superseded_at > %(as_of)s)
                             and i.valid_from <= least(%(as_of)s, gatehouse_now())
                             and (i.valid_to is null or i.valid_to > least(%(as_of)s, gatehouse_now()))))
       and coalesce(i.said_at, p.recorded_at) > %(since)s
-      and coalesce(o.metadata, c.metadata, '{{}}'::jsonb) @> %(filters)s::jsonb
+      and coalesce(o.metadata, d.metadata, c.metadata, '{{}}'::jsonb) @> %(filters)s::jsonb
     limit 1
 """  # constants only
 
