@@ -1,7 +1,9 @@
 """An envelope has the documented structure, fades with time, and shows what its subject allows to whom it allows."""
 
 import json
+from dataclasses import fields, replace
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 import jsonschema_rs
@@ -10,10 +12,12 @@ from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from apps.memory import envelopes, services, sql
-from apps.memory.envelopes import Envelope
+from apps.memory.decay import lasts
+from apps.memory.envelopes import Envelope, Remembered
 from apps.memory.errors import UnknownSubject, UnsupportedEnvelope
-from apps.memory.models import EnvelopeLoaded, MemoryPolicy, Subject
+from apps.memory.models import EnvelopeLoaded, Item, MemoryPolicy, Subject
 from apps.memory.states import ItemType
+from apps.memory.texts import same_text
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from tests import ground
@@ -287,6 +291,29 @@ def test_what_is_not_yet_or_no_longer_so_is_not_shown(as_kee: Caller) -> None:
     remember(as_kee, "On holiday", valid_from=T0 + DAY, valid_to=T0 + 2 * DAY)
     moments = (T0 + DAY - TICK, T0 + DAY, T0 + 2 * DAY - TICK, T0 + 2 * DAY)
     assert [bool(facts(as_kee, now=now)) for now in moments] == [False, True, True, False]
+
+
+@pytest.mark.parametrize("left", [40 * DAY, TICK, timedelta(0), -TICK], ids=str)
+@pytest.mark.parametrize(("type_", "days"), WINDOWS.items())
+def test_the_statement_reads_whatever_counts_and_nothing_else(
+    as_kee: Caller, type_: ItemType, days: int, left: timedelta
+) -> None:
+    subject, none = add(as_kee), timedelta(0)
+    for recorded, begin, end in product((-DAY, none, DAY), (-TICK, none, TICK, DAY, DAY + TICK), (None, none, 2 * DAY)):
+        if end is None or begin < end:
+            text = f"{recorded}, {begin}, {end}"
+            Item.objects.create(
+                tenant_id=as_kee.tenant_id, subject=subject, author_id=as_kee.principal_id, type=type_, text=text,
+                text_digest=same_text(text), confidence=0.5, said_at=T0 - lasts(days) + left,
+                recorded_at=T0 + recorded, valid_from=T0 + begin, valid_to=None if end is None else T0 + end,
+            )  # fmt: skip
+    known = sql.known(tenant_id=as_kee.tenant_id, subject_id=ALICE, viewer=as_kee.name, now=T0)
+    assert known is not None
+    names = [field.name for field in fields(Remembered)]
+    everything = replace(known, items=[Remembered(**row) for row in Item.objects.values(*names)])
+    counted = texts(envelopes.assemble(everything, tenant_slug="acme", now=T0).envelope.model_dump())
+    assert counted == {item.text for item in known.items}
+    assert bool(counted) == (left > none)
 
 
 def test_what_was_written_by_a_clock_that_is_ahead_is_shown_at_once(as_kee: Caller) -> None:
