@@ -31,11 +31,15 @@ async def until_heard(topic: str) -> None:
             await anyio.sleep(0.02)
 
 
-def until_somebody_waits_for_this_transaction() -> None:
+def until_somebody_waits_for_this_transaction(waiting: int = 1) -> None:
+    """Until so many wait for a lock that this transaction holds."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         with connection.cursor() as cursor:
-            cursor.execute("select 1 from pg_locks where not granted and pg_backend_pid() = any(pg_blocking_pids(pid))")
-            if cursor.fetchone() is not None:
+            cursor.execute(
+                "select count(distinct pid) from pg_locks"
+                " where not granted and pg_backend_pid() = any(pg_blocking_pids(pid))"
+            )
+            if cursor.fetchone()[0] >= waiting:
                 return
     raise AssertionError("nobody waits")

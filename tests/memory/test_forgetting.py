@@ -1,6 +1,8 @@
 """What is forgotten is nowhere, is not brought back by a repetition, and a receipt proves it."""
 
 import json
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 from django.apps import apps
 from django.contrib.postgres.fields import ArrayField
 from django.core.files.storage import storages
-from django.db import connection, models, transaction
+from django.db import DatabaseError, connection, models, transaction
 from django.test.utils import CaptureQueriesContext
 from pydantic import TypeAdapter, ValidationError
 
@@ -35,6 +37,7 @@ from tests.digests.makers import post, post_grouped
 from tests.factories import T0, make_caller, make_tenant
 from tests.memory.subjects import ALICE, add, change, envelope, facts, remember
 from tests.tasks import making as tasks
+from tests.waiters import until_somebody_waits_for_this_transaction
 
 pytestmark = pytest.mark.usefixtures("own_artifacts")
 
@@ -296,6 +299,15 @@ def test_a_forgotten_item_takes_what_said_the_same_and_what_it_superseded(as_kee
         remember(as_kee, f"Lives in Berlin {CANARY}")
     with pytest.raises(UnknownMemory), transaction.atomic():
         services.forget(author=as_kee, subject_id=ALICE, item=last.item.pk, now=T0)
+
+
+def test_what_a_forgotten_item_superseded_goes_in_every_spelling(as_kee: Caller) -> None:
+    add(as_kee)
+    remember(as_kee, "Lives in Berlin", slot="home")
+    remember(as_kee, "Lives  in  Berlin!", type=ItemType.SHARED_NARRATIVE)
+    last = remember(as_kee, "Lives in Paris", slot="home", now=T0 + DAY)
+    services.forget(author=as_kee, subject_id=ALICE, item=last.item.pk, now=T0 + DAY)
+    assert not Item.objects.exists()
 
 
 def test_what_was_superseded_by_something_forgotten_stays_known_as_superseded(transactional_db: None) -> None:
@@ -663,6 +675,43 @@ def test_sessions_are_held_before_their_subject_as_by_those_who_speak(as_kee: Ca
     holding = [sql for one in captured if " for " in (sql := one["sql"].lower().replace('"', ""))]
     tables = [table for sql in holding for table in ("memory_session", "memory_subject") if f"from {table}" in sql]
     assert (tables[0], "memory_subject" in tables) == ("memory_session", True)
+
+
+def test_a_conversation_that_comes_to_be_with_a_subject_while_it_is_forgotten_is_waited_for_before_it(
+    transactional_db: None,
+) -> None:
+    kee = make_caller(make_tenant("acme"))
+    with acting_as(kee):
+        add(kee)
+        talk(kee, "Hello.")
+    failed: list[Exception] = []
+
+    def meanwhile(act: Callable[[], object]) -> threading.Thread:
+        def run() -> None:
+            try:
+                with acting_as(kee):
+                    act()
+            except DatabaseError as exc:
+                failed.append(exc)
+            finally:
+                connection.close()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    with acting_as(kee):
+        services.record_session(principal=kee, conversation_id="c", subject_id=ALICE, now=T0)
+        # The one waits for the subject, the other for the conversation and then for the subject.
+        forgetting = meanwhile(lambda: services.forget(author=kee, subject_id=ALICE, now=T0))
+        until_somebody_waits_for_this_transaction()
+        speaking = meanwhile(lambda: talk(kee, f"Of {CANARY}."))
+        until_somebody_waits_for_this_transaction(2)
+    for thread in (forgetting, speaking):
+        thread.join(timeout=30)
+    assert failed == []
+    with acting_as(kee):
+        assert (said(), Subject.objects.exists()) == ([], False)
 
 
 def test_old_notes_of_readers_are_removed(as_kee: Caller) -> None:
