@@ -52,6 +52,16 @@ def test_ten_newest_are_shown_with_tokens_and_the_rest_is_counted(tenant: Tenant
     assert shown == {one.receipt_id for one in posted[2:]}
 
 
+def test_what_is_owed_to_others_and_awaited_of_them_is_told_apart(tenant: Tenant, kee: Caller) -> None:
+    hexy, token = make_caller(tenant, "Hexy"), make_token(tenant)
+    with acting_as(kee):
+        owed = post(kee, poster=hexy, requires_action=True)
+        awaited = post(hexy, poster=kee, requires_action=True)
+    _, body = start(token)
+    told = [[one["receipt_id"] for one in body[name]] for name in ("owed_by_me", "awaited")]
+    assert told == [[owed.receipt_id], [awaited.receipt_id]]
+
+
 def test_another_agents_bootstrap_is_as_unknown_as_nobodys(tenant: Tenant, kee: Caller) -> None:
     make_caller(tenant, "Hexy")
     token = make_token(tenant)

@@ -40,6 +40,11 @@ def test_an_answer_is_found_by_the_question_before_it_and_says_so(as_kee: Caller
     assert answer.why == "what was said around it is about this"
 
 
+def test_a_turn_is_found_by_what_was_said_two_turns_away_and_no_farther(as_kee: Caller) -> None:
+    say(as_kee, "c", "-3", "-2", "-1", "Which oven did the baker choose?", "+1", "+2", "+3")
+    assert texts(as_kee, "oven of the baker") == ["Which oven did the baker choose?", "+1", "-1", "+2", "-2"]
+
+
 def test_what_is_next_in_time_and_in_another_conversation_is_not_next_to_it(as_kee: Caller) -> None:
     say(as_kee, "one", "Which oven did the baker choose?")
     say(as_kee, "two", "The blue one.")
@@ -62,6 +67,13 @@ def test_a_session_about_it_goes_before_a_word_by_the_way(as_kee: Caller) -> Non
     say(as_kee, "race", "A marathon it is.", *FILLER, "That marathon again.", *FILLER, "Marathon once more, it seems.")
     assert texts(as_kee, "marathon", 3)[-1] != "My marathon is long over."
     assert texts(as_kee, "marathon")[3] == "My marathon is long over."
+
+
+def test_a_session_about_it_tells_more_than_a_word_less(as_kee: Caller) -> None:
+    long = "Rain fell, trains stopped, nobody minded much, music played, lunch came late."
+    say(as_kee, "race", *["Marathon today, Luca.", long, long, long] * 4)
+    say(as_kee, "way", long, long, long, "Marathon today.", long, long, long)
+    assert texts(as_kee, "marathon", 5) == [*["Marathon today, Luca."] * 4, "Marathon today."]
 
 
 def test_who_spoke_and_when_count_but_do_not_rub_off_on_the_turns_beside(as_kee: Caller) -> None:
@@ -111,6 +123,13 @@ def test_a_question_by_one_name_finds_what_was_said_by_another(as_kee: Caller) -
     assert found[0].text == "PostgreSQL runs on port 5432."
     assert "postgresql (db), postgresql (eleph)" in found[0].why
     assert texts(as_kee, "our office in NYC?")[0] == "The office in New York City has moved."
+
+
+def test_a_word_of_a_longer_name_says_less_than_the_name_that_was_asked_by(as_kee: Caller) -> None:
+    services.store_concept(author=as_kee, name="NYC", aliases=["the Big Apple"], now=T0)
+    observe(as_kee, "NYC is loud.")
+    observe(as_kee, "An apple is loud.")
+    assert texts(as_kee, "NYC") == ["NYC", "NYC is loud.", "An apple is loud."]
 
 
 def test_words_together_go_before_the_same_words_apart(as_kee: Caller) -> None:

@@ -20,7 +20,7 @@ from apps.memory.errors import (
     UnknownMemory,
     UnknownSubject,
 )
-from apps.memory.models import Item, Session, Subject
+from apps.memory.models import Item, Observation, Session, Subject
 from apps.memory.services import MOST_PREFERENCES, Outcome
 from apps.memory.states import ItemType
 from apps.memory.tools.items import ListItems, list_memory_items
@@ -147,6 +147,20 @@ def test_nothing_is_remembered_of_a_subject_that_forbids_it(as_kee: Caller) -> N
     assert rev() == 1
 
 
+def test_no_conversation_goes_on_with_a_subject_that_forbids_it_by_now(as_kee: Caller) -> None:
+    add(as_kee)
+    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0)
+    change(as_kee, memory_enabled=False)
+    for write in (
+        lambda: services.store_observation(author=as_kee, text="I have a dog.", conversation_id="c", now=T0),
+        lambda: services.record_session(principal=as_kee, conversation_id="c", summary="Of a dog.", now=T0),
+    ):
+        with pytest.raises(MemoryDisabled), transaction.atomic():
+            write()
+    assert not Observation.objects.exists()
+    assert (Session.objects.get().turns, Session.objects.get().summary) == (0, "")
+
+
 def test_no_pattern_is_learned_of_a_subject_that_forbids_it(as_kee: Caller) -> None:
     add(as_kee, learn_patterns=False)
     with pytest.raises(PatternsNotLearned), transaction.atomic():
@@ -224,6 +238,26 @@ def test_saying_it_again_without_new_evidence_makes_nothing_surer(as_kee: Caller
     assert [remember(as_kee, confidence=0.5, evidence=one).item.confidence for one in said] == [0.5, 0.5, 0.5]
 
 
+@pytest.mark.parametrize("ref", ["item:1", f"envelope:{ALICE}"])
+def test_that_it_is_remembered_already_makes_nothing_surer(as_kee: Caller, ref: str) -> None:
+    add(as_kee)
+    remember(as_kee, confidence=0.5)
+    assert remember(as_kee, confidence=0.5, evidence=[ref]).item.confidence == 0.5
+
+
+def test_who_says_it_again_is_as_sure_of_it_as_they_have_ever_been(as_kee: Caller) -> None:
+    add(as_kee)
+    said = (0.5, 0.9, 0.3)
+    assert [remember(as_kee, confidence=confidence).item.confidence for confidence in said] == [0.5, 0.9, 0.9]
+
+
+def test_who_has_said_the_same_words_as_another_type_is_still_a_witness(as_kee: Caller, tenant: Tenant) -> None:
+    add(as_kee)
+    remember(as_kee, type=ItemType.SHARED_NARRATIVE)
+    remember(make_caller(tenant, "Lee"), confidence=0.5)
+    assert remember(as_kee, confidence=0.5).item.confidence == 0.75
+
+
 def test_another_witness_makes_it_surer_and_nothing_is_certain(as_kee: Caller, tenant: Tenant) -> None:
     add(as_kee)
     lee = make_caller(tenant, "Lee")
@@ -284,6 +318,23 @@ def test_an_answer_for_a_time_in_between_leaves_both_ends(as_kee: Caller) -> Non
     ]
     # What stays is no younger for it.
     assert {fact.age_days for fact in envelope(as_kee, now=T0 + DAY).relational.memorable_facts} == {1}
+
+
+def test_of_an_item_and_what_was_left_of_it_one_is_known_at_any_moment(as_kee: Caller) -> None:
+    subject = add(as_kee)
+    remember(as_kee, "Lives in Berlin", slot="home", valid_from=T0 - 100 * DAY)
+    remember(as_kee, "Lived in Rome", slot="home", valid_from=T0 - 50 * DAY, valid_to=T0 - 40 * DAY, now=T0 + DAY)
+    split = ["Lived in Rome", "Lives in Berlin", "Lives in Berlin"]
+    moments = (T0, T0 + DAY - timedelta(microseconds=1), T0 + DAY)
+    assert [history(subject, known_at=moment) for moment in moments] == [["Lives in Berlin"]] * 2 + [split]
+
+
+def test_what_is_superseded_by_name_and_was_so_at_another_time_was_never_so(as_kee: Caller) -> None:
+    subject = add(as_kee)
+    older = remember(as_kee, "Lived in Rome", valid_from=T0 - 9 * DAY, valid_to=T0 - 8 * DAY).item
+    remember(as_kee, "Lives in Berlin", supersedes=older.pk, now=T0 + DAY)
+    assert history(subject, now=T0 + DAY) == ["Lives in Berlin"]
+    assert history(subject, true_at=T0 - 9 * DAY) == []
 
 
 def test_an_item_is_superseded_by_name(as_kee: Caller) -> None:

@@ -11,6 +11,7 @@ from apps.memory import services
 from apps.memory.errors import NotADelegate
 from apps.memory.models import Observation, PromotionPolicy
 from apps.memory.novelty import says_the_same
+from apps.memory.selectors import recall
 from apps.memory.services import Promotion, Verdict
 from apps.principals.errors import UnknownPrincipal
 from apps.principals.models import Tenant
@@ -66,6 +67,16 @@ def test_what_memory_says_already_in_other_forms_and_order_is_not_new(as_kee: Ca
     assert learn(coder, "The nightly build of the lexer fails on Tuesdays.").verdict == Verdict.PROMOTED
     allow(as_kee, novel=False)
     assert learn(coder).verdict == Verdict.PROMOTED
+
+
+def test_what_says_the_same_is_found_behind_nine_that_come_nearer(as_kee: Caller, coder: Caller) -> None:
+    allow(as_kee)
+    known = observe(as_kee, "On Mondays the nightly builds of the parser are failing.")
+    words = " ".join([*LEARNED.split()] * 4)
+    for number in range(9):
+        observe(as_kee, f"{words} Ask lexers, linters, grammars, formatters, readers or writers: {number}.")
+    assert [hit.ref for hit in recall(LEARNED, caller=coder)][9] == known.ref
+    assert learn(coder).reason == f"{known.ref} says the same."
 
 
 def test_only_delegates_have_policies(as_kee: Caller, tenant: Tenant) -> None:

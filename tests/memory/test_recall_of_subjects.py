@@ -180,6 +180,22 @@ def test_what_is_so_no_longer_or_not_yet_is_not_found(as_kee: Caller) -> None:
     assert texts(as_kee, "student teacher") == []
 
 
+def test_what_was_not_so_yet_is_not_found_as_of_then(as_kee: Caller) -> None:
+    add(as_kee)
+    remember(as_kee, "Is on holiday", valid_from=T0 + DAY)
+    assert texts(as_kee, as_of=T0 + DAY - timedelta(microseconds=1)) == []
+    assert texts(as_kee, as_of=T0 + DAY) == texts(as_kee) == ["Is on holiday"]
+
+
+def test_what_was_left_of_an_item_is_recalled_for_no_longer_than_the_item(as_kee: Caller) -> None:
+    add(as_kee, delete_after_days=2)
+    remember(as_kee, "Lives in Berlin", slot="home", valid_from=T0 - 9 * DAY)
+    remember(as_kee, "Lived in Rome", slot="home", valid_from=T0 - 5 * DAY, valid_to=T0 - 4 * DAY, now=T0 + DAY)
+    for moment, found in ((T0 + 2 * DAY - timedelta(microseconds=1), ["Lives in Berlin"]), (T0 + 2 * DAY, [])):
+        at(moment)
+        assert texts(as_kee, "Berlin") == found
+
+
 def test_what_a_subject_has_settled_holds_for_recall_too(as_kee: Caller) -> None:
     add(as_kee)
     remember(as_kee, "Loves dogs")
@@ -225,6 +241,18 @@ def test_what_is_forgotten_is_found_no_more_and_counted_no_more(transactional_db
         check_tally()
         assert Passage.objects.count() == Item.objects.count() == 1
         assert not Tally.objects.filter(scope=gone.subject_id).exists()
+
+
+def test_what_was_superseded_is_counted_neither_where_it_is_moved_to_nor_when_it_is_forgotten(as_kee: Caller) -> None:
+    add(as_kee)
+    turn = observe(as_kee, "I have a dog.", conversation_id="c")
+    observe(as_kee, "I have two cats.", conversation_id="c", supersedes=turn.ref)
+    meet(as_kee)
+    check_tally()
+    item = remember(as_kee, "I have a dog").item
+    services.forget(author=as_kee, subject_id=ALICE, item=item.pk, now=T0)
+    assert texts(as_kee) == ["I have two cats."]
+    check_tally()
 
 
 @pytest.mark.parametrize("tick", [sql.fold_tallies, partial(sql.count_common_words, 1)], ids=["folded", "counted"])
