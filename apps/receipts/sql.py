@@ -33,6 +33,7 @@ with draft as materialized (
         select r.principal_id, r.target_id, r.name_there, t.door
         from receipts_residence r join receipts_remotetarget t on t.id = r.target_id
         join principals_principal p on p.id = r.principal_id and p.successor_id is null
+        where p.id = any(array(select recipient from draft))
     ) home on home.principal_id = draft.recipient
 {closing}), fact as (
     insert into receipts_receipt

@@ -18,7 +18,8 @@ from apps.receipts.models import Receipt
 from apps.receipts.selectors import obligations
 from tests import ground
 from tests.digests.makers import ack_through, make_draft, post, post_grouped, read, unsound
-from tests.factories import T0, make_caller, make_tenant
+from tests.digests.test_scale import explained
+from tests.factories import T0, make_caller, make_principal, make_tenant
 
 
 def execute(statement: str, parameters: list[Any] | dict[str, Any] | None = None) -> None:
@@ -385,3 +386,23 @@ def test_nothing_of_an_inbox_shows_in_another_tenant(as_kee: Caller) -> None:
         with connection.cursor() as cursor:
             cursor.execute(f"select count(*) from {table}")
             assert cursor.fetchone() == (0,), table
+
+
+@pytest.mark.parametrize("known", [ground.analyzed, ground.unanalyzed])
+def test_a_post_looks_at_its_recipient_among_all_who_could_live_elsewhere(
+    tenant: Tenant, kee: Caller, known: Callable[..., None]
+) -> None:
+    for number in range(30):
+        make_principal(tenant, f"agent-{number}")
+    known("principals_principal", "receipts_residence")
+    with acting_as(kee), explained() as plans:
+        post(kee)
+
+    looks = [
+        node["Actual Rows"] * node["Actual Loops"] + node.get("Rows Removed by Filter", 0)
+        for plan in plans
+        for node in plan.nodes
+        if node.get("Relation Name") == "principals_principal"
+    ]
+    assert looks
+    assert max(looks) <= 1
