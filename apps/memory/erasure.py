@@ -40,21 +40,10 @@ class Envelopes:
 
 register(
     Memories(rows=services.ITEMS, forget=services.forget_items),
-    Memories(
-        rows=Rows(
-            table="memory_session", columns=["conversation_id", "platform", "title", "summary", "topics", "tone"]
-        ),
-        forget=services.forget_sessions,
-    ),
+    Memories(rows=services.SESSIONS, forget=services.forget_sessions),
     Memories(rows=services.OBSERVATIONS, forget=services.forget_observations),
-    Memories(
-        rows=Rows(table="memory_pattern", columns=["category", "name", "text", "evidence"]),
-        forget=services.forget_patterns,
-    ),
-    Memories(
-        rows=Rows(table="memory_concept", columns=["key", "name", "type", "aliases", "description", "metadata"]),
-        forget=services.forget_concepts,
-    ),
+    Memories(rows=services.PATTERNS, forget=services.forget_patterns),
+    Memories(rows=services.CONCEPTS, forget=services.forget_concepts),
     Rows(table="memory_patternrevision", columns=["text", "evidence"], redacted={"text": "''", "evidence": "'[]'"}),
     Rows(
         table="memory_conceptrevision",

@@ -6,7 +6,7 @@ from apps.memory.models.passages import COMMON, CommonWord, Passage, Posting, Ta
 from apps.memory.models.patterns import Pattern, PatternRevision
 from apps.memory.models.promotions import PromotionPolicy
 from apps.memory.models.sessions import MOST_TURNS, Session
-from apps.memory.models.subjects import EnvelopeLoaded, Forgotten, Item, MemoryPolicy, Subject
+from apps.memory.models.subjects import EnvelopeLoaded, Forgotten, Item, MemoryPolicy, Subject, SubjectQuerySet
 from apps.memory.models.vectors import Vector
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "Relationship",
     "Session",
     "Subject",
+    "SubjectQuerySet",
     "Tally",
     "Vector",
     "WordCount",

@@ -5,11 +5,19 @@ from typing import Self
 
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
-from django.db.models import F, Q
+from django.db.models import Exists, F, OuterRef, Q
 
 from apps.memory.models.confidence import sure
 from apps.memory.states import ItemType
 from apps.principals.models import Principal, TenantModel
+
+
+class SubjectQuerySet(models.QuerySet["Subject"]):
+    def shared_with(self, name: str) -> Self:
+        """Those that this principal may read: at their own wish or, where they have none, at their tenant's."""
+        closed = MemoryPolicy.objects.filter(tenant_id=OuterRef("tenant_id"), share_with__isnull=False)
+        closed = closed.exclude(share_with__contains=[name])
+        return self.filter(Q(share_with__contains=[name]) | Q(share_with=None) & ~Exists(closed))
 
 
 class Subject(TenantModel):
@@ -34,6 +42,8 @@ class Subject(TenantModel):
     rev = models.BigIntegerField(default=1)
     created_at = models.DateTimeField()
     revised_at = models.DateTimeField()
+
+    objects = SubjectQuerySet.as_manager()
 
     class Meta:
         constraints = [

@@ -12,7 +12,16 @@ from django.db.models.functions import Least
 from apps.core.sealing import keyed_digest, keyed_digests
 from apps.memory.decay import Windows
 from apps.memory.errors import UnknownMemory, UnknownSubject
-from apps.memory.models import EnvelopeLoaded, Forgotten, Item, MemoryPolicy, Observation, Session, Subject
+from apps.memory.models import (
+    EnvelopeLoaded,
+    Forgotten,
+    Item,
+    MemoryPolicy,
+    Observation,
+    Session,
+    Subject,
+    SubjectQuerySet,
+)
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 
@@ -43,18 +52,19 @@ def unknown(subject_id: str) -> UnknownSubject:
     return UnknownSubject(f"Nothing is known of {subject_id[:60]!r}.")
 
 
-def may_know(subject: Subject, viewer: Caller) -> bool:
-    """Whether a subject is shared with somebody. Who administers a tenant may set right what is shared with nobody."""
-    if viewer.may(Scope.ADMIN):
-        return True
-    shared = policy(tenant_id=viewer.tenant_id).share_with if subject.share_with is None else subject.share_with
-    return shared is None or viewer.name in shared
+def known_to(viewer: Caller) -> SubjectQuerySet:
+    """The subjects of the viewer's tenant that are shared with it: found in one statement, as if there were no others.
+
+    Who administers a tenant may set right what is shared with nobody.
+    """
+    rows = Subject.objects.filter(tenant_id=viewer.tenant_id)
+    return rows if viewer.may(Scope.ADMIN) else rows.shared_with(viewer.name)
 
 
 def subject_of(subject_id: str, *, viewer: Caller) -> Subject:
     """:raises UnknownSubject: if there is no such subject, or it is not shared with the viewer."""
-    subject = Subject.objects.filter(tenant_id=viewer.tenant_id, key=subject_id).first()
-    if subject is None or not may_know(subject, viewer):
+    subject = known_to(viewer).filter(key=subject_id).first()
+    if subject is None:
         raise unknown(subject_id)
     return subject
 

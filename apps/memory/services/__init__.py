@@ -4,8 +4,11 @@ from apps.memory.services.concepts import MOST_ALIASES, add_relationship, retrac
 from apps.memory.services.embedding import asks_what_is_meant, embed_memories, meaning_of
 from apps.memory.services.envelopes import get_memory_envelope
 from apps.memory.services.forgetting import (
+    CONCEPTS,
     ITEMS,
     OBSERVATIONS,
+    PATTERNS,
+    SESSIONS,
     Erasure,
     forget,
     forget_concepts,
@@ -32,11 +35,14 @@ from apps.memory.services.tallying import count_common_words, fold_tallies
 from apps.memory.sql import Meant
 
 __all__ = [
+    "CONCEPTS",
     "HANDOFF",
     "ITEMS",
     "MOST_ALIASES",
     "MOST_PREFERENCES",
     "OBSERVATIONS",
+    "PATTERNS",
+    "SESSIONS",
     "Awakening",
     "Erasure",
     "ItemDraft",

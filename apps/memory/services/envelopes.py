@@ -26,7 +26,7 @@ def get_memory_envelope(*, viewer: Caller, subject_id: str, now: datetime, skip_
     """
     key = Key(viewer.tenant_id, subject_id, viewer.name, SCHEMA_VERSION)
     if not skip_cache:
-        row = sql.revision(tenant_id=viewer.tenant_id, subject_id=subject_id)
+        row = sql.revision(tenant_id=viewer.tenant_id, subject_id=subject_id, viewer=viewer.name)
         if row is None:
             raise selectors.unknown(subject_id)
         text = cache.envelopes.get(key, Stamp(*row), now=now)

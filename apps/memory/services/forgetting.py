@@ -1,13 +1,14 @@
 """Forgetting on request: everywhere, verified, with a receipt, and so that no repetition brings it back."""
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from django.db import connection, transaction
-from django.db.models import QuerySet
+from django.db.models import Model, QuerySet
 
 from apps.core import erasure
 from apps.core.erasure import Rows, Wanted
@@ -16,7 +17,7 @@ from apps.digests import services as inboxes
 from apps.digests.services import Poster, ReceiptDraft
 from apps.memory import cache, selectors, sql
 from apps.memory.models import Concept, Item, Observation, Passage, Pattern, Session, Subject
-from apps.memory.services.subjects import held, revised
+from apps.memory.services.subjects import revised
 from apps.memory.texts import bare
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts.models import Surface
@@ -31,10 +32,17 @@ _SWEEP: Final = "what has had its days is deleted"
 # Where words stand in what is about somebody.
 ITEMS: Final = Rows(table="memory_item", columns=["text", "slot", "source", "evidence"])
 OBSERVATIONS: Final = Rows(table="memory_observation", columns=["text", "speaker", "domain", "evidence", "metadata"])
-_SESSIONS: Final = Rows(table="memory_session", columns=["platform", "title", "summary", "topics", "tone"])
+SESSIONS: Final = Rows(
+    table="memory_session", columns=["conversation_id", "platform", "title", "summary", "topics", "tone"]
+)
+CONCEPTS: Final = Rows(table="memory_concept", columns=["key", "name", "type", "aliases", "description", "metadata"])
+PATTERNS: Final = Rows(table="memory_pattern", columns=["category", "name", "text", "evidence"])
+_SUMMARIES: Final = Rows(table="memory_session", columns=["platform", "title", "summary", "topics", "tone"])
 _CONVERSATIONS: Final = Rows(table="memory_session", columns=["conversation_id"])
 _ABOUT: Final = "subject_id = %(subject)s"
 _SAID_WITH: Final = "session_id in (select id from memory_session where subject_id = %(subject)s)"
+
+_Row = TypeVar("_Row", bound=Model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,25 +71,12 @@ def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None =
     :raises UnknownMemory: if the subject has no such item.
     """
     with acting_as_system("something is forgotten on request"), erasure.redacting():
-        subject = _held_with_sessions(author, subject_id)
-        if subject is None or not selectors.may_know(subject, author):
-            raise selectors.unknown(subject_id)
-        texts: list[str] = []
-        remaining: dict[str, int] = {}
-        if item is None:
-            marks = _marks(subject, Item.objects.filter(subject=subject)) | {selectors.mark_of(subject.key)}
-            erased = _erase(subject)
-        else:
-            texts = _lineage(subject, item)
-            words = Wanted(tenant_id=author.tenant_id, reference="", texts=texts)
-            going = Item.objects.filter(pk__in=ITEMS.numbers(words, among=_ABOUT, subject=subject.pk))
-            marks = _marks(subject, going)
-            erased, remaining = _erase_words(subject, going, words)
-            revised(subject, now)
-        wanted = Wanted(tenant_id=author.tenant_id, reference=subject.key, texts=texts)
-        erased = _added(erased, erasure.erase(wanted))
-        sql.mark_forgotten(tenant_id=author.tenant_id, marks=marks, now=now)
-        remaining = _added(remaining, erasure.remaining(wanted))
+        sql.await_turn(author.tenant_id)
+        done = None
+        while done is None:
+            with suppress(_Overtaken), transaction.atomic():
+                done = _forget(author, subject_id, item, now)
+    erased, remaining = done
     cache.envelopes.forget(author.tenant_id, subject_id)
     # What another thread has read before this commits it may put there until then.
     transaction.on_commit(partial(cache.envelopes.forget, author.tenant_id, subject_id), robust=True)
@@ -92,26 +87,67 @@ def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None =
 
 
 class _Overtaken(Exception):
-    """A session has come to be with the subject meanwhile."""
+    """Others have begun to write of the subject, and hold what is to be forgotten now."""
 
 
-def _held_with_sessions(author: Caller, subject_id: str) -> Subject | None:
-    """The subject of this id, held, and before it the sessions with it: as by those who speak in them."""
-    while True:
-        try:
-            with transaction.atomic():
-                return _hold(author, subject_id)
-        except _Overtaken:
-            continue
+def _forget(author: Caller, subject_id: str, item: int | None, now: datetime) -> tuple[dict[str, int], dict[str, int]]:
+    """What was erased of each place, and what remains there."""
+    subject = _held_with_what_names_it(author, subject_id)
+    texts: list[str] = []
+    remaining: dict[str, int] = {}
+    if item is None:
+        marks = _marks(subject, Item.objects.filter(subject=subject)) | {selectors.mark_of(subject.key)}
+        erased = _erase(subject)
+    else:
+        texts = _lineage(subject, item)
+        words = Wanted(tenant_id=author.tenant_id, reference="", texts=texts)
+        going = Item.objects.filter(pk__in=ITEMS.numbers(words, among=_ABOUT, subject=subject.pk))
+        marks = _marks(subject, going)
+        erased, remaining = _erase_words(subject, going, words)
+        revised(subject, now)
+    wanted = Wanted(tenant_id=author.tenant_id, reference=subject.key, texts=texts)
+    erased = _added(erased, erasure.erase(wanted))
+    sql.mark_forgotten(tenant_id=author.tenant_id, marks=marks, now=now)
+    return erased, _added(remaining, erasure.remaining(wanted))
 
 
-def _hold(author: Caller, subject_id: str) -> Subject | None:
-    sessions = Session.objects.filter(tenant_id=author.tenant_id, subject__key=subject_id)
-    known = [row.pk for row in sessions.order_by("pk").select_for_update(of=("self",))]
-    subject = held(author, subject_id)
-    if sessions.exclude(pk__in=known).exists():
+def _held_with_what_names_it(author: Caller, subject_id: str) -> Subject:
+    """The subject, held, with all that names it in the order in which its writers hold that: sessions, subjects, the rest.
+
+    What comes to name it later is not waited for: see :func:`_at_once`.
+
+    :raises UnknownSubject: if there is none, or it is not shared with the author, who waits for nobody then.
+    """
+    subject = selectors.subject_of(subject_id, viewer=author)
+    wanted = Wanted(tenant_id=author.tenant_id, reference=subject.key)
+    with_it = Session.objects.filter(subject=subject)
+    sessions = [*with_it.values_list("pk", flat=True), *SESSIONS.numbers(wanted)]
+    held_sessions = _held(Session.objects.filter(pk__in=sessions))
+    named = Item.objects.filter(pk__in=ITEMS.numbers(wanted)).values_list("subject_id", flat=True)
+    subjects = {subject.pk, *named, *(session.subject_id for session in held_sessions if session.subject_id)}
+    _held(Subject.objects.filter(pk__in=subjects))
+    if with_it.exclude(pk__in=[session.pk for session in held_sessions]).exists():
         raise _Overtaken
-    return subject
+    _held(Concept.objects.filter(pk__in=CONCEPTS.numbers(wanted)))
+    _held(Observation.objects.filter(pk__in=OBSERVATIONS.numbers(wanted)))
+    _held(Pattern.objects.filter(pk__in=PATTERNS.numbers(wanted)))
+    # As it is, now that nobody else changes it.
+    return selectors.subject_of(subject_id, viewer=author)
+
+
+def _held(rows: QuerySet[_Row]) -> list[_Row]:
+    return list(rows.order_by("pk").select_for_update(of=("self",), no_key=True))
+
+
+def _at_once(rows: QuerySet[_Row]) -> list[_Row]:
+    """These rows, held, of which most are already; none is waited for, since its holder may wait for what is held here.
+
+    :raises _Overtaken: if somebody else holds one of them.
+    """
+    found = list(rows.order_by("pk").select_for_update(of=("self",), no_key=True, skip_locked=True))
+    if len(found) < rows.count():
+        raise _Overtaken
+    return found
 
 
 def _lineage(subject: Subject, number: int) -> list[str]:
@@ -140,7 +176,7 @@ def _erase(subject: Subject) -> dict[str, int]:
 def _erase_words(subject: Subject, items: QuerySet[Item], words: Wanted) -> tuple[dict[str, int], dict[str, int]]:
     """Remove items, and take from what else is the subject's by its key whatever holds these words; what holds them still."""
     turns = OBSERVATIONS.numbers(words, among=_SAID_WITH, subject=subject.pk)
-    summaries = Session.objects.filter(pk__in=_SESSIONS.numbers(words, among=_ABOUT, subject=subject.pk))
+    summaries = Session.objects.filter(pk__in=_SUMMARIES.numbers(words, among=_ABOUT, subject=subject.pk))
     erased = {
         "memory_item": forget_items(items.values_list("pk", flat=True)),
         "memory_observation": forget_observations(turns),
@@ -184,9 +220,8 @@ def forget_items(numbers: Iterable[int], /) -> int:
 def forget_sessions(numbers: Collection[int], /) -> int:
     """Remove sessions and the words of their turns; where there are turns, the session stays as their place."""
     rows = Session.objects.filter(pk__in=list(numbers))
-    # Sessions before their subjects, as whoever speaks in them holds them.
-    found = list(rows.order_by("pk").select_for_update(of=("self",)))
-    _revise({session.subject_id for session in found} - {None})
+    found = _at_once(rows)
+    _revise({session.subject_id for session in found})
     forget_observations(Observation.objects.filter(session__in=found).exclude(text="").values_list("pk", flat=True))
     for session in rows.filter(turns__gt=0):
         session.conversation_id = random_id("forgotten")
@@ -198,25 +233,28 @@ def forget_sessions(numbers: Collection[int], /) -> int:
 
 
 def _revise(subjects: Iterable[int | None]) -> None:
-    for subject in Subject.objects.filter(pk__in=set(subjects)).order_by("pk").select_for_update(no_key=True):
+    for subject in _at_once(Subject.objects.filter(pk__in={pk for pk in subjects if pk is not None})):
         revised(subject, subject.revised_at)
 
 
 def forget_observations(numbers: Collection[int], /) -> int:
     """Take the words of observations from them and from what they are found by; their numbers stay."""
     rows = Observation.objects.filter(pk__in=list(numbers))
+    _at_once(rows)
     _unindex(Passage.objects.filter(observation__in=rows))
     return rows.update(text="", speaker="", domain="", evidence=[], metadata={})
 
 
 def forget_patterns(numbers: Collection[int], /) -> int:
     """Remove patterns with all their revisions."""
+    _at_once(Pattern.objects.filter(pk__in=numbers))
     _unindex(Passage.objects.filter(pattern_id__in=numbers))
     return Pattern.objects.filter(pk__in=numbers).delete()[1].get("memory.Pattern", 0)
 
 
 def forget_concepts(numbers: Collection[int], /) -> int:
     """Remove concepts with their names and relationships."""
+    _at_once(Concept.objects.filter(pk__in=numbers))
     _unindex(Passage.objects.filter(concept_id__in=numbers))
     return Concept.objects.filter(pk__in=numbers).delete()[1].get("memory.Concept", 0)
 
@@ -245,7 +283,9 @@ def _forget_expired_of(subject_pk: int) -> bool:
     """Delete what of a subject has had its days; says whether there was any."""
     was_any, goes_on = False, True
     while goes_on:
-        with acting_as_system(_SWEEP), erasure.redacting():
+        gone, goes_on = False, False
+        # What somebody holds is swept another time.
+        with suppress(_Overtaken), acting_as_system(_SWEEP), erasure.redacting():
             gone, goes_on = _forget_some_expired_of(subject_pk)
         was_any = was_any or gone
     return was_any
@@ -253,6 +293,8 @@ def _forget_expired_of(subject_pk: int) -> bool:
 
 def _forget_some_expired_of(subject_pk: int) -> tuple[bool, bool]:
     """Whether anything has been deleted now, and whether there is more."""
+    if not sql.try_turn(subject_pk):
+        return False, False
     given: dict[str, Any] = {"subject": subject_pk, "limit": _AT_ONCE}
     with connection.cursor() as cursor:
         cursor.execute(sql.EXPIRED_SESSIONS, given)

@@ -11,7 +11,7 @@ from apps.core.ids import random_id
 from apps.memory import selectors, sql
 from apps.memory.errors import ConversationFull
 from apps.memory.models import MOST_TURNS, Session, Subject
-from apps.memory.services.subjects import revised, to_be_written
+from apps.memory.services.subjects import holding, revised, to_be_written
 from apps.principals.tenancy import Caller
 
 
@@ -39,14 +39,14 @@ def record_session(
     :raises UnknownSubject: if there is none of this id, or it is not shared with the principal.
     :raises MemoryDisabled: if the subject of the conversation wants nothing remembered.
     """
-    session = _held(principal, conversation_id, now)
+    session = _held_to_name(subject_id, principal, conversation_id, now)
     # The session is held by now, so that its subject is known; subjects are the last that anybody takes.
-    subjects = _concerned(session, subject_id)
+    subjects = _concerned(session, principal, subject_id)
     session = _unless_over(session, subjects, principal=principal, now=now)
     since = None
     if subject_id is not None:
         named = next((subject for subject in subjects if subject.key == subject_id), None)
-        subject = to_be_written(named, principal, subject_id)
+        subject = to_be_written(named, subject_id)
         if session.subject_id != subject.pk:
             since, session.subject = session.started_at, subject
             if session.turns:
@@ -73,24 +73,30 @@ def _held(principal: Caller, conversation_id: str, at: datetime) -> Session:
     return session
 
 
-def _concerned(session: Session, subject_id: str | None = None) -> list[Subject]:
-    """The subject of a conversation, and the one that it is to have, held in the order of their ids."""
+def _held_to_name(subject_id: str | None, principal: Caller, conversation_id: str, at: datetime) -> Session:
+    """The conversation, held, unless the subject that it is to have is unknown: then nothing is waited for."""
+    if subject_id is not None:
+        selectors.subject_of(subject_id, viewer=principal)
+    return _held(principal, conversation_id, at)
+
+
+def _concerned(session: Session, principal: Caller, subject_id: str | None = None) -> list[Subject]:
+    """The subject of a conversation, and the one that it is to have, held, as far as they are shared with the principal."""
     if session.subject_id is None and subject_id is None:
         return []
-    rows = Subject.objects.filter(Q(pk=session.subject_id) | Q(key=subject_id), tenant_id=session.tenant_id)
-    return list(rows.order_by("key").select_for_update(no_key=True))
+    return list(holding(selectors.known_to(principal).filter(Q(pk=session.subject_id) | Q(key=subject_id))))
 
 
 def _unless_over(session: Session, subjects: Iterable[Subject], *, principal: Caller, now: datetime) -> Session:
-    """The conversation, or another in its place if it is with a subject that is no longer shared with the principal.
+    """The conversation, or another in its place if it is with a subject that is not among these.
 
     :raises MemoryDisabled: if the subject wants nothing remembered.
     """
-    subject = next((subject for subject in subjects if subject.pk == session.subject_id), None)
-    if subject is None:
+    if session.subject_id is None:
         return session
-    if selectors.may_know(subject, principal):
-        to_be_written(subject, principal, subject.key)
+    subject = next((subject for subject in subjects if subject.pk == session.subject_id), None)
+    if subject is not None:
+        to_be_written(subject, subject.key)
         return session
     conversation_id, session.conversation_id = session.conversation_id, random_id("over")
     session.save(update_fields=["conversation_id"])
@@ -114,7 +120,7 @@ def take_turn(*, principal: Caller, conversation_id: str, at: datetime) -> Turn:
     :raises MemoryDisabled: if it is with a subject that wants nothing remembered.
     """
     session = _held(principal, conversation_id, at)
-    subjects = _concerned(session)
+    subjects = _concerned(session, principal)
     session = _unless_over(session, subjects, principal=principal, now=at)
     if session.turns >= MOST_TURNS:
         raise ConversationFull(f"The conversation {conversation_id[:60]!r} takes no more turns; begin another.")

@@ -12,7 +12,7 @@ from django.db.models.functions import Least
 from apps.core.sql import violated_constraint
 from apps.memory import selectors
 from apps.memory.errors import ForgottenOnRequest, MemoryDisabled, SubjectExists, TooManyPreferences
-from apps.memory.models import MemoryPolicy, Subject
+from apps.memory.models import MemoryPolicy, Subject, SubjectQuerySet
 from apps.principals.tenancy import Caller
 
 MOST_PREFERENCES: Final = 50
@@ -60,7 +60,7 @@ def update_subject(*, author: Caller, subject_id: str, change: SubjectChange, no
     :raises TooManyPreferences: if it would have more than :data:`MOST_PREFERENCES`.
     """
     subject = held(author, subject_id)
-    if subject is None or not selectors.may_know(subject, author):
+    if subject is None:
         raise selectors.unknown(subject_id)
     _apply(subject, change)
     if "delete_after_days" in change.given:
@@ -114,9 +114,16 @@ def set_memory_policy(
 
 
 def held(author: Caller, subject_id: str) -> Subject | None:
-    """The subject of this id, which nobody else changes before the transaction ends."""
-    rows = Subject.objects.filter(tenant_id=author.tenant_id, key=subject_id)
-    return rows.select_for_update(no_key=True).first()
+    """The subject of this id, which nobody else changes before the transaction ends; None if there is none.
+
+    What is not shared with the author is not there, and is not waited for.
+    """
+    return holding(selectors.known_to(author).filter(key=subject_id)).first()
+
+
+def holding(subjects: SubjectQuerySet) -> SubjectQuerySet:
+    """These subjects, held once they are read, in the order in which everybody holds them."""
+    return subjects.order_by("pk").select_for_update(no_key=True, of=("self",))
 
 
 def held_to_write(author: Caller, subject_id: str) -> Subject:
@@ -125,16 +132,16 @@ def held_to_write(author: Caller, subject_id: str) -> Subject:
     :raises UnknownSubject: if there is none, or it is not shared with the author.
     :raises MemoryDisabled: if it wants nothing remembered.
     """
-    return to_be_written(held(author, subject_id), author, subject_id)
+    return to_be_written(held(author, subject_id), subject_id)
 
 
-def to_be_written(subject: Subject | None, author: Caller, subject_id: str) -> Subject:
-    """The subject, if something may be remembered of it by the author.
+def to_be_written(subject: Subject | None, subject_id: str) -> Subject:
+    """The subject that was found under this id, if something may be remembered of it.
 
-    :raises UnknownSubject: if there is none, or it is not shared with the author.
+    :raises UnknownSubject: if there is none.
     :raises MemoryDisabled: if it wants nothing remembered.
     """
-    if subject is None or not selectors.may_know(subject, author):
+    if subject is None:
         raise selectors.unknown(subject_id)
     if not subject.memory_enabled:
         raise MemoryDisabled(f"{subject_id[:60]!r} wants nothing remembered.")

@@ -42,6 +42,7 @@ from apps.memory.sql.subjects import (
     revision,
 )
 from apps.memory.sql.tallies import count_common_words, fold_tallies
+from apps.memory.sql.turns import await_turn, try_turn
 
 __all__ = [
     "COMMON",
@@ -67,6 +68,7 @@ __all__ = [
     "Meant",
     "Readable",
     "asking",
+    "await_turn",
     "count_common_words",
     "drop_passages",
     "drop_subject",
@@ -83,6 +85,7 @@ __all__ = [
     "readable",
     "recall_by_meaning",
     "revision",
+    "try_turn",
     "unembedded",
     "vectors_held",
 ]

@@ -19,23 +19,27 @@ _MOST: Final = 100
 _DEFAULT: Final = Windows()
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
+# Whom a subject is not shared with gets no row from any of these statements, and so does as little as for one that is
+# not there.
+_SHARED: Final = (
+    "(coalesce(s.share_with, p.share_with) is null or %(viewer)s = any(coalesce(s.share_with, p.share_with)))"
+)
+
 # By memory_subject_key_once and memory_memorypolicy_once.
-REVISION: Final = """
+REVISION: Final = f"""
 select s.id, s.rev, coalesce(p.rev, 0)
 from memory_subject s left join memory_memorypolicy p on p.tenant_id = s.tenant_id
-where s.tenant_id = %(tenant)s and s.key = %(subject)s
-"""
+where s.tenant_id = %(tenant)s and s.key = %(subject)s and {_SHARED}
+"""  # constants only
 
 
-# By the same. Whom the subject is not shared with gets no row, as for ENVELOPE. Hours, because a day of a calendar may
-# have 23.
-READABLE: Final = """
+# By the same. Hours, because a day of a calendar may have 23.
+READABLE: Final = f"""
 select s.id, s.memory_enabled, s.anonymize_dates,
        gatehouse_now() - make_interval(hours => 24 * s.delete_after_days)
 from memory_subject s left join memory_memorypolicy p on p.tenant_id = s.tenant_id
-where s.tenant_id = %(tenant)s and s.key = %(subject)s
-  and (coalesce(s.share_with, p.share_with) is null or %(viewer)s = any(coalesce(s.share_with, p.share_with)))
-"""
+where s.tenant_id = %(tenant)s and s.key = %(subject)s and {_SHARED}
+"""  # constants only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +68,7 @@ def _micros(moment: str) -> str:
 
 
 # By the same indexes, then memory_item_current once for each type, memory_item_beginning and memory_session_of_subject.
-# Whom the subject is not shared with gets no row. Hours, because a day of a calendar may have 23.
+# Hours, because a day of a calendar may have 23.
 ENVELOPE: Final = f"""
 select s.id, s.key, s.rev, coalesce(p.rev, 0), s.display_name, s.learning_level, s.domains, s.preferences::text,
        s.memory_enabled, s.learn_patterns, coalesce(s.share_with, p.share_with), s.anonymize_dates, s.delete_after_days,
@@ -101,15 +105,17 @@ left join lateral (
     order by last_active_at desc, id desc
     limit 1
 ) talk on s.memory_enabled
-where s.tenant_id = %(tenant)s and s.key = %(subject)s
-  and (coalesce(s.share_with, p.share_with) is null or %(viewer)s = any(coalesce(s.share_with, p.share_with)))
+where s.tenant_id = %(tenant)s and s.key = %(subject)s and {_SHARED}
 """  # constants only
 
 
-def revision(*, tenant_id: int, subject_id: str) -> tuple[int, int, int] | None:
-    """A subject's key, its revision and that of the tenant's policy; None if there is no such subject."""
+def revision(*, tenant_id: int, subject_id: str, viewer: str) -> tuple[int, int, int] | None:
+    """A subject's key, its revision and that of the tenant's policy.
+
+    None if there is no such subject, or it is not shared with the viewer.
+    """
     with hot_cursor() as cursor:
-        cursor.execute(REVISION, {"tenant": tenant_id, "subject": subject_id})
+        cursor.execute(REVISION, {"tenant": tenant_id, "subject": subject_id, "viewer": viewer})
         row: tuple[int, int, int] | None = cursor.fetchone()
     return row
 

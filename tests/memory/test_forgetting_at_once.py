@@ -1,0 +1,215 @@
+"""Who forgets and who writes at the same time wait for each other in one order: nobody's transaction is broken off."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from apps.memory import services
+from apps.memory.errors import UnknownSubject
+from apps.memory.models import Concept, Item, Observation, Pattern, Session, Subject
+from apps.memory.services import ItemDraft, SubjectChange
+from apps.memory.services.subjects import held
+from apps.principals.selectors import tenant_named
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from tests.factories import T0, make_caller, make_tenant
+from tests.memory.subjects import ALICE, add, remember
+from tests.waiters import until_somebody_waits_for_this_transaction
+
+BOB = "USER:bob"
+NAMES = [f"USER:{number}" for number in range(8)]
+
+
+@pytest.fixture
+def kee(transactional_db: None) -> Caller:
+    return make_caller(make_tenant("acme"))
+
+
+class Other(threading.Thread):
+    """Somebody else, who does something on a connection of its own; what it is refused is known afterwards."""
+
+    def __init__(self, act: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self._act = act
+        self.failure: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._act()
+        except Exception as exc:  # noqa: BLE001  # whatever it is, the test says that it was none
+            self.failure = exc
+        finally:
+            connection.close()
+
+    def ends(self) -> Exception | None:
+        self.join(60)
+        assert not self.is_alive()
+        return self.failure
+
+
+def forget(author: Caller, subject_id: str = ALICE) -> services.Erasure:
+    # Not through the interfaces, which would try once more whatever the database breaks off.
+    with acting_as(author):
+        return services.forget(author=author, subject_id=subject_id, now=T0)
+
+
+_IN_TURN = """
+select from pg_locks where not granted
+and exists (select from unnest(pg_blocking_pids(pid)) other where pg_backend_pid() = any(pg_blocking_pids(other)))
+"""
+
+
+def until_somebody_waits_for_who_waits_for_this_transaction() -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with connection.cursor() as cursor:
+            cursor.execute(_IN_TURN)
+            if cursor.fetchone() is not None:
+                return
+    raise AssertionError("nobody waits")
+
+
+def test_subjects_that_name_each_other_are_forgotten_at_once_and_none_is_broken_off(kee: Caller) -> None:
+    with acting_as(kee):
+        for name in NAMES:
+            add(kee, name)
+        for name in NAMES:
+            others = ", ".join(other for other in NAMES if other != name)
+            remember(kee, f"knows {others}", name)
+            services.record_session(
+                principal=kee, conversation_id=f"of {name}", subject_id=name, summary=f"of {others}", now=T0
+            )
+            services.store_observation(author=kee, text=f"met {others}", conversation_id=f"of {name}", now=T0)
+            services.store_observation(author=kee, text=f"met {others}", now=T0)
+            services.store_concept(author=kee, name=f"friends of {name}", metadata={"are": others}, now=T0)
+    barrier = threading.Barrier(len(NAMES))
+
+    def forgetting(name: str) -> Callable[[], Any]:
+        def act() -> None:
+            barrier.wait(20)
+            forget(kee, name)
+
+        return act
+
+    rivals = [Other(forgetting(name)) for name in NAMES]
+
+    assert [rival.ends() for rival in rivals] == [None] * len(NAMES)
+    with acting_as(kee):
+        assert not Subject.objects.exists()
+        assert not Item.objects.exists()
+        assert not Observation.objects.exclude(text="").exists()
+        assert not Session.objects.exclude(summary="").exists()
+
+
+def test_who_speaks_with_somebody_is_waited_for_before_whom_it_speaks_with_is_held(kee: Caller) -> None:
+    with acting_as(kee):
+        add(kee)
+        add(kee, BOB)
+        remember(kee, f"knows {ALICE}", BOB)
+        services.record_session(principal=kee, conversation_id="c", subject_id=BOB, summary=f"of {ALICE}", now=T0)
+    with acting_as(kee):
+        Session.objects.select_for_update().get()
+        forgetting = Other(lambda: forget(kee))
+        until_somebody_waits_for_this_transaction()
+        services.store_observation(author=kee, text="Hello.", conversation_id="c", now=T0)
+    assert forgetting.ends() is None
+    with acting_as(kee):
+        assert (Subject.objects.get().key, Item.objects.exists()) == (BOB, False)
+
+
+@pytest.mark.parametrize("kind", ["pattern", "concept"])
+def test_who_revises_what_names_somebody_is_waited_for_before_it_is_found_no_more(kee: Caller, kind: str) -> None:
+    def say(text: str) -> None:
+        if kind == "concept":
+            services.store_concept(author=kee, name=ALICE, description=text, now=T0)
+        else:
+            services.update_pattern(
+                author=kee, category="c", pattern_name=ALICE, pattern_text=text, confidence=1, now=T0
+            )
+
+    with acting_as(kee):
+        add(kee)
+        say("once")
+    with acting_as(kee):
+        (Pattern if kind == "pattern" else Concept).objects.select_for_update().get()
+        forgetting = Other(lambda: forget(kee))
+        until_somebody_waits_for_this_transaction()
+        say("again")
+    assert forgetting.ends() is None
+
+
+def test_what_comes_to_name_somebody_while_it_is_forgotten_is_not_waited_for_by_who_holds_anything(
+    kee: Caller,
+) -> None:
+    with acting_as(kee):
+        add(kee)
+        add(kee, BOB)
+        services.record_session(principal=kee, conversation_id="c", subject_id=BOB, now=T0)
+        said = services.store_observation(author=kee, text=f"Met {ALICE}.", conversation_id="c", now=T0)
+        services.update_pattern(author=kee, category="c", pattern_name=ALICE, pattern_text="t", confidence=1, now=T0)
+
+    def speak() -> None:
+        with acting_as(kee):
+            remember(kee, f"knows {ALICE}", BOB)
+        with acting_as(kee):
+            # Holds Bob, then waits for what was said of Alice.
+            services.store_observation(author=kee, text="No.", conversation_id="c", supersedes=said.ref, now=T0)
+
+    with acting_as(kee):
+        Pattern.objects.select_for_update().get()
+        forgetting = Other(lambda: forget(kee))
+        until_somebody_waits_for_this_transaction()
+        speaking = Other(speak)
+        until_somebody_waits_for_who_waits_for_this_transaction()
+
+    assert (forgetting.ends(), speaking.ends()) == (None, None)
+    with acting_as(kee):
+        assert (Subject.objects.get().key, Item.objects.exists()) == (BOB, False)
+        assert list(Observation.objects.order_by("pk").values_list("text", flat=True)) == ["", "No."]
+
+
+def test_what_has_had_its_days_is_swept_another_time_while_something_else_is_forgotten(kee: Caller) -> None:
+    with acting_as(kee):
+        add(kee, delete_after_days=2)
+        remember(kee)
+        add(kee, BOB)
+    with acting_as(kee):
+        held(kee, BOB)
+        forgetting = Other(lambda: forget(kee, BOB))
+        until_somebody_waits_for_this_transaction()
+        assert services.forget_expired() == 0
+        assert Item.objects.exists()
+    assert forgetting.ends() is None
+    assert services.forget_expired() == 1
+
+
+ACTS: dict[str, Callable[[Caller], Any]] = {
+    "remember": remember,
+    "update": lambda lee: services.update_subject(author=lee, subject_id=ALICE, change=SubjectChange(given={}), now=T0),
+    "forget": lambda lee: services.forget(author=lee, subject_id=ALICE, now=T0),
+    "forget an item": lambda lee: services.forget(author=lee, subject_id=ALICE, item=1, now=T0),
+    "record": lambda lee: services.record_session(principal=lee, conversation_id="c", subject_id=ALICE, now=T0),
+    "supersede": lambda lee: services.remember(
+        author=lee, draft=ItemDraft(subject_id=ALICE, text="t", supersedes=1), now=T0
+    ),
+}
+
+
+@pytest.mark.parametrize("act", ACTS)
+def test_whom_a_subject_is_not_shared_with_does_not_wait_for_it(kee: Caller, act: str) -> None:
+    with acting_as(kee):
+        add(kee, share_with=[kee.name])
+    with acting_as_system("test"):
+        lee = make_caller(tenant_named(kee.tenant_slug), "Lee")
+
+    def acting() -> None:
+        with acting_as(lee):
+            ACTS[act](lee)
+
+    with acting_as(kee):
+        assert held(kee, ALICE)
+        assert isinstance(Other(acting).ends(), UnknownSubject)

@@ -1,0 +1,90 @@
+"""Whom a subject is not shared with finds nothing that tells it from one that does not exist, not even work."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from pydantic import BaseModel
+
+from apps.core.errors import DomainError
+from apps.core.operations import Operation, all_operations
+from apps.memory import services
+from apps.memory.errors import UnknownMemory, UnknownSubject
+from apps.principals.models import Tenant
+from apps.principals.tenancy import Caller, acting_as
+from tests.factories import T0, make_caller
+from tests.memory.subjects import ALICE, add
+
+NOBODY = "USER:nobody"
+# What operations ask for besides a subject.
+GIVEN: dict[str, Any] = {"fact": "t", "conversation_id": "c", "query": "t"}
+
+
+def subject_of(declared: Operation) -> str | None:
+    """The input by which an operation is told of a subject."""
+    return next(
+        (name for name in ("subject_id", "subject_ids", "subject") if name in declared.input.model_fields), None
+    )
+
+
+# All but the one that tells that an id is taken.
+OPERATIONS = [one for one in all_operations() if one.app == "memory" and subject_of(one) and one.name != "add_subject"]
+
+
+def test_the_operations_on_subjects_are_found() -> None:
+    assert {"forget", "remember_fact", "record_session", "memory_recall", "get_memory_envelope", "update_subject"} <= {
+        declared.name for declared in OPERATIONS
+    }
+
+
+def asked(declared: Operation, subject_id: str) -> BaseModel:
+    needed = {name: GIVEN[name] for name in declared.input.model_fields if name in GIVEN}
+    name = subject_of(declared)
+    assert name is not None
+    return declared.input.model_validate({**needed, name: [subject_id] if name == "subject_ids" else subject_id})
+
+
+def statements(caller: Caller, declared: Operation, subject_id: str) -> int:
+    with acting_as(caller):
+        return refused(lambda: declared.run(caller, asked(declared, subject_id)), UnknownSubject)
+
+
+def refused(act: Callable[[], Any], refusal: type[DomainError]) -> int:
+    """How many statements it takes until something is refused."""
+    with CaptureQueriesContext(connection) as captured, pytest.raises(refusal), transaction.atomic():
+        act()
+    return len(captured)
+
+
+@pytest.mark.parametrize("closed_by", ["its own wish", "the tenant's"])
+@pytest.mark.parametrize("declared", OPERATIONS, ids=lambda declared: declared.name)
+def test_a_subject_that_is_not_shared_costs_as_many_statements_as_none(
+    as_kee: Caller, tenant: Tenant, declared: Operation, closed_by: str
+) -> None:
+    if closed_by == "its own wish":
+        add(as_kee, share_with=["Kee"])
+    else:
+        add(as_kee)
+        services.set_memory_policy(author=as_kee, share_with=["Kee"], now=T0)
+    lee = make_caller(tenant, "Lee")
+    assert statements(lee, declared, ALICE) == statements(lee, declared, NOBODY)
+
+
+def test_what_was_said_with_a_subject_that_is_not_shared_costs_as_many_statements_as_nothing(
+    as_kee: Caller, tenant: Tenant
+) -> None:
+    add(as_kee)
+    services.set_memory_policy(author=as_kee, share_with=["Kee"], now=T0)
+    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0)
+    said = services.store_observation(author=as_kee, text="t", conversation_id="c", now=T0)
+    lee = make_caller(tenant, "Lee")
+
+    def supersede(ref: str) -> int:
+        with acting_as(lee):
+            return refused(
+                lambda: services.store_observation(author=lee, text="t", supersedes=ref, now=T0), UnknownMemory
+            )
+
+    assert supersede(said.ref) == supersede(f"observation:{said.pk + 1000}")
