@@ -11,13 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
+from urllib.parse import quote
 
 from django.db import connection
 
 # The signs of a reference beside letters and digits. A dot at its end is that of a sentence.
 _PART: Final = r"[\w:@.\-]"
-_BEFORE: Final = rf"(?<!{_PART})(?<!\w[+~])|(?<=\\[nrtbf])|(?<=\\u[0-9a-fA-F]{{4}})"
-_AFTER: Final = r"(?![\w:@+~\-]|\.+[\w:@+~\-])"
+# Of what stands in an address for another sign, what is none of them.
+_ESCAPED: Final = r"%(?:0[9AaDd]|2[0-9CcFf]|3[B-Fb-f]|5[BbCcDd]|60|7[BbCcDd])"
+_BEFORE: Final = rf"(?<!{_PART})(?<!\w[+~])|(?<=\\[nrtbf])|(?<=\\u[0-9a-fA-F]{{4}})|(?<={_ESCAPED})"
+# And in an address what is one of them, or a letter beyond ASCII; quotation marks and dashes (%E2%80%99) are none.
+_PART_OF_ADDRESS: Final = r"%(?:40|3[Aa]|2[BbDd]|5[Ff]|7[Ee]|(?!E2%80|e2%80)[89A-Fa-f][0-9A-Fa-f])"
+_AFTER: Final = rf"(?![\w:@+~\-]|\.+[\w:@+~\-]|{_PART_OF_ADDRESS})"
 # Shorter texts stand as parts of words that are about something else.
 _TELLING: Final = 12
 _BEGINS: Final = r"(?<![A-Za-z0-9])|(?<=\\[nrtbf])|(?<=\\u[0-9a-fA-F]{4})"
@@ -29,7 +34,7 @@ class Wanted:
     """What is looked for: things in which the reference stands and, if there are any, one of the texts.
 
     The reference is whole where no letter, digit, or one of `:@.+~-` follows or precedes it, but for what a JSON text
-    writes in place of a sign: `\\n`, `\\u00e4`. Where it is empty, the texts alone are looked for. Capitals don't tell
+    or an address writes in place of a sign: `\\n`, `\\u00e4`, `%20`. Where it is empty, the texts alone are looked for. Capitals don't tell
     texts apart; a short one is looked for as words, not as a part of one.
     """
 
@@ -52,7 +57,7 @@ class Wanted:
     @property
     def references(self) -> Sequence[str]:
         """The reference in every form in which it stands somewhere, whole or not."""
-        return _forms(self.reference)
+        return list(dict.fromkeys([*_forms(self.reference), *_addresses(self.reference)]))
 
     @property
     def of_reference(self) -> str:
@@ -68,7 +73,17 @@ class Wanted:
 
 def _forms(text: str) -> Sequence[str]:
     """A text as it is, and as it stands in JSON."""
-    return list(dict.fromkeys([text, json.dumps(text, ensure_ascii=False)[1:-1], json.dumps(text)[1:-1]]))
+    escaped = json.dumps(text)[1:-1]
+    capital = re.sub(r"(?<!\\)((?:\\\\)*\\u)([0-9a-f]{4})", lambda found: found[1] + found[2].upper(), escaped)
+    return list(dict.fromkeys([text, json.dumps(text, ensure_ascii=False)[1:-1], escaped, capital]))
+
+
+def _addresses(text: str) -> Iterator[str]:
+    """A text as it stands in addresses: with no sign left, or with those that a path may hold, or any."""
+    for kept in ("", ":@", ":@+", ":@+!$&'()*,;=/?"):
+        quoted = quote(text, safe=kept)
+        yield quoted
+        yield re.sub(r"%..", lambda found: found[0].lower(), quoted)
 
 
 def _words(form: str) -> str:

@@ -858,6 +858,17 @@ def test_every_column_that_can_hold_words_is_registered_or_known_to_hold_none() 
         ("+USER:al", True),
         (r'{"note": "Met:\nUSER:al"}', True),
         (r'{"note": "\u00e4USER:al"}', True),
+        ("USER%3Aal", True),
+        ("USER%3aal", True),
+        ("/api/v1/subjects/USER%3Aal/items?slot=a", True),
+        ("q=of%20USER:al%20and", True),
+        ("q=%22USER%3Aal%22", True),
+        ("q=USER%3Aal%E2%80%99s", True),
+        ("USER%3Aal%40home", False),
+        ("USER%3aal%2bwork", False),
+        ("USER:al%C3%A9", False),
+        ("SUPER%5FUSER%3Aal", False),
+        ("a%40USER%3Aal", False),
         ("nUSER:al", False),
         ("USER:alice", False),
         ("USER:alé", False),
@@ -877,6 +888,33 @@ def test_a_reference_is_found_whole_by_python_and_by_the_database(db: None, text
         cursor.execute("select %s ~ %s", [text, wanted.of_reference])
         assert cursor.fetchone() == (found,)
     assert wanted.stands_in(text) is found
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        "USER:Zoë+1@a",
+        r"USER:Zo\u00eb+1@a",
+        r"USER:Zo\u00EB+1@a",
+        "USER:Zo%C3%AB+1@a",
+        "USER:Zo%c3%ab+1@a",
+        "USER:Zo%C3%AB%2B1@a",
+        "USER%3AZo%C3%AB%2B1%40a",
+        "USER%3aZo%c3%ab%2b1%40a",
+    ],
+)
+def test_an_id_is_forgotten_however_it_is_spelled(as_kee: Caller, spelled: str) -> None:
+    add(as_kee, "USER:Zoë+1@a")
+    services.store_observation(author=as_kee, text=f"See https://example.org/{spelled}?a=1 {CANARY}", now=T0)
+    services.store_observation(author=as_kee, text="stays", metadata={"of": f"{spelled}b"}, now=T0)
+    post(as_kee, receipt_id=f"R/{spelled}")
+    done = services.forget(author=as_kee, subject_id="USER:Zoë+1@a", now=T0)
+    assert said_alone() == ["stays"]
+    assert {"receipts_receipt", "receipts_receiptkey"} <= done.remaining.keys()
+
+
+def said_alone() -> list[str]:
+    return list(Observation.objects.exclude(text="").values_list("text", flat=True))
 
 
 def test_no_sign_of_an_id_ends_a_reference_to_another() -> None:
