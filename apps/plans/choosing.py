@@ -132,7 +132,7 @@ class _Words:
 
     def candidates(self, clause: Clause) -> list[Candidate]:
         """The tools that may be used for a clause, best first, none that the asker has ruled out."""
-        found = self.ranker.open(clause, self.catalogue, self._at_hand())
+        found = self.ranker.open(self._without_results(clause), self.catalogue, self._at_hand())
         return [one for one in found if self.ranker.profiles[one.tool.uid].action not in self.ruled_out]
 
     def explain(self, clause: Clause, found: Sequence[Candidate] | None = None) -> None:
@@ -167,6 +167,14 @@ class _Words:
         if clause.verb is None:
             return bool(clause.spans) or (some and len(clause.head) + len(clause.rest) <= _NOISE_WORDS)
         return clause.verb in lexicon.GENERIC and not clause.head and some
+
+    def _without_results(self, clause: Clause) -> Clause:
+        """A result named for the deed of a step before (the transcript, the analysis) is what that bears, and no matter of its own."""
+        deeds = {self.ranker.profiles[one.tool.uid].action for one in self.choice.chosen} - {clause.verb}
+        if not deeds.intersection(clause.head):
+            return clause
+        left = tuple(concept for concept in clause.head if concept not in deeds)
+        return replace(clause, head=left, words=(*clause.words, "it"))
 
     def _at_hand(self) -> frozenset[str]:
         """The kinds of what the step before bears; before the first, of the files that were named."""

@@ -427,7 +427,7 @@ def _clause(piece: _Piece, spans: tuple[Span, ...], number: int) -> Clause:
     family, object_text = _verb_and_object(bare, spoken, spans)
     to_be = None if family else _TO_BE.search(bare)
     if to_be is not None:
-        family, object_text = _participle(to_be["done"].casefold()), bare[: to_be.start()]
+        family, object_text = _participle(to_be["done"].casefold()), f"{bare[: to_be.start()]} {bare[to_be.end() :]}"
     head, rest = _head_and_rest(_LIKENED.sub(" ", object_text))
     exception = _EXCEPTION.search(bare)
     conditional = _is_conditional(bare, family)

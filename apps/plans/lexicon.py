@@ -194,7 +194,7 @@ citation: citation citations bibliography
 customer: customer customers client clients
 weather: weather temperature
 currency: currency currencies
-text: text texts content contents wording say says
+text: text texts content contents wording phrase phrases say says
 speech: speech spoken said uttered voice voices
 language: language languages
 """
@@ -209,7 +209,7 @@ STOP: Final = listed("""
     possible potential good best nice following given attached above below one two three result results top last
     output outputs thing things stuff something anything everything using use used via based it's let let's need
     inside outside around across along among behind beneath beyond beside near off per throughout toward towards
-    latest newest recent current currently underneath upon know lie lies exist exists reside resides contain contains contained seem seems love want like help make give show tell provide perform carry out up down how why when where while
+    saying stating titled entitled called named containing latest newest recent current currently underneath upon know lie lies exist exists reside resides contain contains contained seem seems love want like help make give show tell provide perform carry out up down how why when where while
     """)
 
 GENERIC: Final = listed("""

@@ -38,11 +38,15 @@ _CHAIN_DEPTH: Final = 2
 _LINKED: Final = 0.5
 _NEAREST: Final = 5
 _CEILING: Final = 0.95
+_LEARNED_CEILING: Final = 0.99
+_UNSERVED: Final = 0.6
+"""By what the words' confidence in a partial plan falls with each part of the request that no tool serves."""
 _NAMED: Final = 0.7
 """How likely a tool is whose worker another one has named."""
 _DOUBT: Final = 0.03
 _BINDING_KINDS: Final = frozenset({"path", "url", "email"})
 _CONCEPTS_OF_SPANS: Final = {"path": ("directory", "file"), "url": ("webpage",), "email": ("email",)}
+_UNSERVED_KINDS: Final = frozenset({"capability", "permission"})
 _TOPICS: Final = frozenset({"about", "regarding", "concerning", "like", "unlike"})
 _CONTAINED: Final = frozenset({"in", "inside", "within", "from", "under", "below"})
 _UNIVERSAL: Final = frozenset({"all", "any", "each", "every", "everything", "anything", "whatever", "other", "others"})
@@ -536,7 +540,7 @@ class _Work:
         if not self.drafts:
             return 0.0
         if self.learned is not None:
-            return round(min(self.learned, _CEILING), 2)
+            return round(min(self.learned, _LEARNED_CEILING), 2)
         kept = [draft.p for draft in self.drafts]
         mean = math.exp(math.fsum(math.log(p) for p in kept) / len(kept))
         rivals = 0.05 if max(self.rejected, default=0.0) >= min(kept) else 0.0
@@ -631,7 +635,9 @@ class _Work:
         """How surely the steps found so far are those that the request needs, whatever their params lack."""
         if self.learned is not None:
             return round(self.learned, 2)
-        return round(math.prod(draft.p for draft in self.drafts), 2) if self.drafts else 0.0
+        unserved = {one["clause"] for one in self.missing if one["kind"] in _UNSERVED_KINDS and "clause" in one}
+        kept = math.prod(draft.p for draft in self.drafts) if self.drafts else 0.0
+        return round(kept * _UNSERVED ** len(unserved), 2)
 
     def _partial(self, draft: Draft) -> dict[str, Any]:
         if draft.done is not None:

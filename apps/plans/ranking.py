@@ -43,6 +43,7 @@ _EXACT: Final = 0.6
 _STRANGE_CAP: Final = 0.2
 _MUTATING_COVER: Final = 0.6
 _ANAPHORA_COVER: Final = 0.6
+_FILE_COVER: Final = 0.5
 _UNSAID_VERB: Final = 0.55
 _KIN_VERB: Final = 0.6
 _LEADING_VERB: Final = 0.9
@@ -97,6 +98,8 @@ class _Wish:
     head: tuple[str, ...]
     spoken: frozenset[str]
     has: frozenset[str]
+    files: frozenset[str]
+    """The media that files of certain kinds hold: what else they are called is a name."""
     wants: frozenset[str]
 
 
@@ -243,7 +246,10 @@ class Ranker:
         for doc, cover, mark, finds, told in columns:
             profile = self.profiles[self.index.key(doc)]
             able = (finds or profile.asks) and (told or profile.gentle)
-            found.append(_probability(wish, profile, _ANAPHORA_COVER * bool(mark) if lone else cover, mark, able=able))
+            covered = _ANAPHORA_COVER * bool(mark) if lone else cover
+            if wish.clause.verb and profile.action == wish.clause.verb and wish.files & profile.takes:
+                covered = max(covered, _FILE_COVER)
+            found.append(_probability(wish, profile, covered, mark, able=able))
         return found
 
     def _weight(self, term: str, wish: _Wish) -> float:
@@ -302,6 +308,7 @@ def _wish(clause: Clause, at_hand: frozenset[str]) -> _Wish:
         head=tuple(sorted(set(clause.head))),
         spoken=clause.concepts.union(*(_SPAN_CONCEPTS.get(span.kind, ()) for span in clause.spans)),
         has=_had(clause, wants, at_hand),
+        files=_files(clause) & kinds.MEDIA,
         wants=wants,
     )
 
@@ -316,14 +323,17 @@ def _wanted(clause: Clause) -> frozenset[str]:
 
 def _had(clause: Clause, wants: frozenset[str], at_hand: frozenset[str]) -> frozenset[str]:
     """The kinds that a clause works on: those of its files, else those it names, else what the step before bears."""
-    files = frozenset(kind for span in clause.spans if (kind := kinds.of_file(span.value)))
-    if files:
+    if files := _files(clause):
         return files
     named = kinds.of_words((*clause.head, *clause.rest)) & kinds.KNOWN
     quoted = frozenset({kinds.TEXT} if any(span.kind == "quoted" for span in clause.spans) else ())
     if (named - wants) | quoted:
         return (named - wants) | quoted
     return at_hand if _ANAPHORA.intersection(clause.words) else frozenset()
+
+
+def _files(clause: Clause) -> frozenset[str]:
+    return frozenset(kind for span in clause.spans if (kind := kinds.of_file(span.value)))
 
 
 def _kind_fit(wish: _Wish, profile: Profile) -> float:
