@@ -104,6 +104,12 @@ _EITHER: Final = re.compile(
     r"^(?:is|are|was|were|does|do|did)\b.*?\b(?P<one>\w+)\s+or\s+(?P<other>\w+)", re.IGNORECASE | re.DOTALL
 )
 """A question for one of two answers."""
+_CALLED: Final = re.compile(r"\b(?P<what>[a-z]+)\s+(?:(?:at|on|from|under)\s+)?\x02(?P<span>\d+)\x03")
+_DEED: Final = re.compile(
+    r"\W*(?:(?:an?|the|some|another|me|us)\s+)*(?P<deed>[a-z]+)\s+(?:of|for|from)\b", re.IGNORECASE
+)
+_DOING: Final = frozenset({"create", "build", "execute", "write", "research"})
+"""Families of verbs that with a deed's name mean the deed: to build an index is to index."""
 _ASKS: Final = frozenset({"to", "and", "please", "you", "then", "i", "we"})
 _HAVING: Final = frozenset({"want", "need", "like", "have", "get", "see"})
 _HAVING_WORDS: Final = 4
@@ -428,6 +434,8 @@ def _clause(piece: _Piece, spans: tuple[Span, ...], number: int) -> Clause:
     to_be = None if family else _TO_BE.search(bare)
     if to_be is not None:
         family, object_text = _participle(to_be["done"].casefold()), f"{bare[: to_be.start()]} {bare[to_be.end() :]}"
+    if family is not None and family not in lexicon.GENERIC:
+        object_text = _without_callings(object_text, spans)
     head, rest = _head_and_rest(_LIKENED.sub(" ", object_text))
     exception = _EXCEPTION.search(bare)
     conditional = _is_conditional(bare, family)
@@ -476,6 +484,12 @@ def _verb_and_object(bare: str, spoken: list[str], spans: tuple[Span, ...]) -> t
         return "send", re.sub(r"^\W*know\b", " ", bare[tells.end() :], flags=re.IGNORECASE)
     if family is None or family in lexicon.GENERIC:
         return _unsaid_verb(bare, spoken, named) or (family, rest)
+    if (
+        family in _DOING
+        and (deed := _DEED.match(rest))
+        and deed["deed"].casefold() in lexicon.DEEDS | {"index", "list"}
+    ):
+        return lexicon.concept(deed["deed"].casefold()), rest[deed.end("deed") :]
     return ("convert" if family == "turn" and "into" in spoken else family), rest
 
 
@@ -555,6 +569,11 @@ def _has_verb(spoken: list[str]) -> bool:
         and (word not in lexicon.TWOFOLD or before in _ASKS)
         for before, word in pairs
     )
+
+
+def _without_callings(text: str, spans: tuple[Span, ...]) -> str:
+    """Without the words that links are called by: the link itself says what is meant."""
+    return _CALLED.sub(lambda found: " " if spans[int(found["span"])].kind == "url" else found[0], text)
 
 
 def _values(text: str, spoken: list[str]) -> frozenset[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from apps.core.lexical import words
 from apps.plans import kinds, lexicon, references, shapes
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Offer, Pool, Tool
 from apps.plans.choosing import Choice, Memo, choose_tools
-from apps.plans.clauses import Clause, read
+from apps.plans.clauses import Clause, Span, read
 from apps.plans.documents import WORKER_STEPS, Plan, PlanStatus, Step, StepType, can_be_told
 from apps.plans.history import KEPT
 from apps.plans.layout import Draft, HandedOn, Layout, has_independent_steps, longest_way, plain, resolved
@@ -408,8 +409,8 @@ class _Work:
         if many := _many(draft):
             yield "capability", f"{draft.tool.name} does this to one thing, not to {many}"
         for span in clause.spans:
-            if span.kind == "email" and span.before[-1:] and span.before[-1] in _TOPICS:
-                yield "capability", f"{span.value} is only spoken of"
+            if doubt := _doubt_of(span, clause):
+                yield "capability", doubt
 
     def _place(self, draft: Draft, *, depth: int) -> None:
         draft.filling = fill(draft.tool, self._scene(draft))
@@ -701,6 +702,15 @@ class _Work:
         for draft in self.drafts:
             tags.update(draft.choice.offer.capabilities if draft.choice else ())
         return tags.most_common(1)[0][0][:200] if tags else "general"
+
+
+def _doubt_of(span: Span, clause: Clause) -> str:
+    """What is not plain of something named exactly that is to be changed, or that something is to be sent to; else nothing."""
+    if span.kind == "path" and not clause.head and "." not in re.split(r"[/\\]", span.value)[-1]:
+        return f"It is not said whether {span.value} is one file or all that lies there"
+    if span.kind == "email" and span.before[-1:] and span.before[-1] in _TOPICS:
+        return f"{span.value} is only spoken of"
+    return ""
 
 
 def _spoken_of(clause: Clause) -> frozenset[str]:

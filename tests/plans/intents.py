@@ -147,6 +147,7 @@ UNPLAIN = [
     "Translate 'good morning' into all languages except French",
     "Delete all files in /srv",
     "Delete files from /srv",
+    "Delete /srv",
     "Send an email to everyone but bob@example.org: 'Party!'",
     "Send an email to everyone except bob@example.org: 'Party!'",
     "Send an email about bob@example.org to his boss: 'He is late'",
