@@ -170,6 +170,18 @@ def test_what_the_oldest_has_in_its_metadata_is_found_among_thousands_with_the_s
         assert recall(query, caller=as_kee, filters={"at.rooms": "b"}) == []
 
 
+@pytest.mark.parametrize("statement", [sql.RECALL, sql.RECALL_NARROWED])
+def test_what_conversations_add_is_not_compared_each_with_each(as_kee: Caller, statement: str) -> None:
+    conversations = 50
+    for number in range(conversations):
+        services.store_observation(author=as_kee, text="A deadlock.", conversation_id=f"{number}", now=T0)
+    ground.analyzed(*FILLED, "memory_tally")
+    nodes = plan_of(statement, asked(as_kee, "deadlock"))
+    assert max(node["Actual Rows"] for node in nodes) >= 5 * conversations
+    compared = [node.get("Rows Removed by Join Filter", 0) * node["Actual Loops"] for node in nodes]
+    assert sum(compared) <= 5 * conversations
+
+
 @pytest.mark.parametrize("narrowed", [{}, {"domain": "log"}])
 def test_the_newest_are_read_off_an_index(well_read: Caller, narrowed: dict[str, str]) -> None:
     statement = sql.NEWEST_OF_DOMAIN if narrowed else sql.NEWEST

@@ -128,8 +128,9 @@ def recall_by_meaning(embedder: int, dimensions: int, *, narrowed: bool, of_doma
            + coalesce(alike.share * greatest(whole.weight - coalesce(spread.has, 0), 0), 0) as score,
            coalesce(spread.is_among, false) as is_among, alike.share is not null as is_alike
     from spread full join alike using (place)
-    left join sessions on sessions.session = place >> 19
+    full join sessions on sessions.session = place >> 19
     cross join whole
+    where coalesce(place, 0) <> 0
 ){ANSWER}"""
 
 

@@ -205,7 +205,8 @@ def by_words(*, narrowed: bool, of_domain: bool = False, most: int = REACHED) ->
     chosen = _CHOSEN_NARROWLY if narrowed else _CHOSEN
     own = _OWN_NARROWLY if narrowed else _OWN
     beside = _BESIDE if narrowed else ""
-    among = "(select matched.* from matched join judged using (place)) known" if narrowed else "matched"
+    # What was said later adds nothing. Not joined, see _TOTAL: what is in a test of its own is looked up by hash.
+    known = " and (place in (select place from judged)) is true" if narrowed else ""
     return f"""
 with {reached}spelled as materialized (
     select word, word as term, 1::float8 as share
@@ -285,7 +286,7 @@ with {reached}spelled as materialized (
     select session, sum(weight * frequency * 2.2 / (frequency + 1.2)) as score
     from (
         select place >> 19 as session, word, max(weight) as weight, sum(frequency) as frequency
-        from {among} where place & 524288 = 0 and frequency > 0
+        from matched where place & 524288 = 0 and frequency > 0{known}
         group by 1, 2
     ) said
     group by session
@@ -306,11 +307,13 @@ with {reached}spelled as materialized (
 """  # constants only
 
 
-# By words alone.
+# By words alone. A full join is none of each with each, as which the planner would join what it takes for one row; that
+# each session's words stand in some place, and no place is 0, it does not know.
 _TOTAL: Final = """, total as materialized (
     select spread.place, spread.score + 2 * spread.around + 0.2 * coalesce(sessions.score, 0) as score,
            spread.is_among, false as is_alike
-    from spread left join sessions on sessions.session = spread.place >> 19
+    from spread full join sessions on sessions.session = spread.place >> 19
+    where coalesce(spread.place, 0) <> 0
 )
 """
 # The end of each statement: what its `total` comes to.
