@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from typing import Any, Final, Protocol
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from django.db import connection
 
@@ -69,6 +70,49 @@ class Wanted:
     def of_texts(self) -> Sequence[tuple[str, str]]:
         """The texts in every form in which they stand somewhere; of short ones the words too, as such an expression."""
         return [(form, _words(form) if len(text) < _TELLING else "") for text in self.texts for form in _forms(text)]
+
+
+# Of the places within one run of signs at which a reference may end, the first so many.
+_ENDINGS: Final = 8
+_ENDING: Final = re.compile(rf"(?<!\.){_AFTER}")
+# What follows is written by other signs, none of which is one of a reference.
+_ENDING_AS_WRITTEN: Final = re.compile(r"(?<!\.)(?![A-Za-z0-9_:@+~\-])")
+# Of the places within a text at which a reference may begin, too.
+_BEGINNINGS: Final = 1_000
+_WRITTEN: Final = re.compile(r"\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})")
+
+
+def _sign(written: re.Match[str]) -> str:
+    """The sign that JSON writes so."""
+    high, low, alone = written.groups()
+    return chr(int(alone, 16)) if alone else chr(0x10000 + ((int(high, 16) & 0x3FF) << 10) + (int(low, 16) & 0x3FF))
+
+
+def references_in(text: str, *, kind: str, name: str, longest: int) -> Iterator[str]:
+    """Every reference of a form that a :class:`Wanted` of it would find in a text, which may be JSON or an address.
+
+    Signs that are neither letters nor digits and are not ASCII may end a reference or belong to it: what ends at one of
+    the first few of these is found, and what begins at one of the first thousand places. Where
+    signs are written by others, what may end there is found as well.
+
+    :param kind: a regular expression of what stands before the colon of a reference, and `name` of what follows it.
+    :param longest: how many signs a reference has at most.
+    """
+    whole = re.compile(f"{kind}:{name}")
+    for place in islice(re.finditer(rf"(?:{_BEFORE})(?={kind}(?::|%3[Aa]))", text), _BEGINNINGS):
+        # A sign is written by twelve others at most.
+        rest = text[place.end() : place.end() + 12 * longest]
+        for told in {rest, _WRITTEN.sub(_sign, rest), unquote(rest)}:
+            for end in _ends(told, whole, _ENDING if told is rest else _ENDING_AS_WRITTEN):
+                if end <= longest and whole.fullmatch(told, 0, end):
+                    yield told[:end]
+
+
+def _ends(told: str, whole: re.Pattern[str], ending: re.Pattern[str]) -> Iterator[int]:
+    """Where a reference with which a text begins may end."""
+    if (run := whole.match(told)) is not None:
+        ends = (place.start() for place in ending.finditer(told, 1))
+        yield from islice(takewhile(lambda end: end <= run.end(), ends), _ENDINGS)
 
 
 def _forms(text: str) -> Sequence[str]:

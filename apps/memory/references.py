@@ -2,11 +2,21 @@
 
 import re
 import unicodedata
+from collections.abc import Iterator, Mapping
 from typing import Final
 
+from apps.core.erasure import references_in
 from apps.memory.errors import MalformedMemoryReference
 
 _OBSERVATION: Final = re.compile(r"(?:observation:|obs-)?([1-9][0-9]{0,17})", re.ASCII)
+
+# Of ASCII the signs of a subject's id are letters, digits and `_:@.+~-`, by which it is found whole where somebody is
+# forgotten: see core.erasure.
+_OTHERS: Final = r"\x00-*,/;-?\[-^`{-}\x7f"
+_KIND: Final = "[A-Z][A-Z0-9_]{0,29}"
+_NAME: Final = rf"[^{_OTHERS}]*[^.{_OTHERS}]"
+SUBJECT_ID: Final = f"{_KIND}:{_NAME}"
+LONGEST_SUBJECT_ID: Final = 200
 
 
 def observation_ref(number: int) -> str:
@@ -35,3 +45,22 @@ def observation_number(text: str) -> int:
 def key_of(name: str) -> str:
     """What a concept's name or alias is compared by: case, width and spacing do not tell names apart."""
     return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+
+
+def subject_ids_in(*said: object) -> set[str]:
+    """The ids that may be of subjects in texts, and in whatever documents hold: all by which these would be found."""
+    return {
+        name
+        for text in _texts(said)
+        for name in references_in(text, kind=_KIND, name=_NAME, longest=LONGEST_SUBJECT_ID)
+    }
+
+
+def _texts(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _texts(list(value.items()))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _texts(one)

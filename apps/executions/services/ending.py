@@ -4,6 +4,7 @@ was learned where the owner may promote it.
 How it went is told to the planner, which learns from it.
 """
 
+from contextlib import suppress
 from typing import Final
 
 from apps.executions import reports
@@ -12,6 +13,7 @@ from apps.executions.services import announcing
 from apps.executions.services.rounds import Round
 from apps.executions.states import Status, StepStatus, StepType, Strategy
 from apps.memory import services as memory
+from apps.memory.errors import ForgottenOnRequest
 from apps.plans import services as plans
 from apps.tasks import services as tasks
 from apps.tasks.states import Status as TaskStatus
@@ -73,16 +75,18 @@ def finish(work: Round, status: Status) -> None:
         started_at=execution.created_at,
         ended_at=work.now,
     )
-    trace = memory.store_observation(
-        author=work.owner,
-        text=text,
-        domain=_DOMAIN,
-        confidence=1.0,
-        evidence=[f"plan:{execution.plan_id}", f"exec:{execution.ref}"],
-        metadata=metadata,
-        now=work.now,
-    )
-    execution.trace_ref = trace.ref
+    # What names somebody who was forgotten on request leaves no trace in memory.
+    with suppress(ForgottenOnRequest):
+        trace = memory.store_observation(
+            author=work.owner,
+            text=text,
+            domain=_DOMAIN,
+            confidence=1.0,
+            evidence=[f"plan:{execution.plan_id}", f"exec:{execution.ref}"],
+            metadata=metadata,
+            now=work.now,
+        )
+        execution.trace_ref = trace.ref
     _promote(work)
 
 

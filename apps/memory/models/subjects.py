@@ -238,7 +238,7 @@ class Forgotten(TenantModel):
 
     class Meta:
         constraints = [
-            # Serves selectors.is_forgotten().
+            # Serves selectors.forgotten_among().
             models.UniqueConstraint(fields=["tenant", "digest"], name="memory_forgotten_once"),
         ]
 

@@ -1,7 +1,7 @@
 """Questions about subjects, for those who may know of them."""
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -128,19 +128,31 @@ def has_said(subject: Subject, author: Caller, type_: str, text: bytes) -> bool:
     return said.exists()
 
 
+# What can be forgotten, by what it is known again.
+Thing = tuple[str | bytes, ...]
+
+
 def mark_of(*parts: str | bytes) -> bytes:
     """The keyed digest by which a forgotten thing is known again."""
     return keyed_digest(_FORGOTTEN, _joined(parts))
 
 
-def is_forgotten(*things: tuple[str | bytes, ...], tenant_id: int) -> bool:
+def is_forgotten(*things: Thing, tenant_id: int) -> bool:
     """Whether one of these things was forgotten on request."""
-    digests = [digest for parts in things for digest in keyed_digests(_FORGOTTEN, _joined(parts))]
-    return Forgotten.objects.filter(tenant_id=tenant_id, digest__in=digests).exists()
+    return bool(forgotten_among(things, tenant_id=tenant_id))
 
 
-def _joined(parts: tuple[str | bytes, ...]) -> bytes:
-    raw = [part.encode() if isinstance(part, str) else part for part in parts]
+def forgotten_among(things: Iterable[Thing], *, tenant_id: int) -> set[Thing]:
+    """Those of these things that were forgotten on request; nothing is asked about none."""
+    marked = {digest: parts for parts in things for digest in keyed_digests(_FORGOTTEN, _joined(parts))}
+    if not marked:
+        return set()
+    found = Forgotten.objects.filter(tenant_id=tenant_id, digest__in=list(marked))
+    return {marked[bytes(digest)] for digest in found.values_list("digest", flat=True)}
+
+
+def _joined(parts: Thing) -> bytes:
+    raw = [part.encode(errors="surrogatepass") if isinstance(part, str) else part for part in parts]
     return b"".join(hashlib.sha256(part).digest() for part in raw)
 
 

@@ -10,6 +10,7 @@ from apps.memory import selectors, sql
 from apps.memory.errors import AliasTaken, TooManyAliases, UnusableName
 from apps.memory.models import Concept, ConceptName, ConceptRevision, Passage, Relationship
 from apps.memory.references import key_of
+from apps.memory.services.replays import refuse_forgotten
 from apps.principals.tenancy import Caller
 
 _LONGEST_KEY: Final = 200
@@ -29,10 +30,12 @@ def store_concept(
 ) -> Concept:
     """Describe a concept, new or known; what is not given stays as it was, aliases are added.
 
+    :raises ForgottenOnRequest: if it names somebody who was forgotten on request.
     :raises AliasTaken: if one of the names stands for another concept.
     :raises TooManyAliases: if it would have more than :data:`MOST_ALIASES`.
     :raises UnusableName: if one of them can't be a name.
     """
+    refuse_forgotten(author, name, concept_type, aliases, metadata, text=description or "")
     (concept,) = _named_concepts(author=author, names=[name], aliases=aliases, now=now)
     aliases = [alias for alias in dict.fromkeys([*concept.aliases, *aliases]) if key_of(alias) != concept.key]
     if len(aliases) > max(MOST_ALIASES, len(concept.aliases)):
@@ -67,7 +70,9 @@ def add_relationship(
     A concept that is named here for the first time is created, to be described later.
 
     :raises UnusableName: if one of the names can't be one.
+    :raises ForgottenOnRequest: if it names somebody who was forgotten on request.
     """
+    refuse_forgotten(author, from_concept, to_concept, rel_type, text=description or "")
     ends = _named_concepts(author=author, names=[from_concept, to_concept], now=now)
     relationship, _ = Relationship.objects.update_or_create(
         tenant_id=author.tenant_id,

@@ -2,9 +2,10 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
+from itertools import chain
 from typing import Any, Final, TypeVar
 
 from django.db import connection, transaction
@@ -17,6 +18,7 @@ from apps.digests import services as inboxes
 from apps.digests.services import Poster, ReceiptDraft
 from apps.memory import cache, selectors, sql
 from apps.memory.models import Concept, Item, Observation, Passage, Pattern, Session, Subject
+from apps.memory.services.replays import marks_of_texts, marks_of_turns
 from apps.memory.services.subjects import revised
 from apps.memory.texts import bare
 from apps.principals.tenancy import Caller, acting_as_system
@@ -97,12 +99,13 @@ def _forget(author: Caller, subject_id: str, item: int | None, now: datetime) ->
     remaining: dict[str, int] = {}
     if item is None:
         marks = _marks(subject, Item.objects.filter(subject=subject)) | {selectors.mark_of(subject.key)}
+        marks |= _marks_of_said(subject)
         erased = _erase(subject)
     else:
         texts = _lineage(subject, item)
         words = Wanted(tenant_id=author.tenant_id, reference="", texts=texts)
         going = Item.objects.filter(pk__in=ITEMS.numbers(words, among=_ABOUT, subject=subject.pk))
-        marks = _marks(subject, going)
+        marks = _marks(subject, going) | _marks_of_words(subject, words)
         erased, remaining = _erase_words(subject, going, words)
         revised(subject, now)
     wanted = Wanted(tenant_id=author.tenant_id, reference=subject.key, texts=texts)
@@ -165,6 +168,27 @@ def _marks(subject: Subject, items: QuerySet[Item]) -> set[bytes]:
     """Those of all the texts of these items."""
     found = items.order_by().values_list("text_digest", flat=True).distinct()
     return {selectors.mark_of(subject.key, bytes(digest)) for digest in found}
+
+
+_OF_SESSIONS: Final = ("principal_id", "conversation_id", "summary")
+_OF_TURNS: Final = ("session__principal_id", "session__conversation_id", "text")
+
+
+def _marks_of_said(subject: Subject) -> set[bytes]:
+    """Those of all that was said in sessions with the subject, and of their summaries."""
+    sessions = Session.objects.filter(subject=subject)
+    turns = Observation.objects.filter(session__in=sessions)
+    return marks_of_turns(chain(sessions.values_list(*_OF_SESSIONS), turns.values_list(*_OF_TURNS)))
+
+
+def _marks_of_words(subject: Subject, words: Wanted) -> set[bytes]:
+    """Those of what holds these words, and is about the subject or names it."""
+    sessions = Session.objects.filter(pk__in=_SUMMARIES.numbers(words, among=_ABOUT, subject=subject.pk))
+    turns = Observation.objects.filter(pk__in=OBSERVATIONS.numbers(words, among=_SAID_WITH, subject=subject.pk))
+    naming = Observation.objects.filter(pk__in=OBSERVATIONS.numbers(replace(words, reference=subject.key)))
+    return marks_of_turns(chain(sessions.values_list(*_OF_SESSIONS), turns.values_list(*_OF_TURNS))) | marks_of_texts(
+        subject.key, naming.values_list("text", flat=True)
+    )
 
 
 def _erase(subject: Subject) -> dict[str, int]:

@@ -19,6 +19,7 @@ from apps.memory.errors import (
     StatementStands,
 )
 from apps.memory.models import Item, Passage, Subject
+from apps.memory.services.replays import refuse_forgotten
 from apps.memory.services.subjects import held_to_write, revised
 from apps.memory.states import ItemType
 from apps.memory.texts import same_text
@@ -79,7 +80,7 @@ def remember(*, author: Caller, draft: ItemDraft, now: datetime) -> Remembered:
     answers the same question for the same time is superseded for that time, and stays known for the rest of its own.
 
     :raises UnknownSubject: if there is none, or it is not shared with the author.
-    :raises ForgottenOnRequest: if this text was forgotten on request.
+    :raises ForgottenOnRequest: if this text was forgotten on request, or it names somebody who was.
     :raises MemoryDisabled: if the subject wants nothing remembered.
     :raises PatternsNotLearned: if it is a pattern, and the subject wants none learned.
     :raises Echo: if the author was given this text as a memory of the subject and brings no evidence of its own.
@@ -149,6 +150,7 @@ def _permit(author: Caller, subject: Subject, draft: ItemDraft, digest: bytes) -
     forgotten = selectors.is_forgotten((subject.key, digest), tenant_id=author.tenant_id)
     if forgotten and not draft.remember_again:
         raise ForgottenOnRequest("This was forgotten on request; only at the subject's wish it is remembered again.")
+    refuse_forgotten(author, draft.text, draft.slot, draft.source, draft.evidence)
     if draft.stated or any(not ref.startswith(_ECHOES) for ref in draft.evidence):
         return
     # Formatted patterns begin with a word that was never stored.

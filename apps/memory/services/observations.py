@@ -9,6 +9,7 @@ from django.db import transaction
 from apps.memory import selectors, sql
 from apps.memory.errors import AboutAnother, AlreadySuperseded
 from apps.memory.models import Observation, Passage
+from apps.memory.services.replays import refuse_forgotten
 from apps.memory.services.sessions import take_turn
 from apps.principals.tenancy import Caller
 
@@ -34,12 +35,19 @@ def store_observation(
         said around it into account. One that is not known yet begins. What is said with a subject is about it.
     :param speaker: who said it.
     :param supersedes: the reference of an older statement in whose place this one stands from now on.
+    :raises ForgottenOnRequest: if it names somebody who was forgotten on request, or says again what was.
     :raises UnknownMemory: if there is no such older statement, or it is about a subject that is not shared with the
         author.
     :raises AboutAnother: if it is about another subject, or about one where this is about none.
     :raises AlreadySuperseded: if another statement stands in its place already.
     :raises ConversationFull: if the conversation takes no more turns.
     """
+    refuse_forgotten(
+        author,
+        *(conversation_id, speaker, domain, evidence, metadata),
+        text=text,
+        conversation_id=conversation_id,
+    )
     turn = None
     if conversation_id is not None:
         turn = take_turn(principal=author, conversation_id=conversation_id, at=min(occurred_at or now, now))

@@ -9,6 +9,7 @@ from apps.memory import sql
 from apps.memory.errors import UnknownMemory
 from apps.memory.models import Observation, Passage, Pattern, PatternRevision
 from apps.memory.references import observation_ref
+from apps.memory.services.replays import refuse_forgotten
 from apps.principals.tenancy import Caller
 
 
@@ -25,8 +26,10 @@ def update_pattern(
 ) -> Pattern:
     """Write down what was found to hold, or revise it; every revision is kept.
 
+    :raises ForgottenOnRequest: if it names somebody who was forgotten on request, or says again what was.
     :raises UnknownMemory: if the tenant has not all of these observations.
     """
+    refuse_forgotten(author, category, pattern_name, text=pattern_text)
     known = set(Observation.objects.filter(pk__in=evidence_observation_ids).values_list("pk", flat=True))
     if missing := [number for number in evidence_observation_ids if number not in known]:
         raise UnknownMemory(f"There is no {observation_ref(missing[0])!r}.")

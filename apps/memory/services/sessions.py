@@ -11,6 +11,7 @@ from apps.core.ids import random_id
 from apps.memory import selectors, sql
 from apps.memory.errors import ConversationFull
 from apps.memory.models import MOST_TURNS, Session, Subject
+from apps.memory.services.replays import refuse_forgotten
 from apps.memory.services.subjects import holding, revised, to_be_written
 from apps.principals.tenancy import Caller
 
@@ -36,9 +37,16 @@ def record_session(
     A conversation with a subject that is no longer shared with the principal is over, as if the subject had been
     forgotten: another begins under its id.
 
+    :raises ForgottenOnRequest: if it names somebody who was forgotten on request, or says again what was.
     :raises UnknownSubject: if there is none of this id, or it is not shared with the principal.
     :raises MemoryDisabled: if the subject of the conversation wants nothing remembered.
     """
+    refuse_forgotten(
+        principal,
+        *(conversation_id, platform, title, topics, tone),
+        text=summary or "",
+        conversation_id=conversation_id if summary else None,
+    )
     session = _held_to_name(subject_id, principal, conversation_id, now)
     # The session is held by now, so that its subject is known; subjects are the last that anybody takes.
     subjects = _concerned(session, principal, subject_id)

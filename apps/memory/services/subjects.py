@@ -13,6 +13,7 @@ from apps.core.sql import violated_constraint
 from apps.memory import selectors
 from apps.memory.errors import ForgottenOnRequest, MemoryDisabled, SubjectExists, TooManyPreferences
 from apps.memory.models import MemoryPolicy, Subject, SubjectQuerySet
+from apps.memory.services.replays import refuse_forgotten
 from apps.principals.tenancy import Caller
 
 MOST_PREFERENCES: Final = 50
@@ -36,10 +37,11 @@ def add_subject(
 
     :param remember_again: somebody who was forgotten on request wants to be remembered.
     :raises SubjectExists: if it is remembered already.
-    :raises ForgottenOnRequest: if it was forgotten on request.
+    :raises ForgottenOnRequest: if it was forgotten on request, or what is said of it names somebody who was.
     """
     if not remember_again and selectors.is_forgotten((subject_id,), tenant_id=author.tenant_id):
         raise ForgottenOnRequest("This subject was forgotten on request; only at its own wish it is remembered again.")
+    refuse_forgotten(author, change.given, change.preferences)
     subject = Subject(tenant_id=author.tenant_id, key=subject_id, created_at=now, revised_at=now)
     _apply(subject, change)
     try:
@@ -57,11 +59,13 @@ def update_subject(*, author: Caller, subject_id: str, change: SubjectChange, no
     """Change what is known of a subject itself, or what may be done with memories of it.
 
     :raises UnknownSubject: if there is none, or it is not shared with the author.
+    :raises ForgottenOnRequest: if it names somebody who was forgotten on request.
     :raises TooManyPreferences: if it would have more than :data:`MOST_PREFERENCES`.
     """
     subject = held(author, subject_id)
     if subject is None:
         raise selectors.unknown(subject_id)
+    refuse_forgotten(author, change.given, change.preferences)
     _apply(subject, change)
     if "delete_after_days" in change.given:
         # The sweep finds out when it is.

@@ -1,12 +1,14 @@
 """Learning from plans that were carried out: outcomes are noted, models learned from them, judged and taken into use."""
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
 
 from django.db import transaction
 
 from apps.memory import services as memory
+from apps.memory.errors import ForgottenOnRequest
 from apps.plans import learning, selectors, shelf, sql
 from apps.plans.choosing import Judged, judge, look
 from apps.plans.documents import WORKER_STEPS
@@ -220,11 +222,13 @@ def _write_down_habits(plans: Sequence[Past], now: datetime) -> None:
     written = selectors.written_habits()
     for habit in habits(plans, names):
         if written.get(habit.name) != habit.text:
-            memory.update_pattern(
-                author=author,
-                category=selectors.HABITS,
-                pattern_name=habit.name,
-                pattern_text=habit.text,
-                confidence=habit.confidence,
-                now=now,
-            )
+            # A name that a step was given may be of somebody who was forgotten on request.
+            with suppress(ForgottenOnRequest):
+                memory.update_pattern(
+                    author=author,
+                    category=selectors.HABITS,
+                    pattern_name=habit.name,
+                    pattern_text=habit.text,
+                    confidence=habit.confidence,
+                    now=now,
+                )

@@ -1,0 +1,198 @@
+"""What was forgotten is not brought back by writing it again, wherever it was written."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from apps.core.erasure import Wanted
+from apps.memory import services
+from apps.memory.errors import ForgottenOnRequest
+from apps.memory.models import Concept, Item, Observation, Pattern, Session
+from apps.memory.references import subject_ids_in
+from apps.memory.tools.shapes import SubjectId
+from apps.principals.models import Tenant
+from apps.principals.scopes import Kind
+from apps.principals.tenancy import Caller, acting_as
+from tests.factories import T0, make_caller, make_tenant
+from tests.memory.subjects import ALICE, add, change, remember
+
+pytestmark = pytest.mark.usefixtures("own_artifacts")
+
+BOB = "USER:bob"
+ABOUT = {"people": [{"subject_id": ALICE}]}
+
+
+def observe(author: Caller, text: str = "Has a zebra.", **said: Any) -> Observation:
+    return services.store_observation(author=author, text=text, now=T0, **said)
+
+
+def write_pattern(author: Caller, **said: Any) -> Pattern:
+    given: dict[str, Any] = {"category": "c", "pattern_name": "n", "pattern_text": "t", "confidence": 1} | said
+    return services.update_pattern(author=author, now=T0, **given)
+
+
+def describe(author: Caller, **said: Any) -> Concept:
+    return services.store_concept(author=author, now=T0, **({"name": "zebra"} | said))
+
+
+def relate(author: Caller, **said: Any) -> object:
+    ends = {"from_concept": "a", "to_concept": "b", "rel_type": "knows"}
+    return services.add_relationship(author=author, now=T0, **(ends | said))
+
+
+def record(author: Caller, conversation_id: str = "c", **said: Any) -> Session:
+    return services.record_session(principal=author, conversation_id=conversation_id, now=T0, **said)
+
+
+def forget(author: Caller, **what: Any) -> None:
+    services.forget(author=author, subject_id=ALICE, now=T0, **what)
+
+
+NAMING: dict[str, Callable[[Caller], object]] = {
+    "observation": lambda kee: observe(kee, f"{ALICE} has a zebra."),
+    "metadata": lambda kee: observe(kee, metadata=ABOUT),
+    "key": lambda kee: observe(kee, metadata={ALICE: 1}),
+    "document": lambda kee: observe(kee, metadata={"raw": json.dumps({"note": f"\n{ALICE}"})}),
+    "evidence": lambda kee: observe(kee, evidence=[f"said by {ALICE}."]),
+    "speaker": lambda kee: observe(kee, speaker=ALICE),
+    "pattern": lambda kee: write_pattern(kee, pattern_text=f"{ALICE} asks twice"),
+    "pattern's name": lambda kee: write_pattern(kee, pattern_name=ALICE),
+    "concept": lambda kee: describe(kee, description=f"Kept by {ALICE}"),
+    "alias": lambda kee: describe(kee, aliases=[ALICE]),
+    "concept's metadata": lambda kee: describe(kee, metadata=ABOUT),
+    "relationship": lambda kee: relate(kee, description=f"says {ALICE}"),
+    "end": lambda kee: relate(kee, to_concept=ALICE),
+    "summary": lambda kee: record(kee, summary=f"With {ALICE}, of zebras"),
+    "topics": lambda kee: record(kee, topics=["zebras", ALICE]),
+    "conversation": lambda kee: record(kee, f"with {ALICE}/1"),
+    "turn's conversation": lambda kee: observe(kee, conversation_id=f"with {ALICE}"),
+    "another's item": lambda kee: remember(kee, f"Married to {ALICE}", BOB),
+    "another's preference": lambda kee: change(kee, BOB, preferences={"friend": ALICE}),
+    "another": lambda kee: add(kee, "USER:carol", display_name=f"friend of {ALICE}"),
+}
+
+
+@pytest.mark.parametrize("write", NAMING.values(), ids=NAMING)
+def test_what_names_a_forgotten_subject_is_refused_until_it_is_remembered_again(
+    as_kee: Caller, write: Callable[[Caller], object]
+) -> None:
+    add(as_kee, BOB)
+    add(as_kee)
+    with transaction.atomic():
+        write(as_kee)
+        transaction.set_rollback(True)
+    forget(as_kee)
+    with pytest.raises(ForgottenOnRequest), transaction.atomic():
+        write(as_kee)
+    services.add_subject(
+        author=as_kee, subject_id=ALICE, change=services.SubjectChange(given={}), remember_again=True, now=T0
+    )
+    write(as_kee)
+
+
+def test_another_whose_id_is_longer_and_another_tenants_are_not_refused(as_kee: Caller) -> None:
+    add(as_kee)
+    forget(as_kee)
+    observe(as_kee, f"{ALICE}2 and {ALICE}+work and X:{ALICE} have zebras.")
+    stranger = make_caller(make_tenant("globex"))
+    with acting_as(stranger):
+        observe(stranger, f"{ALICE} has a zebra.")
+
+
+def test_what_was_said_with_a_forgotten_subject_is_not_said_again_in_that_conversation(
+    as_kee: Caller, tenant: Tenant
+) -> None:
+    add(as_kee)
+    record(as_kee, subject_id=ALICE, summary="About zebras.")
+    for text in ("I have a zebra.", "How nice!"):
+        observe(as_kee, text, conversation_id="c")
+    forget(as_kee)
+    for replay in (
+        lambda: observe(as_kee, "i have a zebra", conversation_id="c"),
+        lambda: record(as_kee, summary="About zebras."),
+    ):
+        with pytest.raises(ForgottenOnRequest), transaction.atomic():
+            replay()
+    observe(as_kee, "Another day.", conversation_id="c")
+    observe(as_kee, "How nice!", conversation_id="other")
+    observe(as_kee, "How nice!")
+    lee = make_caller(tenant, "Lee")
+    with acting_as(lee):
+        observe(lee, "How nice!", conversation_id="c")
+
+
+def test_what_was_erased_with_a_forgotten_item_is_not_written_again(as_kee: Caller) -> None:
+    add(as_kee)
+    item = remember(as_kee, "Has a zebra at home").item
+    record(as_kee, subject_id=ALICE, summary="Has a zebra at home, I hear.")
+    observe(as_kee, "Say: has a zebra at home", conversation_id="c")
+    observe(as_kee, "It has a zebra at home!", metadata=ABOUT)
+    forget(as_kee, item=item.pk)
+    assert set(Observation.objects.values_list("text", flat=True)) == {""}
+    for replay in (
+        lambda: record(as_kee, summary="Has a zebra at home, I hear."),
+        lambda: observe(as_kee, "Say: has a zebra at home", conversation_id="c"),
+        lambda: observe(as_kee, "It has a zebra at home!", metadata=ABOUT),
+        lambda: observe(as_kee, "Has a zebra at home", metadata=ABOUT),
+    ):
+        with pytest.raises(ForgottenOnRequest), transaction.atomic():
+            replay()
+    observe(as_kee, "Has a zebra at home")
+    observe(as_kee, "Asked about the weather", metadata=ABOUT)
+    remember(as_kee, "Has a zebra at home", remember_again=True)
+    observe(as_kee, "Has a zebra at home", metadata=ABOUT)
+
+
+def test_what_names_nobody_and_is_of_no_conversation_costs_no_look_and_anything_else_one(as_kee: Caller) -> None:
+    def looks(**said: Any) -> int:
+        with CaptureQueriesContext(connection) as captured:
+            observe(as_kee, **said)
+        return sum("memory_forgotten" in query["sql"] for query in captured)
+
+    assert looks(metadata={"plan": "plan-1", "at": "10:30", "url": "http://x/"}, evidence=["observation:1"]) == 0
+    assert looks(conversation_id="c") == 1
+    assert looks(text=f"{ALICE} met {BOB}", metadata=ABOUT, conversation_id="c") == 1
+
+
+def test_a_delegate_does_not_promote_what_was_forgotten(as_kee: Caller, tenant: Tenant) -> None:
+    add(as_kee)
+    forget(as_kee)
+    coder = make_caller(tenant, "Coder", Kind.DELEGATE)
+    services.set_promotion_policy(
+        author=as_kee, delegate="Coder", domains=["zoo"], confidence_threshold=0, requires_novel=True, now=T0
+    )
+    with acting_as(coder):
+        done = services.promote(delegate=coder, text=f"{ALICE} has a zebra.", domain="zoo", confidence=1, now=T0)
+    assert (done.verdict, done.observation) == (services.Verdict.FORGOTTEN, None)
+    assert Item.objects.count() == 0
+
+
+_IDS = TypeAdapter(SubjectId)
+_ODD = st.sampled_from("aZ9_:@.+~- \n\\\"'/,;(){}[]é“”東 \u00a0😀")
+
+
+@given(before=st.text(_ODD, max_size=8), name=st.text(_ODD, min_size=1, max_size=8), after=st.text(_ODD, max_size=8))
+@example(before="", name="alice", after="”, said Bob")
+@example(before="ä", name="josé", after=".")
+@example(before="(", name="“a” “b”", after=")")
+def test_every_id_by_which_forgetting_would_find_a_text_is_found_in_it(before: str, name: str, after: str) -> None:
+    subject_id = f"USER:{name}"
+    try:
+        _IDS.validate_python(subject_id)
+    except ValidationError:
+        assume(False)
+    wanted = Wanted(tenant_id=1, reference=subject_id)
+    text = f"{before}{subject_id}{after}"
+    for said in (text, json.dumps(text), json.dumps(text, ensure_ascii=False), quote(text), quote(text, safe=":@")):
+        if wanted.stands_in(said):
+            assert subject_id in subject_ids_in({"said": [said]})
+    if wanted.stands_in(json.dumps({"said": text}, ensure_ascii=False)):
+        assert subject_id in subject_ids_in({"said": text})
