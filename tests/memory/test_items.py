@@ -1,11 +1,14 @@
 """What is remembered of subjects: both times, duplicates, contradictions, echoes; and what a subject forbids."""
 
+import json
+import re
 import threading
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import IntegrityError, connection, transaction
+from django.test import Client
 
 from apps.memory import selectors, services
 from apps.memory.errors import (
@@ -25,11 +28,27 @@ from apps.memory.services import MOST_PREFERENCES, Outcome
 from apps.memory.states import ItemType
 from apps.memory.tools.items import ListItems, list_memory_items
 from apps.principals.models import Tenant
+from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as
-from tests.factories import T0, make_caller, make_tenant
+from tests.factories import T0, make_caller, make_tenant, make_token
 from tests.memory.subjects import ALICE, add, change, envelope, facts, remember
 
 DAY = timedelta(days=1)
+
+
+def call(token: str, method: str, path: str, given: dict[str, Any] | None = None) -> dict[str, Any]:
+    answered: dict[str, Any] = (
+        Client()
+        .generic(
+            method,
+            f"/api/v1/subjects{path}",
+            "" if given is None else json.dumps(given),
+            content_type="application/json",
+            headers={"Authorization": f"Bearer {token}"},
+        )
+        .json()
+    )
+    return answered
 
 
 def rev(subject_id: str = ALICE) -> int:
@@ -132,6 +151,31 @@ def test_an_anonymized_items_dates_are_months(as_kee: Caller) -> None:
     month = T0.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     assert {shown.said_at, shown.recorded_at, shown.valid_from} == {month}
     assert subject.anonymize_dates
+
+
+def test_no_answer_about_an_anonymized_subject_tells_a_day_but_an_administrators_export(tenant: Tenant) -> None:
+    kee = make_token(tenant, "Kee", scopes=[Scope.MEMORY])
+    call(kee, "POST", "", {"subject_id": ALICE, "constraints": {"anonymize_dates": True}})
+    call(kee, "POST", f"/{ALICE}/items", {"fact": "Loves fettuccini"})
+    caller = make_caller(tenant)
+    with acting_as(caller):
+        services.record_session(principal=caller, conversation_id="c", subject_id=ALICE, summary="s", now=T0)
+        services.store_observation(author=caller, text="Hello.", conversation_id="c", now=T0 + DAY)
+        remember(caller, "Went to the clinic", now=T0 + DAY)
+    answers = [
+        call(kee, "POST", f"/{ALICE}/items", {"fact": "went to the clinic", "stated": True}),
+        call(kee, "GET", f"/{ALICE}"),
+        call(kee, "PATCH", f"/{ALICE}", {"display_name": "Alice"}),
+        call(kee, "GET", f"/{ALICE}/items"),
+        call(kee, "GET", f"/{ALICE}/export"),
+        call(kee, "GET", f"/{ALICE}/export?turns_after=1"),
+    ]
+    found = [re.findall(r"\d{4}-\d\d-\d\dT[^\"]*", json.dumps(answer)) for answer in answers]
+    assert all(found[:5])
+    assert {moment[7:].replace("+00:00", "Z") for moments in found for moment in moments} == {"-01T00:00:00Z"}
+    admin = make_token(tenant, "Ada", scopes=[Scope.MEMORY, Scope.ADMIN])
+    exact = call(admin, "GET", f"/{ALICE}/export")
+    assert str((T0 + DAY).date()) in json.dumps([exact["items"], exact["turns"]])
 
 
 def test_nothing_is_remembered_of_a_subject_that_forbids_it(as_kee: Caller) -> None:

@@ -4,12 +4,13 @@ from apps.memory.selectors.concepts import concept_named, concepts_named, concep
 from apps.memory.selectors.embedding import Embedding, embedding
 from apps.memory.selectors.holdings import Holdings, holdings
 from apps.memory.selectors.observations import observation_of
-from apps.memory.selectors.recalling import Hit, recall, to_the_month
+from apps.memory.selectors.recalling import Hit, recall
 from apps.memory.selectors.sessions import Conversation, recent_sessions
 from apps.memory.selectors.subjects import (
     TURNS_AT_ONCE,
     Policy,
     Thing,
+    dates_of,
     export,
     forgotten_among,
     has_said,
@@ -39,6 +40,7 @@ __all__ = [
     "concepts_named",
     "concepts_of_type",
     "concepts_told_of",
+    "dates_of",
     "embedding",
     "export",
     "forgotten_among",
@@ -54,7 +56,6 @@ __all__ = [
     "recall",
     "recent_sessions",
     "subject_of",
-    "to_the_month",
     "turns",
     "unknown",
     "was_served",

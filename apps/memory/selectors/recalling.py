@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, Final
 
 from apps.memory import sql
 from apps.memory.questions import read
-from apps.memory.selectors.subjects import unknown
+from apps.memory.selectors.subjects import as_it_is, dates_of, unknown
 from apps.principals.tenancy import Caller
 
 # A cautious estimate of how many characters of English make a token.
@@ -72,7 +72,7 @@ def recall(
         meant=meant,
         limit=min(limit, sql.MOST),
     )
-    shown = to_the_month if subject is not None and subject.anonymize_dates else _as_it_is
+    shown = as_it_is if subject is None else dates_of(subject)
     hits = [
         Hit(
             ref=one.ref,
@@ -98,15 +98,6 @@ def _readable(caller: Caller, subject_id: str) -> sql.Readable:
     if found is None:
         raise unknown(subject_id)
     return found
-
-
-def _as_it_is(moment: datetime) -> datetime:
-    return moment
-
-
-def to_the_month(moment: datetime) -> datetime:
-    """A moment as it is shown where dates are anonymized."""
-    return moment.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
 def _why(found: sql.Found) -> str:

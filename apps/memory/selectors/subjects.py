@@ -1,10 +1,10 @@
 """Questions about subjects, for those who may know of them."""
 
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from django.db.models import Exists, F, OuterRef, Q, Value
 from django.db.models.functions import Least
@@ -67,6 +67,31 @@ def subject_of(subject_id: str, *, viewer: Caller) -> Subject:
     if subject is None:
         raise unknown(subject_id)
     return subject
+
+
+class _Dated(Protocol):
+    @property
+    def anonymize_dates(self) -> bool: ...
+
+
+def dates_of(subject: _Dated) -> Callable[[datetime], datetime]:
+    """How moments are shown that have to do with a subject."""
+    return _to_the_month if subject.anonymize_dates else as_it_is
+
+
+def as_it_is(moment: datetime) -> datetime:
+    return moment
+
+
+def _to_the_month(moment: datetime) -> datetime:
+    return moment.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+
+
+def _dated(rows: Iterable[Mapping[str, Any]], shown: Callable[[datetime], datetime]) -> list[dict[str, Any]]:
+    """Rows with their moments as they are shown."""
+    return [
+        {name: shown(value) if isinstance(value, datetime) else value for name, value in row.items()} for row in rows
+    ]
 
 
 def item_of(subject: Subject, number: int) -> Item:
@@ -159,52 +184,60 @@ def _joined(parts: Thing) -> bytes:
 TURNS_AT_ONCE: Final = 1_000
 
 
-def export(subject: Subject) -> dict[str, Any]:
+def export(subject: Subject, *, exactly: bool = False) -> dict[str, Any]:
     """All that is stored about a subject: itself, every item with its history, sessions, and who was given envelopes.
 
     With the first :data:`TURNS_AT_ONCE` of what was said in these sessions; see :func:`turns`.
+
+    :param exactly: with dates as they are, whatever the subject has settled.
     """
+    shown = as_it_is if exactly else dates_of(subject)
+    itself = {
+        name: getattr(subject, name)
+        for name in (
+            "key", "display_name", "learning_level", "domains", "preferences", "memory_enabled", "learn_patterns",
+            "share_with", "anonymize_dates", "delete_after_days", "rev", "created_at", "revised_at",
+        )
+    }  # fmt: skip
     return {
-        "subject": {
-            name: getattr(subject, name)
-            for name in (
-                "key", "display_name", "learning_level", "domains", "preferences", "memory_enabled", "learn_patterns",
-                "share_with", "anonymize_dates", "delete_after_days", "rev", "created_at", "revised_at",
-            )
-        },
-        "items": list(
+        "subject": _dated([itself], shown)[0],
+        "items": _dated(
             Item.objects.filter(subject=subject)
             .order_by("pk")
             .values(
                 "id", "type", "text", "slot", "confidence", "source", "stated", "evidence", "valid_from", "valid_to",
                 "said_at", "recorded_at", "superseded_at", "superseded_by", author_name=F("author__name"),
-            )
+            ),
+            shown,
         ),
-        "sessions": list(
+        "sessions": _dated(
             Session.objects.filter(subject=subject)
             .order_by("pk")
             .values(
                 "conversation_id", "platform", "title", "summary", "topics", "tone", "started_at", "last_active_at",
                 principal_name=F("principal__name"),
-            )
+            ),
+            shown,
         ),
-        "envelopes_loaded": list(
+        "envelopes_loaded": _dated(
             EnvelopeLoaded.objects.filter(subject=subject)
             .order_by("pk")
-            .values("rev", "loaded_at", viewer_name=F("viewer__name"))
+            .values("rev", "loaded_at", viewer_name=F("viewer__name")),
+            shown,
         ),
-        "turns": turns(subject),
+        "turns": turns(subject, exactly=exactly),
     }  # fmt: skip
 
 
-def turns(subject: Subject, *, after: int = 0) -> list[dict[str, Any]]:
+def turns(subject: Subject, *, after: int = 0, exactly: bool = False) -> list[dict[str, Any]]:
     """What was said in sessions with a subject, in the order in which it was stored: so much at once.
 
+    :param exactly: with dates as they are, whatever the subject has settled.
     :param after: only what was stored after the observation of this number.
     """
-    rows = Observation.objects.filter(session__subject=subject, pk__gt=after).exclude(text="").order_by("pk")
-    shown = rows.values(
+    said = Observation.objects.filter(session__subject=subject, pk__gt=after).exclude(text="").order_by("pk")
+    rows = said.values(
         "id", "speaker", "text", "domain", "confidence", "evidence", "metadata", "occurred_at", "recorded_at",
         "superseded_at", "superseded_by", author_name=F("author__name"), conversation_id=F("session__conversation_id"),
     )  # fmt: skip
-    return [dict(row) for row in shown[:TURNS_AT_ONCE]]
+    return _dated(rows[:TURNS_AT_ONCE], as_it_is if exactly else dates_of(subject))

@@ -79,7 +79,9 @@ class RememberedFact(Output):
     """The items in whose place it stands."""
 
 
-def _shown(item: Item) -> ItemOutput:
+def _listed(item: Item, subject: Subject) -> ItemOutput:
+    """An item as its subject wants it shown."""
+    shown = selectors.dates_of(subject)
     return ItemOutput(
         ref=item.ref,
         type=ItemType(item.type),
@@ -89,11 +91,11 @@ def _shown(item: Item) -> ItemOutput:
         source=item.source,
         stated=item.stated,
         evidence=item.evidence,
-        valid_from=item.valid_from,
-        valid_to=item.valid_to,
-        said_at=item.said_at,
-        recorded_at=item.recorded_at,
-        superseded_at=item.superseded_at,
+        valid_from=shown(item.valid_from),
+        valid_to=item.valid_to and shown(item.valid_to),
+        said_at=shown(item.said_at),
+        recorded_at=shown(item.recorded_at),
+        superseded_at=item.superseded_at and shown(item.superseded_at),
         superseded_by=None if item.superseded_by_id is None else f"item:{item.superseded_by_id}",
     )
 
@@ -129,7 +131,7 @@ def remember_fact(caller: Caller, given: RememberFact) -> RememberedFact:
     )
     return RememberedFact(
         status=remembered.outcome,
-        item=_shown(remembered.item),
+        item=_listed(remembered.item, remembered.item.subject),
         replaced=[f"item:{number}" for number in remembered.replaced],
     )
 
@@ -151,15 +153,6 @@ class Items(Output):
     items: list[ItemOutput]
     """The newest first."""
     next_before: int | None
-
-
-def _listed(item: Item, subject: Subject) -> ItemOutput:
-    """An item as its subject wants it shown."""
-    shown = _shown(item)
-    if not subject.anonymize_dates:
-        return shown
-    moments = {name: value for name, value in shown if isinstance(value, datetime)}
-    return shown.model_copy(update={name: selectors.to_the_month(value) for name, value in moments.items()})
 
 
 @operation(

@@ -13,6 +13,7 @@ from apps.memory.envelopes import Constraints
 from apps.memory.models import Subject
 from apps.memory.services import SubjectChange
 from apps.memory.tools.shapes import Domain, SubjectId
+from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 
 PreferenceKey = Annotated[Text, StringConstraints(min_length=1, max_length=100)]
@@ -90,6 +91,7 @@ def _change(given: SubjectFields) -> SubjectChange:
 
 
 def _shown(subject: Subject) -> SubjectOutput:
+    shown = selectors.dates_of(subject)
     return SubjectOutput(
         subject_id=subject.key,
         display_name=subject.display_name or None,
@@ -98,8 +100,8 @@ def _shown(subject: Subject) -> SubjectOutput:
         preferences=subject.preferences,
         constraints=Constraints.model_validate(subject),
         rev=subject.rev,
-        created_at=subject.created_at,
-        revised_at=subject.revised_at,
+        created_at=shown(subject.created_at),
+        revised_at=shown(subject.revised_at),
     )
 
 
@@ -178,13 +180,15 @@ class ExportSubject(OfSubject):
 )
 def export_subject(caller: Caller, given: ExportSubject) -> Export:
     """Everything that is stored about a subject, as JSON: itself, each item with its history, its sessions, what was said
-    in them, and to whom envelopes of it were given."""
+    in them, and to whom envelopes of it were given. Where its dates are anonymized, those who administer the tenant get them
+    exactly."""
     subject = selectors.subject_of(given.subject_id, viewer=caller)
+    exactly = caller.may(Scope.ADMIN)
     if given.turns_after is None:
-        found = selectors.export(subject)
+        found = selectors.export(subject, exactly=exactly)
     else:
         found = {"subject": {}, "items": [], "sessions": [], "envelopes_loaded": []}
-        found["turns"] = selectors.turns(subject, after=given.turns_after)
+        found["turns"] = selectors.turns(subject, after=given.turns_after, exactly=exactly)
     turns = found["turns"]
     following = turns[-1]["id"] if len(turns) == selectors.TURNS_AT_ONCE else None
     return Export.model_validate({**found, "next_turns_after": following})
