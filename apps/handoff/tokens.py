@@ -1,4 +1,8 @@
-"""What reading costs: tokens of a model's context, estimated without a model."""
+"""What reading costs: tokens of a model's context, estimated without a model.
+
+The middle of what models make of prose and code, because costs are compared here, and a count that errs on one side would
+flatter the comparison. Budgets are kept by a cautious count (see apps.memory.texts).
+"""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -8,6 +8,7 @@ from django.test.utils import CaptureQueriesContext
 
 from apps.memory import services
 from apps.memory.selectors import recall
+from apps.memory.texts import tokens
 from apps.principals.tenancy import Caller, acting_as
 from tests import ground
 from tests.factories import T0, make_caller, make_tenant
@@ -83,11 +84,23 @@ def test_what_is_superseded_is_recalled_only_as_of_before(as_kee: Caller) -> Non
     assert refs(as_kee, "port", as_of=T0 + timedelta(minutes=59)) == ["The port is 80."]
 
 
-def test_a_budget_leaves_out_what_goes_over_it_but_never_everything(as_kee: Caller) -> None:
-    for number in range(3):
-        observe(as_kee, f"{number} " + "long " * 20)
-    assert len(recall("long", caller=as_kee, max_tokens=1)) == 1
-    assert len(recall("long", caller=as_kee, max_tokens=60)) == 2
+@pytest.mark.parametrize("words", ["long " * 20, "長い話 " * 20, "дл" * 30, "9f8e" * 20, "😀 " * 20])
+@pytest.mark.parametrize("query", ["told", ""])
+def test_a_budget_is_never_exceeded_in_whatever_is_written(as_kee: Caller, words: str, query: str) -> None:
+    for number in range(6):
+        observe(as_kee, f"told {number} {words}")
+    whole = sum(tokens(hit.text) for hit in recall(query, caller=as_kee))
+    for budget in range(1, whole + 2, 7):
+        taken = sum(tokens(hit.text) for hit in recall(query, caller=as_kee, max_tokens=budget))
+        assert budget - whole // 6 - 1 <= taken <= budget
+    assert len(recall(query, caller=as_kee, max_tokens=whole)) == 6
+
+
+def test_what_is_too_long_for_a_budget_leaves_room_for_what_is_not(as_kee: Caller) -> None:
+    for text in ("walrus", "walrus " + "talks " * 500, "walrus"):
+        observe(as_kee, text)
+    assert refs(as_kee, "", max_tokens=4) == ["walrus", "walrus"]
+    assert recall("", caller=as_kee, max_tokens=1) == []
 
 
 @pytest.mark.parametrize("query", ["zebra", "the of and", "'); drop table x; --", "a & b | !c :*", "😀", "%s %(x)s"])

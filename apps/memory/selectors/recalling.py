@@ -3,15 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 from apps.memory import sql
 from apps.memory.questions import read
 from apps.memory.selectors.subjects import as_it_is, dates_of, unknown
+from apps.memory.texts import tokens
 from apps.principals.tenancy import Caller
-
-# A cautious estimate of how many characters of English make a token.
-_CHARACTERS_PER_TOKEN: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +52,7 @@ def recall(
         `metadata.` is understood.
     :param as_of: answer as one would have at this moment.
     :param limit: how many to answer at most; never more than `sql.MOST`.
-    :param max_tokens: leave out what would go over this budget; the first hit is always given.
+    :param max_tokens: leave out the hits whose texts would go over this budget, as :func:`apps.memory.texts.tokens` counts.
     :param meant: what an embedder says that the question means.
     :raises UnknownSubject: if there is no such subject, or it is not shared with the caller.
     """
@@ -134,8 +132,8 @@ def _within_budget(hits: list[Hit], max_tokens: int) -> list[Hit]:
     kept: list[Hit] = []
     left = max_tokens
     for hit in hits:
-        left -= len(hit.text) // _CHARACTERS_PER_TOKEN + 1
-        if left < 0 and kept:
-            break
-        kept.append(hit)
+        cost = tokens(hit.text)
+        if cost <= left:
+            left -= cost
+            kept.append(hit)
     return kept

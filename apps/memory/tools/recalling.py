@@ -31,7 +31,8 @@ class RecallMemory(Input):
     limit: Annotated[int, Field(ge=1, le=500)] = 10
     """How many memories to answer at most."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Leave out what goes over this budget."""
+    """Leave out memories whose texts would go over this budget, by a count that errs on the safe side. Where there are no
+    hits, all may have been too long."""
 
 
 class RecalledMemory(Output):
