@@ -128,6 +128,35 @@ def test_statements_are_the_same_by_their_words() -> None:
     assert not says_the_same("", "")
 
 
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("The nightly build never fails on Mondays", "The nightly build fails on Mondays"),
+        ("Deploys don't need approval in the payments team", "Deploys need approval in the payments team"),
+        ("Deploys don\u2019t need approval in the payments team", "Deploys do need approval in the payments team"),
+        ("Deploys need 2 approvals in the payments team", "Deploys need 3 approvals in the payments team"),
+        ("Deploys need two approvals in the payments team", "Deploys need three approvals in the payments team"),
+        ("The parser of the compiler takes 1.5 seconds", "The parser of the compiler takes 2.5 seconds"),
+        ("Nobody in the payments team reviews deploys", "Somebody in the payments team reviews deploys on Mondays"),
+    ],
+)
+def test_what_denies_or_counts_otherwise_does_not_say_the_same(text: str, other: str) -> None:
+    assert not says_the_same(text, other)
+    assert not says_the_same(other, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("Deploys never need 2 approvals", "2 approvals are never needed by deploys"),
+        ("All deploys of the payments team need two approvals", "Deploys of all payments teams need 2 approvals"),
+        ("Deploys don\u2019t need approvals", "Deploys don't need an approval"),
+    ],
+)
+def test_what_denies_and_counts_alike_says_the_same(text: str, other: str) -> None:
+    assert says_the_same(text, other)
+
+
 def test_policies_are_set_and_used_over_http(tenant: Tenant) -> None:
     admin = make_token(tenant, "Admin", scopes=[Scope.ADMIN, Scope.MEMORY])
     coder = make_token(tenant, "coder", Kind.DELEGATE)
