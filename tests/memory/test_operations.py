@@ -92,5 +92,13 @@ def test_wrong_input_is_named_and_nothing_is_stored(
         assert not Concept.objects.exists()
 
 
+@pytest.mark.parametrize("subject_id", ["user:a", "USER", "USER:", "USER:a.", "USER:a b", "USER:a,b"])
+def test_what_a_subjects_id_looks_like_is_told_in_words(tenant: Tenant, subject_id: str) -> None:
+    status, problem = call(make_token(tenant), "sessions", {"conversation_id": "c", "subject_id": subject_id})
+    assert (status, problem["errors"][0]["pointer"]) == (422, "/subject_id")
+    assert "a kind in capitals, a colon and a name" in problem["detail"]
+    assert "\\" not in problem["detail"]
+
+
 def test_without_the_scope_memory_is_closed(tenant: Tenant) -> None:
     assert call(make_token(tenant, scopes=[]), "observations", {"observation": "x"})[0] == 403
