@@ -218,7 +218,7 @@ def test_where_memory_is_disabled_an_envelope_is_identity_and_constraints(as_kee
     add(as_kee, display_name="Alice", learning_level="beginner", domains=["ci"], preferences={"a": "b"})
     remember(as_kee)
     services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, summary="s", now=T0)
-    empty = add(as_kee, "USER:empty", display_name="Alice", memory_enabled=False)
+    empty = add(as_kee, "USER:empty", memory_enabled=False)
 
     change(as_kee, memory_enabled=False)
     document, nothing = shown(as_kee), shown(as_kee, subject_id=empty.key)

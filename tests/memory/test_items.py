@@ -27,6 +27,7 @@ from apps.memory.models import Item, Observation, Session, Subject
 from apps.memory.services import MOST_PREFERENCES, Outcome
 from apps.memory.states import ItemType
 from apps.memory.tools.items import ListItems, list_memory_items
+from apps.memory.tools.subjects import OfSubject, get_subject
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as
@@ -203,6 +204,27 @@ def test_no_conversation_goes_on_with_a_subject_that_forbids_it_by_now(as_kee: C
             write()
     assert not Observation.objects.exists()
     assert (Session.objects.get().turns, Session.objects.get().summary) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "told", [{"preferences": {"tone": "dry"}}, {"display_name": "A"}, {"learning_level": "high"}, {"domains": ["ci"]}]
+)
+def test_nothing_is_told_or_shown_of_a_subject_itself_that_forbids_it_but_may_be_taken_back(
+    as_kee: Caller, told: dict[str, Any]
+) -> None:
+    with pytest.raises(MemoryDisabled), transaction.atomic():
+        add(as_kee, memory_enabled=False, **told)
+    add(as_kee, **told)
+    with pytest.raises(MemoryDisabled), transaction.atomic():
+        change(as_kee, memory_enabled=False, **told)
+    change(as_kee, memory_enabled=False)
+    with pytest.raises(MemoryDisabled), transaction.atomic():
+        change(as_kee, **told)
+    shown = get_subject(as_kee, OfSubject(subject_id=ALICE))
+    assert (shown.preferences, shown.learning_level, shown.domains) == ({}, None, [])
+    gone: dict[str, Any] = {"preferences": {"tone": None}, "display_name": "", "learning_level": "", "domains": []}
+    change(as_kee, **gone)
+    change(as_kee, memory_enabled=True, **told)
 
 
 def test_no_pattern_is_learned_of_a_subject_that_forbids_it(as_kee: Caller) -> None:

@@ -37,6 +37,7 @@ def add_subject(
 
     :param remember_again: somebody who was forgotten on request wants to be remembered.
     :raises SubjectExists: if it is remembered already.
+    :raises MemoryDisabled: if it wants nothing remembered, and something is told of it.
     :raises ForgottenOnRequest: if it was forgotten on request, or what is said of it names somebody who was.
     """
     if not remember_again and selectors.is_forgotten((subject_id,), tenant_id=author.tenant_id):
@@ -60,6 +61,7 @@ def update_subject(*, author: Caller, subject_id: str, change: SubjectChange, no
 
     :raises UnknownSubject: if there is none, or it is not shared with the author.
     :raises ForgottenOnRequest: if it names somebody who was forgotten on request.
+    :raises MemoryDisabled: if it wants nothing remembered then, and something is told of it; that may be taken back.
     :raises TooManyPreferences: if it would have more than :data:`MOST_PREFERENCES`.
     """
     subject = held(author, subject_id)
@@ -167,7 +169,15 @@ def revised(subject: Subject, now: datetime, *, since: datetime | None = None) -
     Subject.objects.filter(pk=subject.pk).update(rev=F("rev") + 1, revised_at=now, expires_at=expires_at)
 
 
+# What is known of a subject itself, beside what it prefers.
+_TOLD: Final = ("display_name", "learning_level", "domains")
+
+
 def _apply(subject: Subject, change: SubjectChange) -> None:
+    """
+    :raises MemoryDisabled: if something is told of a subject that wants nothing remembered; it may be taken back.
+    :raises TooManyPreferences: if it would have more than :data:`MOST_PREFERENCES`.
+    """
     for name, value in change.given.items():
         setattr(subject, name, value)
     if change.preferences is not None:
@@ -176,3 +186,6 @@ def _apply(subject: Subject, change: SubjectChange) -> None:
         if len(chosen) > max(MOST_PREFERENCES, len(subject.preferences)):
             raise TooManyPreferences(f"{subject.key[:60]!r} would have more than {MOST_PREFERENCES} preferences.")
         subject.preferences = chosen
+    told = [change.given.get(name) for name in _TOLD] + list((change.preferences or {}).values())
+    if not subject.memory_enabled and any(told):
+        raise MemoryDisabled(f"{subject.key[:60]!r} wants nothing remembered.")

@@ -91,13 +91,13 @@ def _change(given: SubjectFields) -> SubjectChange:
 
 
 def _shown(subject: Subject) -> SubjectOutput:
-    shown = selectors.dates_of(subject)
+    shown, is_told = selectors.dates_of(subject), subject.memory_enabled
     return SubjectOutput(
         subject_id=subject.key,
         display_name=subject.display_name or None,
-        learning_level=subject.learning_level or None,
-        domains=subject.domains,
-        preferences=subject.preferences,
+        learning_level=(is_told and subject.learning_level) or None,
+        domains=subject.domains if is_told else [],
+        preferences=subject.preferences if is_told else {},
         constraints=Constraints.model_validate(subject),
         rev=subject.rev,
         created_at=shown(subject.created_at),
@@ -136,7 +136,10 @@ class OfSubject(Input):
     read_only=True,
 )
 def get_subject(caller: Caller, given: OfSubject) -> SubjectOutput:
-    """Show a subject's name, preferences, constraints and revision. What is remembered of it is in its envelope."""
+    """Show a subject's name, preferences, constraints and revision. What is remembered of it is in its envelope.
+
+    Of one that wants nothing remembered only its name and its constraints are shown.
+    """
     return _shown(selectors.subject_of(given.subject_id, viewer=caller))
 
 
