@@ -10,11 +10,13 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 from django.test import Client
 
+from apps.core import erasure
 from apps.memory import selectors, services
 from apps.memory.errors import (
     AlreadySuperseded,
     Echo,
     ImpossiblePeriod,
+    MalformedMemoryReference,
     MemoryDisabled,
     PatternsNotLearned,
     StatementStands,
@@ -30,7 +32,7 @@ from apps.memory.tools.items import ListItems, list_memory_items
 from apps.memory.tools.subjects import OfSubject, get_subject
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
-from apps.principals.tenancy import Caller, acting_as
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests.factories import T0, make_caller, make_tenant, make_token
 from tests.memory.subjects import ALICE, add, change, envelope, facts, remember
 
@@ -56,6 +58,11 @@ def rev(subject_id: str = ALICE) -> int:
     return Subject.objects.get(key=subject_id).rev
 
 
+def seen(author: Caller, text: str = "Had two plates of it.") -> str:
+    """The reference of something that was observed."""
+    return services.store_observation(author=author, text=text, now=T0).ref
+
+
 def history(subject: Subject, **asked: Any) -> list[str]:
     return sorted(item.text for item in selectors.items(subject, **{"now": T0, **asked}))
 
@@ -65,12 +72,13 @@ def history(subject: Subject, **asked: Any) -> list[str]:
 
 def test_what_is_remembered_says_by_whom_on_what_evidence_and_for_what_time(as_kee: Caller) -> None:
     add(as_kee)
-    stored = remember(as_kee, evidence=["observation:1"], source="session c-1", slot="food", stated=True)
+    evidence = [seen(as_kee), "task:task_7"]
+    stored = remember(as_kee, evidence=evidence, source="session c-1", slot="food", stated=True)
     item = Item.objects.get()
     assert (stored.outcome, stored.replaced, stored.item) == (Outcome.STORED, [], item)
     assert (item.author.name, item.evidence, item.source, item.slot) == (
         "Kee",
-        ["observation:1"],
+        evidence,
         "session c-1",
         "food",
     )
@@ -290,25 +298,29 @@ def test_who_may_no_longer_know_a_subject_finds_their_conversation_as_if_it_were
 
 def test_the_same_words_are_one_item_that_new_evidence_makes_surer(as_kee: Caller) -> None:
     add(as_kee)
-    first = remember(as_kee, "Loves fettuccini.", confidence=0.5, evidence=["observation:1"])
-    second = remember(as_kee, "loves  FETTUCCINI", confidence=0.5, evidence=["observation:2"], now=T0 + DAY)
+    one, other = seen(as_kee), seen(as_kee)
+    first = remember(as_kee, "Loves fettuccini.", confidence=0.5, evidence=[one])
+    second = remember(as_kee, "loves  FETTUCCINI", confidence=0.5, evidence=[other], now=T0 + DAY)
     assert (second.outcome, second.replaced) == (Outcome.MERGED, [first.item.pk])
-    assert (second.item.confidence, second.item.evidence) == (0.75, ["observation:1", "observation:2"])
+    assert (second.item.confidence, second.item.evidence) == (0.75, [one, other])
     assert (second.item.valid_from, second.item.said_at) == (T0, T0 + DAY)
     assert facts(as_kee, now=T0 + DAY) == ["loves  FETTUCCINI"]
 
 
 def test_saying_it_again_without_new_evidence_makes_nothing_surer(as_kee: Caller) -> None:
     add(as_kee)
-    said: list[list[str]] = [["observation:1"], ["observation:1"], []]
-    assert [remember(as_kee, confidence=0.5, evidence=one).item.confidence for one in said] == [0.5, 0.5, 0.5]
+    one = seen(as_kee)
+    said: list[list[str]] = [[one], [one], [one.replace("observation:", "obs-")], []]
+    assert {remember(as_kee, confidence=0.5, evidence=each).item.confidence for each in said} == {0.5}
+    assert Item.objects.get(superseded_at=None).evidence == [one]
 
 
-@pytest.mark.parametrize("ref", ["item:1", f"envelope:{ALICE}"])
+@pytest.mark.parametrize("ref", ["item", f"envelope:{ALICE}"])
 def test_that_it_is_remembered_already_makes_nothing_surer(as_kee: Caller, ref: str) -> None:
     add(as_kee)
-    remember(as_kee, confidence=0.5)
-    assert remember(as_kee, confidence=0.5, evidence=[ref]).item.confidence == 0.5
+    known = remember(as_kee, confidence=0.5).item.ref
+    cited = known if ref == "item" else ref
+    assert remember(as_kee, confidence=0.5, evidence=[cited]).item.confidence == 0.5
 
 
 def test_who_says_it_again_is_as_sure_of_it_as_they_have_ever_been(as_kee: Caller) -> None:
@@ -443,7 +455,7 @@ def test_what_is_learned_does_not_undo_what_the_subject_said(as_kee: Caller) -> 
         {"valid_to": T0 + 2 * DAY},
         {"valid_from": T0 + DAY},
         {"slot": "other"},
-        {"slot": "other", "evidence": ["observation:1"], "confidence": 1},
+        {"slot": "other", "evidence": ["task:task_7"], "confidence": 1},
     ],
     ids=", ".join,
 )
@@ -494,13 +506,13 @@ def test_what_ends_before_it_begins_was_never_so(as_kee: Caller) -> None:
 
 def test_what_was_read_in_an_envelope_is_no_new_evidence(as_kee: Caller) -> None:
     add(as_kee)
-    remember(as_kee, confidence=0.5)
+    known = remember(as_kee, confidence=0.5).item
     remember(as_kee, "asks twice", type=ItemType.USER_PATTERN)
     envelope(as_kee)
     for text, given in (
         ("LOVES fettuccini!", {}),
         ("Loves fettuccini", {"type": ItemType.SHARED_NARRATIVE}),
-        ("Loves fettuccini", {"evidence": [f"envelope:{ALICE}", "item:1"]}),
+        ("Loves fettuccini", {"evidence": [f"envelope:{ALICE}", known.ref]}),
         ("Often asks twice", {"type": ItemType.USER_PATTERN}),
     ):
         with pytest.raises(Echo), transaction.atomic():
@@ -512,11 +524,64 @@ def test_with_evidence_of_its_own_or_the_subjects_words_it_is_no_echo(as_kee: Ca
     add(as_kee)
     remember(as_kee, confidence=0.5)
     envelope(as_kee)
-    assert remember(as_kee, confidence=0.5, evidence=["observation:9"]).item.confidence == 0.75
+    assert remember(as_kee, confidence=0.5, evidence=[seen(as_kee)]).item.confidence == 0.75
     envelope(as_kee)
     assert remember(as_kee, stated=True).outcome == Outcome.MERGED
     # Who was given nothing has nothing to repeat.
     assert remember(make_caller(tenant, "Lee")).outcome == Outcome.MERGED
+
+
+@pytest.mark.parametrize("store", ["observation", "pattern", "concept"])
+def test_what_was_read_in_an_envelope_is_no_evidence_for_itself_when_it_was_stored_first(
+    as_kee: Caller, tenant: Tenant, store: str
+) -> None:
+    def stored(author: Caller, text: str) -> str:
+        if store == "observation":
+            return seen(author, text)
+        if store == "concept":
+            return services.store_concept(author=author, name="Alice", description=text, now=T0).ref
+        return services.update_pattern(
+            author=author, category="c", pattern_name="n", pattern_text=text, confidence=1, now=T0
+        ).ref
+
+    add(as_kee)
+    remember(as_kee, confidence=0.5)
+    lee, joe = make_caller(tenant, "Lee"), make_caller(tenant, "Joe")
+    envelope(lee)
+    echo = stored(lee, "loves FETTUCCINI!")
+    with pytest.raises(Echo), transaction.atomic():
+        remember(lee, evidence=[echo])
+    assert remember(as_kee, confidence=0.5, evidence=[echo]).item.confidence == 0.5
+    # What one says before one is given it, one has seen.
+    assert remember(lee, confidence=0.5, evidence=[stored(joe, "Loves fettuccini.")]).item.confidence == 0.75
+
+
+@pytest.mark.parametrize(
+    "ref", ["observation:999999", "obs-999999", "pattern:999999", "concept:nothing", "item:999999", "gone", "hidden"]
+)
+def test_evidence_that_is_not_there_or_not_for_the_author_is_none(as_kee: Caller, tenant: Tenant, ref: str) -> None:
+    lee = make_caller(tenant, "Lee")
+    add(as_kee)
+    add(as_kee, "USER:bob", share_with=["Kee"])
+    hidden, gone = remember(as_kee, "Loves tea", "USER:bob").item.ref, seen(as_kee)
+    with acting_as_system("a test"), erasure.redacting():
+        services.forget_observations([int(gone.removeprefix("observation:"))])
+    cited = {"gone": gone, "hidden": hidden}.get(ref, ref)
+    for write in (
+        lambda: remember(lee, evidence=[cited]),
+        lambda: services.store_observation(author=lee, text="x", evidence=[cited], now=T0),
+    ):
+        with pytest.raises(UnknownMemory), transaction.atomic():
+            write()
+    assert Item.objects.count() == 1
+
+
+def test_evidence_of_memory_is_named_by_its_number(as_kee: Caller) -> None:
+    add(as_kee)
+    for ref in ("observation:abc", "obs-0", "pattern:", "item:one"):
+        with pytest.raises(MalformedMemoryReference), transaction.atomic():
+            remember(as_kee, evidence=[ref])
+    remember(as_kee, evidence=["item-7", "concept-7", "what I saw", "plan:p-1"])
 
 
 def test_it_stays_an_echo_when_another_has_said_it_since_or_it_was_superseded(as_kee: Caller, tenant: Tenant) -> None:

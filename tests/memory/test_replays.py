@@ -157,7 +157,7 @@ def test_what_names_nobody_and_is_of_no_conversation_costs_no_look_and_anything_
             observe(as_kee, **said)
         return sum("memory_forgotten" in query["sql"] for query in captured)
 
-    assert looks(metadata={"plan": "plan-1", "at": "10:30", "url": "http://x/"}, evidence=["observation:1"]) == 0
+    assert looks(metadata={"plan": "plan-1", "at": "10:30", "url": "http://x/"}, evidence=["task:task_7"]) == 0
     assert looks(conversation_id="c") == 1
     assert looks(text=f"{ALICE} met {BOB}", metadata=ABOUT, conversation_id="c") == 1
 

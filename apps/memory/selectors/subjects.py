@@ -135,11 +135,13 @@ def items(
     return list(Item.objects.filter(asked, subject=subject).select_related("author").order_by("-pk")[:limit])
 
 
-def was_served(subject: Subject, viewer: Caller, texts: Collection[bytes]) -> bool:
-    """Whether one of these texts was among what was remembered, and so, when the viewer was given an envelope."""
+def was_served(subject: Subject, viewer_id: int, texts: Collection[bytes], *, until: datetime | None = None) -> bool:
+    """Whether one of these texts was among what was remembered, and so, when the viewer was given an envelope, be it
+    only until a moment."""
     loads = EnvelopeLoaded.objects.filter(
         subject=subject,
-        viewer_id=viewer.principal_id,
+        viewer_id=viewer_id,
+        loaded_at__lte=until or _END,
         loaded_at__gte=OuterRef("recorded_at"),
         # The earliest of those that are set.
         loaded_at__lt=Least(OuterRef("superseded_at"), OuterRef("valid_to"), Value(_END)),

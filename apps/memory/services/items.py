@@ -19,6 +19,7 @@ from apps.memory.errors import (
     StatementStands,
 )
 from apps.memory.models import Item, Passage, Subject
+from apps.memory.services.evidence import Evidence, evidence_of
 from apps.memory.services.replays import refuse_forgotten
 from apps.memory.services.subjects import held_to_write, revised
 from apps.memory.states import ItemType
@@ -85,17 +86,21 @@ def remember(*, author: Caller, draft: ItemDraft, now: datetime) -> Remembered:
     :raises PatternsNotLearned: if it is a pattern, and the subject wants none learned.
     :raises Echo: if the author was given this text as a memory of the subject and brings no evidence of its own.
     :raises StatementStands: if the subject itself has said otherwise.
-    :raises UnknownMemory: if there is no item to supersede.
+    :raises MalformedMemoryReference: if some evidence should name a memory, and does not.
+    :raises UnknownMemory: if there is no item to supersede, or not all the evidence, for the author.
     :raises AlreadySuperseded: if another stands in its place already.
     :raises ImpossiblePeriod: if it ends before it begins.
     """
     subject = held_to_write(author, draft.subject_id)
     digest = same_text(draft.text)
-    _permit(author, subject, draft, digest)
+    evidence = evidence_of(author, draft.evidence)
+    draft = replace(draft, evidence=evidence.refs)
+    own = _own(subject, draft, evidence)
+    _permit(author, subject, draft, digest, own=own)
     current = Item.objects.filter(subject=subject, superseded_at=None)
     period = _Period(draft.valid_from or now, draft.valid_to or _END)
     same = list(current.filter(type=draft.type, text_digest=digest).true_between(period.begin, period.end))
-    met = _Met(digest=digest, same=same, period=_merged_period(draft, same, now))
+    met = _Met(digest=digest, same=same, own=own, period=_merged_period(draft, same, now))
     slot = draft.slot or next((item.slot for item in same if item.slot), None)
     rivals = current.filter(slot=slot).true_between(met.period.begin, met.period.end) if slot else []
     replaced = {item.pk: item for item in [*same, *rivals]}
@@ -144,19 +149,35 @@ def _merged_period(draft: ItemDraft, same: Collection[Item], now: datetime) -> _
     return _Period(begin, end)
 
 
-def _permit(author: Caller, subject: Subject, draft: ItemDraft, digest: bytes) -> None:
+def _texts(draft: ItemDraft) -> set[bytes]:
+    """The text, as it may have been served: formatted patterns begin with a word that was never stored."""
+    spoken = draft.text.strip()
+    said = [draft.text, spoken[len(_OFTEN) :]] if spoken.lower().startswith(_OFTEN) else [draft.text]
+    return set(map(same_text, said))
+
+
+def _own(subject: Subject, draft: ItemDraft, evidence: Evidence) -> frozenset[str]:
+    """The evidence that counts: what is not from envelopes, nor says the same by one who had been given it in one."""
+    texts = _texts(draft)
+    echoes = {
+        ref
+        for ref, cited in evidence.cited.items()
+        if same_text(cited.text) in texts
+        and selectors.was_served(subject, cited.author_id, texts, until=cited.written_at)
+    }
+    return frozenset(ref for ref in evidence.refs if ref not in echoes and not ref.startswith(_ECHOES))
+
+
+def _permit(author: Caller, subject: Subject, draft: ItemDraft, digest: bytes, *, own: Collection[str]) -> None:
     if draft.type == ItemType.USER_PATTERN and not subject.learn_patterns:
         raise PatternsNotLearned(f"{draft.subject_id[:60]!r} wants no patterns learned.")
     forgotten = selectors.is_forgotten((subject.key, digest), tenant_id=author.tenant_id)
     if forgotten and not draft.remember_again:
         raise ForgottenOnRequest("This was forgotten on request; only at the subject's wish it is remembered again.")
     refuse_forgotten(author, draft.text, draft.slot, draft.source, draft.evidence)
-    if draft.stated or any(not ref.startswith(_ECHOES) for ref in draft.evidence):
+    if draft.stated or own:
         return
-    # Formatted patterns begin with a word that was never stored.
-    spoken = draft.text.strip()
-    texts = {digest, same_text(spoken[len(_OFTEN) :])} if spoken.lower().startswith(_OFTEN) else {digest}
-    if selectors.was_served(subject, author, texts):
+    if selectors.was_served(subject, author.principal_id, _texts(draft)):
         raise Echo("You were given this as a memory of the subject; bring evidence of your own, or its own words.")
 
 
@@ -181,10 +202,11 @@ def _yield_to_statements(replaced: Iterable[Item], met: "_Met", slot: str | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Met:
-    """What a draft meets: the items that say the same, and for what time it is to stand with them."""
+    """What a draft meets: the items that say the same, for what time it is to stand with them, and what evidence counts."""
 
     digest: bytes
     same: list[Item]
+    own: frozenset[str]
     period: _Period
 
 
@@ -201,7 +223,7 @@ def _written(author: Caller, subject: Subject, draft: ItemDraft, met: _Met, now:
         text=draft.text,
         text_digest=met.digest,
         slot=draft.slot,
-        confidence=_grown(draft, met.same, is_new_witness=is_new_witness),
+        confidence=_grown(draft, met, is_new_witness=is_new_witness),
         source=draft.source or next((item.source for item in met.same if item.source), ""),
         stated=draft.stated or any(item.stated for item in met.same),
         evidence=evidence,
@@ -212,14 +234,13 @@ def _written(author: Caller, subject: Subject, draft: ItemDraft, met: _Met, now:
     )
 
 
-def _grown(draft: ItemDraft, same: Collection[Item], *, is_new_witness: bool) -> float:
+def _grown(draft: ItemDraft, met: _Met, *, is_new_witness: bool) -> float:
     """Two witnesses are surer than one; who says the same thing twice is not."""
-    if not same:
+    if not met.same:
         return draft.confidence
-    before = max(item.confidence for item in same)
-    known = {ref for item in same for ref in item.evidence}
-    fresh = any(ref not in known and not ref.startswith(_ECHOES) for ref in draft.evidence)
-    if fresh or is_new_witness:
+    before = max(item.confidence for item in met.same)
+    known = {ref for item in met.same for ref in item.evidence}
+    if met.own - known or is_new_witness:
         return max(before, min(_SUREST, 1 - (1 - before) * (1 - draft.confidence)))
     return max(before, draft.confidence)
 

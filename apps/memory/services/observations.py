@@ -9,6 +9,7 @@ from django.db import transaction
 from apps.memory import selectors, sql
 from apps.memory.errors import AboutAnother, AlreadySuperseded
 from apps.memory.models import Observation, Passage
+from apps.memory.services.evidence import evidence_of
 from apps.memory.services.replays import refuse_forgotten
 from apps.memory.services.sessions import take_turn
 from apps.principals.tenancy import Caller
@@ -36,7 +37,8 @@ def store_observation(
     :param speaker: who said it.
     :param supersedes: the reference of an older statement in whose place this one stands from now on.
     :raises ForgottenOnRequest: if it names somebody who was forgotten on request, or says again what was.
-    :raises UnknownMemory: if there is no such older statement, or it is about a subject that is not shared with the
+    :raises MalformedMemoryReference: if one should name a memory, and does not.
+    :raises UnknownMemory: if there is no such older statement, or not all the evidence, or it is about a subject that is not shared with the
         author.
     :raises AboutAnother: if it is about another subject, or about one where this is about none.
     :raises AlreadySuperseded: if another statement stands in its place already.
@@ -48,6 +50,7 @@ def store_observation(
         text=text,
         conversation_id=conversation_id,
     )
+    refs = evidence_of(author, evidence).refs
     turn = None
     if conversation_id is not None:
         turn = take_turn(principal=author, conversation_id=conversation_id, at=min(occurred_at or now, now))
@@ -59,7 +62,7 @@ def store_observation(
         text=text,
         domain=domain,
         confidence=confidence,
-        evidence=list(evidence),
+        evidence=refs,
         metadata=dict(metadata or {}),
         occurred_at=occurred_at or now,
         recorded_at=now,

@@ -40,7 +40,7 @@ class RememberFact(Input):
     stated: bool = False
     """The subject said so itself. What is learned does not undo it."""
     evidence: Annotated[list[Label], Field(max_length=100)] = Field(default_factory=list)
-    """References to what it rests on: `observation:12`, `task:task_7`."""
+    """References to what it rests on: `observation:12`, `task:task_7`. What is cited of memory must be there."""
     valid_from: Moment | None = None
     """Since when it is so, if not from now on."""
     valid_to: Moment | None = None

@@ -21,7 +21,7 @@ class StoreMemory(Input):
     confidence: Share = 0.8
     """How sure you are, from 0 to 1."""
     evidence: Annotated[list[Label], Field(max_length=100)] = Field(default_factory=list)
-    """References to what it rests on: `observation:12`, `task:task_7`, `plan:…`."""
+    """References to what it rests on: `observation:12`, `task:task_7`, `plan:…`. What is cited of memory must be there."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     """Anything to find it by later (see the filters of `memory_recall`)."""
     occurred_at: Moment | None = None

@@ -1,0 +1,111 @@
+"""What memories rest on: it is there, and may be known by whoever cites it."""
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from django.db.models import Exists, OuterRef, Q
+
+from apps.memory import selectors
+from apps.memory.errors import MalformedMemoryReference, UnknownMemory
+from apps.memory.models import Concept, Item, Observation, Pattern
+from apps.memory.references import concept_ref, key_of, observation_ref, pattern_ref
+from apps.principals.tenancy import Caller
+
+# What is cited of memory; other references are those of other parts, and of elsewhere.
+_CITED: Final = re.compile(r"(observation|obs|pattern|concept|item)[:-](.*)", re.DOTALL)
+_NUMBER: Final = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cited:
+    """A memory that is cited: its words, and who wrote them when."""
+
+    text: str
+    author_id: int
+    written_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """References as they are kept, each once, and the memories among them."""
+
+    refs: list[str]
+    cited: Mapping[str, Cited] = field(default_factory=dict)
+
+
+def evidence_of(author: Caller, given: Sequence[str]) -> Evidence:
+    """What these references name. A statement for each kind of memory among them, and none where there is none.
+
+    :raises MalformedMemoryReference: if one should name a memory by its number, and has none.
+    :raises UnknownMemory: if there is no such memory, it was forgotten, or it is about a subject that is not shared with
+        the author.
+    """
+    named: dict[str, dict[str, str]] = {}
+    refs: list[str] = []
+    for text in given:
+        match = _CITED.fullmatch(text)
+        # `concept-7` and `item-7` are no references of ours.
+        if match is None or (text[len(match[1])] == "-" and match[1] not in {"obs", "pattern"}):
+            refs.append(text)
+            continue
+        kind = "observation" if match[1] == "obs" else match[1]
+        key = key_of(match[2]) if kind == "concept" else _number(text, match[2])
+        ref = f"{kind}:{key}"
+        refs.append(ref)
+        named.setdefault(kind, {})[key] = ref
+    cited: dict[str, Cited] = {}
+    for kind, wanted in named.items():
+        found = _FOUND[kind](author, wanted)
+        cited |= found
+        if missing := [ref for ref in wanted.values() if ref not in found]:
+            raise UnknownMemory(f"There is no {missing[0][:60]!r}.")
+    return Evidence(refs=list(dict.fromkeys(refs)), cited=cited)
+
+
+def _number(text: str, number: str) -> str:
+    if _NUMBER.fullmatch(number) is None:
+        raise MalformedMemoryReference(f"{text[:60]!r} is no reference to a memory by its number.")
+    return number
+
+
+def _observations(author: Caller, numbers: Collection[str]) -> dict[str, Cited]:
+    known = selectors.known_to(author).filter(pk=OuterRef("session__subject_id"))
+    shared = Q(session=None) | Q(session__subject=None) | Exists(known)
+    return {
+        observation_ref(row.pk): Cited(text=row.text, author_id=row.author_id, written_at=row.recorded_at)
+        for row in Observation.objects.filter(shared, pk__in=map(int, numbers)).exclude(text="")
+    }
+
+
+def _patterns(author: Caller, numbers: Collection[str]) -> dict[str, Cited]:
+    return {
+        pattern_ref(row.pk): Cited(text=row.text, author_id=row.author_id, written_at=row.revised_at)
+        for row in Pattern.objects.filter(pk__in=map(int, numbers))
+    }
+
+
+def _concepts(author: Caller, keys: Collection[str]) -> dict[str, Cited]:
+    numbers = selectors.concepts_named(keys)
+    rows = {row.pk: row for row in Concept.objects.filter(pk__in=numbers.values())}
+    return {
+        concept_ref(key): Cited(text=row.description, author_id=row.author_id, written_at=row.revised_at)
+        for key, row in ((key, rows[pk]) for key, pk in numbers.items())
+    }
+
+
+def _items(author: Caller, numbers: Collection[str]) -> dict[str, Cited]:
+    return {
+        row.ref: Cited(text=row.text, author_id=row.author_id, written_at=row.recorded_at)
+        for row in Item.objects.filter(subject__in=selectors.known_to(author), pk__in=map(int, numbers))
+    }
+
+
+_FOUND: Final[Mapping[str, Callable[[Caller, Collection[str]], dict[str, Cited]]]] = {
+    "observation": _observations,
+    "pattern": _patterns,
+    "concept": _concepts,
+    "item": _items,
+}
