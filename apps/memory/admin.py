@@ -170,7 +170,10 @@ class TallyAdmin(OperatorAdmin):
 
 @admin.register(Subject)
 class SubjectAdmin(OperatorAdmin):
-    list_display = ["key", "display_name", "memory_enabled", "learn_patterns", "share_with", "rev", "revised_at"]
+    list_display = [
+        "key", "display_name", "memory_enabled", "learn_patterns", "share_with", "rev", "added_by", "author", "revised_at",
+    ]  # fmt: skip
+    list_select_related = ["added_by", "author"]
     list_filter = ["memory_enabled", "tenant"]
     search_fields = ["=key", "display_name"]
 
@@ -189,8 +192,10 @@ class ItemAdmin(MemoryAdmin):
 
 @admin.register(MemoryPolicy)
 class MemoryPolicyAdmin(OperatorAdmin):
-    list_display = ["__str__", "tenant", "fact_days", "pattern_days", "narrative_days", "share_with", "revised_at"]
-    list_select_related = ["tenant"]
+    list_display = [
+        "__str__", "tenant", "fact_days", "pattern_days", "narrative_days", "share_with", "author", "revised_at",
+    ]  # fmt: skip
+    list_select_related = ["tenant", "author"]
     list_filter = ["tenant"]
 
 

@@ -79,6 +79,12 @@ class MemoryDisabled(Forbidden):
     code = "memory_disabled"
 
 
+class SharedByAnother(Forbidden):
+    """Who else may know the subject is for who added it to say, and for who administers the tenant."""
+
+    code = "shared_by_another"
+
+
 class PatternsNotLearned(Forbidden):
     """The subject wants no patterns learned."""
 

@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -19,13 +20,14 @@ from apps.memory.errors import (
     MalformedMemoryReference,
     MemoryDisabled,
     PatternsNotLearned,
+    SharedByAnother,
     StatementStands,
     SubjectExists,
     TooManyPreferences,
     UnknownMemory,
     UnknownSubject,
 )
-from apps.memory.models import Item, Observation, Session, Subject
+from apps.memory.models import Item, MemoryPolicy, Observation, Session, Subject
 from apps.memory.services import MOST_PREFERENCES, Outcome
 from apps.memory.states import ItemType
 from apps.memory.tools.items import ListItems, list_memory_items
@@ -185,6 +187,36 @@ def test_no_answer_about_an_anonymized_subject_tells_a_day_but_an_administrators
     admin = make_token(tenant, "Ada", scopes=[Scope.MEMORY, Scope.ADMIN])
     exact = call(admin, "GET", f"/{ALICE}/export")
     assert str((T0 + DAY).date()) in json.dumps([exact["items"], exact["turns"]])
+
+
+def test_who_may_know_a_subject_is_for_who_added_it_and_administrators_to_say(as_kee: Caller, tenant: Tenant) -> None:
+    lee, ada = make_caller(tenant, "Lee"), make_caller(tenant, "Ada")
+    ada = replace(ada, scopes=ada.scopes | {Scope.ADMIN})
+    add(as_kee)
+    with pytest.raises(SharedByAnother), transaction.atomic():
+        change(lee, share_with=["Lee"])
+    change(lee, share_with=None, anonymize_dates=True)
+    change(as_kee, share_with=["Kee", "Lee"])
+    with pytest.raises(SharedByAnother), transaction.atomic():
+        change(lee, share_with=None)
+    change(ada, share_with=["Lee"])
+    # Of what was added when nobody noted by whom, all that may know it may say.
+    Subject.objects.update(added_by=None)
+    change(lee, share_with=["Lee", "Kee"])
+
+
+def test_a_subject_and_the_policy_say_who_added_and_who_changed_them_last(as_kee: Caller, tenant: Tenant) -> None:
+    lee = make_caller(tenant, "Lee")
+    add(as_kee)
+    change(lee, display_name="Alice")
+    remember(as_kee)
+    subject = Subject.objects.get()
+    assert (subject.added_by_id, subject.author_id) == (as_kee.principal_id, lee.principal_id)
+    exported = selectors.export(subject)["subject"]
+    assert (exported["added_by"], exported["author_name"]) == ("Kee", "Lee")
+    for who in (as_kee, lee):
+        services.set_memory_policy(author=who, fact_days=7, now=T0)
+        assert MemoryPolicy.objects.get().author_id == who.principal_id
 
 
 def test_nothing_is_remembered_of_a_subject_that_forbids_it(as_kee: Caller) -> None:

@@ -25,7 +25,8 @@ class Subject(TenantModel):
 
     `rev` grows in every transaction that changes what an envelope of the subject would say; whoever writes about a
     subject holds its row. `share_with` names the principals that may read it: null is the tenant's default, empty is
-    nobody. Nothing of it has had its days (`delete_after_days`) before `expires_at`; null: nothing ever will.
+    nobody. Nothing of it has had its days (`delete_after_days`) before `expires_at`; null: nothing ever will. `added_by`
+    added it, and `author` changed it last; null: nobody knows.
     """
 
     key = models.CharField(max_length=200)
@@ -39,6 +40,8 @@ class Subject(TenantModel):
     anonymize_dates = models.BooleanField(default=False)
     delete_after_days = models.PositiveIntegerField(null=True)
     expires_at = models.DateTimeField(null=True)
+    added_by = models.ForeignKey(Principal, on_delete=models.PROTECT, null=True, related_name="+", db_index=False)
+    author = models.ForeignKey(Principal, on_delete=models.PROTECT, null=True, related_name="+", db_index=False)
     rev = models.BigIntegerField(default=1)
     created_at = models.DateTimeField()
     revised_at = models.DateTimeField()
@@ -175,13 +178,15 @@ class MemoryPolicy(TenantModel):
     """What a tenant has settled for all its subjects; a tenant without a row has settled nothing.
 
     The windows say for how many whole days after it was said an item of each type stands in envelopes. `share_with`
-    is for subjects that have none of their own; null is everybody in the tenant.
+    is for subjects that have none of their own; null is everybody in the tenant. `author` settled it last; null: nobody
+    knows.
     """
 
     fact_days = models.PositiveIntegerField()
     pattern_days = models.PositiveIntegerField()
     narrative_days = models.PositiveIntegerField()
     share_with = ArrayField(models.CharField(max_length=50), null=True)
+    author = models.ForeignKey(Principal, on_delete=models.PROTECT, null=True, related_name="+", db_index=False)
     rev = models.BigIntegerField(default=1)
     revised_at = models.DateTimeField()
 

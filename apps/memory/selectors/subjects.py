@@ -201,8 +201,9 @@ def export(subject: Subject, *, exactly: bool = False) -> dict[str, Any]:
             "share_with", "anonymize_dates", "delete_after_days", "rev", "created_at", "revised_at",
         )
     }  # fmt: skip
+    names = {name: who and who.name for name, who in (("added_by", subject.added_by), ("author_name", subject.author))}
     return {
-        "subject": _dated([itself], shown)[0],
+        "subject": _dated([{**itself, **names}], shown)[0],
         "items": _dated(
             Item.objects.filter(subject=subject)
             .order_by("pk")

@@ -11,9 +11,10 @@ from django.db.models.functions import Least
 
 from apps.core.sql import violated_constraint
 from apps.memory import selectors
-from apps.memory.errors import ForgottenOnRequest, MemoryDisabled, SubjectExists, TooManyPreferences
+from apps.memory.errors import ForgottenOnRequest, MemoryDisabled, SharedByAnother, SubjectExists, TooManyPreferences
 from apps.memory.models import MemoryPolicy, Subject, SubjectQuerySet
 from apps.memory.services.replays import refuse_forgotten
+from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 
 MOST_PREFERENCES: Final = 50
@@ -43,7 +44,14 @@ def add_subject(
     if not remember_again and selectors.is_forgotten((subject_id,), tenant_id=author.tenant_id):
         raise ForgottenOnRequest("This subject was forgotten on request; only at its own wish it is remembered again.")
     refuse_forgotten(author, change.given, change.preferences)
-    subject = Subject(tenant_id=author.tenant_id, key=subject_id, created_at=now, revised_at=now)
+    subject = Subject(
+        tenant_id=author.tenant_id,
+        key=subject_id,
+        added_by_id=author.principal_id,
+        author_id=author.principal_id,
+        created_at=now,
+        revised_at=now,
+    )
     _apply(subject, change)
     try:
         with transaction.atomic():
@@ -61,6 +69,7 @@ def update_subject(*, author: Caller, subject_id: str, change: SubjectChange, no
 
     :raises UnknownSubject: if there is none, or it is not shared with the author.
     :raises ForgottenOnRequest: if it names somebody who was forgotten on request.
+    :raises SharedByAnother: if others are to know it, and the author neither added it nor administers the tenant.
     :raises MemoryDisabled: if it wants nothing remembered then, and something is told of it; that may be taken back.
     :raises TooManyPreferences: if it would have more than :data:`MOST_PREFERENCES`.
     """
@@ -68,7 +77,10 @@ def update_subject(*, author: Caller, subject_id: str, change: SubjectChange, no
     if subject is None:
         raise selectors.unknown(subject_id)
     refuse_forgotten(author, change.given, change.preferences)
+    if change.given.get("share_with", subject.share_with) != subject.share_with:
+        _may_share(author, subject)
     _apply(subject, change)
+    subject.author_id = author.principal_id
     if "delete_after_days" in change.given:
         # The sweep finds out when it is.
         subject.expires_at = None if subject.delete_after_days is None else now
@@ -113,6 +125,7 @@ def set_memory_policy(
             setattr(policy, name, value)
     if share_with is not None or share_with_everybody:
         policy.share_with = None if share_with is None else list(share_with)
+    policy.author_id = author.principal_id
     policy.rev += 1
     policy.revised_at = now
     policy.save()
@@ -167,6 +180,12 @@ def revised(subject: Subject, now: datetime, *, since: datetime | None = None) -
         ),
     )
     Subject.objects.filter(pk=subject.pk).update(rev=F("rev") + 1, revised_at=now, expires_at=expires_at)
+
+
+def _may_share(author: Caller, subject: Subject) -> None:
+    """Nobody shuts out others by naming itself alone; of a subject of which nobody knows who added it, anybody may say."""
+    if subject.added_by_id not in {None, author.principal_id} and not author.may(Scope.ADMIN):
+        raise SharedByAnother(f"Who may know {subject.key[:60]!r} is for who added it to say, or for an administrator.")
 
 
 # What is known of a subject itself, beside what it prefers.

@@ -30,7 +30,8 @@ class ConstraintsChange(Input):
     learn_patterns: bool = True
     """Whether patterns may be learned."""
     share_with: Sharing | None = None
-    """The principals that may read it: null is the tenant's default, an empty list is nobody."""
+    """The principals that may read it: null is the tenant's default, an empty list is nobody. Who added the subject may
+    change this, and who administers the tenant."""
     anonymize_dates: bool = False
     """Whether dates are given by the month alone."""
     delete_after_days: Days | None = None
