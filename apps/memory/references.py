@@ -1,5 +1,6 @@
 """How memories are named: `observation:123`, `pattern:45`, `concept:python`."""
 
+import json
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping
@@ -54,6 +55,11 @@ def subject_ids_in(*said: object) -> set[str]:
         for text in _texts(said)
         for name in references_in(text, kind=_KIND, name=_NAME, longest=LONGEST_SUBJECT_ID)
     }
+
+
+def written_in(*said: object) -> set[str]:
+    """The texts among these and in documents, each as it is and as JSON writes it: as forgetting reads them."""
+    return {form for text in _texts(said) for form in (text, json.dumps(text, ensure_ascii=False))}
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -9,7 +9,7 @@ import pytest
 from django.db import connection
 
 from apps.memory import services
-from apps.memory.errors import UnknownSubject
+from apps.memory.errors import ForgottenOnRequest, UnknownSubject
 from apps.memory.models import Concept, Item, Observation, Pattern, Session, Subject
 from apps.memory.services import ItemDraft, SubjectChange
 from apps.memory.services.subjects import held
@@ -170,6 +170,50 @@ def test_what_comes_to_name_somebody_while_it_is_forgotten_is_not_waited_for_by_
     with acting_as(kee):
         assert (Subject.objects.get().key, Item.objects.exists()) == (BOB, False)
         assert list(Observation.objects.order_by("pk").values_list("text", flat=True)) == ["", "No."]
+
+
+WRITES: dict[str, Callable[[Caller], Any]] = {
+    "turn": lambda kee: services.store_observation(author=kee, text="Has a zebra.", conversation_id="c", now=T0),
+    "summary": lambda kee: services.record_session(principal=kee, conversation_id="c", summary="Of zebras.", now=T0),
+    "pattern": lambda kee: services.update_pattern(
+        author=kee, category="c", pattern_name=ALICE, pattern_text="again", confidence=1, now=T0
+    ),
+    "concept": lambda kee: services.store_concept(author=kee, name=ALICE, description="again", now=T0),
+    "relationship": lambda kee: services.add_relationship(
+        author=kee, from_concept=ALICE, to_concept="zebra", rel_type="has", now=T0
+    ),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_who_repeats_something_while_it_is_forgotten_is_refused_once_it_is(
+    kee: Caller, write: Callable[[Caller], Any]
+) -> None:
+    with acting_as(kee):
+        add(kee)
+        services.record_session(principal=kee, conversation_id="c", subject_id=ALICE, summary="Of zebras.", now=T0)
+        services.store_observation(author=kee, text="Has a zebra.", conversation_id="c", now=T0)
+        services.store_concept(author=kee, name=ALICE, now=T0)
+        for name in (ALICE, f"the last that is held, of {ALICE}"):
+            services.update_pattern(author=kee, category="c", pattern_name=name, pattern_text="t", confidence=1, now=T0)
+
+    def writing() -> None:
+        with acting_as(kee):
+            write(kee)
+
+    with acting_as(kee):
+        assert Pattern.objects.select_for_update().get(name__startswith="the last")
+        forgetting = Other(lambda: forget(kee))
+        until_somebody_waits_for_this_transaction()
+        repeating = Other(writing)
+        until_somebody_waits_for_who_waits_for_this_transaction()
+    assert forgetting.ends() is None
+    assert isinstance(repeating.ends(), ForgottenOnRequest)
+    with acting_as(kee):
+        assert set(Observation.objects.values_list("text", flat=True)) == {""}
+        assert not Session.objects.exclude(summary="").exists()
+        assert not Pattern.objects.exists()
+        assert not Concept.objects.exists()
 
 
 def test_what_has_had_its_days_is_swept_another_time_while_something_else_is_forgotten(kee: Caller) -> None:

@@ -196,3 +196,28 @@ def test_every_id_by_which_forgetting_would_find_a_text_is_found_in_it(before: s
             assert subject_id in subject_ids_in({"said": [said]})
     if wanted.stands_in(json.dumps({"said": text}, ensure_ascii=False)):
         assert subject_id in subject_ids_in({"said": text})
+
+
+@pytest.mark.parametrize(
+    "text", ["USER:zoë saves 50%20 of it.", "See /subjects/USER:zo%C3%AB now.", "USER:zoë, in C:\\u00e9tage"]
+)
+def test_who_lives_and_is_called_longer_with_a_letter_beyond_ascii_is_no_repetition(as_kee: Caller, text: str) -> None:
+    for name in ("USER:zo", "USER:zoë"):
+        add(as_kee, name)
+    services.forget(author=as_kee, subject_id="USER:zo", now=T0)
+    assert not Wanted(tenant_id=1, reference="USER:zo").stands_in(text)
+    observe(as_kee, text)
+    with pytest.raises(ForgottenOnRequest), transaction.atomic():
+        observe(as_kee, f"{text} USER:zo.")
+
+
+def test_who_is_remembered_again_at_its_own_wish_may_be_called_by_its_id(as_kee: Caller) -> None:
+    add(as_kee)
+    forget(as_kee)
+    called = services.SubjectChange(given={"display_name": ALICE}, preferences={"friend": ALICE})
+    with pytest.raises(ForgottenOnRequest), transaction.atomic():
+        services.add_subject(author=as_kee, subject_id=ALICE, change=called, now=T0)
+    services.add_subject(author=as_kee, subject_id=ALICE, change=called, remember_again=True, now=T0)
+    forget(as_kee)
+    with pytest.raises(ForgottenOnRequest), transaction.atomic():
+        add(as_kee, BOB, preferences={"friend": ALICE})

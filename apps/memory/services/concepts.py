@@ -35,8 +35,9 @@ def store_concept(
     :raises TooManyAliases: if it would have more than :data:`MOST_ALIASES`.
     :raises UnusableName: if one of them can't be a name.
     """
-    refuse_forgotten(author, name, concept_type, aliases, metadata, text=description or "")
     (concept,) = _named_concepts(author=author, names=[name], aliases=aliases, now=now)
+    # What was forgotten while this waited is known now.
+    refuse_forgotten(author, name, concept_type, aliases, metadata, text=description or "")
     aliases = [alias for alias in dict.fromkeys([*concept.aliases, *aliases]) if key_of(alias) != concept.key]
     if len(aliases) > max(MOST_ALIASES, len(concept.aliases)):
         raise TooManyAliases(f"{name[:60]!r} would have more than {MOST_ALIASES} aliases.")
@@ -72,8 +73,9 @@ def add_relationship(
     :raises UnusableName: if one of the names can't be one.
     :raises ForgottenOnRequest: if it names somebody who was forgotten on request.
     """
-    refuse_forgotten(author, from_concept, to_concept, rel_type, text=description or "")
     ends = _named_concepts(author=author, names=[from_concept, to_concept], now=now)
+    # What was forgotten while this waited is known now.
+    refuse_forgotten(author, from_concept, to_concept, rel_type, text=description or "")
     relationship, _ = Relationship.objects.update_or_create(
         tenant_id=author.tenant_id,
         source=ends[0],
@@ -114,7 +116,7 @@ def retract_relationships(
 
 
 class _Overtaken(Exception):
-    """A name that was free is another writer's concept by now."""
+    """A name that was free is another writer's concept by now, or its concept is forgotten."""
 
 
 def _named_concepts(
@@ -144,6 +146,8 @@ def _lock_or_create(*, author: Caller, names: Sequence[str], aliases: Sequence[s
     ids = selectors.concepts_named(spelled)
     known = Concept.objects.filter(pk__in=set(ids.values())).order_by("pk").select_for_update(no_key=True)
     locked = {concept.pk: concept for concept in known}
+    if set(ids.values()) - locked.keys():
+        raise _Overtaken
     concepts = {key: locked[pk] for key, pk in ids.items()}
     for key in sorted(spelled.keys() - concepts.keys()):
         concept = Concept.objects.create(

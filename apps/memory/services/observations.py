@@ -44,16 +44,17 @@ def store_observation(
     :raises AlreadySuperseded: if another statement stands in its place already.
     :raises ConversationFull: if the conversation takes no more turns.
     """
+    refs = evidence_of(author, evidence).refs
+    turn = None
+    if conversation_id is not None:
+        turn = take_turn(principal=author, conversation_id=conversation_id, at=min(occurred_at or now, now))
+    # What was forgotten while this waited for its turn is known now.
     refuse_forgotten(
         author,
         *(conversation_id, speaker, domain, evidence, metadata),
         text=text,
         conversation_id=conversation_id,
     )
-    refs = evidence_of(author, evidence).refs
-    turn = None
-    if conversation_id is not None:
-        turn = take_turn(principal=author, conversation_id=conversation_id, at=min(occurred_at or now, now))
     observation = Observation.objects.create(
         tenant_id=author.tenant_id,
         author_id=author.principal_id,

@@ -29,11 +29,11 @@ def update_pattern(
     :raises ForgottenOnRequest: if it names somebody who was forgotten on request, or says again what was.
     :raises UnknownMemory: if the tenant has not all of these observations.
     """
-    refuse_forgotten(author, category, pattern_name, text=pattern_text)
     known = set(Observation.objects.filter(pk__in=evidence_observation_ids).values_list("pk", flat=True))
     if missing := [number for number in evidence_observation_ids if number not in known]:
         raise UnknownMemory(f"There is no {observation_ref(missing[0])!r}.")
-    pattern, _ = Pattern.objects.get_or_create(
+    # Whoever forgets the pattern meanwhile is waited for; then another begins under its name.
+    pattern, _ = Pattern.objects.select_for_update().get_or_create(
         tenant_id=author.tenant_id,
         category=category,
         name=pattern_name,
@@ -46,7 +46,8 @@ def update_pattern(
             "revised_at": now,
         },
     )
-    pattern = Pattern.objects.select_for_update().get(pk=pattern.pk)
+    # What was forgotten while this waited is known now.
+    refuse_forgotten(author, category, pattern_name, text=pattern_text)
     pattern.author_id = author.principal_id
     pattern.text = pattern_text
     pattern.confidence = confidence

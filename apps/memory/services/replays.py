@@ -1,11 +1,12 @@
 """Repetitions of what was forgotten on request, which are refused wherever something is written."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
+from apps.core.erasure import Wanted
 from apps.memory import selectors
 from apps.memory.errors import ForgottenOnRequest
 from apps.memory.models import Item, Subject
-from apps.memory.references import subject_ids_in
+from apps.memory.references import subject_ids_in, written_in
 from apps.memory.selectors import Thing
 from apps.memory.texts import same_text
 from apps.principals.tenancy import Caller
@@ -26,7 +27,7 @@ def refuse_forgotten(author: Caller, *said: object, text: str = "", conversation
     if conversation_id is not None:
         things.append(_turn(author.principal_id, conversation_id, digest))
     found = selectors.forgotten_among(things, tenant_id=author.tenant_id)
-    if any(not _is_remembered(author, thing) for thing in found):
+    if any(_stands_in(written_in(text, *said), thing) and not _is_remembered(author, thing) for thing in found):
         raise ForgottenOnRequest("What this says, or whom it names, was forgotten on request; it is not written again.")
 
 
@@ -46,6 +47,16 @@ def marks_of_texts(subject_id: str, texts: Iterable[str]) -> set[bytes]:
 
 def _turn(principal_id: int, conversation_id: str, digest: bytes) -> Thing:
     return ("turn", str(principal_id), conversation_id, digest)
+
+
+def _stands_in(told: Collection[str], thing: Thing) -> bool:
+    """Whether it is of a conversation, or of a subject whom forgetting would find there: not all that may be an id is one."""
+    match thing:
+        case (str(name),) | (str(name), _):
+            wanted = Wanted(tenant_id=0, reference=name)
+            return any(wanted.stands_in(one) for one in told)
+        case _:
+            return True
 
 
 def _is_remembered(author: Caller, thing: Thing) -> bool:

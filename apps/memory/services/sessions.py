@@ -41,16 +41,17 @@ def record_session(
     :raises UnknownSubject: if there is none of this id, or it is not shared with the principal.
     :raises MemoryDisabled: if the subject of the conversation wants nothing remembered.
     """
+    session = _held_to_name(subject_id, principal, conversation_id, now)
+    # The session is held by now, so that its subject is known; subjects are the last that anybody takes.
+    subjects = _concerned(session, principal, subject_id)
+    session = _unless_over(session, subjects, principal=principal, now=now)
+    # What was forgotten while this waited is known now.
     refuse_forgotten(
         principal,
         *(conversation_id, platform, title, topics, tone),
         text=summary or "",
         conversation_id=conversation_id if summary else None,
     )
-    session = _held_to_name(subject_id, principal, conversation_id, now)
-    # The session is held by now, so that its subject is known; subjects are the last that anybody takes.
-    subjects = _concerned(session, principal, subject_id)
-    session = _unless_over(session, subjects, principal=principal, now=now)
     since = None
     if subject_id is not None:
         named = next((subject for subject in subjects if subject.key == subject_id), None)

@@ -43,7 +43,6 @@ def add_subject(
     """
     if not remember_again and selectors.is_forgotten((subject_id,), tenant_id=author.tenant_id):
         raise ForgottenOnRequest("This subject was forgotten on request; only at its own wish it is remembered again.")
-    refuse_forgotten(author, change.given, change.preferences)
     subject = Subject(
         tenant_id=author.tenant_id,
         key=subject_id,
@@ -60,6 +59,8 @@ def add_subject(
         if violated_constraint(exc) != "memory_subject_key_once":
             raise
         raise SubjectExists(f"{subject_id[:60]!r} is remembered already.") from exc
+    # By now it is remembered itself, and may be named.
+    refuse_forgotten(author, change.given, change.preferences)
     return subject
 
 
