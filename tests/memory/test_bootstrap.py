@@ -15,6 +15,7 @@ from tests.digests.makers import post, post_grouped
 from tests.digests.test_scale import explained
 from tests.digests.volume import load, shares
 from tests.factories import T0, make_caller, make_tenant, make_token
+from tests.memory.subjects import ALICE, add
 
 
 def start(token: str, **given: str) -> tuple[int, dict[str, Any]]:
@@ -50,6 +51,18 @@ def test_ten_newest_are_shown_with_tokens_and_the_rest_is_counted(tenant: Tenant
             view.receipt.receipt_id for view in digests.inbox_receipts(kee.principal_id, limit=50) if view.delivered_at
         }
     assert shown == {one.receipt_id for one in posted[2:]}
+
+
+def test_of_a_session_with_a_subject_whose_dates_are_anonymized_the_month_alone_is_told(
+    tenant: Tenant, kee: Caller
+) -> None:
+    with acting_as(kee):
+        add(kee, anonymize_dates=True)
+        memory.record_session(principal=kee, conversation_id="with", subject_id=ALICE, now=T0)
+        memory.record_session(principal=kee, conversation_id="without", now=T0)
+    _, body = start(make_token(tenant))
+    told = {one["conversation_id"]: one["updated_at"][:10] for one in body["sessions"]}
+    assert told == {"with": f"{T0:%Y-%m}-01", "without": f"{T0:%Y-%m-%d}"}
 
 
 def test_what_is_owed_to_others_and_awaited_of_them_is_told_apart(tenant: Tenant, kee: Caller) -> None:
