@@ -97,3 +97,19 @@ def test_what_is_forgotten_of_then_is_not_answered_as_of_then(as_kee: Caller) ->
     assert erased == {"memory_patternrevision": 1, "memory_conceptrevision": 1}
     assert recall("", caller=as_kee, as_of=T0) == []
     assert {hit.text for hit in recall("", caller=as_kee)} == {"Python: Met somebody.", "builds: Met somebody."}
+
+
+@pytest.mark.parametrize("narrowing", [{"domain": "zoo"}, {"filters": {"of": "zoo"}}, {"as_of": T0 + DAY}])
+def test_what_has_been_superseded_often_hides_nothing_that_stands(as_kee: Caller, narrowing: dict[str, Any]) -> None:
+    stands = None
+    for number in range(260):
+        stands = services.store_observation(
+            author=as_kee,
+            text="zebra count" if number < 259 else "The zebra has left for good",
+            domain="zoo",
+            metadata={"of": "zoo"},
+            supersedes=stands and stands.ref,
+            now=T0 + timedelta(seconds=number),
+        )
+    assert stands
+    assert [hit.ref for hit in recall("zebra count", caller=as_kee, **narrowing)] == [stands.ref]

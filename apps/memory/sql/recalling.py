@@ -111,14 +111,17 @@ def _reached(*, of_domain: bool, most: int) -> str:
 )"""  # constants only
 
 
-# Whether one that was known by then is one of those the question is narrowed to: by the key and memory_posting_once. What
-# has been superseded, and what only has the marks, goes when it is looked up as a memory.
+# Whether one that was known by then is one of those the question is narrowed to: by the keys and memory_posting_once. What
+# only has the marks goes when it is looked up as a memory; what had been superseded by then must not stand before it.
 _JUDGED: Final = """
     select (%(domain)s::text is null or p.domain = %(domain)s)
            and not exists(select from marks where not exists(
                select from memory_posting g
                where g.tenant_id = %(tenant)s and g.scope = %(scope)s and g.term = marks.mark and g.passage_id = p.id
-           )) as fits
+           ))
+           and not exists(
+               select from memory_observation o where o.id = p.observation_id and o.superseded_at <= %(as_of)s
+           ) as fits
     from memory_passage p
     where p.id = r.place and p.tenant_id = %(tenant)s and p.scope = %(scope)s and p.recorded_at <= %(as_of)s
     limit 1
