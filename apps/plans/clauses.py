@@ -17,11 +17,11 @@ from apps.plans import kinds, lexicon
 
 _QUOTES: Final = r'"(?P<q1>[^"]{1,20000})"|“(?P<q2>[^“”]{1,20000})”|„(?P<q3>[^„“”]{1,20000})[“”]|`(?P<q4>[^`]{1,20000})`|«(?P<q5>[^«»]{1,20000})»|(?<!\w)\'(?P<q6>[^\']{1,20000})\'(?!\w)'
 _URL: Final = r"(?P<url>\b[a-z][a-z0-9+.-]{1,20}://[^\s<>\"']+)"
-_EMAIL: Final = r"(?P<email>\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b)"
+_EMAIL: Final = r"(?:(?<![\w.+-])[.+-]*(?P<email>\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b))"
 _PATH: Final = r"(?P<path>(?<![\w/.])(?:~?/|\.{1,2}/|[A-Za-z]:[\\/])(?:\\ |[^\s,;:!?\"'<>|])*)"
-_FILE: Final = rf"(?P<file>(?<![\w/.])[\w-]+(?:[/\\][\w.-]+)*\.(?:{'|'.join(sorted(lexicon.EXTENSIONS))})\b)"
+_FILE: Final = rf"(?P<file>(?<![\w/\\.-])[\w-]+(?:[/\\][\w.-]+)*\.(?:{'|'.join(sorted(lexicon.EXTENSIONS))})\b)"
 _DATE: Final = r"(?P<date>\b\d{4}-\d{2}-\d{2}(?:T\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:\d{2})?)?\b)"
-_NUMBER: Final = r"(?P<number>(?<![\w.])-?\d+(?:\.\d+)?(?![\w.]*\w))"
+_NUMBER: Final = r"(?P<number>(?<![\w.])-?\d++(?:\.\d++)?+(?![\w.]*\w))"
 _SPAN: Final = re.compile("|".join((_QUOTES, _URL, _EMAIL, _PATH, _FILE, _DATE, _NUMBER)))
 
 _BLOCK: Final = re.compile(
@@ -35,6 +35,10 @@ _PATH_GOES_ON: Final = re.compile(
 )
 _NEAR: Final = 120
 """How far around a span its neighbouring words are looked for."""
+_GAP: Final = re.compile(r"\s{16,}")
+"""More blank than tells anything: each place in it would be looked at anew for what may follow."""
+_AHEAD: Final = 240
+"""How far it is looked for a verb behind what joins two pieces."""
 
 _BARE_WORD: Final = re.compile(r"[ ](\w+)")
 
@@ -80,7 +84,7 @@ _COURTESY: Final = re.compile(
 )
 """Conditions that only ask kindly, where nothing is changed."""
 _WHETHER: Final = re.compile(
-    r"\b(?:see|check|know|tell\s+(?:me|us)|determine|find\s+out|verify|ask|learn|(?:what|how|why|where|who|whom|which)\b[^.;]*?)\s+(?:if|when)\b",
+    r"\b(?:see|check|know|tell\s+(?:me|us)|determine|find\s+out|verify|ask|learn|(?:what|how|why|where|who|whom|which)\b[^.;]{0,240}?)\s+(?:if|when)\b",
     re.IGNORECASE,
 )
 """What is asked about, and is no condition of the wish."""
@@ -140,6 +144,19 @@ _OWN_WORD: Final = re.compile(r"\b(?:i|we)\s+(?:\w+\s+)?$", re.IGNORECASE)
 _STATES: Final = re.compile(
     r"\b(?:is|are|was|were|be|has|have|had|may|might|can|could|must|should|shall|will|would)\b", re.IGNORECASE
 )
+_FINITE_NEXT: Final = re.compile(
+    r"(?<=\x03)\s+(?P<said>(?:is|are|was|were|has|had|would|could|might|may|must|should|can|will)(?:n['\u2019]t)?)\b(?!\s+you\b)",
+    re.IGNORECASE,
+)
+"""What makes a statement of words that begin like a wish: send a letter to X was on the list."""
+_TAKES_BACK: Final = re.compile(
+    r"(?:(?:oh|no|nope|wait|sorry|actually|hmm|well|but|please|or\s+rather|(?:on|upon)\s+(?:second|reflection)(?:\s+thoughts?)?)\b[\s,.\u2026-]*)*"
+    r"(?P<said>no|nope|never\s*mind(?:\s+(?:that|this|it))?|(?:scratch|cancel|forget|ignore|disregard|skip|strike)\s+(?:that|this|it|about\s+(?:that|it)|(?:the|what\s+i)\s+\w+)"
+    r"|(?:i\s+(?:was|am)|i['\u2019]m)?\s*(?:just|only)\s+(?:kidding|joking)|(?:i\s+(?:was|am)|i['\u2019]m)\s+(?:kidding|joking)|kidding|joking"
+    r"|(?:that|this|it)\s*(?:was|is|['\u2019]s)\s+(?:just\s+|only\s+)?an?\s+(?:joke|mistake|example|test|typo)|i\s+(?:have\s+)?changed\s+my\s+mind)",
+    re.IGNORECASE,
+)
+"""A sentence that takes back what was asked for before it."""
 _POLITE: Final = re.compile(r"\b(?:can|could|would|will)\s+you\b|\bplease\b", re.IGNORECASE)
 _TO_BE: Final = re.compile(
     r"\b(?:must|should|shall|(?:need|needs|has|have|is|are)\s+to)\s+be\s+(?P<done>[a-z]+)\b", re.IGNORECASE
@@ -229,6 +246,7 @@ class Reading:
 def read(intent: str) -> Reading:
     """Cut an intent into its clauses."""
     masked, spans = _mask(unicodedata.normalize("NFC", intent))
+    masked = _GAP.sub(lambda gap: "\n" if "\n" in gap[0] else " ", masked)
     found = [part for piece in _situated_pieces(_cut(masked)) for part in _prohibitions(piece)]
     clauses: list[Clause] = []
     for part in found:
@@ -348,7 +366,9 @@ def _cut(masked: str) -> Iterator[_Piece]:
     """Yield each piece between sequencing words, stops, and `and` or `but` before a verb."""
     start, ordered, opens, joined, in_list = 0, False, True, False, False
     for match in _CUT.finditer(masked):
-        if (match["and"] or match["but"]) is not None and not _begins_with_verb(masked[match.end() :]):
+        if (match["and"] or match["but"]) is not None and not _begins_with_verb(
+            masked[match.end() : match.end() + _AHEAD]
+        ):
             continue
         text = masked[start : match.start()]
         asks = (match["stop"] or "").strip() == "?"
@@ -365,17 +385,30 @@ def _cut(masked: str) -> Iterator[_Piece]:
 
 def _situated_pieces(pieces: Iterable[_Piece]) -> Iterator[_Piece]:
     """Add what reaches from one piece into the next: a ban, what somebody else says, what is only spoken of."""
+    pieces = tuple(pieces)
+    back, said = max(
+        ((place, said) for place, piece in enumerate(pieces) if (said := _taken_back(piece))), default=(0, "")
+    )
     ban, about, polite = "", "", False
-    for piece in pieces:
+    for place, piece in enumerate(pieces):
         if piece.opens and not piece.in_list:
             ban, about, polite = "", "", False
         polite = polite or _POLITE.search(piece.text) is not None
         doubt = _doubt(piece, about if piece.joined else "", polite=polite)
+        if place < back:
+            doubt = f"it is taken back with {said!r}"
         yield replace(piece, ban=ban, doubt=doubt)
         own = _NEVER.search(piece.text)
         if own is not None and not _REACHES_NOT.match(own[0].strip(" ,")):
             ban = own[0].strip(" ,")
         about = about or _spoken_of(piece.text)
+
+
+def _taken_back(piece: _Piece) -> str:
+    """The words by which a piece takes back what came before it: a bare ban is such, unless a list comes below it."""
+    bare = piece.text.strip(" \t,.!?-()\u2026\u2013\u2014")
+    found = _NEVER.fullmatch(bare) or _TAKES_BACK.fullmatch(bare)
+    return found[0] if found else ""
 
 
 def _spoken_of(text: str) -> str:
@@ -440,6 +473,8 @@ def _clause(piece: _Piece, spans: tuple[Span, ...], number: int) -> Clause:
     exception = _EXCEPTION.search(bare)
     conditional = _is_conditional(bare, family)
     doubt = piece.doubt
+    if not doubt and family in lexicon.MUTATING:
+        doubt = _statement(piece.text, bare, spoken)
     if not doubt and family in lexicon.MUTATING and (waits := _DEFERRED.search(bare)):
         doubt = f"it waits for something: {waits[0]!r}"
     return Clause(
@@ -462,6 +497,16 @@ def _clause(piece: _Piece, spans: tuple[Span, ...], number: int) -> Clause:
         masked=_kinds(bare, spans),
         written=f"{piece.ban} {_MASK.sub(lambda match: spans[int(match[1])].written, bare)}".strip(),
     )
+
+
+def _statement(text: str, bare: str, spoken: list[str]) -> str:
+    """Why words that begin with a verb that changes the world tell of it rather than ask for it, or nothing."""
+    if not spoken or lexicon.verb(spoken[0]) is None:
+        return ""
+    if spoken[0].endswith("ing") and words(text[:_AHEAD])[:1] == spoken[:1]:
+        return f"it is spoken of with {spoken[0]!r}"
+    finite = _FINITE_NEXT.search(bare)
+    return f"it is spoken of with {finite['said']!r}" if finite else ""
 
 
 def _participle(done: str) -> str:
@@ -592,8 +637,11 @@ def _first_word_end(text: str) -> int:
 def _head_and_rest(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The head is what the wish is about: up to the first preposition, `of` passed over."""
     plain = _MASK.sub(" ", text)
+    at, spoken = 0, False
     for found in _PREPOSITION.finditer(plain):
-        if _OF.fullmatch(found[0]) or not lexicon.concepts(plain[: found.start()]):
+        spoken = spoken or bool(lexicon.concepts(plain[at : found.start()]))
+        at = found.start()
+        if _OF.fullmatch(found[0]) or not spoken:
             continue
         return tuple(lexicon.concepts(plain[: found.start()])), tuple(lexicon.concepts(plain[found.end() :]))
     return tuple(lexicon.concepts(plain)), ()

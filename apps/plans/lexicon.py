@@ -80,7 +80,8 @@ solve: solve
 proofread: proofread copyedit
 rewrite: rewrite rephrase paraphrase reword
 anonymize: anonymize anonymise redact mask
-delete: delete remove erase wipe purge destroy drop clear truncate discard
+delete: delete remove erase wipe purge destroy drop discard
+clear: clear truncate
 uninstall: uninstall
 write: write save store persist record
 append: append insert add
@@ -239,7 +240,7 @@ SYNTHESIS: Final = frozenset({"summarize", "report", "combine"})
 """What a principal can do with results that it holds: an aggregate step serves these."""
 
 MUTATING: Final = listed("""
-    delete uninstall write append update rename move copy migrate upload sync backup restore rollback send post
+    delete clear uninstall write append update rename move copy migrate upload sync backup restore rollback send post
     call invite submit sign deploy install configure restart stop start pay buy refund transfer book schedule cancel approve reject
     lock unlock encrypt decrypt execute fix refactor commit hire fire print cook drive fly play assign negotiate
     sell trade vote block follow unsubscribe turn train

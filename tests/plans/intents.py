@@ -127,6 +127,18 @@ REFUSED = [
 
 
 UNPLAIN = [
+    "Truncate the file /data/x",
+    "Clear the file /data/x",
+    "Delete the file /data/x. Never mind.",
+    "Delete the file /data/x. No, wait, don't.",
+    "Delete the file /data/x. Just kidding.",
+    "Send an email to bob@example.org: 'See you'. Scratch that.",
+    "Send an email to bob@example.org: 'See you'. Actually no.",
+    "Send an email to bob@example.org: 'See you'. That was a joke.",
+    "Send an email to bob@example.org: 'See you'. On second thought, don't.",
+    "Sending an email to bob@example.org: 'See you' would be a mistake",
+    "Send an email to bob@example.org: 'See you' is what I hate to read",
+    "Run the tests of /srv/app was on my list",
     "Do not go and delete the file /data/x",
     "Do not read and delete the file /data/x",
     "Don\u2019t delete the file /data/x",
@@ -181,6 +193,11 @@ RULED_OUT = [
 """Each asks for the files in /data, and rules the rest out."""
 
 PLAIN = [
+    ("Would you mind deleting the file /data/x?", ["delete_file"]),
+    ("The file at /data/x is to be deleted", ["delete_file"]),
+    ("Translate 'yes' into French. Scratch that. Delete the file /data/x", ["translate_text", "delete_file"]),
+    ("Send an email to bob@example.org: 'Never mind. Scratch that, it was a joke.'", ["send_email"]),
+    ("Send an email to bob@example.org: 'Hi'. Don't:\n- delete the file /data/y", ["send_email"]),
     ("Could you please delete the file /data/x?", ["delete_file"]),
     ("I want you to delete the file /data/x", ["delete_file"]),
     ("The file /data/x must be deleted", ["delete_file"]),

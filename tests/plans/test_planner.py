@@ -166,6 +166,40 @@ def served_by(wish: str) -> list[str] | None:
     return [step.tool_name for step in plan.steps if step.tool_name] if plan.status == PlanStatus.READY else None
 
 
+@pytest.mark.parametrize(
+    "intent",
+    [
+        pytest.param("and " * 5_000, id="and"),
+        pytest.param(", " * 10_000, id="commas"),
+        pytest.param("a" + " " * 19_998 + "b", id="gap"),
+        pytest.param(" \n" * 10_000, id="lines"),
+        pytest.param("for " * 5_000, id="for"),
+        pytest.param("how " * 5_000, id="how"),
+        pytest.param("a+" * 9_999 + "@", id="address"),
+        pytest.param("a@" + "-a" * 9_999, id="host"),
+        pytest.param("a\\b" * 6_000, id="name"),
+        pytest.param("1" * 19_999 + "a", id="number"),
+    ],
+)
+def test_the_longest_senseless_intent_is_read_to_its_end_and_refused(intent: str) -> None:
+    assert make_plan(intent, UNBARRED).status == PlanStatus.NEEDS_ESCALATION
+
+
+@pytest.mark.parametrize(
+    ("said", "address"),
+    [
+        ("Email a.long-name+x.of-some.one@example.org: 'hi'", "a.long-name+x.of-some.one@example.org"),
+        ("- Email <bob@example.org>: 'hi'", "bob@example.org"),
+        ("Send 'hi' by email to ...bob@example.org", "bob@example.org"),
+    ],
+)
+def test_an_address_is_read_whole(said: str, address: str) -> None:
+    (step,) = [step for step in make_plan(said).steps if step.tool_name]
+
+    assert step.params is not None
+    assert step.params["recipient"] == address
+
+
 def test_a_refusal_carries_the_part_that_could_be_planned() -> None:
     plan = make_plan("Analyze the codebase at /srv/app and deploy it")
 
