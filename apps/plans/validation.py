@@ -492,7 +492,7 @@ def _budget(graph: _Graph, catalogue: Catalogue, limits: Limits) -> Iterator[Pro
     total = 0.0
     for step in _to_do(graph):
         source = _offer(step, catalogue)
-        cost = source[1].cost if source else 0.0
+        cost = max(source[1].cost if source else 0.0, step.get("estimated_cost", 0.0))
         total += cost
         if limits.max_cost_per_step is not None and cost > limits.max_cost_per_step:
             message = f"{cost} a call; {limits.max_cost_per_step} are allowed a step."

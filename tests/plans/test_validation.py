@@ -298,6 +298,14 @@ def test_a_plan_is_held_to_its_own_budget_even_where_more_is_allowed(bound: str,
     assert refusals(document, max_total_cost=5, max_cost_per_step=5) == {("budget", path)}
 
 
+@pytest.mark.parametrize(("bound", "path"), [("max_total_cost", "/steps"), ("max_cost_per_step", "/steps/0")])
+def test_a_plan_that_says_itself_that_it_costs_more_than_it_may_is_refused(bound: str, path: str) -> None:
+    document = make_plan("Translate 'good morning' into French").document()
+    step(document, 0)["estimated_cost"] = document["execution_cost_estimate"] = 7
+
+    assert ("budget", path) in refusals(document, **{bound: 5})
+
+
 def test_a_worker_is_not_sent_more_than_it_takes() -> None:
     offers = tuple(replace(one, max_payload_bytes=20, calls_per_hour=1.0) for one in FULL.offers)
     strict = Catalogue(7, FULL.tools, offers)
