@@ -150,8 +150,8 @@ _FINITE_NEXT: Final = re.compile(
 )
 """What makes a statement of words that begin like a wish: send a letter to X was on the list."""
 _TAKES_BACK: Final = re.compile(
-    r"(?:(?:oh|no|nope|wait|sorry|actually|hmm|well|but|please|or\s+rather|(?:on|upon)\s+(?:second|reflection)(?:\s+thoughts?)?)\b[\s,.\u2026-]*)*"
-    r"(?P<said>no|nope|never\s*mind(?:\s+(?:that|this|it))?|(?:scratch|cancel|forget|ignore|disregard|skip|strike)\s+(?:that|this|it|about\s+(?:that|it)|(?:the|what\s+i)\s+\w+)"
+    r"(?:(?:oh|no|nope|wait|sorry|actually|hmm|well|but|please|or(?:\s+rather)?|(?:on|upon)\s+(?:second|reflection)(?:\s+thoughts?)?)\b[\s,.\u2026-]*)*"
+    r"(?P<said>no|nope|(?:do\s+not|don['\u2019]?t)(?:\s+bother)?|never\s*mind(?:\s+(?:that|this|it))?|(?:scratch|cancel|forget|ignore|disregard|skip|strike)\s+(?:that|this|it|about\s+(?:that|it)|(?:the|what\s+i)\s+\w+)"
     r"|(?:i\s+(?:was|am)|i['\u2019]m)?\s*(?:just|only)\s+(?:kidding|joking)|(?:i\s+(?:was|am)|i['\u2019]m)\s+(?:kidding|joking)|kidding|joking"
     r"|(?:that|this|it)\s*(?:was|is|['\u2019]s)\s+(?:just\s+|only\s+)?an?\s+(?:joke|mistake|example|test|typo)|i\s+(?:have\s+)?changed\s+my\s+mind)",
     re.IGNORECASE,
@@ -166,6 +166,26 @@ _CIRCUMSTANCE: Final = re.compile(
     re.IGNORECASE,
 )
 """How a clause begins that tells what there is, why or when, and asks for nothing."""
+_REASON: Final = re.compile(
+    r"(?:(?:i|we|he|she|they|there|here|this|it)\s*(?:have|has|had|['\u2019]ve|is|are|was|were|am|['\u2019]m|['\u2019]s)|since|because|as|for|given|due\s+to|considering)\b",
+    re.IGNORECASE,
+)
+_THANKS: Final = frozenset(
+    {
+        "great",
+        "cheers",
+        "regards",
+        "regard",
+        "appreciate",
+        "appreciated",
+        "thanks",
+        "ok",
+        "okay",
+        "urgent",
+        "best",
+        "wonderful",
+    }
+)
 _ARTICLES: Final = frozenset(
     {"the", "a", "an", "my", "our", "your", "his", "her", "their", "this", "that", "some", "of"}
 )
@@ -254,6 +274,12 @@ def read(intent: str) -> Reading:
         if clause.words or clause.spans:
             clauses.append(clause)
     return Reading(tuple(clauses), masked, spans)
+
+
+def restricts(clause: Clause) -> bool:
+    """May a clause that asks for nothing hold back what was asked for before it? Thanks and reasons do not."""
+    said = set(clause.words) - lexicon.STOP
+    return bool(said - _THANKS) and _REASON.match(clause.text) is None
 
 
 def masked(text: str) -> str:

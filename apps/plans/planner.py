@@ -18,7 +18,7 @@ from apps.core.lexical import words
 from apps.plans import kinds, lexicon, references, shapes
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Offer, Pool, Tool
 from apps.plans.choosing import Choice, Memo, choose_tools
-from apps.plans.clauses import Clause, Span, read
+from apps.plans.clauses import Clause, Span, read, restricts
 from apps.plans.documents import WORKER_STEPS, Plan, PlanStatus, Step, StepType, can_be_told
 from apps.plans.history import KEPT
 from apps.plans.layout import Draft, HandedOn, Layout, has_independent_steps, longest_way, plain, resolved
@@ -147,6 +147,7 @@ class _Work:
         self.salt = hashlib.blake2b(request.intent.encode("utf-8", "replace"), digest_size=16).hexdigest()
         self.drafts: list[Draft] = []
         self.wishes: list[Clause] = []
+        self.asides: list[Clause] = []
         self.missing: list[dict[str, Any]] = []
         self.nearest: list[dict[str, Any]] = []
         self.rejected: list[float] = []
@@ -179,6 +180,7 @@ class _Work:
         self._put_in(chosen)
         self.wishes, self.rejected, self.learned = choice.wishes, choice.rejected, choice.confidence
         self.assumptions.extend(f"{said} {clause.text[:200]}" for said, clause in choice.remarks)
+        self.asides = [clause for _, clause in choice.remarks if restricts(clause)]
         for clause, found in choice.unmatched:
             if clause.number not in self.served and not self._take_suggested(clause, found):
                 self._unmatched(clause, found)
@@ -399,8 +401,8 @@ class _Work:
     def _unplain(self, draft: Draft, told: Sequence[str]) -> Iterator[tuple[str, str]]:
         """Yield what keeps a clause from asking plainly for just what a step would change in the world."""
         clause = draft.clause
-        if clause.doubt:
-            yield "condition", f"It is not plain that this is to be done, for {clause.doubt}"
+        if doubt := clause.doubt or self._held_back(clause):
+            yield "condition", f"It is not plain that this is to be done, for {doubt}"
         if any(clause.text in text for text in told):
             return
         heard = {word for text in told for word in words(text)}
@@ -411,6 +413,11 @@ class _Work:
         for span in clause.spans:
             if doubt := _doubt_of(span, clause):
                 yield "capability", doubt
+
+    def _held_back(self, clause: Clause) -> str:
+        """What is said after a clause, asks for nothing, and may restrict it."""
+        aside = next((one for one in self.asides if one.number > clause.number), None)
+        return f"after it is said {aside.text[:200]!r}" if aside else ""
 
     def _place(self, draft: Draft, *, depth: int) -> None:
         draft.filling = fill(draft.tool, self._scene(draft))

@@ -138,6 +138,11 @@ UNPLAIN = [
     "Send an email to bob@example.org: 'See you'. On second thought, don't.",
     "Sending an email to bob@example.org: 'See you' would be a mistake",
     "Send an email to bob@example.org: 'See you' is what I hate to read",
+    "Send an email to bob@example.org: 'See you'. Not now.",
+    "Delete the file /data/x. But ask me first.",
+    "Delete the file /data/x. Don't bother.",
+    "Delete the file /data/x. After lunch.",
+    "Delete the file /data/x. That would be wrong.",
     "Run the tests of /srv/app was on my list",
     "Do not go and delete the file /data/x",
     "Do not read and delete the file /data/x",
@@ -193,6 +198,8 @@ RULED_OUT = [
 """Each asks for the files in /data, and rules the rest out."""
 
 PLAIN = [
+    ("Delete the file /data/x. Thank you very much!", ["delete_file"]),
+    ("Delete the file /data/x. It is no longer needed.", ["delete_file"]),
     ("Would you mind deleting the file /data/x?", ["delete_file"]),
     ("The file at /data/x is to be deleted", ["delete_file"]),
     ("Translate 'yes' into French. Scratch that. Delete the file /data/x", ["translate_text", "delete_file"]),
