@@ -151,12 +151,17 @@ def in_shell(line: str, root: Path) -> "subprocess.CompletedProcess[str]":
 
 
 def test_an_interruption_says_nothing(root: Path) -> None:
-    process = subprocess.Popen(
-        [PRODUCT / "bin" / "handoff", "leave", "--type", "learning", "--session", "a", "--root", root],
-        stdin=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment(),
-    )
+    # Where the tests run in a shell's background, interruptions are ignored, by what they start too.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(
+            [PRODUCT / "bin" / "handoff", "leave", "--type", "learning", "--session", "a", "--root", root],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(),
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert process.stdin is not None
     # A body that is larger than the pipe holds, and never ends: it is being read when this returns, and goes on to be.
     held = fcntl.fcntl(process.stdin, fcntl.F_SETPIPE_SZ, 4096)
