@@ -3,7 +3,7 @@
 from apps.memory.selectors.concepts import concept_named, concepts_named, concepts_of_type, concepts_told_of
 from apps.memory.selectors.embedding import Embedding, embedding
 from apps.memory.selectors.holdings import Holdings, holdings
-from apps.memory.selectors.observations import observation_of
+from apps.memory.selectors.observations import observation_of, observations_known_to
 from apps.memory.selectors.recalling import Hit, recall
 from apps.memory.selectors.sessions import Conversation, recent_sessions
 from apps.memory.selectors.subjects import (
@@ -52,6 +52,7 @@ __all__ = [
     "known_to",
     "mark_of",
     "observation_of",
+    "observations_known_to",
     "policy",
     "recall",
     "recent_sessions",

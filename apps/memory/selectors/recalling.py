@@ -7,7 +7,7 @@ from typing import Any
 
 from apps.memory import sql
 from apps.memory.questions import read
-from apps.memory.selectors.subjects import as_it_is, dates_of, unknown
+from apps.memory.selectors.subjects import dates_of, unknown
 from apps.memory.texts import tokens
 from apps.principals.tenancy import Caller
 
@@ -70,7 +70,7 @@ def recall(
         meant=meant,
         limit=min(limit, sql.MOST),
     )
-    shown = as_it_is if subject is None else dates_of(subject)
+    shown = dates_of(subject)
     hits = [
         Hit(
             ref=one.ref,

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from django.db.models import DurationField, Exists, ExpressionWrapper, F, OuterRef, Q, Value
 
 from apps.memory.models import MemoryPolicy, Session
-from apps.memory.selectors.subjects import as_it_is, dates_of
+from apps.memory.selectors.subjects import dates_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ def recent_sessions(*, principal_id: int, now: datetime, limit: int = 10) -> lis
             summary=session.summary,
             topics=tuple(session.topics),
             tone=session.tone,
-            updated_at=(as_it_is if session.subject is None else dates_of(session.subject))(session.last_active_at),
+            updated_at=dates_of(session.subject)(session.last_active_at),
         )
         for session in sessions
     ]

@@ -74,12 +74,12 @@ class _Dated(Protocol):
     def anonymize_dates(self) -> bool: ...
 
 
-def dates_of(subject: _Dated) -> Callable[[datetime], datetime]:
-    """How moments are shown that have to do with a subject."""
-    return _to_the_month if subject.anonymize_dates else as_it_is
+def dates_of(subject: _Dated | None) -> Callable[[datetime], datetime]:
+    """How moments are shown that have to do with a subject, or with none."""
+    return _to_the_month if subject is not None and subject.anonymize_dates else _as_it_is
 
 
-def as_it_is(moment: datetime) -> datetime:
+def _as_it_is(moment: datetime) -> datetime:
     return moment
 
 
@@ -193,7 +193,7 @@ def export(subject: Subject, *, exactly: bool = False) -> dict[str, Any]:
 
     :param exactly: with dates as they are, whatever the subject has settled.
     """
-    shown = as_it_is if exactly else dates_of(subject)
+    shown = _as_it_is if exactly else dates_of(subject)
     itself = {
         name: getattr(subject, name)
         for name in (
@@ -243,4 +243,4 @@ def turns(subject: Subject, *, after: int = 0, exactly: bool = False) -> list[di
         "id", "speaker", "text", "domain", "confidence", "evidence", "metadata", "occurred_at", "recorded_at",
         "superseded_at", "superseded_by", author_name=F("author__name"), conversation_id=F("session__conversation_id"),
     )  # fmt: skip
-    return _dated(rows[:TURNS_AT_ONCE], as_it_is if exactly else dates_of(subject))
+    return _dated(rows[:TURNS_AT_ONCE], _as_it_is if exactly else dates_of(subject))

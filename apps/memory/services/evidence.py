@@ -6,11 +6,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
-from django.db.models import Exists, OuterRef, Q
-
 from apps.memory import selectors
 from apps.memory.errors import MalformedMemoryReference, UnknownMemory
-from apps.memory.models import Concept, Item, Observation, Pattern
+from apps.memory.models import Concept, Item, Pattern
 from apps.memory.references import concept_ref, key_of, observation_ref, pattern_ref
 from apps.principals.tenancy import Caller
 
@@ -72,11 +70,10 @@ def _number(text: str, number: str) -> str:
 
 
 def _observations(author: Caller, numbers: Collection[str]) -> dict[str, Cited]:
-    known = selectors.known_to(author).filter(pk=OuterRef("session__subject_id"))
-    shared = Q(session=None) | Q(session__subject=None) | Exists(known)
+    known = selectors.observations_known_to(author)
     return {
         observation_ref(row.pk): Cited(text=row.text, author_id=row.author_id, written_at=row.recorded_at)
-        for row in Observation.objects.filter(shared, pk__in=map(int, numbers)).exclude(text="")
+        for row in known.filter(pk__in=map(int, numbers)).exclude(text="")
     }
 
 
