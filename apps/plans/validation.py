@@ -26,6 +26,7 @@ from apps.plans.references import Malformed, Reference
 
 MAX_PROBLEMS: Final = 100
 _ROUNDING: Final = 0.01
+"""By which part of it a sum may be told otherwise than its steps make it; a plan tells money to 6 and time to 3 places."""
 _MOST_WEIGHED: Final = 64
 """Of how many steps at most it is looked at which may run at once: with more the plan is too long anyway."""
 
@@ -67,7 +68,7 @@ def validate(document: object, catalogue: Catalogue, *, limits: Limits | None = 
     graph = _Graph(document["steps"])
     problems = _names(graph)
     if not problems:
-        problems = _cycles(graph)
+        problems = _cycles(graph) or _hints(graph)
     if not problems:
         bounds = _bounds_of(document, limits or Limits())
         problems = [found for rule in _RULES for found in rule(document, graph, catalogue, bounds)]
@@ -203,6 +204,39 @@ def _cycles(graph: _Graph) -> list[Problem]:
     except graphlib.CycleError as error:
         around = list(reversed(error.args[1]))
         return [Problem(graph.path(around[0]), "cycle", f"The steps depend on each other: {' -> '.join(around)}.")]
+    return []
+
+
+def _hints(graph: _Graph) -> list[Problem]:
+    """A step that is to come after what itself waits for it, or is to come after it, has a hint that no order could follow."""
+    hinted = {step["step_id"]: tuple(step.get("order_hint", ())) for step in graph.steps}
+    if not any(hinted.values()):
+        return []
+    against = [
+        (step_id, place)
+        for step_id, targets in hinted.items()
+        for place, target in enumerate(targets)
+        if step_id in {target, *graph.upstream[target]}
+    ]
+    return [
+        Problem(
+            f"{graph.path(step_id)}/order_hint/{place}",
+            "order_hint",
+            f"{step_id} can't come after {hinted[step_id][place]}: no order follows this hint and all else.",
+        )
+        for step_id, place in against or _hints_in_a_circle(graph, hinted)
+    ]
+
+
+def _hints_in_a_circle(graph: _Graph, hinted: Mapping[str, tuple[str, ...]]) -> list[tuple[str, int]]:
+    """The first hint of a circle that hints make with each other; the step and the place among its hints."""
+    try:
+        graphlib.TopologicalSorter({one: graph.parents[one].union(hinted[one]) for one in hinted}).prepare()
+    except graphlib.CycleError as error:
+        before: list[str] = error.args[1]
+        return [(one, hinted[one].index(other)) for other, one in itertools.pairwise(before) if other in hinted[one]][
+            :1
+        ]
     return []
 
 
@@ -438,12 +472,12 @@ def _claims(document: dict[str, Any], graph: _Graph, catalogue: Catalogue, _limi
     if document.get("plan_hash", "") not in {"", *_hash_of(document)}:
         yield Problem("/plan_hash", "plan_hash", "This is not the hash of this plan.")
     yield from _understated(graph, catalogue)
-    for name, told in (
-        ("estimated_total_runtime_seconds", _runtime(graph, catalogue)),
-        ("execution_cost_estimate", _cost(graph, catalogue)),
+    for name, told, places in (
+        ("estimated_total_runtime_seconds", _runtime(graph, catalogue), 3),
+        ("execution_cost_estimate", _cost(graph, catalogue), 6),
     ):
-        if abs(document.get(name, told) - told) > _ROUNDING:
-            yield Problem(f"/{name}", "estimate", f"By its steps it is {round(told, 3)}, not {document[name]}.")
+        if not math.isclose(document.get(name, told), told, rel_tol=_ROUNDING, abs_tol=10.0**-places):
+            yield Problem(f"/{name}", "estimate", f"By its steps it is {round(told, places)}, not {document[name]}.")
     todo = [step["step_id"] for step in _to_do(graph)]
     if document.get("can_run_parallel") and not any(
         one not in graph.upstream[other] and other not in graph.upstream[one]

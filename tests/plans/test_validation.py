@@ -131,6 +131,9 @@ CASES: list[tuple[str, str, Callable[[Document], object]]] = [
     ("plan_hash", "/plan_hash", lambda d: d.update(plan_hash="0" * 64)),
     ("estimate", "/execution_cost_estimate", lambda d: d.update(execution_cost_estimate=9)),
     ("estimate", "/estimated_total_runtime_seconds", lambda d: d.update(estimated_total_runtime_seconds=0)),
+    ("order_hint", "/steps/0/order_hint/0", lambda d: step(d, 0).update(order_hint=["step-2"])),
+    ("order_hint", "/steps/0/order_hint/0", lambda d: step(d, 0).update(order_hint=["step-3"])),
+    ("order_hint", "/steps/2/order_hint/1", lambda d: step(d, 2).update(order_hint=["step-1", "step-3"])),
     ("estimate", "/steps/0/estimated_runtime_seconds", lambda d: step(d, 0).update(estimated_runtime_seconds=0.1)),
     ("estimate", "/can_run_parallel", lambda d: d.update(can_run_parallel=True)),
     (
@@ -171,6 +174,36 @@ def test_a_cost_far_below_what_the_worker_asks_is_named_at_its_step() -> None:
     step(document, 0)["estimated_cost"] = document["execution_cost_estimate"] = 0
 
     assert refusals(document) == {("estimate", "/steps/0/estimated_cost")}
+
+
+def test_hints_that_only_together_make_a_circle_are_refused_and_those_that_can_be_followed_are_not() -> None:
+    document = make_plan("Translate 'yes' into French and fetch https://example.org/a").document()
+    first, second = (one["step_id"] for one in document["steps"] if "tool_name" in one)
+    step(document, 0).pop("order_hint", None)
+    step(document, 1)["order_hint"] = [first]
+    assert refusals(document) == set()
+
+    step(document, 0)["order_hint"] = [second]
+
+    assert {code for code, _ in refusals(document)} == {"order_hint"}
+
+
+@pytest.mark.parametrize(
+    ("cost", "told", "judged"),
+    [
+        (0.0004, 0.008, {("estimate", "/execution_cost_estimate")}),
+        (0.0004, 0.0, {("estimate", "/execution_cost_estimate")}),
+        (0.0004, 0.000403, set()),
+        (0.1234567, 0.123457, set()),
+        (2_000.0, 1_990.0, set()),
+        (2_000.0, 1_900.0, {("estimate", "/execution_cost_estimate")}),
+    ],
+)
+def test_a_sum_may_be_rounded_but_not_be_another_one(cost: float, told: float, judged: set[tuple[str, str]]) -> None:
+    document = make_plan("Analyze the sentiment of 'fine'").document()
+    step(document, 0)["estimated_cost"], document["execution_cost_estimate"] = cost, told
+
+    assert {(found.code, found.path) for found in validate(document, FULL)} == judged
 
 
 POINT = {"type": "object", "properties": {"x": NUMBER, "label": STRING}}
