@@ -101,13 +101,19 @@ class Ground:
 
     def pause(self, name: str, seconds: float) -> None:
         """Stop it and its own children for a while, as a machine that sleeps."""
-        process = psutil.Process(self.children[name].pid)
-        family = [process, *process.children(recursive=True)]
+        with self.held_still(name):
+            time.sleep(seconds)
+
+    @contextmanager
+    def held_still(self, *names: str) -> Iterator[None]:
+        """Stop these and their own children meanwhile; what is killed meanwhile stays so."""
+        processes = [psutil.Process(self.children[name].pid) for name in names]
+        family = [one for process in processes for one in (process, *process.children(recursive=True))]
         try:
             for one in family:
                 with suppress(psutil.NoSuchProcess):
                     one.suspend()
-            time.sleep(seconds)
+            yield
         finally:
             for one in family:
                 with suppress(psutil.NoSuchProcess):

@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
@@ -33,6 +34,8 @@ ALL_OF_THEM: Final = "web, Celery and beat"
 TARGETS: Final = ("worker-execute", "web", "postgres", "worker-core", "valkey", ALL_OF_THEM, "beat", "worker-deliver")
 _SCRIPT: Final = Path(__file__).with_name("orchard.py")
 _PATIENCE: Final = 90.0
+# What the database needs at most for what it was told before its clients were stopped.
+_SAID: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,8 @@ class Story:
     at_once: int = 6
     targets: tuple[str, ...] = TARGETS
     during: str | None = None
-    """Kill only while some step is in this state; None: as soon as an execution is half done."""
+    """Kill only the product's own processes, and only while some step is in this state; None: as soon as an execution is
+    half done."""
     settings: str = "apps.chaos.settings"
     rest: float = 240.0
     """Seconds that what is under way may take to end once nothing is killed any more."""
@@ -173,24 +177,40 @@ class _Run:
 
     def _kill(self, target: str, chance: random.Random, principals: list[Future[None]]) -> Kill:
         """Kill it as soon as something is half done, and bring it back as the supervisor would."""
+        names = PRODUCT if target == ALL_OF_THEM else (target,)
+        kill = self._struck(target, names)
         deadline = time.monotonic() + _PATIENCE
-        while True:
-            under_way, in_the_air = self._look()
-            wanted = self.story.during is None or self.story.during in in_the_air
-            if (under_way and wanted) or time.monotonic() > deadline:
-                break
+        while kill is None:
+            if time.monotonic() > deadline:
+                raise Broken(f"Nothing was half done for {_PATIENCE:.0f} s, or no step was {self.story.during}.")
             self._tend(principals)
             time.sleep(0.02)
-        at = time.monotonic() - self.begun
-        names = PRODUCT if target == ALL_OF_THEM else (target,)
-        for name in names:
-            self._end(name)
+            kill = self._struck(target, names)
         time.sleep(chance.choice([0, 0, 0.5, 2]))
         for name in names:
             self._start(name)
         if "web" in names:
             self.ground.await_serving()
-        return Kill(target=target, at=at, under_way=under_way, in_the_air=in_the_air)
+        return kill
+
+    def _struck(self, target: str, names: tuple[str, ...]) -> Kill | None:
+        """The kill, or None where there is nothing yet that it is to meet.
+
+        What is to die in a certain state is held still first: by the time of the kill a look alone would be out of date.
+        """
+        with ExitStack() as held:
+            if self.story.during is not None:
+                if self.story.during not in self._look()[1]:
+                    return None
+                held.enter_context(self.ground.held_still(*names))
+                time.sleep(_SAID)
+            under_way, in_the_air = self._look()
+            if not under_way or (self.story.during is not None and self.story.during not in in_the_air):
+                return None
+            at = time.monotonic() - self.begun
+            for name in names:
+                self._end(name)
+            return Kill(target=target, at=at, under_way=under_way, in_the_air=in_the_air)
 
     def _end(self, name: str) -> None:
         if name == "postgres":
