@@ -5,6 +5,7 @@ A kind is read off words and file endings; what names none has none, and meets e
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final
@@ -54,6 +55,11 @@ def of_file(value: str) -> str | None:
     """The kind of what a path or a link names by its ending, or None."""
     head, dot, ending = value.rstrip("/").rpartition(".")
     return _OF_ENDING.get(ending.casefold()) if dot and head else None
+
+
+def is_file(value: str) -> bool:
+    """Does a path name a file, by an ending that a folder's name would hardly have?"""
+    return re.search(r"[/\\][^/\\\s]*\.[A-Za-z][A-Za-z0-9]{1,4}$", value) is not None
 
 
 @lru_cache(maxsize=65536)

@@ -281,6 +281,7 @@ WISHES: Final = frozenset({"intent", "instruction", "instructions", "goal"})
 PATHLIKE: Final = listed("""
     path paths file filename filepath dir directory folder repo repository root location source
     """)
+FILELIKE: Final = frozenset({"files", "paths", "documents", "pdfs"})
 LINKLIKE: Final = frozenset(["url", "uri", "link", "endpoint", "website", "webpage", "page", "site", "href"])
 EMAILLIKE: Final = frozenset({"email", "recipient", "recipients", "to", "cc", "bcc", "sender"})
 DATELIKE: Final = frozenset({"date", "day", "since", "until", "start", "end", "deadline", "when"})

@@ -253,6 +253,22 @@ def _is_matter(span: Span, kind: str) -> bool:
     return named == kind or (named is None and kind == kinds.TEXT and span.kind == "quoted")
 
 
+def _from_own_files(slot: _Slot, scene: Scene, filling: Filling) -> Filled | None:
+    """Files that the clause itself names need nobody who lists them first."""
+    if not slot.is_array or not slot.named(lexicon.FILELIKE):
+        return None
+    own = [
+        span
+        for span in scene.clause.spans
+        if span.number not in filling.spans and span.kind in {"path", "quoted"} and kinds.is_file(span.value)
+    ]
+    values = [span.value for span in own]
+    if not values or not slot.admits(values):
+        return None
+    provenance = {"source": "literal", "text": ", ".join(values)[:200], "clause": scene.clause.number}
+    return Filled(value=values, provenance=provenance, span=own[0].number, note=_doubt(own[0]))
+
+
 def _from_strong_source(slot: _Slot, scene: Scene, _filling: Filling) -> Filled | None:
     return _from_sources(slot, scene, _strong_path)
 
@@ -550,6 +566,7 @@ _WAYS: Final[tuple[_Way, ...]] = (
     _from_context,
     _from_whole_wish,
     _from_own_matter,
+    _from_own_files,
     _from_strong_source,
     _from_own_clause,
     _from_shape,

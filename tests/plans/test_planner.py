@@ -450,6 +450,26 @@ def test_what_changes_the_world_never_comes_first_only_to_feed_another_step() ->
     assert [(one["kind"], one.get("param")) for one in plan.missing or ()][:1] == [("param", "files")]
 
 
+@pytest.mark.parametrize(
+    ("intent", "files"),
+    [
+        ("Index the PDF /data/a.pdf", ["/data/a.pdf"]),
+        ("Index the PDFs /data/a.pdf and /srv/b.pdf", ["/data/a.pdf", "/srv/b.pdf"]),
+        ("Index the PDF '/srv/my papers/a.pdf'", ["/srv/my papers/a.pdf"]),
+    ],
+)
+def test_files_that_a_wish_names_are_listed_by_nobody_else(intent: str, files: list[str]) -> None:
+    steps = [step for step in make_plan(intent).steps if step.tool_name]
+
+    assert [(step.tool_name, step.params) for step in steps] == [("index_pdfs", {"files": files})]
+
+
+def test_a_folder_is_listed_whatever_its_name_ends_in() -> None:
+    steps = [step for step in make_plan("Index the PDFs in /srv/v1.2").steps if step.tool_name]
+
+    assert [step.tool_name for step in steps] == ["scan_directory", "index_pdfs"]
+
+
 @pytest.mark.parametrize("intent", ["Delete the branch of /data/x", "Delete the customer of /data/x"])
 def test_what_changes_the_world_is_not_taken_for_another_matter_under_the_same_verb(intent: str) -> None:
     assert make_plan(intent, UNBARRED).status == PlanStatus.NEEDS_ESCALATION
