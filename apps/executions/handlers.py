@@ -5,8 +5,9 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from apps.core.errors import DomainError
+from apps.core.ids import parse_ref
 from apps.core.sql import database_now
-from apps.executions import calls, following, selectors
+from apps.executions import calls, following, selectors, sql
 from apps.executions.errors import (
     CallCanceled,
     JobFailed,
@@ -112,7 +113,8 @@ def _called(context: Context, target: calls.Target, params: Mapping[str, Any]) -
     :raises Failed: if it gave no answer, or may not be called a second time.
     """
     _admit(context, target, params)
-    if not target.repeatable:
+    marked = target.cost > 0 or not target.repeatable
+    if marked:
         context.heartbeat(checkpoint=_CALLED)
     try:
         return calls.call(
@@ -126,6 +128,8 @@ def _called(context: Context, target: calls.Target, params: Mapping[str, Any]) -
         raise Canceled from exc
     except DomainError as exc:
         _record(context, target, exc)
+        if marked and isinstance(exc, WorkerCallFailed) and not exc.reached:
+            context.heartbeat(checkpoint=_NOT_CALLED)
         raise _failed(exc, target) from exc
 
 
@@ -158,8 +162,9 @@ def _followed(context: Context, target: calls.Target, job: following.Job) -> Res
 
 
 def _admit(context: Context, target: calls.Target, params: Mapping[str, Any]) -> None:
-    """See that this run may call, and count the call."""
-    if context.run_id > 1 and not target.repeatable and (context.checkpoint or {}).get("called"):
+    """See that this run may call, and count and pay for the call; the first one was paid for when the task was queued."""
+    again = context.run_id > 1 and _may_have_run(context.checkpoint)
+    if again and not target.repeatable:
         raise Failed(
             "outcome_unknown",
             f"An earlier run of {target.tool_name} may have done its work, and it may not be run twice.",
@@ -169,10 +174,23 @@ def _admit(context: Context, target: calls.Target, params: Mapping[str, Any]) ->
         calls.check_params(target, params)
         with context.caller.acting():
             calls.take(target)
+            paid = not again or sql.charge_again(task_id=parse_ref("task", context.task_id), cost=target.cost)
     except WorkerRateLimited as full:
         raise Postponed(timedelta(seconds=full.retry_after)) from full
     except DomainError as refusal:
         raise _failed(refusal, target) from refusal
+    if not paid:
+        raise Failed(
+            "budget_exceeded",
+            f"{target.tool_name} was called before and may have run; the budget does not pay for another call.",
+            retryable=False,
+        )
+
+
+def _may_have_run(checkpoint: Any) -> bool:
+    """Whether an earlier run may have called the tool: it has said so, or has followed a job that the call began."""
+    kept = checkpoint or {}
+    return bool(kept.get("called")) or "job" in kept
 
 
 def _record(context: Context, target: calls.Target, outcome: calls.Called | DomainError) -> None:
@@ -181,6 +199,7 @@ def _record(context: Context, target: calls.Target, outcome: calls.Called | Doma
 
 
 _CALLED: Final = {"called": True}
+_NOT_CALLED: Final = {"called": False}
 _MISSED: Final = "worker_missed_since"
 # Then the task goes back to its queue, with its job, so that long jobs don't keep all hands from other work.
 _FOLLOWED_FOR: Final = timedelta(seconds=60)

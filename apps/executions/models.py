@@ -124,10 +124,13 @@ class Execution(TenantModel):
         if self.is_final:
             raise ExecutionEnded(f"{self} is over: {self.status}.", execution_status=self.status)
 
-    def over_budget(self, cost: Decimal) -> str | None:
-        """Why a step of this cost may not begin; None if it may."""
-        if self.max_cost_per_step is not None and cost > self.max_cost_per_step:
-            return f"A step would cost {cost} {self.currency}; the limit per step is {self.max_cost_per_step}."
+    def over_budget(self, cost: Decimal, *, spent: Decimal) -> str | None:
+        """Why a call of this cost may not be made for a step; None if it may.
+
+        :param spent: what calls for the same step have cost before.
+        """
+        if self.max_cost_per_step is not None and spent + cost > self.max_cost_per_step:
+            return f"A step would cost {spent + cost} {self.currency}; the limit per step is {self.max_cost_per_step}."
         if self.max_total_cost is not None and self.total_cost + cost > self.max_total_cost:
             return f"{self.total_cost + cost} {self.currency} would be over the budget of {self.max_total_cost}."
         return None

@@ -39,7 +39,7 @@ TEXT: dict[str, Any] = {
 }
 TOOLS = {
     **dict.fromkeys(("echo", "shout", "hold", "say", "complain"), TEXT),
-    **dict.fromkeys(("count_to", "break_down", "flood", "sum_up"), ANY),
+    **dict.fromkeys(("count_to", "break_down", "crash", "flood", "sum_up"), ANY),
 }
 
 

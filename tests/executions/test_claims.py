@@ -180,10 +180,12 @@ def test_a_claim_that_is_lost_is_not_renewed_and_its_holder_hears_of_it(kee: Cal
     assert everything(kee) == before
 
 
-BUDGET = Budget(max_total_cost=Decimal("0.15"))
+BUDGET = Budget(max_total_cost=Decimal("0.25"))
 
 
-def test_a_step_that_is_claimed_again_is_not_charged_again(kee: Caller, server: WorkerServer) -> None:
+def test_a_call_that_is_made_again_after_its_process_is_gone_is_paid_for_again(
+    kee: Caller, server: WorkerServer
+) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a", estimated_cost=0.1), REPORT], budget=BUDGET)
     claim_and_die(kee, execution)
@@ -192,15 +194,46 @@ def test_a_step_that_is_claimed_again_is_not_charged_again(kee: Caller, server: 
     advance(execution)
 
     done = report(kee, execution)
-    assert (done.status, done.total_cost, step(kee).attempts, step(kee).cost) == (
-        "complete",
-        Decimal("0.1"),
-        2,
-        Decimal("0.1"),
-    )
+    assert (done.status, done.total_cost) == ("complete", Decimal("0.2"))
+    assert (step(kee).attempts, step(kee).cost) == (2, Decimal("0.2"))
 
 
-def test_a_step_that_is_tried_again_is_not_charged_again(kee: Caller, server: WorkerServer) -> None:
+@pytest.mark.parametrize(
+    "budget", [BUDGET, Budget(max_cost_per_step=Decimal("0.25"))], ids=["for the whole", "for each step"]
+)
+def test_no_call_is_made_again_that_the_budget_does_not_pay_for(
+    kee: Caller, server: WorkerServer, budget: Budget
+) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a", estimated_cost=0.1), REPORT], budget=budget)
+    for _ in range(2):
+        claim_and_die(kee, execution)
+        later(LATER)
+
+    advance(execution)
+
+    done = report(kee, execution)
+    assert server.calls == {}
+    assert (done.status, done.total_cost, step(kee).attempts) == ("budget_exceeded", Decimal("0.2"), 2)
+    assert done.results[0]["error"]["code"] == "budget_exceeded"
+
+
+def test_a_call_that_breaks_after_it_reached_its_worker_is_paid_for_each_time(
+    kee: Caller, server: WorkerServer
+) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a", "crash", estimated_cost=0.1), REPORT], budget=BUDGET)
+
+    for _ in range(3):
+        advance(execution)
+        later(LATER)
+
+    done = report(kee, execution)
+    assert (done.status, done.total_cost) == ("budget_exceeded", Decimal("0.2"))
+    assert (step(kee).attempts, step(kee).cost) == (2, Decimal("0.2"))
+
+
+def test_a_call_that_never_reached_its_worker_costs_nothing(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server, endpoint="http://127.0.0.1:9/mcp")
     execution = begin(kee, [call_step("a", estimated_cost=0.1), REPORT], budget=BUDGET)
 
@@ -210,7 +243,7 @@ def test_a_step_that_is_tried_again_is_not_charged_again(kee: Caller, server: Wo
 
     done = report(kee, execution)
     assert done.results[0]["error"]["code"] == "worker_unreachable"
-    assert (done.total_cost, step(kee).attempts, step(kee).cost) == (Decimal("0.1"), 3, Decimal("0.1"))
+    assert (done.total_cost, step(kee).attempts, step(kee).cost) == (Decimal(0), 3, Decimal(0))
 
 
 def say(caller: Caller, status: str) -> None:

@@ -2,6 +2,7 @@
 
 import threading
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from django.db import connection
 
 from apps.core.sql import database_now
 from apps.executions import calls, handlers
+from apps.executions.services import Budget
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
@@ -18,8 +20,8 @@ from apps.tasks.jobs.executor import work as execute_queue
 from apps.tasks.models import HotTask, TerminalRecord
 from apps.tasks.services import Beat, QueuedTask, QueueRequest
 from apps.workers import services as workers
-from apps.workers.models import Call
-from tests.executions.making import make_worker, make_writing_worker
+from apps.workers.models import Call, Worker
+from tests.executions.making import REPORT, advance, begin, make_worker, make_writing_worker, queue_step, report
 from tests.executions.workers import WorkerServer
 from tests.factories import make_caller, make_tenant
 
@@ -140,6 +142,56 @@ def test_after_a_lost_run_only_a_tool_that_may_run_twice_is_called_again(
     assert done.run_id == 2
     assert done.status == ("succeeded" if calls else "failed")
     assert calls or (done.error or {})["code"] == "outcome_unknown"
+
+
+@pytest.mark.parametrize(
+    ("most", "ended"), [("0.25", ("complete", Decimal("0.2"), 1)), ("0.15", ("budget_exceeded", Decimal("0.1"), 0))]
+)
+def test_each_run_of_a_task_that_may_have_called_is_paid_for_by_its_execution(
+    kee: Caller, server: WorkerServer, most: str, ended: tuple[str, Decimal, int]
+) -> None:
+    make_worker(kee, server, hints={"expected_runtime": "fast", "cost_estimate": 0.1})
+    execution = begin(kee, [queue_step("a"), REPORT], budget=Budget(max_total_cost=Decimal(most)))
+    advance(execution)
+    leave_a_run_behind(kee)
+
+    execute_queue(kee.tenant_id, "execute")
+    advance(execution)
+
+    done = report(kee, execution)
+    assert (done.status, done.total_cost, server.calls["echo"]) == ended
+
+
+def test_a_run_of_a_task_that_never_reached_its_worker_is_not_paid_for(kee: Caller, server: WorkerServer) -> None:
+    paid = {"expected_runtime": "fast", "cost_estimate": 0.1}
+    make_worker(kee, server, hints=paid, endpoint="http://127.0.0.1:9/mcp")
+    execution = begin(kee, [queue_step("a"), REPORT], budget=Budget(max_total_cost=Decimal("0.15")))
+    advance(execution)
+    execute_queue(kee.tenant_id, "execute")
+    make_worker(kee, server, hints=paid)
+    _come_due(kee)
+
+    execute_queue(kee.tenant_id, "execute")
+    advance(execution)
+
+    done = report(kee, execution)
+    assert (done.status, done.total_cost, server.calls["echo"]) == ("complete", Decimal("0.1"), 1)
+
+
+def test_a_writing_tool_that_was_not_reached_is_called_by_the_next_run(kee: Caller, server: WorkerServer) -> None:
+    away = WorkerServer()
+    away.endpoint = "http://127.0.0.1:9/mcp"
+    make_writing_worker(kee, away)
+    task = queue_call(kee, "echo", {"text": "x"}, worker_id="writer")
+    execute_queue(kee.tenant_id, "execute")
+    with kee.acting():
+        Worker.objects.update(endpoint=server.endpoint)
+    _come_due(kee)
+
+    execute_queue(kee.tenant_id, "execute")
+
+    assert seen(kee, task).status == "succeeded"
+    assert server.calls == {"echo": 1}
 
 
 def leave_a_run_behind(caller: Caller) -> None:

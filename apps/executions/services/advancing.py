@@ -9,6 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from decimal import Decimal
 from functools import partial
 from time import monotonic
 from types import MappingProxyType
@@ -26,6 +27,7 @@ from apps.executions.models import Execution, ExecutionStep
 from apps.executions.routing import Moves, next_moves
 from apps.executions.services import ending
 from apps.executions.services.beginning import (
+    BUDGET_EXCEEDED,
     CLAIM,
     MAX_CLAIMS,
     RECEIPTS_EVERY,
@@ -86,6 +88,8 @@ class Claimed:
     owner: Caller
     cause: str
     target: calls.Target
+    cost: Decimal
+    """What was charged for this call."""
     params: Mapping[str, Any]
     envelopes: Mapping[str, Mapping[str, Any]]
     as_task: bool
@@ -180,6 +184,8 @@ def _take_in_task(work: Round, step: ExecutionStep, record: TerminalRecord, resu
         work.halt(Status.CANCELED, f"The task of {step.step_id} was canceled.")
     else:
         error = record.error or {}
+        if error.get("code") == BUDGET_EXCEEDED:
+            work.halt(Status.BUDGET_EXCEEDED, error.get("message", record.summary))
         fail(
             work,
             step,
@@ -268,6 +274,7 @@ def _claimed(work: Round, step: ExecutionStep, target: calls.Target) -> Claimed:
         owner=work.owner,
         cause=work.execution.plan_receipt_id,
         target=target,
+        cost=work.charges.get(step.pk, Decimal(0)),
         params=step.definition.get("params") or {},
         envelopes={other.step_id: other.envelope for other in work.in_state(StepStatus.COMPLETE) if other.envelope},
         as_task=as_task(work, step, target),
@@ -344,7 +351,7 @@ def _queue(claim: Claimed, params: Mapping[str, Any]) -> None:
             step.move_to(StepStatus.QUEUED)
             step.envelope = queued(step.origin, task_id=task.task_id, at=work.now)
     except DomainError as refusal:
-        _write(claim, refusal)
+        retried(partial(_write_failure, claim, refusal, reached=False))
 
 
 def _request(execution: Execution, step: ExecutionStep, params: Mapping[str, Any]) -> QueueRequest:
@@ -386,6 +393,10 @@ def _write_failure(claim: Claimed, refusal: DomainError, *, reached: bool = True
             return
         work, step = held
         calls.record(claim.target, refusal)
+        if isinstance(refusal, WorkerCallFailed):
+            reached = refusal.reached
+        if not reached:
+            work.give_back(step, claim.cost)
         if _again(claim, refusal, reached=reached):
             step.move_to(StepStatus.PENDING)
             step.retry_at = work.now + _RETRY_AFTER * 2 ** (step.attempts - 1)
@@ -406,7 +417,7 @@ def _outcome_unknown(claim: Claimed, refusal: DomainError) -> bool:
 
 def _again(claim: Claimed, outcome: DomainError, *, reached: bool) -> bool:
     if isinstance(outcome, WorkerCallFailed):
-        may_pass, most, reached = outcome.retryable, _TRIES, outcome.reached
+        may_pass, most = outcome.retryable, _TRIES
     else:
         # An outage on this side, of the artifacts' storage: worth more patience than a worker that does not answer.
         may_pass, most = isinstance(outcome, Unavailable), MAX_CLAIMS

@@ -20,6 +20,8 @@ CLAIM: Final = timedelta(seconds=10)
 MAX_CLAIMS: Final = 8
 NEEDS_ESCALATION: Final = "needs_escalation"
 """The code of a step whose worker says that somebody else has to do it."""
+BUDGET_EXCEEDED: Final = "budget_exceeded"
+"""The code of a step that gave no result and that the budget does not let be called again."""
 RECEIPTS_EVERY: Final = timedelta(seconds=2)
 
 
@@ -43,7 +45,7 @@ def claim(work: Round, step: ExecutionStep) -> None:
             return
         fail(work, step, code=exc.code, message=exc.detail, retryable=isinstance(exc, Unavailable))
         return
-    if step.attempts == 0 and not _charge(work, step, target):
+    if not _charge(work, step, target):
         return
     step.repeatable = target.repeatable
     step.attempts += 1
@@ -90,17 +92,24 @@ def _put_off(work: Round, step: ExecutionStep, pause: timedelta) -> None:
 
 
 def _charge(work: Round, step: ExecutionStep, target: calls.Target) -> bool:
-    """Take a step's cost from the budget when it begins, so that steps that run at once can't overrun it together."""
+    """Take what a call costs from the budget before it is made, so that steps that run at once can't overrun it together.
+
+    Each call that may have run is paid for, the first and those made again.
+    """
     estimated = step.definition.get("estimated_cost")
     cost = target.cost if estimated is None else Decimal(str(estimated))
-    why = work.execution.over_budget(cost)
-    if why is not None:
+    why = work.execution.over_budget(cost, spent=step.cost)
+    if why is None:
+        step.cost += cost
+        work.execution.total_cost += cost
+        work.charges[step.pk] = cost
+        return True
+    work.halt(Status.BUDGET_EXCEEDED, why)
+    if step.attempts:
+        fail(work, step, code=BUDGET_EXCEEDED, message=f"It can't be called again. {why}", retryable=False)
+    else:
         step.started_at = None
-        work.halt(Status.BUDGET_EXCEEDED, why)
-        return False
-    step.cost = cost
-    work.execution.total_cost += cost
-    return True
+    return False
 
 
 def reclaim(work: Round, step: ExecutionStep) -> None:

@@ -39,6 +39,8 @@ class Round:
     owner: Caller
     claims: list[tuple[ExecutionStep, Target]] = field(default_factory=list)
     """Worker steps that this round has claimed, each with whom it goes to, for whoever runs it to carry out after the commit."""
+    charges: dict[int, Decimal] = field(default_factory=dict)
+    """What this round has charged for the calls of steps, by the steps' keys."""
     newly_halted: bool = False
     _changed: dict[int, ExecutionStep] = field(default_factory=dict)
     _drafts: list[ReceiptDraft] = field(default_factory=list)
@@ -96,8 +98,12 @@ class Round:
         step.attempts -= 1
         if step.attempts == 0:
             step.started_at = None
-            self.execution.total_cost -= step.cost
-            step.cost = Decimal(0)
+        self.give_back(step, self.charges.pop(step.pk, Decimal(0)))
+
+    def give_back(self, step: ExecutionStep, cost: Decimal) -> None:
+        """Undo the charge for a call that certainly did not run."""
+        step.cost -= cost
+        self.execution.total_cost -= cost
         self.touch(step)
 
     def halt(self, status: Status, why: str = "") -> None:
