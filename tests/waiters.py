@@ -1,5 +1,6 @@
-"""Seeing from outside that somebody waits."""
+"""Somebody else who acts meanwhile, and seeing from outside that somebody waits."""
 
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -43,3 +44,42 @@ def until_somebody_waits_for_this_transaction(waiting: int = 1) -> None:
             if cursor.fetchone()[0] >= waiting:
                 return
     raise AssertionError("nobody waits")
+
+
+_IN_TURN = """
+select from pg_locks where not granted
+and exists (select from unnest(pg_blocking_pids(pid)) other where pg_backend_pid() = any(pg_blocking_pids(other)))
+"""
+
+
+def until_somebody_waits_for_who_waits_for_this_transaction() -> None:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with connection.cursor() as cursor:
+            cursor.execute(_IN_TURN)
+            if cursor.fetchone() is not None:
+                return
+    raise AssertionError("nobody waits")
+
+
+class Other(threading.Thread):
+    """Somebody else, who does something on a connection of its own; what it is refused is known afterwards."""
+
+    def __init__(self, act: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self._act = act
+        self.failure: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._act()
+        except Exception as exc:  # noqa: BLE001  # whatever it is, the test says that it was none
+            self.failure = exc
+        finally:
+            connection.close()
+
+    def ends(self) -> Exception | None:
+        self.join(60)
+        assert not self.is_alive()
+        return self.failure

@@ -7,12 +7,13 @@ runs as the system, within one transaction, for one tenant.
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any, Final, Protocol
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from django.db import connection
 
@@ -77,9 +78,11 @@ _ENDINGS: Final = 8
 _ENDING: Final = re.compile(rf"(?<!\.){_AFTER}")
 # What follows is written by other signs, none of which is one of a reference.
 _ENDING_AS_WRITTEN: Final = re.compile(r"(?<!\.)(?![A-Za-z0-9_:@+~\-])")
-# Of the places within a text at which a reference may begin, too.
-_BEGINNINGS: Final = 1_000
+# How others write signs: JSON, and addresses.
 _WRITTEN: Final = re.compile(r"\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})")
+_IN_ADDRESSES: Final = re.compile(r"(?:%[0-9A-Fa-f]{2})+")
+# With a sign that a name may begin with, as it is or as others write it.
+_NAMED: Final = r"(?::[\w:@.+~\-%\\\x80-\U0010ffff]|%3[Aa])"
 
 
 def _sign(written: re.Match[str]) -> str:
@@ -88,31 +91,69 @@ def _sign(written: re.Match[str]) -> str:
     return chr(int(alone, 16)) if alone else chr(0x10000 + ((int(high, 16) & 0x3FF) << 10) + (int(low, 16) & 0x3FF))
 
 
-def references_in(text: str, *, kind: str, name: str, longest: int) -> Iterator[str]:
+def _signs(written: re.Match[str]) -> str:
+    """The signs that an address writes so."""
+    return bytes.fromhex(written[0].replace("%", "")).decode(errors="replace")
+
+
+class _Read:
+    """A text as it reads with the signs that others stand for. It is read once, however often one looks into it."""
+
+    def __init__(self, text: str, written: re.Pattern[str], read: Callable[[re.Match[str]], str]) -> None:
+        self._text = text
+        self._spans: list[tuple[int, int]] = []
+        self._after: list[int] = []
+        """Where, of what is read, that begins which follows each span."""
+        pieces: list[str] = []
+        length, end = 0, 0
+        for found in written.finditer(text):
+            pieces += [text[end : found.start()], read(found)]
+            length += len(pieces[-2]) + len(pieces[-1])
+            end = found.end()
+            self._spans.append(found.span())
+            self._after.append(length)
+        self._read = "".join([*pieces, text[end:]])
+
+    def from_(self, place: int, length: int) -> str:
+        """So many signs from a place of the text on, or a few more."""
+        number = bisect_right(self._spans, (place, len(self._text))) - 1
+        if number < 0:
+            return self._read[place : place + length]
+        end, after = self._spans[number][1], self._after[number]
+        # Within the signs of others none is read in the place of what is left of them.
+        left, begin = self._text[place:end], after + max(place - end, 0)
+        return left + self._read[begin : begin + length]
+
+
+def references_in(text: str, *, kind: str, name: str, longest: int) -> Iterator[set[str]]:
     """Every reference of a form that a :class:`Wanted` of it would find in a text, which may be JSON or an address.
 
-    Signs that are neither letters nor digits and are not ASCII may end a reference or belong to it: what ends at one of
-    the first few of these is found, and what begins at one of the first thousand places. Where
-    signs are written by others, what may end there is found as well.
+    At each place where one may begin, those that may. Signs that are neither letters nor digits and are not ASCII may end a
+    reference or belong to it: what ends at one of the first few of these is found. Where signs are written by others, what
+    may end there is found as well.
 
     :param kind: a regular expression of what stands before the colon of a reference, and `name` of what follows it.
     :param longest: how many signs a reference has at most.
     """
     whole = re.compile(f"{kind}:{name}")
-    for place in islice(re.finditer(rf"(?:{_BEFORE})(?={kind}(?::|%3[Aa]))", text), _BEGINNINGS):
-        # A sign is written by twelve others at most.
-        rest = text[place.end() : place.end() + 12 * longest]
-        for told in {rest, _WRITTEN.sub(_sign, rest), unquote(rest)}:
-            for end in _ends(told, whole, _ENDING if told is rest else _ENDING_AS_WRITTEN):
-                if end <= longest and whole.fullmatch(told, 0, end):
-                    yield told[:end]
+    read = [_Read(text, _WRITTEN, _sign), _Read(text, _IN_ADDRESSES, _signs)]
+    for place in re.finditer(rf"(?:{_BEFORE})(?={kind}{_NAMED})", text):
+        begin = place.end()
+        told = text[begin : begin + longest + 1]
+        found = set(_ends(told, whole, _ENDING, longest))
+        for other in {one.from_(begin, longest + 1) for one in read} - {told}:
+            found.update(_ends(other, whole, _ENDING_AS_WRITTEN, longest))
+        yield found
 
 
-def _ends(told: str, whole: re.Pattern[str], ending: re.Pattern[str]) -> Iterator[int]:
-    """Where a reference with which a text begins may end."""
-    if (run := whole.match(told)) is not None:
-        ends = (place.start() for place in ending.finditer(told, 1))
-        yield from islice(takewhile(lambda end: end <= run.end(), ends), _ENDINGS)
+def _ends(told: str, whole: re.Pattern[str], ending: re.Pattern[str], longest: int) -> Iterator[str]:
+    """The references with which a text may begin."""
+    if (run := whole.match(told)) is None:
+        return
+    places = (place.start() for place in ending.finditer(told, 1))
+    for end in islice(takewhile(lambda end: end <= min(run.end(), longest), places), _ENDINGS):
+        if whole.fullmatch(told, 0, end):
+            yield told[:end]
 
 
 def _forms(text: str) -> Sequence[str]:

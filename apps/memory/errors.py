@@ -1,4 +1,4 @@
-from apps.core.errors import Conflict, Forbidden, Invalid, Malformed, NotFound
+from apps.core.errors import Conflict, Forbidden, Invalid, Malformed, NotFound, TooLarge
 
 
 class UnknownMemory(NotFound):
@@ -107,6 +107,12 @@ class ForgottenOnRequest(Conflict):
     """It was forgotten on request, and a repetition does not bring it back."""
 
     code = "forgotten"
+
+
+class TooManyNamed(TooLarge):
+    """So much of what was written may be a subject's id that not all of it is looked for among what was forgotten."""
+
+    code = "too_many_named"
 
 
 class ImpossiblePeriod(Invalid):

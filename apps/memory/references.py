@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from apps.core.erasure import references_in
-from apps.memory.errors import MalformedMemoryReference
+from apps.memory.errors import MalformedMemoryReference, TooManyNamed
 
 _OBSERVATION: Final = re.compile(r"(?:observation:|obs-)?([1-9][0-9]{0,17})", re.ASCII)
 
@@ -18,6 +18,8 @@ _KIND: Final = "[A-Z][A-Z0-9_]{0,29}"
 _NAME: Final = rf"[^{_OTHERS}]*[^.{_OTHERS}]"
 SUBJECT_ID: Final = f"{_KIND}:{_NAME}"
 LONGEST_SUBJECT_ID: Final = 200
+# In all that is written at once. Each is looked for among what was forgotten.
+MOST_NAMED: Final = 5_000
 
 
 def observation_ref(number: int) -> str:
@@ -49,12 +51,21 @@ def key_of(name: str) -> str:
 
 
 def subject_ids_in(*said: object) -> set[str]:
-    """The ids that may be of subjects in texts, and in whatever documents hold: all by which these would be found."""
-    return {
-        name
+    """The ids that may be of subjects in texts, and in whatever documents hold: all by which these would be found.
+
+    :raises TooManyNamed: if they, and the places at which they may begin, are more than :data:`MOST_NAMED`.
+    """
+    found: set[str] = set()
+    places = (
+        names
         for text in _texts(said)
-        for name in references_in(text, kind=_KIND, name=_NAME, longest=LONGEST_SUBJECT_ID)
-    }
+        for names in references_in(text, kind=_KIND, name=_NAME, longest=LONGEST_SUBJECT_ID)
+    )
+    for number, names in enumerate(places, start=1):
+        found |= names
+        if number + len(found) > MOST_NAMED:
+            raise TooManyNamed("This may name more subjects than are looked for at once; write it in several parts.")
+    return found
 
 
 def written_in(*said: object) -> set[str]:

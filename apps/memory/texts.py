@@ -26,6 +26,8 @@ _DROPPED: Final = dict.fromkeys(chain.from_iterable(range(first, last + 1) for f
 _BREAKS: Final = frozenset({"Cc", "Zl", "Zp", "Zs"})
 _NO_LETTERS: Final = frozenset({"Cf", "Cs", "Co", "Cn"})
 _ENDS: Final = " .!?…;:,"
+# Bytes, since signs that take more of them tell more each.
+_TELLING: Final = 14
 
 
 def one_line(text: str) -> str:
@@ -58,8 +60,17 @@ def bare(text: str) -> str:
 
 def same_text(text: str) -> bytes:
     """What texts have in common that say the same in the same words: case, width, spacing and full stops don't tell."""
+    return hashlib.sha256(_compared(text)).digest()
+
+
+def is_telling(text: str) -> bool:
+    """Whether who says this says more than yes or no, thanks or good morning, as everybody does."""
+    return len(_compared(text)) >= _TELLING
+
+
+def _compared(text: str) -> bytes:
     told = one_line(unicodedata.normalize("NFKC", one_line(text))).casefold()
-    return hashlib.sha256((told.rstrip(_ENDS) or told).encode()).digest()
+    return (told.rstrip(_ENDS) or told).encode()
 
 
 _WORD: Final = re.compile(r"[A-Za-z0-9]+")

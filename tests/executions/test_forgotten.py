@@ -5,6 +5,9 @@ import pytest
 from apps.core import erasure
 from apps.core.erasure import Wanted
 from apps.core.sql import database_now
+from apps.memory import references
+from apps.memory import services as memory
+from apps.memory.models import Observation
 from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.documents import PlanStatus
@@ -12,6 +15,8 @@ from apps.plans.errors import PlanAbandoned
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts.models import Obligation
 from tests.executions.making import REPORT, advance, begin, call_step, make_plan, report, statuses
+from tests.factories import T0
+from tests.memory.subjects import add
 
 EVE = "USER:eve"
 
@@ -59,3 +64,23 @@ def test_a_decision_of_which_the_words_were_forgotten_is_asked_for_still(kee: Ca
 
     assert statuses(kee, execution) == {"report": "awaiting"}
     assert report(kee, execution).status == "needs_escalation"
+
+
+@pytest.mark.parametrize("intent", [f"Write to {EVE}", " ".join(f"A:b{number}" for number in range(11))])
+def test_an_execution_ends_although_memory_does_not_take_its_trace(
+    kee: Caller, intent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(references, "MOST_NAMED", 20)
+    with kee.acting():
+        add(kee, EVE)
+        memory.forget(author=kee, subject_id=EVE, now=T0)
+        plan_id = make_plan(kee, [REPORT], intent=intent)
+    execution = begin(kee, [], plan_id=plan_id)
+
+    advance(execution)
+
+    assert report(kee, execution).status == "complete"
+    with kee.acting():
+        execution.refresh_from_db()
+        assert execution.trace_ref is None
+        assert not Observation.objects.exists()

@@ -1,14 +1,13 @@
 """Who forgets and who writes at the same time wait for each other in one order: nobody's transaction is broken off."""
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from django.db import connection
 
-from apps.memory import services
+from apps.core.errors import NotFound
+from apps.memory import services, sql
 from apps.memory.errors import ForgottenOnRequest, UnknownSubject
 from apps.memory.models import Concept, Item, Observation, Pattern, Session, Subject
 from apps.memory.services import ItemDraft, SubjectChange
@@ -17,7 +16,11 @@ from apps.principals.selectors import tenant_named
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests.factories import T0, make_caller, make_tenant
 from tests.memory.subjects import ALICE, add, remember
-from tests.waiters import until_somebody_waits_for_this_transaction
+from tests.waiters import (
+    Other,
+    until_somebody_waits_for_this_transaction,
+    until_somebody_waits_for_who_waits_for_this_transaction,
+)
 
 BOB = "USER:bob"
 NAMES = [f"USER:{number}" for number in range(8)]
@@ -28,49 +31,10 @@ def kee(transactional_db: None) -> Caller:
     return make_caller(make_tenant("acme"))
 
 
-class Other(threading.Thread):
-    """Somebody else, who does something on a connection of its own; what it is refused is known afterwards."""
-
-    def __init__(self, act: Callable[[], Any]) -> None:
-        super().__init__(daemon=True)
-        self._act = act
-        self.failure: Exception | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            self._act()
-        except Exception as exc:  # noqa: BLE001  # whatever it is, the test says that it was none
-            self.failure = exc
-        finally:
-            connection.close()
-
-    def ends(self) -> Exception | None:
-        self.join(60)
-        assert not self.is_alive()
-        return self.failure
-
-
 def forget(author: Caller, subject_id: str = ALICE) -> services.Erasure:
     # Not through the interfaces, which would try once more whatever the database breaks off.
     with acting_as(author):
         return services.forget(author=author, subject_id=subject_id, now=T0)
-
-
-_IN_TURN = """
-select from pg_locks where not granted
-and exists (select from unnest(pg_blocking_pids(pid)) other where pg_backend_pid() = any(pg_blocking_pids(other)))
-"""
-
-
-def until_somebody_waits_for_who_waits_for_this_transaction() -> None:
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        with connection.cursor() as cursor:
-            cursor.execute(_IN_TURN)
-            if cursor.fetchone() is not None:
-                return
-    raise AssertionError("nobody waits")
 
 
 def test_subjects_that_name_each_other_are_forgotten_at_once_and_none_is_broken_off(kee: Caller) -> None:
@@ -257,3 +221,17 @@ def test_whom_a_subject_is_not_shared_with_does_not_wait_for_it(kee: Caller, act
     with acting_as(kee):
         assert held(kee, ALICE)
         assert isinstance(Other(acting).ends(), UnknownSubject)
+
+
+@pytest.mark.parametrize("what", [{"subject_id": BOB}, {"subject_id": ALICE, "item": 1}], ids=["subject", "item"])
+def test_who_forgets_what_is_not_there_waits_for_nobody_elses_turn(kee: Caller, what: dict[str, Any]) -> None:
+    with acting_as(kee):
+        add(kee)
+
+    def forgetting() -> None:
+        with acting_as(kee):
+            services.forget(author=kee, now=T0, **what)
+
+    with acting_as(kee):
+        sql.await_turn(kee.tenant_id)
+        assert isinstance(Other(forgetting).ends(), NotFound)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from datetime import timedelta, timezone
 from typing import Any
 from urllib.parse import quote
 
@@ -14,9 +15,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from apps.core.erasure import Wanted
 from apps.memory import services
-from apps.memory.errors import ForgottenOnRequest
+from apps.memory.errors import ForgottenOnRequest, TooManyNamed
 from apps.memory.models import Concept, Item, Observation, Pattern, Session
 from apps.memory.references import subject_ids_in
+from apps.memory.texts import is_telling
 from apps.memory.tools.shapes import SubjectId
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
@@ -27,6 +29,8 @@ from tests.memory.subjects import ALICE, add, change, remember
 pytestmark = pytest.mark.usefixtures("own_artifacts")
 
 BOB = "USER:bob"
+DAY = timedelta(days=1)
+ELSEWHERE = timezone(timedelta(hours=9))
 ABOUT = {"people": [{"subject_id": ALICE}]}
 
 
@@ -129,6 +133,50 @@ def test_what_was_said_with_a_forgotten_subject_is_not_said_again_in_that_conver
         observe(lee, "How nice!", conversation_id="c")
 
 
+def test_what_tells_next_to_nothing_is_refused_where_it_is_the_same_turn_and_nowhere_else(as_kee: Caller) -> None:
+    add(as_kee)
+    record(as_kee, subject_id=ALICE)
+    observe(as_kee, "Yes.", conversation_id="c", occurred_at=T0 - DAY)
+    observe(as_kee, "Yes.", conversation_id="c")
+    forget(as_kee)
+
+    for replayed in ({"occurred_at": T0 - DAY}, {"occurred_at": (T0 - DAY).astimezone(ELSEWHERE)}, {}):
+        with pytest.raises(ForgottenOnRequest), transaction.atomic():
+            observe(as_kee, "yes", conversation_id="c", **replayed)
+    services.store_observation(author=as_kee, text="Yes.", conversation_id="c", now=T0 + DAY)
+    observe(as_kee, "Yes.", conversation_id="other", occurred_at=T0 - DAY)
+    assert Observation.objects.exclude(text="").count() == 2
+
+
+def test_a_short_turn_that_held_a_forgotten_item_is_refused_where_it_is_the_same_turn_alone(as_kee: Caller) -> None:
+    add(as_kee)
+    item = remember(as_kee, "A zebra").item
+    record(as_kee, subject_id=ALICE)
+    observe(as_kee, "A zebra.", conversation_id="c")
+    forget(as_kee, item=item.pk)
+    with pytest.raises(ForgottenOnRequest), transaction.atomic():
+        observe(as_kee, "A zebra.", conversation_id="c")
+    services.store_observation(author=as_kee, text="A zebra.", conversation_id="c", now=T0 + DAY)
+
+
+def test_a_summary_is_known_again_by_its_words_however_few(as_kee: Caller) -> None:
+    add(as_kee)
+    record(as_kee, subject_id=ALICE, summary="Divorce.")
+    forget(as_kee)
+    with pytest.raises(ForgottenOnRequest), transaction.atomic():
+        record(as_kee, summary="Divorce.")
+
+
+@pytest.mark.parametrize("text", ["Yes.", "Good morning!", "Thank you!", "はい", "Ok, да."])
+def test_what_everybody_says_tells_nothing(text: str) -> None:
+    assert not is_telling(text)
+
+
+@pytest.mark.parametrize("text", ["I have a zebra.", "我有一匹斑马", "My name is Bob"])
+def test_what_somebody_says_of_something_tells_it(text: str) -> None:
+    assert is_telling(text)
+
+
 def test_what_was_erased_with_a_forgotten_item_is_not_written_again(as_kee: Caller) -> None:
     add(as_kee)
     item = remember(as_kee, "Has a zebra at home").item
@@ -160,6 +208,55 @@ def test_what_names_nobody_and_is_of_no_conversation_costs_no_look_and_anything_
     assert looks(metadata={"plan": "plan-1", "at": "10:30", "url": "http://x/"}, evidence=["task:task_7"]) == 0
     assert looks(conversation_id="c") == 1
     assert looks(text=f"{ALICE} met {BOB}", metadata=ABOUT, conversation_id="c") == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"metadata": {f"A:b{number}": "" for number in range(3_000)}},
+        {"metadata": {"ids": [f"A:b{number}" for number in range(3_000)]}},
+        {"metadata": {"one": "A:b " * 6_000}},
+        {"metadata": {"raw": ["”".join(f"A:{number}" for number in range(700))]}},
+        {"text": "A:%41%42“" * 6_000},
+    ],
+    ids=["keys", "strings", "again", "many ends", "escaped"],
+)
+def test_what_may_name_more_than_is_looked_for_is_refused_before_anything_is_asked(
+    as_kee: Caller, said: dict[str, Any]
+) -> None:
+    with (
+        CaptureQueriesContext(connection) as captured,
+        pytest.raises(TooManyNamed),
+        transaction.atomic(),
+    ):
+        observe(as_kee, **said)
+    assert not any("memory_forgotten" in query["sql"] for query in captured)
+    assert not Observation.objects.exists()
+
+
+def test_a_long_log_is_written_although_its_levels_look_like_kinds(as_kee: Caller) -> None:
+    log = "".join(f"ERROR: disk {number} is full\nWARNING: it is {number}\n" for number in range(5_000))
+    observe(as_kee, "The log.", metadata={"log": log, "mails": "INFO:root:started\n" * 1_000})
+
+
+def test_what_hides_behind_many_others_is_found(as_kee: Caller) -> None:
+    add(as_kee)
+    forget(as_kee)
+    with pytest.raises(ForgottenOnRequest), transaction.atomic():
+        observe(as_kee, f"{'A:b ' * 2_000} {ALICE}")
+
+
+def test_however_many_are_remembered_again_it_costs_two_looks(as_kee: Caller) -> None:
+    names = [f"USER:{number}" for number in range(20)]
+    for name in names:
+        add(as_kee, name)
+        services.forget(author=as_kee, subject_id=name, now=T0)
+        change_of = services.SubjectChange(given={})
+        services.add_subject(author=as_kee, subject_id=name, change=change_of, remember_again=True, now=T0)
+    with CaptureQueriesContext(connection) as captured:
+        observe(as_kee, " ".join(names))
+    assert sum("memory_forgotten" in query["sql"] for query in captured) == 1
+    assert sum('from "memory_subject"' in query["sql"].lower() for query in captured) == 1
 
 
 def test_a_delegate_does_not_promote_what_was_forgotten(as_kee: Caller, tenant: Tenant) -> None:

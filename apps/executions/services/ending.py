@@ -13,7 +13,7 @@ from apps.executions.services import announcing
 from apps.executions.services.rounds import Round
 from apps.executions.states import Status, StepStatus, StepType, Strategy
 from apps.memory import services as memory
-from apps.memory.errors import ForgottenOnRequest
+from apps.memory.errors import ForgottenOnRequest, TooManyNamed
 from apps.plans import services as plans
 from apps.tasks import services as tasks
 from apps.tasks.states import Status as TaskStatus
@@ -75,8 +75,8 @@ def finish(work: Round, status: Status) -> None:
         started_at=execution.created_at,
         ended_at=work.now,
     )
-    # What names somebody who was forgotten on request leaves no trace in memory.
-    with suppress(ForgottenOnRequest):
+    # What names somebody who was forgotten on request leaves no trace in memory, nor what may name more than is looked for.
+    with suppress(ForgottenOnRequest, TooManyNamed):
         trace = memory.store_observation(
             author=work.owner,
             text=text,

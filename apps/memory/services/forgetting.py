@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, Final, TypeVar
 
 from django.db import connection, transaction
-from django.db.models import Model, QuerySet
+from django.db.models import DateTimeField, Model, QuerySet, Value
 
 from apps.core import erasure
 from apps.core.erasure import Rows, Wanted
@@ -18,7 +18,7 @@ from apps.digests import services as inboxes
 from apps.digests.services import Poster, ReceiptDraft
 from apps.memory import cache, selectors, sql
 from apps.memory.models import Concept, Item, Observation, Passage, Pattern, Session, Subject
-from apps.memory.services.replays import marks_of_texts, marks_of_turns
+from apps.memory.services.replays import marks_of_said, marks_of_texts
 from apps.memory.services.subjects import revised
 from apps.memory.texts import bare
 from apps.principals.tenancy import Caller, acting_as_system
@@ -72,6 +72,10 @@ def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None =
     :raises UnknownSubject: if there is none, or it is not shared with the author.
     :raises UnknownMemory: if the subject has no such item.
     """
+    # Who asks for what is not there waits for nobody's turn.
+    known = selectors.subject_of(subject_id, viewer=author)
+    if item is not None:
+        selectors.item_of(known, item)
     with acting_as_system("something is forgotten on request"), erasure.redacting():
         sql.await_turn(author.tenant_id)
         done = None
@@ -170,15 +174,15 @@ def _marks(subject: Subject, items: QuerySet[Item]) -> set[bytes]:
     return {selectors.mark_of(subject.key, bytes(digest)) for digest in found}
 
 
-_OF_SESSIONS: Final = ("principal_id", "conversation_id", "summary")
-_OF_TURNS: Final = ("session__principal_id", "session__conversation_id", "text")
+_OF_SUMMARIES: Final = ("principal_id", "conversation_id", "summary", Value(None, DateTimeField()))
+_OF_TURNS: Final = ("session__principal_id", "session__conversation_id", "text", "occurred_at")
 
 
 def _marks_of_said(subject: Subject) -> set[bytes]:
     """Those of all that was said in sessions with the subject, and of their summaries."""
     sessions = Session.objects.filter(subject=subject)
     turns = Observation.objects.filter(session__in=sessions)
-    return marks_of_turns(chain(sessions.values_list(*_OF_SESSIONS), turns.values_list(*_OF_TURNS)))
+    return marks_of_said(chain(sessions.values_list(*_OF_SUMMARIES), turns.values_list(*_OF_TURNS)))
 
 
 def _marks_of_words(subject: Subject, words: Wanted) -> set[bytes]:
@@ -186,7 +190,7 @@ def _marks_of_words(subject: Subject, words: Wanted) -> set[bytes]:
     sessions = Session.objects.filter(pk__in=_SUMMARIES.numbers(words, among=_ABOUT, subject=subject.pk))
     turns = Observation.objects.filter(pk__in=OBSERVATIONS.numbers(words, among=_SAID_WITH, subject=subject.pk))
     naming = Observation.objects.filter(pk__in=OBSERVATIONS.numbers(replace(words, reference=subject.key)))
-    return marks_of_turns(chain(sessions.values_list(*_OF_SESSIONS), turns.values_list(*_OF_TURNS))) | marks_of_texts(
+    return marks_of_said(chain(sessions.values_list(*_OF_SUMMARIES), turns.values_list(*_OF_TURNS))) | marks_of_texts(
         subject.key, naming.values_list("text", flat=True)
     )
 

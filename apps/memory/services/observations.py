@@ -54,6 +54,7 @@ def store_observation(
         *(conversation_id, speaker, domain, evidence, metadata),
         text=text,
         conversation_id=conversation_id,
+        said_at=occurred_at or now,
     )
     observation = Observation.objects.create(
         tenant_id=author.tenant_id,

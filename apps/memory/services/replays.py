@@ -1,6 +1,7 @@
 """Repetitions of what was forgotten on request, which are refused wherever something is written."""
 
 from collections.abc import Collection, Iterable
+from datetime import UTC, datetime
 
 from apps.core.erasure import Wanted
 from apps.memory import selectors
@@ -8,11 +9,17 @@ from apps.memory.errors import ForgottenOnRequest
 from apps.memory.models import Item, Subject
 from apps.memory.references import subject_ids_in, written_in
 from apps.memory.selectors import Thing
-from apps.memory.texts import same_text
+from apps.memory.texts import is_telling, same_text
 from apps.principals.tenancy import Caller
 
 
-def refuse_forgotten(author: Caller, *said: object, text: str = "", conversation_id: str | None = None) -> None:
+def refuse_forgotten(
+    author: Caller,
+    *said: object,
+    text: str = "",
+    conversation_id: str | None = None,
+    said_at: datetime | None = None,
+) -> None:
     """Refuse what names somebody who was forgotten, or says again what was forgotten of whom it names, or is said with.
 
     One keyed look, and none where no id of a subject is named and no conversation goes on.
@@ -20,24 +27,27 @@ def refuse_forgotten(author: Caller, *said: object, text: str = "", conversation
     :param said: texts and documents in which an id may stand, as forgetting looks for it.
     :param text: the words themselves, in which one may stand too.
     :param conversation_id: the author's conversation that they are of.
+    :param said_at: when they were said, if they are a turn of it. Words that tell next to nothing are the same turn only if
+        they were said at the same moment.
     :raises ForgottenOnRequest: if so, unless who or what was forgotten is remembered again.
+    :raises TooManyNamed: if it may name more subjects than are looked for at once.
     """
     digest = same_text(text)
     things: list[Thing] = [thing for name in subject_ids_in(text, *said) for thing in ((name,), (name, digest))]
     if conversation_id is not None:
-        things.append(_turn(author.principal_id, conversation_id, digest))
+        things.append(_said_in(author.principal_id, conversation_id, text, said_at))
     found = selectors.forgotten_among(things, tenant_id=author.tenant_id)
-    if any(_stands_in(written_in(text, *said), thing) and not _is_remembered(author, thing) for thing in found):
+    if not found:
+        return
+    told = written_in(text, *said)
+    if any(_stands_in(told, thing) for thing in found - _remembered(author, found)):
         raise ForgottenOnRequest("What this says, or whom it names, was forgotten on request; it is not written again.")
 
 
-def marks_of_turns(turns: Iterable[tuple[int, str, str]]) -> set[bytes]:
-    """By what that is known again which was said in conversations: of each whose it is, its id, and the words."""
-    return {
-        selectors.mark_of(*_turn(principal_id, conversation_id, same_text(text)))
-        for principal_id, conversation_id, text in turns
-        if text
-    }
+def marks_of_said(said: Iterable[tuple[int, str, str, datetime | None]]) -> set[bytes]:
+    """By what that is known again which was said in conversations: of each whose it is, its id, the words, and when they
+    were said if they are a turn."""
+    return {selectors.mark_of(*_said_in(*one)) for one in said if one[2]}
 
 
 def marks_of_texts(subject_id: str, texts: Iterable[str]) -> set[bytes]:
@@ -45,8 +55,10 @@ def marks_of_texts(subject_id: str, texts: Iterable[str]) -> set[bytes]:
     return {selectors.mark_of(subject_id, same_text(text)) for text in texts}
 
 
-def _turn(principal_id: int, conversation_id: str, digest: bytes) -> Thing:
-    return ("turn", str(principal_id), conversation_id, digest)
+def _said_in(principal_id: int, conversation_id: str, text: str, said_at: datetime | None) -> Thing:
+    """What was said in a conversation: known again by its words, or, where these are anybody's, by its moment too."""
+    thing: Thing = ("turn", str(principal_id), conversation_id, same_text(text))
+    return thing if said_at is None or is_telling(text) else (*thing, said_at.astimezone(UTC).isoformat())
 
 
 def _stands_in(told: Collection[str], thing: Thing) -> bool:
@@ -59,12 +71,17 @@ def _stands_in(told: Collection[str], thing: Thing) -> bool:
             return True
 
 
-def _is_remembered(author: Caller, thing: Thing) -> bool:
-    """Whether a subject, or an item, is remembered again at the subject's own wish; what was said in passing never is."""
-    match thing:
-        case (name,):
-            return Subject.objects.filter(tenant_id=author.tenant_id, key=name).exists()
-        case (name, digest):
-            return Item.objects.filter(tenant_id=author.tenant_id, subject__key=name, text_digest=digest).exists()
-        case _:
-            return False
+def _remembered(author: Caller, things: Iterable[Thing]) -> set[Thing]:
+    """The subjects, and the items, that are remembered again at the subject's own wish; what was said in passing never is."""
+    subjects = [thing[0] for thing in things if not thing[1:]]
+    items = {thing for thing in things if thing[1:] and not thing[2:]}
+    remembered: set[Thing] = set()
+    if subjects:
+        rows = Subject.objects.filter(tenant_id=author.tenant_id, key__in=subjects)
+        remembered |= set(rows.values_list("key"))
+    if items:
+        names, digests = zip(*items, strict=True)
+        said = Item.objects.filter(tenant_id=author.tenant_id, subject__key__in=names, text_digest__in=digests)
+        pairs = said.order_by().values_list("subject__key", "text_digest").distinct()
+        remembered |= items & {(key, bytes(digest)) for key, digest in pairs}
+    return remembered

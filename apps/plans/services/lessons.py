@@ -28,6 +28,7 @@ _KEPT: Final = 3
 _JUDGED_FROM: Final = 50
 _SLACK: Final = 0.005
 _BATCH: Final = 1_000
+_HABITS: Final = "what past plans have in common"
 
 
 @transaction.atomic
@@ -98,7 +99,8 @@ def take_over_history(*, tenant_id: int, plans: Sequence[Past], now: datetime) -
 def learn(*, tenant_id: int, now: datetime) -> LearnedModel | None:
     """Learn anew from a tenant's outcomes, and take the model into use unless it judges worse than the one in use.
 
-    Seconds of numbers, with no transaction open meanwhile. None if there is nothing to learn from, or if something of it
+    Seconds of numbers, with no transaction open meanwhile. What past plans have in common is written to memory once the model
+    is in use. None if there is nothing to learn from, or if something of it
     was forgotten on request meanwhile.
     """
     with acting_in(tenant_id, "what is to be learned from"):
@@ -123,8 +125,8 @@ def learn(*, tenant_id: int, now: datetime) -> LearnedModel | None:
         if _is_forgotten(tenant_id, outcomes):
             return None
         kept = _keep(tenant_id, model, outcomes, reached, now)
-        if kept.state == LearnedModel.State.IN_USE:
-            _write_down_habits(plans, now)
+    if kept.state == LearnedModel.State.IN_USE:
+        _write_down_habits(tenant_id, plans, now)
     return kept
 
 
@@ -215,15 +217,19 @@ def go_back(*, number: int) -> LearnedModel:
     return earlier
 
 
-def _write_down_habits(plans: Sequence[Past], now: datetime) -> None:
-    """Put what past plans have in common into memory, as readable patterns; only what has changed is revised."""
-    names = registry.tool_names({uid for plan in plans for uid in plan.tools})
-    author = on_behalf_of(principal_named(DELEGATE))
-    written = selectors.written_habits()
+def _write_down_habits(tenant_id: int, plans: Sequence[Past], now: datetime) -> None:
+    """Put what past plans have in common into memory, as readable patterns; only what has changed is revised.
+
+    Each in a transaction of its own: who forgets holds patterns before it takes its turn among the models.
+    """
+    with acting_in(tenant_id, _HABITS):
+        names = registry.tool_names({uid for plan in plans for uid in plan.tools})
+        author = on_behalf_of(principal_named(DELEGATE))
+        written = selectors.written_habits()
     for habit in habits(plans, names):
         if written.get(habit.name) != habit.text:
             # A name that a step was given may be of somebody who was forgotten on request.
-            with suppress(ForgottenOnRequest):
+            with suppress(ForgottenOnRequest), acting_in(tenant_id, _HABITS):
                 memory.update_pattern(
                     author=author,
                     category=selectors.HABITS,
