@@ -24,6 +24,7 @@ from apps.core.sql import database_now
 from apps.digests import selectors as inboxes
 from apps.memory import selectors as memory
 from apps.principals.tenancy import acting_as_system
+from apps.tasks import selectors as tasks
 
 POSTGRESQL: Final = 18
 REDIS: Final = (7, 2)
@@ -83,6 +84,7 @@ def examination() -> list[Finding]:
             _targets,
             _letters,
             _inboxes,
+            _partitions,
             _embedder,
             _artifacts,
         ]
@@ -301,6 +303,18 @@ def _inboxes() -> Finding:
         ok=last.found == last.repaired and not late,
         says=says,
         mend="manage.py self_check looks and mends at once; the log says what was wrong.",
+        needed=False,
+    )
+
+
+def _partitions() -> Finding:
+    with acting_as_system("readiness"):
+        ahead = tasks.ids_ahead()
+    return Finding(
+        part="partitions",
+        ok=ahead >= 0,
+        says=f"room for {ahead:,} tasks" if ahead >= 0 else f"{-ahead:,} tasks past the last one",
+        mend="A worker process makes them: see worker and beat. Until then what ended is removed row by row.",
         needed=False,
     )
 

@@ -719,3 +719,11 @@ def _ending(task: Task) -> Iterator[Event]:
     )
     if record.fetched_at is not None:
         yield Event(at=record.fetched_at, event="fetched")
+
+
+def ids_ahead() -> int:
+    """How many more tasks the partitions have room for; negative where tasks go into the default ones. Only the system may ask."""
+    with hot_cursor() as cursor:
+        cursor.execute(sql.IDS_AHEAD)
+        (found,) = cursor.fetchone()
+    return int(found)

@@ -1014,6 +1014,9 @@ order by d.task_id desc limit %(limit)s
 # Makes partitions until there is room ahead, and drops those of a range: see the migration that makes the functions.
 MAKE_PARTITIONS: Final = "select tasks_make_partitions()"
 DROP_PARTITION: Final = "select tasks_drop_partition(%(lower)s::bigint, %(since)s::timestamptz)"
+IDS_AHEAD: Final = """
+select (select max(upper) from tasks_partition) - 1 - (select last_value from tasks_task_id_seq)
+"""
 # Ranges of ids that have been used up and in which nothing is open, waited for or drawn from by what is not in them.
 QUIET_PARTITIONS: Final = """
 select p.lower, p.upper from tasks_partition p

@@ -25,6 +25,7 @@ from apps.console import health
 from apps.core import pulse, ticks
 from apps.digests import services as inboxes
 from apps.principals.tenancy import acting_as
+from apps.tasks import services as tasks
 from tests.console.world import fill
 from tests.digests.makers import post_grouped
 from tests.factories import T0, make_caller, make_tenant
@@ -80,6 +81,7 @@ def test_the_doctor_finds_the_test_stack_well_once_beat_lives(db: None) -> None:
     call_command("sync_schedules", stdout=StringIO())
     pulse.beat("beat")
     pulse.beat("worker")
+    tasks.make_partitions()
     out = StringIO()
     call_command("doctor", "--json", stdout=out)
     report = json.loads(out.getvalue())

@@ -10,6 +10,7 @@ from django.core.management import call_command
 from django.db import connection, transaction
 from django.db.utils import ProgrammingError
 
+from apps.console import health
 from apps.core.sql import hot_cursor
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
@@ -177,6 +178,24 @@ def test_inserts_never_fail_however_long_nobody_has_made_room(kee: Caller, worke
     later(91 * DAY)
     assert services.Walk().forget() == 2
     assert (lower, upper) in ranges()
+
+
+def test_the_doctor_tells_when_tasks_have_run_past_the_last_partition(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    services.make_partitions()
+    upper = max(upper for _, upper in ranges())
+    go_on_from(upper - 1)
+    do(kee, worker)
+    assert _doctored("partitions") == (True, "room for 0 tasks")
+    do(kee, worker)
+    assert _doctored("partitions") == (False, "1 tasks past the last one")
+    services.make_partitions()
+    assert _doctored("partitions")[0]
+
+
+def _doctored(part: str) -> tuple[bool, str]:
+    (found,) = [finding for finding in health.examination() if finding.part == part]
+    return found.ok, found.says
 
 
 def test_room_is_made_until_as_many_ids_lie_ahead_as_a_partition_takes(kee: Caller) -> None:
