@@ -99,7 +99,7 @@ def test_what_is_forgotten_of_then_is_not_answered_as_of_then(as_kee: Caller) ->
     assert {hit.text for hit in recall("", caller=as_kee)} == {"Python: Met somebody.", "builds: Met somebody."}
 
 
-@pytest.mark.parametrize("narrowing", [{"domain": "zoo"}, {"filters": {"of": "zoo"}}, {"as_of": T0 + DAY}])
+@pytest.mark.parametrize("narrowing", [{}, {"domain": "zoo"}, {"filters": {"of": "zoo"}}, {"as_of": T0 + DAY}])
 def test_what_has_been_superseded_often_hides_nothing_that_stands(as_kee: Caller, narrowing: dict[str, Any]) -> None:
     refs: list[str] = []
     for number in range(260):

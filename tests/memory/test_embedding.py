@@ -175,6 +175,18 @@ def test_a_narrowed_question_looks_among_what_is_left(kee: Caller, embedder: Rem
     assert ask(kee, "vehicle", as_of=T0 - timedelta(days=1)) == []
 
 
+def test_what_has_been_superseded_hides_nothing_that_means_as_much(kee: Caller, embedder: Remote) -> None:
+    with acting_as(kee):
+        last = observe(kee, "An automobile.")
+        for _ in range(110):
+            last = observe(kee, "An automobile.", supersedes=last.ref)
+        observe(kee, "A physician drove that automobile.", supersedes=last.ref)
+        for number in range(200):
+            observe(kee, f"Rain number {number} fell.")
+    ticks.run("memory.embed_memories")
+    assert [hit.text for hit in ask(kee, "vehicle")] == ["A physician drove that automobile."]
+
+
 def test_vectors_of_another_tenant_are_never_compared(kee: Caller, embedder: Remote) -> None:
     stranger = make_caller(make_tenant("globex"))
     tell(stranger, "The secret automobile.")

@@ -21,7 +21,7 @@ _INDEX = {
         select scope, domain, length, words::text, id & 1048575 as turn, observation_id, pattern_id, concept_id, item_id
         from memory_passage order by observation_id, pattern_id, concept_id, item_id""",
     "postings": """
-        select g.scope, g.term, g.frequency, g.length, g.of_context, p.observation_id, p.pattern_id, p.concept_id, p.item_id
+        select g.scope, g.term, g.frequency, g.length, g.of_context, g.superseded, p.observation_id, p.pattern_id, p.concept_id, p.item_id
         from memory_posting g join memory_passage p on p.id = g.passage_id
         order by g.term, p.observation_id, p.pattern_id, p.concept_id, p.item_id""",
     "tallies": """

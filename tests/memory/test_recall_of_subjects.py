@@ -180,6 +180,16 @@ def test_what_is_so_no_longer_or_not_yet_is_not_found(as_kee: Caller) -> None:
     assert texts(as_kee, "student teacher") == []
 
 
+@pytest.mark.parametrize("narrowing", [{}, {"domain": "USER_FACT"}])
+def test_what_has_ended_or_is_yet_to_come_hides_nothing_that_is_so(as_kee: Caller, narrowing: dict[str, str]) -> None:
+    add(as_kee)
+    for day in range(130):
+        remember(as_kee, f"Meets Tom {day}", valid_from=T0 - 2 * DAY - day * DAY, valid_to=T0 - DAY - day * DAY)
+        remember(as_kee, f"Meets Tom -{day}", valid_from=T0 + (40_000 + day) * DAY)
+    remember(as_kee, "Meets everybody whom a friend calls Tom")
+    assert texts(as_kee, "meets tom", **narrowing) == ["Meets everybody whom a friend calls Tom"]
+
+
 def test_what_was_not_so_yet_is_not_found_as_of_then(as_kee: Caller) -> None:
     add(as_kee)
     remember(as_kee, "Is on holiday", valid_from=T0 + DAY)

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from django.db.models import Sum
+from django.db.models import Q, Sum
 from django.test.utils import CaptureQueriesContext
 
 from apps.core.ticks import run
 from apps.memory import services, sql
-from apps.memory.models import Concept, Observation, Passage, Pattern, Posting, Tally
+from apps.memory.models import Concept, Observation, Passage, Pattern, Posting, Subject, Tally
 from apps.memory.questions import read
 from apps.memory.selectors import holdings, recall
-from apps.memory.sql import tallies
+from apps.memory.sql import postings, subjects, tallies
 from apps.memory.texts import same_text
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests import ground
@@ -111,6 +111,14 @@ def test_recall_joins_no_more_memories_than_it_answers(well_read: Caller) -> Non
     assert sum(posted) <= sql.COMMON + 600 + 2 * 6
 
 
+def test_recall_of_a_subject_looks_at_no_more_than_the_best_until_enough_of_them_stand(well_read: Caller) -> None:
+    given = asked(well_read, "deadlock rare7")
+    nodes = plan_of(sql.RECALL_OF_SUBJECT, given)
+    check(nodes, tables={"memory_posting", "memory_passage", "memory_observation"}, at_most=given["leading"])
+    posted = [node["Actual Rows"] * node["Actual Loops"] for node in nodes if "memory_posting" in node.values()]
+    assert sum(posted) <= sql.COMMON + 600 + 2 * 6
+
+
 def by_index_alone(*other_ways: str) -> None:
     """At this size, half of the table may well be sorted or merged; what counts is that the index can serve."""
     with connection.cursor() as cursor:
@@ -200,6 +208,55 @@ def test_among_thousands_the_rare_word_leads_and_a_narrowed_question_reaches_the
     assert early.text == "deadlock 45"
 
 
+def test_a_pattern_reads_as_of_before_by_index_however_often_it_was_revised_since(as_kee: Caller) -> None:
+    given: dict[str, Any] = {"author": as_kee, "category": "zoo", "pattern_name": "walruses", "confidence": 1}
+    _, pattern = [
+        services.update_pattern(**given, pattern_text=text, now=T0 + timedelta(days=day))
+        for day, text in enumerate(["They sleep.", "They wake."])
+    ]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "insert into memory_patternrevision"
+            " (tenant_id, author_id, pattern_id, number, text, confidence, evidence, recorded_at)"
+            " select tenant_id, author_id, pattern_id, number + i, text, 1, '[]', recorded_at + i * interval '1 second'"
+            " from memory_patternrevision cross join generate_series(1, %s) i where pattern_id = %s and number = 2",
+            [MANY, pattern.pk],
+        )
+    ground.analyzed("memory_patternrevision", "memory_passage")
+    (node,) = [
+        node
+        for node in plan_of(sql.NEWEST, asked(as_kee, as_of=T0 + timedelta(hours=1)))
+        if node.get("Relation Name") == "memory_patternrevision"
+    ]
+    assert (node.get("Index Name"), node["Actual Rows"]) == ("memory_patternrevision_from", 1)
+    assert node.get("Rows Removed by Filter", 0) == 0
+    (hit,) = recall(caller=as_kee, as_of=T0 + timedelta(hours=1))
+    assert hit.text == "walruses: They sleep."
+
+
+def test_what_goes_is_compared_with_the_common_words_of_its_own_words_alone(well_read: Caller) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "insert into memory_commonword (tenant_id, scope, term, passages)"
+            " select %s, s, 'word' || n, 2000 from generate_series(1000000, 1000020) s, generate_series(1, 300) n"
+            " union all select %s, s, 'deadlock', 2000 from generate_series(1000000, 1000002) s",
+            [well_read.tenant_id] * 2,
+        )
+    ground.analyzed("memory_commonword")
+    place = Passage.objects.values_list("pk", flat=True)[0]
+    add(well_read)
+    for statement, given, found in (
+        (subjects._UNINDEX, {"subject": Subject.objects.get().pk}, 0),
+        (postings._DROP, {"places": [place]}, 3),
+    ):
+        read = [
+            node["Actual Rows"] * node["Actual Loops"]
+            for node in plan_of(statement, given)
+            if node.get("Relation Name") == "memory_commonword" and node["Node Type"] != "ModifyTable"
+        ]
+        assert max(read, default=0) == found
+
+
 def test_what_a_tenant_holds_is_read_off_its_tally(well_read: Caller) -> None:
     assert holdings(tenant_id=well_read.tenant_id).observations == MANY
     stranger = make_caller(make_tenant("globex"))
@@ -228,6 +285,8 @@ def check_tally(caller: Caller) -> None:
         "words": Passage.objects.aggregate(words=Sum("length"))["words"],
     }
     assert Passage.objects.aggregate(words=Sum("length")) == Posting.objects.aggregate(words=Sum("frequency"))
+    superseded = Q(passage__observation__superseded_at__isnull=False) | Q(passage__item__superseded_at__isnull=False)
+    assert set(Posting.objects.filter(superseded=True)) == set(Posting.objects.filter(superseded))
 
 
 def write_everything(author: Caller, number: int = 0) -> None:

@@ -65,7 +65,8 @@ class Posting(TenantModel):
     """That a word, in its stemmed form, stands in a passage, and how often; with the passage's length to score by.
 
     A word of its context is who said it, or when: it may stand in the text too, or not (a frequency of 0). So has a
-    mark of what its metadata has (see the function memory_marks), which begins with a space as no word does.
+    mark of what its metadata has (see the function memory_marks), which begins with a space as no word does. `superseded`
+    says that another stands in the place of this memory.
     """
 
     scope = models.BigIntegerField(db_default=0)
@@ -74,13 +75,14 @@ class Posting(TenantModel):
     frequency = models.PositiveSmallIntegerField()
     length = models.PositiveIntegerField()
     of_context = models.BooleanField(db_default=False)
+    superseded = models.BooleanField(db_default=False)
 
     class Meta:
         constraints = [
             # Serves sql.RECALL: a word's passages, their number and their scores, from the index alone.
             models.UniqueConstraint(
                 fields=["tenant", "scope", "term", "passage"],
-                include=["frequency", "length", "of_context"],
+                include=["frequency", "length", "of_context", "superseded"],
                 name="memory_posting_once",
             ),
         ]
@@ -102,6 +104,10 @@ class CommonWord(TenantModel):
             models.UniqueConstraint(
                 fields=["tenant", "scope", "term"], include=["passages"], name="memory_commonword_once"
             ),
+        ]
+        indexes = [
+            # Serves sql.drop_passages() and sql.drop_subject().
+            models.Index(fields=["tenant", "term"], name="memory_commonword_of_term"),
         ]
 
     def __str__(self) -> str:

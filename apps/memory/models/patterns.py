@@ -38,7 +38,7 @@ class PatternRevision(TenantModel):
     """A pattern as it read from one revision to the next; the newest equals the pattern's row."""
 
     author = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
-    pattern = models.ForeignKey(Pattern, on_delete=models.CASCADE, related_name="revisions")
+    pattern = models.ForeignKey(Pattern, on_delete=models.CASCADE, related_name="revisions", db_index=False)
     number = models.PositiveIntegerField()
     text = models.TextField()
     confidence = models.FloatField()
@@ -49,6 +49,10 @@ class PatternRevision(TenantModel):
         constraints = [
             models.UniqueConstraint(fields=["tenant", "pattern", "number"], name="memory_patternrevision_number_once"),
             sure("memory_patternrevision_confidence_between_0_and_1"),
+        ]
+        indexes = [
+            # Serves sql.MEMORY, a pattern as of before, and the removal of one.
+            models.Index(fields=["pattern", "recorded_at", "number"], name="memory_patternrevision_from"),
         ]
 
     def __str__(self) -> str:

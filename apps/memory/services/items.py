@@ -249,6 +249,9 @@ def _supersede(item: Item, replaced: Iterable[Item], same: Collection[Item], now
     """Put the item in the place of others; what they say of other times goes on being known."""
     merged = {one.pk for one in same}
     taken = _period_of(item)
+    replaced = list(replaced)
+    if replaced:
+        sql.supersede_passages(items=[older.pk for older in replaced])
     for older in replaced:
         Item.objects.filter(pk=older.pk).update(superseded_at=now, superseded_by=item.pk)
         whole = _period_of(older)

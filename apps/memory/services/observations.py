@@ -78,6 +78,7 @@ def store_observation(
         )
         if not replaced:
             raise AlreadySuperseded(f"{older} has been superseded already.")
+        sql.supersede_passages(observations=[older.pk])
     passage = Passage.objects.create(
         **({"id": turn.place} if turn else {}),
         tenant_id=author.tenant_id,

@@ -12,7 +12,7 @@ from apps.memory.sql.meaning import (
     unembedded,
     vectors_held,
 )
-from apps.memory.sql.postings import drop_passages, index_words, move_passages
+from apps.memory.sql.postings import drop_passages, index_words, move_passages, supersede_passages
 from apps.memory.sql.recalling import (
     MOST,
     NEWEST,
@@ -22,6 +22,7 @@ from apps.memory.sql.recalling import (
     RECALL,
     RECALL_NARROWED,
     RECALL_OF_DOMAIN,
+    RECALL_OF_SUBJECT,
 )
 from apps.memory.sql.subjects import (
     DROP_OLD_LOADS,
@@ -63,6 +64,7 @@ __all__ = [
     "RECALL",
     "RECALL_NARROWED",
     "RECALL_OF_DOMAIN",
+    "RECALL_OF_SUBJECT",
     "REVISION",
     "Found",
     "Meant",
@@ -85,6 +87,7 @@ __all__ = [
     "readable",
     "recall_by_meaning",
     "revision",
+    "supersede_passages",
     "try_turn",
     "unembedded",
     "vectors_held",

@@ -17,6 +17,7 @@ from apps.memory.sql.recalling import (
     RECALL,
     RECALL_NARROWED,
     RECALL_OF_DOMAIN,
+    RECALL_OF_SUBJECT,
 )
 
 # The newest passages of a word that are scored (see also _ENOUGH there), of a question that is not narrowed.
@@ -83,11 +84,16 @@ def find(
     if question.text.strip():
         narrowed = domain is not None or bool(filters) or as_of is not None
         given |= asking(question, limit=limit)
-        statement = RECALL if not narrowed else RECALL_NARROWED if domain is None else RECALL_OF_DOMAIN
+        at_large = RECALL_OF_SUBJECT if scope else RECALL
+        statement = at_large if not narrowed else RECALL_NARROWED if domain is None else RECALL_OF_DOMAIN
         if meant is not None:
             given["meant"] = meant.vector
             statement = recall_by_meaning(
-                meant.embedder, meant.dimensions, narrowed=narrowed, of_domain=domain is not None
+                meant.embedder,
+                meant.dimensions,
+                narrowed=narrowed,
+                of_domain=domain is not None,
+                of_subject=scope != 0,
             )
     elif filters:
         statement = NEWEST_FILTERED if domain is None else NEWEST_FILTERED_OF_DOMAIN

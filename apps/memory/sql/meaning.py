@@ -12,12 +12,14 @@ from typing import Final
 from django.db import connection
 
 from apps.core.sql import hot_cursor
-from apps.memory.sql.recalling import ANSWER, MEMORY, by_words
+from apps.memory.sql.recalling import ANSWER, MEMORY, SCORE, STANDING, by_words
 
 # Among so many passages each vector is looked at; among more the nearest are read off an index.
 LOOKED_AT: Final = 10_000
 # The nearest that count.
 _NEAREST: Final = 100
+# So far an index is read for them, past those that stand no longer.
+_READ_OFF: Final = 1_000
 # The newest vectors, which tell how alike things are that have nothing to do with each other.
 _SAMPLE: Final = 200
 # The nearest tenth, were they spread as chance spreads.
@@ -57,7 +59,9 @@ def index_statements(embedder: int, dimensions: int) -> list[str]:
 
 
 @lru_cache(maxsize=8)
-def recall_by_meaning(embedder: int, dimensions: int, *, narrowed: bool, of_domain: bool = False) -> str:
+def recall_by_meaning(
+    embedder: int, dimensions: int, *, narrowed: bool, of_domain: bool = False, of_subject: bool = False
+) -> str:
     """RECALL with the help of vectors.
 
     A passage that is alike to the question is worth a share of the words that it has not: likeness can stand for words
@@ -69,19 +73,21 @@ def recall_by_meaning(embedder: int, dimensions: int, *, narrowed: bool, of_doma
     """
     of_scope = f"v.tenant_id = %(tenant)s and v.scope = %(scope)s and v.embedder = {embedder}"
     among = "join within on within.place = v.passage_id" if narrowed else ""
-    # Best first, until there are enough that are memories still.
-    known = f"cross join lateral ({MEMORY}) m" if narrowed else ""
-    asked = by_words(narrowed=narrowed, of_domain=of_domain, most=LOOKED_AT)
+    # Best first, until there are enough that are memories still; the marks of a narrowed question are not all it asks.
+    known = f"cross join lateral ({MEMORY if narrowed else STANDING}) known"
+    asked = by_words(narrowed=narrowed, of_domain=of_domain, of_subject=of_subject, most=LOOKED_AT)
     likeness = f"-(v.embedding::vector({dimensions}) <#> %(meant)s::vector({dimensions}))"
     few = "true" if narrowed else f"(select passages from corpus) <= {LOOKED_AT}"
     return f"""{asked}, quick as materialized (
-    select v.passage_id as place, {likeness} as likeness
+    select r.place, r.likeness
     from (
-        select passage_id, embedding from memory_vector v
+        select v.passage_id as place, {likeness} as likeness
+        from memory_vector v
         where {of_scope} and not ({few})
         order by v.embedding::halfvec({dimensions}) <#> %(meant)s::halfvec({dimensions})
-        limit {_NEAREST}
-    ) v
+        limit {_READ_OFF}
+    ) r {known}
+    limit {_NEAREST}
 ), each as materialized (
     select r.place, r.likeness
     from (
@@ -124,7 +130,7 @@ def recall_by_meaning(embedder: int, dimensions: int, *, narrowed: bool, of_doma
       and ((select likeness from led) > usual.striking or not exists(select from own))
 ), total as materialized (
     select place,
-           coalesce(spread.score + 2 * spread.around, 0) + 0.2 * coalesce(sessions.score, 0)
+           {SCORE}
            + coalesce(alike.share * greatest(whole.weight - coalesce(spread.has, 0), 0), 0) as score,
            coalesce(spread.is_among, false) as is_among, alike.share is not null as is_alike
     from spread full join alike using (place)

@@ -74,9 +74,31 @@ def index_words(
         )
 
 
-# By the keys of passages and the index on the passages of postings. Answers of the common words that these passages held,
-# in whatever scope they are counted: passages are moved from one to another.
-_DROP: Final = """
+_SUPERSEDE: Final = """
+update memory_posting set superseded = true
+where passage_id = any(array(
+    select id from memory_passage where observation_id = any(%(observations)s::bigint[])
+    union all
+    select id from memory_passage where item_id = any(%(items)s::bigint[])
+))
+"""
+
+
+def supersede_passages(*, observations: Collection[int] = (), items: Collection[int] = ()) -> None:
+    """Let these memories stand behind those that nothing stands in the place of; as of before they are found as ever."""
+    with hot_cursor() as cursor:
+        cursor.execute(_SUPERSEDE, {"observations": list(observations), "items": list(items)})
+
+
+# Those of `words` that are common, in whatever scope: passages are moved from one to another. By memory_commonword_of_term,
+# word for word: the planner would compare them with the common words of all tenants.
+COMMON_AMONG: Final = """
+select c.id
+from (select distinct tenant_id, term from words) w
+cross join lateral (select id from memory_commonword where tenant_id = w.tenant_id and term = w.term offset 0) c
+"""
+# By the keys of passages and the index on the passages of postings.
+_DROP: Final = f"""
 with gone as (
     delete from memory_passage where id = any(%(places)s::bigint[])
     returning tenant_id, scope, length, observation_id, pattern_id, concept_id
@@ -92,8 +114,8 @@ with gone as (
     from gone left join memory_observation o on o.id = gone.observation_id and o.superseded_at is null
     group by gone.tenant_id, gone.scope
 )
-select id from memory_commonword where (tenant_id, term) in (select tenant_id, term from words)
-"""
+{COMMON_AMONG}
+"""  # constants only
 
 
 def drop_passages(places: Collection[int], *, common: int) -> None:

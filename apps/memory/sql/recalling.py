@@ -39,6 +39,14 @@ _SHOWN: Final = """
     coalesce((select s.conversation_id from memory_session s where s.id = o.session_id), '') as conversation_id
 """
 
+# That nothing stands in the place of what a passage `p` is of, the observation `o` or the item `i`, that the item is so at that
+# time, and that it has not had its days.
+_STANDS: Final = """(o.superseded_at is null or o.superseded_at > %(as_of)s)
+      and (i.id is null or ((i.superseded_at is null or i.superseded_at > %(as_of)s)
+                            and i.valid_from <= least(%(as_of)s, gatehouse_now())
+                            and (i.valid_to is null or i.valid_to > least(%(as_of)s, gatehouse_now()))))
+      and coalesce(i.said_at, p.recorded_at) > %(since)s"""
+
 # One passage by its place; the limit keeps the planner from joining the tables as wholes. As of before its latest
 # revision a pattern reads as `w` has it, and a concept as `d` has it; where those words are forgotten, it is not found.
 MEMORY: Final = f"""
@@ -51,7 +59,7 @@ MEMORY: Final = f"""
     left join lateral (
         select text, confidence, author_id from memory_patternrevision
         where pattern_id = t.id and t.revised_at > %(as_of)s and recorded_at <= %(as_of)s
-        order by number desc
+        order by recorded_at desc, number desc
         limit 1
     ) w on true
     left join lateral (
@@ -64,12 +72,8 @@ MEMORY: Final = f"""
       and p.tenant_id = %(tenant)s and p.scope = %(scope)s
       and (%(domain)s::text is null or p.domain = %(domain)s)
       and p.recorded_at <= %(as_of)s
-      and (o.superseded_at is null or o.superseded_at > %(as_of)s)
+      and {_STANDS}
       and w.text is distinct from '' and d.is_forgotten is not true
-      and (i.id is null or ((i.superseded_at is null or i.superseded_at > %(as_of)s)
-                            and i.valid_from <= least(%(as_of)s, gatehouse_now())
-                            and (i.valid_to is null or i.valid_to > least(%(as_of)s, gatehouse_now()))))
-      and coalesce(i.said_at, p.recorded_at) > %(since)s
       and coalesce(o.metadata, d.metadata, c.metadata, '{{}}'::jsonb) @> %(filters)s::jsonb
     limit 1
 """  # constants only
@@ -112,20 +116,28 @@ def _reached(*, of_domain: bool, most: int) -> str:
 
 
 # Whether one that was known by then is one of those the question is narrowed to: by the keys and memory_posting_once. What
-# only has the marks goes when it is looked up as a memory; what had been superseded by then must not stand before it.
-_JUDGED: Final = """
+# only has the marks goes when it is looked up as a memory; what does not stand must not stand before it.
+_JUDGED: Final = f"""
     select (%(domain)s::text is null or p.domain = %(domain)s)
            and not exists(select from marks where not exists(
                select from memory_posting g
                where g.tenant_id = %(tenant)s and g.scope = %(scope)s and g.term = marks.mark and g.passage_id = p.id
            ))
-           and not exists(
-               select from memory_observation o where o.id = p.observation_id and o.superseded_at <= %(as_of)s
-           ) as fits
+           and {_STANDS} as fits
     from memory_passage p
+    left join memory_observation o on o.id = p.observation_id
+    left join memory_item i on i.id = p.item_id
     where p.id = r.place and p.tenant_id = %(tenant)s and p.scope = %(scope)s and p.recorded_at <= %(as_of)s
     limit 1
-"""
+"""  # constants only
+# One that stands: no posting tells of an item that it has ended, or is yet to come.
+STANDING: Final = f"""
+    select from memory_passage p
+    left join memory_observation o on o.id = p.observation_id
+    left join memory_item i on i.id = p.item_id
+    where p.id = r.place and {_STANDS}
+    limit 1
+"""  # constants only
 
 # Index-only scans of memory_posting_once (each word's passages to count and to choose, then the leading ones' other
 # words), of memory_commonword_once and memory_tally_of_tenant; then, best first and until there are enough, the
@@ -136,23 +148,39 @@ _JUDGED: Final = """
 # weight of a word that says who spoke or when, and a fifth of what the session's words score as one text.
 _CHOSEN: Final = """chosen as materialized (
     select g.passage_id as place, w.word, w.term, w.weight, g.of_context, w.share * g.frequency as frequency,
-           1.2 * (0.25 + 0.75 * g.length / w.length) as damping
+           1.2 * (0.25 + 0.75 * g.length / w.length) as damping, g.superseded
     from weighed w
     cross join lateral (
-        select passage_id, frequency, length, of_context from memory_posting
+        select passage_id, frequency, length, of_context, superseded from memory_posting
         where tenant_id = %(tenant)s and scope = %(scope)s and term = w.term
         order by passage_id desc
         limit %(scored)s
     ) g
     where w.chooses
 """
-_OWN: Final = """own as materialized (
+_BY_PLACE: Final = """
     select place, sum(score) as score, sum(around) as around, sum(weight) filter (where frequency > 0) as has
     from matched
-    group by place
-    order by sum(score) + 2 * sum(around) desc, place desc
+    group by place"""
+# Those that another stands in the place of come last, however many they are.
+_OWN: Final = f"""own as materialized ({_BY_PLACE}
+    order by bool_or(superseded), sum(score) + 2 * sum(around) desc, place desc
     limit %(leading)s
-"""
+"""  # constants only
+# Best first, until enough of them stand.
+_OWN_OF_SUBJECT: Final = f"""own as materialized (
+    select place, score, around, has
+    from (
+        select place, sum(score) as score, sum(around) as around, sum(weight) filter (where frequency > 0) as has,
+               bool_or(superseded) as superseded, sum(score) + 2 * sum(around) as rank
+        from matched
+        group by place
+        order by superseded, rank desc, place desc
+    ) r
+    cross join lateral ({STANDING}) standing
+    order by superseded, rank desc, place desc
+    limit %(leading)s
+"""  # constants only
 # A rarer word that has found enough does not choose alone.
 _CHOOSES: Final = f"""coalesce(of_rarer.passages, 0)
                < case when asked.passages > %(scored)s then {_ENOUGH} else %(scored)s end"""  # constants only
@@ -181,13 +209,7 @@ _CHOSEN_NARROWLY: Final = f"""within as materialized (
     where w.is_common
 """  # constants only
 _OWN_NARROWLY: Final = f"""judged as materialized (
-    select r.*, judged.fits
-    from (
-        select place, sum(score) as score, sum(around) as around, sum(weight) filter (where frequency > 0) as has
-        from matched
-        group by place
-    ) r
-    cross join lateral ({_JUDGED}) judged
+    select r.*, judged.fits from ({_BY_PLACE}) r cross join lateral ({_JUDGED}) judged
 ), own as materialized (
     select place, score, around, has from judged where fits
     order by score + 2 * around desc, place desc
@@ -200,14 +222,18 @@ _BESIDE: Final = """
          order by score desc, place desc limit %(leading)s)"""
 
 
-def by_words(*, narrowed: bool, of_domain: bool = False, most: int = REACHED) -> str:
-    """The beginning of each statement: what the words say."""
+def by_words(*, narrowed: bool = False, of_domain: bool = False, of_subject: bool = False, most: int = REACHED) -> str:
+    """The beginning of each statement: what the words say.
+
+    :param of_subject: items may be among them; a narrowed question supposes so always.
+    """
     reached = _reached(of_domain=of_domain, most=most) + ", " if narrowed else ""
     # What a rarer word has found may not be what the question is narrowed to.
     chooses = "true" if narrowed else _CHOOSES
     chosen = _CHOSEN_NARROWLY if narrowed else _CHOSEN
-    own = _OWN_NARROWLY if narrowed else _OWN
+    own = _OWN_NARROWLY if narrowed else _OWN_OF_SUBJECT if of_subject else _OWN
     beside = _BESIDE if narrowed else ""
+    superseded = "" if narrowed else ", bool_or(superseded) as superseded"
     # What was said later adds nothing. Not joined, see _TOTAL: what is in a test of its own is looked up by hash.
     known = " and (place in (select place from judged)) is true" if narrowed else ""
     return f"""
@@ -269,7 +295,7 @@ with {reached}spelled as materialized (
 ), {chosen}), matched as materialized (
     select place, word, min(term) as term, max(weight) as weight, sum(frequency) as frequency,
            max(weight) * sum(frequency) * 2.2 / (sum(frequency) + max(damping)) as score,
-           max(weight) * bool_or(of_context)::int as around
+           max(weight) * bool_or(of_context)::int as around{superseded}
     from chosen
     group by place, word
 ), {own}), common as materialized (
@@ -310,15 +336,17 @@ with {reached}spelled as materialized (
 """  # constants only
 
 
+# What words come to, of its own and of its session's.
+SCORE: Final = "coalesce(spread.score + 2 * spread.around, 0) + 0.2 * coalesce(sessions.score, 0)"
+
 # By words alone. A full join is none of each with each, as which the planner would join what it takes for one row; that
 # each session's words stand in some place, and no place is 0, it does not know.
-_TOTAL: Final = """, total as materialized (
-    select spread.place, spread.score + 2 * spread.around + 0.2 * coalesce(sessions.score, 0) as score,
-           spread.is_among, false as is_alike
+_TOTAL: Final = f""", total as materialized (
+    select spread.place, {SCORE} as score, spread.is_among, false as is_alike
     from spread full join sessions on sessions.session = spread.place >> 19
     where coalesce(spread.place, 0) <> 0
 )
-"""
+"""  # constants only
 # The end of each statement: what its `total` comes to.
 ANSWER: Final = f""", best as materialized (
     select m.*, r.place, r.score, r.is_among, r.is_alike
@@ -346,7 +374,8 @@ cross join lateral (select count(*) as phrases from phrases where best.words @@ 
 order by 11 desc, recorded_at desc, best.place desc
 limit %(limit)s
 """  # constants only
-RECALL: Final = by_words(narrowed=False) + _TOTAL + ANSWER
+RECALL: Final = by_words() + _TOTAL + ANSWER
+RECALL_OF_SUBJECT: Final = by_words(of_subject=True) + _TOTAL + ANSWER
 RECALL_NARROWED: Final = by_words(narrowed=True) + _TOTAL + ANSWER
 RECALL_OF_DOMAIN: Final = by_words(narrowed=True, of_domain=True) + _TOTAL + ANSWER
 

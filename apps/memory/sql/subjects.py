@@ -11,6 +11,7 @@ from django.db import connection
 from apps.core.sql import hot_cursor
 from apps.memory.decay import Windows
 from apps.memory.envelopes import Constraints, Conversation, Known, Remembered
+from apps.memory.sql.postings import COMMON_AMONG
 from apps.memory.sql.tallies import drop_rare, keep_still
 from apps.memory.states import ItemType
 
@@ -185,8 +186,8 @@ def _at(micros: int) -> datetime:
 
 
 # All that is found of a subject, by the indexes that begin with tenant and scope; there may be much, and all of it goes.
-# Answers of the common words in other scopes that it held: it may have come from there.
-_UNINDEX: Final = """
+# Answers of the common words that it held, in other scopes too: it may have come from there.
+_UNINDEX: Final = f"""
 with subject as materialized (
     select tenant_id as tenant, id as scope from memory_subject where id = %(subject)s
 ), words as (
@@ -203,9 +204,8 @@ with subject as materialized (
 ), counted as (
     delete from memory_wordcount using subject where tenant_id = tenant and memory_wordcount.scope = subject.scope
 )
-select c.id from memory_commonword c
-where (c.tenant_id, c.term) in (select tenant_id, term from words) and c.scope <> (select scope from subject)
-"""
+{COMMON_AMONG}
+"""  # constants only
 # By memory_envelopeloaded_to, memory_item_of_subject and the key. An item refers to another of the same subject only.
 _DROP: Final = {
     "memory_envelopeloaded": "delete from memory_envelopeloaded where subject_id = %(subject)s",
