@@ -402,7 +402,8 @@ def test_an_envelope_is_made_by_index_only(as_kee: Caller) -> None:
         cursor.execute(f"explain {sql.ENVELOPE}", given)
         plan = "\n".join(line for (line,) in cursor.fetchall())
     for index in (
-        "memory_subject_key_once", "memory_item_current", "memory_item_beginning", "memory_session_of_subject",
+        "memory_subject_key_once", "memory_item_current", "memory_item_ending", "memory_item_beginning",
+        "memory_session_of_subject",
     ):  # fmt: skip
         assert index in plan
     assert "Seq Scan on memory_item" not in plan

@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -492,25 +493,48 @@ def test_an_export_holds_whatever_forgetting_its_subject_erases_by_its_key(as_ke
     )
     talk(as_kee, f"{CANARY} 11", speaker=f"{CANARY} 12", metadata={"said": f"{CANARY} 13"}, domain=f"{CANARY} 14")
     talk(as_kee, "of nobody", conversation_id="of nobody")
-    exported = json.dumps(selectors.export(Subject.objects.get()), default=str)
+    exported = json.dumps(asdict(selectors.export(Subject.objects.get())), default=str)
     assert [number for number in range(1, 15) if f'"{CANARY} {number}"' not in exported] == []
     assert "of nobody" not in exported
 
 
-def test_a_long_export_goes_on_turn_by_turn_to_its_end(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selectors, "TURNS_AT_ONCE", 2)
-    monkeypatch.setattr("apps.memory.selectors.subjects.TURNS_AT_ONCE", 2)
+def test_a_long_export_goes_on_list_by_list_to_its_end(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apps.memory.selectors.subjects.AT_ONCE", 2)
     add(as_kee)
-    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0)
     for number in range(5):
-        talk(as_kee, f"turn {number}")
-    first = page = export_subject(as_kee, ExportSubject(subject_id=ALICE))
-    told = [turn["text"] for turn in page.turns]
-    while page.next_turns_after is not None:
-        page = export_subject(as_kee, ExportSubject(subject_id=ALICE, turns_after=page.next_turns_after))
-        told += [turn["text"] for turn in page.turns]
-    assert told == [f"turn {number}" for number in range(5)]
-    assert (len(first.sessions), page.sessions) == (1, [])
+        remember(as_kee, f"fact {number}")
+        named = f"c{number}"
+        services.record_session(principal=as_kee, conversation_id=named, subject_id=ALICE, now=T0)
+        talk(as_kee, f"turn {number}", conversation_id=named)
+        envelope(as_kee, skip_cache=True)
+
+    told: dict[str, list[Any]] = {"items": [], "sessions": [], "envelopes_loaded": [], "turns": []}
+    asked: dict[str, int] = {}
+    goes_on = True
+    while goes_on:
+        with CaptureQueriesContext(connection) as captured:
+            page = export_subject(as_kee, ExportSubject(subject_id=ALICE, **asked))
+        assert sum(query["sql"].endswith("LIMIT 2") for query in captured) == (len(asked) or len(told))
+        assert bool(page.subject) == (not asked)
+        for name in told:
+            told[name] += getattr(page, name)
+        following = {f"{name}_after": getattr(page, f"next_{name}_after") for name in told}
+        asked = {name: number for name, number in following.items() if number is not None}
+        goes_on = bool(asked)
+
+    assert [one["text"] for one in told["items"]] == [f"fact {number}" for number in range(5)]
+    assert [one["conversation_id"] for one in told["sessions"]] == [f"c{number}" for number in range(5)]
+    assert [one["text"] for one in told["turns"]] == [f"turn {number}" for number in range(5)]
+    assert len({one["id"] for one in told["envelopes_loaded"]}) == 5
+
+
+def test_an_export_goes_on_in_the_lists_that_are_asked_for_and_no_other(as_kee: Caller) -> None:
+    add(as_kee)
+    first, second = (remember(as_kee, text).item.pk for text in ("one", "two"))
+    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0)
+    page = export_subject(as_kee, ExportSubject(subject_id=ALICE, items_after=first))
+    assert [one["id"] for one in page.items] == [second]
+    assert (page.subject, page.sessions, page.next_items_after) == ({}, [], None)
 
 
 # The sweep.

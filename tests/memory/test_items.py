@@ -4,7 +4,7 @@ import json
 import re
 import threading
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -164,6 +164,27 @@ def test_an_anonymized_items_dates_are_months(as_kee: Caller) -> None:
     assert subject.anonymize_dates
 
 
+@pytest.mark.parametrize("month", [1, 12])
+def test_the_day_of_an_anonymized_item_is_not_found_out_by_asking_for_one_moment_after_another(
+    as_kee: Caller, month: int
+) -> None:
+    add(as_kee, anonymize_dates=True)
+    said_at = T0.replace(month=month, day=14)
+    remember(as_kee, "lives in Ghent", slot="home", now=said_at)
+    remember(as_kee, "lives in Rome", slot="home", now=said_at + DAY)
+
+    def told(**asked: datetime) -> list[str]:
+        return [one.text for one in list_memory_items(as_kee, ListItems(subject_id=ALICE, **asked)).items]
+
+    first, last = said_at.replace(day=1, hour=0), said_at.replace(day=31, hour=23, minute=59, second=59)
+    for name in ("known_at", "true_at"):
+        within = [told(**{name: moment}) for moment in (first, said_at, said_at + 2 * DAY, last)]
+        assert within == [within[0]] * 4
+        assert "lives in Rome" in within[0]
+        assert told(**{name: first - DAY}) == []
+    assert told(true_at=datetime(9999, 12, 29, tzinfo=UTC)) == ["lives in Rome"]
+
+
 def test_no_answer_about_an_anonymized_subject_tells_a_day_but_an_administrators_export(tenant: Tenant) -> None:
     kee = make_token(tenant, "Kee", scopes=[Scope.MEMORY])
     call(kee, "POST", "", {"subject_id": ALICE, "constraints": {"anonymize_dates": True}})
@@ -179,7 +200,7 @@ def test_no_answer_about_an_anonymized_subject_tells_a_day_but_an_administrators
         call(kee, "PATCH", f"/{ALICE}", {"display_name": "Alice"}),
         call(kee, "GET", f"/{ALICE}/items"),
         call(kee, "GET", f"/{ALICE}/export"),
-        call(kee, "GET", f"/{ALICE}/export?turns_after=1"),
+        call(kee, "GET", f"/{ALICE}/export?turns_after=1&items_after=1&sessions_after=1"),
     ]
     found = [re.findall(r"\d{4}-\d\d-\d\dT[^\"]*", json.dumps(answer)) for answer in answers]
     assert all(found[:5])
@@ -212,7 +233,7 @@ def test_a_subject_and_the_policy_say_who_added_and_who_changed_them_last(as_kee
     remember(as_kee)
     subject = Subject.objects.get()
     assert (subject.added_by_id, subject.author_id) == (as_kee.principal_id, lee.principal_id)
-    exported = selectors.export(subject)["subject"]
+    exported = selectors.export(subject).subject
     assert (exported["added_by"], exported["author_name"]) == ("Kee", "Lee")
     for who in (as_kee, lee):
         services.set_memory_policy(author=who, fact_days=7, now=T0)

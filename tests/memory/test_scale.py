@@ -18,11 +18,12 @@ from apps.memory.models import Concept, Observation, Passage, Pattern, Posting, 
 from apps.memory.questions import read
 from apps.memory.selectors import holdings, recall
 from apps.memory.sql import postings, subjects, tallies
+from apps.memory.sql.subjects import LINEAGE
 from apps.memory.texts import same_text
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests import ground
 from tests.factories import T0, make_caller, make_tenant
-from tests.memory.subjects import add, remember
+from tests.memory.subjects import ALICE, add, facts, remember
 from tests.memory.test_store import observe
 
 MANY = 6_000
@@ -432,3 +433,60 @@ def test_an_answer_meets_those_of_its_time_alone_however_often_the_question_was_
                 assert node["Actual Rows"] + node.get("Rows Removed by Filter", 0) < 10, explained
                 indexes.add(node.get("Index Name"))
     assert {"memory_item_answering", "memory_item_saying"} <= indexes
+
+
+# Others, of each of whom little is remembered.
+_OTHERS = """
+with s as (
+    insert into memory_subject (tenant_id, key, display_name, learning_level, domains, preferences, memory_enabled,
+                                learn_patterns, anonymize_dates, rev, created_at, revised_at)
+    select %(tenant)s, 'USER:' || i, '', '', '{}', '{}', true, true, false, 1, %(now)s, %(now)s
+    from generate_series(1, 1000) i returning id
+)
+insert into memory_item (tenant_id, subject_id, author_id, type, text, text_digest, confidence, source, stated, evidence,
+                         valid_from, said_at, recorded_at)
+select %(tenant)s, s.id, %(author)s, 'USER_FACT', 'fact ' || n, sha256(n::text::bytea), 0.5, '', false, '[]', %(now)s,
+       %(now)s, %(now)s
+from s, generate_series(1, 10) n
+"""
+
+
+def items_read(nodes: list[dict[str, Any]]) -> int:
+    return sum(
+        (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+        for node in nodes
+        if node.get("Relation Name") == "memory_item"
+    )
+
+
+def test_an_envelope_reads_nothing_of_what_has_ended_however_much_that_is(as_kee: Caller) -> None:
+    add(as_kee)
+    remember(as_kee, "at home", slot="whereabouts")
+    with connection.cursor() as cursor:
+        digests = {"home": same_text("at home"), "work": same_text("at work")}
+        cursor.execute(_ANSWERED, digests | {"now": T0, "many": MANY // 2})
+        cursor.execute(_OTHERS, {"tenant": as_kee.tenant_id, "author": as_kee.principal_id, "now": T0})
+    remember(as_kee, "has a dentist's appointment", valid_to=T0 + timedelta(days=400), now=T0)
+    ground.analyzed("memory_item", "memory_subject", "memory_memorypolicy", "memory_session")
+    given = {"tenant": as_kee.tenant_id, "subject": ALICE, "viewer": as_kee.name, "now": T0 + timedelta(days=1)}
+    nodes = plan_of(sql.ENVELOPE, given)
+    assert {"memory_item_current", "memory_item_ending"} <= {node.get("Index Name") for node in nodes}
+    assert items_read(nodes) < 10
+    assert facts(as_kee, now=T0 + timedelta(days=1)) == ["has a dentist's appointment", "at home"]
+
+
+def test_the_forgetting_of_an_item_reads_what_it_stood_for_and_no_other(as_kee: Caller) -> None:
+    add(as_kee)
+    remember(as_kee, "at home", slot="whereabouts")
+    with connection.cursor() as cursor:
+        digests = {"home": same_text("at home"), "work": same_text("at work")}
+        cursor.execute(_ANSWERED, digests | {"now": T0, "many": MANY // 2})
+    *_, item = [
+        remember(as_kee, f"has {number} zebras", slot="zebras", now=T0 + timedelta(hours=number)).item
+        for number in range(3)
+    ]
+    ground.analyzed("memory_item")
+    given = {"subject": item.subject_id, "item": item.pk}
+    assert items_read(plan_of(LINEAGE, given)) < 40
+    assert sorted(sql.lineage(subject_pk=item.subject_id, item_pk=item.pk)) == [f"has {n} zebras" for n in range(3)]
+    assert sql.lineage(subject_pk=item.subject_id + 1, item_pk=item.pk) == []

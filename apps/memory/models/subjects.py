@@ -133,11 +133,17 @@ class Item(TenantModel):
             ),
         ]
         indexes = [
-            # Serves sql.ENVELOPE: the newest of each type.
+            # Serves sql.ENVELOPE: the newest of each type, of what has no end.
             models.Index(
                 fields=["tenant", "subject", "type", "-said_at", "-id"],
                 name="memory_item_current",
-                condition=Q(superseded_at=None),
+                condition=Q(superseded_at=None, valid_to=None),
+            ),
+            # Serves sql.ENVELOPE: of what has an end, that which has not ended.
+            models.Index(
+                fields=["subject", "type", "valid_to"],
+                name="memory_item_ending",
+                condition=Q(superseded_at=None, valid_to__isnull=False),
             ),
             # Serves sql.ENVELOPE: what is to be so, and from when on.
             models.Index(

@@ -7,7 +7,9 @@ from apps.memory.selectors.observations import observation_of, observations_know
 from apps.memory.selectors.recalling import Hit, recall
 from apps.memory.selectors.sessions import Conversation, recent_sessions
 from apps.memory.selectors.subjects import (
-    TURNS_AT_ONCE,
+    AT_ONCE,
+    PARTS,
+    Exported,
     Policy,
     Thing,
     dates_of,
@@ -21,17 +23,18 @@ from apps.memory.selectors.subjects import (
     mark_of,
     policy,
     subject_of,
-    turns,
     unknown,
     was_served,
 )
 from apps.memory.sql import LOOKED_AT
 
 __all__ = [
+    "AT_ONCE",
     "LOOKED_AT",
-    "TURNS_AT_ONCE",
+    "PARTS",
     "Conversation",
     "Embedding",
+    "Exported",
     "Hit",
     "Holdings",
     "Policy",
@@ -57,7 +60,6 @@ __all__ = [
     "recall",
     "recent_sessions",
     "subject_of",
-    "turns",
     "unknown",
     "was_served",
 ]

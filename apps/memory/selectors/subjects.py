@@ -1,12 +1,13 @@
 """Questions about subjects, for those who may know of them."""
 
 import hashlib
+from calendar import monthrange
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol
 
-from django.db.models import Exists, F, OuterRef, Q, Value
+from django.db.models import Exists, F, OuterRef, Q, QuerySet, Value
 from django.db.models.functions import Least
 
 from apps.core.sealing import keyed_digest, keyed_digests
@@ -87,6 +88,13 @@ def _to_the_month(moment: datetime) -> datetime:
     return moment.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
 
 
+def _end_of_month(moment: datetime) -> datetime:
+    """The last moment of its month."""
+    begin = _to_the_month(moment)
+    _, days = monthrange(begin.year, begin.month)
+    return begin.replace(day=days, hour=23, minute=59, second=59, microsecond=999_999)
+
+
 def _dated(rows: Iterable[Mapping[str, Any]], shown: Callable[[datetime], datetime]) -> list[dict[str, Any]]:
     """Rows with their moments as they are shown."""
     return [
@@ -115,12 +123,17 @@ def items(
 ) -> list[Item]:
     """What is remembered of a subject, as far as it has settled that it may be shown, the newest first.
 
+    Where dates are given by the month, they are asked for by the month, too: what a month ended with is the answer to all
+    of its moments.
+
     :param known_at: as one would have answered at this moment, else as of now.
     :param true_at: only what was so at this moment.
     :param before: only what was recorded before the item of this number.
     """
     if not subject.memory_enabled:
         return []
+    if subject.anonymize_dates:
+        known_at, true_at = known_at and _end_of_month(known_at), true_at and _end_of_month(true_at)
     asked = (
         Q(superseded_at=None)
         if known_at is None
@@ -183,18 +196,79 @@ def _joined(parts: Thing) -> bytes:
     return b"".join(hashlib.sha256(part).digest() for part in raw)
 
 
-TURNS_AT_ONCE: Final = 1_000
+AT_ONCE: Final = 1_000
 
 
-def export(subject: Subject, *, exactly: bool = False) -> dict[str, Any]:
-    """All that is stored about a subject: itself, every item with its history, sessions, and who was given envelopes.
+def _items(subject: Subject) -> QuerySet[Item, Any]:
+    return Item.objects.filter(subject=subject).values(
+        "id", "type", "text", "slot", "confidence", "source", "stated", "evidence", "valid_from", "valid_to",
+        "said_at", "recorded_at", "superseded_at", "superseded_by", author_name=F("author__name"),
+    )  # fmt: skip
 
-    With the first :data:`TURNS_AT_ONCE` of what was said in these sessions; see :func:`turns`.
 
+def _sessions(subject: Subject) -> QuerySet[Session, Any]:
+    return Session.objects.filter(subject=subject).values(
+        "id", "conversation_id", "platform", "title", "summary", "topics", "tone", "started_at", "last_active_at",
+        principal_name=F("principal__name"),
+    )  # fmt: skip
+
+
+def _loads(subject: Subject) -> QuerySet[EnvelopeLoaded, Any]:
+    loads = EnvelopeLoaded.objects.filter(subject=subject)
+    return loads.values("id", "rev", "loaded_at", viewer_name=F("viewer__name"))
+
+
+def _turns(subject: Subject) -> QuerySet[Observation, Any]:
+    """What was said in sessions with a subject."""
+    return Observation.objects.filter(session__subject=subject).exclude(text="").values(
+        "id", "speaker", "text", "domain", "confidence", "evidence", "metadata", "occurred_at", "recorded_at",
+        "superseded_at", "superseded_by", author_name=F("author__name"), conversation_id=F("session__conversation_id"),
+    )  # fmt: skip
+
+
+# What an export has many rows of, each in the order in which it was stored.
+PARTS: Final[Mapping[str, Callable[[Subject], QuerySet[Any, Any]]]] = {
+    "items": _items,
+    "sessions": _sessions,
+    "envelopes_loaded": _loads,
+    "turns": _turns,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """A part of what is stored about a subject."""
+
+    subject: dict[str, Any]
+    rows: dict[str, list[dict[str, Any]]]
+    """By the names of :data:`PARTS`, at most :data:`AT_ONCE` of each."""
+    following: dict[str, int]
+    """Of the parts that may have more, after which row that comes."""
+
+
+def export(subject: Subject, *, after: Mapping[str, int] | None = None, exactly: bool = False) -> Exported:
+    """What is stored about a subject: itself, every item with its history, sessions, what was said in them, and who was
+    given envelopes.
+
+    :param after: only what follows these rows, of the parts that are named; all parts from the first on, and the subject
+        itself, unless given.
     :param exactly: with dates as they are, whatever the subject has settled.
     """
     shown = _as_it_is if exactly else dates_of(subject)
-    itself = {
+    begins = dict.fromkeys(PARTS, 0) if after is None else after
+    rows = {
+        name: _dated(PARTS[name](subject).filter(pk__gt=begin).order_by("pk")[:AT_ONCE], shown)
+        for name, begin in begins.items()
+    }
+    return Exported(
+        subject=_dated([_itself(subject)], shown)[0] if after is None else {},
+        rows=rows,
+        following={name: found[-1]["id"] for name, found in rows.items() if len(found) == AT_ONCE},
+    )
+
+
+def _itself(subject: Subject) -> dict[str, Any]:
+    told = {
         name: getattr(subject, name)
         for name in (
             "key", "display_name", "learning_level", "domains", "preferences", "memory_enabled", "learn_patterns",
@@ -202,45 +276,4 @@ def export(subject: Subject, *, exactly: bool = False) -> dict[str, Any]:
         )
     }  # fmt: skip
     names = {name: who and who.name for name, who in (("added_by", subject.added_by), ("author_name", subject.author))}
-    return {
-        "subject": _dated([{**itself, **names}], shown)[0],
-        "items": _dated(
-            Item.objects.filter(subject=subject)
-            .order_by("pk")
-            .values(
-                "id", "type", "text", "slot", "confidence", "source", "stated", "evidence", "valid_from", "valid_to",
-                "said_at", "recorded_at", "superseded_at", "superseded_by", author_name=F("author__name"),
-            ),
-            shown,
-        ),
-        "sessions": _dated(
-            Session.objects.filter(subject=subject)
-            .order_by("pk")
-            .values(
-                "conversation_id", "platform", "title", "summary", "topics", "tone", "started_at", "last_active_at",
-                principal_name=F("principal__name"),
-            ),
-            shown,
-        ),
-        "envelopes_loaded": _dated(
-            EnvelopeLoaded.objects.filter(subject=subject)
-            .order_by("pk")
-            .values("rev", "loaded_at", viewer_name=F("viewer__name")),
-            shown,
-        ),
-        "turns": turns(subject, exactly=exactly),
-    }  # fmt: skip
-
-
-def turns(subject: Subject, *, after: int = 0, exactly: bool = False) -> list[dict[str, Any]]:
-    """What was said in sessions with a subject, in the order in which it was stored: so much at once.
-
-    :param exactly: with dates as they are, whatever the subject has settled.
-    :param after: only what was stored after the observation of this number.
-    """
-    said = Observation.objects.filter(session__subject=subject, pk__gt=after).exclude(text="").order_by("pk")
-    rows = said.values(
-        "id", "speaker", "text", "domain", "confidence", "evidence", "metadata", "occurred_at", "recorded_at",
-        "superseded_at", "superseded_by", author_name=F("author__name"), conversation_id=F("session__conversation_id"),
-    )  # fmt: skip
-    return _dated(rows[:TURNS_AT_ONCE], _as_it_is if exactly else dates_of(subject))
+    return {**told, **names}

@@ -34,13 +34,14 @@ _SWEEP: Final = "what has had its days is deleted"
 # Where words stand in what is about somebody.
 ITEMS: Final = Rows(table="memory_item", columns=["text", "slot", "source", "evidence"])
 OBSERVATIONS: Final = Rows(table="memory_observation", columns=["text", "speaker", "domain", "evidence", "metadata"])
-SESSIONS: Final = Rows(
-    table="memory_session", columns=["conversation_id", "platform", "title", "summary", "topics", "tone"]
-)
 CONCEPTS: Final = Rows(table="memory_concept", columns=["key", "name", "type", "aliases", "description", "metadata"])
 PATTERNS: Final = Rows(table="memory_pattern", columns=["category", "name", "text", "evidence"])
-_SUMMARIES: Final = Rows(table="memory_session", columns=["platform", "title", "summary", "topics", "tone"])
-_CONVERSATIONS: Final = Rows(table="memory_session", columns=["conversation_id"])
+# What a session says, and what stands there once that is forgotten. What it is called stands as long as it does.
+_SAYS: Final[Mapping[str, Any]] = {"platform": "", "title": "", "summary": "", "topics": [], "tone": ""}
+_CALLED: Final = "conversation_id"
+SESSIONS: Final = Rows(table="memory_session", columns=[_CALLED, *_SAYS])
+_SUMMARIES: Final = Rows(table="memory_session", columns=[*_SAYS])
+_CONVERSATIONS: Final = Rows(table="memory_session", columns=[_CALLED])
 _ABOUT: Final = "subject_id = %(subject)s"
 _SAID_WITH: Final = "session_id in (select id from memory_session where subject_id = %(subject)s)"
 
@@ -159,13 +160,8 @@ def _at_once(rows: QuerySet[_Row]) -> list[_Row]:
 
 def _lineage(subject: Subject, number: int) -> list[str]:
     """The texts of an item, of all that say the same of the subject, and of whatever these had superseded."""
-    digest = bytes(selectors.item_of(subject, number).text_digest)
-    rows = {row.pk: row for row in Item.objects.filter(subject=subject)}
-    reached = {pk for pk, row in rows.items() if bytes(row.text_digest) == digest}
-    while fresh := {pk for pk, row in rows.items() if row.superseded_by_id in reached} - reached:
-        reached |= fresh
-    words = {bytes(rows[pk].text_digest) for pk in reached}
-    return sorted({bare(row.text) for row in rows.values() if bytes(row.text_digest) in words})
+    selectors.item_of(subject, number)
+    return sorted(set(map(bare, sql.lineage(subject_pk=subject.pk, item_pk=number))))
 
 
 def _marks(subject: Subject, items: QuerySet[Item]) -> set[bytes]:
@@ -208,7 +204,7 @@ def _erase_words(subject: Subject, items: QuerySet[Item], words: Wanted) -> tupl
     erased = {
         "memory_item": forget_items(items.values_list("pk", flat=True)),
         "memory_observation": forget_observations(turns),
-        "memory_session": summaries.update(platform="", title="", summary="", topics=[], tone=""),
+        "memory_session": summaries.update(**_SAYS),
     }
     return erased, {"memory_session": len(_CONVERSATIONS.numbers(words, among=_ABOUT, subject=subject.pk))}
 
@@ -251,11 +247,9 @@ def forget_sessions(numbers: Collection[int], /) -> int:
     found = _at_once(rows)
     _revise({session.subject_id for session in found})
     forget_observations(Observation.objects.filter(session__in=found).exclude(text="").values_list("pk", flat=True))
-    for session in rows.filter(turns__gt=0):
-        session.conversation_id = random_id("forgotten")
-        session.platform = session.title = session.summary = session.tone = ""
-        session.topics, session.subject, session.is_forgotten = [], None, True
-        session.save()
+    for pk in rows.filter(turns__gt=0).values_list("pk", flat=True):
+        nothing = {**_SAYS, _CALLED: random_id("forgotten"), "subject": None, "is_forgotten": True}
+        Session.objects.filter(pk=pk).update(**nothing)
     rows.filter(turns=0).delete()
     return len(found)
 

@@ -68,8 +68,21 @@ def _micros(moment: str) -> str:
     return f"(extract(epoch from {moment}) * 1000000)::bigint"
 
 
-# By the same indexes, then memory_item_current once for each type, memory_item_beginning and memory_session_of_subject.
-# Hours, because a day of a calendar may have 23.
+_COUNTED: Final = "id, text, confidence, source, said_at, recorded_at, valid_from, valid_to"
+
+
+# What of a type counts at this moment, if it has not ended.
+_COUNTING: Final = f"""
+        select {_COUNTED}
+        from memory_item
+        where tenant_id = s.tenant_id and subject_id = s.id and type = w.type and superseded_at is null
+          and said_at > %(now)s::timestamptz - make_interval(hours => 24 * (w.days + 1))
+          and valid_from <= greatest(recorded_at, %(now)s)"""
+
+
+# By the same indexes, then memory_item_current and memory_item_ending once for each type, memory_item_beginning and
+# memory_session_of_subject. No order is asked of what has an end: by that, what has ended would be read too. Hours, because a
+# day of a calendar may have 23.
 ENVELOPE: Final = f"""
 select s.id, s.key, s.rev, coalesce(p.rev, 0), s.display_name, s.learning_level, s.domains, s.preferences::text,
        s.memory_enabled, s.learn_patterns, coalesce(s.share_with, p.share_with), s.anonymize_dates, s.delete_after_days,
@@ -87,12 +100,13 @@ left join lateral (
                  ('USER_PATTERN', coalesce(p.pattern_days, {_DEFAULT.pattern_days})),
                  ('SHARED_NARRATIVE', coalesce(p.narrative_days, {_DEFAULT.narrative_days}))) w(type, days)
     cross join lateral (
-        select id, text, confidence, source, said_at, recorded_at, valid_from, valid_to
-        from memory_item
-        where tenant_id = s.tenant_id and subject_id = s.id and type = w.type and superseded_at is null
-          and said_at > %(now)s::timestamptz - make_interval(hours => 24 * (w.days + 1))
-          and (valid_to is null or valid_to > %(now)s)
-          and valid_from <= greatest(recorded_at, %(now)s)
+        select {_COUNTED}
+        from (({_COUNTING} and valid_to is null
+        order by said_at desc, id desc
+        limit {_MOST}
+        ) union all ({_COUNTING} and valid_to > %(now)s
+        offset 0
+        )) counting
         order by said_at desc, id desc
         limit {_MOST}
     ) i
@@ -229,6 +243,35 @@ def drop_subject(subject_pk: int, *, common: int) -> dict[str, int]:
             numbers[table] = cursor.rowcount
     drop_rare(words, common=common)
     return numbers
+
+
+# By the key, memory_item_of_text and memory_item_by_newer.
+LINEAGE: Final = """
+with recursive lineage as (
+    select same.id, same.text_digest
+    from memory_item i cross join lateral (
+        select id, text_digest from memory_item where subject_id = i.subject_id and text_digest = i.text_digest offset 0
+    ) same
+    where i.id = %(item)s and i.subject_id = %(subject)s
+    union
+    select older.id, older.text_digest
+    from lineage cross join lateral (
+        select id, text_digest from memory_item where superseded_by_id = lineage.id offset 0
+    ) older
+)
+select distinct said.text
+from (select distinct text_digest from lineage) told cross join lateral (
+    select text from memory_item where subject_id = %(subject)s and text_digest = told.text_digest offset 0
+) said
+"""
+
+
+def lineage(*, subject_pk: int, item_pk: int) -> list[str]:
+    """The texts of an item of a subject, of all that say the same of it, and of whatever these had superseded."""
+    given: dict[str, Any] = {"subject": subject_pk, "item": item_pk}
+    with connection.cursor() as cursor:
+        cursor.execute(LINEAGE, given)
+        return [text for (text,) in cursor.fetchall()]
 
 
 _MARK: Final = """

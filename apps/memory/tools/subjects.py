@@ -159,21 +159,35 @@ def update_subject(caller: Caller, given: UpdateSubject) -> SubjectOutput:
 
 
 class Export(Output):
-    """All that is stored about a subject."""
+    """What is stored about a subject: of each list a thousand at once, in the order in which it was stored."""
 
     subject: dict[str, Any]
     items: list[dict[str, Any]]
     sessions: list[dict[str, Any]]
     envelopes_loaded: list[dict[str, Any]]
     turns: list[dict[str, Any]]
-    """What was said in its sessions, in the order in which it was stored; a thousand at once."""
+    """What was said in its sessions."""
+    next_items_after: int | None
+    """Ask for the next thousand with this; null: that was all. So with each of these."""
+    next_sessions_after: int | None
+    next_envelopes_loaded_after: int | None
     next_turns_after: int | None
-    """Ask for the next thousand with this; null: that was all."""
+
+
+After = Annotated[int, Field(ge=1, lt=2**63)]
 
 
 class ExportSubject(OfSubject):
-    turns_after: Annotated[int, Field(ge=1, lt=2**63)] | None = None
-    """Only the next turns: `next_turns_after` of the answer before. All else is in the first answer."""
+    """With any of these only what follows in the lists that are named; without, the first of everything."""
+
+    items_after: After | None = None
+    """Only the next items: `next_items_after` of the answer before."""
+    sessions_after: After | None = None
+    """The next sessions, likewise."""
+    envelopes_loaded_after: After | None = None
+    """The next notes of who was given envelopes, likewise."""
+    turns_after: After | None = None
+    """The next turns, likewise."""
 
 
 @operation(
@@ -183,19 +197,18 @@ class ExportSubject(OfSubject):
     read_only=True,
 )
 def export_subject(caller: Caller, given: ExportSubject) -> Export:
-    """Everything that is stored about a subject, as JSON: itself, each item with its history, its sessions, what was said
-    in them, and to whom envelopes of it were given. Where its dates are anonymized, those who administer the tenant get them
-    exactly."""
+    """Everything that is stored about a subject, as JSON, a thousand rows of each list at once: itself, each item with its
+    history, its sessions, what was said in them, and to whom envelopes of it were given. Where its dates are anonymized, those
+    who administer the tenant get them exactly."""
     subject = selectors.subject_of(given.subject_id, viewer=caller)
-    exactly = caller.may(Scope.ADMIN)
-    if given.turns_after is None:
-        found = selectors.export(subject, exactly=exactly)
-    else:
-        found = {"subject": {}, "items": [], "sessions": [], "envelopes_loaded": []}
-        found["turns"] = selectors.turns(subject, after=given.turns_after, exactly=exactly)
-    turns = found["turns"]
-    following = turns[-1]["id"] if len(turns) == selectors.TURNS_AT_ONCE else None
-    return Export.model_validate({**found, "next_turns_after": following})
+    asked = {name: getattr(given, f"{name}_after") for name in selectors.PARTS}
+    after = {name: number for name, number in asked.items() if number is not None}
+    found = selectors.export(subject, after=after or None, exactly=caller.may(Scope.ADMIN))
+    return Export(
+        subject=found.subject,
+        **{name: found.rows.get(name, []) for name in selectors.PARTS},
+        **{f"next_{name}_after": found.following.get(name) for name in selectors.PARTS},
+    )
 
 
 class MemoryPolicyOutput(Output):
