@@ -250,6 +250,7 @@ class _Learned:
                 choice.chosen.append(self._chosen(one, clause, passed))
             if not here and not self._is_accounted_for(clause, near):
                 self._explain_by_words(clause, found[clause.number])
+        self._show_what_is_nearest(asked, found, heard, passed)
         choice.chosen = self._ordered(choice.chosen)
         if len(choice.chosen) > len(taken):
             kept = [one.p for one in choice.chosen]
@@ -299,6 +300,23 @@ class _Learned:
         """Only tools that past plans do not know: of the others they have judged already."""
         fresh = [one for one in found if not self.history.knows(one.tool.uid)]
         self.words.explain(clause, fresh)
+
+    def _show_what_is_nearest(
+        self,
+        asked: Sequence[Clause],
+        found: Mapping[int, Sequence[Candidate]],
+        heard: Heard,
+        passed: Sequence[Voiced],
+    ) -> None:
+        """A part that nothing serves is shown with what past plans hold likeliest, as it is with what words bring up."""
+        choice = self.words.choice
+        open_parts = {clause.number: clause for clause, _ in choice.unmatched}
+        likely = [one for one in passed if open_parts and one.p >= _SHOWN and self._is_asked_for(one, found)]
+        near = _nearness(self.history, asked, found, heard, [one.uid for one in likely]) if likely else {}
+        for one in likely:
+            clause = open_parts.pop(_home(asked, near, one.uid), None)
+            if clause is not None and not any(shown.clause.number == clause.number for shown in choice.chosen):
+                choice.chosen.append(replace(self._chosen(one, clause, ()), sure=False))
 
     def _chosen(self, one: Voiced, clause: Clause, passed: Sequence[Voiced]) -> Chosen:
         by_uid = self.words.catalogue.by_uid

@@ -187,9 +187,22 @@ def _weights(plans: Sequence[Past], looked: Sequence[Looked]) -> tuple[float, ..
         rows += [voice.features for voice in one.voices]
         right += [voice.uid in used for voice in one.voices]
         held += [plan.weight] * len(one.voices)
-    return _logistic(
-        np.array(rows), np.array(right, dtype=np.float64), np.array(held), np.array(DEFAULT_WEIGHTS), trust=_TRUST
-    )
+    told, came, counts = np.array(rows), np.array(right, dtype=np.float64), np.array(held)
+    weights = _logistic(told, came, counts, np.array(DEFAULT_WEIGHTS), trust=_TRUST)
+    return _as_sure_as_right(told, came, counts, weights)
+
+
+def _as_sure_as_right(
+    rows: NDArray[np.float64], right: NDArray[np.float64], held: NDArray[np.float64], weights: tuple[float, ...]
+) -> tuple[float, ...]:
+    """The same weights, stretched and shifted so that what is promised comes true as often.
+
+    The pull to the defaults keeps the features in proportion where there is little to learn from, and by that keeps all of them
+    small as well: two numbers more are learned from little without it.
+    """
+    told = np.stack([np.ones(len(rows)), rows @ np.array(weights)], axis=1)
+    shift, stretch = _logistic(told, right, held, np.array([0.0, 1.0]), trust=_TRUST)
+    return tuple(round(stretch * weight + (shift if place == 0 else 0.0), 6) for place, weight in enumerate(weights))
 
 
 def _sureness(history: History, plans: Sequence[Past], looked: Sequence[Looked]) -> tuple[float, ...]:

@@ -8,9 +8,13 @@ from functools import cache
 import pytest
 from django.conf import settings
 
+from apps.bench import made_plans
+from apps.bench.planning import Data
 from apps.plans import learning
+from apps.plans.calibration import calibration_error
 from apps.plans.catalogue import Catalogue
-from apps.plans.choosing import look
+from apps.plans.choosing import choose_tools, look
+from apps.plans.clauses import read
 from apps.plans.documents import PlanStatus, canonical
 from apps.plans.history import History, Past
 from apps.plans.planner import plan
@@ -26,11 +30,13 @@ from tests.plans.shelf import (
     TRANSLATE,
     WEB,
     make_request,
+    offer,
+    tool,
 )
 
 TOLD = [
-    Past(request=f"Please zorp the {word} about {about}", tools=(tool.uid,))
-    for tool, word in ((REMOVE, "leftovers"), (WEB, "newsstand"), (TRANSLATE, "babel"))
+    Past(request=f"Please zorp the {word} about {about}", tools=(one.uid,))
+    for one, word in ((REMOVE, "leftovers"), (WEB, "newsstand"), (TRANSLATE, "babel"))
     for about in ("tea", "coffee", "cocoa", "water", "milk", "juice", "wine", "beer")
 ]
 
@@ -99,6 +105,31 @@ print(canonical(plan(make_request({intent!r}), ranker).document()).hex())
     )
 
     assert bytes.fromhex(other.stdout.strip()) == canonical(plan(make_request(intent), here).document())
+
+
+def taught(most: int) -> tuple[Ranker, Data, dict[str, str]]:
+    """A ranker that has learned from the first of the bench's past plans, that data, and the uids of its tools by name."""
+    data = made_plans.make(history=most)
+    tools = {
+        one["name"]: tool(one["name"], one["description"], one["input_schema"], one["output_schema"])
+        for one in data.tools
+    }
+    ranker = Ranker(Catalogue(1, tools.values(), [offer("worker", one) for one in tools.values()]))
+    past = [Past(request=one.request, tools=tuple(tools[name].uid for name in one.nodes)) for one in data.history]
+    ranker.history = learning.learn(past, ranker.name, lambda plan, known, without: look(plan, ranker, known, without))
+    return ranker, data, {name: one.uid for name, one in tools.items()}
+
+
+def test_after_a_hundred_plans_steps_are_right_as_often_as_they_promise() -> None:
+    ranker, data, uids = taught(100)
+    told = []
+    for example in data.test:
+        used = {uids[name] for name in example.nodes}
+        chosen = choose_tools(read(example.request), ranker, ranker.catalogue).chosen
+        told += [(one.p, one.tool.uid in used) for one in chosen]
+
+    assert len(told) > 200
+    assert calibration_error(told) <= 0.05
 
 
 def test_a_model_of_one_plan_is_a_model() -> None:
