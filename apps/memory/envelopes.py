@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
@@ -22,6 +22,7 @@ SOURCE: Final = "memory_system:v1.0"
 CACHE_TTL: Final = timedelta(minutes=15)
 UNNAMED_SOURCE: Final = "unspecified"
 _DAY: Final = timedelta(days=1)
+_NOTHING: Final = timedelta(0)
 
 
 def schema() -> dict[str, Any]:
@@ -143,9 +144,8 @@ def load(text: str) -> Envelope:
         raise UnsupportedEnvelope(f"This is no envelope of version {SCHEMA_VERSION}.") from exc
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remembered:
-    """An item as an envelope needs it; moments as the rows have them."""
+class Remembered(NamedTuple):
+    """An item as an envelope needs it; moments as the rows have them. There may be hundreds of an envelope."""
 
     id: int
     type: ItemType
@@ -199,9 +199,12 @@ class Assembled:
 
 def assemble(known: Known, *, tenant_slug: str, now: datetime) -> Assembled:
     """The envelope as it is at this moment."""
+    days = {type_: known.windows.days(type_) for type_ in ItemType}
+    counting = (item for item in known.items if _counts(item, days[item.type], known, now))
     current = sorted(
-        ((item, _confidence(item, known, now)) for item in known.items if _counts(item, known, now)),
-        key=lambda pair: (-pair[1], -pair[0].said_at.timestamp(), -pair[0].id),
+        ((item, _confidence(item, days[item.type], known, now)) for item in counting),
+        key=lambda pair: (pair[1], pair[0].said_at, pair[0].id),
+        reverse=True,
     )
     hidden = known.constraints.anonymize_dates
     envelope = Envelope(
@@ -224,7 +227,7 @@ def assemble(known: Known, *, tenant_slug: str, now: datetime) -> Assembled:
     return Assembled(envelope=envelope, until=min([now + CACHE_TTL, *_changes(known, now)]))
 
 
-def _counts(item: Remembered, known: Known, now: datetime) -> bool:
+def _counts(item: Remembered, days: int, known: Known, now: datetime) -> bool:
     """Whether an item is in the envelope of this moment.
 
     Clocks differ a little: what was recorded as true from that moment on is true at once, wherever it is read.
@@ -232,7 +235,7 @@ def _counts(item: Remembered, known: Known, now: datetime) -> bool:
     age = now - item.said_at
     keep = known.constraints.delete_after_days
     return (
-        age < lasts(known.windows.days(item.type))
+        age < lasts(days)
         and item.valid_from <= max(now, item.recorded_at)
         and (item.valid_to is None or item.valid_to > now)
         and (keep is None or age < keep * _DAY)
@@ -244,8 +247,10 @@ def _changes(known: Known, now: datetime) -> Iterable[datetime]:
     moments: list[datetime] = [] if known.begins_at is None else [known.begins_at]
     keep = known.constraints.delete_after_days
     for item in known.items:
-        age = max(now - item.said_at, timedelta(0))
-        moments += [item.said_at + (age // _DAY + 1) * _DAY, item.valid_from]
+        age = now - item.said_at
+        moments.append(now + _DAY - (age % _DAY if age > _NOTHING else age))
+        if item.valid_from > now:
+            moments.append(item.valid_from)
         if item.valid_to is not None:
             moments.append(item.valid_to)
     if known.conversation is not None and keep is not None:
@@ -253,10 +258,10 @@ def _changes(known: Known, now: datetime) -> Iterable[datetime]:
     return (moment for moment in moments if moment > now)
 
 
-def _confidence(item: Remembered, known: Known, now: datetime) -> float:
+def _confidence(item: Remembered, days: int, known: Known, now: datetime) -> float:
     """How sure it is by now; where dates are given by the month, whenever in its month it was said."""
     said_at = _end_of_month(item.said_at) if known.constraints.anonymize_dates else item.said_at
-    return faded(item.confidence, now - said_at, known.windows.days(item.type))
+    return faded(item.confidence, now - said_at, days)
 
 
 def _end_of_month(moment: datetime) -> datetime:
@@ -265,39 +270,42 @@ def _end_of_month(moment: datetime) -> datetime:
 
 
 def _relational(known: Known, current: list[tuple[Remembered, float]], now: datetime, *, hidden: bool) -> Relational:
-    def of(wanted: ItemType) -> list[tuple[Remembered, float]]:
-        return [(item, round(confidence, 4)) for item, confidence in current if item.type == wanted]
-
+    of: dict[ItemType, list[tuple[Remembered, float]]] = {type_: [] for type_ in ItemType}
+    for item, confidence in current:
+        of[item.type].append((item, round(confidence, 4)))
     shown = known.constraints.memory_enabled
     score = sum(confidence for _, confidence in current) / len(current) if current else 0.0
-    return Relational(
-        memorable_facts=[
-            MemorableFact(
-                fact=item.text,
-                confidence=confidence,
-                added_at=_dated(item.said_at, hidden=hidden),
-                age_days=None if hidden else max(now - item.said_at, timedelta(0)) // _DAY,
-                type=item.type,
-            )
-            for item, confidence in of(ItemType.USER_FACT)
-        ],
-        patterns=[
-            LearnedPattern(
-                pattern=item.text,
-                confidence=confidence,
-                inferred_from=item.source or UNNAMED_SOURCE,
-                type=item.type,
-            )
-            for item, confidence in of(ItemType.USER_PATTERN)
-        ],
-        narratives=[
-            SharedNarrative(narrative=item.text, confidence=confidence, type=item.type)
-            for item, confidence in of(ItemType.SHARED_NARRATIVE)
-        ],
-        confidence_score=round(score, 4),
-        learning_level=(known.learning_level or None) if shown else None,
-        domains=known.domains if shown else [],
-        preferences=Preferences.model_validate(known.preferences if shown else {}),
+    # Validated at once, which takes half as long as one after the other.
+    return Relational.model_validate(
+        {
+            "memorable_facts": [
+                {
+                    "fact": item.text,
+                    "confidence": confidence,
+                    "added_at": _dated(item.said_at, hidden=hidden),
+                    "age_days": None if hidden else max(now - item.said_at, _NOTHING) // _DAY,
+                    "type": item.type,
+                }
+                for item, confidence in of[ItemType.USER_FACT]
+            ],
+            "patterns": [
+                {
+                    "pattern": item.text,
+                    "confidence": confidence,
+                    "inferred_from": item.source or UNNAMED_SOURCE,
+                    "type": item.type,
+                }
+                for item, confidence in of[ItemType.USER_PATTERN]
+            ],
+            "narratives": [
+                {"narrative": item.text, "confidence": confidence, "type": item.type}
+                for item, confidence in of[ItemType.SHARED_NARRATIVE]
+            ],
+            "confidence_score": round(score, 4),
+            "learning_level": (known.learning_level or None) if shown else None,
+            "domains": known.domains if shown else [],
+            "preferences": known.preferences if shown else {},
+        }
     )
 
 

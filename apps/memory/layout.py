@@ -16,6 +16,10 @@ _PATTERNS: Final = 3
 _NARRATIVES: Final = 2
 _OFTEN: Final = "often "
 _DIGITS: Final = 20
+_OPENING: Final = f"{_WARNING}\n<<<{{boundary}}"
+_CLOSING: Final = "\n>>>{boundary}"
+# Of every boundary the same: it consists of digits, each of which counts as one.
+_FRAME: Final = sum(tokens(part.format(boundary=f"memory-{'0' * _DIGITS}")) for part in (_OPENING, _CLOSING))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +48,9 @@ def format_envelope_for_llm(
 
     :param max_tokens: the whole text takes no more than these, by a count that errs on the safe side.
     """
-    # Digits, each of which counts as one: two layouts of the same envelope take the same room.
     boundary = f"memory-{secrets.randbelow(10**_DIGITS):0{_DIGITS}}"
-    opening = f"{_WARNING.format(boundary=boundary)}\n<<<{boundary}\nSubject: {_name(envelope)}"
-    closing = f"\n>>>{boundary}"
-    left = None if max_tokens is None else max_tokens - tokens(opening) - tokens(closing)
+    subject = f"\nSubject: {_name(envelope)}"
+    left = None if max_tokens is None else max_tokens - _FRAME - tokens(subject)
     if left is not None and left < 0:
         return Formatted(text="", boundary=boundary, tokens=0, left_out=0)
     lines: list[str] = []
@@ -65,8 +67,9 @@ def format_envelope_for_llm(
                 left -= cost
             begun = True
             lines.append(added)
-    text = "".join([opening, *lines, closing])
-    return Formatted(text=text, boundary=boundary, tokens=tokens(text), left_out=left_out)
+    told = "".join([subject, *lines])
+    text = f"{_OPENING.format(boundary=boundary)}{told}{_CLOSING.format(boundary=boundary)}"
+    return Formatted(text=text, boundary=boundary, tokens=_FRAME + tokens(told), left_out=left_out)
 
 
 def _name(envelope: Envelope) -> str:

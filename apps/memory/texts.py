@@ -48,9 +48,13 @@ def _printable(text: str) -> Iterator[str]:
             yield character
 
 
+# As json.dumps() would, which makes such a one for each text.
+_QUOTED: Final = json.JSONEncoder(ensure_ascii=False).encode
+
+
 def quoted(text: str) -> str:
     """The text on one line between quotation marks, which it can't close."""
-    return json.dumps(one_line(text), ensure_ascii=False)
+    return _QUOTED(one_line(text))
 
 
 def bare(text: str) -> str:

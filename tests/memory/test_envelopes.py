@@ -1,7 +1,7 @@
 """An envelope has the documented structure, fades with time, and shows what its subject allows to whom it allows."""
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import timedelta
 from itertools import product
 from typing import Any
@@ -309,7 +309,7 @@ def test_the_statement_reads_whatever_counts_and_nothing_else(
             )  # fmt: skip
     known = sql.known(tenant_id=as_kee.tenant_id, subject_id=ALICE, viewer=as_kee.name, now=T0)
     assert known is not None
-    names = [field.name for field in fields(Remembered)]
+    names = Remembered._fields
     everything = replace(known, items=[Remembered(**row) for row in Item.objects.values(*names)])
     counted = texts(envelopes.assemble(everything, tenant_slug="acme", now=T0).envelope.model_dump())
     assert counted == {item.text for item in known.items}

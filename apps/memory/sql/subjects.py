@@ -163,25 +163,39 @@ def known(*, tenant_id: int, subject_id: str, viewer: str, now: datetime) -> Kno
             delete_after_days=delete_after_days,
         ),
         windows=Windows(fact_days=days[0], pattern_days=days[1], narrative_days=days[2]),
-        items=[_item(one) for one in json.loads(items or "[]")],
+        items=_items(json.loads(items or "[]")),
         conversation=_conversation(json.loads(talk)) if talk else None,
         begins_at=None if begins_at is None else _at(begins_at),
     )
 
 
-def _item(row: list[Any]) -> Remembered:
-    pk, type_, text, confidence, source, said_at, recorded_at, valid_from, valid_to = row
-    return Remembered(
-        id=pk,
-        type=ItemType(type_),
-        text=text,
-        confidence=confidence,
-        source=source,
-        said_at=_at(said_at),
-        recorded_at=_at(recorded_at),
-        valid_from=_at(valid_from),
-        valid_to=None if valid_to is None else _at(valid_to),
-    )
+_TYPES: Final = {type_.value: type_ for type_ in ItemType}
+
+
+class _Moments(dict[int, datetime]):
+    """Moments by their microseconds; most of an item's are the same one."""
+
+    def __missing__(self, micros: int) -> datetime:
+        moment = self[micros] = _at(micros)
+        return moment
+
+
+def _items(rows: list[list[Any]]) -> list[Remembered]:
+    at = _Moments()
+    return [
+        Remembered(
+            id=pk,
+            type=_TYPES[type_],
+            text=text,
+            confidence=confidence,
+            source=source,
+            said_at=at[said_at],
+            recorded_at=at[recorded_at],
+            valid_from=at[valid_from],
+            valid_to=None if valid_to is None else at[valid_to],
+        )
+        for pk, type_, text, confidence, source, said_at, recorded_at, valid_from, valid_to in rows
+    ]
 
 
 def _conversation(row: list[Any]) -> Conversation:
