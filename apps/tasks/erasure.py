@@ -5,7 +5,7 @@ from typing import Final
 from apps.core.erasure import FORGOTTEN, Rows, Wanted, register
 from apps.receipts.models import REDACTED
 from apps.tasks import services
-from apps.tasks.models import FENCE_BITS
+from apps.tasks.states import FENCE_BITS
 
 _MARK: Final = f"'{FORGOTTEN}'::jsonb"
 _FORGOTTEN_TASKS: Final = f"select id from tasks_task where tenant_id = %(tenant)s and params = {_MARK}"

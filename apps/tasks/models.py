@@ -7,10 +7,10 @@ from django.db import models
 from django.db.models import F, Q
 
 from apps.principals.models import Principal, TenantModel
-from apps.tasks.states import TERMINAL, IfDependencyFails, Misfire, Outcome, Reason, Status, WhenSpent
+from apps.tasks.states import FENCE_BITS, TERMINAL, IfDependencyFails, Misfire, Outcome, Reason, Status, WhenSpent
 
-# A run's key is its task's id and its fence in one number, so that runs partition along with their tasks.
-FENCE_BITS: Final = 16
+# What begins so is no requester's own key.
+REPLAY: Final = "replay:"
 
 
 def run_key(task_id: int, fence: int) -> int:
@@ -20,7 +20,7 @@ def run_key(task_id: int, fence: int) -> int:
 
 def replay_key(task_id: int) -> str:
     """The idempotency key under which a dead letter's requester has it replayed: once."""
-    return f"replay:task_{task_id}"
+    return f"{REPLAY}task_{task_id}"
 
 
 def _limits_bite() -> Q:

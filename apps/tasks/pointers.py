@@ -1,8 +1,9 @@
 """Result pointers: where a result is, as a text with a scheme."""
 
+import json
 import re
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
 from apps.tasks.errors import InvalidPointer
@@ -52,3 +53,8 @@ def artifact_digest(pointer: str) -> str:
     if match is None:
         raise InvalidPointer("A pointer to an artifact is artifact:sha256-<64 hex digits>.")
     return match[1]
+
+
+def inline_bytes(content: Any) -> bytes:
+    """A result as the bytes that its checksum is of: JSON in one order, so that the same said again is the same."""
+    return json.dumps(content, ensure_ascii=False, sort_keys=True, separators=(",", ":")).encode()

@@ -33,7 +33,6 @@ from apps.tasks.errors import (
 from apps.tasks.fences import task_of
 from apps.tasks.latencies import quantiles
 from apps.tasks.models import (
-    FENCE_BITS,
     Artifact,
     Budget,
     Dependency,
@@ -50,8 +49,8 @@ from apps.tasks.models import (
     replay_key,
     run_key,
 )
-from apps.tasks.pointers import ARTIFACT, INLINE, artifact_digest, file_path, scheme_of
-from apps.tasks.states import Outcome, Status, open_status
+from apps.tasks.pointers import ARTIFACT, INLINE, artifact_digest, file_path, inline_bytes, scheme_of
+from apps.tasks.states import FENCE_BITS, Outcome, Status, open_status
 
 # What is worth carrying in an answer; larger artifacts are fetched by their own route.
 MAX_SHOWN_BYTES: Final = 1_048_576
@@ -485,7 +484,7 @@ def located(found: TaskResult, *, tenant_id: int, tenant_slug: str) -> bytes | S
     pointer = found.result_pointer or ""
     match scheme_of(pointer) if pointer else "":
         case "inline":
-            return json.dumps(found.content, ensure_ascii=False, separators=(",", ":")).encode()
+            return inline_bytes(found.content)
         case "artifact":
             return artifact(tenant_id=tenant_id, digest=artifact_digest(pointer))
         case "file" if settings.RESULT_FILES is not None:
@@ -566,7 +565,7 @@ def open_pointer(pointer: str, *, tenant_id: int) -> Opened:
             found = result(format_ref("task", task_id))
             if found.result_pointer != pointer:
                 raise InvalidPointer("This task's result is not inline.")
-            content = json.dumps(found.content, ensure_ascii=False, separators=(",", ":")).encode()
+            content = inline_bytes(found.content)
             return Opened(content=content, media_type="application/json", checksum=found.checksum or "")
         case "artifact":
             stored = artifact(tenant_id=tenant_id, digest=artifact_digest(pointer))

@@ -15,14 +15,17 @@ from apps.tasks.states import (
     CANCELS_SPENT,
     CHECKPOINT_WANTED,
     DRAINING,
+    MOST_RUNS,
     STRICT,
     WhenSpent,
 )
 
+# The last day that can be told everywhere, whatever the zone.
+_LATEST: Final = "timestamptz '9999-12-30T00:00:00Z'"
 # Takes tasks in, each by itself: records the key unless it is there, and the task only if its key was recorded. A rival
 # with the same key is waited for, then its task answers no row. Keys are taken in their order, which is everybody's.
 # The budget 0 is the task's own.
-ENQUEUE: Final = """
+ENQUEUE: Final = f"""
 with given as materialized (
     select t.*, nextval('tasks_task_id_seq') as id, gatehouse_now() as at,
            case when coalesce(t.is_later, t.run_at > gatehouse_now(), false) then 'scheduled'
@@ -58,7 +61,8 @@ with given as materialized (
            case status when 'queued' then at end, case status when 'scheduled' then run_at end,
            0, lease_seconds, 10 - priority, 0, max_attempts, 0, max_expiries, flags,
            open_dependencies, stuck_after, turn_of, case budget when 0 then id else budget end,
-           greatest(at, run_at) + make_interval(secs => deadline_seconds), concurrency_key
+           case when deadline_seconds is not null
+                then least(greatest(at, run_at) + make_interval(secs => deadline_seconds), {_LATEST}) end, concurrency_key
     from given where id in (select id from cold)
 )
 select nth, id, at, status from given where id in (select id from cold)
@@ -79,6 +83,11 @@ select gatehouse_now(), array(
     select h.concurrency_key from tasks_hottask h
     where h.tenant_id = gatehouse_tenant() and h.concurrency_key = any(%(keys)s::text[]) and h.ready_at is not null)
 """
+_NEXT_KEY: Final = """
+    select h.tenant_id, h.concurrency_key from tasks_hottask h
+    where h.ready_at is null and h.due_at is null and h.open_dependencies = 0 and h.concurrency_key is not null
+      and {after}
+    order by h.tenant_id, h.concurrency_key limit 1"""
 # After HOLD_KEYS: of each key that is free the most urgent task gets ready. Index: tasks_hottask_waiting_for_key.
 ADMIT: Final = """
 with next as materialized (
@@ -104,6 +113,23 @@ join lateral (select name from tasks_queue where id = a.queue_id) q on true
 join lateral (select name from tasks_tasktype where id = a.task_type_id) k on true
 """
 
+# Keys that nobody has and that somebody waits for: ADMIT passes over a task that another transaction has at hand. From
+# key to key by tasks_hottask_waiting_for_key, one probe of tasks_hottask_key_admitted_once each.
+FREE_KEYS: Final = f"""
+with recursive waited_for as (
+    ({_NEXT_KEY.format(after="true")})
+    union all
+    select following.* from waited_for before cross join lateral (
+        {_NEXT_KEY.format(after="(h.tenant_id, h.concurrency_key) > (before.tenant_id, before.concurrency_key)")}
+    ) as following
+)
+select w.tenant_id, w.concurrency_key from waited_for w
+where not exists (
+    select from tasks_hottask a
+    where a.tenant_id = w.tenant_id and a.concurrency_key = w.concurrency_key and a.ready_at is not null)
+limit %(limit)s
+"""
+
 # What is past its deadline is given to nobody: OVERDUE finds it.
 _IN_TIME: Final = "({row}.deadline_at is null or {row}.deadline_at > gatehouse_now())"
 # Whose task is not to run again once nobody holds it.
@@ -115,7 +141,7 @@ with expired as materialized (
     lateral (
         select h.task_id, (h.task_id << 16) + h.fence as run_id from tasks_hottask h
         where h.queue_id = any(array[line.id]) and h.holder_id is not null and h.lease_expires_at <= gatehouse_now()
-          and h.expiries + 1 < h.max_expiries and h.flags & {doomed} = 0 and {in_time}
+          and h.expiries + 1 < h.max_expiries and h.fence < {most_runs} and h.flags & {doomed} = 0 and {in_time}
         order by h.queue_id, h.task_id limit 100 for update of h skip locked
     ) as spot
     limit 100
@@ -159,23 +185,29 @@ _NAMED: Final = "select id from tasks_queue where tenant_id = gatehouse_tenant()
 # Before each claim: what has expired or become due in these queues. Plan: tasks_hottask_leased and tasks_hottask_due
 # queue by queue, so that nobody walks the tasks of others; in the order of the queue too, which is named by an array lest
 # that be void, since the primary key has the order of the tasks as well.
-RECLAIM: Final = _RECLAIM.format(queues=_NAMED, doomed=_DOOMED, in_time=_IN_TIME.format(row="h"))
+RECLAIM: Final = _RECLAIM.format(queues=_NAMED, doomed=_DOOMED, most_runs=MOST_RUNS, in_time=_IN_TIME.format(row="h"))
 # The same over all queues that the role sees.
 RECLAIM_ALL: Final = _RECLAIM.format(
-    queues="select id from tasks_queue", doomed=_DOOMED, in_time=_IN_TIME.format(row="h")
+    queues="select id from tasks_queue", doomed=_DOOMED, most_runs=MOST_RUNS, in_time=_IN_TIME.format(row="h")
 )
 
-# Expired leases whose task must not run again: its expiries are used up, or it was to be stopped. Recipients take turns,
-# and so do the tasks of one: what can't be ended just now stands in nobody's way. How many
-# leases have expired the planner does not know: the limit keeps it from reading the cold table whole. Index:
-# tasks_hottask_leased.
-DOOMED: Final = f"""
+# Of what must end so many are looked at: recipients take turns among them, and so do the tasks of one, so that what can't
+# be ended just now stands in nobody's way. The limit keeps the planner from reading the cold table whole, too.
+_TURNS: Final = """
 select h.tenant_id, h.task_id, cold.recipient_id
-from tasks_hottask h cross join lateral (select recipient_id from tasks_task where id = h.task_id limit 1) cold
-where h.holder_id is not null and h.lease_expires_at <= gatehouse_now()
-  and (h.expiries + 1 >= h.max_expiries or h.flags & {_DOOMED} <> 0) and {_IN_TIME.format(row="h")}
+from ({ending} limit 1000) as h
+cross join lateral (select recipient_id from tasks_task where id = h.task_id limit 1) cold
 order by row_number() over (partition by cold.recipient_id order by random()) limit 100
 """
+# Expired leases whose task must not run again: its expiries or its runs are used up, or it was to be stopped. Index:
+# tasks_hottask_leased.
+DOOMED: Final = _TURNS.format(
+    ending=f"""
+    select o.tenant_id, o.task_id from tasks_hottask o
+    where o.holder_id is not null and o.lease_expires_at <= gatehouse_now()
+      and (o.expiries + 1 >= o.max_expiries or o.fence >= {MOST_RUNS} or o.flags & {_DOOMED} <> 0)
+      and {_IN_TIME.format(row="o")}"""
+)
 
 _LIMITED: Final = "({row}.concurrency is not null or {row}.rate is not null)"
 # What a claim may look at: types that the worker can do, and queues in the order named.
@@ -264,17 +296,22 @@ select null, null, null, null, null, null, null, null, null
 where exists (select from able where limited) or exists (select from open where limited)
 """
 
-# Claims that meet at a limit take turns until they commit, so that what one counts stands until it has claimed.
-HOLD_LIMITS: Final = f"""
+_LIMITS: Final = f"""
 with {_ABLE}
-select pg_advisory_xact_lock(hashtextextended(held.name, 5))
+select {{lock}}(hashtextextended(named.name, 5)) as held
 from (
     select 'queue ' || id as name from open where limited
     union all
     select 'type ' || id from able where limited
     order by 1
-) as held
+) as named
 """
+# Claims that meet at a limit take turns until they commit, so that what one counts stands until it has claimed.
+HOLD_LIMITS: Final = _LIMITS.format(lock="pg_advisory_xact_lock")
+# The same for who must wait for nobody; says whether all of them could be had.
+TRY_LIMITS: Final = (
+    f"select coalesce(bool_and(held), true) from ({_LIMITS.format(lock='pg_try_advisory_xact_lock')}) as tried"
+)
 # After HOLD_LIMITS. Looks first, at no more rows of a kind than may be taken of it, and locks what it has chosen. A kind
 # is a limited type by itself, and all other types together; in a fair queue each requester has a look of its own, and
 # they take turns: whoever was served longest ago comes first. Index: tasks_hottask_claimable, or _claimable_fairly; what
@@ -614,7 +651,7 @@ select h.tenant_id, h.task_id, cold.recipient_id
 from below
 cross join lateral (
     select o.tenant_id, o.task_id from tasks_hottask o
-    where o.budget_id = below.task_id and o.holder_id is null offset 0
+    where o.budget_id = below.task_id and o.holder_id is null limit 1000
 ) as h
 join lateral (select recipient_id from tasks_task where id = h.task_id) cold on true
 order by row_number() over (partition by cold.recipient_id order by random()) limit 100
@@ -977,12 +1014,10 @@ order by h.task_id limit %(limit)s for update of h skip locked
 """
 # Open tasks past their deadline, whoever holds them; recipients take turns as in DOOMED. Index:
 # tasks_hottask_by_deadline.
-OVERDUE: Final = """
-select h.tenant_id, h.task_id, cold.recipient_id
-from tasks_hottask h cross join lateral (select recipient_id from tasks_task where id = h.task_id limit 1) cold
-where h.deadline_at <= gatehouse_now()
-order by row_number() over (partition by cold.recipient_id order by random()) limit 100
-"""
+OVERDUE: Final = _TURNS.format(
+    ending="""
+    select o.tenant_id, o.task_id from tasks_hottask o where o.deadline_at <= gatehouse_now() order by o.deadline_at"""
+)
 
 # The newest dead letters of the tenant before one, and which of them a principal is a party to. Index:
 # tasks_terminalrecord_dead.

@@ -77,6 +77,11 @@ class Misfire(TextChoices):
     SKIP = "skip"  # none
 
 
+FENCE_BITS: Final = 16
+"""A run's key is its task's id and its fence in one number, so that runs partition along with their tasks."""
+MOST_RUNS: Final = 2**FENCE_BITS - 2
+"""A task that has had so many is given out no more."""
+
 # Flags of the hot row.
 CANCEL_REQUESTED: Final = 1
 STRICT: Final = 2
@@ -96,10 +101,11 @@ def open_status(*, leased: bool, ready: bool, scheduled: bool, flags: int) -> St
     return Status.SCHEDULED if scheduled else Status.WAITING
 
 
-def after_failure(*, flags: int, retryable: bool, failures: int, max_attempts: int) -> Reason | None:
+def after_failure(*, flags: int, retryable: bool, failures: int, max_attempts: int, runs: int) -> Reason | None:
     """Why a failed run ends its task; None if the task gets another attempt.
 
     :param failures: this failure included.
+    :param runs: this one included, be they failed, expired or given back.
     """
     if not retryable:
         return Reason.NOT_RETRYABLE
@@ -107,7 +113,7 @@ def after_failure(*, flags: int, retryable: bool, failures: int, max_attempts: i
         return Reason.CANCELED
     if flags & BUDGET_SPENT:
         return Reason.BUDGET_EXHAUSTED
-    return Reason.ATTEMPTS_EXHAUSTED if failures >= max_attempts else None
+    return Reason.ATTEMPTS_EXHAUSTED if failures >= max_attempts or runs >= MOST_RUNS else None
 
 
 class Order(TextChoices):

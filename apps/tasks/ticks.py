@@ -15,6 +15,20 @@ def sweep() -> None:
 
 
 @tick(every=timedelta(seconds=1))
+def bring_back() -> None:
+    """Bring back what has expired and ready what is due, however long it takes to end what must not run again."""
+    for _ in range(10):
+        if max(services.bring_back()) < services.SWEEP_BATCH:
+            return
+
+
+@tick(every=timedelta(seconds=2))
+def admit_waiting() -> None:
+    """Give free concurrency keys to those who wait: one was passed over while another transaction had it at hand."""
+    services.admit_waiting()
+
+
+@tick(every=timedelta(seconds=1))
 def announce() -> None:
     """Announce again what is ready and has a handler here: its message was lost, or all hands were busy."""
     for found in services.unannounced():

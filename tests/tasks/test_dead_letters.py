@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from apps.core.errors import Invalid
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
@@ -141,3 +142,15 @@ def test_replays_at_once_make_one_task() -> None:
     assert (len(made), len(set(made))) == (5, 1)
     with acting_as(kee):
         assert Task.objects.count() == 2
+
+
+def test_nobody_takes_the_key_of_a_dead_letters_replay(kee: Caller) -> None:
+    make_type(kee)
+    dead = number(queue(kee))
+
+    with pytest.raises(Invalid) as refusal:
+        queue(kee, idempotency_key=f"replay:task_{dead}")
+
+    assert [error.pointer for error in refusal.value.errors] == ["/idempotency_key"]
+    with acting_as(kee):
+        assert Task.objects.count() == 1

@@ -1,6 +1,6 @@
 """A task lives so long and no longer, whoever holds it."""
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -190,3 +190,12 @@ def test_types_are_given_their_times_by_every_door(tenant: Tenant, kee: Caller) 
     with acting_as(kee):
         declared = TaskType.objects.get(name="timed_for_tests")
     assert (declared.heartbeat_seconds, declared.deadline_seconds) == (10, 86_400)
+
+
+def test_a_deadline_that_no_calendar_has_is_the_last_day(kee: Caller) -> None:
+    make_type(kee, deadline_seconds=31_536_000)
+    task = queue(kee, run_at=datetime(9999, 12, 28, tzinfo=UTC))
+
+    with acting_as(kee):
+        assert HotTask.objects.get().deadline_at == datetime(9999, 12, 30, tzinfo=UTC)
+        assert selectors.status(task.task_id).status == "scheduled"

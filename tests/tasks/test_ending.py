@@ -1,5 +1,6 @@
 """Ends: exactly one of each task, with exactly one receipt, the same answer to the same call."""
 
+import hashlib
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -31,6 +32,7 @@ from apps.tasks.errors import (
 )
 from apps.tasks.models import Artifact, HotTask, Run, Task, TerminalRecord, run_key
 from apps.tasks.services import Failure, Grant, Verdict
+from apps.tasks.states import MOST_RUNS
 from tests.factories import make_caller, make_principal, make_tenant
 from tests.tasks.making import complete, lease, lease_one, make_type, number, queue
 from tests.tasks.test_lease import at, beat
@@ -533,3 +535,60 @@ def test_a_timeline_tells_the_whole_story(kee: Caller, worker: Caller) -> None:
         assert [event.at for event in events] == sorted(event.at for event in events)
         assert Run.objects.get(pk=run_key(number(task), 2)).fence == 2
         assert Task.objects.get(pk=number(task)).pk == number(task)
+
+
+def _fails(worker: Caller, grant: Grant) -> None:
+    assert fail(worker, grant, retry_after=0).will_retry is False
+
+
+def _releases(worker: Caller, grant: Grant) -> None:
+    assert release(worker, grant).will_retry is False
+
+
+def _expires(worker: Caller, grant: Grant) -> None:
+    at(T0 + timedelta(minutes=5))
+    assert lease(worker) == []
+    services.sweep()
+
+
+def _is_stuck(worker: Caller, grant: Grant) -> None:
+    assert [beat(worker, grant).status for _ in range(2)] == ["ok", "lost"]
+
+
+@pytest.mark.parametrize("end", [_fails, _releases, _expires, _is_stuck])
+def test_a_task_that_has_had_all_its_runs_ends_and_keeps_back_no_other(
+    kee: Caller, worker: Caller, end: Callable[[Caller, Grant], None]
+) -> None:
+    make_type(kee, max_attempts=9, max_expiries=9, stuck_after=2, revokes_stuck=True)
+    first = number(queue(kee, priority=9))
+    with acting_as(kee):
+        HotTask.objects.update(fence=MOST_RUNS - 1)
+        at(T0)
+        end(worker, lease_one(worker))
+
+        assert (TerminalRecord.objects.get().task_id, HotTask.objects.count()) == (first, 0)
+        other = number(queue(kee))
+        assert lease_one(worker).task_id == other
+
+
+def test_a_result_said_again_in_another_order_is_the_same(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    queue(kee)
+    grant = lease_one(worker)
+    first = complete(worker, grant, {"a": 1, "bb": {"d": 2, "c": [3]}})
+    before = snapshot(kee)
+
+    assert complete(worker, grant, {"bb": {"c": [3], "d": 2}, "a": 1}) == first
+    assert snapshot(kee) == before
+
+
+def test_an_inline_results_checksum_is_of_what_is_read(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    queue(kee)
+    grant = lease_one(worker)
+    complete(worker, grant, {"zz": 1, "a": 2, "b": "é"})
+
+    with acting_as(kee):
+        pointer = TerminalRecord.objects.get().result_pointer or ""
+        opened = selectors.open_pointer(pointer, tenant_id=kee.tenant_id)
+    assert opened.checksum == f"sha256:{hashlib.sha256(opened.content).hexdigest()}"

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from django.db import connection
@@ -11,13 +12,17 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import selectors, services
+from apps.tasks.errors import IdempotencyConflict
 from apps.tasks.models import HotTask, Run
+from apps.tasks.shapes import QueueRequest
 from apps.tasks.states import Status
 from tests.factories import make_caller, make_tenant
-from tests.tasks.making import complete, lease, lease_one, make_type, number, queue
+from tests.tasks.making import complete, lease, lease_one, make_type, number, queue, set_queue
 from tests.tasks.test_batches import asked, queue_many
 from tests.tasks.test_ending import fail, release
 from tests.tasks.test_lease import at
+from tests.tasks.test_sweep import held
+from tests.waiters import Other, until_somebody_waits_for_this_transaction
 
 T0 = datetime(2100, 1, 1, tzinfo=UTC)
 
@@ -160,3 +165,91 @@ def test_rivals_never_run_two_of_a_key_and_leave_none_behind() -> None:
         assert Run.objects.count() == 24
         cursor.execute(_AT_ONCE)
         assert cursor.fetchone() == (0,)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_who_was_passed_over_while_somebody_had_it_at_hand_gets_the_key_afterwards() -> None:
+    tenant = make_tenant("acme")
+    kee, worker = make_caller(tenant), make_caller(tenant, "W", Kind.WORKER)
+    make_type(kee)
+    queue(kee, concurrency_key="k")
+    waiting = number(queue(kee, concurrency_key="k"))
+    grant = lease_one(worker)
+
+    with held(kee, HotTask.objects.filter(task_id=waiting)):
+        complete(worker, grant)
+    assert lease(worker) == []
+
+    assert (services.admit_waiting(), services.admit_waiting()) == (1, 0)
+    assert lease_one(worker).task_id == waiting
+
+
+def test_keys_that_somebody_has_and_tasks_that_wait_for_more_are_left_as_they_are(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    for key in ("had", "held"):
+        queue(kee, concurrency_key=key)
+        queue(kee, concurrency_key=key)
+    queue(kee, concurrency_key="later", run_at=T0)
+    first = queue(kee)
+    queue(kee, concurrency_key="depends", depends_on=(number(first),))
+    lease_one(worker)
+
+    assert services.admit_waiting() == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_request_that_a_rivals_key_keeps_out_takes_no_concurrency_key_along() -> None:
+    tenant = make_tenant("acme")
+    kee, worker = make_caller(tenant), make_caller(tenant, "W", Kind.WORKER)
+    make_type(kee)
+    answers: list[Any] = []
+
+    with acting_as(kee):
+        services.queue(requester=kee, request=QueueRequest(task_type="index", params={}, idempotency_key="i"))
+        batch = Other(
+            lambda: answers.extend(
+                queue_many(kee, asked(idempotency_key="i", concurrency_key="k"), asked(concurrency_key="k"))
+            )
+        )
+        until_somebody_waits_for_this_transaction()
+    batch.join()
+
+    assert batch.failure is None
+    refused, taken = answers
+    assert isinstance(refused, IdempotencyConflict)
+    assert number(taken) in {grant.task_id for grant in lease(worker, capacity=5)}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_who_completes_and_leases_the_next_waits_for_nobody_at_a_limit() -> None:
+    tenant = make_tenant("acme")
+    kee, worker = make_caller(tenant), make_caller(tenant, "W", Kind.WORKER)
+    make_type(kee)
+    set_queue(kee, concurrency=5)
+    queue(kee, concurrency_key="k")
+    grant = lease_one(worker)
+    queue(kee)
+    answers: list[Any] = []
+
+    def complete_and_go_on() -> None:
+        delivery = services.prepare(tenant_id=tenant.pk, task_id=grant.task_id, result=None)
+        done = services.Completion(
+            task_id=grant.task_id, lease_token=grant.lease_token, delivery=delivery, summary=None
+        )
+        with acting_as(worker):
+            answers.append(
+                services.complete_many(worker=worker, completions=[done], lease_next=services.LeaseNext(capacity=1))
+            )
+
+    with acting_as(kee):
+        # Who is at the limit holds it until it commits.
+        services.lease(worker=kee, queues=("default",), capacity=1)
+        services.queue(requester=kee, request=QueueRequest(task_type="index", params={}))
+        going_on = Other(complete_and_go_on)
+        going_on.join(20)
+        assert not going_on.is_alive()
+
+    assert going_on.failure is None
+    (completed,) = answers
+    assert completed.following == []
+    assert len(lease(worker)) == 1

@@ -353,3 +353,27 @@ def test_what_goes_back_here_is_next_at_once(kee: Caller, worker: Caller) -> Non
     with acting_as(worker):
         services.release(worker=worker, task_id=first.task_id, lease_token=first.lease_token)
     assert lease_one(worker).task_id == first.task_id
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        ([{"checkpoint": {"n": 1}}, {"percent": 50.0}], {"n": 1}),
+        ([{"percent": 50.0, "message": "half"}, {"checkpoint": {"n": 1}}], {"n": 1}),
+        ([{"checkpoint": {"n": 1}}, {"checkpoint": {"n": 2}}, {"message": "more"}], {"n": 2}),
+    ],
+)
+def test_of_several_beats_of_one_lease_in_a_batch_all_is_kept(
+    kee: Caller, worker: Caller, told: list[dict[str, Any]], kept: dict[str, int]
+) -> None:
+    make_type(kee, lease_seconds=10)
+    queue(kee)
+    with acting_as(worker):
+        at(T0)
+        grant = lease_one(worker)
+        beats = [Beat(task_id=grant.task_id, lease_token=grant.lease_token, **one) for one in told]
+        answers = services.heartbeat(worker=worker, beats=beats)
+        assert [answer.status for answer in answers] == ["ok"] * len(told)
+
+        at(T0 + timedelta(seconds=20))
+        assert lease_one(worker).checkpoint == kept

@@ -185,4 +185,4 @@ def test_an_open_tasks_status_is_read_off_its_row(
     ],
 )
 def test_what_a_failure_leads_to(flags: int, retryable: bool, failures: int, expected: Reason | None) -> None:
-    assert after_failure(flags=flags, retryable=retryable, failures=failures, max_attempts=3) == expected
+    assert after_failure(flags=flags, retryable=retryable, failures=failures, max_attempts=3, runs=failures) == expected

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 
 from apps.digests.models import Inbox
 from apps.principals.models import Tenant
@@ -16,6 +17,7 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import registry, selectors, services
 from apps.tasks.models import HotTask, TaskType, TerminalRecord
 from tests.factories import make_caller, make_tenant
+from tests.ground import as_owner
 from tests.tasks import slow_handler  # noqa: F401  # registers the type
 from tests.tasks.making import complete, lease, lease_one, make_type, number, queue, set_queue
 
@@ -162,3 +164,44 @@ def test_the_health_of_a_queue_tells_ready_waiting_and_leased_apart(kee: Caller)
     )
     assert busy.oldest_wait_seconds > 86_400
     assert (idle.queue, idle.queued, idle.scheduled, idle.leased, idle.oldest_wait_seconds) == ("idle", 0, 0, 0, 0)
+
+
+def test_what_can_end_together_does_in_a_few_statements(kee: Caller) -> None:
+    make_type(kee, max_expiries=1)
+    worker = kee
+
+    def swept(tasks: int) -> int:
+        for _ in range(tasks):
+            queue(kee)
+        lease(worker, capacity=tasks)
+        with acting_as(kee):
+            HotTask.objects.update(lease_expires_at=LONG_AGO)
+        with CaptureQueriesContext(connection) as asked:
+            assert services.sweep().buried == tasks
+        return len(asked)
+
+    swept(1)
+    assert swept(40) == swept(2)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_that_can_not_be_ended_keeps_back_no_other_of_its_recipient() -> None:
+    tenant = make_tenant("acme")
+    kee = make_caller(tenant)
+    make_type(kee, max_expiries=1)
+    broken, *others = (number(queue(kee)) for _ in range(4))
+    lease(kee, capacity=4)
+    with acting_as(kee):
+        HotTask.objects.update(lease_expires_at=LONG_AGO)
+    with transaction.atomic(), as_owner() as cursor:
+        # Its end can't be recorded: there is one already.
+        cursor.execute(
+            "insert into tasks_terminalrecord (task_id, tenant_id, status, fence, summary, receipt_id, finished_at)"
+            " values (%s, %s, 'succeeded', 1, '', 'r', now())",
+            [broken, tenant.pk],
+        )
+
+    assert services.sweep().buried == len(others)
+    assert _ended(kee) == set(others)
+    with acting_as(kee):
+        assert [one.task_id for one in HotTask.objects.all()] == [broken]

@@ -32,7 +32,7 @@ from apps.tasks.services.scheduling import (
     set_schedule,
     stop_schedule,
 )
-from apps.tasks.services.sweeping import SWEEP_BATCH, kept_back, sweep, unannounced
+from apps.tasks.services.sweeping import SWEEP_BATCH, admit_waiting, bring_back, kept_back, sweep, unannounced
 from apps.tasks.services.tallying import TALLY_BATCH, forget_minutes, tally
 from apps.tasks.services.types import (
     QueueDraft,
@@ -91,7 +91,9 @@ __all__ = [
     "TypeDraft",
     "Verdict",
     "Walk",
+    "admit_waiting",
     "artifacts_holding",
+    "bring_back",
     "cancel",
     "cancel_for_requester",
     "cancel_many",

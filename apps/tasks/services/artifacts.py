@@ -1,7 +1,6 @@
 """Results on their way in: small ones travel in the record, larger ones become artifacts first."""
 
 import hashlib
-import json
 from typing import Any, Final
 
 from django.conf import settings
@@ -15,7 +14,15 @@ from apps.principals.tenancy import acting_in
 from apps.tasks import selectors
 from apps.tasks.errors import ArtifactsUnavailable, ArtifactTooLarge, InvalidPointer, UnknownArtifact
 from apps.tasks.models import Artifact
-from apps.tasks.pointers import ARTIFACT, INLINE, MAX_INLINE_BYTES, artifact_digest, artifact_pointer, scheme_of
+from apps.tasks.pointers import (
+    ARTIFACT,
+    INLINE,
+    MAX_INLINE_BYTES,
+    artifact_digest,
+    artifact_pointer,
+    inline_bytes,
+    scheme_of,
+)
 from apps.tasks.shapes import Delivery
 
 _JSON: Final = "application/json"
@@ -52,7 +59,7 @@ def prepare(
         return _elsewhere(tenant_id, pointer, channel, checksum)
     if result is NOTHING:
         return Delivery(channel=channel, checksum=checksum)
-    content = json.dumps(result, ensure_ascii=False, separators=(",", ":")).encode()
+    content = inline_bytes(result)
     if len(content) <= MAX_INLINE_BYTES:
         return Delivery(
             channel=channel or INLINE,

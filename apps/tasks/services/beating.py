@@ -25,6 +25,7 @@ from apps.tasks.states import (
     CANCEL_REQUESTED,
     CHECKPOINT_WANTED,
     DRAINING,
+    MOST_RUNS,
     REVOKES_STUCK,
     Order,
     Outcome,
@@ -132,15 +133,24 @@ def _note_progress(telling: Sequence[tuple[Beat, Lease]]) -> set[int]:
     """The runs, by their keys, of which something new was said."""
     if not telling:
         return set()
+    told: dict[Lease, Beat] = {}
+    for beat, lease in telling:
+        before = told.get(lease, beat)
+        told[lease] = replace(
+            beat,
+            percent=before.percent if beat.percent is None else beat.percent,
+            message=before.message if beat.message is None else beat.message,
+            checkpoint=before.checkpoint if beat.checkpoint is None else beat.checkpoint,
+        )
     with hot_cursor() as cursor:
         cursor.execute(
             sql.PROGRESS,
             {
-                "runs": [run_key(lease.task_id, lease.fence) for _, lease in telling],
-                "percents": [beat.percent for beat, _ in telling],
-                "messages": [beat.message for beat, _ in telling],
+                "runs": [run_key(lease.task_id, lease.fence) for lease in told],
+                "percents": [beat.percent for beat in told.values()],
+                "messages": [beat.message for beat in told.values()],
                 "checkpoints": [
-                    None if beat.checkpoint is None else json.dumps(beat.checkpoint) for beat, _ in telling
+                    None if beat.checkpoint is None else json.dumps(beat.checkpoint) for beat in told.values()
                 ],
             },
         )
@@ -205,7 +215,7 @@ def _revocation(hold: Hold) -> End | Back:
         )
     if hold.flags & BUDGET_SPENT:
         return told_end(task_id=hold.task_id, flags=hold.flags, outcome=Outcome.REVOKED, fence=hold.fence)
-    if hold.expiries + 1 >= hold.max_expiries:
+    if hold.expiries + 1 >= hold.max_expiries or hold.fence >= MOST_RUNS:
         return End(
             task_id=hold.task_id,
             fence=hold.fence,

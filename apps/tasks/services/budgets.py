@@ -5,7 +5,7 @@ heartbeat that tells it so. From then on nothing that a run reports is taken any
 Rows of budgets are locked after tasks, by their ids, and before keys and inboxes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -170,21 +170,22 @@ def told_end(
 
 
 @transaction.atomic
-def end_unpaid(*, task_id: int) -> bool:
-    """End a task that nobody holds and whose budget is spent; says whether it did.
+def end_unpaid(*, task_ids: Collection[int]) -> int:
+    """End those of these tasks that nobody holds and whose budget is spent; says how many.
 
-    It does not if somebody else has the task at hand just now.
+    Those that somebody else has at hand just now are passed over.
     """
-    hold = recording.lock([task_id], sql.LOCK_UNLESS_BUSY).get(task_id)
-    if hold is None or hold.holder_id is not None:
-        return False
-    budget_id = HotTask.objects.values_list("budget_id", flat=True).get(task_id=task_id)
-    balance = None if budget_id is None else balances({task_id: budget_id}).get(task_id)
-    if balance is None or balance.when_spent is None:
-        return False
-    end = spent_end(task_id=task_id, cancels=balance.when_spent == WhenSpent.CANCEL, outcome=Outcome.CANCELED)
-    recording.settle([end])
-    return True
+    holds = recording.lock(task_ids, sql.LOCK_UNLESS_BUSY)
+    drawing = HotTask.objects.filter(task_id__in=list(holds), holder=None)
+    rows = drawing.order_by("task_id").values_list("task_id", "budget_id")
+    found = balances({task_id: budget_id for task_id, budget_id in rows if budget_id is not None})
+    ends = [
+        spent_end(task_id=task_id, cancels=balance.when_spent == WhenSpent.CANCEL, outcome=Outcome.CANCELED)
+        for task_id, balance in sorted(found.items())
+        if balance.when_spent is not None
+    ]
+    recording.settle(ends)
+    return len(ends)
 
 
 def _found(requester: Caller, caused: Mapping[int, QueueRequest]) -> dict[int, tuple[str, int | None, int, int | None]]:

@@ -18,7 +18,7 @@ from apps.principals.tenancy import Caller
 from apps.tasks import fences, sql
 from apps.tasks.errors import AlreadyFinished, BadLeaseToken, UnknownTask
 from apps.tasks.fences import Lease
-from apps.tasks.models import FENCE_BITS, HotTask, Task, TerminalRecord, run_key
+from apps.tasks.models import HotTask, Task, TerminalRecord, run_key
 from apps.tasks.services import leasing, recording
 from apps.tasks.services.budgets import told_end
 from apps.tasks.services.recording import Answer, Back, End, Ended, Hold
@@ -34,10 +34,17 @@ from apps.tasks.shapes import (
     Released,
     Verdict,
 )
-from apps.tasks.states import BUDGET_SPENT, CANCEL_REQUESTED, CANCELS_SPENT, Outcome, Reason, Status, after_failure
+from apps.tasks.states import (
+    BUDGET_SPENT,
+    CANCEL_REQUESTED,
+    CANCELS_SPENT,
+    MOST_RUNS,
+    Outcome,
+    Reason,
+    Status,
+    after_failure,
+)
 
-# A task that was given back this often is given out no more.
-_MOST_RUNS: Final = 2**FENCE_BITS - 2
 _PARTIES: Final = ("pk", "requester_id", "recipient_id")
 
 A = TypeVar("A")
@@ -173,54 +180,59 @@ def cancel_many(*, caller: Caller, task_ids: Collection[int]) -> dict[int, Statu
 
 
 @transaction.atomic
-def bury(*, task_id: int) -> bool:
-    """End a task whose lease has expired once too often, or after it was to be stopped; says whether it did.
+def bury(*, task_ids: Collection[int]) -> int:
+    """End those of these tasks whose lease has expired once too often, or after they were to be stopped; says how many.
 
-    It does not if somebody else has the task at hand just now.
+    Those that somebody else has at hand just now are passed over.
     """
-    hold = recording.lock([task_id], sql.LOCK_UNLESS_BUSY).get(task_id)
-    if hold is None or hold.holder_id is None or not hold.expired:
-        return False
+    holds = recording.lock(task_ids, sql.LOCK_UNLESS_BUSY)
+    ends = [end for hold in holds.values() if (end := _burial(hold)) is not None]
+    recording.settle(ends)
+    return len(ends)
+
+
+def _burial(hold: Hold) -> End | None:
+    if hold.holder_id is None or not hold.expired:
+        return None
     if hold.flags & CANCEL_REQUESTED:
-        end = _cancellation(task_id)
-    elif hold.flags & BUDGET_SPENT:
-        end = told_end(task_id=task_id, flags=hold.flags, outcome=Outcome.EXPIRED)
-    elif hold.expiries + 1 >= hold.max_expiries:
-        message = f"The lease expired {hold.expiries + 1} times."
-        end = End(
-            task_id=task_id,
-            status=Status.FAILED,
-            outcome=Outcome.EXPIRED,
-            reason=Reason.EXPIRIES_EXHAUSTED,
-            error={"code": "lease_expired", "message": message},
-            summary=message,
-        )
-    else:
-        return False
-    recording.settle([end])
-    return True
+        return _cancellation(hold.task_id)
+    if hold.flags & BUDGET_SPENT:
+        return told_end(task_id=hold.task_id, flags=hold.flags, outcome=Outcome.EXPIRED)
+    if hold.expiries + 1 < hold.max_expiries and hold.fence < MOST_RUNS:
+        return None
+    message = f"The lease expired {hold.expiries + 1} times."
+    return End(
+        task_id=hold.task_id,
+        status=Status.FAILED,
+        outcome=Outcome.EXPIRED,
+        reason=Reason.EXPIRIES_EXHAUSTED,
+        error={"code": "lease_expired", "message": message},
+        summary=message,
+    )
 
 
 @transaction.atomic
-def end_overdue(*, task_id: int) -> bool:
-    """End a task that has passed its deadline, whoever holds it; says whether it did.
+def end_overdue(*, task_ids: Collection[int]) -> int:
+    """End those of these tasks that have passed their deadline, whoever holds them; says how many.
 
-    It does not if somebody else has the task at hand just now.
+    Those that somebody else has at hand just now are passed over.
     """
-    hold = recording.lock([task_id], sql.LOCK_UNLESS_BUSY).get(task_id)
-    if hold is None or not HotTask.objects.filter(task_id=task_id, deadline_at__lte=database_now()).exists():
-        return False
+    holds = recording.lock(task_ids, sql.LOCK_UNLESS_BUSY)
+    late = HotTask.objects.filter(task_id__in=list(holds), deadline_at__lte=database_now())
     message = "Its deadline has passed."
-    end = End(
-        task_id=task_id,
-        status=Status.FAILED,
-        outcome=Outcome.REVOKED,
-        reason=Reason.DEADLINE_PASSED,
-        error={"code": "deadline_passed", "message": message},
-        summary=message,
-    )
-    recording.settle([end])
-    return True
+    ends = [
+        End(
+            task_id=task_id,
+            status=Status.FAILED,
+            outcome=Outcome.REVOKED,
+            reason=Reason.DEADLINE_PASSED,
+            error={"code": "deadline_passed", "message": message},
+            summary=message,
+        )
+        for task_id in late.order_by("task_id").values_list("task_id", flat=True)
+    ]
+    recording.settle(ends)
+    return len(ends)
 
 
 def refuse_stranger(*, caller: Caller, task_id: int) -> None:
@@ -313,6 +325,7 @@ def _after_failure(failure: Failure, digest: bytes, hold: Hold) -> End | Back:
         retryable=failure.retryable,
         failures=hold.failures + 1,
         max_attempts=hold.max_attempts,
+        runs=hold.fence,
     )
     if reason is None:
         delay = failure.retry_after if failure.retry_after is not None else _backoff(hold)
@@ -345,7 +358,7 @@ def _after_release(released: Released, digest: bytes, hold: Hold) -> End | Back:
         return told_end(
             task_id=hold.task_id, flags=hold.flags, outcome=Outcome.RELEASED, fence=hold.fence, digest=digest
         )
-    if hold.fence >= _MOST_RUNS:
+    if hold.fence >= MOST_RUNS:
         return End(
             task_id=hold.task_id,
             fence=hold.fence,
@@ -394,6 +407,7 @@ def _following(worker: Caller, wanted: LeaseNext, ended: Sequence[Ended], answer
         capabilities=wanted.capabilities if named else sorted({needed for one in ended for needed in one.requires}),
         capacity=room,
         lease_seconds=wanted.lease_seconds,
+        waits=False,
     )
     if grants:
         kept = [[grant.task_id, grant.fence] for grant in grants]

@@ -25,6 +25,7 @@ def lease(
     capabilities: Sequence[str] = (),
     capacity: int = 1,
     lease_seconds: int | None = None,
+    waits: bool = True,
 ) -> list[Grant]:
     """Give the worker up to `capacity` of the most urgent tasks that it can do. Queues are tried in their order.
 
@@ -36,6 +37,8 @@ def lease(
     `heartbeat_seconds`, and than the task has until its deadline: the grant is a sign of life, each heartbeat is
     another, and so long after the last one anybody may be given the task.
 
+    :param waits: whether it may wait for rivals at limits and for those who hold concurrency keys. Who holds keys itself
+        must not, and is given what is to be had without.
     :raises Invalid: if neither queues nor types are named.
     """
     if not queues and not task_types:
@@ -50,21 +53,21 @@ def lease(
     # No savepoint: what is refused is refused above.
     with transaction.atomic(savepoint=False):
         lines = list(dict.fromkeys(queues)) or _queues_of(worker.tenant_id, task_types or [])
-        rows = _claimed(lines, given, capacity) if lines else []
+        rows = _claimed(lines, given, capacity, waits=waits) if lines else []
     return [_grant(worker, row) for row in rows]
 
 
-def _claimed(lines: Sequence[str], given: Mapping[str, Any], capacity: int) -> list[tuple[Any, ...]]:
+def _claimed(lines: Sequence[str], given: Mapping[str, Any], capacity: int, *, waits: bool) -> list[tuple[Any, ...]]:
     kind = (given["tenant"], tuple(lines), tuple(given["types"] or ()), tuple(given["capabilities"]))
     floor = _floors.of(kind)
-    rows, limited = _claim({**given, "queues": lines, "capacity": capacity, "floor": floor})
+    rows, limited = _claim({**given, "queues": lines, "capacity": capacity, "floor": floor}, waits=waits)
     if not limited and len(rows) < capacity and floor != _BOTTOM:
         floor = _BOTTOM
-        rows += _claim({**given, "queues": lines, "capacity": capacity - len(rows), "floor": floor})[0]
+        rows += _claim({**given, "queues": lines, "capacity": capacity - len(rows), "floor": floor}, waits=waits)[0]
     if not limited:
         _floors.note(kind, rows, is_whole=floor == _BOTTOM)
-    if len(rows) < capacity and _reclaim(lines):
-        rows += _claim({**given, "queues": lines, "capacity": capacity - len(rows), "floor": _BOTTOM})[0]
+    if len(rows) < capacity and waits and _reclaim(lines):
+        rows += _claim({**given, "queues": lines, "capacity": capacity - len(rows), "floor": _BOTTOM}, waits=True)[0]
     return rows
 
 
@@ -123,14 +126,16 @@ def granted(*, worker: Caller, kept: Sequence[Sequence[int]]) -> list[Grant]:
         return [_grant(worker, (*row, None)) for row in cursor.fetchall()]
 
 
-def _claim(given: Mapping[str, Any]) -> tuple[list[tuple[Any, ...]], bool]:
+def _claim(given: Mapping[str, Any], *, waits: bool) -> tuple[list[tuple[Any, ...]], bool]:
     """What is granted, and whether limits had a say in it: then there is no floor."""
     with hot_cursor() as cursor:
         cursor.execute(sql.CLAIM, given)
         rows: list[tuple[Any, ...]] = cursor.fetchall()
         limited = bool(rows) and rows[0][0] is None
         if limited:
-            cursor.execute(sql.HOLD_LIMITS, given)
+            cursor.execute(sql.HOLD_LIMITS if waits else sql.TRY_LIMITS, given)
+            if not waits and cursor.fetchone() == (False,):
+                return [], True
             cursor.execute(sql.CLAIM_WITHIN_LIMITS, given)
             rows = cursor.fetchall()
     return rows, limited

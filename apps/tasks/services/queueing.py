@@ -20,7 +20,7 @@ from apps.principals.tenancy import Caller
 from apps.receipts.services import ObligationDraft, Poster, ReceiptDraft
 from apps.tasks import registry, sql
 from apps.tasks.errors import IdempotencyConflict, TaskTypeDisabled, UnknownQueue, UnknownRecipient
-from apps.tasks.models import IdempotencyKey, Queue, TaskType
+from apps.tasks.models import REPLAY, IdempotencyKey, Queue, TaskType
 from apps.tasks.params import check_params
 from apps.tasks.services import admission, budgets, dependencies
 from apps.tasks.services.budgets import Funds
@@ -45,6 +45,7 @@ def queue(*, requester: Caller, request: QueueRequest) -> QueuedTask:
     :raises UnknownTask: if it names a task, to depend on or as its parent, that there is not, or not for its requester.
     :raises BudgetExhausted: if a budget that it would draw from is spent.
     :raises IdempotencyConflict: if the key stands for another request.
+    :raises Invalid: if the key is of the kind under which dead letters are queued again, or the priority is none.
     """
     return only(queue_many(requester=requester, requests=[request]))
 
@@ -158,6 +159,11 @@ class _Batch:
         lines: Mapping[str, Queue],
         principals: Mapping[str, int],
     ) -> _Draft:
+        if request.replay_of is None and (request.idempotency_key or "").startswith(REPLAY):
+            raise Invalid(
+                f"Keys that begin with {REPLAY} are those of dead letters that are queued again.",
+                errors=[FieldError("/idempotency_key", f"begins with {REPLAY}")],
+            )
         if not task_type.enabled:
             raise TaskTypeDisabled(f"The task type {task_type.name!r} takes no new tasks just now.")
         check_params(params, task_type.params_schema)
@@ -193,6 +199,9 @@ class _Batch:
                 },
             )
             made = [(nth, task_id, at, Status(status)) for nth, task_id, at, status in cursor.fetchall()]
+        left_out = drafts.keys() - {nth for nth, *_ in made}
+        # What a rival's key has kept out had been given the concurrency key before others of the batch.
+        admission.admit([self._key(nth) for nth in sorted(left_out & waiting.keys())])
         if not made:
             return {}
         dependencies.keep(
@@ -237,7 +246,7 @@ class _Batch:
         keyed = {nth: key for nth in drafts if (key := self._requests[nth].concurrency_key) is not None}
         if not keyed:
             return {}
-        keys = [(self._requester.tenant_id, key) for key in keyed.values()]
+        keys = [self._key(nth) for nth in keyed]
         admission.hold(keys)
         now, busy = admission.busy(keys)
         found: dict[int, dict[str, bool]] = {}
@@ -248,6 +257,10 @@ class _Batch:
             if not later and not drafts[nth].waits_for:
                 busy.add(keyed[nth])
         return found
+
+    def _key(self, nth: int) -> admission.Key:
+        """The concurrency key of a request that has one."""
+        return self._requester.tenant_id, self._requests[nth].concurrency_key or ""
 
     def _row(self, nth: int, draft: _Draft) -> dict[str, Any]:
         request, task_type = self._requests[nth], draft.task_type
