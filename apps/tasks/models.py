@@ -244,7 +244,7 @@ class HotTask(TenantModel):
             models.Index(name="tasks_hottask_leased", fields=["queue", "task_id"], condition=Q(holder__isnull=False)),
             # Serves sql.RECLAIM, which readies what has become due, and sql.QUEUE_HEALTH, which counts what waits.
             models.Index(name="tasks_hottask_due", fields=["queue", "due_at"], condition=Q(ready_at=None)),
-            # Serves the admission of the next task with a concurrency key.
+            # Serves the admission of the next task with a concurrency key, and the search for keys that are free.
             models.Index(
                 name="tasks_hottask_waiting_for_key",
                 fields=["tenant", "concurrency_key", "priority_rank", "task_id"],
