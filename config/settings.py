@@ -21,6 +21,10 @@ from django.templatetags.static import static
 from config.logs import drop_routine, tell_exception
 from config.pooled import PERSISTENT
 
+# Before numpy is loaded. Its products here take a millisecond: threads that share one wait for each other far longer where
+# anything else runs, and give other last digits on other machines.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 BASE_DIR = Path(__file__).resolve().parent.parent
 env = environ.Env()
 

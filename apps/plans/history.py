@@ -187,13 +187,12 @@ class Heard:
     """A request and its pieces, held against all past ones: a row of likenesses each, the whole first."""
 
     alike: Vector
-    touched: NDArray[np.int64]
     nearest: tuple[int, ...]
     without: Without | None
 
     def scores(self, dual: Vector) -> Vector:
         """What a linear model says: a row for the whole and each piece, a column for each row of the model."""
-        found = self.alike[:, self.touched] @ dual[:, self.touched].T
+        found: Vector = self.alike @ dual.T
         if self.without is not None:
             found -= np.outer(self.alike @ self.without.column, dual[:, self.without.request])
         return found
@@ -266,7 +265,7 @@ class History:
         if without is not None:
             whole[without.request] = 0
         nearest = tuple(_top(whole, _WIDE).tolist())
-        return Heard(alike, np.flatnonzero(alike.any(axis=0)), nearest, without)
+        return Heard(alike, nearest, without)
 
     def _likenesses(self, counted: Counter[str]) -> Vector:
         found = np.zeros(self.size, dtype=np.float32)
