@@ -222,7 +222,9 @@ class Wording:
         longest = max((len(name) for name in names), default=0) or 1
         told = np.full((len(names), longest), spare)
         for row, name in enumerate(names):
-            told[row, : len(name)] = [places.get(word, strange) for word in sorted(name)]
+            told[row, : len(name)] = [places.get(word, strange) for word in name]
+        # In one order, since that decides the last digits of sums.
+        told.sort(axis=1)
         sizes = np.array([len(name) or 1 for name in names])
         nothing, all_sure = np.zeros((len(self.chances), 2)), np.ones((len(self.chances), 1))
         summed = np.concatenate([self.chances, nothing], axis=1)[:, told].sum(axis=2) / sizes
@@ -239,8 +241,9 @@ class History:
         self._numbers = {term: number for number, term in enumerate(arrays.vocabulary)}
         self._places = {uid: place for place, uid in enumerate(arrays.uids)}
         self._word_places = {word: place for place, word in enumerate(arrays.words)}
-        self._dual = arrays.dual.astype(np.float32)
-        self._words_dual = arrays.words_dual.astype(np.float32)
+        # Row by row, as they are looked up.
+        self._dual = np.ascontiguousarray(arrays.dual, dtype=np.float32)
+        self._words_dual = np.ascontiguousarray(arrays.words_dual, dtype=np.float32)
         self._times = np.bincount(arrays.chosen, minlength=len(arrays.uids))
         self.size = len(arrays.chosen_starts) - 1
 
