@@ -300,7 +300,8 @@ class Dependency(TenantModel):
 class Run(TenantModel):
     """One attempt: who held it, how far it came, how it ended.
 
-    `answer` and `request_digest` are of the call that ended it: the same call again gets the same answer.
+    `answer` and `request_digest` are of the call that ended it: the same call again gets the same answer. The sequences are
+    those of the heartbeats that its progress and its checkpoint are from: what is not above them was overtaken.
     """
 
     id = models.BigIntegerField(primary_key=True)
@@ -312,6 +313,8 @@ class Run(TenantModel):
     message = models.CharField(max_length=500, blank=True, default="")
     progressed_at = models.DateTimeField(null=True)
     checkpoint = models.JSONField(null=True)
+    progress_sequence = models.BigIntegerField(null=True)
+    checkpoint_sequence = models.BigIntegerField(null=True)
     ended_at = models.DateTimeField(null=True)
     outcome = models.CharField(max_length=10, choices=Outcome, null=True)
     error = models.JSONField(null=True)
@@ -326,6 +329,10 @@ class Run(TenantModel):
             ),
             models.CheckConstraint(
                 condition=Q(outcome=None) | Q(outcome__in=Outcome.values), name="tasks_run_outcome_known"
+            ),
+            models.CheckConstraint(
+                condition=Q(progress_sequence__gte=0, checkpoint_sequence__gte=0),
+                name="tasks_run_sequences_not_negative",
             ),
         ]
 

@@ -21,6 +21,8 @@ class BudgetDraft:
 # The most that one run may say that it has used.
 MOST_TOKENS: Final = 10**12
 MOST_COST_USD: Final = 10**6
+# Every reader of JSON keeps it as it is.
+HIGHEST_SEQUENCE: Final = 2**53 - 1
 
 
 def used_up(so_far: tuple[int, float], tokens: int, cost_usd: float) -> tuple[int, float]:
@@ -86,6 +88,9 @@ class Grant:
 class Beat:
     """One lease's sign of life. `tokens` and `cost_usd` are what its run has used so far, in all: said again, or out of
     order, they count once.
+
+    `sequence` grows with each of a run's: progress that is not above the newest that was noted is not taken, nor a checkpoint
+    that is not above the newest checkpoint. Left out, what comes last counts.
     """
 
     task_id: int
@@ -95,6 +100,7 @@ class Beat:
     checkpoint: Any = None
     tokens: int = 0
     cost_usd: float = 0.0
+    sequence: int | None = None
 
     @property
     def says_something(self) -> bool:

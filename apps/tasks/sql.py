@@ -447,11 +447,11 @@ where cold.id = h.task_id and h.task_id = any(array(
 # Without a checkpoint or spend in the batch the commit need not wait for the disk.
 HEARTBEAT: Final = f"""
 with beat as materialized (
-    select b.task_id, b.fence, b.saves,
+    select b.task_id, b.fence,
            case when %(relaxed)s::bool then set_config('synchronous_commit', 'off', true) end
-    from unnest(%(tasks)s::bigint[], %(fences)s::int[], %(saves)s::bool[]) as b(task_id, fence, saves)
+    from unnest(%(tasks)s::bigint[], %(fences)s::int[]) as b(task_id, fence)
 ), mine as materialized (
-    select h.task_id, h.lease_seconds, beat.saves from tasks_hottask h join beat on beat.task_id = h.task_id
+    select h.task_id, h.lease_seconds from tasks_hottask h join beat on beat.task_id = h.task_id
     where h.fence = beat.fence and h.holder_id = %(holder)s::bigint
       and (h.flags & {STRICT} = 0 or h.lease_expires_at > gatehouse_now())
     order by h.task_id for update of h skip locked
@@ -462,7 +462,6 @@ set lease_expires_at = case when h.flags & {BUDGET_SPENT} = 0
         else h.lease_expires_at end,
     lease_seconds = greatest(1, least(
         mine.lease_seconds, ceil(extract(epoch from h.deadline_at - gatehouse_now()))::int)),
-    flags = case when mine.saves then h.flags & ~{CHECKPOINT_WANTED} else h.flags end,
     silent_beats = case when h.stuck_after is null then 0 else least(h.silent_beats + 1, 32767) end
 from mine where h.task_id = mine.task_id
 returning h.task_id, h.fence, h.flags,
@@ -485,22 +484,37 @@ left join tasks_terminalrecord d on d.task_id = b.task_id
 left join tasks_run r on r.id = b.run_id
 """
 
-# What says nothing new is no progress.
-PROGRESS: Final = """
+# After HEARTBEAT, which holds the tasks. What says nothing new is no progress. Progress gives way to newer progress, and a
+# checkpoint to a newer checkpoint: not to each other, or an acknowledged one would be lost to a heartbeat that had none.
+_NEWER: Final = "(p.sequence > r.{what}_sequence) is not false"
+PROGRESS: Final = f"""
 with told as (
     update tasks_run r
-    set percent = coalesce(p.percent, r.percent), message = coalesce(p.message, r.message),
-        checkpoint = coalesce(p.checkpoint::jsonb, r.checkpoint), progressed_at = gatehouse_now()
-    from unnest(%(runs)s::bigint[], %(percents)s::float8[], %(messages)s::text[], %(checkpoints)s::text[])
-         as p(id, percent, message, checkpoint)
+    set percent = case when {_NEWER.format(what="progress")} then coalesce(p.percent, r.percent) else r.percent end,
+        message = case when {_NEWER.format(what="progress")} then coalesce(p.message, r.message) else r.message end,
+        progress_sequence = case when p.percent is null and p.message is null then r.progress_sequence
+            else greatest(p.sequence, r.progress_sequence) end,
+        checkpoint = case when {_NEWER.format(what="checkpoint")}
+            then coalesce(p.checkpoint::jsonb, r.checkpoint) else r.checkpoint end,
+        checkpoint_sequence = case when p.checkpoint is null then r.checkpoint_sequence
+            else greatest(p.sequence, r.checkpoint_sequence) end,
+        progressed_at = gatehouse_now()
+    from unnest(%(runs)s::bigint[], %(percents)s::float8[], %(messages)s::text[], %(checkpoints)s::text[],
+                %(sequences)s::bigint[]) as p(id, percent, message, checkpoint, sequence)
     where r.id = p.id and (
-        p.checkpoint is not null or r.percent is distinct from coalesce(p.percent, r.percent)
-        or r.message is distinct from coalesce(p.message, r.message))
-    returning r.id, r.id >> 16 as task_id
+        p.checkpoint is not null and {_NEWER.format(what="checkpoint")}
+        or {_NEWER.format(what="progress")} and (
+            r.percent is distinct from coalesce(p.percent, r.percent)
+            or r.message is distinct from coalesce(p.message, r.message)))
+    returning r.id, r.id >> 16 as task_id,
+              p.checkpoint is not null and (p.sequence > old.checkpoint_sequence) is not false as saved
 ), moving as (
-    update tasks_hottask h set silent_beats = 0 from told where h.task_id = told.task_id and h.stuck_after is not null
+    update tasks_hottask h
+    set silent_beats = 0, flags = case when told.saved then h.flags & ~{CHECKPOINT_WANTED} else h.flags end
+    from told where h.task_id = told.task_id
+      and (h.stuck_after is not null or told.saved and h.flags & {CHECKPOINT_WANTED} <> 0)
 )
-select id from told
+select id, saved from told
 """
 # What the holders of leases are told at their next heartbeat.
 ORDER: Final = "update tasks_hottask set flags = flags | %(flag)s::smallint where task_id = %(task)s::bigint"

@@ -361,6 +361,7 @@ def test_a_checkpoint_is_sent_until_it_is_saved_and_an_order_for_one_is_done_wit
         assert (task.checkpoint, task.checkpoint_wanted, task.draining) == ({"line": 40}, False, True)
         sent = [one.json["leases"][0] for one in hub.received[1:]]
         assert [(one["checkpoint"], one["progress"]["percent"]) for one in sent] == [({"line": 40}, 30)] * 2
+        assert [one.json["leases"][0]["sequence"] for one in hub.received] == [1, 2, 3]
 
         hub.script = [answers("lost", "cancel")]
         with pytest.raises(gatehouse.Stop):

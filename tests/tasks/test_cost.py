@@ -162,7 +162,7 @@ _FINDS_ITS_RUN: dict[str, tuple[str, dict[str, Any]]] = {
     "WHEREABOUTS": (sql.WHEREABOUTS, {"tasks": [1, 2], "fences": [1, 1]}),
     "PROGRESS": (
         sql.PROGRESS,
-        {"runs": [65_537], "percents": [1.0], "messages": ["x"], "checkpoints": [None]},
+        {"runs": [65_537], "percents": [1.0], "messages": ["x"], "checkpoints": [None], "sequences": [1]},
     ),
     "END": (sql.END, {"ends": "[]", "tasks": [1], "holder": 1, "gate": "asyncgate"}),
     "PUT_BACK": (sql.PUT_BACK, {"backs": "[]"}),
@@ -194,7 +194,7 @@ _AT_HAND: dict[str, tuple[str, dict[str, Any]]] = {
     "PUT_BACK": _FINDS_ITS_RUN["PUT_BACK"],
     "LOCK": (sql.LOCK, {"tasks": [1]}),
     "LOCK_LEASES": (sql.LOCK_LEASES, {"tasks": [1], "fences": [1], "holder": 1}),
-    "HEARTBEAT": (sql.HEARTBEAT, {"tasks": [1], "fences": [1], "saves": [False], "holder": 1, "relaxed": True}),
+    "HEARTBEAT": (sql.HEARTBEAT, {"tasks": [1], "fences": [1], "holder": 1, "relaxed": True}),
 }
 
 

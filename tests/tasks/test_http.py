@@ -78,6 +78,28 @@ def test_a_task_goes_all_the_way(agent: str, worker: str) -> None:
     assert get(agent, "queues")[1]["queues"][0]["queued"] == 0
 
 
+def test_a_heartbeat_that_arrives_late_takes_no_newer_checkpoint_away(agent: str, worker: str) -> None:
+    task = send(agent, "tasks", {"task_type": "index", "params": {"path": "/x"}})[1]["task_id"]
+    (held,) = send(worker, "tasks/lease", {"queues": ["default"]})[1]["tasks"]
+    token = {"lease_token": held["lease_token"]}
+
+    def beat(n: int) -> dict[str, Any]:
+        return {**token, "progress": {"percent": n}, "checkpoint": {"n": n}, "sequence": n}
+
+    for n in (1, 2):
+        assert send(worker, f"tasks/{task}/heartbeat", beat(n))[0] == 200
+    assert send(worker, f"tasks/{task}/heartbeat", beat(1))[0] == 200
+    status, beaten = send(worker, "tasks/heartbeat", {"leases": [{"task_id": task, **beat(1)}]})
+    assert (status, beaten["results"][0]["status"]) == (200, "ok")
+    assert get(agent, f"tasks/{task}")[1]["progress"]["percent"] == 2
+    for wrong in (-1, 2**53, "3", 1.5, True):
+        assert send(worker, f"tasks/{task}/heartbeat", {**token, "sequence": wrong})[0] == 422, wrong
+
+    send(worker, f"tasks/{task}/release", token)
+    (held,) = send(worker, "tasks/lease", {"queues": ["default"]})[1]["tasks"]
+    assert held["checkpoint"] == {"n": 2}
+
+
 def test_a_run_fails_and_is_retried(agent: str, worker: str) -> None:
     task = send(agent, "tasks", {"task_type": "index", "params": {"path": "/x"}})[1]["task_id"]
     given = send(worker, "tasks/lease", {"task_types": ["index"]})[1]["tasks"][0]

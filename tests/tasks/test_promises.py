@@ -76,7 +76,10 @@ PROMISES: dict[str, tuple[list[str], str]] = {
         "same_answer",
     ),
     "the next run sees the last acknowledged checkpoint": (
-        ["tasks/test_lease.py::test_a_lease_ends_at_its_deadline_exactly_and_the_next_run_sees_the_checkpoint"],
+        [
+            "tasks/test_lease.py::test_a_lease_ends_at_its_deadline_exactly_and_the_next_run_sees_the_checkpoint",
+            "tasks/test_sequences.py::test_the_next_run_sees_the_last_checkpoint_though_one_before_it_comes_again",
+        ],
         "checkpoint_seen",
     ),
     "dependencies go in order": (

@@ -141,6 +141,8 @@ def test_runs_and_records_are_in_no_impossible_state(tenant: Tenant, kee: Caller
     with acting_as(kee):
         _violates("tasks_run_ended_iff_outcome", lambda: Run.objects.update(outcome="failed"))
         _violates("tasks_run_ended_iff_outcome", lambda: Run.objects.update(ended_at=NOW))
+        _violates("tasks_run_sequences_not_negative", lambda: Run.objects.update(progress_sequence=-1))
+        _violates("tasks_run_sequences_not_negative", lambda: Run.objects.update(checkpoint_sequence=-1))
         _violates("tasks_run_outcome_known", lambda: Run.objects.update(ended_at=NOW, outcome="odd"))
         _violates(
             "tasks_terminalrecord_status_terminal",

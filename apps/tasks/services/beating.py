@@ -64,16 +64,20 @@ def heartbeat(*, worker: Caller, beats: Sequence[Beat]) -> list[BeatAnswer]:
     proved = [_proved(worker, beat) for beat in beats]
     renewed = _renew(worker, beats, proved)
     kept = [(beat, lease) for beat, lease in zip(beats, proved, strict=True) if lease is not None and lease in renewed]
-    moving = _note_progress([(beat, lease) for beat, lease in kept if beat.says_something])
+    news = _note_progress([(beat, lease) for beat, lease in kept if beat.says_something])
     overspent = _note_spend(worker, kept, renewed)
     funded = {lease: one.budget_id for lease, one in renewed.items() if one.budget_id is not None}
     balances = budgets.balances({lease.task_id: budget_id for lease, budget_id in funded.items()})
-    stuck = {lease for lease, one in renewed.items() if one.stuck and run_key(lease.task_id, lease.fence) not in moving}
+    stuck = {lease for lease, one in renewed.items() if one.stuck and lease not in news}
     revoked = {lease for lease in stuck if renewed[lease].flags & REVOKES_STUCK}
     _revoke(worker, revoked | overspent)
     reasons = _reasons([lease for lease in proved if lease is not None and lease not in renewed])
     lost = {**reasons, **dict.fromkeys(revoked, "stuck"), **dict.fromkeys(overspent, "budget_exhausted")}
-    held = {lease: one for lease, one in renewed.items() if lease not in lost}
+    held = {
+        lease: replace(one, flags=one.flags & ~CHECKPOINT_WANTED) if news.get(lease) else one
+        for lease, one in renewed.items()
+        if lease not in lost
+    }
     return [
         _answer(beat, lease, held, lost, None if lease is None else balances.get(lease.task_id), stuck=lease in stuck)
         for beat, lease in zip(beats, proved, strict=True)
@@ -106,19 +110,15 @@ def _proved(worker: Caller, beat: Beat) -> Lease | None:
 
 def _renew(worker: Caller, beats: Sequence[Beat], proved: Sequence[Lease | None]) -> dict[Lease, _Kept]:
     """The leases that were renewed."""
-    saves: dict[Lease, bool] = {}
-    for beat, lease in zip(beats, proved, strict=True):
-        if lease is not None:
-            saves[lease] = saves.get(lease, False) or beat.checkpoint is not None
-    if not saves:
+    leases = list(dict.fromkeys(lease for lease in proved if lease is not None))
+    if not leases:
         return {}
     with hot_cursor() as cursor:
         cursor.execute(
             sql.HEARTBEAT,
             {
-                "tasks": [lease.task_id for lease in saves],
-                "fences": [lease.fence for lease in saves],
-                "saves": list(saves.values()),
+                "tasks": [lease.task_id for lease in leases],
+                "fences": [lease.fence for lease in leases],
                 "holder": worker.principal_id,
                 "relaxed": not any(beat.must_last for beat in beats),
             },
@@ -129,32 +129,51 @@ def _renew(worker: Caller, beats: Sequence[Beat], proved: Sequence[Lease | None]
         }
 
 
-def _note_progress(telling: Sequence[tuple[Beat, Lease]]) -> set[int]:
-    """The runs, by their keys, of which something new was said."""
-    if not telling:
-        return set()
-    told: dict[Lease, Beat] = {}
+def _note_progress(telling: Sequence[tuple[Beat, Lease]]) -> dict[Lease, bool]:
+    """The leases of whose runs something new was said, and whether a checkpoint was saved."""
+    news: dict[Lease, bool] = {}
+    for told in _in_turn(telling):
+        leases = {run_key(lease.task_id, lease.fence): lease for lease in told}
+        with hot_cursor() as cursor:
+            cursor.execute(
+                sql.PROGRESS,
+                {
+                    "runs": list(leases),
+                    "percents": [beat.percent for beat in told.values()],
+                    "messages": [beat.message for beat in told.values()],
+                    "checkpoints": [
+                        None if beat.checkpoint is None else json.dumps(beat.checkpoint) for beat in told.values()
+                    ],
+                    "sequences": [beat.sequence for beat in told.values()],
+                },
+            )
+            noted = [(leases[run], bool(saved)) for run, saved in cursor.fetchall()]
+        news |= {lease: saved or news.get(lease, False) for lease, saved in noted}
+    return news
+
+
+def _in_turn(telling: Sequence[tuple[Beat, Lease]]) -> list[dict[Lease, Beat]]:
+    """What to note at once, then what after it: several beats of one lease in their sequence, those that have none
+    before them and as one.
+    """
+    told: dict[Lease, dict[int, Beat]] = {}
     for beat, lease in telling:
-        before = told.get(lease, beat)
-        told[lease] = replace(
+        of_lease = told.setdefault(lease, {})
+        place = -1 if beat.sequence is None else beat.sequence
+        before = of_lease.get(place, beat)
+        of_lease[place] = replace(
             beat,
             percent=before.percent if beat.percent is None else beat.percent,
             message=before.message if beat.message is None else beat.message,
             checkpoint=before.checkpoint if beat.checkpoint is None else beat.checkpoint,
         )
-    with hot_cursor() as cursor:
-        cursor.execute(
-            sql.PROGRESS,
-            {
-                "runs": [run_key(lease.task_id, lease.fence) for lease in told],
-                "percents": [beat.percent for beat in told.values()],
-                "messages": [beat.message for beat in told.values()],
-                "checkpoints": [
-                    None if beat.checkpoint is None else json.dumps(beat.checkpoint) for beat in told.values()
-                ],
-            },
-        )
-        return {run for (run,) in cursor.fetchall()}
+    rounds: list[dict[Lease, Beat]] = []
+    for lease, of_lease in told.items():
+        for nth, place in enumerate(sorted(of_lease)):
+            if nth == len(rounds):
+                rounds.append({})
+            rounds[nth][lease] = of_lease[place]
+    return rounds
 
 
 def _note_spend(worker: Caller, kept: Sequence[tuple[Beat, Lease]], renewed: Mapping[Lease, _Kept]) -> set[Lease]:

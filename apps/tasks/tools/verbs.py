@@ -34,7 +34,7 @@ from apps.tasks.services import (
     TypeDraft,
 )
 from apps.tasks.services.artifacts import NOTHING
-from apps.tasks.shapes import MOST_COST_USD, MOST_TOKENS
+from apps.tasks.shapes import HIGHEST_SEQUENCE, MOST_COST_USD, MOST_TOKENS
 from apps.tasks.signals import queue_topic, type_topic
 from apps.tasks.states import IfDependencyFails, Misfire, Order, WhenSpent
 
@@ -437,6 +437,9 @@ class HeldLease(Input):
     checkpoint: dict[str, Any] | None = None
     """Saved when this is answered; the next run is given the last one."""
     spend: SpendInput | None = None
+    sequence: Annotated[int, Field(ge=0, le=HIGHEST_SEQUENCE)] | None = None
+    """Grows with each heartbeat of a run. One that comes again, or late, still renews the lease, but replaces no newer
+    progress and no newer checkpoint. Left out, what arrives last counts."""
 
 
 class HeartbeatTasks(Input):
@@ -492,6 +495,7 @@ def _beat(held: HeldLease) -> Beat:
         checkpoint=held.checkpoint,
         tokens=spend.tokens,
         cost_usd=spend.cost_usd,
+        sequence=held.sequence,
     )
 
 

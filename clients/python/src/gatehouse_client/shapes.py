@@ -191,7 +191,8 @@ class Lease:
 @dataclass(frozen=True, kw_only=True)
 class Beat:
     """A sign of life for one lease, and what there is to tell with it. `tokens` and `cost_usd` are all that its run has
-    used so far: told again, they count once."""
+    used so far: told again, they count once. `sequence` grows with each of a run's, so that one which arrives late
+    replaces nothing that was told since; left out, what arrives last counts."""
 
     lease: Lease
     percent: float | None = None
@@ -199,9 +200,12 @@ class Beat:
     checkpoint: dict[str, Any] | None = None
     tokens: int = 0
     cost_usd: float = 0.0
+    sequence: int | None = None
 
     def as_member(self) -> dict[str, Any]:
         member: dict[str, Any] = {"task_id": self.lease.task_id, "lease_token": self.lease.lease_token}
+        if self.sequence is not None:
+            member["sequence"] = self.sequence
         if self.percent is not None or self.message is not None:
             member["progress"] = {"percent": self.percent, "message": self.message}
         if self.checkpoint is not None:

@@ -88,6 +88,7 @@ class Task:
         self._why: Why | None = None
         self._stopped = threading.Event()
         self._lock = threading.Lock()
+        self._sequence = 0
         self._progress: tuple[float | None, str | None] = (None, None)
         self._spent: tuple[int, float] = (0, 0.0)
         self._spend_heard: tuple[int, float] = (0, 0.0)
@@ -182,9 +183,16 @@ class Task:
         with self._lock:
             (percent, message), (tokens, cost) = self._progress, self._spent if self._has_spend_to_tell() else (0, 0.0)
             self._progress = (None, None)
-        return Beat(
-            lease=self.lease, percent=percent, message=message, checkpoint=checkpoint, tokens=tokens, cost_usd=cost
-        )
+            self._sequence += 1
+            return Beat(
+                lease=self.lease,
+                percent=percent,
+                message=message,
+                checkpoint=checkpoint,
+                tokens=tokens,
+                cost_usd=cost,
+                sequence=self._sequence,
+            )
 
     def _has_spend_to_tell(self) -> bool:
         return self._spent != self._spend_heard and self._may_spend
