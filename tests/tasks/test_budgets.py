@@ -30,6 +30,7 @@ from tests.tasks.test_deadlines import later
 from tests.tasks.test_ending import fail, release, terminal_receipts
 from tests.tasks.test_http import get, send
 from tests.tasks.test_lease import T0, at, beat
+from tests.waiters import Other, until_somebody_waits_for_this_transaction
 
 HUNDRED = BudgetDraft(tokens=100)
 
@@ -412,7 +413,12 @@ def test_a_budget_is_kept_as_long_as_anything_draws_from_it(kee: Caller, worker:
         with acting_as(kee):
             return set(Budget.objects.values_list("task_id", flat=True))
 
+    # By what has a budget itself, and by what has none.
     assert kept() == {root.task_id}
+    assert kept() == {root.task_id}
+    with acting_as(kee):
+        assert Task.objects.filter(pk=root.task_id).exists()
+        assert TerminalRecord.objects.filter(task_id=root.task_id).exists()
     complete(worker, held)
     assert kept() == set()
 
@@ -495,6 +501,36 @@ def test_rivals_on_one_budget_lose_and_double_nothing_and_each_hears_that_it_is_
     assert sums[number(root)] == noted == sum(sums[number(one)] for one in below)
     # Each of the eight runs went over it by no more than its one heartbeat.
     assert 60 <= noted < 60 + 8
+
+
+@pytest.mark.django_db(transaction=True)
+def test_whoever_spends_takes_budgets_in_the_order_of_their_ids_wherever_they_lie() -> None:
+    tenant = make_tenant("acme")
+    kee, worker = make_caller(tenant), make_caller(tenant, "W", Kind.WORKER)
+    make_type(kee)
+    roots = [number(queue(kee, budget=HUNDRED)) for _ in range(8)]
+    grants = lease(worker, capacity=8)
+    for grant in reversed(grants):
+        # Each change of a row puts it behind those before.
+        beat(worker, grant, tokens=1)
+
+    first, *others = sorted(roots)
+    with acting_as(kee):
+        list(Budget.objects.select_for_update().filter(task_id=first))
+        spending = Other(lambda: _beat_with(worker, grants[::-1], tokens=2))
+        until_somebody_waits_for_this_transaction()
+        free = Budget.objects.select_for_update(skip_locked=True).exclude(task_id=first)
+        assert sorted(free.values_list("task_id", flat=True)) == others
+    spending.join(60)
+
+    assert spending.failure is None
+    assert [spent(kee, root)[0] for root in roots] == [2] * len(roots)
+
+
+def _beat_with(worker: Caller, grants: list[Grant], **more: Any) -> None:
+    beats = [Beat(task_id=grant.task_id, lease_token=grant.lease_token, **more) for grant in grants]
+    with acting_as(worker):
+        services.heartbeat(worker=worker, beats=beats)
 
 
 def test_budgets_are_given_and_shown_over_http(tenant: Tenant, kee: Caller) -> None:

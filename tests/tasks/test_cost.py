@@ -351,3 +351,54 @@ def test_heartbeats_touch_no_index() -> None:
         updated_then, hot_then = cursor.fetchone()
 
     assert (updated_then - updated, hot_then - hot) == (25, 25)
+
+
+def _waits_for_the_disk(act: Callable[[], Any]) -> bool:
+    """Whether the commit of a transaction in which this was done does."""
+    with connection.cursor() as cursor:
+        cursor.execute("set local synchronous_commit = on")
+        act()
+        cursor.execute("show synchronous_commit")
+        (setting,) = cursor.fetchone()
+    return str(setting) != "off"
+
+
+@pytest.mark.parametrize(
+    ("told", "waits"),
+    [
+        ([{}], False),
+        ([{"percent": 5.0, "message": "some", "sequence": 1}], False),
+        ([{"checkpoint": {"n": 1}}], True),
+        ([{"checkpoint": {}}], True),
+        ([{"tokens": 1}], True),
+        ([{"cost_usd": 0.01}], True),
+        ([{}, {}], False),
+        ([{}, {"checkpoint": {"n": 1}}], True),
+        ([{"tokens": 1}, {}], True),
+    ],
+)
+def test_a_checkpoint_and_spend_are_on_the_disk_when_they_are_acknowledged(
+    kee: Caller, told: list[dict[str, Any]], *, waits: bool
+) -> None:
+    make_type(kee)
+    for _ in told:
+        queue(kee)
+    beats = [
+        Beat(task_id=grant.task_id, lease_token=grant.lease_token, **more)
+        for grant, more in zip(lease(kee, capacity=len(told)), told, strict=True)
+    ]
+    with acting_as(kee):
+        assert _waits_for_the_disk(lambda: services.heartbeat(worker=kee, beats=beats)) is waits
+
+
+@pytest.mark.parametrize("revokes", [False, True])
+def test_a_run_that_a_heartbeat_revokes_is_so_on_the_disk(kee: Caller, *, revokes: bool) -> None:
+    make_type(kee, stuck_after=1, revokes_stuck=revokes)
+    queue(kee)
+    grant = lease_one(kee)
+    beats = [Beat(task_id=grant.task_id, lease_token=grant.lease_token)]
+    answers: list[services.BeatAnswer] = []
+    with acting_as(kee):
+        waits = _waits_for_the_disk(lambda: answers.extend(services.heartbeat(worker=kee, beats=beats)))
+
+    assert (answers[0].status, waits) == (("lost", True) if revokes else ("ok", False))

@@ -117,6 +117,28 @@ def test_several_of_a_key_canceled_at_once_leave_it_to_the_next(kee: Caller, wor
     assert lease_one(worker).task_id == ids[3]
 
 
+def test_who_waits_for_more_than_its_key_is_passed_over(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    make_type(kee, "other", queue="second")
+    needed = number(queue(kee, "other"))
+    queue(kee, concurrency_key="k")
+    depending = number(queue(kee, concurrency_key="k", priority=10, depends_on=(needed,)))
+    later = number(queue(kee, concurrency_key="k", priority=10, run_at=T0))
+    ready = number(queue(kee, concurrency_key="k", priority=1))
+
+    complete(worker, lease_one(worker))
+    (grant,) = lease(worker, capacity=5)
+    assert grant.task_id == ready
+    complete(worker, grant)
+    assert lease(worker, capacity=5) == []
+
+    complete(worker, lease_one(worker, queues=("second",)))
+    services.release_dependants()
+    assert [grant.task_id for grant in lease(worker, capacity=5)] == [depending]
+    with acting_as(kee):
+        assert HotTask.objects.get(task_id=later).ready_at is None
+
+
 def _work(worker: Caller) -> None:
     for _ in range(60):
         for grant in lease(worker, capacity=2):

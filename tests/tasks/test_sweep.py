@@ -10,16 +10,20 @@ import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
+from apps.core.sql import hot_cursor
 from apps.digests.models import Inbox
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
-from apps.principals.tenancy import Caller, acting_as
-from apps.tasks import registry, selectors, services
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.tasks import registry, selectors, services, sql
 from apps.tasks.models import HotTask, TaskType, TerminalRecord
+from apps.tasks.services import ending
 from tests.factories import make_caller, make_tenant
 from tests.ground import as_owner
 from tests.tasks import slow_handler  # noqa: F401  # registers the type
 from tests.tasks.making import complete, lease, lease_one, make_type, number, queue, set_queue
+from tests.tasks.test_ending import snapshot
+from tests.tasks.test_lease import beat
 
 LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -205,3 +209,27 @@ def test_one_that_can_not_be_ended_keeps_back_no_other_of_its_recipient() -> Non
     assert _ended(kee) == set(others)
     with acting_as(kee):
         assert [one.task_id for one in HotTask.objects.all()] == [broken]
+
+
+@pytest.mark.parametrize("order", ["last lease", "cancel"])
+def test_what_was_found_expired_and_is_held_again_by_then_does_not_end(kee: Caller, order: str) -> None:
+    make_type(kee, max_expiries=1 if order == "last lease" else 3)
+    task = number(queue(kee))
+    grant = lease_one(kee)
+    with acting_as(kee):
+        if order == "cancel":
+            services.cancel(caller=kee, task_id=task)
+        HotTask.objects.update(lease_expires_at=LONG_AGO)
+    with acting_as_system("test"), hot_cursor() as cursor:
+        cursor.execute(sql.DOOMED)
+        assert [found for _, found, _ in cursor.fetchall()] == [task]
+
+    beat(kee, grant)
+    before = snapshot(kee)
+    with acting_as(kee):
+        assert ending.bury(task_ids=[task]) == 0
+    assert snapshot(kee) == before
+
+    with acting_as(kee):
+        HotTask.objects.update(lease_expires_at=LONG_AGO)
+        assert ending.bury(task_ids=[task]) == 1
