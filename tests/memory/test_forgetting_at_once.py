@@ -9,7 +9,7 @@ import pytest
 from apps.core.errors import NotFound
 from apps.memory import services, sql
 from apps.memory.errors import ForgottenOnRequest, UnknownSubject
-from apps.memory.models import Concept, Item, Observation, Pattern, Session, Subject
+from apps.memory.models import Concept, Item, Observation, Passage, Pattern, Session, Subject, Vector
 from apps.memory.services import ItemDraft, SubjectChange
 from apps.memory.services.subjects import held
 from apps.principals.selectors import tenant_named
@@ -193,6 +193,73 @@ def test_what_has_had_its_days_is_swept_another_time_while_something_else_is_for
         assert Item.objects.exists()
     assert forgetting.ends() is None
     assert services.forget_expired() == 1
+
+
+def tell_of_alice(kee: Caller) -> None:
+    """All that she is known by: an item, a turn, and what else names her."""
+    add(kee, delete_after_days=2)
+    remember(kee, "Has a zebra")
+    services.record_session(principal=kee, conversation_id="c", subject_id=ALICE, now=T0)
+    services.store_observation(author=kee, text="Has a zebra.", conversation_id="c", now=T0)
+    services.store_observation(author=kee, text=f"{ALICE} has a zebra.", now=T0)
+
+
+def keep_vectors_of_everything() -> None:
+    texts = sql.unembedded(7, limit=10)
+    assert sql.keep_vectors(7, texts, dict.fromkeys(texts, "[0.6,0.8]")) == Passage.objects.count() > 0
+
+
+def forget_zebra(kee: Caller) -> None:
+    with acting_as(kee):
+        services.forget(author=kee, subject_id=ALICE, item=Item.objects.get().pk, now=T0)
+
+
+def forget_expired(_: Caller) -> None:
+    assert services.forget_expired() == 1
+
+
+# How it is told of, how forgotten, and how many are left that may be found.
+MET: dict[str, tuple[Callable[[Caller], Any], Callable[[Caller], Any], int]] = {
+    "subject": (tell_of_alice, forget, 0),
+    "subject of items": (lambda kee: (add(kee), remember(kee)), forget, 0),
+    "item": (tell_of_alice, forget_zebra, 0),
+    "days": (tell_of_alice, forget_expired, 1),
+}
+
+
+@pytest.mark.parametrize(("tell", "forgetting", "left"), MET.values(), ids=MET)
+def test_what_is_forgotten_while_the_embedder_tells_what_it_means_is_gone_with_its_vectors(
+    kee: Caller, tell: Callable[[Caller], Any], forgetting: Callable[[Caller], Any], left: int
+) -> None:
+    with acting_as(kee):
+        tell(kee)
+    with acting_as_system("what memories mean"):
+        keep_vectors_of_everything()
+        rival = Other(lambda: forgetting(kee))
+        until_somebody_waits_for_this_transaction()
+    assert rival.ends() is None
+    with acting_as(kee):
+        assert (Passage.objects.count(), Vector.objects.count()) == (left, left)
+
+
+def test_a_conversation_that_gets_a_subject_while_the_embedder_tells_what_it_means_takes_its_vectors_along(
+    kee: Caller,
+) -> None:
+    with acting_as(kee):
+        alice = add(kee)
+        services.store_observation(author=kee, text="Has a zebra.", conversation_id="c", now=T0)
+
+    def naming() -> None:
+        with acting_as(kee):
+            services.record_session(principal=kee, conversation_id="c", subject_id=ALICE, now=T0)
+
+    with acting_as_system("what memories mean"):
+        keep_vectors_of_everything()
+        rival = Other(naming)
+        until_somebody_waits_for_this_transaction()
+    assert rival.ends() is None
+    with acting_as(kee):
+        assert (Passage.objects.get().scope, Vector.objects.get().scope) == (alice.pk, alice.pk)
 
 
 ACTS: dict[str, Callable[[Caller], Any]] = {

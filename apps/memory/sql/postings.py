@@ -97,6 +97,11 @@ select c.id
 from (select distinct tenant_id, term from words) w
 cross join lateral (select id from memory_commonword where tenant_id = w.tenant_id and term = w.term offset 0) c
 """
+# The embedder's tick holds passages until it has kept their vectors. Whoever waited for it in the statement that removes or
+# moves both would not see those, so passages are held first, all in the order of their keys.
+_HOLD: Final = """
+select count(*) from (select from memory_passage where id = any(%(places)s::bigint[]) order by id for update) held
+"""
 # By the keys of passages and the index on the passages of postings.
 _DROP: Final = f"""
 with gone as (
@@ -125,12 +130,18 @@ def drop_passages(places: Collection[int], *, common: int) -> None:
     """
     keep_still()
     with hot_cursor() as cursor:
-        cursor.execute(_DROP, {"places": list(places)})
+        given = {"places": list(places)}
+        cursor.execute(_HOLD, given)
+        cursor.execute(_DROP, given)
         words = [pk for (pk,) in cursor.fetchall()]
     drop_rare(words, common=common)
 
 
 # By the same. A turn that is written meanwhile waits for its session, which the caller holds.
+_HOLD_BETWEEN: Final = """
+select count(*) from (
+    select from memory_passage where id between %(first)s and %(last)s order by id for no key update) held
+"""
 _MOVE: Final = """
 with moved as (
     update memory_passage set scope = %(scope)s
@@ -154,4 +165,5 @@ from counted cross join lateral (values (former, -1), (%(scope)s::bigint, 1)) pl
 def move_passages(first: int, last: int, *, scope: int) -> None:
     """Let the passages at these places be about another subject, or about none."""
     with hot_cursor() as cursor:
+        cursor.execute(_HOLD_BETWEEN, {"first": first, "last": last})
         cursor.execute(_MOVE, {"first": first, "last": last, "scope": scope})

@@ -213,6 +213,12 @@ def _at(micros: int) -> datetime:
     return _EPOCH + timedelta(microseconds=micros)
 
 
+# As for sql.drop_passages(): its passages are held before they are removed with their vectors.
+_HOLD: Final = """
+select count(*) from (
+    select from memory_subject s join memory_passage p on p.tenant_id = s.tenant_id and p.scope = s.id
+    where s.id = %(subject)s order by p.id for update of p) held
+"""
 # All that is found of a subject, by the indexes that begin with tenant and scope; there may be much, and all of it goes.
 # Answers of the common words that it held, in other scopes too: it may have come from there.
 _UNINDEX: Final = f"""
@@ -249,6 +255,7 @@ def drop_subject(subject_pk: int, *, common: int) -> dict[str, int]:
     """
     keep_still()
     with connection.cursor() as cursor:
+        cursor.execute(_HOLD, {"subject": subject_pk})
         cursor.execute(_UNINDEX, {"subject": subject_pk})
         words = [pk for (pk,) in cursor.fetchall()]
         numbers: dict[str, int] = {}
