@@ -1,6 +1,7 @@
 """Whom a subject is not shared with finds nothing that tells it from one that does not exist, not even work."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -81,10 +82,24 @@ def test_what_was_said_with_a_subject_that_is_not_shared_costs_as_many_statement
     said = services.store_observation(author=as_kee, text="t", conversation_id="c", now=T0)
     lee = make_caller(tenant, "Lee")
 
-    def supersede(ref: str) -> int:
-        with acting_as(lee):
-            return refused(
-                lambda: services.store_observation(author=lee, text="t", supersedes=ref, now=T0), UnknownMemory
-            )
+    def supersede(number: int) -> object:
+        return services.store_observation(author=lee, text="t", supersedes=f"observation:{number}", now=T0)
 
-    assert supersede(said.ref) == supersede(f"observation:{said.pk + 1000}")
+    def cite(number: int) -> object:
+        return services.store_observation(author=lee, text="t", evidence=[f"observation:{number}"], now=T0)
+
+    def find(number: int) -> object:
+        return services.update_pattern(
+            author=lee,
+            category="c",
+            pattern_name="n",
+            pattern_text="t",
+            confidence=1,
+            evidence_observation_ids=[number],
+            now=T0,
+        )
+
+    with acting_as(lee):
+        for act in (supersede, cite, find):
+            hidden, none = (refused(partial(act, number), UnknownMemory) for number in (said.pk, said.pk + 1000))
+            assert hidden == none

@@ -609,6 +609,22 @@ def test_what_was_read_in_an_envelope_is_no_evidence_for_itself_when_it_was_stor
     assert remember(lee, confidence=0.5, evidence=[stored(joe, "Loves fettuccini.")]).item.confidence == 0.75
 
 
+def test_what_one_saw_before_one_was_given_the_same_is_evidence_and_what_one_wrote_after_is_none(
+    as_kee: Caller, tenant: Tenant
+) -> None:
+    lee = make_caller(tenant, "Lee")
+    add(as_kee)
+    remember(as_kee, confidence=0.5)
+    before, after = (
+        services.store_observation(author=lee, text="Loves fettuccini.", now=moment).ref
+        for moment in (T0, T0 + 2 * DAY)
+    )
+    envelope(lee, now=T0 + DAY)
+    with pytest.raises(Echo), transaction.atomic():
+        remember(lee, evidence=[after], now=T0 + 3 * DAY)
+    assert remember(lee, confidence=0.5, evidence=[before], now=T0 + 3 * DAY).item.confidence == 0.75
+
+
 @pytest.mark.parametrize(
     "ref", ["observation:999999", "obs-999999", "pattern:999999", "concept:nothing", "item:999999", "gone", "hidden"]
 )

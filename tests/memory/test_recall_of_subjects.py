@@ -197,6 +197,14 @@ def test_what_was_not_so_yet_is_not_found_as_of_then(as_kee: Caller) -> None:
     assert texts(as_kee, as_of=T0 + DAY) == texts(as_kee) == ["Is on holiday"]
 
 
+def test_what_is_so_up_to_a_moment_is_so_at_it_no_longer(as_kee: Caller) -> None:
+    add(as_kee)
+    remember(as_kee, "Is on holiday", valid_to=T0 + DAY)
+    for query in ("", "holiday"):
+        assert texts(as_kee, query, as_of=T0 + DAY - timedelta(microseconds=1)) == ["Is on holiday"]
+        assert texts(as_kee, query, as_of=T0 + DAY) == []
+
+
 def test_what_was_left_of_an_item_is_recalled_for_no_longer_than_the_item(as_kee: Caller) -> None:
     add(as_kee, delete_after_days=2)
     remember(as_kee, "Lives in Berlin", slot="home", valid_from=T0 - 9 * DAY)

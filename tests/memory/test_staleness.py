@@ -89,6 +89,17 @@ def test_every_kind_of_write_is_seen_at_once(kee: Caller) -> None:
     assert len(set(seen)) == len(seen)
 
 
+def test_each_change_of_the_tenants_policy_reaches_the_next_envelope(kee: Caller) -> None:
+    with acting_as(kee):
+        add(kee)
+        remember(kee)
+    for days, shown in ((4, ["Loves fettuccini"]), (2, []), (5, ["Loves fettuccini"])):
+        with acting_as(kee):
+            services.set_memory_policy(author=kee, fact_days=days, now=T0)
+        with acting_as(kee):
+            assert facts(kee, now=T0 + 3 * DAY) == shown
+
+
 def test_who_is_no_longer_shared_with_reads_nothing_out_of_the_cache(kee: Caller) -> None:
     lee = other(kee)
     with acting_as(kee):

@@ -9,6 +9,7 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 from pydantic import ValidationError
 
+from apps.core import erasure
 from apps.memory import services
 from apps.memory.errors import (
     AliasTaken,
@@ -32,7 +33,7 @@ from apps.memory.models import (
 from apps.memory.selectors import concept_named, recent_sessions
 from apps.memory.services import MOST_ALIASES
 from apps.memory.tools.recalling import RecallMemory
-from apps.principals.tenancy import Caller, acting_as
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests import ground
 from tests.factories import T0, make_caller, make_tenant
 from tests.memory.subjects import ALICE, add, change
@@ -167,6 +168,24 @@ def test_a_pattern_rests_on_observations_that_exist(as_kee: Caller) -> None:
             now=T0,
         )
     assert not Pattern.objects.exists()
+
+
+def test_nothing_rests_on_what_was_forgotten_or_stands_in_its_place(as_kee: Caller) -> None:
+    gone = observe(as_kee)
+    with acting_as_system("a test"), erasure.redacting():
+        services.forget_observations([gone.pk])
+    pattern = partial(
+        services.update_pattern, author=as_kee, category="ci", pattern_name="builds", pattern_text="…", confidence=1
+    )
+    for write in (
+        partial(pattern, evidence_observation_ids=[gone.pk], now=T0),
+        partial(observe, as_kee, evidence=[gone.ref]),
+        partial(observe, as_kee, supersedes=gone.ref),
+    ):
+        with pytest.raises(UnknownMemory), transaction.atomic():
+            write()
+    assert not Pattern.objects.exists()
+    assert Observation.objects.get().superseded_at is None
 
 
 def test_a_session_is_recorded_once_per_conversation(as_kee: Caller) -> None:

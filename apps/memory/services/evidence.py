@@ -73,7 +73,7 @@ def _observations(author: Caller, numbers: Collection[str]) -> dict[str, Cited]:
     known = selectors.observations_known_to(author)
     return {
         observation_ref(row.pk): Cited(text=row.text, author_id=row.author_id, written_at=row.recorded_at)
-        for row in known.filter(pk__in=map(int, numbers)).exclude(text="")
+        for row in known.filter(pk__in=map(int, numbers))
     }
 
 

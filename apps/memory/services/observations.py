@@ -38,8 +38,8 @@ def store_observation(
     :param supersedes: the reference of an older statement in whose place this one stands from now on.
     :raises ForgottenOnRequest: if it names somebody who was forgotten on request, or says again what was.
     :raises MalformedMemoryReference: if one should name a memory, and does not.
-    :raises UnknownMemory: if there is no such older statement, or not all the evidence, or it is about a subject that is not shared with the
-        author.
+    :raises UnknownMemory: if there is no such older statement, or not all the evidence, or it was forgotten, or is about a subject
+        that is not shared with the author.
     :raises AboutAnother: if it is about another subject, or about one where this is about none.
     :raises AlreadySuperseded: if another statement stands in its place already.
     :raises ConversationFull: if the conversation takes no more turns.

@@ -5,9 +5,9 @@ from datetime import datetime
 
 from django.db import transaction
 
-from apps.memory import sql
+from apps.memory import selectors, sql
 from apps.memory.errors import UnknownMemory
-from apps.memory.models import Observation, Passage, Pattern, PatternRevision
+from apps.memory.models import Passage, Pattern, PatternRevision
 from apps.memory.references import observation_ref
 from apps.memory.services.replays import refuse_forgotten
 from apps.principals.tenancy import Caller
@@ -27,9 +27,11 @@ def update_pattern(
     """Write down what was found to hold, or revise it; every revision is kept.
 
     :raises ForgottenOnRequest: if it names somebody who was forgotten on request, or says again what was.
-    :raises UnknownMemory: if the tenant has not all of these observations.
+    :raises UnknownMemory: if the tenant has not all of these observations, one was forgotten, or one is about a subject that
+        is not shared with the author.
     """
-    known = set(Observation.objects.filter(pk__in=evidence_observation_ids).values_list("pk", flat=True))
+    rows = selectors.observations_known_to(author).filter(pk__in=evidence_observation_ids)
+    known = set(rows.values_list("pk", flat=True))
     if missing := [number for number in evidence_observation_ids if number not in known]:
         raise UnknownMemory(f"There is no {observation_ref(missing[0])!r}.")
     # Whoever forgets the pattern meanwhile is waited for; then another begins under its name.
