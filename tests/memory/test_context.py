@@ -9,12 +9,13 @@ from django.db import IntegrityError, connection, transaction
 from apps.core.ticks import run
 from apps.memory import services, sql
 from apps.memory.errors import ConversationFull
-from apps.memory.models import MOST_TURNS, CommonWord, Observation, Session
+from apps.memory.models import MOST_TURNS, CommonWord, Observation, Passage, Session
 from apps.memory.selectors import recall
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from tests.factories import T0, make_caller, make_tenant
 from tests.memory.test_store import observe
+from tests.waiters import Other, until_somebody_waits_for_this_transaction
 
 FILLER = ("Nice weather.", "Lunch was fine.", "See you later.", "Nothing new here.", "All quiet.")
 
@@ -206,6 +207,56 @@ def test_turns_that_come_at_once_each_have_a_place(transactional_db: None) -> No
     with acting_as(kee):
         assert len(texts(kee, "walrus")) == 6
         assert Session.objects.get().turns == 6
+
+
+def test_places_go_by_when_a_note_or_a_conversation_began(as_kee: Caller) -> None:
+    observe(as_kee, "note 1")
+    say(as_kee, "one", "turn 2", "turn 3")
+    observe(as_kee, "note 5")
+    services.record_session(principal=as_kee, conversation_id="two", now=T0)
+    observe(as_kee, "note 7")
+    say(as_kee, "two", "turn 6")
+    say(as_kee, "one", "turn 4")
+    by_place = Passage.objects.order_by("pk").values_list("observation__text", flat=True)
+    assert [text.split()[1] for text in by_place] == list("1234567")
+
+
+def test_who_begins_a_conversation_that_another_is_beginning_takes_the_turn_after_its(transactional_db: None) -> None:
+    kee = make_caller(make_tenant("acme"))
+
+    def speak() -> None:
+        with acting_as(kee):
+            say(kee, "c", "The other.")
+
+    with acting_as(kee):
+        with transaction.atomic():
+            say(kee, "c", "The one.")
+            other = Other(speak)
+            until_somebody_waits_for_this_transaction()
+            observe(kee, "A note.")
+        assert other.ends() is None
+        session = Session.objects.get()
+        places = dict(Passage.objects.values_list("observation__text", "pk"))
+        assert (places["The one."], places["The other."]) == (session.place_of(0), session.place_of(1))
+        assert places["The other."] < places["A note."]
+
+
+def test_a_conversation_whose_beginning_is_undone_begins_with_who_waited(transactional_db: None) -> None:
+    kee = make_caller(make_tenant("acme"))
+
+    def speak() -> None:
+        with acting_as(kee):
+            say(kee, "c", "The other.")
+
+    with acting_as(kee):
+        with transaction.atomic():
+            say(kee, "c", "The one.")
+            other = Other(speak)
+            until_somebody_waits_for_this_transaction()
+            transaction.set_rollback(True)
+        assert other.ends() is None
+        passage = Passage.objects.get()
+        assert (passage.pk, Session.objects.get().turns) == (Session.objects.get().place_of(0), 1)
 
 
 def test_what_is_too_common_to_be_counted_at_each_question_is_counted_by_a_tick(

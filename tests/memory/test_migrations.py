@@ -8,6 +8,7 @@ from django.core.management import call_command
 from django.db import connection
 
 from apps.memory import services
+from apps.memory.models import Passage, Session
 from apps.memory.selectors import recall
 from apps.principals.tenancy import Caller, acting_as
 from tests.factories import T0, make_caller, make_tenant
@@ -96,7 +97,7 @@ def test_memories_of_before_there_were_turns_have_places_next_to_nobodys(migrate
     call_command("migrate", "memory", "0001", verbosity=0)
     with connection.cursor() as cursor:
         cursor.execute("set role none")
-        cursor.execute("select count(*), max(id) < 100000 from memory_passage")
+        cursor.execute("select count(*), max(id) < 524288 from memory_passage")
         (passages, small) = cursor.fetchone()
         cursor.execute("set role gatehouse_app")
     assert passages > 0
@@ -115,3 +116,31 @@ def test_memories_of_before_there_were_turns_have_places_next_to_nobodys(migrate
         assert [hit.text for hit in recall("since", caller=kee)] == ["Written since."]
         services.store_observation(author=kee, text="A turn.", conversation_id="new", now=T0)
         assert recall("turn", caller=kee)
+
+
+def test_conversations_of_before_they_shared_a_sequence_with_notes_keep_their_places(migrated: None) -> None:
+    kee = fill("acme")
+    call_command("migrate", "memory", "0021", verbosity=0)
+    with acting_as(kee):
+        for number in range(300):
+            services.record_session(principal=kee, conversation_id=f"{number}", now=T0)
+        services.store_observation(author=kee, text="Before.", conversation_id="0", now=T0)
+        places, sessions = (
+            set(Passage.objects.values_list("pk", flat=True)),
+            set(Session.objects.values_list("pk", flat=True)),
+        )
+    assert max(sessions) << 20 > max(places)
+
+    call_command("migrate", "memory", verbosity=0)
+
+    with acting_as(kee):
+        assert set(Passage.objects.values_list("pk", flat=True)) == places
+        assert set(Session.objects.values_list("pk", flat=True)) == sessions
+        observe(kee, "A note.")
+        services.store_observation(author=kee, text="Since.", conversation_id="new", now=T0)
+        observe(kee, "Another.")
+        services.store_observation(author=kee, text="Goes on.", conversation_id="0", now=T0)
+        said = list(Passage.objects.order_by("pk").values_list("observation__text", flat=True))
+        assert said[-3:] == ["A note.", "Since.", "Another."]
+        assert said.index("Goes on.") == said.index("Before.") + 1
+        assert Session.objects.get(conversation_id="new").pk > max(sessions)

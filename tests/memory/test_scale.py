@@ -209,6 +209,23 @@ def test_among_thousands_the_rare_word_leads_and_a_narrowed_question_reaches_the
     assert early.text == "deadlock 45"
 
 
+def test_what_is_said_in_a_new_conversation_is_among_the_newest_of_thousands(well_read: Caller) -> None:
+    services.store_observation(author=well_read, text="Deadlock!", conversation_id="new", now=T0)
+    services.store_observation(author=well_read, text="Deadlock again!", conversation_id="new", now=T0)
+    assert {hit.text for hit in recall("deadlock", caller=well_read, limit=2)} == {"Deadlock!", "Deadlock again!"}
+
+
+def test_what_is_said_with_a_subject_in_a_new_conversation_is_among_the_newest_of_it(well_read: Caller) -> None:
+    add(well_read)
+    Posting.objects.update(scope=(about := Subject.objects.get().pk))
+    Passage.objects.update(scope=about)
+    Tally.objects.update(scope=about)
+    services.record_session(principal=well_read, conversation_id="new", subject_id=ALICE, now=T0)
+    services.store_observation(author=well_read, text="Deadlock!", conversation_id="new", now=T0)
+    (hit,) = recall("deadlock", caller=well_read, subject_id=ALICE, limit=1)
+    assert hit.text == "Deadlock!"
+
+
 def test_a_pattern_reads_as_of_before_by_index_however_often_it_was_revised_since(as_kee: Caller) -> None:
     given: dict[str, Any] = {"author": as_kee, "category": "zoo", "pattern_name": "walruses", "confidence": 1}
     _, pattern = [

@@ -5,6 +5,7 @@ from typing import Final
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models import Q
+from django.db.models.expressions import RawSQL
 
 from apps.memory.models.subjects import Subject
 from apps.principals.models import Principal, TenantModel
@@ -17,8 +18,12 @@ class Session(TenantModel):
     """A conversation that an agent had, so that the next one can take up its thread; with a subject, or with nobody.
 
     `turns` counts what was stored of it turn by turn. One that is forgotten is the place where they were, and no more.
+    Its id is drawn from the sequence of places, see Passage: what was remembered before it began stands before its turns.
     """
 
+    id = models.BigIntegerField(
+        primary_key=True, db_default=RawSQL("(nextval('memory_passage_id_seq') >> 20)", ()), editable=False
+    )
     principal = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
     subject = models.ForeignKey(Subject, on_delete=models.SET_NULL, null=True, related_name="sessions", db_index=False)
     conversation_id = models.CharField(max_length=200)
