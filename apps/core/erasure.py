@@ -194,6 +194,8 @@ class Place(Protocol):
         """Take it from here; answers from how many things."""
 
 
+# More than things hang from each other.
+_PASSES: Final = 20
 # Whole tables of millions of rows are read, and a statement that was cut off would be cut off each time.
 _LONGEST: Final = "1h"
 _ENTER: Final = (
@@ -313,16 +315,18 @@ def all_places() -> list[Place]:
 def erase(wanted: Wanted) -> dict[str, int]:
     """Erase it everywhere, within :func:`redacting`; answers from how many things of each place, if from any.
 
-    Places are gone through again until nothing is found: what hangs from an erased thing may stand in an earlier one.
+    Places are gone through again until nothing is found: what hangs from an erased thing may stand in an earlier one. What
+    others go on writing meanwhile is not waited for without end: what is there then, :func:`remaining` tells.
     In the order of their registration, by which files, that no transaction brings back, come after the rows beneath them.
     """
     erased: dict[str, int] = {}
-    while True:
+    for _ in range(_PASSES):
         found = {place.name: number for place in _places.values() if (number := place.erase(wanted))}
         if not found:
-            return erased
+            break
         for name, number in found.items():
             erased[name] = erased.get(name, 0) + number
+    return erased
 
 
 def remaining(wanted: Wanted) -> dict[str, int]:

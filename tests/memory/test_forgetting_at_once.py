@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from apps.core.errors import NotFound
+from apps.core.erasure import Wanted, remaining
+from apps.core.errors import NotFound, Unavailable
 from apps.memory import services, sql
 from apps.memory.errors import ForgottenOnRequest, UnknownSubject
 from apps.memory.models import Concept, Item, Observation, Passage, Pattern, Session, Subject, Vector
@@ -15,7 +16,7 @@ from apps.memory.services.subjects import held
 from apps.principals.selectors import tenant_named
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests.factories import T0, make_caller, make_tenant
-from tests.memory.subjects import ALICE, add, remember
+from tests.memory.subjects import ALICE, add, change, remember
 from tests.waiters import (
     Other,
     until_somebody_waits_for_this_transaction,
@@ -86,7 +87,9 @@ def test_who_speaks_with_somebody_is_waited_for_before_whom_it_speaks_with_is_he
 
 
 @pytest.mark.parametrize("kind", ["pattern", "concept"])
-def test_who_revises_what_names_somebody_is_waited_for_before_it_is_found_no_more(kee: Caller, kind: str) -> None:
+def test_who_holds_what_names_somebody_is_waited_for_and_says_no_more_of_whom_is_being_forgotten(
+    kee: Caller, kind: str
+) -> None:
     def say(text: str) -> None:
         if kind == "concept":
             services.store_concept(author=kee, name=ALICE, description=text, now=T0)
@@ -102,38 +105,35 @@ def test_who_revises_what_names_somebody_is_waited_for_before_it_is_found_no_mor
         (Pattern if kind == "pattern" else Concept).objects.select_for_update().get()
         forgetting = Other(lambda: forget(kee))
         until_somebody_waits_for_this_transaction()
-        say("again")
+        with pytest.raises(Unavailable):
+            say("again")
     assert forgetting.ends() is None
+    with acting_as(kee):
+        assert (Pattern.objects.exists(), Concept.objects.exists()) == (False, False)
 
 
-def test_what_comes_to_name_somebody_while_it_is_forgotten_is_not_waited_for_by_who_holds_anything(
-    kee: Caller,
-) -> None:
+def test_what_would_come_to_name_somebody_while_it_is_forgotten_is_refused_and_waits_for_nobody(kee: Caller) -> None:
     with acting_as(kee):
         add(kee)
         add(kee, BOB)
         services.record_session(principal=kee, conversation_id="c", subject_id=BOB, now=T0)
-        said = services.store_observation(author=kee, text=f"Met {ALICE}.", conversation_id="c", now=T0)
+        services.store_observation(author=kee, text=f"Met {ALICE}.", conversation_id="c", now=T0)
         services.update_pattern(author=kee, category="c", pattern_name=ALICE, pattern_text="t", confidence=1, now=T0)
 
     def speak() -> None:
         with acting_as(kee):
             remember(kee, f"knows {ALICE}", BOB)
-        with acting_as(kee):
-            # Holds Bob, then waits for what was said of Alice.
-            services.store_observation(author=kee, text="No.", conversation_id="c", supersedes=said.ref, now=T0)
 
     with acting_as(kee):
         Pattern.objects.select_for_update().get()
         forgetting = Other(lambda: forget(kee))
         until_somebody_waits_for_this_transaction()
-        speaking = Other(speak)
-        until_somebody_waits_for_who_waits_for_this_transaction()
+        assert isinstance(Other(speak).ends(), Unavailable)
 
-    assert (forgetting.ends(), speaking.ends()) == (None, None)
+    assert forgetting.ends() is None
     with acting_as(kee):
         assert (Subject.objects.get().key, Item.objects.exists()) == (BOB, False)
-        assert list(Observation.objects.order_by("pk").values_list("text", flat=True)) == ["", "No."]
+        assert Observation.objects.get().text == ""
 
 
 WRITES: dict[str, Callable[[Caller], Any]] = {
@@ -302,3 +302,71 @@ def test_who_forgets_what_is_not_there_waits_for_nobody_elses_turn(kee: Caller, 
     with acting_as(kee):
         sql.await_turn(kee.tenant_id)
         assert isinstance(Other(forgetting).ends(), NotFound)
+
+
+MANY = [f"USER:of-many-{number}" for number in range(100)]
+NAMING: dict[str, Callable[[Caller], Any]] = {
+    "observation": lambda kee: services.store_observation(author=kee, text=f"{ALICE} has a zebra.", now=T0),
+    "metadata": lambda kee: services.store_observation(author=kee, text="x", metadata={"a": ALICE}, now=T0),
+    "session": lambda kee: services.record_session(
+        principal=kee, conversation_id="new", summary=f"{ALICE} has a zebra", now=T0
+    ),
+    "pattern": lambda kee: services.update_pattern(
+        author=kee, category="c", pattern_name="p", pattern_text=f"{ALICE} has a zebra", confidence=1, now=T0
+    ),
+    "concept": lambda kee: services.store_concept(author=kee, name="zebra", description=f"of {ALICE}", now=T0),
+    "relationship": lambda kee: services.add_relationship(
+        author=kee, from_concept="a", to_concept="b", rel_type="r", description=f"of {ALICE}", now=T0
+    ),
+    "item": lambda kee: remember(kee, f"knows {ALICE}", BOB),
+    "preference": lambda kee: change(kee, BOB, preferences={"friend": ALICE}),
+    "name": lambda kee: add(kee, "USER:carol", display_name=f"friend of {ALICE}"),
+    "many": lambda kee: services.store_observation(author=kee, text=" ".join([*MANY, ALICE]), now=T0),
+}
+
+
+@pytest.mark.parametrize("what", NAMING)
+def test_what_was_being_written_of_somebody_is_waited_for_and_goes_too(kee: Caller, what: str) -> None:
+    told: list[dict[str, int]] = []
+    with acting_as(kee):
+        add(kee)
+        add(kee, BOB)
+    with acting_as(kee):
+        NAMING[what](kee)
+        forgetting = Other(lambda: told.append(forget(kee).remaining))
+        until_somebody_waits_for_this_transaction()
+    assert forgetting.ends() is None
+
+    with acting_as_system("test"):
+        assert told == [remaining(Wanted(tenant_id=kee.tenant_id, reference=ALICE))]
+    # What is told of another subject stays, and is told to stay.
+    assert told == [{"memory_subject": 1} if what in {"preference", "name"} else {}]
+
+
+@pytest.mark.parametrize("what", [*NAMING, "herself"])
+def test_of_whom_is_being_forgotten_nothing_is_written_meanwhile(kee: Caller, what: str) -> None:
+    write = {**NAMING, "herself": add}[what]
+    with acting_as(kee):
+        add(kee)
+        add(kee, BOB)
+    failures: list[Exception | None] = []
+    with acting_as(kee):
+        services.forget(author=kee, subject_id=ALICE, now=T0)
+        failures.append(Other(lambda: _as(kee, write)).ends())
+    failures.append(Other(lambda: _as(kee, write)).ends())
+
+    assert [type(failure) for failure in failures] == [Unavailable, ForgottenOnRequest]
+
+
+def test_of_others_things_are_written_while_somebody_is_forgotten(kee: Caller) -> None:
+    with acting_as(kee):
+        add(kee)
+        add(kee, BOB)
+    with acting_as(kee):
+        services.forget(author=kee, subject_id=ALICE, now=T0)
+        assert Other(lambda: _as(kee, lambda kee: remember(kee, "knows USER:carol", BOB))).ends() is None
+
+
+def _as(kee: Caller, write: Callable[[Caller], Any]) -> None:
+    with acting_as(kee):
+        write(kee)

@@ -462,7 +462,7 @@ with s as (
 )
 insert into memory_item (tenant_id, subject_id, author_id, type, text, text_digest, confidence, source, stated, evidence,
                          valid_from, said_at, recorded_at)
-select %(tenant)s, s.id, %(author)s, 'USER_FACT', 'fact ' || n, sha256(n::text::bytea), 0.5, '', false, '[]', %(now)s,
+select %(tenant)s, s.id, %(author)s, 'USER_FACT', 'fact ' || n, sha256((s.id || ' ' || n)::bytea), 0.5, '', false, '[]', %(now)s,
        %(now)s, %(now)s
 from s, generate_series(1, 10) n
 """
@@ -498,6 +498,8 @@ def test_the_forgetting_of_an_item_reads_what_it_stood_for_and_no_other(as_kee: 
     with connection.cursor() as cursor:
         digests = {"home": same_text("at home"), "work": same_text("at work")}
         cursor.execute(_ANSWERED, digests | {"now": T0, "many": MANY // 2})
+        # Texts are many, as they are wherever anybody speaks.
+        cursor.execute(_OTHERS, {"tenant": as_kee.tenant_id, "author": as_kee.principal_id, "now": T0})
     *_, item = [
         remember(as_kee, f"has {number} zebras", slot="zebras", now=T0 + timedelta(hours=number)).item
         for number in range(3)

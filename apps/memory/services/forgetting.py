@@ -79,6 +79,7 @@ def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None =
         selectors.item_of(known, item)
     with acting_as_system("something is forgotten on request"), erasure.redacting():
         sql.await_turn(author.tenant_id)
+        sql.close_to_writers(author.tenant_id, known.key)
         done = None
         while done is None:
             with suppress(_Overtaken), transaction.atomic():

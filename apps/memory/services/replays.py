@@ -4,7 +4,8 @@ from collections.abc import Collection, Iterable
 from datetime import UTC, datetime
 
 from apps.core.erasure import Wanted
-from apps.memory import selectors
+from apps.core.errors import Unavailable
+from apps.memory import selectors, sql
 from apps.memory.errors import ForgottenOnRequest
 from apps.memory.models import Item, Subject
 from apps.memory.references import subject_ids_in, written_in
@@ -22,7 +23,8 @@ def refuse_forgotten(
 ) -> None:
     """Refuse what names somebody who was forgotten, or says again what was forgotten of whom it names, or is said with.
 
-    One keyed look, and none where no id of a subject is named and no conversation goes on.
+    Whom it names is not forgotten before the write is committed. One keyed look, and another for that where somebody may be
+    named; none where no id of a subject is named and no conversation goes on.
 
     :param said: texts and documents in which an id may stand, as forgetting looks for it.
     :param text: the words themselves, in which one may stand too.
@@ -31,9 +33,13 @@ def refuse_forgotten(
         they were said at the same moment.
     :raises ForgottenOnRequest: if so, unless who or what was forgotten is remembered again.
     :raises TooManyNamed: if it may name more subjects than are looked for at once.
+    :raises Unavailable: if one that it names is being forgotten just now.
     """
     digest = same_text(text)
-    things: list[Thing] = [thing for name in subject_ids_in(text, *said) for thing in ((name,), (name, digest))]
+    names = subject_ids_in(text, *said)
+    # Before the look, which then sees what was forgotten until now.
+    keep_from_being_forgotten(author, names)
+    things: list[Thing] = [thing for name in names for thing in ((name,), (name, digest))]
     if conversation_id is not None:
         things.append(_said_in(author.principal_id, conversation_id, text, said_at))
     found = selectors.forgotten_among(things, tenant_id=author.tenant_id)
@@ -42,6 +48,15 @@ def refuse_forgotten(
     told = written_in(text, *said)
     if any(_stands_in(told, thing) for thing in found - _remembered(author, found)):
         raise ForgottenOnRequest("What this says, or whom it names, was forgotten on request; it is not written again.")
+
+
+def keep_from_being_forgotten(author: Caller, names: Collection[str]) -> None:
+    """See that none of these subjects is forgotten before this transaction ends; nothing is asked about none.
+
+    :raises Unavailable: if one is being forgotten just now.
+    """
+    if names and not sql.enter_writing(author.tenant_id, names):
+        raise Unavailable("Somebody whom this names is being forgotten just now; ask again in a moment.")
 
 
 def marks_of_said(said: Iterable[tuple[int, str, str, datetime | None]]) -> set[bytes]:

@@ -13,7 +13,7 @@ from apps.core.sql import violated_constraint
 from apps.memory import selectors
 from apps.memory.errors import ForgottenOnRequest, MemoryDisabled, SharedByAnother, SubjectExists, TooManyPreferences
 from apps.memory.models import MemoryPolicy, Subject, SubjectQuerySet
-from apps.memory.services.replays import refuse_forgotten
+from apps.memory.services.replays import keep_from_being_forgotten, refuse_forgotten
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 
@@ -40,7 +40,9 @@ def add_subject(
     :raises SubjectExists: if it is remembered already.
     :raises MemoryDisabled: if it wants nothing remembered, and something is told of it.
     :raises ForgottenOnRequest: if it was forgotten on request, or what is said of it names somebody who was.
+    :raises Unavailable: if it, or one that it names, is being forgotten just now.
     """
+    keep_from_being_forgotten(author, [subject_id])
     if not remember_again and selectors.is_forgotten((subject_id,), tenant_id=author.tenant_id):
         raise ForgottenOnRequest("This subject was forgotten on request; only at its own wish it is remembered again.")
     subject = Subject(

@@ -44,7 +44,7 @@ from apps.memory.sql.subjects import (
     revision,
 )
 from apps.memory.sql.tallies import count_common_words, fold_tallies
-from apps.memory.sql.turns import await_turn, try_turn
+from apps.memory.sql.turns import await_turn, close_to_writers, enter_writing, try_turn
 
 __all__ = [
     "COMMON",
@@ -72,9 +72,11 @@ __all__ = [
     "Readable",
     "asking",
     "await_turn",
+    "close_to_writers",
     "count_common_words",
     "drop_passages",
     "drop_subject",
+    "enter_writing",
     "find",
     "fold_tallies",
     "has_vectors",

@@ -1,5 +1,6 @@
-"""Who forgets takes turns with whoever else forgets something of the same tenant."""
+"""Who forgets takes turns with whoever else forgets something of the same tenant, and with who writes of the same subject."""
 
+from collections.abc import Collection
 from typing import Any, Final
 
 from django.db import connection
@@ -14,6 +15,37 @@ from (select current_setting('lock_timeout') as usual offset 0) s
 _TRY: Final = f"""
 select pg_try_advisory_xact_lock({_OF.format(tenant="tenant_id")}) from memory_subject where id = %(subject)s
 """
+# Of so many subjects a write names each is kept from being forgotten meanwhile; of more, whatever the tenant has.
+_NAMED: Final = 32
+_NAME: Final = "hashtextextended('memory.names of ' || %(tenant)s || ' ' || {name}, 0)"
+# An empty name stands for all those of a tenant.
+_CLOSE: Final = f"""
+select set_config('lock_timeout', '1h', true), (
+           select count(pg_advisory_xact_lock({_NAME.format(name="name")}))
+           from unnest(array['', %(name)s::text]) with ordinality n(name, nth)),
+       set_config('lock_timeout', usual, true)
+from (select current_setting('lock_timeout') as usual offset 0) s
+"""
+_ENTER: Final = f"""
+select bool_and(pg_try_advisory_xact_lock_shared({_NAME.format(name="name")})) from unnest(%(names)s::text[]) n(name)
+"""
+
+
+def close_to_writers(tenant_id: int, name: str) -> None:
+    """Until this transaction ends nobody else begins to write of this subject; waits for those who do. Call it before
+    anything but the turn is held.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(_CLOSE, {"tenant": tenant_id, "name": name})
+
+
+def enter_writing(tenant_id: int, names: Collection[str]) -> bool:
+    """Until this transaction ends none of these subjects is forgotten; False if one is being forgotten just now."""
+    named = sorted(names) if len(names) <= _NAMED else [""]
+    with connection.cursor() as cursor:
+        cursor.execute(_ENTER, {"tenant": tenant_id, "names": named})
+        (entered,) = cursor.fetchone()
+    return bool(entered)
 
 
 def await_turn(tenant_id: int) -> None:
