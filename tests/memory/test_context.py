@@ -229,12 +229,12 @@ def test_who_begins_a_conversation_that_another_is_beginning_takes_the_turn_afte
             say(kee, "c", "The other.")
 
     with acting_as(kee):
-        with transaction.atomic():
-            say(kee, "c", "The one.")
-            other = Other(speak)
-            until_somebody_waits_for_this_transaction()
-            observe(kee, "A note.")
-        assert other.ends() is None
+        say(kee, "c", "The one.")
+        other = Other(speak)
+        until_somebody_waits_for_this_transaction()
+        observe(kee, "A note.")
+    assert other.ends() is None
+    with acting_as(kee):
         session = Session.objects.get()
         places = dict(Passage.objects.values_list("observation__text", "pk"))
         assert (places["The one."], places["The other."]) == (session.place_of(0), session.place_of(1))
@@ -249,12 +249,12 @@ def test_a_conversation_whose_beginning_is_undone_begins_with_who_waited(transac
             say(kee, "c", "The other.")
 
     with acting_as(kee):
-        with transaction.atomic():
-            say(kee, "c", "The one.")
-            other = Other(speak)
-            until_somebody_waits_for_this_transaction()
-            transaction.set_rollback(True)
-        assert other.ends() is None
+        say(kee, "c", "The one.")
+        other = Other(speak)
+        until_somebody_waits_for_this_transaction()
+        transaction.set_rollback(True)
+    assert other.ends() is None
+    with acting_as(kee):
         passage = Passage.objects.get()
         assert (passage.pk, Session.objects.get().turns) == (Session.objects.get().place_of(0), 1)
 
