@@ -7,7 +7,6 @@ accounted for. What changes the world must be asked for by its own verb, or in n
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +32,6 @@ _BOLD: Final = 0.6
 _HEARD: Final = 0.02
 _SURE: Final = 0.7
 _NEXT: Final = 0.8
-_KNOWN: Final = frozenset({"the", "its", "this", "that", "their", "these", "those"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,9 +139,7 @@ class _Words:
         """Account for a clause."""
         found = self.candidates(clause) if found is None else found
         self.named.update(kind for span in clause.spans if (kind := kinds.of_file(span.value)))
-        if self._is_served(clause):
-            self.choice.wishes.append(clause)
-        elif found and found[0].p >= KEPT and not clause.circumstance:
+        if found and found[0].p >= KEPT and not clause.circumstance:
             self._keep(clause, found)
         elif self.is_synthesis(clause):
             self.choice.wishes.append(clause)
@@ -163,15 +159,6 @@ class _Words:
         makes = clause.verb in {"create", *lexicon.GENERIC}
         return makes and not clause.spans and bool(lexicon.SYNTHESIS.intersection(clause.head))
 
-    def _is_served(self, clause: Clause) -> bool:
-        """Does the step before do this by its own word, or bear what is only asked to be shown? Nothing else is named then."""
-        if not self.choice.chosen or clause.spans or not clause.head or clause.verb in {None, *lexicon.MUTATING}:
-            return False
-        tool = self.choice.chosen[-1].tool
-        if clause.verb in lexicon.GENERIC:
-            return set(clause.head) <= _borne(tool) and not clause.rest
-        return self.ranker.speaks_of(tool.uid, clause.concepts)
-
     def is_noise(self, clause: Clause) -> bool:
         """Does the clause only tell what there is, why, or when?"""
         if clause.circumstance:
@@ -182,15 +169,11 @@ class _Words:
         return clause.verb in lexicon.GENERIC and not clause.head and some
 
     def _without_results(self, clause: Clause) -> Clause:
-        """A result named for the deed of a step before (the transcript), or as the last one names it (the text), is what that bears,
-        and no matter of its own.
-        """
-        results = {self.ranker.profiles[one.tool.uid].action for one in self.choice.chosen} - {clause.verb}
-        if self.choice.chosen and all(span.kind == "email" for span in clause.spans):
-            results |= _borne(self.choice.chosen[-1].tool) & _definite(clause)
-        if not results.intersection(clause.head):
+        """A result named for the deed of a step before (the transcript, the analysis) is what that bears, and no matter of its own."""
+        deeds = {self.ranker.profiles[one.tool.uid].action for one in self.choice.chosen} - {clause.verb}
+        if not deeds.intersection(clause.head):
             return clause
-        left = tuple(concept for concept in clause.head if concept not in results)
+        left = tuple(concept for concept in clause.head if concept not in deeds)
         return replace(clause, head=left, words=(*clause.words, "it"))
 
     def _at_hand(self) -> frozenset[str]:
@@ -209,17 +192,6 @@ class _Words:
         best = max(found, key=lambda one: (one.likely, one.score, one.tool.uid), default=None)
         if best is not None and best.likely >= _SHOWN:
             self.choice.chosen.append(Chosen(tool=best.tool, clause=clause, p=best.likely, sure=False))
-
-
-def _borne(tool: Tool) -> frozenset[str]:
-    """What a tool bears, by the names in its output."""
-    return frozenset(lexicon.concepts_of(tool.outputs))
-
-
-def _definite(clause: Clause) -> frozenset[str]:
-    """What a clause speaks of as of something known."""
-    pairs = itertools.pairwise(clause.words)
-    return frozenset(lexicon.concept(word) for before, word in pairs if before in _KNOWN)
 
 
 class _Learned:
