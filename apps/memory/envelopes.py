@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from apps.core.schemas import Output
+from apps.memory import months
 from apps.memory.decay import Windows, faded, lasts
 from apps.memory.errors import UnsupportedEnvelope
 from apps.memory.states import ItemType
@@ -23,6 +24,7 @@ CACHE_TTL: Final = timedelta(minutes=15)
 UNNAMED_SOURCE: Final = "unspecified"
 _DAY: Final = timedelta(days=1)
 _NOTHING: Final = timedelta(0)
+_TICK: Final = timedelta(microseconds=1)
 
 
 def schema() -> dict[str, Any]:
@@ -260,13 +262,8 @@ def _changes(known: Known, now: datetime) -> Iterable[datetime]:
 
 def _confidence(item: Remembered, days: int, known: Known, now: datetime) -> float:
     """How sure it is by now; where dates are given by the month, whenever in its month it was said."""
-    said_at = _end_of_month(item.said_at) if known.constraints.anonymize_dates else item.said_at
+    said_at = months.last_moment(item.said_at) + _TICK if known.constraints.anonymize_dates else item.said_at
     return faded(item.confidence, now - said_at, days)
-
-
-def _end_of_month(moment: datetime) -> datetime:
-    begin = moment.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    return (begin + 31 * _DAY).replace(day=1)
 
 
 def _relational(known: Known, current: list[tuple[Remembered, float]], now: datetime, *, hidden: bool) -> Relational:

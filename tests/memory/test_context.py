@@ -221,17 +221,23 @@ def test_places_go_by_when_a_note_or_a_conversation_began(as_kee: Caller) -> Non
     assert [text.split()[1] for text in by_place] == list("1234567")
 
 
-def test_who_begins_a_conversation_that_another_is_beginning_takes_the_turn_after_its(transactional_db: None) -> None:
-    kee = make_caller(make_tenant("acme"))
+def _who_speaks_meanwhile(kee: Caller) -> Other:
+    """Who says something in a conversation that this transaction begins, and waits for it."""
 
     def speak() -> None:
         with acting_as(kee):
             say(kee, "c", "The other.")
 
+    say(kee, "c", "The one.")
+    other = Other(speak)
+    until_somebody_waits_for_this_transaction()
+    return other
+
+
+def test_who_begins_a_conversation_that_another_is_beginning_takes_the_turn_after_its(transactional_db: None) -> None:
+    kee = make_caller(make_tenant("acme"))
     with acting_as(kee):
-        say(kee, "c", "The one.")
-        other = Other(speak)
-        until_somebody_waits_for_this_transaction()
+        other = _who_speaks_meanwhile(kee)
         observe(kee, "A note.")
     assert other.ends() is None
     with acting_as(kee):
@@ -243,15 +249,8 @@ def test_who_begins_a_conversation_that_another_is_beginning_takes_the_turn_afte
 
 def test_a_conversation_whose_beginning_is_undone_begins_with_who_waited(transactional_db: None) -> None:
     kee = make_caller(make_tenant("acme"))
-
-    def speak() -> None:
-        with acting_as(kee):
-            say(kee, "c", "The other.")
-
     with acting_as(kee):
-        say(kee, "c", "The one.")
-        other = Other(speak)
-        until_somebody_waits_for_this_transaction()
+        other = _who_speaks_meanwhile(kee)
         transaction.set_rollback(True)
     assert other.ends() is None
     with acting_as(kee):

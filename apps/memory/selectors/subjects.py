@@ -1,7 +1,6 @@
 """Questions about subjects, for those who may know of them."""
 
 import hashlib
-from calendar import monthrange
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -11,6 +10,7 @@ from django.db.models import Exists, F, OuterRef, Q, QuerySet, Value
 from django.db.models.functions import Least
 
 from apps.core.sealing import keyed_digest, keyed_digests
+from apps.memory import months
 from apps.memory.decay import Windows
 from apps.memory.errors import UnknownMemory, UnknownSubject
 from apps.memory.models import (
@@ -77,22 +77,11 @@ class _Dated(Protocol):
 
 def dates_of(subject: _Dated | None) -> Callable[[datetime], datetime]:
     """How moments are shown that have to do with a subject, or with none."""
-    return _to_the_month if subject is not None and subject.anonymize_dates else _as_it_is
+    return months.first_moment if subject is not None and subject.anonymize_dates else _as_it_is
 
 
 def _as_it_is(moment: datetime) -> datetime:
     return moment
-
-
-def _to_the_month(moment: datetime) -> datetime:
-    return moment.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-
-
-def _end_of_month(moment: datetime) -> datetime:
-    """The last moment of its month."""
-    begin = _to_the_month(moment)
-    _, days = monthrange(begin.year, begin.month)
-    return begin.replace(day=days, hour=23, minute=59, second=59, microsecond=999_999)
 
 
 def _dated(rows: Iterable[Mapping[str, Any]], shown: Callable[[datetime], datetime]) -> list[dict[str, Any]]:
@@ -133,7 +122,7 @@ def items(
     if not subject.memory_enabled:
         return []
     if subject.anonymize_dates:
-        known_at, true_at = known_at and _end_of_month(known_at), true_at and _end_of_month(true_at)
+        known_at, true_at = known_at and months.last_moment(known_at), true_at and months.last_moment(true_at)
     asked = (
         Q(superseded_at=None)
         if known_at is None

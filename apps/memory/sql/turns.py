@@ -6,12 +6,12 @@ from typing import Any, Final
 from django.db import connection
 
 _OF: Final = "hashtextextended('memory.forgetting of ' || {tenant}, 0)"
-# As long as the one before takes, which reads whole tables.
-_WAIT: Final = f"""
-select set_config('lock_timeout', '1h', true), pg_advisory_xact_lock({_OF.format(tenant="%(tenant)s")}),
-       set_config('lock_timeout', usual, true)
+# As long as those before take, who may read whole tables.
+_PATIENTLY: Final = """
+select set_config('lock_timeout', '1h', true), {locks}, set_config('lock_timeout', usual, true)
 from (select current_setting('lock_timeout') as usual offset 0) s
 """
+_WAIT: Final = _PATIENTLY.format(locks=f"pg_advisory_xact_lock({_OF.format(tenant='%(tenant)s')})")
 _TRY: Final = f"""
 select pg_try_advisory_xact_lock({_OF.format(tenant="tenant_id")}) from memory_subject where id = %(subject)s
 """
@@ -19,13 +19,9 @@ select pg_try_advisory_xact_lock({_OF.format(tenant="tenant_id")}) from memory_s
 _NAMED: Final = 32
 _NAME: Final = "hashtextextended('memory.names of ' || %(tenant)s || ' ' || {name}, 0)"
 # An empty name stands for all those of a tenant.
-_CLOSE: Final = f"""
-select set_config('lock_timeout', '1h', true), (
-           select count(pg_advisory_xact_lock({_NAME.format(name="name")}))
-           from unnest(array['', %(name)s::text]) with ordinality n(name, nth)),
-       set_config('lock_timeout', usual, true)
-from (select current_setting('lock_timeout') as usual offset 0) s
-"""
+_CLOSE: Final = _PATIENTLY.format(
+    locks=", ".join(f"pg_advisory_xact_lock({_NAME.format(name=name)})" for name in ("''", "%(name)s::text"))
+)
 _ENTER: Final = f"""
 select bool_and(pg_try_advisory_xact_lock_shared({_NAME.format(name="name")})) from unnest(%(names)s::text[]) n(name)
 """

@@ -25,7 +25,6 @@ from apps.tasks.states import (
     CANCEL_REQUESTED,
     CHECKPOINT_WANTED,
     DRAINING,
-    MOST_RUNS,
     REVOKES_STUCK,
     Order,
     Outcome,
@@ -234,7 +233,7 @@ def _revocation(hold: Hold) -> End | Back:
         )
     if hold.flags & BUDGET_SPENT:
         return told_end(task_id=hold.task_id, flags=hold.flags, outcome=Outcome.REVOKED, fence=hold.fence)
-    if hold.expiries + 1 >= hold.max_expiries or hold.fence >= MOST_RUNS:
+    if hold.is_used_up:
         return End(
             task_id=hold.task_id,
             fence=hold.fence,

@@ -198,7 +198,7 @@ def _burial(hold: Hold) -> End | None:
         return _cancellation(hold.task_id)
     if hold.flags & BUDGET_SPENT:
         return told_end(task_id=hold.task_id, flags=hold.flags, outcome=Outcome.EXPIRED)
-    if hold.expiries + 1 < hold.max_expiries and hold.fence < MOST_RUNS:
+    if not hold.is_used_up:
         return None
     message = f"The lease expired {hold.expiries + 1} times."
     return End(

@@ -20,7 +20,7 @@ from apps.tasks.services.admission import Key, admit
 from apps.tasks.services.leasing import look_at_all, reason_lost
 from apps.tasks.shapes import Delivery
 from apps.tasks.signals import dependency_finished, task_queued, tasks_finished
-from apps.tasks.states import Outcome, Reason, Status
+from apps.tasks.states import MOST_RUNS, Outcome, Reason, Status
 
 _EVENTS: Final = {Status.SUCCEEDED: "complete", Status.FAILED: "failed", Status.CANCELED: "canceled"}
 
@@ -43,6 +43,11 @@ class Hold:
     expired: bool | None
     backoff: float
     backoff_cap: float
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether to lose this lease ends the task: so often may its leases be lost, or it be given out, and no more."""
+        return self.expiries + 1 >= self.max_expiries or self.fence >= MOST_RUNS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
