@@ -498,13 +498,15 @@ def checkpoint_seen(history: History) -> Iterator[str]:
 
 
 def _may_be_seen(seen: Any, before: list[Beat], sure: list[Beat]) -> bool:
-    """Whether this is the last that was saved, or one that nobody knows to have been overwritten."""
+    """Whether this was saved, or may have been, and nothing is known to be saved that its worker sent after it.
+
+    In which order they arrived counts for nothing, nor how often.
+    """
     if seen is None:
         return not sure
+    newest = max(((beat.run, beat.sequence) for beat in sure), default=(0, 0))
     return any(
-        beat.checkpoint == seen
-        and beat.status in {"ok", None}
-        and not any(beat.call.end < later.call.begin for later in sure)
+        beat.checkpoint == seen and beat.status in {"ok", None} and (beat.run, beat.sequence) >= newest
         for beat in before
     )
 

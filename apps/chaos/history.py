@@ -107,6 +107,8 @@ class Beat:
     task: str
     run: int
     checkpoint: Any
+    sequence: int
+    """Its place among those of its run, as its worker counts them."""
     status: str | None
     """ok, lost or retry; None where no answer came."""
     lease: float
@@ -190,6 +192,7 @@ class History:
                     task=asked["task_id"],
                     run=run_of(asked["lease_token"]),
                     checkpoint=asked.get("checkpoint"),
+                    sequence=asked["sequence"],
                     status=answer.get("status"),
                     lease=answer.get("lease_ms", 0) / 1000,
                     spend=(asked.get("spend") or {}).get("tokens", 0),

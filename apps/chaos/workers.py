@@ -128,7 +128,7 @@ class Worker:
 
     def _sign_of_life(self, hand: Hand) -> Json:
         hand.beats += 1
-        sign = hand.proof
+        sign = {**hand.proof, "sequence": hand.beats}
         if self.chance.random() < 0.5:  # noqa: PLR2004  # of all beats
             sign["checkpoint"] = {"run": hand.run, "beat": hand.beats, "by": self.client.name}
         if hand.step:

@@ -5,7 +5,6 @@ done with a row that has to lose them. Files, and what processes keep in memory,
 runs as the system, within one transaction, for one tenant.
 """
 
-import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,22 +12,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from typing import Any, Final, Protocol
-from urllib.parse import quote
 
 from django.db import connection
 
+from apps.core.spellings import PLAIN_GIVEN, in_addresses, in_json, plain, plain_sql
+
 # The signs of a reference beside letters and digits. A dot at its end is that of a sentence.
 _PART: Final = r"[\w:@.\-]"
-# Of what stands in an address for another sign, what is none of them.
-_ESCAPED: Final = r"%(?:0[9AaDd]|2[0-9CcFf]|3[B-Fb-f]|5[BbCcDd]|60|7[BbCcDd])"
-_BEFORE: Final = rf"(?<!{_PART})(?<!\w[+~])|(?<=\\[nrtbf])|(?<=\\u[0-9a-fA-F]{{4}})|(?<={_ESCAPED})"
+# Of what stands in an address for another sign, or in one within another, what is none of them.
+_ESCAPED: Final = r"(?:0[9AaDd]|2[0-9CcFf]|3[B-Fb-f]|5[BbCcDd]|60|7[BbCcDd])"
+_BEFORE: Final = rf"(?<!{_PART})(?<!\w[+~])|(?<=\\[nrtbf])|(?<=\\u[0-9a-fA-F]{{4}})|(?<=%{_ESCAPED})|(?<=%25{_ESCAPED})"
 # And in an address what is one of them, or a letter beyond ASCII; quotation marks and dashes (%E2%80%99) are none.
-_PART_OF_ADDRESS: Final = r"%(?:40|3[Aa]|2[BbDd]|5[Ff]|7[Ee]|(?!E2%80|e2%80)[89A-Fa-f][0-9A-Fa-f])"
-_AFTER: Final = rf"(?![\w:@+~\-]|\.+[\w:@+~\-]|{_PART_OF_ADDRESS})"
+_PART_OF_ADDRESS: Final = r"%(?:25)?(?:40|3[Aa]|2[BbDd]|5[Ff]|7[Ee]|(?!E2%(?:25)?80|e2%(?:25)?80)[89A-Fa-f][0-9A-Fa-f])"
+# And in JSON what is one of them, where an encoder spells out what is ASCII.
+_PART_OF_JSON: Final = r"\\u00(?:40|3[Aa]|2[BbDd]|5[Ff]|7[Ee])"
+_AFTER: Final = rf"(?![\w:@+~\-]|\.+[\w:@+~\-]|{_PART_OF_ADDRESS}|{_PART_OF_JSON})"
 # Shorter texts stand as parts of words that are about something else.
 _TELLING: Final = 12
-_BEGINS: Final = r"(?<![A-Za-z0-9])|(?<=\\[nrtbf])|(?<=\\u[0-9a-fA-F]{4})"
-_ENDS: Final = r"(?![A-Za-z0-9])"
+_BEGINS: Final = r"(?<![a-z0-9])|(?<=\\u[0-9a-f]{4})"
+_ENDS: Final = r"(?![a-z0-9])"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +38,9 @@ class Wanted:
     """What is looked for: things in which the reference stands and, if there are any, one of the texts.
 
     The reference is whole where no letter, digit, or one of `:@.+~-` follows or precedes it, but for what a JSON text
-    or an address writes in place of a sign: `\\n`, `\\u00e4`, `%20`. Where it is empty, the texts alone are looked for. Capitals don't tell
-    texts apart; a short one is looked for as words, not as a part of one.
+    or an address writes in place of a sign: `\\n`, `\\u00e4`, `%20`. Where it is empty, the texts alone are looked for,
+    as :mod:`apps.core.spellings` compares words; a short one as words of its own, not as a part of others. One without
+    letters or digits is found nowhere: it tells nothing that others do not say as well.
     """
 
     tenant_id: int
@@ -47,19 +50,16 @@ class Wanted:
     def stands_in(self, text: str) -> bool:
         """Whether it stands in a text, which may be JSON."""
         return (not self.reference or re.search(self.of_reference, text) is not None) and (
-            not self.texts or self._has_text(text.lower())
+            not self.texts or self._has_text(plain(text))
         )
 
-    def _has_text(self, lowered: str) -> bool:
-        return any(
-            form.lower() in lowered and (not words or re.search(words.lower(), lowered) is not None)
-            for form, words in self.of_texts
-        )
+    def _has_text(self, told: str) -> bool:
+        return any(form in told and (not words or re.search(words, told) is not None) for form, words in self.of_texts)
 
     @property
     def references(self) -> Sequence[str]:
         """The reference in every form in which it stands somewhere, whole or not."""
-        return list(dict.fromkeys([*_forms(self.reference), *_addresses(self.reference)]))
+        return list(dict.fromkeys([*in_json(self.reference), *in_addresses(self.reference)]))
 
     @property
     def of_reference(self) -> str:
@@ -69,8 +69,13 @@ class Wanted:
 
     @property
     def of_texts(self) -> Sequence[tuple[str, str]]:
-        """The texts in every form in which they stand somewhere; of short ones the words too, as such an expression."""
-        return [(form, _words(form) if len(text) < _TELLING else "") for text in self.texts for form in _forms(text)]
+        """The texts, plain, in every form in which they stand somewhere; of short ones the words too, as such an expression."""
+        return [
+            (form, _words(form) if len(text) < _TELLING else "")
+            for text in self.texts
+            if any(map(str.isalnum, text))
+            for form in dict.fromkeys(plain(form).strip() for form in in_json(text))
+        ]
 
 
 # Of the places within one run of signs at which a reference may end, the first so many.
@@ -81,8 +86,9 @@ _ENDING_AS_WRITTEN: Final = re.compile(r"(?<!\.)(?![A-Za-z0-9_:@+~\-])")
 # How others write signs: JSON, and addresses.
 _WRITTEN: Final = re.compile(r"\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})")
 _IN_ADDRESSES: Final = re.compile(r"(?:%[0-9A-Fa-f]{2})+")
+_IN_ADDRESSES_WITHIN: Final = re.compile(r"(?:%25[0-9A-Fa-f]{2})+")
 # With a sign that a name may begin with, as it is or as others write it.
-_NAMED: Final = r"(?::[\w:@.+~\-%\\\x80-\U0010ffff]|%3[Aa])"
+_NAMED: Final = r"(?::[\w:@.+~\-%\\\x80-\U0010ffff]|%(?:25)?3[Aa])"
 
 
 def _sign(written: re.Match[str]) -> str:
@@ -93,7 +99,7 @@ def _sign(written: re.Match[str]) -> str:
 
 def _signs(written: re.Match[str]) -> str:
     """The signs that an address writes so."""
-    return bytes.fromhex(written[0].replace("%", "")).decode(errors="replace")
+    return bytes.fromhex(written[0].replace("%25", "%").replace("%", "")).decode(errors="replace")
 
 
 class _Read:
@@ -136,7 +142,11 @@ def references_in(text: str, *, kind: str, name: str, longest: int) -> Iterator[
     :param longest: how many signs a reference has at most.
     """
     whole = re.compile(f"{kind}:{name}")
-    read = [_Read(text, _WRITTEN, _sign), _Read(text, _IN_ADDRESSES, _signs)]
+    read = [
+        _Read(text, _WRITTEN, _sign),
+        _Read(text, _IN_ADDRESSES, _signs),
+        _Read(text, _IN_ADDRESSES_WITHIN, _signs),
+    ]
     for place in re.finditer(rf"(?:{_BEFORE})(?={kind}{_NAMED})", text):
         begin = place.end()
         told = text[begin : begin + longest + 1]
@@ -154,21 +164,6 @@ def _ends(told: str, whole: re.Pattern[str], ending: re.Pattern[str], longest: i
     for end in islice(takewhile(lambda end: end <= min(run.end(), longest), places), _ENDINGS):
         if whole.fullmatch(told, 0, end):
             yield told[:end]
-
-
-def _forms(text: str) -> Sequence[str]:
-    """A text as it is, and as it stands in JSON."""
-    escaped = json.dumps(text)[1:-1]
-    capital = re.sub(r"(?<!\\)((?:\\\\)*\\u)([0-9a-f]{4})", lambda found: found[1] + found[2].upper(), escaped)
-    return list(dict.fromkeys([text, json.dumps(text, ensure_ascii=False)[1:-1], escaped, capital]))
-
-
-def _addresses(text: str) -> Iterator[str]:
-    """A text as it stands in addresses: with no sign left, or with those that a path may hold, or any."""
-    for kept in ("", ":@", ":@+", ":@+!$&'()*,;=/?"):
-        quoted = quote(text, safe=kept)
-        yield quoted
-        yield re.sub(r"%..", lambda found: found[0].lower(), quoted)
 
 
 def _words(form: str) -> str:
@@ -282,17 +277,19 @@ class Rows:
         if wanted.texts:
             # There may be more than a regular expression can hold.
             found += (
-                " and exists (select from unnest(%(texts)s::text[], %(words)s::text[]) t(form, words)"
-                f" where strpos(lower({said}), lower(form)) > 0 and (words = '' or lower({said}) ~ lower(words)))"
+                f" and exists (select from (select {plain_sql(said)} as said offset 0) plain,"
+                " unnest(%(texts)s::text[], %(words)s::text[]) t(form, words)"
+                " where strpos(plain.said, form) > 0 and (words = '' or plain.said ~ words))"
             )
         return found
 
 
 def _given(wanted: Wanted) -> dict[str, Any]:
     forms = {f"form_{number}": form for number, form in enumerate(wanted.references)}
-    texts, words = zip(*wanted.of_texts, strict=True) if wanted.texts else ((), ())
+    texts, words = zip(*of_texts, strict=True) if (of_texts := wanted.of_texts) else ((), ())
     return {
-        "tenant": wanted.tenant_id, "reference": wanted.of_reference, "texts": list(texts), "words": list(words), **forms,
+        "tenant": wanted.tenant_id, "reference": wanted.of_reference, "texts": list(texts), "words": list(words),
+        **PLAIN_GIVEN, **forms,
     }  # fmt: skip
 
 

@@ -98,12 +98,18 @@ class Story:
         run: int = 1,
         *,
         checkpoint: Any = None,
+        sequence: int = 1,
         said: str = "ok",
         spend: int = 0,
         reason: str | None = None,
         **more: Any,
     ) -> None:
-        held: Json = {"task_id": f"task_{task}", "lease_token": f"lt_{task}.{run}.x", "checkpoint": checkpoint}
+        held: Json = {
+            "task_id": f"task_{task}",
+            "lease_token": f"lt_{task}.{run}.x",
+            "checkpoint": checkpoint,
+            "sequence": sequence,
+        }
         if spend:
             held["spend"] = {"tokens": spend}
         told = {"status": said, "lease_ms": 2000, "reason": reason}

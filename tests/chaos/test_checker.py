@@ -23,7 +23,8 @@ def sound() -> Story:
     story.lease(0.6, None)
     story.lease(1, 1, 1)
     story.beat(1.2, 1, 1, checkpoint={"at": 1})
-    story.beat(1.4, 1, 1, checkpoint={"at": 2}, status=None, weather="swallowed")
+    story.beat(1.4, 1, 1, checkpoint={"at": 2}, sequence=2, status=None, weather="swallowed")
+    story.beat(1.6, 1, 1, checkpoint={"at": 1}, weather="late")
     # The lease of the first run expires; the second is told one of two checkpoints, and fails.
     story.lease(4, 1, 2, checkpoint={"at": 2})
     story.beat(4.5, 1, 1, said="lost")
@@ -258,8 +259,23 @@ def _cancel_forgotten(story: Story) -> None:
 def _old_checkpoint(story: Story) -> None:
     story.lease(20, 2, 1)
     story.beat(20.2, 2, 1, checkpoint=1)
-    story.beat(20.4, 2, 1, checkpoint=2)
+    story.beat(20.4, 2, 1, checkpoint=2, sequence=2)
     story.lease(23, 2, 2, checkpoint=1)
+
+
+def _late_checkpoint(story: Story) -> None:
+    story.lease(20, 2, 1)
+    story.beat(20.2, 2, 1, checkpoint=2, sequence=2)
+    story.beat(20.4, 2, 1, checkpoint=1, weather="late")
+    story.lease(23, 2, 2, checkpoint=1)
+
+
+def _checkpoint_of_an_earlier_run(story: Story) -> None:
+    story.lease(20, 2, 1)
+    story.beat(20.2, 2, 1, checkpoint=1, sequence=5)
+    story.lease(23, 2, 2, checkpoint=1)
+    story.beat(23.2, 2, 2, checkpoint=2)
+    story.lease(26, 2, 3, checkpoint=1)
 
 
 def _no_checkpoint(story: Story) -> None:
@@ -460,6 +476,8 @@ BROKEN: list[tuple[str, Callable[[Story], None]]] = [
     ("same_answer", _refused_then),
     ("same_answer", _cancel_forgotten),
     ("checkpoint_seen", _old_checkpoint),
+    ("checkpoint_seen", _late_checkpoint),
+    ("checkpoint_seen", _checkpoint_of_an_earlier_run),
     ("checkpoint_seen", _no_checkpoint),
     ("checkpoint_seen", _made_up_checkpoint),
     ("dependencies_in_order", _out_of_order),

@@ -38,7 +38,7 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests.factories import T0, make_caller, make_tenant, make_token
 from tests.memory.subjects import ALICE, add, change, envelope, facts, remember
 
-DAY = timedelta(days=1)
+DAY, TICK = timedelta(days=1), timedelta(microseconds=1)
 
 
 def call(token: str, method: str, path: str, given: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def test_what_a_subject_has_settled_holds_for_lists_of_its_items_too(tenant: Ten
     add(as_kee, delete_after_days=2)
     remember(as_kee)
     subject = Subject.objects.get()
-    assert history(subject, now=T0 + 2 * DAY - timedelta(microseconds=1)) == ["Loves fettuccini"]
+    assert history(subject, now=T0 + 2 * DAY - TICK) == ["Loves fettuccini"]
     assert history(subject, now=T0 + 2 * DAY) == []
     assert history(change(as_kee, memory_enabled=False), now=T0) == []
 
@@ -439,7 +439,7 @@ def test_an_answer_for_a_time_in_between_leaves_both_ends(as_kee: Caller) -> Non
     subject = add(as_kee)
     remember(as_kee, "Lives in Berlin", slot="home", valid_from=T0 - 100 * DAY)
     remember(as_kee, "Lived in Rome", slot="home", valid_from=T0 - 50 * DAY, valid_to=T0 - 40 * DAY, now=T0 + DAY)
-    moments = (T0 - 51 * DAY, T0 - 50 * DAY, T0 - 40 * DAY - timedelta(microseconds=1), T0 - 40 * DAY, T0)
+    moments = (T0 - 51 * DAY, T0 - 50 * DAY, T0 - 40 * DAY - TICK, T0 - 40 * DAY, T0)
     assert [history(subject, true_at=moment) for moment in moments] == [
         ["Lives in Berlin"],
         ["Lived in Rome"],
@@ -456,7 +456,7 @@ def test_of_an_item_and_what_was_left_of_it_one_is_known_at_any_moment(as_kee: C
     remember(as_kee, "Lives in Berlin", slot="home", valid_from=T0 - 100 * DAY)
     remember(as_kee, "Lived in Rome", slot="home", valid_from=T0 - 50 * DAY, valid_to=T0 - 40 * DAY, now=T0 + DAY)
     split = ["Lived in Rome", "Lives in Berlin", "Lives in Berlin"]
-    moments = (T0, T0 + DAY - timedelta(microseconds=1), T0 + DAY)
+    moments = (T0, T0 + DAY - TICK, T0 + DAY)
     assert [history(subject, known_at=moment) for moment in moments] == [["Lives in Berlin"]] * 2 + [split]
 
 
@@ -678,6 +678,32 @@ def test_what_was_remembered_after_or_superseded_before_an_envelope_was_given_is
     remember(lee, "Loves fettuccini", now=T0 + 2 * DAY)
     assert remember(as_kee, "Lives in Berlin", slot="home", now=T0 + 3 * DAY).outcome == Outcome.SUPERSEDED
     assert remember(as_kee, "Loves fettuccini", now=T0 + 3 * DAY).outcome == Outcome.MERGED
+
+
+@pytest.mark.parametrize(("type_", "days"), [("USER_FACT", 31), ("USER_PATTERN", 15), ("SHARED_NARRATIVE", 8)])
+def test_what_counted_no_more_when_an_envelope_was_given_is_no_echo_of_it(
+    as_kee: Caller, tenant: Tenant, type_: str, days: int
+) -> None:
+    lee, joe = make_caller(tenant, "Lee"), make_caller(tenant, "Joe")
+    add(as_kee)
+    remember(as_kee, type=type_)
+    last = T0 + days * DAY - TICK
+    envelope(lee, now=last)
+    envelope(joe, now=last + TICK)
+    with pytest.raises(Echo), transaction.atomic():
+        remember(lee, type=type_, now=last + DAY)
+    assert remember(joe, type=type_, now=last + DAY).outcome == Outcome.MERGED
+
+
+def test_what_was_not_yet_true_when_an_envelope_was_given_is_no_echo_of_it(as_kee: Caller, tenant: Tenant) -> None:
+    lee, joe = make_caller(tenant, "Lee"), make_caller(tenant, "Joe")
+    add(as_kee)
+    remember(as_kee, valid_from=T0 + DAY)
+    envelope(lee, now=T0 + DAY)
+    envelope(joe, now=T0 + DAY - TICK)
+    with pytest.raises(Echo), transaction.atomic():
+        remember(lee, now=T0 + 2 * DAY)
+    assert remember(joe, now=T0 + 2 * DAY).outcome == Outcome.MERGED
 
 
 # The database's own rules.

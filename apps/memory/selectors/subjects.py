@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol
 
-from django.db.models import Exists, F, OuterRef, Q, QuerySet, Value
-from django.db.models.functions import Least
+from django.db.models import Case, Exists, F, OuterRef, Q, QuerySet, Value, When
+from django.db.models.functions import Greatest, Least
 
 from apps.core.sealing import keyed_digest, keyed_digests
 from apps.memory import months
-from apps.memory.decay import Windows
+from apps.memory.decay import Windows, lasts
 from apps.memory.errors import UnknownMemory, UnknownSubject
 from apps.memory.models import (
     EnvelopeLoaded,
@@ -23,6 +23,7 @@ from apps.memory.models import (
     Subject,
     SubjectQuerySet,
 )
+from apps.memory.states import ItemType
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 
@@ -138,17 +139,21 @@ def items(
 
 
 def was_served(subject: Subject, viewer_id: int, texts: Collection[bytes], *, until: datetime | None = None) -> bool:
-    """Whether one of these texts was among what was remembered, and so, when the viewer was given an envelope, be it
-    only until a moment."""
+    """Whether one of these texts counted, by the windows of now, when the viewer was given an envelope, be it only until
+    a moment."""
+    windows = policy(tenant_id=subject.tenant_id).windows
+    lasted = Case(*(When(type=type_, then=Value(lasts(windows.days(type_)))) for type_ in ItemType))
+    begun = Greatest("recorded_at", "valid_from")
     loads = EnvelopeLoaded.objects.filter(
         subject=subject,
         viewer_id=viewer_id,
         loaded_at__lte=until or _END,
-        loaded_at__gte=OuterRef("recorded_at"),
+        loaded_at__gte=OuterRef("begun"),
         # The earliest of those that are set.
-        loaded_at__lt=Least(OuterRef("superseded_at"), OuterRef("valid_to"), Value(_END)),
+        loaded_at__lt=Least(OuterRef("superseded_at"), OuterRef("valid_to"), OuterRef("faded")),
     )
-    return Item.objects.filter(subject=subject, text_digest__in=list(texts)).filter(Exists(loads)).exists()
+    said = Item.objects.filter(subject=subject, text_digest__in=list(texts))
+    return said.annotate(begun=begun, faded=F("said_at") + lasted).filter(Exists(loads)).exists()
 
 
 def has_said(subject: Subject, author: Caller, type_: str, text: bytes) -> bool:

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, Final, TypeVar
 
 from django.db import connection, transaction
-from django.db.models import DateTimeField, Model, QuerySet, Value
+from django.db.models import DateTimeField, Model, Q, QuerySet, Value
 
 from apps.core import erasure
 from apps.core.erasure import Rows, Wanted
@@ -20,7 +20,7 @@ from apps.memory import cache, selectors, sql
 from apps.memory.models import Concept, Item, Observation, Passage, Pattern, Session, Subject
 from apps.memory.services.replays import marks_of_said, marks_of_texts
 from apps.memory.services.subjects import revised
-from apps.memory.texts import bare
+from apps.memory.texts import bare, same_text
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts.models import Surface
 
@@ -108,9 +108,14 @@ def _forget(author: Caller, subject_id: str, item: int | None, now: datetime) ->
         marks |= _marks_of_said(subject)
         erased = _erase(subject)
     else:
-        texts = _lineage(subject, item)
+        said = _lineage(subject, item)
+        texts = sorted(set(map(bare, said)))
         words = Wanted(tenant_id=author.tenant_id, reference="", texts=texts)
-        going = Item.objects.filter(pk__in=ITEMS.numbers(words, among=_ABOUT, subject=subject.pk))
+        going = Item.objects.filter(
+            Q(pk__in=ITEMS.numbers(words, among=_ABOUT, subject=subject.pk))
+            | Q(text_digest__in=set(map(same_text, said))),
+            subject=subject,
+        )
         marks = _marks(subject, going) | _marks_of_words(subject, words)
         erased, remaining = _erase_words(subject, going, words)
         revised(subject, now)
@@ -162,7 +167,7 @@ def _at_once(rows: QuerySet[_Row]) -> list[_Row]:
 def _lineage(subject: Subject, number: int) -> list[str]:
     """The texts of an item, of all that say the same of the subject, and of whatever these had superseded."""
     selectors.item_of(subject, number)
-    return sorted(set(map(bare, sql.lineage(subject_pk=subject.pk, item_pk=number))))
+    return sql.lineage(subject_pk=subject.pk, item_pk=number)
 
 
 def _marks(subject: Subject, items: QuerySet[Item]) -> set[bytes]:
