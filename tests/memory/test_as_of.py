@@ -13,6 +13,7 @@ from apps.memory.selectors import Hit, recall
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests.factories import T0, make_caller
+from tests.memory.subjects import ALICE, add, remember
 
 DAY = timedelta(days=1)
 
@@ -113,3 +114,13 @@ def test_what_has_been_superseded_often_hides_nothing_that_stands(as_kee: Caller
         )
         refs.append(stored.ref)
     assert [hit.ref for hit in recall("zebra count", caller=as_kee, **narrowing)] == refs[-1:]
+
+
+@pytest.mark.parametrize("query", ["fettuccini", ""])
+def test_of_a_subject_whose_dates_are_told_by_the_month_one_asks_by_the_month(as_kee: Caller, query: str) -> None:
+    month = T0.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    add(as_kee, anonymize_dates=True)
+    remember(as_kee, now=month + 9 * DAY)
+    moments = [month - timedelta(microseconds=1), month, month + 9 * DAY, month + 10 * DAY]
+    found = [recall(query, caller=as_kee, subject_id=ALICE, as_of=moment) for moment in moments]
+    assert [[hit.text for hit in hits] for hits in found] == [[], *[["Loves fettuccini"]] * 3]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from apps.memory import sql
+from apps.memory import months, sql
 from apps.memory.questions import read
 from apps.memory.selectors.subjects import dates_of, unknown
 from apps.memory.texts import tokens
@@ -50,7 +50,7 @@ def recall(
     :param subject_id: only what is remembered of this subject; then `domain` is a type of items.
     :param filters: paths into the metadata and the values that must stand there (`{"plan.id": "p-1"}`); a leading
         `metadata.` is understood.
-    :param as_of: answer as one would have at this moment.
+    :param as_of: answer as one would have at this moment; at the end of its month, where the subject's dates are told by the month.
     :param limit: how many to answer at most; never more than `sql.MOST`.
     :param max_tokens: leave out the hits whose texts would go over this budget, as :func:`apps.memory.texts.tokens` counts.
     :param meant: what an embedder says that the question means.
@@ -59,6 +59,8 @@ def recall(
     subject = None if subject_id is None else _readable(caller, subject_id)
     if subject is not None and not subject.memory_enabled:
         return []
+    if subject is not None and subject.anonymize_dates:
+        as_of = as_of and months.last_moment(as_of)
     found = sql.find(
         question=read(query),
         tenant_id=caller.tenant_id,
