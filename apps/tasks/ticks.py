@@ -6,19 +6,18 @@ from apps.tasks.signals import task_queued
 
 
 @tick(every=timedelta(seconds=1))
-def sweep() -> None:
+def bring_back() -> None:
     """Bring back what has expired and ready what is due, in batches until none is full."""
     for _ in range(10):
-        swept = services.sweep()
-        if max(swept.requeued, swept.readied, swept.buried) < services.SWEEP_BATCH:
+        if max(services.bring_back()) < services.SWEEP_BATCH:
             return
 
 
 @tick(every=timedelta(seconds=1))
-def bring_back() -> None:
-    """Bring back what has expired and ready what is due, however long it takes to end what must not run again."""
+def end_what_must() -> None:
+    """End what must not run again; it may take long, and what can run waits for it nowhere."""
     for _ in range(10):
-        if max(services.bring_back()) < services.SWEEP_BATCH:
+        if services.end_what_must() < services.SWEEP_BATCH:
             return
 
 

@@ -201,7 +201,7 @@ def test_a_worker_stops_where_a_budget_is_spent_and_asks_for_more_in_the_name_of
 
     with running(make_worker(client, work)):
         until(has_ended(client, root))
-    services.sweep()
+    services.end_what_must()
 
     assert left == [{"tokens": 6, "cost_usd": None}]
     for task in (root, children[0]):

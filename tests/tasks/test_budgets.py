@@ -141,7 +141,7 @@ def test_a_task_whose_budget_is_spent_ends_as_its_budget_says(
         assert fail(worker, grant).will_retry is False
     elif end == "expire":
         later(31)
-        assert services.sweep().buried == 1
+        assert services.end_what_must() == 1
     else:
         with acting_as(kee):
             assert services.revoke_lease(task_id=grant.task_id) == status
@@ -172,7 +172,7 @@ def test_a_run_that_was_told_keeps_what_it_has_of_its_lease_and_no_more(kee: Cal
     answer = beat(worker, grant)
     assert (answer.order, answer.lease_ms) == ("cancel", 0)
     assert lease(worker) == []
-    assert services.sweep().buried == 1
+    assert services.end_what_must() == 1
     assert end_of(kee, grant.task_id) == ("failed", "budget_exhausted")
 
 
@@ -349,13 +349,13 @@ def test_what_waits_for_a_worker_ends_with_the_budget_it_draws_from(kee: Caller,
     below = number(queue(kee, caused_by=parent.receipt_id, budget=BudgetDraft(tokens=500)))
     last = number(queue(kee, parent=below, run_at=T0))
     free = number(queue(kee))
-    assert services.sweep().buried == 0
+    assert services.end_what_must() == 0
     beat(worker, root, tokens=100)
-    assert [services.sweep().buried, services.sweep().buried] == [2, 0]
+    assert [services.end_what_must(), services.end_what_must()] == [2, 0]
     assert [end_of(kee, task) for task in (below, last)] == [("failed", "budget_exhausted")] * 2
     # What is held hears of it, or goes when it is given back without having heard.
     release(worker, held)
-    assert services.sweep().buried == 1
+    assert services.end_what_must() == 1
     assert end_of(kee, held.task_id) == ("failed", "budget_exhausted")
     assert [grant.task_id for grant in lease(worker, capacity=9)] == [free]
 
@@ -367,7 +367,7 @@ def test_a_spent_budget_is_looked_at_until_nothing_open_draws_from_it(kee: Calle
     complete(worker, root)
 
     def settled() -> bool:
-        services.sweep()
+        services.end_what_must()
         with acting_as(kee):
             return Budget.objects.get().settled_at is not None
 
@@ -376,7 +376,7 @@ def test_a_spent_budget_is_looked_at_until_nothing_open_draws_from_it(kee: Calle
     later(61)
     with acting_as(kee):
         HotTask.objects.filter(task_id=number(queue(kee))).update(budget_id=root.task_id)
-    assert services.sweep().buried == 1
+    assert services.end_what_must() == 1
     assert settled()
 
 

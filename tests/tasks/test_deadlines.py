@@ -61,9 +61,9 @@ def test_a_task_past_its_deadline_ends_as_a_dead_letter(
     task = number(queue(kee))
     grant = lease_one(worker) if leased else None
     later(595)
-    assert services.sweep().buried == 0
+    assert services.end_what_must() == 0
     later(601)
-    assert [services.sweep().buried, services.sweep().buried] == [1, 0]
+    assert [services.end_what_must(), services.end_what_must()] == [1, 0]
     with acting_as(kee):
         record = TerminalRecord.objects.get(task_id=task)
         assert (record.status, record.reason, record.fence) == ("failed", "deadline_passed", int(leased))
@@ -85,9 +85,9 @@ def test_a_deadline_begins_when_the_task_may(kee: Caller) -> None:
         (tomorrow,) = cursor.fetchone()
     queue(kee, run_at=tomorrow)
     later(86_000)
-    assert services.sweep().buried == 0
+    assert services.end_what_must() == 0
     later(86_400 + 601)
-    assert services.sweep().buried == 1
+    assert services.end_what_must() == 1
 
 
 def test_overdue_tasks_are_found_by_index(kee: Caller) -> None:
@@ -132,7 +132,7 @@ def test_a_task_past_its_deadline_is_given_to_nobody_and_hinders_nobody(kee: Cal
     assert lease(worker, capacity=5) == []
     set_queue(kee, concurrency=5)
     assert lease(worker, capacity=5) == []
-    assert services.sweep().buried == 1
+    assert services.end_what_must() == 1
 
 
 def test_a_repeated_completion_answers_a_lease_cut_by_a_deadline_as_it_was(kee: Caller, worker: Caller) -> None:
@@ -160,14 +160,14 @@ def test_a_silent_holder_is_given_no_longer_than_the_type_allows(kee: Caller, wo
     at(T0 + timedelta(seconds=29))
     assert beat(worker, grant).lease_ms == 30_000
     at(T0 + timedelta(seconds=58))
-    assert services.sweep().requeued == 0
+    assert services.bring_back().requeued == 0
     assert lease(worker) == []
     at(T0 + timedelta(seconds=59))
     again = lease_one(worker)
     assert (again.task_id, again.fence, again.lease_ms) == (task, 2, 30_000)
     assert beat(worker, grant).reason == "superseded"
     at(T0 + timedelta(seconds=89))
-    assert services.sweep().requeued == 1
+    assert services.bring_back().requeued == 1
 
 
 def test_a_shorter_lease_than_the_longest_silence_stays_as_short(kee: Caller, worker: Caller) -> None:

@@ -236,8 +236,8 @@ def test_leases_that_expire_too_often_end_in_a_dead_letter(kee: Caller, worker: 
             assert len(lease(worker)) == 1
         at(T0 + timedelta(seconds=30))
         assert lease(worker) == []
-        assert services.sweep().buried == 1
-        assert services.sweep().buried == 0
+        assert services.end_what_must() == 1
+        assert services.end_what_must() == 0
 
         record = TerminalRecord.objects.get(task_id=number(task))
         assert (record.status, record.reason) == ("failed", "expiries_exhausted")
@@ -252,8 +252,8 @@ def test_the_sweep_brings_an_expired_lease_back(kee: Caller, worker: Caller) -> 
         at(T0)
         grant = lease_one(worker)
         at(T0 + timedelta(seconds=10))
-        assert services.sweep().requeued == 1
-        assert services.sweep().requeued == 0
+        assert services.bring_back().requeued == 1
+        assert services.bring_back().requeued == 0
         assert beat(worker, grant).reason == "requeued"
         with pytest.raises(LeaseLost):
             complete(worker, grant)
@@ -309,7 +309,7 @@ def test_a_cancellation_is_forced_at_the_end_of_the_lease(kee: Caller, worker: C
         cancel(kee, number(task))
         at(T0 + timedelta(seconds=10))
         assert lease(worker) == []
-        assert services.sweep().buried == 1
+        assert services.end_what_must() == 1
         assert selectors.status(task.task_id).status == "canceled"
 
 
@@ -548,7 +548,7 @@ def _releases(worker: Caller, grant: Grant) -> None:
 def _expires(worker: Caller, grant: Grant) -> None:
     at(T0 + timedelta(minutes=5))
     assert lease(worker) == []
-    services.sweep()
+    services.end_what_must()
 
 
 def _is_stuck(worker: Caller, grant: Grant) -> None:

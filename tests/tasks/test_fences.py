@@ -140,7 +140,7 @@ def superseded(worker: Caller, grant: Grant) -> None:
 
 
 def requeued(worker: Caller, grant: Grant) -> None:
-    assert services.sweep().requeued == 1
+    assert services.bring_back().requeued == 1
 
 
 def completed(worker: Caller, grant: Grant) -> None:

@@ -88,10 +88,10 @@ def test_what_becomes_due_takes_a_free_key(kee: Caller, worker: Caller) -> None:
         soon, later = (queue(kee, concurrency_key="k", run_at=T0 + timedelta(seconds=wait)) for wait in (10, 20))
         assert [soon.status, later.status] == ["scheduled", "scheduled"]
         at(T0 + timedelta(seconds=10))
-        services.sweep()
+        services.bring_back()
         assert lease_one(worker).task_id == number(soon)
         at(T0 + timedelta(seconds=20))
-        services.sweep()
+        services.bring_back()
         assert lease(worker) == []
 
 
@@ -105,7 +105,7 @@ def test_a_canceled_task_gives_its_key_up(kee: Caller, worker: Caller, *, leased
             lease_one(worker)
         services.cancel(caller=kee, task_id=number(first))
         at(T0 + timedelta(seconds=10))
-        services.sweep()
+        services.end_what_must()
         assert lease_one(worker).task_id == number(second)
 
 

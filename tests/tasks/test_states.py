@@ -95,12 +95,14 @@ def cancel_with_others(world: World) -> None:
 
 
 def sweep_now(world: World) -> None:
-    services.sweep()
+    services.bring_back()
+    services.end_what_must()
 
 
 def sweep_later(world: World) -> None:
     at(T0 + timedelta(days=1))
-    services.sweep()
+    services.bring_back()
+    services.end_what_must()
 
 
 def sweep_later_for_the_last_time(world: World) -> None:

@@ -73,10 +73,10 @@ def test_a_busy_inbox_keeps_back_no_end_but_its_own() -> None:
         HotTask.objects.update(lease_expires_at=LONG_AGO)
 
     with held(hexy, Inbox.objects.filter(principal_id=hexy.principal_id)):
-        assert services.sweep().buried == len(others)
+        assert services.end_what_must() == len(others)
         assert _ended(kee) == others
-        assert services.sweep().buried == 0
-    assert [services.sweep().buried for _ in range(3)] == [services.SWEEP_BATCH, 1, 0]
+        assert services.end_what_must() == 0
+    assert [services.end_what_must() for _ in range(3)] == [services.SWEEP_BATCH, 1, 0]
     assert _ended(kee) == busy | others
 
 
@@ -91,9 +91,9 @@ def test_a_task_that_somebody_has_at_hand_keeps_back_no_end_of_another() -> None
         HotTask.objects.update(lease_expires_at=LONG_AGO)
 
     with held(kee, HotTask.objects.filter(task_id=at_hand)):
-        assert services.sweep().buried == 1
+        assert services.end_what_must() == 1
     assert _ended(kee) == {other}
-    assert services.sweep().buried == 1
+    assert services.end_what_must() == 1
 
 
 def test_expired_leases_of_every_queue_and_tenant_are_brought_back(tenant: Tenant, kee: Caller) -> None:
@@ -106,8 +106,8 @@ def test_expired_leases_of_every_queue_and_tenant_are_brought_back(tenant: Tenan
             HotTask.objects.update(lease_expires_at=LONG_AGO)
     # A claim brings back those of its own queues.
     assert [grant.fence for grant in lease(kee, queues=("first",))] == [2]
-    assert services.sweep().requeued == 2
-    assert services.sweep().requeued == 0
+    assert services.bring_back().requeued == 2
+    assert services.bring_back().requeued == 0
 
 
 def test_work_for_handlers_that_lies_about_is_found_once_a_queue(kee: Caller) -> None:
@@ -181,7 +181,7 @@ def test_what_can_end_together_does_in_a_few_statements(kee: Caller) -> None:
         with acting_as(kee):
             HotTask.objects.update(lease_expires_at=LONG_AGO)
         with CaptureQueriesContext(connection) as asked:
-            assert services.sweep().buried == tasks
+            assert services.end_what_must() == tasks
         return len(asked)
 
     swept(1)
@@ -205,7 +205,7 @@ def test_one_that_can_not_be_ended_keeps_back_no_other_of_its_recipient() -> Non
             [broken, tenant.pk],
         )
 
-    assert services.sweep().buried == len(others)
+    assert services.end_what_must() == len(others)
     assert _ended(kee) == set(others)
     with acting_as(kee):
         assert [one.task_id for one in HotTask.objects.all()] == [broken]

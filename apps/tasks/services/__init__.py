@@ -32,7 +32,7 @@ from apps.tasks.services.scheduling import (
     set_schedule,
     stop_schedule,
 )
-from apps.tasks.services.sweeping import SWEEP_BATCH, admit_waiting, bring_back, kept_back, sweep, unannounced
+from apps.tasks.services.sweeping import SWEEP_BATCH, admit_waiting, bring_back, end_what_must, kept_back, unannounced
 from apps.tasks.services.tallying import TALLY_BATCH, forget_minutes, tally
 from apps.tasks.services.types import (
     QueueDraft,
@@ -100,6 +100,7 @@ __all__ = [
     "complete",
     "complete_many",
     "drop_partitions",
+    "end_what_must",
     "fail",
     "fail_many",
     "fetch_result",
@@ -137,7 +138,6 @@ __all__ = [
     "settle_turns",
     "stop_schedule",
     "store_artifact",
-    "sweep",
     "tally",
     "unannounced",
 ]

@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import psycopg
 from django.db import DatabaseError, connection
@@ -27,34 +27,25 @@ ADMIT_BATCH: Final = 1_000
 _PATIENCE: Final = "200ms"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Swept:
-    """What one sweep has found to do."""
+class BroughtBack(NamedTuple):
+    """How many leases had expired, and how many tasks were due."""
 
     requeued: int
     readied: int
-    buried: int
 
 
-def sweep() -> Swept:
-    """Bring expired leases back, ready what is due, end what must not run again; a bounded batch of each.
+def bring_back() -> BroughtBack:
+    """Bring expired leases back and ready what is due, a bounded batch of each. Opens its own transaction.
 
-    Opens transactions of its own: the ends for one recipient are one, in their tenant. One that fails, or whose
-    recipient's inbox is busy, is left to the next sweep and keeps back no other. Safe to repeat and to overlap.
+    Safe to repeat and to overlap.
     """
-    requeued, readied = bring_back()
-    return Swept(requeued=requeued, readied=readied, buried=end_what_must())
-
-
-def bring_back() -> tuple[int, int]:
-    """Bring expired leases back and ready what is due, a bounded batch of each; says how many. Opens its own transaction."""
     with acting_as_system("sweep of leases"), hot_cursor() as cursor:
         cursor.execute(sql.RECLAIM_ALL)
         requeued, readied, tenants, keys, ready = cursor.fetchone()
         admit(list(zip(tenants, keys, strict=True)))
         for tenant_id, queue, task_type in json.loads(ready):
             hint_on_commit(task_queued, tenant_id=tenant_id, queue=queue, task_type=task_type)
-    return requeued, readied
+    return BroughtBack(requeued, readied)
 
 
 def admit_waiting() -> int:
@@ -70,7 +61,11 @@ def admit_waiting() -> int:
 
 
 def end_what_must() -> int:
-    """End what must not run again, a bounded batch; says how many, as :func:`sweep`."""
+    """End what must not run again, a bounded batch; says how many.
+
+    Opens transactions of its own: the ends for one recipient are one, in their tenant. One that fails, or whose recipient's
+    inbox is busy, is left to the next sweep and keeps back no other. Safe to repeat and to overlap.
+    """
     with acting_as_system("sweep of leases"), hot_cursor() as cursor:
         cursor.execute(sql.DOOMED)
         doomed = cursor.fetchall()
