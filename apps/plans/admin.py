@@ -135,5 +135,5 @@ class LearnedModelAdmin(OperatorAdmin):
     )
     def go_back(self, model: LearnedModel, _given: Mapping[str, Any]) -> str:
         with acting_in(model.tenant_id, "console: back to the model before"):
-            earlier = services.go_back(number=model.number)
+            earlier = services.go_back(tenant_id=model.tenant_id, number=model.number)
         return f"{earlier} is in use again."

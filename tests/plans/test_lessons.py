@@ -268,7 +268,7 @@ def test_how_far_confidence_lies_from_the_truth_is_told_to_prometheus(taught: Ca
 def test_one_goes_back_to_the_model_before(tenant: Tenant, taught: Caller) -> None:
     with acting_as(taught):
         with pytest.raises(errors.NoEarlierModel):
-            services.go_back(number=1)
+            services.go_back(tenant_id=tenant.pk, number=1)
         uids = {one.name: one.uid for one in _tools(taught)}
         services.take_over_history(tenant_id=tenant.pk, plans=pasts(uids, 80), now=T0)
     second = services.learn(tenant_id=tenant.pk, now=T0)
@@ -276,12 +276,30 @@ def test_one_goes_back_to_the_model_before(tenant: Tenant, taught: Caller) -> No
     assert second.state == LearnedModel.State.IN_USE
 
     with acting_as(taught):
-        assert services.go_back(number=2).number == 1
+        assert services.go_back(tenant_id=tenant.pk, number=2).number == 1
         with pytest.raises(errors.NoEarlierModel):
-            services.go_back(number=2)
+            services.go_back(tenant_id=tenant.pk, number=2)
         made = create(taught, "Please frobnicate lot7, then zorp what is left")
 
     assert made.document["planner_version"].endswith(".1")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nobody_goes_back_to_a_model_that_is_being_emptied(tenant: Tenant, taught: Caller) -> None:
+    with acting_as(taught):
+        uids = {one.name: one.uid for one in _tools(taught)}
+        services.take_over_history(tenant_id=tenant.pk, plans=pasts(uids, 80), now=T0)
+    services.learn(tenant_id=tenant.pk, now=T0)
+
+    def go_back() -> None:
+        with acting_as(taught):
+            services.go_back(tenant_id=tenant.pk, number=2)
+
+    with acting_as_system("test"):
+        assert services.unlearn(tenant_id=tenant.pk, taught_at=T0) == 2
+        other = Other(go_back)
+        until_somebody_waits_for_this_transaction()
+    assert isinstance(other.ends(), errors.NoEarlierModel)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -414,7 +432,7 @@ def test_what_was_learned_from_a_forgotten_request_is_forgotten_and_the_rest_lea
         assert not LearnedModel.objects.in_use().exists()
         assert create(taught, "hello").document["planner_version"].endswith(".0")
         with pytest.raises(errors.NoEarlierModel):
-            services.go_back(number=2)
+            services.go_back(tenant_id=tenant.pk, number=2)
     with acting_as_system("test"):
         assert selectors.tenants_with_lessons() == [tenant.pk]
     made = services.learn(tenant_id=tenant.pk, now=T0 + timedelta(days=2))

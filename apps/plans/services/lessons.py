@@ -201,12 +201,13 @@ def _keep(
 
 
 @transaction.atomic
-def go_back(*, number: int) -> LearnedModel:
+def go_back(*, tenant_id: int, number: int) -> LearnedModel:
     """Take the model before this one, which is in use, into use again. Runs within its tenant.
 
     :raises NoEarlierModel: if that one is not in use, or none before it is kept.
     """
-    current = LearnedModel.objects.select_for_update().in_use().filter(number=number).first()
+    sql.wait_for_turn(tenant_id)
+    current = LearnedModel.objects.in_use().filter(number=number).first()
     earlier = (
         LearnedModel.objects.filter(state=LearnedModel.State.SUPERSEDED, number__lt=number).order_by("-number").first()
     )
