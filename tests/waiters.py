@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import redis
@@ -60,6 +60,23 @@ def until_somebody_waits_for_who_waits_for_this_transaction() -> None:
             if cursor.fetchone() is not None:
                 return
     raise AssertionError("nobody waits")
+
+
+_BUSY: Final = """
+select from pg_locks l join pg_stat_activity a using (pid)
+where l.locktype = 'virtualxid' and a.datname = current_database() and a.pid <> pg_backend_pid()
+"""
+
+
+def until_nobody_else_is_in_a_transaction() -> None:
+    """Until no other session of this database is at anything."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        with connection.cursor() as cursor:
+            cursor.execute(_BUSY)
+            if cursor.fetchone() is None:
+                return
+    raise AssertionError("somebody else is in a transaction")
 
 
 class Other(threading.Thread):

@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 import pytest
 from django.db import connection
 
-from tests.mcp.conftest import Server, server
+from tests.mcp.conftest import Server, server, started_server
 
-__all__ = ["server"]
+__all__ = ["server", "started_server"]
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 300.0

@@ -11,9 +11,9 @@ from apps.principals.tenancy import Caller, on_behalf_of
 from gatehouse_client import Client, Worker
 from tests.clients.proxy import Proxy, proxied
 from tests.factories import make_principal, make_tenant, make_token
-from tests.mcp.conftest import Server, server
+from tests.mcp.conftest import Server, server, started_server
 
-__all__ = ["server"]
+__all__ = ["server", "started_server"]
 
 Run = Callable[[Worker], AbstractContextManager[None]]
 

@@ -1,3 +1,3 @@
-from tests.mcp.conftest import acme, server
+from tests.mcp.conftest import acme, server, started_server
 
-__all__ = ["acme", "server"]
+__all__ = ["acme", "server", "started_server"]

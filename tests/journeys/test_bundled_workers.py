@@ -21,10 +21,10 @@ from apps.workers.states import State
 from tests.bundled_workers.pdfs import GRADIENTS, RECEIPTS, write_pdf
 from tests.bundled_workers.processes import running
 from tests.factories import make_caller, make_token
-from tests.mcp.conftest import Server, acme, server
+from tests.mcp.conftest import Server, acme, server, started_server
 from tests.workers.factories import enroll, make_key
 
-__all__ = ["acme", "server"]
+__all__ = ["acme", "server", "started_server"]
 
 SCRIPTS = (
     "code_analyzer.py",

@@ -17,6 +17,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from apps.principals.models import Tenant
 from tests.factories import make_tenant
+from tests.waiters import until_nobody_else_is_in_a_transaction
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,11 @@ class Server:
             Client(streamable_http_client(f"{self.url}/mcp", http_client=http), mode=mode) as client,
         ):
             yield client
+
+    def rests(self) -> None:
+        """Return once it has heard of every client that is gone, and nothing is left of what it did for them."""
+        httpx2.get(f"{self.url}/mcp")
+        until_nobody_else_is_in_a_transaction()
 
 
 def start_server(
@@ -67,10 +73,17 @@ def end_server(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.fixture(scope="session")
-def server(django_db_setup: None) -> Iterator[Server]:
+def started_server(django_db_setup: None) -> Iterator[Server]:
     process, url = start_server()
     yield Server(url)
     end_server(process)
+
+
+@pytest.fixture
+def server(started_server: Server, transactional_db: None) -> Iterator[Server]:
+    """A server that is at nothing any more when the test's rows are removed."""
+    yield started_server
+    started_server.rests()
 
 
 @pytest.fixture
