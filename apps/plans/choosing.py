@@ -7,6 +7,7 @@ accounted for. What changes the world must be asked for by its own verb, or in n
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,6 +33,7 @@ _BOLD: Final = 0.6
 _HEARD: Final = 0.02
 _SURE: Final = 0.7
 _NEXT: Final = 0.8
+_KNOWN: Final = frozenset({"the", "its", "this", "that", "their", "these", "those"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,14 +134,23 @@ class _Words:
 
     def candidates(self, clause: Clause) -> list[Candidate]:
         """The tools that may be used for a clause, best first, none that the asker has ruled out."""
-        found = self.ranker.open(self._without_results(clause), self.catalogue, self._at_hand())
+        found = self._open(clause)
+        if found and found[0].p >= KEPT:
+            return found
+        bare = self._without_results(clause)
+        return found if bare is clause else max(self._open(bare), found, key=_best)
+
+    def _open(self, clause: Clause) -> list[Candidate]:
+        found = self.ranker.open(clause, self.catalogue, self._at_hand())
         return [one for one in found if self.ranker.profiles[one.tool.uid].action not in self.ruled_out]
 
     def explain(self, clause: Clause, found: Sequence[Candidate] | None = None) -> None:
         """Account for a clause."""
         found = self.candidates(clause) if found is None else found
         self.named.update(kind for span in clause.spans if (kind := kinds.of_file(span.value)))
-        if found and found[0].p >= KEPT and not clause.circumstance:
+        if self._is_served(clause, found):
+            self.choice.wishes.append(clause)
+        elif found and found[0].p >= KEPT and not clause.circumstance:
             self._keep(clause, found)
         elif self.is_synthesis(clause):
             self.choice.wishes.append(clause)
@@ -159,6 +170,20 @@ class _Words:
         makes = clause.verb in {"create", *lexicon.GENERIC}
         return makes and not clause.spans and bool(lexicon.SYNTHESIS.intersection(clause.head))
 
+    def _is_served(self, clause: Clause, found: Sequence[Candidate]) -> bool:
+        """Does the step before do this by its own word, or bear what is only asked to be shown? Nothing else is named then.
+
+        What has a tool of its own is not served by one that merely speaks of it.
+        """
+        if not self.choice.chosen or clause.spans or not clause.head or clause.verb in {None, *lexicon.MUTATING}:
+            return False
+        tool = self.choice.chosen[-1].tool
+        if clause.verb in lexicon.GENERIC:
+            return set(clause.head) <= _borne(tool) and not clause.rest
+        if found and found[0].p >= KEPT and found[0].tool.uid != tool.uid:
+            return False
+        return self.ranker.speaks_of(tool.uid, clause.concepts)
+
     def is_noise(self, clause: Clause) -> bool:
         """Does the clause only tell what there is, why, or when?"""
         if clause.circumstance:
@@ -169,11 +194,15 @@ class _Words:
         return clause.verb in lexicon.GENERIC and not clause.head and some
 
     def _without_results(self, clause: Clause) -> Clause:
-        """A result named for the deed of a step before (the transcript, the analysis) is what that bears, and no matter of its own."""
-        deeds = {self.ranker.profiles[one.tool.uid].action for one in self.choice.chosen} - {clause.verb}
-        if not deeds.intersection(clause.head):
+        """A result named for the deed of a step before (the transcript), or as the last one names it (the text), is what that bears,
+        and no matter of its own.
+        """
+        results = {self.ranker.profiles[one.tool.uid].action for one in self.choice.chosen} - {clause.verb}
+        if self.choice.chosen and all(span.kind == "email" for span in clause.spans):
+            results |= _borne(self.choice.chosen[-1].tool) & _definite(clause)
+        if not results.intersection(clause.head):
             return clause
-        left = tuple(concept for concept in clause.head if concept not in deeds)
+        left = tuple(concept for concept in clause.head if concept not in results)
         return replace(clause, head=left, words=(*clause.words, "it"))
 
     def _at_hand(self) -> frozenset[str]:
@@ -192,6 +221,21 @@ class _Words:
         best = max(found, key=lambda one: (one.likely, one.score, one.tool.uid), default=None)
         if best is not None and best.likely >= _SHOWN:
             self.choice.chosen.append(Chosen(tool=best.tool, clause=clause, p=best.likely, sure=False))
+
+
+def _best(found: Sequence[Candidate]) -> float:
+    return found[0].p if found else 0.0
+
+
+def _borne(tool: Tool) -> frozenset[str]:
+    """What a tool bears, by the names in its output."""
+    return frozenset(lexicon.concepts_of(tool.outputs))
+
+
+def _definite(clause: Clause) -> frozenset[str]:
+    """What a clause speaks of as of something known."""
+    pairs = itertools.pairwise(clause.words)
+    return frozenset(lexicon.concept(word) for before, word in pairs if before in _KNOWN)
 
 
 class _Learned:

@@ -97,6 +97,10 @@ _TELLS: Final = re.compile(
     re.IGNORECASE,
 )
 """How one is told something whose address follows."""
+_MASK_OR_REST: Final = re.compile(r"\x02?[0-9]+\x03")
+"""A mark of something named exactly, whole or without its beginning."""
+_A_LINE: Final = re.compile(r"^\W*an?\s+(?:line|note)\b", re.IGNORECASE)
+_LINE: Final = re.compile(r"^\W*(?:know\b|an?\s+(?:\w+\s+)?(?:line|note|message)\b)", re.IGNORECASE)
 _SOUGHT: Final = re.compile(r"\bfor\s+(?P<what>.+)$", re.IGNORECASE | re.DOTALL)
 _COMMANDS: Final = re.compile(
     r"[a-z][\w-]*\s+(?:the|a|an|my|our|your|his|her|their|this|these|those|all|every|each|any|some|it|them|everything)\b",
@@ -110,13 +114,23 @@ _EITHER: Final = re.compile(
 """A question for one of two answers."""
 _CALLED: Final = re.compile(r"\b(?P<what>[a-z]+)\s+(?:(?:at|on|from|under)\s+)?\x02(?P<span>\d+)\x03")
 _DEED: Final = re.compile(
-    r"\W*(?:(?:an?|the|some|another|me|us)\s+)*(?P<deed>[a-z]+)\s+(?:of|for|from)\b", re.IGNORECASE
+    r"\W*(?:(?:an?|the|some|another|me|us)\s+)*(?P<kind>(?:[a-z]+\s+){0,2}?)(?P<deed>[a-z]+)\s+(?:of|for|from|on)\b",
+    re.IGNORECASE,
 )
 _DOING: Final = frozenset({"create", "build", "execute", "write", "research"})
 """Families of verbs that with a deed's name mean the deed: to build an index is to index."""
 _ASKS: Final = frozenset({"to", "and", "please", "you", "then", "i", "we"})
 _HAVING: Final = frozenset({"want", "need", "like", "have", "get", "see"})
 _HAVING_WORDS: Final = 4
+_PERFECT: Final = re.compile(
+    r"(?:i|we|he|she|they|it)\s+(?:have|has|had|ve)\s+(?:already|just|now|also|since|recently|never|not|\s)*\w+ed\b"
+)
+"""What is told to have been done, and is not asked for."""
+_LIES_THERE: Final = re.compile(
+    r"(?:(?:see|show|tell|know|give)\s+(?:(?:me|us)\s+)?)?what(?:['\u2019]s|\s+is|\s+are|\s+lies)?\s+(?:there\s+|stored\s+|located\s+)?(?:in|inside|under|at)\s+\x02(?P<place>\d+)\x03\W*$",
+    re.IGNORECASE,
+)
+"""A question for what is in a place, without a word of what kind of thing that could be."""
 _VERSIONS: Final = frozenset({"version", "translation", "equivalent"})
 _TURNED: Final = frozenset({"in", "into", "to"})
 _SAYING: Final = frozenset(
@@ -195,6 +209,15 @@ _PREPOSITION: Final = re.compile(
     re.IGNORECASE,
 )
 _OF: Final = re.compile(r"\bof\b", re.IGNORECASE)
+_PHRASE: Final = re.compile(
+    r"\b(?P<word>at|in|on|from|for|of|to|with|into|onto|under|inside|within|by|about|against|using|via|located|stored|as|that|which|who|through|over|across"
+    r"|among|between|during|per|toward|towards|like|but)\b",
+    re.IGNORECASE,
+)
+_BELONGS: Final = frozenset({"of", "for", "to"})
+"""What such a phrase names may be told exactly by the one after it: of the shop at PATH, to the accountant at ADDRESS."""
+_LIES: Final = frozenset({"at", "in", "under", "inside", "within", "located", "stored", "on"})
+_GIVES_REASON: Final = re.compile(r"\s*(?:it|they|we|i|he|she|this|that|these|those|there|you)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,6 +263,13 @@ class Clause:
     """The text with the kinds of what it names exactly in the place of their values."""
     written: str = ""
     """The text as it stands in the intent: with quotation marks, and with the word that rules it out."""
+    marked: str = ""
+    """The text with a mark in the place of each thing that is named exactly."""
+
+    @property
+    def qualifiers(self) -> list[str]:
+        """The words that say how, where or for whom it is to be done, and that introduce nothing that is named exactly."""
+        return list(_qualifiers(self.marked))
 
     @property
     def concepts(self) -> frozenset[str]:
@@ -274,6 +304,11 @@ def read(intent: str) -> Reading:
         if clause.words or clause.spans:
             clauses.append(clause)
     return Reading(tuple(clauses), masked, spans)
+
+
+def is_directory(span: Span) -> bool:
+    """Is it a path whose last part has no ending, so that it may be of a place rather than of one file?"""
+    return span.kind == "path" and "." not in re.split(r"[/\\]", span.value)[-1]
 
 
 def restricts(clause: Clause) -> bool:
@@ -521,6 +556,7 @@ def _clause(piece: _Piece, spans: tuple[Span, ...], number: int) -> Clause:
         asks=piece.asks,
         values=_values(bare, spoken),
         masked=_kinds(bare, spans),
+        marked=bare,
         written=f"{piece.ban} {_MASK.sub(lambda match: spans[int(match[1])].written, bare)}".strip(),
     )
 
@@ -545,14 +581,15 @@ def _verb_and_object(bare: str, spoken: list[str], spans: tuple[Span, ...]) -> t
     """The family of a clause's verb, and what it is done to: a verb is the first word, or the first and a second one."""
     family = lexicon.verb(spoken[0]) if spoken else None
     rest = bare[_first_word_end(bare) :] if family else bare
+    if family and spoken[0] in lexicon.AT:
+        rest = f"{lexicon.AT[spoken[0]]} for {rest}"
     named = _named(bare, spans)
     if _is_said_in_a_language(family, spoken, named):
         return "translate", rest
     if (found := lexicon.phrase(spoken)) is not None:
         return found[0], _without(found[1], bare[_first_word_end(bare) :])
-    tells = _TELLS.match(bare)
-    if tells is not None and spans[int(tells["to"])].kind == "email":
-        return "send", re.sub(r"^\W*know\b", " ", bare[tells.end() :], flags=re.IGNORECASE)
+    if (asked := _asked_of_a_place(bare, spans) or _told_to_somebody(bare, spans)) is not None:
+        return asked
     if family is None or family in lexicon.GENERIC:
         return _unsaid_verb(bare, spoken, named) or (family, rest)
     if (
@@ -560,8 +597,22 @@ def _verb_and_object(bare: str, spoken: list[str], spans: tuple[Span, ...]) -> t
         and (deed := _DEED.match(rest))
         and deed["deed"].casefold() in lexicon.DEEDS | {"index", "list"}
     ):
-        return lexicon.concept(deed["deed"].casefold()), rest[deed.end("deed") :]
+        return lexicon.concept(deed["deed"].casefold()), deed["kind"] + rest[deed.end("deed") :]
     return ("convert" if family == "turn" and "into" in spoken else family), rest
+
+
+def _asked_of_a_place(bare: str, spans: tuple[Span, ...]) -> tuple[str, str] | None:
+    """To say what is in a directory is to list its files."""
+    found = _LIES_THERE.match(bare)
+    return ("list", "files") if found and is_directory(spans[int(found["place"])]) else None
+
+
+def _told_to_somebody(bare: str, spans: tuple[Span, ...]) -> tuple[str, str] | None:
+    """To let somebody whose address is named know something is to send it."""
+    found = _TELLS.match(bare)
+    if found is None or spans[int(found["to"])].kind != "email":
+        return None
+    return "send", _LINE.sub(" ", bare[found.end() :])
 
 
 def _unsaid_verb(bare: str, spoken: list[str], named: frozenset[str]) -> tuple[str, str] | None:
@@ -581,7 +632,7 @@ def _without(word: str, text: str) -> str:
 
 def _wanted_done(spoken: list[str]) -> str | None:
     """The participle of a wish to have something done: I want the page translated."""
-    if not (_HAVING & set(spoken[:_HAVING_WORDS])):
+    if not (_HAVING & set(spoken[:_HAVING_WORDS])) or _PERFECT.match(" ".join(spoken[: 2 * _HAVING_WORDS])):
         return None
     for before, word in itertools.pairwise(spoken[1:]):
         if word.endswith("ed") and before not in _ARTICLES and _participle(word) in lexicon.FAMILIES:
@@ -671,6 +722,30 @@ def _head_and_rest(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
             continue
         return tuple(lexicon.concepts(plain[: found.start()])), tuple(lexicon.concepts(plain[found.end() :]))
     return tuple(lexicon.concepts(plain)), ()
+
+
+def _qualifiers(text: str) -> Iterator[str]:
+    """The words of prepositional phrases, and of what follows upon something named exactly; but for those that only introduce such.
+
+    A phrase of what something belongs to is introduced by the next one, if that says where it lies.
+    """
+    found = list(_PHRASE.finditer(text))
+    ends = [*(one.start() for one in found), len(text)]
+    yield from _loose_words(text[: ends[0]].partition("\x02")[2])
+    phrases = [(one["word"].casefold(), text[one.end() : end]) for one, end in zip(found, ends[1:], strict=True)]
+    for (word, phrase), (following, after) in itertools.pairwise([*phrases, ("", "")]):
+        if word == "as" and _GIVES_REASON.match(phrase):
+            return
+        if not (word in _BELONGS and following in _LIES and _MASK.search(after) and not _MASK.search(phrase)):
+            yield from _loose_words(phrase)
+
+
+def _loose_words(text: str) -> Iterator[str]:
+    """The words that introduce nothing named exactly: such stand right before it, and no colon parts them."""
+    pieces = _MASK_OR_REST.split(text)
+    for place, piece in enumerate(pieces):
+        if place == len(pieces) - 1 or piece.rstrip().endswith(":"):
+            yield from words(_A_LINE.sub(" ", piece))
 
 
 def _situated(text: str, spans: tuple[Span, ...]) -> Iterator[Span]:

@@ -22,7 +22,7 @@ index: index catalogue
 extract: extract mine harvest
 parse: parse
 scan: scan crawl walk
-list: list enumerate itemize itemise
+list: list enumerate itemize itemise ls
 search: search find locate discover seek lookup google
 fetch: fetch retrieve download get obtain grab
 read: read open load
@@ -80,7 +80,7 @@ solve: solve
 proofread: proofread copyedit
 rewrite: rewrite rephrase paraphrase reword
 anonymize: anonymize anonymise redact mask
-delete: delete remove erase wipe purge destroy drop discard
+delete: delete remove erase wipe purge destroy drop discard rm
 clear: clear truncate
 uninstall: uninstall
 write: write save store persist record
@@ -183,6 +183,7 @@ article: article articles paper papers publication publications literature
 image: image images picture pictures photo photos photograph
 email: email emails mail mails inbox
 webpage: webpage webpages website websites homepage
+web: web internet online www
 video: video videos movie clip
 audio: audio podcast
 issue: issue issues bug bugs defect defects problem problems flaw flaws
@@ -211,6 +212,7 @@ STOP: Final = listed("""
     output outputs thing things stuff something anything everything using use used via based it's let let's need
     inside outside around across along among behind beneath beyond beside near off per throughout toward towards
     saying stating titled entitled called named containing latest newest recent current currently underneath upon know lie lies exist exists reside resides contain contains contained seem seems love want like help make give show tell provide perform carry out up down how why when where while
+    immediately promptly quickly directly asap
     """)
 
 GENERIC: Final = listed("""
@@ -228,6 +230,9 @@ _TWOFOLD: Final = listed("""
 """Verbs that are nouns as often: in the object of a wish, or in a tool's text, they stand for themselves."""
 
 TWOFOLD: Final = _TWOFOLD | verbs.TWOFOLD
+
+SAYING_NOTHING: Final = STOP | GENERIC | frozenset({"thanks", "cheers", "regards", "once"})
+"""Words that restrict nothing, wherever they stand."""
 
 TIMES: Final = listed("""
     january february march april june july august september october november december monday tuesday wednesday thursday
@@ -323,8 +328,15 @@ KIN: Final = {
     "measure": frozenset({"analyze"}),
     "check": frozenset({"analyze"}),
     "extract": frozenset({"read", "detect"}),
+    "read": frozenset({"fetch"}),
 }
 """What people also mean by a verb of knowing: who finds the names in a letter extracts them."""
+
+AT: Final = {"google": "web"}
+"""Verbs that say where it is done as well."""
+
+PLACES: Final = frozenset({"repository", "directory", "project", "workspace", "root", "tree"})
+"""What holds other things: who takes it takes what is in it."""
 
 SIZES: Final = listed("""
     wide wider narrow narrower high higher tall taller big bigger large larger small smaller
@@ -342,6 +354,28 @@ distance: far
 speed: fast
 """
 """The measure that an adjective behind a number speaks of."""
+
+UNITS: Final = {
+    "px": "pixels",
+    "pix": "pixels",
+    "s": "seconds",
+    "sec": "seconds",
+    "secs": "seconds",
+    "ms": "milliseconds",
+    "min": "minutes",
+    "mins": "minutes",
+    "h": "hours",
+    "hrs": "hours",
+    "kg": "kilograms",
+    "km": "kilometers",
+    "cm": "centimeters",
+    "mm": "millimeters",
+    "kb": "kilobytes",
+    "mb": "megabytes",
+    "gb": "gigabytes",
+    "deg": "degrees",
+}
+"""Units in short."""
 
 _NOUN_ENDINGS: Final = ("al", "ment", "ation", "ion", "ance", "er", "or")
 _SHORTEST_VERB: Final = 4
@@ -372,7 +406,7 @@ _PHRASES_OF: Final = {
     tuple(member.split("_")): name for name, members in _families(_PHRASES).items() for member in members
 }
 FAMILY_OF_VERB: Final = {
-    **{member: member for member in sorted(verbs.PLAIN | verbs.TWOFOLD)},
+    **{member: stem(member) for member in sorted(verbs.PLAIN | verbs.TWOFOLD)},
     **{member: name for name, members in _families(_VERBS).items() for member in members},
 }
 FAMILIES: Final = frozenset(FAMILY_OF_VERB.values())

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from apps.core.lexical import words
 from apps.plans import kinds, lexicon, references, shapes
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Offer, Pool, Tool
 from apps.plans.choosing import Choice, Memo, choose_tools
-from apps.plans.clauses import Clause, Span, read, restricts
+from apps.plans.clauses import Clause, Span, is_directory, read, restricts
 from apps.plans.documents import WORKER_STEPS, Plan, PlanStatus, Step, StepType, can_be_told
 from apps.plans.history import KEPT
 from apps.plans.layout import Draft, HandedOn, Layout, has_independent_steps, longest_way, plain, resolved
@@ -29,7 +28,7 @@ from apps.plans.suggestions import POSSIBLE, Suggested
 from apps.plans.validation import Limits, validate
 
 NOTHING_SUGGESTED: Final = Suggested()
-PLANNER_VERSION: Final = "3"
+PLANNER_VERSION: Final = "5"
 REFUSED: Final = 0.35
 
 _MAX_TOOLS: Final = 12
@@ -47,10 +46,20 @@ _NAMED: Final = 0.7
 _DOUBT: Final = 0.03
 _BINDING_KINDS: Final = frozenset({"path", "url", "email"})
 _CONCEPTS_OF_SPANS: Final = {"path": ("directory", "file"), "url": ("webpage",), "email": ("email",)}
+_INTRODUCES: Final = {
+    **_CONCEPTS_OF_SPANS,
+    "email": ("email", *map(lexicon.concept, ("address", "inbox", "recipient"))),
+    "quoted": tuple(
+        map(lexicon.concept, ("text", "words", "message", "sentence", "note", "line", "body", "following"))
+    ),
+}
+"""What something named exactly may be called, beside what the tool calls it."""
 _UNSERVED_KINDS: Final = frozenset({"capability", "permission"})
 _TOPICS: Final = frozenset({"about", "regarding", "concerning", "like", "unlike"})
 _CONTAINED: Final = frozenset({"in", "inside", "within", "from", "under", "below"})
 _UNIVERSAL: Final = frozenset({"all", "any", "each", "every", "everything", "anything", "whatever", "other", "others"})
+_ALL: Final = frozenset({"all", "each", "every"})
+_PASSED_OVER: Final = frozenset({"the", "of", "my", "our", "your", "his", "her", "their", "its", "these", "those"})
 _MANY: Final = frozenset(
     {*_UNIVERSAL, "many", "several", "files", "directory", "directories", "dir", "folder", "folders"}
 )
@@ -394,6 +403,12 @@ class _Work:
         told = list(_strings([draft.filling.params]))
         if clause.exception and not any(clause.exception in text for text in told):
             self.miss("condition", f"No step can leave out what this does: {clause.text[:500]}", clause=clause.text)
+        if (all_of := self._all_of(draft, told)) and draft.asked:
+            self.miss(
+                "capability",
+                f"{draft.tool.name} does not do this to all {all_of}: {clause.text[:500]}",
+                clause=clause.text,
+            )
         if clause.verb in lexicon.MUTATING or not self.ranker.profiles[draft.tool.uid].gentle:
             for kind, why in self._unplain(draft, told):
                 self.miss(kind, f"{why}: {clause.text[:500]}", clause=clause.text)
@@ -408,11 +423,44 @@ class _Work:
         heard = {word for text in told for word in words(text)}
         if late := [word for word in clause.words if word in lexicon.TIMES and word not in heard]:
             yield "condition", f"A plan has no schedule, and no step takes {late[0]!r}"
-        if many := _many(draft):
-            yield "capability", f"{draft.tool.name} does this to one thing, not to {many}"
-        for span in clause.spans:
-            if doubt := _doubt_of(span, clause):
-                yield "capability", doubt
+        yield from (("capability", lost) for lost in self._lost(draft, told) if lost)
+
+    def _lost(self, draft: Draft, told: Sequence[str]) -> Iterator[str]:
+        """Yield what of a clause its step would not do, or do to something else; an empty text where that is nothing."""
+        many, unheard = _many(draft), " ".join(self._unheard(draft, told))
+        yield many and f"{draft.tool.name} does this to one thing, not to {many}"
+        yield unheard and f"{draft.tool.name} takes nothing that says {unheard!r}"
+        yield from (_doubt_of(span, draft.clause) for span in draft.clause.spans)
+
+    def _unheard(self, draft: Draft, told: Sequence[str]) -> list[str]:
+        """The words that say how, where or for whom it is to be done, and of which neither the tool nor a param speaks."""
+        qualifiers = draft.clause.qualifiers
+        known = self._known(draft, told) | lexicon.SAYING_NOTHING if qualifiers else frozenset()
+        return [word for word in qualifiers if len(word) > 1 and not {word, lexicon.concept(word)} & known]
+
+    def _all_of(self, draft: Draft, told: Sequence[str]) -> str:
+        """The things of which a clause means all, where neither the tool nor a param speaks of such; else nothing."""
+        thing = _meant_all(draft.clause)
+        if not thing:
+            return ""
+        if any(is_directory(span) for span in _single_paths(draft)):
+            return thing
+        profile = self.ranker.profiles[draft.tool.uid]
+        known = {thing, lexicon.concept(thing)} & self._known(draft, told) or kinds.of_word(
+            thing
+        ) in profile.takes | profile.gives
+        return "" if known else thing
+
+    def _known(self, draft: Draft, told: Sequence[str]) -> frozenset[str]:
+        """What a tool and its params speak of, and what kinds of things its clause names exactly."""
+        tool, offers = draft.tool, self.catalogue.offers_of(draft.tool.uid)
+        described = [
+            str(schema.get("description", "")) for schema in tool.inputs.values() if isinstance(schema, Mapping)
+        ]
+        texts = [tool.name, tool.description, *tool.inputs, *described, *tool.outputs, *told]
+        texts += [tag for offer in offers for tag in offer.capabilities]
+        known = {lexicon.concept(word) for text in texts for word in words(text)}
+        return frozenset(known.union(*(_INTRODUCES.get(span.kind, ()) for span in draft.clause.spans)))
 
     def _held_back(self, clause: Clause) -> str:
         """What is said after a clause, asks for nothing, and may restrict it."""
@@ -713,7 +761,7 @@ class _Work:
 
 def _doubt_of(span: Span, clause: Clause) -> str:
     """What is not plain of something named exactly that is to be changed, or that something is to be sent to; else nothing."""
-    if span.kind == "path" and not clause.head and "." not in re.split(r"[/\\]", span.value)[-1]:
+    if span.kind == "path" and not clause.head and is_directory(span):
         return f"It is not said whether {span.value} is one file or all that lies there"
     if span.kind == "email" and span.before[-1:] and span.before[-1] in _TOPICS:
         return f"{span.value} is only spoken of"
@@ -727,16 +775,43 @@ def _spoken_of(clause: Clause) -> frozenset[str]:
     )
 
 
+def _meant_all(clause: Clause) -> str:
+    """The last word of what a clause means all of."""
+    said = iter(clause.words)
+    if not any(word in _ALL for word in said):
+        return ""
+    thing = ""
+    for word in said:
+        if word in lexicon.STOP and (thing or word not in _PASSED_OVER):
+            break
+        thing = thing if word in lexicon.STOP else word
+    return thing
+
+
 def _many(draft: Draft) -> str:
     """How a clause says that it means all of a kind, or what is in a place, where the tool is for one thing; else nothing."""
-    clause, tool = draft.clause, draft.tool
-    singles = [span for span in clause.spans if span.kind == "path" and span.number in draft.filling.spans]
-    own = {word for text in (tool.name, tool.description, *tool.inputs) for word in words(text)}
-    if not singles or own & _MANY:
-        return ""
+    clause, singles = draft.clause, _single_paths(draft)
     inside = any(span.before[-1:] and span.before[-1] in _CONTAINED for span in singles)
-    many = next((word for word in clause.words if word in _UNIVERSAL), "")
+    many = next((word for word in clause.words if singles and word in _UNIVERSAL), "")
     return many or ("what is in a place" if inside and clause.head else "")
+
+
+def _single_paths(draft: Draft) -> list[Span]:
+    """The paths that a tool is given for one thing each: it neither speaks of many things, nor takes a place for what is there."""
+    tool, params = draft.tool, draft.filling.params
+    own = {word for text in (tool.name, tool.description, *tool.inputs) for word in words(text)}
+    if own & _MANY:
+        return []
+    names = {
+        span.number: [name for name, value in params.items() if value == span.value] for span in draft.clause.spans
+    }
+    return [
+        span
+        for span in draft.clause.spans
+        if span.kind == "path"
+        and span.number in draft.filling.spans
+        and not lexicon.PLACES.intersection(lexicon.concepts_of(names[span.number]))
+    ]
 
 
 def _strings(value: Any) -> Iterator[str]:

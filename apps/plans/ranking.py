@@ -40,6 +40,7 @@ _FIELDS: Final = {
 _POOL: Final = 20
 _BIAS, _VERB, _COVER, _SAID, _KIND = -4.4, 2.6, 3.4, 1.6, 0.8
 _EXACT: Final = 0.6
+_OTHER_NAMES: Final = -2.5
 _STRANGE_CAP: Final = 0.2
 _MUTATING_COVER: Final = 0.6
 _ANAPHORA_COVER: Final = 0.6
@@ -56,7 +57,7 @@ _FEW: Final = 6
 
 _SPAN_CONCEPTS: Final = {"path": ("directory", "file"), "url": ("webpage", "url"), "email": ("email",)}
 _INTO: Final = frozenset({"into", "to", "as"})
-_MAKING: Final = frozenset({"create", *lexicon.GENERIC})
+_MAKING: Final = frozenset({"create", "fetch", *lexicon.GENERIC})
 _ANAPHORA: Final = frozenset({"it", "that", "this", "them", "these", "those", "result", "results", "output", "outcome"})
 _MISFIT: Final = -1.5
 _VALUE: Final = 0.15
@@ -101,6 +102,8 @@ class _Wish:
     files: frozenset[str]
     """The media that files of certain kinds hold: what else they are called is a name."""
     wants: frozenset[str]
+    exact: frozenset[str]
+    """What kinds of things are named exactly: path, url, email."""
 
 
 class Ranker:
@@ -149,6 +152,14 @@ class Ranker:
         """The concepts of a tool's name; none if there is no such tool."""
         profile = self.profiles.get(uid)
         return profile.name if profile else frozenset()
+
+    def speaks_of(self, uid: str, terms: Iterable[str]) -> bool:
+        """Does a tool speak of all these terms?"""
+        doc = self.index.number(uid)
+        if doc is None:
+            return False
+        marks = self.index.marks(sorted(set(terms)), np.array([doc], dtype=np.int32))
+        return bool(((marks & _TOLD) > 0).all())
 
     def speaking_of(self, terms: Sequence[str], catalogue: Catalogue) -> list[str]:
         """The uids of the few tools that may be used now and speak of these terms most."""
@@ -246,8 +257,8 @@ class Ranker:
         for doc, cover, mark, finds, told in columns:
             profile = self.profiles[self.index.key(doc)]
             able = (finds or profile.asks) and (told or profile.gentle)
-            covered = _ANAPHORA_COVER * bool(mark) if lone else cover
-            if wish.clause.verb and profile.action == wish.clause.verb and wish.files & profile.takes:
+            covered = _ANAPHORA_COVER * (bool(mark) or _exact_fit(wish, profile) > 0) if lone else cover
+            if wish.files & profile.takes and _is_meant(wish, profile):
                 covered = max(covered, _FILE_COVER)
             found.append(_probability(wish, profile, covered, mark, able=able))
         return found
@@ -270,17 +281,29 @@ def _keys(name: str) -> Iterator[str]:
 def _probability(wish: _Wish, profile: Profile, cover: float, verb_mark: int, *, able: bool) -> tuple[float, float]:
     named = len(profile.name & wish.spoken) / len(profile.name) if profile.name else 0.0
     z = _BIAS + _VERB * _verb_match(wish, profile, verb_mark) + _COVER * cover + _SAID * named
-    z += _KIND * _kind_fit(wish, profile) + _EXACT * _exact_fit(wish.clause, profile)
+    z += _KIND * _kind_fit(wish, profile) + _EXACT * _exact_fit(wish, profile)
     p = round(1 / (1 + math.exp(-z)), 4)
     strange = not able or _is_strange(wish.clause, profile, cover)
     return (min(p, _STRANGE_CAP) if strange else p), p
 
 
-def _exact_fit(clause: Clause, profile: Profile) -> float:
-    """Where no verb says what is to be done, does the tool need a link, a path or an address as the clause names one?"""
-    if clause.verb is not None and clause.verb not in lexicon.GENERIC:
+def _is_meant(wish: _Wish, profile: Profile) -> bool:
+    """Does the verb say what the tool does with such a file, or a question what it finds there?"""
+    if wish.clause.verb is None:
+        return bool(wish.wants & profile.gives)
+    return profile.action == wish.clause.verb
+
+
+def _exact_fit(wish: _Wish, profile: Profile) -> float:
+    """Does the tool need a link, a path or an address as the clause names one? It helps where the verb says little, and a tool
+    that needs one where only others are named is another one.
+    """
+    if not profile.names or not wish.exact:
         return 0.0
-    return float(any(span.kind in profile.names for span in clause.spans))
+    if not profile.names & wish.exact:
+        return _OTHER_NAMES
+    verb = wish.clause.verb
+    return float(verb is None or verb in lexicon.GENERIC or profile.action in lexicon.KIN.get(verb, ()))
 
 
 def _shares(rows: Sequence[int], weights: Shares, spoken: Mask) -> Shares:
@@ -300,7 +323,7 @@ def _met(rows: Sequence[int], spoken: Mask) -> list[bool]:
 
 
 def _wish(clause: Clause, at_hand: frozenset[str]) -> _Wish:
-    terms = tuple(sorted({*clause.head, *clause.rest, *([clause.verb] if clause.verb else [])}))
+    terms = tuple(sorted({*clause.head, *clause.rest, *([clause.verb] if clause.verb else []), *_implied(clause)}))
     wants = _wanted(clause)
     return _Wish(
         clause=clause,
@@ -310,7 +333,14 @@ def _wish(clause: Clause, at_hand: frozenset[str]) -> _Wish:
         has=_had(clause, wants, at_hand),
         files=_files(clause) & kinds.MEDIA,
         wants=wants,
+        exact=frozenset(span.kind for span in clause.spans if span.kind in _SPAN_CONCEPTS),
     )
+
+
+def _implied(clause: Clause) -> tuple[str, ...]:
+    """Where a link is all that a verb is about, a page is meant."""
+    lone = not clause.head and not clause.rest
+    return ("webpage",) if lone and any(span.kind == "url" for span in clause.spans) else ()
 
 
 def _wanted(clause: Clause) -> frozenset[str]:
@@ -318,6 +348,8 @@ def _wanted(clause: Clause) -> frozenset[str]:
     for place, word in enumerate(clause.words):
         if word in _INTO and (found := kinds.of_words(clause.words[place + 1 : place + 1 + _RESULT_WORDS])):
             return found
+    if clause.verb is None and clause.asks:
+        return kinds.of_words((*clause.head, *clause.rest)) - _files(clause)
     return kinds.of_words(clause.head) if clause.verb in _MAKING else frozenset()
 
 

@@ -436,7 +436,7 @@ def _is_in_its_unit(slot: _Slot, span: Span) -> bool:
     return (
         slot.is_required
         and numbers == [slot.name]
-        and any(word in words(text) for word in span.after[:1] for text in described)
+        and any(lexicon.UNITS.get(word, word) in words(text) for word in span.after[:1] for text in described)
     )
 
 

@@ -16,6 +16,7 @@ from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Offer
 from apps.plans.documents import PlanStatus, canonical, plan_hash
 from apps.plans.offers import Priority
 from apps.plans.validation import Limits, validate
+from tests.plans import manifests
 from tests.plans.intents import PLAIN, REFUSED, RULED_OUT, SERVED, UNPLAIN
 from tests.plans.shelf import (
     ANALYZE,
@@ -23,6 +24,7 @@ from tests.plans.shelf import (
     EXAMPLE_OFFERS,
     EXAMPLE_TOOLS,
     FULL,
+    INTEGER,
     MORE_TOOLS,
     STRING,
     TRANSLATE,
@@ -32,7 +34,16 @@ from tests.plans.shelf import (
     shape,
     tool,
 )
-from tests.plans.wishes import HELD_OUT_SERVED, HELD_OUT_UNSERVED, MET_SERVED, MET_UNSERVED
+from tests.plans.wishes import (
+    BUNDLED_SERVED,
+    HELD_OUT_SERVED,
+    HELD_OUT_UNSERVED,
+    LATER_SERVED,
+    LATER_UNSERVED,
+    MET_SERVED,
+    MET_UNSERVED,
+    ORCHARD_SERVED,
+)
 
 TRANSLATORS = [one for one in FULL.offers if one.tool_uid == TRANSLATE.uid]
 FLAGSHIP = "Analyze the Python codebase at /path/to/repo and suggest optimizations"
@@ -147,22 +158,125 @@ def test_wishes_in_everyday_words_are_served(wish: str, tools: list[str]) -> Non
 
 
 def test_of_wishes_that_the_planner_was_not_mended_on_three_in_four_are_served_and_none_wrongly() -> None:
-    outcomes = {wish: (served_by(wish), tools) for wish, tools in HELD_OUT_SERVED}
+    wishes = [*HELD_OUT_SERVED, *LATER_SERVED]
+    outcomes = {wish: (served_by(wish), tools) for wish, tools in wishes}
 
     assert [wish for wish, (found, tools) in outcomes.items() if found not in (None, tools)] == []
-    assert sum(found == tools for found, tools in outcomes.values()) >= 0.75 * len(HELD_OUT_SERVED)
+    assert sum(found == tools for found, tools in outcomes.values()) >= 0.75 * len(wishes)
 
 
 @pytest.mark.parametrize("catalogue", [FULL, UNBARRED], ids=["some barred", "all allowed"])
 def test_of_wishes_that_no_tool_serves_none_is_planned_met_or_not(catalogue: Catalogue) -> None:
-    wishes = [*MET_UNSERVED, *HELD_OUT_UNSERVED]
+    wishes = [*MET_UNSERVED, *HELD_OUT_UNSERVED, *LATER_UNSERVED]
 
     assert [wish for wish in wishes if make_plan(wish, catalogue).status == PlanStatus.READY] == []
 
 
-def served_by(wish: str) -> list[str] | None:
-    """The tools of the plan for a wish, everything allowed; None: it is refused."""
+@pytest.mark.parametrize(
+    ("wish", "unheard"),
+    [
+        ("Run the tests of /srv/app on Windows", "windows"),
+        ("Run the tests of /srv/app as root", "root"),
+        ("Run the tests of /srv/app with coverage", "coverage"),
+        ("Run the tests as root in /srv/app", "root"),
+        ("Run the tests of /srv/app against the live database", "live database"),
+        ("Delete the file /tmp/a.log from Bob's phone", "bob phone"),
+        ("Send an email to bob@example.org via Slack: 'hi'", "slack"),
+        ("Send bob@example.org a Slack message: 'hi'", "slack"),
+        ("Send an email to bob@example.org as Ann: 'hi'", "ann"),
+    ],
+)
+def test_what_qualifies_a_change_and_is_heard_by_no_tool_is_named_as_missing(wish: str, unheard: str) -> None:
     plan = make_plan(wish, UNBARRED)
+
+    assert plan.status == PlanStatus.NEEDS_ESCALATION
+    assert [f"takes nothing that says {unheard!r}" in one["detail"] for one in plan.missing or ()] == [True]
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        "Run the tests for the billing service at /srv/app",
+        "Run the tests for our shop in /srv/app, please",
+        "Run all the tests in /srv/app",
+        "Run the tests in the folder /srv/app for me",
+        "Delete the file /tmp/a.log as it is full of nonsense",
+        "Run the tests of /srv/app immediately",
+        "Send an email to our accountant at ann@example.org: 'The bill is paid'",
+        "Send an email to my dear colleague bob@example.org with the text 'See you'",
+        "Send ann@example.org an email with the following words: 'See you'",
+        "Drop ann@example.org a line: 'thanks for the fish'",
+    ],
+)
+def test_words_that_only_introduce_what_is_named_exactly_or_give_a_reason_qualify_nothing(wish: str) -> None:
+    assert served_by(wish) is not None
+
+
+def test_a_qualifier_that_a_tool_speaks_of_or_takes_is_heard() -> None:
+    takes = shape("repo_path", repo_path=STRING, platform={"type": "string", "enum": ["windows", "linux"]})
+    runner = tool("run_tests", "Run the tests of a project in a container.", takes, shape(failures=INTEGER))
+    catalogue = Catalogue(4, (runner,), (offer("runner", runner, effects=["exec"]),))
+
+    taken = make_plan("Run the tests of /srv/app on Windows in a container", catalogue)
+    refused = make_plan("Run the tests of /srv/app on Solaris in a container", catalogue)
+
+    assert taken.steps[0].params == {"repo_path": "/srv/app", "platform": "windows"}
+    assert refused.status == PlanStatus.NEEDS_ESCALATION
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        "Download all images from https://example.org",
+        "Fetch every video on https://example.org/a",
+        "Resize every image in /pics to 100 pixels",
+        "Resize all pictures in /pics/2024 to a width of 100 pixels",
+    ],
+)
+def test_what_is_meant_for_all_of_a_kind_is_not_done_to_one_thing(wish: str) -> None:
+    assert served_by(wish) is None
+
+
+@pytest.mark.parametrize(
+    ("wish", "tools"),
+    [
+        ("Transcribe /a/b.mp3 and email the transcript to ann@example.org", ["transcribe_audio", "send_email"]),
+        ("Fetch https://example.org/a and email the text to ann@example.org", ["fetch_webpage", "send_email"]),
+        ("Open https://example.org/help and give me the text", ["fetch_webpage"]),
+        ("Have a look at the Python project /srv/shop and find problems", ["analyze_repository"]),
+        ("Run a sentiment analysis on 'what a dull day'", ["analyze_sentiment"]),
+        ("I'd like to see what is in /var/log", ["scan_directory"]),
+        ("What does the sign in /tmp/sign.jpg say?", ["read_image_text"]),
+        ("Resize the photo /tmp/me.jpg to 200 px", ["resize_image"]),
+        ("Read me https://example.org/about", ["fetch_webpage"]),
+        ("Google cheap flights to Rome", ["search_web"]),
+        ("Search online for the tallest building in Asia", ["search_web"]),
+        ("ls /home", ["scan_directory"]),
+        ("rm /tmp/a.log", ["delete_file"]),
+    ],
+)
+def test_results_links_places_and_units_are_understood_without_more_words(wish: str, tools: list[str]) -> None:
+    assert served_by(wish) == tools
+
+
+def test_what_is_told_to_have_been_done_is_not_done_again() -> None:
+    assert served_by("I have already resized /tmp/a.png to 300 pixels") is None
+    assert served_by("I want to have /tmp/a.png resized to a width of 300 pixels") == ["resize_image"]
+
+
+@pytest.mark.parametrize(("wish", "tools"), ORCHARD_SERVED)
+def test_what_a_step_bears_is_matter_of_its_own_where_a_tool_speaks_of_it(wish: str, tools: list[str]) -> None:
+    assert served_by(wish, manifests.orchard(), context={"batch": "first"}) == tools
+
+
+@pytest.mark.parametrize(("wish", "tools"), BUNDLED_SERVED)
+def test_a_tool_that_speaks_of_what_another_does_takes_no_wish_from_it(wish: str, tools: list[str]) -> None:
+    assert served_by(wish, manifests.bundled(), context={"file_types": ["pdf"]}) == tools
+
+
+def served_by(wish: str, catalogue: Catalogue = UNBARRED, **more: Any) -> list[str] | None:
+    """The tools of the plan for a wish, everything allowed; None: it is refused."""
+    plan = make_plan(wish, catalogue, **more)
     return [step.tool_name for step in plan.steps if step.tool_name] if plan.status == PlanStatus.READY else None
 
 

@@ -1,6 +1,7 @@
 """Wishes in everyday words, written before the planner had met any of them and halved by lot.
 
 On the one half the planner was mended; the other was only measured. What can be served comes with the tools that serve it.
+The later ones came when qualifiers were first heard: half of what can't be served asks for what a tool does, but otherwise than it does it.
 """
 
 MET_SERVED = [
@@ -149,3 +150,111 @@ HELD_OUT_UNSERVED = [
     "Water the plants in the office",
     "Turn off the lights in the kitchen",
 ]
+
+LATER_SERVED = [
+    ("Show me the files in /srv/uploads", ["scan_directory"]),
+    ("What files are stored under /mnt/usb?", ["scan_directory"]),
+    ("Find all csv files in the directory /data/export", ["scan_directory"]),
+    ("Please have the repository at /srv/gateway analyzed", ["analyze_repository"]),
+    ("Assess the maintainability of the codebase in /srv/ledger", ["analyze_repository"]),
+    (
+        "Go through the Python code in /home/mia/bot and tell me what could be optimized",
+        ["analyze_repository", "suggest_optimizations"],
+    ),
+    ("Is 'we are very disappointed' a positive or a negative statement?", ["analyze_sentiment"]),
+    ("Analyze how people feel in 'the new menu is a delight'", ["analyze_sentiment"]),
+    ("Make a searchable index of the PDF files in /archive/minutes", ["scan_directory", "index_pdfs"]),
+    ("Index the PDFs in /papers/2024 and extract the concepts", ["scan_directory", "index_pdfs", "extract_concepts"]),
+    ("OCR the image /scans/label.png", ["read_image_text"]),
+    ("Which words are written in the picture /pics/board.jpg?", ["read_image_text"]),
+    ("I need 'where can I buy tickets?' in Turkish", ["translate_text"]),
+    ("Give me the French translation of 'the shop is closed'", ["translate_text"]),
+    ("Translate the page https://example.org/recipe into English", ["fetch_webpage", "translate_text"]),
+    ("Load https://example.net/faq and show me its text", ["fetch_webpage"]),
+    ("Get me the text of the website https://example.com/imprint", ["fetch_webpage"]),
+    ("Look up on the web how to prune apple trees", ["search_web"]),
+    ("Search for cheap hotels in Lisbon on the web", ["search_web"]),
+    ("Write down what is said in /rec/call-17.wav", ["transcribe_audio"]),
+    (
+        "Make a transcript of the podcast /audio/ep1.mp3 and translate it into German",
+        ["transcribe_audio", "translate_text"],
+    ),
+    ("Scale the image /pics/hero.png down to a width of 800 pixels", ["resize_image"]),
+    ("Resize /pics/a.jpg so that it is 320 pixels wide", ["resize_image"]),
+    ("Write an email to finn@example.org: 'The keys are at the desk'", ["send_email"]),
+    ("Tell gina@example.net by email that 'the order has shipped'", ["send_email"]),
+    ("Transcribe /rec/brief.mp3 and email the transcript to gina@example.net", ["transcribe_audio", "send_email"]),
+    ("Fetch https://example.org/status and mail its text to finn@example.org", ["fetch_webpage", "send_email"]),
+    ("Check which licenses the dependencies of the project in /srv/gateway have", ["check_licenses"]),
+    ("Please run all the tests in /srv/gateway", ["run_tests"]),
+    ("Throw away the file /tmp/build.zip", ["delete_file"]),
+]
+LATER_UNSERVED = [
+    "Run the tests of /srv/gateway in a Docker container",
+    "Run the tests of /srv/gateway with Python 3.9",
+    "Run the tests of the project at /srv/gateway against the staging database",
+    "Run the tests of /srv/gateway as another user",
+    "Delete the file /tmp/build.zip from the backup",
+    "Delete the file /tmp/build.zip on the mail server",
+    "Delete the file /tmp/build.zip with a secure overwrite",
+    "Send an email to finn@example.org via the company's Exchange server: 'Hello'",
+    "Send an email to finn@example.org with high priority: 'Hello'",
+    "Send an email to finn@example.org in the name of Gina: 'Hello'",
+    "Send an email to finn@example.org with the file /tmp/report.pdf attached: 'Hello'",
+    "Download all pictures from https://example.net/gallery",
+    "Download every PDF that is linked on https://example.net/papers",
+    "Run a load test against https://example.com",
+    "Delete the last line of the file /etc/hosts",
+    "Delete the directory /srv/uploads and everything in it",
+    "Resize every image in /pics to 100 pixels",
+    "Add a watermark to the image /pics/hero.png",
+    "Transcribe the meeting as it happens",
+    "Translate the film /video/ad.mp4 into Spanish with subtitles",
+    "Fill in the form at https://example.com/apply",
+    "Find out who owns the domain example.net",
+    "Change the license of the repository /srv/gateway to MIT",
+    "Commit the changes in /srv/gateway",
+    "Copy the files in /srv/uploads to /mnt/usb",
+    "Clean the coffee machine",
+    "Schedule a meeting with gina@example.net for Tuesday",
+    "I have deleted the file /tmp/build.zip",
+    "Maybe send an email to finn@example.org: 'Hello', I am not sure yet",
+    "Do not run the tests in /srv/gateway",
+]
+
+CIDER = (
+    "Pick the apples of the batch, then wash the apples, then press the apples, then ferment the juice,"
+    " then taste the cider and weigh the cider"
+)
+"""What the executions are asked for that go on while processes are killed."""
+
+_APPLES = ["pick_apples", "wash_apples", "press_apples", "ferment_juice"]
+ORCHARD_SERVED = [
+    (CIDER, [*_APPLES, "taste_cider", "weigh_cider"]),
+    (
+        "First pick the apples of the batch. Wash the apples. Press the apples. Ferment the juice. Weigh the cider. Taste the cider.",
+        [*_APPLES, "weigh_cider", "taste_cider"],
+    ),
+    (
+        "Pick the apples of the batch, wash the apples, press the apples, then ferment the juice, then weigh it and taste it",
+        [*_APPLES, "weigh_cider", "taste_cider"],
+    ),
+    ("Please pick the apples of the batch and wash them", ["pick_apples", "wash_apples"]),
+]
+"""What names things that the step before bears, and that the tools for it speak of themselves."""
+
+_ANALYZED = ["analyze_repository", "suggest_optimizations"]
+BUNDLED_SERVED = [
+    ("Analyze the Python codebase at /tmp/fresh ü/examples and suggest optimizations", _ANALYZED),
+    ("Analyze the Python codebase at /srv/my new shop/src and suggest optimizations", _ANALYZED),
+    ("Analyze the codebase at /srv/shop, then recommend improvements", _ANALYZED),
+    ("Please assess the Python repository in /srv/shop and propose refactorings", _ANALYZED),
+    ("Analyze the code in /srv/shop. Give me optimization suggestions.", _ANALYZED),
+    ("Analyze the repository at /srv/shop and find issues", ["analyze_repository"]),
+    ("Analyze the repository at /srv/shop and find slow patterns", ["analyze_repository"]),
+    (
+        "Index all PDFs in /tmp/fresh ü/documents, extract key concepts, and generate summary",
+        ["scan_directory", "index_pdfs", "extract_concepts"],
+    ),
+]
+"""Tools that speak of each other, and folders with spaces in their names."""

@@ -23,12 +23,9 @@ from apps.chaos.ground import Broken, Ground, prepared
 from config.stack import programs
 from config.stack.processes import Program
 from tests.executions.killing.judge import Call, Execution, Receipt, Step, Task, World
+from tests.plans.wishes import CIDER
 
 STEPS: Final = 10
-INTENT: Final = (
-    "Pick the apples of the batch, then wash the apples, then press the apples, then ferment the juice,"
-    " then taste the cider and weigh the cider"
-)
 PRODUCT: Final = ("web", "worker-core", "worker-execute", "worker-deliver", "beat")
 ALL_OF_THEM: Final = "web, Celery and beat"
 TARGETS: Final = ("worker-execute", "web", "postgres", "worker-core", "valkey", ALL_OF_THEM, "beat", "worker-deliver")
@@ -125,7 +122,7 @@ class _Run:
             self.ground.start(name)
         deadline = time.monotonic() + _PATIENCE
         while True:
-            status, plan = self._ask("POST", "/api/v1/plans", {"intent": INTENT, "context": {"batch": "first"}})
+            status, plan = self._ask("POST", "/api/v1/plans", {"intent": CIDER, "context": {"batch": "first"}})
             if status == HTTPStatus.CREATED and plan["status"] == "ready" and len(plan["steps"]) == STEPS:
                 return
             if time.monotonic() > deadline:
@@ -255,7 +252,7 @@ class _Run:
             self._carry_out(f"b{next(self._batches)}")
 
     def _carry_out(self, batch: str) -> None:
-        made = self._insist("POST", "/api/v1/plans", {"intent": INTENT, "context": {"batch": batch}})
+        made = self._insist("POST", "/api/v1/plans", {"intent": CIDER, "context": {"batch": batch}})
         begun = self._insist("POST", "/api/v1/executions", {"plan_id": made["plan_id"]})
         path = f"/api/v1/executions/{begun['execution_id']}"
         while not self._too_late.is_set():
