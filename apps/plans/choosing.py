@@ -18,7 +18,7 @@ from apps.plans import kinds, lexicon
 from apps.plans.calibration import calibration_error
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
 from apps.plans.clauses import Clause, Reading, read
-from apps.plans.history import KEPT, NEAREST, Heard, History, Looked, Past, Voiced, Without
+from apps.plans.history import KEPT, NEAREST, Heard, History, Looked, Past, Voiced, Without, log_odds
 from apps.plans.ordering import best_path
 from apps.plans.ranking import Candidate, Ranker
 
@@ -110,15 +110,21 @@ def choose_tools(reading: Reading, ranker: Ranker, catalogue: Catalogue, *, begu
 
     :param begun: whether something of it has been done before.
     """
-    clauses = reading.clauses
-    ruled_out = frozenset(clause.verb for clause in clauses if clause.forbidden and clause.verb)
-    asked = [clause for clause in clauses if not clause.forbidden and not clause.conditional]
-    work = _Words(ranker, catalogue, ruled_out, begun=begun)
+    asked = _asked(reading)
+    work = _Words(ranker, catalogue, _ruled_out(reading), begun=begun)
     if ranker.history is None or not asked:
         for clause in asked:
             work.explain(clause)
         return work.choice
-    return _Learned(work, ranker.history).choose(reading.masked, asked)
+    return _Learned(work, ranker.history, reading.masked, asked).choose()
+
+
+def _asked(reading: Reading) -> list[Clause]:
+    return [clause for clause in reading.clauses if not clause.forbidden and not clause.conditional]
+
+
+def _ruled_out(reading: Reading) -> frozenset[str]:
+    return frozenset(clause.verb for clause in reading.clauses if clause.forbidden and clause.verb)
 
 
 class _Words:
@@ -241,37 +247,58 @@ def _definite(clause: Clause) -> frozenset[str]:
 class _Learned:
     """Choosing by what past plans say, and by words where they say nothing."""
 
-    def __init__(self, words: _Words, history: History) -> None:
+    def __init__(
+        self, words: _Words, history: History, masked: str, asked: Sequence[Clause], without: Without | None = None
+    ) -> None:
         self.words = words
         self.history = history
         self.ranker = words.ranker
+        self.asked = asked
+        self.found = {clause.number: words.candidates(clause) for clause in asked}
+        self.heard = history.hear(masked, [clause.masked for clause in asked], without)
+        self.voices = _voices(self.ranker, words.catalogue, history, self.heard, self.found.values())
+        self.odds = 0.0
+        """The log-odds of what was taken."""
 
-    def choose(self, masked: str, asked: Sequence[Clause]) -> Choice:
-        """Take what past plans make likely; what they know nothing of is explained by words."""
-        found = {clause.number: self.words.candidates(clause) for clause in asked}
-        heard = self.history.hear(masked, [clause.masked for clause in asked])
-        voices = _voices(self.ranker, self.words.catalogue, self.history, heard, found.values())
-        voices = [one for one in voices if one.p >= _HEARD and self._is_open(one.uid)]
-        taken = [one for one in voices if one.p >= KEPT and self._is_asked_for(one, found)]
+    def choose(self) -> Choice:
+        """Take what past plans make likely, in their order; what they know nothing of is explained by words."""
+        choice = self.take()
+        choice.chosen = self._ordered(choice.chosen)
+        return choice
+
+    def take(self) -> Choice:
+        """The same, part by part of the request."""
+        voices = [one for one in self.voices if one.p >= _HEARD and self._is_open(one.uid)]
+        taken = [one for one in voices if one.p >= KEPT and self._is_asked_for(one)]
         passed = sorted((one for one in voices if one not in taken), key=lambda one: (-one.p, one.uid))
         choice = self.words.choice
         choice.rejected.append(passed[0].p if passed else 0.0)
-        nearest = max((one.features[NEAREST] for one in voices), default=0.0)
-        choice.confidence = self.history.sureness([one.p for one in taken], choice.rejected[0], nearest)
-        near = _nearness(self.history, asked, found, heard, [one.uid for one in taken])
-        homes = {one.uid: _home(asked, near, one.uid) for one in taken}
-        for clause in asked:
+        self._weigh({one.uid: one.p for one in taken}, passed)
+        near = self.nearness([one.uid for one in taken])
+        homes = {one.uid: _home(self.asked, near, one.uid) for one in taken}
+        for clause in self.asked:
             here = [one for one in taken if homes[one.uid] == clause.number]
             for one in sorted(here, key=lambda one: (-one.p, one.uid)):
                 choice.chosen.append(self._chosen(one, clause, passed))
             if not here and not self._is_accounted_for(clause, near):
-                self._explain_by_words(clause, found[clause.number])
-        self._show_what_is_nearest(asked, found, heard, passed)
-        choice.chosen = self._ordered(choice.chosen)
+                self._explain_by_words(clause)
+        self._show_what_is_nearest(passed)
         if len(choice.chosen) > len(taken):
-            kept = [one.p for one in choice.chosen]
-            choice.confidence = self.history.sureness(kept, choice.rejected[0], nearest)
+            self._weigh({one.tool.uid: one.p for one in choice.chosen}, passed)
         return choice
+
+    def _weigh(self, kept: Mapping[str, float], passed: Sequence[Voiced]) -> None:
+        others = [one.p for one in passed if one.uid not in kept]
+        self.odds = log_odds(kept.values(), others)
+        self.words.choice.confidence = self.history.sureness(self.odds)
+
+    def nearness(self, uids: Sequence[str]) -> dict[tuple[int, str], float]:
+        """How near each of some tools is to each clause, by words and by past plans."""
+        near = {}
+        for clause, learned in zip(self.asked, self.history.affinities(self.heard, uids), strict=True):
+            likely = {one.tool.uid: one.likely for one in self.found[clause.number]}
+            near.update({(clause.number, uid): likely.get(uid, 0.0) + learned.get(uid, 0.0) for uid in uids})
+        return near
 
     def _ordered(self, chosen: list[Chosen]) -> list[Chosen]:
         """As past plans ran them, unless something among them changes the world: then as they were mentioned."""
@@ -293,13 +320,13 @@ class _Learned:
             return False
         return bool(self.words.catalogue.open_offers(uid))
 
-    def _is_asked_for(self, one: Voiced, found: Mapping[int, Sequence[Candidate]]) -> bool:
+    def _is_asked_for(self, one: Voiced) -> bool:
         """What changes the world needs its own verb, or nearly the words of a past plan."""
         if self.ranker.profiles[one.uid].gentle:
             return True
         if one.p >= _BOLD and one.features[NEAREST] >= _ALIKE:
             return True
-        return any(other.tool.uid == one.uid and other.p >= KEPT for others in found.values() for other in others)
+        return any(other.tool.uid == one.uid and other.p >= KEPT for others in self.found.values() for other in others)
 
     def _is_accounted_for(self, clause: Clause, near: Mapping[tuple[int, str], float]) -> bool:
         """Do past plans tie the clause to a tool that is taken anyway? What changes the world is never passed over so."""
@@ -312,25 +339,19 @@ class _Learned:
             return True
         return False
 
-    def _explain_by_words(self, clause: Clause, found: Sequence[Candidate]) -> None:
+    def _explain_by_words(self, clause: Clause) -> None:
         """Only tools that past plans do not know: of the others they have judged already."""
-        fresh = [one for one in found if not self.history.knows(one.tool.uid)]
+        fresh = [one for one in self.found[clause.number] if not self.history.knows(one.tool.uid, self.heard)]
         self.words.explain(clause, fresh)
 
-    def _show_what_is_nearest(
-        self,
-        asked: Sequence[Clause],
-        found: Mapping[int, Sequence[Candidate]],
-        heard: Heard,
-        passed: Sequence[Voiced],
-    ) -> None:
+    def _show_what_is_nearest(self, passed: Sequence[Voiced]) -> None:
         """A part that nothing serves is shown with what past plans hold likeliest, as it is with what words bring up."""
         choice = self.words.choice
         open_parts = {clause.number: clause for clause, _ in choice.unmatched}
-        likely = [one for one in passed if open_parts and one.p >= _SHOWN and self._is_asked_for(one, found)]
-        near = _nearness(self.history, asked, found, heard, [one.uid for one in likely]) if likely else {}
+        likely = [one for one in passed if open_parts and one.p >= _SHOWN and self._is_asked_for(one)]
+        near = self.nearness([one.uid for one in likely]) if likely else {}
         for one in likely:
-            clause = open_parts.pop(_home(asked, near, one.uid), None)
+            clause = open_parts.pop(_home(self.asked, near, one.uid), None)
             if clause is not None and not any(shown.clause.number == clause.number for shown in choice.chosen):
                 choice.chosen.append(replace(self._chosen(one, clause, ()), sure=False))
 
@@ -354,29 +375,19 @@ def brought_up(found: Iterable[Sequence[Candidate]]) -> dict[str, float]:
 
 
 def look(plan: Past, ranker: Ranker, history: History, without: Without) -> Looked:
-    """What a history says of one of its own requests, left out, and where in it the plan's tools are spoken of."""
+    """What a history says of one of its own requests, left out, what it would choose, and where in it the plan's tools are spoken of."""
     reading = read(plan.request)
-    asked = [clause for clause in reading.clauses if not clause.forbidden]
-    heard = history.hear(reading.masked, [clause.masked for clause in asked], without)
-    found = {clause.number: ranker.open(clause, ranker.catalogue) for clause in asked}
-    voices = _voices(ranker, ranker.catalogue, history, heard, found.values())
-    near = _nearness(history, asked, found, heard, plan.tools) if asked else {}
-    return Looked(voices, {uid: _home(asked, near, uid) for uid in plan.tools} if asked else {})
-
-
-def _nearness(
-    history: History,
-    asked: Sequence[Clause],
-    found: Mapping[int, Sequence[Candidate]],
-    heard: Heard,
-    uids: Sequence[str],
-) -> dict[tuple[int, str], float]:
-    """How near each of some tools is to each clause, by words and by past plans."""
-    near = {}
-    for clause, learned in zip(asked, history.affinities(heard, uids), strict=True):
-        likely = {one.tool.uid: one.likely for one in found[clause.number]}
-        near.update({(clause.number, uid): likely.get(uid, 0.0) + learned.get(uid, 0.0) for uid in uids})
-    return near
+    if not (asked := _asked(reading)):
+        return Looked((), {}, None)
+    work = _Learned(
+        _Words(ranker, ranker.catalogue, _ruled_out(reading), begun=False), history, reading.masked, asked, without
+    )
+    near = work.nearness(plan.tools)
+    homes = {uid: _home(asked, near, uid) for uid in plan.tools}
+    if not all(ranker.catalogue.open_offers(uid) for uid in plan.tools):
+        return Looked(work.voices, homes, None)
+    taken = {one.tool.uid for one in work.take().chosen}
+    return Looked(work.voices, homes, (work.odds, taken == set(plan.tools)))
 
 
 def _home(asked: Sequence[Clause], near: Mapping[tuple[int, str], float], uid: str) -> int:

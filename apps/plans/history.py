@@ -31,7 +31,9 @@ _PAIR: Final = 0.5
 _SMOOTH: Final = 0.5
 _SAYING: Final = 0.12
 _WORDS: Final = 8
-_NO_TOOL: Final = 5.0
+_LEAST: Final = 0.005
+_MOST: Final = 0.9999
+"""What no choice is surer than, and none less sure, before past plans correct it."""
 
 FEATURES: Final = (
     "bias",
@@ -51,6 +53,8 @@ FEATURES: Final = (
 KEPT: Final = 0.5
 """A tool below this is not taken."""
 NEAREST: Final = FEATURES.index("nearest")
+SHIPPED_SURENESS: Final = (0.0, 1.0)
+"""By what a choice's log-odds are shifted and stretched where there is too little history to say otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +162,8 @@ class Arrays:
             arrays = {name: found[name] for name in found.files if name != "told"}
         for name in ("vocabulary", "uids", "words", "weights", "sureness"):
             told[name] = tuple(told[name])
+        if len(told["sureness"]) != len(SHIPPED_SURENESS):  # it was written by another version
+            told["sureness"] = SHIPPED_SURENESS
         return cls(**told, **arrays)
 
 
@@ -180,6 +186,10 @@ class Looked:
 
     voices: Sequence[Voiced]
     homes: Mapping[str, int]
+    choice: tuple[float, bool] | None
+    """The log-odds of what would be chosen for it, and whether that is just what its plan had. None: some of that is offered no
+    more, or it asks for nothing.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +262,9 @@ class History:
         """What it has learned, to be stored."""
         return self._arrays
 
-    def knows(self, uid: str) -> bool:
-        """Has a past plan used this tool?"""
-        return uid in self._places
+    def knows(self, uid: str, heard: Heard) -> bool:
+        """Has a past plan used this tool, other than one that is left out?"""
+        return self.times(uid) - (uid in self._own(heard)) > 0
 
     def times(self, uid: str) -> int:
         """How many past plans used a tool."""
@@ -356,23 +366,10 @@ class History:
         scores = heard.scores(self._dual[[self._places[uid] for uid in known]])[1:]
         return [dict(zip(known, row.tolist(), strict=True)) for row in scores]
 
-    def weigh(self, features: Sequence[float]) -> float:
-        """The probability that features come to."""
-        z = math.fsum(weight * value for weight, value in zip(self._arrays.weights, features, strict=True))
-        return round(1 / (1 + math.exp(-max(min(z, 30.0), -30.0))), 4)
-
-    def sureness(self, kept: Sequence[float], rejected: float, nearest: float) -> float:
-        """The probability that exactly the tools of a request were kept.
-
-        :param kept: the probabilities of those that were.
-        :param rejected: that of the best that was not.
-        :param nearest: how alike the closest past request is.
-        """
-        z = math.fsum(
-            weight * value
-            for weight, value in zip(self._arrays.sureness, certainty(kept, rejected, nearest), strict=True)
-        )
-        return round(1 / (1 + math.exp(-max(min(z, 30.0), -30.0))), 4)
+    def sureness(self, odds: float) -> float:
+        """The probability that exactly the tools of a request were kept, by the log-odds that :func:`log_odds` tells."""
+        shift, stretch = self._arrays.sureness
+        return round(1 / (1 + math.exp(-max(min(shift + stretch * odds, 30.0), -30.0))), 4)
 
     def _votes(self, heard: Heard) -> tuple[dict[str, float], dict[str, float]]:
         """For each tool of the nearest past requests, its share of their vote, and how alike the closest is that used it."""
@@ -442,12 +439,14 @@ class History:
         return self._arrays.linked.get(source, {}).get(target, 0.0) / both
 
 
-def certainty(kept: Sequence[float], rejected: float, nearest: float) -> tuple[float, ...]:
-    """What tells how sure a choice of tools is: the weakest, the strongest left out, all of them together, and how many."""
-    if not kept:
-        return (1.0, 0.0, rejected, -_NO_TOOL, nearest, 0.0)
-    together = math.fsum(math.log(max(p, 1e-4)) for p in kept)
-    return (1.0, min(kept), rejected, max(together, -_NO_TOOL), nearest, len(kept) / 5)
+def log_odds(kept: Iterable[float], passed: Iterable[float]) -> float:
+    """The log-odds that of several tools all that were kept are right and no other is, as if one said nothing of another."""
+    right = [*kept]
+    together = (
+        math.exp(math.fsum(math.log(max(p, _LEAST)) for p in (*right, *(1 - p for p in passed)))) if right else 0.0
+    )
+    likely = min(max(together, _LEAST), _MOST)
+    return math.log(likely / (1 - likely))
 
 
 def _top(scores: Vector, limit: int) -> NDArray[np.int64]:

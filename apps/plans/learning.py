@@ -14,24 +14,19 @@ from numpy.typing import NDArray
 
 from apps.plans.history import (
     FEATURES,
-    KEPT,
-    NEAREST,
+    SHIPPED_SURENESS,
     Arrays,
     History,
     Looked,
     Names,
     Past,
     Without,
-    certainty,
     pairs,
     terms,
 )
 
 DEFAULT_WEIGHTS: Final = (-4.6, 3.2, 1.0, 2.2, 0.6, 2.4, 0.6, -0.3, 0.5, 1.0, 0.5, 2.0, 0.0)
 """What each of the features weighs where there is too little history to say otherwise."""
-
-DEFAULT_SURENESS: Final = (-0.9, 1.6, -1.6, 0.9, 0.6, -0.3)
-"""The same of what tells how sure a whole choice is."""
 
 MOST: Final = 4_000
 """So many plans are learned from, the latest ones."""
@@ -42,10 +37,11 @@ HALF_LIFE_DAYS: Final = 90
 _RIDGE: Final = 0.4
 _FITTED_FROM: Final = 100
 _JUDGED: Final = 700
+_CHOSEN_FOR: Final = 300
+"""For so many plans, the latest ones, it is held against them what would be chosen."""
 _TRUST: Final = 1.0
 """How strongly fitted weights are pulled towards the shipped ones."""
-_TRUST_OF_SURENESS: Final = 0.2
-_TRUST_OF_FEW: Final = 8.0
+_TRUST_OF_SURENESS: Final = 5.0
 _ROUNDS: Final = 30
 _MENTION: Final = 1.5
 
@@ -88,14 +84,16 @@ def learn(plans: Sequence[Past], names: Names, look: Look) -> History:
         chains=_chains(plans),
         mention=_MENTION,
         weights=DEFAULT_WEIGHTS,
-        sureness=DEFAULT_SURENESS,
+        sureness=SHIPPED_SURENESS,
     )
     history = History(arrays)
-    judged = plans[-_JUDGED:]
-    looked = [look(plan, history, _without(inverse, len(plans) - len(judged) + at)) for at, plan in enumerate(judged)]
-    weights = _weights(judged, looked) if len(plans) >= _FITTED_FROM else DEFAULT_WEIGHTS
-    fitted = History(replace(arrays, weights=weights, mention=_mention(judged, looked)))
-    return History(replace(fitted.arrays, sureness=_sureness(fitted, judged, looked)))
+    judged = range(max(len(plans) - _JUDGED, 0), len(plans))
+    looked = [look(plans[at], history, _without(inverse, at)) for at in judged]
+    told = [plans[at] for at in judged]
+    weights = _weights(told, looked) if len(plans) >= _FITTED_FROM else DEFAULT_WEIGHTS
+    fitted = History(replace(arrays, weights=weights, mention=_mention(told, looked)))
+    taken = [(plans[at].weight, look(plans[at], fitted, _without(inverse, at)).choice) for at in judged[-_CHOSEN_FOR:]]
+    return History(replace(fitted.arrays, sureness=_sureness(taken)))
 
 
 def _without(inverse: NDArray[np.float64], number: int) -> Without:
@@ -187,6 +185,8 @@ def _weights(plans: Sequence[Past], looked: Sequence[Looked]) -> tuple[float, ..
         rows += [voice.features for voice in one.voices]
         right += [voice.uid in used for voice in one.voices]
         held += [plan.weight] * len(one.voices)
+    if not rows:
+        return DEFAULT_WEIGHTS
     told, came, counts = np.array(rows), np.array(right, dtype=np.float64), np.array(held)
     weights = _logistic(told, came, counts, np.array(DEFAULT_WEIGHTS), trust=_TRUST)
     return _as_sure_as_right(told, came, counts, weights)
@@ -205,19 +205,17 @@ def _as_sure_as_right(
     return tuple(round(stretch * weight + (shift if place == 0 else 0.0), 6) for place, weight in enumerate(weights))
 
 
-def _sureness(history: History, plans: Sequence[Past], looked: Sequence[Looked]) -> tuple[float, ...]:
-    """Fit how sure a choice is, by whether the plans left out would have been chosen exactly."""
-    rows, right = [], []
-    for plan, one in zip(plans, looked, strict=True):
-        told = {voice.uid: history.weigh(voice.features) for voice in one.voices}
-        kept = {uid: p for uid, p in told.items() if p >= KEPT}
-        rejected = max((p for p in told.values() if p < KEPT), default=0.0)
-        nearest = max((voice.features[NEAREST] for voice in one.voices), default=0.0)
-        rows.append(certainty(list(kept.values()), rejected, nearest))
-        right.append(kept.keys() == set(plan.tools))
-    ones = np.ones(len(rows))
-    trust = _TRUST_OF_SURENESS if len(plans) >= _FITTED_FROM else _TRUST_OF_FEW
-    return _logistic(np.array(rows), np.array(right, dtype=np.float64), ones, np.array(DEFAULT_SURENESS), trust=trust)
+def _sureness(taken: Sequence[tuple[float, tuple[float, bool] | None]]) -> tuple[float, ...]:
+    """Fit by what a choice's log-odds are to be shifted and stretched: tools that are chosen together are right or wrong together.
+
+    :param taken: how each plan counts, and what would be chosen for it.
+    """
+    told = [(held, *choice) for held, choice in taken if choice is not None]
+    if not told:
+        return SHIPPED_SURENESS
+    held, odds, right = (np.array(column, dtype=np.float64) for column in zip(*told, strict=True))
+    rows = np.stack([np.ones(len(odds)), odds], axis=1)
+    return _logistic(rows, right, held, np.array(SHIPPED_SURENESS), trust=_TRUST_OF_SURENESS)
 
 
 def _logistic(

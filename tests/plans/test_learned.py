@@ -16,7 +16,7 @@ from apps.plans.catalogue import Catalogue
 from apps.plans.choosing import choose_tools, look
 from apps.plans.clauses import read
 from apps.plans.documents import PlanStatus, canonical
-from apps.plans.history import History, Past
+from apps.plans.history import SHIPPED_SURENESS, Arrays, History, Past
 from apps.plans.planner import plan
 from apps.plans.ranking import Ranker
 from apps.plans.validation import validate
@@ -130,6 +130,32 @@ def test_after_a_hundred_plans_steps_are_right_as_often_as_they_promise() -> Non
 
     assert len(told) > 200
     assert calibration_error(told) <= 0.05
+
+
+@pytest.mark.parametrize("most", [100, 300])
+def test_plans_are_right_as_often_as_they_promise_whatever_the_tools_of_the_past_change_in_the_world(most: int) -> None:
+    ranker, data, uids = taught(most)
+    told = []
+    for example in (*data.test, *made_plans.make(history=None).history[300:]):
+        choice = choose_tools(read(example.request), ranker, ranker.catalogue)
+        told.append(
+            (
+                choice.confidence or 0.0,
+                {one.tool.uid for one in choice.chosen} == {uids[name] for name in example.nodes},
+            )
+        )
+
+    assert len(told) == 420
+    assert calibration_error(told) <= 0.05
+
+
+def test_a_model_that_was_kept_by_a_version_with_other_signs_of_sureness_is_read_with_what_is_shipped() -> None:
+    known = learned(FULL).history
+    assert known is not None
+    older = replace(known.arrays, sureness=(-0.9, 1.6, -1.6, 0.9, 0.6, -0.3))
+
+    assert Arrays.loads(older.dumps()).sureness == SHIPPED_SURENESS
+    assert Arrays.loads(known.arrays.dumps()).sureness == known.arrays.sureness != SHIPPED_SURENESS
 
 
 def test_a_model_of_one_plan_is_a_model() -> None:
