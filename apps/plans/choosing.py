@@ -33,6 +33,7 @@ _BOLD: Final = 0.6
 _HEARD: Final = 0.02
 _SURE: Final = 0.7
 _NEXT: Final = 0.8
+_NOTHING: Final = lexicon.concept("nothing")
 _KNOWN: Final = frozenset({"the", "its", "this", "that", "their", "these", "those"})
 
 
@@ -141,6 +142,8 @@ class _Words:
     def candidates(self, clause: Clause) -> list[Candidate]:
         """The tools that may be used for a clause, best first, none that the asker has ruled out."""
         found = self._open(clause)
+        if clause.opening and clause.verb not in lexicon.MUTATING:
+            found = max(found, self._open(replace(clause, rest=(*clause.rest, *clause.opening))), key=_best)
         if found and found[0].p >= KEPT:
             return found
         bare = self._without_results(clause)
@@ -197,7 +200,7 @@ class _Words:
         some = self.begun or bool(self.choice.chosen)
         if clause.verb is None:
             return bool(clause.spans) or (some and len(clause.head) + len(clause.rest) <= _NOISE_WORDS)
-        return clause.verb in lexicon.GENERIC and not clause.head and some
+        return clause.verb in lexicon.GENERIC and not set(clause.head) - {_NOTHING} and some
 
     def _without_results(self, clause: Clause) -> Clause:
         """A result named for the deed of a step before (the transcript), or as the last one names it (the text), is what that bears,

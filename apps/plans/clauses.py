@@ -8,20 +8,20 @@ from __future__ import annotations
 import itertools
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from apps.core.lexical import words
 from apps.plans import kinds, lexicon
 
-_QUOTES: Final = r'"(?P<q1>[^"]{1,20000})"|“(?P<q2>[^“”]{1,20000})”|„(?P<q3>[^„“”]{1,20000})[“”]|`(?P<q4>[^`]{1,20000})`|«(?P<q5>[^«»]{1,20000})»|(?<!\w)\'(?P<q6>[^\']{1,20000})\'(?!\w)'
+_QUOTES: Final = r'"(?P<q1>[^"]{1,20000})"|“(?P<q2>[^“”]{1,20000})”|„(?P<q3>[^„“”]{1,20000})[“”]|`(?P<q4>[^`]{1,20000})`|«(?P<q5>[^«»]{1,20000})»|(?<!\w)\'(?P<q6>(?:[^\']|(?<=\w)\'(?=\w)){1,20000})\'(?!\w)'
 _URL: Final = r"(?P<url>\b[a-z][a-z0-9+.-]{1,20}://[^\s<>\"']+)"
 _EMAIL: Final = r"(?:(?<![\w.+-])[.+-]*(?P<email>\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b))"
 _PATH: Final = r"(?P<path>(?<![\w/.])(?:~?/|\.{1,2}/|[A-Za-z]:[\\/])(?:\\ |[^\s,;:!?\"'<>|])*)"
 _FILE: Final = rf"(?P<file>(?<![\w/\\.-])[\w-]+(?:[/\\][\w.-]+)*\.(?:{'|'.join(sorted(lexicon.EXTENSIONS))})\b)"
 _DATE: Final = r"(?P<date>\b\d{4}-\d{2}-\d{2}(?:T\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:\d{2})?)?\b)"
-_NUMBER: Final = r"(?P<number>(?<![\w.])-?\d++(?:\.\d++)?+(?![\w.]*\w))"
+_NUMBER: Final = rf"(?P<number>(?<![\w.])-?\d++(?:\.\d++)?+(?:(?![\w.]*\w)|(?=(?:{'|'.join(lexicon.UNITS)})\b)))"
 _SPAN: Final = re.compile("|".join((_QUOTES, _URL, _EMAIL, _PATH, _FILE, _DATE, _NUMBER)))
 
 _BLOCK: Final = re.compile(
@@ -45,13 +45,13 @@ _BARE_WORD: Final = re.compile(r"[ ](\w+)")
 _CUT: Final = re.compile(
     r"(?P<stop>(?<=[\w\x03)\]])[.!?](?=\s|$)|;|\n+|(?<=\w):(?=\s+(?:please|can\s+you|could\s+you|i\s|we\s)))"
     r"|(?P<then>,?\s*\b(?:and\s+then|and\s+after\s+that|and\s+finally|after\s+(?:that|which|this)|afterwards|thereafter|subsequently|finally|then|followed\s+by|before)\b,?)"
-    r"|(?P<but>,?\s*\b(?:but|instead)\b(?:\s+(?:rather|instead|only|just))?,?\s+)"
+    r"|(?P<but>,?\s*\b(?:but|instead)\b(?:\s+(?:rather|instead|only|just))?,?\s+)|(?P<only>,\s*(?:only|just)\s+)"
     r"|(?P<and>,?\s*(?:\band\b|\bas\s+well\s+as\b|\bplus\b|&)\s+(?:also\s+)?|,\s+(?:also\s+)?)",
     re.IGNORECASE,
 )
 _LEAD: Final = re.compile(
     r"^(?:please|kindly|hey|hi|hello|ok(?:ay)?|so|also|first(?:ly)?|next|secondly|lastly|now|just|and|then|"
-    r"(?:do\s+you\s+think\s+)?(?:(?:can|could|would|will)\s+you|you\s+(?:could|can)(?=.*\?\s*$))(?:\s+(?:please|kindly|perhaps|maybe|possibly))?(?:\s+mind)?|"
+    r"(?:do\s+you\s+think\s+)?(?:(?:can|could|would|will)\s+(?:you|somebody|someone)|you\s+(?:could|can)(?=.*\?\s*$))(?:\s+(?:please|kindly|perhaps|maybe|possibly))?(?:\s+mind)?|"
     r"(?:i|we)(?:['\u2019]d|\s+would)\s+(?:(?:really|very\s+much)\s+)?(?:like|love|prefer|appreciate)(?:\s+(?:it\s+if\s+)?you(?:\s+could)?)?(?:\s+to\b|(?=\s+\w+ing\b))|"
     r"(?:i|we)\s+(?:want|need|have|wish)(?:\s+you)?\s+to|(?:i\s+was|i['\u2019]m|i\s+am|we\s+were|we\s+are)\s+(?:wondering|hoping)\s+(?:if\s+|that\s+)?you\s+(?:could|can|would)|"
     r"(?:i['\u2019]m|i\s+am|we['\u2019]re|we\s+are)\s+(?:trying|looking|going)\s+to|(?:i['\u2019]m|i\s+am|we['\u2019]re|we\s+are)(?=\s+(?:looking|searching)\s+for\b)|"
@@ -66,6 +66,8 @@ _NEVER: Final = re.compile(
     r"|(?:^|\b(?:and|but|or|please|must|should|to)\s|,)\s*(?:avoid|refrain\s+from|abstain\s+from|beware\s+of)\b|^\W*(?:nobody|no[ -]one)\b",
     re.IGNORECASE,
 )
+_FORBIDS: Final = re.compile(r"\W*(?:please\W+)?(?:do\s+not|don['\u2019]?t|never)\b", re.IGNORECASE)
+"""How somebody is told not to do something: what is just to be done instead may follow."""
 _REACHES_NOT: Final = re.compile(r"without|instead|rather|but", re.IGNORECASE)
 """How a ban begins that rules out what it names and no more; others reach to the end of the sentence."""
 _CONDITION: Final = re.compile(
@@ -97,6 +99,11 @@ _TELLS: Final = re.compile(
     re.IGNORECASE,
 )
 """How one is told something whose address follows."""
+_GETS: Final = re.compile(
+    r"\x02(?P<to>\d+)\x03\s+(?:should|shall|must|(?:needs?|ought|has|is)\s+to)\s+(?:get|receive|be\s+(?:sent|given))\b",
+    re.IGNORECASE,
+)
+"""How somebody is to be sent something whose address comes first."""
 _MASK_OR_REST: Final = re.compile(r"\x02?[0-9]+\x03")
 """A mark of something named exactly, whole or without its beginning."""
 _A_LINE: Final = re.compile(r"^\W*an?\s+(?:line|note)\b", re.IGNORECASE)
@@ -133,6 +140,7 @@ _LIES_THERE: Final = re.compile(
 """A question for what is in a place, without a word of what kind of thing that could be."""
 _VERSIONS: Final = frozenset({"version", "translation", "equivalent"})
 _TURNED: Final = frozenset({"in", "into", "to"})
+_THAT: Final = frozenset({"it", "that", "this", "them"})
 _SAYING: Final = frozenset(
     {"put", "say", "visualize", "express", "convert", "turn", "bring", "rewrite", "write", "mean"}
 )
@@ -171,7 +179,7 @@ _TAKES_BACK: Final = re.compile(
     re.IGNORECASE,
 )
 """A sentence that takes back what was asked for before it."""
-_POLITE: Final = re.compile(r"\b(?:can|could|would|will)\s+you\b|\bplease\b", re.IGNORECASE)
+_POLITE: Final = re.compile(r"\b(?:can|could|would|will)\s+(?:you|somebody|someone)\b|\bplease\b", re.IGNORECASE)
 _TO_BE: Final = re.compile(
     r"\b(?:must|should|shall|(?:need|needs|has|have|is|are)\s+to)\s+be\s+(?P<done>[a-z]+)\b", re.IGNORECASE
 )
@@ -214,9 +222,30 @@ _PHRASE: Final = re.compile(
     r"|among|between|during|per|toward|towards|like|but)\b",
     re.IGNORECASE,
 )
+_RELATES: Final = frozenset({"that", "which", "who"})
+_OF_OURS: Final = re.compile(r"\s*(?:i|we)\b", re.IGNORECASE)
+"""What something named exactly is to who asks, and restricts nothing: the project PATH that we work on."""
 _BELONGS: Final = frozenset({"of", "for", "to"})
 """What such a phrase names may be told exactly by the one after it: of the shop at PATH, to the accountant at ADDRESS."""
 _LIES: Final = frozenset({"at", "in", "under", "inside", "within", "located", "stored", "on"})
+_OPENS: Final = re.compile(
+    r"\W*(?:at|in|on|from|for|of|to|with|into|onto|under|inside|within|by|against|using|via|as|through|over|across|among|between|during|per|toward|towards"
+    r"|after|before|upon)\b",
+    re.IGNORECASE,
+)
+"""How a phrase begins that may stand before the verb: on Windows, run the tests."""
+_TAKES: Final = re.compile(r"\W*(?:please\s+)?take\s+[^\x02]{0,80}\x02\d+\x03\W*$", re.IGNORECASE)
+"""What is only named by it, for the part after it: take the photo PATH and resize it."""
+_INTRODUCED: Final = re.compile(
+    r",?\s*\b(?:whose\s+(?:e-?mail\s+)?(?:address|path|location|link)\s+is"
+    r"|(?:that|which)\s+(?:(?:is|are|lies?)\s+(?:(?!(?:no|not|never|hardly|barely)\b)\w+\s+){0,2}(?:at|in|inside|within|under|on)|says?|reads?|states?))\s*:?\s*(?=\x02)",
+    re.IGNORECASE,
+)
+"""What only brings in what is named exactly: whose address is ADDRESS, that lies in PATH, which says TEXT."""
+_ADDRESSED: Final = re.compile(
+    r"\b(?:to|for)\s+(?:[^\W\d_][\w'\u2019-]*\s+){1,4}?(?:at|under|on)\s+\x02(?P<address>\d+)\x03", re.IGNORECASE
+)
+"""Somebody by name, with the address."""
 _GIVES_REASON: Final = re.compile(r"\s*(?:it|they|we|i|he|she|this|that|these|those|there|you)\b", re.IGNORECASE)
 
 
@@ -257,10 +286,12 @@ class Clause:
     """What a search is for, where it is said."""
     asks: bool = False
     """Does a question mark end it?"""
+    opening: tuple[str, ...] = ()
+    """What is said before the verb, set off by a comma: of how, where or for whom."""
     values: frozenset[str] = frozenset()
     """Concepts that are values rather than matter: names, times."""
     masked: str = ""
-    """The text with the kinds of what it names exactly in the place of their values."""
+    """The text with the kinds of what it names exactly in the place of their values, without what opens it."""
     written: str = ""
     """The text as it stands in the intent: with quotation marks, and with the word that rules it out."""
     marked: str = ""
@@ -297,7 +328,7 @@ def read(intent: str) -> Reading:
     """Cut an intent into its clauses."""
     masked, spans = _mask(unicodedata.normalize("NFC", intent))
     masked = _GAP.sub(lambda gap: "\n" if "\n" in gap[0] else " ", masked)
-    found = [part for piece in _situated_pieces(_cut(masked)) for part in _prohibitions(piece)]
+    found = [part for piece in _situated_pieces(_in_order(_cut(masked))) for part in _prohibitions(piece)]
     clauses: list[Clause] = []
     for part in found:
         clause = _clause(part, spans, len(clauses))
@@ -418,6 +449,10 @@ class _Piece:
     """Is it a line of a list under the line before?"""
     asks: bool = False
     """Does a question mark end it?"""
+    opening: str = ""
+    """A phrase before its verb, set off by a comma."""
+    later: bool = False
+    """Is it to be done after what follows: before you do this, do that?"""
     ban: str = ""
     """The word before it that rules it out as well."""
     doubt: str = ""
@@ -425,23 +460,83 @@ class _Piece:
 
 def _cut(masked: str) -> Iterator[_Piece]:
     """Yield each piece between sequencing words, stops, and `and` or `but` before a verb."""
-    start, ordered, opens, joined, in_list = 0, False, True, False, False
+    start, ordered, opens, joined, in_list, opening, later = 0, False, True, False, False, "", False
     for match in _CUT.finditer(masked):
-        if (match["and"] or match["but"]) is not None and not _begins_with_verb(
+        if (match["and"] or match["but"] or match["only"]) is not None and not _begins_with_verb(
             masked[match.end() : match.end() + _AHEAD]
         ):
             continue
         text = masked[start : match.start()]
+        if match["only"] is not None and not _FORBIDS.match(text):
+            continue
+        if match["and"] is not None and _is_opening(text, is_set_off=match["and"].strip() == ","):
+            opening, start = f"{opening} {text}".strip(), match.end()
+            continue
         asks = (match["stop"] or "").strip() == "?"
-        yield _Piece(text=text, ordered=ordered, opens=opens, joined=joined, in_list=in_list, asks=asks)
+        yield _Piece(
+            text=text,
+            ordered=ordered,
+            opens=opens,
+            joined=joined,
+            in_list=in_list,
+            asks=asks,
+            opening=opening,
+            later=later,
+        )
+        opening = ""
+        later = (
+            match["then"] is not None and opens and not text.strip() and match["then"].strip().casefold() == "before"
+        )
         empty = not text.strip(" ,")
         ordered = match["then"] is not None or (ordered and empty)
-        opens = match["stop"] is not None or match["but"] is not None or (opens and empty)
+        opens = (match["stop"] or match["but"] or match["only"]) is not None or (opens and empty)
         joined = match["and"] is not None and not match["and"].lstrip().startswith(",")
         in_list = match["stop"] == "\n" and (in_list or text.rstrip().endswith(":"))
         start = match.end()
     asks = masked[start:].rstrip().endswith("?")
-    yield _Piece(text=masked[start:], ordered=ordered, opens=opens, joined=joined, in_list=in_list, asks=asks)
+    yield _Piece(
+        text=masked[start:],
+        ordered=ordered,
+        opens=opens,
+        joined=joined,
+        in_list=in_list,
+        asks=asks,
+        opening=opening,
+        later=later,
+    )
+
+
+def _in_order(pieces: Iterable[_Piece]) -> Iterator[_Piece]:
+    """With what is to be done before something before it."""
+    held: _Piece | None = None
+    for piece in pieces:
+        if held is not None and not piece.opens:
+            yield replace(piece, ordered=False, opens=held.opens)
+            yield replace(held, ordered=True, opens=False)
+            held = None
+            continue
+        if held is not None:
+            yield held
+        held = piece if piece.later else None
+        if held is None:
+            yield piece
+    if held is not None:
+        yield held
+
+
+def _is_opening(text: str, *, is_set_off: bool) -> bool:
+    """Does it only name something for the verb after it, or is it a phrase with a preposition and no verb, or mere kindness?"""
+    if _TAKES.match(text):
+        return True
+    if not is_set_off:
+        return False
+    if _COURTESY.fullmatch(_stripped(text)):
+        return True
+    begins = _OPENS.match(text)
+    if begins is None or any(one.search(text.strip()) for one in (_STATES, _CONDITION, _NEVER)):
+        return False
+    spoken = words(_MASK.sub(" ", text))
+    return not (spoken[0] == "as" and _GIVES_REASON.match(text, begins.end())) and not _has_verb(spoken)
 
 
 def _situated_pieces(pieces: Iterable[_Piece]) -> Iterator[_Piece]:
@@ -487,7 +582,8 @@ def _doubt(piece: _Piece, about: str, *, polite: bool) -> str:
         return "it is put as a question"
     if about:
         return f"it may belong to what is said with {about!r} before"
-    told = next((one for one in _EMBEDS.finditer(piece.text) if not _OWN_WORD.search(piece.text[: one.start()])), None)
+    text = _INTRODUCED.sub(" at ", piece.text)
+    told = next((one for one in _EMBEDS.finditer(text) if not _OWN_WORD.search(text[: one.start()])), None)
     return f"it is spoken of with {told[0]!r}" if told else ""
 
 
@@ -523,29 +619,32 @@ def _prohibitions(piece: _Piece) -> Iterator[_Piece]:
 
 def _clause(piece: _Piece, spans: tuple[Span, ...], number: int) -> Clause:
     bare = _stripped(piece.text)
+    whole = f"{piece.opening}, {bare}" if piece.opening else bare
+    bare = _INTRODUCED.sub(" at ", bare)
     spoken = words(_MASK.sub(" ", bare))
-    family, object_text = _verb_and_object(bare, spoken, spans)
+    said = (*spoken, *words(_MASK.sub(" ", piece.opening)))
+    family, object_text = _verb_and_object(bare, spoken, spans, said)
     to_be = None if family else _TO_BE.search(bare)
     if to_be is not None:
         family, object_text = _participle(to_be["done"].casefold()), f"{bare[: to_be.start()]} {bare[to_be.end() :]}"
     if family is not None and family not in lexicon.GENERIC:
-        object_text = _without_callings(object_text, spans)
+        object_text = _without_addressees(_without_callings(object_text, spans), spans)
     head, rest = _head_and_rest(_LIKENED.sub(" ", object_text))
-    exception = _EXCEPTION.search(bare)
-    conditional = _is_conditional(bare, family)
+    exception = _EXCEPTION.search(whole)
+    conditional = _is_conditional(whole, family)
     doubt = piece.doubt
     if not doubt and family in lexicon.MUTATING:
         doubt = _statement(piece.text, bare, spoken)
-    if not doubt and family in lexicon.MUTATING and (waits := _DEFERRED.search(bare)):
+    if not doubt and family in lexicon.MUTATING and (waits := _DEFERRED.search(whole)):
         doubt = f"it waits for something: {waits[0]!r}"
     return Clause(
         number=number,
-        text=_unmask(bare, spans),
+        text=_unmask(whole, spans),
         verb=family,
         head=head,
         rest=rest,
-        words=tuple(spoken),
-        spans=tuple(_situated(bare, spans)),
+        words=said,
+        spans=tuple(_situated(whole, spans)),
         after_previous=piece.ordered and number > 0,
         forbidden=bool(piece.ban),
         conditional=conditional,
@@ -554,11 +653,19 @@ def _clause(piece: _Piece, spans: tuple[Span, ...], number: int) -> Clause:
         exception=exception[0] if exception else "",
         sought=_sought(bare, family),
         asks=piece.asks,
-        values=_values(bare, spoken),
+        values=_values(whole, spoken),
+        opening=tuple(lexicon.concepts(_MASK.sub(" ", piece.opening))),
         masked=_kinds(bare, spans),
-        marked=bare,
-        written=f"{piece.ban} {_MASK.sub(lambda match: spans[int(match[1])].written, bare)}".strip(),
+        marked=_with_opening(bare, piece.opening),
+        written=f"{piece.ban} {_MASK.sub(lambda match: spans[int(match[1])].written, whole)}".strip(),
     )
+
+
+def _with_opening(bare: str, opening: str) -> str:
+    """A clause with what opens it in the place where it would stand else: before the first phrase of the kind."""
+    first = _PHRASE.search(bare)
+    at = first.start() if first else len(bare)
+    return f"{bare[:at]} {opening} {bare[at:]}" if opening else bare
 
 
 def _statement(text: str, bare: str, spoken: list[str]) -> str:
@@ -577,14 +684,19 @@ def _participle(done: str) -> str:
     return next((lexicon.FAMILY_OF_VERB[base] for base in bases if base in lexicon.FAMILY_OF_VERB), done)
 
 
-def _verb_and_object(bare: str, spoken: list[str], spans: tuple[Span, ...]) -> tuple[str | None, str]:
-    """The family of a clause's verb, and what it is done to: a verb is the first word, or the first and a second one."""
+def _verb_and_object(
+    bare: str, spoken: list[str], spans: tuple[Span, ...], said: Sequence[str]
+) -> tuple[str | None, str]:
+    """The family of a clause's verb, and what it is done to: a verb is the first word, or the first and a second one.
+
+    :param said: with what opens the clause.
+    """
     family = lexicon.verb(spoken[0]) if spoken else None
     rest = bare[_first_word_end(bare) :] if family else bare
     if family and spoken[0] in lexicon.AT:
         rest = f"{lexicon.AT[spoken[0]]} for {rest}"
     named = _named(bare, spans)
-    if _is_said_in_a_language(family, spoken, named):
+    if _is_said_in_a_language(family, said, named):
         return "translate", rest
     if (found := lexicon.phrase(spoken)) is not None:
         return found[0], _without(found[1], bare[_first_word_end(bare) :])
@@ -609,7 +721,7 @@ def _asked_of_a_place(bare: str, spans: tuple[Span, ...]) -> tuple[str, str] | N
 
 def _told_to_somebody(bare: str, spans: tuple[Span, ...]) -> tuple[str, str] | None:
     """To let somebody whose address is named know something is to send it."""
-    found = _TELLS.match(bare)
+    found = _TELLS.match(bare) or _GETS.match(bare)
     if found is None or spans[int(found["to"])].kind != "email":
         return None
     return "send", _LINE.sub(" ", bare[found.end() :])
@@ -645,9 +757,11 @@ def _named(bare: str, spans: tuple[Span, ...]) -> frozenset[str]:
     return frozenset(spans[int(match[1])].kind for match in _MASK.finditer(bare))
 
 
-def _is_said_in_a_language(family: str | None, spoken: list[str], named: frozenset[str]) -> bool:
+def _is_said_in_a_language(family: str | None, spoken: Sequence[str], named: frozenset[str]) -> bool:
     """Is a text to be put into a language, and nothing else spoken of?"""
-    if "quoted" not in named or not (family is None or family in lexicon.GENERIC or family in _SAYING):
+    if "quoted" not in named and (named or family not in _SAYING or not _THAT.intersection(spoken)):
+        return False
+    if not (family is None or family in lexicon.GENERIC or family in _SAYING):
         return False
     if not any(
         (before in _TURNED and word in lexicon.HUMAN_LANGUAGES)
@@ -698,6 +812,11 @@ def _without_callings(text: str, spans: tuple[Span, ...]) -> str:
     return _CALLED.sub(lambda found: " " if spans[int(found["span"])].kind == "url" else found[0], text)
 
 
+def _without_addressees(text: str, spans: tuple[Span, ...]) -> str:
+    """Without the names of those whose address is named: the address itself says who is meant."""
+    return _ADDRESSED.sub(lambda found: " " if spans[int(found["address"])].kind == "email" else found[0], text)
+
+
 def _values(text: str, spoken: list[str]) -> frozenset[str]:
     """What is written as a name, within the clause, and words of time."""
     names = [word for name in _NAMED.findall(_MASK.sub(" , ", text)) for word in words(name)]
@@ -736,6 +855,8 @@ def _qualifiers(text: str) -> Iterator[str]:
     for (word, phrase), (following, after) in itertools.pairwise([*phrases, ("", "")]):
         if word == "as" and _GIVES_REASON.match(phrase):
             return
+        if word in _RELATES and _OF_OURS.match(phrase):
+            continue
         if not (word in _BELONGS and following in _LIES and _MASK.search(after) and not _MASK.search(phrase)):
             yield from _loose_words(phrase)
 

@@ -241,6 +241,9 @@ TIMES: Final = listed("""
     """)
 """Words of time: they are values, and tell nothing of what is to be done."""
 
+COUNTS: Final = listed("two three four five six seven eight nine ten eleven twelve dozen twice thrice half")
+"""How often or how many: what does a thing once does no more than that."""
+
 SYNTHESIS: Final = frozenset({"summarize", "report", "combine"})
 """What a principal can do with results that it holds: an aggregate step serves these."""
 

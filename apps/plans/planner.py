@@ -7,6 +7,7 @@ A refusal is a valid plan whose only step escalates, with what is missing, the n
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -421,7 +422,8 @@ class _Work:
         if any(clause.text in text for text in told):
             return
         heard = {word for text in told for word in words(text)}
-        if late := [word for word in clause.words if word in lexicon.TIMES and word not in heard]:
+        said = [word for before, word in itertools.pairwise(("", *clause.words)) if (before, word) != ("i", "am")]
+        if late := [word for word in said if word in lexicon.TIMES and word not in heard]:
             yield "condition", f"A plan has no schedule, and no step takes {late[0]!r}"
         yield from (("capability", lost) for lost in self._lost(draft, told) if lost)
 
@@ -434,8 +436,9 @@ class _Work:
 
     def _unheard(self, draft: Draft, told: Sequence[str]) -> list[str]:
         """The words that say how, where or for whom it is to be done, and of which neither the tool nor a param speaks."""
-        qualifiers = draft.clause.qualifiers
-        known = self._known(draft, told) | lexicon.SAYING_NOTHING if qualifiers else frozenset()
+        counts = (word for word in draft.clause.words if word in lexicon.COUNTS)
+        qualifiers = list(dict.fromkeys((*draft.clause.qualifiers, *counts)))
+        known = self._known(draft, told) | lexicon.SAYING_NOTHING - lexicon.COUNTS if qualifiers else frozenset()
         return [word for word in qualifiers if len(word) > 1 and not {word, lexicon.concept(word)} & known]
 
     def _all_of(self, draft: Draft, told: Sequence[str]) -> str:

@@ -38,6 +38,9 @@ from tests.plans.wishes import (
     BUNDLED_SERVED,
     HELD_OUT_SERVED,
     HELD_OUT_UNSERVED,
+    LAST_HELD_OUT_SERVED,
+    LAST_MET_SERVED,
+    LAST_UNSERVED,
     LATER_SERVED,
     LATER_UNSERVED,
     MET_SERVED,
@@ -152,13 +155,13 @@ def test_what_is_plainly_asked_for_is_planned_by_those_who_may(intent: str, tool
     assert [step.tool_name for step in plan.steps if step.tool_name] == tools
 
 
-@pytest.mark.parametrize(("wish", "tools"), MET_SERVED)
+@pytest.mark.parametrize(("wish", "tools"), [*MET_SERVED, *LAST_MET_SERVED])
 def test_wishes_in_everyday_words_are_served(wish: str, tools: list[str]) -> None:
     assert served_by(wish) == tools
 
 
 def test_of_wishes_that_the_planner_was_not_mended_on_three_in_four_are_served_and_none_wrongly() -> None:
-    wishes = [*HELD_OUT_SERVED, *LATER_SERVED]
+    wishes = [*HELD_OUT_SERVED, *LATER_SERVED, *LAST_HELD_OUT_SERVED]
     outcomes = {wish: (served_by(wish), tools) for wish, tools in wishes}
 
     assert [wish for wish, (found, tools) in outcomes.items() if found not in (None, tools)] == []
@@ -167,7 +170,7 @@ def test_of_wishes_that_the_planner_was_not_mended_on_three_in_four_are_served_a
 
 @pytest.mark.parametrize("catalogue", [FULL, UNBARRED], ids=["some barred", "all allowed"])
 def test_of_wishes_that_no_tool_serves_none_is_planned_met_or_not(catalogue: Catalogue) -> None:
-    wishes = [*MET_UNSERVED, *HELD_OUT_UNSERVED, *LATER_UNSERVED]
+    wishes = [*MET_UNSERVED, *HELD_OUT_UNSERVED, *LATER_UNSERVED, *LAST_UNSERVED]
 
     assert [wish for wish in wishes if make_plan(wish, catalogue).status == PlanStatus.READY] == []
 
@@ -257,6 +260,77 @@ def test_what_is_meant_for_all_of_a_kind_is_not_done_to_one_thing(wish: str) -> 
 )
 def test_results_links_places_and_units_are_understood_without_more_words(wish: str, tools: list[str]) -> None:
     assert served_by(wish) == tools
+
+
+@pytest.mark.parametrize(
+    ("wish", "unheard"),
+    [
+        ("On Windows, run the tests of /srv/app", "windows"),
+        ("In the backup, delete the file /tmp/a.log", "backup"),
+        ("As root, run the tests of /srv/app", "root"),
+        ("With coverage, run the tests of /srv/app", "coverage"),
+        ("Via Slack, send an email to bob@example.org: 'hi'", "slack"),
+        ("On the server, in the backup, delete the file /tmp/a.log", "server backup"),
+        ("Take the file /tmp/a.log from the backup and delete it", "backup"),
+        ("Send two emails to bob@example.org: 'hi'", "two"),
+        ("Run the tests of /srv/app twice", "twice"),
+    ],
+)
+def test_what_is_said_before_the_verb_or_how_often_qualifies_as_well(wish: str, unheard: str) -> None:
+    plan = make_plan(wish, UNBARRED)
+
+    assert plan.status == PlanStatus.NEEDS_ESCALATION
+    assert any(f"takes nothing that says {unheard!r}" in one["detail"] for one in plan.missing or ())
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        "On Friday, send an email to bob@example.org: 'hi'",
+        "After lunch, delete the file /tmp/a.log",
+        "If you can, delete the file /tmp/a.log",
+        "Take the file /tmp/a.log and delete its first line",
+        "Before you delete the file /tmp/a.log, ask me",
+        "Send 'hi' to Ann, whose boss is bob@example.org",
+        "Don't just list the files in /data, delete the file /data/x",
+        "Can anybody delete the file /tmp/a.log?",
+        "Under no circumstances, delete the file /tmp/a.log",
+        "Users must not edit files, only delete the file /tmp/a.log",
+        "Run the tests of the project that is no longer in /srv/app",
+    ],
+)
+def test_what_is_said_before_the_verb_may_hold_it_back(wish: str) -> None:
+    assert served_by(wish) is None
+
+
+@pytest.mark.parametrize(
+    ("wish", "tools"),
+    [
+        ("In /srv/app, run the tests", ["run_tests"]),
+        ("For the billing service, run the tests in /srv/app", ["run_tests"]),
+        ("To bob@example.org, send an email: 'hi'", ["send_email"]),
+        ("On the web, search for tea", ["search_web"]),
+        ("In German, say 'good morning'", ["translate_text"]),
+        ("At the end of the day, list the files in /data", ["scan_directory"]),
+        ("If you can, list the files in /data", ["scan_directory"]),
+        ("Do not panic, just delete the file /data/x", ["delete_file"]),
+        ("Send 'hi' to Ann, whose address is ann@example.org", ["send_email"]),
+        ("Send 'hi' to our dear accountant at ann@example.org", ["send_email"]),
+        ("Drop an email to ann@example.org that says 'hi'", ["send_email"]),
+        ("Run the tests of the project that lies in /srv/app", ["run_tests"]),
+        ("Resize /pics/a.png to 300px in width", ["resize_image"]),
+        ("Before you list the files in /data, delete the file /data/x", ["delete_file", "scan_directory"]),
+    ],
+)
+def test_what_is_said_before_the_verb_or_only_brings_in_a_name_belongs_to_the_wish(wish: str, tools: list[str]) -> None:
+    assert served_by(wish) == tools
+
+
+def test_a_quote_may_hold_an_apostrophe() -> None:
+    (step,) = [one for one in make_plan("Translate 'I can't, won't or don't' into French").steps if one.tool_name]
+
+    assert step.params is not None
+    assert step.params["text"] == "I can't, won't or don't"
 
 
 def test_what_is_told_to_have_been_done_is_not_done_again() -> None:
