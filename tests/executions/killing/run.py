@@ -1,5 +1,6 @@
 """Executions of ten steps, several at a time, while one process after another is killed; then what is left of it all."""
 
+import http.client
 import itertools
 import json
 import random
@@ -288,7 +289,7 @@ class _Run:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as refusal:
             return refusal.code, {"refusal": refusal.read().decode(errors="replace")}
-        except (OSError, ValueError) as broken:
+        except (OSError, ValueError, http.client.HTTPException) as broken:
             return 0, {"broken": str(broken)}
 
 
