@@ -110,12 +110,15 @@ def _called(context: Context, target: calls.Target, params: Mapping[str, Any]) -
     """What the tool answers.
 
     :raises Postponed: if the worker may be sent no more calls just now.
+    :raises Canceled: if it is not wanted any more, or this run may not call: another has its task, or may have it.
     :raises Failed: if it gave no answer, or may not be called a second time.
     """
     _admit(context, target, params)
     marked = target.cost > 0 or not target.repeatable
     if marked:
         context.heartbeat(checkpoint=_CALLED)
+    if context.cancelled:
+        raise Canceled
     try:
         return calls.call(
             target=target,

@@ -79,6 +79,12 @@ class InvalidPointer(Invalid):
     code = "invalid_pointer"
 
 
+class UnrecordableResult(Invalid):
+    """What a run returned can't be recorded as it is."""
+
+    code = "unrecordable_result"
+
+
 class InvalidTimetable(Invalid):
     """The moments of a schedule can't be read, or there are none."""
 

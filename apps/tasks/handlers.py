@@ -21,7 +21,10 @@ from apps.tasks.shapes import Left
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What came of a task: a pointer to where it is, or the content itself (over 64 KiB it becomes an artifact)."""
+    """What came of a task: a pointer to where it is, or the content itself (over 64 KiB it becomes an artifact).
+
+    What can't be recorded, by the limits that bind every worker, fails the run as `unrecordable_result`.
+    """
 
     content: Any = None
     pointer: str | None = None
@@ -31,7 +34,7 @@ class Result:
 
 
 class Failed(Exception):
-    """Raised by a handler: this run has failed, with a code and a sentence for whoever asked."""
+    """Raised by a handler: this run has failed, with a code and a sentence for whoever asked. What is too long is cut."""
 
     def __init__(
         self,
@@ -59,7 +62,7 @@ class Postponed(Exception):
 
 
 class Canceled(Exception):
-    """Raised by a handler that has seen `context.cancelled` and stopped."""
+    """Raised by a handler that has seen `context.cancelled` and stopped, and by what it calls where its lease is lost."""
 
 
 class Context(Protocol):
@@ -85,10 +88,19 @@ class Context(Protocol):
         """This run's alone: for what each attempt may do once."""
 
     def progress(self, percent: float, message: str = "") -> None:
-        """Say how far it is; goes out with the next heartbeat."""
+        """Say how far it is; goes out with the next heartbeat.
+
+        :raises ValueError: if that is no percentage.
+        """
 
     def heartbeat(self, *, progress: float | None = None, message: str | None = None, checkpoint: Any = None) -> None:
-        """Send a heartbeat now; a checkpoint is saved when this returns."""
+        """Send a heartbeat now; a checkpoint is saved when this returns.
+
+        :raises Canceled: if the lease is lost, or runs out before the heartbeat gets through. What was canceled otherwise
+            is saved all the same, and `cancelled`.
+        :raises ValueError: if the progress is no percentage.
+        :raises UnstorableJSON: if the checkpoint can't be saved.
+        """
 
     def spend(self, *, tokens: int = 0, cost_usd: float = 0.0) -> None:
         """Add to what this run has used; goes out with the next heartbeat, and before its end is told."""

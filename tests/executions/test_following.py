@@ -143,6 +143,18 @@ def test_a_pointer_that_the_job_answers_is_the_tasks_result(kee: Caller, server:
     assert seen(kee, task).result_pointer == "s3://bucket/counted.json"
 
 
+def test_a_pointer_that_is_too_long_to_be_kept_fails_the_task_by_name(kee: Caller, server: WorkerServer) -> None:
+    make_counter(kee, server)
+    server.counted = {"result_pointer": "s3://bucket/" + "y" * 2500, "summary": "Counted"}
+    task = queue_count(kee)
+    with executing(kee, task):
+        until(lambda: server.jobs, "the job's start")
+        server.jobs["job-1"] = {"status": "complete"}
+
+    done = seen(kee, task)
+    assert (done.status, done.run_id, (done.error or {})["code"]) == ("failed", 1, "unrecordable_result")
+
+
 def test_a_process_that_was_killed_leaves_its_job_to_the_next(kee: Caller, server: WorkerServer) -> None:
     make_counter(kee, server, writes=True)
     task = queue_count(kee)

@@ -144,6 +144,38 @@ def test_after_a_lost_run_only_a_tool_that_may_run_twice_is_called_again(
     assert calls or (done.error or {})["code"] == "outcome_unknown"
 
 
+def test_a_run_whose_lease_is_lost_does_not_call(
+    kee: Caller, server: WorkerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_worker(kee, server)
+    make_writing_worker(kee, server)
+    here, on = threading.Event(), threading.Event()
+    note = calls.note_run
+
+    def stand_still_once(ref: str) -> None:
+        note(ref)
+        if not here.is_set():
+            here.set()
+            assert on.wait(30)
+
+    # As under SIGSTOP: between the checks and the call the lease runs out, and the next run does the work.
+    monkeypatch.setattr(calls, "note_run", stand_still_once)
+    task = queue_call(kee, "echo", {"text": "x"}, worker_id="writer")
+    executor = threading.Thread(target=lambda: _execute(kee))
+    executor.start()
+    try:
+        assert here.wait(30)
+        with kee.acting():
+            HotTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
+        execute_queue(kee.tenant_id, "execute")
+        assert (seen(kee, task).status, seen(kee, task).run_id) == ("succeeded", 2)
+    finally:
+        on.set()
+        executor.join(30)
+
+    assert server.calls == {"echo": 1}
+
+
 @pytest.mark.parametrize(
     ("most", "ended"), [("0.25", ("complete", Decimal("0.2"), 1)), ("0.15", ("budget_exceeded", Decimal("0.1"), 0))]
 )

@@ -14,17 +14,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, DataError, IntegrityError, InterfaceError, connection
 
 from apps.core.errors import Conflict, DomainError, RateLimited, Unavailable
 from apps.core.ids import format_ref
+from apps.core.strict_json import UnstorableJSON
 from apps.principals.models import Principal
 from apps.principals.services import ASYNCGATE
 from apps.principals.tenancy import Caller, acting_in, on_behalf_of
-from apps.tasks import handlers, registry, services
-from apps.tasks.errors import AlreadyDecided, LeaseLost
+from apps.tasks import handlers, recordable, registry, services
+from apps.tasks.errors import AlreadyDecided, LeaseLost, UnrecordableResult
 from apps.tasks.handlers import Canceled, Failed, Postponed, Result
-from apps.tasks.services import Beat, Completion, Delivery, FailedRun, Failure, Grant, Left, Released
+from apps.tasks.services import Beat, BeatAnswer, Completion, Delivery, FailedRun, Failure, Grant, Left, Released
 from apps.tasks.services.artifacts import NOTHING
 from apps.tasks.shapes import used_up
 
@@ -40,6 +41,9 @@ _QUICK_SECONDS: Final = 0.5
 # How long what is done waits for its report, and what has not begun for the handler before it.
 _REPORT_WITHIN_SECONDS: Final = 0.25
 _BEGIN_WITHIN_SECONDS: Final = 1.0
+# Until a heartbeat that met another at its row is sent again.
+_AGAIN_SECONDS: Final = 0.1
+_ALL: Final = 100
 
 T = TypeVar("T")
 
@@ -72,12 +76,16 @@ class _Run:
         self.caller = requester
         self.checkpoint = grant.checkpoint
         self.grant = grant
-        self.said: tuple[float, str] | None = None
+        self.leased_until = time.monotonic() + grant.lease_ms / 1000
         self.stop_working = threading.Event()
         self.budget_left: Left | None = None
         self.spent = self.spend_heard = (0, 0.0)
         self.may_spend = True
         self._hand = hand
+        # Both its handler and the heartbeats' thread speak for it: what was said is numbered in its order.
+        self._saying = threading.Lock()
+        self._said: tuple[float | None, str | None] = (None, None)
+        self._sequence = 0
 
     @property
     def cancelled(self) -> bool:
@@ -92,12 +100,25 @@ class _Run:
         return f"{self.idempotency_key}:run_{self.run_id}"
 
     def progress(self, percent: float, message: str = "") -> None:
-        self.said = (percent, message[:500])
+        self._say(percent, message)
 
     def heartbeat(self, *, progress: float | None = None, message: str | None = None, checkpoint: Any = None) -> None:
-        if checkpoint is not None:
-            self.checkpoint = checkpoint
-        self._hand.beat([self.sign_of_life(progress, message, checkpoint)])
+        saved = None if checkpoint is None else recordable.as_json(checkpoint)
+        self._say(progress, message)
+        while (answer := self._hand.beat([self.sign_of_life(saved)])[0]).status != "ok":
+            if answer.status == "lost" or time.monotonic() >= self.leased_until:
+                raise Canceled
+            time.sleep(_AGAIN_SECONDS)
+        if saved is not None:
+            self.checkpoint = saved
+
+    def _say(self, percent: float | None, message: str | None) -> None:
+        if percent is not None and not 0 <= percent <= _ALL:
+            raise ValueError(f"{percent} is no percentage.")
+        told = None if message is None else recordable.legible(message, recordable.LONGEST_PROGRESS)
+        with self._saying:
+            before = self._said
+            self._said = (before[0] if percent is None else percent, before[1] if told is None else told)
 
     def spend(self, *, tokens: int = 0, cost_usd: float = 0.0) -> None:
         # The heartbeats' thread only reads it.
@@ -110,17 +131,22 @@ class _Run:
     def artifact(self, content: bytes, media_type: str) -> str:
         return services.store_artifact(tenant_id=self._hand.gate.tenant_id, content=content, media_type=media_type)
 
-    def sign_of_life(self, percent: float | None, message: str | None, checkpoint: Any = None) -> Beat:
+    def sign_of_life(self, checkpoint: Any = None) -> Beat:
+        """A heartbeat that says the newest that there is to say."""
         tokens, cost_usd = self.spent if self.has_spend_to_tell else (0, 0.0)
-        return Beat(
-            task_id=self.grant.task_id,
-            lease_token=self.grant.lease_token,
-            percent=percent,
-            message=message,
-            checkpoint=checkpoint,
-            tokens=tokens,
-            cost_usd=cost_usd,
-        )
+        with self._saying:
+            self._sequence += 1
+            percent, message = self._said
+            return Beat(
+                task_id=self.grant.task_id,
+                lease_token=self.grant.lease_token,
+                percent=percent,
+                message=message,
+                checkpoint=checkpoint,
+                tokens=tokens,
+                cost_usd=cost_usd,
+                sequence=self._sequence,
+            )
 
 
 class _Hand:
@@ -150,8 +176,9 @@ class _Hand:
         # What the thread could not report has come back.
         self._report()
 
-    def beat(self, beats: Sequence[Beat]) -> None:
+    def beat(self, beats: Sequence[Beat]) -> list[BeatAnswer]:
         """Renew leases, and tell the runs that are lost or canceled."""
+        begun = time.monotonic()
         with self.gate.acting():
             answers = services.heartbeat(worker=self.gate, beats=beats)
         for beat, answer in zip(beats, answers, strict=True):
@@ -159,6 +186,7 @@ class _Hand:
             if run is None:
                 continue
             if answer.status == "ok":
+                run.leased_until = begun + answer.lease_ms / 1000
                 run.budget_left = answer.budget_left
                 if beat.spends:
                     run.spend_heard = (beat.tokens, beat.cost_usd)
@@ -167,6 +195,7 @@ class _Hand:
                 run.may_spend = False
             if answer.status == "lost" or answer.order == "cancel":
                 run.stop_working.set()
+        return answers
 
     def _next(self) -> _Run | None:
         with self._turn:
@@ -197,9 +226,10 @@ class _Hand:
                     if now - beaten_at >= self._interval:
                         beaten_at = now
                         self._beat_all()
-                except DatabaseError:
+                except Exception as exc:  # whatever one of them brings about, the others are kept alive
                     # The next beat tries again; if a lease runs out first, the fence decides.
-                    logger.warning("heartbeats did not get through", exc_info=True)
+                    level = logging.WARNING if _is_away(exc) else logging.ERROR
+                    logger.log(level, "heartbeats did not get through", exc_info=True)
                     connection.close()
         finally:
             connection.close()
@@ -207,8 +237,24 @@ class _Hand:
     def _beat_all(self) -> None:
         with self._turn:
             held = list(self._runs.values())
-        if held:
-            self.beat([run.sign_of_life(*(run.said or (None, None))) for run in held])
+        if not held:
+            return
+        try:
+            self.beat([run.sign_of_life() for run in held])
+        except Exception as exc:
+            if _is_away(exc):
+                raise
+            logger.exception("heartbeats were not taken together")
+            self._beat_each(held)
+
+    def _beat_each(self, held: Sequence[_Run]) -> None:
+        for run in held:
+            try:
+                self.beat([run.sign_of_life()])
+            except Exception as exc:
+                if _is_away(exc):
+                    raise
+                logger.exception("a heartbeat of %s run %s was not taken", run.task_id, run.run_id)
 
     def _give_back(self) -> None:
         """Others may do what waits behind a handler that takes its time."""
@@ -229,25 +275,55 @@ class _Hand:
                 return
             if tried:
                 # The heartbeats' thread is at the row just now.
-                time.sleep(0.1)
-            beats = [run.sign_of_life(None, None) for run in telling]
+                time.sleep(_AGAIN_SECONDS)
+            beats = [run.sign_of_life() for run in telling]
             _insist(lambda beats=beats: self.beat(beats))  # type: ignore[misc]  # bound at once
 
-    def _settle(self, ended: "list[_EndedRun]") -> None:
+    def _settle(self, ended: "Sequence[_EndedRun]") -> None:
         if not ended:
             return
         try:
-            self._tell_spend([one.run for one in ended])
-            _insist(lambda: _report(self.gate, ended))
-        except DomainError:
+            self._tell(ended)
+        except Exception as exc:
+            if _is_away(exc):
+                self._put_back(ended)
+                raise
             # What can't be recorded of one keeps none of the others back.
             logger.exception("runs could not be reported together")
-            for one in ended:
-                _report_alone(self.gate, one)
-        except DatabaseError:
-            with self._turn:
-                self._ended = [*ended, *self._ended]
-            raise
+            self._settle_each(ended)
+        else:
+            self._let_go(ended)
+
+    def _settle_each(self, ended: "Sequence[_EndedRun]") -> None:
+        for nth, one in enumerate(ended):
+            try:
+                self._tell_alone(one)
+            except (DatabaseError, InterfaceError):
+                self._put_back(ended[nth:])
+                raise
+            self._let_go([one])
+
+    def _tell_alone(self, one: "_EndedRun") -> None:
+        """Tell of this run, be it that its end can't be told."""
+        for told in (one, _EndedRun(one.run, _unrecordable(one.ended))):
+            try:
+                self._tell([told])
+            except Exception as exc:
+                if _is_away(exc):
+                    raise
+                logger.exception("the end of %s run %s can't be recorded", one.run.task_id, one.run.run_id)
+            else:
+                return
+
+    def _tell(self, ended: "Sequence[_EndedRun]") -> None:
+        self._tell_spend([one.run for one in ended])
+        _insist(lambda: _report(self.gate, ended))
+
+    def _put_back(self, ended: "Sequence[_EndedRun]") -> None:
+        with self._turn:
+            self._ended = [*ended, *self._ended]
+
+    def _let_go(self, ended: "Sequence[_EndedRun]") -> None:
         with self._turn:
             for one in ended:
                 del self._runs[one.run.grant.task_id]
@@ -266,6 +342,15 @@ class _EndedRun:
 
 def _ended(run: _Run, gate: Caller) -> Ended:
     """How the handler ended; nothing that it raises gets any further."""
+    try:
+        return _outcome(run, gate)
+    except Exception as exc:  # a handler's defect is its task's failure, told to whoever asked
+        task_type = run.grant.task_type
+        logger.exception("the handler of %s failed", task_type)
+        return Failure(code="handler_error", message=f"{type(exc).__name__} in {task_type}.", retryable=True)
+
+
+def _outcome(run: _Run, gate: Caller) -> Ended:
     grant = run.grant
     try:
         result = handlers.handler_of(grant.task_type)(run, grant.params)
@@ -273,7 +358,7 @@ def _ended(run: _Run, gate: Caller) -> Ended:
     except (Canceled, Postponed) as stopped:
         return stopped
     except Failed as failed:
-        return Failure(
+        failure = Failure(
             code=failed.code,
             message=failed.message,
             details=None if failed.details is None else dict(failed.details),
@@ -281,25 +366,41 @@ def _ended(run: _Run, gate: Caller) -> Ended:
             retry_after=None if failed.retry_after is None else failed.retry_after.total_seconds(),
         )
     except DomainError as refusal:
-        return Failure(
+        failure = Failure(
             code=refusal.code,
             message=refusal.detail,
             retryable=isinstance(refusal, Conflict | RateLimited | Unavailable),
             retry_after=refusal.retry_after if isinstance(refusal, RateLimited) else None,
         )
-    except Exception as exc:  # a handler's defect is its task's failure, told to whoever asked
-        logger.exception("the handler of %s failed", grant.task_type)
-        return Failure(code="handler_error", message=f"{type(exc).__name__} in {grant.task_type}.", retryable=True)
+    return recordable.mended(failure)
 
 
 def _delivery(gate: Caller, grant: Grant, result: Result) -> Delivery:
+    recordable.check_result(
+        pointer=result.pointer, channel=result.channel, checksum=result.checksum, summary=result.summary
+    )
+    try:
+        content = NOTHING if result.content is None else recordable.as_json(result.content)
+    except UnstorableJSON as exc:
+        raise UnrecordableResult(exc.detail, errors=exc.errors) from exc
     return services.prepare(
         tenant_id=gate.tenant_id,
         task_id=grant.task_id,
-        result=NOTHING if result.content is None else result.content,
+        result=content,
         pointer=result.pointer,
         channel=result.channel,
         checksum=result.checksum,
+    )
+
+
+def _unrecordable(ended: Ended) -> Ended:
+    """What is told of a run whose end could not be recorded as it was."""
+    if isinstance(ended, Canceled | Postponed):
+        return Canceled()
+    return Failure(
+        code=UnrecordableResult.code,
+        message="What it ended with can't be recorded.",
+        retryable=isinstance(ended, Failure) and ended.retryable,
     )
 
 
@@ -339,18 +440,11 @@ def _report(gate: Caller, ended: Sequence[_EndedRun]) -> None:
 
 
 def _pause(stopped: Canceled | Postponed) -> float:
-    return stopped.retry_after.total_seconds() if isinstance(stopped, Postponed) else 0.0
+    return recordable.pause(stopped.retry_after.total_seconds()) if isinstance(stopped, Postponed) else 0.0
 
 
 def _proof(one: _EndedRun) -> dict[str, Any]:
     return {"task_id": one.run.grant.task_id, "lease_token": one.run.grant.lease_token}
-
-
-def _report_alone(gate: Caller, one: _EndedRun) -> None:
-    try:
-        _insist(lambda: _report(gate, [one]))
-    except DomainError:
-        logger.exception("the end of %s run %s can't be recorded", one.run.task_id, one.run.run_id)
 
 
 def _insist(report: Callable[[], T]) -> T:
@@ -358,7 +452,14 @@ def _insist(report: Callable[[], T]) -> T:
     for tried in range(_REPORT_TRIES):
         try:
             return report()
-        except DatabaseError:
+        except Exception as exc:
+            if not _is_away(exc):
+                raise
             connection.close()
             time.sleep(0.1 * 2**tried)
     return report()
+
+
+def _is_away(exc: Exception) -> bool:
+    """Whether this is the database's state, so that the same may go through later; not what it was given."""
+    return isinstance(exc, DatabaseError | InterfaceError) and not isinstance(exc, DataError | IntegrityError)

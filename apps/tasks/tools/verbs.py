@@ -19,6 +19,16 @@ from apps.tasks.errors import LeaseLost, UnreadableResult
 from apps.tasks.fences import task_of
 from apps.tasks.models import Budget, Queue, TaskType
 from apps.tasks.pointers import artifact_digest, artifact_pointer
+from apps.tasks.recordable import (
+    LONGEST_CHANNEL,
+    LONGEST_CHECKSUM,
+    LONGEST_CODE,
+    LONGEST_ERROR,
+    LONGEST_PAUSE_SECONDS,
+    LONGEST_POINTER,
+    LONGEST_PROGRESS,
+    LONGEST_SUMMARY,
+)
 from apps.tasks.services import (
     Beat,
     BudgetDraft,
@@ -420,7 +430,7 @@ def leased(grant: Grant) -> LeasedTask:
 
 class ProgressInput(Input):
     percent: Annotated[float, Field(ge=0, le=100)] | None = None
-    message: Annotated[Text, Field(max_length=500)] | None = None
+    message: Annotated[Text, Field(max_length=LONGEST_PROGRESS)] | None = None
 
 
 class SpendInput(Input):
@@ -591,11 +601,11 @@ class TaskCompletion(Input):
     lease_token: LeaseToken
     result: Any = None
     """The result itself, any JSON; over 64 KiB it becomes an artifact. Leave it out when you give a pointer."""
-    result_pointer: Annotated[Text, Field(min_length=1, max_length=2000)] | None = None
+    result_pointer: Annotated[Text, Field(min_length=1, max_length=LONGEST_POINTER)] | None = None
     """Where the result is: s3:, https:, file:, artifact:, …"""
-    result_channel: Annotated[Text, Field(min_length=1, max_length=50)] | None = None
-    checksum: Annotated[Text, Field(min_length=1, max_length=100)] | None = None
-    summary: Annotated[Text, Field(min_length=1, max_length=16_384)] | None = None
+    result_channel: Annotated[Text, Field(min_length=1, max_length=LONGEST_CHANNEL)] | None = None
+    checksum: Annotated[Text, Field(min_length=1, max_length=LONGEST_CHECKSUM)] | None = None
+    summary: Annotated[Text, Field(min_length=1, max_length=LONGEST_SUMMARY)] | None = None
     """What the requester reads in its inbox."""
 
 
@@ -646,8 +656,8 @@ def completion_of(caller: Caller, given: TaskCompletion) -> Completion:
 
 
 class TaskError(Input):
-    code: Annotated[Text, Field(min_length=1, max_length=100)]
-    message: Annotated[Text, Field(min_length=1, max_length=4000)]
+    code: Annotated[Text, Field(min_length=1, max_length=LONGEST_CODE)]
+    message: Annotated[Text, Field(min_length=1, max_length=LONGEST_ERROR)]
     details: dict[str, Any] | None = None
 
 
@@ -657,7 +667,7 @@ class FailTask(Input):
     error: TaskError
     retryable: bool
     """Whether another attempt may succeed."""
-    retry_after: Annotated[float, Field(ge=0, le=604_800)] | None = None
+    retry_after: Annotated[float, Field(ge=0, le=LONGEST_PAUSE_SECONDS)] | None = None
     """Seconds; left out, the type's backoff."""
 
 
