@@ -388,10 +388,19 @@ with recursive {_ABLE}, kind as materialized (
     select *, row_number() over (partition by queue_id
                                  order by nth, served nulls first, priority_rank, ready_at, task_id) as of_queue
     from typed where of_type <= type_room
+), typed_again as (
+    -- What its queue has no room for leaves that of its type to others.
+    select t.spot, t.task_id, t.priority_rank, t.ready_at, t.queue_id, t.place, t.room, t.type_room, t.nth, t.served,
+           row_number() over (partition by t.types order by t.of_type) as of_type
+    from typed t where not exists (select from lined l where l.task_id = t.task_id and l.of_queue > l.room)
+), lined_again as (
+    select *, row_number() over (partition by queue_id
+                                 order by nth, served nulls first, priority_rank, ready_at, task_id) as of_queue
+    from typed_again where of_type <= type_room
 ), chosen as materialized (
     select spot, task_id,
            row_number() over (order by place, nth, served nulls first, priority_rank, ready_at, task_id) as turn
-    from lined where of_queue <= room
+    from lined_again where of_queue <= room
     order by turn limit %(capacity)s::int
 ), {
     _GRANT.format(
@@ -439,7 +448,7 @@ update tasks_hottask h set requester_id = cold.requester_id
 from tasks_task cold
 where cold.id = h.task_id and h.task_id = any(array(
     select c.task_id from tasks_queue q join tasks_hottask c on c.queue_id = q.id and c.requester_id is null
-    where q.fair limit 1000 for update of c skip locked))
+    where q.fair limit %(limit)s for update of c skip locked))
 """
 
 # Renews what this holder still holds, up to the task's deadline. A row that somebody else has locked is passed over:
@@ -649,23 +658,26 @@ cross join lateral (
 """
 
 # Open tasks that nobody holds and that draw from a spent budget, be it from one below it; recipients take turns as in
-# DOOMED. Downwards budget by budget: offset and limit keep the planner from reading tables whole. Indexes:
-# tasks_budget_unsettled, tasks_budget_by_parent, tasks_hottask_by_budget.
+# DOOMED. A budget stays among the spent for a minute or more, though nothing draws from it any more: all of them are looked
+# at while they are not too many, and otherwise others each time. Downwards budget by budget: offset and limit keep the
+# planner from reading tables whole. Indexes: tasks_budget_unsettled, tasks_budget_by_parent, tasks_hottask_by_budget.
 UNPAID: Final = """
 with recursive below as (
     select task_id from (
         select b.task_id from tasks_budget b
-        where b.spent_at is not null and b.settled_at is null order by b.spent_at limit 100
+        where b.spent_at is not null and b.settled_at is null order by random() limit 5000
     ) as spent
     union
     select c.task_id from below cross join lateral (
         select b.task_id from tasks_budget b where b.parent_id = below.task_id offset 0) as c
 )
 select h.tenant_id, h.task_id, cold.recipient_id
-from below
-cross join lateral (
-    select o.tenant_id, o.task_id from tasks_hottask o
-    where o.budget_id = below.task_id and o.holder_id is null limit 1000
+from (
+    select drawing.* from below cross join lateral (
+        select o.tenant_id, o.task_id from tasks_hottask o
+        where o.budget_id = below.task_id and o.holder_id is null limit 1000
+    ) as drawing
+    limit 5000
 ) as h
 join lateral (select recipient_id from tasks_task where id = h.task_id) cold on true
 order by row_number() over (partition by cold.recipient_id order by random()) limit 100

@@ -71,10 +71,12 @@ def forget_minutes() -> None:
     services.forget_minutes()
 
 
-@tick(every=timedelta(seconds=30))
+@tick(every=timedelta(seconds=5))
 def settle_turns() -> None:
-    """Put what was queued while its queue became fair on the turns of its requesters."""
-    services.settle_turns()
+    """Put what was queued before its queue became fair on the turns of its requesters, in batches until none is full."""
+    for _ in range(50):
+        if services.settle_turns() < services.TURNS_BATCH:
+            return
 
 
 _retention = services.Walk()

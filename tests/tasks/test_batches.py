@@ -121,6 +121,18 @@ def test_each_request_of_a_batch_gets_what_it_would_get_alone(tenant: Tenant, ke
         assert Receipt.objects.filter(event_type="task_queued").count() == 4
 
 
+def test_a_key_of_one_that_is_refused_serves_the_next_of_its_batch(kee: Caller) -> None:
+    make_type(kee)
+    asked_for = [
+        asked("nothing", idempotency_key="k"),
+        *[asked(idempotency_key="k")] * 2,
+        asked("nothing", idempotency_key="k"),
+    ]
+    refused, taken, again, conflict = queue_many(kee, *asked_for)
+    assert codes([refused, taken, again, conflict]) == ["unknown_task_type", "queued", "queued", "idempotency_conflict"]
+    assert (again.task_id, again.is_duplicate) == (taken.task_id, True)
+
+
 def test_a_batch_again_answers_the_same_and_changes_nothing(kee: Caller) -> None:
     make_type(kee)
     requests = [asked(idempotency_key=f"k{nth}") for nth in range(5)]

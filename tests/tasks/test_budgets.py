@@ -26,6 +26,7 @@ from tests import ground
 from tests.digests.makers import post as post_receipt
 from tests.factories import make_caller, make_tenant, make_token
 from tests.tasks.making import complete, fill, lease, lease_one, make_type, number, queue
+from tests.tasks.test_batches import asked, queue_many
 from tests.tasks.test_deadlines import later
 from tests.tasks.test_ending import fail, release, terminal_receipts
 from tests.tasks.test_http import get, send
@@ -308,14 +309,14 @@ def test_nothing_new_draws_from_a_spent_budget_and_it_hinders_nothing_else(kee: 
     below = queue(kee, caused_by=parent.receipt_id, budget=BudgetDraft(tokens=5))
     beat(worker, root, tokens=100)
     before = snapshot(kee)
-    for asked in (
+    for given in (
         {"caused_by": parent.receipt_id},
         {"parent": number(parent)},
         {"parent": number(parent), "budget": BudgetDraft(tokens=1)},
         {"parent": number(below)},
     ):
         with pytest.raises(BudgetExhausted) as refused:
-            queue(kee, **asked)
+            queue(kee, **given)
         assert f"task_{number(parent)}" in refused.value.detail
     assert snapshot(kee) == before
     again = queue(kee, caused_by=parent.receipt_id, idempotency_key="k")
@@ -360,6 +361,19 @@ def test_what_waits_for_a_worker_ends_with_the_budget_it_draws_from(kee: Caller,
     assert [grant.task_id for grant in lease(worker, capacity=9)] == [free]
 
 
+def test_what_draws_from_a_spent_budget_ends_at_once_however_many_others_are_spent(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    queue_many(kee, *[asked(priority=9, budget=BudgetDraft(tokens=1))] * 150)
+    for grant in [*lease(worker, capacity=100), *lease(worker, capacity=50)]:
+        beat(worker, grant, tokens=1)
+        complete(worker, grant)
+    root = begun(kee, worker, budget=HUNDRED)
+    child = number(queue(kee, parent=root.task_id))
+    beat(worker, root, tokens=100)
+    assert services.end_what_must() == 1
+    assert end_of(kee, child) == ("failed", "budget_exhausted")
+
+
 def test_a_spent_budget_is_looked_at_until_nothing_open_draws_from_it(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     root = begun(kee, worker, budget=HUNDRED)
@@ -378,6 +392,19 @@ def test_a_spent_budget_is_looked_at_until_nothing_open_draws_from_it(kee: Calle
         HotTask.objects.filter(task_id=number(queue(kee))).update(budget_id=root.task_id)
     assert services.end_what_must() == 1
     assert settled()
+
+
+def test_what_is_done_again_draws_from_where_it_did_though_the_receipt_of_its_end_has_gone(
+    kee: Caller, worker: Caller
+) -> None:
+    make_type(kee)
+    root = begun(kee, worker, budget=HUNDRED)
+    dead = begun(kee, worker, parent=root.task_id)
+    fail(worker, dead, retryable=False)
+    removed = QueueRequest(task_type="index", params={}, replay_of=dead.task_id, caused_by="rcpt_removed")
+    with acting_as(kee):
+        anew = services.queue(requester=kee, request=removed)
+        assert Task.objects.get(pk=number(anew)).budget_id == root.task_id
 
 
 def test_what_is_done_again_has_as_much_to_spend_again_but_no_more_from_above(kee: Caller, worker: Caller) -> None:

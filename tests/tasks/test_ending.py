@@ -32,7 +32,7 @@ from apps.tasks.errors import (
 )
 from apps.tasks.models import Artifact, HotTask, Run, Task, TerminalRecord, run_key
 from apps.tasks.services import Failure, Grant, Verdict
-from apps.tasks.states import MOST_RUNS
+from apps.tasks.states import MOST_RUNS, Status
 from tests.factories import make_caller, make_principal, make_tenant
 from tests.tasks.making import complete, lease, lease_one, make_type, number, queue
 from tests.tasks.test_lease import at, beat
@@ -551,11 +551,15 @@ def _expires(worker: Caller, grant: Grant) -> None:
     services.end_what_must()
 
 
+def _is_revoked(_worker: Caller, grant: Grant) -> None:
+    assert services.revoke_lease(task_id=grant.task_id) == Status.FAILED
+
+
 def _is_stuck(worker: Caller, grant: Grant) -> None:
     assert [beat(worker, grant).status for _ in range(2)] == ["ok", "lost"]
 
 
-@pytest.mark.parametrize("end", [_fails, _releases, _expires, _is_stuck])
+@pytest.mark.parametrize("end", [_fails, _releases, _expires, _is_revoked, _is_stuck])
 def test_a_task_that_has_had_all_its_runs_ends_and_keeps_back_no_other(
     kee: Caller, worker: Caller, end: Callable[[Caller, Grant], None]
 ) -> None:

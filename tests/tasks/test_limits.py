@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
-from apps.tasks import services
+from apps.tasks import services, ticks
 from apps.tasks.errors import UnknownQueue, UnknownTaskType
 from apps.tasks.models import HotTask, LeaseCount, Queue, Turn
 from apps.tasks.services import LeaseNext
@@ -206,6 +206,29 @@ def test_a_queue_that_becomes_fair_puts_what_waits_on_turns(tenant: Tenant, kee:
         assert services.settle_turns() == 4
     assert len(lease(worker, capacity=9)) == 4
     assert services.settle_turns() == 0
+
+
+def test_a_backlog_of_a_queue_that_becomes_fair_is_on_turns_after_one_tick(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    for size in (1_000, 1_000, 1):
+        queue_many(kee, *[asked()] * size)
+    set_queue(kee, fair=True)
+    ticks.settle_turns()
+    with acting_as(kee):
+        assert not HotTask.objects.filter(requester=None).exists()
+
+
+def test_what_a_queues_limit_keeps_back_takes_no_room_of_its_type_elsewhere(kee: Caller, worker: Caller) -> None:
+    make_type(kee, "narrow", queue="first", concurrency=1)
+    make_type(kee, "wide", queue="first")
+    make_type(kee, "other", queue="second")
+    set_queue(kee, "first", concurrency=1)
+    wide = number(queue(kee, "wide", priority=9))
+    queue(kee, "narrow", priority=1)
+    queue(kee, "narrow", queue="second", priority=1)
+    narrow = number(queue(kee, "narrow", queue="second", priority=2))
+    given = lease(worker, queues=("first", "second"), capacity=4)
+    assert [grant.task_id for grant in given] == [wide, narrow]
 
 
 def test_a_fair_queue_keeps_its_limits_and_those_of_types(tenant: Tenant, kee: Caller, worker: Caller) -> None:

@@ -35,6 +35,7 @@ from apps.tasks.services.scheduling import (
 from apps.tasks.services.sweeping import SWEEP_BATCH, admit_waiting, bring_back, end_what_must, kept_back, unannounced
 from apps.tasks.services.tallying import TALLY_BATCH, forget_minutes, tally
 from apps.tasks.services.types import (
+    TURNS_BATCH,
     QueueDraft,
     TypeDraft,
     pause_queue,
@@ -71,6 +72,7 @@ __all__ = [
     "SCHEDULE_BATCH",
     "SWEEP_BATCH",
     "TALLY_BATCH",
+    "TURNS_BATCH",
     "Beat",
     "BeatAnswer",
     "BudgetDraft",

@@ -58,7 +58,7 @@ def funds_of(
 
     What is spent between this look and the commit of whoever asks is found by the sweep.
     """
-    found = _found(requester, {nth: one for nth, one in requests.items() if one.parent or one.caused_by})
+    found = _found(requester, {nth: one for nth, one in requests.items() if one.parent or one.caused_by or one.replay_of})
     answers: dict[int, Funds | UnknownTask | BudgetExhausted | Invalid] = {}
     for nth, request in requests.items():
         receipt_id, above, budgets, spent = found.get(nth, (None, None, 0, None))
@@ -194,7 +194,8 @@ def _found(requester: Caller, caused: Mapping[int, QueueRequest]) -> dict[int, t
     """
     if not caused:
         return {}
-    parents = {nth: one.parent for nth, one in caused.items() if one.parent is not None}
+    # What is done again draws from where it did, whatever has become of the receipt of its end.
+    parents = {nth: above for nth, one in caused.items() if (above := one.replay_of or one.parent) is not None}
     references = {nth: one.caused_by or "" for nth, one in caused.items() if nth not in parents}
     with hot_cursor() as cursor:
         cursor.execute(

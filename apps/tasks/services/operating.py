@@ -16,7 +16,7 @@ from apps.tasks.services.ending import cancel
 from apps.tasks.services.recording import Back, End
 from apps.tasks.services.replaying import REPLAY_BATCH, replay_many
 from apps.tasks.shapes import QueuedTask
-from apps.tasks.states import BUDGET_SPENT, CANCEL_REQUESTED, Outcome, Reason, Status
+from apps.tasks.states import BUDGET_SPENT, CANCEL_REQUESTED, MOST_RUNS, Outcome, Reason, Status
 
 
 @transaction.atomic
@@ -33,7 +33,7 @@ def cancel_for_requester(*, task_id: int) -> Status:
 @transaction.atomic
 def revoke_lease(*, task_id: int) -> Status:
     """Take a task from its holder: it stands where it stood, and no attempt is counted; one to be canceled is, and
-    one whose budget is spent ends.
+    one whose budget is spent, or that has been given out as often as any may be, ends.
 
     Whatever its holder still says of it is refused.
 
@@ -47,6 +47,8 @@ def revoke_lease(*, task_id: int) -> Status:
         end = End(task_id=task_id, status=Status.CANCELED, outcome=Outcome.REVOKED, reason=Reason.CANCELED)
     elif hold.flags & BUDGET_SPENT:
         end = told_end(task_id=task_id, flags=hold.flags, outcome=Outcome.REVOKED)
+    elif hold.fence >= MOST_RUNS:
+        end = End(task_id=task_id, status=Status.FAILED, outcome=Outcome.REVOKED, reason=Reason.ATTEMPTS_EXHAUSTED)
     if end is not None:
         recording.settle([end])
         return end.status

@@ -56,7 +56,7 @@ def queue_many(*, requester: Caller, requests: Sequence[QueueRequest]) -> list[Q
     """Take many tasks in as :func:`queue` does one; a refused one changes nothing and does not hinder the others."""
     batch = _Batch(requester, requests)
     known = batch.answered()
-    taken = batch.take_in([nth for nth in batch.firsts() if known[nth] is None])
+    taken = batch.take_in([nth for nth, answer in enumerate(known) if answer is None])
     if any(answer is None and nth not in taken for nth, answer in enumerate(known)):
         # Repetitions within the batch, and keys that a rival has committed since we looked.
         known = batch.answered()
@@ -102,19 +102,10 @@ class _Batch:
             for request, digest in zip(self._requests, self._digests, strict=True)
         ]
 
-    def firsts(self) -> list[int]:
-        """The places of all requests but those whose key stands on another before them."""
-        seen: set[str] = set()
-        firsts = []
-        for nth, request in enumerate(self._requests):
-            if request.idempotency_key is None or request.idempotency_key not in seen:
-                firsts.append(nth)
-            if request.idempotency_key is not None:
-                seen.add(request.idempotency_key)
-        return firsts
-
     def take_in(self, places: Collection[int]) -> dict[int, QueuedTask | DomainError]:
-        """Make tasks of the requests at these places; those whose key a rival has taken meanwhile are left out."""
+        """Make tasks of the requests at these places, in their order; those are left out whose key stands on one before
+        them that is taken in, or whose key a rival has taken meanwhile.
+        """
         if not places:
             return {}
         asked = {nth: registry.unalias(one.task_type, one.params) for nth in places for one in [self._requests[nth]]}
@@ -128,9 +119,12 @@ class _Batch:
         funds = budgets.funds_of(requester=self._requester, requests={nth: self._requests[nth] for nth in places})
         drafts: dict[int, _Draft] = {}
         answers: dict[int, QueuedTask | DomainError] = {}
+        keys: set[str | None] = set()
         for nth, (name, params) in asked.items():
+            request = self._requests[nth]
+            if request.idempotency_key in keys:
+                continue
             try:
-                request = self._requests[nth]
                 waits_for = dependencies.to_wait_for(request.depends_on or (), known)
                 drafts[nth] = replace(
                     self._draft(request, only([types[name]]), params, lines, principals),
@@ -139,6 +133,8 @@ class _Batch:
                 )
             except DomainError as refusal:
                 answers[nth] = refusal
+            else:
+                keys |= {request.idempotency_key} - {None}
         return {**answers, **self._write(drafts, principals[ASYNCGATE])}
 
     def _lines(self, places: Iterable[int]) -> dict[str, Queue]:

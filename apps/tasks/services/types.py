@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from django.db import transaction
 
@@ -97,6 +97,9 @@ def queue_named(*, tenant_id: int, name: str) -> Queue:
     return found
 
 
+TURNS_BATCH: Final = 1_000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueDraft:
     """A queue as its owner wants it: None is no limit."""
@@ -134,7 +137,7 @@ def settle_turns() -> int:
 
 def _settle_turns() -> int:
     with hot_cursor() as cursor:
-        cursor.execute(sql.SETTLE_TURNS)
+        cursor.execute(sql.SETTLE_TURNS, {"limit": TURNS_BATCH})
         settled: int = cursor.rowcount
     return settled
 
