@@ -1,6 +1,7 @@
 """What heartbeats are told, and what becomes of runs that make no progress."""
 
 import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from apps.tasks.states import Order
 from tests.factories import T0, make_caller, make_tenant
 from tests.tasks.making import complete, lease, lease_one, make_type, number, queue
 from tests.tasks.test_ending import cancel, release, snapshot, terminal_receipts
-from tests.tasks.test_lease import beat
+from tests.tasks.test_lease import T0 as LATER
+from tests.tasks.test_lease import at, beat
 
 
 @pytest.fixture
@@ -36,7 +38,18 @@ def test_a_checkpoint_is_asked_for_until_there_is_one(kee: Caller, worker: Calle
     grant = lease_one(worker)
     order(kee, grant.task_id, Order.CHECKPOINT)
     assert [beat(worker, grant).order for _ in range(2)] == ["checkpoint", "checkpoint"]
+    assert beat(worker, grant, percent=10).order == "checkpoint"
     assert beat(worker, grant, checkpoint={"at": 1}).order == "continue"
+
+
+def test_a_checkpoint_that_comes_late_is_not_the_one_that_was_asked_for(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    queue(kee)
+    grant = lease_one(worker)
+    beat(worker, grant, checkpoint={"at": 2}, sequence=2)
+    order(kee, grant.task_id, Order.CHECKPOINT)
+    late = beat(worker, grant, percent=10, checkpoint={"at": 1}, sequence=1)
+    assert [late.order, beat(worker, grant, sequence=3).order] == ["checkpoint", "checkpoint"]
 
 
 def test_the_heaviest_order_is_told(kee: Caller, worker: Caller) -> None:
@@ -137,6 +150,18 @@ def test_a_stuck_run_is_revoked_by_policy_and_its_task_ends_after_too_many(kee: 
         assert record.error["code"] == "stuck"
         assert list(Run.objects.order_by("pk").values_list("outcome", flat=True)) == ["revoked", "revoked"]
     assert len(terminal_receipts(kee, number(task))) == 1
+
+
+def test_a_run_is_not_stuck_by_the_silence_of_the_one_before(kee: Caller, worker: Caller) -> None:
+    make_type(kee, lease_seconds=10, stuck_after=2, revokes_stuck=True)
+    queue(kee)
+    with acting_as(kee):
+        at(LATER)
+        assert beat(worker, lease_one(worker)).status == "ok"
+        at(LATER + timedelta(seconds=10))
+        services.bring_back()
+        again = lease_one(worker)
+        assert (again.fence, beat(worker, again).status) == (2, "ok")
 
 
 def test_one_stuck_run_spoils_no_other_of_its_batch(kee: Caller, worker: Caller) -> None:

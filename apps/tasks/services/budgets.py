@@ -58,7 +58,9 @@ def funds_of(
 
     What is spent between this look and the commit of whoever asks is found by the sweep.
     """
-    found = _found(requester, {nth: one for nth, one in requests.items() if one.parent or one.caused_by or one.replay_of})
+    found = _found(
+        requester, {nth: one for nth, one in requests.items() if one.parent or one.caused_by or one.replay_of}
+    )
     answers: dict[int, Funds | UnknownTask | BudgetExhausted | Invalid] = {}
     for nth, request in requests.items():
         receipt_id, above, budgets, spent = found.get(nth, (None, None, 0, None))
