@@ -15,7 +15,7 @@ from apps.bench.planning import Data, Example, Score
 from apps.bench.rows import Comparison, Row, Slice
 from apps.plans import planner, selectors, shelf
 from apps.plans import services as plans
-from apps.plans.calibration import calibration_error
+from apps.plans.calibration import calibration_error, error_by_chance
 from apps.plans.history import Past
 from apps.principals.tenancy import Caller
 from apps.workers import services as workers
@@ -45,7 +45,9 @@ def run(bench: Bench) -> Iterator[Row]:
         yield Row(case=case, unit="%", ours=round(value, 1), note=about)
     for case, told in (("calibration error, plans", score.by_plan), ("calibration error, steps", score.by_step)):
         error = calibration_error(told)
-        row = Row(case=case, unit="ECE", ours=round(error, 3), note=f"Mean gap in ten bins. {about}")
+        chance = round(error_by_chance(told), 3)
+        note = f"Mean gap in ten bins; about {chance} would come by chance. {about}"
+        row = Row(case=case, unit="ECE", ours=round(error, 3), note=note)
         yield row.judged(f"at most {_CALIBRATED}", met=error <= _CALIBRATED)
     yield Row(case="learning", unit="s", ours=round(learning, 1), note=about)
     yield Row.of_latencies(
