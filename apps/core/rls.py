@@ -56,38 +56,13 @@ def immutable(
     inside a transaction that has set a switch: `redactable` ones under `gatehouse.redacting`, which erasure alone
     sets, `prunable` ones under `gatehouse.pruning`, which retention and repair set.
     """
-    return migrations.RunSQL(
-        sql=f"""
-            {_immutability(table, except_columns, redactable, prunable)}
-            create trigger {table}_is_immutable before update on {table}
-                for each row execute function {table}_is_immutable();
-        """,
-        reverse_sql=f"drop trigger {table}_is_immutable on {table}; drop function {table}_is_immutable();",
-    )
 
-
-def immutable_anew(
-    table: str,
-    *,
-    except_columns: tuple[str, ...] = (),
-    redactable: tuple[str, ...] = (),
-    prunable: tuple[str, ...] = (),
-) -> migrations.RunSQL:
-    """As :func:`immutable`, for a table that is so already; backwards nothing is prunable."""
-    return migrations.RunSQL(
-        sql=_immutability(table, except_columns, redactable, prunable),
-        reverse_sql=_immutability(table, except_columns, redactable, ()),
-    )
-
-
-def _immutability(
-    table: str, except_columns: tuple[str, ...], redactable: tuple[str, ...], prunable: tuple[str, ...]
-) -> str:
     def names(columns: tuple[str, ...]) -> str:
         return f"array[{', '.join(repr(name) for name in columns)}]::text[]"
 
-    return f"""
-            create or replace function {table}_is_immutable() returns trigger language plpgsql as $$
+    return migrations.RunSQL(
+        sql=f"""
+            create function {table}_is_immutable() returns trigger language plpgsql as $$
             declare
                 free text[] := {names(except_columns)};
             begin
@@ -103,7 +78,11 @@ def _immutability(
                 end if;
                 return new;
             end $$;
-    """
+            create trigger {table}_is_immutable before update on {table}
+                for each row execute function {table}_is_immutable();
+        """,
+        reverse_sql=f"drop trigger {table}_is_immutable on {table}; drop function {table}_is_immutable();",
+    )
 
 
 def kept(table: str) -> migrations.RunSQL:

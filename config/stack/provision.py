@@ -11,12 +11,12 @@ import sys
 from contextlib import redirect_stdout
 
 import django
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 
 from config.unreachable import told_in_a_sentence
 
 # The exit code that says: the last line of standard error is for the person at the terminal.
-UNREACHABLE = 4
+REFUSED = 4
 
 
 def provision(*, password_file: str, worker_key_file: str, tokens: dict[str, list[str]]) -> dict[str, object]:
@@ -48,6 +48,10 @@ def _applied_migrations() -> int:
 if __name__ == "__main__":
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     django.setup()
-    with redirect_stdout(sys.stderr), told_in_a_sentence(UNREACHABLE):
-        outcome = provision(password_file=sys.argv[1], worker_key_file=sys.argv[2], tokens=json.load(sys.stdin))
+    with redirect_stdout(sys.stderr), told_in_a_sentence(REFUSED):
+        try:
+            outcome = provision(password_file=sys.argv[1], worker_key_file=sys.argv[2], tokens=json.load(sys.stdin))
+        except CommandError as refusal:
+            sys.stderr.write(f"{refusal}\n")
+            raise SystemExit(REFUSED) from None
     sys.stdout.write(json.dumps(outcome))

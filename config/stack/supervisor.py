@@ -36,7 +36,7 @@ from config.stack.processes import (
     server_account,
     spawn,
 )
-from config.stack.provision import UNREACHABLE
+from config.stack.provision import REFUSED
 from config.stack.valkey import Valkey
 
 DEFAULT_PORT = 8080
@@ -199,7 +199,7 @@ class Supervisor:
             check=False,
         )
         self.data.log("provision").write_text(done.stderr, encoding="utf-8")
-        if done.returncode == UNREACHABLE:
+        if done.returncode == REFUSED:
             raise StackError(done.stderr.strip().splitlines()[-1])
         if done.returncode:
             raise StackError(f"The database could not be brought up to date:\n{last_lines(self.data.log('provision'))}")

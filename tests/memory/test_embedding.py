@@ -449,7 +449,7 @@ def test_without_pgvector_recall_goes_by_words_and_says_so(
 
 
 def test_without_pgvector_the_product_migrates_from_nothing(without_pgvector: None) -> None:
-    call_command("migrate", "memory", "0005", verbosity=0)
+    call_command("migrate", "memory", "zero", verbosity=0)
     call_command("migrate", "memory", verbosity=0)
     with acting_as_system("test"):
         assert Vector.objects.count() == 0

@@ -486,7 +486,7 @@ def test_what_is_there_stays_when_the_tables_are_parted_and_put_together() -> No
     held = lease_one(kee)
     before = _rows(kee)
     try:
-        call_command("migrate", "tasks", "0011", verbosity=0)
+        call_command("migrate", "tasks", "0001", verbosity=0)
         assert _rows(kee) == before
         later_one = do_after(kee)
         assert later_one == tasks[-1] + 2

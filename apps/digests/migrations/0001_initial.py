@@ -1,10 +1,13 @@
 import datetime
+import uuid
 
 import django.contrib.postgres.fields
+import django.core.validators
 import django.db.models.deletion
 from django.db import migrations, models
 
-from apps.core.rls import immutable, protect
+from apps.core.rls import immutable, kept, protect
+from apps.core.tables import CreateModels
 
 # Room in each page for the new versions of rows that are updated again and again without touching an index.
 STORAGE = """
@@ -18,7 +21,8 @@ alter table digests_receiptstate reset (fillfactor);
 alter table digests_inbox reset (fillfactor);
 """
 
-# What nobody has acked stays: neither its state nor the receipt itself can be deleted.
+# What nobody has acked stays: neither its state nor the receipt itself can be deleted, and a tombstone holds nothing
+# that its recipient has not acked.
 KEPT = """
 create function digests_unacked_is_kept() returns trigger language plpgsql as $$
 begin
@@ -33,12 +37,16 @@ begin
         raise exception 'unacked receipts are kept' using errcode = 'integrity_constraint_violation',
             constraint = 'digests_unacked_receipt_is_kept';
     end if;
-    return old;
+    return case when tg_op = 'DELETE' then old else new end;
 end $$;
 create trigger digests_unacked_receipt_is_kept before delete on receipts_receipt
     for each row execute function digests_unacked_receipt_is_kept();
+create trigger digests_unacked_receipt_stays_whole before update on receipts_receipt
+    for each row when (old.pruned_at is null and new.pruned_at is not null)
+    execute function digests_unacked_receipt_is_kept();
 """
 KEPT_BACK = """
+drop trigger digests_unacked_receipt_stays_whole on receipts_receipt;
 drop trigger digests_unacked_receipt_is_kept on receipts_receipt;
 drop function digests_unacked_receipt_is_kept();
 drop trigger digests_unacked_is_kept on digests_receiptstate;
@@ -52,435 +60,560 @@ class Migration(migrations.Migration):
     dependencies = [("principals", "0001_initial"), ("receipts", "0001_initial")]
 
     operations = [
-        migrations.CreateModel(
-            name="Entry",
-            fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                (
-                    "kind",
-                    models.CharField(choices=[("item", "Item"), ("digest_snapshot", "Digest Snapshot")], max_length=15),
-                ),
-                ("sequence", models.BigIntegerField()),
-                ("revision", models.IntegerField(null=True)),
-                ("source_system", models.CharField(max_length=50)),
-                (
-                    "receipt_ids",
-                    django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), size=None),
-                ),
-                ("count", models.IntegerField()),
-                ("title", models.CharField(max_length=200, null=True)),
-                ("summary", models.TextField(null=True)),
-                ("first_at", models.DateTimeField()),
-                ("last_at", models.DateTimeField()),
-                (
-                    "flush_reason",
-                    models.CharField(
-                        choices=[
-                            ("window", "Window"),
-                            ("size", "Size"),
-                            ("immediate", "Immediate"),
-                            ("rollover", "Rollover"),
-                            ("lifecycle", "Lifecycle"),
-                            ("narrow", "Narrow"),
-                        ],
-                        max_length=9,
-                        null=True,
+        CreateModels(
+            migrations.CreateModel(
+                name="Inbox",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                ),
-                ("delivery_handle", models.CharField(max_length=500, null=True)),
-                ("published_at", models.DateTimeField()),
-                ("superseded_by_seq", models.BigIntegerField(null=True)),
-                ("superseded_at", models.DateTimeField(null=True)),
-                ("acked_at", models.DateTimeField(null=True)),
-            ],
-            options={
-                "verbose_name_plural": "entries",
-            },
-        ),
-        migrations.CreateModel(
-            name="Inbox",
-            fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                ("last_seq", models.BigIntegerField(db_default=0, default=0)),
-                ("visible_unread", models.IntegerField(db_default=0, default=0)),
-                ("pending_unread", models.IntegerField(db_default=0, default=0)),
-                ("enabled", models.BooleanField(default=True)),
-                ("window", models.DurationField(default=datetime.timedelta(seconds=30))),
-                ("max_items", models.IntegerField(default=20)),
-                ("max_thread_age", models.DurationField(default=datetime.timedelta(days=1))),
-            ],
-            options={"verbose_name_plural": "inboxes"},
-        ),
-        migrations.AddField(
-            model_name="entry",
-            name="supersedes",
-            field=models.ForeignKey(
-                db_index=False,
-                null=True,
-                on_delete=django.db.models.deletion.SET_NULL,
-                related_name="superseded_by",
-                to="digests.entry",
-            ),
-        ),
-        migrations.AddField(
-            model_name="entry",
-            name="tenant",
-            field=models.ForeignKey(
-                db_index=False,
-                editable=False,
-                on_delete=django.db.models.deletion.PROTECT,
-                related_name="+",
-                to="principals.tenant",
-            ),
-        ),
-        migrations.AddField(
-            model_name="inbox",
-            name="principal",
-            field=models.ForeignKey(
-                db_index=False,
-                on_delete=django.db.models.deletion.PROTECT,
-                related_name="inboxes",
-                to="principals.principal",
-            ),
-        ),
-        migrations.AddField(
-            model_name="inbox",
-            name="tenant",
-            field=models.ForeignKey(
-                db_index=False,
-                editable=False,
-                on_delete=django.db.models.deletion.PROTECT,
-                related_name="+",
-                to="principals.tenant",
-            ),
-        ),
-        migrations.AddField(
-            model_name="entry",
-            name="inbox",
-            field=models.ForeignKey(
-                db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name="entries", to="digests.inbox"
-            ),
-        ),
-        migrations.CreateModel(
-            name="Thread",
-            fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                ("source_system", models.CharField(max_length=50)),
-                ("resource_ref", models.CharField(max_length=200)),
-                ("event_family", models.CharField(max_length=100)),
-                ("receipt_count", models.IntegerField(default=0)),
-                ("pending_count", models.IntegerField(default=0)),
-                ("flush_due_at", models.DateTimeField(null=True)),
-                ("revision", models.IntegerField(default=0)),
-                ("opened_at", models.DateTimeField()),
-                ("closed_at", models.DateTimeField(null=True)),
-                (
-                    "inbox",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="threads",
-                        to="digests.inbox",
-                    ),
-                ),
-                (
-                    "tenant",
-                    models.ForeignKey(
-                        db_index=False,
-                        editable=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.tenant",
-                    ),
-                ),
-            ],
-            options={
-                "constraints": [
-                    models.UniqueConstraint(
-                        condition=models.Q(("closed_at", None)),
-                        fields=("tenant", "inbox", "source_system", "resource_ref", "event_family"),
-                        name="digests_thread_one_open_per_key",
-                    ),
-                    models.CheckConstraint(
-                        condition=models.Q(
-                            models.Q(("flush_due_at", None), ("pending_count", 0)),
-                            models.Q(("flush_due_at__isnull", False), ("pending_count__gt", 0)),
-                            _connector="OR",
+                    ("last_seq", models.BigIntegerField(db_default=0, default=0)),
+                    ("visible_unread", models.IntegerField(db_default=0, default=0)),
+                    ("pending_unread", models.IntegerField(db_default=0, default=0)),
+                    ("enabled", models.BooleanField(default=True)),
+                    ("window", models.DurationField(default=datetime.timedelta(seconds=30))),
+                    ("max_items", models.IntegerField(default=20)),
+                    ("max_thread_age", models.DurationField(default=datetime.timedelta(days=1))),
+                    (
+                        "principal",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="inboxes",
+                            to="principals.principal",
                         ),
-                        name="digests_thread_due_iff_pending",
                     ),
-                    models.CheckConstraint(
-                        condition=models.Q(("closed_at", None), ("pending_count", 0), _connector="OR"),
-                        name="digests_thread_closed_without_pending",
-                    ),
-                ],
-                "indexes": [
-                    models.Index(
-                        condition=models.Q(("flush_due_at__isnull", False)),
-                        fields=["flush_due_at"],
-                        include=("inbox", "tenant"),
-                        name="digests_thread_due",
-                    ),
-                    models.Index(
-                        condition=models.Q(("flush_due_at__isnull", False)),
-                        fields=["inbox", "flush_due_at"],
-                        name="digests_thread_pending",
-                    ),
-                ],
-            },
-        ),
-        migrations.CreateModel(
-            name="ReceiptState",
-            fields=[
-                (
-                    "receipt",
-                    models.OneToOneField(
-                        on_delete=django.db.models.deletion.CASCADE,
-                        primary_key=True,
-                        related_name="state",
-                        serialize=False,
-                        to="receipts.receipt",
-                    ),
-                ),
-                ("pending", models.BooleanField(default=False)),
-                ("delivered_at", models.DateTimeField(null=True)),
-                ("read_at", models.DateTimeField(null=True)),
-                ("archived_at", models.DateTimeField(null=True)),
-                ("acked_at", models.DateTimeField(null=True)),
-                (
-                    "entry",
-                    models.ForeignKey(
-                        db_index=False,
-                        null=True,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="items",
-                        to="digests.entry",
-                    ),
-                ),
-                (
-                    "inbox",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="receipts",
-                        to="digests.inbox",
-                    ),
-                ),
-                (
-                    "tenant",
-                    models.ForeignKey(
-                        db_index=False,
-                        editable=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.tenant",
-                    ),
-                ),
-                (
-                    "thread",
-                    models.ForeignKey(
-                        db_index=False,
-                        null=True,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="receipts",
-                        to="digests.thread",
-                    ),
-                ),
-            ],
-            options={
-                "constraints": [
-                    models.CheckConstraint(
-                        condition=models.Q(
-                            models.Q(("entry__isnull", False), ("pending", False), ("thread", None)),
-                            models.Q(("entry", None), ("thread__isnull", False)),
-                            _connector="OR",
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
                         ),
-                        name="digests_receiptstate_in_one_place",
                     ),
-                    models.CheckConstraint(
-                        condition=models.Q(("pending", False), ("acked_at", None), _connector="OR"),
-                        name="digests_receiptstate_acked_is_not_pending",
-                    ),
-                    models.CheckConstraint(
-                        condition=models.Q(
-                            models.Q(("acked_at", None), ("read_at", None)),
-                            models.Q(("acked_at__isnull", False), ("read_at__isnull", False)),
-                            _connector="OR",
+                    ("has_source_policies", models.BooleanField(db_default=False, default=False)),
+                ],
+                options={
+                    "verbose_name_plural": "inboxes",
+                    "constraints": [
+                        models.UniqueConstraint(fields=("tenant", "principal"), name="digests_inbox_once"),
+                        models.CheckConstraint(
+                            condition=models.Q(
+                                ("last_seq__gte", 0), ("pending_unread__gte", 0), ("visible_unread__gte", 0)
+                            ),
+                            name="digests_inbox_counts_from_zero",
                         ),
-                        name="digests_receiptstate_read_iff_acked",
+                        models.CheckConstraint(
+                            condition=models.Q(
+                                ("max_items__range", (1, 500)),
+                                ("max_thread_age__gt", datetime.timedelta(0)),
+                                ("window__gte", datetime.timedelta(0)),
+                            ),
+                            name="digests_inbox_policy_possible",
+                        ),
+                    ],
+                },
+            ),
+            migrations.CreateModel(
+                name="Thread",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                    models.CheckConstraint(
-                        condition=models.Q(("archived_at", None), ("acked_at__isnull", False), _connector="OR"),
-                        name="digests_receiptstate_archived_is_acked",
+                    ("source_system", models.CharField(max_length=50)),
+                    ("resource_ref", models.CharField(max_length=200)),
+                    ("event_family", models.CharField(max_length=100)),
+                    ("receipt_count", models.IntegerField(default=0)),
+                    ("pending_count", models.IntegerField(default=0)),
+                    ("flush_due_at", models.DateTimeField(null=True)),
+                    ("revision", models.IntegerField(default=0)),
+                    ("opened_at", models.DateTimeField()),
+                    ("closed_at", models.DateTimeField(null=True)),
+                    (
+                        "inbox",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="threads",
+                            to="digests.inbox",
+                        ),
+                    ),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
                     ),
                 ],
-                "indexes": [
-                    models.Index(
-                        condition=models.Q(("acked_at", None)),
-                        fields=["inbox", "receipt"],
-                        name="digests_receiptstate_unread",
+                options={
+                    "constraints": [
+                        models.UniqueConstraint(
+                            condition=models.Q(("closed_at", None)),
+                            fields=("tenant", "inbox", "source_system", "resource_ref", "event_family"),
+                            name="digests_thread_one_open_per_key",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(
+                                models.Q(("flush_due_at", None), ("pending_count", 0)),
+                                models.Q(("flush_due_at__isnull", False), ("pending_count__gt", 0)),
+                                _connector="OR",
+                            ),
+                            name="digests_thread_due_iff_pending",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(("closed_at", None), ("pending_count", 0), _connector="OR"),
+                            name="digests_thread_closed_without_pending",
+                        ),
+                    ],
+                    "indexes": [
+                        models.Index(
+                            condition=models.Q(("flush_due_at__isnull", False)),
+                            fields=["flush_due_at"],
+                            include=("inbox", "tenant"),
+                            name="digests_thread_due",
+                        ),
+                        models.Index(
+                            condition=models.Q(("flush_due_at__isnull", False)),
+                            fields=["inbox", "flush_due_at"],
+                            name="digests_thread_pending",
+                        ),
+                    ],
+                },
+            ),
+            migrations.CreateModel(
+                name="Entry",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                    models.Index(fields=["inbox", "receipt"], name="digests_receiptstate_all"),
-                    models.Index(
-                        condition=models.Q(("acked_at", None), ("thread__isnull", False)),
-                        fields=["thread", "receipt"],
-                        name="digests_receiptstate_in_thread",
+                    (
+                        "kind",
+                        models.CharField(
+                            choices=[("item", "Item"), ("digest_snapshot", "Digest Snapshot")], max_length=15
+                        ),
                     ),
-                    models.Index(
-                        condition=models.Q(("entry__isnull", False)),
-                        fields=["entry"],
-                        name="digests_receiptstate_by_entry",
+                    ("sequence", models.BigIntegerField()),
+                    ("revision", models.IntegerField(null=True)),
+                    ("source_system", models.CharField(max_length=50)),
+                    (
+                        "receipt_ids",
+                        django.contrib.postgres.fields.ArrayField(base_field=models.BigIntegerField(), size=None),
+                    ),
+                    ("count", models.IntegerField()),
+                    ("title", models.CharField(max_length=200, null=True)),
+                    ("summary", models.TextField(null=True)),
+                    ("first_at", models.DateTimeField()),
+                    ("last_at", models.DateTimeField()),
+                    (
+                        "flush_reason",
+                        models.CharField(
+                            choices=[
+                                ("window", "Window"),
+                                ("size", "Size"),
+                                ("immediate", "Immediate"),
+                                ("rollover", "Rollover"),
+                                ("lifecycle", "Lifecycle"),
+                                ("narrow", "Narrow"),
+                            ],
+                            max_length=9,
+                            null=True,
+                        ),
+                    ),
+                    ("delivery_handle", models.CharField(max_length=500, null=True)),
+                    ("published_at", models.DateTimeField()),
+                    ("superseded_by_seq", models.BigIntegerField(null=True)),
+                    ("superseded_at", models.DateTimeField(null=True)),
+                    ("acked_at", models.DateTimeField(null=True)),
+                    (
+                        "supersedes",
+                        models.ForeignKey(
+                            db_index=False,
+                            null=True,
+                            on_delete=django.db.models.deletion.SET_NULL,
+                            related_name="superseded_by",
+                            to="digests.entry",
+                        ),
+                    ),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
+                    (
+                        "inbox",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="entries",
+                            to="digests.inbox",
+                        ),
+                    ),
+                    (
+                        "thread",
+                        models.ForeignKey(
+                            db_index=False,
+                            null=True,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="snapshots",
+                            to="digests.thread",
+                        ),
+                    ),
+                    ("pruned", models.IntegerField(db_default=0, default=0)),
+                ],
+                options={
+                    "verbose_name_plural": "entries",
+                    "indexes": [
+                        models.Index(
+                            condition=models.Q(("acked_at", None), ("superseded_by_seq", None)),
+                            fields=["inbox", "sequence"],
+                            name="digests_entry_live",
+                        ),
+                        models.Index(
+                            condition=models.Q(("acked_at", None), ("superseded_by_seq", None)),
+                            fields=["inbox", "source_system", "sequence"],
+                            name="digests_entry_live_by_source",
+                        ),
+                        models.Index(
+                            condition=models.Q(("acked_at", None), ("superseded_by_seq__isnull", False)),
+                            fields=["inbox", "superseded_by_seq"],
+                            name="digests_entry_superseded",
+                        ),
+                        models.Index(
+                            condition=models.Q(("supersedes__isnull", False)),
+                            fields=["supersedes"],
+                            name="digests_entry_by_superseded",
+                        ),
+                        models.Index(
+                            condition=models.Q(("superseded_at__isnull", False)),
+                            fields=["superseded_at", "id"],
+                            name="digests_entry_superseded_since",
+                        ),
+                    ],
+                    "constraints": [
+                        models.UniqueConstraint(
+                            fields=("tenant", "inbox", "sequence"), name="digests_entry_sequence_once"
+                        ),
+                        models.UniqueConstraint(
+                            fields=("tenant", "thread", "revision"), name="digests_entry_revision_once"
+                        ),
+                        models.UniqueConstraint(
+                            condition=models.Q(
+                                ("acked_at", None), ("superseded_by_seq", None), ("thread__isnull", False)
+                            ),
+                            fields=("tenant", "thread"),
+                            name="digests_entry_one_live_per_thread",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(
+                                models.Q(
+                                    ("count", 1),
+                                    ("flush_reason", None),
+                                    ("kind", "item"),
+                                    ("revision", None),
+                                    ("summary", None),
+                                    ("thread", None),
+                                    ("title", None),
+                                ),
+                                models.Q(
+                                    ("flush_reason__isnull", False),
+                                    ("kind", "digest_snapshot"),
+                                    ("revision__isnull", False),
+                                    ("summary__isnull", False),
+                                    ("thread__isnull", False),
+                                    ("title__isnull", False),
+                                ),
+                                _connector="OR",
+                            ),
+                            name="digests_entry_kind_has_its_shape",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(("count", models.F("receipt_ids__len")), ("count__gt", 0)),
+                            name="digests_entry_counts_its_receipts",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(
+                                ("superseded_by_seq", None),
+                                ("superseded_by_seq__gt", models.F("sequence")),
+                                _connector="OR",
+                            ),
+                            name="digests_entry_superseded_by_a_later_one",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(
+                                models.Q(("superseded_at", None), ("superseded_by_seq", None)),
+                                models.Q(("superseded_at__isnull", False), ("superseded_by_seq__isnull", False)),
+                                _connector="OR",
+                            ),
+                            name="digests_entry_superseded_has_a_time",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(("pruned__gte", 0), ("pruned__lte", models.F("count"))),
+                            name="digests_entry_pruned_of_its_receipts",
+                        ),
+                    ],
+                },
+            ),
+            migrations.CreateModel(
+                name="ReceiptState",
+                fields=[
+                    (
+                        "receipt",
+                        models.OneToOneField(
+                            on_delete=django.db.models.deletion.CASCADE,
+                            primary_key=True,
+                            related_name="state",
+                            serialize=False,
+                            to="receipts.receipt",
+                        ),
+                    ),
+                    ("pending", models.BooleanField(default=False)),
+                    ("delivered_at", models.DateTimeField(null=True)),
+                    ("read_at", models.DateTimeField(null=True)),
+                    ("archived_at", models.DateTimeField(null=True)),
+                    ("acked_at", models.DateTimeField(null=True)),
+                    (
+                        "entry",
+                        models.ForeignKey(
+                            db_index=False,
+                            null=True,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="items",
+                            to="digests.entry",
+                        ),
+                    ),
+                    (
+                        "inbox",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="receipts",
+                            to="digests.inbox",
+                        ),
+                    ),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
+                    (
+                        "thread",
+                        models.ForeignKey(
+                            db_index=False,
+                            null=True,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="receipts",
+                            to="digests.thread",
+                        ),
                     ),
                 ],
-            },
-        ),
-        migrations.AddField(
-            model_name="entry",
-            name="thread",
-            field=models.ForeignKey(
-                db_index=False,
-                null=True,
-                on_delete=django.db.models.deletion.PROTECT,
-                related_name="snapshots",
-                to="digests.thread",
+                options={
+                    "constraints": [
+                        models.CheckConstraint(
+                            condition=models.Q(
+                                models.Q(("entry__isnull", False), ("pending", False), ("thread", None)),
+                                models.Q(("entry", None), ("thread__isnull", False)),
+                                _connector="OR",
+                            ),
+                            name="digests_receiptstate_in_one_place",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(("pending", False), ("acked_at", None), _connector="OR"),
+                            name="digests_receiptstate_acked_is_not_pending",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(
+                                models.Q(("acked_at", None), ("read_at", None)),
+                                models.Q(("acked_at__isnull", False), ("read_at__isnull", False)),
+                                _connector="OR",
+                            ),
+                            name="digests_receiptstate_read_iff_acked",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(("archived_at", None), ("acked_at__isnull", False), _connector="OR"),
+                            name="digests_receiptstate_archived_is_acked",
+                        ),
+                    ],
+                    "indexes": [
+                        models.Index(
+                            condition=models.Q(("acked_at", None)),
+                            fields=["inbox", "receipt"],
+                            name="digests_receiptstate_unread",
+                        ),
+                        models.Index(
+                            condition=models.Q(("entry__isnull", False)),
+                            fields=["entry"],
+                            name="digests_receiptstate_by_entry",
+                        ),
+                        models.Index(
+                            condition=models.Q(("thread__isnull", False)),
+                            fields=["thread", "receipt"],
+                            name="digests_receiptstate_by_thread",
+                        ),
+                        models.Index(
+                            condition=models.Q(("acked_at__isnull", False)),
+                            fields=["inbox", "receipt"],
+                            name="digests_receiptstate_acked",
+                        ),
+                    ],
+                },
             ),
-        ),
-        migrations.AddConstraint(
-            model_name="inbox",
-            constraint=models.UniqueConstraint(fields=("tenant", "principal"), name="digests_inbox_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="inbox",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("last_seq__gte", 0), ("pending_unread__gte", 0), ("visible_unread__gte", 0)),
-                name="digests_inbox_counts_from_zero",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="inbox",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    ("max_items__range", (1, 500)),
-                    ("max_thread_age__gt", datetime.timedelta(0)),
-                    ("window__gte", datetime.timedelta(0)),
-                ),
-                name="digests_inbox_policy_possible",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="entry",
-            index=models.Index(
-                condition=models.Q(("acked_at", None), ("superseded_by_seq", None)),
-                fields=["inbox", "sequence"],
-                name="digests_entry_live",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="entry",
-            index=models.Index(
-                condition=models.Q(("acked_at", None), ("superseded_by_seq", None)),
-                fields=["inbox", "source_system", "sequence"],
-                name="digests_entry_live_by_source",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="entry",
-            index=models.Index(
-                condition=models.Q(("acked_at", None), ("superseded_by_seq__isnull", False)),
-                fields=["inbox", "superseded_by_seq"],
-                name="digests_entry_superseded",
-            ),
-        ),
-        migrations.AddIndex(
-            model_name="entry",
-            index=models.Index(
-                condition=models.Q(("supersedes__isnull", False)),
-                fields=["supersedes"],
-                name="digests_entry_by_superseded",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="entry",
-            constraint=models.UniqueConstraint(
-                fields=("tenant", "inbox", "sequence"), name="digests_entry_sequence_once"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="entry",
-            constraint=models.UniqueConstraint(
-                fields=("tenant", "thread", "revision"), name="digests_entry_revision_once"
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="entry",
-            constraint=models.UniqueConstraint(
-                condition=models.Q(("acked_at", None), ("superseded_by_seq", None), ("thread__isnull", False)),
-                fields=("tenant", "thread"),
-                name="digests_entry_one_live_per_thread",
-            ),
-        ),
-        migrations.AddConstraint(
-            model_name="entry",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(
-                        ("count", 1),
-                        ("flush_reason", None),
-                        ("kind", "item"),
-                        ("revision", None),
-                        ("summary", None),
-                        ("thread", None),
-                        ("title", None),
+            migrations.CreateModel(
+                name="Source",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                    models.Q(
-                        ("flush_reason__isnull", False),
-                        ("kind", "digest_snapshot"),
-                        ("revision__isnull", False),
-                        ("summary__isnull", False),
-                        ("thread__isnull", False),
-                        ("title__isnull", False),
+                    ("name", models.CharField(max_length=50)),
+                    (
+                        "rate_per_hour",
+                        models.IntegerField(
+                            blank=True,
+                            help_text="How many receipts an hour it may post; empty: the deployment's limit.",
+                            null=True,
+                            validators=[django.core.validators.MinValueValidator(1)],
+                        ),
                     ),
-                    _connector="OR",
-                ),
-                name="digests_entry_kind_has_its_shape",
+                    (
+                        "groups_by_dedupe_key",
+                        models.BooleanField(
+                            db_default=False,
+                            default=False,
+                            help_text="Gather its receipts by the event type and entity in their dedupe keys.",
+                        ),
+                    ),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
+                ],
+                options={
+                    "constraints": [
+                        models.UniqueConstraint(fields=("tenant", "name"), name="digests_source_name_once"),
+                        models.CheckConstraint(
+                            condition=models.Q(("rate_per_hour", None), ("rate_per_hour__gt", 0), _connector="OR"),
+                            name="digests_source_rate_above_zero",
+                        ),
+                    ],
+                },
+            ),
+            migrations.CreateModel(
+                name="SourcePolicy",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
+                    ),
+                    ("source_system", models.CharField(max_length=50)),
+                    ("enabled", models.BooleanField(null=True)),
+                    ("window", models.DurationField(null=True)),
+                    ("max_items", models.IntegerField(null=True)),
+                    ("max_thread_age", models.DurationField(null=True)),
+                    (
+                        "inbox",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.CASCADE,
+                            related_name="source_policies",
+                            to="digests.inbox",
+                        ),
+                    ),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
+                ],
+                options={
+                    "verbose_name_plural": "source policies",
+                    "constraints": [
+                        models.UniqueConstraint(
+                            fields=("tenant", "inbox", "source_system"), name="digests_sourcepolicy_once_per_source"
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(
+                                models.Q(("window", None), ("window__gte", datetime.timedelta(0)), _connector="OR"),
+                                models.Q(("max_items", None), ("max_items__range", (1, 500)), _connector="OR"),
+                                models.Q(
+                                    ("max_thread_age", None),
+                                    ("max_thread_age__gt", datetime.timedelta(0)),
+                                    _connector="OR",
+                                ),
+                            ),
+                            name="digests_sourcepolicy_possible",
+                        ),
+                    ],
+                },
+            ),
+            migrations.CreateModel(
+                name="Round",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
+                    ),
+                    ("name", models.CharField(max_length=50, unique=True)),
+                    ("position", models.BigIntegerField(default=0)),
+                    ("begun_at", models.DateTimeField()),
+                    ("ended_at", models.DateTimeField(null=True)),
+                    ("found", models.JSONField(default=dict)),
+                    ("result", models.JSONField(default=dict)),
+                    (
+                        "within",
+                        models.UUIDField(
+                            db_default=uuid.UUID("00000000-0000-0000-0000-000000000000"),
+                            default=uuid.UUID("00000000-0000-0000-0000-000000000000"),
+                        ),
+                    ),
+                ],
             ),
         ),
-        migrations.AddConstraint(
-            model_name="entry",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("count", models.F("receipt_ids__len")), ("count__gt", 0)),
-                name="digests_entry_counts_its_receipts",
-            ),
+        *(
+            protect(f"digests_{name}")
+            for name in ("inbox", "thread", "entry", "receiptstate", "source", "sourcepolicy")
         ),
-        migrations.AddConstraint(
-            model_name="entry",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    ("superseded_by_seq", None), ("superseded_by_seq__gt", models.F("sequence")), _connector="OR"
-                ),
-                name="digests_entry_superseded_by_a_later_one",
-            ),
+        # Walks are the system's; others may look at how far they are.
+        migrations.RunSQL(
+            "revoke insert, update, delete on digests_round from gatehouse_app, gatehouse_operator",
+            migrations.RunSQL.noop,
         ),
-        migrations.AddConstraint(
-            model_name="entry",
-            constraint=models.CheckConstraint(
-                condition=models.Q(
-                    models.Q(("superseded_at", None), ("superseded_by_seq", None)),
-                    models.Q(("superseded_at__isnull", False), ("superseded_by_seq__isnull", False)),
-                    _connector="OR",
-                ),
-                name="digests_entry_superseded_has_a_time",
-            ),
-        ),
-        protect("digests_inbox"),
-        protect("digests_thread"),
-        protect("digests_entry"),
-        protect("digests_receiptstate"),
         immutable(
             "digests_entry",
             except_columns=("superseded_by_seq", "superseded_at", "acked_at", "supersedes_id"),
             redactable=("title", "summary"),
+            prunable=("pruned",),
         ),
+        *(kept(f"digests_{name}") for name in ("entry", "thread", "receiptstate")),
         migrations.RunSQL(STORAGE, STORAGE_BACK),
         migrations.RunSQL(KEPT, KEPT_BACK),
     ]

@@ -7,9 +7,7 @@ from apps.core.rls import immutable, protect
 class Migration(migrations.Migration):
     initial = True
 
-    dependencies = [
-        ("principals", "0003_retention_of_a_tenant"),
-    ]
+    dependencies = [("principals", "0001_initial")]
 
     operations = [
         migrations.CreateModel(

@@ -1,203 +1,439 @@
 import django.contrib.postgres.fields
+import django.contrib.postgres.functions
 import django.db.models.deletion
 from django.db import migrations, models
 
 from apps.core.rls import immutable, protect
+from apps.core.tables import CreateModels
+
+# Whoever changes the tree waits for whoever does so already, and then sees it as that one left it.
+TREE = """
+create function plans_delegate_is_in_a_tree() returns trigger language plpgsql as $$
+declare
+    above bigint := new.parent_id;
+    ranks int := 1;
+begin
+    if new.parent_id is null then
+        return new;
+    end if;
+    perform pg_advisory_xact_lock(hashtextextended('plans_delegate', new.tenant_id));
+    select max(rank) into ranks from (
+        with recursive below(id, rank) as (
+            select new.id, 1
+            union all
+            select d.id, b.rank + 1 from plans_delegate d join below b on d.parent_id = b.id
+            where d.tenant_id = new.tenant_id and d.id <> new.id and b.rank < 8
+        )
+        select rank from below
+    ) counted;
+    while above is not null loop
+        if above = new.id then
+            raise exception 'DeleGate % would be above itself', new.delegate_id
+                using errcode = 'check_violation', constraint = 'plans_delegate_no_circle';
+        end if;
+        ranks := ranks + 1;
+        if ranks > 8 then
+            raise exception 'more than 8 DeleGates would stand above each other'
+                using errcode = 'check_violation', constraint = 'plans_delegate_not_too_deep';
+        end if;
+        select parent_id into above from plans_delegate where tenant_id = new.tenant_id and id = above;
+    end loop;
+    return new;
+end $$;
+create trigger plans_delegate_is_in_a_tree before insert or update of parent_id on plans_delegate
+    for each row execute function plans_delegate_is_in_a_tree();
+"""
+TREE_BACK = """
+drop trigger plans_delegate_is_in_a_tree on plans_delegate;
+drop function plans_delegate_is_in_a_tree();
+"""
 
 
 class Migration(migrations.Migration):
     initial = True
 
-    dependencies = [
-        ("principals", "0001_initial"),
-    ]
+    dependencies = [("principals", "0001_initial")]
 
     operations = [
-        migrations.CreateModel(
-            name="Delegate",
-            fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                ("delegate_id", models.CharField(max_length=100)),
-                ("scope", models.CharField(blank=True, max_length=200)),
-                ("created_at", models.DateTimeField()),
-                (
-                    "parent",
-                    models.ForeignKey(
-                        db_index=False,
-                        null=True,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="children",
-                        to="plans.delegate",
+        CreateModels(
+            migrations.CreateModel(
+                name="Delegate",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                ),
-                (
-                    "principal",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.principal",
-                    ),
-                ),
-                (
-                    "tenant",
-                    models.ForeignKey(
-                        db_index=False,
-                        editable=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.tenant",
-                    ),
-                ),
-            ],
-            options={
-                "constraints": [
-                    models.UniqueConstraint(fields=("tenant", "delegate_id"), name="plans_delegate_id_once"),
-                    models.UniqueConstraint(
-                        condition=models.Q(("parent", None)), fields=("tenant",), name="plans_delegate_one_root"
-                    ),
-                    models.CheckConstraint(
-                        condition=models.Q(("parent", models.F("id")), _negated=True),
-                        name="plans_delegate_not_its_own_parent",
-                    ),
-                ],
-            },
-        ),
-        migrations.CreateModel(
-            name="Plan",
-            fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                ("plan_id", models.CharField(max_length=100)),
-                ("intent", models.TextField()),
-                (
-                    "status",
-                    models.CharField(
-                        choices=[("ready", "ready"), ("needs_escalation", "needs_escalation")], max_length=20
-                    ),
-                ),
-                ("scope", models.CharField(max_length=200)),
-                ("confidence", models.FloatField()),
-                ("document", models.JSONField()),
-                ("plan_hash", models.CharField(max_length=64)),
-                ("planner_version", models.CharField(max_length=50)),
-                ("registry_epoch", models.BigIntegerField()),
-                ("history_epoch", models.BigIntegerField()),
-                ("receipt_id", models.CharField(max_length=100)),
-                ("receipt_uuid", models.UUIDField()),
-                ("created_at", models.DateTimeField()),
-                (
-                    "delegate",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="plans",
-                        to="plans.delegate",
-                    ),
-                ),
-                (
-                    "principal",
-                    models.ForeignKey(
-                        db_index=False,
-                        help_text="Who asked for it.",
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.principal",
-                    ),
-                ),
-                (
-                    "tenant",
-                    models.ForeignKey(
-                        db_index=False,
-                        editable=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.tenant",
-                    ),
-                ),
-            ],
-            options={
-                "constraints": [
-                    models.UniqueConstraint(fields=("tenant", "plan_id"), name="plans_plan_id_once"),
-                    models.CheckConstraint(
-                        condition=models.Q(("status__in", ["ready", "needs_escalation"])),
-                        name="plans_plan_status_known",
-                    ),
-                    models.CheckConstraint(
-                        condition=models.Q(("confidence__gte", 0), ("confidence__lte", 1)),
-                        name="plans_plan_confidence_between_0_and_1",
-                    ),
-                ],
-                "indexes": [
-                    models.Index(fields=["tenant", "principal", "-id"], name="plans_plan_of_principal"),
-                ],
-            },
-        ),
-        migrations.CreateModel(
-            name="PlanStep",
-            fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                ("position", models.PositiveSmallIntegerField()),
-                ("step_id", models.CharField(max_length=64)),
-                (
-                    "step_type",
-                    models.CharField(
-                        choices=[
-                            ("call_worker", "call_worker"),
-                            ("queue_execution", "queue_execution"),
-                            ("wait_for", "wait_for"),
-                            ("aggregate", "aggregate"),
-                            ("escalate", "escalate"),
-                        ],
-                        max_length=20,
-                    ),
-                ),
-                (
-                    "depends_on",
-                    django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=64), size=None),
-                ),
-                ("worker_id", models.CharField(blank=True, max_length=100)),
-                ("tool_name", models.CharField(blank=True, max_length=200)),
-                ("tool_uid", models.CharField(blank=True, max_length=32)),
-                ("params", models.JSONField(null=True)),
-                ("provenance", models.JSONField(null=True)),
-                ("confidence", models.FloatField(null=True)),
-                ("estimated_runtime_seconds", models.FloatField(null=True)),
-                (
-                    "plan",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="step_rows",
-                        to="plans.plan",
-                    ),
-                ),
-                (
-                    "tenant",
-                    models.ForeignKey(
-                        db_index=False,
-                        editable=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.tenant",
-                    ),
-                ),
-            ],
-            options={
-                "constraints": [
-                    models.UniqueConstraint(fields=("tenant", "plan", "step_id"), name="plans_planstep_id_once_a_plan"),
-                    models.UniqueConstraint(
-                        fields=("tenant", "plan", "position"), name="plans_planstep_position_once_a_plan"
-                    ),
-                    models.CheckConstraint(
-                        condition=models.Q(
-                            ("step_type__in", ["call_worker", "queue_execution", "wait_for", "aggregate", "escalate"])
+                    ("delegate_id", models.CharField(max_length=100)),
+                    ("scope", models.CharField(blank=True, max_length=200)),
+                    ("created_at", models.DateTimeField()),
+                    (
+                        "parent",
+                        models.ForeignKey(
+                            db_index=False,
+                            null=True,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="children",
+                            to="plans.delegate",
                         ),
-                        name="plans_planstep_type_known",
+                    ),
+                    (
+                        "principal",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.principal",
+                        ),
+                    ),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
+                    (
+                        "key",
+                        models.UUIDField(
+                            db_default=django.contrib.postgres.functions.RandomUUID(),
+                            editable=False,
+                            help_text="What it is known by in every deployment, on the path of a wish.",
+                        ),
                     ),
                 ],
-            },
+                options={
+                    "constraints": [
+                        models.UniqueConstraint(fields=("tenant", "delegate_id"), name="plans_delegate_id_once"),
+                        models.UniqueConstraint(
+                            condition=models.Q(("parent", None)), fields=("tenant",), name="plans_delegate_one_root"
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(("parent", models.F("id")), _negated=True),
+                            name="plans_delegate_not_its_own_parent",
+                        ),
+                        models.UniqueConstraint(fields=("tenant", "principal"), name="plans_delegate_principal_once"),
+                    ],
+                },
+            ),
+            migrations.CreateModel(
+                name="Plan",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
+                    ),
+                    ("plan_id", models.CharField(max_length=100)),
+                    ("intent", models.TextField()),
+                    (
+                        "status",
+                        models.CharField(
+                            choices=[("ready", "ready"), ("needs_escalation", "needs_escalation")], max_length=20
+                        ),
+                    ),
+                    ("scope", models.CharField(max_length=200)),
+                    ("confidence", models.FloatField()),
+                    ("document", models.JSONField()),
+                    ("plan_hash", models.CharField(max_length=64)),
+                    ("planner_version", models.CharField(max_length=50)),
+                    ("registry_epoch", models.BigIntegerField()),
+                    ("history_epoch", models.BigIntegerField()),
+                    ("receipt_id", models.CharField(max_length=100)),
+                    ("receipt_uuid", models.UUIDField()),
+                    ("created_at", models.DateTimeField()),
+                    (
+                        "delegate",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="plans",
+                            to="plans.delegate",
+                        ),
+                    ),
+                    (
+                        "principal",
+                        models.ForeignKey(
+                            db_index=False,
+                            help_text="Who asked for it.",
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.principal",
+                        ),
+                    ),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
+                    (
+                        "replaces",
+                        models.ForeignKey(
+                            db_index=False,
+                            null=True,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="successors",
+                            to="plans.plan",
+                        ),
+                    ),
+                ],
+                options={
+                    "constraints": [
+                        models.UniqueConstraint(fields=("tenant", "plan_id"), name="plans_plan_id_once"),
+                        models.CheckConstraint(
+                            condition=models.Q(("status__in", ["ready", "needs_escalation"])),
+                            name="plans_plan_status_known",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(("confidence__gte", 0), ("confidence__lte", 1)),
+                            name="plans_plan_confidence_between_0_and_1",
+                        ),
+                        models.UniqueConstraint(fields=("tenant", "replaces"), name="plans_plan_replaced_once"),
+                    ],
+                    "indexes": [models.Index(fields=["tenant", "principal", "-id"], name="plans_plan_of_principal")],
+                },
+            ),
+            migrations.CreateModel(
+                name="PlanStep",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
+                    ),
+                    ("position", models.PositiveSmallIntegerField()),
+                    ("step_id", models.CharField(max_length=64)),
+                    (
+                        "step_type",
+                        models.CharField(
+                            choices=[
+                                ("call_worker", "call_worker"),
+                                ("queue_execution", "queue_execution"),
+                                ("wait_for", "wait_for"),
+                                ("aggregate", "aggregate"),
+                                ("escalate", "escalate"),
+                            ],
+                            max_length=20,
+                        ),
+                    ),
+                    (
+                        "depends_on",
+                        django.contrib.postgres.fields.ArrayField(
+                            base_field=models.CharField(max_length=64), size=None
+                        ),
+                    ),
+                    ("worker_id", models.CharField(blank=True, max_length=100)),
+                    ("tool_name", models.CharField(blank=True, max_length=200)),
+                    ("tool_uid", models.CharField(blank=True, max_length=32)),
+                    ("params", models.JSONField(null=True)),
+                    ("provenance", models.JSONField(null=True)),
+                    ("confidence", models.FloatField(null=True)),
+                    ("estimated_runtime_seconds", models.FloatField(null=True)),
+                    (
+                        "plan",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="step_rows",
+                            to="plans.plan",
+                        ),
+                    ),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
+                ],
+                options={
+                    "constraints": [
+                        models.UniqueConstraint(
+                            fields=("tenant", "plan", "step_id"), name="plans_planstep_id_once_a_plan"
+                        ),
+                        models.UniqueConstraint(
+                            fields=("tenant", "plan", "position"), name="plans_planstep_position_once_a_plan"
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(
+                                (
+                                    "step_type__in",
+                                    ["call_worker", "queue_execution", "wait_for", "aggregate", "escalate"],
+                                )
+                            ),
+                            name="plans_planstep_type_known",
+                        ),
+                    ],
+                },
+            ),
+            migrations.CreateModel(
+                name="WaitingPlan",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
+                    ),
+                    ("expires_at", models.DateTimeField()),
+                    (
+                        "plan",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="plans.plan",
+                        ),
+                    ),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
+                ],
+                options={
+                    "indexes": [models.Index(fields=["expires_at"], name="plans_waitingplan_expiry")],
+                    "constraints": [models.UniqueConstraint(fields=("tenant", "plan"), name="plans_waitingplan_once")],
+                },
+            ),
+            migrations.CreateModel(
+                name="Outcome",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
+                    ),
+                    ("request", models.TextField()),
+                    (
+                        "tools",
+                        django.contrib.postgres.fields.ArrayField(
+                            base_field=models.CharField(max_length=32), size=None
+                        ),
+                    ),
+                    ("links", models.JSONField(default=list, help_text="Pairs of tools: from, to.")),
+                    ("weight", models.FloatField(default=1)),
+                    ("recorded_at", models.DateTimeField()),
+                    (
+                        "plan",
+                        models.ForeignKey(
+                            db_index=False,
+                            null=True,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="outcomes",
+                            to="plans.plan",
+                        ),
+                    ),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
+                ],
+                options={
+                    "indexes": [models.Index(fields=["tenant", "-id"], name="plans_outcome_latest")],
+                    "constraints": [
+                        models.UniqueConstraint(fields=("tenant", "plan"), name="plans_outcome_once_a_plan"),
+                        models.CheckConstraint(
+                            condition=models.Q(("weight__gt", 0), ("weight__lte", 1)),
+                            name="plans_outcome_weight_is_a_share",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(("tools__len__gt", 0)), name="plans_outcome_ran_something"
+                        ),
+                    ],
+                },
+            ),
+            migrations.CreateModel(
+                name="LearnedModel",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
+                    ),
+                    ("number", models.PositiveIntegerField()),
+                    (
+                        "state",
+                        models.CharField(
+                            choices=[("in_use", "in use"), ("superseded", "Superseded"), ("rejected", "Rejected")],
+                            max_length=10,
+                        ),
+                    ),
+                    ("learned_from", models.PositiveIntegerField(help_text="How many outcomes it has learned from.")),
+                    (
+                        "node_f1",
+                        models.FloatField(
+                            help_text="On the last tenth, not learned from; null: too few to say.", null=True
+                        ),
+                    ),
+                    (
+                        "node_f1_before",
+                        models.FloatField(help_text="What the model before it reached there.", null=True),
+                    ),
+                    ("body", models.BinaryField()),
+                    ("learned_at", models.DateTimeField()),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
+                    (
+                        "calibration_error",
+                        models.FloatField(
+                            help_text="There: how far, on average, the confidence of a plan lies from how often it is right.",
+                            null=True,
+                        ),
+                    ),
+                    (
+                        "last_outcome",
+                        models.BigIntegerField(
+                            default=0, help_text="The number of the last of them: later ones are new. 0: all are."
+                        ),
+                    ),
+                ],
+                options={
+                    "permissions": [("operate_learnedmodel", "Can go back to the model before")],
+                    "constraints": [
+                        models.UniqueConstraint(fields=("tenant", "number"), name="plans_learnedmodel_number_once"),
+                        models.UniqueConstraint(
+                            condition=models.Q(("state", "in_use")),
+                            fields=("tenant",),
+                            name="plans_learnedmodel_one_in_use",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(("state__in", ["in_use", "superseded", "rejected"])),
+                            name="plans_learnedmodel_state_known",
+                        ),
+                    ],
+                },
+            ),
         ),
-        *(protect(f"plans_{name}") for name in ("delegate", "plan", "planstep")),
+        *(
+            protect(f"plans_{name}")
+            for name in ("delegate", "plan", "planstep", "waitingplan", "outcome", "learnedmodel")
+        ),
         immutable("plans_plan", redactable=("intent", "document")),
         immutable("plans_planstep", redactable=("params", "provenance")),
+        immutable("plans_outcome", redactable=("request",)),
+        migrations.RunSQL(TREE, TREE_BACK),
     ]

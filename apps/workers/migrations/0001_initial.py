@@ -1,418 +1,753 @@
+import datetime
+
 import django.contrib.postgres.fields
 import django.db.models.deletion
+import django.db.models.functions.datetime
 from django.db import migrations, models
 
 from apps.core.rls import immutable, protect
+from apps.core.tables import CreateModels
+
+# Room in each page for new versions of its rows; and manifests, which no heartbeat changes, in a place of their own.
+IN_PLACE = "alter table workers_worker set (fillfactor = 70, toast_tuple_target = 256)"
+IN_PLACE_BACK = "alter table workers_worker reset (fillfactor, toast_tuple_target)"
 
 
 class Migration(migrations.Migration):
     initial = True
 
-    dependencies = [
-        ("principals", "0001_initial"),
-    ]
+    dependencies = [("principals", "0001_initial")]
 
     operations = [
-        migrations.CreateModel(
-            name="Offer",
-            fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                ("name", models.CharField(max_length=200)),
-                ("offered_at", models.DateTimeField()),
-                ("withdrawn_at", models.DateTimeField(null=True)),
-                ("runs", models.BigIntegerField(default=0)),
-                ("successes", models.BigIntegerField(default=0)),
-                ("total_seconds", models.FloatField(default=0)),
-                ("total_cost", models.DecimalField(decimal_places=6, default=0, max_digits=14)),
-                (
-                    "recent_seconds",
-                    django.contrib.postgres.fields.ArrayField(
-                        base_field=models.FloatField(),
-                        default=list,
-                        help_text="Durations of the latest calls, oldest first.",
-                        size=None,
+        CreateModels(
+            migrations.CreateModel(
+                name="Registry",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                ),
-                (
-                    "tenant",
-                    models.ForeignKey(
-                        db_index=False,
-                        editable=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.tenant",
-                    ),
-                ),
-            ],
-        ),
-        migrations.CreateModel(
-            name="Call",
-            fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                ("ok", models.BooleanField()),
-                ("seconds", models.FloatField()),
-                ("cost", models.DecimalField(decimal_places=6, max_digits=14)),
-                (
-                    "tenant",
-                    models.ForeignKey(
-                        db_index=False,
-                        editable=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.tenant",
-                    ),
-                ),
-                (
-                    "offer",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="workers.offer",
-                    ),
-                ),
-            ],
-            options={
-                "abstract": False,
-            },
-        ),
-        migrations.CreateModel(
-            name="SigningKey",
-            fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                ("key_id", models.CharField(max_length=100)),
-                ("public_key", models.CharField(max_length=200)),
-                (
-                    "ceiling",
-                    models.CharField(
-                        choices=[
-                            ("trusted", "Trusted"),
-                            ("verified", "Verified"),
-                            ("sandbox", "Sandbox"),
-                            ("untrusted", "Untrusted"),
-                        ],
-                        max_length=10,
-                    ),
-                ),
-                ("enrolled_at", models.DateTimeField()),
-                ("revoked_at", models.DateTimeField(null=True)),
-                (
-                    "tenant",
-                    models.ForeignKey(
-                        db_index=False,
-                        editable=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.tenant",
-                    ),
-                ),
-            ],
-            options={
-                "constraints": [
-                    models.UniqueConstraint(fields=("tenant", "key_id"), name="workers_signingkey_id_once"),
-                    models.CheckConstraint(
-                        condition=models.Q(("ceiling__in", ["trusted", "verified", "sandbox", "untrusted"])),
-                        name="workers_signingkey_ceiling_known",
+                    ("epoch", models.BigIntegerField(default=0)),
+                    ("history_epoch", models.BigIntegerField(default=0)),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
                     ),
                 ],
-            },
-        ),
-        migrations.CreateModel(
-            name="ToolVersion",
-            fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                ("uid", models.CharField(max_length=32)),
-                ("name", models.CharField(max_length=200)),
-                ("description", models.TextField()),
-                ("input_schema", models.JSONField()),
-                ("output_schema", models.JSONField()),
-                ("side_effects", models.JSONField(null=True)),
-                (
-                    "effects",
-                    django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=20), size=None),
-                ),
-                ("first_seen_at", models.DateTimeField()),
-                (
-                    "tenant",
-                    models.ForeignKey(
-                        db_index=False,
-                        editable=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.tenant",
-                    ),
-                ),
-            ],
-            options={
-                "constraints": [
-                    models.UniqueConstraint(fields=("tenant", "uid"), name="workers_toolversion_uid_once"),
-                ],
-            },
-        ),
-        migrations.AddField(
-            model_name="offer",
-            name="tool",
-            field=models.ForeignKey(
-                db_index=False,
-                on_delete=django.db.models.deletion.PROTECT,
-                related_name="offers",
-                to="workers.toolversion",
+                options={
+                    "verbose_name_plural": "registries",
+                    "constraints": [models.UniqueConstraint(fields=("tenant",), name="workers_registry_one_a_tenant")],
+                },
             ),
-        ),
-        migrations.CreateModel(
-            name="Worker",
-            fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                ("worker_id", models.CharField(max_length=100)),
-                ("endpoint", models.CharField(max_length=2000)),
-                (
-                    "capabilities",
-                    django.contrib.postgres.fields.ArrayField(
-                        base_field=models.CharField(max_length=100), default=list, size=None
+            migrations.CreateModel(
+                name="SigningKey",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                ),
-                ("constraints", models.JSONField(default=dict)),
-                ("hints", models.JSONField(default=dict)),
-                ("manifest", models.JSONField(help_text="The registration as it came, signature included.")),
-                (
-                    "claimed_tier",
-                    models.CharField(
-                        choices=[
-                            ("trusted", "Trusted"),
-                            ("verified", "Verified"),
-                            ("sandbox", "Sandbox"),
-                            ("untrusted", "Untrusted"),
-                        ],
-                        max_length=10,
-                    ),
-                ),
-                (
-                    "effective_tier",
-                    models.CharField(
-                        choices=[
-                            ("trusted", "Trusted"),
-                            ("verified", "Verified"),
-                            ("sandbox", "Sandbox"),
-                            ("untrusted", "Untrusted"),
-                        ],
-                        max_length=10,
-                    ),
-                ),
-                ("tier_reason", models.CharField(max_length=300)),
-                ("signed_at", models.DateTimeField(null=True)),
-                (
-                    "state",
-                    models.CharField(
-                        choices=[
-                            ("ready", "Ready"),
-                            ("degraded", "Degraded"),
-                            ("maintenance", "Maintenance"),
-                            ("offline", "Offline"),
-                            ("quarantined", "Quarantined"),
-                        ],
-                        default="ready",
-                        max_length=12,
-                    ),
-                ),
-                ("current_load", models.FloatField(default=0)),
-                ("available", models.BooleanField(default=True)),
-                ("last_heartbeat_at", models.DateTimeField()),
-                ("registered_at", models.DateTimeField()),
-                ("unregistered_at", models.DateTimeField(null=True)),
-                (
-                    "principal",
-                    models.ForeignKey(
-                        db_index=False,
-                        help_text="Who registered it and speaks for it.",
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.principal",
-                    ),
-                ),
-                (
-                    "signing_key",
-                    models.ForeignKey(
-                        db_index=False,
-                        null=True,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="workers",
-                        to="workers.signingkey",
-                    ),
-                ),
-                (
-                    "tenant",
-                    models.ForeignKey(
-                        db_index=False,
-                        editable=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.tenant",
-                    ),
-                ),
-            ],
-            options={
-                "constraints": [
-                    models.UniqueConstraint(fields=("tenant", "worker_id"), name="workers_worker_id_once"),
-                    models.CheckConstraint(
-                        condition=models.Q(
-                            ("state__in", ["ready", "degraded", "maintenance", "offline", "quarantined"])
+                    ("key_id", models.CharField(max_length=100)),
+                    ("public_key", models.CharField(max_length=200)),
+                    (
+                        "ceiling",
+                        models.CharField(
+                            choices=[
+                                ("trusted", "Trusted"),
+                                ("verified", "Verified"),
+                                ("sandbox", "Sandbox"),
+                                ("untrusted", "Untrusted"),
+                            ],
+                            max_length=10,
                         ),
-                        name="workers_worker_state_known",
                     ),
-                    models.CheckConstraint(
-                        condition=models.Q(("claimed_tier__in", ["trusted", "verified", "sandbox", "untrusted"])),
-                        name="workers_worker_claimed_tier_known",
-                    ),
-                    models.CheckConstraint(
-                        condition=models.Q(("effective_tier__in", ["trusted", "verified", "sandbox", "untrusted"])),
-                        name="workers_worker_effective_tier_known",
-                    ),
-                    models.CheckConstraint(
-                        condition=models.Q(
-                            ("effective_tier", "untrusted"),
-                            models.Q(("signed_at__isnull", False), ("signing_key__isnull", False)),
-                            _connector="OR",
+                    ("enrolled_at", models.DateTimeField()),
+                    ("revoked_at", models.DateTimeField(null=True)),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
                         ),
-                        name="workers_worker_trust_is_signed",
-                    ),
-                    models.CheckConstraint(
-                        condition=models.Q(("current_load__gte", 0), ("current_load__lte", 1)),
-                        name="workers_worker_load_is_a_share",
                     ),
                 ],
-                "indexes": [
-                    models.Index(
-                        condition=models.Q(
-                            ("unregistered_at", None),
-                            models.Q(("state__in", ["offline", "quarantined"]), _negated=True),
+                options={
+                    "constraints": [
+                        models.UniqueConstraint(fields=("tenant", "key_id"), name="workers_signingkey_id_once"),
+                        models.CheckConstraint(
+                            condition=models.Q(("ceiling__in", ["trusted", "verified", "sandbox", "untrusted"])),
+                            name="workers_signingkey_ceiling_known",
                         ),
-                        fields=["last_heartbeat_at"],
-                        name="workers_worker_late",
-                    ),
-                ],
-            },
-        ),
-        migrations.AddField(
-            model_name="offer",
-            name="worker",
-            field=models.ForeignKey(
-                db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name="offers", to="workers.worker"
+                    ],
+                    "permissions": [("operate_signingkey", "Can enroll and revoke keys of workers")],
+                },
             ),
-        ),
-        migrations.CreateModel(
-            name="WorkerEvent",
-            fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                (
-                    "kind",
-                    models.CharField(
-                        choices=[
-                            ("registered", "Registered"),
-                            ("replaced", "manifest replaced"),
-                            ("state", "state changed"),
-                            ("unregistered", "Unregistered"),
-                        ],
-                        max_length=12,
+            migrations.CreateModel(
+                name="Worker",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                ),
-                (
-                    "state",
-                    models.CharField(
-                        choices=[
-                            ("ready", "Ready"),
-                            ("degraded", "Degraded"),
-                            ("maintenance", "Maintenance"),
-                            ("offline", "Offline"),
-                            ("quarantined", "Quarantined"),
-                        ],
-                        max_length=12,
-                    ),
-                ),
-                ("detail", models.CharField(max_length=300)),
-                ("at", models.DateTimeField()),
-                (
-                    "tenant",
-                    models.ForeignKey(
-                        db_index=False,
-                        editable=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.tenant",
-                    ),
-                ),
-                (
-                    "worker",
-                    models.ForeignKey(
-                        db_index=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="events",
-                        to="workers.worker",
-                    ),
-                ),
-            ],
-            options={
-                "constraints": [
-                    models.CheckConstraint(
-                        condition=models.Q(("kind__in", ["registered", "replaced", "state", "unregistered"])),
-                        name="workers_workerevent_kind_known",
-                    ),
-                    models.CheckConstraint(
-                        condition=models.Q(
-                            ("state__in", ["ready", "degraded", "maintenance", "offline", "quarantined"])
+                    ("worker_id", models.CharField(max_length=100)),
+                    ("endpoint", models.CharField(max_length=2000)),
+                    (
+                        "capabilities",
+                        django.contrib.postgres.fields.ArrayField(
+                            base_field=models.CharField(max_length=100), default=list, size=None
                         ),
-                        name="workers_workerevent_state_known",
+                    ),
+                    ("constraints", models.JSONField(default=dict)),
+                    ("hints", models.JSONField(default=dict)),
+                    ("manifest", models.JSONField(help_text="The registration as it came, signature included.")),
+                    (
+                        "claimed_tier",
+                        models.CharField(
+                            choices=[
+                                ("trusted", "Trusted"),
+                                ("verified", "Verified"),
+                                ("sandbox", "Sandbox"),
+                                ("untrusted", "Untrusted"),
+                            ],
+                            max_length=10,
+                        ),
+                    ),
+                    (
+                        "effective_tier",
+                        models.CharField(
+                            choices=[
+                                ("trusted", "Trusted"),
+                                ("verified", "Verified"),
+                                ("sandbox", "Sandbox"),
+                                ("untrusted", "Untrusted"),
+                            ],
+                            max_length=10,
+                        ),
+                    ),
+                    ("tier_reason", models.CharField(max_length=300)),
+                    (
+                        "signed_at",
+                        models.DateTimeField(
+                            help_text="When the youngest signature that was taken was made.", null=True
+                        ),
+                    ),
+                    (
+                        "state",
+                        models.CharField(
+                            choices=[
+                                ("ready", "Ready"),
+                                ("degraded", "Degraded"),
+                                ("maintenance", "Maintenance"),
+                                ("offline", "Offline"),
+                                ("quarantined", "Quarantined"),
+                            ],
+                            default="ready",
+                            max_length=12,
+                        ),
+                    ),
+                    ("current_load", models.FloatField(default=0)),
+                    ("available", models.BooleanField(default=True)),
+                    ("last_heartbeat_at", models.DateTimeField()),
+                    ("registered_at", models.DateTimeField()),
+                    ("unregistered_at", models.DateTimeField(null=True)),
+                    (
+                        "principal",
+                        models.ForeignKey(
+                            db_index=False,
+                            help_text="Who registered it and speaks for it.",
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.principal",
+                        ),
+                    ),
+                    (
+                        "signing_key",
+                        models.ForeignKey(
+                            db_index=False,
+                            null=True,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="workers",
+                            to="workers.signingkey",
+                        ),
+                    ),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
+                    (
+                        "trust_ends_at",
+                        models.DateTimeField(
+                            help_text="When the signature ends. A worker that wants trust beyond it registers anew.",
+                            null=True,
+                        ),
+                    ),
+                    (
+                        "void_until",
+                        models.DateTimeField(help_text="Signatures made up to this moment count no more.", null=True),
+                    ),
+                    (
+                        "beats",
+                        models.BooleanField(
+                            db_default=True,
+                            default=True,
+                            help_text="It announces itself and sends heartbeats; one that was found and sends none is probed.",
+                        ),
+                    ),
+                    (
+                        "drift",
+                        models.CharField(
+                            help_text="What its endpoint offers otherwise than its manifest says.",
+                            max_length=300,
+                            null=True,
+                        ),
+                    ),
+                    (
+                        "probe_at",
+                        models.DateTimeField(
+                            db_default=django.db.models.functions.datetime.Now(), help_text="When it is probed next."
+                        ),
+                    ),
+                    ("probe_fault", models.CharField(max_length=300, null=True)),
+                    ("probe_fence", models.BigIntegerField(db_default=0, default=0)),
+                    ("probed_at", models.DateTimeField(null=True)),
+                    (
+                        "probes_against",
+                        models.SmallIntegerField(
+                            db_default=0, default=0, help_text="Probes in a row that contradict `reach`."
+                        ),
+                    ),
+                    (
+                        "reach",
+                        models.CharField(
+                            choices=[("unknown", "not probed yet"), ("up", "Up"), ("down", "Down")],
+                            db_default="unknown",
+                            default="unknown",
+                            max_length=8,
+                        ),
+                    ),
+                    (
+                        "reported",
+                        models.CharField(
+                            choices=[
+                                ("ready", "Ready"),
+                                ("degraded", "Degraded"),
+                                ("maintenance", "Maintenance"),
+                                ("offline", "Offline"),
+                                ("quarantined", "Quarantined"),
+                            ],
+                            db_default="ready",
+                            default="ready",
+                            help_text="How it says that it is, whatever else is known.",
+                            max_length=12,
+                        ),
+                    ),
+                    (
+                        "described_at_epoch",
+                        models.BigIntegerField(
+                            default=0, help_text="The registry's epoch when its manifest last changed or it left."
+                        ),
+                    ),
+                    (
+                        "remembered_at_epoch",
+                        models.BigIntegerField(
+                            default=-1, help_text="Which of these epochs memory knows it as of; a tick follows."
+                        ),
+                    ),
+                    (
+                        "signed_digest",
+                        models.CharField(help_text="What that signature was made over.", max_length=32, null=True),
                     ),
                 ],
-                "indexes": [
-                    models.Index(fields=["tenant", "worker", "-id"], name="workers_workerevent_history"),
-                ],
-            },
-        ),
-        migrations.CreateModel(
-            name="Registry",
-            fields=[
-                ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
-                ("epoch", models.BigIntegerField(default=0)),
-                ("history_epoch", models.BigIntegerField(default=0)),
-                (
-                    "tenant",
-                    models.ForeignKey(
-                        db_index=False,
-                        editable=False,
-                        on_delete=django.db.models.deletion.PROTECT,
-                        related_name="+",
-                        to="principals.tenant",
-                    ),
-                ),
-            ],
-            options={
-                "verbose_name_plural": "registries",
-                "constraints": [models.UniqueConstraint(fields=("tenant",), name="workers_registry_one_a_tenant")],
-            },
-        ),
-        migrations.AddConstraint(
-            model_name="offer",
-            constraint=models.UniqueConstraint(fields=("tenant", "worker", "tool"), name="workers_offer_once"),
-        ),
-        migrations.AddConstraint(
-            model_name="offer",
-            constraint=models.UniqueConstraint(
-                condition=models.Q(("withdrawn_at", None)),
-                fields=("tenant", "worker", "name"),
-                name="workers_offer_one_standing_a_name",
+                options={
+                    "constraints": [
+                        models.UniqueConstraint(fields=("tenant", "worker_id"), name="workers_worker_id_once"),
+                        models.CheckConstraint(
+                            condition=models.Q(
+                                ("state__in", ["ready", "degraded", "maintenance", "offline", "quarantined"])
+                            ),
+                            name="workers_worker_state_known",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(("claimed_tier__in", ["trusted", "verified", "sandbox", "untrusted"])),
+                            name="workers_worker_claimed_tier_known",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(("effective_tier__in", ["trusted", "verified", "sandbox", "untrusted"])),
+                            name="workers_worker_effective_tier_known",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(("current_load__gte", 0), ("current_load__lte", 1)),
+                            name="workers_worker_load_is_a_share",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(
+                                ("effective_tier", "untrusted"),
+                                models.Q(
+                                    ("signed_at__isnull", False),
+                                    ("signing_key__isnull", False),
+                                    ("trust_ends_at__isnull", False),
+                                ),
+                                _connector="OR",
+                            ),
+                            name="workers_worker_trust_is_signed",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(
+                                ("reach__in", ["unknown", "up", "down"]),
+                                ("reported__in", ["ready", "degraded", "maintenance", "offline", "quarantined"]),
+                            ),
+                            name="workers_worker_reach_known",
+                        ),
+                    ],
+                    "indexes": [
+                        models.Index(
+                            condition=models.Q(("effective_tier", "untrusted"), _negated=True),
+                            fields=["trust_ends_at"],
+                            name="workers_worker_lapsing",
+                        ),
+                        models.Index(
+                            condition=models.Q(
+                                ("unregistered_at", None), models.Q(("state", "quarantined"), _negated=True)
+                            ),
+                            fields=["probe_at"],
+                            name="workers_worker_probe",
+                        ),
+                        models.Index(fields=["tenant", "described_at_epoch"], name="workers_worker_described"),
+                        models.Index(
+                            condition=models.Q(("remembered_at_epoch__lt", models.F("described_at_epoch"))),
+                            fields=["tenant", "id"],
+                            name="workers_worker_unremembered",
+                        ),
+                    ],
+                    "permissions": [("operate_worker", "Can quarantine, release and unregister workers")],
+                },
             ),
-        ),
-        migrations.AddConstraint(
-            model_name="offer",
-            constraint=models.CheckConstraint(
-                condition=models.Q(("successes__gte", 0), ("successes__lte", models.F("runs"))),
-                name="workers_offer_successes_are_runs",
+            migrations.CreateModel(
+                name="WorkerEvent",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
+                    ),
+                    (
+                        "kind",
+                        models.CharField(
+                            choices=[
+                                ("registered", "Registered"),
+                                ("replaced", "manifest replaced"),
+                                ("trust", "trust changed"),
+                                ("state", "state changed"),
+                                ("drifted", "offers other than its manifest says"),
+                                ("unregistered", "Unregistered"),
+                            ],
+                            max_length=12,
+                        ),
+                    ),
+                    (
+                        "state",
+                        models.CharField(
+                            choices=[
+                                ("ready", "Ready"),
+                                ("degraded", "Degraded"),
+                                ("maintenance", "Maintenance"),
+                                ("offline", "Offline"),
+                                ("quarantined", "Quarantined"),
+                            ],
+                            max_length=12,
+                        ),
+                    ),
+                    ("detail", models.CharField(max_length=300)),
+                    ("at", models.DateTimeField()),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
+                    (
+                        "worker",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="events",
+                            to="workers.worker",
+                        ),
+                    ),
+                ],
+                options={
+                    "constraints": [
+                        models.CheckConstraint(
+                            condition=models.Q(
+                                ("state__in", ["ready", "degraded", "maintenance", "offline", "quarantined"])
+                            ),
+                            name="workers_workerevent_state_known",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(
+                                ("kind__in", ["registered", "replaced", "trust", "state", "drifted", "unregistered"])
+                            ),
+                            name="workers_workerevent_kind_known",
+                        ),
+                    ],
+                    "indexes": [models.Index(fields=["tenant", "worker", "-id"], name="workers_workerevent_history")],
+                },
+            ),
+            migrations.CreateModel(
+                name="ToolVersion",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
+                    ),
+                    ("uid", models.CharField(max_length=32)),
+                    ("name", models.CharField(max_length=200)),
+                    ("description", models.TextField()),
+                    ("input_schema", models.JSONField()),
+                    ("output_schema", models.JSONField()),
+                    ("side_effects", models.JSONField(null=True)),
+                    (
+                        "effects",
+                        django.contrib.postgres.fields.ArrayField(
+                            base_field=models.CharField(max_length=20), size=None
+                        ),
+                    ),
+                    ("first_seen_at", models.DateTimeField()),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
+                ],
+                options={
+                    "constraints": [
+                        models.UniqueConstraint(fields=("tenant", "uid"), name="workers_toolversion_uid_once")
+                    ],
+                },
+            ),
+            migrations.CreateModel(
+                name="Offer",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
+                    ),
+                    ("name", models.CharField(max_length=200)),
+                    ("offered_at", models.DateTimeField()),
+                    ("withdrawn_at", models.DateTimeField(null=True)),
+                    ("runs", models.BigIntegerField(default=0)),
+                    ("successes", models.BigIntegerField(default=0)),
+                    ("total_seconds", models.FloatField(default=0)),
+                    ("total_cost", models.DecimalField(decimal_places=6, default=0, max_digits=14)),
+                    (
+                        "recent_seconds",
+                        django.contrib.postgres.fields.ArrayField(
+                            base_field=models.FloatField(),
+                            default=list,
+                            help_text="Durations of the latest calls, oldest first.",
+                            size=None,
+                        ),
+                    ),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
+                    (
+                        "tool",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="offers",
+                            to="workers.toolversion",
+                        ),
+                    ),
+                    (
+                        "worker",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="offers",
+                            to="workers.worker",
+                        ),
+                    ),
+                ],
+                options={
+                    "constraints": [
+                        models.UniqueConstraint(fields=("tenant", "worker", "tool"), name="workers_offer_once"),
+                        models.UniqueConstraint(
+                            condition=models.Q(("withdrawn_at", None)),
+                            fields=("tenant", "worker", "name"),
+                            name="workers_offer_one_standing_a_name",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(("successes__gte", 0), ("successes__lte", models.F("runs"))),
+                            name="workers_offer_successes_are_runs",
+                        ),
+                    ],
+                },
+            ),
+            migrations.CreateModel(
+                name="Call",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
+                    ),
+                    ("ok", models.BooleanField()),
+                    ("seconds", models.FloatField()),
+                    ("cost", models.DecimalField(decimal_places=6, max_digits=14)),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
+                    (
+                        "offer",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="workers.offer",
+                        ),
+                    ),
+                ],
+                options={
+                    "abstract": False,
+                },
+            ),
+            migrations.CreateModel(
+                name="WorkerSource",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
+                    ),
+                    ("name", models.CharField(max_length=100)),
+                    (
+                        "kind",
+                        models.CharField(
+                            choices=[
+                                ("pull", "one known MCP endpoint"),
+                                ("static", "a YAML file"),
+                                ("etcd", "Etcd"),
+                                ("consul", "Consul"),
+                            ],
+                            max_length=8,
+                        ),
+                    ),
+                    ("address", models.CharField(max_length=2000)),
+                    (
+                        "settings",
+                        models.JSONField(
+                            default=dict,
+                            help_text="What to look for there, and what is said of a worker that says nothing.",
+                        ),
+                    ),
+                    ("enabled", models.BooleanField(default=True)),
+                    (
+                        "every",
+                        models.DurationField(help_text="How often a place that it names is asked what it offers."),
+                    ),
+                    ("cursor", models.CharField(default="", max_length=100)),
+                    ("next_at", models.DateTimeField()),
+                    ("fence", models.BigIntegerField(default=0)),
+                    ("looked_at", models.DateTimeField(null=True)),
+                    ("faults", models.IntegerField(default=0, help_text="Looks in a row that have failed.")),
+                    ("fault", models.CharField(max_length=300, null=True)),
+                    ("added_at", models.DateTimeField()),
+                    (
+                        "principal",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.principal",
+                        ),
+                    ),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
+                    (
+                        "sealed_secret",
+                        models.TextField(
+                            db_default="",
+                            default="",
+                            editable=False,
+                            help_text="What it is told so that it answers, sealed.",
+                        ),
+                    ),
+                ],
+                options={
+                    "indexes": [
+                        models.Index(
+                            condition=models.Q(("enabled", True)), fields=["next_at"], name="workers_workersource_next"
+                        )
+                    ],
+                    "constraints": [
+                        models.UniqueConstraint(fields=("tenant", "name"), name="workers_workersource_name_once"),
+                        models.CheckConstraint(
+                            condition=models.Q(("kind__in", ["pull", "static", "etcd", "consul"])),
+                            name="workers_workersource_kind_known",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(("every__gte", datetime.timedelta(seconds=5))),
+                            name="workers_workersource_not_too_often",
+                        ),
+                    ],
+                },
+            ),
+            migrations.CreateModel(
+                name="Place",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
+                    ),
+                    ("key", models.CharField(max_length=500)),
+                    (
+                        "stated",
+                        models.JSONField(help_text="What the source says of it: an endpoint, or a whole manifest."),
+                    ),
+                    ("named_at", models.DateTimeField()),
+                    ("gone_at", models.DateTimeField(null=True)),
+                    ("next_at", models.DateTimeField()),
+                    ("fence", models.BigIntegerField(default=0)),
+                    ("asked_at", models.DateTimeField(null=True)),
+                    ("faults", models.IntegerField(default=0)),
+                    ("fault", models.CharField(max_length=300, null=True)),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
+                    (
+                        "worker",
+                        models.ForeignKey(
+                            db_index=False,
+                            null=True,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="places",
+                            to="workers.worker",
+                        ),
+                    ),
+                    (
+                        "source",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.CASCADE,
+                            related_name="places",
+                            to="workers.workersource",
+                        ),
+                    ),
+                ],
+                options={
+                    "indexes": [
+                        models.Index(
+                            condition=models.Q(("gone_at", None)), fields=["next_at"], name="workers_place_next"
+                        ),
+                        models.Index(fields=["worker"], name="workers_place_worker"),
+                    ],
+                    "constraints": [
+                        models.UniqueConstraint(fields=("tenant", "source", "key"), name="workers_place_key_once")
+                    ],
+                },
+            ),
+            migrations.CreateModel(
+                name="Allowance",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
+                    ),
+                    ("taken_until", models.DateTimeField()),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
+                    (
+                        "worker",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="workers.worker",
+                        ),
+                    ),
+                ],
+                options={
+                    "constraints": [
+                        models.UniqueConstraint(fields=("tenant", "worker"), name="workers_allowance_one_a_worker")
+                    ],
+                },
             ),
         ),
         *(
             protect(f"workers_{name}")
-            for name in ("registry", "signingkey", "worker", "toolversion", "offer", "call", "workerevent")
+            for name in (
+                "registry",
+                "signingkey",
+                "worker",
+                "workerevent",
+                "toolversion",
+                "offer",
+                "call",
+                "workersource",
+                "place",
+                "allowance",
+            )
         ),
-        immutable("workers_toolversion"),
         immutable("workers_workerevent"),
+        immutable("workers_toolversion"),
+        migrations.RunSQL(IN_PLACE, IN_PLACE_BACK),
     ]

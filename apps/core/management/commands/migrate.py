@@ -2,8 +2,11 @@
 
 from typing import Any
 
+from django.apps import apps
+from django.core.management import CommandError
 from django.core.management.commands.migrate import Command as Migrate
 from django.db import connection
+from django.db.migrations.loader import MigrationLoader
 
 from apps.core.rls import EXPECT_ONE_TENANT
 
@@ -15,9 +18,27 @@ class Command(Migrate):
             # Building an index may take its time; waiting for a lock may not (lock_timeout stands).
             cursor.execute("set statement_timeout = 0")
         try:
+            _refuse_strange_history()
             super().handle(*args, **options)
             with connection.cursor() as cursor:
                 cursor.execute(EXPECT_ONE_TENANT)
         finally:
             # The next connection starts in the application's role; this one may be older than that default.
             connection.close()
+
+
+def _refuse_strange_history() -> None:
+    """What Django does not know it passes over, and takes the tables for what it would have made itself.
+
+    :raises CommandError: if a migration of ours was applied that is not here.
+    """
+    ours = {config.label for config in apps.get_app_configs() if config.name.startswith("apps.")}
+    loader = MigrationLoader(connection, ignore_no_migrations=True)
+    strange = sorted(
+        f"{app}.{name}" for app, name in set(loader.applied_migrations) - set(loader.disk_migrations) if app in ours
+    )
+    if strange:
+        raise CommandError(
+            f"Another release made this database: of its migrations {len(strange)} are not in this one, as {strange[-1]}. "
+            "Run that release, or make the database anew (bin/up reset erases what bin/up keeps)."
+        )

@@ -218,8 +218,7 @@ def _parted(table: str) -> str:
     key, bits, primary, indexes, filled = _TABLES[table]
     old = f"{table}_p0"
     primary_of_old = (
-        f"""drop index tasks_spend_by_task;
-            alter table {old} drop constraint {old}_pkey, add constraint {old}_pkey primary key ({primary});"""
+        f"alter table {old} drop constraint {old}_pkey, add constraint {old}_pkey primary key ({primary});"
         if table == "tasks_spend"
         else ""
     )
@@ -247,7 +246,7 @@ def _whole(table: str) -> str:
     """One table again, of copied rows."""
     _, _, primary, indexes, filled = _TABLES[table]
     old = f"{table}_parted"
-    primary, indexes = ("id", {"tasks_spend_by_task": "(task_id)"}) if table == "tasks_spend" else (primary, indexes)
+    primary = "id" if table == "tasks_spend" else primary
     return f"""
         {_aside(table, old)}
         create table {table} (like {old} including defaults including constraints including storage)
@@ -294,13 +293,6 @@ drop function tasks_wall_partition(text);
 
 
 class Migration(migrations.Migration):
-    dependencies = [("tasks", "0011_tasks_by_their_budget")]
+    dependencies = [("tasks", "0001_initial")]
 
-    operations = [
-        migrations.RunSQL(
-            _APART,
-            _TOGETHER,
-            # The primary key of spend begins with the task.
-            state_operations=[migrations.RemoveIndex(model_name="spend", name="tasks_spend_by_task")],
-        )
-    ]
+    operations = [migrations.RunSQL(_APART, _TOGETHER)]

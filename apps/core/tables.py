@@ -1,0 +1,36 @@
+"""A migration operation that makes the tables of an app, all in one."""
+
+from typing import Any
+
+from django.db.migrations.operations.base import Operation, OperationCategory
+from django.db.migrations.operations.models import CreateModel
+from django.db.migrations.state import ProjectState
+
+
+class CreateModels(Operation):
+    """Create these models, their tables in this order; they may refer to each other in any.
+
+    After each operation Django renders anew what has to do with the model that it was about, and everything here has
+    to do with its tenant. Of many that were made one by one most of the time would be that; here it is done once.
+    """
+
+    category = OperationCategory.ADDITION
+
+    def __init__(self, *models: CreateModel) -> None:
+        self.models = models
+
+    def state_forwards(self, app_label: str, state: ProjectState) -> None:
+        state.__dict__.pop("apps", None)  # what is rendered, and would be anew by each of these
+        for model in self.models:
+            model.state_forwards(app_label, state)
+
+    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        for model in self.models:
+            model.database_forwards(app_label, schema_editor, from_state, to_state)
+
+    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        for model in reversed(self.models):
+            model.database_backwards(app_label, schema_editor, from_state, to_state)
+
+    def describe(self) -> str:
+        return f"Create models {', '.join(model.name for model in self.models)}"
