@@ -1,6 +1,7 @@
 """The loop against a running hub: leases live as long as the work, orders arrive, nothing acknowledged is lost."""
 
 import random
+import threading
 import time
 from collections.abc import Callable
 from threading import Event
@@ -112,6 +113,64 @@ def test_however_a_handler_ends_the_requester_hears_of_it(
     assert result.error is not None
     assert error.items() <= result.error.items()
     assert ends(kee, task) == ["task_failed"]
+
+
+def _limited(task: Task) -> None:
+    # As `client.queue(…)` in a handler, where the hub says 429 for longer than its client has patience.
+    raise gatehouse.RateLimited(429, {"code": "rate_limited", "detail": "Too many."})
+
+
+def _say_nothing(task: Task) -> None:
+    late = TimeoutError()
+    raise gatehouse.Failed("timeout", str(late), retryable=True) from late
+
+
+def _say_too_much(task: Task) -> None:
+    raise gatehouse.Failed("c" * 101, "a\x00b" + "x" * 5000, retryable=True)
+
+
+def _say_what_is_no_json(task: Task) -> None:
+    raise gatehouse.Failed("timeout", "It took too long.", retryable=True, details={"a set": {1}})
+
+
+@pytest.mark.parametrize(
+    ("handler", "error"),
+    [
+        (_limited, {"code": "rate_limited", "message": "Too many."}),
+        (_say_nothing, {"code": "timeout", "message": "TimeoutError."}),
+        (_say_too_much, {"code": "c" * 100, "message": "a\N{REPLACEMENT CHARACTER}b" + "x" * 3997}),
+        (_say_what_is_no_json, {"code": "unsendable_result"}),
+    ],
+    ids=["limited", "says nothing", "says too much", "says no JSON"],
+)
+def test_what_may_be_tried_again_is_however_it_is_said(
+    client: Client, handler: Callable[[Task], Any], error: dict[str, str]
+) -> None:
+    client.register_type("greeting", max_attempts=2, backoff={"base_seconds": 0, "cap_seconds": 0})
+    task = client.queue("greeting")
+
+    with running(make_worker(client, handler)):
+        until(has_ended(client, task))
+
+    status = client.status(task.task_id)
+    assert (status.reason, status.run_id) == ("attempts_exhausted", 2)
+    assert status.error is not None
+    assert error.items() <= status.error.items()
+
+
+def test_a_worker_may_do_more_at_once_than_one_request_leases(client: Client) -> None:
+    client.register_type("greeting")
+    client.queue_many([{"task_type": "greeting"}] * 101)
+    begun: list[str] = []
+
+    def work(task: Task) -> None:
+        begun.append(task.task_id)
+        task.wait(PATIENCE)
+
+    with running(make_worker(client, work, capacity=128, grace=0.0)):
+        until(lambda: len(begun) == 101)
+
+    assert len(set(begun)) == 101
 
 
 def test_no_more_is_done_at_once_than_there_is_capacity_for(client: Client) -> None:
@@ -367,6 +426,57 @@ def test_a_checkpoint_is_sent_until_it_is_saved_and_an_order_for_one_is_done_wit
         with pytest.raises(gatehouse.Stop):
             task.save({"line": 80})
         assert task.checkpoint == {"line": 40}
+
+
+def test_a_lease_that_is_not_renewed_any_more_is_not_asked_for_ever_more_often() -> None:
+    lease = gatehouse.Lease(
+        task_id="task_1", run_id=1, lease_token="lt", task_type="greeting", params={}, checkpoint=None, lease_ms=60_000
+    )
+    with Client("http://127.0.0.1:9", "ght_a") as client:
+        task = Task(lease, client, is_ending=lambda: False)
+        for left, reason, interval in ((40_000, None, 10.0), (4, "budget_exhausted", 10.0), (0, None, 0.25)):
+            before = time.monotonic()
+            answer = gatehouse.BeatAnswer(
+                task_id="task_1", status="ok", order="cancel", lease_ms=left, reason=reason, budget_left=None
+            )
+            task.heard(answer, task.next_beat())
+            assert task.due_at - before >= interval
+
+
+def test_a_worker_whose_hub_is_away_asks_once_for_all_it_holds_and_ends() -> None:
+    def leased(number: int) -> dict[str, Any]:
+        return {
+            "task_id": f"task_{number}",
+            "run_id": 1,
+            "lease_token": f"lt{number}",
+            "task_type": "greeting",
+            "params": {},
+            "checkpoint": None,
+            "lease_ms": 600_000,
+        }
+
+    begun: list[str] = []
+    may_end = Event()
+
+    def work(task: Task) -> None:
+        task.spend(tokens=5)
+        begun.append(task.task_id)
+        may_end.wait(PATIENCE)
+
+    with remotes.serving() as hub, Client(hub.url, "ght_a", patience=PATIENCE) as client:
+        hub.script = [says(200, {"tasks": [leased(number) for number in range(3)]})]
+        with running(make_worker(client, work, capacity=3, grace=0.1)):
+            until(lambda: len(begun) == 3)
+            hub.always = says(503, {"detail": "Away."})
+        asked = [one for one in hub.received if not one.path.endswith("/lease")]
+        hub.always = says(409, {"code": "lease_lost"})
+        may_end.set()
+        for thread in threading.enumerate():
+            if thread.name in begun:
+                thread.join(PATIENCE)
+
+    assert {len(one.json.get("leases") or one.json["releases"]) for one in asked} == {3}
+    assert {one.path for one in asked} == {"/api/v1/tasks/heartbeat", "/api/v1/tasks/release"}
 
 
 def test_a_worker_that_is_stopped_finishes_what_it_can_and_gives_the_rest_back(client: Client) -> None:

@@ -13,6 +13,8 @@ from gatehouse_client.shapes import Beat, BeatAnswer, Lease
 # So that a lease survives a few heartbeats that do not get through.
 _BEATS_PER_LEASE: Final = 4
 _SOON: Final = 0.1
+# A lease lasts a second at least; of one that is not renewed any more ever less is left.
+_SHORTEST_INTERVAL: Final = 0.25
 _LONGEST_MESSAGE: Final = 500
 _ALL: Final = 100
 _MOST_TOKENS: Final = 10**12
@@ -35,7 +37,8 @@ class Result:
 
 
 class Failed(Exception):
-    """Raise it in a handler: this run has failed, with a code and a sentence for whoever asked."""
+    """Raise it in a handler: this run has failed, with a code and a sentence for whoever asked: without a sentence, the
+    class of what it came from; over 4,000 characters, cut."""
 
     def __init__(
         self,
@@ -97,6 +100,7 @@ class Task:
         """What the last heartbeat heard is left to spend; None where nothing bounds it, or before the first."""
         self.due_at = 0.0
         """When the next heartbeat is due."""
+        self._interval = _SHORTEST_INTERVAL
         self._renewed(lease.lease_ms)
 
     # For handlers
@@ -217,7 +221,8 @@ class Task:
         elif answer.status == "retry":
             self.unsaid(beat)
         else:
-            self._renewed(answer.lease_ms)
+            # Where a budget is spent the lease is not renewed: to ask more often makes it no longer.
+            self._renewed(answer.lease_ms if answer.reason is None else None)
             self.budget_left = answer.budget_left
             if beat.tokens or beat.cost_usd:
                 self._spend_heard = (beat.tokens, beat.cost_usd)
@@ -231,5 +236,7 @@ class Task:
         elif order == "checkpoint":
             self.checkpoint_wanted = True
 
-    def _renewed(self, lease_ms: int) -> None:
-        self.due_at = time.monotonic() + lease_ms / 1000 / _BEATS_PER_LEASE
+    def _renewed(self, lease_ms: int | None) -> None:
+        if lease_ms is not None:
+            self._interval = max(lease_ms / 1000 / _BEATS_PER_LEASE, _SHORTEST_INTERVAL)
+        self.due_at = time.monotonic() + self._interval

@@ -44,6 +44,12 @@ _LAST_WORDS: Final = 2.0
 _BEAT_TIMEOUT: Final = 5.0
 # After heartbeats that did not get through.
 _AGAIN: Final = 0.5
+# What the hub takes of one request.
+_MOST_LEASED: Final = 100
+_MOST_TOLD: Final = 500
+_LONGEST_CODE: Final = 100
+_LONGEST_MESSAGE: Final = 4000
+_LONGEST_PAUSE: Final = 604_800.0
 
 Handler = Callable[[Task], Any]
 H = TypeVar("H", bound=Handler)
@@ -126,7 +132,7 @@ class Worker:
         while self._stop_at is None:
             asked_at = time.monotonic()
             free = self._capacity - len(self._running)
-            leases = self._lease(free) if free > 0 else []
+            leases = self._lease(min(free, _MOST_LEASED)) if free > 0 else []
             for lease in leases:
                 self._begin(lease)
             if not leases:
@@ -173,10 +179,29 @@ class Worker:
             task.stop("drained")
         last = time.monotonic() + _LAST_WORDS
         self._wait_for_all(lambda: last)
-        hurried = self._client.within(patience=_LAST_WORDS, timeout=_LAST_WORDS)
-        for task in self._held():
-            # Its handler does not listen. What it still does is kept out by the fence.
-            self._report(task, partial(hurried.release, task.lease))
+        held = [task for task in self._held() if not task.is_lost]
+        until = time.monotonic() + _LAST_WORDS
+        for start in range(0, len(held), _MOST_TOLD):
+            self._give_back(held[start : start + _MOST_TOLD], until)
+
+    def _give_back(self, tasks: Sequence[Task], until: float) -> None:
+        """Of handlers that do not listen, be the hub there or not. What they still do is kept out by the fence."""
+        try:
+            self._tell_spend(tasks, until)
+        except GatehouseError as exc:
+            logger.warning("what %s runs have spent is not told: %s", len(tasks), exc)
+        try:
+            refusals = self._hurried(until).release_many([task.lease for task in tasks])
+        except GatehouseError as exc:
+            logger.warning("%s tasks are not given back, their leases will run out: %s", len(tasks), exc)
+            return
+        for task, refusal in zip(tasks, refusals, strict=True):
+            if isinstance(refusal, Refused):
+                logger.warning("%s run %s is not given back: %s", task.task_id, task.run_id, refusal)
+
+    def _hurried(self, until: float) -> Client:
+        left = max(until - time.monotonic(), _GLANCE)
+        return self._client.within(patience=left, timeout=left)
 
     def _wait_for_all(self, deadline: Callable[[], float]) -> None:
         with self._changed:
@@ -210,7 +235,7 @@ class Worker:
     def _execute(self, task: Task) -> None:
         try:
             came_too_late = self._stop_at is not None
-            report = partial(self._client.release, task.lease) if came_too_late else self._outcome(task)
+            report: partial[Any] = partial(self._client.release, task.lease) if came_too_late else self._outcome(task)
             told = self._report(task, report)
             for following in told.next if isinstance(told, Completed) else []:
                 self._begin(following)
@@ -219,7 +244,7 @@ class Worker:
                 del self._running[task.lease.lease_token]
             self._notify()
 
-    def _outcome(self, task: Task) -> Callable[[], object]:
+    def _outcome(self, task: Task) -> partial[Any]:
         """How the handler ended, as what there is to tell the hub; nothing that it raises gets any further."""
         client, lease = self._client, task.lease
         try:
@@ -230,15 +255,18 @@ class Worker:
             return partial(
                 client.fail,
                 lease,
-                failed.code,
-                failed.message,
+                _sendable(failed.code, _LONGEST_CODE) or "failed",
+                _sentence(failed),
                 retryable=failed.retryable,
                 retry_after=failed.retry_after,
                 details=failed.details,
             )
         except Refused as refusal:
             # What the handler itself asked of the hub.
-            return partial(client.fail, lease, refusal.code, refusal.detail or "Refused.", retryable=False)
+            message = _sendable(refusal.detail, _LONGEST_MESSAGE) or "Refused."
+            pause = min(refusal.retry_after, _LONGEST_PAUSE) if isinstance(refusal, RateLimited) else 0.0
+            code = _sendable(refusal.code, _LONGEST_CODE)
+            return partial(client.fail, lease, code, message, retryable=True, retry_after=pause or None)
         except (Exception, SystemExit) as exc:
             logger.exception("the handler of %s failed on %s", lease.task_type, task.task_id)
             message = f"{type(exc).__name__} in {lease.task_type}."
@@ -256,14 +284,14 @@ class Worker:
             lease_from=self._source(),
         )
 
-    def _report(self, task: Task, report: Callable[[], object]) -> object:
+    def _report(self, task: Task, report: partial[Any]) -> object:
         """Tell the hub, for as long as it takes; the lease is kept alive meanwhile."""
         if task.is_lost:
             logger.warning("the lease of %s run %s was lost", task.task_id, task.run_id)
             return None
         while True:
             try:
-                self._tell_spend(task)
+                self._tell_spend([task])
                 return report()
             except (LeaseLost, AlreadyDecided, BadLeaseToken) as refusal:
                 logger.warning("the end of %s run %s was not taken: %s", task.task_id, task.run_id, refusal)
@@ -273,21 +301,30 @@ class Worker:
                     continue
             except (Refused, TypeError, ValueError) as exc:
                 logger.exception("the end of %s can't be told so", task.task_id)
-                self._tell_that_it_cannot_be_told(task, exc)
+                # A result that is not taken is not made again; a failure is what it said it is.
+                self._tell_that_it_cannot_be_told(task, exc, retryable=bool(report.keywords.get("retryable")))
             return None
 
-    def _tell_spend(self, task: Task) -> None:
-        """What its handler has used since the last heartbeat."""
-        while (beat := task.last_beat()) is not None:
-            (answer,) = self._client.heartbeat([beat])
-            task.heard(answer, beat)
-            if answer.status == "retry":
+    def _tell_spend(self, tasks: Sequence[Task], until: float | None = None) -> None:
+        """What their handlers have used since the last heartbeat.
+
+        :param until: when to give up; left out, it takes as long as the client has patience each time.
+        """
+        while beats := {task: beat for task in tasks if (beat := task.last_beat()) is not None}:
+            hub = self._client if until is None else self._hurried(until)
+            answers = hub.heartbeat(list(beats.values()))
+            for (task, beat), answer in zip(beats.items(), answers, strict=True):
+                task.heard(answer, beat)
+            if until is not None and time.monotonic() >= until:
+                return
+            if any(answer.status == "retry" for answer in answers):
                 time.sleep(_GLANCE)
 
-    def _tell_that_it_cannot_be_told(self, task: Task, exc: Exception) -> None:
+    def _tell_that_it_cannot_be_told(self, task: Task, exc: Exception, *, retryable: bool) -> None:
         code = exc.code if isinstance(exc, Refused) else "unsendable_result"
+        message = _sendable(f"The result was not taken: {exc}", _LONGEST_MESSAGE)
         try:
-            self._client.fail(task.lease, code, f"The result was not taken: {exc}"[:4000], retryable=False)
+            self._client.fail(task.lease, code, message, retryable=retryable)
         except GatehouseError:
             logger.exception("nor can it otherwise; the lease of %s will run out", task.task_id)
 
@@ -302,7 +339,7 @@ class Worker:
                 if next_at > now:
                     self._changed.wait(next_at - now)
                     continue
-            self._beat([task for task in tasks if task.due_at <= now + _GLANCE])
+            self._beat([task for task in tasks if task.due_at <= now + _GLANCE][:_MOST_TOLD])
 
     def _beat(self, tasks: list[Task]) -> None:
         beats = [task.next_beat() for task in tasks]
@@ -321,3 +358,14 @@ class Worker:
         else:
             for task, beat, answer in zip(tasks, beats, answers, strict=True):
                 task.heard(answer, beat)
+
+
+def _sentence(failed: Failed) -> str:
+    """What a failure says; of one that says nothing, what it came from."""
+    origin = failed.__cause__ or failed.__context__ or failed
+    return _sendable(failed.message, _LONGEST_MESSAGE) or f"{type(origin).__name__}."
+
+
+def _sendable(text: str, longest: int) -> str:
+    """As much of a text as the hub takes."""
+    return text[:longest].replace("\x00", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
