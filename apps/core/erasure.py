@@ -29,8 +29,10 @@ _PART_OF_JSON: Final = r"\\u00(?:40|3[Aa]|2[BbDd]|5[Ff]|7[Ee])"
 _AFTER: Final = rf"(?![\w:@+~\-]|\.+[\w:@+~\-]|{_PART_OF_ADDRESS}|{_PART_OF_JSON})"
 # Shorter texts stand as parts of words that are about something else.
 _TELLING: Final = 12
-_BEGINS: Final = r"(?<![a-z0-9])|(?<=\\u[0-9a-f]{4})"
-_ENDS: Final = r"(?![a-z0-9])"
+# Of scripts that set spaces between words.
+_LETTER: Final = "[a-z0-9\u00df-\u024f\u0370-\u052f\u1e00-\u1fff]"
+_BEGINS: Final = rf"(?<!{_LETTER})|(?<=\\u[0-9a-f]{{4}})"
+_ENDS: Final = rf"(?!{_LETTER})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +75,8 @@ class Wanted:
         return [
             (form, _words(form) if len(text) < _TELLING else "")
             for text in self.texts
-            if any(map(str.isalnum, text))
             for form in dict.fromkeys(plain(form).strip() for form in in_json(text))
+            if any(map(str.isalnum, form))
         ]
 
 
@@ -167,7 +169,7 @@ def _ends(told: str, whole: re.Pattern[str], ending: re.Pattern[str], longest: i
 
 
 def _words(form: str) -> str:
-    begins, ends = (edge.isascii() and edge.isalnum() for edge in (form[0], form[-1]))
+    begins, ends = (re.match(_LETTER, edge) is not None for edge in (form[0], form[-1]))
     return f"{f'({_BEGINS})' if begins else ''}{_escaped(form)}{_ENDS if ends else ''}"
 
 

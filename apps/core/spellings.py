@@ -17,9 +17,8 @@ _UNSEEN: Final = "".join(
     map(chr, (0xAD, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x206A), 0xFEFF))
 )
 _DROPPED: Final = dict.fromkeys(map(ord, _UNSEEN))
-# In what is one small letter locales differ: the dot of a capital i, and the sigma at the end of a word.
-_DOTTED: Final = ("\u0307", "")
-_FINAL: Final = ("\u03c2", "\u03c3")
+# In what is one small letter locales differ: the dot of a capital i, the sigma at the end of a word; and one is two capitals.
+_SMALL: Final = (("\u0307", ""), ("\u03c2", "\u03c3"), ("\u00df", "ss"))
 # What remains of them in one width: PostgreSQL's own class depends on the locale.
 _SPACES: Final = "(?:[\t-\r\x1c-\x20\x85\u1680\u2028\u2029]|\\\\+[nrtbf])+"
 _LOOSE: Final = r"\\+(?!\\*u[0-9a-f]{4})"
@@ -28,14 +27,17 @@ _WRITTEN: Final = r"\\+(u[0-9a-f]{4})"
 
 def plain(text: str) -> str:
     """A text as it is compared."""
-    told = unicodedata.normalize("NFKC", text.translate(_DROPPED)).lower().replace(*_DOTTED).replace(*_FINAL)
+    told = unicodedata.normalize("NFKC", text.translate(_DROPPED)).lower()
+    for letter, other in _SMALL:
+        told = told.replace(letter, other)
     return re.sub(_WRITTEN, r"\\\1", re.sub(_LOOSE, "", re.sub(_SPACES, " ", told)))
 
 
 def plain_sql(text: str) -> str:
     """SQL for the plain form of what this SQL is, with :data:`PLAIN_GIVEN`."""
     told = f"lower(normalize(translate({text}, %(unseen)s, ''), NFKC))"
-    told = f"replace(replace({told}, '{_DOTTED[0]}', '{_DOTTED[1]}'), '{_FINAL[0]}', '{_FINAL[1]}')"
+    for letter, other in _SMALL:
+        told = f"replace({told}, '{letter}', '{other}')"
     for number, replaced in enumerate(("' '", "''", r"'\\\1'")):
         told = f"regexp_replace({told}, %(plain_{number})s, {replaced}, 'g')"
     return told
@@ -67,8 +69,14 @@ def _changed(units: re.Pattern[str], text: str, change: Callable[[str], str]) ->
 def in_addresses(text: str) -> Iterator[str]:
     """A text as it stands in addresses, and in addresses within these: with no sign left, or with those that a path may hold,
     or any."""
-    for kept in ("", ":@", ":@+", ":@+!$&'()*,;=/?"):
+    for kept in ("", ":", ":@", ":@+", ":@+!$&'()*,;=/?"):
         quoted = quote(text, safe=kept)
-        for form in (quoted, re.sub(r"%..", lambda found: found[0].lower(), quoted)):
+        # Forms write this sign otherwise than paths do.
+        as_form = quoted.replace("~", "%7E")
+        for form in (
+            quoted,
+            as_form,
+            *(re.sub(r"%..", lambda found: found[0].lower(), one) for one in (quoted, as_form)),
+        ):
             yield form
             yield form.replace("%", "%25")

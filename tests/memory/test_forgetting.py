@@ -419,7 +419,7 @@ def test_the_words_of_a_forgotten_item_are_found_in_other_spellings(as_kee: Call
     assert (Session.objects.get().topics, done.remaining) == ([], {})
 
 
-@pytest.mark.parametrize("text", ["-", "!?", "🎉", "\u200b"])
+@pytest.mark.parametrize("text", ["-", "!?", "🎉", "\u200b", r"\n"])
 def test_of_an_item_without_letters_and_digits_nothing_else_is_taken(as_kee: Caller, text: str) -> None:
     add(as_kee)
     item = remember(as_kee, text).item
@@ -999,6 +999,7 @@ def test_a_reference_is_found_whole_by_python_and_by_the_database(db: None, text
         r"USER:Zo\u00EB\u002B1@a",
         r"USER:Zo\u00eb\u002b1@a",
         "USER%253AZo%25C3%25AB%252B1%2540a",
+        "USER:Zo%C3%AB%2B1%40a",
     ],
 )
 def test_an_id_is_forgotten_however_it_is_spelled(as_kee: Caller, spelled: str) -> None:
@@ -1053,6 +1054,13 @@ def test_an_id_after_a_line_break_in_a_document_is_found(transactional_db: None)
         ("HIV", "HIV2", False),
         ("tea", "instead", False),
         ("東京", "彼は東京に住む", True),
+        ("HIV", "彼はHIVに", True),
+        ("Кот", "Который час?", False),
+        ("Кот", "Это КОТ.", True),  # noqa: RUF001  # Cyrillic it is
+        ("José", "Married to Josée", False),
+        ("Straße", "in der STRASSE", True),
+        (r"\n", "anything", False),
+        (r"\n\n\n\n\n\n", "anything", False),
         ("C++", "likes c++11", True),
         ("C++", "abc++", False),
         ("ä", json.dumps("Ä"), False),
