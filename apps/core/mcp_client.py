@@ -19,6 +19,7 @@ from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, CallToolResult, Implem
 from pydantic import ValidationError
 
 from apps.core.outbound import CallFailed, Disconnected, PinnedTransport, TimedOut, checked
+from apps.core.strict_json import storable
 
 _CONNECT_SECONDS: Final = 5.0
 _MESSAGE: Final = 2_000
@@ -108,7 +109,7 @@ def leaves(exc: BaseException) -> Iterator[BaseException]:
 
 def legible(text: str) -> str:
     """Another's words as the database and a reader can take them: nothing that can't be stored, not too many."""
-    return text[:_MESSAGE].replace("\x00", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+    return storable(text[:_MESSAGE])
 
 
 def _named(exc: BaseException, seconds: float) -> CallFailed:

@@ -37,6 +37,11 @@ class UnstorableJSON(Invalid):
     code = "unstorable_json"
 
 
+def storable(text: str) -> str:
+    """A text of others with what could not be stored replaced."""
+    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+
+
 def loads(body: bytes) -> Any:
     """Decode a body and check it.
 

@@ -212,15 +212,12 @@ _ARTICLES: Final = frozenset(
     {"the", "a", "an", "my", "our", "your", "his", "her", "their", "this", "that", "some", "of"}
 )
 _NAMED: Final = re.compile(r"(?<=[a-z0-9,'] )[A-Z][\w'&-]*")
-_PREPOSITION: Final = re.compile(
-    r"\b(?:at|in|on|from|for|of|to|with|into|onto|under|inside|within|by|about|against|using|via|located|stored|as|that|which)\b",
-    re.IGNORECASE,
-)
+_RELATING: Final = "at|in|on|from|for|of|to|with|into|onto|under|inside|within|by|against|using|via|as"
+_RELATING_TOO: Final = "through|over|across|among|between|during|per|toward|towards"
+_PREPOSITION: Final = re.compile(rf"\b(?:{_RELATING}|about|located|stored|that|which)\b", re.IGNORECASE)
 _OF: Final = re.compile(r"\bof\b", re.IGNORECASE)
 _PHRASE: Final = re.compile(
-    r"\b(?P<word>at|in|on|from|for|of|to|with|into|onto|under|inside|within|by|about|against|using|via|located|stored|as|that|which|who|through|over|across"
-    r"|among|between|during|per|toward|towards|like|but)\b",
-    re.IGNORECASE,
+    rf"\b(?P<word>{_RELATING}|{_RELATING_TOO}|about|located|stored|that|which|who|like|but)\b", re.IGNORECASE
 )
 _RELATES: Final = frozenset({"that", "which", "who"})
 _OF_OURS: Final = re.compile(r"\s*(?:i|we)\b", re.IGNORECASE)
@@ -228,11 +225,7 @@ _OF_OURS: Final = re.compile(r"\s*(?:i|we)\b", re.IGNORECASE)
 _BELONGS: Final = frozenset({"of", "for", "to"})
 """What such a phrase names may be told exactly by the one after it: of the shop at PATH, to the accountant at ADDRESS."""
 _LIES: Final = frozenset({"at", "in", "under", "inside", "within", "located", "stored", "on"})
-_OPENS: Final = re.compile(
-    r"\W*(?:at|in|on|from|for|of|to|with|into|onto|under|inside|within|by|against|using|via|as|through|over|across|among|between|during|per|toward|towards"
-    r"|after|before|upon)\b",
-    re.IGNORECASE,
-)
+_OPENS: Final = re.compile(rf"\W*(?:{_RELATING}|{_RELATING_TOO}|after|before|upon)\b", re.IGNORECASE)
 """How a phrase begins that may stand before the verb: on Windows, run the tests."""
 _TAKES: Final = re.compile(r"\W*(?:please\s+)?take\s+[^\x02]{0,80}\x02\d+\x03\W*$", re.IGNORECASE)
 """What is only named by it, for the part after it: take the photo PATH and resize it."""

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 from apps.core.outbound import Answer, CallFailed
+from apps.core.strict_json import storable
 from apps.receipts.states import Door
 
 _PATHS: Final = {
@@ -225,7 +226,7 @@ def _said(told: Mapping[str, Any]) -> str:
 
 def legible(text: str) -> str:
     """A remote's words as the database and a reader can take them."""
-    return text[:_MAX_SAID].replace("\x00", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+    return storable(text[:_MAX_SAID])
 
 
 def _id(value: Any) -> str | None:

@@ -76,4 +76,4 @@ def pause(seconds: float) -> float:
 
 def legible(text: str, longest: int) -> str:
     """A text as the database and a reader can take it."""
-    return text[:longest].replace("\x00", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
+    return strict_json.storable(text[:longest])
