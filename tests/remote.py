@@ -122,6 +122,11 @@ def serving(always: Behaviour | None = None, *, tls: ssl.SSLContext | None = Non
             remote.next(received)(Exchange(received, self, remote))
             self.close_connection = True
 
+        def end_headers(self) -> None:
+            # It hangs up after each answer; a caller that was not told may send the next request into that.
+            self.send_header("Connection", "close")
+            super().end_headers()
+
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base class names it so
             pass
 

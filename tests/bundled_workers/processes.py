@@ -132,14 +132,14 @@ def stand_in_hub(hub: StandInHub, *, port: int = 0) -> Iterator[StandInHub]:
             if status in {301, 302, 307}:
                 self.send_header("Location", content.decode())
             self.send_header("Content-Length", str(len(content)))
+            self.send_header("Connection", "close")
             self.end_headers()
-            self.close_connection = True
             with suppress(OSError):
                 self.wfile.write(content)
 
         def drip(self) -> None:
-            self.close_connection = True
             self.send_response(200)
+            self.send_header("Connection", "close")
             self.end_headers()
             with suppress(OSError):
                 while True:

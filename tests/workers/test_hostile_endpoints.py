@@ -121,7 +121,7 @@ def refuses(*, packed: bool) -> Behaviour:
     def answer(exchange: Exchange) -> None:
         error = {"code": -32_603, "message": "refused in so many words"}
         body = json.dumps({"jsonrpc": "2.0", "id": exchange.received.json["id"], "error": error}).encode()
-        headers = {"Content-Type": "application/json", "Connection": "close"}
+        headers = {"Content-Type": "application/json"}
         if packed:
             body, headers["Content-Encoding"] = gzip.compress(body), "gzip"
         exchange.answer(200, body, headers)
