@@ -52,6 +52,7 @@ def readiness() -> list[Finding]:
         [
             _database,
             _postgresql,
+            _locale,
             _login_role,
             _migrations,
             _broker,
@@ -71,6 +72,7 @@ def examination() -> list[Finding]:
         [
             _database,
             _postgresql,
+            _locale,
             _login_role,
             _roles,
             _migrations,
@@ -129,6 +131,28 @@ def _postgresql() -> Finding:
         ok=version >= POSTGRESQL * 10_000,
         says=f"version {version // 10_000}.{version % 10_000}",
         mend=f"Gatehouse needs PostgreSQL {POSTGRESQL} or newer.",
+    )
+
+
+# Of scripts that have capitals; in some places that of `i` is another.
+_CAPITALS: Final = "IÀŐŽΔЖԱ"
+
+
+def _locale() -> Finding:
+    """By small letters words are found, and forgotten."""
+    connection.ensure_connection()
+    encoding = connection.connection.info.parameter_status("server_encoding")
+    small = ""
+    if encoding == "UTF8":
+        with connection.cursor() as cursor:
+            cursor.execute("select lower(%s)", [_CAPITALS])
+            (small,) = cursor.fetchone()
+    return Finding(
+        part="locale",
+        ok=small == _CAPITALS.lower(),
+        says=f"encoding {encoding}" + (f", the small letters of {_CAPITALS} are {small}" if small else ""),
+        mend="Make the database anew, with small letters of all scripts: create database … owner gatehouse "
+        "template template0 encoding 'UTF8' locale_provider builtin builtin_locale 'C.UTF-8'.",
     )
 
 
@@ -356,5 +380,5 @@ def refuse_unfit_servers(*, databases: Sequence[str] | None, **_: Any) -> list[C
     """A system check of `migrate` and `check --database`: production does not start on a server that can't hold it."""
     if not databases or not settings.PRODUCTION:
         return []
-    unfit = [finding for finding in (_postgresql(), _login_role()) if not finding.ok]
+    unfit = [finding for finding in (_postgresql(), _locale(), _login_role()) if not finding.ok]
     return [Error(f"{finding.part}: {finding.says}", hint=finding.mend, id="console.E001") for finding in unfit]

@@ -9,29 +9,38 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 from typing import Any, Final, Protocol
 
 from django.db import connection
 
-from apps.core.spellings import PLAIN_GIVEN, in_addresses, in_json, plain, plain_sql
+from apps.core.spellings import PLAIN_GIVEN, in_addresses, in_json, plain, plain_sql, words_of
 
-# The signs of a reference beside letters and digits. A dot at its end is that of a sentence.
-_PART: Final = r"[\w:@.\-]"
+# The signs of a reference beside letters and digits. It begins and ends with none of them: there they are a sentence's, or
+# set it off, as in `USER:alice: yes` and `_USER:alice_`.
+_SIGN: Final = r"[_:@.+~\-]"
+# What is one in ASCII: what stands before a reference begins with capitals.
+_PART: Final = r"[A-Za-z0-9_:@.+~\-]"
 # Of what stands in an address for another sign, or in one within another, what is none of them.
 _ESCAPED: Final = r"(?:0[9AaDd]|2[0-9CcFf]|3[B-Fb-f]|5[BbCcDd]|60|7[BbCcDd])"
-_BEFORE: Final = rf"(?<!{_PART})(?<!\w[+~])|(?<=\\[nrtbf])|(?<=\\u[0-9a-fA-F]{{4}})|(?<=%{_ESCAPED})|(?<=%25{_ESCAPED})"
-# And in an address what is one of them, or a letter beyond ASCII; quotation marks and dashes (%E2%80%99) are none.
-_PART_OF_ADDRESS: Final = r"%(?:25)?(?:40|3[Aa]|2[BbDd]|5[Ff]|7[Ee]|(?!E2%(?:25)?80|e2%(?:25)?80)[89A-Fa-f][0-9A-Fa-f])"
-# And in JSON what is one of them, where an encoder spells out what is ASCII.
-_PART_OF_JSON: Final = r"\\u00(?:40|3[Aa]|2[BbDd]|5[Ff]|7[Ee])"
-_AFTER: Final = rf"(?![\w:@+~\-]|\.+[\w:@+~\-]|{_PART_OF_ADDRESS}|{_PART_OF_JSON})"
+_SET_OFF: Final = rf"(?<={_SIGN})(?<!{_PART}{_SIGN})|(?<={_SIGN}{_SIGN})(?<!{_PART}{_SIGN}{_SIGN})"
+# And as `mailto:` or `id:` does. No expression looks behind itself for so many signs or fewer.
+_LED_IN: Final = "|".join(rf"(?<=[a-z]{{{signs}}}:)(?<!{_PART}[a-z]{{{signs}}}:)" for signs in range(2, 11))
+_BEFORE: Final = (
+    rf"(?<!{_PART})|{_SET_OFF}|{_LED_IN}|(?<=\\[nrtbf])|(?<=\\u[0-9a-fA-F]{{4}})|(?<=%{_ESCAPED})|(?<=%25{_ESCAPED})"
+)
+# How addresses, and encoders of JSON that spell out what is ASCII, write such signs.
+_CODED: Final = r"(?:40|3[Aa]|2[BbDdEe]|5[Ff]|7[Ee])"
+_SIGNS: Final = rf"(?:{_SIGN}|%(?:25)?{_CODED}|\\u00{_CODED})*"
+# In an address a letter beyond ASCII is one as well; quotation marks and dashes (%E2%80%99) are none.
+_GOES_ON: Final = r"(?:(?!_)\w|%(?:25)?(?!E2%(?:25)?80|e2%(?:25)?80)[89A-Fa-f][0-9A-Fa-f])"
+_AFTER: Final = rf"(?!{_SIGNS}{_GOES_ON})"
 # Shorter texts stand as parts of words that are about something else.
 _TELLING: Final = 12
 # Of scripts that set spaces between words.
 _LETTER: Final = "[a-z0-9\u00df-\u024f\u0370-\u052f\u1e00-\u1fff]"
-_BEGINS: Final = rf"(?<!{_LETTER})|(?<=\\u[0-9a-f]{{4}})"
+_BEGINS: Final = rf"(?<!{_LETTER})"
 _ENDS: Final = rf"(?!{_LETTER})"
 
 
@@ -39,9 +48,10 @@ _ENDS: Final = rf"(?!{_LETTER})"
 class Wanted:
     """What is looked for: things in which the reference stands and, if there are any, one of the texts.
 
-    The reference is whole where no letter, digit, or one of `:@.+~-` follows or precedes it, but for what a JSON text
-    or an address writes in place of a sign: `\\n`, `\\u00e4`, `%20`. Where it is empty, the texts alone are looked for,
-    as :mod:`apps.core.spellings` compares words; a short one as words of its own, not as a part of others. One without
+    The reference is whole where no letter or digit follows or precedes it, with any of `_:@.+~-` between them or none,
+    but for a word of small letters and a colon before it, and for what a JSON text or an address writes in place of a
+    sign: `\\n`, `\\u00e4`, `%20`. Where it is empty, the texts alone are looked for, as :mod:`apps.core.spellings`
+    compares words; a short one as words of its own, not as a part of others. One without
     letters or digits is found nowhere: it tells nothing that others do not say as well.
     """
 
@@ -52,11 +62,18 @@ class Wanted:
     def stands_in(self, text: str) -> bool:
         """Whether it stands in a text, which may be JSON."""
         return (not self.reference or re.search(self.of_reference, text) is not None) and (
-            not self.texts or self._has_text(plain(text))
+            not self.texts or self.finder()(text)
         )
 
-    def _has_text(self, told: str) -> bool:
-        return any(form in told and (not words or re.search(words, told) is not None) for form, words in self.of_texts)
+    def finder(self) -> Callable[[str], bool]:
+        """What says of many texts whether one of these stands there, whatever the reference."""
+        of_texts = self.of_texts
+
+        def is_found(text: str) -> bool:
+            told = plain(text)
+            return any(form in told and (not words or re.search(words, told) is not None) for form, words in of_texts)
+
+        return is_found
 
     @property
     def references(self) -> Sequence[str]:
@@ -71,20 +88,20 @@ class Wanted:
 
     @property
     def of_texts(self) -> Sequence[tuple[str, str]]:
-        """The texts, plain, in every form in which they stand somewhere; of short ones the words too, as such an expression."""
+        """The texts, plain; of short ones the words too, as such an expression."""
         return [
             (form, _words(form) if len(text) < _TELLING else "")
             for text in self.texts
-            for form in dict.fromkeys(plain(form).strip() for form in in_json(text))
+            for form in [words_of(text)]
             if any(map(str.isalnum, form))
         ]
 
 
 # Of the places within one run of signs at which a reference may end, the first so many.
 _ENDINGS: Final = 8
-_ENDING: Final = re.compile(rf"(?<!\.){_AFTER}")
+_ENDING: Final = re.compile(rf"(?<!{_SIGN}){_AFTER}")
 # What follows is written by other signs, none of which is one of a reference.
-_ENDING_AS_WRITTEN: Final = re.compile(r"(?<!\.)(?![A-Za-z0-9_:@+~\-])")
+_ENDING_AS_WRITTEN: Final = re.compile(rf"(?<!{_SIGN})(?![A-Za-z0-9])")
 # How others write signs: JSON, and addresses.
 _WRITTEN: Final = re.compile(r"\\u([dD][89abAB][0-9a-fA-F]{2})\\u([dD][c-fC-F][0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})")
 _IN_ADDRESSES: Final = re.compile(r"(?:%[0-9A-Fa-f]{2})+")
@@ -149,7 +166,7 @@ def references_in(text: str, *, kind: str, name: str, longest: int) -> Iterator[
         _Read(text, _IN_ADDRESSES, _signs),
         _Read(text, _IN_ADDRESSES_WITHIN, _signs),
     ]
-    for place in re.finditer(rf"(?:{_BEFORE})(?={kind}{_NAMED})", text):
+    for place in re.finditer(rf"(?={kind}{_NAMED})(?:{_BEFORE})", text):
         begin = place.end()
         told = text[begin : begin + longest + 1]
         found = set(_ends(told, whole, _ENDING, longest))
@@ -170,7 +187,7 @@ def _ends(told: str, whole: re.Pattern[str], ending: re.Pattern[str], longest: i
 
 def _words(form: str) -> str:
     begins, ends = (re.match(_LETTER, edge) is not None for edge in (form[0], form[-1]))
-    return f"{f'({_BEGINS})' if begins else ''}{_escaped(form)}{_ENDS if ends else ''}"
+    return f"{_BEGINS if begins else ''}{_escaped(form)}{_ENDS if ends else ''}"
 
 
 def _escaped(text: str) -> str:
@@ -210,13 +227,20 @@ class Rows:
 
     `redacted` says what becomes of a row's columns, as SQL; without it the row is removed, and where it is empty the
     place is only looked at: names and references, of which nothing can be taken. `also` is SQL for rows that are to be
-    erased although nothing stands in them: what hangs from rows that have been erased.
+    erased although nothing stands in them: what hangs from rows that have been erased. Where texts are wanted these rows
+    stay, since they may say something else; `copied` is SQL for rows that go all the same, made of the words of others.
+    `beside` are the columns that refer to what else is read with a row, where texts are wanted, and what that is: the
+    reference may stand there, or the texts.
+    `tenant` is SQL for the rows of a tenant.
     """
 
     table: str
     columns: Sequence[str]
     redacted: Mapping[str, str] | None = None
     also: str = ""
+    copied: str = ""
+    beside: Sequence[tuple[str, "Rows"]] = ()
+    tenant: str = "tenant_id = %(tenant)s"
     alias: str = ""
 
     @property
@@ -225,7 +249,7 @@ class Rows:
 
     def count(self, wanted: Wanted) -> int:
         with connection.cursor() as cursor:
-            cursor.execute(f"select count(*) from {self.table} where {self._found(wanted)}", _given(wanted))
+            cursor.execute(f"select count(*) from {self.table} where {self.found(wanted)}", _given(wanted))
             number: int = cursor.fetchone()[0]
         return number
 
@@ -234,7 +258,7 @@ class Rows:
 
         :param among: SQL for the rows that are looked at, with what it is given by name.
         """
-        found = self._found(wanted) + (f" and {among}" if among else "")
+        found = self.found(wanted) + (f" and {among}" if among else "")
         with connection.cursor() as cursor:
             cursor.execute(f"select id from {self.table} where {found} order by id", {**_given(wanted), **given})
             return [pk for (pk,) in cursor.fetchall()]
@@ -259,19 +283,34 @@ class Rows:
         return f"update {self.table} set {changes} where {erased}"
 
     def _erased(self, wanted: Wanted) -> str:
-        found = self._found(wanted)
-        if self.also and not wanted.texts:
-            found = f"tenant_id = %(tenant)s and (({found}) or ({self.also}))"
+        found = self.found(wanted)
+        for others in (self.copied, "" if wanted.texts else self.also):
+            if others:
+                found = f"{self.tenant} and (({found}) or ({others}))"
         if not self.redacted:
             return found
         # What is as it should be is not found again.
         unlike = " or ".join(f"{column} is distinct from {value}" for column, value in self.redacted.items())
         return f"({found}) and ({unlike})"
 
-    def _found(self, wanted: Wanted) -> str:
+    def found(self, wanted: Wanted) -> str:
+        """SQL for the rows in which it stands."""
+        if not self.beside or not wanted.texts:
+            return self._found_alone(wanted)
+        named, said = replace(wanted, texts=()), replace(wanted, reference="")
+        whom, what = [self._found_alone(named)], [self._found_alone(said)]
+        for column, rows in self.beside:
+            whom.append(f"{column} in (select id from {rows.table} where {rows.found(named)})")
+            # One by one: only of few rows that is told.
+            what.append(
+                f"exists (select from {rows.table} where id = {self.table}.{column} and {rows.found(said)} offset 0)"
+            )
+        return f"{self.tenant} and ({' or '.join(whom)}) and ({' or '.join(what)})"
+
+    def _found_alone(self, wanted: Wanted) -> str:
         # One text of all columns, because the reference may stand in one of them and what was said in another.
         said = "concat_ws(E'\\n', " + ", ".join(f"{column}::text" for column in self.columns) + ")"
-        found = "tenant_id = %(tenant)s"
+        found = self.tenant
         if wanted.reference:
             # Most rows are told by this, which costs a fraction of what the expression does.
             forms = " or ".join(f"strpos({said}, %(form_{number})s) > 0" for number in range(len(wanted.references)))

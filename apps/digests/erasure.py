@@ -11,11 +11,14 @@ register(
             "title": "case when title is null then null else '' end",
             "summary": "case when summary is null then null else '' end",
         },
-        also="receipt_ids && array(select id from receipts_receipt where tenant_id = %(tenant)s and redacted_at is not null)",
+        # A snapshot's words are those of its receipts, cut: of these which lost theirs just now. Later ones were made without.
+        copied="receipt_ids && array(select id from receipts_receipt where tenant_id = %(tenant)s"
+        " and redacted_at >= least(now(), gatehouse_now()))",
     ),
     Rows(
         table="digests_thread",
         columns=["resource_ref", "event_family"],
         redacted={"resource_ref": "'forgotten:' || id"},
     ),
+    Rows(table="digests_source", columns=["name"], redacted={}),
 )

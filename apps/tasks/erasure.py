@@ -58,6 +58,7 @@ register(
         redacted={"params": _MARK, "last_refusal": "''"},
     ),
     Rows(table="tasks_hottask", columns=["concurrency_key"], redacted={}),
+    Rows(table="tasks_queue", columns=["name"], redacted={}),
     Rows(table="tasks_idempotencykey", columns=["key", "answer"], redacted={}),
     Rows(table="tasks_tasktype", columns=["name", "params_schema", "title", "requires"], redacted={}),
     Artifacts(),

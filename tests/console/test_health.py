@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,7 +10,9 @@ from datetime import timedelta
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 import redis
 from django.conf import settings
@@ -167,7 +170,9 @@ def test_metrics_ask_for_the_token_that_is_set(db: None, settings: Any) -> None:
     assert Client().get("/metrics", headers={"Authorization": "Bearer scrape"}).status_code == 200
 
 
-def test_production_refuses_a_login_role_that_no_wall_binds(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_production_refuses_a_login_role_that_no_wall_binds(
+    db: None, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unbound = health.Finding(part="login role", ok=False, says="postgres is not bound", mend="Use a plain one.")
     monkeypatch.setattr(health, "_login_role", lambda: unbound)
     monkeypatch.setattr(health, "_postgresql", lambda: health.Finding(part="postgresql", ok=True, says="18"))
@@ -175,6 +180,31 @@ def test_production_refuses_a_login_role_that_no_wall_binds(settings: Any, monke
     (error,) = health.refuse_unfit_servers(databases=["default"])
     assert (error.id, error.hint) == ("console.E001", "Use a plain one.")
     assert health.refuse_unfit_servers(databases=None) == []
+
+
+@pytest.mark.parametrize(
+    ("settled", "says"),
+    [
+        ("encoding 'UTF8' locale_provider libc locale 'C'", "encoding UTF8, the small letters of IÀŐŽΔЖԱ are iÀŐŽΔЖԱ"),
+        ("encoding 'LATIN1' locale_provider libc locale 'C'", "encoding LATIN1"),
+    ],
+    ids=["locale", "encoding"],
+)  # fmt: skip
+def test_production_refuses_a_database_that_knows_no_small_letters(settled: str, says: str) -> None:
+    url, name = os.environ["DATABASE_URL"], f"small_{secrets.token_hex(4)}"
+    with psycopg.connect(url, autocommit=True) as server:
+        server.execute("set role none")
+        server.execute(f"create database {name} template template0 {settled}")
+        try:
+            checked = _manage(
+                "check", "--database", "default", GATEHOUSE_ENV="production",
+                DATABASE_URL=urlsplit(url)._replace(path=f"/{name}").geturl(),
+            )  # fmt: skip
+        finally:
+            server.execute(f"drop database {name}")
+    assert checked.returncode != 0
+    assert f"locale: {says}" in checked.stderr
+    assert "builtin_locale 'C.UTF-8'" in checked.stderr
 
 
 def _manage(*arguments: str, **environment: str) -> "subprocess.CompletedProcess[str]":

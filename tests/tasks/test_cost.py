@@ -289,7 +289,8 @@ def test_the_search_for_work_that_nobody_takes_probes_each_queue_once(kee: Calle
 
 def test_what_is_available_again_is_found_by_one_bounded_probe_of_each_queue(kee: Caller) -> None:
     make_type(kee)
-    fill(kee, ready=3000)
+    # Many more than the probe is bounded to, so that to read them all is dearer wherever their rows have come to lie.
+    fill(kee, ready=30_000)
     ground.analyzed("tasks_hottask")
     with acting_as(kee):
         plan = _plan(sql.AVAILABLE_AGAIN, {"queue": None, "task_type": None})
