@@ -24,7 +24,8 @@ class Key(NamedTuple):
 
     tenant_id: int
     subject_id: str
-    viewer: str
+    viewer_id: int
+    """A principal's key: names pass from one to another."""
     variant: str
 
 

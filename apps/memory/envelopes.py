@@ -193,10 +193,12 @@ class Known:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembled:
-    """An envelope, and the first moment at which it would say something else although nothing was written."""
+    """An envelope, and the first moment at which it would say something else although nothing was written (`until`)."""
 
     envelope: Envelope
     until: datetime
+    since: Mapping[ItemType, datetime]
+    """When the oldest that it holds of each type was said; of what it holds none of, nothing."""
 
 
 def assemble(known: Known, *, tenant_slug: str, now: datetime) -> Assembled:
@@ -226,7 +228,10 @@ def assemble(known: Known, *, tenant_slug: str, now: datetime) -> Assembled:
             schema_version=SCHEMA_VERSION,
         ),
     )
-    return Assembled(envelope=envelope, until=min([now + CACHE_TTL, *_changes(known, now)]))
+    since: dict[ItemType, datetime] = {}
+    for item, _ in current:
+        since[item.type] = min(item.said_at, since.get(item.type, item.said_at))
+    return Assembled(envelope=envelope, until=min([now + CACHE_TTL, *_changes(known, now)]), since=since)
 
 
 def _counts(item: Remembered, days: int, known: Known, now: datetime) -> bool:

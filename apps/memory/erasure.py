@@ -26,6 +26,19 @@ class Memories:
         return self.forget(found) if found else 0
 
 
+class Subjects:
+    """What is told of subjects goes entry by entry; what they are called stays."""
+
+    rows = services.SUBJECTS
+    name = rows.name
+
+    def count(self, wanted: Wanted) -> int:
+        return services.still_telling(wanted)
+
+    def erase(self, wanted: Wanted) -> int:
+        return services.forget_entries(wanted)
+
+
 class Envelopes:
     """What this process keeps. Others can't use theirs any more, and lose them within a quarter of an hour."""
 
@@ -44,24 +57,12 @@ register(
     Memories(rows=services.OBSERVATIONS, forget=services.forget_observations),
     Memories(rows=services.PATTERNS, forget=services.forget_patterns),
     Memories(rows=services.CONCEPTS, forget=services.forget_concepts),
-    Rows(table="memory_patternrevision", columns=["text", "evidence"], redacted={"text": "''", "evidence": "'[]'"}),
-    Rows(
-        table="memory_conceptrevision",
-        columns=["type", "aliases", "description", "metadata"],
-        redacted={
-            "type": "''",
-            "aliases": "'{}'",
-            "description": "''",
-            "metadata": "'{}'",
-            "is_forgotten": "true",
-        },
-    ),
-    Rows(table="memory_relationship", columns=["type", "description"]),
-    Rows(
-        table="memory_subject",
-        columns=["key", "display_name", "learning_level", "domains", "preferences", "share_with"],
-        redacted={},
-    ),
+    services.PATTERN_REVISIONS,
+    services.CONCEPT_REVISIONS,
+    services.RELATIONSHIPS,
+    Subjects(),
     Rows(table="memory_passage", columns=["domain"], redacted={}),
+    Rows(table="memory_memorypolicy", columns=["share_with"], redacted={}),
+    Rows(table="memory_promotionpolicy", columns=["domains"], redacted={}),
     Envelopes(),
 )

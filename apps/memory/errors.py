@@ -49,10 +49,22 @@ class NotADelegate(Invalid):
     code = "not_a_delegate"
 
 
+class PromotionNeeded(Forbidden):
+    """A DeleGate writes what it did (domain `delegation_trace`); what it learned becomes knowledge by promotion alone."""
+
+    code = "promotion_needed"
+
+
 class MalformedMemoryReference(Malformed):
     """The text is no reference to a memory."""
 
     code = "malformed_memory_reference"
+
+
+class ClashingFilters(Malformed):
+    """Two of the filters are about the same place of the metadata."""
+
+    code = "clashing_filters"
 
 
 class UnknownSubject(NotFound):

@@ -51,11 +51,12 @@ def format_envelope_for_llm(
     boundary = f"memory-{secrets.randbelow(10**_DIGITS):0{_DIGITS}}"
     subject = f"\nSubject: {_name(envelope)}"
     left = None if max_tokens is None else max_tokens - _FRAME - tokens(subject)
+    sections = list(_sections(envelope, max_facts, patterns=include_patterns, narratives=include_narratives))
     if left is not None and left < 0:
-        return Formatted(text="", boundary=boundary, tokens=0, left_out=0)
+        return Formatted(text="", boundary=boundary, tokens=0, left_out=sum(len(entries) for _, entries in sections))
     lines: list[str] = []
     left_out = 0
-    for heading, entries in _sections(envelope, max_facts, patterns=include_patterns, narratives=include_narratives):
+    for heading, entries in sections:
         begun = False
         for entry in entries:
             added = f"\n  - {entry}" if begun else f"\n\n{heading}:\n  - {entry}"

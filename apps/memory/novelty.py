@@ -6,6 +6,7 @@ from collections import Counter
 from typing import Final
 
 from apps.core.lexical import stem, words
+from apps.memory.texts import one_line, same_text
 
 # Of all the words of both, the share that they have in common from which on they say the same.
 _SAME: Final = 0.7
@@ -20,8 +21,10 @@ _COUNTED: Final = (
 
 
 def says_the_same(text: str, other: str) -> bool:
-    """Whether two statements have nearly all of their words in common, in whatever form and order, and the same numbers,
-    and deny as often."""
+    """Whether two statements are the same, or have nearly all of their words in common, in whatever form and order, and the
+    same numbers, and deny as often."""
+    if same_text(text) == same_text(other):
+        return bool(one_line(text))
     ours, theirs = _stems(text), _stems(other)
     together = ours | theirs
     nearly = bool(together) and len(ours & theirs) >= _SAME * len(together)

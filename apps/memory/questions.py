@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Final
 
 from apps.memory.references import key_of
+from apps.memory.texts import as_sought
 
 _WORD: Final = re.compile(r"\w+(?:['\u2019]\w+)*")
 _EDGES: Final = "?!.,;:\"'()[]{}«»“”\u2018\u2019…"
@@ -42,6 +43,7 @@ class Question:
     """A question in words, and what else to look for."""
 
     text: str
+    """As its words are looked for."""
     forms: list[tuple[str, str]]
     """A word of it, and another form of that word."""
     names: list[str]
@@ -52,9 +54,10 @@ class Question:
 
 def read(text: str) -> Question:
     """Read a question; of a long one, only the beginning is read for more than its words."""
+    text = as_sought(text)
     words = list(islice((found[0] for found in _WORD.finditer(text)), _LOOKED_AT))
     spaced = [word for word in (part.strip(_EDGES) for part in text.split()) if word][:_LOOKED_AT]
-    lowered = list(dict.fromkeys(_POSSESSIVE.sub("", word.lower()) for word in words))
+    lowered = list(dict.fromkeys(_POSSESSIVE.sub("", word) for word in words))
     return Question(
         text=text,
         forms=[(word, other) for word in lowered for other in _OTHERS.get(word, ())],

@@ -4,6 +4,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Final
 
 from apps.core.erasure import references_in
@@ -11,13 +12,15 @@ from apps.memory.errors import MalformedMemoryReference, TooManyNamed
 
 _OBSERVATION: Final = re.compile(r"(?:observation:|obs-)?([1-9][0-9]{0,17})", re.ASCII)
 
-# Of ASCII the signs of a subject's id are letters, digits and `_:@.+~-`, by which it is found whole where somebody is
-# forgotten: see core.erasure.
+# Of ASCII the signs of a subject's id are letters, digits and, but for its end, `_:@.+~-`, by which it is found whole where
+# somebody is forgotten: see core.erasure.
 _OTHERS: Final = r"\x00-*,/;-?\[-^`{-}\x7f"
 _KIND: Final = "[A-Z][A-Z0-9_]{0,29}"
-_NAME: Final = rf"[^{_OTHERS}]*[^.{_OTHERS}]"
+_NAME: Final = rf"[^{_OTHERS}]*[^_:@.+~\-{_OTHERS}]"
 SUBJECT_ID: Final = f"{_KIND}:{_NAME}"
 LONGEST_SUBJECT_ID: Final = 200
+# Of what key_of() makes of a name.
+LONGEST_KEY: Final = 200
 # In all that is written at once. Each is looked for among what was forgotten.
 MOST_NAMED: Final = 5_000
 
@@ -46,7 +49,7 @@ def observation_number(text: str) -> int:
 
 
 def key_of(name: str) -> str:
-    """What a concept's name or alias is compared by: case, width and spacing do not tell names apart."""
+    """What a concept's name or alias, or a slot, is compared by: case, width and spacing do not tell names apart."""
     return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
 
 
@@ -58,7 +61,7 @@ def subject_ids_in(*said: object) -> set[str]:
     found: set[str] = set()
     places = (
         names
-        for text in _texts(said)
+        for text in texts_in(*said)
         for names in references_in(text, kind=_KIND, name=_NAME, longest=LONGEST_SUBJECT_ID)
     )
     for number, names in enumerate(places, start=1):
@@ -70,14 +73,15 @@ def subject_ids_in(*said: object) -> set[str]:
 
 def written_in(*said: object) -> set[str]:
     """The texts among these and in documents, each as it is and as JSON writes it: as forgetting reads them."""
-    return {form for text in _texts(said) for form in (text, json.dumps(text, ensure_ascii=False))}
+    return {form for text in texts_in(*said) for form in (text, json.dumps(text, ensure_ascii=False))}
 
 
-def _texts(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from _texts(list(value.items()))
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _texts(one)
+def texts_in(*said: object) -> Iterator[str]:
+    """The texts among these, and in documents, names of what stands there included."""
+    for value in said:
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            yield from texts_in(*chain.from_iterable(value.items()))
+        elif isinstance(value, list | tuple):
+            yield from texts_in(*value)

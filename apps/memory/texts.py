@@ -5,7 +5,7 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable
 from itertools import chain
 from typing import Final
 
@@ -25,7 +25,24 @@ _UNSEEN: Final = (
 _DROPPED: Final = dict.fromkeys(chain.from_iterable(range(first, last + 1) for first, last in _UNSEEN))
 _BREAKS: Final = frozenset({"Cc", "Zl", "Zp", "Zs"})
 _NO_LETTERS: Final = frozenset({"Cf", "Cs", "Co", "Cn"})
+
+
+class _Printable(dict[int, int | str | None]):
+    """What stands in the place of each character; it is found out once of each."""
+
+    def __missing__(self, character: int) -> int | str | None:
+        category = unicodedata.category(chr(character))
+        seen = " " if category in _BREAKS else None if category in _NO_LETTERS else character
+        self[character] = seen
+        return seen
+
+
+_PRINTABLE: Final = _Printable()
 _ENDS: Final = " .!?…;:,"
+# Those of other scripts, by which texts that were stored are not told to be the same.
+_OTHER_ENDS: Final = (
+    "\u3002\u3001\uff0e\uff0c\uff01\uff1f\uff1b\uff1a\uff61\uff64\u0964\u0965\u06d4\u061f\u060c\u061b\u037e\u0589\u1362"
+)
 # Bytes, since signs that take more of them tell more each.
 _TELLING: Final = 14
 
@@ -35,17 +52,13 @@ def one_line(text: str) -> str:
 
     What separates words, lines or paragraphs becomes a space.
     """
-    seen = text if text.isprintable() else "".join(_printable(text))
+    seen = text if text.isprintable() else text.translate(_PRINTABLE)
     return " ".join((seen if seen.isascii() else seen.translate(_DROPPED)).split())
 
 
-def _printable(text: str) -> Iterator[str]:
-    for character in text:
-        category = unicodedata.category(character)
-        if category in _BREAKS:
-            yield " "
-        elif category not in _NO_LETTERS:
-            yield character
+def as_sought(text: str) -> str:
+    """The text as its words are looked for: composed letters, width and ligatures don't tell words apart, nor do capitals."""
+    return unicodedata.normalize("NFKC", text).casefold()
 
 
 # As json.dumps() would, which makes such a one for each text.
@@ -59,12 +72,23 @@ def quoted(text: str) -> str:
 
 def bare(text: str) -> str:
     """The text without the full stop, or the like, at its end, unless it is nothing else."""
-    return text.strip().rstrip(_ENDS) or text
+    return text.strip().rstrip(_ENDS + _OTHER_ENDS) or text
 
 
 def same_text(text: str) -> bytes:
     """What texts have in common that say the same in the same words: case, width, spacing and full stops don't tell."""
     return hashlib.sha256(_compared(text)).digest()
+
+
+def same_texts(texts: Iterable[str]) -> dict[bytes, bool]:
+    """:func:`same_text` of each of these texts, and whether it :func:`is_telling`."""
+    compared = map(_compared, texts)
+    return {hashlib.sha256(told).digest(): len(told) >= _TELLING for told in compared}
+
+
+def telling(texts: Iterable[str]) -> set[bytes]:
+    """:func:`same_text` of those among these texts that are telling."""
+    return {digest for digest, tells in same_texts(texts).items() if tells}
 
 
 def is_telling(text: str) -> bool:

@@ -4,11 +4,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import IntegrityError, transaction
 
 from apps.core import erasure
 from apps.core.erasure import Wanted
 from apps.memory import services
-from apps.memory.models import Concept, ConceptRevision, Pattern
+from apps.memory.models import Concept, ConceptRevision, Pattern, PatternRevision
 from apps.memory.selectors import Hit, recall
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
@@ -86,6 +87,26 @@ def test_a_concept_that_is_described_as_before_keeps_no_other_row(as_kee: Caller
         concept(as_kee, day=day, description="A language.", aliases=["py"])
     assert ConceptRevision.objects.count() == 0
     assert known(as_kee, "python", day=0.5) is not None
+
+
+@pytest.mark.parametrize(
+    ("revisions", "changed"),
+    [
+        (ConceptRevision, {"description": "rewritten"}), (ConceptRevision, {"aliases": []}),
+        (ConceptRevision, {"is_forgotten": True}), (ConceptRevision, {"recorded_at": T0 - DAY}),
+        (PatternRevision, {"text": "rewritten"}),
+    ],
+)  # fmt: skip
+def test_how_something_read_then_is_not_written_anew(
+    as_kee: Caller, revisions: type[ConceptRevision | PatternRevision], changed: dict[str, Any]
+) -> None:
+    for day in (0, 1):
+        concept(as_kee, day=day, description=f"Version {day}.", aliases=["py"])
+        pattern(as_kee, f"Version {day}.", day=day)
+    with pytest.raises(IntegrityError, match="immutable"), transaction.atomic():
+        revisions.objects.update(**changed)
+    with erasure.redacting(), pytest.raises(IntegrityError, match="immutable"), transaction.atomic():
+        revisions.objects.update(**changed)
 
 
 def test_what_is_forgotten_of_then_is_not_answered_as_of_then(as_kee: Caller) -> None:

@@ -339,8 +339,8 @@ def test_what_was_being_written_of_somebody_is_waited_for_and_goes_too(kee: Call
 
     with acting_as_system("test"):
         assert told == [remaining(Wanted(tenant_id=kee.tenant_id, reference=ALICE))]
-    # What is told of another subject stays, and is told to stay.
-    assert told == [{"memory_subject": 1} if what in {"preference", "name"} else {}]
+    # What another subject is called stays, and is told to stay.
+    assert told == [{"memory_subject": 1} if what == "name" else {}]
 
 
 @pytest.mark.parametrize("what", [*NAMING, "herself"])

@@ -5,11 +5,14 @@ import re
 import threading
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from typing import Any
 
 import pytest
+from django.apps import apps as django_apps
 from django.db import IntegrityError, connection, transaction
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 from apps.core import erasure
 from apps.memory import selectors, services
@@ -26,6 +29,7 @@ from apps.memory.errors import (
     TooManyPreferences,
     UnknownMemory,
     UnknownSubject,
+    UnusableName,
 )
 from apps.memory.models import Item, MemoryPolicy, Observation, Session, Subject
 from apps.memory.services import MOST_PREFERENCES, Outcome
@@ -35,6 +39,7 @@ from apps.memory.tools.subjects import OfSubject, get_subject
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from tests import ground
 from tests.factories import T0, make_caller, make_tenant, make_token
 from tests.memory.subjects import ALICE, add, change, envelope, facts, remember
 
@@ -102,6 +107,13 @@ def test_every_write_raises_the_revision(as_kee: Caller) -> None:
     assert revisions == [1, 2, 3, 4, 5, 6]
 
 
+def test_what_was_said_long_ago_revises_its_subject_when_it_is_told(as_kee: Caller) -> None:
+    add(as_kee)
+    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0)
+    services.store_observation(author=as_kee, text="x", conversation_id="c", occurred_at=T0 - 2_000 * DAY, now=T0 + DAY)
+    assert Subject.objects.get().revised_at == T0 + DAY
+
+
 def test_a_session_that_changes_its_subject_raises_both_revisions(as_kee: Caller) -> None:
     add(as_kee)
     add(as_kee, "USER:bob")
@@ -153,6 +165,22 @@ def test_what_a_subject_has_settled_holds_for_lists_of_its_items_too(tenant: Ten
     assert history(subject, now=T0 + 2 * DAY - TICK) == ["Loves fettuccini"]
     assert history(subject, now=T0 + 2 * DAY) == []
     assert history(change(as_kee, memory_enabled=False), now=T0) == []
+
+
+def test_what_has_had_its_days_is_in_no_export_though_no_tick_has_deleted_it(as_kee: Caller) -> None:
+    subject = add(as_kee, delete_after_days=2)
+    remember(as_kee)
+    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0)
+    services.store_observation(author=as_kee, text="Hello.", conversation_id="c", now=T0)
+
+    def parts(now: datetime) -> list[int]:
+        rows = selectors.export(subject, now=now).rows
+        return [len(rows[name]) for name in ("items", "sessions", "turns")]
+
+    assert [parts(T0 + 2 * DAY - TICK), parts(T0 + 2 * DAY)] == [[1, 1, 1], [0, 0, 0]]
+    services.record_session(principal=as_kee, conversation_id="c", tone="dry", now=T0 + DAY)
+    assert parts(T0 + 2 * DAY) == [0, 1, 0]
+    assert [parts(now) for now in (T0 + 3 * DAY, T0)] == [[0, 0, 0], [1, 1, 1]]
 
 
 def test_an_anonymized_items_dates_are_months(as_kee: Caller) -> None:
@@ -233,7 +261,7 @@ def test_a_subject_and_the_policy_say_who_added_and_who_changed_them_last(as_kee
     remember(as_kee)
     subject = Subject.objects.get()
     assert (subject.added_by_id, subject.author_id) == (as_kee.principal_id, lee.principal_id)
-    exported = selectors.export(subject).subject
+    exported = selectors.export(subject, now=T0).subject
     assert (exported["added_by"], exported["author_name"]) == ("Kee", "Lee")
     for who in (as_kee, lee):
         services.set_memory_policy(author=who, fact_days=7, now=T0)
@@ -418,6 +446,93 @@ def test_the_same_words_with_an_end_end_what_was_so(as_kee: Caller) -> None:
     assert facts(as_kee, now=T0 + 2 * DAY) == []
 
 
+def test_the_same_words_with_a_later_beginning_correct_the_earlier(as_kee: Caller) -> None:
+    subject = add(as_kee)
+    remember(as_kee, valid_from=T0 - 9 * DAY)
+    remember(as_kee, valid_from=T0 - DAY, now=T0 + DAY)
+    moments = (T0 - 5 * DAY, T0)
+    assert [history(subject, true_at=moment) for moment in moments] == [[], ["Loves fettuccini"]]
+    assert history(subject, true_at=T0 - 5 * DAY, known_at=T0) == ["Loves fettuccini"]
+
+
+@pytest.mark.parametrize("stated", [False, True])
+def test_the_same_words_answer_two_questions(as_kee: Caller, stated: bool) -> None:
+    subject = add(as_kee)
+    remember(as_kee, "Berlin", slot="home town", stated=True)
+    born = remember(as_kee, "Berlin", slot="birth place", stated=stated, now=T0 + DAY, evidence=["task:task_7"])
+    assert (born.outcome, born.replaced) == (Outcome.STORED, [])
+    assert [history(subject, slot=slot) for slot in ("home town", "birth place")] == [["Berlin"]] * 2
+
+
+def test_to_correct_one_of_two_answers_of_the_same_words_leaves_the_other(as_kee: Caller) -> None:
+    subject = add(as_kee)
+    for slot in ("home town", "birth place"):
+        remember(as_kee, "Berlin", slot=slot, stated=True)
+    remember(as_kee, "Rome", slot="birth place", stated=True, valid_from=T0 - DAY, now=T0 + DAY)
+    assert [history(subject, slot=slot) for slot in ("home town", "birth place")] == [["Berlin"], ["Rome"]]
+
+
+def test_words_to_no_question_join_the_answer_of_these_words_that_was_said_last(as_kee: Caller) -> None:
+    subject = add(as_kee)
+    home = remember(as_kee, "Berlin", slot="home town").item
+    born = remember(as_kee, "Berlin", slot="birth place", now=T0 + DAY).item
+    joined = remember(as_kee, "Berlin", now=T0 + 2 * DAY)
+    assert (joined.outcome, joined.replaced, joined.item.slot) == (Outcome.MERGED, [born.pk], "birth place")
+    assert selectors.items(subject, now=T0, slot="home town") == [home]
+
+
+def test_an_answer_takes_up_the_same_words_to_no_question(as_kee: Caller) -> None:
+    add(as_kee)
+    bare = remember(as_kee, "Berlin").item
+    assert remember(as_kee, "Berlin", slot="home town").replaced == [bare.pk]
+    assert remember(as_kee, "Berlin", slot="birth place").replaced == []
+
+
+def test_who_has_said_the_same_words_to_another_question_is_still_a_witness(as_kee: Caller, tenant: Tenant) -> None:
+    add(as_kee)
+    remember(as_kee, "Berlin", slot="home town")
+    remember(make_caller(tenant, "Lee"), "Berlin", slot="birth place", confidence=0.5)
+    assert remember(as_kee, "Berlin", slot="birth place", confidence=0.5).item.confidence == 0.75
+
+
+def test_slots_are_told_apart_as_names_are(as_kee: Caller) -> None:
+    subject = add(as_kee)
+    remember(as_kee, "Lives in Berlin", slot="home town")
+    newer = remember(as_kee, "Lives in Rome", slot="Home\u00a0 Town", now=T0 + DAY)
+    assert (newer.outcome, newer.item.slot) == (Outcome.SUPERSEDED, "Home\u00a0 Town")
+    assert facts(as_kee, now=T0 + DAY) == ["Lives in Rome"]
+    assert history(subject, slot="HOME TOWN", true_at=T0 + DAY) == ["Lives in Rome"]
+    assert history(subject, slot=" ") == []
+
+
+@pytest.mark.parametrize("slot", [" ", "\ufdfa" * 12], ids=["nothing", "too long"])
+def test_what_names_nothing_is_no_slot(as_kee: Caller, slot: str) -> None:
+    add(as_kee)
+    with pytest.raises(UnusableName), transaction.atomic():
+        remember(as_kee, slot=slot)
+    assert not Item.objects.exists()
+
+
+def test_slots_of_before_are_compared_as_names_are_but_for_those_of_the_same_name_that_stand(as_kee: Caller) -> None:
+    ends = {"Home Town": None, "home town": None, "HOME": None, "Home": None, "Job": T0 + DAY, "JOB": T0 + DAY}
+    subject = add(as_kee)
+    for slot, valid_to in ends.items():
+        Item.objects.create(
+            tenant_id=as_kee.tenant_id, subject=subject, author_id=as_kee.principal_id, type="USER_FACT", text=slot,
+            text_digest=slot.encode(), slot=slot, slot_key=slot, confidence=0.5, valid_from=T0, valid_to=valid_to,
+            said_at=T0, recorded_at=T0,
+        )  # fmt: skip
+    migration = import_module("apps.memory.migrations.0006_answers_by_their_slots")
+    with connection.cursor() as cursor:
+        cursor.execute("set constraints all immediate")
+        cursor.execute("set local role none")
+    migration.give_keys(django_apps, connection.schema_editor())
+    keys = dict(Item.objects.values_list("slot", "slot_key"))
+    assert keys == {
+        "Home Town": "Home Town", "home town": "home town", "HOME": "HOME", "Home": "home", "Job": "job", "JOB": "job",
+    }  # fmt: skip
+
+
 # Contradictions.
 
 
@@ -507,8 +622,7 @@ def test_what_is_learned_does_not_undo_what_the_subject_said(as_kee: Caller) -> 
     [
         {"valid_to": T0 + 2 * DAY},
         {"valid_from": T0 + DAY},
-        {"slot": "other"},
-        {"slot": "other", "evidence": ["task:task_7"], "confidence": 1},
+        {"slot": "length", "valid_to": T0 + 2 * DAY, "evidence": ["task:task_7"], "confidence": 1},
     ],
     ids=", ".join,
 )
@@ -523,6 +637,18 @@ def test_what_is_learned_in_the_subjects_own_words_changes_neither_their_time_no
             remember(lee, "Wants short answers", now=T0 + DAY, supersedes=supersedes, **given)
         assert refusal.value.extra == {"existing": said.ref}
     assert Item.objects.get() == said
+
+
+def test_what_is_learned_in_the_subjects_own_words_to_another_question_stands_beside_them_not_in_their_place(
+    as_kee: Caller, tenant: Tenant
+) -> None:
+    add(as_kee)
+    said = remember(as_kee, "Wants short answers", slot="length", stated=True).item
+    lee = make_caller(tenant, "Lee")
+    with pytest.raises(StatementStands), transaction.atomic():
+        remember(lee, "Wants short answers", slot="other", supersedes=said.pk)
+    assert remember(lee, "Wants short answers", slot="other").replaced == []
+    assert Item.objects.get(stated=True) == said
 
 
 def test_what_is_learned_in_the_subjects_own_words_makes_them_surer_and_they_stay_its_own(
@@ -552,6 +678,14 @@ def test_what_ends_before_it_begins_was_never_so(as_kee: Caller) -> None:
         with pytest.raises(ImpossiblePeriod), transaction.atomic():
             remember(as_kee, valid_from=begin, valid_to=end)
     assert not Item.objects.exists()
+
+
+@pytest.mark.parametrize("fact", ["\u200b", "\u2060 \u00ad", "\u202e\u202c", "\u3164", "\u2800", " \t"], ids=ascii)
+def test_a_fact_that_nobody_sees_is_refused(as_kee: Caller, tenant: Tenant, fact: str) -> None:
+    add(as_kee)
+    assert call(make_token(tenant), "POST", f"/{ALICE}/items", {"fact": fact})["status"] == 422
+    assert not Item.objects.exists()
+    assert call(make_token(tenant), "POST", f"/{ALICE}/items", {"fact": f"{fact}🎉"})["status"] == "stored"
 
 
 # Echoes.
@@ -706,6 +840,41 @@ def test_what_was_not_yet_true_when_an_envelope_was_given_is_no_echo_of_it(as_ke
     assert remember(joe, now=T0 + 2 * DAY).outcome == Outcome.MERGED
 
 
+def test_what_an_envelope_did_not_show_is_no_echo_of_it(as_kee: Caller, tenant: Tenant) -> None:
+    lee = make_caller(tenant, "Lee")
+    add(as_kee)
+    remember(as_kee)
+    change(as_kee, memory_enabled=False)
+    assert envelope(lee).relational.memorable_facts == []
+    change(as_kee, memory_enabled=True)
+    assert remember(lee).outcome == Outcome.MERGED
+
+
+def test_what_an_envelope_had_no_place_for_is_no_echo_of_it(as_kee: Caller, tenant: Tenant) -> None:
+    lee = make_caller(tenant, "Lee")
+    add(as_kee)
+    remember(as_kee, "Loves rye", now=T0 - TICK)
+    remember(as_kee, "Loves tea", now=T0 - TICK, type=ItemType.USER_PATTERN)
+    for number in range(100):
+        remember(as_kee, f"Has read book {number}")
+    assert "Loves rye" not in facts(lee)
+    for text in ("Has read book 0", "Loves tea"):
+        with pytest.raises(Echo), transaction.atomic():
+            remember(lee, text, type=ItemType.USER_PATTERN)
+    assert remember(lee, "Loves rye").outcome == Outcome.MERGED
+
+
+def test_what_was_deleted_by_its_days_when_an_envelope_was_given_is_no_echo_of_it(
+    as_kee: Caller, tenant: Tenant
+) -> None:
+    lee = make_caller(tenant, "Lee")
+    add(as_kee)
+    remember(as_kee)
+    change(as_kee, delete_after_days=1)
+    assert facts(lee, now=T0 + DAY) == []
+    assert remember(lee, now=T0 + DAY).outcome == Outcome.MERGED
+
+
 # The database's own rules.
 
 
@@ -715,10 +884,14 @@ def test_what_was_not_yet_true_when_an_envelope_was_given_is_no_echo_of_it(as_ke
         {"confidence": 1.01},
         {"confidence": -0.01},
         {"type": "USER_SECRET"},
-        {"slot": ""},
+        {"slot": "", "slot_key": "x"},
+        {"slot": "x", "slot_key": ""},
+        {"slot": "x"},
+        {"slot_key": "x"},
         {"valid_to": T0},
-        {"slot": "home"},
-        {"text_digest": b"1"},
+        {"slot": "Home", "slot_key": "home"},
+        {"text_digest": b"1", "slot": "home", "slot_key": "home"},
+        {"text_digest": b"2"},
     ],
     ids=str,
 )
@@ -728,7 +901,7 @@ def test_the_database_refuses_what_no_item_can_be(as_kee: Caller, values: dict[s
         "tenant_id": as_kee.tenant_id, "subject": subject, "author_id": as_kee.principal_id, "type": "USER_FACT",
         "text": "x", "confidence": 0.5, "valid_from": T0, "said_at": T0, "recorded_at": T0,
     }  # fmt: skip
-    Item.objects.create(**sound, text_digest=b"1", slot="home")
+    Item.objects.create(**sound, text_digest=b"1", slot="home", slot_key="home")
     Item.objects.create(**sound, text_digest=b"2")
     with pytest.raises(IntegrityError), transaction.atomic():
         Item.objects.create(**{**sound, "text_digest": b"3", **values})
@@ -775,3 +948,31 @@ def test_of_rivals_for_one_slot_one_answer_stands_and_all_are_known(transactiona
     assert sorted(outcomes) == [Outcome.STORED, *[Outcome.SUPERSEDED] * 5]
     with acting_as(kee):
         assert (Item.objects.count(), len(history(subject)), rev()) == (6, 1, 7)
+
+
+@pytest.mark.parametrize("current", [10, 2_000])
+def test_listing_what_stands_reads_nothing_of_what_was_superseded(as_kee: Caller, current: int) -> None:
+    add(as_kee)
+    remember(as_kee)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "insert into memory_item (tenant_id, subject_id, author_id, type, text, text_digest, slot, confidence, source,"
+            " stated, evidence, valid_from, said_at, recorded_at, superseded_at)"
+            " select tenant_id, subject_id, author_id, type, 'was ' || n, decode(md5(n::text), 'hex'), null, 0.5, '', false,"
+            " '[]', valid_from, said_at, recorded_at, case when n > %s then recorded_at end"
+            " from memory_item, generate_series(2, 20000) n order by n",
+            [current],
+        )
+    ground.analyzed("memory_item")
+    subject = Subject.objects.get()
+    with CaptureQueriesContext(connection) as captured:
+        assert len(selectors.items(subject, now=T0, limit=50)) == min(current, 50)
+    with connection.cursor() as cursor:
+        cursor.execute(f"explain (analyze, format json) {captured[-1]['sql']}")
+        (found,) = cursor.fetchone()
+    nodes = [json.loads(found)[0]["Plan"] if isinstance(found, str) else found[0]["Plan"]]
+    for node in nodes:
+        nodes += node.get("Plans", [])
+        assert node["Actual Rows"] + node.get("Rows Removed by Filter", 0) <= 50, found
+    # The few are sorted off whichever index holds them alone.
+    assert current <= 50 or "memory_item_standing" in str(found)

@@ -182,7 +182,7 @@ def test_the_budget_is_never_exceeded(envelope: Envelope, budget: int) -> None:
     assert tokens(formatted.text) == formatted.tokens <= budget
     if formatted.text:
         assert formatted.text.endswith(f">>>{formatted.boundary}")
-        assert count(formatted, "  - ") + formatted.left_out == count(whole, "  - ")
+    assert count(formatted, "  - ") + formatted.left_out == count(whole, "  - ")
     if whole.tokens <= budget:
         assert formatted.left_out == 0
 

@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from apps.memory import services
 from apps.memory.models import Concept, Observation
+from apps.memory.selectors import recall
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
-from tests.factories import make_token
+from tests.factories import T0, make_token
 
 
 def call(token: str, path: str, body: object) -> tuple[int, dict[str, Any]]:
@@ -92,7 +94,9 @@ def test_wrong_input_is_named_and_nothing_is_stored(
         assert not Concept.objects.exists()
 
 
-@pytest.mark.parametrize("subject_id", ["user:a", "USER", "USER:", "USER:a.", "USER:a b", "USER:a,b"])
+@pytest.mark.parametrize(
+    "subject_id", ["user:a", "USER", "USER:", "USER:a.", "USER:a-", "USER:a:", "USER:a b", "USER:a,b"]
+)
 def test_what_a_subjects_id_looks_like_is_told_in_words(tenant: Tenant, subject_id: str) -> None:
     status, problem = call(make_token(tenant), "sessions", {"conversation_id": "c", "subject_id": subject_id})
     assert (status, problem["errors"][0]["pointer"]) == (422, "/subject_id")
@@ -102,3 +106,27 @@ def test_what_a_subjects_id_looks_like_is_told_in_words(tenant: Tenant, subject_
 
 def test_without_the_scope_memory_is_closed(tenant: Tenant) -> None:
     assert call(make_token(tenant, scopes=[]), "observations", {"observation": "x"})[0] == 403
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"a": 1, "a.b": 2},
+        {"a.b": 2, "a": 1},
+        {"a.b": 1, "a.b.c": 1},
+        {"metadata.a": 1, "a": 1},
+        {"a.b": 1, "a": {"b": 1}},
+    ],
+    ids=str,
+)
+def test_filters_that_are_about_the_same_place_are_refused(tenant: Tenant, filters: dict[str, Any]) -> None:
+    status, problem = call(make_token(tenant), "recall", {"filters": filters})
+    assert (status, problem["code"]) == (400, "clashing_filters")
+
+
+def test_filters_add_to_a_document_and_leave_it_as_it_was_given(as_kee: Caller) -> None:
+    services.store_observation(author=as_kee, text="x", metadata={"a": {"b": 1, "c": 2}}, now=T0)
+    given = {"a.c": 2, "a": {"b": 1}}
+    assert len(recall("", caller=as_kee, filters=given)) == 1
+    assert recall("", caller=as_kee, filters=given | {"a.c": 3}) == []
+    assert given == {"a.c": 2, "a": {"b": 1}}

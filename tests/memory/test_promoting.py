@@ -2,14 +2,15 @@
 
 import json
 import threading
+from typing import Any
 
 import pytest
 from django.db import IntegrityError, connection, transaction
 from django.test import Client
 
-from apps.memory import services
+from apps.memory import references, services
 from apps.memory.errors import NotADelegate
-from apps.memory.models import Observation, PromotionPolicy
+from apps.memory.models import Concept, Item, Observation, Pattern, PromotionPolicy, Relationship
 from apps.memory.novelty import says_the_same
 from apps.memory.selectors import recall
 from apps.memory.services import Promotion, Verdict
@@ -18,6 +19,7 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as
 from tests.factories import T0, make_caller, make_tenant, make_token
+from tests.memory.subjects import ALICE, add
 from tests.memory.test_store import observe
 
 LEARNED = "The nightly build of the parser fails on Mondays."
@@ -67,6 +69,41 @@ def test_what_memory_says_already_in_other_forms_and_order_is_not_new(as_kee: Ca
     assert learn(coder, "The nightly build of the lexer fails on Tuesdays.").verdict == Verdict.PROMOTED
     allow(as_kee, novel=False)
     assert learn(coder).verdict == Verdict.PROMOTED
+
+
+def test_what_a_pattern_or_a_concept_says_is_not_new_however_it_is_called(as_kee: Caller, coder: Caller) -> None:
+    allow(as_kee)
+    name = "weekly review of the whole regression suite and its reports"
+    services.store_concept(author=as_kee, name=name, concept_type="system", description=LEARNED, now=T0)
+    assert learn(coder).reason == f"concept:{name} says the same."
+    turned = "On Mondays the nightly builds of the parser are failing."
+    assert learn(coder, turned).reason == f"concept:{name} says the same."
+    services.store_concept(author=as_kee, name=name, description="A suite.", now=T0)
+    pattern = services.update_pattern(
+        author=as_kee, category="ci", pattern_name=name, pattern_text=LEARNED, confidence=0.9, now=T0
+    )
+    assert [learn(coder, text).reason for text in (LEARNED, turned)] == [f"{pattern.ref} says the same."] * 2
+
+
+@pytest.mark.parametrize(
+    "text", ["It is so", "???", "To be or not to be", "\u6784\u5efa\u5728\u661f\u671f\u4e00\u5f88\u6162"]
+)
+def test_the_very_same_words_are_not_new_also_where_recall_finds_none_of_them(
+    as_kee: Caller, coder: Caller, text: str
+) -> None:
+    allow(as_kee)
+    assert learn(coder, text).verdict == Verdict.PROMOTED
+    for number in range(12):
+        observe(as_kee, f"Newer: {number}.")
+    assert learn(coder, text).verdict == Verdict.KNOWN_ALREADY
+
+
+def test_what_was_said_so_and_stands_no_more_is_new_again(as_kee: Caller, coder: Caller) -> None:
+    allow(as_kee)
+    said = learn(coder, "It is so").observation
+    assert said is not None
+    services.store_observation(author=as_kee, text="It was so once", supersedes=said.ref, now=T0)
+    assert learn(coder, "It is so").verdict == Verdict.PROMOTED
 
 
 def test_what_says_the_same_is_found_behind_nine_that_come_nearer(as_kee: Caller, coder: Caller) -> None:
@@ -125,7 +162,10 @@ def test_of_two_that_learn_the_same_at_once_one_is_new(transactional_db: None) -
 def test_statements_are_the_same_by_their_words() -> None:
     assert not says_the_same("Tests fail on Mondays", "Tests fail on Tuesdays")
     assert says_the_same("The tests fail on Mondays", "On Mondays the tests are failing")
+    assert says_the_same("It is so.", "it is so")
+    assert not says_the_same("???", "!!!")
     assert not says_the_same("", "")
+    assert not says_the_same("\u200b", "")
 
 
 @pytest.mark.parametrize(
@@ -177,3 +217,58 @@ def test_policies_are_set_and_used_over_http(tenant: Tenant) -> None:
     status, policy = call(admin, "PUT", "promotion-policies/coder", {"domains": ["builds"]})
     assert (status, policy["confidence_threshold"], policy["requires_novel"]) == (200, 0.8, True)
     assert call(coder, "POST", "promotions", said)[1]["verdict"] == "promoted"
+
+
+WRITES = {
+    "memory/observations": {"observation": LEARNED, "domain": "builds"},
+    "memory/patterns": {"category": "builds", "pattern_name": "mondays", "pattern_text": LEARNED},
+    "memory/concepts": {"name": "nightly build", "description": LEARNED},
+    "memory/relationships": {"from_concept": "nightly build", "to_concept": "monday", "rel_type": "fails_on"},
+    f"subjects/{ALICE}/items": {"fact": "Breaks the nightly build."},
+}
+
+
+def post(token: str, path: str, body: object) -> tuple[int, dict[str, Any]]:
+    answer = Client().post(
+        f"/api/v1/{path}", body, content_type="application/json", headers={"Authorization": f"Bearer {token}"}
+    )
+    return answer.status_code, answer.json()
+
+
+@pytest.mark.parametrize("path", WRITES)
+def test_a_delegate_writes_no_knowledge_past_its_policy(tenant: Tenant, as_kee: Caller, path: str) -> None:
+    add(as_kee)
+    token = make_token(tenant, "coder", Kind.DELEGATE)
+    status, refusal = post(token, path, WRITES[path])
+    assert (status, refusal["code"]) == (403, "promotion_needed")
+    written = (Observation, Pattern, Concept, Relationship, Item)
+    assert not any(model.objects.exists() for model in written)
+    assert post(make_token(tenant, "Lee"), path, WRITES[path])[0] == 201
+
+
+def test_a_delegate_writes_its_trace_in_the_place_of_traces_alone(tenant: Tenant, as_kee: Caller) -> None:
+    token = make_token(tenant, "coder", Kind.DELEGATE)
+    traced = {"observation": "Delegated to the analyzer.", "domain": "delegation_trace"}
+    known = observe(as_kee, LEARNED, domain="builds")
+    status, trace = post(token, "memory/observations", traced)
+    assert status == 201
+    assert post(token, "memory/observations", traced | {"supersedes": trace["ref"]})[0] == 201
+    for ref, answer in ((known.ref, (403, "promotion_needed")), ("observation:1000000", (404, "unknown_memory"))):
+        status, refusal = post(token, "memory/observations", traced | {"supersedes": ref})
+        assert (status, refusal["code"]) == answer
+    assert Observation.objects.count() == 3
+    assert Observation.objects.get(pk=known.pk).superseded_at is None
+
+
+def test_what_names_more_than_is_looked_for_is_refused_with_a_sentence(
+    tenant: Tenant, as_kee: Caller, coder: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    allow(as_kee)
+    monkeypatch.setattr(references, "MOST_NAMED", 1)
+    said = {"observation": "Builds of USER:al and USER:bo fail.", "domain": "builds", "confidence": 0.9}
+
+    status, refusal = post(make_token(tenant, coder.name, Kind.DELEGATE), "memory/promotions", said)
+
+    assert (status, refusal["code"]) == (413, "too_many_named")
+    assert "write it in several parts" in refusal["detail"]
+    assert not Observation.objects.exists()

@@ -30,6 +30,22 @@ def test_words_are_found_in_any_form_and_each_hit_says_why(as_kee: Caller) -> No
     assert hit.ref.startswith("observation:")
 
 
+@pytest.mark.parametrize(
+    ("stored", "asked"),
+    [
+        ("A cafe\u0301 in town", "caf\u00e9"),
+        ("A caf\u00e9 in town", "CAFE\u0301"),
+        ("Lives in Hauptstra\u00dfe", "hauptstrasse"),
+        ("\uff46\uff55\uff4c\uff4c width", "full"),
+        ("The o\ufb03ce is closed", "office"),
+    ],
+)
+def test_words_are_found_however_their_letters_are_written(as_kee: Caller, stored: str, asked: str) -> None:
+    observe(as_kee, stored)
+    observe(as_kee, "Nothing to see here.")
+    assert refs(as_kee, asked) == [stored]
+
+
 def test_a_rare_word_weighs_more_than_a_common_one_and_a_short_text_more_than_a_long(as_kee: Caller) -> None:
     for number in range(20):
         observe(as_kee, f"The build number {number} was green.")

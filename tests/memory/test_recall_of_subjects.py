@@ -100,7 +100,14 @@ def test_what_is_said_with_a_subject_is_about_it_whether_it_is_known_before_or_a
     assert texts(as_kee, "dog") == []
     assert len(texts(as_kee, "dog", subject_id="USER:bob")) == 3
     check_tally()
-    assert holdings(tenant_id=as_kee.tenant_id).observations == 3
+
+
+def test_what_is_said_with_a_subject_is_not_counted_among_what_everybody_may_know(as_kee: Caller) -> None:
+    add(as_kee, share_with=["Kee"])
+    observe(as_kee, "Dogs bark.")
+    meet(as_kee)
+    say(as_kee, "I have a dog.")
+    assert holdings(tenant_id=as_kee.tenant_id).observations == 1
 
 
 def test_whom_a_subject_is_not_shared_with_gets_the_answer_of_one_that_is_not_there(

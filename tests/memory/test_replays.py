@@ -62,6 +62,7 @@ def forget(author: Caller, **what: Any) -> None:
 
 NAMING: dict[str, Callable[[Caller], object]] = {
     "observation": lambda kee: observe(kee, f"{ALICE} has a zebra."),
+    "transcript": lambda kee: observe(kee, f"{ALICE}: I have a zebra."),
     "metadata": lambda kee: observe(kee, metadata=ABOUT),
     "key": lambda kee: observe(kee, metadata={ALICE: 1}),
     "document": lambda kee: observe(kee, metadata={"raw": json.dumps({"note": f"\n{ALICE}"})}),
@@ -281,6 +282,7 @@ _ODD = st.sampled_from("aZ9_:@.+~- \n\\\"'/,;(){}[]é“”東 \u00a0😀")
 @example(before="ä", name="josé", after=".")
 @example(before="(", name="“a” “b”", after=")")
 @example(before="of ", name="al+1@é", after=" and")
+@example(before="", name="al:1", after=": yes")
 def test_every_id_by_which_forgetting_would_find_a_text_is_found_in_it(before: str, name: str, after: str) -> None:
     subject_id = f"USER:{name}"
     try:

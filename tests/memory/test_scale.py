@@ -16,14 +16,14 @@ from apps.core.ticks import run
 from apps.memory import services, sql
 from apps.memory.models import Concept, Observation, Passage, Pattern, Posting, Subject, Tally
 from apps.memory.questions import read
-from apps.memory.selectors import holdings, recall
+from apps.memory.selectors import holdings, recall, recent_sessions
 from apps.memory.sql import postings, subjects, tallies
 from apps.memory.sql.subjects import LINEAGE
 from apps.memory.texts import same_text
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests import ground
 from tests.factories import T0, make_caller, make_tenant
-from tests.memory.subjects import ALICE, add, facts, remember
+from tests.memory.subjects import ALICE, add, change, facts, remember
 from tests.memory.test_store import observe
 
 MANY = 6_000
@@ -118,6 +118,33 @@ def test_recall_of_a_subject_looks_at_no_more_than_the_best_until_enough_of_them
     check(nodes, tables={"memory_posting", "memory_passage", "memory_observation"}, at_most=given["leading"])
     posted = [node["Actual Rows"] * node["Actual Loops"] for node in nodes if "memory_posting" in node.values()]
     assert sum(posted) <= sql.COMMON + 600 + 2 * 6
+
+
+_NAMED = """
+insert into memory_posting (tenant_id, term, passage_id, frequency, length)
+select tenant_id, 'name' || row_number() over (order by id) %% %(names)s, id, 1, 2 from memory_passage
+"""
+
+
+def test_a_word_that_stands_for_many_names_reaches_no_more_passages_than_one_that_stands_for_a_few(
+    well_read: Caller,
+) -> None:
+    names = 40
+    with connection.cursor() as cursor:
+        given: dict[str, Any] = {"names": names}
+        cursor.execute(_NAMED, given)
+    aliases = [f"name{number}" for number in range(names)]
+    services.store_concept(author=well_read, name="gadget", aliases=aliases, now=T0)
+    ground.analyzed(*FILLED, "memory_conceptname")
+    assert len(recall("gadget", caller=well_read)) == 10
+    nodes = plan_of(sql.RECALL, asked(well_read, "gadget"))
+    # All are counted; scored: of a few as many as of a word alone, and of all others together as many.
+    posted = [node["Actual Rows"] * node["Actual Loops"] for node in nodes if "memory_posting" in node.values()]
+    assert MANY < sum(posted) <= MANY + 4 * MANY // names + 4 * 600 + 2 * names
+    # Where rarer words choose, so few are looked up in each of what these have chosen.
+    nodes = plan_of(sql.RECALL, asked(well_read, "gadget name7"))
+    looks = [node["Actual Loops"] for node in nodes if "memory_posting" in node.values()]
+    assert sum(looks) <= 2 * 4 * 250 + 4 * (names + 1)
 
 
 def by_index_alone(*other_ways: str) -> None:
@@ -275,6 +302,42 @@ def test_what_goes_is_compared_with_the_common_words_of_its_own_words_alone(well
         assert max(read, default=0) == found
 
 
+_SESSIONS = """
+insert into memory_session (tenant_id, principal_id, subject_id, conversation_id, platform, title, summary, topics, tone,
+                            started_at, last_active_at, is_forgotten)
+select tenant_id, %(principal)s, case when i %% 2 = 0 then id end, 'c' || i, '', '', '', '{}', '',
+       %(now)s::timestamptz + i * interval '1 second', %(now)s::timestamptz + i * interval '1 second', i %% 2 = 1
+from memory_subject cross join generate_series(1, %(many)s) i where key = %(subject)s
+"""
+
+
+@pytest.mark.parametrize("settled", [{"memory_enabled": False}, {"share_with": ["Hexy"]}, {"delete_after_days": 1}])
+def test_the_latest_sessions_are_found_behind_any_number_that_are_hidden(
+    as_kee: Caller, settled: dict[str, Any]
+) -> None:
+    add(as_kee)
+    add(as_kee, "USER:bob")
+    for number, subject_id in enumerate((None, "USER:bob", None, "USER:bob"), start=1):
+        begun = T0 + timedelta(seconds=number)
+        services.record_session(principal=as_kee, conversation_id=f"{number}", subject_id=subject_id, now=begun)
+    with connection.cursor() as cursor:
+        given: dict[str, Any] = {"principal": as_kee.principal_id, "now": T0, "many": MANY, "subject": ALICE}
+        cursor.execute(_SESSIONS, given)
+    change(as_kee, **settled)
+    ground.analyzed("memory_session", "memory_subject")
+    now = T0 + timedelta(seconds=MANY, days=1)
+    found = recent_sessions(principal_id=as_kee.principal_id, now=now)
+    assert [one.conversation_id for one in found] == ["4", "3", "2", "1"]
+    nodes = plan_of(sql.RECENT, {"principal": as_kee.principal_id, "now": now, "limit": 10})
+    looked_at = [
+        (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+        for node in nodes
+        if node.get("Relation Name") == "memory_session"
+    ]
+    # The newest, once to show some of them and twice to count them; then one by one.
+    assert sum(looked_at) <= 3 * 100 + 20
+
+
 def test_what_a_tenant_holds_is_read_off_its_tally(well_read: Caller) -> None:
     assert holdings(tenant_id=well_read.tenant_id).observations == MANY
     stranger = make_caller(make_tenant("globex"))
@@ -408,9 +471,9 @@ def test_writers_do_not_wait_for_each_others_tally_and_none_is_lost_while_it_is_
 
 # What so many answers to one question leave, two of them in turns: each was so for a minute of its own.
 _ANSWERED = """
-insert into memory_item (tenant_id, subject_id, author_id, type, text, text_digest, slot, confidence, source, stated,
+insert into memory_item (tenant_id, subject_id, author_id, type, text, text_digest, slot, slot_key, confidence, source, stated,
                          evidence, valid_from, valid_to, said_at, recorded_at)
-select tenant_id, subject_id, author_id, type, said, digest, slot, confidence, source, stated, evidence,
+select tenant_id, subject_id, author_id, type, said, digest, slot, slot_key, confidence, source, stated, evidence,
        %(now)s::timestamptz - (2 * i + n) * interval '1 minute',
        %(now)s::timestamptz - (2 * i + n - 1) * interval '1 minute', said_at, recorded_at
 from memory_item

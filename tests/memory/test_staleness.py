@@ -21,6 +21,7 @@ from apps.memory.errors import UnknownSubject
 from apps.memory.models import EnvelopeLoaded, Subject
 from apps.memory.services import SubjectChange
 from apps.principals.selectors import tenant_named
+from apps.principals.services import rename_principal
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests.factories import T0, make_caller, make_tenant
 from tests.memory.subjects import ALICE, add, change, envelope, facts, remember
@@ -61,6 +62,33 @@ def test_an_envelope_is_made_once_for_each_revision_and_viewer(kee: Caller) -> N
     assert statements(kee, skip_cache=True) == made - 1
     with acting_as(kee):
         assert EnvelopeLoaded.objects.count() == 4
+
+
+def test_who_takes_the_name_of_another_is_given_an_envelope_of_its_own(kee: Caller) -> None:
+    lee = other(kee)
+    with acting_as(kee):
+        add(kee)
+        remember(kee)
+        remember(kee, "Has moved", now=T0)
+    with acting_as(lee):
+        envelope(lee)
+    with acting_as_system("test"):
+        rename_principal(principal_id=lee.principal_id, name="Max")
+    new = other(kee)
+    assert (new.name, new.principal_id != lee.principal_id) == ("Lee", True)
+
+    with acting_as(new):
+        assert facts(new) == ["Has moved", "Loves fettuccini"]
+    with acting_as(kee):
+        assert list(EnvelopeLoaded.objects.order_by("pk").values_list("viewer_id", flat=True)) == [
+            lee.principal_id, new.principal_id,
+        ]  # fmt: skip
+        change(kee, share_with=["Lee"])
+    with acting_as(new):
+        envelope(new)
+    renamed = replace(lee, name="Max")
+    with acting_as(renamed), pytest.raises(UnknownSubject):
+        envelope(renamed)
 
 
 def test_every_kind_of_write_is_seen_at_once(kee: Caller) -> None:
@@ -173,7 +201,7 @@ def test_an_envelope_that_another_thread_has_made_before_its_subject_was_forgott
         add(kee)
     with acting_as(kee):
         services.forget(author=kee, subject_id=ALICE, now=T0)
-        keep(cache.envelopes, Key(kee.tenant_id, ALICE, "Lee", "1.0"))
+        keep(cache.envelopes, Key(kee.tenant_id, ALICE, -1, "1.0"))
     assert cache.envelopes.count(kee.tenant_id, lambda _: True) == 0
 
 
@@ -267,7 +295,7 @@ def test_no_envelope_is_kept_longer_than_it_says(kee: Caller) -> None:
 
 # The cache by itself.
 
-KEY = Key(1, ALICE, "Kee", "1.0")
+KEY = Key(1, ALICE, 7, "1.0")
 STAMP = Stamp(1, 1, 0)
 
 
@@ -280,7 +308,7 @@ def keep(kept: Envelopes, key: Key = KEY, text: str = "{}") -> None:
     [
         (KEY._replace(tenant_id=2), STAMP),
         (KEY._replace(subject_id="USER:bob"), STAMP),
-        (KEY._replace(viewer="Lee"), STAMP),
+        (KEY._replace(viewer_id=8), STAMP),
         (KEY._replace(variant="2.0"), STAMP),
         (KEY, STAMP._replace(subject_pk=2)),
         (KEY, STAMP._replace(rev=2)),

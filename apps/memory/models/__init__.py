@@ -6,7 +6,15 @@ from apps.memory.models.passages import COMMON, CommonWord, Passage, Posting, Ta
 from apps.memory.models.patterns import Pattern, PatternRevision
 from apps.memory.models.promotions import PromotionPolicy
 from apps.memory.models.sessions import MOST_TURNS, Session
-from apps.memory.models.subjects import EnvelopeLoaded, Forgotten, Item, MemoryPolicy, Subject, SubjectQuerySet
+from apps.memory.models.subjects import (
+    EnvelopeLoaded,
+    Forgotten,
+    Item,
+    MemoryPolicy,
+    Subject,
+    SubjectQuerySet,
+    preferring,
+)
 from apps.memory.models.vectors import Vector
 
 __all__ = [
@@ -33,4 +41,5 @@ __all__ = [
     "Tally",
     "Vector",
     "WordCount",
+    "preferring",
 ]

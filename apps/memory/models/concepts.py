@@ -1,7 +1,9 @@
 """The things that memories speak of, and how they stand to each other."""
 
 from django.contrib.postgres.fields import ArrayField
+from django.contrib.postgres.indexes import HashIndex
 from django.db import models
+from django.db.models import Q
 
 from apps.memory.references import concept_ref
 from apps.principals.models import Principal, TenantModel
@@ -23,6 +25,12 @@ class Concept(TenantModel):
     metadata = models.JSONField(default=dict)
     recorded_at = models.DateTimeField()
     revised_at = models.DateTimeField()
+
+    class Meta:
+        indexes = [
+            # Serves selectors.saying().
+            HashIndex(fields=["description"], name="memory_concept_of_description", condition=~Q(description="")),
+        ]
 
     def __str__(self) -> str:
         return self.name
@@ -81,8 +89,8 @@ class Relationship(TenantModel):
     """That one concept stands in a named relation to another."""
 
     author = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
-    source = models.ForeignKey(Concept, on_delete=models.CASCADE, related_name="outgoing")
-    target = models.ForeignKey(Concept, on_delete=models.CASCADE, related_name="incoming")
+    source = models.ForeignKey(Concept, on_delete=models.CASCADE, related_name="outgoing", db_index=False)
+    target = models.ForeignKey(Concept, on_delete=models.CASCADE, related_name="incoming", db_index=False)
     type = models.CharField(max_length=50)
     description = models.TextField(blank=True)
     recorded_at = models.DateTimeField()
@@ -91,6 +99,13 @@ class Relationship(TenantModel):
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["tenant", "source", "target", "type"], name="memory_relationship_once"),
+        ]
+        indexes = [
+            # Serve selectors.relationships(), narrowed or not; the first two also the removal of a concept.
+            models.Index(fields=["source", "-id"], name="memory_relationship_from"),
+            models.Index(fields=["target", "-id"], name="memory_relationship_to"),
+            models.Index(fields=["tenant", "type", "-id"], name="memory_relationship_of_type"),
+            models.Index(fields=["tenant", "-id"], name="memory_relationship_newest"),
         ]
 
     def __str__(self) -> str:

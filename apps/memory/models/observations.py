@@ -1,5 +1,6 @@
 """What was observed, as it was said."""
 
+from django.contrib.postgres.indexes import HashIndex
 from django.db import models
 from django.db.models import F, Q
 
@@ -42,11 +43,19 @@ class Observation(TenantModel):
             models.CheckConstraint(
                 condition=~Q(superseded_by=F("id")), name="memory_observation_not_superseded_by_itself"
             ),
+            models.CheckConstraint(
+                condition=Q(superseded_at=None) | Q(superseded_at__gte=F("recorded_at")),
+                name="memory_observation_known_before_superseded",
+            ),
         ]
         indexes = [
             # Serves whatever goes through the turns of a conversation, and the removal of a session.
             models.Index(
                 fields=["session", "id"], name="memory_observation_of_session", condition=Q(session__isnull=False)
+            ),
+            # Serves selectors.saying().
+            HashIndex(
+                fields=["text"], name="memory_observation_of_text", condition=Q(session=None, superseded_at=None)
             ),
         ]
 

@@ -153,7 +153,7 @@ class Tally(TenantModel):
             models.Index(fields=["tenant", "scope"], condition=Q(folded=False), name="memory_tally_fresh"),
             # Serves sql.count_common_words().
             models.Index(fields=["tenant", "scope"], condition=Q(passages__gt=COMMON), name="memory_tally_large"),
-            # Serves selectors.holdings() and sql.RECALL, from the index alone.
+            # Serves sql.HOLDINGS and sql.RECALL, from the index alone.
             models.Index(
                 fields=["tenant", "scope"],
                 include=["observations", "patterns", "concepts", "passages", "words"],

@@ -1,5 +1,6 @@
 """What was found to hold in many cases."""
 
+from django.contrib.postgres.indexes import HashIndex
 from django.db import models
 
 from apps.memory.models.confidence import sure
@@ -25,6 +26,8 @@ class Pattern(TenantModel):
             models.UniqueConstraint(fields=["tenant", "category", "name"], name="memory_pattern_name_once"),
             sure("memory_pattern_confidence_between_0_and_1"),
         ]
+        # Serves selectors.saying().
+        indexes = [HashIndex(fields=["text"], name="memory_pattern_of_text")]
 
     def __str__(self) -> str:
         return f"{self.category}: {self.name}"

@@ -1,6 +1,8 @@
 """Whom memories are about, and what is remembered of them."""
 
+from collections.abc import Callable
 from datetime import datetime
+from itertools import starmap
 from typing import Self
 
 from django.contrib.postgres.fields import ArrayField
@@ -18,6 +20,11 @@ class SubjectQuerySet(models.QuerySet["Subject"]):
         closed = MemoryPolicy.objects.filter(tenant_id=OuterRef("tenant_id"), share_with__isnull=False)
         closed = closed.exclude(share_with__contains=[name])
         return self.filter(Q(share_with__contains=[name]) | Q(share_with=None) & ~Exists(closed))
+
+
+def preferring(key: str, value: str | None) -> str:
+    """What a subject prefers, as an entry."""
+    return f"{key}\n{value}"
 
 
 class Subject(TenantModel):
@@ -70,6 +77,26 @@ class Subject(TenantModel):
     def __str__(self) -> str:
         return self.key
 
+    @property
+    def names(self) -> list[str]:
+        """How it, and those that it is shared with, are called."""
+        return [self.key, self.display_name, *(self.share_with or [])]
+
+    @property
+    def entries(self) -> list[str]:
+        """What is told of it, entry by entry, beside how it is called."""
+        return [self.learning_level, *self.domains, *starmap(preferring, self.preferences.items())]
+
+    def part_with(self, is_forgotten: Callable[[str], bool]) -> bool:
+        """Lose whatever is told of it, entry by entry, that is forgotten; says whether there was any."""
+        before = (self.learning_level, self.domains, self.preferences)
+        self.learning_level = "" if is_forgotten(self.learning_level) else self.learning_level
+        self.domains = [domain for domain in self.domains if not is_forgotten(domain)]
+        self.preferences = {
+            key: value for key, value in self.preferences.items() if not is_forgotten(preferring(key, value))
+        }
+        return before != (self.learning_level, self.domains, self.preferences)
+
 
 class ItemQuerySet(models.QuerySet["Item"]):
     def true_between(self, begin: datetime, end: datetime) -> Self:
@@ -83,7 +110,7 @@ class Item(TenantModel):
     It was, or is, so from `valid_from` to `valid_to`; null is open. `said_at` is when somebody last said it: its age
     counts from there. Rows are never rewritten: a newer one stands in the place of an older, with the rest of the
     older's time in a row of its own. What was superseded by an item that is forgotten stays so. `stated` says that the subject said so itself, which nothing learned undoes.
-    `text_digest` is of the text as duplicates are told by.
+    `text_digest` is of the text as duplicates are told by, and `slot_key` what the slot is compared by.
     """
 
     subject = models.ForeignKey(Subject, on_delete=models.CASCADE, related_name="items", db_index=False)
@@ -92,6 +119,7 @@ class Item(TenantModel):
     text = models.TextField()
     text_digest = models.BinaryField(max_length=32)
     slot = models.CharField(max_length=200, null=True)
+    slot_key = models.CharField(max_length=200, null=True)
     confidence = models.FloatField()
     source = models.CharField(max_length=200, blank=True)
     stated = models.BooleanField(default=False)
@@ -119,17 +147,26 @@ class Item(TenantModel):
                 name="memory_item_superseded_by_an_item_at_a_time",
             ),
             models.CheckConstraint(condition=~Q(superseded_by=F("id")), name="memory_item_not_superseded_by_itself"),
-            models.CheckConstraint(condition=~Q(slot=""), name="memory_item_slot_has_a_name"),
+            models.CheckConstraint(
+                condition=Q(superseded_at=None) | Q(superseded_at__gte=F("recorded_at")),
+                name="memory_item_known_before_superseded",
+            ),
+            models.CheckConstraint(condition=~Q(slot="") & ~Q(slot_key=""), name="memory_item_slot_has_a_name"),
+            models.CheckConstraint(
+                condition=Q(slot=None, slot_key=None) | Q(slot__isnull=False, slot_key__isnull=False),
+                name="memory_item_slot_has_a_key",
+            ),
             # What is so without an end is so once.
             models.UniqueConstraint(
-                fields=["tenant", "subject", "slot"],
+                fields=["tenant", "subject", "slot_key"],
                 name="memory_item_slot_holds_one",
-                condition=Q(superseded_at=None, valid_to=None, slot__isnull=False),
+                condition=Q(superseded_at=None, valid_to=None, slot_key__isnull=False),
             ),
             models.UniqueConstraint(
-                fields=["tenant", "subject", "type", "text_digest"],
+                fields=["tenant", "subject", "type", "text_digest", "slot_key"],
                 name="memory_item_said_once",
                 condition=Q(superseded_at=None, valid_to=None),
+                nulls_distinct=False,
             ),
         ]
         indexes = [
@@ -151,16 +188,18 @@ class Item(TenantModel):
             ),
             # Serves services.remember(): what else answers the question, or says the same, and how long it is so.
             models.Index(
-                fields=["subject", "slot", "valid_to"],
+                fields=["subject", "slot_key", "valid_to"],
                 name="memory_item_answering",
-                condition=Q(superseded_at=None, slot__isnull=False),
+                condition=Q(superseded_at=None, slot_key__isnull=False),
             ),
             models.Index(
                 fields=["subject", "text_digest", "valid_to"],
                 name="memory_item_saying",
                 condition=Q(superseded_at=None),
             ),
-            # Serves selectors.items(), the export and the removal of a subject.
+            # Serves selectors.items(): what stands, however much was superseded.
+            models.Index(fields=["subject", "-id"], name="memory_item_standing", condition=Q(superseded_at=None)),
+            # Serves selectors.items() with `known_at`, the export and the removal of a subject.
             models.Index(fields=["subject", "-id"], name="memory_item_listed"),
             # Serves sql.EXPIRED_ITEMS.
             models.Index(fields=["subject", "said_at", "id"], name="memory_item_of_subject"),
@@ -217,13 +256,17 @@ class EnvelopeLoaded(TenantModel):
     """ENVELOPE_LOADED: that a viewer was given an envelope, and which.
 
     It holds no content: `digest` is keyed, and says only whether two were the same. What a process hands out again to
-    the same viewer, out of its cache, is not noted again.
+    the same viewer, out of its cache, is not noted again. The items of each type that it held are those that counted then
+    and had been said at this moment or since; null: it held none.
     """
 
     subject = models.ForeignKey(Subject, on_delete=models.CASCADE, related_name="loads", db_index=False)
     viewer = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
     rev = models.BigIntegerField()
     digest = models.BinaryField(max_length=32)
+    facts_since = models.DateTimeField(null=True)
+    patterns_since = models.DateTimeField(null=True)
+    narratives_since = models.DateTimeField(null=True)
     loaded_at = models.DateTimeField()
 
     class Meta:

@@ -1,11 +1,18 @@
 """Questions to what is remembered."""
 
-from apps.memory.selectors.concepts import concept_named, concepts_named, concepts_of_type, concepts_told_of
+from apps.memory.selectors.concepts import (
+    concept_named,
+    concepts_named,
+    concepts_of_type,
+    concepts_told_of,
+    relationships,
+)
 from apps.memory.selectors.embedding import Embedding, embedding
 from apps.memory.selectors.holdings import Holdings, holdings
 from apps.memory.selectors.observations import observation_of, observations_known_to
 from apps.memory.selectors.recalling import Hit, recall
 from apps.memory.selectors.sessions import Conversation, recent_sessions
+from apps.memory.selectors.statements import saying
 from apps.memory.selectors.subjects import (
     AT_ONCE,
     PARTS,
@@ -59,6 +66,8 @@ __all__ = [
     "policy",
     "recall",
     "recent_sessions",
+    "relationships",
+    "saying",
     "subject_of",
     "unknown",
     "was_served",

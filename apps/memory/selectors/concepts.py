@@ -2,6 +2,9 @@
 
 from collections.abc import Iterable
 
+from django.db.models import BooleanField, F, Func, Value
+
+from apps.memory.errors import UnknownMemory
 from apps.memory.models import Concept, ConceptName, Relationship
 from apps.memory.references import key_of
 
@@ -24,3 +27,50 @@ def concepts_told_of(rel_type: str) -> frozenset[int]:
 def concepts_named(keys: Iterable[str]) -> dict[str, int]:
     """Which concept each of these keys stands for; what stands for none is left out."""
     return dict(ConceptName.objects.filter(key__in=list(keys)).values_list("key", "concept_id"))
+
+
+def relationships(
+    *,
+    tenant_id: int,
+    from_concept: str | None = None,
+    to_concept: str | None = None,
+    rel_type: str | None = None,
+    before: int | None = None,
+    limit: int = 50,
+) -> list[Relationship]:
+    """How concepts of a tenant stand to each other, the newest first.
+
+    What agents say of concepts is the tenant's knowledge: it is shared with all of it, whomever it names.
+
+    :param before: only what was recorded before the relationship of this number.
+    :raises UnknownMemory: if no concept has one of these names or aliases.
+    """
+    ends = {"source_id": from_concept, "target_id": to_concept}
+    narrowed: dict[str, Func] = {
+        column: _is_among(column, number, "bigint")
+        for column, number in _numbers({column: name for column, name in ends.items() if name is not None}).items()
+    }
+    if rel_type is not None:
+        narrowed["type"] = _is_among("type", rel_type, "text")
+    rows = Relationship.objects.filter(*narrowed.values(), tenant_id=tenant_id)
+    rows = rows if before is None else rows.filter(pk__lt=before)
+    rows = rows.select_related("source", "target", "author")
+    return list(rows.order_by(*list(narrowed)[:1], "-pk")[:limit])
+
+
+def _is_among(column: str, value: int | str, type_: str) -> Func:
+    """What a list is narrowed to, named by an array and to be sorted by, lest that be void: then the newest of all would
+    serve the order, too."""
+    template = f"%(expressions)s::{type_}])"
+    return Func(F(column), Value(value), template=template, arg_joiner=" = any(array[", output_field=BooleanField())
+
+
+def _numbers(named: dict[str, str]) -> dict[str, int]:
+    """
+    :raises UnknownMemory: if no concept has one of these names or aliases.
+    """
+    known = concepts_named(map(key_of, named.values())) if named else {}
+    for name in named.values():
+        if key_of(name) not in known:
+            raise UnknownMemory(f"There is no concept {name[:60]!r}.")
+    return {column: known[key_of(name)] for column, name in named.items()}

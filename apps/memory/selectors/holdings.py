@@ -2,14 +2,12 @@
 
 from dataclasses import dataclass
 
-from django.db.models import Sum
-
-from apps.memory.models import Tally
+from apps.memory import sql
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdings:
-    """How much a tenant remembers."""
+    """How much a tenant remembers, beside what is about subjects."""
 
     observations: int
     patterns: int
@@ -17,12 +15,10 @@ class Holdings:
 
 
 def holdings(*, tenant_id: int) -> Holdings:
-    """How much a tenant remembers.
+    """How much a tenant remembers that is about no subject: what a question finds that names none.
 
-    What is about a subject is tallied with it, so that forgetting it takes that away: the sum reads a row of each subject
-    that has any, off the index alone, and what was written since the last fold. It costs with the number of subjects, not with
-    what is remembered of them.
+    What is said with a subject is tallied with it, and its number is for those alone who may know it. The sum reads one row,
+    and what was written since the last fold.
     """
-    kinds = ("observations", "patterns", "concepts")
-    sums = Tally.objects.filter(tenant_id=tenant_id).aggregate(**{kind: Sum(kind, default=0) for kind in kinds})
-    return Holdings(**{kind: int(sums[kind]) for kind in kinds})
+    observations, patterns, concepts = sql.held(tenant_id=tenant_id)
+    return Holdings(observations=observations, patterns=patterns, concepts=concepts)

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from apps.memory import months, sql
+from apps.memory.errors import ClashingFilters
 from apps.memory.questions import read
 from apps.memory.selectors.subjects import dates_of, unknown
 from apps.memory.texts import tokens
@@ -55,6 +56,7 @@ def recall(
     :param max_tokens: leave out the hits whose texts would go over this budget, as :func:`apps.memory.texts.tokens` counts.
     :param meant: what an embedder says that the question means.
     :raises UnknownSubject: if there is no such subject, or it is not shared with the caller.
+    :raises ClashingFilters: if one names a place that another fills.
     """
     subject = None if subject_id is None else _readable(caller, subject_id)
     if subject is not None and not subject.memory_enabled:
@@ -118,14 +120,18 @@ def _why(found: sql.Found) -> str:
 def _nested(filters: Mapping[str, Any]) -> dict[str, Any]:
     """`{"a.b": 1}` as the document that must be contained: `{"a": {"b": 1}}`."""
     document: dict[str, Any] = {}
-    for path, value in filters.items():
-        *parents, last = path.removeprefix("metadata.").split(".")
+    placed = [(path.removeprefix("metadata.").split("."), path, value) for path, value in filters.items()]
+    # What others add to comes before them.
+    for (*parents, last), path, value in sorted(placed, key=lambda one: len(one[0])):
         place = document
         for name in parents:
-            deeper = place.setdefault(name, {})
+            deeper = place.get(name, {})
             if not isinstance(deeper, dict):
-                deeper = place[name] = {}
-            place = deeper
+                raise ClashingFilters(f"What stands at {path[:60]!r} can't stand beside another of the filters.")
+            # What was given stays as it is.
+            place[name] = place = dict(deeper)
+        if last in place:
+            raise ClashingFilters(f"What stands at {path[:60]!r} can't stand beside another of the filters.")
         place[last] = value
     return document
 

@@ -4,6 +4,8 @@ import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import reduce
+from operator import or_
 from typing import Any, Final, Protocol
 
 from django.db.models import Case, Exists, F, OuterRef, Q, QuerySet, Value, When
@@ -23,6 +25,7 @@ from apps.memory.models import (
     Subject,
     SubjectQuerySet,
 )
+from apps.memory.references import key_of
 from apps.memory.states import ItemType
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
@@ -131,16 +134,31 @@ def items(
     )
     if true_at is not None:
         asked &= Q(valid_from__lte=true_at) & (Q(valid_to=None) | Q(valid_to__gt=true_at))
-    if subject.delete_after_days is not None:
-        asked &= Q(said_at__gt=now - timedelta(days=subject.delete_after_days))
-    narrowed = {"type": type_, "slot": slot, "pk__lt": before}
+    asked &= _kept(subject, "said_at", now)
+    narrowed = {"type": type_, "slot_key": None if slot is None else key_of(slot), "pk__lt": before}
     asked &= Q(**{name: value for name, value in narrowed.items() if value is not None})
-    return list(Item.objects.filter(asked, subject=subject).select_related("author").order_by("-pk")[:limit])
+    # Named by an array, and sorted by, lest that be void: then the newest items of all subjects would serve the order as well.
+    of_subject = Item.objects.extra(where=["memory_item.subject_id = any(array[%s::bigint])"], params=[subject.pk])
+    return list(of_subject.filter(asked).select_related("author").order_by("subject_id", "-pk")[:limit])
+
+
+def _kept(subject: Subject, said: str, now: datetime) -> Q:
+    """What has not had its days, by the column that says since when they count."""
+    days = subject.delete_after_days
+    return Q() if days is None else Q(**{f"{said}__gt": now - timedelta(days=days)})
+
+
+# Since when what an envelope held of each type had been said.
+_HELD: Final = (
+    (ItemType.USER_FACT, "facts_since"),
+    (ItemType.USER_PATTERN, "patterns_since"),
+    (ItemType.SHARED_NARRATIVE, "narratives_since"),
+)
 
 
 def was_served(subject: Subject, viewer_id: int, texts: Collection[bytes], *, until: datetime | None = None) -> bool:
-    """Whether one of these texts counted, by the windows of now, when the viewer was given an envelope, be it only until
-    a moment."""
+    """Whether one of these texts stood in an envelope that the viewer was given, as it counts by the windows of now, be it
+    only until a moment."""
     windows = policy(tenant_id=subject.tenant_id).windows
     lasted = Case(*(When(type=type_, then=Value(lasts(windows.days(type_)))) for type_ in ItemType))
     begun = Greatest("recorded_at", "valid_from")
@@ -153,13 +171,15 @@ def was_served(subject: Subject, viewer_id: int, texts: Collection[bytes], *, un
         loaded_at__lt=Least(OuterRef("superseded_at"), OuterRef("valid_to"), OuterRef("faded")),
     )
     said = Item.objects.filter(subject=subject, text_digest__in=list(texts))
-    return said.annotate(begun=begun, faded=F("said_at") + lasted).filter(Exists(loads)).exists()
+    held = (Q(Exists(loads.filter(**{f"{since}__lte": OuterRef("said_at")})), type=type_) for type_, since in _HELD)
+    return said.annotate(begun=begun, faded=F("said_at") + lasted).filter(reduce(or_, held)).exists()
 
 
-def has_said(subject: Subject, author: Caller, type_: str, text: bytes) -> bool:
-    """Whether this author is among those who have said a text of the subject, whoever has said it since."""
+def has_said(subject: Subject, author: Caller, type_: str, text: bytes, *, slot: str | None) -> bool:
+    """Whether this author is among those who have said a text of the subject, whoever has said it since, to this question
+    or to none."""
     said = Item.objects.filter(subject=subject, type=type_, text_digest=text, author_id=author.principal_id)
-    return said.exists()
+    return said.filter(Q(slot_key=None) | Q(slot_key=slot and key_of(slot))).exists()
 
 
 # What can be forgotten, by what it is known again.
@@ -193,35 +213,37 @@ def _joined(parts: Thing) -> bytes:
 AT_ONCE: Final = 1_000
 
 
-def _items(subject: Subject) -> QuerySet[Item, Any]:
-    return Item.objects.filter(subject=subject).values(
+def _items(subject: Subject, now: datetime) -> QuerySet[Item, Any]:
+    return Item.objects.filter(_kept(subject, "said_at", now), subject=subject).values(
         "id", "type", "text", "slot", "confidence", "source", "stated", "evidence", "valid_from", "valid_to",
         "said_at", "recorded_at", "superseded_at", "superseded_by", author_name=F("author__name"),
     )  # fmt: skip
 
 
-def _sessions(subject: Subject) -> QuerySet[Session, Any]:
-    return Session.objects.filter(subject=subject).values(
+def _sessions(subject: Subject, now: datetime) -> QuerySet[Session, Any]:
+    return Session.objects.filter(_kept(subject, "last_active_at", now), subject=subject).values(
         "id", "conversation_id", "platform", "title", "summary", "topics", "tone", "started_at", "last_active_at",
         principal_name=F("principal__name"),
     )  # fmt: skip
 
 
-def _loads(subject: Subject) -> QuerySet[EnvelopeLoaded, Any]:
+def _loads(subject: Subject, _: datetime) -> QuerySet[EnvelopeLoaded, Any]:
+    """Who was given envelopes, which hold nothing that could have had its days."""
     loads = EnvelopeLoaded.objects.filter(subject=subject)
     return loads.values("id", "rev", "loaded_at", viewer_name=F("viewer__name"))
 
 
-def _turns(subject: Subject) -> QuerySet[Observation, Any]:
+def _turns(subject: Subject, now: datetime) -> QuerySet[Observation, Any]:
     """What was said in sessions with a subject."""
-    return Observation.objects.filter(session__subject=subject).exclude(text="").values(
+    said = Observation.objects.filter(_kept(subject, "recorded_at", now), session__subject=subject).exclude(text="")
+    return said.values(
         "id", "speaker", "text", "domain", "confidence", "evidence", "metadata", "occurred_at", "recorded_at",
         "superseded_at", "superseded_by", author_name=F("author__name"), conversation_id=F("session__conversation_id"),
     )  # fmt: skip
 
 
 # What an export has many rows of, each in the order in which it was stored.
-PARTS: Final[Mapping[str, Callable[[Subject], QuerySet[Any, Any]]]] = {
+PARTS: Final[Mapping[str, Callable[[Subject, datetime], QuerySet[Any, Any]]]] = {
     "items": _items,
     "sessions": _sessions,
     "envelopes_loaded": _loads,
@@ -240,9 +262,11 @@ class Exported:
     """Of the parts that may have more, after which row that comes."""
 
 
-def export(subject: Subject, *, after: Mapping[str, int] | None = None, exactly: bool = False) -> Exported:
+def export(
+    subject: Subject, *, now: datetime, after: Mapping[str, int] | None = None, exactly: bool = False
+) -> Exported:
     """What is stored about a subject: itself, every item with its history, sessions, what was said in them, and who was
-    given envelopes.
+    given envelopes. What has had its days by now is as good as deleted.
 
     :param after: only what follows these rows, of the parts that are named; all parts from the first on, and the subject
         itself, unless given.
@@ -251,7 +275,7 @@ def export(subject: Subject, *, after: Mapping[str, int] | None = None, exactly:
     shown = _as_it_is if exactly else dates_of(subject)
     begins = dict.fromkeys(PARTS, 0) if after is None else after
     rows = {
-        name: _dated(PARTS[name](subject).filter(pk__gt=begin).order_by("pk")[:AT_ONCE], shown)
+        name: _dated(PARTS[name](subject, now).filter(pk__gt=begin).order_by("pk")[:AT_ONCE], shown)
         for name, begin in begins.items()
     }
     return Exported(

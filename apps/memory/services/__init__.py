@@ -4,24 +4,40 @@ from apps.memory.services.concepts import MOST_ALIASES, add_relationship, retrac
 from apps.memory.services.embedding import asks_what_is_meant, embed_memories, meaning_of
 from apps.memory.services.envelopes import get_memory_envelope
 from apps.memory.services.forgetting import (
-    CONCEPTS,
-    ITEMS,
-    OBSERVATIONS,
-    PATTERNS,
-    SESSIONS,
     Erasure,
     forget,
     forget_concepts,
+    forget_entries,
     forget_expired,
     forget_items,
     forget_observations,
     forget_patterns,
     forget_sessions,
+    still_telling,
 )
 from apps.memory.services.items import ItemDraft, Outcome, Remembered, remember
+from apps.memory.services.marks import (
+    CONCEPT_REVISIONS,
+    CONCEPTS,
+    ITEMS,
+    OBSERVATIONS,
+    PATTERN_REVISIONS,
+    PATTERNS,
+    RELATIONSHIPS,
+    SESSIONS,
+    SUBJECTS,
+)
 from apps.memory.services.observations import store_observation
 from apps.memory.services.patterns import update_pattern
-from apps.memory.services.promoting import Promotion, Verdict, promote, set_promotion_policy
+from apps.memory.services.promoting import (
+    TRACE,
+    Promotion,
+    Verdict,
+    permit_knowledge,
+    permit_observation,
+    promote,
+    set_promotion_policy,
+)
 from apps.memory.services.sessions import record_session
 from apps.memory.services.starting import HANDOFF, Awakening, bootstrap
 from apps.memory.services.subjects import (
@@ -36,13 +52,18 @@ from apps.memory.sql import Meant
 
 __all__ = [
     "CONCEPTS",
+    "CONCEPT_REVISIONS",
     "HANDOFF",
     "ITEMS",
     "MOST_ALIASES",
     "MOST_PREFERENCES",
     "OBSERVATIONS",
     "PATTERNS",
+    "PATTERN_REVISIONS",
+    "RELATIONSHIPS",
     "SESSIONS",
+    "SUBJECTS",
+    "TRACE",
     "Awakening",
     "Erasure",
     "ItemDraft",
@@ -61,6 +82,7 @@ __all__ = [
     "fold_tallies",
     "forget",
     "forget_concepts",
+    "forget_entries",
     "forget_expired",
     "forget_items",
     "forget_observations",
@@ -68,12 +90,15 @@ __all__ = [
     "forget_sessions",
     "get_memory_envelope",
     "meaning_of",
+    "permit_knowledge",
+    "permit_observation",
     "promote",
     "record_session",
     "remember",
     "retract_relationships",
     "set_memory_policy",
     "set_promotion_policy",
+    "still_telling",
     "store_concept",
     "store_observation",
     "update_pattern",

@@ -9,11 +9,10 @@ from django.db import transaction
 from apps.memory import selectors, sql
 from apps.memory.errors import AliasTaken, TooManyAliases, UnusableName
 from apps.memory.models import Concept, ConceptName, ConceptRevision, Passage, Relationship
-from apps.memory.references import key_of
+from apps.memory.references import LONGEST_KEY, key_of
 from apps.memory.services.replays import refuse_forgotten
 from apps.principals.tenancy import Caller
 
-_LONGEST_KEY: Final = 200
 MOST_ALIASES: Final = 200
 
 
@@ -37,7 +36,7 @@ def store_concept(
     """
     (concept,) = _named_concepts(author=author, names=[name], aliases=aliases, now=now)
     # What was forgotten while this waited is known now.
-    refuse_forgotten(author, name, concept_type, aliases, metadata, text=description or "")
+    refuse_forgotten(author, concept_type, metadata, words=[name, *aliases, description or ""])
     aliases = [alias for alias in dict.fromkeys([*concept.aliases, *aliases]) if key_of(alias) != concept.key]
     if len(aliases) > max(MOST_ALIASES, len(concept.aliases)):
         raise TooManyAliases(f"{name[:60]!r} would have more than {MOST_ALIASES} aliases.")
@@ -71,11 +70,17 @@ def add_relationship(
     A concept that is named here for the first time is created, to be described later.
 
     :raises UnusableName: if one of the names can't be one.
-    :raises ForgottenOnRequest: if it names somebody who was forgotten on request.
+    :raises ForgottenOnRequest: if it, or what it relates, names somebody who was forgotten on request, or says again what was
+        forgotten of whom they name.
     """
     ends = _named_concepts(author=author, names=[from_concept, to_concept], now=now)
-    # What was forgotten while this waited is known now.
-    refuse_forgotten(author, from_concept, to_concept, rel_type, text=description or "")
+    # What was forgotten while this waited is known now. What its ends say is said with it.
+    refuse_forgotten(
+        author,
+        *(from_concept, to_concept, rel_type),
+        *(about for end in ends for about in (end.type, end.metadata)),
+        words=[description or "", *(text for end in ends for text in (end.name, *end.aliases, end.description))],
+    )
     relationship, _ = Relationship.objects.update_or_create(
         tenant_id=author.tenant_id,
         source=ends[0],
@@ -131,7 +136,7 @@ def _named_concepts(
     :raises UnusableName: for one that stands for nothing, or whose key is longer than a name may be.
     """
     for name in [*names, *aliases]:
-        if not 0 < len(key_of(name)) <= _LONGEST_KEY:
+        if not 0 < len(key_of(name)) <= LONGEST_KEY:
             raise UnusableName(f"{name[:60]!r} can't be the name of a concept.")
     while True:
         try:
@@ -166,7 +171,10 @@ def _lock_or_create(*, author: Caller, names: Sequence[str], aliases: Sequence[s
 
 
 def _revise(concept: Concept, told: Mapping[str, Any], now: datetime) -> None:
-    """Describe a concept otherwise, and keep how it was described before, if it was before this moment."""
+    """Describe a concept otherwise, and keep how it was described before, if it was before this moment.
+
+    By a clock that is behind it was not, and is described otherwise from when it was last.
+    """
     before = {name: getattr(concept, name) for name in told}
     if before != told and concept.revised_at < now:
         ConceptRevision.objects.create(
@@ -179,7 +187,7 @@ def _revise(concept: Concept, told: Mapping[str, Any], now: datetime) -> None:
         )
     for name, value in told.items():
         setattr(concept, name, value)
-    concept.revised_at = now
+    concept.revised_at = max(concept.revised_at, now)
 
 
 def _claim(concept: Concept, keys: Collection[str]) -> set[str]:

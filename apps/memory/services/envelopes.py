@@ -24,7 +24,7 @@ def get_memory_envelope(*, viewer: Caller, subject_id: str, now: datetime, skip_
     :param skip_cache: make it anew.
     :raises UnknownSubject: if there is no such subject, or it is not shared with the viewer.
     """
-    key = Key(viewer.tenant_id, subject_id, viewer.name, SCHEMA_VERSION)
+    key = Key(viewer.tenant_id, subject_id, viewer.principal_id, SCHEMA_VERSION)
     if not skip_cache:
         row = sql.revision(tenant_id=viewer.tenant_id, subject_id=subject_id, viewer=viewer.name)
         if row is None:
@@ -40,7 +40,12 @@ def get_memory_envelope(*, viewer: Caller, subject_id: str, now: datetime, skip_
     content = made.envelope.model_dump_json(exclude={"metadata"})
     digest = keyed_digest(_AUDIT, hashlib.sha256(content.encode()).digest())
     if not sql.note_load(
-        subject_pk=known.subject_pk, viewer_id=viewer.principal_id, rev=known.rev, digest=digest, now=now
+        subject_pk=known.subject_pk,
+        viewer_id=viewer.principal_id,
+        rev=known.rev,
+        digest=digest,
+        since=made.since,
+        now=now,
     ):
         raise selectors.unknown(subject_id)
     stamp = Stamp(known.subject_pk, known.rev, known.policy_rev)

@@ -1,7 +1,7 @@
 """What memories rest on: it is there, and may be known by whoever cites it."""
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
@@ -61,6 +61,17 @@ def evidence_of(author: Caller, given: Sequence[str]) -> Evidence:
         if missing := [ref for ref in wanted.values() if ref not in found]:
             raise UnknownMemory(f"There is no {missing[0][:60]!r}.")
     return Evidence(refs=list(dict.fromkeys(refs)), cited=cited)
+
+
+def words_of(viewer: Caller, refs: Iterable[str]) -> dict[str, str]:
+    """What memories say by themselves, without their names and kinds: those of these references, as memories give them, that
+    the viewer may know and that are still there."""
+    named: dict[str, list[str]] = {}
+    for ref in refs:
+        kind, _, key = ref.partition(":")
+        named.setdefault(kind, []).append(key)
+    found = (_FOUND[kind](viewer, keys) for kind, keys in named.items())
+    return {ref: cited.text for each in found for ref, cited in each.items()}
 
 
 def _number(text: str, number: str) -> str:

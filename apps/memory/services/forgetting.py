@@ -1,24 +1,40 @@
 """Forgetting on request: everywhere, verified, with a receipt, and so that no repetition brings it back."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from itertools import chain
 from typing import Any, Final, TypeVar
 
 from django.db import connection, transaction
-from django.db.models import DateTimeField, Model, Q, QuerySet, Value
+from django.db.models import Model, Q, QuerySet
 
 from apps.core import erasure
-from apps.core.erasure import Rows, Wanted
+from apps.core.erasure import Wanted
 from apps.core.ids import random_id
 from apps.digests import services as inboxes
 from apps.digests.services import Poster, ReceiptDraft
 from apps.memory import cache, selectors, sql
 from apps.memory.models import Concept, Item, Observation, Passage, Pattern, Session, Subject
-from apps.memory.services.replays import marks_of_said, marks_of_texts
+from apps.memory.services.marks import (
+    ABOUT,
+    CALLED,
+    CONCEPTS,
+    CONVERSATIONS,
+    ITEMS,
+    OBSERVATIONS,
+    PATTERNS,
+    SAID_WITH,
+    SAYS,
+    SESSIONS,
+    SUBJECTS,
+    SUMMARIES,
+    marks_of_items,
+    marks_of_naming,
+    marks_of_own,
+    marks_of_sessions,
+)
 from apps.memory.services.subjects import revised
 from apps.memory.texts import bare, same_text
 from apps.principals.tenancy import Caller, acting_as_system
@@ -31,20 +47,6 @@ _AUDIT_KEPT: Final = timedelta(days=365)
 _AT_ONCE: Final = 1_000
 _SWEEP: Final = "what has had its days is deleted"
 
-# Where words stand in what is about somebody.
-ITEMS: Final = Rows(table="memory_item", columns=["text", "slot", "source", "evidence"])
-OBSERVATIONS: Final = Rows(table="memory_observation", columns=["text", "speaker", "domain", "evidence", "metadata"])
-CONCEPTS: Final = Rows(table="memory_concept", columns=["key", "name", "type", "aliases", "description", "metadata"])
-PATTERNS: Final = Rows(table="memory_pattern", columns=["category", "name", "text", "evidence"])
-# What a session says, and what stands there once that is forgotten. What it is called stands as long as it does.
-_SAYS: Final[Mapping[str, Any]] = {"platform": "", "title": "", "summary": "", "topics": [], "tone": ""}
-_CALLED: Final = "conversation_id"
-SESSIONS: Final = Rows(table="memory_session", columns=[_CALLED, *_SAYS])
-_SUMMARIES: Final = Rows(table="memory_session", columns=[*_SAYS])
-_CONVERSATIONS: Final = Rows(table="memory_session", columns=[_CALLED])
-_ABOUT: Final = "subject_id = %(subject)s"
-_SAID_WITH: Final = "session_id in (select id from memory_session where subject_id = %(subject)s)"
-
 _Row = TypeVar("_Row", bound=Model)
 
 
@@ -56,7 +58,7 @@ class Erasure:
     remaining: dict[str, int]
     receipt_id: str
     proof: str
-    """The keyed digest by which a repetition is known again."""
+    """The keyed digest by which the subject, or the item, is known again."""
 
 
 @transaction.atomic
@@ -66,7 +68,7 @@ def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None =
     With a subject goes everything that is about it: what is remembered of it, sessions with it, and whatever names it
     by its id in observations, receipts, digests, tasks, results, files, plans and executions. Of what can't be removed
     without breaking a chain the words are taken. With an item goes what is about the subject, or names it, and holds the
-    item's words.
+    item's words; a relationship is read with what it relates.
 
     `remaining` counts what names the subject and could not be erased: ids and names that clients have chosen.
 
@@ -75,8 +77,7 @@ def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None =
     """
     # Who asks for what is not there waits for nobody's turn.
     known = selectors.subject_of(subject_id, viewer=author)
-    if item is not None:
-        selectors.item_of(known, item)
+    thing = (known.key,) if item is None else (known.key, bytes(selectors.item_of(known, item).text_digest))
     with acting_as_system("something is forgotten on request"), erasure.redacting():
         sql.await_turn(author.tenant_id)
         sql.close_to_writers(author.tenant_id, known.key)
@@ -88,7 +89,7 @@ def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None =
     cache.envelopes.forget(author.tenant_id, subject_id)
     # What another thread has read before this commits it may put there until then.
     transaction.on_commit(partial(cache.envelopes.forget, author.tenant_id, subject_id), robust=True)
-    proof = selectors.mark_of(subject_id).hex()
+    proof = selectors.mark_of(*thing).hex()
     return Erasure(
         erased=erased, remaining=remaining, receipt_id=_receipt(author, erased, remaining, proof, now), proof=proof
     )
@@ -104,22 +105,23 @@ def _forget(author: Caller, subject_id: str, item: int | None, now: datetime) ->
     texts: list[str] = []
     remaining: dict[str, int] = {}
     if item is None:
-        marks = _marks(subject, Item.objects.filter(subject=subject)) | {selectors.mark_of(subject.key)}
-        marks |= _marks_of_said(subject)
+        marks = {selectors.mark_of(subject.key)} | marks_of_items(subject.key, Item.objects.filter(subject=subject))
+        marks |= marks_of_sessions(Session.objects.filter(subject=subject))
         erased = _erase(subject)
     else:
         said = _lineage(subject, item)
         texts = sorted(set(map(bare, said)))
         words = Wanted(tenant_id=author.tenant_id, reference="", texts=texts)
         going = Item.objects.filter(
-            Q(pk__in=ITEMS.numbers(words, among=_ABOUT, subject=subject.pk))
+            Q(pk__in=ITEMS.numbers(words, among=ABOUT, subject=subject.pk))
             | Q(text_digest__in=set(map(same_text, said))),
             subject=subject,
         )
-        marks = _marks(subject, going) | _marks_of_words(subject, words)
+        marks = marks_of_items(subject.key, going) | marks_of_own(subject, words)
         erased, remaining = _erase_words(subject, going, words)
         revised(subject, now)
     wanted = Wanted(tenant_id=author.tenant_id, reference=subject.key, texts=texts)
+    marks |= marks_of_naming(wanted)
     erased = _added(erased, erasure.erase(wanted))
     sql.mark_forgotten(tenant_id=author.tenant_id, marks=marks, now=now)
     return erased, _added(remaining, erasure.remaining(wanted))
@@ -138,7 +140,8 @@ def _held_with_what_names_it(author: Caller, subject_id: str) -> Subject:
     sessions = [*with_it.values_list("pk", flat=True), *SESSIONS.numbers(wanted)]
     held_sessions = _held(Session.objects.filter(pk__in=sessions))
     named = Item.objects.filter(pk__in=ITEMS.numbers(wanted)).values_list("subject_id", flat=True)
-    subjects = {subject.pk, *named, *(session.subject_id for session in held_sessions if session.subject_id)}
+    telling = SUBJECTS.numbers(wanted)
+    subjects = {subject.pk, *telling, *named, *(session.subject_id for session in held_sessions if session.subject_id)}
     _held(Subject.objects.filter(pk__in=subjects))
     if with_it.exclude(pk__in=[session.pk for session in held_sessions]).exists():
         raise _Overtaken
@@ -170,33 +173,6 @@ def _lineage(subject: Subject, number: int) -> list[str]:
     return sql.lineage(subject_pk=subject.pk, item_pk=number)
 
 
-def _marks(subject: Subject, items: QuerySet[Item]) -> set[bytes]:
-    """Those of all the texts of these items."""
-    found = items.order_by().values_list("text_digest", flat=True).distinct()
-    return {selectors.mark_of(subject.key, bytes(digest)) for digest in found}
-
-
-_OF_SUMMARIES: Final = ("principal_id", "conversation_id", "summary", Value(None, DateTimeField()))
-_OF_TURNS: Final = ("session__principal_id", "session__conversation_id", "text", "occurred_at")
-
-
-def _marks_of_said(subject: Subject) -> set[bytes]:
-    """Those of all that was said in sessions with the subject, and of their summaries."""
-    sessions = Session.objects.filter(subject=subject)
-    turns = Observation.objects.filter(session__in=sessions)
-    return marks_of_said(chain(sessions.values_list(*_OF_SUMMARIES), turns.values_list(*_OF_TURNS)))
-
-
-def _marks_of_words(subject: Subject, words: Wanted) -> set[bytes]:
-    """Those of what holds these words, and is about the subject or names it."""
-    sessions = Session.objects.filter(pk__in=_SUMMARIES.numbers(words, among=_ABOUT, subject=subject.pk))
-    turns = Observation.objects.filter(pk__in=OBSERVATIONS.numbers(words, among=_SAID_WITH, subject=subject.pk))
-    naming = Observation.objects.filter(pk__in=OBSERVATIONS.numbers(replace(words, reference=subject.key)))
-    return marks_of_said(chain(sessions.values_list(*_OF_SUMMARIES), turns.values_list(*_OF_TURNS))) | marks_of_texts(
-        subject.key, naming.values_list("text", flat=True)
-    )
-
-
 def _erase(subject: Subject) -> dict[str, int]:
     """Remove the rows that are the subject's by their key."""
     sessions = Session.objects.filter(subject=subject).values_list("pk", flat=True)
@@ -205,14 +181,14 @@ def _erase(subject: Subject) -> dict[str, int]:
 
 def _erase_words(subject: Subject, items: QuerySet[Item], words: Wanted) -> tuple[dict[str, int], dict[str, int]]:
     """Remove items, and take from what else is the subject's by its key whatever holds these words; what holds them still."""
-    turns = OBSERVATIONS.numbers(words, among=_SAID_WITH, subject=subject.pk)
-    summaries = Session.objects.filter(pk__in=_SUMMARIES.numbers(words, among=_ABOUT, subject=subject.pk))
+    turns = OBSERVATIONS.numbers(words, among=SAID_WITH, subject=subject.pk)
+    summaries = Session.objects.filter(pk__in=SUMMARIES.numbers(words, among=ABOUT, subject=subject.pk))
     erased = {
         "memory_item": forget_items(items.values_list("pk", flat=True)),
         "memory_observation": forget_observations(turns),
-        "memory_session": summaries.update(**_SAYS),
+        "memory_session": summaries.update(**SAYS),
     }
-    return erased, {"memory_session": len(_CONVERSATIONS.numbers(words, among=_ABOUT, subject=subject.pk))}
+    return erased, {"memory_session": len(CONVERSATIONS.numbers(words, among=ABOUT, subject=subject.pk))}
 
 
 def _added(numbers: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
@@ -254,10 +230,43 @@ def forget_sessions(numbers: Collection[int], /) -> int:
     _revise({session.subject_id for session in found})
     forget_observations(Observation.objects.filter(session__in=found).exclude(text="").values_list("pk", flat=True))
     for pk in rows.filter(turns__gt=0).values_list("pk", flat=True):
-        nothing = {**_SAYS, _CALLED: random_id("forgotten"), "subject": None, "is_forgotten": True}
-        Session.objects.filter(pk=pk).update(**nothing)
+        nothing = {**SAYS, CALLED: random_id("forgotten"), "was_called": None, "overwritten": []}
+        Session.objects.filter(pk=pk).update(**nothing, subject=None, is_forgotten=True)
     rows.filter(turns=0).delete()
     return len(found)
+
+
+def forget_entries(wanted: Wanted, /) -> int:
+    """Take out of what is told of subjects, such as they prefer, each entry in which it stands; answers of how many."""
+    found = [one.pk for one in _telling(wanted) if one.part_with(_in_entries(one, wanted))]
+    for subject in _at_once(Subject.objects.filter(pk__in=found)):
+        subject.part_with(_in_entries(subject, wanted))
+        told = {
+            "learning_level": subject.learning_level,
+            "domains": subject.domains,
+            "preferences": subject.preferences,
+        }
+        Subject.objects.filter(pk=subject.pk).update(**told)
+        revised(subject, subject.revised_at)
+    return len(found)
+
+
+def still_telling(wanted: Wanted, /) -> int:
+    """Of how many subjects it stands in an entry, or in a name, which nobody takes away."""
+    return sum(
+        any(map(_in_entries(one, wanted), one.names)) or one.part_with(_in_entries(one, wanted))
+        for one in _telling(wanted)
+    )
+
+
+def _telling(wanted: Wanted) -> QuerySet[Subject]:
+    return Subject.objects.filter(pk__in=SUBJECTS.numbers(wanted))
+
+
+def _in_entries(subject: Subject, wanted: Wanted) -> Callable[[str], bool]:
+    """Whether it stands in an entry of a subject; in those of whom it is about nobody needs to be named."""
+    is_its_own = subject.key == wanted.reference and wanted.texts
+    return (replace(wanted, reference="") if is_its_own else wanted).stands_in
 
 
 def _revise(subjects: Iterable[int | None]) -> None:

@@ -8,6 +8,8 @@ from enum import StrEnum
 from typing import Final
 
 from django.db import connection, transaction
+from django.db.models import Value
+from django.db.models.functions import Greatest
 
 from apps.memory import selectors, sql
 from apps.memory.errors import (
@@ -17,8 +19,10 @@ from apps.memory.errors import (
     ImpossiblePeriod,
     PatternsNotLearned,
     StatementStands,
+    UnusableName,
 )
 from apps.memory.models import Item, Passage, Subject
+from apps.memory.references import LONGEST_KEY, key_of
 from apps.memory.services.evidence import Evidence, evidence_of
 from apps.memory.services.replays import refuse_forgotten
 from apps.memory.services.subjects import held_to_write, revised
@@ -77,7 +81,8 @@ class Remembered:
 def remember(*, author: Caller, draft: ItemDraft, now: datetime) -> Remembered:
     """Remember something of a subject.
 
-    The same words at the same time are one item: evidence grows, and with it or another witness how sure it is. What
+    The same words at the same time are one item, unless they answer different questions: evidence grows, and with it or
+    another witness how sure it is. Words that answer none are taken for the answer of these words that was said last. What
     answers the same question for the same time is superseded for that time, and stays known for the rest of its own.
 
     :raises UnknownSubject: if there is none, or it is not shared with the author.
@@ -90,7 +95,10 @@ def remember(*, author: Caller, draft: ItemDraft, now: datetime) -> Remembered:
     :raises UnknownMemory: if there is no item to supersede, or not all the evidence, for the author.
     :raises AlreadySuperseded: if another stands in its place already.
     :raises ImpossiblePeriod: if it ends before it begins.
+    :raises UnusableName: if its slot can't be a name.
     """
+    if draft.slot is not None and not 0 < len(key_of(draft.slot)) <= LONGEST_KEY:
+        raise UnusableName(f"{draft.slot[:60]!r} can't be the name of a slot.")
     subject = held_to_write(author, draft.subject_id)
     digest = same_text(draft.text)
     evidence = evidence_of(author, draft.evidence)
@@ -99,16 +107,16 @@ def remember(*, author: Caller, draft: ItemDraft, now: datetime) -> Remembered:
     _permit(author, subject, draft, digest, own=own)
     current = Item.objects.filter(subject=subject, superseded_at=None)
     period = _Period(draft.valid_from or now, draft.valid_to or _END)
-    same = list(current.filter(type=draft.type, text_digest=digest).true_between(period.begin, period.end))
+    said = current.filter(type=draft.type, text_digest=digest).true_between(period.begin, period.end)
+    slot, same = _of_one_question(draft.slot, list(said.order_by("-said_at", "-pk")))
     met = _Met(digest=digest, same=same, own=own, period=_merged_period(draft, same, now))
-    slot = draft.slot or next((item.slot for item in same if item.slot), None)
-    rivals = current.filter(slot=slot).true_between(met.period.begin, met.period.end) if slot else []
+    rivals = current.filter(slot_key=key_of(slot)).true_between(met.period.begin, met.period.end) if slot else []
     replaced = {item.pk: item for item in [*same, *rivals]}
     if draft.supersedes is not None:
         older = _superseded(subject, draft.supersedes)
         replaced[older.pk] = older
     if not draft.stated:
-        _yield_to_statements(replaced.values(), met, slot)
+        _yield_to_statements(replaced.values(), met)
     item = _written(author, subject, replace(draft, slot=slot), met, now)
     _supersede(item, replaced.values(), same, now)
     item.save(force_insert=True)
@@ -138,6 +146,13 @@ class _Period:
 
 def _period_of(item: Item) -> _Period:
     return _Period(item.valid_from, item.valid_to or _END)
+
+
+def _of_one_question(slot: str | None, said: Sequence[Item]) -> tuple[str | None, list[Item]]:
+    """What a text answers, and those that say it and answer that, or nothing, among all that say it, the newest first."""
+    slot = slot or next((item.slot for item in said if item.slot), None)
+    key = slot and key_of(slot)
+    return slot, [item for item in said if item.slot_key in (None, key)]
 
 
 def _merged_period(draft: ItemDraft, same: Collection[Item], now: datetime) -> _Period:
@@ -174,7 +189,7 @@ def _permit(author: Caller, subject: Subject, draft: ItemDraft, digest: bytes, *
     forgotten = selectors.is_forgotten((subject.key, digest), tenant_id=author.tenant_id)
     if forgotten and not draft.remember_again:
         raise ForgottenOnRequest("This was forgotten on request; only at the subject's wish it is remembered again.")
-    refuse_forgotten(author, draft.text, draft.slot, draft.source, draft.evidence)
+    refuse_forgotten(author, draft.slot, draft.source, draft.evidence, words=[draft.text])
     if draft.stated or own:
         return
     if selectors.was_served(subject, author.principal_id, _texts(draft)):
@@ -188,11 +203,9 @@ def _superseded(subject: Subject, number: int) -> Item:
     return older
 
 
-def _yield_to_statements(replaced: Iterable[Item], met: "_Met", slot: str | None) -> None:
-    """What is learned agrees with the subject's own words where it says the same, for all their time, to their question."""
-    agreed = {
-        item.pk for item in met.same if met.period.covers(_period_of(item)) and (item.slot is None or item.slot == slot)
-    }
+def _yield_to_statements(replaced: Iterable[Item], met: "_Met") -> None:
+    """What is learned agrees with the subject's own words where it says the same, to their question, for all their time."""
+    agreed = {item.pk for item in met.same if met.period.covers(_period_of(item))}
     for item in replaced:
         if item.stated and item.pk not in agreed:
             raise StatementStands(
@@ -213,7 +226,7 @@ class _Met:
 def _written(author: Caller, subject: Subject, draft: ItemDraft, met: _Met, now: datetime) -> Item:
     """The item as it is to stand, not yet saved; its number is drawn, because what it replaces must name it first."""
     evidence = list(dict.fromkeys([ref for item in met.same for ref in item.evidence] + list(draft.evidence)))
-    is_new_witness = not selectors.has_said(subject, author, draft.type, met.digest)
+    is_new_witness = not selectors.has_said(subject, author, draft.type, met.digest, slot=draft.slot)
     return Item(
         id=_next_number(),
         tenant_id=author.tenant_id,
@@ -223,6 +236,7 @@ def _written(author: Caller, subject: Subject, draft: ItemDraft, met: _Met, now:
         text=draft.text,
         text_digest=met.digest,
         slot=draft.slot,
+        slot_key=draft.slot and key_of(draft.slot),
         confidence=_grown(draft, met, is_new_witness=is_new_witness),
         source=draft.source or next((item.source for item in met.same if item.source), ""),
         stated=draft.stated or any(item.stated for item in met.same),
@@ -246,14 +260,19 @@ def _grown(draft: ItemDraft, met: _Met, *, is_new_witness: bool) -> float:
 
 
 def _supersede(item: Item, replaced: Iterable[Item], same: Collection[Item], now: datetime) -> None:
-    """Put the item in the place of others; what they say of other times goes on being known."""
+    """Put the item in the place of others; what they say of other times goes on being known.
+
+    Where this writer's clock is behind, they are superseded at the moment at which they were recorded, and not before.
+    """
     merged = {one.pk for one in same}
     taken = _period_of(item)
     replaced = list(replaced)
     if replaced:
         sql.supersede_passages(items=[older.pk for older in replaced])
     for older in replaced:
-        Item.objects.filter(pk=older.pk).update(superseded_at=now, superseded_by=item.pk)
+        Item.objects.filter(pk=older.pk).update(
+            superseded_at=Greatest("recorded_at", Value(now)), superseded_by=item.pk
+        )
         whole = _period_of(older)
         # What is superseded by name and was so at another time was never so.
         if older.pk in merged or not taken.meets(whole):

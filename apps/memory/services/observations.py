@@ -5,6 +5,8 @@ from datetime import datetime
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Value
+from django.db.models.functions import Greatest
 
 from apps.memory import selectors, sql
 from apps.memory.errors import AboutAnother, AlreadySuperseded
@@ -35,7 +37,8 @@ def store_observation(
     :param conversation_id: the author's conversation that it was said in, as the next turn; recall takes what was
         said around it into account. One that is not known yet begins. What is said with a subject is about it.
     :param speaker: who said it.
-    :param supersedes: the reference of an older statement in whose place this one stands from now on.
+    :param supersedes: the reference of an older statement in whose place this one stands from now on; by a clock that is
+        behind, from when the older one was recorded.
     :raises ForgottenOnRequest: if it names somebody who was forgotten on request, or says again what was.
     :raises MalformedMemoryReference: if one should name a memory, and does not.
     :raises UnknownMemory: if there is no such older statement, or not all the evidence, or it was forgotten, or is about a subject
@@ -47,12 +50,13 @@ def store_observation(
     refs = evidence_of(author, evidence).refs
     turn = None
     if conversation_id is not None:
-        turn = take_turn(principal=author, conversation_id=conversation_id, at=min(occurred_at or now, now))
+        at = min(occurred_at or now, now)
+        turn = take_turn(principal=author, conversation_id=conversation_id, at=at, now=now)
     # What was forgotten while this waited for its turn is known now.
     refuse_forgotten(
         author,
         *(conversation_id, speaker, domain, evidence, metadata),
-        text=text,
+        words=[text],
         conversation_id=conversation_id,
         said_at=occurred_at or now,
     )
@@ -74,7 +78,7 @@ def store_observation(
         if older.scope != (turn.session.scope if turn else 0):
             raise AboutAnother(f"{older} is not about the same as what is to stand in its place.")
         replaced = Observation.objects.filter(pk=older.pk, superseded_at=None).update(
-            superseded_at=now, superseded_by=observation
+            superseded_at=Greatest("recorded_at", Value(now)), superseded_by=observation
         )
         if not replaced:
             raise AlreadySuperseded(f"{older} has been superseded already.")

@@ -26,6 +26,8 @@ def update_pattern(
 ) -> Pattern:
     """Write down what was found to hold, or revise it; every revision is kept.
 
+    No revision is older than the one before it: by a clock that is behind, it is written down when that one was.
+
     :raises ForgottenOnRequest: if it names somebody who was forgotten on request, or says again what was.
     :raises UnknownMemory: if the tenant has not all of these observations, one was forgotten, or one is about a subject that
         is not shared with the author.
@@ -49,7 +51,8 @@ def update_pattern(
         },
     )
     # What was forgotten while this waited is known now.
-    refuse_forgotten(author, category, pattern_name, text=pattern_text)
+    refuse_forgotten(author, category, words=[pattern_name, pattern_text])
+    now = max(now, pattern.revised_at)
     pattern.author_id = author.principal_id
     pattern.text = pattern_text
     pattern.confidence = confidence

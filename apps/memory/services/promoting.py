@@ -9,14 +9,17 @@ from typing import Final
 from django.db import transaction
 
 from apps.memory import selectors
-from apps.memory.errors import ForgottenOnRequest, NotADelegate
+from apps.memory.errors import ForgottenOnRequest, NotADelegate, PromotionNeeded
 from apps.memory.models import Observation, PromotionPolicy
 from apps.memory.novelty import says_the_same
+from apps.memory.services.evidence import words_of
 from apps.memory.services.observations import store_observation
 from apps.principals import selectors as principals
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
 
+# What a DeleGate writes of what it did: no knowledge, and for nobody to allow.
+TRACE: Final = "delegation_trace"
 # How many of the nearest memories a statement is compared with.
 _COMPARED: Final = 10
 # Characters of it that are asked for.
@@ -41,6 +44,32 @@ class Promotion:
     verdict: Verdict
     reason: str
     observation: Observation | None = None
+
+
+def permit_knowledge(*, author: Caller) -> None:
+    """Refuse to let a DeleGate write knowledge by itself. What the product writes on its behalf it does not ask here.
+
+    :raises PromotionNeeded: if the author is one.
+    """
+    if author.kind == Kind.DELEGATE:
+        raise PromotionNeeded(
+            f"A DeleGate writes observations of the domain {TRACE!r} and no knowledge; promote what you learned"
+            " (memory_promote), or recommend it in your report."
+        )
+
+
+def permit_observation(*, author: Caller, domain: str, supersedes: str | None) -> None:
+    """Refuse to let a DeleGate write by itself what is no trace, or stands in the place of what is none.
+
+    :raises PromotionNeeded: if the author is one, and this is so.
+    :raises MalformedMemoryReference: if what it is to supersede should name a memory, and does not.
+    :raises UnknownMemory: if that is not there.
+    """
+    if author.kind != Kind.DELEGATE:
+        return
+    older = None if supersedes is None else selectors.observation_of(supersedes, viewer=author)
+    if domain != TRACE or (older is not None and older.domain != TRACE):
+        permit_knowledge(author=author)
 
 
 @transaction.atomic
@@ -104,6 +133,9 @@ def promote(
 
 
 def _known(delegate: Caller, text: str) -> str | None:
-    """The memory that says the same, by recall."""
+    """The memory that says the same: in the same words, or by recall. A name that it has says nothing for or against it."""
+    if (said := selectors.saying(text)) is not None:
+        return said
     hits = selectors.recall(text[:_ASKED], caller=delegate, limit=_COMPARED)
-    return next((hit.ref for hit in hits if says_the_same(text, hit.text)), None)
+    bare = words_of(delegate, [hit.ref for hit in hits])
+    return next((hit.ref for hit in hits if says_the_same(text, bare.get(hit.ref, hit.text))), None)

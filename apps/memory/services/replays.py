@@ -1,33 +1,35 @@
 """Repetitions of what was forgotten on request, which are refused wherever something is written."""
 
-from collections.abc import Collection, Iterable
-from datetime import UTC, datetime
+from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
 
 from apps.core.erasure import Wanted
 from apps.core.errors import Unavailable
 from apps.memory import selectors, sql
-from apps.memory.errors import ForgottenOnRequest
+from apps.memory.errors import ForgottenOnRequest, TooManyNamed
 from apps.memory.models import Item, Subject
-from apps.memory.references import subject_ids_in, written_in
+from apps.memory.references import MOST_NAMED, subject_ids_in, written_in
 from apps.memory.selectors import Thing
-from apps.memory.texts import is_telling, same_text
+from apps.memory.services.marks import called, digests_of_any, known_by, of_any, said_in
 from apps.principals.tenancy import Caller
 
 
 def refuse_forgotten(
     author: Caller,
     *said: object,
-    text: str = "",
+    words: Sequence[str] = (),
+    about: Collection[str] = (),
     conversation_id: str | None = None,
     said_at: datetime | None = None,
 ) -> None:
     """Refuse what names somebody who was forgotten, or says again what was forgotten of whom it names, or is said with.
 
-    Whom it names is not forgotten before the write is committed. One keyed look, and another for that where somebody may be
-    named; none where no id of a subject is named and no conversation goes on.
+    Whom it names is not forgotten before the write is committed. One keyed look, and others where that finds something;
+    none where no id of a subject is named and no conversation goes on.
 
     :param said: texts and documents in which an id may stand, as forgetting looks for it.
-    :param text: the words themselves, in which one may stand too.
+    :param words: the words themselves, in which one may stand too.
+    :param about: subjects that the author holds, and that it is about without naming them.
     :param conversation_id: the author's conversation that they are of.
     :param said_at: when they were said, if they are a turn of it. Words that tell next to nothing are the same turn only if
         they were said at the same moment.
@@ -35,19 +37,26 @@ def refuse_forgotten(
     :raises TooManyNamed: if it may name more subjects than are looked for at once.
     :raises Unavailable: if one that it names is being forgotten just now.
     """
-    digest = same_text(text)
-    names = subject_ids_in(text, *said)
+    names = subject_ids_in(*words, *said)
     # Before the look, which then sees what was forgotten until now.
-    keep_from_being_forgotten(author, names)
-    things: list[Thing] = [thing for name in names for thing in ((name,), (name, digest))]
+    may_write = _enters(author, names)
+    things: list[Thing] = [(name,) for name in names]
+    whom = names | set(about)
+    known = known_by(words, said) if whom or conversation_id is not None else {}
+    if whom:
+        things += map(of_any, known)
     if conversation_id is not None:
-        things.append(_said_in(author.principal_id, conversation_id, text, said_at))
-    found = selectors.forgotten_among(things, tenant_id=author.tenant_id)
-    if not found:
-        return
-    told = written_in(text, *said)
-    if any(_stands_in(told, thing) for thing in found - _remembered(author, found)):
+        name = called(conversation_id)
+        things += [
+            said_in(author.principal_id, name, digest, None if tells else said_at) for digest, tells in known.items()
+        ]
+    found = _forgotten(author, things, whom)
+    told = written_in(*words, *said) if found else set()
+    if any(_stands_in(told, about, thing) for thing in found - _remembered(author, found)):
         raise ForgottenOnRequest("What this says, or whom it names, was forgotten on request; it is not written again.")
+    # Not sooner: what is forgotten is seen by those who waited for it a moment before its name is given up.
+    if not may_write:
+        raise _being_forgotten()
 
 
 def keep_from_being_forgotten(author: Caller, names: Collection[str]) -> None:
@@ -55,31 +64,35 @@ def keep_from_being_forgotten(author: Caller, names: Collection[str]) -> None:
 
     :raises Unavailable: if one is being forgotten just now.
     """
-    if names and not sql.enter_writing(author.tenant_id, names):
-        raise Unavailable("Somebody whom this names is being forgotten just now; ask again in a moment.")
+    if not _enters(author, names):
+        raise _being_forgotten()
 
 
-def marks_of_said(said: Iterable[tuple[int, str, str, datetime | None]]) -> set[bytes]:
-    """By what that is known again which was said in conversations: of each whose it is, its id, the words, and when they
-    were said if they are a turn."""
-    return {selectors.mark_of(*_said_in(*one)) for one in said if one[2]}
+def _enters(author: Caller, names: Collection[str]) -> bool:
+    return not names or sql.enter_writing(author.tenant_id, names)
 
 
-def marks_of_texts(subject_id: str, texts: Iterable[str]) -> set[bytes]:
-    """By what that is known again which was said of a subject."""
-    return {selectors.mark_of(subject_id, same_text(text)) for text in texts}
+def _being_forgotten() -> Unavailable:
+    return Unavailable("Somebody whom this names is being forgotten just now; ask again in a moment.")
 
 
-def _said_in(principal_id: int, conversation_id: str, text: str, said_at: datetime | None) -> Thing:
-    """What was said in a conversation: known again by its words, or, where these are anybody's, by its moment too."""
-    thing: Thing = ("turn", str(principal_id), conversation_id, same_text(text))
-    return thing if said_at is None or is_telling(text) else (*thing, said_at.astimezone(UTC).isoformat())
+def _forgotten(author: Caller, things: Iterable[Thing], whom: Collection[str]) -> set[Thing]:
+    """Those of these things that were forgotten, and of the words among them which of them of one of these subjects.
+
+    :raises TooManyNamed: if that is too much to ask.
+    """
+    found = selectors.forgotten_among(things, tenant_id=author.tenant_id)
+    digests = digests_of_any(found)
+    if len(digests) * len(whom) > MOST_NAMED:
+        raise TooManyNamed("This may say too much of too many subjects again; write it in several parts.")
+    pairs: list[Thing] = [(name, digest) for name in whom for digest in digests]
+    return found - set(map(of_any, digests)) | selectors.forgotten_among(pairs, tenant_id=author.tenant_id)
 
 
-def _stands_in(told: Collection[str], thing: Thing) -> bool:
+def _stands_in(told: Collection[str], about: Collection[str], thing: Thing) -> bool:
     """Whether it is of a conversation, or of a subject whom forgetting would find there: not all that may be an id is one."""
     match thing:
-        case (str(name),) | (str(name), _):
+        case (str(name),) | (str(name), _) if name not in about:
             wanted = Wanted(tenant_id=0, reference=name)
             return any(wanted.stands_in(one) for one in told)
         case _:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Final
 
 from django.db import transaction
 from django.db.models import Q
@@ -11,9 +12,13 @@ from apps.core.ids import random_id
 from apps.memory import selectors, sql
 from apps.memory.errors import ConversationFull
 from apps.memory.models import MOST_TURNS, Session, Subject
+from apps.memory.services.marks import called, overwritten
 from apps.memory.services.replays import refuse_forgotten
 from apps.memory.services.subjects import holding, revised, to_be_written
 from apps.principals.tenancy import Caller
+
+# Of what a conversation said earlier the latest so much is known again where it is forgotten.
+_MOST_OVERWRITTEN: Final = 50
 
 
 @transaction.atomic
@@ -31,6 +36,8 @@ def record_session(
 ) -> Session:
     """Note a conversation, or what has become of it; what is not given stays as it was.
 
+    No note makes it older than it was: by a clock that is behind, it was last active when it was before.
+
     With a subject it is what envelopes of the subject call the recent context; what was said in it is recalled as about
     the subject from then on, and not else.
 
@@ -46,11 +53,13 @@ def record_session(
     subjects = _concerned(session, principal, subject_id)
     session = _unless_over(session, subjects, principal=principal, now=now)
     # What was forgotten while this waited is known now.
+    given = {"platform": platform, "title": title, "summary": summary, "topics": topics, "tone": tone}
     refuse_forgotten(
         principal,
-        *(conversation_id, platform, title, topics, tone),
-        text=summary or "",
-        conversation_id=conversation_id if summary else None,
+        *(conversation_id, platform, topics, tone),
+        words=[title or "", summary or ""],
+        about=[subject_id] if subject_id is not None and any(given.values()) else [],
+        conversation_id=conversation_id if any(given.values()) else None,
     )
     since = None
     if subject_id is not None:
@@ -60,11 +69,12 @@ def record_session(
             since, session.subject = session.started_at, subject
             if session.turns:
                 sql.move_passages(session.place_of(0), session.place_of(session.turns - 1), scope=subject.pk)
-    given = {"platform": platform, "title": title, "summary": summary, "topics": topics, "tone": tone}
+    earlier = dict.fromkeys([*session.overwritten, *overwritten(session, given)])
+    session.overwritten = list(earlier)[-_MOST_OVERWRITTEN:]
     for name, value in given.items():
         if value is not None:
             setattr(session, name, list(value) if name == "topics" else value)
-    session.last_active_at = now
+    session.last_active_at = max(session.last_active_at, now)
     session.save()
     for subject in subjects:
         revised(subject, now, since=since)
@@ -108,7 +118,8 @@ def _unless_over(session: Session, subjects: Iterable[Subject], *, principal: Ca
         to_be_written(subject, subject.key)
         return session
     conversation_id, session.conversation_id = session.conversation_id, random_id("over")
-    session.save(update_fields=["conversation_id"])
+    session.was_called = session.was_called or called(conversation_id)
+    session.save(update_fields=["conversation_id", "was_called"])
     return _held(principal, conversation_id, now)
 
 
@@ -120,8 +131,10 @@ class Turn:
     place: int
 
 
-def take_turn(*, principal: Caller, conversation_id: str, at: datetime) -> Turn:
+def take_turn(*, principal: Caller, conversation_id: str, at: datetime, now: datetime) -> Turn:
     """Take the next turn of the principal's conversation, which begins with it if it is not known, or is over.
+
+    :param at: when it was said.
 
     Turns of a conversation are given one after the other: who takes one is waited for until it has committed.
 
@@ -137,5 +150,5 @@ def take_turn(*, principal: Caller, conversation_id: str, at: datetime) -> Turn:
     session.started_at, session.last_active_at = min(session.started_at, at), max(session.last_active_at, at)
     session.save(update_fields=["turns", "started_at", "last_active_at"])
     for subject in subjects:
-        revised(subject, at)
+        revised(subject, now, since=at)
     return Turn(session=session, place=session.place_of(session.turns - 1))

@@ -12,7 +12,7 @@ from django.db.models.functions import Least
 from apps.core.sql import violated_constraint
 from apps.memory import selectors
 from apps.memory.errors import ForgottenOnRequest, MemoryDisabled, SharedByAnother, SubjectExists, TooManyPreferences
-from apps.memory.models import MemoryPolicy, Subject, SubjectQuerySet
+from apps.memory.models import MemoryPolicy, Subject, SubjectQuerySet, preferring
 from apps.memory.services.replays import keep_from_being_forgotten, refuse_forgotten
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
@@ -79,7 +79,8 @@ def update_subject(*, author: Caller, subject_id: str, change: SubjectChange, no
     subject = held(author, subject_id)
     if subject is None:
         raise selectors.unknown(subject_id)
-    refuse_forgotten(author, change.given, change.preferences)
+    words = _entries(change)
+    refuse_forgotten(author, change.given, change.preferences, words=words, about=[subject_id] if any(words) else [])
     if change.given.get("share_with", subject.share_with) != subject.share_with:
         _may_share(author, subject)
     _apply(subject, change)
@@ -193,6 +194,13 @@ def _may_share(author: Caller, subject: Subject) -> None:
 
 # What is known of a subject itself, beside what it prefers.
 _TOLD: Final = ("display_name", "learning_level", "domains")
+
+
+def _entries(change: SubjectChange) -> list[str]:
+    """What a change tells, entry by entry, as they are forgotten."""
+    preferences = change.preferences or {}
+    chosen = [preferring(key, value) for key, value in preferences.items() if value is not None]
+    return [change.given.get("learning_level") or "", *(change.given.get("domains") or []), *chosen]
 
 
 def _apply(subject: Subject, change: SubjectChange) -> None:

@@ -24,6 +24,7 @@ from apps.memory.sql.recalling import (
     RECALL_OF_DOMAIN,
     RECALL_OF_SUBJECT,
 )
+from apps.memory.sql.starting import HOLDINGS, RECENT, held, recent
 from apps.memory.sql.subjects import (
     DROP_OLD_LOADS,
     ENVELOPE,
@@ -54,6 +55,7 @@ __all__ = [
     "EXPIRED_ITEMS",
     "EXPIRED_SESSIONS",
     "EXPIRED_TURNS",
+    "HOLDINGS",
     "LOOKED_AT",
     "MOST",
     "NEWEST",
@@ -66,6 +68,7 @@ __all__ = [
     "RECALL_NARROWED",
     "RECALL_OF_DOMAIN",
     "RECALL_OF_SUBJECT",
+    "RECENT",
     "REVISION",
     "Found",
     "Meant",
@@ -80,6 +83,7 @@ __all__ = [
     "find",
     "fold_tallies",
     "has_vectors",
+    "held",
     "index_statements",
     "index_words",
     "keep_vectors",
@@ -90,6 +94,7 @@ __all__ = [
     "note_load",
     "readable",
     "recall_by_meaning",
+    "recent",
     "revision",
     "supersede_passages",
     "try_turn",

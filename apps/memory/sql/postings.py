@@ -5,6 +5,7 @@ from typing import Final
 
 from apps.core.sql import hot_cursor
 from apps.memory.sql.tallies import drop_rare, keep_still
+from apps.memory.texts import as_sought
 
 _INDEX: Final = """
 with passage as materialized (
@@ -64,8 +65,8 @@ def index_words(
             _INDEX,
             {
                 "passage": passage_id,
-                "text": text,
-                "context": context,
+                "text": as_sought(text),
+                "context": as_sought(context),
                 "observations": observations,
                 "patterns": patterns,
                 "concepts": concepts,

@@ -12,6 +12,8 @@ from apps.memory.models import COMMON
 # The number of passages of rarer words from which on a word only adds to their scores; one that stands in more than are
 # scored itself, from fewer on.
 _ENOUGH: Final = 100
+# As many terms of a word, itself first, are scored in full; all others it stands for are scored in as many passages together.
+_IN_FULL: Final = 4
 # The best that are looked through for words that follow each other as they do in the question.
 _LOOKED_THROUGH: Final = 24
 
@@ -154,7 +156,7 @@ _CHOSEN: Final = """chosen as materialized (
         select passage_id, frequency, length, of_context, superseded from memory_posting
         where tenant_id = %(tenant)s and scope = %(scope)s and term = w.term
         order by passage_id desc
-        limit %(scored)s
+        limit ceil(%(scored)s * w.part)::bigint
     ) g
     where w.chooses
 """
@@ -194,7 +196,7 @@ _CHOSEN_NARROWLY: Final = f"""within as materialized (
         select passage_id, frequency, length, of_context from memory_posting
         where {_OF_SCOPE} and term = w.term
         order by passage_id desc
-        limit {REACHED}
+        limit ceil({REACHED} * w.part)::bigint
     ) g
     union
     select r.place, w.word, w.term, w.weight, g.of_context, w.share * g.frequency as frequency,
@@ -285,9 +287,17 @@ with {reached}spelled as materialized (
     from memory_tally where tenant_id = %(tenant)s and scope = %(scope)s
 ), weighed as materialized (
     select asked.word, counted.term, counted.share, corpus.length,
-           counted.passages >= {REACHED} as is_common, {chooses} as chooses,
+           counted.passages >= {REACHED} and counted.nth <= {_IN_FULL} as is_common,
+           counted.nth > {_IN_FULL} or {chooses} as chooses,
+           case when counted.nth <= {_IN_FULL} then 1 else {_IN_FULL}::float8 / counted.terms end as part,
            ln(1 + greatest(corpus.passages - asked.passages + 0.5, 0) / (asked.passages + 0.5))::float8 as weight
-    from asked join counted using (word) cross join corpus
+    from asked
+    join (
+        select *, count(*) over (partition by word) as terms,
+               row_number() over (partition by word order by term = word desc, share desc, passages desc, term) as nth
+        from counted
+    ) counted using (word)
+    cross join corpus
     cross join lateral (
         select sum(r.passages) as passages from asked r
         where (r.passages, r.word) < (asked.passages, asked.word)

@@ -1,7 +1,7 @@
 """The statements behind envelopes: at which revision a subject is, all that an envelope says, and what ends it."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -20,11 +20,15 @@ _MOST: Final = 100
 _DEFAULT: Final = Windows()
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
+
 # Whom a subject is not shared with gets no row from any of these statements, and so does as little as for one that is
 # not there.
-_SHARED: Final = (
-    "(coalesce(s.share_with, p.share_with) is null or %(viewer)s = any(coalesce(s.share_with, p.share_with)))"
-)
+def shared_with(viewer: str) -> str:
+    """That a subject `s` of a tenant with the policy `p` is shared with one whose name this expression is."""
+    return f"(coalesce(s.share_with, p.share_with) is null or {viewer} = any(coalesce(s.share_with, p.share_with)))"
+
+
+_SHARED: Final = shared_with("%(viewer)s")
 
 # By memory_subject_key_once and memory_memorypolicy_once.
 REVISION: Final = f"""
@@ -311,14 +315,24 @@ def mark_forgotten(*, tenant_id: int, marks: Collection[bytes], now: datetime) -
 
 # The subject is held, lest it be forgotten before this transaction ends.
 NOTE_LOAD: Final = """
-insert into memory_envelopeloaded (tenant_id, subject_id, viewer_id, rev, digest, loaded_at)
-select tenant_id, id, %(viewer)s, %(rev)s, %(digest)s, %(now)s from memory_subject where id = %(subject)s for key share
+insert into memory_envelopeloaded (tenant_id, subject_id, viewer_id, rev, digest, loaded_at,
+                                   facts_since, patterns_since, narratives_since)
+select tenant_id, id, %(viewer)s, %(rev)s, %(digest)s, %(now)s, %(facts)s, %(patterns)s, %(narratives)s from memory_subject where id = %(subject)s for key share
 """
 
 
-def note_load(*, subject_pk: int, viewer_id: int, rev: int, digest: bytes, now: datetime) -> bool:
-    """Note that somebody is given an envelope; not if the subject has just been forgotten."""
-    given: dict[str, Any] = {"subject": subject_pk, "viewer": viewer_id, "rev": rev, "digest": digest, "now": now}
+def note_load(
+    *, subject_pk: int, viewer_id: int, rev: int, digest: bytes, since: Mapping[ItemType, datetime], now: datetime
+) -> bool:
+    """Note that somebody is given an envelope; not if the subject has just been forgotten.
+
+    :param since: when the oldest that it holds of each type was said.
+    """
+    given: dict[str, Any] = {
+        "subject": subject_pk, "viewer": viewer_id, "rev": rev, "digest": digest, "now": now,
+        "facts": since.get(ItemType.USER_FACT), "patterns": since.get(ItemType.USER_PATTERN),
+        "narratives": since.get(ItemType.SHARED_NARRATIVE),
+    }  # fmt: skip
     with hot_cursor() as cursor:
         cursor.execute(NOTE_LOAD, given)
         return bool(cursor.rowcount)

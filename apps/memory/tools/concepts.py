@@ -1,14 +1,16 @@
 """Concepts and how they stand to each other."""
 
+from datetime import datetime
 from typing import Annotated, Any
 
 from django.utils import timezone
 from pydantic import Field, StringConstraints
 
 from apps.core.operations import Route, operation
+from apps.core.pagination import decode_position, encode_cursor
 from apps.core.schemas import Input, Name, Output, Text
-from apps.memory import services
-from apps.memory.tools.shapes import Label
+from apps.memory import selectors, services
+from apps.memory.tools.shapes import Cursor, Label
 from apps.principals.tenancy import Caller
 
 
@@ -44,6 +46,7 @@ def memory_store_concept(caller: Caller, given: StoreConcept) -> StoredConcept:
 
     A known concept is revised: what you leave out stays as it was, aliases are added.
     """
+    services.permit_knowledge(author=caller)
     concept = services.store_concept(
         author=caller,
         name=given.name,
@@ -88,6 +91,7 @@ class StoredRelationship(Output):
 )
 def memory_add_concept_relationship(caller: Caller, given: AddRelationship) -> StoredRelationship:
     """Say how one concept stands to another. Concepts named for the first time are created."""
+    services.permit_knowledge(author=caller)
     relationship = services.add_relationship(
         author=caller,
         from_concept=given.from_concept,
@@ -102,4 +106,67 @@ def memory_add_concept_relationship(caller: Caller, given: AddRelationship) -> S
         to_concept=relationship.target.name,
         rel_type=relationship.type,
         description=relationship.description,
+    )
+
+
+class ListRelationships(Input):
+    from_concept: Label | None = None
+    """Only how this one stands to others: a name or an alias."""
+    to_concept: Label | None = None
+    """Only how others stand to this one."""
+    rel_type: Name | None = None
+    limit: Annotated[int, Field(ge=1, le=500)] = 50
+    cursor: Cursor | None = None
+    """`next` of the page before."""
+
+
+class RelationshipOutput(Output):
+    from_concept: str
+    to_concept: str
+    rel_type: str
+    description: str
+    author: str
+    """Who said so first."""
+    recorded_at: datetime
+    revised_at: datetime
+
+
+class RelationshipsOutput(Output):
+    relationships: list[RelationshipOutput]
+    """The newest first."""
+    next: str | None
+    """The cursor of the next page; null on the last."""
+
+
+@operation(
+    title="List relationships",
+    scope="memory",
+    routes=[Route("GET", "/api/v1/memory/relationships")],
+    read_only=True,
+)
+def list_memory_relationships(caller: Caller, given: ListRelationships) -> RelationshipsOutput:
+    """List how concepts stand to each other: all, those of one concept, or those of a type."""
+    found = selectors.relationships(
+        tenant_id=caller.tenant_id,
+        from_concept=given.from_concept,
+        to_concept=given.to_concept,
+        rel_type=given.rel_type,
+        before=decode_position(given.cursor) if given.cursor else None,
+        limit=given.limit + 1,
+    )
+    page = found[: given.limit]
+    return RelationshipsOutput(
+        relationships=[
+            RelationshipOutput(
+                from_concept=one.source.name,
+                to_concept=one.target.name,
+                rel_type=one.type,
+                description=one.description,
+                author=one.author.name,
+                recorded_at=one.recorded_at,
+                revised_at=one.revised_at,
+            )
+            for one in page
+        ],
+        next=encode_cursor(page[-1].pk) if len(found) > given.limit else None,
     )

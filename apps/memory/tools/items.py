@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Annotated
 
 from django.utils import timezone
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from apps.core.operations import Route, operation
 from apps.core.schemas import Input, Moment, Output, Text
@@ -13,10 +13,18 @@ from apps.memory import selectors, services
 from apps.memory.models import Item, Subject
 from apps.memory.services import ItemDraft
 from apps.memory.states import ItemType
+from apps.memory.texts import one_line
 from apps.memory.tools.shapes import Label, Share, SubjectId
 from apps.principals.tenancy import Caller
 
-Saying = Annotated[Text, StringConstraints(min_length=1, max_length=2_000, pattern=r"\S")]
+
+def _seen(said: str) -> str:
+    if not one_line(said):
+        raise ValueError("holds nothing that anybody sees")
+    return said
+
+
+Saying = Annotated[Text, StringConstraints(min_length=1, max_length=2_000, pattern=r"\S"), AfterValidator(_seen)]
 ItemRef = Annotated[str, StringConstraints(pattern=r"^(item:)?[1-9][0-9]{0,17}$")]
 
 
@@ -111,6 +119,7 @@ def remember_fact(caller: Caller, given: RememberFact) -> RememberedFact:
     The same words again make it surer where there is new evidence. What you only know from an envelope is refused, and
     so is what contradicts the subject's own words. The subject must have been added (`add_subject`).
     """
+    services.permit_knowledge(author=caller)
     remembered = services.remember(
         author=caller,
         draft=ItemDraft(

@@ -49,8 +49,10 @@ class StoredMemory(Output):
 def memory_store(caller: Caller, given: StoreMemory) -> StoredMemory:
     """Remember one observation for good, with its domain, your confidence and the evidence.
 
-    It can be recalled at once, by every agent of your tenant.
+    It can be recalled at once, by every agent of your tenant. A DeleGate stores its `delegation_trace` so, and
+    promotes what it learned (`memory_promote`).
     """
+    services.permit_observation(author=caller, domain=given.domain or "", supersedes=given.supersedes)
     stored = services.store_observation(
         author=caller,
         text=given.observation,

@@ -45,6 +45,7 @@ def memory_update_pattern(caller: Caller, given: UpdatePattern) -> StoredPattern
 
     Every revision is kept.
     """
+    services.permit_knowledge(author=caller)
     pattern = services.update_pattern(
         author=caller,
         category=given.category,

@@ -14,6 +14,8 @@ Label = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
 
 Domain = Annotated[Text, StringConstraints(min_length=1, max_length=100)]
 
+Cursor = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
+
 Share = Annotated[float, Field(ge=0, le=1)]
 
 _SUBJECT_ID: Final = re.compile(SUBJECT_ID)
@@ -22,8 +24,8 @@ _SUBJECT_ID: Final = re.compile(SUBJECT_ID)
 def _subject_id(given: str) -> str:
     if _SUBJECT_ID.fullmatch(given) is None:
         raise ValueError(
-            "is no subject's id: a kind in capitals, a colon and a name of letters, digits and _:@.+~- that does not end with"
-            " a dot, such as USER:246030816692404234"
+            "is no subject's id: a kind in capitals, a colon and a name of letters, digits and, but for its end, _:@.+~-,"
+            " such as USER:246030816692404234"
         )
     return given
 

@@ -54,6 +54,7 @@ class Start(Output):
     ai_name: str
     sessions: list[Conversation]
     observations_count: int
+    """Of what is about no subject, as are the next two."""
     patterns_count: int
     concepts_count: int
     inbox_unread_count: int

@@ -203,7 +203,7 @@ def export_subject(caller: Caller, given: ExportSubject) -> Export:
     subject = selectors.subject_of(given.subject_id, viewer=caller)
     asked = {name: getattr(given, f"{name}_after") for name in selectors.PARTS}
     after = {name: number for name, number in asked.items() if number is not None}
-    found = selectors.export(subject, after=after or None, exactly=caller.may(Scope.ADMIN))
+    found = selectors.export(subject, now=timezone.now(), after=after or None, exactly=caller.may(Scope.ADMIN))
     return Export(
         subject=found.subject,
         **{name: found.rows.get(name, []) for name in selectors.PARTS},
