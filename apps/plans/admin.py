@@ -31,6 +31,12 @@ class PlanAdmin(OperatorAdmin):
     ordering = ["-id"]
     inlines = [StepInline]
     readonly_fields = ["graph", "provenance", "receipt_link", "execution_link", "successor_link"]
+    # What it does is seen before how it is written down.
+    fields = [
+        *("plan_id", "intent", "status", "scope", "confidence", "graph", "provenance"),
+        *("principal", "delegate", "receipt_link", "execution_link", "replaces", "successor_link", "created_at"),
+        *("planner_version", "registry_epoch", "history_epoch", "plan_hash", "document"),
+    ]
 
     @admin.display(description="Steps")
     def graph(self, plan: Plan) -> str:

@@ -14,13 +14,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from apps.plans import kinds, lexicon
+from apps.plans import kinds, lexicon, sorts
 from apps.plans.calibration import calibration_error
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Tool
 from apps.plans.clauses import Clause, Reading, read
 from apps.plans.history import KEPT, NEAREST, Heard, History, Looked, Past, Voiced, Without, log_odds
 from apps.plans.ordering import best_path
-from apps.plans.ranking import Candidate, Ranker
+from apps.plans.ranking import OF_ANOTHER_SORT, Candidate, Ranker
+from apps.plans.sorts import Clash
 
 ALTERNATIVES: Final = 3
 _SHOWN: Final = 0.1
@@ -29,6 +30,8 @@ _NOISE_WORDS: Final = 4
 _BROUGHT_UP: Final = 6
 _ACCOUNTED: Final = 0.15
 _ALIKE: Final = 0.35
+_AS_NEAR: Final = 0.5
+"""How near a tool must be to a clause, beside the one that it is nearest to, to account for it as well."""
 _BOLD: Final = 0.6
 _HEARD: Final = 0.02
 _SURE: Final = 0.7
@@ -76,7 +79,7 @@ class Choice:
 class Memo:
     """What was chosen for requests of one skeleton, as long as the registry and what was learned stay as they are.
 
-    Choosing looks at what a request names exactly only by its kind, so requests that differ in nothing else choose alike.
+    Choosing looks at what a request names exactly only by its kind and sort, so requests that differ in nothing else choose alike.
     Not for several threads at once.
     """
 
@@ -103,7 +106,7 @@ class Memo:
 
 
 def _skeleton(reading: Reading) -> tuple[object, ...]:
-    return (reading.text, *((span.kind, kinds.of_file(span.value)) for span in reading.spans))
+    return (reading.text, *((span.kind, kinds.of_file(span.value), sorts.of_file(span)) for span in reading.spans))
 
 
 def choose_tools(reading: Reading, ranker: Ranker, catalogue: Catalogue, *, begun: bool = False) -> Choice:
@@ -151,7 +154,19 @@ class _Words:
 
     def _open(self, clause: Clause) -> list[Candidate]:
         found = self.ranker.open(clause, self.catalogue, self._at_hand())
-        return [one for one in found if self.ranker.profiles[one.tool.uid].action not in self.ruled_out]
+        return self._of_the_sort(
+            clause, [one for one in found if self.ranker.profiles[one.tool.uid].action not in self.ruled_out]
+        )
+
+    def _of_the_sort(self, clause: Clause, found: list[Candidate]) -> list[Candidate]:
+        """Those first that are for what the clause names: Python code, PDF documents."""
+        telling = [one.tool for one in found if self.ranker.tells_sorts(one.tool)]
+        named = sorts.of_wish(clause) if telling else ()
+        certain = {tool.uid for tool in telling if _is_certain(self.ranker.clash(named, tool))}
+        if not certain:
+            return found
+        weighed = [one._replace(p=min(one.p, OF_ANOTHER_SORT)) if one.tool.uid in certain else one for one in found]
+        return sorted(weighed, key=lambda one: (-one.p, -one.score, one.tool.uid))
 
     def explain(self, clause: Clause, found: Sequence[Candidate] | None = None) -> None:
         """Account for a clause."""
@@ -204,13 +219,14 @@ class _Words:
 
     def _without_results(self, clause: Clause) -> Clause:
         """A result named for the deed of a step before (the transcript), or as the last one names it (the text), is what that bears,
-        and no matter of its own.
+        and no matter of its own; nor is what such steps were about (the transcript of the interview).
         """
         results = {self.ranker.profiles[one.tool.uid].action for one in self.choice.chosen} - {clause.verb}
         if self.choice.chosen and all(span.kind == "email" for span in clause.spans):
             results |= _borne(self.choice.chosen[-1].tool) & _definite(clause)
         if not results.intersection(clause.head):
             return clause
+        results |= {concept for one in self.choice.chosen for concept in one.clause.head}
         left = tuple(concept for concept in clause.head if concept not in results)
         return replace(clause, head=left, words=(*clause.words, "it"))
 
@@ -230,6 +246,10 @@ class _Words:
         best = max(found, key=lambda one: (one.likely, one.score, one.tool.uid), default=None)
         if best is not None and best.likely >= _SHOWN:
             self.choice.chosen.append(Chosen(tool=best.tool, clause=clause, p=best.likely, sure=False))
+
+
+def _is_certain(clash: Clash | None) -> bool:
+    return clash is not None and clash.certain
 
 
 def _best(found: Sequence[Candidate]) -> float:
@@ -327,15 +347,25 @@ class _Learned:
         """What changes the world needs its own verb, or nearly the words of a past plan."""
         if self.ranker.profiles[one.uid].gentle:
             return True
-        if one.p >= _BOLD and one.features[NEAREST] >= _ALIKE:
+        if any(other.tool.uid == one.uid and other.p >= KEPT for others in self.found.values() for other in others):
             return True
-        return any(other.tool.uid == one.uid and other.p >= KEPT for others in self.found.values() for other in others)
+        return one.p >= _BOLD and one.features[NEAREST] >= _ALIKE and self._may_be_meant(one.uid)
+
+    def _may_be_meant(self, uid: str) -> bool:
+        """Has some clause the tool's own verb, or one of which words don't tell what it means?"""
+        action = self.ranker.profiles[uid].action
+        verbs = {clause.verb for clause in self.asked if not clause.circumstance}
+        return action in verbs or not verbs <= lexicon.UNDERSTOOD
 
     def _is_accounted_for(self, clause: Clause, near: Mapping[tuple[int, str], float]) -> bool:
         """Do past plans tie the clause to a tool that is taken anyway? What changes the world is never passed over so."""
         if clause.verb in lexicon.MUTATING:
             return False
-        if any(value >= _ACCOUNTED for (number, _), value in near.items() if number == clause.number):
+        nearest: dict[str, float] = {}
+        for (_, uid), value in near.items():
+            nearest[uid] = max(nearest.get(uid, 0.0), value)
+        here = {uid: value for (number, uid), value in near.items() if number == clause.number}
+        if any(value >= max(_ACCOUNTED, _AS_NEAR * nearest[uid]) for uid, value in here.items()):
             return True
         if (self.words.choice.confidence or 0.0) >= _SURE:
             self.words.choice.remarks.append(("Past plans for such words had no tool of its own for:", clause))

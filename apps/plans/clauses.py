@@ -59,13 +59,19 @@ _LEAD: Final = re.compile(
     re.IGNORECASE,
 )
 _NEVER: Final = re.compile(
-    r"\b(?:(?:do|does|must|should|shall|may|need|(?:you|one|they)\s+(?:can|could|will|would))\s*(?:not|n['\u2019]?t)\b|never\b|without\b|but\s+not\b|not\s+to\b"
+    r"\b(?:(?:do|does|must|should|shall|may|need|(?:you|one|they)\s+(?:can|could|will|would))\s*(?:not|n['\u2019]?t)\b|never\b|without\b(?!\s+(?:the|its|their|those|these)\s)|but\s+not\b|not\s+to\b"
     r"|(?:not|n['\u2019]t)\s+(?:allowed|permitted|supposed|meant)\b|instead\s+of\b|rather\s+than\b|no\s+need\s+to\b|neither\b|nor\b"
     r"|(?:under|in|on|by)\s+no\s+(?:circumstances?|means|account|case)\b|forbid(?:s|den)?\b|prohibit(?:s|ed)?\b|disallow(?:s|ed)?\b"
     r"|(?:is|be)\s+(?:\w+\s+)?(?:wrong|unwise|illegal|dangerous|a\s+mistake)\s+to\b)"
     r"|(?:^|\b(?:and|but|or|please|must|should|to)\s|,)\s*(?:avoid|refrain\s+from|abstain\s+from|beware\s+of)\b|^\W*(?:nobody|no[ -]one)\b",
     re.IGNORECASE,
 )
+_ASIDE: Final = re.compile(
+    r"(?P<before>(?:^|(?<=[.;!?\n]\s))[^.;!?\n,]{1,200}),\s*(?P<ban>without\s[^.;!?\n,]{1,80}),\s+(?P<after>[^.;!?\n]{1,400})",
+    re.IGNORECASE,
+)
+"""A wish that is interrupted by what it rules out."""
+_JOINS: Final = re.compile(r"(?:and|or|but|then|nor|so)\b", re.IGNORECASE)
 _FORBIDS: Final = re.compile(r"\W*(?:please\W+)?(?:do\s+not|don['\u2019]?t|never)\b", re.IGNORECASE)
 """How somebody is told not to do something: what is just to be done instead may follow."""
 _REACHES_NOT: Final = re.compile(r"without|instead|rather|but", re.IGNORECASE)
@@ -104,16 +110,62 @@ _GETS: Final = re.compile(
     re.IGNORECASE,
 )
 """How somebody is to be sent something whose address comes first."""
+_SUBJECT: Final = re.compile(
+    r"\s*(?P<subject>(?:(?:the|this|that|my|our)\s+)?(?:[\w-]+\s+){0,3}?(?:(?:at|in|on|under)\s+)?\x02\d+\x03)"
+    r"\s+(?:is|are|was|were|has|have|had|can|could|may|might|should|must|needs?)\b(?P<said>[^\x02]{0,80})",
+    re.IGNORECASE,
+)
+_TO_IT: Final = re.compile(r"(?:(?:so|then|please|kindly|just|now)\s+)*[a-z]+\s+(?:it|them)\b", re.IGNORECASE)
 _MASK_OR_REST: Final = re.compile(r"\x02?[0-9]+\x03")
 """A mark of something named exactly, whole or without its beginning."""
 _A_LINE: Final = re.compile(r"^\W*an?\s+(?:line|note)\b", re.IGNORECASE)
 _LINE: Final = re.compile(r"^\W*(?:know\b|an?\s+(?:\w+\s+)?(?:line|note|message)\b)", re.IGNORECASE)
+_INVERTED: Final = re.compile(
+    r"^(?:which|what)\s+(?P<what>(?:[\w-]+\s+){0,3}?[\w-]+)\s+(?:do|does|did)\s", re.IGNORECASE
+)
 _SOUGHT: Final = re.compile(r"\bfor\s+(?P<what>.+)$", re.IGNORECASE | re.DOTALL)
 _COMMANDS: Final = re.compile(
     r"[a-z][\w-]*\s+(?:the|a|an|my|our|your|his|her|their|this|these|those|all|every|each|any|some|it|them|everything)\b",
     re.IGNORECASE,
 )
 """A word before an article, at the beginning: a verb, known or not."""
+_NO_VERBS: Final = frozenset(
+    {
+        "not",
+        "even",
+        "like",
+        "unlike",
+        "because",
+        "since",
+        "unless",
+        "until",
+        "whenever",
+        "where",
+        "what",
+        "that",
+        "except",
+        "plus",
+    }
+    | {
+        "besides",
+        "despite",
+        "once",
+        "only",
+        "respectively",
+        "instead",
+        "always",
+        "never",
+        "perhaps",
+        "maybe",
+        "quite",
+        "half",
+    }
+)
+"""Words that stand before an article as well, and are none."""
+_JOINT: Final = re.compile(
+    r"\s*(?:,\s*|,?\s*(?:\b(?:and|plus|as\s+well\s+as)\b|&)\s*(?P<as>(?:[a-z]+\s+){0,4}))", re.IGNORECASE
+)
+"""What stands between things that are named side by side."""
 _LIKENED: Final = re.compile(r"(?<=\x03)\s+(?:sounds?|looks?|feels?|seems?|reads?)\b", re.IGNORECASE)
 _EITHER: Final = re.compile(
     r"^(?:is|are|was|were|does|do|did)\b.*?\b(?P<one>\w+)\s+or\s+(?P<other>\w+)", re.IGNORECASE | re.DOTALL
@@ -129,6 +181,12 @@ _DOING: Final = frozenset({"create", "build", "execute", "write", "research"})
 _ASKS: Final = frozenset({"to", "and", "please", "you", "then", "i", "we"})
 _HAVING: Final = frozenset({"want", "need", "like", "have", "get", "see"})
 _HAVING_WORDS: Final = 4
+_TO_HAVE: Final = re.compile(r"^.*?\b(?:want|need|like|have|get|see)\b", re.IGNORECASE | re.DOTALL)
+_LETTING: Final = frozenset({"have", "get"})
+"""What a wish begins with that something be done, in whatever form the deed is said: have the tests run."""
+_NO_OBJECT: Final = frozenset({"the", "a", "an", "to", "of", "my", "our", "your", "their", "already", "been", "never"})
+"""What stands before a noun, an infinitive or what was done before, and not before what is to be done."""
+_AT_THE_END: Final = re.compile(r"(?:\s+(?:for\s+(?:me|us)|please|now|thanks|thank\s+you))+$")
 _PERFECT: Final = re.compile(
     r"(?:i|we|he|she|they|it)\s+(?:have|has|had|ve)\s+(?:already|just|now|also|since|recently|never|not|\s)*\w+ed\b"
 )
@@ -153,7 +211,7 @@ _DEFERRED: Final = re.compile(
 )
 """What in a wish that changes the world lets it wait for something."""
 _EXCEPTION: Final = re.compile(
-    r"\b(?:except(?:ing|ions?)?|excluding|(?:apart|aside)\s+from|other\s+than|besides|save\s+for|not|"
+    r"\b(?:except(?:ing|ions?)?|excluding|(?:apart|aside)\s+from|without\s+(?:the|its|their|those|these)|other\s+than|besides|save\s+for|not|"
     r"(?:all|each|any\w*|every\w*|no\w*)\b[^.;]{0,80}?\bbut)\b",
     re.IGNORECASE,
 )
@@ -219,11 +277,27 @@ _OF: Final = re.compile(r"\bof\b", re.IGNORECASE)
 _PHRASE: Final = re.compile(
     rf"\b(?P<word>{_RELATING}|{_RELATING_TOO}|about|located|stored|that|which|who|like|but)\b", re.IGNORECASE
 )
+_WAYS: Final = frozenset({"with", "using", "via", "into"})
 _RELATES: Final = frozenset({"that", "which", "who"})
 _OF_OURS: Final = re.compile(r"\s*(?:i|we)\b", re.IGNORECASE)
 """What something named exactly is to who asks, and restricts nothing: the project PATH that we work on."""
 _BELONGS: Final = frozenset({"of", "for", "to"})
 """What such a phrase names may be told exactly by the one after it: of the shop at PATH, to the accountant at ADDRESS."""
+_TELLS_WHICH: Final = frozenset({"of", "for", "from"})
+"""How a phrase begins that may tell which of several things is meant: the invoice of the Miller account."""
+_NO_NAMES: Final = frozenset({"i"}) | lexicon.HUMAN_LANGUAGES | lexicon.PROGRAMMING_LANGUAGES
+"""What is written with a capital, and tells nothing apart."""
+_NUMBERED: Final = re.compile(r"[a-z#.]\s*\x02\d+\x03\s*$", re.IGNORECASE)
+_NUMBERING: Final = re.compile(r"\b(?:number|no|nr)\b\.?(?=\s*\x02)", re.IGNORECASE)
+"""A word that only brings in a number."""
+_PAST: Final = frozenset({"last", "previous", "past", "yesterday"})
+"""What makes a time one that a thing is from, and none to wait for."""
+_ARTICLE: Final = re.compile(r"\s*(?:\b(?:the|an?|this|that|my|our|your|his|her|their|its)\b\s*)+", re.IGNORECASE)
+_TOKEN: Final = re.compile(r"\x02\d+\x03|[^\W_](?:[\w'\u2019&-]*[^\W_])?")
+_ADVERBS: Final = frozenset(
+    {"again", "instead", "anyway", "alone", "together", "online", "offline", "away", "back", "home"}
+)
+_DATA: Final = frozenset({"number", "date"})
 _LIES: Final = frozenset({"at", "in", "under", "inside", "within", "located", "stored", "on"})
 _OPENS: Final = re.compile(rf"\W*(?:{_RELATING}|{_RELATING_TOO}|after|before|upon)\b", re.IGNORECASE)
 """How a phrase begins that may stand before the verb: on Windows, run the tests."""
@@ -289,11 +363,25 @@ class Clause:
     """The text as it stands in the intent: with quotation marks, and with the word that rules it out."""
     marked: str = ""
     """The text with a mark in the place of each thing that is named exactly."""
+    described: str = ""
+    """What it is about, as it was said, where a name, a number or a past time tells which one is meant."""
 
     @property
     def qualifiers(self) -> list[str]:
         """The words that say how, where or for whom it is to be done, and that introduce nothing that is named exactly."""
         return list(_qualifiers(self.marked))
+
+    @property
+    def ways(self) -> list[str]:
+        """The words that say by what means it is to be done, or into what something is to go."""
+        return [
+            word for relation, phrase in _phrases(self.marked) if relation in _WAYS for word in _loose_words(phrase)
+        ]
+
+    @property
+    def conjoined(self) -> list[tuple[Span, ...]]:
+        """What is named exactly side by side, one like the other: in /a and /b."""
+        return list(_conjoined(self.marked, self.spans))
 
     @property
     def concepts(self) -> frozenset[str]:
@@ -321,13 +409,21 @@ def read(intent: str) -> Reading:
     """Cut an intent into its clauses."""
     masked, spans = _mask(unicodedata.normalize("NFC", intent))
     masked = _GAP.sub(lambda gap: "\n" if "\n" in gap[0] else " ", masked)
-    found = [part for piece in _situated_pieces(_in_order(_cut(masked))) for part in _prohibitions(piece)]
+    cut = _cut(_ASIDE.sub(_moved_behind, masked))
+    found = [part for piece in _situated_pieces(_in_order(cut)) for part in _prohibitions(piece)]
     clauses: list[Clause] = []
     for part in found:
         clause = _clause(part, spans, len(clauses))
         if clause.words or clause.spans:
             clauses.append(clause)
     return Reading(tuple(clauses), masked, spans)
+
+
+def _moved_behind(found: re.Match[str]) -> str:
+    """A ban that interrupts a wish, put behind it; what begins another wish is left where it is."""
+    if _begins_with_verb(found["after"]) or _JOINS.match(found["after"]):
+        return found[0]
+    return f"{found['before']} {found['after']}, {found['ban']}"
 
 
 def is_directory(span: Span) -> bool:
@@ -455,12 +551,16 @@ def _cut(masked: str) -> Iterator[_Piece]:
     """Yield each piece between sequencing words, stops, and `and` or `but` before a verb."""
     start, ordered, opens, joined, in_list, opening, later = 0, False, True, False, False, "", False
     for match in _CUT.finditer(masked):
-        if (match["and"] or match["but"] or match["only"]) is not None and not _begins_with_verb(
-            masked[match.end() : match.end() + _AHEAD]
+        following = masked[match.end() : match.end() + _AHEAD]
+        if (match["and"] or match["but"] or match["only"]) is not None and not (
+            _begins_with_verb(following) or (match["and"] is not None and _commands(following))
         ):
             continue
         text = masked[start : match.start()]
         if match["only"] is not None and not _FORBIDS.match(text):
+            continue
+        if match["and"] is not None and (named := _spoken_of_before(text, following)):
+            opening, start = f"{opening} {named}".strip(), match.end()
             continue
         if match["and"] is not None and _is_opening(text, is_set_off=match["and"].strip() == ","):
             opening, start = f"{opening} {text}".strip(), match.end()
@@ -515,6 +615,17 @@ def _in_order(pieces: Iterable[_Piece]) -> Iterator[_Piece]:
             yield piece
     if held is not None:
         yield held
+
+
+def _spoken_of_before(text: str, following: str) -> str:
+    """What a plain statement names exactly, where what follows asks for something to be done to it: PATH is old, delete it."""
+    found = _SUBJECT.fullmatch(text)
+    if found is None or not _TO_IT.match(following):
+        return ""
+    restricts = (_CONDITION, _NEVER, _DEFERRED, _EMBEDS, _PHRASE)
+    if any(one.search(found["said"]) for one in restricts) or lexicon.TIMES.intersection(words(found["said"])):
+        return ""
+    return found["subject"]
 
 
 def _is_opening(text: str, *, is_set_off: bool) -> bool:
@@ -589,6 +700,19 @@ def _begins_with_verb(text: str) -> bool:
     return lexicon.verb(lead[0]) is not None and not lead[0].endswith("ing")
 
 
+def _commands(text: str) -> bool:
+    """Does it begin with a word that can only be a verb, though none that is known: a small one before an article?"""
+    found = _COMMANDS.match(text)
+    word = words(text[:60])[:1]
+    if found is None or text[:1].isupper() or not word:
+        return False
+    return (
+        word[0] not in lexicon.STOP | _NO_VERBS
+        and not _PHRASE.fullmatch(word[0])
+        and not word[0].endswith(("ly", "ing", "s"))
+    )
+
+
 def _stripped(text: str) -> str:
     bare = text.strip(" \t,.:;!?-*•")
     while shorter := _LEAD.match(bare):
@@ -622,7 +746,9 @@ def _clause(piece: _Piece, spans: tuple[Span, ...], number: int) -> Clause:
         family, object_text = _participle(to_be["done"].casefold()), f"{bare[: to_be.start()]} {bare[to_be.end() :]}"
     if family is not None and family not in lexicon.GENERIC:
         object_text = _without_addressees(_without_callings(object_text, spans), spans)
-    head, rest = _head_and_rest(_LIKENED.sub(" ", object_text))
+    head, rest = _head_and_rest(
+        _LIKENED.sub(" ", _plainly_asked(object_text, family)), changes=family in lexicon.MUTATING
+    )
     exception = _EXCEPTION.search(whole)
     conditional = _is_conditional(whole, family)
     doubt = piece.doubt
@@ -650,6 +776,7 @@ def _clause(piece: _Piece, spans: tuple[Span, ...], number: int) -> Clause:
         opening=tuple(lexicon.concepts(_MASK.sub(" ", piece.opening))),
         masked=_kinds(bare, spans),
         marked=_with_opening(bare, piece.opening),
+        described="" if exception else _described(object_text, spans),
         written=f"{piece.ban} {_MASK.sub(lambda match: spans[int(match[1])].written, whole)}".strip(),
     )
 
@@ -673,7 +800,12 @@ def _statement(text: str, bare: str, spoken: list[str]) -> str:
 
 def _participle(done: str) -> str:
     """The family of what is to be done to something; a word of no family stands for itself."""
-    bases = (done, done.removesuffix("d"), done.removesuffix("ed"), done.removesuffix("ed")[:-1])
+    bases = (
+        lexicon.PARTICIPLES.get(done, done),
+        done.removesuffix("d"),
+        done.removesuffix("ed"),
+        done.removesuffix("ed")[:-1],
+    )
     return next((lexicon.FAMILY_OF_VERB[base] for base in bases if base in lexicon.FAMILY_OF_VERB), done)
 
 
@@ -722,8 +854,8 @@ def _told_to_somebody(bare: str, spans: tuple[Span, ...]) -> tuple[str, str] | N
 
 def _unsaid_verb(bare: str, spoken: list[str], named: frozenset[str]) -> tuple[str, str] | None:
     """What is to be done where no known verb begins the clause: what is wanted done, what a thing is made, an unknown verb."""
-    if (done := _wanted_done(spoken)) is not None:
-        return _participle(done), _without(done, bare)
+    if (done := _wanted_done(bare, spoken)) is not None:
+        return _participle(done), _TO_HAVE.sub(" ", _without(done, bare), count=1)
     if (made := _made(bare, spoken, named)) is not None:
         return made, bare[_first_word_end(bare) :] if lexicon.verb(spoken[0]) else bare
     if spoken and lexicon.verb(spoken[0]) is None and spoken[0] not in lexicon.STOP and _COMMANDS.match(bare):
@@ -735,14 +867,16 @@ def _without(word: str, text: str) -> str:
     return re.sub(rf"\b{word}\b", " ", text, count=1, flags=re.IGNORECASE)
 
 
-def _wanted_done(spoken: list[str]) -> str | None:
+def _wanted_done(bare: str, spoken: list[str]) -> str | None:
     """The participle of a wish to have something done: I want the page translated."""
     if not (_HAVING & set(spoken[:_HAVING_WORDS])) or _PERFECT.match(" ".join(spoken[: 2 * _HAVING_WORDS])):
         return None
     for before, word in itertools.pairwise(spoken[1:]):
         if word.endswith("ed") and before not in _ARTICLES and _participle(word) in lexicon.FAMILIES:
             return word
-    return None
+    said = _AT_THE_END.sub("", " ".join(words(_MASK.sub(" it ", bare)))).split()
+    is_wanted = said[:1] and said[0] in _LETTING and len(said) > _HAVING_WORDS - 1
+    return said[-1] if is_wanted and said[-1] in lexicon.PARTICIPLES and said[-2] not in _NO_OBJECT else None
 
 
 def _named(bare: str, spans: tuple[Span, ...]) -> frozenset[str]:
@@ -823,17 +957,33 @@ def _first_word_end(text: str) -> int:
     return match.end() if match else 0
 
 
-def _head_and_rest(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The head is what the wish is about: up to the first preposition, `of` passed over."""
-    plain = _MASK.sub(" ", text)
+def _plainly_asked(text: str, family: str | None) -> str:
+    """A question for what something does, with what is asked for first: which concepts do the papers speak of."""
+    return _INVERTED.sub(r"\g<what> that ", text) if family is None else text
+
+
+def _head_and_rest(text: str, *, changes: bool) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The head is what the wish is about: up to the first preposition, `of` passed over.
+
+    :param changes: whether the world is changed: then what only tells which one is meant is no matter that a tool must speak of.
+    """
+    if changes:
+        text = _NUMBERING.sub(" ", text)
     at, spoken = 0, False
-    for found in _PREPOSITION.finditer(plain):
-        spoken = spoken or bool(lexicon.concepts(plain[at : found.start()]))
-        at = found.start()
-        if _OF.fullmatch(found[0]) or not spoken:
+    found = list(_PREPOSITION.finditer(text))
+    ends = [*(one.start() for one in found), len(text)]
+    for one, end in zip(found, ends[1:], strict=True):
+        spoken = spoken or bool(_spoken(text[at : one.start()]))
+        at = one.start()
+        belongs = _OF.fullmatch(one[0]) is not None and not (changes and _tells_which(text[one.end() : end], one[0]))
+        if belongs or not spoken:
             continue
-        return tuple(lexicon.concepts(plain[: found.start()])), tuple(lexicon.concepts(plain[found.end() :]))
-    return tuple(lexicon.concepts(plain)), ()
+        return _spoken(text[: one.start()]), _spoken(text[one.end() :])
+    return _spoken(text), ()
+
+
+def _spoken(text: str) -> tuple[str, ...]:
+    return tuple(lexicon.concepts(_MASK.sub(" ", text)))
 
 
 def _qualifiers(text: str) -> Iterator[str]:
@@ -841,11 +991,9 @@ def _qualifiers(text: str) -> Iterator[str]:
 
     A phrase of what something belongs to is introduced by the next one, if that says where it lies.
     """
-    found = list(_PHRASE.finditer(text))
-    ends = [*(one.start() for one in found), len(text)]
-    yield from _loose_words(text[: ends[0]].partition("\x02")[2])
-    phrases = [(one["word"].casefold(), text[one.end() : end]) for one, end in zip(found, ends[1:], strict=True)]
-    for (word, phrase), (following, after) in itertools.pairwise([*phrases, ("", "")]):
+    first = _PHRASE.search(text)
+    yield from _loose_words(text[: first.start() if first else len(text)].partition("\x02")[2])
+    for (word, phrase), (following, after) in itertools.pairwise([*_phrases(text), ("", "")]):
         if word == "as" and _GIVES_REASON.match(phrase):
             return
         if word in _RELATES and _OF_OURS.match(phrase):
@@ -854,12 +1002,83 @@ def _qualifiers(text: str) -> Iterator[str]:
             yield from _loose_words(phrase)
 
 
+def _phrases(text: str) -> Iterator[tuple[str, str]]:
+    """Each preposition, or word that relates, with what follows it up to the next."""
+    found = list(_PHRASE.finditer(text))
+    ends = [*(one.start() for one in found[1:]), len(text)]
+    yield from ((one["word"].casefold(), text[one.end() : end]) for one, end in zip(found, ends, strict=False))
+
+
 def _loose_words(text: str) -> Iterator[str]:
     """The words that introduce nothing named exactly: such stand right before it, and no colon parts them."""
     pieces = _MASK_OR_REST.split(text)
     for place, piece in enumerate(pieces):
         if place == len(pieces) - 1 or piece.rstrip().endswith(":"):
             yield from words(_A_LINE.sub(" ", piece))
+
+
+def _described(text: str, spans: tuple[Span, ...]) -> str:
+    """What a verb's object is called, with the phrases behind it that tell by data which one is meant; nothing, where none does."""
+    text = text.rstrip(" ,.:;!?").partition(",")[0]
+    found = list(_PHRASE.finditer(text))
+    ends = [*(one.start() for one in found), len(text)]
+    head = text[: ends[0]]
+    end, tells = ends[0], _NUMBERED.search(head) is not None or bool(_names(head))
+    for one, after in zip(found, ends[1:], strict=True):
+        if one["word"].casefold() not in _TELLS_WHICH or not _tells_which(text[one.end() : after], one["word"]):
+            break
+        end, tells = after, True
+    said = _without_article(text[:end])
+    exact = {spans[int(mask[1])].kind for mask in _MASK.finditer(said)}
+    several = lexicon.SEVERAL.intersection(words(said))
+    return _unmask(said, spans) if tells and not several and exact <= _DATA else ""
+
+
+def _tells_which(phrase: str, relation: str) -> bool:
+    """Is something told apart by a name, a number or a past time, with one more word at most? What lasts or is to come tells nothing apart."""
+    said = _TOKEN.findall(_without_article(phrase))
+    names = _names(f" {phrase}")
+    times = [word for word in said if word.casefold() in lexicon.TIMES | _PAST]
+    others = [word for word in said if not _MASK.fullmatch(word) and word not in names and word not in times]
+    if times and not _PAST.intersection(times) and (relation.casefold() != "of" or len(times) < len(said)):
+        return False
+    if any(word in lexicon.STOP or word in _ADVERBS or word.endswith("ly") for word in others):
+        return False
+    return len(others) <= (not times) and len(others) < len(said) and (not others or bool(names))
+
+
+def _without_article(text: str) -> str:
+    found = _ARTICLE.match(text)
+    return text[found.end() :] if found else text
+
+
+def _names(text: str) -> set[str]:
+    """What is written as a name, languages aside; the first word of all may be written so anyway."""
+    placed = f"a {text.strip()}" if text[:1].isspace() else text
+    return {name for name in _NAMED.findall(placed) if name.casefold() not in _NO_NAMES}
+
+
+def _conjoined(marked: str, spans: tuple[Span, ...]) -> Iterator[tuple[Span, ...]]:
+    """The spans of one kind between which there is no more than a comma, or an `and` and words said before them."""
+    by_number = {span.number: span for span in spans}
+    found = list(_MASK.finditer(marked))
+    group: list[Span] = []
+    before = 0
+    for mask in found:
+        span = by_number.get(int(mask[1]))
+        joint = _JOINT.fullmatch(marked[before : mask.start()]) if group else None
+        said = {*words(_MASK.sub(" ", marked[:before])), *_ARTICLES}
+        if (
+            span is None
+            or joint is None
+            or span.kind != group[-1].kind
+            or not said.issuperset(words(joint["as"] or ""))
+        ):
+            yield from (tuple(group) for _ in group[1:2])
+            group = []
+        group += [] if span is None or span.before[-1:] == ("between",) else [span]
+        before = mask.end()
+    yield from (tuple(group) for _ in group[1:2])
 
 
 def _situated(text: str, spans: tuple[Span, ...]) -> Iterator[Span]:

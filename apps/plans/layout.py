@@ -12,7 +12,10 @@ from apps.plans.clauses import Clause
 from apps.plans.documents import WORKER_STEPS, Step, StepType
 from apps.plans.offers import Choice
 from apps.plans.ranking import Candidate
-from apps.plans.slots import Filling, Ref
+from apps.plans.slots import Axis, Filling, Ref
+
+Branch = Mapping[Axis, int]
+"""Of values that are named alike, by where they stand: the place of the one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,15 @@ class Draft:
     """Another worker has named who is to do it."""
     done: Step | None = None
     """It has run under the plan before, as this step."""
+    branch: Branch = field(default_factory=dict)
+    """Which of the values it is for that the request names alike."""
+    first: int | None = None
+    """The draft that this one is another of, for another such value."""
+
+    @property
+    def row(self) -> int:
+        """What it shares with the drafts that do the same with other values."""
+        return self.key if self.first is None else self.first
 
     @property
     def parents(self) -> set[int]:

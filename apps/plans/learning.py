@@ -41,7 +41,7 @@ _CHOSEN_FOR: Final = 300
 """For so many plans, the latest ones, it is held against them what would be chosen."""
 _TRUST: Final = 1.0
 """How strongly fitted weights are pulled towards the shipped ones."""
-_TRUST_OF_SURENESS: Final = 5.0
+_TRUST_OF_SURENESS: Final = 10.0
 _ROUNDS: Final = 30
 _MENTION: Final = 1.5
 

@@ -244,6 +244,17 @@ TIMES: Final = listed("""
 COUNTS: Final = listed("two three four five six seven eight nine ten eleven twelve dozen twice thrice half")
 """How often or how many: what does a thing once does no more than that."""
 
+EXTREMES: Final = listed("largest biggest smallest newest oldest longest shortest fastest slowest sorted first last")
+"""Which of several, or in what order: what does a thing to all of them heeds no such word."""
+
+TOGETHER: Final = listed("both together one combined jointly")
+"""What may say that several things are meant as one."""
+
+SEVERAL: Final = COUNTS | listed("""
+    all any each every both everything anything whatever other others another several many some few most no none
+    """)
+"""What says that more than one thing is meant, or not just which."""
+
 SYNTHESIS: Final = frozenset({"summarize", "report", "combine"})
 """What a principal can do with results that it holds: an aggregate step serves these."""
 
@@ -286,6 +297,9 @@ ASKING: Final = frozenset({"query", "prompt", "intent", "question", "topic", "in
 WISHES: Final = frozenset({"intent", "instruction", "instructions", "goal"})
 """Of these, params that hand the wish on to somebody who understands it: whatever it names exactly is a part of it."""
 
+NAMING: Final = frozenset({"name", "title", "label"})
+"""Params that hold what one thing is called."""
+
 PATHLIKE: Final = listed("""
     path paths file filename filepath dir directory folder repo repository root location source
     """)
@@ -320,6 +334,13 @@ call: ring_up call_up
 send: send_out send_off pass_on
 """
 """Verbs of two words. What is between the two may be the object: look it up, read the page aloud."""
+
+PARTICIPLES: Final = {
+    "run": "run", "rerun": "run", "read": "read", "sent": "send", "resent": "send", "written": "write", "rewritten": "rewrite",
+    "found": "find", "built": "build", "rebuilt": "build", "drawn": "draw", "shrunk": "shrink", "paid": "pay", "bought": "buy",
+    "sold": "sell", "sought": "seek", "shut": "shutdown", "split": "split",
+}  # fmt: skip
+"""Participles that don't end in -ed, with a verb of the same family."""
 
 SEEKING: Final = frozenset({"search", "scan"})
 """Families after which `for` names what is sought."""
@@ -413,6 +434,8 @@ FAMILY_OF_VERB: Final = {
     **{member: name for name, members in _families(_VERBS).items() for member in members},
 }
 FAMILIES: Final = frozenset(FAMILY_OF_VERB.values())
+UNDERSTOOD: Final = frozenset(_families(_VERBS))
+"""Families of verbs that mean the same; any other verb stands for itself, and may well mean what one of these does."""
 _CONCEPTS: Final = _concepts()
 
 

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from apps.core.lexical import words
-from apps.plans import kinds, lexicon, references, shapes
+from apps.plans import branching, kinds, lexicon, references, shapes, sorts
+from apps.plans.branching import Rows
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Offer, Pool, Tool
 from apps.plans.choosing import Choice, Memo, choose_tools
 from apps.plans.clauses import Clause, Span, is_directory, read, restricts
 from apps.plans.documents import WORKER_STEPS, Plan, PlanStatus, Step, StepType, can_be_told
 from apps.plans.history import KEPT
-from apps.plans.layout import Draft, HandedOn, Layout, has_independent_steps, longest_way, plain, resolved
+from apps.plans.layout import Branch, Draft, HandedOn, Layout, has_independent_steps, longest_way, plain, resolved
 from apps.plans.offers import Priority, choose, lacks_room, payload_bytes
 from apps.plans.ranking import Candidate, Ranker
 from apps.plans.slots import Scene, Source, fill, source_path, takes_wish
@@ -29,7 +30,7 @@ from apps.plans.suggestions import POSSIBLE, Suggested
 from apps.plans.validation import Limits, validate
 
 NOTHING_SUGGESTED: Final = Suggested()
-PLANNER_VERSION: Final = "5"
+PLANNER_VERSION: Final = "11"
 REFUSED: Final = 0.35
 
 _MAX_TOOLS: Final = 12
@@ -45,6 +46,8 @@ _UNSERVED: Final = 0.6
 _NAMED: Final = 0.7
 """How likely a tool is whose worker another one has named."""
 _DOUBT: Final = 0.03
+_DOUBTFUL: Final = 0.5
+"""How sure a plan is at most that takes a name for the sort of thing that a tool is for."""
 _BINDING_KINDS: Final = frozenset({"path", "url", "email"})
 _CONCEPTS_OF_SPANS: Final = {"path": ("directory", "file"), "url": ("webpage",), "email": ("email",)}
 _INTRODUCES: Final = {
@@ -163,6 +166,7 @@ class _Work:
         self.rejected: list[float] = []
         self.learned: float | None = None
         self.assumptions: list[str] = []
+        self.is_doubtful = False
         self.served: frozenset[int] = frozenset()
         self.homes: frozenset[int] = frozenset()
         self._next_key = 0
@@ -185,7 +189,7 @@ class _Work:
         chosen = [
             self._draft(one.tool, one.clause, one.p, one.alternatives)
             for one in choice.chosen
-            if not self._is_done(one.clause, one.tool)
+            if one.clause.number not in self.served
         ]
         self._put_in(chosen)
         self.wishes, self.rejected, self.learned = choice.wishes, choice.rejected, choice.confidence
@@ -236,6 +240,7 @@ class _Work:
             )
             draft.done, draft.asked = one.step, one.step.clause is not None
             draft.filling.params = dict(one.step.params or {})
+            branching.take_branch(draft, self.clauses, self.drafts)
             self.drafts.append(draft)
         served = {one.step.clause for one in self.revision.done if one.step.clause is not None}
         self.served = frozenset(served) - self.revision.open_clauses
@@ -286,11 +291,10 @@ class _Work:
             if clause.number in left - served - set(named):
                 self._unmatched(clause, ())
 
-    def _is_done(self, clause: Clause, tool: Tool) -> bool:
-        same = (
-            draft.tool.uid == tool.uid and draft.clause.number == clause.number for draft in self.drafts if draft.asked
-        )
-        return clause.number in self.served or any(same)
+    def _done_before(self, draft: Draft) -> list[Draft]:
+        """What of the plan before has run with a draft's tool for the same part of the request."""
+        place = (draft.tool.uid, draft.clause.number)
+        return [one for one in self.drafts if one.done and one.asked and (one.tool.uid, one.clause.number) == place]
 
     def _set_aside(self) -> None:
         """Say what is ruled out, and what no plan can hold."""
@@ -358,15 +362,95 @@ class _Work:
         wanted = self._to_do()
         self.homes = frozenset(draft.clause.number for draft in self.drafts)
         self.drafts = [draft for draft in self.drafts if draft.done is not None]
-        for draft in wanted:
-            self._place(draft, depth=0)
-            for name in draft.filling.missing:
-                self._miss_param(draft, name)
+        for draft in list(wanted):
+            if self._is_left(draft):
+                self._place(draft, depth=0)
+                for name in draft.filling.missing:
+                    self._miss_param(draft, name)
+            else:
+                wanted.remove(draft)
+        self._branch_out()
         self._order()
         self._account_for_spans()
+        for draft in self.drafts:
+            self._account_for_sorts(draft)
         for draft in wanted:
             if not draft.handed_on:
                 self._account_for_words(draft)
+
+    def _is_left(self, draft: Draft) -> bool:
+        """Is there anything to do that was not done under the plan before: at all, or for another of several values?"""
+        before = self._done_before(draft)
+        if not before:
+            return True
+        filling = fill(draft.tool, self._scene(draft))
+        wanted = branching.branches_of(filling, self._rows(self.drafts))
+        return not all(any(one.branch == branch for one in before) for branch in wanted)
+
+    def _rows(self, drafts: Iterable[Draft]) -> Rows:
+        rows = Rows()
+        for draft in drafts:
+            rows.put(draft)
+        return rows
+
+    def _branch_out(self) -> None:
+        """Make each call once for each of the values that the request names alike."""
+        rows, made = Rows(), list[Draft]()
+        for draft in self.drafts:
+            if draft.done is not None:
+                rows.put(draft)
+                made.append(draft)
+                continue
+            branches = self._branches(draft, rows)
+            before = self._done_before(draft) if draft.asked else []
+            left = [branch for branch in branches if not any(one.branch == branch for one in before)]
+            if len(made) + len(left) > _MAX_TOOLS:
+                self.miss("limit", f"The request needs more than {_MAX_TOOLS} steps, which are the most for one plan.")
+                left = left[:1]
+            made.extend(self._for_each(draft, left, rows, before))
+        self.drafts = made
+
+    def _branches(self, draft: Draft, rows: Rows) -> list[Branch]:
+        """For what values a call is made; what changes the world is called once."""
+        if self.ranker.profiles[draft.tool.uid].gentle:
+            self._judge_values(draft)
+        else:
+            draft.filling.several = {}
+            if any(len(rows.branches(key)) > 1 for key in draft.filling.refs):
+                self.miss(
+                    "capability",
+                    f"{draft.tool.name} does this with one result, not with several: {draft.clause.text[:500]}",
+                    clause=draft.clause.text,
+                )
+        return branching.branches_of(draft.filling, rows)
+
+    def _judge_values(self, draft: Draft) -> None:
+        """Values that are named alike are neither ruled out elsewhere nor, as far as can be seen, meant together."""
+        alike = [one.value for several in draft.filling.several.values() for one in several.values.values()]
+        forbidden = {span.value for clause in self.clauses if clause.forbidden for span in clause.spans}
+        for value in forbidden.intersection(alike):
+            self.miss("condition", f"{value[:500]} is both asked for and ruled out.")
+        if alike and not lexicon.TOGETHER.isdisjoint(draft.clause.words):
+            self.assumptions.append(
+                f"{draft.tool.name} is called for each of several values, which may be meant together."
+            )
+            self.is_doubtful = True
+
+    def _for_each(
+        self, draft: Draft, branches: Sequence[Branch], rows: Rows, before: Sequence[Draft]
+    ) -> Iterator[Draft]:
+        whole = draft.filling
+        if not branches:
+            rows.stand_in(draft, before[0].row)
+        notes = [one.note for several in whole.several.values() for one in several.values.values()]
+        self.assumptions.extend(note for note in notes if note and note not in whole.notes)
+        for number, branch in enumerate(branches):
+            one = draft if not number else self._draft(draft.tool, draft.clause, draft.p, draft.alternatives)
+            one.asked, one.handed_on, one.branch = draft.asked, draft.handed_on, branch
+            one.first = before[0].row if before else None if one is draft else draft.row
+            one.filling = branching.for_branch(whole, branch, rows)
+            rows.put(one)
+            yield one
 
     def _miss_param(self, draft: Draft, name: str) -> None:
         detail = f"{draft.tool.name} needs {name}, and nothing in the request or in an earlier step gives it."
@@ -390,13 +474,56 @@ class _Work:
             if draft.done is None and not draft.handed_on and draft.clause.verb in lexicon.MUTATING
             for span in draft.clause.spans
         }
+        left_over = self._left_over()
         for span in spans:
             if any(span.value in text for text in used):
                 continue
-            if span.kind in _BINDING_KINDS or span.number in changing:
+            if shapes.OPENING in span.value:
+                self.miss(
+                    "param", f"{span.value[:500]} reads as a reference to a step's result, which no request can give."
+                )
+                continue
+            if span.kind in _BINDING_KINDS or span.number in changing or span.number in left_over:
                 self.miss("capability", f"No step would use {span.value[:500]}.")
             else:
                 self.assumptions.append(f"No step uses {span.value[:200]}.")
+
+    def _left_over(self) -> frozenset[int]:
+        """Quoted texts beside one of the same part of the request that a step was given: each of them is matter for it."""
+        quoted = [[span.number for span in one.clause.spans if span.kind == "quoted"] for one in self.drafts]
+        return frozenset(
+            number
+            for numbers, draft in zip(quoted, self.drafts, strict=True)
+            if draft.filling.spans.intersection(numbers)
+            for number in numbers
+        )
+
+    def _account_for_sorts(self, draft: Draft) -> None:
+        """Where a wish names Java code, a tool for Python code serves it in no plan; where the name may be of anything, in none that is sure."""
+        if draft.done is not None or draft.handed_on is not None or not self.ranker.tells_sorts(draft.tool):
+            return
+        clause = self._naming(draft)
+        given = " ".join(span.value for one in self.clauses for span in one.spans)
+        found = self.ranker.clash(sorts.of_wish(clause), draft.tool, given)
+        if found is None:
+            return
+        said = f"{draft.tool.name} is for {found.own}, and the request speaks of {found.wanted}"
+        named = found.sort.named or found.sort.scale is not None
+        if found.certain or (named and not self.ranker.profiles[draft.tool.uid].gentle):
+            lost = {"kind": "capability", "detail": f"{said}: {clause.text[:500]}", "clause": clause.text}
+            self.missing += [lost] if lost not in self.missing else []
+        else:
+            self.assumptions.append(f"{said}: what is meant is taken to be of that sort.")
+            self.is_doubtful = self.is_doubtful or named
+
+    def _naming(self, draft: Draft) -> Clause:
+        """The part of the request that names what a step is for: its own, else that of a step before whose result it takes."""
+        clause, before = draft.clause, draft
+        by_key = {one.key: one for one in self.drafts}
+        while not sorts.of_wish(clause) and (above := [by_key[key] for key in sorted(before.filling.refs)]):
+            before = above[0]
+            clause = before.clause
+        return clause
 
     def _account_for_words(self, draft: Draft) -> None:
         """What a wish takes out must reach its step in words; and the world is changed only where that is plainly asked for."""
@@ -413,6 +540,19 @@ class _Work:
         if clause.verb in lexicon.MUTATING or not self.ranker.profiles[draft.tool.uid].gentle:
             for kind, why in self._unplain(draft, told):
                 self.miss(kind, f"{why}: {clause.text[:500]}", clause=clause.text)
+        elif draft.asked and (unheeded := self._unheeded(draft, told)):
+            self.assumptions.append(
+                f"{draft.tool.name} takes nothing that says {' '.join(unheeded)!r}: it is done without."
+            )
+            # A number or a time may tell which thing is meant; these tell what is to be done.
+            self.is_doubtful = self.is_doubtful or not lexicon.EXTREMES.union(clause.ways).isdisjoint(unheeded)
+
+    def _unheeded(self, draft: Draft, told: Sequence[str]) -> list[str]:
+        """The words of what changes nothing that say how much, when, which or by what means, and that its step does not hear."""
+        clause = draft.clause
+        telling = lexicon.COUNTS | lexicon.TIMES | lexicon.EXTREMES
+        found = [word for word in clause.words if word in telling] + clause.ways
+        return self._not_known(draft, told, found)
 
     def _unplain(self, draft: Draft, told: Sequence[str]) -> Iterator[tuple[str, str]]:
         """Yield what keeps a clause from asking plainly for just what a step would change in the world."""
@@ -437,9 +577,11 @@ class _Work:
     def _unheard(self, draft: Draft, told: Sequence[str]) -> list[str]:
         """The words that say how, where or for whom it is to be done, and of which neither the tool nor a param speaks."""
         counts = (word for word in draft.clause.words if word in lexicon.COUNTS)
-        qualifiers = list(dict.fromkeys((*draft.clause.qualifiers, *counts)))
-        known = self._known(draft, told) | lexicon.SAYING_NOTHING - lexicon.COUNTS if qualifiers else frozenset()
-        return [word for word in qualifiers if len(word) > 1 and not {word, lexicon.concept(word)} & known]
+        return self._not_known(draft, told, [*draft.clause.qualifiers, *counts])
+
+    def _not_known(self, draft: Draft, told: Sequence[str], said: Sequence[str]) -> list[str]:
+        known = self._known(draft, told) | lexicon.SAYING_NOTHING - lexicon.COUNTS if said else frozenset()
+        return [word for word in dict.fromkeys(said) if len(word) > 1 and not {word, lexicon.concept(word)} & known]
 
     def _all_of(self, draft: Draft, told: Sequence[str]) -> str:
         """The things of which a clause means all, where neither the tool nor a param speaks of such; else nothing."""
@@ -455,14 +597,17 @@ class _Work:
         return "" if known else thing
 
     def _known(self, draft: Draft, told: Sequence[str]) -> frozenset[str]:
-        """What a tool and its params speak of, and what kinds of things its clause names exactly."""
+        """What a tool and its params speak of, what kinds of things its clause names exactly, and what it is given by steps before."""
         tool, offers = draft.tool, self.catalogue.offers_of(draft.tool.uid)
         described = [
             str(schema.get("description", "")) for schema in tool.inputs.values() if isinstance(schema, Mapping)
         ]
         texts = [tool.name, tool.description, *tool.inputs, *described, *tool.outputs, *told]
         texts += [tag for offer in offers for tag in offer.capabilities]
+        given = [earlier for earlier in self.drafts if earlier.key in draft.filling.refs]
+        texts += [text for earlier in given for text in (earlier.tool.name, *earlier.tool.outputs)]
         known = {lexicon.concept(word) for text in texts for word in words(text)}
+        known.update(*(earlier.clause.head for earlier in given))
         return frozenset(known.union(*(_INTRODUCES.get(span.kind, ()) for span in draft.clause.spans)))
 
     def _held_back(self, clause: Clause) -> str:
@@ -477,13 +622,27 @@ class _Work:
             if producer is not None:
                 self.drafts.append(producer)
                 draft.filling = fill(draft.tool, self._scene(draft))
-        if depth == 0:
+        if depth == 0 and not self._is_there_already(draft):
             self.drafts.append(draft)
             self.assumptions.extend(draft.filling.notes)
 
+    def _is_there_already(self, draft: Draft) -> bool:
+        """Whether an earlier part has led to the very call, where nothing is changed: to make it twice tells nothing new."""
+        same = [
+            earlier
+            for earlier in self.drafts
+            if earlier.done is None
+            and (earlier.tool.uid, earlier.filling.params) == (draft.tool.uid, draft.filling.params)
+        ]
+        if not same or any(map(self._changes_things, [draft, *self.drafts])):
+            return False
+        same[0].asked = True
+        return True
+
     def _scene(self, draft: Draft) -> Scene:
         spent = frozenset(number for earlier in self.drafts for number in earlier.filling.spans)
-        sources = [self._source(earlier) for earlier in self.drafts]
+        alike = {one.key for one in self._done_before(draft)}
+        sources = [self._source(earlier) for earlier in self.drafts if earlier.key not in alike]
         asked = tuple(clause for clause in self.clauses if not clause.forbidden)
         if not self.ranker.profiles[draft.tool.uid].gentle:
             asked = (draft.clause,)  # what changes the world acts only on what its own clause names
@@ -539,7 +698,11 @@ class _Work:
         ]
         near = {tool.uid: self.ranker.probability(draft.clause, tool.uid) for tool in able}
         exact = {tool.uid: param in tool.outputs for tool in able}
-        return sorted(able, key=lambda tool: (not exact[tool.uid], -near[tool.uid], tool.uid))[:_NEAREST]
+        named = {sorts.of_file(span) for span in draft.clause.spans}
+        other = {tool.uid: named.isdisjoint(words(f"{tool.name} {tool.description}")) for tool in able}
+        return sorted(able, key=lambda tool: (not exact[tool.uid], other[tool.uid], -near[tool.uid], tool.uid))[
+            :_NEAREST
+        ]
 
     def _bare_source(self, tool: Tool) -> Source:
         return self._source(
@@ -565,13 +728,17 @@ class _Work:
     def _order(self) -> None:
         """Data makes hard edges, and so do explicit words and effects; mere mention only hints."""
         for place, draft in enumerate(self.drafts):
-            before = self.drafts[place - 1] if place else None
-            if before is not None and before.key not in draft.filling.refs and self._must_follow(before, draft):
-                draft.after.add(before.key)
+            row = list(branching.row_before(self.drafts, place))
+            alike = [one for one in self.drafts[max(place - 1, 0) : place] if one.row == draft.row]
+            for before in (*row, *alike):
+                if before.key not in draft.filling.refs and self._must_follow(before, draft):
+                    draft.after.add(before.key)
             draft.hints = {
                 earlier.key
                 for earlier in self.drafts[:place]
-                if earlier.key not in draft.parents and self._may_follow(earlier, draft, is_next=earlier is before)
+                if earlier.row != draft.row
+                and earlier.key not in draft.parents
+                and self._may_follow(earlier, draft, is_next=earlier in row)
             }
 
     def _must_follow(self, before: Draft, draft: Draft) -> bool:
@@ -598,13 +765,14 @@ class _Work:
         """
         if not self.drafts:
             return 0.0
+        ceiling = _DOUBTFUL if self.is_doubtful else 1.0
         if self.learned is not None:
-            return round(min(self.learned, _LEARNED_CEILING), 2)
+            return round(min(self.learned, _LEARNED_CEILING, ceiling), 2)
         kept = [draft.p for draft in self.drafts]
         mean = math.exp(math.fsum(math.log(p) for p in kept) / len(kept))
         rivals = 0.05 if max(self.rejected, default=0.0) >= min(kept) else 0.0
         doubts = _DOUBT * min(len(self.assumptions), 4)
-        return round(max(min(0.5 * min(kept) + 0.5 * mean - rivals - doubts, _CEILING), 0.0), 2)
+        return round(max(min(0.5 * min(kept) + 0.5 * mean - rivals - doubts, _CEILING, ceiling), 0.0), 2)
 
     def take_offers(self) -> None:
         """Give every step that is left to a worker that has room for it, within the budget where one can be."""
@@ -764,7 +932,7 @@ class _Work:
 
 def _doubt_of(span: Span, clause: Clause) -> str:
     """What is not plain of something named exactly that is to be changed, or that something is to be sent to; else nothing."""
-    if span.kind == "path" and not clause.head and is_directory(span):
+    if span.kind == "path" and not {*clause.head, *clause.opening} and is_directory(span):
         return f"It is not said whether {span.value} is one file or all that lies there"
     if span.kind == "email" and span.before[-1:] and span.before[-1] in _TOPICS:
         return f"{span.value} is only spoken of"

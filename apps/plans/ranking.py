@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apps.core.lexical import words
-from apps.plans import kinds, lexicon
+from apps.plans import kinds, lexicon, sorts
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Pool, Tool
 from apps.plans.clauses import Clause
 from apps.plans.history import History
 from apps.plans.lexindex import Field, Ids, LexIndex, Marks, Mask
+from apps.plans.sorts import Clash, Sort, Sorts
 
 Shares = NDArray[np.float64]
 
@@ -41,6 +42,8 @@ _POOL: Final = 20
 _BIAS, _VERB, _COVER, _SAID, _KIND = -4.4, 2.6, 3.4, 1.6, 0.8
 _EXACT: Final = 0.6
 _OTHER_NAMES: Final = -2.5
+OF_ANOTHER_SORT: Final = 0.2
+"""How likely a tool is at most that is for another sort of things than the one that is named."""
 _STRANGE_CAP: Final = 0.2
 _MUTATING_COVER: Final = 0.6
 _ANAPHORA_COVER: Final = 0.6
@@ -116,6 +119,7 @@ class Ranker:
         self.profiles: dict[str, Profile] = {}
         self.givers: defaultdict[str, set[str]] = defaultdict(set)
         self._gives: dict[str, frozenset[str]] = {}
+        self._sorts: dict[str, Sorts] = {}
         self._open: Mask = np.zeros(self.index.size, dtype=np.bool_)
         self._open_in: WeakKeyDictionary[Pool, Mask] = WeakKeyDictionary()
         self.refresh(catalogue.by_uid)
@@ -133,6 +137,7 @@ class Ranker:
     def _forget(self, uid: str) -> None:
         self.index.drop(uid)
         self.profiles.pop(uid, None)
+        self._sorts.pop(uid, None)
         for key in self._gives.pop(uid, ()):
             self.givers[key].discard(uid)
 
@@ -152,6 +157,35 @@ class Ranker:
         """The concepts of a tool's name; none if there is no such tool."""
         profile = self.profiles.get(uid)
         return profile.name if profile else frozenset()
+
+    def tells_sorts(self, tool: Tool) -> bool:
+        """Is a tool for some sorts of things, by its own word?"""
+        return bool(self._sorts_of(tool).own)
+
+    def clash(self, wish: Sequence[Sort], tool: Tool, given: str = "") -> Clash | None:
+        """Where a wish names another sort of thing than a tool is for; certain as well where another tool is for that one.
+
+        :param given: what the wish names exactly.
+        """
+        found = sorts.clash(wish, self._sorts_of(tool), given) if wish else None
+        if found is None or found.certain or not self._is_told_apart(found.sort):
+            return found
+        return found._replace(certain=True)
+
+    def _sorts_of(self, tool: Tool) -> Sorts:
+        """Read when it is first asked for: few requests name a sort."""
+        found = self._sorts.get(tool.uid)
+        if found is None:
+            found = sorts.of_tool(tool, _tags(tool, self.catalogue))
+            if tool.uid in self.profiles:
+                self._sorts[tool.uid] = found
+        return found
+
+    def _is_told_apart(self, sort: Sort) -> bool:
+        """Is any tool of the catalogue for just this sort of such things?"""
+        near = self.index.search([lexicon.concept(sort.word)], limit=_POOL)
+        tools = (self.catalogue.by_uid[self.index.key(doc)] for doc in near.docs.tolist())
+        return any(sorts.names(self._sorts_of(tool), sort) for tool in tools)
 
     def speaks_of(self, uid: str, terms: Iterable[str]) -> bool:
         """Does a tool speak of all these terms?"""

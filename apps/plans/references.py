@@ -11,7 +11,7 @@ import jsonschema_rs
 
 from apps.core.errors import pointer_to
 from apps.plans.catalogue import types_of
-from apps.plans.shapes import OPENING, REFERENCE, RESULT_POINTER
+from apps.plans.shapes import OPENING, REFERENCE, RESULT_POINTER, place_in_list
 
 _BRANCHES: Final = ("anyOf", "oneOf", "allOf")
 _HOPS: Final = 8
@@ -95,9 +95,9 @@ def _own_child(schema: Mapping[str, Any], part: str) -> Any | None:
     properties = schema.get("properties")
     if isinstance(properties, Mapping) and part in properties:
         return properties[part]
-    if part.isdecimal() and "array" in types_of(schema):
+    if (place := place_in_list(part)) is not None and "array" in types_of(schema):
         first = _listed(schema.get("prefixItems"))
-        return first[int(part)] if int(part) < len(first) else schema.get("items", {})
+        return first[place] if place < len(first) else schema.get("items", {})
     for pattern, child in _patterns(schema):
         if matches(pattern, part):
             return child

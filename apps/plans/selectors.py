@@ -1,7 +1,7 @@
 """Questions about plans, and the registry as the planner sees it."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -168,7 +168,23 @@ def problems_of(document: object, *, tenant_id: int, principal_id: int) -> list[
         if delegate is None and named != DELEGATE:
             problems.append(Problem("/delegate_id", "unknown_delegate", f"There is no DeleGate {named}."))
         problems += _unknown_references(document, principal_id)
+        problems += _not_done_before(document, principal_id)
     return problems
+
+
+def _not_done_before(document: Mapping[str, Any], principal_id: int) -> Iterator[Problem]:
+    """What is said to be done is done by a plan of one's own that this one replaces."""
+    replaced = document.get("replaces")
+    if replaced is None:
+        return
+    before = Plan.objects.filter(plan_id=replaced, principal_id=principal_id).first()
+    if before is None or replaced == document.get("plan_id"):
+        yield Problem("/replaces", "unknown_plan", f"There is no earlier plan {replaced} of yours.")
+        return
+    calls = {(step.get("worker_id"), step.get("tool_name")) for step in before.document["steps"]}
+    for place, step in enumerate(document["steps"]):
+        if step.get("done") and (step.get("worker_id"), step.get("tool_name")) not in calls:
+            yield Problem(f"/steps/{place}/done", "done_nowhere", f"{replaced} has no such step.")
 
 
 def _unknown_references(document: Mapping[str, Any], principal_id: int) -> list[Problem]:

@@ -205,9 +205,12 @@ def _merge_beside(kept: _Kept) -> None:
     index, frozen = kept.ranker.index, kept.ranker.index.frozen()
 
     def merge() -> None:
-        base = merged(frozen)
-        with kept.lock:
-            index.adopt(base)
+        try:
+            base = merged(frozen)
+            with kept.lock:
+                index.adopt(base)
+        finally:
+            # One that broke is made again with the next plan.
             kept.merging = False
 
     threading.Thread(target=merge, name="merge-index", daemon=True).start()

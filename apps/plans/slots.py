@@ -58,6 +58,18 @@ class Filled:
     note: str | None = None
 
 
+Axis = tuple[object, ...]
+"""What tells several values that are named alike from others that are: where they stand."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Several:
+    """The values that a request gives a param alike, by their places; each is for a call of its own."""
+
+    axis: Axis
+    values: Mapping[int, Filled]
+
+
 @dataclass(slots=True, kw_only=True)
 class Filling:
     """What came of filling one tool's params."""
@@ -68,6 +80,7 @@ class Filling:
     notes: list[str] = field(default_factory=list)
     spans: set[int] = field(default_factory=set)
     context_keys: set[str] = field(default_factory=set)
+    several: dict[str, Several] = field(default_factory=dict)
 
     @property
     def refs(self) -> frozenset[int]:
@@ -124,6 +137,19 @@ class _Slot:
         return self.is_text and bool(self.tokens) and self.tokens[-1] in lexicon.WISHES
 
     @property
+    def is_called(self) -> bool:
+        """Does it hold what the tool's own thing is called, and no exact name such as that of a file?"""
+        thing = self.tokens[:-1]
+        own = {lexicon.concept(word) for word in words(self.tool.name)}
+        return (
+            self.is_text
+            and self.tokens[-1:] != ()
+            and self.tokens[-1] in lexicon.NAMING
+            and lexicon.exact_kind(thing, str(self.schema.get("format", ""))) is None
+            and all(lexicon.concept(word) in own for word in thing)
+        )
+
+    @property
     def is_pointer(self) -> bool:
         return self.is_text and bool(self.tokens) and self.tokens[-1] in lexicon.POINTERLIKE
 
@@ -148,6 +174,9 @@ class _Slot:
             return False
 
 
+_AND: Final = "and"
+_INTO: Final = frozenset({"into", "to"})
+_LANGUAGES: Final = lexicon.HUMAN_LANGUAGES | lexicon.PROGRAMMING_LANGUAGES
 _Way = Callable[[_Slot, Scene, Filling], Filled | None]
 
 
@@ -160,7 +189,61 @@ def fill(tool: Tool, scene: Scene) -> Filling:
             if slot.name not in filling.params:
                 _put(slot, way(slot, scene, filling), filling)
     filling.missing = [name for name in tool.required if name not in filling.params]
+    for slot in slots:
+        if (several := _several(slot, scene, filling)) is not None:
+            filling.several[slot.name] = several
     return filling
+
+
+def places(value: Any, clause: Clause) -> dict[Axis, int]:
+    """Where a value stands among those that a clause names alike, if it does."""
+    return {
+        axis: place for axis, alike in _named_alike(clause) for place, (said, _) in enumerate(alike) if said == value
+    }
+
+
+def _named_alike(clause: Clause) -> Iterator[tuple[Axis, list[tuple[str, Span | None]]]]:
+    for group in clause.conjoined if len(clause.spans) > 1 else ():
+        once = {span.value: span for span in reversed(group)}
+        yield tuple(span.number for span in group), [(span.value, span) for span in group if once[span.value] is span]
+    for at, run in _languages_in_a_row(clause) if _AND in clause.words else ():
+        yield ("words", clause.number, at), [(word, None) for word in dict.fromkeys(run)]
+
+
+def _languages_in_a_row(clause: Clause) -> Iterator[tuple[int, list[str]]]:
+    """Languages that are named side by side, with at least one `and`."""
+    rows = itertools.groupby(enumerate(clause.words), lambda one: one[1] in _LANGUAGES or one[1] == _AND)
+    for is_row, listed in rows:
+        row = list(listed)
+        if is_row and _AND in (word for _, word in row[1:-1]):
+            yield row[0][0], [word for _, word in row if word != _AND]
+
+
+def _several(slot: _Slot, scene: Scene, filling: Filling) -> Several | None:
+    """All of what the request names like the value that a param was given, where no other param has any of it."""
+    provenance = filling.provenance.get(slot.name, {})
+    if provenance.get("source") != "literal" or slot.is_array or slot.is_wish:
+        return None
+    value = filling.params[slot.name]
+    others = [other for name, other in filling.params.items() if name != slot.name]
+    for clause in scene.clauses:
+        for axis, alike in _named_alike(clause) if clause.number == provenance.get("clause") else ():
+            said = [one for one, _ in alike]
+            fits = {
+                place: _as_well(one, span, provenance)
+                for place, (one, span) in enumerate(alike)
+                if slot.admits(one) and (span is None or _value(slot, span) is not None)
+            }
+            if value in said and len(fits) > 1 and not any(one in others for one in said):
+                return Several(axis=axis, values=fits)
+    return None
+
+
+def _as_well(value: str, span: Span | None, provenance: Mapping[str, Any]) -> Filled:
+    told = {**provenance, "text": value[:200]}
+    if span is None:
+        return Filled(value=value, provenance=told)
+    return Filled(value=value, provenance=told, span=span.number, note=_doubt(span))
 
 
 def takes_wish(tool: Tool) -> bool:
@@ -470,6 +553,9 @@ def _language(slot: _Slot, clause: Clause) -> str | None:
     target = "source" not in slot.tokens and "from" not in slot.tokens
     said = clause.words
     for position, word in enumerate(said):
+        if target and word in lexicon.HUMAN_LANGUAGES and said[position - 1] in _INTO:
+            return word
+    for position, word in enumerate(said):
         if word in lexicon.PROGRAMMING_LANGUAGES:
             return word
         if word in lexicon.HUMAN_LANGUAGES and (said[position - 1] == "from") != target:
@@ -512,6 +598,24 @@ def _from_shape(slot: _Slot, scene: Scene, _filling: Filling) -> Filled | None:
         return None
     (value,) = alike
     return Filled(value=value, provenance={"source": "literal", "text": value[:200], "clause": scene.clause.number})
+
+
+def _from_description(slot: _Slot, scene: Scene, filling: Filling) -> Filled | None:
+    """A param for what a tool's own thing is called takes what the clause calls it, with all that tells which one is meant."""
+    value = scene.clause.described
+    if not value or not slot.is_called or slot.schema.get("examples"):
+        return None
+    if value in filling.params.values() or _is_of_several(scene.clause, slot.tool) or not slot.admits(value):
+        return None
+    return Filled(value=value, provenance={"source": "literal", "text": value[:200], "clause": scene.clause.number})
+
+
+def _is_of_several(clause: Clause, tool: Tool) -> bool:
+    """Are several of the things meant, of which the tool speaks as of one?"""
+    own = {word for text in (tool.name, tool.description, *tool.inputs) for word in words(text)}
+    return any(
+        word not in own and word.endswith("s") and word.removesuffix("s") in own for word in words(clause.described)
+    )
 
 
 def _shape(text: str) -> str:
@@ -570,6 +674,7 @@ _WAYS: Final[tuple[_Way, ...]] = (
     _from_strong_source,
     _from_own_clause,
     _from_shape,
+    _from_description,
     _from_weak_source,
     _from_other_clauses,
     _from_wish,

@@ -5,6 +5,7 @@ Nothing here trusts the author, and nothing here mends: every fault is named by 
 
 from __future__ import annotations
 
+import difflib
 import graphlib
 import itertools
 import math
@@ -115,6 +116,8 @@ def validator(schema_key: str) -> jsonschema_rs.Validator:
 
 
 _PLAN_KEY: Final = contract_key(documents.schema())
+_STEP_SCHEMA: Final = documents.schema()["$defs"]["step"]
+_MEMBERS: Final = sorted({*documents.schema()["properties"], *_STEP_SCHEMA["properties"]})
 _UNIONS: Final = frozenset({"anyOf", "oneOf", "oneOfNotValid", "oneOfMultipleValid", "not"})
 
 
@@ -133,7 +136,20 @@ def _shape(document: object) -> list[Problem]:
             documents.canonical(document)
     except (ValueError, RecursionError) as refusal:
         return [Problem("", "schema", f"The plan has no canonical JSON form: {refusal}"[:500])]
-    return [Problem(pointer_to(*error.instance_path), "schema", error.message[:500]) for error in errors[:MAX_PROBLEMS]]
+    found = itertools.chain.from_iterable(map(_faults_of_shape, errors[:MAX_PROBLEMS]))
+    return list(itertools.islice(found, MAX_PROBLEMS))
+
+
+def _faults_of_shape(error: jsonschema_rs.ValidationError) -> Iterator[Problem]:
+    """What the schema has against a plan; a member that it does not know is told where it stands."""
+    if error.kind.name != "additionalProperties":
+        yield Problem(pointer_to(*error.instance_path), "schema", error.message[:500])
+        return
+    for name in sorted(error.kind.as_dict()["unexpected"])[:MAX_PROBLEMS]:
+        near = difflib.get_close_matches(name[:100].casefold(), _MEMBERS, n=1)
+        hint = f" Is {near[0]} meant?" if near else ""
+        path = pointer_to(*error.instance_path, name)
+        yield Problem(path, "unknown_member", f"A plan has no member {name[:100]!r} here.{hint}")
 
 
 def _is_plainly_canonical(value: Any) -> bool:
@@ -157,7 +173,7 @@ class _Graph:
         self.steps = steps
         self.by_id = {step["step_id"]: step for step in steps}
         self.position = {step["step_id"]: number for number, step in enumerate(steps)}
-        self.parents = {step["step_id"]: frozenset(parents_of(step)) for step in steps}
+        self.parents = {step["step_id"]: self._parents_of(step, number) for number, step in enumerate(steps)}
 
     @cached_property
     def order(self) -> tuple[str, ...]:
@@ -171,17 +187,25 @@ class _Graph:
             found[step_id] = parents.union(*(found[parent] for parent in parents))
         return found
 
+    def _parents_of(self, step: Mapping[str, Any], number: int) -> frozenset[str]:
+        """The ids of every step that must be over before this one begins.
+
+        An escalate that names none reports on the whole plan, so it comes after all that are listed before it.
+        """
+        named = frozenset(
+            name
+            for member in ("depends_on", "wait_for_step_ids", "aggregate_step_ids")
+            for name in step.get(member, ())
+        )
+        if step["step_type"] == StepType.ESCALATE and not named:
+            return frozenset(earlier["step_id"] for earlier in self.steps[:number])
+        return named
+
     def path(self, step_id: str) -> str:
         return f"/steps/{self.position[step_id]}"
 
 
 _Rule = Callable[[dict[str, Any], _Graph, Catalogue, "Limits"], Iterator[Problem]]
-
-
-def parents_of(step: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the ids of every step that must be over before this one begins."""
-    for name in ("depends_on", "wait_for_step_ids", "aggregate_step_ids"):
-        yield from step.get(name, ())
 
 
 def _names(graph: _Graph) -> list[Problem]:
@@ -262,6 +286,52 @@ def _waits(_document: dict[str, Any], graph: _Graph, _catalogue: Catalogue, _lim
                 yield Problem(f"{where}/aggregate_step_ids/{place}", "no_result", f"{target} bears no result.")
 
 
+_OF_WORKERS: Final = (
+    "worker_id",
+    "tool_name",
+    "tool_uid",
+    "params",
+    "provenance",
+    "mode",
+    "fallback_worker_ids",
+    "alternatives",
+)
+_OF_TYPES: Final = {
+    StepType.CALL_WORKER: _OF_WORKERS,
+    StepType.QUEUE_EXECUTION: _OF_WORKERS,
+    StepType.WAIT_FOR: ("wait_for_step_ids", "wait_for_receipts"),
+    StepType.AGGREGATE: ("aggregate_step_ids", "synthesis_instructions", "executor"),
+    StepType.ESCALATE: ("report_summary", "decision_required", "recommendation"),
+}
+"""The members that only steps of some types have."""
+_BOUND: Final = frozenset(name for names in _OF_TYPES.values() for name in names)
+_MODES: Final = {StepType.CALL_WORKER: "direct", StepType.QUEUE_EXECUTION: "async"}
+
+
+def _members(document: dict[str, Any], graph: _Graph, _catalogue: Catalogue, _limits: Limits) -> Iterator[Problem]:
+    """No step has what steps of its type know nothing of, or says of itself that it is of another."""
+    for step in graph.steps:
+        where, step_type = graph.path(step["step_id"]), step["step_type"]
+        for name in step:
+            if name in _BOUND and name not in _OF_TYPES[step_type]:
+                yield Problem(f"{where}/{name}", "misplaced_member", f"A step of type {step_type} has no {name}.")
+    if document.get("status") == PlanStatus.READY and document.get("missing"):
+        yield Problem("/missing", "missing", "A plan that is ready lacks nothing.")
+
+
+def _calls(_document: dict[str, Any], graph: _Graph, _catalogue: Catalogue, _limits: Limits) -> Iterator[Problem]:
+    """What a step says of how it calls, and of where its params are from, fits its type and its params."""
+    for step in _workers(graph):
+        where, step_type = graph.path(step["step_id"]), step["step_type"]
+        if step.get("mode", _MODES[step_type]) != _MODES[step_type]:
+            message = f"A step of type {step_type} is {_MODES[step_type]}, not {step['mode']}."
+            yield Problem(f"{where}/mode", "mode", message)
+        for name in step.get("provenance", {}):
+            if name not in step["params"]:
+                message = f"The step has no param {name[:100]}."
+                yield Problem(where + pointer_to("provenance", name), "provenance", message)
+
+
 def _done(document: dict[str, Any], graph: _Graph, _catalogue: Catalogue, _limits: Limits) -> Iterator[Problem]:
     """Only a plan that takes another's place has steps that are done, and they have waited for nothing that is not."""
     done = {step["step_id"] for step in _workers(graph) if step.get("done")}
@@ -322,6 +392,10 @@ def _takes_others(schema: Mapping[str, Any], name: str) -> bool:
 
 def _fallbacks(step: dict[str, Any], where: str, catalogue: Catalogue) -> Iterator[Problem]:
     for place, worker_id in enumerate(step.get("fallback_worker_ids", ())):
+        if worker_id == step["worker_id"]:
+            message = f"{worker_id} is the worker of this step: it can't stand in for itself."
+            yield Problem(f"{where}/fallback_worker_ids/{place}", "fallback", message)
+            continue
         found = catalogue.find(worker_id, step["tool_name"])
         if found is None or catalogue.bar(found[1]):
             message = f"{worker_id} may not stand in for {step['worker_id']}."
@@ -406,6 +480,7 @@ def _texts(value: Any, pointer: str) -> Iterator[tuple[str, str]]:
         yield pointer, value
     elif isinstance(value, dict):
         for name, item in value.items():
+            yield pointer + pointer_to(name), name
             yield from _texts(item, pointer + pointer_to(name))
     elif isinstance(value, list):
         for place, item in enumerate(value):
@@ -550,6 +625,8 @@ def _offer(step: Mapping[str, Any], catalogue: Catalogue) -> tuple[Tool, Offer] 
 _RULES: Final[tuple[_Rule, ...]] = (
     _ending,
     _waits,
+    _members,
+    _calls,
     _done,
     _tools,
     _exclusions,

@@ -44,7 +44,7 @@ def _manifests(*workers: str) -> list[dict[str, Any]]:
     path = os.pathsep.join((str(programs.BUNDLED_WORKERS), str(ORCHARD_SCRIPT.parent)))
     told = subprocess.run(
         [sys.executable, "-c", _PRINT, *workers],
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": path, "ORCHARD_WRITES": ""},
         capture_output=True,
         text=True,
         check=True,
@@ -55,7 +55,7 @@ def _manifests(*workers: str) -> list[dict[str, Any]]:
 
 def _offered(manifest: dict[str, Any]) -> Iterator[tuple[Tool, Offer]]:
     hints = {name: manifest["hints"][name] for name in ("expected_runtime", "latency_band", "cost_band")}
-    effects = effects_of(manifest["side_effects"])
     for one in manifest["tools"]:
+        effects = effects_of(one.get("side_effects") or manifest["side_effects"])
         made = tool(one["name"], one["description"], one["input_schema"], one["output_schema"])
         yield made, offer(manifest["worker_id"], made, *manifest["capabilities"], effects=effects, **hints)

@@ -6,7 +6,8 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from apps.plans import shelf
+from apps.plans import lexindex, shelf
+from apps.plans.lexindex import Base, Frozen
 from apps.principals.tenancy import Caller, acting_as
 from apps.workers import services as workers
 from tests.plans.test_lessons import NOTHING, register_plain_tools
@@ -32,6 +33,31 @@ def test_what_is_registered_and_what_leaves_is_known_at_once(as_kee: Caller) -> 
     assert names(as_kee) == {"polish_brass"}
     with shelf.held(tenant_id=as_kee.tenant_id) as held:
         assert held.ranker is ranker
+
+
+def test_a_merge_that_broke_is_made_with_the_next_plan(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    broke: list[threading.ExceptHookArgs] = []
+    merged = lexindex.merged
+
+    def merged_at_last(frozen: Frozen) -> Base:
+        if not broke:
+            raise MemoryError
+        return merged(frozen)
+
+    monkeypatch.setattr(threading, "excepthook", broke.append)
+    monkeypatch.setattr(shelf, "merged", merged_at_last)
+    monkeypatch.setattr(lexindex, "_DELTA", 0)
+    register_plain_tools(as_kee)
+    needed = []
+    for _ in range(2):
+        names(as_kee)
+        for thread in threading.enumerate():
+            if thread.name == "merge-index":
+                thread.join(30)
+        with shelf.held(tenant_id=as_kee.tenant_id) as held:
+            needed.append(held.ranker.index.needs_merge())
+
+    assert (len(broke), needed[-1]) == (1, False)
 
 
 def test_a_worker_that_fell_ill_is_held_but_may_not_be_used(as_kee: Caller) -> None:

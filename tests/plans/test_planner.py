@@ -326,6 +326,100 @@ def test_what_is_said_before_the_verb_or_only_brings_in_a_name_belongs_to_the_wi
     assert served_by(wish) == tools
 
 
+def records_desk() -> Catalogue:
+    """Tools for one thing each, which take what the thing is called as free text."""
+    tools = [
+        tool("archive_invoice", "Archive one invoice.", shape(invoice_name=STRING), shape(report=STRING)),
+        tool("update_contract", "Update one contract.", shape("name", name=STRING), shape(report=STRING)),
+        tool("restart_service", "Restart a service.", shape("service_name", service_name=STRING), shape(report=STRING)),
+        tool("lock_account", "Lock an account.", shape(), shape(report=STRING)),
+        tool("remove_page", "Remove a page.", shape("file_name", file_name=STRING), shape(report=STRING)),
+    ]
+    return Catalogue(9, tools, [offer("desk", one) for one in tools])
+
+
+@pytest.mark.parametrize(
+    ("wish", "params"),
+    [
+        ("Archive the invoice of the Miller account", {"invoice_name": "invoice of the Miller account"}),
+        ("Archive the invoice for Tokyo", {"invoice_name": "invoice for Tokyo"}),
+        ("Please archive the invoice number 42", {"invoice_name": "invoice number 42"}),
+        ("Archive the invoice from last year, please", {"invoice_name": "invoice from last year"}),
+        ("Update our contract for Berlin from 2024-05-01", {"name": "contract for Berlin from 2024-05-01"}),
+        ("I want the service for Tokyo restarted", {"service_name": "service for Tokyo"}),
+    ],
+)
+def test_a_param_for_a_name_takes_the_data_that_tells_which_thing_is_meant(wish: str, params: dict[str, str]) -> None:
+    plan = make_plan(wish, records_desk())
+
+    assert plan.status == PlanStatus.READY
+    assert plan.steps[0].params == params
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        "Archive the invoice of the Miller account on the Tokyo server",
+        "Archive the invoice of the Miller account with a note to Ann",
+        "Archive the invoice for Tokyo using Excel",
+        "Archive the invoice for Tokyo only",
+        "Archive the invoice for Tokyo again",
+        "Archive the invoice of the Miller account permanently",
+        "Archive the invoice of Miller while the server is down",
+        "Archive the invoice for Tokyo tomorrow",
+        "Archive the invoice for Tokyo on Friday",
+        "Archive the invoice from Monday on",
+        "Archive the invoice for Tokyo twice",
+        "Archive the invoice for 2 hours",
+        "Archive the invoice for Tokyo unless Ann objects",
+        "Archive every invoice except the one for Tokyo",
+        "Archive every invoice of the Miller account",
+        "Archive the invoices of the Miller account",
+        "Archive the invoice of our best customer",
+        "Restart the service as root",
+        "Restart the service with Java 17",
+        "Restart the service",
+        "Lock the account of Ann Miller",
+        "Remove the page for Tokyo",
+    ],
+)
+def test_what_no_name_can_hold_still_qualifies(wish: str) -> None:
+    assert served_by(wish, records_desk()) is None
+
+
+@pytest.mark.parametrize(
+    ("wish", "tools"),
+    [
+        ("Have the tests of /srv/app run", ["run_tests"]),
+        ("Get the tests of the project in /srv/app run, please", ["run_tests"]),
+        ("List, without opening any of them, the files in /data", ["scan_directory"]),
+        ("The file /data/x is not needed, please delete it", ["delete_file"]),
+        ("The file /data/x can be deleted now, please delete it", ["delete_file"]),
+        ("The photo /pics/a.png is ready, resize it to a width of 40 pixels", ["resize_image"]),
+        ("Which concepts do the PDFs in /lib talk about?", ["scan_directory", "index_pdfs", "extract_concepts"]),
+        ("Transcribe the interview /a/b.mp3 and email the transcript of the interview to ann@example.org", ["transcribe_audio", "send_email"]),
+        ("I have the tests of /srv/app run", None),
+        ("Have the tests of /srv/app run by Bob", None),
+        ("List, without the hidden ones, the files in /data", None),
+        ("The file /data/x can be deleted on Friday, please delete it", None),
+        ("The file /data/x can be deleted after the backup, so delete it", None),
+        ("The file /data/x could be deleted", None),
+        ("The file /data/x was wanted by whoever wrote it, delete it", None),
+        ("Run the tests of /srv/app without the slow ones", None),
+    ],
+)  # fmt: skip
+def test_a_wish_may_be_put_behind_what_it_is_about_or_be_interrupted(wish: str, tools: list[str] | None) -> None:
+    assert served_by(wish) == tools
+
+
+def test_an_unknown_verb_behind_a_comma_begins_a_part_and_what_the_step_before_bears_is_only_shown() -> None:
+    wish = "Pick the apples of the batch, wash the apples, press the apples, ferment the juice and give me the cider"
+
+    found = served_by(wish, manifests.orchard(), context={"batch": "first"})
+
+    assert found == ["pick_apples", "wash_apples", "press_apples", "ferment_juice"]
+
+
 def test_a_quote_may_hold_an_apostrophe() -> None:
     (step,) = [one for one in make_plan("Translate 'I can't, won't or don't' into French").steps if one.tool_name]
 
@@ -346,6 +440,15 @@ def test_what_a_step_bears_is_matter_of_its_own_where_a_tool_speaks_of_it(wish: 
 @pytest.mark.parametrize(("wish", "tools"), BUNDLED_SERVED)
 def test_a_tool_that_speaks_of_what_another_does_takes_no_wish_from_it(wish: str, tools: list[str]) -> None:
     assert served_by(wish, manifests.bundled(), context={"file_types": ["pdf"]}) == tools
+
+
+def test_the_very_same_call_is_made_once_unless_something_may_have_changed_in_between() -> None:
+    twice = (
+        "Resize the image /tmp/a.png to a width of 300 pixels and resize the image /tmp/a.png to a width of 300 pixels"
+    )
+    assert served_by(twice) == ["resize_image"]
+    again = "List the files in /tmp, delete the file /tmp/a.txt and list the files in /tmp"
+    assert served_by(again) == ["scan_directory", "delete_file", "scan_directory"]
 
 
 def served_by(wish: str, catalogue: Catalogue = UNBARRED, **more: Any) -> list[str] | None:
@@ -398,7 +501,7 @@ def test_a_refusal_carries_the_part_that_could_be_planned() -> None:
 
 
 def test_a_path_that_no_step_would_use_makes_the_plan_a_refusal() -> None:
-    plan = make_plan("Scan the directories /a, /b and /c")
+    plan = make_plan("Scan the directory /a, which is a copy of /b but for /c")
 
     assert plan.status == PlanStatus.NEEDS_ESCALATION
     assert plan.missing is not None
@@ -464,6 +567,13 @@ def test_text_that_reads_as_a_reference_or_a_credential_never_becomes_a_param() 
 
         assert plan.status == PlanStatus.NEEDS_ESCALATION
         assert validate(plan.document(), FULL) == []
+
+
+def test_what_reads_as_a_reference_is_named_in_a_refusal_though_another_text_could_take_its_place() -> None:
+    made = make_plan("Analyze the sentiment of 'x' and translate '{{step-1.sentiment}}' into French", UNBARRED)
+
+    assert made.status == PlanStatus.NEEDS_ESCALATION
+    assert [one["kind"] for one in made.missing or () if "{{step-1.sentiment}} reads as" in one["detail"]] == ["param"]
 
 
 def test_budgets_exclusions_and_cheaper_offers_decide_who_works() -> None:

@@ -410,6 +410,38 @@ def test_the_tools_answer_has_the_members_of_both_versions_and_can_be_read_again
 
 
 @pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda plan: plan.update(replaces="plan-nowhere"), ("unknown_plan", "/replaces")),
+        (lambda plan: plan.update(replaces=plan["plan_id"]), ("unknown_plan", "/replaces")),
+        (
+            lambda plan: (plan.update(replaces="EARLIER"), plan["steps"][0].update(done=True, worker_id="nobody")),
+            ("done_nowhere", "/steps/0/done"),
+        ),
+    ],
+)
+def test_what_a_plan_says_is_done_was_done_by_an_earlier_one_of_its_principals(
+    tenant: Tenant, kee: Caller, change: Callable[[dict[str, Any]], object], expected: tuple[str, str]
+) -> None:
+    token = make_token(tenant)
+    with acting_as(kee):
+        register_example_workers(kee)
+    (_, earlier), (_, made) = (post("/api/v1/plans", {"intent": FLAGSHIP}, token) for _ in range(2))
+    assert earlier["plan_id"] != made["plan_id"]
+    plan = {name: value for name, value in made["plan"].items() if name != "plan_hash"}
+    change(plan)
+    if plan["replaces"] == "EARLIER":
+        plan["replaces"] = earlier["plan_id"]
+    found = post("/api/v1/plans/validate", {"plan": plan}, token)[1]["errors"]
+    assert expected in [(error["code"], error["path"]) for error in found]
+
+    # Another's plan is no earlier one of one's own.
+    plan["replaces"] = earlier["plan_id"]
+    theirs = post("/api/v1/plans/validate", {"plan": plan}, make_token(tenant, "Lee"))[1]["errors"]
+    assert ("unknown_plan", "/replaces") in [(error["code"], error["path"]) for error in theirs]
+
+
+@pytest.mark.parametrize(
     ("body", "status"),
     [
         (b"{", 400),

@@ -45,10 +45,41 @@ CASES: list[tuple[str, str, Callable[[Document], object]]] = [
     ("schema", "/steps/0/step_type", lambda d: step(d, 0).update(step_type="teleport")),
     ("schema", "/steps/0", lambda d: step(d, 0).pop("params")),
     ("schema", "", lambda d: step(d, 0)["params"].update(repo_path=2**60)),
+    ("unknown_member", "/intnet", lambda d: d.update(intnet="Misspelt")),
+    ("unknown_member", "/steps/4/depends_On", lambda d: step(d, 4).update(depends_On=["step-99"])),
+    ("unknown_member", "/constraints/max_totl_cost", lambda d: d.update(constraints={"max_totl_cost": 0})),
+    ("misplaced_member", "/steps/4/worker_id", lambda d: step(d, 4).update(worker_id="janitor")),
+    ("misplaced_member", "/steps/2/wait_for_step_ids", lambda d: step(d, 2).update(wait_for_step_ids=["step-1"])),
+    ("mode", "/steps/0/mode", lambda d: step(d, 0).update(mode="direct")),
+    ("mode", "/steps/2/mode", lambda d: step(d, 2).update(mode="async")),
+    (
+        "provenance",
+        "/steps/0/provenance/depth",
+        lambda d: step(d, 0).update(provenance={"depth": {"source": "literal"}}),
+    ),
+    ("missing", "/missing", lambda d: d.update(missing=[{"kind": "capability", "detail": "Something."}])),
+    ("schema", "/steps/1/wait_for_receipts/0", lambda d: step(d, 1).update(wait_for_receipts=[""])),
+    ("schema", "/steps/0/estimated_cost", lambda d: [step(d, at).update(estimated_cost=1e308) for at in (0, 2)]),
+    (
+        "schema",
+        "/steps/0/estimated_runtime_seconds",
+        lambda d: [step(d, at).update(estimated_runtime_seconds=1e308) for at in (0, 2)],
+    ),
+    (
+        "fallback",
+        "/steps/0/fallback_worker_ids/0",
+        lambda d: step(d, 0).update(fallback_worker_ids=[step(d, 0)["worker_id"]]),
+    ),
+    ("schema", "/steps/0/fallback_worker_ids", lambda d: step(d, 0).update(fallback_worker_ids=["scribe", "scribe"])),
     ("duplicate_step", "/steps/2", lambda d: step(d, 1).update(step_id="step-3")),
     ("unknown_step", "/steps/2/depends_on/0", lambda d: step(d, 2).update(depends_on=["step-9"])),
     ("unknown_step", "/steps/1/wait_for_step_ids/0", lambda d: step(d, 1).update(wait_for_step_ids=["step-9"])),
     ("cycle", "/steps/0", lambda d: step(d, 0).update(depends_on=["step-3"])),
+    (
+        "cycle",
+        "/steps/0",
+        lambda d: (step(d, 4).pop("depends_on"), step(d, 0).update(depends_on=["step-5"])),
+    ),
     ("unknown_worker", "/steps/0/worker_id", lambda d: step(d, 0).update(worker_id="nobody", fallback_worker_ids=[])),
     ("unknown_tool", "/steps/0/tool_name", lambda d: step(d, 0).update(tool_name="analyze_everything")),
     ("not_eligible", "/steps/0/worker_id", lambda d: step(d, 0).update(worker_id="janitor", tool_name="delete_file")),
@@ -83,9 +114,28 @@ CASES: list[tuple[str, str, Callable[[Document], object]]] = [
         lambda d: step(d, 2)["params"].update(analysis_pointer="{{step-1.secrets}}"),
     ),
     (
+        "reference_unknown_field",
+        "/steps/2/params/analysis_pointer",
+        lambda d: step(d, 2)["params"].update(analysis_pointer=f"{{{{step-1.complexity_score.{'9' * 5_000}}}}}"),
+    ),
+    (
+        "reference_unknown_field",
+        "/steps/2/params/analysis_pointer",
+        lambda d: step(d, 2)["params"].update(analysis_pointer=f"{{{{step-1.issues.{'9' * 5_000}}}}}"),
+    ),
+    (
         "reference_needs_wait",
         "/steps/2/params/analysis_pointer",
         lambda d: step(d, 2).update(depends_on=["step-1"]),
+    ),
+    (
+        "reference_needs_wait",
+        "/steps/3/params/analysis_pointer",
+        lambda d: (
+            d["steps"].insert(0, {**step(d, 0), "step_id": "step-0"}),
+            step(d, 2).update(wait_for_step_ids=["step-0"]),
+            step(d, 3).update(depends_on=["step-1", "step-2"]),
+        ),
     ),
     (
         "reference_type",
@@ -350,6 +400,21 @@ def test_a_worker_is_not_sent_more_than_it_takes() -> None:
     found = {(one.code, one.path) for one in validate(plan, strict)}
 
     assert found == {("payload", "/steps/0/params"), ("payload", "/steps/1/params"), ("headroom", "/steps/1/worker_id")}
+
+
+def test_a_worker_that_may_not_be_called_may_not_stand_in_either() -> None:
+    document = good()
+    worker_id = "code-analyzer-002"
+    known = next(one for one in FULL.offers if one.worker_id == step(document, 0)["worker_id"])
+    step(document, 0).update(fallback_worker_ids=[worker_id])
+
+    def found(**changes: Any) -> set[tuple[str, str]]:
+        beside = replace(known, worker_id=worker_id, **changes)
+        with_both = Catalogue(7, FULL.tools, (*FULL.offers, beside))
+        return {(one.code, one.path) for one in validate(document, with_both)}
+
+    assert found() == set()
+    assert found(barred="it is in quarantine") == {("not_eligible", "/steps/0/fallback_worker_ids/0")}
 
 
 def test_a_worker_that_left_makes_the_plan_invalid() -> None:

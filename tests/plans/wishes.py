@@ -406,5 +406,10 @@ BUNDLED_SERVED = [
         "Index all PDFs in /tmp/fresh ü/documents, extract key concepts, and generate summary",
         ["scan_directory", "index_pdfs", "extract_concepts"],
     ),
+    ("Find PDFs in /srv/docs and index them", ["scan_directory", "index_pdfs"]),
+    (
+        "Find the PDFs in /srv/docs, index them and extract the key concepts",
+        ["scan_directory", "index_pdfs", "extract_concepts"],
+    ),
 ]
 """Tools that speak of each other, and folders with spaces in their names."""

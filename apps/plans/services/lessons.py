@@ -54,7 +54,7 @@ def record_outcome(*, plan_id: str, completed: Collection[str], succeeded: bool,
         plan=plan,
         defaults={
             "request": plan.intent,
-            "tools": [step["tool_uid"] for step in ran],
+            "tools": list(dict.fromkeys(step["tool_uid"] for step in ran)),
             "links": _links(ran, document["steps"]),
             "weight": 1.0 if succeeded else _FAILED,
             "recorded_at": now,
