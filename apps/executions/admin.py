@@ -8,7 +8,7 @@ from django.http import HttpRequest
 from unfold.admin import TabularInline
 
 from apps.core.admin import OperatorAdmin, link_to
-from apps.executions.models import Execution, ExecutionStep
+from apps.executions.models import BegunJob, Execution, ExecutionStep
 from apps.executions.states import StepStatus
 from apps.plans import selectors as plans
 from apps.plans.models import Plan
@@ -132,3 +132,15 @@ class ExecutionStepAdmin(OperatorAdmin):
     @admin.display(description="receipt")
     def receipt(self, step: ExecutionStep) -> str:
         return _receipt_link(step.tenant_id, step.receipt_id)
+
+
+@admin.register(BegunJob)
+class BegunJobAdmin(OperatorAdmin):
+    list_display = ["job_id", "worker_id", "task_id", "began_at", "tries", "next_at"]
+    search_fields = ["job_id", "worker_id"]
+    ordering = ["-id"]
+    readonly_fields = ["task"]
+
+    @admin.display(description="task")
+    def task(self, job: BegunJob) -> str:
+        return "-" if job.task_id is None else link_to(Task.objects.filter(pk=job.task_id).first())

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from time import monotonic
 from typing import Any, Final
@@ -96,6 +96,17 @@ def target_of(*, worker_id: str, tool_name: str) -> Target:
         runtime=worker.hints.get("expected_runtime") or "medium",
         cost=Decimal(str(offer.cost)),
     )
+
+
+def missed_since(before: datetime | None, *, looked_for_at: datetime | None, now: datetime) -> datetime:
+    """From when the absence of a worker counts that is missed at a look.
+
+    :param before: from when it has counted until now; None: this look is the first.
+    :param looked_for_at: when this look was to be. By what it is later, this side was away itself.
+    """
+    if before is None or looked_for_at is None:
+        return now
+    return before + max(now - looked_for_at, timedelta(0))
 
 
 def take(target: Target) -> None:

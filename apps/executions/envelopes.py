@@ -10,6 +10,7 @@ MAX_PAYLOAD_BYTES: Final = 65_536
 """What is larger stays behind its pointer; the envelope then holds no payload."""
 _FINDINGS: Final = 12
 _FINDING_TEXT: Final = 500
+_FINDING_NAME: Final = 100
 # Of what is recommended for promotion: how sure, where nothing is said; the longest domain and text.
 _CONFIDENCE: Final = 0.8
 _DOMAIN: Final = 100
@@ -50,7 +51,7 @@ def complete(
     summary: str | None = None,
 ) -> dict[str, Any]:
     """The envelope of a step that has a result: the result itself where it is small or nothing else leads to it."""
-    carried = result_pointer is None or len(json.dumps(result, ensure_ascii=False)) <= MAX_PAYLOAD_BYTES
+    carried = result_pointer is None or len(json.dumps(result, ensure_ascii=False).encode()) <= MAX_PAYLOAD_BYTES
     return {
         **_head(origin, "complete"),
         "payload": result if carried else None,
@@ -89,11 +90,12 @@ def failed(
 
 
 def key_findings(payload: Any) -> dict[str, Any]:
-    """What of a result fits into a report: its plain values, and how many items its lists hold."""
+    """What of a result fits into a report: its plain values, and how many items its lists hold; none with names too long for it."""
     if not isinstance(payload, Mapping):
         return {}
     found: dict[str, Any] = {}
-    for name, value in payload.items():
+    told = ((name, value) for name, value in payload.items() if len(name) <= _FINDING_NAME)
+    for name, value in told:
         if isinstance(value, list):
             found[f"{name}_count"] = len(value)
         elif isinstance(value, str):

@@ -22,4 +22,5 @@ register(
         redacted={"definition": _DEFINITION, "envelope": _ENVELOPE},
         also="execution_id in (select id from executions_execution where tenant_id = %(tenant)s and intent = '')",
     ),
+    Rows(table="executions_begunjob", columns=["job_id"]),
 )

@@ -77,6 +77,12 @@ class InvalidParams(Invalid):
     code = "invalid_params"
 
 
+class DirectCallsAreNotKept(Invalid):
+    """A direct call leaves nothing by which the same one could be known again."""
+
+    code = "direct_calls_are_not_kept"
+
+
 class WorkerUnavailable(Unavailable):
     """The worker takes no calls just now: its heartbeat is late, it is offline, in maintenance or quarantined.
 
@@ -141,6 +147,10 @@ class WorkerRefused(WorkerCallFailed, Invalid):
     """The worker answered that it won't or can't: an error of the tool, or of the protocol."""
 
     code = "worker_refused"
+
+
+class WorkerUnintelligible(WorkerRefused):
+    """The worker has answered what can't be used or kept: asked again, it would answer the same."""
 
 
 class WorkerRedirected(WorkerCallFailed, Invalid):

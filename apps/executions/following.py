@@ -14,13 +14,23 @@ from typing import Any, Final
 
 from apps.core.lexical import words
 from apps.core.sql import database_now
-from apps.executions import calls
+from apps.executions import calls, sql
 from apps.executions.calls import Called, Target
-from apps.executions.errors import CallCanceled, JobFailed, JobLost, JobOverdue, WorkerCallFailed, WorkerRefused
+from apps.executions.errors import (
+    CallCanceled,
+    JobFailed,
+    JobLost,
+    JobOverdue,
+    WorkerCallFailed,
+    WorkerRefused,
+    WorkerUnintelligible,
+)
 from apps.workers import selectors as workers
+from apps.workers.errors import UnknownWorker
 
 _STATUS: Final = "status"
 _RESULT: Final = "result"
+_CANCEL: Final = "cancel"
 _COMPLETE: Final = frozenset({"complete", "completed", "done", "finished", "succeeded", "success"})
 _FAILED: Final = frozenset({"failed", "failure", "error", "canceled", "cancelled", "aborted"})
 _MAX_JOB_ID: Final = 1_000
@@ -46,6 +56,7 @@ class Job:
     began_at: datetime
     status_tool: str
     result_tool: str
+    cancel_tool: str | None = None
 
     def checkpoint(self) -> dict[str, Any]:
         return {
@@ -55,6 +66,7 @@ class Job:
                 "began_at": self.began_at.isoformat(),
                 "status_tool": self.status_tool,
                 "result_tool": self.result_tool,
+                "cancel_tool": self.cancel_tool,
             }
         }
 
@@ -85,6 +97,26 @@ def kept_job(checkpoint: Any) -> Job | None:
     return None if kept is None else Job(**{**kept, "began_at": datetime.fromisoformat(kept["began_at"])})
 
 
+def begins_jobs(target: Target) -> bool:
+    """Whether a call of the tool may begin a job that can be canceled, if its id is known. Needs an acting transaction."""
+    tools = _tools_beside(target)
+    pair = followers(target.tool_name, tools)
+    return pair is not None and canceler(pair[0], tools) is not None
+
+
+def begin(target: Target, payload: Mapping[str, Any], *, task_id: int | None) -> tuple[Job | None, int | None]:
+    """As :func:`started_job`, and from here on the job is canceled should nobody want it any more.
+
+    :param task_id: the task that follows it; None: nobody does.
+    :return: the job, and the row by which it is kept; no row where it can't be canceled.
+    """
+    job = started_job(target, payload)
+    if job is None or job.cancel_tool is None:
+        return job, None
+    kept = sql.begin_job(task_id=task_id, worker_id=target.worker_id, cancel_tool=job.cancel_tool, job_id=job.job_id)
+    return job, kept
+
+
 def started_job(target: Target, payload: Mapping[str, Any]) -> Job | None:
     """The job that a tool's answer speaks of, or None where the answer is the result itself. Needs an acting transaction."""
     job_id, estimate = payload.get("job_id"), payload.get("estimated_duration_seconds")
@@ -92,11 +124,27 @@ def started_job(target: Target, payload: Mapping[str, Any]) -> Job | None:
         return None
     if isinstance(estimate, bool) or not isinstance(estimate, int | float) or not 0 <= estimate < math.inf:
         return None
-    pair = followers(target.tool_name, workers.manifest_of(target.worker_id)["tools"])
+    tools = _tools_beside(target)
+    pair = followers(target.tool_name, tools)
     if pair is None:
         return None
-    estimate = min(float(estimate), _MOST.total_seconds())
-    return Job(job_id=job_id, estimate=estimate, began_at=database_now(), status_tool=pair[0], result_tool=pair[1])
+    return Job(
+        job_id=job_id,
+        estimate=min(float(estimate), _MOST.total_seconds()),
+        began_at=database_now(),
+        status_tool=pair[0],
+        result_tool=pair[1],
+        cancel_tool=canceler(pair[0], tools),
+    )
+
+
+def _tools_beside(target: Target) -> Sequence[Mapping[str, Any]]:
+    """The tools of the same worker; none, if it has gone since the call."""
+    try:
+        tools: Sequence[Mapping[str, Any]] = workers.manifest_of(target.worker_id)["tools"]
+    except UnknownWorker:
+        return ()
+    return tools
 
 
 def followers(tool_name: str, tools: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
@@ -110,6 +158,13 @@ def followers(tool_name: str, tools: Sequence[Mapping[str, Any]]) -> tuple[str, 
     ]
     own = set(words(tool_name))
     return max(pairs, key=lambda pair: len(own.intersection(words(pair[0]))), default=None)
+
+
+def canceler(status_tool: str, tools: Sequence[Mapping[str, Any]]) -> str | None:
+    """The name of the tool that cancels what another one tells the status of, or None."""
+    able = [tool["name"] for tool in tools if _takes_a_job(tool["input_schema"]) and _CANCEL in words(tool["name"])]
+    around = set(_around(status_tool, _STATUS)) - {"get"}
+    return max(sorted(able), key=lambda name: len(around.intersection(words(name))), default=None)
 
 
 def watch(
@@ -134,9 +189,10 @@ def follow(watch: Watch, *, patience: timedelta) -> Called | None:
     """Ask until the job is over; None if it still runs when patience ends. Touches no database.
 
     :raises CallCanceled: if the asker no longer wants it.
-    :raises JobFailed: if the worker says so.
+    :raises JobFailed: if the worker says so, or knows the job and won't give its result.
     :raises JobLost: if the worker does not know the job.
     :raises JobOverdue: if it takes far longer than was said.
+    :raises WorkerUnintelligible: if it answers what can't be used.
     :raises WorkerCallFailed: if the worker can't be asked, for longer than a restart takes.
     """
     until = time.monotonic() + patience.total_seconds()
@@ -148,8 +204,17 @@ def follow(watch: Watch, *, patience: timedelta) -> Called | None:
             return None
         _wait(pause, watch.canceled)
         pause = pause_after(pause, estimate=watch.job.estimate, age=time.monotonic() - watch.began)
-    called = _asked(watch, watch.result, watch.result.deadline)
+    called = _result(watch)
     return replace(called, seconds=time.monotonic() - watch.began)
+
+
+def let_go(target: Target, job_id: str) -> None:
+    """Tell a worker that nobody wants its job any more. Touches no database.
+
+    :param target: the job's own tool for it.
+    :raises WorkerCallFailed: if the worker can't be asked, or says that it can't be canceled.
+    """
+    calls.call(target=target, params={"job_id": job_id}, deadline=_POLL)
 
 
 def pause_after(pause: float, *, estimate: float, age: float) -> float:
@@ -180,6 +245,17 @@ def _is_complete(watch: Watch) -> bool:
     return status in _COMPLETE
 
 
+def _result(watch: Watch) -> Called:
+    """:raises JobFailed: if the worker says no, though it knows the job."""
+    try:
+        return _asked(watch, watch.result, watch.result.deadline)
+    except JobLost as refusal:
+        _asked(watch, watch.status, _POLL)
+        raise JobFailed(
+            f"The worker does not give the result of {watch.job.job_id[:200]}: {refusal.detail}"
+        ) from refusal
+
+
 def _asked(watch: Watch, target: Target, deadline: timedelta) -> Called:
     """Ask about the job, through a restart of the worker."""
     away_until = time.monotonic() + _AWAY.total_seconds()
@@ -188,6 +264,8 @@ def _asked(watch: Watch, target: Target, deadline: timedelta) -> Called:
             return calls.call(
                 target=target, params={"job_id": watch.job.job_id}, deadline=deadline, canceled=watch.canceled
             )
+        except WorkerUnintelligible:
+            raise
         except WorkerRefused as refusal:
             raise JobLost(f"The worker does not know the job that it began: {refusal.detail}") from refusal
         except WorkerCallFailed as failure:

@@ -1,7 +1,8 @@
 """A task that calls a worker's tool: how MCP workers do long work without knowing of tasks."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
+from time import monotonic
 from typing import Any, Final
 
 from apps.core.errors import DomainError
@@ -15,6 +16,7 @@ from apps.executions.errors import (
     JobOverdue,
     WorkerCallFailed,
     WorkerUnavailable,
+    WorkerUnintelligible,
 )
 from apps.tasks.handlers import Canceled, Context, Failed, Postponed, Result, handler
 from apps.workers.errors import WorkerRateLimited
@@ -66,20 +68,18 @@ def mcp_worker_call(context: Context, params: Mapping[str, Any]) -> Result:
 
 
 def _worked(context: Context, params: Mapping[str, Any]) -> Result:
+    job = following.kept_job(context.checkpoint)
     with context.caller.acting():
         target = calls.target_of(worker_id=params["worker_id"], tool_name=params["tool_name"])
+        patience = _HEARD_WITHIN if job is None and following.begins_jobs(target) else timedelta(0)
     calls.note_run(context.task_id)
     _end_absence(context)
-    job = following.kept_job(context.checkpoint)
     if job is None:
-        called = _called(context, target, params["params"])
-        with context.caller.acting():
-            job = following.started_job(target, called.payload)
+        called = _called(context, target, params["params"], patience)
+        job = _begun(context, target, called)
         if job is None:
             _record(context, target, called)
             return Result(pointer=calls.keep(caller=context.caller, value=called.payload), summary=called.summary)
-        # From here on any process follows this job, and none starts another.
-        context.heartbeat(checkpoint=job.checkpoint())
     return _followed(context, target, job)
 
 
@@ -93,22 +93,25 @@ def _wait_for_worker(context: Context, away: WorkerUnavailable) -> None:
     with context.caller.acting():
         now = database_now()
     kept = context.checkpoint or {}
-    missed = datetime.fromisoformat(kept[_MISSED]) if _MISSED in kept else now
+    before, looked_for_at = (datetime.fromisoformat(kept[name]) if name in kept else None for name in _ABSENCE)
+    missed = calls.missed_since(before, looked_for_at=looked_for_at, now=now)
     if now - missed < calls.WORKER_AWAY:
-        context.heartbeat(checkpoint={**kept, _MISSED: missed.isoformat()})
+        absence = dict(zip(_ABSENCE, (missed.isoformat(), (now + calls.LOOK_AGAIN).isoformat()), strict=True))
+        context.heartbeat(checkpoint={**kept, **absence})
         raise Postponed(calls.LOOK_AGAIN) from away
 
 
 def _end_absence(context: Context) -> None:
     """The worker is there: an absence that may come is waited for from its own beginning."""
     kept = context.checkpoint or {}
-    if _MISSED in kept:
-        context.heartbeat(checkpoint={name: value for name, value in kept.items() if name != _MISSED})
+    if not kept.keys().isdisjoint(_ABSENCE):
+        context.heartbeat(checkpoint={name: value for name, value in kept.items() if name not in _ABSENCE})
 
 
-def _called(context: Context, target: calls.Target, params: Mapping[str, Any]) -> calls.Called:
+def _called(context: Context, target: calls.Target, params: Mapping[str, Any], patience: timedelta) -> calls.Called:
     """What the tool answers.
 
+    :param patience: for how long it is listened to after nobody wants it any more.
     :raises Postponed: if the worker may be sent no more calls just now.
     :raises Canceled: if it is not wanted any more, or this run may not call: another has its task, or may have it.
     :raises Failed: if it gave no answer, or may not be called a second time.
@@ -125,7 +128,7 @@ def _called(context: Context, target: calls.Target, params: Mapping[str, Any]) -
             params=params,
             deadline=target.deadline,
             on_progress=lambda percent, message: context.progress(percent or 0.0, message or ""),
-            canceled=lambda: context.cancelled,
+            canceled=_unwanted(context, patience),
         )
     except CallCanceled as exc:
         raise Canceled from exc
@@ -134,6 +137,37 @@ def _called(context: Context, target: calls.Target, params: Mapping[str, Any]) -
         if marked and isinstance(exc, WorkerCallFailed) and not exc.reached:
             context.heartbeat(checkpoint=_NOT_CALLED)
         raise _failed(exc, target) from exc
+
+
+def _unwanted(context: Context, patience: timedelta) -> Callable[[], bool]:
+    """Whether to give a call up, so long after nobody wants it any more."""
+    since: list[float] = []
+
+    def unwanted() -> bool:
+        if not context.cancelled:
+            return False
+        since.append(monotonic())
+        return monotonic() - since[0] >= patience.total_seconds()
+
+    return unwanted
+
+
+def _begun(context: Context, target: calls.Target, called: calls.Called) -> following.Job | None:
+    """The job that a call has begun, if it has. From here on any process follows it, and none starts another."""
+    task_id = parse_ref("task", context.task_id)
+    with context.caller.acting():
+        job, kept = following.begin(target, called.payload, task_id=task_id)
+    if job is None:
+        return None
+    try:
+        context.heartbeat(checkpoint=job.checkpoint())
+    except Canceled:
+        # Another run has the task, and will not know of this job from here.
+        if kept is not None:
+            with context.caller.acting():
+                sql.disown_job(row=kept)
+        raise
+    return job
 
 
 def _followed(context: Context, target: calls.Target, job: following.Job) -> Result:
@@ -151,13 +185,13 @@ def _followed(context: Context, target: calls.Target, job: following.Job) -> Res
     except WorkerCallFailed as exc:
         if isinstance(exc, JobLost):
             context.heartbeat(checkpoint=following.LOST)
-        if isinstance(exc, JobLost | JobFailed | JobOverdue):
-            _record(context, target, exc)
+        if isinstance(exc, JobLost | JobFailed | JobOverdue | WorkerUnintelligible):
+            _record(context, target, exc, over=job if isinstance(exc, JobLost | JobFailed) else None)
         again = exc.retryable and (target.repeatable or not isinstance(exc, JobLost))
         raise Failed(exc.code, exc.detail, retryable=again) from exc
     if called is None:
         raise Canceled
-    _record(context, target, called)
+    _record(context, target, called, over=job)
     pointer = called.payload.get("result_pointer")
     if not isinstance(pointer, str):
         pointer = calls.keep(caller=context.caller, value=called.payload)
@@ -196,14 +230,22 @@ def _may_have_run(checkpoint: Any) -> bool:
     return bool(kept.get("called")) or "job" in kept
 
 
-def _record(context: Context, target: calls.Target, outcome: calls.Called | DomainError) -> None:
+def _record(
+    context: Context, target: calls.Target, outcome: calls.Called | DomainError, *, over: following.Job | None = None
+) -> None:
+    """:param over: the job that has ended with this."""
     with context.caller.acting():
         calls.record(target, outcome)
+        if over is not None:
+            sql.end_job(worker_id=target.worker_id, job_id=over.job_id)
 
 
 _CALLED: Final = {"called": True}
 _NOT_CALLED: Final = {"called": False}
-_MISSED: Final = "worker_missed_since"
+# Of a worker that is missed: since when, and when it is looked for again.
+_ABSENCE: Final = ("worker_missed_since", "worker_looked_for_at")
+# A call that may begin a job is listened to for so long after nobody wants it any more: a job is canceled by its id.
+_HEARD_WITHIN: Final = timedelta(seconds=60)
 # Then the task goes back to its queue, with its job, so that long jobs don't keep all hands from other work.
 _FOLLOWED_FOR: Final = timedelta(seconds=60)
 

@@ -8,7 +8,7 @@ from django.dispatch import receiver
 
 from apps.core.nudges import Nudger
 from apps.executions import calls, selectors, services
-from apps.executions.signals import execution_can_go_on
+from apps.executions.signals import execution_can_go_on, job_unwanted
 from apps.principals.tenancy import acting_in
 from apps.tasks.signals import tasks_finished
 
@@ -23,17 +23,34 @@ def advance(tenant_id: int, execution_id: int) -> None:
     services.advance(tenant_id=tenant_id, execution_id=execution_id)
 
 
+@shared_task(name="executions.cancel_job", ignore_result=True, acks_late=False)
+def cancel_job(tenant_id: int, begun_job_id: int) -> None:
+    """Tell a worker that nobody wants its job any more."""
+    services.cancel_job(tenant_id=tenant_id, begun_job_id=begun_job_id)
+
+
 def _publish(tenant_id: int, execution_id: int) -> None:
     advance.apply_async(args=(tenant_id, execution_id), expires=_FRESH_SECONDS, retry=False)
 
 
+def _publish_job(tenant_id: int, begun_job_id: int) -> None:
+    cancel_job.apply_async(args=(tenant_id, begun_job_id), expires=_FRESH_SECONDS, retry=False)
+
+
 _nudger = Nudger(_publish)
+_job_nudger = Nudger(_publish_job)
 
 
 @receiver(execution_can_go_on)
 def nudge(tenant_id: int, execution_id: int, **_: Any) -> None:
     """Tell a worker process. A broker that is away costs a tick, not the execution."""
     _nudger.nudge(tenant_id, execution_id)
+
+
+@receiver(job_unwanted)
+def nudge_job(tenant_id: int, begun_job_id: int, **_: Any) -> None:
+    """As above, of a job that is to be canceled."""
+    _job_nudger.nudge(tenant_id, begun_job_id)
 
 
 @receiver(tasks_finished)

@@ -39,6 +39,7 @@ from apps.executions.errors import (
     WorkerRedirected,
     WorkerRefused,
     WorkerTimedOut,
+    WorkerUnintelligible,
     WorkerUnreachable,
 )
 
@@ -184,12 +185,12 @@ def _named(exc: BaseException, wire: Wire, tool_name: str) -> WorkerCallFailed:
     for kinds, refusal, sentence in _BROKEN:
         if any(isinstance(leaf, kinds) for leaf in found):
             return refusal(sentence.format(tool_name))
-    return WorkerRefused(f"The worker's answer to {tool_name} can't be used: {legible(str(found[0]))}")
+    return WorkerUnintelligible(f"The worker's answer to {tool_name} can't be used: {legible(str(found[0]))}")
 
 
 _BROKEN: Final[tuple[tuple[tuple[type[BaseException], ...], type[WorkerCallFailed], str], ...]] = (
     ((httpx2.TimeoutException,), WorkerTimedOut, "{} did not answer in time."),
-    ((ValidationError,), WorkerRefused, "The worker's answer to {} is not MCP."),
+    ((ValidationError,), WorkerUnintelligible, "The worker's answer to {} is not MCP."),
     (
         (httpx2.HTTPError, OSError, anyio.ClosedResourceError),
         WorkerDisconnected,
@@ -220,7 +221,9 @@ def _answer(result: CallToolResult, tool_name: str) -> Answer:
     try:
         strict_json.check(structured)
     except strict_json.UnstorableJSON as fault:
-        raise WorkerRefused(f"The worker's answer to {tool_name} can't be kept: {legible(fault.detail)}") from fault
+        raise WorkerUnintelligible(
+            f"The worker's answer to {tool_name} can't be kept: {legible(fault.detail)}"
+        ) from fault
     return Answer(payload=structured, text=text)
 
 

@@ -4,8 +4,9 @@ from decimal import Decimal
 from typing import Self
 
 from django.contrib.postgres.fields import ArrayField
+from django.contrib.postgres.indexes import HashIndex
 from django.db import models
-from django.db.models import Q
+from django.db.models import Exists, OuterRef, Q
 
 from apps.core.ids import format_ref
 from apps.executions.envelopes import Origin
@@ -24,6 +25,7 @@ from apps.executions.states import (
     Strategy,
 )
 from apps.principals.models import Principal, TenantModel
+from apps.tasks.models import HotTask
 
 
 class ExecutionQuerySet(models.QuerySet["Execution"]):
@@ -141,8 +143,9 @@ class ExecutionStep(TenantModel):
 
     `attempts` counts the claims granted and is the fence of a direct call: whoever finishes a call must still hold
     the claim it began with. `call_expires_at` is from when another process may take the call over; `repeatable` says
-    whether it may then call the tool again. `ended_nth` numbers the steps of one execution as they end, so that who follows
-    it misses none; what ended under the plan before has no number.
+    whether it may then call the tool again. `set_aside` is what a claim has charged of which a task is to come: no tool
+    is called by it. `missed_since` is from when the step waits for its worker. `ended_nth` numbers the steps of one
+    execution as they end, so that who follows it misses none; what ended under the plan before has no number.
     """
 
     execution = models.ForeignKey(Execution, on_delete=models.CASCADE, related_name="steps", db_index=False)
@@ -156,6 +159,8 @@ class ExecutionStep(TenantModel):
     attempts = models.PositiveIntegerField(default=0)
     call_expires_at = models.DateTimeField(null=True)
     repeatable = models.BooleanField(default=False)
+    set_aside = models.DecimalField(max_digits=14, decimal_places=6, null=True)
+    missed_since = models.DateTimeField(null=True)
     retry_at = models.DateTimeField(null=True)
     task_id = models.BigIntegerField(null=True)
     receipt_id = models.CharField(max_length=100, null=True)
@@ -181,6 +186,9 @@ class ExecutionStep(TenantModel):
                 name="executions_step_claimed_iff_calling",
             ),
             models.CheckConstraint(
+                condition=Q(set_aside=None) | Q(status=StepStatus.CALLING), name="executions_step_set_aside_by_claim"
+            ),
+            models.CheckConstraint(
                 condition=~Q(status=StepStatus.QUEUED) | Q(task_id__isnull=False),
                 name="executions_step_queued_has_task",
             ),
@@ -201,6 +209,11 @@ class ExecutionStep(TenantModel):
 
     def __str__(self) -> str:
         return f"{self.step_id} ({self.step_type})"
+
+    @property
+    def may_be_claimed_again(self) -> bool:
+        """Whether a claim whose process is gone has done nothing that may not be done twice."""
+        return self.repeatable or self.set_aside is not None
 
     @property
     def origin(self) -> Origin:
@@ -253,4 +266,43 @@ class ExecutionStep(TenantModel):
             raise IllegalTransition(f"{self} can't go from {self.status} to {status}.")
         self.status = status
         if status != StepStatus.CALLING:
-            self.call_expires_at = None
+            self.call_expires_at = self.set_aside = None
+
+
+class BegunJobQuerySet(models.QuerySet["BegunJob"]):
+    def wanted(self) -> Self:
+        return self.filter(Exists(HotTask.objects.filter(task_id=OuterRef("task_id"))))
+
+    def unwanted(self) -> Self:
+        """Those that no call wants, where a worker has begun one and the same job for several."""
+        same = BegunJob.objects.filter(
+            tenant_id=OuterRef("tenant_id"), worker_id=OuterRef("worker_id"), job_id=OuterRef("job_id")
+        )
+        return self.filter(~Exists(same.wanted()))
+
+
+class BegunJob(TenantModel):
+    """A job of a worker's own that a call has begun, and that its worker can cancel. Gone once it is over, or canceled.
+
+    `task_id` is the task that follows it. Without one, and once that task is over, nobody wants the job, and its worker
+    is told so from `next_at` on.
+    """
+
+    task_id = models.BigIntegerField(null=True)
+    worker_id = models.CharField(max_length=100)
+    cancel_tool = models.CharField(max_length=200)
+    job_id = models.CharField(max_length=1_000)
+    began_at = models.DateTimeField()
+    next_at = models.DateTimeField()
+    tries = models.PositiveSmallIntegerField(default=0, db_default=0)
+
+    objects = BegunJobQuerySet.as_manager()
+
+    class Meta:
+        indexes = [
+            # Serves sql.end_job and BegunJobQuerySet.unwanted(): the ids are longer than others take.
+            HashIndex(fields=["job_id"], name="executions_begunjob_by_job")
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.job_id[:100]} at {self.worker_id}"

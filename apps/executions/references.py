@@ -6,7 +6,7 @@ from re import Match
 from typing import Any
 
 from apps.executions.errors import UnresolvedReference
-from apps.plans.shapes import OPENING, REFERENCE, RESULT_POINTER
+from apps.plans.shapes import OPENING, REFERENCE, RESULT_POINTER, place_in_list
 
 Envelope = Mapping[str, Any]
 PayloadOf = Callable[[str], Any]
@@ -60,8 +60,8 @@ def _named(match: Match[str], envelopes: Mapping[str, Envelope], payload_of: Pay
 def _child(here: Any, part: str, reference: str) -> Any:
     if isinstance(here, Mapping) and part in here:
         return here[part]
-    if isinstance(here, list) and part.isdecimal() and int(part) < len(here):
-        return here[int(part)]
+    if isinstance(here, list) and (place := place_in_list(part)) is not None and place < len(here):
+        return here[place]
     raise UnresolvedReference(f"{reference} names nothing in that step's result: there is no {part!r}.")
 
 

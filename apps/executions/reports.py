@@ -5,10 +5,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from apps.core import strict_json
 from apps.executions.states import WORKER_STEPS, Status, StepStatus, StepType
 
 _SUMMARY: Final = 2_000
 _INTENT: Final = 200
+_ERROR: Final = 200
+_MOST_TOLD: Final = 40 * 1024
+"""Bytes of results in a receipt, whose metadata have room for more beside them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +95,11 @@ def result(line: Line) -> dict[str, Any]:
     }
 
 
-def next_actions(ref: str, status: Status, lines: Sequence[Line]) -> list[str]:
-    """What the owner may do now."""
+def next_actions(ref: str, status: Status, lines: Sequence[Line], *, is_delegate: bool) -> list[str]:
+    """What the owner may do now.
+
+    :param is_delegate: whether the owner is a DeleGate: what it learns becomes knowledge by its promotion policy alone.
+    """
     found: list[str] = []
     for line in lines:
         if line.status == StepStatus.AWAITING and line.step_type == StepType.AGGREGATE:
@@ -101,11 +108,7 @@ def next_actions(ref: str, status: Status, lines: Sequence[Line]) -> list[str]:
             found.append(f"Decide: decide_step({ref}, {line.step_id}).")
     if status in {Status.COMPLETE, Status.PARTIAL}:
         found += [f"Read {line.step_id} behind {line.result_pointer}." for line in lines if line.result_pointer][:5]
-        found += [
-            f"Decide whether what {line.step_id} recommends is to be known; memory_store makes it so."
-            for line in lines
-            if ((line.envelope or {}).get("promotion_recommendation") or {}).get("promote")
-        ] or ["Store what was learned with memory_store."]
+        found += _what_was_learned(lines, is_delegate=is_delegate)
     if status in {Status.FAILED, Status.BUDGET_EXCEEDED}:
         found += [
             f"Plan again, with {line.escalation['suggested_delegate'] or 'somebody else'} in its place: "
@@ -116,12 +119,48 @@ def next_actions(ref: str, status: Status, lines: Sequence[Line]) -> list[str]:
     return found
 
 
+def _what_was_learned(lines: Sequence[Line], *, is_delegate: bool) -> list[str]:
+    asked = [(line.step_id, (line.envelope or {}).get("promotion_recommendation") or {}) for line in lines]
+    open_still = [(step_id, one) for step_id, one in asked if one.get("promote")]
+    if is_delegate:
+        return [
+            f"Recommend in your report what {step_id} recommends: {one.get('reason') or 'it is not promoted yet.'}"
+            for step_id, one in open_still
+        ] or ["Promote what was learned with memory_promote, or recommend it in your report."]
+    return [
+        f"Decide whether what {step_id} recommends is to be known; memory_store makes it so."
+        for step_id, _ in open_still
+    ] or ["Store what was learned with memory_store."]
+
+
 def final_report(lines: Sequence[Line]) -> dict[str, Any] | None:
     """What the last escalate reports; None before it has."""
     for line in reversed(lines):
         if line.step_type == StepType.ESCALATE and line.status == StepStatus.COMPLETE:
             return dict(line.payload or {})
     return None
+
+
+def within_a_receipt(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Results as a receipt may tell of them: where they are too large together, what was found stays in the execution's report,
+    and so do the last ones of very many.
+    """
+    if strict_json.size(found) <= _MOST_TOLD:
+        return found
+    kept: list[dict[str, Any]] = []
+    room = _MOST_TOLD
+    for one in map(_in_short, found):
+        room -= strict_json.size([one])
+        if room < 0:
+            break
+        kept.append(one)
+    return kept
+
+
+def _in_short(one: dict[str, Any]) -> dict[str, Any]:
+    error = one.get("error")
+    short = {**one, "key_findings": {}, "promotion_recommendation": None}
+    return short if error is None else {**short, "error": {**error, "message": error["message"][:_ERROR]}}
 
 
 def handed_over(lines: Sequence[Line], wanted: Sequence[str]) -> list[dict[str, Any]]:

@@ -5,24 +5,29 @@ from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Exists, OuterRef, QuerySet, Window
+from django.db.models.functions import RowNumber
 
 from apps.core.errors import FieldError
 from apps.core.ids import parse_ref
 from apps.executions import reports
 from apps.executions.errors import AheadOfExecution, StepNotOpen, UnknownExecution, UnknownStep
-from apps.executions.models import Execution, ExecutionStep
+from apps.executions.models import BegunJob, Execution, ExecutionStep
 from apps.executions.reports import Line
 from apps.executions.sql import GATEHOUSE_NOW
 from apps.executions.states import Status, StepStatus, StepType, Strategy
 from apps.plans import selectors as plans
+from apps.principals.models import TenantModel
+from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
 from apps.receipts import selectors as receipts
 from apps.receipts.errors import UnknownReceipt
 from apps.tasks.models import TerminalRecord
 from apps.workers.models import Offer
+
+M = TypeVar("M", bound=TenantModel)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +119,7 @@ def report(caller: Caller, ref: str) -> Report:
 
 def report_of_plan(caller: Caller, plan_id: str) -> Report | None:
     """The report on a plan's execution; None if the caller has not begun to carry it out."""
-    found = Execution.objects.of(caller.principal_id).filter(plan_id=plan_id).first()
+    found = Execution.objects.of(caller.principal_id).filter(plan_id=plan_id).select_related("owner").first()
     return None if found is None else report_on(found)
 
 
@@ -134,7 +139,9 @@ def report_on(execution: Execution) -> Report:
         summary=reports.summary(execution.intent, status, lines, halted_why=execution.halted_why),
         results=reports.results(lines),
         report=reports.final_report(lines),
-        next_actions=reports.next_actions(execution.ref, status, lines),
+        next_actions=reports.next_actions(
+            execution.ref, status, lines, is_delegate=execution.owner.kind == Kind.DELEGATE
+        ),
         steps=[_view(step) for step in steps],
         steps_complete=sum(step.status == StepStatus.COMPLETE for step in steps),
         steps_total=len(steps),
@@ -217,13 +224,31 @@ def executions(caller: Caller, *, before: int | None = None, limit: int) -> list
 
 
 def due(*, limit: int) -> list[tuple[int, int]]:
-    """Executions that can go on though perhaps nobody said so, as (tenant, execution), longest waiting first."""
-    ended = TerminalRecord.objects.filter(task_id=OuterRef("steps__task_id"))
-    by_task = Execution.objects.open().filter(Q(steps__status=StepStatus.QUEUED) & Exists(ended))
+    """Executions that can go on though perhaps nobody said so, as (tenant, execution). Tenants take turns, each with those
+    that have waited longest.
+    """
+    ended = TerminalRecord.objects.filter(task_id=OuterRef("task_id"))
+    steps = ExecutionStep.objects.filter(Exists(ended), status=StepStatus.QUEUED)
+    by_task = Execution.objects.open().filter(pk__in=steps.values("execution_id"))
     by_clock = Execution.objects.open().filter(wake_at__lte=GATEHOUSE_NOW)
-    found = [*by_clock.order_by("wake_at").values_list("tenant_id", "pk")[:limit]]
-    found += by_task.order_by("pk").values_list("tenant_id", "pk")[:limit]
-    return list(dict.fromkeys(found))[:limit]
+    found = _in_turn(by_clock, by="wake_at", limit=limit) + _in_turn(by_task, by="pk", limit=limit)
+    found.sort(key=itemgetter(0))
+    return list(dict.fromkeys((tenant_id, pk) for _, tenant_id, pk in found))[:limit]
+
+
+def unwanted_jobs(*, limit: int) -> list[tuple[int, int]]:
+    """Jobs whose workers are to be told now that nobody wants them any more, as (tenant, begun job). Tenants take turns."""
+    unwanted = BegunJob.objects.unwanted().filter(next_at__lte=GATEHOUSE_NOW)
+    return [(tenant_id, pk) for _, tenant_id, pk in _in_turn(unwanted, by="next_at", limit=limit)]
+
+
+def _in_turn(found: QuerySet[M], *, by: str, limit: int) -> list[tuple[int, int, int]]:
+    """Of each tenant the first, then of each the next, as (turn, tenant, row): one that has many keeps nobody waiting.
+
+    :param by: the field that says which is first.
+    """
+    turn = Window(RowNumber(), partition_by="tenant_id", order_by=[by, "pk"])
+    return list(found.annotate(turn=turn).order_by("turn", by, "pk").values_list("turn", "tenant_id", "pk")[:limit])
 
 
 def execution_of_task(task_id: int) -> int | None:

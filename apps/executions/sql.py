@@ -1,4 +1,6 @@
-"""The database's clock in queries of the ORM, and the statements that keep a call's claim alive and pay for a task's further runs."""
+"""The database's clock in queries of the ORM, and the statements that keep a call's claim alive, pay for a task's further runs
+and keep jobs that workers can cancel.
+"""
 
 from datetime import timedelta
 from decimal import Decimal
@@ -26,7 +28,7 @@ def renew_claim(*, step_id: int, fence: int, period: timedelta) -> bool:
 # By the index of open tasks, then two primary keys; the execution is locked before its step, as everywhere.
 _CHARGE_AGAIN: Final = """
     with step as (
-        select id, execution_id, cost as spent, coalesce((definition ->> 'estimated_cost')::numeric, %s) as asked
+        select id, execution_id, cost as spent, greatest((definition ->> 'estimated_cost')::numeric, %s) as asked
         from executions_executionstep where task_id = %s and status = 'queued'
     ), paid as (
         update executions_execution execution set total_cost = total_cost + asked from step
@@ -49,3 +51,35 @@ def charge_again(*, task_id: int, cost: Decimal) -> bool:
     with connection.cursor() as cursor:
         cursor.execute(_CHARGE_AGAIN, [cost, task_id])
         return not cursor.fetchone()[0]
+
+
+_BEGIN_JOB: Final = """
+    insert into executions_begunjob (tenant_id, task_id, worker_id, cancel_tool, job_id, began_at, next_at)
+    values (gatehouse_tenant(), %s, %s, %s, %s, gatehouse_now(), gatehouse_now()) returning id
+"""
+_DISOWN_JOB: Final = "update executions_begunjob set task_id = null where id = %s"
+# By the index of the jobs' ids.
+_END_JOB: Final = "delete from executions_begunjob where worker_id = %s and job_id = %s"
+
+
+def begin_job(*, task_id: int | None, worker_id: str, cancel_tool: str, job_id: str) -> int:
+    """Keep a job that a call has begun, for as long as its worker may have to be told to cancel it; answers its row.
+
+    :param task_id: the task that follows it; None: nobody does.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(_BEGIN_JOB, [task_id, worker_id, cancel_tool, job_id])
+        (row,) = cursor.fetchone()
+    return int(row)
+
+
+def disown_job(*, row: int) -> None:
+    """Note that the call which kept this row has begun what no run of its task will follow, unless another call began it too."""
+    with connection.cursor() as cursor:
+        cursor.execute(_DISOWN_JOB, [row])
+
+
+def end_job(*, worker_id: str, job_id: str) -> None:
+    """Note that a job is over, however it went: there is nothing to be canceled."""
+    with connection.cursor() as cursor:
+        cursor.execute(_END_JOB, [worker_id, job_id])

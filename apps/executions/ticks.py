@@ -8,6 +8,7 @@ from django.db import DatabaseError
 from apps.core.errors import DomainError
 from apps.core.ticks import tick
 from apps.executions import selectors, services
+from apps.executions.signals import job_unwanted
 from apps.principals.tenancy import acting_as_system
 
 logger = structlog.get_logger(__name__)
@@ -26,3 +27,12 @@ def advance_due() -> None:
         except (DomainError, DatabaseError):
             # One that can't go on must not hold up the others; it is looked at again next time.
             logger.exception("executions.stuck", execution_id=execution_id)
+
+
+@tick(every=timedelta(seconds=1))
+def cancel_unwanted_jobs() -> None:
+    """Have workers told of jobs of theirs that nobody wants any more: by worker processes, since workers take their time."""
+    with acting_as_system("jobs that nobody wants any more"):
+        unwanted = selectors.unwanted_jobs(limit=_AT_ONCE)
+    for tenant_id, begun_job_id in unwanted:
+        job_unwanted.send(sender=None, tenant_id=tenant_id, begun_job_id=begun_job_id)

@@ -38,7 +38,7 @@ PlanId = Annotated[Text, Field(min_length=1, max_length=100)]
 
 
 class BudgetInput(Input):
-    """What the execution may cost, by the estimates of its steps."""
+    """What the execution may cost, by the estimates of its steps, or by what their workers ask by then where that is more."""
 
     max_total_cost: Money | None = None
     max_cost_per_step: Money | None = None
@@ -206,12 +206,12 @@ class CallWorkerTool(Input):
     params: dict[str, Any]
     """Validated against the tool's input schema; see get_worker_manifest."""
     mode: CallMode = CallMode.AUTO
-    """auto: direct if the worker says it is fast, else a task. direct: wait for the answer. async: a task."""
+    """auto: direct if the worker says it is fast and there is no idempotency_key, else a task. direct: wait for the answer. async: a task."""
     execution_id: ExecutionRef | None = None
     """An execution of yours that a queued call belongs to: its receipts come in the same digest and chain."""
     caused_by_receipt_id: Annotated[Text, Field(max_length=100)] | None = None
     idempotency_key: Annotated[Text, Field(min_length=1, max_length=200)] | None = None
-    """The same key with the same call answers the first task again."""
+    """The same key with the same call answers the first task again. Not for direct calls, which are made each time."""
 
 
 class CallOutcome(Output):

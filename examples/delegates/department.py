@@ -134,7 +134,7 @@ class Department:
 
 
 def worker_of(department: Department, about: Mapping[str, str]) -> Worker:
-    """The department as a worker: its one tool for work, and the two that tell of a job."""
+    """The department as a worker: its one tool for work, and those for the jobs that come of it."""
     name = about.get("DEPARTMENT_NAME", "department")
     does = about.get("DEPARTMENT_DOES", "Plans and carries out what it is asked for.")
     worker = Worker(
@@ -165,6 +165,13 @@ def worker_of(department: Department, about: Mapping[str, str]) -> Worker:
     carry_out.__name__ = about.get("DEPARTMENT_TOOL", "carry_out")
     carry_out.__doc__ = does
     worker.tool(open_world=True, changes_things=True)(carry_out)
+
+    _add_jobs(worker, department)
+    return worker
+
+
+def _add_jobs(worker: Worker, department: Department) -> None:
+    """The tools that tell of a job, and the one that cancels it."""
 
     @worker.tool(title="Status of a job")
     async def get_job_status(job_id: JobId) -> JobStatus:
@@ -197,7 +204,13 @@ def worker_of(department: Department, about: Mapping[str, str]) -> Worker:
             receipt_id=report["receipt_id"],
         )
 
-    return worker
+    @worker.tool(title="Cancel a job", changes_things=True)
+    async def cancel_job(job_id: JobId) -> JobStatus:
+        """Stop a job: what of it has not begun never will. One that has ended stays as it is."""
+        report = await department.ask("get_plan_status", plan_id=job_id)
+        if report["ended_at"] is None and report["execution_id"] is not None:
+            await department.ask("cancel_execution", execution_id=report["execution_id"], reason="Canceled above.")
+        return await get_job_status(job_id)
 
 
 def main() -> int:

@@ -124,7 +124,13 @@ def example_steps() -> list[dict[str, Any]]:
     ]
 
 
-def make_plan(caller: Caller, steps: list[dict[str, Any]], intent: str = "Do it") -> str:
+def make_plan(
+    caller: Caller,
+    steps: list[dict[str, Any]],
+    intent: str = "Do it",
+    *,
+    constraints: dict[str, float] | None = None,
+) -> str:
     """A stored plan with just these steps, and its receipt, which the caller owes an end."""
     plan_id = f"plan-{secrets.token_hex(6)}"
     root, _ = Delegate.objects.get_or_create(
@@ -155,7 +161,7 @@ def make_plan(caller: Caller, steps: list[dict[str, Any]], intent: str = "Do it"
         status="ready",
         scope="test",
         confidence=1.0,
-        document={"plan_id": plan_id, "intent": intent, "steps": steps},
+        document={"plan_id": plan_id, "intent": intent, "steps": steps, "constraints": constraints or {}},
         plan_hash="0" * 64,
         planner_version="test",
         registry_epoch=0,

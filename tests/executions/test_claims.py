@@ -10,9 +10,11 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from apps.core.sql import database_now
+from apps.executions.calls import LOOK_AGAIN, WORKER_AWAY
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import Budget, advancing
 from apps.executions.services.beginning import CLAIM, MAX_CLAIMS
+from apps.executions.states import Mode
 from apps.principals.tenancy import Caller
 from apps.tasks.models import HotTask
 from apps.workers import services as workers
@@ -23,7 +25,9 @@ from tests.executions.making import (
     advance,
     begin,
     call_step,
+    make_plan,
     make_worker,
+    make_writing_worker,
     queue_step,
     report,
     statuses,
@@ -41,6 +45,13 @@ def later(period: timedelta) -> None:
             "select set_config('gatehouse.now', (gatehouse_now() + make_interval(secs => %s))::text, true)",
             [period.total_seconds()],
         )
+
+
+def keep_looking(execution: Execution, period: timedelta) -> None:
+    """As the ticks do, as soon as a worker that is missed is to be looked for again."""
+    for _ in range(period // LOOK_AGAIN):
+        later(LOOK_AGAIN)
+        advance(execution)
 
 
 def claim_and_die(caller: Caller, execution: Execution) -> advancing.Claimed:
@@ -180,7 +191,133 @@ def test_a_claim_that_is_lost_is_not_renewed_and_its_holder_hears_of_it(kee: Cal
     assert everything(kee) == before
 
 
+@pytest.mark.parametrize(
+    ("make_step", "mode"),
+    [(queue_step, Mode.AUTO), (call_step, Mode.ASYNC_ONLY)],
+    ids=["a step that queues", "a call in a mode that queues"],
+)
+def test_a_writing_tool_whose_task_was_not_queued_yet_was_not_called_and_is_queued_by_the_next_process(
+    kee: Caller, server: WorkerServer, make_step: Callable[..., dict[str, Any]], mode: Mode
+) -> None:
+    make_writing_worker(kee, server)
+    steps = [{**make_step("a", estimated_cost=0.1), "worker_id": "writer"}, REPORT]
+    execution = begin(kee, steps, mode=mode, budget=Budget(max_total_cost=Decimal("0.1")))
+    for _ in range(3):
+        claim_and_die(kee, execution)
+        later(LATER)
+
+    advance(execution)
+
+    with kee.acting():
+        assert HotTask.objects.count() == 1
+    assert (step(kee).status, step(kee).attempts, step(kee).set_aside) == ("queued", 4, None)
+    assert (report(kee, execution).total_cost, step(kee).cost) == (Decimal("0.1"), Decimal("0.1"))
+
+
+def test_a_step_of_which_no_process_comes_to_queue_a_task_costs_nothing(kee: Caller, server: WorkerServer) -> None:
+    make_writing_worker(kee, server)
+    execution = begin(kee, [{**queue_step("a", estimated_cost=0.1), "worker_id": "writer"}, REPORT])
+    for _ in range(MAX_CLAIMS):
+        claim_and_die(kee, execution)
+        later(LATER)
+
+    advance(execution)
+
+    done = report(kee, execution)
+    assert (done.results[0]["error"]["code"], done.total_cost) == ("claims_exhausted", Decimal(0))
+
+
 BUDGET = Budget(max_total_cost=Decimal("0.25"))
+ONE = Budget(max_total_cost=Decimal(1))
+
+
+@pytest.mark.parametrize("may_call", [True, False], ids=["who calls", "who does not call"])
+@pytest.mark.parametrize(
+    ("first", "came_of_it"),
+    [
+        (call_step("a", estimated_cost=0.1), ("canceled", Decimal("0.1"))),
+        ({**call_step("a", estimated_cost=0.1), "worker_id": "writer"}, ("failed", Decimal("0.1"))),
+        ({**queue_step("a", estimated_cost=0.1), "worker_id": "writer"}, ("canceled", Decimal(0))),
+    ],
+    ids=["may run twice", "may have run", "was no task yet"],
+)
+def test_after_a_halt_no_call_of_a_process_that_is_gone_is_made_again(
+    kee: Caller,
+    server: WorkerServer,
+    first: dict[str, Any],
+    came_of_it: tuple[str, Decimal],
+    *,
+    may_call: bool,
+) -> None:
+    make_worker(kee, server)
+    make_writing_worker(kee, server)
+    execution = begin(kee, [first, call_step("b", estimated_cost=9), REPORT], budget=ONE)
+    claim_and_die(kee, execution)
+    later(LATER)
+
+    with kee.acting():
+        assert not advancing.step_forward(execution.pk, may_call=may_call)
+
+    done = report(kee, execution)
+    assert (done.status, server.calls) == ("budget_exceeded", {})
+    assert (statuses(kee, execution)["a"], done.total_cost) == came_of_it
+
+
+def test_of_two_calls_to_be_made_again_none_is_once_the_first_does_not_fit_the_budget(
+    kee: Caller, server: WorkerServer
+) -> None:
+    make_worker(kee, server)
+    steps = [call_step("a", estimated_cost=0.2), call_step("b", "shout", estimated_cost=0.01), REPORT]
+    execution = begin(kee, steps, budget=BUDGET)
+    with kee.acting():
+        assert len(advancing.step_forward(execution.pk, may_call=True)) == 2
+    later(LATER)
+
+    advance(execution)
+
+    assert report(kee, execution).status == "budget_exceeded"
+    assert statuses(kee, execution) == {"a": "failed", "b": "canceled", "report": "skipped"}
+    assert not server.calls
+
+
+def test_a_call_is_paid_for_by_what_its_worker_asks_by_now_where_that_is_more_than_was_planned(
+    kee: Caller, server: WorkerServer
+) -> None:
+    make_worker(kee, server, hints={"expected_runtime": "fast", "cost_estimate": 0.01})
+    steps = [call_step("a", estimated_cost=0.01), call_step("b", estimated_cost=0.01, depends_on=["a"]), REPORT]
+    execution = begin(kee, steps, budget=Budget(max_total_cost=Decimal("0.05")))
+    make_worker(kee, server, hints={"expected_runtime": "fast", "cost_estimate": 0.04})
+
+    advance(execution)
+
+    done = report(kee, execution)
+    assert (done.status, done.total_cost, server.calls) == ("budget_exceeded", Decimal("0.04"), {"echo": 1})
+
+
+@pytest.mark.parametrize("bound", ["max_total_cost", "max_cost_per_step"])
+@pytest.mark.parametrize(
+    ("of_plan", "given", "fit"),
+    [(0.15, None, 1), (0.15, "9", 1), (0.25, "0.15", 1), (0.25, "9", 2)],
+    ids=["none is given", "a wider one is given", "a tighter one is given", "two calls fit"],
+)
+def test_the_bounds_that_a_plan_was_made_under_hold_for_all_calls_of_its_execution(
+    kee: Caller, server: WorkerServer, bound: str, *, of_plan: float, given: str | None, fit: int
+) -> None:
+    make_worker(kee, server)
+    bounds: dict[str, Any] = {} if given is None else {bound: Decimal(given)}
+    budget = Budget(**bounds)
+    with kee.acting():
+        plan_id = make_plan(kee, [call_step("a", estimated_cost=0.1), REPORT], constraints={bound: of_plan})
+    execution = begin(kee, [], plan_id=plan_id, budget=budget)
+    assert begin(kee, [], plan_id=plan_id, budget=budget).pk == execution.pk
+
+    for _ in range(fit):
+        claim_and_die(kee, execution)
+        later(LATER)
+    advance(execution)
+
+    done = report(kee, execution)
+    assert (done.status, done.total_cost, server.calls) == ("budget_exceeded", Decimal("0.1") * fit, {})
 
 
 def test_a_call_that_is_made_again_after_its_process_is_gone_is_paid_for_again(
@@ -285,13 +422,47 @@ def test_a_call_that_is_taken_over_waits_for_its_worker_too(kee: Caller, server:
     assert (before, statuses(kee, execution)["a"]) == ("pending", "complete")
 
 
+def test_a_step_whose_process_was_gone_for_long_waits_for_its_worker_from_when_it_is_missed(
+    kee: Caller, server: WorkerServer
+) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a"), REPORT])
+    claim_and_die(kee, execution)
+    later(timedelta(minutes=10))
+    say(kee, "offline")
+    advance(execution)
+    keep_looking(execution, timedelta(seconds=115))
+    before = statuses(kee, execution)["a"]
+    say(kee, "healthy")
+
+    keep_looking(execution, LOOK_AGAIN)
+
+    assert (before, statuses(kee, execution)["a"]) == ("pending", "complete")
+    assert step(kee).missed_since is None
+
+
+def test_while_nobody_looks_no_worker_is_waited_for(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a"), REPORT])
+    say(kee, "offline")
+    advance(execution)
+    keep_looking(execution, timedelta(seconds=100))
+    later(timedelta(hours=1))
+    advance(execution)
+    keep_looking(execution, timedelta(seconds=10))
+    before = statuses(kee, execution)["a"]
+
+    keep_looking(execution, LOOK_AGAIN)
+
+    assert (before, statuses(kee, execution)["a"]) == ("pending", "failed")
+
+
 def test_a_worker_that_stays_away_fails_the_step(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a"), REPORT])
     say(kee, "offline")
     advance(execution)
-    later(timedelta(minutes=2, seconds=1))
-    advance(execution)
+    keep_looking(execution, WORKER_AWAY)
 
     (result,) = report(kee, execution).results
     assert (result["status"], result["error"]["code"]) == ("failed", "worker_unavailable")

@@ -235,6 +235,18 @@ def test_a_tool_can_be_called_without_a_plan(kee: Caller, token: str, server: Wo
     assert server.calls == {"echo": 1}
 
 
+def test_a_call_with_a_key_is_made_once_also_of_a_tool_that_could_be_called_at_once(
+    kee: Caller, token: str, server: WorkerServer
+) -> None:
+    make_worker(kee, server)
+    path, body = "/api/v1/workers/texter/tools/echo/call", {"params": {"text": "hi"}, "idempotency_key": "once"}
+
+    first, again = send("POST", path, token, body)[1], send("POST", path, token, body)[1]
+
+    assert (first["status"], first["is_duplicate"]) == ("queued", False)
+    assert (again["task_id"], again["is_duplicate"]) == (first["task_id"], True)
+
+
 @pytest.mark.parametrize(
     ("path", "body", "expected"),
     [
@@ -242,6 +254,11 @@ def test_a_tool_can_be_called_without_a_plan(kee: Caller, token: str, server: Wo
         ("texter/tools/nothing", {"params": {}}, (404, "unknown_tool")),
         ("texter/tools/echo", {"params": {"text": 5}}, (422, "invalid_params")),
         ("texter/tools/echo", {"params": {"text": 5}, "mode": "async"}, (422, "invalid_params")),
+        (
+            "texter/tools/echo",
+            {"params": {"text": "x"}, "mode": "direct", "idempotency_key": "once"},
+            (422, "direct_calls_are_not_kept"),
+        ),
         (
             "texter/tools/echo",
             {"params": {"text": "x"}, "mode": "async", "execution_id": "exec_1000000000000000"},

@@ -53,7 +53,7 @@ from tests.executions.making import (
     statuses,
 )
 from tests.executions.workers import WorkerServer
-from tests.factories import T0, make_caller
+from tests.factories import T0, make_caller, make_tenant
 
 HANDED = Handed(result={"text": "both"}, result_pointer="artifact:sha256-" + "0" * 64, summary="Both say hello.")
 
@@ -487,6 +487,26 @@ def test_a_result_that_the_storage_does_not_give_out_is_taken_in_when_it_does(
     assert report(kee, execution).status == "complete"
 
 
+@pytest.mark.parametrize("crowd", ["by the clock", "by tasks"])
+def test_tenants_take_turns_in_having_executions_advanced(kee: Caller, server: WorkerServer, crowd: str) -> None:
+    other = make_caller(make_tenant("other"), "Kay", Kind.AI)
+    callers = [kee, kee, kee, other]
+    for caller, way in zip(callers, [crowd] * 3 + ["by tasks"], strict=True):
+        make_worker(caller, server)
+        execution = begin(caller, [queue_step("a"), REPORT])
+        if way == "by tasks":
+            advance(execution)
+            do_task(caller, {"text": "x"})
+        with caller.acting():
+            Execution.objects.filter(pk=execution.pk).update(wake_at=T0 if way == "by the clock" else None)
+
+    with acting_as_system("a test"):
+        due = [selectors.due(limit=limit) for limit in (2, 10)]
+
+    assert [{tenant_id for tenant_id, _ in found} for found in due] == [{kee.tenant_id, other.tenant_id}] * 2
+    assert [len(set(found)) for found in due] == [2, 4]
+
+
 @pytest.mark.parametrize("pointer", ["s3://bucket/key", "artifact"])
 def test_a_result_that_can_never_be_read_stays_behind_its_pointer(
     kee: Caller, outside: Caller, server: WorkerServer, pointer: str
@@ -581,6 +601,55 @@ def test_a_cancel_stands_over_an_end_that_was_certain_and_takes_back_what_is_sti
         services.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
 
     assert (report(kee, execution).status, ended(kee, task_id)) == ("canceled", "canceled")
+
+
+@pytest.mark.parametrize(
+    ("others", "verdict"),
+    [
+        ([call_step("a", "break_down", critical=True)], "failed"),
+        ([call_step("a"), call_step("c", depends_on=["a"], estimated_cost=9)], "budget_exceeded"),
+    ],
+    ids=["failed", "budget_exceeded"],
+)
+def test_a_task_that_the_execution_takes_back_itself_does_not_change_how_it_ends(
+    kee: Caller, outside: Caller, server: WorkerServer, others: list[dict[str, Any]], verdict: str
+) -> None:
+    make_worker(kee, server)
+    steps = [queue_step("b", estimated_cost=0.1), *others, REPORT]
+    execution = begin(kee, steps, strategy=Strategy.ESCALATE, budget=Budget(max_total_cost=Decimal(1)))
+    with kee.acting():
+        claims = advancing.step_forward(execution.pk, may_call=True)
+    advancing._carry_out([claim for claim in claims if claim.as_task])
+    with outside.acting():
+        (grant,) = tasks.lease(worker=outside, queues=("execute",), capacity=1)
+    advancing._carry_out([claim for claim in claims if not claim.as_task])
+    advance(execution)
+    before = statuses(kee, execution)["b"]
+
+    with outside.acting():
+        tasks.release(worker=outside, task_id=grant.task_id, lease_token=grant.lease_token)
+    advance(execution)
+
+    assert (before, statuses(kee, execution)["b"]) == ("queued", "canceled")
+    assert report(kee, execution).status == verdict
+
+
+def test_a_task_that_somebody_else_cancels_ends_its_execution_as_canceled(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [queue_step("a"), {**REPORT, "depends_on": []}, call_step("c", depends_on=["a"])])
+    advance(execution)
+    with kee.acting():
+        tasks.cancel_many(caller=kee, task_ids=[HotTask.objects.get().task_id])
+
+    advance(execution)
+
+    done = report(kee, execution)
+    assert (done.status, statuses(kee, execution)["a"], statuses(kee, execution)["c"]) == (
+        "canceled",
+        "canceled",
+        "skipped",
+    )
+    assert "The task of a was canceled." in done.summary
 
 
 def test_an_uncritical_failure_leaves_a_partial_success(kee: Caller, server: WorkerServer) -> None:

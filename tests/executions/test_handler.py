@@ -1,7 +1,7 @@
 """The task that calls a worker: what it tells, when it stops, and when it must not run again."""
 
 import threading
-from datetime import timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -17,7 +17,7 @@ from apps.principals.tenancy import Caller
 from apps.tasks import selectors as task_selectors
 from apps.tasks import services as tasks
 from apps.tasks.jobs.executor import work as execute_queue
-from apps.tasks.models import HotTask, TerminalRecord
+from apps.tasks.models import HotTask, Run, TerminalRecord
 from apps.tasks.services import Beat, QueuedTask, QueueRequest
 from apps.workers import services as workers
 from apps.workers.models import Call, Worker
@@ -176,14 +176,23 @@ def test_a_run_whose_lease_is_lost_does_not_call(
     assert server.calls == {"echo": 1}
 
 
+@pytest.mark.parametrize("planned", [{}, {"estimated_cost": 0.01}], ids=["not estimated", "estimated too low"])
+@pytest.mark.parametrize("bound", ["max_total_cost", "max_cost_per_step"])
 @pytest.mark.parametrize(
     ("most", "ended"), [("0.25", ("complete", Decimal("0.2"), 1)), ("0.15", ("budget_exceeded", Decimal("0.1"), 0))]
 )
 def test_each_run_of_a_task_that_may_have_called_is_paid_for_by_its_execution(
-    kee: Caller, server: WorkerServer, most: str, ended: tuple[str, Decimal, int]
+    kee: Caller,
+    server: WorkerServer,
+    bound: str,
+    *,
+    most: str,
+    ended: tuple[str, Decimal, int],
+    planned: dict[str, Any],
 ) -> None:
     make_worker(kee, server, hints={"expected_runtime": "fast", "cost_estimate": 0.1})
-    execution = begin(kee, [queue_step("a"), REPORT], budget=Budget(max_total_cost=Decimal(most)))
+    bounds: dict[str, Any] = {bound: Decimal(most)}
+    execution = begin(kee, [queue_step("a", **planned), REPORT], budget=Budget(**bounds))
     advance(execution)
     leave_a_run_behind(kee)
 
@@ -270,6 +279,28 @@ def test_a_task_whose_worker_stays_away_fails(kee: Caller, server: WorkerServer,
     with kee.acting():
         error = TerminalRecord.objects.get().error or {}
     assert error["code"] == "worker_unavailable"
+
+
+@pytest.mark.parametrize(("passed", "status"), [("while nobody looked", "scheduled"), ("with looks", "failed")])
+def test_while_nobody_looks_no_task_waits_for_its_worker(
+    kee: Caller, server: WorkerServer, passed: str, status: str
+) -> None:
+    make_worker(kee, server)
+    task = queue_call(kee, "echo", {"text": "hello"})
+    _say(kee, "offline")
+    execute_queue(kee.tenant_id, "execute")
+    with kee.acting():
+        kept = Run.objects.get().checkpoint or {}
+        hour_ago = {name: (datetime.fromisoformat(at) - timedelta(hours=1)).isoformat() for name, at in kept.items()}
+        if passed == "with looks":
+            hour_ago["worker_looked_for_at"] = kept["worker_looked_for_at"]
+        Run.objects.update(checkpoint=hour_ago)
+
+    for _ in range(3):
+        _come_due(kee)
+        execute_queue(kee.tenant_id, "execute")
+
+    assert seen(kee, task).status == status
 
 
 def _say(caller: Caller, status: str) -> None:

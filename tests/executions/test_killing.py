@@ -8,8 +8,8 @@ import pytest
 from django.conf import settings
 
 from tests.executions.killing import report
-from tests.executions.killing.judge import RESULTS, Call, Execution, Receipt, Step, Task, World, violations
-from tests.executions.killing.run import ALL_OF_THEM, Story, tell
+from tests.executions.killing.judge import RESULTS, WRITES, Call, Execution, Receipt, Step, Task, World, violations
+from tests.executions.killing.run import ALL_BUT_POSTGRES, ALL_OF_THEM, Story, tell
 
 _REPORT = Path(settings.BASE_DIR) / "docs" / "reports" / "executions.md"
 BATCH = "b1"
@@ -20,8 +20,17 @@ def test_executions_of_ten_steps_survive_the_kill_of_whatever_carries_them_out(t
     told = tell(Story(kills=5, seed=20261122, folder=tmp_path))
 
     assert violations(told.world) == []
+    assert {one.status for one in told.world.executions} == {"complete"}
     assert all(kill.under_way for kill in told.kills)
     assert len({kill.target for kill in told.kills}) == 5
+
+
+@pytest.mark.ci
+def test_a_tool_that_may_not_be_run_twice_is_called_once_whatever_is_killed(tmp_path: Path) -> None:
+    told = tell(Story(kills=4, seed=7, folder=tmp_path, targets=("worker-execute", ALL_OF_THEM), writes=True))
+
+    assert violations(told.world) == []
+    assert any(call.tool == WRITES for call in told.world.calls)
 
 
 @pytest.mark.long
@@ -32,25 +41,28 @@ def test_executions_of_ten_steps_survive_fifty_kills(tmp_path: Path) -> None:
     report.write(_REPORT, story, told, found)
 
     assert found == []
+    assert {one.status for one in told.world.executions} == {"complete"}
     assert all(kill.under_way for kill in told.kills)
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    ("mutant", "complaint"), [("without_ticks", "ended executing"), ("without_memory", "after it was finished")]
+    ("mutant", "complaint", "rest"),
+    [("without_ticks", "ended executing", 30), ("without_memory", "after it was finished", 120)],
 )
 def test_without_what_carries_over_a_kill_the_judge_objects(
-    mutant: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mutant: str, complaint: str, rest: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GATEHOUSE_EXECUTIONS_MUTANT", mutant)
     mutated = Story(
-        kills=2,
+        kills=1,
         seed=1,
         folder=tmp_path,
-        targets=(ALL_OF_THEM,),
-        during="calling",
+        # With the messages, and in the midst of calls: then nothing but a tick brings the execution on.
+        targets=(ALL_BUT_POSTGRES,),
+        calling=True,
         settings="tests.executions.killing.mutated",
-        rest=30,
+        rest=rest,
     )
 
     found = violations(tell(mutated).world)
@@ -117,6 +129,25 @@ def good_world() -> World:
     return World(executions=[execution], receipts=receipts, calls=calls)
 
 
+def cut_off_world() -> World:
+    """The same, but its task is of a tool that may not be run twice, and a run of it was cut off after it had called."""
+    world = good_world()
+    task = Task(task_id=7, status="failed", fence=2, receipt_id="task-end", result_pointer=None)
+    envelope = _envelope(
+        "step-2",
+        None,
+        status="failed",
+        async_task_id="task_7",
+        provenance={"run_id": "run_2"},
+        result_pointer=None,
+        error={"code": "outcome_unknown"},
+    )
+    world = _stepped(world, 1, tool=WRITES, status="failed", task=task, envelope=envelope)
+    world = _received(_executed(world, status="partial"), "task-end", event_type="task_failed")
+    cut_off = Call(batch=BATCH, tool=WRITES, began=3.0, ended=None)
+    return replace(world, calls=[world.calls[0], cut_off], once=frozenset({WRITES}))
+
+
 def _executed(world: World, **changes: object) -> World:
     return replace(world, executions=[replace(world.executions[0], **changes)])  # type: ignore[arg-type]  # as its fields are
 
@@ -139,13 +170,39 @@ def _without(world: World, receipt_id: str) -> World:
     return replace(world, receipts=[one for one in world.receipts if one.receipt_id != receipt_id])
 
 
-def _called(world: World, **call: object) -> World:
-    late = Call(batch=BATCH, tool="pick_apples", **call)  # type: ignore[arg-type]  # as its fields are
+def _called(world: World, tool: str = "pick_apples", **call: object) -> World:
+    late = Call(batch=BATCH, tool=tool, **call)  # type: ignore[arg-type]  # as its fields are
     return replace(world, calls=[*world.calls, late])
 
 
 def test_the_judge_has_nothing_against_a_good_execution() -> None:
     assert violations(good_world()) == []
+
+
+def test_the_judge_has_nothing_against_what_is_not_run_twice_since_it_may_have_run() -> None:
+    assert violations(cut_off_world()) == []
+    assert violations(replace(cut_off_world(), calls=good_world().calls[:1])) == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "complaint"),
+    [
+        (lambda world: replace(world, once=frozenset()), "ended partial"),
+        (lambda world: _called(world, WRITES, began=5.0, ended=6.0), "2 times, and may be called once"),
+        (lambda world: _executed(world, status="complete"), "ended complete"),
+        (lambda world: _executed(world, status="failed"), "ended failed"),
+        (lambda world: _executed(_stepped(world, 1, task=None), task_ids=[]), "is failed"),
+        (lambda world: _stepped(world, 1, tool="wash_apples"), "is failed"),
+        (lambda world: _stepped(world, 0, status="failed"), "is failed"),
+        (lambda world: _received(world, "task-end", event_type="task_complete"), "is answered by ['task_complete']"),
+    ],
+)
+def test_the_judge_objects_to_an_unknown_outcome_where_none_may_be(
+    broken: Callable[[World], World], complaint: str
+) -> None:
+    found = violations(broken(cut_off_world()))
+
+    assert any(complaint in fault for fault in found), found
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,14 @@ def test_a_reference_becomes_what_it_names(given: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["{{step-3.result_pointer}}", "{{step-1.absent}}", "{{step-1.files.2}}", "{{step-1.score.deeper}}"]
+    "given",
+    [
+        "{{step-3.result_pointer}}",
+        "{{step-1.absent}}",
+        "{{step-1.files.2}}",
+        "{{step-1.score.deeper}}",
+        f"{{{{step-1.files.{'9' * 5_000}}}}}",
+    ],
 )
 def test_a_reference_that_leads_nowhere_is_refused(given: str) -> None:
     with pytest.raises(UnresolvedReference):

@@ -1,17 +1,19 @@
 """A plan of which a step failed is planned again: what is done stays done, what failed is not used again."""
 
 import threading
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection
 from django.test import Client
 
+from apps.core.sql import database_now
 from apps.executions import services
 from apps.executions.errors import StillAtWork
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import Budget
-from apps.executions.states import Mode
+from apps.executions.states import Mode, StepStatus
 from apps.plans import errors
 from apps.plans import selectors as plans
 from apps.plans import services as planning
@@ -23,7 +25,7 @@ from apps.principals.tenancy import Caller
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Obligation, Receipt
 from apps.workers import services as workers
-from tests.executions.making import TEXT, advance, begin, call_step, queue_step, report, statuses
+from tests.executions.making import TEXT, advance, begin, call_step, make_worker, queue_step, report, statuses
 from tests.executions.workers import WorkerServer
 from tests.factories import T0, make_caller, make_token
 from tests.workers.factories import NOTHING
@@ -394,8 +396,6 @@ def test_a_plan_is_replaced_once_and_the_refusal_names_its_successor(team: Calle
 
 
 def test_while_a_worker_has_a_step_nothing_is_planned_again(kee: Caller, server: WorkerServer) -> None:
-    from tests.executions.making import make_worker  # noqa: PLC0415
-
     make_worker(kee, server)
     execution = begin(kee, [queue_step("step-1"), call_step("step-2", depends_on=["step-1"])])
     advance(execution)
@@ -406,6 +406,21 @@ def test_while_a_worker_has_a_step_nothing_is_planned_again(kee: Caller, server:
 
     assert plan_facts(kee) == before
     assert report(kee, execution).status == "executing"
+
+
+def test_in_the_middle_of_a_direct_call_nothing_is_planned_again(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("step-1")])
+    with kee.acting():
+        ExecutionStep.objects.update(
+            status=StepStatus.CALLING, attempts=1, call_expires_at=database_now() + timedelta(minutes=1)
+        )
+    before = plan_facts(kee)
+
+    with pytest.raises(StillAtWork):
+        replan(kee, execution.plan_id)
+
+    assert plan_facts(kee) == before
 
 
 @pytest.mark.django_db(transaction=True)

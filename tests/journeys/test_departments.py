@@ -1,5 +1,8 @@
 """A general manager hands parts of a wish to departments, which plan and carry them out with workers of their own."""
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +17,7 @@ from tests.journeys.departments import (
     CODE,
     DATA,
     RESEARCH,
+    Department,
     Fact,
     ask,
     carried_out,
@@ -117,88 +121,129 @@ def test_departments_of_one_deployment_share_its_gate_and_have_an_inbox_each(tmp
         assert open_obligations(ground) == 0
 
 
-def test_a_department_of_its_own_deployment_reports_home_and_the_chain_goes_through_both(tmp_path: Path) -> None:
-    folder = programs.PRODUCT / "examples"
-    home_tokens = {
+def test_what_a_department_does_for_an_execution_that_is_canceled_is_canceled_below() -> None:
+    tokens = {
         "kee": token("Kee", "ai", *KEE),
-        CODE.name: token(CODE.name, "worker", *WORKER),
-        "letters": token("letters-of-code", "service", "receipts:write", source="code-dept"),
+        "manager": token("delegate", "delegate", "plans"),
+        "operator": token("Ada", "ai", "admin"),
+        **{name: token(CODE.name, "delegate", *WORKER) for name in CODE.pool},
+        CODE.name: token(f"{CODE.name}-door", "worker", *WORKER),
     }
-    away_tokens = {
+    with deployment(tokens) as ground:
+        kee = ground.tokens["kee"]
+        put(ground, ground.tokens["operator"], f"/api/v1/delegates/{CODE.name}", {"principal": CODE.name})
+        start_bundled(ground, CODE.pool, ground.tokens)
+        workers_ready(ground, kee, CODE.pool)
+        start_department(ground, CODE, ground, asking=ground.tokens["manager"], one_deployment=True)
+        workers_ready(ground, kee, (CODE.name,))
+        # Long enough to be canceled meanwhile: the product, and all that it is installed with.
+        plan = ask(ground, kee, "create_delegation_plan", intent=f"Analyze the Python codebase at '{programs.PRODUCT}'")
+        assert plan["status"] == "ready", plan["plan"]["missing"]
+        begun = ask(ground, kee, "execute_delegation_plan", plan_id=plan["plan_id"])
+
+        def events() -> list[str]:
+            return [fact.event_type for fact in facts(ground).values()]
+
+        until(lambda: events().count("task_queued") == 2, "the task below", ground)
+        ask(ground, kee, "cancel_execution", execution_id=begun["execution_id"])
+        until(lambda: events().count("plan_canceled") == 2, "the end below", ground)
+
+        assert "task_complete" not in events()
+        assert open_obligations(ground) == 0
+
+
+@contextmanager
+def deployment_of(department: Department, home: Ground) -> Iterator[Ground]:
+    """A product with a database of its own for one department, which sends home what the general manager is told there."""
+    tokens = {
         "manager": token("general-manager", "delegate", "plans"),
         "operator": token("Ada", "ai", "admin"),
-        **{name: token(name, "worker", *WORKER) for name in CODE.pool},
+        **{name: token(name, "worker", *WORKER) for name in department.pool},
     }
-    with deployment(home_tokens) as home, deployment(away_tokens) as away:
+    with deployment(tokens) as away:
         operator = away.tokens["operator"]
-        put(
-            away,
-            operator,
-            "/api/v1/remote-targets/home",
-            {"base_url": f"http://127.0.0.1:{home.port}", "token": home.tokens["letters"], "known_as": "code-dept"},
-        )
-        put(
-            away,
-            operator,
-            "/api/v1/residences/general-manager",
-            {"target": "home", "name_there": "delegate"},
-        )
-        start_bundled(away, CODE.pool, away.tokens)
-        workers_ready(away, away.tokens["manager"], CODE.pool)
-        start_department(home, CODE, away, asking=away.tokens["manager"], one_deployment=False)
+        secret = home.tokens[f"letters of {department.name}"]
+        target = {"base_url": f"http://127.0.0.1:{home.port}", "token": secret, "known_as": department.name}
+        put(away, operator, "/api/v1/remote-targets/home", target)
+        put(away, operator, "/api/v1/residences/general-manager", {"target": "home", "name_there": "delegate"})
+        start_bundled(away, department.pool, away.tokens)
+        workers_ready(away, away.tokens["manager"], department.pool)
+        start_department(home, department, away, asking=away.tokens["manager"], one_deployment=False)
+        yield away
+
+
+def test_departments_of_their_own_deployments_report_home_and_the_chain_goes_through_all(tmp_path: Path) -> None:
+    documents, data = tmp_path / "documents", tmp_path / "data"
+    documents.mkdir()
+    write_pdf(documents / "gradients.pdf", GRADIENTS, title="On gradients")
+    data.mkdir()
+    (data / "incidents.csv").write_text("when,what\n")
+    folder = programs.PRODUCT / "examples"
+    departments = (RESEARCH, CODE, DATA)
+    tokens = {"kee": token("Kee", "ai", *KEE)}
+    for one in departments:
+        tokens[one.name] = token(one.name, "worker", *WORKER)
+        tokens[f"letters of {one.name}"] = token(f"letters-of-{one.name}", "service", "receipts:write", source=one.name)
+    with deployment(tokens) as home, ExitStack() as others:
+        away = {one.name: others.enter_context(deployment_of(one, home)) for one in departments}
         kee = home.tokens["kee"]
-        workers_ready(home, kee, (CODE.name,))
+        workers_ready(home, kee, tuple(away))
 
         plan = ask(
             home,
             kee,
             "create_delegation_plan",
-            intent=f"Analyze the Python codebase at {folder}",
+            intent=f"Analyze the Python codebase at {folder}, index all PDFs in {documents}, and list the files in {data}",
         )
         assert plan["status"] == "ready", plan["plan"]["missing"]
         report = carried_out(home, kee, plan["plan_id"])
 
         assert report["status"] == "complete", report
-        (result,) = [one for one in report["results"] if one["worker_id"] == CODE.name]
-        below = ask(away, away.tokens["manager"], "get_plan_status", plan_id=result["key_findings"]["plan_id"])
-        assert below["status"] == "complete"
-        asked = ask(away, away.tokens["manager"], "get_plan", plan_id=below["plan_id"])
-        (handed_on,) = [one for one in plan["steps"] if one.get("worker_id") == CODE.name]
-        path = handed_on["params"]["delegation_path"]
-        assert (len(path), asked["plan"]["delegation_path"]) == (1, path)
-
-        there = facts(away)
-        (end,) = ends_of_tasks(there, "delegate")
-        chain = upwards(there, end)
-        assert [fact.event_type for fact in chain] == ["task_complete", "task_queued", "plan_created"]
-        # What made it is a receipt of the other deployment, named and not known here.
-        assert chain[-1].caused_by_ref == plan["receipt_id"]
-        assert chain[-1].receipt_id == below["receipt_id"]
-        assert inbox_of(there, "delegate") == ["task_complete"]
+        results = {one["worker_id"]: one for one in report["results"] if one["worker_id"]}
+        assert set(results) == set(away)
+        steps = {one["worker_id"]: one for one in plan["steps"] if one.get("worker_id")}
+        top = {name: is_the_same_chain_there(away[name], plan, steps[name], results[name]) for name in away}
 
         def all_home() -> bool:
-            return {fact.event_type for fact in facts(home).values() if fact.recipient == "delegate"} >= {
-                "plan_created",
-                "plan_complete",
-                "escalation",
-            }
+            told = Counter(fact.event_type for fact in facts(home).values() if fact.recipient == "delegate")
+            return all(told[event] >= len(away) for event in ("plan_created", "plan_complete", "escalation"))
 
-        until(all_home, "the letters of the department", away)
+        until(all_home, "the letters of all departments", home)
         here = facts(home)
-        reported = next(
-            fact for fact in here.values() if (fact.recipient, fact.event_type) == ("delegate", "escalation")
-        )
-        assert [fact.event_type for fact in upwards(here, reported.receipt_id)] == [
-            "escalation",
-            "plan_created",
-            "plan_created",
-            "task_received",
-        ]
+        reported = [fact for fact in here.values() if (fact.recipient, fact.event_type) == ("delegate", "escalation")]
+        for fact in reported:
+            above = ["escalation", "plan_created", "plan_created", "task_received"]
+            assert [one.event_type for one in upwards(here, fact.receipt_id)] == above
         # The same receipts, by the same ids, on both sides: the chain goes from one to the other.
-        assert reported.caused_by == chain[-1].receipt_id
-        assert here[chain[-1].receipt_id].caused_by == plan["receipt_id"]
-        assert inbox_of(here, "delegate") == ["escalation"]
-        assert (open_obligations(home), open_obligations(away)) == (0, 0)
+        assert {fact.caused_by for fact in reported} == set(top.values())
+        assert {here[receipt_id].caused_by for receipt_id in top.values()} == {plan["receipt_id"]}
+        assert inbox_of(here, "delegate") == ["escalation"] * len(away)
+        assert [open_obligations(ground) for ground in (home, *away.values())] == [0, 0, 0, 0]
+
+
+def is_the_same_chain_there(
+    away: Ground, plan: dict[str, Any], handed_on: dict[str, Any], result: dict[str, Any]
+) -> str:
+    """See that what a department did hangs, in its own deployment, from a plan which names the one above; that one's receipt."""
+    manager = away.tokens["manager"]
+    below = ask(away, manager, "get_plan_status", plan_id=result["key_findings"]["plan_id"])
+    assert below["status"] == "complete"
+    asked = ask(away, manager, "get_plan", plan_id=below["plan_id"])
+    path = handed_on["params"]["delegation_path"]
+    assert (len(path), asked["plan"]["delegation_path"]) == (1, path)
+    there = facts(away)
+    # What made it is a receipt of the other deployment, named and not known here.
+    assert there[below["receipt_id"]].caused_by_ref == plan["receipt_id"]
+    ends = ends_of_tasks(there, "delegate")
+    for end in ends:
+        chain = upwards(there, end)
+        assert [fact.event_type for fact in chain] == ["task_complete", "task_queued", "plan_created"]
+        assert chain[-1].receipt_id == below["receipt_id"]
+    # Research indexes and code analyzes for long; a list is had at once, by a direct call.
+    assert len(ends) == (0 if handed_on["worker_id"] == DATA.name else 1)
+    assert inbox_of(there, "delegate") == ["task_complete"] * len(ends)
+    receipt_id: str = below["receipt_id"]
+    return receipt_id
 
 
 def put(ground: Ground, secret: str, path: str, body: dict[str, Any]) -> None:

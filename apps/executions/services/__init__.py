@@ -1,4 +1,4 @@
-"""Commands of executions: start, advance, hand in, decide, cancel, and call one tool of a worker.
+"""Commands of executions: start, advance, hand in, decide, cancel, call one tool of a worker, and cancel a job of its own.
 
 Locks are taken in the order execution, its steps, then whatever lies below. Nothing here holds a transaction while
 it talks to a worker.
@@ -7,6 +7,7 @@ it talks to a worker.
 from apps.executions.services.advancing import advance
 from apps.executions.services.answering import Handed, cancel, decide_step, submit_step_result
 from apps.executions.services.calling import Answered, CallMode, TaskWishes, call_worker
+from apps.executions.services.canceling import cancel_job
 from apps.executions.services.replanning import replan
 from apps.executions.services.starting import Budget, start
 
@@ -19,6 +20,7 @@ __all__ = [
     "advance",
     "call_worker",
     "cancel",
+    "cancel_job",
     "decide_step",
     "replan",
     "start",

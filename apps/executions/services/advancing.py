@@ -20,7 +20,7 @@ import structlog
 from apps.core.errors import DomainError, Unavailable
 from apps.core.ids import parse_ref
 from apps.core.retries import retried
-from apps.executions import calls, references, selectors, sql
+from apps.executions import calls, following, references, selectors, sql
 from apps.executions.envelopes import queued
 from apps.executions.errors import WorkerCallFailed
 from apps.executions.models import Execution, ExecutionStep
@@ -41,7 +41,7 @@ from apps.executions.services.beginning import (
 )
 from apps.executions.services.rounds import Round, hint_on_commit
 from apps.executions.signals import execution_can_go_on
-from apps.executions.states import WORKER_STEPS, Status, StepStatus, StepType, Strategy
+from apps.executions.states import SETTLED, WORKER_STEPS, Status, StepStatus, StepType, Strategy
 from apps.principals.tenancy import Caller, acting_in
 from apps.tasks import services as tasks
 from apps.tasks.models import TerminalRecord
@@ -181,7 +181,8 @@ def _take_in_task(work: Round, step: ExecutionStep, record: TerminalRecord, resu
         )
     elif record.status == TaskStatus.CANCELED:
         work.settle(step, StepStatus.CANCELED)
-        work.halt(Status.CANCELED, f"The task of {step.step_id} was canceled.")
+        if work.execution.halted_as is None:
+            work.halt(Status.CANCELED, f"The task of {step.step_id} was canceled.")
     else:
         error = record.error or {}
         if error.get("code") == BUDGET_EXCEEDED:
@@ -217,16 +218,15 @@ def _go_on(work: Round, *, may_call: bool) -> bool:
 
 
 def _take_over(work: Round, *, may_call: bool) -> bool:
-    """Calls whose process is gone are made again, here or by the process that is nudged; says whether any is left."""
-    expired = [
-        step
-        for step in work.in_state(StepStatus.CALLING)
-        if step.call_expires_at is not None and step.call_expires_at <= work.now
-    ]
-    if may_call:
-        for step in expired:
+    """Calls whose process is gone are made again, here or by the process that is nudged; says whether any is left.
+
+    After a halt none is: what is left of them then is settled by letting go.
+    """
+    expired = work.expired_claims
+    for step in expired if may_call else ():
+        if work.execution.halted_as is None:
             reclaim(work, step)
-    return bool(expired) and not may_call
+    return bool(expired) and not may_call and work.execution.halted_as is None
 
 
 def _moves(work: Round) -> Moves:
@@ -334,8 +334,11 @@ def _call(claim: Claimed, params: Mapping[str, Any]) -> calls.Called | DomainErr
 
 
 def _renew(claim: Claimed) -> None:
+    """Keep the claim, or have the call given up: unless it may begin a job, which is canceled by its id."""
     with _acting(claim.tenant_id):
-        if not sql.renew_claim(step_id=claim.step_pk, fence=claim.fence, period=CLAIM):
+        if sql.renew_claim(step_id=claim.step_pk, fence=claim.fence, period=CLAIM):
+            return
+        if not following.begins_jobs(claim.target):
             claim.lost.set()
 
 
@@ -366,7 +369,7 @@ def _request(execution: Execution, step: ExecutionStep, params: Mapping[str, Any
 
 
 def _write(claim: Claimed, outcome: calls.Called | DomainError) -> None:
-    """Write what came of a direct call, if the claim still stands; who lost it writes nothing."""
+    """Write what came of a direct call, if the claim still stands; else a job that it has begun is to be canceled."""
     if isinstance(outcome, DomainError):
         retried(partial(_write_failure, claim, outcome))
         return
@@ -380,10 +383,24 @@ def _write(claim: Claimed, outcome: calls.Called | DomainError) -> None:
 
 def _write_result(claim: Claimed, outcome: calls.Called, pointer: str) -> None:
     with _holding(claim) as held:
-        if held is not None:
-            work, step = held
-            calls.record(claim.target, outcome)
-            succeed(work, step, result=outcome.payload, result_pointer=pointer, summary=outcome.summary)
+        if held is None:
+            if not _goes_on(claim, outcome.payload):
+                following.begin(claim.target, outcome.payload, task_id=None)
+            return
+        work, step = held
+        calls.record(claim.target, outcome)
+        succeed(work, step, result=outcome.payload, result_pointer=pointer, summary=outcome.summary)
+
+
+def _goes_on(claim: Claimed, payload: Mapping[str, Any]) -> bool:
+    """Whether a step whose claim was lost is at work still, or has ended with this very job: then another process has it."""
+    step = ExecutionStep.objects.select_related("execution").filter(pk=claim.step_pk).first()
+    if step is None or step.execution.halted_as is not None:
+        return False
+    if step.status != StepStatus.COMPLETE:
+        return step.status not in SETTLED
+    found = (step.envelope or {}).get("payload")
+    return isinstance(found, Mapping) and found.get("job_id") == payload.get("job_id")
 
 
 def _write_failure(claim: Claimed, refusal: DomainError, *, reached: bool = True) -> None:

@@ -33,7 +33,7 @@ def hand_over_aggregate(work: Round, step: ExecutionStep) -> str:
         metadata={
             **_names(execution, step),
             "synthesis_instructions": step.definition.get("synthesis_instructions"),
-            "results": reports.handed_over(work.lines, wanted),
+            "results": reports.within_a_receipt(reports.handed_over(work.lines, wanted)),
         },
         next_step=f'submit_step_result(execution_id="{execution.ref}", step_id="{step.step_id}", result={{…}})',
         owed=True,
@@ -53,7 +53,7 @@ def ask_for_decision(work: Round, step: ExecutionStep) -> str:
             **_names(execution, step),
             "decision_required": True,
             "recommendation": step.definition.get("recommendation"),
-            "results": reports.results(work.lines),
+            "results": reports.within_a_receipt(reports.results(work.lines)),
         },
         next_step=f'decide_step(execution_id="{execution.ref}", step_id="{step.step_id}", decision="accept" | "reject")',
         owed=True,
@@ -80,7 +80,7 @@ def report_upward(work: Round, step: ExecutionStep) -> str | None:
             "original_receipt": execution.plan_receipt_id,
         },
         recipient_id=superior.pk,
-        dedupe_key=f"escalation:report:{execution.plan_receipt_id}",
+        dedupe_key=f"escalation:report:{execution.plan_receipt_id}:{step.step_id}",
     )
 
 

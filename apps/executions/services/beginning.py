@@ -48,8 +48,9 @@ def claim(work: Round, step: ExecutionStep) -> None:
     if not _charge(work, step, target):
         return
     step.repeatable = target.repeatable
+    step.set_aside = work.charges[step.pk] if as_task(work, step, target) else None
     step.attempts += 1
-    step.retry_at = None
+    step.retry_at = step.missed_since = None
     step.move_to(StepStatus.CALLING)
     step.call_expires_at = work.now + CLAIM
     work.claims.append((step, target))
@@ -58,7 +59,9 @@ def claim(work: Round, step: ExecutionStep) -> None:
 def _may_wait(work: Round, step: ExecutionStep, refusal: DomainError) -> bool:
     if not isinstance(refusal, WorkerUnavailable) or not refusal.may_come_back:
         return False
-    return work.now - (step.started_at or work.now) < calls.WORKER_AWAY
+    # Not from when the step began: its process may have been gone for longer, and its worker with it.
+    step.missed_since = calls.missed_since(step.missed_since, looked_for_at=step.retry_at, now=work.now)
+    return work.now - step.missed_since < calls.WORKER_AWAY
 
 
 def as_task(work: Round, step: ExecutionStep, target: calls.Target) -> bool:
@@ -94,10 +97,10 @@ def _put_off(work: Round, step: ExecutionStep, pause: timedelta) -> None:
 def _charge(work: Round, step: ExecutionStep, target: calls.Target) -> bool:
     """Take what a call costs from the budget before it is made, so that steps that run at once can't overrun it together.
 
-    Each call that may have run is paid for, the first and those made again.
+    Each call that may have run is paid for, the first and those made again: by the plan's estimate, or by what the worker
+    asks by now, where that is more.
     """
-    estimated = step.definition.get("estimated_cost")
-    cost = target.cost if estimated is None else Decimal(str(estimated))
+    cost = max(target.cost, Decimal(str(step.definition.get("estimated_cost") or 0)))
     why = work.execution.over_budget(cost, spent=step.cost)
     if why is None:
         step.cost += cost
@@ -115,18 +118,29 @@ def _charge(work: Round, step: ExecutionStep, target: calls.Target) -> bool:
 def reclaim(work: Round, step: ExecutionStep) -> None:
     """Take over a call whose process is gone, unless the tool may have run and must not run twice."""
     work.touch(step)
-    if not step.repeatable:
-        fail(
-            work,
-            step,
-            code="outcome_unknown",
-            message=f"The process that called {step.tool_name} is gone, and the tool may not be run twice.",
-            retryable=False,
-        )
+    again = step.may_be_claimed_again
+    work.unclaim(step)
+    if not again:
+        _fail_as_unknown(work, step)
     elif step.attempts >= MAX_CLAIMS:
         fail(work, step, code="claims_exhausted", message="Every process that tried is gone.", retryable=True)
     else:
         claim(work, step)
+
+
+def give_up(work: Round, step: ExecutionStep) -> None:
+    """Settle a call whose process is gone and that is not wanted any more."""
+    again = step.may_be_claimed_again
+    work.unclaim(step)
+    if again:
+        work.settle(step, StepStatus.CANCELED)
+    else:
+        _fail_as_unknown(work, step)
+
+
+def _fail_as_unknown(work: Round, step: ExecutionStep) -> None:
+    message = f"The process that called {step.tool_name} is gone, and the tool may not be run twice."
+    fail(work, step, code="outcome_unknown", message=message, retryable=False)
 
 
 def _wait(work: Round, step: ExecutionStep) -> None:
@@ -141,7 +155,8 @@ def _wait(work: Round, step: ExecutionStep) -> None:
 def _aggregate(work: Round, step: ExecutionStep) -> None:
     if step.definition.get("executor") == "self" or work.execution.owner.kind == Kind.DELEGATE:
         wanted = step.definition.get("aggregate_step_ids") or step.depends_on
-        succeed(work, step, result={"results": reports.handed_over(work.lines, wanted)})
+        handed_over = reports.within_a_receipt(reports.handed_over(work.lines, wanted))
+        succeed(work, step, result={"results": handed_over})
         return
     step.receipt_id = announcing.hand_over_aggregate(work, step)
     step.move_to(StepStatus.AWAITING)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from apps.core.errors import DomainError
 from apps.executions import calls, selectors
+from apps.executions.errors import DirectCallsAreNotKept
 from apps.principals.tenancy import Caller
 from apps.tasks import services as tasks
 from apps.tasks.services import QueuedTask, QueueRequest
@@ -16,7 +17,7 @@ DIRECT: Final = timedelta(seconds=30)
 
 
 class CallMode(StrEnum):
-    """`auto` calls what the worker says is fast, and queues the rest."""
+    """`auto` calls what the worker says is fast, and queues the rest and what has an idempotency key."""
 
     AUTO = "auto"
     DIRECT = "direct"
@@ -57,6 +58,7 @@ def call_worker(
 ) -> Answered | QueuedTask:
     """Call a tool and wait for it, or queue the call. Opens its own transactions.
 
+    :raises DirectCallsAreNotKept: if the call is to be direct, and has an idempotency key.
     :raises UnknownWorker: if no such worker is registered.
     :raises UnknownTool: if it has no such tool.
     :raises UnknownExecution: if the caller has no such execution.
@@ -64,13 +66,16 @@ def call_worker(
     :raises WorkerRateLimited: if the worker may not be sent another call just now; a queued call waits instead.
     :raises WorkerCallFailed: if a direct call gave no result.
     """
+    if mode == CallMode.DIRECT and task.idempotency_key is not None:
+        raise DirectCallsAreNotKept("A direct call is made each time; with an idempotency_key, ask for auto or async.")
     with caller.acting():
         target = calls.target_of(worker_id=worker_id, tool_name=tool_name)
         execution = None if task.execution_ref is None else selectors.execution_of(caller, task.execution_ref)
         cause = task.caused_by or (None if execution is None else execution.plan_receipt_id)
         params = calls.with_cause(target, params, cause)
         calls.check_params(target, params)
-        if mode == CallMode.ASYNC or (mode == CallMode.AUTO and target.runtime != "fast"):
+        may_be_direct = target.runtime == "fast" and task.idempotency_key is None
+        if mode == CallMode.ASYNC or (mode == CallMode.AUTO and not may_be_direct):
             group = None if execution is None else calls.group_of(execution)
             return tasks.queue(
                 requester=caller,

@@ -4,12 +4,14 @@ was learned where the owner may promote it.
 How it went is told to the planner, which learns from it.
 """
 
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final
+from typing import Any
 
 from apps.executions import reports
 from apps.executions.models import ExecutionStep
 from apps.executions.services import announcing
+from apps.executions.services.beginning import give_up
 from apps.executions.services.rounds import Round
 from apps.executions.states import Status, StepStatus, StepType, Strategy
 from apps.memory import services as memory
@@ -18,15 +20,18 @@ from apps.plans import services as plans
 from apps.tasks import services as tasks
 from apps.tasks.states import Status as TaskStatus
 
-_DOMAIN: Final = "delegation_trace"
-
 
 def let_go(work: Round) -> None:
-    """After a halt: nobody is asked for what is no longer wanted, and a cancel also takes back what was given out."""
+    """After a halt: nobody is asked or called for what is no longer wanted, and a cancel also takes back what was given out."""
     for step in work.in_state(StepStatus.AWAITING):
         _withdraw(work, step)
-    if not work.newly_halted:
-        return
+    if work.newly_halted:
+        _take_back(work)
+    for step in work.expired_claims:
+        give_up(work, step)
+
+
+def _take_back(work: Round) -> None:
     work.newly_halted = False
     if work.execution.halted_as == Status.CANCELED or work.execution.strategy == Strategy.ESCALATE:
         for step in work.in_state(StepStatus.CALLING):
@@ -80,7 +85,7 @@ def finish(work: Round, status: Status) -> None:
         trace = memory.store_observation(
             author=work.owner,
             text=text,
-            domain=_DOMAIN,
+            domain=memory.TRACE,
             confidence=1.0,
             evidence=[f"plan:{execution.plan_id}", f"exec:{execution.ref}"],
             metadata=metadata,
@@ -96,6 +101,13 @@ def _promote(work: Round) -> None:
         asked = (step.envelope or {}).get("promotion_recommendation")
         if not asked:
             continue
+        step.envelope = {**(step.envelope or {}), "promotion_recommendation": {**asked, **_verdict(work, step, asked)}}
+        work.touch(step)
+
+
+def _verdict(work: Round, step: ExecutionStep, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What became of a recommendation: whether it is one still, and why."""
+    try:
         promotion = memory.promote(
             delegate=work.owner,
             text=asked["observation"],
@@ -104,15 +116,12 @@ def _promote(work: Round) -> None:
             evidence=[f"plan:{work.execution.plan_id}", f"exec:{work.execution.ref}", f"step:{step.step_id}"],
             now=work.now,
         )
-        known = promotion.observation
-        step.envelope = {
-            **(step.envelope or {}),
-            "promotion_recommendation": {
-                **asked,
-                "promote": known is None and promotion.verdict != memory.Verdict.KNOWN_ALREADY,
-                "verdict": promotion.verdict,
-                "reason": promotion.reason,
-                "promoted_as": None if known is None else known.ref,
-            },
-        }
-        work.touch(step)
+    except TooManyNamed as refusal:
+        return {"promote": True, "verdict": refusal.code, "reason": refusal.detail, "promoted_as": None}
+    known = promotion.observation
+    return {
+        "promote": known is None and promotion.verdict != memory.Verdict.KNOWN_ALREADY,
+        "verdict": promotion.verdict,
+        "reason": promotion.reason,
+        "promoted_as": None if known is None else known.ref,
+    }

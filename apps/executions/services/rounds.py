@@ -24,8 +24,8 @@ from apps.principals.tenancy import Caller, on_behalf_of
 from apps.receipts.services import Poster, ReceiptDraft
 
 _STEP_FIELDS = [
-    "status", "attempts", "call_expires_at", "repeatable", "retry_at", "task_id", "receipt_id", "envelope", "cost",
-    "started_at", "ended_at", "ended_nth",
+    "status", "attempts", "call_expires_at", "repeatable", "set_aside", "missed_since", "retry_at", "task_id",
+    "receipt_id", "envelope", "cost", "started_at", "ended_at", "ended_nth",
 ]  # fmt: skip
 
 
@@ -79,6 +79,15 @@ class Round:
     def in_state(self, *statuses: StepStatus) -> Iterable[ExecutionStep]:
         return [step for step in self.steps if step.status in statuses]
 
+    @property
+    def expired_claims(self) -> list[ExecutionStep]:
+        """Steps that were claimed by a process that gives no sign of life any more."""
+        return [
+            step
+            for step in self.in_state(StepStatus.CALLING)
+            if step.call_expires_at is not None and step.call_expires_at <= self.now
+        ]
+
     def touch(self, step: ExecutionStep) -> None:
         """Remember that the step is to be written back."""
         self._changed[step.pk] = step
@@ -91,14 +100,16 @@ class Round:
         self.touch(step)
 
     def unclaim(self, step: ExecutionStep) -> None:
-        """Undo the claim that this round has made of a step, if it has: nobody has seen it, no call is made for it."""
-        if all(claimed is not step for claimed, _ in self.claims):
-            return
-        self.claims = [claim for claim in self.claims if claim[0] is not step]
-        step.attempts -= 1
-        if step.attempts == 0:
-            step.started_at = None
-        self.give_back(step, self.charges.pop(step.pk, Decimal(0)))
+        """Undo a claim by which no tool was called: one of this round, which nobody has seen, or one that a task was to come of."""
+        if any(claimed is step for claimed, _ in self.claims):
+            self.claims = [claim for claim in self.claims if claim[0] is not step]
+            step.attempts -= 1
+            if step.attempts == 0:
+                step.started_at = None
+            self.give_back(step, self.charges.pop(step.pk, Decimal(0)))
+        elif step.set_aside is not None:
+            self.give_back(step, step.set_aside)
+        step.set_aside = None
 
     def give_back(self, step: ExecutionStep, cost: Decimal) -> None:
         """Undo the charge for a call that certainly did not run."""

@@ -1,10 +1,10 @@
 """An execution begins: rows for the plan's steps, and nothing else yet."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, Final, Self
 
 from django.db import IntegrityError, transaction
 
@@ -22,14 +22,30 @@ from apps.plans.selectors import StoredPlan
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
 
+# As many as an execution's row holds.
+_PLACES: Final = Decimal("0.000001")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What an execution may cost. A step begins only if its estimate still fits."""
+    """What an execution may cost. A step begins only if what it costs still fits."""
 
     max_total_cost: Decimal | None = None
     max_cost_per_step: Decimal | None = None
     currency: str = "USD"
+
+    def within(self, bounds: Mapping[str, Any]) -> Self:
+        """This budget, or the bounds that a plan was made under where they are tighter."""
+        return replace(
+            self,
+            max_total_cost=_tighter(self.max_total_cost, bounds.get("max_total_cost")),
+            max_cost_per_step=_tighter(self.max_cost_per_step, bounds.get("max_cost_per_step")),
+        )
+
+
+def _tighter(given: Decimal | None, bound: float | None) -> Decimal | None:
+    of_plan = None if bound is None else Decimal(str(bound)).quantize(_PLACES)
+    return min((one for one in (given, of_plan) if one is not None), default=None)
 
 
 @transaction.atomic
@@ -44,6 +60,7 @@ def start(
 ) -> Execution:
     """Begin to carry out a plan, or answer the execution that it already has.
 
+    The bounds that the plan was made under hold for its execution too, where the budget given here is not tighter.
     A plan is carried out once, so that a repeated request does nothing twice; what failed is planned again. It is
     carried out on behalf of whoever asks; but where one DeleGate asks another, on behalf of the other, which has an
     inbox of its own and answers for what it was asked.
@@ -53,6 +70,7 @@ def start(
     :raises PlanAbandoned: if it was replaced, waited too long, or was forgotten on request.
     """
     plan = plans.plan_for(plan_id, caller=caller)
+    budget = budget.within(plan.document.get("constraints") or {})
     if plan.is_forgotten or (plan.is_ready and not planning.take_up(plan_id=plan_id)):
         return _existing(plan.plan_id, mode, strategy, budget)
     try:

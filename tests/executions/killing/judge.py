@@ -14,6 +14,8 @@ RESULTS: Final[Mapping[str, tuple[str, str]]] = {
     "weigh_cider": ("note", ">apples>clean>juice>cider>weight"),
 }
 """What each tool answers of a batch: the field, and what is made of the batch's name."""
+WRITES: Final = "weigh_cider"
+"""The tool that may be run once only, in a story that has such a one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +51,16 @@ class Step:
     receipt_id: str | None = None
     task: Task | None = None
 
+    @property
+    def is_cut_off(self) -> bool:
+        """Did it fail since an earlier run of its task may have called a tool that may not be run twice?"""
+        error = (self.envelope or {}).get("error") or {}
+        return (
+            (self.status, error.get("code")) == ("failed", "outcome_unknown")
+            and self.task is not None
+            and (self.task.status, self.task.fence > 1) == ("failed", True)
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
@@ -80,6 +92,8 @@ class World:
     executions: Sequence[Execution]
     receipts: Sequence[Receipt]
     calls: Sequence[Call]
+    once: frozenset[str] = frozenset()
+    """Tools that may not be run twice. Where a run of such a task was cut off, what became of it is unknown, and is said."""
 
 
 def violations(world: World) -> list[str]:
@@ -94,7 +108,7 @@ def violations(world: World) -> list[str]:
             answers[receipt.pairs_with].append(receipt)
     found: list[str] = []
     for execution in world.executions:
-        one = _Judged(execution, receipts, answers, calls)
+        one = _Judged(execution, receipts, answers, calls, world.once)
         found += [f"{execution.ref}: {fault}" for fault in one.faults()]
     return found
 
@@ -105,10 +119,11 @@ class _Judged:
     receipts: Mapping[str, Receipt]
     answers: Mapping[str, list[Receipt]]
     calls: Mapping[tuple[str, str], list[Call]]
+    once: frozenset[str]
 
     def faults(self) -> Iterator[str]:
         execution = self.execution
-        if execution.status != "complete":
+        if execution.status != ("partial" if any(map(self._may_end_unknown, execution.steps)) else "complete"):
             yield f"ended {execution.status}"
         for step in execution.steps:
             yield from (f"{step.step_id}: {fault}" for fault in self._of_step(step))
@@ -120,6 +135,10 @@ class _Judged:
         yield from self._of_the_plans_receipt()
 
     def _of_step(self, step: Step) -> Iterator[str]:
+        if self._may_end_unknown(step) and step.tool and step.task is not None and step.envelope is not None:
+            yield from self._of_number(step, step.tool)
+            yield from self._of_task(step.task, step.envelope)
+            return
         if step.status != "complete" or step.envelope is None or step.envelope["status"] != "complete":
             told = None if step.envelope is None else step.envelope.get("error") or step.envelope["status"]
             yield f"is {step.status}, its envelope says {told}"
@@ -134,6 +153,9 @@ class _Judged:
         if step.step_type == "aggregate":
             yield from self._of_hand_over(step)
 
+    def _may_end_unknown(self, step: Step) -> bool:
+        return step.tool in self.once and step.is_cut_off
+
     def _of_calls(self, step: Step, tool: str) -> Iterator[str]:
         calls = self.calls.get((self.execution.batch, tool), [])
         if not any(call.ended is not None for call in calls):
@@ -141,9 +163,15 @@ class _Judged:
         late = [call for call in calls if step.ended is not None and call.began > step.ended]
         if late:
             yield f"ran again {late[0].began - (step.ended or 0):.3f} s after it was finished"
+        yield from self._of_number(step, tool)
+
+    def _of_number(self, step: Step, tool: str) -> Iterator[str]:
+        called = len(self.calls.get((self.execution.batch, tool), []))
         most = step.attempts if step.task is None else step.task.fence
-        if len(calls) > most:
-            yield f"was called {len(calls)} times in {most} claims"
+        if called > most:
+            yield f"was called {called} times in {most} claims"
+        if called > 1 and tool in self.once:
+            yield f"was called {called} times, and may be called once"
 
     def _of_result(self, step: Step, tool: str, envelope: Mapping[str, Any]) -> Iterator[str]:
         name, made = RESULTS[tool]
@@ -166,7 +194,8 @@ class _Judged:
             return
         if queued[0].caused_by != self.execution.plan_receipt:
             yield "its task's receipt is not caused by the plan's"
-        yield from self._closed(queued[0], by="task_complete", named=task.receipt_id)
+        ending = "task_failed" if task.status == "failed" else "task_complete"
+        yield from self._closed(queued[0], by=ending, named=task.receipt_id)
 
     def _of_hand_over(self, step: Step) -> Iterator[str]:
         asked = self.receipts.get(step.receipt_id or "")

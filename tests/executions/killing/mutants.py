@@ -18,12 +18,7 @@ def without_memory() -> None:
     take_over = advancing._take_over
 
     def taking_over(work: Round, *, may_call: bool) -> bool:
-        expired = [
-            step
-            for step in work.in_state(StepStatus.CALLING)
-            if step.call_expires_at is not None and step.call_expires_at <= work.now
-        ]
-        if expired and may_call:
+        if work.expired_claims and may_call:
             for step in work.in_state(StepStatus.COMPLETE):
                 if step.step_type == StepType.CALL_WORKER:
                     target = calls.target_of(worker_id=step.worker_id or "", tool_name=step.tool_name or "")

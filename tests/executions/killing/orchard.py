@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel
 from worker_kit import Constraints, Hints, SideEffects, Worker
@@ -19,6 +19,9 @@ LONG: Final = "cellar"
 _CONSTRAINTS: Final[Constraints] = {"max_payload_bytes": 65_536, "timeout_seconds": 20, "rate_limit_per_hour": 36_000}
 _NOTHING: Final[SideEffects] = {"filesystem": "none", "network": "none", "execution": "none"}
 _SECONDS: Final = 0.4
+# The tool that has an effect, if one is to have it. It answers at once, so that few of its calls are cut off.
+_WRITES: Final = os.environ["ORCHARD_WRITES"]
+_WRITING: Final[SideEffects] = {**_NOTHING, "filesystem": "write"}
 
 
 class Apples(BaseModel):
@@ -43,7 +46,8 @@ class Note(BaseModel):
 
 async def _made(tool: str, source: str, kind: str) -> str:
     _write_down("begin", tool, source)
-    await asyncio.sleep(_SECONDS)
+    if tool != _WRITES:
+        await asyncio.sleep(_SECONDS)
     _write_down("end", tool, source)
     return f"{source}>{kind}"
 
@@ -58,15 +62,26 @@ def _write_down(what: str, tool: str, source: str) -> None:
         os.close(journal)
 
 
-def _worker(worker_id: str, description: str, hints: Hints) -> Worker:
-    return Worker(
+class _Worker(Worker):
+    """A worker of which one tool may have an effect that the others do not have."""
+
+    async def manifest(self) -> dict[str, Any]:
+        manifest = await super().manifest()
+        for tool in manifest["tools"]:
+            if tool["name"] == _WRITES:
+                tool["side_effects"] = _WRITING
+        return manifest
+
+
+def _worker(worker_id: str, description: str, hints: Hints, *, claimed_tier: Literal["trusted", "untrusted"]) -> Worker:
+    return _Worker(
         worker_id=worker_id,
         description=description,
         capabilities=["apples"],
         constraints=_CONSTRAINTS,
         hints=hints,
         side_effects=_NOTHING,
-        claimed_tier="untrusted",
+        claimed_tier=claimed_tier,
         capacity=64,
     )
 
@@ -76,12 +91,18 @@ def fast() -> Worker:
         FAST,
         "Works with apples in no time.",
         {"latency_band": "fast", "cost_band": "low", "expected_runtime": "fast"},
+        claimed_tier="untrusted",
     )
 
     @worker.tool()
     async def pick_apples(batch: str) -> Apples:
         """Pick the apples of a batch."""
         return Apples(apples_pointer=await _made("pick_apples", batch, "apples"))
+
+    @worker.tool()
+    async def wash_apples(apples_pointer: str) -> Clean:
+        """Wash picked apples."""
+        return Clean(clean_pointer=await _made("wash_apples", apples_pointer, "clean"))
 
     @worker.tool()
     async def press_apples(clean_pointer: str) -> Juice:
@@ -93,11 +114,6 @@ def fast() -> Worker:
         """Taste the cider."""
         return Note(note=await _made("taste_cider", cider_id, "taste"))
 
-    @worker.tool()
-    async def weigh_cider(cider_id: str) -> Note:
-        """Weigh the cider."""
-        return Note(note=await _made("weigh_cider", cider_id, "weight"))
-
     return worker
 
 
@@ -106,17 +122,18 @@ def slow() -> Worker:
         LONG,
         "Works with apples for a long time.",
         {"latency_band": "slow", "cost_band": "low", "expected_runtime": "long"},
+        claimed_tier="trusted",
     )
-
-    @worker.tool()
-    async def wash_apples(apples_pointer: str) -> Clean:
-        """Wash picked apples."""
-        return Clean(clean_pointer=await _made("wash_apples", apples_pointer, "clean"))
 
     @worker.tool()
     async def ferment_juice(juice_pointer: str) -> Cider:
         """Ferment juice into cider."""
         return Cider(cider_id=await _made("ferment_juice", juice_pointer, "cider"))
+
+    @worker.tool(changes_things=_WRITES == "weigh_cider")
+    async def weigh_cider(cider_id: str) -> Note:
+        """Weigh the cider."""
+        return Note(note=await _made("weigh_cider", cider_id, "weight"))
 
     return worker
 

@@ -74,6 +74,10 @@ def write(path: Path, story: Story, told: Told, faults: Sequence[str]) -> None:
                 "  record names and which closes what was owed. There are no tasks that no step knows.",
                 "- The aggregate was asked for once and answered once. The plan's receipt goes back to the request, and is",
                 "  closed by the one receipt that the execution names as its end. Memory holds one trace.",
+                "",
+                "All of these tools may be run twice, as tools that only read may. What has an effect is told of by",
+                "`test_a_tool_that_may_not_be_run_twice_is_called_once_whatever_is_killed`: it is called once at most, and a",
+                "step whose call was cut off says so (`outcome_unknown`).",
             ]
         )
         + "\n",

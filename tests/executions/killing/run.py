@@ -23,13 +23,16 @@ import psycopg
 from apps.chaos.ground import Broken, Ground, prepared
 from config.stack import programs
 from config.stack.processes import Program
-from tests.executions.killing.judge import Call, Execution, Receipt, Step, Task, World
+from tests.executions.killing.judge import WRITES, Call, Execution, Receipt, Step, Task, World
+from tests.journeys.departments import manage
 from tests.plans.wishes import CIDER
 
 STEPS: Final = 10
 PRODUCT: Final = ("web", "worker-core", "worker-execute", "worker-deliver", "beat")
 ALL_OF_THEM: Final = "web, Celery and beat"
+ALL_BUT_POSTGRES: Final = "all but PostgreSQL"
 TARGETS: Final = ("worker-execute", "web", "postgres", "worker-core", "valkey", ALL_OF_THEM, "beat", "worker-deliver")
+_SEVERAL: Final = {ALL_OF_THEM: PRODUCT, ALL_BUT_POSTGRES: ("valkey", *PRODUCT)}
 _SCRIPT: Final = Path(__file__).with_name("orchard.py")
 _PATIENCE: Final = 90.0
 # What the database needs at most for what it was told before its clients were stopped.
@@ -45,9 +48,11 @@ class Story:
     folder: Path
     at_once: int = 6
     targets: tuple[str, ...] = TARGETS
-    during: str | None = None
-    """Kill only the product's own processes, and only while some step is in this state; None: as soon as an execution is
-    half done."""
+    writes: bool = False
+    """Let one of the tools have an effect, so that it may not be run twice."""
+    calling: bool = False
+    """Kill only while a half done execution waits for nothing but calls, and nobody will ask again that it begin; otherwise
+    as soon as one is half done."""
     settings: str = "apps.chaos.settings"
     rest: float = 240.0
     """Seconds that what is under way may take to end once nothing is killed any more."""
@@ -88,12 +93,12 @@ def tell(story: Story) -> Told:
         run.start_workers()
         run.go()
         with ground.system() as connection:
-            world = read(connection, run.journal)
+            world = replace(read(connection, run.journal), once=frozenset({WRITES} if story.writes else ()))
             return Told(
                 kills=run.kills,
                 world=world,
                 seconds=time.monotonic() - run.begun,
-                open_at_the_end=sum(one.status not in {"complete", "failed"} for one in world.executions),
+                open_at_the_end=sum(one.status not in {"complete", "partial", "failed"} for one in world.executions),
             )
 
 
@@ -108,6 +113,7 @@ class _Run:
     kills: list[Kill] = field(default_factory=list)
     begun: float = field(default_factory=time.monotonic)
     _batches: Iterator[int] = field(default_factory=itertools.count)
+    _begun_ids: set[str] = field(default_factory=set)
     _enough: threading.Event = field(default_factory=threading.Event)
     _too_late: threading.Event = field(default_factory=threading.Event)
 
@@ -115,9 +121,24 @@ class _Run:
     def journal(self) -> Path:
         return self.story.folder / "calls.jsonl"
 
+    @property
+    def key(self) -> Path:
+        """What the workers sign their manifests with, so that one may have a tool that writes."""
+        return self.story.folder / "worker-key"
+
     # The workers, which nobody kills: what they write down is the evidence.
 
     def start_workers(self) -> None:
+        manage(
+            self.ground,
+            "enroll_worker_key",
+            "--name",
+            "cellar",
+            "--ceiling",
+            "trusted",
+            "--private-file",
+            str(self.key),
+        )
         for name, hands in (("orchard", "fast"), ("cellar", "long")):
             self.ground.describe(self._program(name, hands))
             self.ground.start(name)
@@ -135,7 +156,9 @@ class _Run:
             **self.ground.environment,
             "PYTHONPATH": str(programs.BUNDLED_WORKERS),
             "ORCHARD_JOURNAL": str(self.journal),
+            "ORCHARD_WRITES": WRITES if self.story.writes else "",
             "GATEHOUSE_TOKEN": self.ground.tokens[name],
+            "GATEHOUSE_WORKER_KEY": self.key.read_text(encoding="utf-8"),
         }
         argv = (sys.executable, str(_SCRIPT), hands, "--port", "0")
         return replace(programs.python_program(name, data=self.ground.data, env=env), argv=argv)
@@ -175,12 +198,12 @@ class _Run:
 
     def _kill(self, target: str, chance: random.Random, principals: list[Future[None]]) -> Kill:
         """Kill it as soon as something is half done, and bring it back as the supervisor would."""
-        names = PRODUCT if target == ALL_OF_THEM else (target,)
+        names = _SEVERAL.get(target, (target,))
         kill = self._struck(target, names)
         deadline = time.monotonic() + _PATIENCE
         while kill is None:
             if time.monotonic() > deadline:
-                raise Broken(f"Nothing was half done for {_PATIENCE:.0f} s, or no step was {self.story.during}.")
+                raise Broken(f"Nothing was half done for {_PATIENCE:.0f} s, or none waited for calls alone.")
             self._tend(principals)
             time.sleep(0.02)
             kill = self._struck(target, names)
@@ -197,13 +220,15 @@ class _Run:
         What is to die in a certain state is held still first: by the time of the kill a look alone would be out of date.
         """
         with ExitStack() as held:
-            if self.story.during is not None:
-                if self.story.during not in self._look()[1]:
+            if self.story.calling:
+                if not self._waits_for_calls_alone():
                     return None
                 held.enter_context(self.ground.held_still(*names))
                 time.sleep(_SAID)
+                if not self._waits_for_calls_alone():
+                    return None
             under_way, in_the_air = self._look()
-            if not under_way or (self.story.during is not None and self.story.during not in in_the_air):
+            if not under_way:
                 return None
             at = time.monotonic() - self.begun
             for name in names:
@@ -230,6 +255,10 @@ class _Run:
             in_the_air = connection.execute(_IN_THE_AIR).fetchall()
         return (0 if counted is None else counted[0]), dict(in_the_air)
 
+    def _waits_for_calls_alone(self) -> bool:
+        with self.ground.system() as connection:
+            return connection.execute(_CALLS_ALONE, [list(self._begun_ids)]).fetchone() is not None
+
     def _tend(self, principals: list[Future[None]]) -> None:
         """Bring back what ended by itself, as the supervisor would, and hear of a principal that gave up."""
         for name in self.ground.ended():
@@ -255,6 +284,7 @@ class _Run:
     def _carry_out(self, batch: str) -> None:
         made = self._insist("POST", "/api/v1/plans", {"intent": CIDER, "context": {"batch": batch}})
         begun = self._insist("POST", "/api/v1/executions", {"plan_id": made["plan_id"]})
+        self._begun_ids.add(begun["execution_id"])
         path = f"/api/v1/executions/{begun['execution_id']}"
         while not self._too_late.is_set():
             report = self._insist("GET", path, None)
@@ -268,14 +298,14 @@ class _Run:
 
     def _insist(self, method: str, path: str, body: Any) -> dict[str, Any]:
         """Ask until there is an answer; the same request, whatever became of it before."""
-        while not self._too_late.is_set():
+        while True:
             status, answer = self._ask(method, path, body)
             if status in {HTTPStatus.OK, HTTPStatus.CREATED}:
                 return answer
             if 0 < status < HTTPStatus.INTERNAL_SERVER_ERROR:
                 raise AssertionError(f"{method} {path} was answered {status}: {answer}")
-            time.sleep(0.2)
-        raise AssertionError(f"{method} {path} was never answered.")
+            if self._too_late.wait(0.2):
+                raise AssertionError(f"{method} {path} was never answered, last {status}: {answer}")
 
     def _ask(self, method: str, path: str, body: Any) -> tuple[int, dict[str, Any]]:
         request = urllib.request.Request(
@@ -306,6 +336,14 @@ _UNDER_WAY: Final = """
 _IN_THE_AIR: Final = """
     select s.status, count(*) from executions_executionstep s join executions_execution e on e.id = s.execution_id
     where e.ended_at is null and s.status in ('calling', 'queued', 'awaiting') group by 1
+"""
+# Half done, and in the middle of calls of which no process that died can say any more.
+_CALLS_ALONE: Final = """
+    select from executions_execution e join executions_executionstep s on s.execution_id = e.id
+    where e.ended_at is null and 'exec_' || e.id = any(%s)
+    group by e.id
+    having bool_or(s.status = 'complete') and bool_or(s.status = 'calling' and s.call_expires_at > now())
+       and not bool_or(s.status in ('queued', 'awaiting'))
 """
 _EXECUTIONS: Final = """
     select e.id, e.plan_id, p.document #>> '{steps,0,params,batch}', e.status, e.plan_receipt_id, e.terminal_receipt_id,
