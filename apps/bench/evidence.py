@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -85,6 +86,10 @@ def read(path: Path) -> list[Conversation]:
     try:
         data = json.loads(path.read_text())
         asked = list(data["questions"])
+        known = [one["id"] for one in data["conversations"]]
+        _refuse_repeated("conversation", known)
+        if unknown := [q["conversation"] for q in asked if q["conversation"] not in known]:
+            raise MalformedData(f"{path} asks about the conversation {str(unknown[0])[:60]!r}, which it does not hold.")
         return [
             _conversation(one, [q for q in asked if q["conversation"] == one["id"]]) for one in data["conversations"]
         ]
@@ -104,8 +109,27 @@ def _conversation(one: Mapping[str, Any], asked: Iterable[Mapping[str, Any]]) ->
         for session in one["sessions"]
         for turn in session["turns"]
     ]
+    _refuse_repeated("turn", [turn.id for turn in turns])
+    for turn in turns:
+        _refuse_unstorable(turn)
     questions = [Asked(question=q["question"], evidence=frozenset(map(str, q["evidence"]))) for q in asked]
     return Conversation(turns=turns, questions=questions)
+
+
+def _refuse_repeated(kind: str, ids: Sequence[str]) -> None:
+    """:raises MalformedData: if two of these have one id."""
+    if repeated := [one for one, times in Counter(ids).items() if times > 1]:
+        raise MalformedData(f"The {kind} {str(repeated[0])[:60]!r} is there more than once.")
+
+
+def _refuse_unstorable(turn: Turn) -> None:
+    """:raises MalformedData: if memory would not take the turn, for its signs or its lengths."""
+    told = {"session": (turn.session, 200), "speaker": (turn.speaker, 100), "text": (turn.text, 65_536)}
+    for name, (text, longest) in told.items():
+        if len(text) > longest or "\x00" in text or text != text.encode(errors="ignore").decode():
+            raise MalformedData(
+                f"Memory takes no {name} of more than {longest:,} characters, or of signs that are none: {turn.id[:60]!r}."
+            )
 
 
 def moment(text: str | None) -> datetime | None:

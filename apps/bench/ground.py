@@ -89,7 +89,7 @@ def _database(url: str) -> Iterator[str]:
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("set role none")
             for database in (name, growth.copy_of(name)):
-                connection.execute(sql.SQL("drop database if exists {} with (force)").format(sql.Identifier(database)))
+                growth.drop(connection, database)
 
 
 @contextmanager

@@ -175,8 +175,8 @@ def copy() -> str:
     with psycopg.connect(settings.DATABASE_URL, autocommit=True, dbname="template1") as owner:
         owner.execute("set role none")
         # A process that was ended may have left a statement at work.
-        owner.execute("select pg_terminate_backend(pid, 10000) from pg_stat_activity where datname = %s", [original()])
-        owner.execute(sql.SQL("drop database if exists {}").format(sql.Identifier(name)))
+        show_out(owner, original())
+        drop(owner, name)
         owner.execute(
             sql.SQL("create database {} template {}").format(sql.Identifier(name), sql.Identifier(original()))
         )
@@ -185,6 +185,29 @@ def copy() -> str:
             sql.SQL("alter role current_user in database {} set role = gatehouse_app").format(sql.Identifier(name))
         )
     return name
+
+
+def show_out(owner: psycopg.Connection, database: str) -> None:
+    """End the sessions of all clients of a database but this one, and wait until they are gone.
+
+    :raises psycopg.Error: if one of them is another role's, which the connection's role may not end.
+    """
+    owner.execute(
+        "select pg_terminate_backend(pid, 10000) from pg_stat_activity"
+        # The server's own, such as autovacuum, are not ours to end.
+        " where datname = %s and backend_type = 'client backend' and pid <> pg_backend_pid()",
+        [database],
+    )
+
+
+def drop(owner: psycopg.Connection, database: str) -> None:
+    """Drop a database, if there is one of that name, whoever is still in it.
+
+    Without `force`, which a role that is no superuser is denied while autovacuum is at work there; a plain drop sends
+    autovacuum away by itself.
+    """
+    show_out(owner, database)
+    owner.execute(sql.SQL("drop database if exists {}").format(sql.Identifier(database)))
 
 
 def copy_of(database: str) -> str:

@@ -6,7 +6,8 @@ and, if there is one, `history.jsonl` (a line each: {request, nodes: tool names 
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,17 +93,13 @@ def read(folder: Path, *, history: int | None = None) -> Data:
     :param history: how many past plans at most; None: all.
     :raises BadData: if a file is missing or not of its form.
     """
-    try:
-        tools = json.loads((folder / "tools.json").read_text(encoding="utf-8"))
-        past = folder / "history.jsonl"
-        examples = list(_examples(past)) if past.exists() else []
-        return Data(
-            tools=tuple(_described(tool) for tool in tools),
-            history=tuple(examples if history is None else examples[:history]),
-            test=tuple(_examples(folder / "test.jsonl")),
-        )
-    except (OSError, ValueError, KeyError, TypeError) as fault:
-        raise BadData(f"{folder} does not hold planning data: {fault!r}") from fault
+    past = folder / "history.jsonl"
+    examples = list(_examples(past)) if past.exists() else []
+    return Data(
+        tools=tuple(_tools(folder / "tools.json")),
+        history=tuple(examples if history is None else examples[:history]),
+        test=tuple(_examples(folder / "test.jsonl")),
+    )
 
 
 def answer(document: Mapping[str, Any]) -> Answer:
@@ -138,18 +135,48 @@ def _named(step: Mapping[str, Any], steps: Sequence[Mapping[str, Any]], tools: M
     return found
 
 
+def _tools(path: Path) -> Iterable[Mapping[str, Any]]:
+    with _held_to_its_form(str(path)):
+        tools = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(tools, list) or not tools:
+            raise TypeError("it is no list of tools")
+    for place, tool in enumerate(tools, start=1):
+        with _held_to_its_form(f"{path}, tool {place}"):
+            yield _described(tool)
+
+
 def _examples(path: Path) -> Iterable[Example]:
-    for line in path.read_text(encoding="utf-8").splitlines():
+    with _held_to_its_form(str(path)):
+        lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
         if line.strip():
-            one = json.loads(line)
-            links = frozenset((str(source), str(target)) for source, target in one.get("links", ()))
-            yield Example(request=str(one["request"]), nodes=tuple(map(str, one["nodes"])), links=links)
+            with _held_to_its_form(f"{path}, line {number}"):
+                yield _example(json.loads(line))
+
+
+@contextmanager
+def _held_to_its_form(place: str) -> Iterator[None]:
+    """:raises BadData: with the place, if what is read there can't be taken."""
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as fault:
+        raise BadData(f"{place} is not of the form in docs/planner.md: {type(fault).__name__} {fault}") from fault
+
+
+def _example(one: Mapping[str, Any]) -> Example:
+    if not isinstance(one["nodes"], list):
+        raise TypeError("nodes is no list of names")
+    links = frozenset((str(source), str(target)) for source, target in one.get("links") or ())
+    return Example(request=str(one["request"]), nodes=tuple(map(str, one["nodes"])), links=links)
 
 
 def _described(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     """A tool with schemas; where only types are told, a param and a field for each."""
+    name = str(tool["name"])
+    if not name.strip():
+        raise ValueError("it has no name")
     return {
-        "name": str(tool["name"]),
+        "name": name,
         "description": str(tool.get("description") or ""),
         "input_schema": tool.get("input_schema") or _of_types(tool.get("input_types") or (), required=True),
         "output_schema": tool.get("output_schema") or _of_types(tool.get("output_types") or (), required=False),

@@ -94,6 +94,15 @@ class Row:
         """The same with the goal that it is held to."""
         return replace(self, goal=goal, met=met)
 
+    def at_least(self, times: float) -> Self:
+        """The same, held to so many times its baseline."""
+        return self.judged(f"{times:g} times or more", met=self.ratio is not None and self.ratio >= times)
+
+    def at_most(self, times: float, *, aim: str = "") -> Self:
+        """The same, held to so many times its baseline, or less; `aim` is what is worked towards besides."""
+        goal = f"{times:g} times or less" + (f", aims at {aim}" if aim else "")
+        return self.judged(goal, met=self.ratio is not None and self.ratio <= times)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:

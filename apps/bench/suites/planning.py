@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from apps.bench import load, made_plans, planning
 from apps.bench.bench import Bench
-from apps.bench.planning import Data, Example, Score
+from apps.bench.planning import BadData, Data, Example, Score
 from apps.bench.rows import Comparison, Row, Slice
 from apps.plans import planner, selectors, shelf
 from apps.plans import services as plans
@@ -31,7 +31,10 @@ _CALIBRATED: Final = 0.05
 
 def run(bench: Bench) -> Iterator[Row]:
     """Every figure, over the folder that is named, or over a small set of our own."""
-    data = planning.read(bench.data_file, history=bench.history) if bench.data_file != Path() else _own(bench)
+    try:
+        data = planning.read(bench.data_file, history=bench.history) if bench.data_file != Path() else _own(bench)
+    except BadData as fault:
+        raise SystemExit(str(fault)) from fault
     agent = bench.world.agents[0]
     score, latencies, learning = load.apart(partial(_judged, agent, data))
     about = f"{len(data.tools):,} tools, {len(data.history):,} past plans, {score.answers:,} requests."

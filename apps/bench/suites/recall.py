@@ -6,7 +6,7 @@ from typing import Final
 
 from apps.bench import evidence, load
 from apps.bench.bench import Bench
-from apps.bench.evidence import AT, Figures
+from apps.bench.evidence import AT, Figures, MalformedData
 from apps.bench.rows import Row, percentiles
 
 NEEDS_DATA: Final = True
@@ -15,7 +15,10 @@ _GOALS: Final = {("turns", 5): 72.0, ("turns", 10): 80.0, ("sessions", 5): 90.0,
 
 def run(bench: Bench) -> Iterator[Row]:
     """The share of the evidence that is found, at turn level and at session level."""
-    conversations = evidence.read(bench.data_file)
+    try:
+        conversations = evidence.read(bench.data_file)
+    except (MalformedData, OSError) as exc:
+        raise SystemExit(str(exc)) from exc
     figures: Figures = load.apart(partial(evidence.measure, conversations))
     asked, turns = len(figures.seconds), sum(len(one.turns) for one in conversations)
     about = f"{asked:,} questions about {turns:,} turns in {len(conversations):,} conversations, each a tenant's."

@@ -17,7 +17,8 @@ from apps.memory import services
 from apps.memory.selectors import recall
 from apps.principals.tenancy import Caller, acting_as_system
 
-_GOALS: Final = {1_000: 3.0, 10_000: 5.0, 100_000: 10.0}
+# How many times its baseline each may take, and the milliseconds that are worked towards.
+_GOALS: Final = {1_000: (12, 3), 10_000: (20, 5), 100_000: (35, 10)}
 _TURNS: Final = 20
 _SPEAKERS: Final = ("Nadia", "Tom")
 _VOCABULARY: Final = 20_000
@@ -73,7 +74,7 @@ select %(tenant)s, count(*), 0, 0, count(*), sum(length) from passage
 def rows(bench: Bench) -> Iterator[Row]:
     """Questions of a few words that some memory has, one at a time."""
     held = 0
-    for size, goal in _GOALS.items():
+    for size, (times, aim) in _GOALS.items():
         if size > bench.scale.memories:
             return
         reader = bench.world.agents[0]
@@ -92,7 +93,7 @@ def rows(bench: Bench) -> Iterator[Row]:
             statements=load.statements(partial(_recalls, reader, texts)),
             note="Half of them turns of conversations; three to five words of one of them, with a speaker's name or not.",
         )
-        yield row.judged(f"p50 {goal:.0f} ms", met=row.p50 is not None and row.p50 <= goal)
+        yield row.at_most(times, aim=f"p50 {aim} ms")
 
 
 def _texts(*, seed: int) -> Iterator[str]:
@@ -114,7 +115,10 @@ def _fill(reader: Caller, held: int, size: int) -> None:
     services.fold_tallies()
     services.count_common_words()
     with connection.cursor() as cursor:
-        cursor.execute("set role none; analyze; reset role")
+        # As autovacuum does after so many rows, in its time.
+        cursor.execute("set role none")
+        cursor.execute("vacuum (analyze)")
+        cursor.execute("reset role")
 
 
 def _recalls(reader: Caller, texts: list[str], number: int) -> Operation:

@@ -20,7 +20,8 @@ from apps.principals.tenancy import Caller
 
 _MANY: Final = 100_000
 _FEW: Final = 10
-_GOAL: Final = 2.0
+# How many times a bootstrap with few waiting one with very many may take.
+_TIMES: Final = 1.5
 
 
 def rows(bench: Bench) -> Iterator[Row]:
@@ -42,7 +43,7 @@ def rows(bench: Bench) -> Iterator[Row]:
         baseline_is=f"the same, {_FEW} waiting",
         statements=load.statements(partial(_bootstraps, laden)),
     )
-    yield row.judged(f"p50 under {_GOAL:g} ms", met=row.p50 is not None and row.p50 < _GOAL)
+    yield row.at_most(_TIMES, aim="p50 2 ms")
 
 
 def _post(poster: Caller, reader: Caller) -> None:

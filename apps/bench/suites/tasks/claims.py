@@ -13,7 +13,6 @@ from apps.bench import growth, load
 from apps.bench.bench import Bench
 from apps.bench.load import Operation, Work
 from apps.bench.rows import Comparison, Row, Slice
-from apps.bench.suites.tasks import verbs
 from apps.bench.suites.tasks.verbs import LINE
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.tasks import services
@@ -97,7 +96,7 @@ def _claims(bench: Bench, owner: Caller) -> Iterator[Row]:
         statements=load.statements(work),
         note=f"{ready:,} ready in this queue, {finished:,} finished; the other database has {_FEW}.",
     )
-    yield verbs.at_most(row, _CLAIM_FLOOR)
+    yield row.at_most(_CLAIM_FLOOR)
     yield _under_a_snapshot(bench, owner)
 
 
@@ -138,7 +137,7 @@ def _under_a_snapshot(bench: Bench, owner: Caller) -> Row:
         baseline_is="the same after a vacuum",
         note=f"{churned:,} tasks came into this queue and went since the snapshot.",
     )
-    return verbs.at_most(row, _CLAIM_FLOOR)
+    return row.at_most(_CLAIM_FLOOR)
 
 
 def _hold_a_snapshot(claiming: load.Countdown, holding: load.Countdown) -> None:

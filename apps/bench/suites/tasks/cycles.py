@@ -48,7 +48,7 @@ class _Kind:
             baseline_is="pgbench, same SQL",
             batch=self.batch,
         )
-        return verbs.at_least(row, _OF_PGBENCH[self.batch]) if several else row
+        return row.at_least(_OF_PGBENCH[self.batch]) if several else row
 
 
 def beside_the_same_statements(bench: Bench, owner: Caller) -> Iterator[Row]:
@@ -132,7 +132,7 @@ def beside_rivals(bench: Bench, owner: Caller, celery: CeleryWithRedis) -> Itera
                         batch=batch,
                         statements=statements[case.name],
                     )
-                    yield row if rival.floor is None else verbs.at_least(row, rival.floor)
+                    yield row if rival.floor is None else row.at_least(rival.floor)
 
 
 def _sides(bench: Bench, batch: int) -> list[int]:

@@ -41,7 +41,7 @@ def rows(bench: Bench, celery: CeleryWithRedis) -> Iterator[Row]:
             clients=scale.clients,
             batch=batch,
         )
-        yield verbs.at_least(row, _FLOORS[batch])
+        yield row.at_least(_FLOORS[batch])
         yield Row.of_rates(
             _in_requests(greeted, batch),
             case="a request of these",

@@ -7,7 +7,6 @@ from typing import Final
 from django.utils import timezone
 
 from apps.bench.load import Operation, Work
-from apps.bench.rows import Row
 from apps.bench.world import AGENTS
 from apps.core.errors import DomainError
 from apps.principals.tenancy import Caller
@@ -132,13 +131,3 @@ def complete(worker: Caller, held: Sequence[tuple[int, str]]) -> None:
     for answer in answers:
         if isinstance(answer, DomainError):
             raise answer
-
-
-def at_least(row: Row, floor: float) -> Row:
-    """Held to so many times the baseline."""
-    return row.judged(f"{floor:g} times or more", met=row.ratio is not None and row.ratio >= floor)
-
-
-def at_most(row: Row, floor: float) -> Row:
-    """Held to so many times the baseline, or less."""
-    return row.judged(f"{floor:g} times or less", met=row.ratio is not None and row.ratio <= floor)
