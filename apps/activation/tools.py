@@ -13,7 +13,7 @@ from apps.core.http import guard
 from apps.core.ids import format_ref, parse_ref
 from apps.core.operations import Route, operation
 from apps.core.pagination import decode_position, encode_cursor
-from apps.core.schemas import Input, Output, Text
+from apps.core.schemas import Cursor, Input, Output, Text
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 
@@ -73,7 +73,7 @@ class CreateTarget(Input):
 
 class ListTargets(Input):
     limit: Annotated[int, Field(ge=1, le=500)] = 50
-    cursor: Annotated[Text, StringConstraints(min_length=1, max_length=200)] | None = None
+    cursor: Cursor | None = None
 
 
 class TargetList(Output):

@@ -1,9 +1,10 @@
 """Celery's way to the engine. A message only nudges: losing, repeating or overlapping it does no harm."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from celery import shared_task
+from celery import Task, shared_task
 from django.dispatch import receiver
 
 from apps.core.nudges import Nudger
@@ -29,16 +30,12 @@ def cancel_job(tenant_id: int, begun_job_id: int) -> None:
     services.cancel_job(tenant_id=tenant_id, begun_job_id=begun_job_id)
 
 
-def _publish(tenant_id: int, execution_id: int) -> None:
-    advance.apply_async(args=(tenant_id, execution_id), expires=_FRESH_SECONDS, retry=False)
+def _publish(job: "Task[[int, int], None]", tenant_id: int, number: int) -> None:
+    job.apply_async(args=(tenant_id, number), expires=_FRESH_SECONDS, retry=False)
 
 
-def _publish_job(tenant_id: int, begun_job_id: int) -> None:
-    cancel_job.apply_async(args=(tenant_id, begun_job_id), expires=_FRESH_SECONDS, retry=False)
-
-
-_nudger = Nudger(_publish)
-_job_nudger = Nudger(_publish_job)
+_nudger = Nudger(partial(_publish, advance))
+_job_nudger = Nudger(partial(_publish, cancel_job))
 
 
 @receiver(execution_can_go_on)

@@ -6,12 +6,12 @@ from time import monotonic, sleep
 from typing import Annotated, Any, Final, Literal
 
 from django.utils import timezone
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
 from apps.core.errors import FieldError, Invalid
 from apps.core.operations import Progress, Reply, Route, Streams, Waits, operation
 from apps.core.pagination import decode_position, encode_cursor
-from apps.core.schemas import Input, Output, Text
+from apps.core.schemas import Cursor, Input, Output, Text
 from apps.executions import calls, selectors, services
 from apps.executions.selectors import Report
 from apps.executions.services import Answered, Budget, CallMode, Handed, TaskWishes
@@ -251,7 +251,7 @@ class Replanned(Output):
 
 class ListExecutions(Input):
     limit: Annotated[int, Field(ge=1, le=500)] = 50
-    cursor: Annotated[Text, StringConstraints(min_length=1, max_length=200)] | None = None
+    cursor: Cursor | None = None
 
 
 class ExecutionSummary(Output):

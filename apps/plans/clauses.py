@@ -14,6 +14,7 @@ from typing import Final
 
 from apps.core.lexical import words
 from apps.plans import kinds, lexicon
+from apps.plans.verbs import listed
 
 _QUOTES: Final = r'"(?P<q1>[^"]{1,20000})"|“(?P<q2>[^“”]{1,20000})”|„(?P<q3>[^„“”]{1,20000})[“”]|`(?P<q4>[^`]{1,20000})`|«(?P<q5>[^«»]{1,20000})»|(?<!\w)\'(?P<q6>(?:[^\']|(?<=\w)\'(?=\w)){1,20000})\'(?!\w)'
 _URL: Final = r"(?P<url>\b[a-z][a-z0-9+.-]{1,20}://[^\s<>\"']+)"
@@ -129,38 +130,10 @@ _COMMANDS: Final = re.compile(
     re.IGNORECASE,
 )
 """A word before an article, at the beginning: a verb, known or not."""
-_NO_VERBS: Final = frozenset(
-    {
-        "not",
-        "even",
-        "like",
-        "unlike",
-        "because",
-        "since",
-        "unless",
-        "until",
-        "whenever",
-        "where",
-        "what",
-        "that",
-        "except",
-        "plus",
-    }
-    | {
-        "besides",
-        "despite",
-        "once",
-        "only",
-        "respectively",
-        "instead",
-        "always",
-        "never",
-        "perhaps",
-        "maybe",
-        "quite",
-        "half",
-    }
-)
+_NO_VERBS: Final = listed("""
+    not even like unlike because since unless until whenever where what that except plus besides despite once
+    only respectively instead always never perhaps maybe quite half
+    """)
 """Words that stand before an article as well, and are none."""
 _JOINT: Final = re.compile(
     r"\s*(?:,\s*|,?\s*(?:\b(?:and|plus|as\s+well\s+as)\b|&)\s*(?P<as>(?:[a-z]+\s+){0,4}))", re.IGNORECASE

@@ -47,7 +47,7 @@ _NAMED: Final = 0.7
 """How likely a tool is whose worker another one has named."""
 _DOUBT: Final = 0.03
 _DOUBTFUL: Final = 0.5
-"""How sure a plan is at most that takes a name for the sort of thing that a tool is for."""
+"""How sure a plan is at most whose assumptions say that something else may have been meant."""
 _BINDING_KINDS: Final = frozenset({"path", "url", "email"})
 _CONCEPTS_OF_SPANS: Final = {"path": ("directory", "file"), "url": ("webpage",), "email": ("email",)}
 _INTRODUCES: Final = {

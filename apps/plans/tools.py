@@ -4,11 +4,11 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from django.utils import timezone
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import ConfigDict, Field
 
 from apps.core.operations import Reply, Route, operation
 from apps.core.pagination import decode_position, encode_cursor
-from apps.core.schemas import FitForAPath, Input, Name, Output, Text
+from apps.core.schemas import Cursor, FitForAPath, Input, Name, Output, Text
 from apps.plans import selectors, services
 from apps.plans.documents import plan_hash
 from apps.plans.models import Delegate
@@ -103,7 +103,7 @@ class DelegateOutput(Output):
 
 class ListDelegates(Input):
     limit: Annotated[int, Field(ge=1, le=500)] = 500
-    cursor: Annotated[Text, StringConstraints(min_length=1, max_length=200)] | None = None
+    cursor: Cursor | None = None
 
 
 class DelegateList(Output):

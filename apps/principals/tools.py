@@ -8,7 +8,7 @@ from pydantic import Field
 
 from apps.core.operations import Route, operation
 from apps.core.pagination import decode_position, encode_cursor
-from apps.core.schemas import Empty, Input, Name, NewName, Output
+from apps.core.schemas import Cursor, Empty, Input, Name, NewName, Output
 from apps.principals import selectors, services
 from apps.principals.errors import UnknownToken
 from apps.principals.models import Principal, Token
@@ -70,7 +70,7 @@ class TokenOutput(Output):
 
 class ListTokens(Input):
     limit: Annotated[int, Field(ge=1, le=500)] = 50
-    cursor: Annotated[str, Field(max_length=200)] | None = None
+    cursor: Cursor | None = None
 
 
 class TokensOutput(Output):

@@ -4,11 +4,11 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
 from apps.core.operations import Reply, Route, operation
 from apps.core.pagination import decode_position, encode_cursor
-from apps.core.schemas import Input, Output, Text
+from apps.core.schemas import Cursor, Input, Output, Text
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 from apps.workers import selectors, services
@@ -70,7 +70,7 @@ class ListWorkers(Input):
     available_only: bool = True
     """Only workers that are well and have room."""
     limit: Annotated[int, Field(ge=1, le=500)] = 500
-    cursor: Annotated[Text, StringConstraints(min_length=1, max_length=200)] | None = None
+    cursor: Cursor | None = None
 
 
 class WorkerSummary(Output):

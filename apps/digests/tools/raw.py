@@ -8,11 +8,11 @@ from pydantic import Field
 
 from apps.core.operations import Route, operation
 from apps.core.pagination import decode_position, encode_cursor
-from apps.core.schemas import Input, Output
+from apps.core.schemas import Cursor, Input, Output
 from apps.digests import hooks, selectors, services
 from apps.digests.errors import NotInInbox
 from apps.digests.guidance import Clues
-from apps.digests.tools.shapes import Cursor, Limit, ReceiptOutput, Reference, Source
+from apps.digests.tools.shapes import Limit, ReceiptOutput, Reference, Source
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 from apps.receipts import selectors as receipts

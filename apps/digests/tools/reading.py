@@ -9,7 +9,7 @@ from pydantic import Field, PrivateAttr
 from apps.core.errors import FieldError
 from apps.core.operations import Route, Streams, Waits, operation
 from apps.core.pagination import decode_position, encode_cursor
-from apps.core.schemas import Input, Output
+from apps.core.schemas import Cursor, Input, Output
 from apps.digests import metrics, selectors, services
 from apps.digests.errors import AheadOfInbox
 from apps.digests.formats import parse_entry
@@ -17,7 +17,6 @@ from apps.digests.selectors import EntryView, InboxPage, Mark
 from apps.digests.signals import inbox_topic
 from apps.digests.states import FlushReason
 from apps.digests.tools.shapes import (
-    Cursor,
     EntryOutput,
     EntryRef,
     Limit,

@@ -31,7 +31,6 @@ NewReference = Annotated[
     str, StringConstraints(min_length=1, max_length=100, pattern=r"^[!-.0-~]+$"), AfterValidator(_no_foreign_form)
 ]
 EntryRef = Annotated[Text, StringConstraints(min_length=1, max_length=8000)]
-Cursor = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
 
 
 class EntryOutput(Output):

@@ -6,9 +6,9 @@ from pydantic import Field
 
 from apps.core.operations import Route, operation
 from apps.core.pagination import decode_position, encode_cursor
-from apps.core.schemas import Input, Output
+from apps.core.schemas import Cursor, Input, Output
 from apps.digests import selectors, services
-from apps.digests.tools.shapes import Cursor, Limit, Source
+from apps.digests.tools.shapes import Limit, Source
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 

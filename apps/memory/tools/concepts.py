@@ -8,9 +8,9 @@ from pydantic import Field, StringConstraints
 
 from apps.core.operations import Route, operation
 from apps.core.pagination import decode_position, encode_cursor
-from apps.core.schemas import Input, Name, Output, Text
+from apps.core.schemas import Cursor, Input, Name, Output, Text
 from apps.memory import selectors, services
-from apps.memory.tools.shapes import Cursor, Label
+from apps.memory.tools.shapes import Label
 from apps.principals.tenancy import Caller
 
 

@@ -14,7 +14,6 @@ Label = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
 
 Domain = Annotated[Text, StringConstraints(min_length=1, max_length=100)]
 
-Cursor = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
 
 Share = Annotated[float, Field(ge=0, le=1)]
 

@@ -7,7 +7,7 @@ from pydantic import Field, StringConstraints
 
 from apps.core.operations import Route, operation
 from apps.core.pagination import decode_position, encode_cursor
-from apps.core.schemas import Input, Output, Text
+from apps.core.schemas import Cursor, Input, Output
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 from apps.receipts import selectors
@@ -81,7 +81,7 @@ class Obligations(Input):
     side: Literal["owed_by_me", "awaited"] = "owed_by_me"
     """What you owe, or what others owe you."""
     limit: Annotated[int, Field(ge=1, le=500)] = 50
-    cursor: Annotated[Text, StringConstraints(min_length=1, max_length=200)] | None = None
+    cursor: Cursor | None = None
     """`next` of the page before."""
 
 

@@ -11,7 +11,7 @@ from apps.core.http import UnresolvedHost, guard
 from apps.core.ids import parse_ref
 from apps.core.operations import Route, operation
 from apps.core.pagination import decode_position, encode_cursor
-from apps.core.schemas import Input, Name, Output, Text
+from apps.core.schemas import Cursor, Input, Name, Output, Text
 from apps.principals.scopes import Scope
 from apps.principals.selectors import principal_named
 from apps.principals.tenancy import Caller
@@ -56,7 +56,7 @@ class RemoteTargetOutput(Output):
 
 class Page(Input):
     limit: Annotated[int, Field(ge=1, le=500)] = 50
-    cursor: Annotated[Text, StringConstraints(min_length=1, max_length=200)] | None = None
+    cursor: Cursor | None = None
     """`next` of the page before."""
 
     @property

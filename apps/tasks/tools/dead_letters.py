@@ -8,7 +8,7 @@ from pydantic import Field
 from apps.core.ids import format_ref
 from apps.core.operations import Reply, Route, operation
 from apps.core.pagination import decode_position, encode_cursor
-from apps.core.schemas import Input, Output, Text
+from apps.core.schemas import Cursor, Input, Output
 from apps.principals.tenancy import Caller
 from apps.tasks import selectors, services
 from apps.tasks.fences import task_of
@@ -17,7 +17,7 @@ from apps.tasks.tools.verbs import QUEUE, QueuedTaskOutput, TaskNamed, queued_ta
 
 class ListDeadLetters(Input):
     limit: Annotated[int, Field(ge=1, le=200)] = 50
-    cursor: Annotated[Text, Field(min_length=1, max_length=200)] | None = None
+    cursor: Cursor | None = None
     """`next` of the page before."""
 
 

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from apps.core.operations import Reply, Route, operation
 from apps.core.pagination import decode_position, encode_cursor
-from apps.core.schemas import Input, Name, NewName, Output, Text
+from apps.core.schemas import Cursor, Input, Name, NewName, Output, Text
 from apps.principals.tenancy import Caller
 from apps.tasks import selectors, services
 from apps.tasks.models import Schedule
@@ -85,7 +85,7 @@ def schedule_task(caller: Caller, given: ScheduleTask) -> Reply:
 
 class ListSchedules(Input):
     limit: Annotated[int, Field(ge=1, le=200)] = 50
-    cursor: Annotated[Text, Field(min_length=1, max_length=200)] | None = None
+    cursor: Cursor | None = None
     """`next` of the page before."""
 
 

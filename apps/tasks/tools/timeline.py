@@ -7,7 +7,7 @@ from pydantic import Field
 
 from apps.core.operations import Route, operation
 from apps.core.pagination import decode_position, encode_cursor
-from apps.core.schemas import Output, Text
+from apps.core.schemas import Cursor, Output
 from apps.principals.tenancy import Caller
 from apps.tasks import selectors, services
 from apps.tasks.fences import task_of
@@ -17,7 +17,7 @@ from apps.tasks.tools.verbs import QUEUE, TaskNamed
 class TaskTimeline(TaskNamed):
     limit: Annotated[int, Field(ge=1, le=100)] = 20
     """How many runs; each has several events."""
-    cursor: Annotated[Text, Field(min_length=1, max_length=200)] | None = None
+    cursor: Cursor | None = None
     """`next` of the page before."""
 
 
