@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from apps.core.lexical import stem, words
-from apps.plans import clauses, lexicon
+from apps.plans import lexicon, spans
 
 Vector = NDArray[np.float32]
 
@@ -78,12 +78,12 @@ class Voiced:
 
 def terms(text: str) -> Counter[str]:
     """The words of a request as history knows them: concepts, stems, pairs of neighbours. Values and names are masked."""
-    return masked_terms(clauses.masked(text))
+    return masked_terms(spans.masked(text))
 
 
 def masked_terms(masked: str) -> Counter[str]:
     """As :func:`terms`, of a text whose values are masked."""
-    said = [word for word in words(clauses.without_names(masked)) if word not in lexicon.STOP and len(word) > 1]
+    said = [word for word in words(spans.without_names(masked)) if word not in lexicon.STOP and len(word) > 1]
     found: Counter[str] = Counter()
     concepts = [lexicon.concept(word) for word in said]
     for word, concept in zip(said, concepts, strict=True):

@@ -512,3 +512,9 @@ def _forms(word: str) -> tuple[str, ...]:
     base = word.removesuffix("ing")
     doubled = base[:-1] if base[-2:-1] == base[-1:] else base
     return word, base, f"{base}e", doubled
+
+
+RELATING: Final = "at|in|on|from|for|of|to|with|into|onto|under|inside|within|by|against|using|via|as"
+"""Prepositions, as alternatives of a pattern: a phrase that one of these begins says how, where or for whom."""
+RELATING_TOO: Final = "through|over|across|among|between|during|per|toward|towards"
+"""Others, which may begin one only at the start of a wish."""

@@ -14,8 +14,9 @@ from typing import Any, Final
 from apps.core.lexical import stem, words
 from apps.plans import kinds, lexicon, shapes
 from apps.plans.catalogue import Tool, contract_key, types_meet, types_of
-from apps.plans.clauses import Clause, Span
+from apps.plans.clauses import Clause
 from apps.plans.documents import can_be_told
+from apps.plans.spans import Span
 from apps.plans.validation import carries_secret, validator
 
 _ABOUT: Final = re.compile(r"\b(?:for|about|on|regarding|concerning)\s+(.+)$", re.IGNORECASE | re.DOTALL)

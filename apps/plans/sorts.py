@@ -16,7 +16,8 @@ from typing import Any, Final, NamedTuple
 from apps.core.lexical import words
 from apps.plans import kinds, lexicon
 from apps.plans.catalogue import Tool
-from apps.plans.clauses import Clause, Span
+from apps.plans.clauses import Clause
+from apps.plans.spans import Span
 
 _TOKEN: Final = re.compile(r"[^\W\d_][\w+#]*|\x02\d+\x03|[^\w\s]")
 _FIRST_SENTENCE: Final = re.compile(
