@@ -7,7 +7,6 @@ A refusal is a valid plan whose only step escalates, with what is missing, the n
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any, Final
 
 from apps.core.lexical import words
 from apps.plans import branching, kinds, lexicon, references, shapes, sorts
+from apps.plans.accounting import CONCEPTS_OF_SPANS, Account, Finding, Gap
 from apps.plans.branching import Rows
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Offer, Pool, Tool
 from apps.plans.choosing import Choice, Memo, choose_tools
@@ -26,7 +26,6 @@ from apps.plans.layout import Branch, Draft, HandedOn, Layout, has_independent_s
 from apps.plans.offers import Priority, choose, lacks_room, payload_bytes
 from apps.plans.ranking import Candidate, Ranker
 from apps.plans.slots import Scene, Source, fill, source_path, takes_wish
-from apps.plans.spans import Span, is_directory
 from apps.plans.suggestions import POSSIBLE, Suggested
 from apps.plans.validation import Limits, validate
 
@@ -49,25 +48,7 @@ _NAMED: Final = 0.7
 _DOUBT: Final = 0.03
 _DOUBTFUL: Final = 0.5
 """How sure a plan is at most whose assumptions say that something else may have been meant."""
-_BINDING_KINDS: Final = frozenset({"path", "url", "email"})
-_CONCEPTS_OF_SPANS: Final = {"path": ("directory", "file"), "url": ("webpage",), "email": ("email",)}
-_INTRODUCES: Final = {
-    **_CONCEPTS_OF_SPANS,
-    "email": ("email", *map(lexicon.concept, ("address", "inbox", "recipient"))),
-    "quoted": tuple(
-        map(lexicon.concept, ("text", "words", "message", "sentence", "note", "line", "body", "following"))
-    ),
-}
-"""What something named exactly may be called, beside what the tool calls it."""
 _UNSERVED_KINDS: Final = frozenset({"capability", "permission"})
-_TOPICS: Final = frozenset({"about", "regarding", "concerning", "like", "unlike"})
-_CONTAINED: Final = frozenset({"in", "inside", "within", "from", "under", "below"})
-_UNIVERSAL: Final = frozenset({"all", "any", "each", "every", "everything", "anything", "whatever", "other", "others"})
-_ALL: Final = frozenset({"all", "each", "every"})
-_PASSED_OVER: Final = frozenset({"the", "of", "my", "our", "your", "his", "her", "their", "its", "these", "those"})
-_MANY: Final = frozenset(
-    {*_UNIVERSAL, "many", "several", "files", "directory", "directories", "dir", "folder", "folders"}
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,24 +341,34 @@ class _Work:
 
     def fill_all(self) -> None:
         """Fill every draft's params in order; put producers of what is missing before them."""
-        wanted = self._to_do()
+        to_do, wanted = self._to_do(), list[Draft]()
         self.homes = frozenset(draft.clause.number for draft in self.drafts)
         self.drafts = [draft for draft in self.drafts if draft.done is not None]
-        for draft in list(wanted):
+        for draft in to_do:
             if self._is_left(draft):
+                wanted.append(draft)
                 self._place(draft, depth=0)
                 for name in draft.filling.missing:
                     self._miss_param(draft, name)
-            else:
-                wanted.remove(draft)
         self._branch_out()
         self._order()
-        self._account_for_spans()
-        for draft in self.drafts:
-            self._account_for_sorts(draft)
-        for draft in wanted:
-            if not draft.handed_on:
-                self._account_for_words(draft)
+        account = Account(
+            clauses=self.clauses,
+            asides=self.asides,
+            drafts=self.drafts,
+            ranker=self.ranker,
+            catalogue=self.catalogue,
+        )
+        for found in account.findings(wanted):
+            self._note(found)
+
+    def _note(self, found: Finding) -> None:
+        if isinstance(found, Gap):
+            told = {"clause": found.clause} if found.clause is not None else {}
+            self.miss(found.kind, found.detail, **told)
+        else:
+            self.assumptions.append(found.text)
+            self.is_doubtful = self.is_doubtful or found.is_doubtful
 
     def _is_left(self, draft: Draft) -> bool:
         """Is there anything to do that was not done under the plan before: at all, or for another of several values?"""
@@ -462,159 +453,6 @@ class _Work:
         schema = draft.tool.inputs.get(name, {})
         told = {"schema": schema} if can_be_told(schema) else {}
         self.miss("param", detail, tool_name=draft.tool.name, param=name, clause=draft.clause.text, **told)
-
-    def _account_for_spans(self) -> None:
-        """Whatever the request names exactly must be used by some step, or the plan is not what was asked for."""
-        used = list(_strings(draft.filling.params for draft in self.drafts))
-        handed_on = {draft.clause.number for draft in self.drafts if draft.handed_on}
-        asked = [clause for clause in self.clauses if not clause.forbidden and clause.number not in handed_on]
-        spans = [span for clause in asked for span in clause.spans]
-        changing = {
-            span.number
-            for draft in self.drafts
-            if draft.done is None and not draft.handed_on and draft.clause.verb in lexicon.MUTATING
-            for span in draft.clause.spans
-        }
-        left_over = self._left_over()
-        for span in spans:
-            if any(span.value in text for text in used):
-                continue
-            if shapes.OPENING in span.value:
-                self.miss(
-                    "param", f"{span.value[:500]} reads as a reference to a step's result, which no request can give."
-                )
-                continue
-            if span.kind in _BINDING_KINDS or span.number in changing or span.number in left_over:
-                self.miss("capability", f"No step would use {span.value[:500]}.")
-            else:
-                self.assumptions.append(f"No step uses {span.value[:200]}.")
-
-    def _left_over(self) -> frozenset[int]:
-        """Quoted texts beside one of the same part of the request that a step was given: each of them is matter for it."""
-        quoted = [[span.number for span in one.clause.spans if span.kind == "quoted"] for one in self.drafts]
-        return frozenset(
-            number
-            for numbers, draft in zip(quoted, self.drafts, strict=True)
-            if draft.filling.spans.intersection(numbers)
-            for number in numbers
-        )
-
-    def _account_for_sorts(self, draft: Draft) -> None:
-        """Where a wish names Java code, a tool for Python code serves it in no plan; where the name may be of anything, in none that is sure."""
-        if draft.done is not None or draft.handed_on is not None or not self.ranker.tells_sorts(draft.tool):
-            return
-        clause = self._naming(draft)
-        given = " ".join(span.value for one in self.clauses for span in one.spans)
-        found = self.ranker.clash(sorts.of_wish(clause), draft.tool, given)
-        if found is None:
-            return
-        said = f"{draft.tool.name} is for {found.own}, and the request speaks of {found.wanted}"
-        named = found.sort.named or found.sort.scale is not None
-        if found.certain or (named and not self.ranker.profiles[draft.tool.uid].gentle):
-            lost = {"kind": "capability", "detail": f"{said}: {clause.text[:500]}", "clause": clause.text}
-            self.missing += [lost] if lost not in self.missing else []
-        else:
-            self.assumptions.append(f"{said}: what is meant is taken to be of that sort.")
-            self.is_doubtful = self.is_doubtful or named
-
-    def _naming(self, draft: Draft) -> Clause:
-        """The part of the request that names what a step is for: its own, else that of a step before whose result it takes."""
-        clause, before = draft.clause, draft
-        by_key = {one.key: one for one in self.drafts}
-        while not sorts.of_wish(clause) and (above := [by_key[key] for key in sorted(before.filling.refs)]):
-            before = above[0]
-            clause = before.clause
-        return clause
-
-    def _account_for_words(self, draft: Draft) -> None:
-        """What a wish takes out must reach its step in words; and the world is changed only where that is plainly asked for."""
-        clause = draft.clause
-        told = list(_strings([draft.filling.params]))
-        if clause.exception and not any(clause.exception in text for text in told):
-            self.miss("condition", f"No step can leave out what this does: {clause.text[:500]}", clause=clause.text)
-        if (all_of := self._all_of(draft, told)) and draft.asked:
-            self.miss(
-                "capability",
-                f"{draft.tool.name} does not do this to all {all_of}: {clause.text[:500]}",
-                clause=clause.text,
-            )
-        if clause.verb in lexicon.MUTATING or not self.ranker.profiles[draft.tool.uid].gentle:
-            for kind, why in self._unplain(draft, told):
-                self.miss(kind, f"{why}: {clause.text[:500]}", clause=clause.text)
-        elif draft.asked and (unheeded := self._unheeded(draft, told)):
-            self.assumptions.append(
-                f"{draft.tool.name} takes nothing that says {' '.join(unheeded)!r}: it is done without."
-            )
-            # A number or a time may tell which thing is meant; these tell what is to be done.
-            self.is_doubtful = self.is_doubtful or not lexicon.EXTREMES.union(clause.ways).isdisjoint(unheeded)
-
-    def _unheeded(self, draft: Draft, told: Sequence[str]) -> list[str]:
-        """The words of what changes nothing that say how much, when, which or by what means, and that its step does not hear."""
-        clause = draft.clause
-        telling = lexicon.COUNTS | lexicon.TIMES | lexicon.EXTREMES
-        found = [word for word in clause.words if word in telling] + clause.ways
-        return self._not_known(draft, told, found)
-
-    def _unplain(self, draft: Draft, told: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Yield what keeps a clause from asking plainly for just what a step would change in the world."""
-        clause = draft.clause
-        if doubt := clause.doubt or self._held_back(clause):
-            yield "condition", f"It is not plain that this is to be done, for {doubt}"
-        if any(clause.text in text for text in told):
-            return
-        heard = {word for text in told for word in words(text)}
-        said = [word for before, word in itertools.pairwise(("", *clause.words)) if (before, word) != ("i", "am")]
-        if late := [word for word in said if word in lexicon.TIMES and word not in heard]:
-            yield "condition", f"A plan has no schedule, and no step takes {late[0]!r}"
-        yield from (("capability", lost) for lost in self._lost(draft, told) if lost)
-
-    def _lost(self, draft: Draft, told: Sequence[str]) -> Iterator[str]:
-        """Yield what of a clause its step would not do, or do to something else; an empty text where that is nothing."""
-        many, unheard = _many(draft), " ".join(self._unheard(draft, told))
-        yield many and f"{draft.tool.name} does this to one thing, not to {many}"
-        yield unheard and f"{draft.tool.name} takes nothing that says {unheard!r}"
-        yield from (_doubt_of(span, draft.clause) for span in draft.clause.spans)
-
-    def _unheard(self, draft: Draft, told: Sequence[str]) -> list[str]:
-        """The words that say how, where or for whom it is to be done, and of which neither the tool nor a param speaks."""
-        counts = (word for word in draft.clause.words if word in lexicon.COUNTS)
-        return self._not_known(draft, told, [*draft.clause.qualifiers, *counts])
-
-    def _not_known(self, draft: Draft, told: Sequence[str], said: Sequence[str]) -> list[str]:
-        known = self._known(draft, told) | lexicon.SAYING_NOTHING - lexicon.COUNTS if said else frozenset()
-        return [word for word in dict.fromkeys(said) if len(word) > 1 and not {word, lexicon.concept(word)} & known]
-
-    def _all_of(self, draft: Draft, told: Sequence[str]) -> str:
-        """The things of which a clause means all, where neither the tool nor a param speaks of such; else nothing."""
-        thing = _meant_all(draft.clause)
-        if not thing:
-            return ""
-        if any(is_directory(span) for span in _single_paths(draft)):
-            return thing
-        profile = self.ranker.profiles[draft.tool.uid]
-        known = {thing, lexicon.concept(thing)} & self._known(draft, told) or kinds.of_word(
-            thing
-        ) in profile.takes | profile.gives
-        return "" if known else thing
-
-    def _known(self, draft: Draft, told: Sequence[str]) -> frozenset[str]:
-        """What a tool and its params speak of, what kinds of things its clause names exactly, and what it is given by steps before."""
-        tool, offers = draft.tool, self.catalogue.offers_of(draft.tool.uid)
-        described = [
-            str(schema.get("description", "")) for schema in tool.inputs.values() if isinstance(schema, Mapping)
-        ]
-        texts = [tool.name, tool.description, *tool.inputs, *described, *tool.outputs, *told]
-        texts += [tag for offer in offers for tag in offer.capabilities]
-        given = [earlier for earlier in self.drafts if earlier.key in draft.filling.refs]
-        texts += [text for earlier in given for text in (earlier.tool.name, *earlier.tool.outputs)]
-        known = {lexicon.concept(word) for text in texts for word in words(text)}
-        known.update(*(earlier.clause.head for earlier in given))
-        return frozenset(known.union(*(_INTRODUCES.get(span.kind, ()) for span in draft.clause.spans)))
-
-    def _held_back(self, clause: Clause) -> str:
-        """What is said after a clause, asks for nothing, and may restrict it."""
-        aside = next((one for one in self.asides if one.number > clause.number), None)
-        return f"after it is said {aside.text[:200]!r}" if aside else ""
 
     def _place(self, draft: Draft, *, depth: int) -> None:
         draft.filling = fill(draft.tool, self._scene(draft))
@@ -931,69 +769,11 @@ class _Work:
         return tags.most_common(1)[0][0][:200] if tags else "general"
 
 
-def _doubt_of(span: Span, clause: Clause) -> str:
-    """What is not plain of something named exactly that is to be changed, or that something is to be sent to; else nothing."""
-    if span.kind == "path" and not {*clause.head, *clause.opening} and is_directory(span):
-        return f"It is not said whether {span.value} is one file or all that lies there"
-    if span.kind == "email" and span.before[-1:] and span.before[-1] in _TOPICS:
-        return f"{span.value} is only spoken of"
-    return ""
-
-
 def _spoken_of(clause: Clause) -> frozenset[str]:
     """What a clause speaks of, in words or by what it names exactly."""
-    return clause.concepts.union(*(_CONCEPTS_OF_SPANS.get(span.kind, ()) for span in clause.spans)).union(
+    return clause.concepts.union(*(CONCEPTS_OF_SPANS.get(span.kind, ()) for span in clause.spans)).union(
         kind for span in clause.spans if (kind := kinds.of_file(span.value))
     )
-
-
-def _meant_all(clause: Clause) -> str:
-    """The last word of what a clause means all of."""
-    said = iter(clause.words)
-    if not any(word in _ALL for word in said):
-        return ""
-    thing = ""
-    for word in said:
-        if word in lexicon.STOP and (thing or word not in _PASSED_OVER):
-            break
-        thing = thing if word in lexicon.STOP else word
-    return thing
-
-
-def _many(draft: Draft) -> str:
-    """How a clause says that it means all of a kind, or what is in a place, where the tool is for one thing; else nothing."""
-    clause, singles = draft.clause, _single_paths(draft)
-    inside = any(span.before[-1:] and span.before[-1] in _CONTAINED for span in singles)
-    many = next((word for word in clause.words if singles and word in _UNIVERSAL), "")
-    return many or ("what is in a place" if inside and clause.head else "")
-
-
-def _single_paths(draft: Draft) -> list[Span]:
-    """The paths that a tool is given for one thing each: it neither speaks of many things, nor takes a place for what is there."""
-    tool, params = draft.tool, draft.filling.params
-    own = {word for text in (tool.name, tool.description, *tool.inputs) for word in words(text)}
-    if own & _MANY:
-        return []
-    names = {
-        span.number: [name for name, value in params.items() if value == span.value] for span in draft.clause.spans
-    }
-    return [
-        span
-        for span in draft.clause.spans
-        if span.kind == "path"
-        and span.number in draft.filling.spans
-        and not lexicon.PLACES.intersection(lexicon.concepts_of(names[span.number]))
-    ]
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, (str, int, float)):
-        yield str(value)
-    elif isinstance(value, Mapping):
-        yield from _strings(value.values())
-    elif isinstance(value, Iterable):
-        for item in value:
-            yield from _strings(item)
 
 
 def _sentence(text: str) -> str:
