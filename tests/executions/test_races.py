@@ -13,6 +13,7 @@ from celery import current_app
 from celery.signals import before_task_publish
 from django.db import connection
 
+from apps.core.sql import database_now
 from apps.executions import jobs, selectors, services, ticks, tools
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import Budget, advancing
@@ -33,6 +34,7 @@ from tests.executions.making import (
     example_steps,
     make_plan,
     make_worker,
+    make_writing_worker,
     queue_step,
     report,
     statuses,
@@ -42,6 +44,10 @@ from tests.factories import make_caller, make_tenant
 from tests.waiters import until_somebody_waits_for_this_transaction
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+JOB = {"type": "object", "properties": {"job_id": {"type": "string"}, "number": {"type": "integer"}}}
+TOOL = {"description": "Counts", "input_schema": JOB}
+COUNTING = ("start_count", "get_count_status", "get_count_result", "cancel_count")
 
 
 @pytest.fixture
@@ -225,6 +231,94 @@ def test_a_canceled_execution_gives_up_the_call_in_the_air(kee: Caller, server: 
     assert report(kee, execution) == canceled
 
 
+def canceled(kee: Caller, execution: Execution) -> None:
+    with kee.acting():
+        services.cancel(caller=kee, execution_ref=execution.ref, reason="Enough")
+
+
+def test_what_waits_for_a_free_thread_when_its_execution_is_canceled_is_not_called(
+    kee: Caller, server: WorkerServer
+) -> None:
+    make_worker(kee, server)
+    make_writing_worker(kee, server)
+    held = [call_step(f"held-{number}", "hold") for number in range(8)]
+    waiting = [call_step(f"waiting-{number}", worker_id="writer") for number in range(4)]
+    execution = begin(kee, [*held, *waiting, REPORT])
+    caller = threading.Thread(target=lambda: at_once(lambda: advance(execution)))
+    caller.start()
+    server.wait_for_calls("hold", 8)
+
+    canceled(kee, execution)
+    server.gate.set()
+    caller.join(30)
+
+    assert not caller.is_alive()
+    assert server.calls == {"hold": 8}
+    assert report(kee, execution).status == "canceled"
+
+
+def test_more_calls_than_there_are_threads_are_all_made(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [*(call_step(f"step-{number}") for number in range(20)), REPORT])
+
+    advance(execution)
+
+    assert server.calls == {"echo": 20}
+    assert report(kee, execution).status == "complete"
+
+
+def taken_over(kee: Caller, execution: Execution) -> None:
+    with kee.acting():
+        ExecutionStep.objects.filter(status="calling").update(call_expires_at=database_now())
+    advance(execution)
+
+
+@pytest.mark.parametrize(
+    ("worker_id", "tool_name", "meanwhile", "made"),
+    [("writer", "echo", canceled, 0), ("texter", "echo", taken_over, 1), ("counter", "start_count", canceled, 0)],
+    ids=["canceled", "taken over", "would begin a job"],
+)
+def test_a_process_that_stood_still_before_its_call_does_not_make_it_once_its_claim_is_lost(
+    kee: Caller,
+    server: WorkerServer,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    worker_id: str,
+    tool_name: str,
+    meanwhile: Callable[[Caller, Execution], None],
+    made: int,
+) -> None:
+    make_worker(kee, server)
+    make_writing_worker(kee, server)
+    make_worker(kee, server, "counter", tools=[{**TOOL, "name": name} for name in COUNTING])
+    here, on = threading.Event(), threading.Event()
+    resolved = advancing._resolved
+
+    def stand_still_once(claim: advancing.Claimed) -> Any:
+        if not here.is_set():
+            here.set()
+            assert on.wait(30)
+        return resolved(claim)
+
+    # As under SIGSTOP, or while the storage of what earlier steps have found is slow.
+    monkeypatch.setattr(advancing, "_resolved", stand_still_once)
+    params = {"number": 3} if tool_name == "start_count" else {"text": "x"}
+    execution = begin(kee, [{**call_step("a", tool_name, worker_id=worker_id), "params": params}, REPORT])
+    caller = threading.Thread(target=lambda: at_once(lambda: advance(execution)))
+    caller.start()
+    try:
+        assert here.wait(30)
+        meanwhile(kee, execution)
+        ended = report(kee, execution)
+    finally:
+        on.set()
+        caller.join(30)
+
+    assert ended.status == ("complete" if made else "canceled")
+    assert server.calls[tool_name] == made
+    assert report(kee, execution) == ended
+
+
 def test_an_execution_that_somebody_has_at_hand_does_not_hold_up_the_tick(kee: Caller) -> None:
     held, other = (begin(kee, [{**REPORT, "step_id": "only"}]) for _ in range(2))
     locked, looked = threading.Event(), threading.Event()
@@ -268,11 +362,6 @@ def test_what_can_go_on_is_published_after_the_commit_by_a_thread_of_its_own(kee
 
     assert message.payload[0] == [kee.tenant_id, execution.pk]
     assert set(publishers) == {"nudges"}
-
-
-def canceled(kee: Caller, execution: Execution) -> None:
-    with kee.acting():
-        services.cancel(caller=kee, execution_ref=execution.ref, reason="Enough")
 
 
 def looked_at(kee: Caller, execution: Execution) -> None:

@@ -4,8 +4,9 @@ Everything it decides is decided from rows, so any process may take the next loo
 """
 
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -314,14 +315,23 @@ def _resolved(claim: Claimed) -> Mapping[str, Any]:
 
 
 def _call_all(direct: list[tuple[Claimed, Mapping[str, Any]]]) -> None:
-    """The threads only talk to workers; this one keeps the claims alive and owns the database connection."""
+    """The threads only talk to workers; this one keeps the claims alive and owns the database connection.
+
+    A call gets a thread right after a look at its claim, so that one that has waited, and has lost its claim meanwhile, is
+    not made. Between that look and the call is an instant that nobody watches.
+    """
+    waiting = deque(direct)
+    running: dict[Future[calls.Called | DomainError], Claimed] = {}
     with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(direct)), thread_name_prefix="call") as pool:
-        running = {pool.submit(_call, claim, params): claim for claim, params in direct}
-        while running:
+        while waiting or running:
+            while waiting and len(running) < _AT_ONCE:
+                claim, params = waiting.popleft()
+                if _renew(claim):
+                    running[pool.submit(_call, claim, params)] = claim
             done, _ = wait(running, timeout=_RENEW_SECONDS, return_when=FIRST_COMPLETED)
             for future in done:
                 _write(running.pop(future), future.result())
-            for claim in running.values():
+            for claim in [*running.values(), *(claim for claim, _ in waiting)]:
                 _renew(claim)
 
 
@@ -333,13 +343,17 @@ def _call(claim: Claimed, params: Mapping[str, Any]) -> calls.Called | DomainErr
         return refusal
 
 
-def _renew(claim: Claimed) -> None:
-    """Keep the claim, or have the call given up: unless it may begin a job, which is canceled by its id."""
+def _renew(claim: Claimed) -> bool:
+    """Keep the claim, or have the call given up: unless it may begin a job, which is canceled by its id.
+
+    :return: whether the claim still stands.
+    """
     with _acting(claim.tenant_id):
         if sql.renew_claim(step_id=claim.step_pk, fence=claim.fence, period=CLAIM):
-            return
+            return True
         if not following.begins_jobs(claim.target):
             claim.lost.set()
+    return False
 
 
 def _queue(claim: Claimed, params: Mapping[str, Any]) -> None:
