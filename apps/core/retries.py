@@ -14,6 +14,8 @@ T = TypeVar("T")
 
 # serialization_failure, deadlock_detected, lock_not_available
 _TRANSIENT: Final = frozenset({"40001", "40P01", "55P03"})
+# Classes of program_limit_exceeded and the like: what is over a limit of the database's own.
+_OVER_LIMIT: Final = "54"
 ATTEMPTS: Final = 3
 _FIRST_PAUSE: Final = 0.02
 
@@ -38,6 +40,13 @@ def has_undone(away: DatabaseAway) -> bool:
     return state is not None and not state.startswith(("08", "57P"))
 
 
+def is_away(exc: OperationalError | InterfaceError) -> bool:
+    """Whether the database could not be asked. What is over one of its limits it has answered, and would answer again."""
+    cause = exc.__cause__
+    state = cause.sqlstate if isinstance(cause, psycopg.Error) else None
+    return state is None or not state.startswith(_OVER_LIMIT)
+
+
 def retried(run: Callable[[], T], *, attempts: int = ATTEMPTS) -> T:
     """Run a function that opens its own transactions; once more, a few times, after a deadlock or a lock timeout.
 
@@ -46,6 +55,7 @@ def retried(run: Callable[[], T], *, attempts: int = ATTEMPTS) -> T:
 
     :raises Busy: if it went on failing so.
     :raises DatabaseAway: if the database could not be asked.
+    :raises OperationalError: if what it was asked is over one of its limits.
     """
     for attempt in range(attempts):
         try:
@@ -53,7 +63,7 @@ def retried(run: Callable[[], T], *, attempts: int = ATTEMPTS) -> T:
         except InterfaceError as exc:
             raise DatabaseAway("The database does not answer just now. Try again.") from exc
         except OperationalError as exc:
-            if connection.in_atomic_block:
+            if connection.in_atomic_block or not is_away(exc):
                 raise
             if not _is_transient(exc):
                 raise DatabaseAway("The database does not answer just now. Try again.") from exc

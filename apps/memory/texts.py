@@ -43,6 +43,8 @@ _ENDS: Final = " .!?…;:,"
 _OTHER_ENDS: Final = (
     "\u3002\u3001\uff0e\uff0c\uff01\uff1f\uff1b\uff1a\uff61\uff64\u0964\u0965\u06d4\u061f\u060c\u061b\u037e\u0589\u1362"
 )
+# The most bytes that a sign takes.
+_WIDEST: Final = 4
 # Bytes, since signs that take more of them tell more each.
 _TELLING: Final = 14
 
@@ -59,6 +61,11 @@ def one_line(text: str) -> str:
 def as_sought(text: str) -> str:
     """The text as its words are looked for: composed letters, width and ligatures don't tell words apart, nor do capitals."""
     return unicodedata.normalize("NFKC", text).casefold()
+
+
+def beginning(text: str, most: int) -> str:
+    """As much of the beginning of the text as takes no more bytes than these; no half of a sign."""
+    return text if len(text) * _WIDEST <= most else text.encode()[:most].decode(errors="ignore")
 
 
 # As json.dumps() would, which makes such a one for each text.

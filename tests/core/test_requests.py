@@ -4,10 +4,12 @@ import base64
 import os
 import socket
 
+import psycopg
 import pytest
 from django.db import OperationalError, connection
 from django.test import Client
 
+from apps.core.api import problems
 from apps.core.pagination import BadCursor, decode_cursor
 from apps.core.retries import DatabaseAway, retried
 from apps.principals.models import Tenant
@@ -37,6 +39,17 @@ def test_a_database_that_is_away_is_said_so_and_asked_once(transactional_db: Non
     with pytest.raises(DatabaseAway):
         retried(run)
     assert asked == [1]
+
+
+def test_what_is_over_a_limit_of_the_database_is_a_defect_and_not_a_database_that_is_away(
+    transactional_db: None,
+) -> None:
+    def run() -> None:
+        raise OperationalError("too long") from psycopg.errors.ProgramLimitExceeded("string is too long for tsvector")
+
+    with pytest.raises(OperationalError) as failure:
+        retried(run)
+    assert problems.handle(failure.value, {}) is None
 
 
 def test_a_session_that_was_lost_without_a_word_is_a_database_that_is_away(transactional_db: None) -> None:

@@ -46,6 +46,25 @@ def test_what_is_stored_is_recalled(tenant: Tenant) -> None:
     assert call(token, "recall", {"filters": {"plan_id": "plan-xyz"}})[1]["hits"] == []
 
 
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("observations", {"observation": "{}"}),
+        ("concepts", {"name": "kilometers", "description": "{}"}),
+        ("patterns", {"category": "units", "pattern_name": "kilometers", "pattern_text": "{}"}),
+    ],
+)
+def test_a_text_that_is_compared_as_a_longer_one_is_stored_and_found_by_its_beginning(
+    tenant: Tenant, path: str, told: dict[str, str]
+) -> None:
+    token = make_token(tenant)
+    # Each of these signs is six letters of three bytes.
+    text = " ".join(f"{number:04d} " + "\u3316" * 110 for number in range(560))
+    assert call(token, path, {name: value.format(text) for name, value in told.items()})[0] in {200, 201}
+    found = call(token, "recall", {"query": "0007", "max_tokens": 1_000_000})[1]
+    assert [hit["text"].endswith(text) for hit in found["hits"]] == [True]
+
+
 def test_concepts_relationships_patterns_and_sessions_take_documented_arguments(tenant: Tenant) -> None:
     token = make_token(tenant)
     concept = {

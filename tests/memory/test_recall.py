@@ -1,6 +1,7 @@
 """Recall finds by words, ranks what is rare above what is common, and stays behind the wall."""
 
 from datetime import timedelta
+from itertools import product
 
 import pytest
 from django.db import connection
@@ -44,6 +45,14 @@ def test_words_are_found_however_their_letters_are_written(as_kee: Caller, store
     observe(as_kee, stored)
     observe(as_kee, "Nothing to see here.")
     assert refs(as_kee, asked) == [stored]
+
+
+@pytest.mark.parametrize("dense", ["{0}.de/{0}", "{0}-{0}.de/{0}-{0}", "{0}-1{0}-{0}"])
+def test_of_a_text_that_is_all_words_within_words_as_many_are_kept_as_fit(as_kee: Caller, dense: str) -> None:
+    words = ("".join(letters) for letters in product("abcdefghijklmnopqrstuvwxyz0123456789", repeat=3))
+    observe(as_kee, " ".join(["martha", *map(dense.format, words), "zebra"]))
+    assert len(refs(as_kee, "martha")) == 1
+    assert refs(as_kee, "zebra") == []
 
 
 def test_a_rare_word_weighs_more_than_a_common_one_and_a_short_text_more_than_a_long(as_kee: Caller) -> None:

@@ -24,7 +24,7 @@ from apps.core.errors import (
     TooLarge,
     Unavailable,
 )
-from apps.core.retries import DatabaseAway
+from apps.core.retries import DatabaseAway, is_away
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def handle(exc: Exception, context: dict[str, Any]) -> Response | None:
     """DRF's exception handler: every anticipated exception becomes a document, the others stay defects."""
     view = context.get("view")
     service = view is not None and getattr(view, "manner", "problem") == "service"
-    if isinstance(exc, OperationalError | InterfaceError):
+    if isinstance(exc, OperationalError | InterfaceError) and is_away(exc):
         logger.error("the database does not answer", exc_info=exc)
         exc = DatabaseAway("The database does not answer just now. Try again.")
     if isinstance(exc, DomainError):

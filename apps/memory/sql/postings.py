@@ -5,7 +5,11 @@ from typing import Final
 
 from apps.core.sql import hot_cursor
 from apps.memory.sql.tallies import drop_rare, keep_still
-from apps.memory.texts import as_sought
+from apps.memory.texts import as_sought, beginning
+
+# Letters composed or not are alike, so one sign may become eighteen. A vector of words holds a mebibyte of them, with their
+# parts, where they are compounds, and places: of text no longer than this, whatever it says, all are held.
+_INDEXED: Final = 1 << 18
 
 _INDEX: Final = """
 with passage as materialized (
@@ -57,6 +61,7 @@ def index_words(
     """Make a passage findable by the words of this text and of its context, by what its metadata has, and by no others;
     and tally it.
 
+    Of a text that is longer than :data:`_INDEXED` bytes as its words are looked for, the beginning counts.
     The numbers say how many of each the tenant remembers more than before.
     """
     with hot_cursor() as cursor:
@@ -65,8 +70,8 @@ def index_words(
             _INDEX,
             {
                 "passage": passage_id,
-                "text": as_sought(text),
-                "context": as_sought(context),
+                "text": beginning(as_sought(text), _INDEXED),
+                "context": beginning(as_sought(context), _INDEXED),
                 "observations": observations,
                 "patterns": patterns,
                 "concepts": concepts,
