@@ -49,6 +49,17 @@ _DOUBT: Final = 0.03
 _DOUBTFUL: Final = 0.5
 """How sure a plan is at most whose assumptions say that something else may have been meant."""
 _UNSERVED_KINDS: Final = frozenset({"capability", "permission"})
+_ADVICE: Final = {
+    "param": "Supply it, register a worker that can do it, or change the request.",
+    "capability": "Register a worker that can do it, or change the request.",
+    "permission": "Register another worker that can do it, or change the request.",
+    "condition": "Change the request.",
+    "confidence": "Say it in other words, or name what is to be used.",
+    "limit": "Ask for less at once, or change the request.",
+    "budget": "Allow more, register a worker that asks for less, or ask for less.",
+    "time": "Allow more, register a worker that takes less, or ask for less.",
+}
+"""What helps, by the kind of what is missing first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -673,15 +684,13 @@ class _Work:
 
     def refusal(self) -> Plan:
         """Return the plan whose only step escalates."""
-        first = self.missing[0]["detail"]
+        first = self.missing[0]
         escalate = Step(
             step_id="step-1",
             step_type=StepType.ESCALATE,
             report_summary=plain(f"No plan can be made that does all of this: {self.request.intent[:500]}"),
             decision_required=True,
-            recommendation=plain(
-                f"{_sentence(first[:1500])} Supply it, register a worker that can do it, or change the request."
-            ),
+            recommendation=plain(f"{_sentence(first['detail'][:1500])} {_ADVICE[first['kind']]}"),
         )
         ranked = sorted(self.nearest, key=lambda one: (-one["score"], one["tool_uid"], one["clause"]))
         best = max((one["score"] for one in ranked), default=0.0)

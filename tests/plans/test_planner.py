@@ -544,7 +544,24 @@ def test_paths_are_read_as_written(written: str, path: str) -> None:
 def test_a_refusal_is_told_in_whole_sentences() -> None:
     plan = make_plan("Make me a sandwich")
 
-    assert "sandwich. Supply it" in (plan.steps[0].recommendation or "")
+    assert "sandwich. Register a worker that can do it" in (plan.steps[0].recommendation or "")
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "advice"),
+    [
+        ({"intent": "Translate 'hello' into French", "limits": Limits(max_total_cost=0.0001)}, "budget", "Allow more"),
+        ({"intent": FLAGSHIP, "limits": Limits(max_runtime_seconds=0.0001)}, "time", "Allow more"),
+        ({"intent": "Analyze the Python codebase"}, "param", "Supply it"),
+        ({"intent": "If it rains, list the files in /x"}, "condition", "Change the request."),
+    ],
+)
+def test_a_refusal_advises_what_helps_against_it(asked: dict[str, Any], kind: str, advice: str) -> None:
+    plan = make_plan(**asked)
+
+    assert plan.missing is not None
+    assert plan.missing[0]["kind"] == kind
+    assert f" {advice}" in (plan.steps[0].recommendation or "")
 
 
 def test_a_path_cut_at_a_space_says_so() -> None:
