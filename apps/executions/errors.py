@@ -23,6 +23,12 @@ class AlreadyExecuted(Conflict):
     code = "already_executed"
 
 
+class PlanRefused(Conflict):
+    """The plan only says what is missing; there is nothing in it to carry out."""
+
+    code = "plan_refused"
+
+
 class IllegalTransition(Conflict):
     """The execution or step can't go there from where it is."""
 

@@ -281,7 +281,7 @@ def execute_delegation_plan(caller: Caller, given: ExecutePlan) -> ExecutionStar
 
     Go on with other work then: each task's end comes to your inbox, and when your part is needed (combining results,
     a decision) a receipt asks for it and says which call answers it. Calling this again for the same plan answers the
-    same execution.
+    same execution. A plan with status needs_escalation has nothing to carry out and is refused.
     """
     budget = given.budget or BudgetInput()
     with caller.acting():
@@ -590,7 +590,9 @@ def _moved(report: Report, step_id: str | None) -> ExecutionMoved:
 
 def _not_begun(caller: Caller, plan_id: str) -> ExecutionReport:
     plan = plans.plan_for(plan_id, caller=caller)
-    if (plan.is_ready or plan.is_forgotten) and not plans.can_be_begun(plan):
+    if not plan.is_ready and not plan.is_forgotten:
+        return _refused(plan)
+    if not plans.can_be_begun(plan):
         begun = selectors.report_of_plan(caller, plan_id)
         return _abandoned(plan) if begun is None else _rendered(begun)
     return _nothing_of(
@@ -598,6 +600,16 @@ def _not_begun(caller: Caller, plan_id: str) -> ExecutionReport:
         status="not_started",
         summary=f"{plan.document['intent']}: not begun.",
         next_action=f'execute_delegation_plan(plan_id="{plan.plan_id}")',
+    )
+
+
+def _refused(plan: StoredPlan) -> ExecutionReport:
+    (step,) = plan.document["steps"]
+    return _nothing_of(
+        plan,
+        status=plan.status,
+        summary=f"{plan.document['intent']}: nothing was done.",
+        next_action=f"{step['recommendation']} Then create_delegation_plan.",
     )
 
 

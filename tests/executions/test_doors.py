@@ -8,6 +8,10 @@ from django.test import Client
 
 from apps.core.ids import parse_ref
 from apps.executions.models import Execution
+from apps.memory.models import Observation
+from apps.plans import services as planning
+from apps.plans.models import Outcome
+from apps.plans.services import PlanRequest
 from apps.plans.shapes import MOST_MONEY
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
@@ -16,7 +20,7 @@ from apps.tasks.models import Task
 from apps.workers.models import Call
 from tests.executions.making import REPORT, call_step, do_task, example_steps, make_plan, make_worker, queue_step
 from tests.executions.workers import WorkerServer
-from tests.factories import make_caller, make_token
+from tests.factories import T0, make_caller, make_token
 
 BASE = "/api/v1/executions"
 
@@ -135,6 +139,29 @@ def test_a_decision_can_be_given(kee: Caller, token: str) -> None:
     path = f"{BASE}/{started['execution_id']}/steps/report/decide"
     assert send("POST", path, token, {"decision": "maybe"})[0] == 422
     assert send("POST", path, token, {"decision": "accept"})[1]["status"] == "complete"
+
+
+def test_a_plan_that_only_says_what_is_missing_is_refused_and_nobody_hears_that_it_was_done(
+    kee: Caller, token: str, server: WorkerServer
+) -> None:
+    make_worker(kee, server)
+    with kee.acting():
+        request = PlanRequest(intent="Delete all files from the production server")
+        plan_id = planning.create_plan(caller=kee, request=request, now=T0).plan_id
+
+    answered, problem = send("POST", BASE, token, {"plan_id": plan_id})
+
+    assert (answered, problem["code"]) == (409, "plan_refused")
+    told = send("GET", f"/api/v1/plans/{plan_id}/execution", token)[1]
+    assert (told["status"], told["execution_id"]) == ("needs_escalation", None)
+    assert "nothing was done" in told["summary"]
+    (action,) = told["next_actions"]
+    assert "register a worker that can do it" in action
+    assert "execute_delegation_plan" not in action
+    with kee.acting():
+        assert counted() == (0, 0, 0)
+        assert not Outcome.objects.exists()
+        assert not Observation.objects.exists()
 
 
 @pytest.mark.parametrize(

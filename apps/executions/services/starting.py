@@ -10,7 +10,7 @@ from django.db import IntegrityError, transaction
 
 from apps.core.sql import violated_constraint
 from apps.executions import routing
-from apps.executions.errors import AlreadyExecuted, NotExecutable
+from apps.executions.errors import AlreadyExecuted, NotExecutable, PlanRefused
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services.rounds import hint_on_commit
 from apps.executions.signals import execution_can_go_on
@@ -66,12 +66,15 @@ def start(
     inbox of its own and answers for what it was asked.
 
     :raises UnknownPlan: if the caller has no such plan.
+    :raises PlanRefused: if it only says what is missing.
     :raises AlreadyExecuted: if its execution has another mode, strategy or budget.
     :raises PlanAbandoned: if it was replaced, waited too long, or was forgotten on request.
     """
     plan = plans.plan_for(plan_id, caller=caller)
+    if not plan.is_ready and not plan.is_forgotten:
+        raise PlanRefused(f"{plan_id} only says what is missing; it has nothing to carry out.")
     budget = budget.within(plan.document.get("constraints") or {})
-    if plan.is_forgotten or (plan.is_ready and not planning.take_up(plan_id=plan_id)):
+    if plan.is_forgotten or not planning.take_up(plan_id=plan_id):
         return _existing(plan.plan_id, mode, strategy, budget)
     try:
         with transaction.atomic():
