@@ -20,7 +20,7 @@ from apps.memory.states import ItemType
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests.factories import T0, make_caller, make_tenant
-from tests.memory.subjects import ALICE, add, change, remember
+from tests.memory.subjects import ALICE, add, change, facts, remember
 from tests.memory.test_forgetting import at
 from tests.memory.test_store import observe
 from tests.waiters import until_somebody_waits_for_this_transaction
@@ -202,6 +202,19 @@ def test_what_was_not_so_yet_is_not_found_as_of_then(as_kee: Caller) -> None:
     remember(as_kee, "Is on holiday", valid_from=T0 + DAY)
     assert texts(as_kee, as_of=T0 + DAY - timedelta(microseconds=1)) == []
     assert texts(as_kee, as_of=T0 + DAY) == texts(as_kee) == ["Is on holiday"]
+
+
+@pytest.mark.parametrize("narrowing", [{}, {"domain": "USER_FACT"}])
+def test_what_is_so_from_when_it_was_written_on_is_found_at_once_though_the_writers_clock_is_ahead(
+    as_kee: Caller, narrowing: dict[str, str]
+) -> None:
+    add(as_kee)
+    ahead = T0 + timedelta(seconds=30)
+    remember(as_kee, "Loves zebras", now=ahead)
+    remember(as_kee, "Will love zebras more", now=ahead, valid_from=ahead + timedelta(seconds=1))
+    at(T0)
+    assert texts(as_kee, "zebras", **narrowing) == texts(as_kee, **narrowing) == facts(as_kee) == ["Loves zebras"]
+    assert texts(as_kee, "zebras", as_of=T0, **narrowing) == []
 
 
 def test_what_is_so_up_to_a_moment_is_so_at_it_no_longer(as_kee: Caller) -> None:

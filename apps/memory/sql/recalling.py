@@ -42,10 +42,11 @@ _SHOWN: Final = """
 """
 
 # That nothing stands in the place of what a passage `p` is of, the observation `o` or the item `i`, that the item is so at that
-# time, and that it has not had its days.
+# time, and that it has not had its days. As in envelopes, what was recorded as so from then on is so at once, though the clock
+# of who wrote it is ahead.
 _STANDS: Final = """(o.superseded_at is null or o.superseded_at > %(as_of)s)
       and (i.id is null or ((i.superseded_at is null or i.superseded_at > %(as_of)s)
-                            and i.valid_from <= least(%(as_of)s, gatehouse_now())
+                            and i.valid_from <= greatest(least(%(as_of)s, gatehouse_now()), i.recorded_at)
                             and (i.valid_to is null or i.valid_to > least(%(as_of)s, gatehouse_now()))))
       and coalesce(i.said_at, p.recorded_at) > %(since)s"""
 
