@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from apps.core import erasure
 from apps.memory import services
 from apps.memory.errors import ForgottenOnRequest, TooManyNamed
-from apps.memory.models import Forgotten, Relationship, Session, Subject
+from apps.memory.models import Forgotten, Item, Relationship, Session, Subject
 from apps.memory.services.marks import TOLD
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
@@ -115,6 +115,62 @@ def test_what_was_erased_with_an_item_is_refused_wherever_it_stood(as_kee: Calle
     forget(as_kee, item=item)
     assert traces("zebra at home") == {}
     assert refused(ALL[what], as_kee, f"so:  {ZEBRA.upper()}, yes")
+
+
+@pytest.mark.parametrize("what", WITH_HER)
+def test_what_was_forgotten_of_a_subject_is_refused_in_whatever_is_said_with_it(as_kee: Caller, what: str) -> None:
+    item = meet(as_kee)
+    forget(as_kee, item=item)
+    assert refused(WITH_HER[what], as_kee, f"{ZEBRA.lower()}.")
+
+
+@pytest.mark.parametrize("name", ["evidence", "source", "slot"])
+def test_what_was_forgotten_of_a_subject_is_refused_beside_other_words_of_it(as_kee: Caller, name: str) -> None:
+    item = meet(as_kee)
+    forget(as_kee, item=item)
+    told: dict[str, Any] = {name: [ZEBRA] if name == "evidence" else ZEBRA}
+    assert refused(lambda kee, _: remember(kee, "Often at the zoo", type="USER_PATTERN", **told), as_kee, "")
+    remember(as_kee, "Often at the zoo", BOB, **told)
+
+
+@pytest.mark.parametrize("name", ["text", "speaker", "domain", "evidence", "metadata"])
+def test_a_conversation_in_which_it_was_said_does_not_come_to_be_with_whom_it_was_forgotten_of(
+    as_kee: Caller, name: str
+) -> None:
+    told: dict[str, Any] = {"evidence": [ZEBRA], "metadata": {"note": [ZEBRA]}}
+    item = meet(as_kee)
+    forget(as_kee, item=item)
+    for number in range(3):
+        observe(as_kee, f"Of the weather, day {number}", conversation_id="new")
+    observe(as_kee, conversation_id="new", **{"text": "Noted, as she wished."} | {name: told.get(name, ZEBRA)})
+    assert refused(lambda kee, _: record(kee, "new", subject_id=ALICE), as_kee, "")
+    record(as_kee, "new", subject_id=BOB)
+    assert refused(lambda kee, _: record(kee, "new", subject_id=ALICE), as_kee, "")
+    remember(as_kee, ZEBRA, remember_again=True)
+    record(as_kee, "new", subject_id=ALICE)
+
+
+def test_a_conversation_in_which_everybody_may_have_said_it_comes_to_be_with_anybody(as_kee: Caller) -> None:
+    add(as_kee)
+    forget(as_kee, item=remember(as_kee, "A zebra").item.pk)
+    observe(as_kee, "A zebra.", conversation_id="c")
+    record(as_kee, subject_id=ALICE)
+
+
+@pytest.mark.parametrize("text", [ZEBRA, f"{ALICE} has a zebra"])
+def test_at_the_wish_of_the_subject_all_that_was_forgotten_with_an_item_is_said_with_it_again(
+    as_kee: Caller, text: str
+) -> None:
+    told: dict[str, Any] = {"source": f"Bob: {text}", "slot": text, "evidence": [f"So says Bob: {text}"]}
+    add(as_kee)
+    item = remember(as_kee, text, **told).item.pk
+    forget(as_kee, item=item)
+    assert refused(lambda kee, text: remember(kee, text, **told), as_kee, text)
+    assert refused(remember, as_kee, text)
+    remember(as_kee, text, remember_again=True, **told)
+    remember(as_kee, text)
+    forget(as_kee, item=Item.objects.get(superseded_at=None).pk)
+    assert refused(remember, as_kee, text)
 
 
 _AROUND = st.text(st.sampled_from("aZ9 \n\"'\\,.!?{}é東%:+ß"), max_size=7)

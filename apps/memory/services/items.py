@@ -15,7 +15,6 @@ from apps.memory import selectors, sql
 from apps.memory.errors import (
     AlreadySuperseded,
     Echo,
-    ForgottenOnRequest,
     ImpossiblePeriod,
     PatternsNotLearned,
     StatementStands,
@@ -86,7 +85,7 @@ def remember(*, author: Caller, draft: ItemDraft, now: datetime) -> Remembered:
     answers the same question for the same time is superseded for that time, and stays known for the rest of its own.
 
     :raises UnknownSubject: if there is none, or it is not shared with the author.
-    :raises ForgottenOnRequest: if this text was forgotten on request, or it names somebody who was.
+    :raises ForgottenOnRequest: if it says what was forgotten of the subject on request, or names somebody who was forgotten.
     :raises MemoryDisabled: if the subject wants nothing remembered.
     :raises PatternsNotLearned: if it is a pattern, and the subject wants none learned.
     :raises Echo: if the author was given this text as a memory of the subject and brings no evidence of its own.
@@ -104,7 +103,7 @@ def remember(*, author: Caller, draft: ItemDraft, now: datetime) -> Remembered:
     evidence = evidence_of(author, draft.evidence)
     draft = replace(draft, evidence=evidence.refs)
     own = _own(subject, draft, evidence)
-    _permit(author, subject, draft, digest, own=own)
+    _permit(author, subject, draft, own=own)
     current = Item.objects.filter(subject=subject, superseded_at=None)
     period = _Period(draft.valid_from or now, draft.valid_to or _END)
     said = current.filter(type=draft.type, text_digest=digest).true_between(period.begin, period.end)
@@ -183,13 +182,16 @@ def _own(subject: Subject, draft: ItemDraft, evidence: Evidence) -> frozenset[st
     return frozenset(ref for ref in evidence.refs if ref not in echoes and not ref.startswith(_ECHOES))
 
 
-def _permit(author: Caller, subject: Subject, draft: ItemDraft, digest: bytes, *, own: Collection[str]) -> None:
+def _permit(author: Caller, subject: Subject, draft: ItemDraft, *, own: Collection[str]) -> None:
     if draft.type == ItemType.USER_PATTERN and not subject.learn_patterns:
         raise PatternsNotLearned(f"{draft.subject_id[:60]!r} wants no patterns learned.")
-    forgotten = selectors.is_forgotten((subject.key, digest), tenant_id=author.tenant_id)
-    if forgotten and not draft.remember_again:
-        raise ForgottenOnRequest("This was forgotten on request; only at the subject's wish it is remembered again.")
-    refuse_forgotten(author, draft.slot, draft.source, draft.evidence, words=[draft.text])
+    refuse_forgotten(
+        author,
+        *(draft.slot, draft.source, draft.evidence),
+        words=[draft.text],
+        about=[subject.key],
+        again=[subject.key] if draft.remember_again else [],
+    )
     if draft.stated or own:
         return
     if selectors.was_served(subject, author.principal_id, _texts(draft)):

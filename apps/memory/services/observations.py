@@ -57,6 +57,7 @@ def store_observation(
         author,
         *(conversation_id, speaker, domain, evidence, metadata),
         words=[text],
+        about=[] if turn is None or turn.subject is None else [turn.subject.key],
         conversation_id=conversation_id,
         said_at=occurred_at or now,
     )

@@ -1,17 +1,25 @@
 """Repetitions of what was forgotten on request, which are refused wherever something is written."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import islice
+from typing import Final
 
 from apps.core.erasure import Wanted
 from apps.core.errors import Unavailable
 from apps.memory import selectors, sql
 from apps.memory.errors import ForgottenOnRequest, TooManyNamed
-from apps.memory.models import Item, Subject
-from apps.memory.references import MOST_NAMED, subject_ids_in, written_in
+from apps.memory.models import Item, Observation, Session, Subject
+from apps.memory.references import MOST_NAMED, subject_ids_in, texts_in, written_in
 from apps.memory.selectors import Thing
 from apps.memory.services.marks import called, digests_of_any, known_by, of_any, said_in
+from apps.memory.texts import telling
 from apps.principals.tenancy import Caller
+
+# Of the turns of a conversation so many are looked at with one look.
+_TURNS: Final = 1_000
+# Where a turn says something.
+_OF_TURNS: Final = ("text", "speaker", "domain", "evidence", "metadata")
 
 
 def refuse_forgotten(
@@ -21,18 +29,20 @@ def refuse_forgotten(
     about: Collection[str] = (),
     conversation_id: str | None = None,
     said_at: datetime | None = None,
+    again: Collection[str] = (),
 ) -> None:
     """Refuse what names somebody who was forgotten, or says again what was forgotten of whom it names, or is said with.
 
     Whom it names is not forgotten before the write is committed. One keyed look, and others where that finds something;
-    none where no id of a subject is named and no conversation goes on.
+    none where no id of a subject is named, and it is about none, and no conversation goes on.
 
     :param said: texts and documents in which an id may stand, as forgetting looks for it.
     :param words: the words themselves, in which one may stand too.
     :param about: subjects that the author holds, and that it is about without naming them.
     :param conversation_id: the author's conversation that they are of.
     :param said_at: when they were said, if they are a turn of it. Words that tell next to nothing are the same turn only if
-        they were said at the same moment.
+        they were said at the same moment, with whomever they are said.
+    :param again: subjects at whose own wish what was forgotten of them is said again.
     :raises ForgottenOnRequest: if so, unless who or what was forgotten is remembered again.
     :raises TooManyNamed: if it may name more subjects than are looked for at once.
     :raises Unavailable: if one that it names is being forgotten just now.
@@ -41,22 +51,35 @@ def refuse_forgotten(
     # Before the look, which then sees what was forgotten until now.
     may_write = _enters(author, names)
     things: list[Thing] = [(name,) for name in names]
-    whom = names | set(about)
-    known = known_by(words, said) if whom or conversation_id is not None else {}
-    if whom:
-        things += map(of_any, known)
+    named, with_whom = names - set(again), set(about) - set(again)
+    known = known_by(words, said) if named or with_whom or conversation_id is not None else {}
     if conversation_id is not None:
         name = called(conversation_id)
         things += [
             said_in(author.principal_id, name, digest, None if tells else said_at) for digest, tells in known.items()
         ]
-    found = _forgotten(author, things, whom)
+    of_whom = {digest: named | with_whom if tells or said_at is None else named for digest, tells in known.items()}
+    found = _forgotten(author, things, of_whom)
     told = written_in(*words, *said) if found else set()
     if any(_stands_in(told, about, thing) for thing in found - _remembered(author, found)):
-        raise ForgottenOnRequest("What this says, or whom it names, was forgotten on request; it is not written again.")
+        raise _forgotten_on_request()
     # Not sooner: what is forgotten is seen by those who waited for it a moment before its name is given up.
     if not may_write:
         raise _being_forgotten()
+
+
+def refuse_forgotten_turns(author: Caller, session: Session, subject_id: str) -> None:
+    """Refuse that what was said in a conversation comes to be about a subject, which the author holds, of whom some of it
+    was forgotten. Turns that tell next to nothing are nobody's.
+
+    :raises ForgottenOnRequest: if so, unless it is remembered again.
+    """
+    turns = Observation.objects.filter(session=session).exclude(text="").values_list(*_OF_TURNS).iterator(_TURNS)
+    while some := list(islice(turns, _TURNS)):
+        things: list[Thing] = [(subject_id, digest) for digest in telling(texts_in(*some))]
+        found = selectors.forgotten_among(things, tenant_id=author.tenant_id)
+        if found - _remembered(author, found):
+            raise _forgotten_on_request()
 
 
 def keep_from_being_forgotten(author: Caller, names: Collection[str]) -> None:
@@ -72,20 +95,27 @@ def _enters(author: Caller, names: Collection[str]) -> bool:
     return not names or sql.enter_writing(author.tenant_id, names)
 
 
+def _forgotten_on_request() -> ForgottenOnRequest:
+    return ForgottenOnRequest(
+        "What this says, or whom it names, was forgotten on request; only at the subject's own wish it is written again."
+    )
+
+
 def _being_forgotten() -> Unavailable:
     return Unavailable("Somebody whom this names is being forgotten just now; ask again in a moment.")
 
 
-def _forgotten(author: Caller, things: Iterable[Thing], whom: Collection[str]) -> set[Thing]:
-    """Those of these things that were forgotten, and of the words among them which of them of one of these subjects.
+def _forgotten(author: Caller, things: Collection[Thing], of_whom: Mapping[bytes, Collection[str]]) -> set[Thing]:
+    """Those of these things that were forgotten, and of these words, which of them of one of their subjects.
 
     :raises TooManyNamed: if that is too much to ask.
     """
-    found = selectors.forgotten_among(things, tenant_id=author.tenant_id)
+    asked = [of_any(digest) for digest, subjects in of_whom.items() if subjects]
+    found = selectors.forgotten_among([*things, *asked], tenant_id=author.tenant_id)
     digests = digests_of_any(found)
-    if len(digests) * len(whom) > MOST_NAMED:
+    if sum(len(of_whom[digest]) for digest in digests) > MOST_NAMED:
         raise TooManyNamed("This may say too much of too many subjects again; write it in several parts.")
-    pairs: list[Thing] = [(name, digest) for name in whom for digest in digests]
+    pairs: list[Thing] = [(name, digest) for digest in digests for name in of_whom[digest]]
     return found - set(map(of_any, digests)) | selectors.forgotten_among(pairs, tenant_id=author.tenant_id)
 
 

@@ -13,7 +13,7 @@ from apps.memory import selectors, sql
 from apps.memory.errors import ConversationFull
 from apps.memory.models import MOST_TURNS, Session, Subject
 from apps.memory.services.marks import called, overwritten
-from apps.memory.services.replays import refuse_forgotten
+from apps.memory.services.replays import refuse_forgotten, refuse_forgotten_turns
 from apps.memory.services.subjects import holding, revised, to_be_written
 from apps.principals.tenancy import Caller
 
@@ -58,7 +58,7 @@ def record_session(
         principal,
         *(conversation_id, platform, topics, tone),
         words=[title or "", summary or ""],
-        about=[subject_id] if subject_id is not None and any(given.values()) else [],
+        about=_about(session, subjects, subject_id) if any(given.values()) else [],
         conversation_id=conversation_id if any(given.values()) else None,
     )
     since = None
@@ -68,6 +68,7 @@ def record_session(
         if session.subject_id != subject.pk:
             since, session.subject = session.started_at, subject
             if session.turns:
+                refuse_forgotten_turns(principal, session, subject_id)
                 sql.move_passages(session.place_of(0), session.place_of(session.turns - 1), scope=subject.pk)
     earlier = dict.fromkeys([*session.overwritten, *overwritten(session, given)])
     session.overwritten = list(earlier)[-_MOST_OVERWRITTEN:]
@@ -106,6 +107,13 @@ def _concerned(session: Session, principal: Caller, subject_id: str | None = Non
     return list(holding(selectors.known_to(principal).filter(Q(pk=session.subject_id) | Q(key=subject_id))))
 
 
+def _about(session: Session, subjects: Iterable[Subject], subject_id: str | None) -> list[str]:
+    """Whom, among these, a conversation is going to be with."""
+    if subject_id is not None:
+        return [subject_id]
+    return [subject.key for subject in subjects if subject.pk == session.subject_id]
+
+
 def _unless_over(session: Session, subjects: Iterable[Subject], *, principal: Caller, now: datetime) -> Session:
     """The conversation, or another in its place if it is with a subject that is not among these.
 
@@ -129,6 +137,8 @@ class Turn:
 
     session: Session
     place: int
+    subject: Subject | None
+    """With whom it is said, held."""
 
 
 def take_turn(*, principal: Caller, conversation_id: str, at: datetime, now: datetime) -> Turn:
@@ -151,4 +161,5 @@ def take_turn(*, principal: Caller, conversation_id: str, at: datetime, now: dat
     session.save(update_fields=["turns", "started_at", "last_active_at"])
     for subject in subjects:
         revised(subject, now, since=at)
-    return Turn(session=session, place=session.place_of(session.turns - 1))
+    whom = next((subject for subject in subjects if subject.pk == session.subject_id), None)
+    return Turn(session=session, place=session.place_of(session.turns - 1), subject=whom)
