@@ -1,6 +1,7 @@
 """Refusals are part of the design: each has a name, a family and a sentence that is safe to show."""
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -16,6 +17,12 @@ class FieldError:
 def pointer_to(*parts: object) -> str:
     """The JSON pointer to a place: `pointer_to("params", 0, "a/b")` is `/params/0/a~1b`."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """The question whether a known name is meant, to stand after the sentence that there is none of this name; or nothing."""
+    found = difflib.get_close_matches(name[:100].casefold(), list(known), n=1)
+    return f" Is {found[0]} meant?" if found else ""
 
 
 class DomainError(Exception):

@@ -17,6 +17,16 @@ GENTLE_EFFECTS: Final = frozenset({READ, NETWORK})
 """Effects that change nothing: what goes beyond them must be asked for by name."""
 _CONTRACTS: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
+_TYPES: Final = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    tuple: "array",
+    dict: "object",
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
@@ -192,8 +202,20 @@ def types_of(schema: object) -> frozenset[str]:
         return frozenset({declared})
     if isinstance(declared, list):
         return frozenset(name for name in declared if isinstance(name, str))
+    return _types_told(schema)
+
+
+def _types_told(schema: Mapping[str, Any]) -> frozenset[str]:
+    """The types of what a schema that names none lists: values, or schemas of which one must hold."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list):
+        return frozenset(map(_type_of, values))
     variants = schema.get("anyOf") or schema.get("oneOf")
     return _types_of_variants(variants) if isinstance(variants, list) else frozenset()
+
+
+def _type_of(value: object) -> str:
+    return _TYPES.get(type(value), "null")
 
 
 def _types_of_variants(variants: Sequence[object]) -> frozenset[str]:

@@ -34,17 +34,26 @@ class Malformed:
     pointer: str
 
 
+@dataclass(frozen=True, slots=True)
+class Misplaced:
+    """A reference in the name of a member, which nothing resolves."""
+
+    pointer: str
+
+
 def write(step_id: str, *path: str) -> str:
     """Return the text of a reference."""
     return f"{OPENING}{step_id}.{'.'.join(path)}}}}}"
 
 
-def within(value: Any, pointer: str = "") -> Iterator[Reference | Malformed]:
+def within(value: Any, pointer: str = "") -> Iterator[Reference | Malformed | Misplaced]:
     """Find every reference in a JSON value."""
     if isinstance(value, str):
         yield from _in_text(value, pointer)
     elif isinstance(value, Mapping):
         for name, item in value.items():
+            if OPENING in name and REFERENCE.search(name):
+                yield Misplaced(pointer + pointer_to(name))
             yield from within(item, pointer + pointer_to(name))
     elif isinstance(value, (list, tuple)):
         for position, item in enumerate(value):
@@ -108,11 +117,6 @@ def _own_child(schema: Mapping[str, Any], part: str) -> Any | None:
 def _patterns(schema: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
     found = schema.get("patternProperties")
     return sorted(found.items()) if isinstance(found, Mapping) else ()
-
-
-def takes_name(schema: Mapping[str, Any], name: str) -> bool:
-    """Do the patterns of a schema let a property of this name in?"""
-    return any(matches(pattern, name) for pattern, _ in _patterns(schema))
 
 
 @lru_cache(maxsize=1024)

@@ -5,25 +5,24 @@ Nothing here trusts the author, and nothing here mends: every fault is named by 
 
 from __future__ import annotations
 
-import difflib
 import graphlib
 import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any, Final
 
 import jsonschema_rs
 
-from apps.core.errors import pointer_to
+from apps.core.errors import near, pointer_to
 from apps.plans import documents, references
 from apps.plans.catalogue import Catalogue, Offer, Tool, contract_key, types_meet
 from apps.plans.documents import WORKER_STEPS, PlanStatus, StepType
 from apps.plans.offers import expected_seconds, payload_bytes
-from apps.plans.references import Malformed, Reference
+from apps.plans.references import Malformed, Misplaced, Reference
 
 MAX_PROBLEMS: Final = 100
 _ROUNDING: Final = 0.01
@@ -62,18 +61,56 @@ class Limits:
 
 
 def validate(document: object, catalogue: Catalogue, *, limits: Limits | None = None) -> list[Problem]:
-    """Return every fault of a plan, in a fixed order; an empty list is a valid plan."""
-    shape = _shape(document)
-    if shape or not isinstance(document, dict):
-        return shape
+    """Return every fault of a plan, in a fixed order; an empty list is a valid plan.
+
+    Where its shape is wrong, only what does not hang on the wrong places is judged besides.
+    """
+    if not isinstance(document, dict):
+        return [Problem("", "schema", "A plan is a JSON object.")]
+    shape: list[Problem] = []
+    try:
+        shape = _shape(document)
+        if not _is_plainly_canonical(document):
+            documents.canonical(document)
+    except (ValueError, RecursionError) as refusal:
+        return [*shape, Problem("", "schema", f"The plan has no canonical JSON form: {refusal}"[:500])][:MAX_PROBLEMS]
+    judge = _judged if not shape else partial(_judged_besides, shape)
+    return [*shape, *judge(document, catalogue, limits or Limits())][:MAX_PROBLEMS]
+
+
+def _judged(document: dict[str, Any], catalogue: Catalogue, limits: Limits) -> list[Problem]:
     graph = _Graph(document["steps"])
-    problems = _names(graph)
-    if not problems:
-        problems = _cycles(graph) or _hints(graph)
-    if not problems:
-        bounds = _bounds_of(document, limits or Limits())
-        problems = [found for rule in _RULES for found in rule(document, graph, catalogue, bounds)]
-    return problems[:MAX_PROBLEMS]
+    return _unsortable(graph) or _ruled(_RULES, document, graph, catalogue, limits)
+
+
+def _judged_besides(
+    shape: Sequence[Problem], document: dict[str, Any], catalogue: Catalogue, limits: Limits
+) -> list[Problem]:
+    """What is wrong with the steps whose own shape is right; what the plan says of itself is left for when all of it is."""
+    wrong = [fault.path.split("/")[1:] for fault in shape]
+    given = document.get("steps")
+    if len(shape) == MAX_PROBLEMS or ["steps"] in wrong or not isinstance(given, list):
+        return []
+    numbers = {int(path[1]) for path in wrong if path[:1] == ["steps"]}
+    members = {path[0] for path in wrong if path}
+    steps = {number: step for number, step in enumerate(given) if number not in numbers}
+    sound = {name: value for name, value in document.items() if name not in members} | {"steps": [*steps.values()]}
+    graph = _Graph(sound["steps"], tuple(steps))
+    if numbers:
+        # What a step hangs on may be one of those that can't be read.
+        return _repeated(graph) or _ruled(_RULES_OF_A_STEP, sound, graph, catalogue, limits)
+    return _unsortable(graph) or _ruled(_RULES_OF_STEPS, sound, graph, catalogue, limits)
+
+
+def _unsortable(graph: _Graph) -> list[Problem]:
+    return [*_repeated(graph), *_unknown_steps(graph)] or _cycles(graph) or _hints(graph)
+
+
+def _ruled(
+    rules: Iterable[_Rule], document: dict[str, Any], graph: _Graph, catalogue: Catalogue, limits: Limits
+) -> list[Problem]:
+    bounds = _bounds_of(document, limits)
+    return [found for rule in rules for found in rule(document, graph, catalogue, bounds)]
 
 
 def _bounds_of(document: Mapping[str, Any], limits: Limits) -> Limits:
@@ -96,17 +133,76 @@ def carries_secret(value: str) -> bool:
     return _SECRETS.search(value) is not None
 
 
-def param_problems(schema: Mapping[str, Any], params: Mapping[str, Any]) -> list[Problem]:
-    """Return what the schema refuses in the params; a reference stands for its target and is not judged here."""
+def param_problems(tool: Tool, params: Mapping[str, Any]) -> list[Problem]:
+    """Return what a tool refuses in the params; a reference stands for its target and is not judged here."""
     held = {found.pointer for found in references.within(params) if isinstance(found, Reference) and found.whole}
-    problems = []
-    for error in validator(contract_key(schema)).iter_errors(dict(params)):
-        where = pointer_to(*error.instance_path)
-        if not _is_about_reference(where, held, error.kind.name):
-            missing = error.kind.name == "required"
-            path = where + pointer_to(error.kind.as_dict()["property"]) if missing else where
-            problems.append(Problem(path, "param_missing" if missing else "param_invalid", error.message[:500]))
-    return problems
+    errors = validator(contract_key(tool.input_schema)).iter_errors(dict(params))
+    faults = [
+        found
+        for error in errors
+        if not _is_about_reference(error, held)
+        for found in _faults(error, tool, params, held)
+    ]
+    faults += [_unknown_param(tool, (name,)) for name in params if tool.inputs and _is_undeclared(tool, (name,))]
+    return list(dict.fromkeys(faults))
+
+
+def _is_about_reference(error: jsonschema_rs.ValidationError, held: set[str]) -> bool:
+    """May what is refused be right, once the references are what they stand for?"""
+    where = pointer_to(*error.instance_path)
+    if any(where == pointer or where.startswith(f"{pointer}/") for pointer in held):
+        return True
+    if not _holds(where, held):
+        return False
+    branches = error.kind.as_dict().get("context", ())
+    may_hold = any(all(_is_about_reference(fault, held) for fault in branch) for branch in branches)
+    return may_hold or error.kind.name == "not"
+
+
+def _holds(where: str, held: set[str]) -> bool:
+    return any(pointer.startswith(f"{where}/") for pointer in held)
+
+
+def _faults(
+    error: jsonschema_rs.ValidationError, tool: Tool, params: Mapping[str, Any], held: set[str]
+) -> Iterator[Problem]:
+    if error.kind.name == "required":
+        path = pointer_to(*error.instance_path, error.kind.as_dict()["property"])
+        yield Problem(path, "param_missing", error.message[:500])
+    elif (unexpected := _unexpected(error, params)) is not None:
+        # A branch that fails only for a reference in it evaluates none of its members.
+        spared = error.kind.name == "unevaluatedProperties" and _holds(pointer_to(*error.instance_path), held)
+        for name in sorted(unexpected)[:MAX_PROBLEMS]:
+            place = (*map(str, error.instance_path), name)
+            if not spared or _is_undeclared(tool, place):
+                yield _unknown_param(tool, place)
+    else:
+        yield Problem(pointer_to(*error.instance_path), "param_invalid", error.message[:500])
+
+
+def _unexpected(error: jsonschema_rs.ValidationError, params: Mapping[str, Any]) -> Iterable[str] | None:
+    """The names that a closed schema does not know; None if it is something else that is refused."""
+    if error.kind.name != "falseSchema":
+        names: list[str] | None = error.kind.as_dict().get("unexpected")
+        return names
+    # What is closed and declares nothing is refused as a whole.
+    above: Any = params
+    for part in error.instance_path:
+        above = above[part]
+    return above if error.schema_path[-1] == "additionalProperties" and isinstance(above, Mapping) else None
+
+
+def _is_undeclared(tool: Tool, place: Sequence[str]) -> bool:
+    above = references.member(tool.input_schema, place[:-1])
+    takes_any = isinstance(above, Mapping) and above.get("additionalProperties")
+    return not takes_any and references.member(tool.input_schema, place) is None
+
+
+def _unknown_param(tool: Tool, place: Sequence[str]) -> Problem:
+    above = references.member(tool.input_schema, place[:-1])
+    known = above.get("properties") if isinstance(above, Mapping) else None
+    meant = near(place[-1], known) if isinstance(known, Mapping) else ""
+    return Problem(pointer_to(*place), "param_unknown", f"{tool.name} takes no {'.'.join(place)[-100:]}.{meant}")
 
 
 @lru_cache(maxsize=8192)
@@ -118,26 +214,11 @@ def validator(schema_key: str) -> jsonschema_rs.Validator:
 _PLAN_KEY: Final = contract_key(documents.schema())
 _STEP_SCHEMA: Final = documents.schema()["$defs"]["step"]
 _MEMBERS: Final = sorted({*documents.schema()["properties"], *_STEP_SCHEMA["properties"]})
-_UNIONS: Final = frozenset({"anyOf", "oneOf", "oneOfNotValid", "oneOfMultipleValid", "not"})
 
 
-def _is_about_reference(where: str, held: set[str], kind: str) -> bool:
-    if any(where == pointer or where.startswith(f"{pointer}/") for pointer in held):
-        return True
-    return kind in _UNIONS and any(pointer.startswith(f"{where}/") for pointer in held)
-
-
-def _shape(document: object) -> list[Problem]:
-    if not isinstance(document, dict):
-        return [Problem("", "schema", "A plan is a JSON object.")]
-    try:
-        errors = list(validator(_PLAN_KEY).iter_errors(document))
-        if not errors and not _is_plainly_canonical(document):
-            documents.canonical(document)
-    except (ValueError, RecursionError) as refusal:
-        return [Problem("", "schema", f"The plan has no canonical JSON form: {refusal}"[:500])]
-    found = itertools.chain.from_iterable(map(_faults_of_shape, errors[:MAX_PROBLEMS]))
-    return list(itertools.islice(found, MAX_PROBLEMS))
+def _shape(document: dict[str, Any]) -> list[Problem]:
+    errors = itertools.islice(validator(_PLAN_KEY).iter_errors(document), MAX_PROBLEMS)
+    return list(itertools.islice(itertools.chain.from_iterable(map(_faults_of_shape, errors)), MAX_PROBLEMS))
 
 
 def _faults_of_shape(error: jsonschema_rs.ValidationError) -> Iterator[Problem]:
@@ -146,10 +227,9 @@ def _faults_of_shape(error: jsonschema_rs.ValidationError) -> Iterator[Problem]:
         yield Problem(pointer_to(*error.instance_path), "schema", error.message[:500])
         return
     for name in sorted(error.kind.as_dict()["unexpected"])[:MAX_PROBLEMS]:
-        near = difflib.get_close_matches(name[:100].casefold(), _MEMBERS, n=1)
-        hint = f" Is {near[0]} meant?" if near else ""
         path = pointer_to(*error.instance_path, name)
-        yield Problem(path, "unknown_member", f"A plan has no member {name[:100]!r} here.{hint}")
+        message = f"A plan has no member {name[:100]!r} here.{near(name, _MEMBERS)}"
+        yield Problem(path, "unknown_member", message)
 
 
 def _is_plainly_canonical(value: Any) -> bool:
@@ -169,10 +249,12 @@ def _is_plainly_canonical(value: Any) -> bool:
 class _Graph:
     """The steps by id, what each depends on, and what lies upstream of each."""
 
-    def __init__(self, steps: list[dict[str, Any]]) -> None:
+    def __init__(self, steps: list[dict[str, Any]], numbers: Sequence[int] | None = None) -> None:
+        """:param numbers: where in the plan the steps stand, if not all of them are given."""
         self.steps = steps
         self.by_id = {step["step_id"]: step for step in steps}
-        self.position = {step["step_id"]: number for number, step in enumerate(steps)}
+        places = range(len(steps)) if numbers is None else numbers
+        self.position = {step["step_id"]: number for number, step in zip(places, steps, strict=True)}
         self.parents = {step["step_id"]: self._parents_of(step, number) for number, step in enumerate(steps)}
 
     @cached_property
@@ -208,18 +290,22 @@ class _Graph:
 _Rule = Callable[[dict[str, Any], _Graph, Catalogue, "Limits"], Iterator[Problem]]
 
 
-def _names(graph: _Graph) -> list[Problem]:
-    problems = []
-    for step_id, times in Counter(step["step_id"] for step in graph.steps).items():
-        if times > 1:
-            problems.append(Problem(graph.path(step_id), "duplicate_step", f"{times} steps are called {step_id}."))
-    for number, step in enumerate(graph.steps):
-        for name in ("depends_on", "order_hint", "wait_for_step_ids", "aggregate_step_ids"):
-            for place, target in enumerate(step.get(name, ())):
-                if target not in graph.by_id:
-                    path = f"/steps/{number}/{name}/{place}"
-                    problems.append(Problem(path, "unknown_step", f"There is no step {target}."))
-    return problems
+def _repeated(graph: _Graph) -> list[Problem]:
+    return [
+        Problem(graph.path(step_id), "duplicate_step", f"{times} steps are called {step_id}.")
+        for step_id, times in Counter(step["step_id"] for step in graph.steps).items()
+        if times > 1
+    ]
+
+
+def _unknown_steps(graph: _Graph) -> list[Problem]:
+    return [
+        Problem(f"/steps/{number}/{name}/{place}", "unknown_step", f"There is no step {target}.")
+        for number, step in enumerate(graph.steps)
+        for name in ("depends_on", "order_hint", "wait_for_step_ids", "aggregate_step_ids")
+        for place, target in enumerate(step.get(name, ()))
+        if target not in graph.by_id
+    ]
 
 
 def _cycles(graph: _Graph) -> list[Problem]:
@@ -350,12 +436,18 @@ def _tools(_document: dict[str, Any], graph: _Graph, catalogue: Catalogue, _limi
         where = graph.path(step["step_id"])
         match _offer(step, catalogue):
             case None:
-                code = "unknown_tool" if catalogue.has_worker(step["worker_id"]) else "unknown_worker"
-                name = "tool_name" if code == "unknown_tool" else "worker_id"
-                yield Problem(f"{where}/{name}", code, f"{step['worker_id']} offers no {step['tool_name']}.")
+                yield _unknown(step, where, catalogue)
             case tool, offer:
                 yield from _fits(step, where, tool, offer, catalogue)
         yield from _fallbacks(step, where, catalogue)
+
+
+def _unknown(step: Mapping[str, Any], where: str, catalogue: Catalogue) -> Problem:
+    worker_id, tool_name = step["worker_id"], step["tool_name"]
+    if not catalogue.has_worker(worker_id):
+        return Problem(f"{where}/worker_id", "unknown_worker", f"There is no worker {worker_id}.")
+    meant = near(tool_name, sorted(catalogue.by_uid[uid].name for uid in catalogue.tools_of(worker_id)))
+    return Problem(f"{where}/tool_name", "unknown_tool", f"{worker_id} offers no {tool_name}.{meant}")
 
 
 def _exclusions(document: dict[str, Any], graph: _Graph, _catalogue: Catalogue, _limits: Limits) -> Iterator[Problem]:
@@ -375,19 +467,12 @@ def _fits(step: dict[str, Any], where: str, tool: Tool, offer: Offer, catalogue:
         yield Problem(f"{where}/worker_id", code, f"{step['worker_id']} may not run this tool: {barred}.")
     if step.get("tool_uid", tool.uid) != tool.uid:
         yield Problem(f"{where}/tool_uid", "tool_changed", "The tool is no longer the version that this step names.")
-    for found in param_problems(tool.input_schema, step["params"]):
+    for found in param_problems(tool, step["params"]):
         yield Problem(f"{where}/params{found.path}", found.code, found.message)
-    for name in step["params"]:
-        if tool.inputs and name not in tool.inputs and not _takes_others(tool.input_schema, name):
-            yield Problem(where + pointer_to("params", name), "param_unknown", f"{tool.name} takes no {name}.")
     size = payload_bytes(step["params"])
     if offer.max_payload_bytes is not None and size > offer.max_payload_bytes:
         message = f"{step['worker_id']} takes {offer.max_payload_bytes} bytes a call, not {size}."
         yield Problem(f"{where}/params", "payload", message)
-
-
-def _takes_others(schema: Mapping[str, Any], name: str) -> bool:
-    return bool(schema.get("additionalProperties")) or references.takes_name(schema, name)
 
 
 def _fallbacks(step: dict[str, Any], where: str, catalogue: Catalogue) -> Iterator[Problem]:
@@ -414,8 +499,11 @@ def _references(document: dict[str, Any], graph: _Graph, catalogue: Catalogue, _
 
 
 def _reference(
-    found: Reference | Malformed, step: dict[str, Any] | None, graph: _Graph, catalogue: Catalogue
+    found: Reference | Malformed | Misplaced, step: dict[str, Any] | None, graph: _Graph, catalogue: Catalogue
 ) -> Iterator[Problem]:
+    if isinstance(found, Misplaced):
+        yield Problem(found.pointer, "reference_misplaced", "A reference stands in a value, not in a member's name.")
+        return
     if isinstance(found, Malformed):
         yield Problem(found.pointer, "reference_malformed", "A reference reads {{step-1.field}}.")
         return
@@ -622,6 +710,19 @@ def _offer(step: Mapping[str, Any], catalogue: Catalogue) -> tuple[Tool, Offer] 
     return catalogue.find(step["worker_id"], step["tool_name"])
 
 
+_RULES_OF_A_STEP: Final[tuple[_Rule, ...]] = (_members, _calls, _tools, _exclusions, _secrets)
+"""What may be asked of a step whatever others there are."""
+_RULES_OF_STEPS: Final[tuple[_Rule, ...]] = (
+    _waits,
+    _members,
+    _calls,
+    _tools,
+    _exclusions,
+    _references,
+    _secrets,
+    _bounds,
+)
+"""What may be asked of all steps whatever the plan says of itself."""
 _RULES: Final[tuple[_Rule, ...]] = (
     _ending,
     _waits,

@@ -321,8 +321,170 @@ def test_members_are_found_through_lists_patterns_and_named_schemas() -> None:
     assert sites(**spots, style={"colour": "{{step-1.centre.label}}"}) == set()
     assert sites(**{"x-title": "{{step-1.centre.label}}", "x-more": "plain"}) == set()
     assert sites(**{"y-title": "plain"}) == {("param_unknown", "/steps/1/params/y-title")}
+    assert sites(either={"n": 1, "m": "plain"}) == set()
     unknown = {"points": ["{{step-1.centre.z}}"]}
     assert sites(**unknown) == {("reference_unknown_field", "/steps/1/params/points/0")}
+
+
+CLOSED = {"type": "object", "additionalProperties": False}
+READ = tool("read", "Read.", shape(), shape(text=STRING, number=INTEGER))
+WRITE = tool(
+    "write",
+    "Write.",
+    {
+        **CLOSED,
+        "properties": {
+            "colour": {"enum": ["red", "blue", None]},
+            "size": {"const": 5},
+            "map": {"type": "object", "additionalProperties": {}},
+            "inner": {**CLOSED, "properties": {"title": STRING}},
+            "nothing": CLOSED,
+            "either": {
+                "anyOf": [
+                    {**CLOSED, "properties": {"kind": {"const": "a"}, "n": INTEGER}, "required": ["kind", "n"]},
+                    {**CLOSED, "properties": {"kind": {"const": "b"}}, "required": ["kind"]},
+                ]
+            },
+        },
+    },
+    shape(done={"type": "boolean"}),
+)
+EITHER = tool(
+    "either",
+    "Either.",
+    {
+        "type": "object",
+        "oneOf": [
+            {**CLOSED, "properties": {"a": INTEGER}, "required": ["a"]},
+            {**CLOSED, "properties": {"b": STRING}, "required": ["b"]},
+        ],
+    },
+    shape(done={"type": "boolean"}),
+)
+MIXED = tool(
+    "mixed",
+    "Mixed.",
+    {
+        "type": "object",
+        "properties": {"name": STRING},
+        "oneOf": [
+            {"properties": {"a": INTEGER, "b": STRING}, "required": ["a"]},
+            {"properties": {"c": STRING}, "required": ["c"]},
+        ],
+        "unevaluatedProperties": False,
+    },
+    shape(done={"type": "boolean"}),
+)
+DESK = Catalogue(1, (READ, WRITE, EITHER, MIXED), [offer("clerk", of) for of in (READ, WRITE, EITHER, MIXED)])
+
+
+def desk(tool_name: str, params: Document) -> list[tuple[str, str]]:
+    """The faults of a plan that reads something and calls a tool with these params."""
+    call = {"step_type": "call_worker", "worker_id": "clerk"}
+    steps: list[Document] = [
+        {**call, "step_id": "r", "tool_name": "read", "params": {}},
+        {**call, "step_id": "w", "tool_name": tool_name, "params": params, "depends_on": ["r"]},
+        {"step_id": "end", "step_type": "escalate", "report_summary": "Done.", "decision_required": False},
+    ]
+    document = {**make_plan("List the files in /x").document(), "steps": steps}
+    for name in ("estimated_total_runtime_seconds", "execution_cost_estimate"):
+        document.pop(name)
+    document["references"] = {"inputs": {}, "expected_outputs": {}}
+    return [(found.code, found.path.removeprefix("/steps/1/params")) for found in validate(document, DESK)]
+
+
+def test_a_reference_in_a_members_name_is_refused_and_other_braces_there_are_not() -> None:
+    assert desk("write", {"map": {"{{r.text}}": 1}}) == [("reference_misplaced", "/map/{{r.text}}")]
+    assert desk("write", {"map": {"to {{r.text}}": {"x": 1}}}) == [("reference_misplaced", "/map/to {{r.text}}")]
+    assert desk("write", {"map": {"{{name}}": "{{r.text}}"}}) == []
+
+
+@pytest.mark.parametrize(
+    ("tool_name", "params", "is_right"),
+    [
+        ("either", {"b": "{{r.text}}"}, True),
+        ("either", {"a": "{{r.number}}"}, True),
+        ("either", {"a": 1, "b": "{{r.text}}"}, False),
+        ("either", {"zz": "{{r.text}}"}, False),
+        ("write", {"either": {"kind": "{{r.text}}"}}, True),
+        ("write", {"either": {"kind": "{{r.text}}", "n": 1}}, True),
+        ("write", {"either": {"kind": "{{r.text}}", "n": "one"}}, False),
+        ("mixed", {"a": "{{r.number}}", "b": "plain", "name": "x"}, True),
+        ("mixed", {"a": "{{r.number}}", "d": "{{r.text}}"}, False),
+    ],
+)
+def test_a_reference_leaves_the_rest_of_a_choice_to_be_judged(
+    tool_name: str, params: Document, *, is_right: bool
+) -> None:
+    assert (not desk(tool_name, params)) == is_right
+
+
+def test_a_reference_is_held_to_the_types_of_the_values_that_a_param_may_have() -> None:
+    assert desk("write", {"colour": "{{r.text}}", "size": "{{r.number}}"}) == []
+    assert desk("write", {"colour": "{{r.number}}"}) == [("reference_type", "/colour")]
+    assert desk("write", {"size": "{{r.text}}"}) == [("reference_type", "/size")]
+
+
+@pytest.mark.parametrize(
+    ("params", "path"),
+    [
+        ({"zz": 1}, "/zz"),
+        ({"zz": "{{r.text}}"}, "/zz"),
+        ({"inner": {"y": 1}}, "/inner/y"),
+        ({"inner": {"a/b": 1}}, "/inner/a~1b"),
+        ({"nothing": {"y": 1}}, "/nothing/y"),
+    ],
+)
+def test_a_param_that_a_closed_schema_does_not_know_is_named_once_where_it_stands(params: Document, path: str) -> None:
+    assert desk("write", params) == [("param_unknown", path)]
+
+
+@pytest.mark.parametrize(
+    ("change", "meant"),
+    [
+        (lambda d: step(d, 0).update(tool_name="analyse_repository"), "analyze_repository"),
+        (lambda d: step(d, 0)["params"].update(langauge="python"), "language"),
+        (lambda d: d.update(depends_On=[]), "depends_on"),
+    ],
+)
+def test_what_is_nearly_a_known_name_is_told_with_the_name(change: Callable[[Document], object], meant: str) -> None:
+    assert next(found.message for found in validate(changed(change), FULL)).endswith(f" Is {meant} meant?")
+
+
+@pytest.mark.parametrize(
+    ("change", "beside"),
+    [
+        (lambda d: step(d, 2).update(depends_on=["step-9"]), {("unknown_step", "/steps/2/depends_on/0")}),
+        (lambda d: step(d, 0).update(tool_name="nothing"), {("unknown_tool", "/steps/0/tool_name")}),
+        (lambda d: step(d, 0)["params"].update(repo_path=5), {("param_invalid", "/steps/0/params/repo_path")}),
+        (
+            lambda d: step(d, 2)["params"].update(analysis_pointer="{{step-1.secrets}}"),
+            {("reference_unknown_field", "/steps/2/params/analysis_pointer")},
+        ),
+        (lambda d: None, set()),
+    ],
+)
+def test_a_fault_of_shape_in_the_plan_hides_none_of_its_steps(
+    change: Callable[[Document], object], beside: set[tuple[str, str]]
+) -> None:
+    document = changed(change)
+    document["confidence"] = "high"
+    del document["intent"]
+    document["constraints"] = {"max_total_cost": "little"}
+
+    faults = {("schema", "/confidence"), ("schema", ""), ("schema", "/constraints/max_total_cost")}
+    assert refusals(document) == faults | beside
+
+
+def test_a_step_of_the_wrong_shape_hides_nothing_of_the_others_and_nothing_is_made_of_what_hangs_on_it() -> None:
+    document = changed(lambda d: step(d, 2).update(tool_name="nothing"))
+    del step(document, 0)["params"]
+    step(document, 1)["wait_for_step_ids"] = "step-1"
+
+    found = {("schema", "/steps/0"), ("schema", "/steps/1/wait_for_step_ids")}
+    assert refusals(document) == {*found, ("unknown_tool", "/steps/2/tool_name")}
+    step(document, 3)["step_id"] = "step-3"
+    assert refusals(document) == {*found, ("duplicate_step", "/steps/3")}
 
 
 def many(*groups: tuple[int, list[str]]) -> Document:
