@@ -6,9 +6,9 @@ OpenAPI. Inputs are strict (no "5" for 5) and refuse unknown members.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -20,8 +20,9 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
 )
+from pydantic_core import ErrorDetails, PydanticKnownError
 
-from apps.core.errors import FieldError, Invalid, TooLarge, pointer_to
+from apps.core.errors import FieldError, Invalid, TooLarge, near, pointer_to
 from apps.core.ids import fits_an_address
 
 
@@ -119,7 +120,7 @@ def parse_text(model: type[M], text: str | bytes) -> M:
     try:
         return model.model_validate_json(text, strict=True)
     except ValidationError as exc:
-        raise refusal(exc) from exc
+        raise refusal(exc, model) from exc
 
 
 def parse_strings(model: type[M], given: Mapping[str, Any]) -> M:
@@ -130,15 +131,50 @@ def parse_strings(model: type[M], given: Mapping[str, Any]) -> M:
     try:
         return model.model_validate_strings(dict(given))
     except ValidationError as exc:
-        raise refusal(exc) from exc
+        raise refusal(exc, model) from exc
 
 
-def refusal(exc: ValidationError) -> Invalid | TooLarge:
-    """What a validation error means to a caller."""
-    faults = exc.errors(include_url=False, include_input=False, include_context=True)
-    errors = [FieldError(pointer_to(*fault["loc"]), fault["msg"]) for fault in faults]
+def refusal(exc: ValidationError, model: type[BaseModel] | None = None) -> Invalid | TooLarge:
+    """What a validation error means to a caller.
+
+    :param model: whose members may be meant by one that is unknown.
+    """
+    faults = exc.errors(include_url=False, include_context=True)
+    errors = [FieldError(pointer_to(*fault["loc"]), _message(fault, model)) for fault in faults]
     detail = "; ".join(f"{error.pointer or '/'}: {error.message}" for error in errors[:5])
     over = [fault for fault in faults if fault["type"] in {"string_too_long", "too_long"}]
     if len(over) == len(faults) and all(fault["ctx"]["max_length"] >= _BODY_SIZED for fault in over):
         return TooLarge(detail, errors=errors)
     return Invalid(detail, errors=errors)
+
+
+def _message(fault: ErrorDetails, model: type[BaseModel] | None) -> str:
+    match fault["type"]:
+        case "value_error":
+            return str(fault["ctx"]["error"])
+        case "extra_forbidden":
+            known = _members(model, fault["loc"][:-1]) if model else ()
+            return f"There is nothing of this name here.{near(str(fault['loc'][-1]), known)}"
+        # A text that is looked at before it is measured is taken for a list.
+        case "too_short" if isinstance(fault["input"], str):
+            return PydanticKnownError("string_too_short", {"min_length": fault["ctx"]["min_length"]}).message()
+        case "too_long" if isinstance(fault["input"], str):
+            return PydanticKnownError("string_too_long", {"max_length": fault["ctx"]["max_length"]}).message()
+    return fault["msg"]
+
+
+def _members(model: type[BaseModel], place: Iterable[int | str]) -> list[str]:
+    """The members that a model has at a place; where several models may stand there, of all of them."""
+    found = {model}
+    for part in place:
+        fields = [one.model_fields[part] for one in found if part in one.model_fields]
+        # A place in a list, or which of several models is spoken of, is no member.
+        found = {inner for field in fields for inner in _models_in(field.annotation)} or found
+    return sorted({name for one in found for name in one.model_fields})
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)

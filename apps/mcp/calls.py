@@ -50,7 +50,7 @@ _MENDING: Final[dict[type[DomainError], str]] = {
     Invalid: "Change the arguments named above and call again.",
     Malformed: "Change the arguments named above and call again.",
     TooLarge: "Send less, or store the content as an artifact and pass its pointer.",
-    NotFound: "Check the identifier; list what there is if unsure.",
+    NotFound: "Check the identifier: what this token may not see is not found either.",
     Forbidden: "This token can't do it. Ask whoever issued it; calling again won't help.",
     Conflict: "Look at the present state first; the same call will be refused again.",
     RateLimited: "Wait before calling again.",

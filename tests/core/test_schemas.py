@@ -8,7 +8,7 @@ from pydantic import Field
 
 from apps.core import foreign_schemas
 from apps.core.errors import FieldError, Invalid, TooLarge
-from apps.core.schemas import Input, Moment, parse, parse_strings
+from apps.core.schemas import Input, Moment, NewName, Text, parse, parse_strings
 
 
 class Example(Input):
@@ -33,6 +33,53 @@ def test_json_is_read_strictly_and_faults_are_placed(given: dict[str, object], p
     with pytest.raises(Invalid) as caught:
         parse(Example, given)
     assert [error.pointer for error in caught.value.errors] == [pointer]
+
+
+class Bounds(Input):
+    max_total_cost: float | None = None
+
+
+class Wish(Input):
+    intent: Annotated[Text, Field(min_length=1, max_length=5)]
+    names: Annotated[list[Text], Field(max_length=2)] = Field(default_factory=list)
+    budget: Bounds | None = None
+    more: list[Bounds] = Field(default_factory=list)
+    name: NewName = "x"
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ({"intent": ""}, FieldError("/intent", "String should have at least 1 character")),
+        ({"intent": "longer"}, FieldError("/intent", "String should have at most 5 characters")),
+        (
+            {"intent": "x", "names": ["a", "b", "c"]},
+            FieldError("/names", "List should have at most 2 items after validation, not 3"),
+        ),
+        ({"intent": "a\x00"}, FieldError("/intent", "holds a NUL character")),
+        (
+            {"intent": "x", "name": "a/b"},
+            FieldError("/name", "can't stand in an address: no slash, not . or .."),
+        ),
+        (
+            {"intent": "x", "buget": {}},
+            FieldError("/buget", "There is nothing of this name here. Is budget meant?"),
+        ),
+        (
+            {"intent": "x", "budget": {"max_totl_cost": 1}},
+            FieldError("/budget/max_totl_cost", "There is nothing of this name here. Is max_total_cost meant?"),
+        ),
+        (
+            {"intent": "x", "more": [{"max_totl_cost": 1}]},
+            FieldError("/more/0/max_totl_cost", "There is nothing of this name here. Is max_total_cost meant?"),
+        ),
+        ({"intent": "x", "currency": 1}, FieldError("/currency", "There is nothing of this name here.")),
+    ],
+)
+def test_what_is_wrong_is_said_in_words_that_fit(given: dict[str, object], fault: FieldError) -> None:
+    with pytest.raises(Invalid) as caught:
+        parse(Wish, given)
+    assert caught.value.errors == (fault,)
 
 
 def test_what_came_as_text_may_be_a_number() -> None:

@@ -123,10 +123,16 @@ def _faulty_credential() -> Response:
     return Response({"error": "invalid_service_token", "message": "Invalid service token"}, status=403)
 
 
+_MENDING: Final[dict[type[exceptions.APIException], str]] = {
+    exceptions.NotAuthenticated: " Send a token in a header: Authorization: Bearer TOKEN.",
+    exceptions.UnsupportedMediaType: " Send JSON, with the header Content-Type: application/json.",
+}
+
+
 def _answer_framework(exc: exceptions.APIException, *, service: bool) -> Response:
     if service and exc.status_code in {401, 403}:
         return _faulty_credential()
-    code, detail = str(exc.default_code), str(exc.detail)
+    code, detail = str(exc.default_code), f"{exc.detail}{_MENDING.get(type(exc), '')}"
     headers = {}
     if (challenge := getattr(exc, "auth_header", None)) is not None:
         headers["WWW-Authenticate"] = challenge
