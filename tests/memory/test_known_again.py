@@ -157,6 +157,61 @@ def test_a_conversation_in_which_everybody_may_have_said_it_comes_to_be_with_any
     record(as_kee, subject_id=ALICE)
 
 
+ROWS: dict[str, Callable[..., object]] = {
+    "concept": lambda kee, **said: describe(kee, name="Alice", **said),
+    "session": lambda kee, **said: record(kee, "b", **said),
+}
+WHO: dict[str, dict[str, Any]] = {
+    "concept": {"aliases": [ALICE], "metadata": ABOUT, "concept_type": ALICE, "description": f"Is {ALICE}."},
+    "session": {"subject_id": ALICE, "title": f"Of {ALICE}", "summary": ALICE, "topics": [ALICE], "tone": ALICE},
+}
+WHAT: dict[str, dict[str, Any]] = {
+    "concept": {"aliases": [ZEBRA], "metadata": {"note": ZEBRA}, "concept_type": ZEBRA, "description": ZEBRA},
+    "session": {"platform": ZEBRA, "title": ZEBRA, "summary": ZEBRA, "topics": ["pets", ZEBRA], "tone": ZEBRA},
+}
+
+
+@pytest.mark.parametrize(("kind", "who"), [(kind, who) for kind, names in WHO.items() for who in names])
+def test_what_was_forgotten_of_a_subject_is_refused_where_it_comes_to_stand_beside_its_id(
+    as_kee: Caller, kind: str, who: str
+) -> None:
+    item = meet(as_kee)
+    forget(as_kee, item=item)
+    naming = {who: WHO[kind][who]}
+    for what in WHAT[kind].keys() - (naming.keys() - {"aliases"}):
+        telling = {what: WHAT[kind][what]}
+        for one, other in ((naming, telling), (telling, naming)):
+            with transaction.atomic():
+                ROWS[kind](as_kee, **one)
+                with pytest.raises(ForgottenOnRequest), transaction.atomic():
+                    ROWS[kind](as_kee, **other)
+                transaction.set_rollback(True)
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_what_comes_to_stand_in_the_place_of_what_was_forgotten_may_name_its_subject(as_kee: Caller, kind: str) -> None:
+    item = meet(as_kee)
+    forget(as_kee, item=item)
+    name = "description" if kind == "concept" else "summary"
+    ROWS[kind](as_kee, **{name: ZEBRA})
+    ROWS[kind](as_kee, **{name: f"Is {ALICE}."})
+
+
+@pytest.mark.parametrize("kind", ROWS)
+def test_what_stands_beside_the_id_of_a_subject_already_is_not_said_anew_with_something_else(
+    as_kee: Caller, kind: str
+) -> None:
+    text = "She feels well again."
+    said, more = ("description", "concept_type") if kind == "concept" else ("summary", "tone")
+    add(as_kee)
+    item = remember(as_kee, "HIV").item.pk
+    observe(as_kee, text, domain="HIV", metadata=ABOUT)
+    ROWS[kind](as_kee, **{"aliases" if kind == "concept" else "topics": [ALICE], said: text})
+    forget(as_kee, item=item)
+    ROWS[kind](as_kee, **{more: "of the calm sort"})
+    assert refused(lambda kee, told: ROWS[kind](kee, **{said: told}), as_kee, text)
+
+
 @pytest.mark.parametrize("text", [ZEBRA, f"{ALICE} has a zebra"])
 def test_at_the_wish_of_the_subject_all_that_was_forgotten_with_an_item_is_said_with_it_again(
     as_kee: Caller, text: str

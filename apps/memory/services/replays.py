@@ -1,6 +1,7 @@
 """Repetitions of what was forgotten on request, which are refused wherever something is written."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
 from typing import Final
@@ -22,6 +23,19 @@ _TURNS: Final = 1_000
 _OF_TURNS: Final = ("text", "speaker", "domain", "evidence", "metadata")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What stands already and stays, and is read together with what is written."""
+
+    words: Sequence[str] = ()
+    others: Sequence[object] = ()
+    about: Collection[str] = ()
+    """Subjects that it is about without naming them."""
+
+
+_NOTHING: Final = Standing()
+
+
 def refuse_forgotten(
     author: Caller,
     *said: object,
@@ -30,6 +44,7 @@ def refuse_forgotten(
     conversation_id: str | None = None,
     said_at: datetime | None = None,
     again: Collection[str] = (),
+    beside: Standing = _NOTHING,
 ) -> None:
     """Refuse what names somebody who was forgotten, or says again what was forgotten of whom it names, or is said with.
 
@@ -43,24 +58,27 @@ def refuse_forgotten(
     :param said_at: when they were said, if they are a turn of it. Words that tell next to nothing are the same turn only if
         they were said at the same moment, with whomever they are said.
     :param again: subjects at whose own wish what was forgotten of them is said again.
+    :param beside: what this is read with. Of whom it is already said, it is not said anew.
     :raises ForgottenOnRequest: if so, unless who or what was forgotten is remembered again.
     :raises TooManyNamed: if it may name more subjects than are looked for at once.
     :raises Unavailable: if one that it names is being forgotten just now.
     """
-    names = subject_ids_in(*words, *said)
+    names, stood = subject_ids_in(*words, *said), subject_ids_in(*beside.words, *beside.others)
     # Before the look, which then sees what was forgotten until now.
-    may_write = _enters(author, names)
+    may_write = _enters(author, names | stood)
     things: list[Thing] = [(name,) for name in names]
-    named, with_whom = names - set(again), set(about) - set(again)
+    named, with_whom = (names | stood) - set(again), set(about) - set(again)
     known = known_by(words, said) if named or with_whom or conversation_id is not None else {}
     if conversation_id is not None:
         name = called(conversation_id)
         things += [
             said_in(author.principal_id, name, digest, None if tells else said_at) for digest, tells in known.items()
         ]
-    of_whom = {digest: named | with_whom if tells or said_at is None else named for digest, tells in known.items()}
+    anew = (named | with_whom) - stood - set(beside.about)
+    of_whom = dict.fromkeys(known_by(beside.words, beside.others), anew) if anew else {}
+    of_whom |= {digest: named | with_whom if tells or said_at is None else named for digest, tells in known.items()}
     found = _forgotten(author, things, of_whom)
-    told = written_in(*words, *said) if found else set()
+    told = written_in(*words, *said, *beside.words, *beside.others) if found else set()
     if any(_stands_in(told, about, thing) for thing in found - _remembered(author, found)):
         raise _forgotten_on_request()
     # Not sooner: what is forgotten is seen by those who waited for it a moment before its name is given up.

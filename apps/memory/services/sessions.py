@@ -13,7 +13,7 @@ from apps.memory import selectors, sql
 from apps.memory.errors import ConversationFull
 from apps.memory.models import MOST_TURNS, Session, Subject
 from apps.memory.services.marks import called, overwritten
-from apps.memory.services.replays import refuse_forgotten, refuse_forgotten_turns
+from apps.memory.services.replays import Standing, refuse_forgotten, refuse_forgotten_turns
 from apps.memory.services.subjects import holding, revised, to_be_written
 from apps.principals.tenancy import Caller
 
@@ -54,12 +54,19 @@ def record_session(
     session = _unless_over(session, subjects, principal=principal, now=now)
     # What was forgotten while this waited is known now.
     given = {"platform": platform, "title": title, "summary": summary, "topics": topics, "tone": tone}
+    kept = {name: getattr(session, name) for name, value in given.items() if value is None}
+    with_whom = [subject.key for subject in subjects if subject.pk == session.subject_id]
     refuse_forgotten(
         principal,
         *(conversation_id, platform, topics, tone),
         words=[title or "", summary or ""],
-        about=_about(session, subjects, subject_id) if any(given.values()) else [],
+        about=with_whom if subject_id is None else [subject_id],
         conversation_id=conversation_id if any(given.values()) else None,
+        beside=Standing(
+            words=[kept.pop("title", ""), kept.pop("summary", "")],
+            others=[conversation_id, *kept.values()],
+            about=with_whom,
+        ),
     )
     since = None
     if subject_id is not None:
@@ -105,13 +112,6 @@ def _concerned(session: Session, principal: Caller, subject_id: str | None = Non
     if session.subject_id is None and subject_id is None:
         return []
     return list(holding(selectors.known_to(principal).filter(Q(pk=session.subject_id) | Q(key=subject_id))))
-
-
-def _about(session: Session, subjects: Iterable[Subject], subject_id: str | None) -> list[str]:
-    """Whom, among these, a conversation is going to be with."""
-    if subject_id is not None:
-        return [subject_id]
-    return [subject.key for subject in subjects if subject.pk == session.subject_id]
 
 
 def _unless_over(session: Session, subjects: Iterable[Subject], *, principal: Caller, now: datetime) -> Session:
