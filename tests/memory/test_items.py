@@ -31,6 +31,7 @@ from apps.memory.errors import (
     UnknownSubject,
     UnusableName,
 )
+from apps.memory.layout import format_envelope_for_llm
 from apps.memory.models import Item, MemoryPolicy, Observation, Session, Subject
 from apps.memory.services import MOST_PREFERENCES, Outcome
 from apps.memory.states import ItemType
@@ -705,6 +706,21 @@ def test_what_was_read_in_an_envelope_is_no_new_evidence(as_kee: Caller) -> None
         with pytest.raises(Echo), transaction.atomic():
             remember(as_kee, text, **given)
     assert Item.objects.count() == 2
+
+
+@pytest.mark.parametrize("text", ['Says "ciao" often', "Often says C:\\new", '"Quoted"', "Was\nhere", "東京が好き"])
+@pytest.mark.parametrize("type_", list(ItemType))
+def test_a_line_of_a_formatted_envelope_is_no_new_evidence(as_kee: Caller, text: str, type_: str) -> None:
+    add(as_kee)
+    remember(as_kee, text, type=type_)
+    prompt = format_envelope_for_llm(envelope(as_kee)).text
+    (line,) = [line for line in prompt.splitlines() if line.startswith("  - ")]
+    for said in (line, line.removeprefix("  - "), f"{line}."):
+        with pytest.raises(Echo), transaction.atomic():
+            remember(as_kee, said, type=type_)
+        with pytest.raises(Echo), transaction.atomic():
+            remember(as_kee, said, type=type_, evidence=[seen(as_kee, line)])
+    remember(as_kee, f"{text}, and more", type=type_)
 
 
 def test_with_evidence_of_its_own_or_the_subjects_words_it_is_no_echo(as_kee: Caller, tenant: Tenant) -> None:

@@ -1,6 +1,8 @@
 """What is remembered of subjects: said again it grows surer, said otherwise the newer stands, and history stays."""
 
+import json
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -26,7 +28,7 @@ from apps.memory.services.evidence import Evidence, evidence_of
 from apps.memory.services.replays import refuse_forgotten
 from apps.memory.services.subjects import held_to_write, revised
 from apps.memory.states import ItemType
-from apps.memory.texts import same_text
+from apps.memory.texts import bare, same_text
 from apps.principals.tenancy import Caller
 
 # Nothing that was only said twice is certain.
@@ -163,20 +165,33 @@ def _merged_period(draft: ItemDraft, same: Collection[Item], now: datetime) -> _
     return _Period(begin, end)
 
 
-def _texts(draft: ItemDraft) -> set[bytes]:
-    """The text, as it may have been served: formatted patterns begin with a word that was never stored."""
-    spoken = draft.text.strip()
-    said = [draft.text, spoken[len(_OFTEN) :]] if spoken.lower().startswith(_OFTEN) else [draft.text]
-    return set(map(same_text, said))
+def _texts(text: str) -> set[bytes]:
+    """The text, as it may have been served: formatted, each stands on a line in quotation marks, a pattern after a word
+    that was perhaps never stored."""
+    line = text.strip().removeprefix("- ")
+    often = line[: len(_OFTEN)] if line.lower().startswith(_OFTEN) else ""
+    rest = line[len(often) :]
+    said = _unquoted(rest)
+    return set(map(same_text, [text, rest, said, often + said]))
+
+
+def _unquoted(text: str) -> str:
+    """The text without the quotation marks around it, if there are some."""
+    quotation = bare(text)
+    if len(quotation) < len('""') or {quotation[0], quotation[-1]} != {'"'}:
+        return text
+    with suppress(ValueError):
+        return str(json.loads(quotation))
+    return quotation[1:-1]
 
 
 def _own(subject: Subject, draft: ItemDraft, evidence: Evidence) -> frozenset[str]:
     """The evidence that counts: what is not from envelopes, nor says the same by one who had been given it in one."""
-    texts = _texts(draft)
+    texts = _texts(draft.text)
     echoes = {
         ref
         for ref, cited in evidence.cited.items()
-        if same_text(cited.text) in texts
+        if not texts.isdisjoint(_texts(cited.text))
         and selectors.was_served(subject, cited.author_id, texts, until=cited.written_at)
     }
     return frozenset(ref for ref in evidence.refs if ref not in echoes and not ref.startswith(_ECHOES))
@@ -194,7 +209,7 @@ def _permit(author: Caller, subject: Subject, draft: ItemDraft, *, own: Collecti
     )
     if draft.stated or own:
         return
-    if selectors.was_served(subject, author.principal_id, _texts(draft)):
+    if selectors.was_served(subject, author.principal_id, _texts(draft.text)):
         raise Echo("You were given this as a memory of the subject; bring evidence of your own, or its own words.")
 
 
