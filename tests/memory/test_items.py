@@ -795,9 +795,42 @@ def test_evidence_that_is_not_there_or_not_for_the_author_is_none(as_kee: Caller
     assert Item.objects.count() == 1
 
 
+@pytest.mark.parametrize(
+    "ref",
+    [
+        "Envelope:1",
+        " envelope:1",
+        "ENVELOPE://USER:alice",
+        "envelope-1",
+        "item-1",
+        "Item-1.",
+        "\uff49tem\uff1a1",
+        "envelope:",
+        "item",
+    ],
+)
+def test_what_names_an_envelope_or_an_item_is_no_evidence_however_it_is_written(as_kee: Caller, ref: str) -> None:
+    add(as_kee)
+    known = remember(as_kee, confidence=0.5).item
+    envelope(as_kee)
+    for cited in [f" {known.ref}", known.ref.upper()] if ref == "item" else [ref]:
+        with pytest.raises(Echo), transaction.atomic():
+            remember(as_kee, confidence=0.5, evidence=[cited])
+    assert remember(as_kee, confidence=0.5, evidence=["item-of-the-shop", "envelopes:3"]).item.confidence == 0.75
+
+
+def test_a_memory_is_cited_in_capitals_or_not(as_kee: Caller) -> None:
+    add(as_kee)
+    cited = seen(as_kee)
+    number = cited.removeprefix("observation:")
+    for ref in (f" {cited}\n", cited.upper(), f"OBS-{number}", f"Obs:{number}"):
+        assert remember(as_kee, evidence=[ref]).item.evidence == [cited]
+    assert services.store_observation(author=as_kee, text="x", evidence=[cited.title()], now=T0).evidence == [cited]
+
+
 def test_evidence_of_memory_is_named_by_its_number(as_kee: Caller) -> None:
     add(as_kee)
-    for ref in ("observation:abc", "obs-0", "pattern:", "item:one"):
+    for ref in ("observation:abc", "obs-0", "pattern:", "item:one", "Item:one", " item:one", "OBS-x"):
         with pytest.raises(MalformedMemoryReference), transaction.atomic():
             remember(as_kee, evidence=[ref])
     remember(as_kee, evidence=["item-7", "concept-7", "what I saw", "plan:p-1"])

@@ -13,7 +13,7 @@ from apps.memory.references import concept_ref, key_of, observation_ref, pattern
 from apps.principals.tenancy import Caller
 
 # What is cited of memory; other references are those of other parts, and of elsewhere.
-_CITED: Final = re.compile(r"(observation|obs|pattern|concept|item)[:-](.*)", re.DOTALL)
+_CITED: Final = re.compile(r"(observation|obs|pattern|concept|item)([:-])(.*)", re.ASCII | re.DOTALL | re.IGNORECASE)
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
 
@@ -44,13 +44,14 @@ def evidence_of(author: Caller, given: Sequence[str]) -> Evidence:
     named: dict[str, dict[str, str]] = {}
     refs: list[str] = []
     for text in given:
-        match = _CITED.fullmatch(text)
+        match = _CITED.fullmatch(text.strip())
+        called = "" if match is None else match[1].lower()
         # `concept-7` and `item-7` are no references of ours.
-        if match is None or (text[len(match[1])] == "-" and match[1] not in {"obs", "pattern"}):
+        if match is None or (match[2] == "-" and called not in {"obs", "pattern"}):
             refs.append(text)
             continue
-        kind = "observation" if match[1] == "obs" else match[1]
-        key = key_of(match[2]) if kind == "concept" else _number(text, match[2])
+        kind = "observation" if called == "obs" else called
+        key = key_of(match[3]) if kind == "concept" else _number(text, match[3])
         ref = f"{kind}:{key}"
         refs.append(ref)
         named.setdefault(kind, {})[key] = ref

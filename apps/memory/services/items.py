@@ -1,6 +1,7 @@
 """What is remembered of subjects: said again it grows surer, said otherwise the newer stands, and history stays."""
 
 import json
+import re
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from copy import copy
@@ -28,14 +29,14 @@ from apps.memory.services.evidence import Evidence, evidence_of
 from apps.memory.services.replays import refuse_forgotten
 from apps.memory.services.subjects import held_to_write, revised
 from apps.memory.states import ItemType
-from apps.memory.texts import bare, same_text
+from apps.memory.texts import as_sought, bare, one_line, same_text
 from apps.principals.tenancy import Caller
 
 # Nothing that was only said twice is certain.
 _SUREST: Final = 0.99
 _END: Final = datetime.max.replace(tzinfo=UTC)
-# What says that a text comes from here is no evidence for it.
-_ECHOES: Final = ("envelope:", "item:")
+# What says that a text comes from here is no evidence for it, and `item-7` may say so as well.
+_ECHO: Final = re.compile(r"(envelope|item)(:.*|-[0-9]+\W*)")
 _OFTEN: Final = "often "
 
 
@@ -194,7 +195,11 @@ def _own(subject: Subject, draft: ItemDraft, evidence: Evidence) -> frozenset[st
         if not texts.isdisjoint(_texts(cited.text))
         and selectors.was_served(subject, cited.author_id, texts, until=cited.written_at)
     }
-    return frozenset(ref for ref in evidence.refs if ref not in echoes and not ref.startswith(_ECHOES))
+    return frozenset(ref for ref in evidence.refs if ref not in echoes and not _says_it_is_from_here(ref))
+
+
+def _says_it_is_from_here(ref: str) -> bool:
+    return _ECHO.fullmatch(as_sought(one_line(ref))) is not None
 
 
 def _permit(author: Caller, subject: Subject, draft: ItemDraft, *, own: Collection[str]) -> None:
