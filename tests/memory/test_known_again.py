@@ -157,6 +157,19 @@ def test_a_conversation_in_which_everybody_may_have_said_it_comes_to_be_with_any
     record(as_kee, subject_id=ALICE)
 
 
+def test_who_may_not_know_a_subject_does_not_bring_back_what_was_forgotten_of_it(
+    as_kee: Caller, tenant: Tenant
+) -> None:
+    item = meet(as_kee)
+    change(as_kee, share_with=["Kee"])
+    forget(as_kee, item=item)
+    lee = make_caller(tenant, "Lee")
+    with acting_as(lee):
+        assert refused(NAMING["observation"], lee, ZEBRA)
+        assert not refused(NAMING["observation"], lee, "Has two lions at home")
+        observe(lee, ZEBRA, metadata={"subject_id": "USER:nobody"})
+
+
 ROWS: dict[str, Callable[..., object]] = {
     "concept": lambda kee, **said: describe(kee, name="Alice", **said),
     "session": lambda kee, **said: record(kee, "b", **said),
