@@ -280,6 +280,8 @@ if EMBEDDER_URL and not (EMBEDDER_MODEL and 0 < EMBEDDER_DIMENSIONS <= _MOST_DIM
 # Who may scrape /metrics; empty: whoever reaches the port.
 METRICS_TOKEN = env.str("GATEHOUSE_METRICS_TOKEN", default="")
 
+# Whoever opens the log-in itself asked for no other page.
+LOGIN_REDIRECT_URL = "admin:index"
 UNFOLD = {
     "SITE_TITLE": "Gatehouse",
     "SITE_HEADER": "Gatehouse",

@@ -111,6 +111,13 @@ def test_a_stranger_is_sent_to_the_login(db: None, path: str) -> None:
     assert path == "login/" or answer.headers["Location"].startswith("/admin/login/")
 
 
+def test_whoever_opens_the_login_itself_comes_to_the_dashboard(superuser: Operator) -> None:
+    given = {"username": "root", "password": "a long enough password"}
+    assert Client().post("/admin/login/", given).headers["Location"] == "/admin/"
+    asked_for = Client().post("/admin/login/?next=/admin/plans/plan/", {**given, "next": "/admin/plans/plan/"})
+    assert asked_for.headers["Location"] == "/admin/plans/plan/"
+
+
 def test_ten_wrong_passwords_close_the_door_to_the_right_one(superuser: Operator) -> None:
     client = Client()
     answers = [client.post("/admin/login/", {"username": "root", "password": "wrong"}) for _ in range(10)]
