@@ -291,6 +291,7 @@ UNFOLD = {
     "SITE_FAVICONS": [
         {"rel": "icon", "type": "image/svg+xml", "href": lambda request: static("console/favicon.svg")},
     ],
+    "STYLES": [lambda request: static("console/console.css")],
     "SHOW_HISTORY": False,
     "SHOW_VIEW_ON_SITE": False,
     "ENVIRONMENT": "apps.console.navigation.environment",

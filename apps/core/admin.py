@@ -1,5 +1,6 @@
 """The operator's read-only window on a model; actions, not edits, change things."""
 
+import json
 from collections.abc import Callable, Mapping
 from functools import cached_property, wraps
 from typing import Any, Final
@@ -12,11 +13,13 @@ from django.db import models, transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html
+from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin
 from unfold.checks import UnfoldModelAdminChecks
 from unfold.contrib.filters.admin import FieldTextFilter
 from unfold.decorators import action
 from unfold.forms import BaseDialogForm
+from unfold.utils import prettify_json
 from unfold.widgets import UnfoldAdminTextInputWidget
 
 from apps.core.errors import DomainError
@@ -131,3 +134,21 @@ def link_to(related: models.Model | None) -> str:
     except NoReverseMatch:
         return str(related)
     return format_html('<a href="{}" class="text-primary-600">{}</a>', address, related)
+
+
+class _AsWritten(json.JSONEncoder):
+    """Letters of all scripts as they are."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**{**given, "ensure_ascii": False})
+
+
+def as_json(value: object) -> SafeString:
+    """JSON to be read by people: in lines, coloured, its letters as they were written."""
+    shown: SafeString = prettify_json(value, _AsWritten)
+    return shown
+
+
+def start_of(text: str, length: int = 80) -> str:
+    """So much of a text as a row of a list has room for."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"

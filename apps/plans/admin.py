@@ -2,12 +2,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.contrib import admin
+from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
 from unfold.admin import TabularInline
 
-from apps.core.admin import OperatorAdmin, link_to, verb
+from apps.core.admin import OperatorAdmin, as_json, link_to, start_of, verb
 from apps.plans import drawing, services
+from apps.plans.documents import PlanStatus
 from apps.plans.models import Delegate, LearnedModel, Outcome, Plan, PlanStep, WaitingPlan
 from apps.principals.tenancy import acting_in
 from apps.receipts.models import Receipt
@@ -15,32 +17,68 @@ from apps.receipts.models import Receipt
 
 class StepInline(TabularInline):
     model = PlanStep
-    fields = ["position", "step_id", "step_type", "worker_id", "tool_name", "params", "depends_on", "confidence"]
+    fields = ["position", "step_id", "step_type", "worker_id", "tool_name", "given", "depends_on", "confidence"]
     readonly_fields = fields
     ordering = ["position"]
     extra = 0
     can_delete = False
 
+    @admin.display(description="params")
+    def given(self, step: PlanStep) -> str:
+        return "-" if step.params is None else as_json(step.params)
+
 
 @admin.register(Plan)
 class PlanAdmin(OperatorAdmin):
-    list_display = ["plan_id", "principal_link", "status", "scope", "confidence", "receipt_link", "created_at"]
+    list_display = ["intent_start", "status", "principal_link", "confidence", "created_at", "plan_id"]
     list_filter = ["status", "tenant"]
-    list_select_related = ["principal", "delegate"]
+    list_select_related = ["principal"]
     search_fields = ["plan_id", "intent"]
     ordering = ["-id"]
     inlines = [StepInline]
-    readonly_fields = ["graph", "provenance", "receipt_link", "execution_link", "successor_link"]
-    # What it does is seen before how it is written down.
-    fields = [
-        *("plan_id", "intent", "status", "scope", "confidence", "graph", "provenance"),
-        *("principal", "delegate", "receipt_link", "execution_link", "replaces", "successor_link", "created_at"),
-        *("planner_version", "registry_epoch", "history_epoch", "plan_hash", "document"),
+    readonly_fields = [
+        *(
+            "refusal",
+            "graph",
+            "partial_graph",
+            "provenance",
+            "receipt_link",
+            "execution_link",
+            "successor_link",
+            "written",
+        ),
     ]
+
+    def get_fields(self, request: HttpRequest, obj: Plan | None = None) -> list[str]:
+        """What it does is seen before how it is written down; of a refusal, what is missing before what was found."""
+        is_refused = obj is not None and obj.status == PlanStatus.NEEDS_ESCALATION
+        return [
+            *("plan_id", "intent", "status", *(["refusal"] if is_refused else []), "scope", "confidence"),
+            "partial_graph" if is_refused else "graph",
+            "provenance",
+            *("principal", "delegate", "receipt_link", "execution_link", "replaces", "successor_link", "created_at"),
+            *("planner_version", "registry_epoch", "history_epoch", "plan_hash", "written"),
+        ]
+
+    @admin.display(description="Intent")
+    def intent_start(self, plan: Plan) -> str:
+        return start_of(plan.intent) or "(forgotten)"
+
+    @admin.display(description="What is missing")
+    def refusal(self, plan: Plan) -> str:
+        return drawing.refusal(plan.document)
 
     @admin.display(description="Steps")
     def graph(self, plan: Plan) -> str:
         return drawing.graph(plan.document)
+
+    @admin.display(description="Best partial plan, which is not carried out")
+    def partial_graph(self, plan: Plan) -> str:
+        return drawing.graph(plan.document)
+
+    @admin.display(description="Document")
+    def written(self, plan: Plan) -> str:
+        return as_json(plan.document)
 
     @admin.display(description="Params, alternatives, confidence")
     def provenance(self, plan: Plan) -> str:

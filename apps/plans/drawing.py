@@ -1,7 +1,12 @@
-"""A plan as a picture: steps from left to right, hard edges as lines, hints as dashes. Pure; attributes only, no styles."""
+"""A plan as a picture: steps from top to bottom, hard edges as lines, hints as dashes. Pure.
+
+Both the picture and the table stay within the width that they are given: what is wider scrolls, by keyboard too. Classes are
+the console's own.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -10,7 +15,10 @@ from typing import Any, Final
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
-_WIDE, _HIGH, _GAP_X, _GAP_Y, _EDGE = 190, 58, 60, 22, 12
+_WIDE, _HIGH, _GAP_X, _GAP_Y, _EDGE = 190, 58, 22, 36, 12
+# As far a wide picture is made smaller, so that its words can still be read; then it scrolls.
+_SMALLEST: Final = 0.75
+_CELL: Final = "px-3 py-2 text-left align-top border-b border-base-200 dark:border-base-800"
 _LONG: Final = 26
 _PLAIN: Final = "#6b7280"
 _FILLS: Final = {
@@ -43,60 +51,74 @@ def graph(document: Mapping[str, Any], marks: Mapping[str, Mark] = MappingProxyT
     :param marks: by step id.
     """
     steps = _steps(document)
+    if not steps:
+        return SafeString("No steps.")
     boxes = _boxes(steps)
-    width = max((box.x for box in boxes.values()), default=0) + _WIDE + 2 * _EDGE
-    height = max((box.y for box in boxes.values()), default=0) + _HIGH + 2 * _EDGE
-    return format_html(
+    width = max(box.x for box in boxes.values()) + _WIDE + _EDGE
+    height = max(box.y for box in boxes.values()) + _HIGH + _EDGE
+    picture = format_html(
         '<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="Steps of the plan" width="{}" height="{}"'
-        ' viewBox="0 0 {} {}" font-size="12" font-family="sans-serif">{}{}</svg>',
+        ' viewBox="0 0 {} {}" style="width:100%;height:auto;min-width:{}px;max-width:{}px" font-size="12"'
+        ' font-family="sans-serif">{}{}</svg>',
         width,
         height,
         width,
         height,
+        min(width, round(width * _SMALLEST)),
+        width,
         format_html_join("", "{}", ((line,) for line in _lines(boxes))),
         format_html_join("", "{}", ((_drawn(box, marks.get(step_id)),) for step_id, box in boxes.items())),
     )
+    return _within("The steps, drawn", picture)
 
 
 def details(document: Mapping[str, Any]) -> SafeString:
     """What each step was given and where that is from, which tools might have stood there, and how sure it is."""
-    return format_html(
-        '<table><thead><tr><th scope="col">Step</th><th scope="col">Params and where they are from</th>'
-        '<th scope="col">Alternatives</th><th scope="col">Confidence</th></tr></thead><tbody>{}</tbody></table>',
+    table = format_html(
+        '<table class="w-full"><thead><tr>{}</tr></thead><tbody>{}</tbody></table>',
         format_html_join(
             "",
-            "<tr><td>{} {}</td><td>{}</td><td>{}</td><td>{}</td></tr>",
-            (
-                (
-                    step["step_id"],
-                    step.get("tool_name", ""),
-                    _params(step),
-                    _alternatives(step),
-                    step.get("confidence", ""),
-                )
-                for step in _steps(document)
-                if step.get("tool_name")
-            ),
+            '<th scope="col" class="{}">{}</th>',
+            ((_CELL, name) for name in ("Step", "Params and where they are from", "Alternatives", "Confidence")),
         ),
+        format_html_join("", "<tr>{}</tr>", ((_row(step),) for step in _steps(document) if step.get("tool_name"))),
+    )
+    return _within("What the steps were given", table)
+
+
+def refusal(document: Mapping[str, Any]) -> SafeString:
+    """That a plan is refused, and what is missing, a sentence each."""
+    return format_html(
+        '<p class="font-semibold text-red-600 dark:text-red-500">Refused: it can\'t be carried out.</p><ul>{}</ul>',
+        format_html_join("", "<li>{}</li>", ((one.get("detail", ""),) for one in document.get("missing") or ())),
+    )
+
+
+def _within(label: str, wide: SafeString) -> SafeString:
+    """As wide as there is room, and never the reason that there is more."""
+    return format_html(
+        '<div role="region" aria-label="{}" tabindex="0" class="overflow-x-auto" style="contain:inline-size">{}</div>',
+        label,
+        wide,
     )
 
 
 def _steps(document: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    partial = document.get("partial_plan") or {}
-    steps: Sequence[Mapping[str, Any]] = document.get("steps") or ()
-    return partial.get("steps") or steps if document.get("status") == "needs_escalation" else steps
+    told = document.get("partial_plan") if document.get("status") == "needs_escalation" else document
+    steps: Sequence[Mapping[str, Any]] = (told or {}).get("steps") or ()
+    return steps
 
 
 def _boxes(steps: Sequence[Mapping[str, Any]]) -> dict[str, _Box]:
-    """Each step stands right of all that it depends on or is hinted to follow."""
-    columns: dict[str, int] = {}
-    rows: dict[int, int] = {}
+    """Each step stands below all that it depends on or is hinted to follow."""
+    rows: dict[str, int] = {}
+    columns: dict[int, int] = {}
     boxes = {}
     for step in steps:
-        above = [columns[one] for one in (*step.get("depends_on", ()), *step.get("order_hint", ())) if one in columns]
-        column = max(above, default=-1) + 1
-        row = rows.get(column, 0)
-        columns[step["step_id"]], rows[column] = column, row + 1
+        above = [rows[one] for one in (*step.get("depends_on", ()), *step.get("order_hint", ())) if one in rows]
+        row = max(above, default=-1) + 1
+        column = columns.get(row, 0)
+        rows[step["step_id"]], columns[row] = row, column + 1
         boxes[step["step_id"]] = _Box(step, _EDGE + column * (_WIDE + _GAP_X), _EDGE + row * (_HIGH + _GAP_Y))
     return boxes
 
@@ -110,8 +132,8 @@ def _lines(boxes: Mapping[str, _Box]) -> Iterator[SafeString]:
 
 
 def _line(source: _Box, target: _Box, dashes: str) -> SafeString:
-    x1, y1, x2, y2 = source.x + _WIDE, source.y + _HIGH // 2, target.x, target.y + _HIGH // 2
-    path = f"M{x1} {y1} C{x1 + _GAP_X // 2} {y1} {x2 - _GAP_X // 2} {y2} {x2} {y2}"
+    x1, y1, x2, y2 = source.x + _WIDE // 2, source.y + _HIGH, target.x + _WIDE // 2, target.y
+    path = f"M{x1} {y1} C{x1} {y1 + _GAP_Y // 2} {x2} {y2 - _GAP_Y // 2} {x2} {y2}"
     return format_html(
         '<path d="{}" fill="none" stroke="#6b7280" stroke-width="1.5" stroke-dasharray="{}"/>', path, dashes
     )
@@ -148,11 +170,24 @@ def _short(text: str) -> str:
     return text if len(text) <= _LONG else f"{text[: _LONG - 1]}…"
 
 
+def _row(step: Mapping[str, Any]) -> SafeString:
+    sure = "" if step.get("confidence") is None else f"{step['confidence']:.0%}"
+    name = format_html("{} {}", step["step_id"], step.get("tool_name", ""))
+    cells = (name, _params(step), _alternatives(step), sure)
+    return format_html_join("", '<td class="{}">{}</td>', ((_CELL, cell) for cell in cells))
+
+
 def _params(step: Mapping[str, Any]) -> SafeString:
     sources = step.get("provenance") or {}
-    given = [(name, value, _source(sources.get(name) or {})) for name, value in (step.get("params") or {}).items()]
+    given = [
+        (name, _json(value), _source(sources.get(name) or {})) for name, value in (step.get("params") or {}).items()
+    ]
     lacking = [(name, "missing", "") for name in step.get("missing_params", ())]
     return format_html_join("", "<div><code>{}</code> = {} <em>{}</em></div>", (*given, *lacking))
+
+
+def _json(value: object) -> SafeString:
+    return format_html("<code>{}</code>", json.dumps(value, ensure_ascii=False))
 
 
 def _source(source: Mapping[str, Any]) -> str:

@@ -105,6 +105,26 @@ def test_an_operator_opens_a_thing_from_its_list(page: Page, live_server: LiveSe
     _picture(page, f"one-{app}-{model}")
 
 
+@pytest.mark.parametrize("width", [1300, 390])
+def test_what_a_plan_looks_like_stays_on_its_page(page: Page, live_server: LiveServer, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(f"{live_server.url}/admin/plans/plan/")
+    assert page.evaluate("document.querySelector('#result_list').getBoundingClientRect().right <= window.innerWidth")
+    page.locator("#result_list tbody th a").first.click()
+    page.wait_for_url("**/change/**")
+    drawing = page.get_by_role("region", name="The steps, drawn")
+    expect(drawing.locator("text", has_text="analyze_repository")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    _picture(page, f"one-plan-{width}")
+
+    # A wider one scrolls within its own bounds, and by keyboard.
+    drawing.evaluate("region => region.querySelector('svg').style.minWidth = '3000px'")
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    drawing.focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function("document.activeElement.scrollLeft > 0")
+
+
 def test_the_dashboard_fits_a_phone(page: Page, live_server: LiveServer) -> None:
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(f"{live_server.url}/admin/")
