@@ -5,9 +5,11 @@ from typing import Any, Final
 
 from django.contrib import admin
 from django.http import HttpRequest
+from django.utils.html import format_html_join
 from unfold.admin import TabularInline
 
-from apps.core.admin import OperatorAdmin, link_to
+from apps.core.admin import OperatorAdmin, as_json, link_to, start_of
+from apps.executions import reports, selectors
 from apps.executions.models import BegunJob, Execution, ExecutionStep
 from apps.executions.states import StepStatus
 from apps.plans import selectors as plans
@@ -27,6 +29,8 @@ _COLOURS: Final[Mapping[str, str]] = {
     StepStatus.CANCELED: "#9ca3af",
 }
 
+_OUTCOME: Final = 200
+
 
 def _receipt_link(tenant_id: int, receipt_id: str | None) -> str:
     if receipt_id is None:
@@ -45,24 +49,25 @@ class StepInline(TabularInline):
     extra = 0
     can_delete = False
     ordering = ["position"]
-    fields = ["step_id", "step_type", "status", "worker_and_tool", "task", "receipt", "attempts", "cost", "took"]
+    # The heading of each row names the step and its type.
+    fields = ["status", "outcome", "worker_and_tool", "task_or_receipt", "attempts", "cost", "took"]
     readonly_fields = fields
     show_change_link = True
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
+    @admin.display(description="what came of it")
+    def outcome(self, step: ExecutionStep) -> str:
+        return start_of(reports.outcome(step.line), _OUTCOME) or "-"
+
     @admin.display(description="worker")
     def worker_and_tool(self, step: ExecutionStep) -> str:
         return f"{step.worker_id}: {step.tool_name}" if step.worker_id else "-"
 
-    @admin.display(description="task")
-    def task(self, step: ExecutionStep) -> str:
-        return _task_link(step)
-
-    @admin.display(description="receipt")
-    def receipt(self, step: ExecutionStep) -> str:
-        return _receipt_link(step.tenant_id, step.receipt_id)
+    @admin.display(description="task or receipt")
+    def task_or_receipt(self, step: ExecutionStep) -> str:
+        return _receipt_link(step.tenant_id, step.receipt_id) if step.task_id is None else _task_link(step)
 
     @admin.display(description="took")
     def took(self, step: ExecutionStep) -> str:
@@ -89,11 +94,30 @@ class ExecutionAdmin(OperatorAdmin):
     search_fields = ["plan_id", "intent"]
     ordering = ["-id"]
     inlines = [StepInline]
-    readonly_fields = ["picture", "plan", "plan_receipt", "terminal_receipt"]
+    readonly_fields = ["summary", "waits_for", "picture", "plan", "plan_receipt", "terminal_receipt"]
+    # What came of it is seen before how it was asked for.
+    fields = [
+        *("intent", "status", "summary", "waits_for", "picture", "plan", "owner", "requested_by"),
+        *("created_at", "ended_at", "terminal_receipt", "mode", "strategy"),
+        *("total_cost", "max_total_cost", "max_cost_per_step", "currency"),
+        *("delegate_id", "plan_receipt", "halted_as", "halted_why", "wake_at", "trace_ref"),
+    ]
 
     @admin.display(description="intent")
     def intent_start(self, execution: Execution) -> str:
-        return execution.intent[:80]
+        return start_of(execution.intent)
+
+    @admin.display(description="what came of it")
+    def summary(self, execution: Execution) -> str:
+        with acting_in(execution.tenant_id, "console: what came of an execution"):
+            return selectors.report_on(execution).summary
+
+    @admin.display(description="waits for")
+    def waits_for(self, execution: Execution) -> str:
+        with acting_in(execution.tenant_id, "console: what an execution waits for"):
+            lines = selectors.report_on(execution).lines
+        waits = reports.waits_for(lines, owner=execution.owner.name)
+        return format_html_join("", "<p>{}</p>", ((one,) for one in waits)) or "-"
 
     @admin.display(description="plan")
     def plan(self, execution: Execution) -> str:
@@ -123,7 +147,20 @@ class ExecutionStepAdmin(OperatorAdmin):
     list_select_related = ["execution"]
     search_fields = ["step_id", "execution__plan_id"]
     ordering = ["-id"]
-    readonly_fields = ["task", "receipt"]
+    exclude = ["definition", "envelope", "task_id", "receipt_id"]
+    readonly_fields = ["task", "receipt", "outcome", "instruction", "result"]
+
+    @admin.display(description="what came of it")
+    def outcome(self, step: ExecutionStep) -> str:
+        return reports.outcome(step.line) or "-"
+
+    @admin.display(description="instruction")
+    def instruction(self, step: ExecutionStep) -> str:
+        return as_json(step.definition)
+
+    @admin.display(description="envelope")
+    def result(self, step: ExecutionStep) -> str:
+        return "-" if step.envelope is None else as_json(step.envelope)
 
     @admin.display(description="task")
     def task(self, step: ExecutionStep) -> str:

@@ -249,6 +249,7 @@ class ExecutionStep(TenantModel):
             task_id=self.task_ref,
             definition=self.definition,
             envelope=self.envelope,
+            retry_at=self.retry_at,
         )
 
     @property

@@ -1,12 +1,12 @@
 """What an execution tells its owner: the completion report, the trace for memory, the hand-over. All from rows."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from apps.core import strict_json
-from apps.executions.states import WORKER_STEPS, Status, StepStatus, StepType
+from apps.executions.states import IN_THE_AIR, WORKER_STEPS, Status, StepStatus, StepType
 
 _SUMMARY: Final = 2_000
 _INTENT: Final = 200
@@ -27,6 +27,12 @@ class Line:
     task_id: str | None
     definition: dict[str, Any]
     envelope: dict[str, Any] | None
+    retry_at: datetime | None = None
+
+    @property
+    def is_put_off(self) -> bool:
+        """May it begin, only later: when its worker is back, has room, or is asked once more?"""
+        return self.status == StepStatus.PENDING and self.retry_at is not None
 
     @property
     def escalation(self) -> dict[str, Any] | None:
@@ -37,6 +43,10 @@ class Line:
     def is_asked(self) -> bool:
         """Does it wait for its owner's answer?"""
         return self.status == StepStatus.AWAITING and self.step_type in {StepType.AGGREGATE, StepType.ESCALATE}
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        return (self.envelope or {}).get("error")
 
     @property
     def payload(self) -> Any:
@@ -55,19 +65,47 @@ def summary(intent: str, status: Status, lines: Sequence[Line], *, halted_why: s
     """One paragraph: the principal's own synthesis where there is one, else what the steps say of themselves."""
     if halted_why:
         return halted_why[:_SUMMARY]
-    said = [_said(line) for line in lines if line.step_type == StepType.AGGREGATE] or [
-        _said(line) for line in lines if line.step_type in WORKER_STEPS
-    ]
-    told = " ".join(part for part in said if part)
+    told = _told(lines, {StepType.AGGREGATE}) or _told(lines, WORKER_STEPS)
     return told[:_SUMMARY] or f"{intent[:_INTENT]}: {status}."
 
 
+def _told(lines: Sequence[Line], step_types: Collection[StepType]) -> str:
+    return " ".join(part for line in lines if line.step_type in step_types if (part := _said(line)))
+
+
 def _said(line: Line) -> str:
-    envelope = line.envelope or {}
-    if envelope.get("error"):
-        return f"{line.step_id} failed: {envelope['error']['message']}"
-    found = envelope.get("summary") or line.findings.get("summary")
+    return f"{line.step_id} failed: {outcome(line)}" if line.error else outcome(line)
+
+
+def outcome(line: Line) -> str:
+    """What a step says of itself: why it failed, else its summary; nothing where it has neither."""
+    if line.error:
+        return str(line.error["message"])
+    found = (line.envelope or {}).get("summary") or line.findings.get("summary")
     return _sentence(found) if isinstance(found, str) and found else ""
+
+
+def waits_for(lines: Sequence[Line], *, owner: str) -> list[str]:
+    """What an execution waits for at the moment, a sentence for each step that is in the air or put off."""
+    return [
+        f"{line.step_id} waits for {_awaited(line, owner)}."
+        for line in lines
+        if line.status in IN_THE_AIR or line.is_put_off
+    ]
+
+
+def _awaited(line: Line, owner: str) -> str:
+    if line.is_put_off:
+        return f"{line.worker_id}, to be called at {line.retry_at:%Y-%m-%d %H:%M:%S} UTC"
+    if line.status == StepStatus.CALLING:
+        return f"{line.worker_id}, which is being called"
+    if line.status == StepStatus.QUEUED:
+        return f"{line.task_id}, a task for {line.worker_id}"
+    if line.step_type == StepType.AGGREGATE:
+        return f"its owner, {owner}, to combine the results and hand them in"
+    if line.step_type == StepType.ESCALATE:
+        return f"its owner, {owner}, to decide"
+    return f"receipts: {', '.join(line.definition.get('wait_for_receipts') or ())}"
 
 
 def _sentence(text: str) -> str:

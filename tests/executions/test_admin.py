@@ -8,12 +8,25 @@ from xml.etree import ElementTree as ET
 from django.test import Client
 from django.urls import reverse
 
-from apps.executions.models import ExecutionStep
+from apps.executions import reports
+from apps.executions.models import Execution, ExecutionStep
 from apps.plans.models import Plan
-from apps.principals.models import Operator
+from apps.principals.models import Operator, Tenant
+from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as_system
-from tests.executions.making import REPORT, advance, begin, call_step, example_steps, make_plan, make_worker
+from tests.executions.making import (
+    REPORT,
+    advance,
+    begin,
+    call_step,
+    do_task,
+    example_steps,
+    make_plan,
+    make_worker,
+    queue_step,
+)
 from tests.executions.workers import WorkerServer
+from tests.factories import T0, make_caller
 
 
 def test_the_page_of_an_execution_leads_to_its_plan_tasks_and_receipts(kee: Caller, server: WorkerServer) -> None:
@@ -93,5 +106,76 @@ def test_the_page_draws_the_plan_with_the_state_of_each_step_and_where_its_param
     edges = [box.find(f"{space}rect").attrib["stroke"] for box in boxes.values()]  # type: ignore[union-attr]  # it has one
     assert len(set(edges)) == 3
     details = re.sub(r"<[^>]+>", " ", page)
-    assert re.search(r"text\s+= hello\s+\(literal hello\)", details)
+    assert re.search(r"text\s+= +&quot;hello&quot;\s+\(literal hello\)", details)
     assert "say (0.4)" in details
+
+
+def page_of(execution: Execution) -> str:
+    """The text of an execution's page."""
+    with acting_as_system("test"):
+        operator = Operator.objects.create_superuser("olga", password=None)
+    client = Client()
+    client.force_login(operator, backend="django.contrib.auth.backends.ModelBackend")
+    page = client.get(reverse("admin:executions_execution_change", args=[execution.pk])).content.decode()
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", page)).split())
+
+
+def test_the_page_of_an_execution_says_why_a_step_failed_and_with_it_the_whole(
+    kee: Caller, server: WorkerServer
+) -> None:
+    make_worker(kee, server)
+    gather = {"step_id": "sum", "step_type": "aggregate", "aggregate_step_ids": ["step-2"]}
+    execution = begin(
+        kee, [call_step("step-1", "break_down"), call_step("step-2", depends_on=["step-1"]), gather, REPORT]
+    )
+    advance(execution)
+    with acting_as_system("test"):
+        why = reports.outcome(ExecutionStep.objects.get(step_id="step-1").line)
+
+    page = page_of(execution)
+
+    assert "out of paper" in why
+    assert f"What came of it step-1 failed: {why}" in page
+    assert f"step-1 (call_worker) Change Failed {why}" in page
+
+
+def test_the_page_of_an_execution_says_what_came_of_its_steps_and_that_its_owner_is_waited_for(
+    kee: Caller, tenant: Tenant, server: WorkerServer
+) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, example_steps())
+    advance(execution)
+    do_task(make_caller(tenant, "hands", Kind.WORKER), {"text": "found"})
+    advance(execution)
+
+    page = page_of(execution)
+
+    assert "Complete Done by hand. texter: echo" in page
+    assert "Waits for step-4 waits for its owner, Kee, to combine the results and hand them in." in page
+
+
+def test_the_page_of_an_execution_names_the_task_and_the_receipts_that_it_waits_for(
+    kee: Caller, server: WorkerServer
+) -> None:
+    make_worker(kee, server)
+    wait = {"step_id": "wait", "step_type": "wait_for", "wait_for_receipts": ["rcpt_to_come"]}
+    execution = begin(kee, [queue_step("step-1"), wait, REPORT])
+    advance(execution)
+    with acting_as_system("test"):
+        task = ExecutionStep.objects.get(step_id="step-1").task_ref
+
+    page = page_of(execution)
+
+    assert f"step-1 waits for {task}, a task for texter." in page
+    assert "wait waits for receipts: rcpt_to_come." in page
+
+
+def test_the_page_of_an_execution_says_that_a_step_waits_for_its_worker_to_be_back(
+    kee: Caller, server: WorkerServer
+) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("step-1"), REPORT])
+    with acting_as_system("test"):
+        ExecutionStep.objects.filter(step_id="step-1").update(retry_at=T0)
+
+    assert f"step-1 waits for texter, to be called at {T0:%Y-%m-%d %H:%M:%S} UTC." in page_of(execution)
