@@ -116,8 +116,8 @@ def _called(context: Context, target: calls.Target, params: Mapping[str, Any], p
     :raises Canceled: if it is not wanted any more, or this run may not call: another has its task, or may have it.
     :raises Failed: if it gave no answer, or may not be called a second time.
     """
-    _admit(context, target, params)
-    marked = target.cost > 0 or not target.repeatable
+    costs = _admit(context, target, params)
+    marked = costs or not target.repeatable
     if marked:
         context.heartbeat(checkpoint=_CALLED)
     if context.cancelled:
@@ -198,8 +198,12 @@ def _followed(context: Context, target: calls.Target, job: following.Job) -> Res
     return Result(pointer=pointer, summary=called.summary)
 
 
-def _admit(context: Context, target: calls.Target, params: Mapping[str, Any]) -> None:
-    """See that this run may call, and count and pay for the call; the first one was paid for when the task was queued."""
+def _admit(context: Context, target: calls.Target, params: Mapping[str, Any]) -> bool:
+    """See that this run may call, and count and pay for the call; the first one was paid for when the task was queued.
+
+    :return: whether such calls cost anything, by the worker's price or by the plan's estimate.
+    """
+    task_id = parse_ref("task", context.task_id)
     again = context.run_id > 1 and _may_have_run(context.checkpoint)
     if again and not target.repeatable:
         raise Failed(
@@ -211,7 +215,8 @@ def _admit(context: Context, target: calls.Target, params: Mapping[str, Any]) ->
         calls.check_params(target, params)
         with context.caller.acting():
             calls.take(target)
-            paid = not again or sql.charge_again(task_id=parse_ref("task", context.task_id), cost=target.cost)
+            step = sql.step_of_task(task_id=task_id)
+            paid = not again or sql.charge_again(task_id=task_id, cost=target.cost)
     except WorkerRateLimited as full:
         raise Postponed(timedelta(seconds=full.retry_after)) from full
     except DomainError as refusal:
@@ -222,6 +227,7 @@ def _admit(context: Context, target: calls.Target, params: Mapping[str, Any]) ->
             f"{target.tool_name} was called before and may have run; the budget does not pay for another call.",
             retryable=False,
         )
+    return target.cost > 0 or step.costs
 
 
 def _may_have_run(checkpoint: Any) -> bool:

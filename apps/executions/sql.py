@@ -2,6 +2,7 @@
 and keep jobs that workers can cancel.
 """
 
+from dataclasses import dataclass
 from datetime import timedelta
 from decimal import Decimal
 from typing import Final
@@ -51,6 +52,32 @@ def charge_again(*, task_id: int, cost: Decimal) -> bool:
     with connection.cursor() as cursor:
         cursor.execute(_CHARGE_AGAIN, [cost, task_id])
         return not cursor.fetchone()[0]
+
+
+# By the index of open tasks, then a primary key.
+_STEP_OF: Final = """
+    select coalesce(greatest(step.cost, (definition ->> 'estimated_cost')::numeric), 0) > 0, halted_as is not null
+    from executions_executionstep step join executions_execution execution on execution.id = execution_id
+    where task_id = %s and step.status = 'queued'
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOfTask:
+    """What a run must know of the step that its task carries out."""
+
+    costs: bool = False
+    """Is anything charged for its calls?"""
+    is_halted: bool = False
+    """Is the end of its execution certain, so that nothing is called any more?"""
+
+
+def step_of_task(*, task_id: int) -> StepOfTask:
+    """What is known of the step that a task carries out; nothing of a task that carries out none."""
+    with connection.cursor() as cursor:
+        cursor.execute(_STEP_OF, [task_id])
+        found = cursor.fetchone()
+    return StepOfTask() if found is None else StepOfTask(costs=found[0], is_halted=found[1])
 
 
 _BEGIN_JOB: Final = """

@@ -203,6 +203,29 @@ def test_each_run_of_a_task_that_may_have_called_is_paid_for_by_its_execution(
     assert (done.status, done.total_cost, server.calls["echo"]) == ended
 
 
+@pytest.mark.parametrize("priced", [{}, {"cost_estimate": 0.1}], ids=["by the plan alone", "by the worker"])
+def test_a_run_that_broke_off_after_it_reached_its_worker_is_paid_for_whoever_names_the_price(
+    kee: Caller, server: WorkerServer, priced: dict[str, Any]
+) -> None:
+    make_worker(kee, server, hints={"expected_runtime": "fast", **priced})
+    planned: dict[str, Any] = {} if priced else {"estimated_cost": 0.1}
+    crashing = {**queue_step("a", **planned), "tool_name": "crash", "params": {}}
+    execution = begin(kee, [crashing, REPORT], budget=Budget(max_total_cost=Decimal("0.25")))
+    advance(execution)
+
+    for _ in range(4):
+        execute_queue(kee.tenant_id, "execute")
+        _come_due(kee)
+    advance(execution)
+
+    done = report(kee, execution)
+    with kee.acting():
+        # The third finds that the budget does not pay for it.
+        assert Run.objects.count() == 3
+        assert Call.objects.count() == 2
+    assert (done.status, done.total_cost) == ("budget_exceeded", Decimal("0.2"))
+
+
 def test_a_run_of_a_task_that_never_reached_its_worker_is_not_paid_for(kee: Caller, server: WorkerServer) -> None:
     paid = {"expected_runtime": "fast", "cost_estimate": 0.1}
     make_worker(kee, server, hints=paid, endpoint="http://127.0.0.1:9/mcp")
