@@ -95,7 +95,10 @@ def test_a_command_says_in_one_sentence_that_nothing_runs(tmp_path: Path) -> Non
     assert "hidden" not in refused.stderr
 
     refused = _run("manage.py", "migrate", DATABASE_URL="", GATEHOUSE_DATA=str(tmp_path), PGHOST=str(tmp_path))
-    assert (refused.returncode, refused.stderr) == (1, f"Nothing runs with its data in {tmp_path}; start bin/up.\n")
+    assert (refused.returncode, refused.stderr) == (
+        1,
+        f"Nothing runs with its data in {tmp_path}; start bin/up, or name the folder of what runs in GATEHOUSE_DATA.\n",
+    )
 
 
 @pytest.mark.parametrize("variable", ["DATABASE_URL", "REDIS_URL"])
