@@ -1,16 +1,17 @@
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from django.contrib import admin
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
 
-from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to
+from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, start_of
 from apps.memory.models import (
     CommonWord,
     Concept,
     ConceptName,
     ConceptRevision,
     EnvelopeLoaded,
-    Forgotten,
     Item,
     MemoryPolicy,
     Observation,
@@ -26,6 +27,8 @@ from apps.memory.models import (
     Vector,
     WordCount,
 )
+
+_LATEST: Final = 20
 
 
 class MemoryAdmin(OperatorAdmin):
@@ -176,6 +179,18 @@ class SubjectAdmin(OperatorAdmin):
     list_select_related = ["added_by", "author"]
     list_filter = ["memory_enabled", "tenant"]
     search_fields = ["=key", "display_name"]
+    readonly_fields = ["latest_items", "all_items"]
+
+    @admin.display(description="Latest items that stand")
+    def latest_items(self, subject: Subject) -> str:
+        latest = subject.items.filter(superseded_at=None).order_by("-id")[:_LATEST]
+        lines = ((item.type, link_to(item), start_of(item.text, 200)) for item in latest)
+        return format_html_join("", "<p>{} {}: {}</p>", lines) or "-"
+
+    @admin.display(description="All items")
+    def all_items(self, subject: Subject) -> str:
+        address = reverse("admin:memory_item_changelist", query={"subject": subject.pk})
+        return format_html('<a href="{}" class="text-primary-600">those of this subject</a>', address)
 
 
 @admin.register(Item)
@@ -212,13 +227,6 @@ class EnvelopeLoadedAdmin(OperatorAdmin):
     @admin.display(description="Viewer")
     def viewer_link(self, load: EnvelopeLoaded) -> str:
         return link_to(load.viewer)
-
-
-@admin.register(Forgotten)
-class ForgottenAdmin(OperatorAdmin):
-    list_display = ["__str__", "tenant", "forgotten_at"]
-    list_select_related = ["tenant"]
-    list_filter = ["tenant"]
 
 
 @admin.register(CommonWord)

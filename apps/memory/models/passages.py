@@ -148,6 +148,7 @@ class Tally(TenantModel):
     """Whether it is a sum of others, not what a writer has appended."""
 
     class Meta:
+        verbose_name_plural = "tallies"
         indexes = [
             # Serves sql.fold_tallies().
             models.Index(fields=["tenant", "scope"], condition=Q(folded=False), name="memory_tally_fresh"),

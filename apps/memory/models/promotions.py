@@ -18,6 +18,7 @@ class PromotionPolicy(TenantModel):
     revised_at = models.DateTimeField()
 
     class Meta:
+        verbose_name_plural = "promotion policies"
         constraints = [
             models.UniqueConstraint(fields=["tenant", "delegate"], name="memory_promotionpolicy_once"),
             models.CheckConstraint(

@@ -236,6 +236,7 @@ class MemoryPolicy(TenantModel):
     revised_at = models.DateTimeField()
 
     class Meta:
+        verbose_name_plural = "memory policies"
         constraints = [
             models.UniqueConstraint(fields=["tenant"], name="memory_memorypolicy_once"),
             models.CheckConstraint(
@@ -270,6 +271,7 @@ class EnvelopeLoaded(TenantModel):
     loaded_at = models.DateTimeField()
 
     class Meta:
+        verbose_name_plural = "envelopes loaded"
         indexes = [
             # Serves selectors.was_served(), the export and the removal of a subject.
             models.Index(fields=["subject", "viewer", "loaded_at"], name="memory_envelopeloaded_to"),
