@@ -132,6 +132,16 @@ def any_principal_named(name: str) -> Principal:
     return principal
 
 
+def refuse_unknown(names: Collection[str], *, tenant_id: int) -> None:
+    """
+    :raises UnknownPrincipal: if a tenant has no principal of one of these names, disabled or not.
+    """
+    known = set(Principal.objects.filter(tenant_id=tenant_id, name__in=names).values_list("name", flat=True))
+    for name in names:
+        if name not in known:
+            raise UnknownPrincipal(f"There is no principal {name[:50]!r}.")
+
+
 def tokens_of(principal_id: int, *, before: int | None, limit: int) -> list[Token]:
     """A principal's tokens, the newest first, before the one with this key."""
     tokens = Token.objects.filter(principal_id=principal_id).order_by("-pk")

@@ -101,6 +101,7 @@ def _principals(planted: Planted) -> None:
 
 def _memory(planted: Planted) -> None:
     kee, canary = planted.kee, planted.canary
+    make_principal(planted.tenant, canary)
     with acting_as(kee):
         memory.set_memory_policy(author=kee, share_with=["Kee", canary], now=T0)
         memory.set_promotion_policy(

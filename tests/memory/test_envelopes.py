@@ -256,7 +256,7 @@ def test_whom_a_subject_is_not_shared_with_gets_the_answer_of_one_that_is_not_th
 def test_sharing_is_the_subjects_own_else_the_tenants(
     as_kee: Caller, tenant: Tenant, own: list[str] | None, tenants: list[str] | None, seen: bool
 ) -> None:
-    lee = make_caller(tenant, "Lee")
+    lee, _ = make_caller(tenant, "Lee"), make_caller(tenant, "Max")
     add(as_kee, share_with=own)
     if tenants is not None:
         services.set_memory_policy(author=as_kee, share_with=tenants, now=T0)

@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
@@ -37,11 +38,13 @@ from apps.memory.services import MOST_PREFERENCES, Outcome
 from apps.memory.states import ItemType
 from apps.memory.tools.items import ListItems, list_memory_items
 from apps.memory.tools.subjects import OfSubject, get_subject
+from apps.principals import services as principals
+from apps.principals.errors import UnknownPrincipal
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests import ground
-from tests.factories import T0, make_caller, make_tenant, make_token
+from tests.factories import T0, make_caller, make_principal, make_tenant, make_token
 from tests.memory.subjects import ALICE, add, change, envelope, facts, remember
 
 DAY, TICK = timedelta(days=1), timedelta(microseconds=1)
@@ -253,6 +256,60 @@ def test_who_may_know_a_subject_is_for_who_added_it_and_administrators_to_say(as
     # Of what was added when nobody noted by whom, all that may know it may say.
     Subject.objects.update(added_by=None)
     change(lee, share_with=["Lee", "Kee"])
+
+
+def test_a_name_of_nobody_shuts_nobody_out(as_kee: Caller, tenant: Tenant) -> None:
+    """Unless it stood there before: whoever it was is called otherwise now."""
+    make_caller(make_tenant("globex"), "Mia")
+    lee = make_principal(tenant, "Lee")
+    add(as_kee)
+    services.set_memory_policy(author=as_kee, share_with=["Kee", "Lee"], now=T0)
+    for share in (
+        lambda names: add(as_kee, "USER:bob", share_with=names),
+        lambda names: change(as_kee, share_with=names),
+        lambda names: services.set_memory_policy(author=as_kee, share_with=names, now=T0),
+    ):
+        for nobody in ("Ke", "Mia"):
+            with pytest.raises(UnknownPrincipal, match=nobody), transaction.atomic():
+                share(["Kee", nobody, "Lee"])
+    assert (Subject.objects.get().share_with, MemoryPolicy.objects.get().share_with) == (None, ["Kee", "Lee"])
+    change(as_kee, share_with=["Kee", "Lee"])
+    principals.disable_principal(principal_id=lee.pk, now=T0)
+    add(as_kee, "USER:bob", share_with=["Lee"])
+    principals.rename_principal(principal_id=lee.pk, name="Leo")
+    change(as_kee, share_with=["Lee", "Leo"])
+    services.set_memory_policy(author=as_kee, share_with=["Lee"], now=T0)
+
+
+@pytest.mark.parametrize("closed_by", ["its own wish", "the tenant's"])
+def test_who_added_a_subject_can_share_it_with_itself_again(as_kee: Caller, tenant: Tenant, closed_by: str) -> None:
+    lee, mia = make_caller(tenant, "Lee"), make_caller(tenant, "Mia")
+    add(as_kee)
+    remember(as_kee)
+    if closed_by == "its own wish":
+        change(as_kee, share_with=["Mia"])
+    else:
+        services.set_memory_policy(author=as_kee, share_with=["Mia"], now=T0)
+    change(mia, display_name="Alice")
+    # What is remembered of it is for those that it is shared with.
+    asking: list[Callable[[Caller], object]] = [
+        envelope,
+        remember,
+        lambda who: selectors.subject_of(ALICE, viewer=who),
+        lambda who: selectors.recall("", caller=who, subject_id=ALICE),
+        lambda who: services.forget(author=who, subject_id=ALICE, now=T0),
+    ]
+    for ask in asking:
+        for who in (as_kee, lee):
+            with pytest.raises(UnknownSubject), transaction.atomic():
+                ask(who)
+    itself = OfSubject(subject_id=ALICE)
+    assert get_subject(as_kee, itself).display_name == "Alice"
+    for refused in (lambda: get_subject(lee, itself), lambda: change(lee, share_with=["Lee"])):
+        with pytest.raises(UnknownSubject), transaction.atomic():
+            refused()
+    change(as_kee, share_with=["Kee", "Mia"])
+    assert facts(as_kee) == ["Loves fettuccini"]
 
 
 def test_a_subject_and_the_policy_say_who_added_and_who_changed_them_last(as_kee: Caller, tenant: Tenant) -> None:

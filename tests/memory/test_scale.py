@@ -20,6 +20,7 @@ from apps.memory.selectors import holdings, recall, recent_sessions
 from apps.memory.sql import postings, subjects, tallies
 from apps.memory.sql.subjects import LINEAGE
 from apps.memory.texts import same_text
+from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests import ground
 from tests.factories import T0, make_caller, make_tenant
@@ -313,8 +314,9 @@ from memory_subject cross join generate_series(1, %(many)s) i where key = %(subj
 
 @pytest.mark.parametrize("settled", [{"memory_enabled": False}, {"share_with": ["Hexy"]}, {"delete_after_days": 1}])
 def test_the_latest_sessions_are_found_behind_any_number_that_are_hidden(
-    as_kee: Caller, settled: dict[str, Any]
+    as_kee: Caller, tenant: Tenant, settled: dict[str, Any]
 ) -> None:
+    make_caller(tenant, "Hexy")
     add(as_kee)
     add(as_kee, "USER:bob")
     for number, subject_id in enumerate((None, "USER:bob", None, "USER:bob"), start=1):

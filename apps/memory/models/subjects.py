@@ -17,9 +17,17 @@ from apps.principals.models import Principal, TenantModel
 class SubjectQuerySet(models.QuerySet["Subject"]):
     def shared_with(self, name: str) -> Self:
         """Those that this principal may read: at their own wish or, where they have none, at their tenant's."""
-        closed = MemoryPolicy.objects.filter(tenant_id=OuterRef("tenant_id"), share_with__isnull=False)
-        closed = closed.exclude(share_with__contains=[name])
-        return self.filter(Q(share_with__contains=[name]) | Q(share_with=None) & ~Exists(closed))
+        return self.filter(_shared_with(name))
+
+    def settled_by(self, name: str, *, principal_id: int) -> Self:
+        """Those that the principal of this name may read, or has added."""
+        return self.filter(_shared_with(name) | Q(added_by=principal_id))
+
+
+def _shared_with(name: str) -> Q:
+    closed = MemoryPolicy.objects.filter(tenant_id=OuterRef("tenant_id"), share_with__isnull=False)
+    closed = closed.exclude(share_with__contains=[name])
+    return Q(share_with__contains=[name]) | Q(~Exists(closed), share_with=None)
 
 
 def preferring(key: str, value: str | None) -> str:

@@ -29,7 +29,9 @@ from apps.memory.selectors.subjects import (
     known_to,
     mark_of,
     policy,
+    settled_by,
     subject_of,
+    subject_settled_by,
     unknown,
     was_served,
 )
@@ -68,7 +70,9 @@ __all__ = [
     "recent_sessions",
     "relationships",
     "saying",
+    "settled_by",
     "subject_of",
+    "subject_settled_by",
     "unknown",
     "was_served",
 ]

@@ -66,9 +66,25 @@ def known_to(viewer: Caller) -> SubjectQuerySet:
     return rows if viewer.may(Scope.ADMIN) else rows.shared_with(viewer.name)
 
 
+def settled_by(viewer: Caller) -> SubjectQuerySet:
+    """The subjects that the viewer may look at and change themselves, whatever is remembered of them: those that are shared
+    with it, and those that it added, lest it shut itself out for good."""
+    rows = Subject.objects.filter(tenant_id=viewer.tenant_id)
+    return rows if viewer.may(Scope.ADMIN) else rows.settled_by(viewer.name, principal_id=viewer.principal_id)
+
+
+def subject_settled_by(viewer: Caller, subject_id: str) -> Subject:
+    """:raises UnknownSubject: if there is no such subject, or the viewer may neither know it nor has added it."""
+    return _found(settled_by(viewer), subject_id)
+
+
 def subject_of(subject_id: str, *, viewer: Caller) -> Subject:
     """:raises UnknownSubject: if there is no such subject, or it is not shared with the viewer."""
-    subject = known_to(viewer).filter(key=subject_id).first()
+    return _found(known_to(viewer), subject_id)
+
+
+def _found(subjects: SubjectQuerySet, subject_id: str) -> Subject:
+    subject = subjects.filter(key=subject_id).first()
     if subject is None:
         raise unknown(subject_id)
     return subject

@@ -14,6 +14,7 @@ from apps.memory import selectors
 from apps.memory.errors import ForgottenOnRequest, MemoryDisabled, SharedByAnother, SubjectExists, TooManyPreferences
 from apps.memory.models import MemoryPolicy, Subject, SubjectQuerySet, preferring
 from apps.memory.services.replays import keep_from_being_forgotten, refuse_forgotten
+from apps.principals import selectors as principals
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 
@@ -38,6 +39,7 @@ def add_subject(
 
     :param remember_again: somebody who was forgotten on request wants to be remembered.
     :raises SubjectExists: if it is remembered already.
+    :raises UnknownPrincipal: if it is to be shared with nobody's name.
     :raises MemoryDisabled: if it wants nothing remembered, and something is told of it.
     :raises ForgottenOnRequest: if it was forgotten on request, or what is said of it names somebody who was.
     :raises Unavailable: if it, or one that it names, is being forgotten just now.
@@ -53,6 +55,7 @@ def add_subject(
         created_at=now,
         revised_at=now,
     )
+    _refuse_nobody(author, change.given.get("share_with"), before=None)
     _apply(subject, change)
     try:
         with transaction.atomic():
@@ -70,19 +73,21 @@ def add_subject(
 def update_subject(*, author: Caller, subject_id: str, change: SubjectChange, now: datetime) -> Subject:
     """Change what is known of a subject itself, or what may be done with memories of it.
 
-    :raises UnknownSubject: if there is none, or it is not shared with the author.
+    :raises UnknownSubject: if there is none, or it is not shared with the author, who has not added it either.
     :raises ForgottenOnRequest: if it names somebody who was forgotten on request.
     :raises SharedByAnother: if others are to know it, and the author neither added it nor administers the tenant.
+    :raises UnknownPrincipal: if it is to be shared with nobody's name, which it was not before.
     :raises MemoryDisabled: if it wants nothing remembered then, and something is told of it; that may be taken back.
     :raises TooManyPreferences: if it would have more than :data:`MOST_PREFERENCES`.
     """
-    subject = held(author, subject_id)
+    subject = holding(selectors.settled_by(author).filter(key=subject_id)).first()
     if subject is None:
         raise selectors.unknown(subject_id)
     words = _entries(change)
     refuse_forgotten(author, change.given, change.preferences, words=words, about=[subject_id] if any(words) else [])
     if change.given.get("share_with", subject.share_with) != subject.share_with:
         _may_share(author, subject)
+        _refuse_nobody(author, change.given["share_with"], before=subject.share_with)
     _apply(subject, change)
     subject.author_id = author.principal_id
     if "delete_after_days" in change.given:
@@ -108,6 +113,8 @@ def set_memory_policy(
     """Settle for how long items count in the tenant, and who may read subjects that do not say so themselves.
 
     What is left out stays as it was.
+
+    :raises UnknownPrincipal: if they are to be shared with nobody's name, which they were not before.
     """
     default = selectors.policy(tenant_id=author.tenant_id)
     MemoryPolicy.objects.bulk_create(
@@ -128,6 +135,7 @@ def set_memory_policy(
         if value is not None:
             setattr(policy, name, value)
     if share_with is not None or share_with_everybody:
+        _refuse_nobody(author, share_with, before=policy.share_with)
         policy.share_with = None if share_with is None else list(share_with)
     policy.author_id = author.principal_id
     policy.rev += 1
@@ -190,6 +198,16 @@ def _may_share(author: Caller, subject: Subject) -> None:
     """Nobody shuts out others by naming itself alone; of a subject of which nobody knows who added it, anybody may say."""
     if subject.added_by_id not in {None, author.principal_id} and not author.may(Scope.ADMIN):
         raise SharedByAnother(f"Who may know {subject.key[:60]!r} is for who added it to say, or for an administrator.")
+
+
+def _refuse_nobody(author: Caller, share_with: Sequence[str] | None, *, before: Sequence[str] | None) -> None:
+    """Nobody is shut out by a slip. A name that stands there may have become nobody's since: its owner may be renamed.
+
+    :raises UnknownPrincipal: if one of the names that are new is nobody's.
+    """
+    added = set(share_with or ()).difference(before or ())
+    if added:
+        principals.refuse_unknown(sorted(added), tenant_id=author.tenant_id)
 
 
 # What is known of a subject itself, beside what it prefers.

@@ -31,7 +31,7 @@ class ConstraintsChange(Input):
     """Whether patterns may be learned."""
     share_with: Sharing | None = None
     """The principals that may read it: null is the tenant's default, an empty list is nobody. Who added the subject may
-    change this, and who administers the tenant."""
+    change this, and who administers the tenant. A name of nobody is refused."""
     anonymize_dates: bool = False
     """Whether dates are given by the month alone."""
     delete_after_days: Days | None = None
@@ -139,9 +139,9 @@ class OfSubject(Input):
 def get_subject(caller: Caller, given: OfSubject) -> SubjectOutput:
     """Show a subject's name, preferences, constraints and revision. What is remembered of it is in its envelope.
 
-    Of one that wants nothing remembered only its name and its constraints are shown.
+    Who added a subject may look at it so, though it is not shared with them. Of one that wants nothing remembered only its name and its constraints are shown.
     """
-    return _shown(selectors.subject_of(given.subject_id, viewer=caller))
+    return _shown(selectors.subject_settled_by(caller, given.subject_id))
 
 
 @operation(
@@ -151,7 +151,10 @@ def get_subject(caller: Caller, given: OfSubject) -> SubjectOutput:
     idempotent=True,
 )
 def update_subject(caller: Caller, given: UpdateSubject) -> SubjectOutput:
-    """Change a subject's name, preferences or constraints. What you leave out stays, also within the constraints."""
+    """Change a subject's name, preferences or constraints. What you leave out stays, also within the constraints.
+
+    Who added a subject may change it, though it is not shared with them.
+    """
     subject = services.update_subject(
         author=caller, subject_id=given.subject_id, change=_change(given), now=timezone.now()
     )
@@ -229,7 +232,7 @@ class SetMemoryPolicy(Input):
     narrative_days: Days | None = None
     """The same of narratives; 7 unless settled."""
     share_with: Sharing | None = None
-    """Who may read subjects that do not say so themselves; null is everybody in the tenant."""
+    """Who may read subjects that do not say so themselves; null is everybody in the tenant. A name of nobody is refused."""
 
 
 @operation(
