@@ -1,6 +1,7 @@
 """What a question asks for, read off its words: their other forms, names it may mention, pairs to find together. Pure."""
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -48,30 +49,42 @@ class Question:
     """A word of it, and another form of that word."""
     names: list[str]
     """Every run of its words that may be a name, as names are compared."""
+    proper: list[str]
+    """Those of them that are all of it, or are written with a capital: names even where their words mean nothing by themselves."""
     pairs: list[str]
     """Words that follow each other in it, with one between them or none."""
 
 
 def read(text: str) -> Question:
     """Read a question; of a long one, only the beginning is read for more than its words."""
+    written = [word for word in (part.strip(_EDGES) for part in unicodedata.normalize("NFKC", text).split()) if word]
     text = as_sought(text)
     words = list(islice((found[0] for found in _WORD.finditer(text)), _LOOKED_AT))
-    spaced = [word for word in (part.strip(_EDGES) for part in text.split()) if word][:_LOOKED_AT]
     lowered = list(dict.fromkeys(_POSSESSIVE.sub("", word) for word in words))
+    runs = list(_runs(written))
     return Question(
         text=text,
         forms=[(word, other) for word in lowered for other in _OTHERS.get(word, ())],
-        names=sorted(set(_runs(spaced))),
+        names=sorted({name for name, _ in runs}),
+        proper=sorted({name for name, is_proper in runs if is_proper}),
         pairs=list(islice(dict.fromkeys(_pairs(words)), _PAIRS)),
     )
 
 
-def _runs(words: list[str]) -> Iterator[str]:
+def _runs(written: list[str]) -> Iterator[tuple[str, bool]]:
+    words = written[:_LOOKED_AT]
+    # That a question begins with a capital says nothing.
+    capitals = [_has_capital(word if place else word[1:]) for place, word in enumerate(words)]
     for start in range(len(words)):
         for end in range(start + 1, min(start + _NAME, len(words)) + 1):
-            name = " ".join(words[start:end])
-            yield key_of(name)
-            yield key_of(_POSSESSIVE.sub("", name))
+            name = key_of(" ".join(words[start:end]))
+            is_proper = end - start == len(written) or any(capitals[start:end])
+            yield name, is_proper
+            yield _POSSESSIVE.sub("", name), is_proper
+
+
+def _has_capital(word: str) -> bool:
+    return word != word.lower()
 
 
 def _pairs(words: list[str]) -> Iterator[str]:

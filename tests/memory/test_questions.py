@@ -1,5 +1,6 @@
 """What is read off a question besides its words."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,26 @@ def test_forms_names_and_pairs_of_a_question() -> None:
     assert question.forms == [("wrote", "write"), ("wrote", "written")]
     assert {"c++", "c++'s standard", "who wrote c++'s standard"} <= set(question.names)
     assert "wrote c" in question.pairs
+
+
+@pytest.mark.parametrize(
+    ("question", "name", "is_proper"),
+    [
+        ("What did the WHO do?", "who", True),
+        ("WHO budget", "who", True),
+        ("What is the Who's best song?", "who", True),
+        ("What is the Who's best song?", "the who", True),
+        ("who", "who", True),
+        ("Who?", "who", True),
+        ("Who did that?", "who", False),
+        ("Can you say who did that?", "who", False),
+        ("the who", "who", False),
+    ],
+)
+def test_a_name_is_known_by_its_capitals_or_as_all_that_is_asked(question: str, name: str, *, is_proper: bool) -> None:
+    asked = read(question)
+    assert name in asked.names
+    assert (name in asked.proper) is is_proper
 
 
 def test_of_a_long_question_only_the_beginning_is_looked_at_for_more_than_its_words() -> None:

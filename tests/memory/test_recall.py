@@ -75,6 +75,27 @@ def test_patterns_and_concepts_are_recalled_by_name_alias_and_text(as_kee: Calle
     assert [hit.ref.split(":")[0] for hit in recall("vacuums", caller=as_kee)] == ["pattern"]
 
 
+@pytest.mark.parametrize("query", ["WHO", "who", "What did the WHO do?", "WHO budget"])
+def test_a_name_of_stop_words_alone_stands_for_the_other_names(as_kee: Caller, query: str) -> None:
+    services.store_concept(
+        author=as_kee, name="World Health Organization", aliases=["WHO"], description="Meets in Geneva", now=T0
+    )
+    observe(as_kee, "The World Health Organization raised its budget")
+    observe(as_kee, "Nothing to see here.")
+    hits = recall(query, caller=as_kee)
+    assert {hit.text for hit in hits} == {
+        "The World Health Organization raised its budget",
+        "World Health Organization: Meets in Geneva",
+    }
+    assert all("health (who)" in hit.why for hit in hits)
+
+
+def test_a_stop_word_is_no_name_where_it_is_not_written_as_one(as_kee: Caller) -> None:
+    services.store_concept(author=as_kee, name="World Health Organization", aliases=["WHO"], now=T0)
+    observe(as_kee, "Lee saw a zebra.")
+    assert refs(as_kee, "Who saw the zebra?") == ["Lee saw a zebra."]
+
+
 def test_a_revised_pattern_is_found_by_its_new_words_only(as_kee: Caller) -> None:
     for text in ("Walruses.", "Penguins."):
         services.update_pattern(

@@ -112,6 +112,7 @@ def asking(question: Question, *, limit: int) -> dict[str, Any]:
         "said": [said for said, _ in question.forms],
         "also": [also for _, also in question.forms],
         "names": question.names,
+        "proper": question.proper,
         "pairs": question.pairs,
         "scored": _SCORED,
         "leading": max(limit, _LEADING),

@@ -252,15 +252,17 @@ with {reached}spelled as materialized (
     cross join lateral (select (ts_lexize('english_stem', f.also))[1] as term) other
     where w.word in (select word from spelled) and other.term <> w.word
     union all
-    select w.word, other.term, other.share
+    select coalesce(w.word, named.key), other.term, other.share
     from memory_conceptname named
     join memory_conceptname alias on alias.concept_id = named.concept_id and alias.key <> named.key
-    cross join lateral unnest(tsvector_to_array(to_tsvector('english', named.key))) as w(word)
+    left join lateral unnest(tsvector_to_array(to_tsvector('english', named.key))) as w(word) on true
     cross join lateral (
         select term, 1::float8 / count(*) over () as share
         from unnest(tsvector_to_array(to_tsvector('english', alias.key))) as l(term)
     ) other
     where named.tenant_id = %(tenant)s and named.key = any(%(names)s::text[])
+      -- a name of stop words alone
+      and (w.word is not null or named.key = any(%(proper)s::text[]))
 ), counted as materialized (
     select word, term, max(share) as share, max(n.passages) as passages
     from meant
