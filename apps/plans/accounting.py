@@ -17,6 +17,7 @@ from apps.plans.catalogue import Catalogue
 from apps.plans.clauses import Clause
 from apps.plans.layout import Draft
 from apps.plans.ranking import Ranker
+from apps.plans.slots import takes_wish
 from apps.plans.spans import Span, is_directory
 
 CONCEPTS_OF_SPANS: Final = {"path": ("directory", "file"), "url": ("webpage",), "email": ("email",)}
@@ -35,6 +36,7 @@ _CONTAINED: Final = frozenset({"in", "inside", "within", "from", "under", "below
 _UNIVERSAL: Final = frozenset({"all", "any", "each", "every", "everything", "anything", "whatever", "other", "others"})
 _ALL: Final = frozenset({"all", "each", "every"})
 _PASSED_OVER: Final = frozenset({"the", "of", "my", "our", "your", "his", "her", "their", "its", "these", "those"})
+_WILD: Final = frozenset("*?")
 _MANY: Final = frozenset(
     {*_UNIVERSAL, "many", "several", "files", "directory", "directories", "dir", "folder", "folders"}
 )
@@ -90,10 +92,12 @@ class Account:
         changing = {
             span.number
             for draft in self.drafts
-            if draft.done is None and not draft.handed_on and draft.clause.verb in lexicon.MUTATING
+            if draft.done is None and not draft.handed_on and self._is_changing(draft)
             for span in draft.clause.spans
         }
         left_over = self._left_over()
+        # Without a word of its own it belongs to what is asked for before it: drop 'users' before 'orders'.
+        bare = {span.number for clause in asked if changing and not clause.words for span in clause.spans}
         for span in spans:
             if any(span.value in text for text in used):
                 continue
@@ -101,10 +105,16 @@ class Account:
                 yield Gap(
                     "param", f"{span.value[:500]} reads as a reference to a step's result, which no request can give."
                 )
-            elif span.kind in _BINDING_KINDS or span.number in changing or span.number in left_over:
+            elif span.kind in _BINDING_KINDS or span.number in changing | left_over | bare:
                 yield Gap("capability", f"No step would use {span.value[:500]}.")
             else:
                 yield Remark(f"No step uses {span.value[:200]}.")
+
+    def _is_changing(self, draft: Draft) -> bool:
+        """Does it change the world, by its verb or its tool; what only hands the wish on leaves that to another."""
+        return draft.clause.verb in lexicon.MUTATING or not (
+            self.ranker.profiles[draft.tool.uid].gentle or takes_wish(draft.tool)
+        )
 
     def _left_over(self) -> frozenset[int]:
         """Quoted texts beside one of the same part of the request that a step was given: each of them is matter for it."""
@@ -188,11 +198,13 @@ class Account:
 
     def _unheard(self, draft: Draft, told: Sequence[str]) -> list[str]:
         """The words that say how, where or for whom it is to be done, and of which neither the tool nor a param speaks."""
-        counts = (word for word in draft.clause.words if word in lexicon.COUNTS)
-        return self._not_known(draft, told, [*draft.clause.qualifiers, *counts])
+        telling = (word for word in draft.clause.words if word in lexicon.COUNTS | lexicon.COMPARING)
+        return self._not_known(draft, told, [*draft.clause.qualifiers, *telling], lexicon.COMPARING)
 
-    def _not_known(self, draft: Draft, told: Sequence[str], said: Sequence[str]) -> list[str]:
-        known = self._known(draft, told) | lexicon.SAYING_NOTHING - lexicon.COUNTS if said else frozenset()
+    def _not_known(
+        self, draft: Draft, told: Sequence[str], said: Sequence[str], telling: frozenset[str] = frozenset()
+    ) -> list[str]:
+        known = self._known(draft, told) | lexicon.SAYING_NOTHING - lexicon.COUNTS - telling if said else frozenset()
         return [word for word in dict.fromkeys(said) if len(word) > 1 and not {word, lexicon.concept(word)} & known]
 
     def _all_of(self, draft: Draft, told: Sequence[str]) -> str:
@@ -232,6 +244,8 @@ def _doubt_of(span: Span, clause: Clause) -> str:
     """What is not plain of something named exactly that is to be changed, or that something is to be sent to; else nothing."""
     if span.kind == "path" and not {*clause.head, *clause.opening} and is_directory(span):
         return f"It is not said whether {span.value} is one file or all that lies there"
+    if span.kind == "number" and span.before[-1:] == ("by",):
+        return f"It is not said whether {span.value} is how much there is to be, or by how much it is to change"
     if span.kind == "email" and span.before[-1:] and span.before[-1] in _TOPICS:
         return f"{span.value} is only spoken of"
     return ""
@@ -253,6 +267,8 @@ def _meant_all(clause: Clause) -> str:
 def _many(draft: Draft) -> str:
     """How a clause says that it means all of a kind, or what is in a place, where the tool is for one thing; else nothing."""
     clause, singles = draft.clause, _single_paths(draft)
+    if pattern := next((span.value for span in singles if not _WILD.isdisjoint(span.value)), ""):
+        return f"all that {pattern} stands for"
     inside = any(span.before[-1:] and span.before[-1] in _CONTAINED for span in singles)
     many = next((word for word in clause.words if singles and word in _UNIVERSAL), "")
     return many or ("what is in a place" if inside and clause.head else "")

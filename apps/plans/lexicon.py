@@ -247,6 +247,9 @@ COUNTS: Final = listed("two three four five six seven eight nine ten eleven twel
 EXTREMES: Final = listed("largest biggest smallest newest oldest longest shortest fastest slowest sorted first last")
 """Which of several, or in what order: what does a thing to all of them heeds no such word."""
 
+COMPARING: Final = listed("younger newer older larger bigger smaller longer shorter later earlier last latest past")
+"""Which of several, beside others: what takes the older ones does not do it to the newer ones."""
+
 TOGETHER: Final = listed("both together one combined jointly")
 """What may say that several things are meant as one."""
 

@@ -30,7 +30,7 @@ from apps.plans.suggestions import POSSIBLE, Suggested
 from apps.plans.validation import Limits, validate
 
 NOTHING_SUGGESTED: Final = Suggested()
-PLANNER_VERSION: Final = "11"
+PLANNER_VERSION: Final = "12"
 REFUSED: Final = 0.35
 
 _MAX_TOOLS: Final = 12
@@ -494,7 +494,8 @@ class _Work:
         alike = {one.key for one in self._done_before(draft)}
         sources = [self._source(earlier) for earlier in self.drafts if earlier.key not in alike]
         asked = tuple(clause for clause in self.clauses if not clause.forbidden)
-        if not self.ranker.profiles[draft.tool.uid].gentle:
+        is_gentle = self.ranker.profiles[draft.tool.uid].gentle
+        if not is_gentle:
             asked = (draft.clause,)  # what changes the world acts only on what its own clause names
         return Scene(
             clause=draft.clause,
@@ -504,6 +505,7 @@ class _Work:
             handed_on=draft.handed_on.intent if draft.handed_on else None,
             sources=sources,
             spent=spent,
+            is_gentle=is_gentle,
             delegation_path=self.request.delegation_path,
             suggested={
                 param: value
@@ -579,6 +581,7 @@ class _Work:
         """Data makes hard edges, and so do explicit words and effects; mere mention only hints."""
         for place, draft in enumerate(self.drafts):
             row = list(branching.row_before(self.drafts, place))
+            self._keep_apart(draft, self.drafts[:place])
             alike = [one for one in self.drafts[max(place - 1, 0) : place] if one.row == draft.row]
             for before in (*row, *alike):
                 if before.key not in draft.filling.refs and self._must_follow(before, draft):
@@ -590,6 +593,14 @@ class _Work:
                 and earlier.key not in draft.parents
                 and self._may_follow(earlier, draft, is_next=earlier in row)
             }
+
+    def _keep_apart(self, draft: Draft, earlier: Sequence[Draft]) -> None:
+        """Nothing runs beside what changes the world: it waits for all before it, and all after it waits for it."""
+        above = {one.key: one.parents for one in earlier}
+        for before in reversed(earlier):
+            apart = self._changes_things(before) or self._changes_things(draft)
+            if apart and before.row != draft.row and before.key not in _reached(draft.parents, above):
+                draft.after.add(before.key)
 
     def _must_follow(self, before: Draft, draft: Draft) -> bool:
         said = draft.clause.after_previous and before.clause.number != draft.clause.number
@@ -776,6 +787,18 @@ class _Work:
         for draft in self.drafts:
             tags.update(draft.choice.offer.capabilities if draft.choice else ())
         return tags.most_common(1)[0][0][:200] if tags else "general"
+
+
+def _reached(keys: Iterable[int], above: Mapping[int, Collection[int]]) -> set[int]:
+    """These drafts and all that they wait for."""
+    found: set[int] = set()
+    left = list(keys)
+    while left:
+        key = left.pop()
+        if key not in found:
+            found.add(key)
+            left.extend(above.get(key, ()))
+    return found
 
 
 def _spoken_of(clause: Clause) -> frozenset[str]:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from apps.core.lexical import stem, words
 from apps.plans import kinds, lexicon, shapes
+from apps.plans.announcing import announcements, are_alike, beside, fit
 from apps.plans.catalogue import Tool, contract_key, types_meet, types_of
 from apps.plans.clauses import Clause
 from apps.plans.documents import can_be_told
@@ -106,6 +107,8 @@ class Scene:
     """What another worker asks of this one in the place of that."""
     sources: Sequence[Source] = ()
     spent: frozenset[int] = frozenset()
+    is_gentle: bool = True
+    """Does the tool leave the world as it is?"""
     delegation_path: tuple[str, ...] = ()
     suggested: Mapping[str, Any] = field(default_factory=dict)
 
@@ -189,6 +192,7 @@ def fill(tool: Tool, scene: Scene) -> Filling:
         for slot in slots:
             if slot.name not in filling.params:
                 _put(slot, way(slot, scene, filling), filling)
+    filling.params = {slot.name: filling.params[slot.name] for slot in slots if slot.name in filling.params}
     filling.missing = [name for name in tool.required if name not in filling.params]
     for slot in slots:
         if (several := _several(slot, scene, filling)) is not None:
@@ -328,8 +332,7 @@ def _from_own_matter(slot: _Slot, scene: Scene, filling: Filling) -> Filled | No
     kind = kinds.of_name(slot.name)
     if kind is None or not slot.is_text:
         return None
-    free = [span for span in scene.clause.spans if span.number not in filling.spans]
-    return _literal(slot, scene.clause, [span for span in free if _is_matter(span, kind)])
+    return _literal(slot, scene.clause, [span for span in _own(slot, scene, filling) if _is_matter(span, kind)])
 
 
 def _is_matter(span: Span, kind: str) -> bool:
@@ -341,11 +344,7 @@ def _from_own_files(slot: _Slot, scene: Scene, filling: Filling) -> Filled | Non
     """Files that the clause itself names need nobody who lists them first."""
     if not slot.is_array or not slot.named(lexicon.FILELIKE):
         return None
-    own = [
-        span
-        for span in scene.clause.spans
-        if span.number not in filling.spans and span.kind in {"path", "quoted"} and kinds.is_file(span.value)
-    ]
+    own = [span for span in _own(slot, scene, filling) if span.kind in {"path", "quoted"} and kinds.is_file(span.value)]
     values = [span.value for span in own]
     if not values or not slot.admits(values):
         return None
@@ -358,7 +357,7 @@ def _from_strong_source(slot: _Slot, scene: Scene, _filling: Filling) -> Filled 
 
 
 def _from_weak_source(slot: _Slot, scene: Scene, _filling: Filling) -> Filled | None:
-    return _from_sources(slot, scene, _weak_path)
+    return _from_sources(slot, scene, _weak_path) if slot.is_required else None
 
 
 def _from_sources(
@@ -420,11 +419,69 @@ def _is_commonplace(slot: _Slot) -> bool:
 
 
 def _from_own_clause(slot: _Slot, scene: Scene, filling: Filling) -> Filled | None:
-    free = [span for span in scene.clause.spans if span.number not in filling.spans]
-    return _literal(slot, scene.clause, free) or _spoken(slot, scene.clause)
+    return _literal(slot, scene.clause, _own(slot, scene, filling)) or _spoken(slot, scene.clause)
+
+
+def _from_announced(slot: _Slot, scene: Scene, filling: Filling) -> Filled | None:
+    """What the clause names exactly and calls by the param's words, or sends its way."""
+    return _literal(slot, scene.clause, _own(slot, scene, filling, at_least=1))
+
+
+def _own(slot: _Slot, scene: Scene, filling: Filling, *, at_least: int = 0) -> list[Span]:
+    """What the clause names exactly and no param has yet: what is announced for this one first, what is for another never."""
+    said = announcements(scene.clause)
+    fits = {span.number: fit(slot.tokens, said.get(span.number, ())) for span in scene.clause.spans}
+    found = [
+        span
+        for span in scene.clause.spans
+        if span.number not in filling.spans
+        and fits[span.number] >= max(at_least, _best_fit(slot.tool, span, said.get(span.number, ())))
+        and _is_meant_for(slot, span, fits[span.number], scene, filling)
+    ]
+    return sorted(found, key=lambda span: -fits[span.number])
+
+
+def _best_fit(tool: Tool, span: Span, said: Sequence[str]) -> int:
+    """How well the best of the params is announced that could hold something; nobody's, if none is."""
+    others = (_slot(tool, name) for name in tool.inputs)
+    return max((fit(one.tokens, said) for one in others if _could_hold(one, span)), default=0) if said else 0
+
+
+def _could_hold(slot: _Slot, span: Span) -> bool:
+    return (_item(slot, span) if slot.is_array else _value(slot, span)) is not None
+
+
+def _is_meant_for(slot: _Slot, span: Span, fits: int, scene: Scene, filling: Filling) -> bool:
+    """May a param be given it? In what changes the world a text is not, unless it is announced, where it may as well be for
+    another param, and what is named side by side goes to params that are alike.
+    """
+    if (
+        span.kind == "quoted"
+        and fits < 1
+        and (_is_of_languages(slot) or not (scene.is_gentle or _is_only(slot, span, filling)))
+    ):
+        return False
+    if scene.is_gentle:
+        return True
+    given = [one.value for one in scene.clause.spans if one.number in beside(span, scene.clause) & filling.spans]
+    return all(are_alike(slot.tokens, words(name)) for name, value in filling.params.items() if value in given)
+
+
+def _is_only(slot: _Slot, span: Span, filling: Filling) -> bool:
+    """Is it the only param still without a value that must have one and could hold this?"""
+    if not slot.is_required:
+        return False
+    others = (_slot(slot.tool, name) for name in slot.tool.required if name not in {slot.name, *filling.params})
+    return not any(_could_hold(other, span) for other in others)
+
+
+def _is_of_languages(slot: _Slot) -> bool:
+    return slot.named(frozenset({"language", "lang"}))
 
 
 def _from_other_clauses(slot: _Slot, scene: Scene, filling: Filling) -> Filled | None:
+    if not slot.is_required:
+        return None
     others = [clause for clause in scene.clauses if clause.number != scene.clause.number]
     for fresh in (True, False):
         for clause in others:
@@ -485,7 +542,7 @@ def _takes(slot: _Slot, span: Span) -> bool:
         return False
     if span.kind == "quoted":
         if wanted is None:
-            return not slot.is_pointer and not slot.named(frozenset({"language", "lang"}))
+            return not slot.is_pointer and (not _is_of_languages(slot) or span.value.casefold() in _LANGUAGES)
         return wanted == "path" or _looks_like(span.value, wanted)
     return span.kind == wanted
 
@@ -549,7 +606,7 @@ def _enum(slot: _Slot, clause: Clause) -> str | None:
 
 
 def _language(slot: _Slot, clause: Clause) -> str | None:
-    if not slot.named(frozenset({"language", "lang"})) or not slot.is_text:
+    if not _is_of_languages(slot) or not slot.is_text:
         return None
     target = "source" not in slot.tokens and "from" not in slot.tokens
     said = clause.words
@@ -673,6 +730,7 @@ _WAYS: Final[tuple[_Way, ...]] = (
     _from_own_matter,
     _from_own_files,
     _from_strong_source,
+    _from_announced,
     _from_own_clause,
     _from_shape,
     _from_description,

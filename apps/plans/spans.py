@@ -13,9 +13,11 @@ _QUOTES: Final = r'"(?P<q1>[^"]{1,20000})"|“(?P<q2>[^“”]{1,20000})”|„(
 _URL: Final = r"(?P<url>\b[a-z][a-z0-9+.-]{1,20}://[^\s<>\"']+)"
 _EMAIL: Final = r"(?:(?<![\w.+-])[.+-]*(?P<email>\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b))"
 _PATH: Final = r"(?P<path>(?<![\w/.])(?:~?/|\.{1,2}/|[A-Za-z]:[\\/])(?:\\ |[^\s,;:!?\"'<>|])*)"
+_ROOTED: Final = re.compile(r"(?:~?/|\.{1,2}/|[A-Za-z]:[\\/])(?=[^\s/])[^\n\"<>|]*$")
+_SLASH: Final = re.compile(r"[/\\]")
 _FILE: Final = rf"(?P<file>(?<![\w/\\.-])[\w-]+(?:[/\\][\w.-]+)*\.(?:{'|'.join(sorted(lexicon.EXTENSIONS))})\b)"
 _DATE: Final = r"(?P<date>\b\d{4}-\d{2}-\d{2}(?:T\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:\d{2})?)?\b)"
-_NUMBER: Final = rf"(?P<number>(?<![\w.])-?\d++(?:\.\d++)?+(?:(?![\w.]*\w)|(?=(?:{'|'.join(lexicon.UNITS)})\b)))"
+_NUMBER: Final = rf"(?P<number>(?<![\w.,])-?(?:\d{{1,3}}(?:,\d{{3}})++|\d++)(?:\.\d++)?+(?:(?![\w.]*\w)|(?=(?:{'|'.join(lexicon.UNITS)})\b)))"
 _SPAN: Final = re.compile("|".join((_QUOTES, _URL, _EMAIL, _PATH, _FILE, _DATE, _NUMBER)))
 _BLOCK: Final = re.compile(
     r"\b(?:text|content|passage|letter|review|sentence|transcript|following|paragraph|message|story)\s*:\s+(?=[^\s\"'“„`«])",
@@ -98,13 +100,20 @@ def mask(text: str) -> tuple[str, tuple[Span, ...]]:
 def _read_span(text: str, match: re.Match[str]) -> tuple[str, str, int]:
     kind, value = next((name, value) for name, value in match.groupdict().items() if value is not None)
     if kind.startswith("q"):
-        return "quoted", value.strip(), match.end()
+        return "path" if _is_path(value.strip()) else "quoted", value.strip(), match.end()
     if kind == "path":
         return _read_path(text, match)
     if kind == "url":
         trimmed = value.rstrip(".,;:!?)")
         return kind, trimmed, match.start() + len(trimmed)
+    if kind == "number":
+        return kind, value.replace(",", ""), match.end()
     return "path" if kind == "file" else kind, value, match.end()
+
+
+def _is_path(quoted: str) -> bool:
+    """Is it a path, which may have spaces in it, rather than words that begin with a slash?"""
+    return _ROOTED.match(quoted) is not None and (" " not in quoted or len(_SLASH.findall(quoted)) > 1)
 
 
 def _read_path(text: str, match: re.Match[str]) -> tuple[str, str, int]:
