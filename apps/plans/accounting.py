@@ -215,7 +215,7 @@ class Account:
         if any(is_directory(span) for span in _single_paths(draft)):
             return thing
         profile = self.ranker.profiles[draft.tool.uid]
-        known = {thing, lexicon.concept(thing)} & self._known(draft, told) or kinds.of_word(
+        known = {thing, thing.removesuffix("s"), lexicon.concept(thing)} & self._known(draft, told) or kinds.of_word(
             thing
         ) in profile.takes | profile.gives
         return "" if known else thing

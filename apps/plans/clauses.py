@@ -82,6 +82,9 @@ _DEED: Final = re.compile(
     r"\W*(?:(?:an?|the|some|another|me|us)\s+)*(?P<kind>(?:[a-z]+\s+){0,2}?)(?P<deed>[a-z]+)\s+(?:of|for|from|on)\b",
     re.IGNORECASE,
 )
+_FINDING: Final = frozenset({"list", "search", "scan"})
+_FILES: Final = lexicon.concept("files")
+"""What is found in a place by the name of its type is a file: the PDFs in /docs."""
 _DOING: Final = frozenset({"create", "build", "execute", "write", "research"})
 """Families of verbs that with a deed's name mean the deed: to build an index is to index."""
 _HAVING: Final = frozenset({"want", "need", "like", "have", "get", "see"})
@@ -288,6 +291,8 @@ def _clause(piece: Piece, spans: tuple[Span, ...], number: int) -> Clause:
     head, rest = _head_and_rest(
         _LIKENED.sub(" ", _plainly_asked(object_text, family)), changes=family in lexicon.MUTATING
     )
+    if (family in _FINDING or (family is None and piece.asks)) and any(map(is_directory, _named_in(bare, spans))):
+        head, rest = (tuple(dict.fromkeys(map(_file_or_word, part))) for part in (head, rest))
     exception = _EXCEPTION.search(whole)
     conditional = _is_conditional(whole, family)
     doubt = piece.doubt
@@ -576,6 +581,14 @@ def _conjoined(marked: str, spans: tuple[Span, ...]) -> Iterator[tuple[Span, ...
         group += [] if span is None or span.before[-1:] == ("between",) else [span]
         before = mark.end()
     yield from (tuple(group) for _ in group[1:2])
+
+
+def _file_or_word(word: str) -> str:
+    return _FILES if word.removesuffix("s") in lexicon.EXTENSIONS else word
+
+
+def _named_in(text: str, spans: tuple[Span, ...]) -> list[Span]:
+    return [spans[int(mark[1])] for mark in MASK.finditer(text)]
 
 
 def _situated(text: str, spans: tuple[Span, ...]) -> Iterator[Span]:

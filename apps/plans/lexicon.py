@@ -289,6 +289,11 @@ EXTENSIONS: Final = listed("""
     php log
     """)
 
+ENDINGS_OF_LANGUAGES: Final = {
+    "python": "py", "javascript": "js", "typescript": "ts", "golang": "go", "rust": "rs", "ruby": "rb", "markdown": "md",
+}  # fmt: skip
+"""What files in a language end with, where its name says so."""
+
 TEXTUAL: Final = frozenset(
     {"text", "content", "document", "body", "passage", "message", "transcript", "review", "sentence"}
 )

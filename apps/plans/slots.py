@@ -625,7 +625,8 @@ def _file_types(slot: _Slot, clause: Clause) -> list[str] | str | None:
     if not slot.named(_TYPE_NAMES):
         return None
     said = [word if word in lexicon.EXTENSIONS else word.removesuffix("s") for word in clause.words]
-    found = [word for word in dict.fromkeys(said) if word in lexicon.EXTENSIONS]
+    endings = (lexicon.ENDINGS_OF_LANGUAGES.get(word, word) for word in dict.fromkeys(said))
+    found = [ending for ending in endings if ending in lexicon.EXTENSIONS]
     if not found:
         return None
     return found if slot.is_array else found[-1]

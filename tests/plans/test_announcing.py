@@ -238,3 +238,23 @@ def test_a_param_that_goes_the_other_way_is_unfit_unless_it_is_named() -> None:
     assert fit(("source",), ("to",)) == UNFIT
     assert fit(("source",), ("to", "the", "source")) > 0
     assert fit(("to", "account"), ("to", "account")) > fit(("from", "account"), ("to", "account"))
+
+
+@pytest.mark.parametrize(
+    ("intent", "types"),
+    [
+        ("List the PDFs in /srv/papers", ["pdf"]),
+        ("Find all PDFs in /srv/papers", ["pdf"]),
+        ("Which PDFs are in /srv/papers?", ["pdf"]),
+        ("Scan the folder /srv/papers for PDFs", ["pdf"]),
+        ("List all python files in /srv/app", ["py"]),
+    ],
+)
+def test_files_of_a_type_are_found_by_what_lists_files(intent: str, types: list[str]) -> None:
+    plan = make_plan(intent, manifests.bundled())
+
+    assert (plan.status, [step.tool_name for step in plan.steps if step.params]) == (
+        PlanStatus.READY,
+        ["scan_directory"],
+    )
+    assert calls(plan)[0]["file_types"] == types
