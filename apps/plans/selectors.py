@@ -252,8 +252,8 @@ def tenants_with_lessons() -> list[int]:
 
 
 def is_worth_learning(fresh: int, learned_from: int) -> bool:
-    """A twentieth more, or fifty."""
-    return fresh >= min(max(_FEWEST_NEW, learned_from // 20), _MOST_NEW)
+    """A twentieth more, or fifty; the first fifty as well, of fewer plans one learns less than the words say."""
+    return fresh >= (min(max(_FEWEST_NEW, learned_from // 20), _MOST_NEW) if learned_from else _MOST_NEW)
 
 
 def written_habits() -> dict[str, str]:

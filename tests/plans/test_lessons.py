@@ -165,7 +165,7 @@ def test_the_tick_learns_when_there_is_enough_that_is_new(tenant: Tenant, kee: C
     with acting_as(kee):
         create(kee, "hello")
         uids = register_plain_tools(kee)
-        services.take_over_history(tenant_id=tenant.pk, plans=pasts(uids, 4), now=T0)
+        services.take_over_history(tenant_id=tenant.pk, plans=pasts(uids, 49), now=T0)
     ticks.run("plans.learn")
     with acting_as(kee):
         assert LearnedModel.objects.count() == 0
@@ -174,7 +174,7 @@ def test_the_tick_learns_when_there_is_enough_that_is_new(tenant: Tenant, kee: C
     ticks.run("plans.learn")
 
     with acting_as(kee):
-        assert [(model.number, model.learned_from) for model in LearnedModel.objects.all()] == [(1, 5)]
+        assert [(model.number, model.learned_from) for model in LearnedModel.objects.all()] == [(1, 50)]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -215,7 +215,7 @@ def test_a_tenant_that_can_not_be_learned_from_keeps_no_other_waiting(
         with acting_as(caller):
             create(caller, "hello")
             uids = register_plain_tools(caller)
-            services.take_over_history(tenant_id=caller.tenant_id, plans=pasts(uids, 5), now=T0)
+            services.take_over_history(tenant_id=caller.tenant_id, plans=pasts(uids, 50), now=T0)
     learn = services.learn
 
     def broken(*, tenant_id: int, now: datetime) -> LearnedModel | None:
@@ -250,6 +250,24 @@ def test_a_model_that_judges_worse_is_not_taken_into_use(tenant: Tenant, taught:
     assert made.state == LearnedModel.State.REJECTED
     with acting_as(taught):
         assert list(LearnedModel.objects.in_use().values_list("number", flat=True)) == [1]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_first_model_that_knows_less_than_the_words_is_not_taken_into_use(tenant: Tenant, kee: Caller) -> None:
+    with acting_as(kee):
+        create(kee, "hello")
+        uids = register_plain_tools(kee, names=["count_otters", "weigh_barrels"])
+        said = [("Count the otters", uids["count_otters"]), ("Weigh the barrels", uids["weigh_barrels"])]
+        lies = [Past(request=said[n % 2][0], tools=(said[(n + 1) % 2][1],)) for n in range(54)]
+        truths = [Past(request=request, tools=(uid,)) for request, uid in said * 3]
+        services.take_over_history(tenant_id=tenant.pk, plans=[*lies, *truths], now=T0)
+
+    made = services.learn(tenant_id=tenant.pk, now=T0)
+
+    assert made is not None
+    assert (made.node_f1_before, made.state) == (1.0, LearnedModel.State.REJECTED)
+    with acting_as(kee):
+        assert not LearnedModel.objects.in_use().exists()
 
 
 @pytest.mark.django_db(transaction=True)

@@ -98,7 +98,7 @@ def take_over_history(*, tenant_id: int, plans: Sequence[Past], now: datetime) -
 
 
 def learn(*, tenant_id: int, now: datetime) -> LearnedModel | None:
-    """Learn anew from a tenant's outcomes, and take the model into use unless it judges worse than the one in use.
+    """Learn anew from a tenant's outcomes, and take the model into use unless it judges worse than the one in use, or the words alone.
 
     Seconds of numbers, with no transaction open meanwhile. What past plans have in common is written to memory once the model
     is in use. None if there is nothing to learn from, or if something of it
@@ -120,7 +120,7 @@ def learn(*, tenant_id: int, now: datetime) -> LearnedModel | None:
     if len(plans) >= _JUDGED_FROM:
         held_out = plans[-len(plans) // 10 :]
         known = learned(plans[: -len(held_out)])
-        reached = (judge(held_out, known, ranker), judge(held_out, before, ranker) if before else None)
+        reached = (judge(held_out, known, ranker), judge(held_out, before, ranker))
     model = learned(plans)
     with acting_in(tenant_id, "a model that was learned"):
         if _is_forgotten(tenant_id, outcomes):
@@ -175,7 +175,7 @@ def _keep(
     tenant_id: int,
     model: History,
     outcomes: Sequence[Outcome],
-    reached: tuple[Judged, Judged | None] | None,
+    reached: tuple[Judged, Judged] | None,
     now: datetime,
 ) -> LearnedModel:
     latest = LearnedModel.objects.order_by("-number").first()
