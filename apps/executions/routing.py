@@ -86,19 +86,30 @@ def _halt(steps: Iterable[Standing], strategy: Strategy) -> Status | None:
 def _may_begin(step: Standing, known: Mapping[str, Standing]) -> bool:
     if step.status != StepStatus.PENDING:
         return False
-    needs = [known[name].status for name in step.depends_on]
     if step.step_type in _GATHERS:
-        return all(status in SETTLED for status in needs) and not _nothing_to_gather(step, known)
-    return all(status == StepStatus.COMPLETE for status in needs)
+        return all(known[name].status in SETTLED for name in step.depends_on) and not _nothing_to_gather(step, known)
+    return all(status == StepStatus.COMPLETE for status in _needs(step, known))
 
 
 def _never_begins(step: Standing, known: Mapping[str, Standing]) -> bool:
     if step.status != StepStatus.PENDING:
         return False
-    needs = [known[name].status for name in step.depends_on]
     if step.step_type in _GATHERS:
-        return all(status in SETTLED for status in needs) and _nothing_to_gather(step, known)
-    return any(status in SETTLED - {StepStatus.COMPLETE} for status in needs)
+        return all(known[name].status in SETTLED for name in step.depends_on) and _nothing_to_gather(step, known)
+    return any(status in SETTLED - {StepStatus.COMPLETE} for status in _needs(step, known))
+
+
+def _needs(step: Standing, known: Mapping[str, Standing]) -> list[StepStatus]:
+    """How the steps stand that this one can't do without: after a wait also those that were waited for.
+
+    A wait is over however they ended; what comes after it needs that they came to something.
+    """
+    needs, seen = list(step.depends_on), set(step.depends_on)
+    for name in needs:
+        if known[name].step_type == StepType.WAIT_FOR:
+            needs += [other for other in known[name].depends_on if other not in seen]
+            seen.update(known[name].depends_on)
+    return [known[name].status for name in needs]
 
 
 def _nothing_to_gather(step: Standing, known: Mapping[str, Standing]) -> bool:

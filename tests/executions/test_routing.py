@@ -121,6 +121,21 @@ def test_partial_success_goes_on_with_what_there_is() -> None:
     assert moves.verdict == Status.PARTIAL
 
 
+def test_what_comes_after_a_wait_is_not_begun_where_what_was_waited_for_has_failed() -> None:
+    done, failed = StepStatus.COMPLETE, StepStatus.FAILED
+
+    waited = [*standings(step_1=failed, step_2=done)[:2], one("again", StepType.WAIT_FOR, "step-2", status=done)]
+
+    for wait in ("step-2", "again"):
+        after = one("after", StepType.CALL_WORKER, wait)
+        moves = next_moves([*waited, after], strategy=Strategy.PARTIAL, halted_as=None)
+        assert (moves.begin, moves.skip) == ((), ("after",))
+
+
+def one(step_id: str, step_type: StepType, needs: str, *, status: StepStatus = StepStatus.PENDING) -> Standing:
+    return Standing(step_id=step_id, step_type=step_type, status=status, depends_on=(needs,), critical=False)
+
+
 def test_a_halted_execution_ends_when_nothing_is_in_the_air() -> None:
     moves = next_moves(
         standings(step_1=StepStatus.QUEUED), strategy=Strategy.SEQUENTIAL, halted_as=Status.BUDGET_EXCEEDED
