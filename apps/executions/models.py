@@ -1,7 +1,7 @@
 """Executions and their steps: every fact that a process needs to go on where another one stopped."""
 
 from decimal import Decimal
-from typing import Self
+from typing import Final, Self
 
 from django.contrib.postgres.fields import ArrayField
 from django.contrib.postgres.indexes import HashIndex
@@ -26,6 +26,8 @@ from apps.executions.states import (
 )
 from apps.principals.models import Principal, TenantModel
 from apps.tasks.models import HotTask
+
+_ENDED_BY: Final = {StepType.AGGREGATE: "submit_step_result", StepType.ESCALATE: "decide_step"}
 
 
 class ExecutionQuerySet(models.QuerySet["Execution"]):
@@ -209,6 +211,13 @@ class ExecutionStep(TenantModel):
 
     def __str__(self) -> str:
         return f"{self.step_id} ({self.step_type})"
+
+    @property
+    def in_words(self) -> str:
+        """Where it stands, and by which call its principal ends it, if it waits for that."""
+        call = _ENDED_BY.get(StepType(self.step_type)) if self.status == StepStatus.AWAITING else None
+        stands = f"{self.step_id} of {self.execution} is {self.step_type}, {self.status}"
+        return f"{stands}." if call is None else f"{stands}: it is ended by {call}."
 
     @property
     def may_be_claimed_again(self) -> bool:

@@ -147,14 +147,27 @@ def next_actions(ref: str, status: Status, lines: Sequence[Line], *, is_delegate
     if status in {Status.COMPLETE, Status.PARTIAL}:
         found += [f"Read {line.step_id} behind {line.result_pointer}." for line in lines if line.result_pointer][:5]
         found += _what_was_learned(lines, is_delegate=is_delegate)
-    if status in {Status.FAILED, Status.BUDGET_EXCEEDED}:
-        found += [
-            f"Plan again, with {line.escalation['suggested_delegate'] or 'somebody else'} in its place: "
-            f"replan_plan({(line.envelope or {})['plan_id']}, {line.step_id})."
-            for line in lines
-            if line.escalation
-        ] or ["Plan again, without what failed or with another budget."]
+    if status in {Status.PARTIAL, Status.FAILED, Status.BUDGET_EXCEEDED}:
+        found += _how_to_plan_again(status, lines)
     return found
+
+
+def _how_to_plan_again(status: Status, lines: Sequence[Line]) -> list[str]:
+    """With whom a worker has named in its place, else without what failed. Of a partial one the rest is not said to have to be."""
+    failed = [line for line in lines if line.status == StepStatus.FAILED and line.step_type in WORKER_STEPS]
+    handed_on = [
+        f"Plan again, with {line.escalation['suggested_delegate'] or 'somebody else'} in its place: {_replan(line)}."
+        for line in failed
+        if line.escalation
+    ]
+    if handed_on or status == Status.PARTIAL:
+        return handed_on
+    advice = "Plan again, without what failed or with another budget"
+    return [f"{advice}: {_replan(line)}." for line in failed[:1]] or [f"{advice}."]
+
+
+def _replan(line: Line) -> str:
+    return f"replan_plan({(line.envelope or {})['plan_id']}, {line.step_id})"
 
 
 def _what_was_learned(lines: Sequence[Line], *, is_delegate: bool) -> list[str]:

@@ -293,11 +293,12 @@ def refuse_unless_open(caller: Caller, ref: str, step_id: str) -> None:
     :raises UnknownStep: if the plan has no such step.
     :raises StepNotOpen: if nothing was ever asked of the caller for this step.
     """
-    step = ExecutionStep.objects.filter(execution=execution_of(caller, ref), step_id=step_id).first()
+    asked = ExecutionStep.objects.select_related("execution")
+    step = asked.filter(execution=execution_of(caller, ref), step_id=step_id).first()
     if step is None:
         raise UnknownStep(f"{ref} has no step {step_id[:100]!r}.")
     if step.receipt_id is None:
-        raise StepNotOpen(f"{step_id} of {ref} is {step.step_type}, {step.status}.", step_status=step.status)
+        raise StepNotOpen(step.in_words, step_status=step.status)
 
 
 def only_tool_of(worker_id: str) -> str | None:

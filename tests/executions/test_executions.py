@@ -734,6 +734,35 @@ def test_a_decision_is_asked_for_and_ends_the_wait(kee: Caller) -> None:
     assert open_obligations(kee) == 0
 
 
+def test_a_decision_on_what_wants_a_result_hears_which_call_it_wants(
+    kee: Caller, outside: Caller, server: WorkerServer
+) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, example_steps())
+    advance(execution)
+    do_task(outside, {"text": "found"})
+    advance(execution)
+
+    with kee.acting(), pytest.raises(StepNotOpen) as refusal:
+        services.decide_step(caller=kee, execution_ref=execution.ref, step_id="step-4", decision="accept", note=None)
+
+    assert str(refusal.value) == (
+        f"step-4 of {execution.ref} is aggregate, awaiting: it is ended by submit_step_result."
+    )
+
+
+def test_what_failed_plainly_is_to_be_planned_again_by_a_call_that_is_named(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a", "complain"), {**REPORT, "depends_on": ["a"]}])
+    advance(execution)
+
+    told = report(kee, execution)
+
+    assert told.next_actions == [
+        f"Plan again, without what failed or with another budget: replan_plan({execution.plan_id}, a)."
+    ]
+
+
 def test_a_rejected_recommendation_ends_the_plan_as_failed(kee: Caller) -> None:
     execution = begin(kee, [{**REPORT, "decision_required": True}])
     advance(execution)

@@ -25,7 +25,7 @@ from apps.principals.tenancy import Caller
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Obligation, Receipt
 from apps.workers import services as workers
-from tests.executions.making import TEXT, advance, begin, call_step, make_worker, queue_step, report, statuses
+from tests.executions.making import REPORT, TEXT, advance, begin, call_step, make_worker, queue_step, report, statuses
 from tests.executions.workers import WorkerServer
 from tests.factories import T0, make_caller, make_token
 from tests.workers.factories import NOTHING
@@ -553,6 +553,25 @@ def escalation(**more: Any) -> dict[str, Any]:
         "message": "The proofs are code",
         "escalation": {"intent": "Run them", **more},
     }
+
+
+def test_what_is_escalated_in_a_plan_of_which_a_part_is_done_is_to_be_planned_again(
+    departments: Caller, server: WorkerServer
+) -> None:
+    make_worker(departments, server)
+    server.escalations[REVIEW] = escalation(suggested_delegate="code-dept")
+    asked = {
+        **call_step("b", "review_literature"),
+        "worker_id": "research-dept",
+        "params": {"intent": REVIEW},
+    }
+    execution = begin(departments, [call_step("a"), asked, REPORT])
+    advance(execution)
+
+    told = report(departments, execution)
+
+    assert told.status == "partial"
+    assert f"Plan again, with code-dept in its place: replan_plan({execution.plan_id}, b)." in told.next_actions
 
 
 def test_what_a_department_escalates_is_planned_onto_the_sibling_that_it_names(

@@ -109,7 +109,7 @@ def _open_step(
         yield None
         return
     if not is_asked or step.status != StepStatus.AWAITING:
-        raise StepNotOpen(f"{step_id} of {execution} is {step.step_type}, {step.status}.", step_status=step.status)
+        raise StepNotOpen(step.in_words, step_status=step.status)
     yield work, step
     work.touch(step)
     go_forward(work, may_call=False)
