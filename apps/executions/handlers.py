@@ -18,6 +18,7 @@ from apps.executions.errors import (
     WorkerUnavailable,
     WorkerUnintelligible,
 )
+from apps.tasks import services as tasks
 from apps.tasks.handlers import Canceled, Context, Failed, Postponed, Result, handler
 from apps.workers.errors import WorkerRateLimited
 
@@ -202,6 +203,7 @@ def _admit(context: Context, target: calls.Target, params: Mapping[str, Any]) ->
     """See that this run may call, and count and pay for the call; the first one was paid for when the task was queued.
 
     :return: whether such calls cost anything, by the worker's price or by the plan's estimate.
+    :raises Canceled: if the end of its execution is certain, and an earlier run may have called: nothing is called again then.
     """
     task_id = parse_ref("task", context.task_id)
     again = context.run_id > 1 and _may_have_run(context.checkpoint)
@@ -211,11 +213,16 @@ def _admit(context: Context, target: calls.Target, params: Mapping[str, Any]) ->
             f"An earlier run of {target.tool_name} may have done its work, and it may not be run twice.",
             retryable=False,
         )
+    with context.caller.acting():
+        step = sql.step_of_task(task_id=task_id)
+        if again and step.is_halted:
+            tasks.cancel(caller=context.caller, task_id=task_id)
+    if again and step.is_halted:
+        raise Canceled
     try:
         calls.check_params(target, params)
         with context.caller.acting():
             calls.take(target)
-            step = sql.step_of_task(task_id=task_id)
             paid = not again or sql.charge_again(task_id=task_id, cost=target.cost)
     except WorkerRateLimited as full:
         raise Postponed(timedelta(seconds=full.retry_after)) from full

@@ -21,7 +21,16 @@ from apps.tasks.models import HotTask, Run, TerminalRecord
 from apps.tasks.services import Beat, QueuedTask, QueueRequest
 from apps.workers import services as workers
 from apps.workers.models import Call, Worker
-from tests.executions.making import REPORT, advance, begin, make_worker, make_writing_worker, queue_step, report
+from tests.executions.making import (
+    REPORT,
+    advance,
+    begin,
+    call_step,
+    make_worker,
+    make_writing_worker,
+    queue_step,
+    report,
+)
 from tests.executions.workers import WorkerServer
 from tests.factories import make_caller, make_tenant
 
@@ -224,6 +233,30 @@ def test_a_run_that_broke_off_after_it_reached_its_worker_is_paid_for_whoever_na
         assert Run.objects.count() == 3
         assert Call.objects.count() == 2
     assert (done.status, done.total_cost) == ("budget_exceeded", Decimal("0.2"))
+
+
+def test_after_a_halt_no_run_calls_again_or_is_charged(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server, hints={"expected_runtime": "fast", "cost_estimate": 0.1})
+    steps = [
+        queue_step("q"),
+        call_step("a", "complain"),
+        call_step("b", depends_on=["a"]),
+        {**REPORT, "depends_on": ["b"]},
+    ]
+    execution = begin(kee, steps)
+    advance(execution)
+    leave_a_run_behind(kee)
+    before = report(kee, execution)
+
+    execute_queue(kee.tenant_id, "execute")
+    advance(execution)
+
+    done = report(kee, execution)
+    assert (done.status, [step.status for step in done.steps]) == (
+        "failed",
+        ["canceled", "failed", "skipped", "skipped"],
+    )
+    assert (done.total_cost, server.calls) == (before.total_cost, {"complain": 1})
 
 
 def test_a_run_of_a_task_that_never_reached_its_worker_is_not_paid_for(kee: Caller, server: WorkerServer) -> None:
