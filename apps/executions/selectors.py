@@ -1,6 +1,6 @@
 """Questions about executions."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -277,6 +277,14 @@ class EndedTask:
 
     task_id: int
     result_pointer: str | None
+
+
+def tasks_never_run(task_ids: Collection[int]) -> frozenset[int]:
+    """Those of some tasks that have ended before anybody had begun them."""
+    if not task_ids:
+        return frozenset()
+    ended = TerminalRecord.objects.filter(task_id__in=task_ids, fence=0)
+    return frozenset(ended.values_list("task_id", flat=True))
 
 
 def ended_tasks(execution_id: int) -> list[EndedTask]:

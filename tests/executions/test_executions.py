@@ -798,6 +798,40 @@ def test_a_report_that_asked_for_no_decision_takes_none(
             )
 
 
+@pytest.mark.parametrize("by_owner", [True, False], ids=["execution", "task"])
+def test_a_task_that_is_canceled_before_anybody_begins_it_costs_nothing(
+    kee: Caller, server: WorkerServer, by_owner: bool
+) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [queue_step("a", estimated_cost=0.5), REPORT], budget=Budget(max_total_cost=Decimal(1)))
+    advance(execution)
+    with kee.acting():
+        before = Execution.objects.get().total_cost
+        if by_owner:
+            services.cancel(caller=kee, execution_ref=execution.ref, reason=None)
+        else:
+            tasks.cancel_many(caller=kee, task_ids=[HotTask.objects.get().task_id])
+    advance(execution)
+
+    done = report(kee, execution)
+    assert (before, done.status, done.total_cost, sum(server.calls.values())) == (Decimal("0.5"), "canceled", 0, 0)
+
+
+def test_a_task_that_somebody_has_begun_keeps_its_charge(kee: Caller, outside: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [queue_step("a", estimated_cost=0.5), REPORT], budget=Budget(max_total_cost=Decimal(1)))
+    advance(execution)
+    with outside.acting():
+        (grant,) = tasks.lease(worker=outside, queues=("execute",), capacity=1)
+    with kee.acting():
+        services.cancel(caller=kee, execution_ref=execution.ref, reason=None)
+    with outside.acting():
+        tasks.release(worker=outside, task_id=grant.task_id, lease_token=grant.lease_token)
+    advance(execution)
+
+    assert (report(kee, execution).status, report(kee, execution).total_cost) == ("canceled", Decimal("0.5"))
+
+
 def test_cancel_takes_back_open_tasks_and_what_was_asked(kee: Caller, outside: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [queue_step("a"), {**REPORT, "depends_on": ["a"]}])

@@ -171,6 +171,8 @@ def _take_in(work: Round, results: Mapping[int, Any]) -> None:
 
 def _take_in_task(work: Round, step: ExecutionStep, record: TerminalRecord, result: Any) -> None:
     run_id = f"run_{record.fence}"
+    if not record.fence:
+        work.give_back(step, step.cost)
     if record.status == TaskStatus.SUCCEEDED:
         succeed(
             work,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from apps.executions import reports
+from apps.executions import reports, selectors
 from apps.executions.models import ExecutionStep
 from apps.executions.services import announcing
 from apps.executions.services.beginning import give_up
@@ -53,9 +53,13 @@ def _withdraw(work: Round, step: ExecutionStep) -> None:
 def _cancel_tasks(work: Round) -> None:
     """A task that is being worked on ends when its worker obeys; the step waits for that verdict."""
     steps = {step.task_id: step for step in work.in_state(StepStatus.QUEUED) if step.task_id is not None}
-    for task_id, status in tasks.cancel_many(caller=work.owner, task_ids=steps).items():
-        if status == TaskStatus.CANCELED:
-            work.settle(steps[task_id], StepStatus.CANCELED)
+    ended = tasks.cancel_many(caller=work.owner, task_ids=steps)
+    canceled = [steps[task_id] for task_id, status in ended.items() if status == TaskStatus.CANCELED]
+    never_run = selectors.tasks_never_run([step.task_id for step in canceled if step.task_id and step.cost])
+    for step in canceled:
+        if step.task_id in never_run:
+            work.give_back(step, step.cost)
+        work.settle(step, StepStatus.CANCELED)
 
 
 def finish(work: Round, status: Status) -> None:
