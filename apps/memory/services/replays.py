@@ -115,7 +115,7 @@ def _enters(author: Caller, names: Collection[str]) -> bool:
 
 def _forgotten_on_request() -> ForgottenOnRequest:
     return ForgottenOnRequest(
-        "What this says, or whom it names, was forgotten on request; only at the subject's own wish it is written again."
+        "What this says, or whom it names, was forgotten on request; only the subject's own wish undoes that (`remember_again`)."
     )
 
 

@@ -46,7 +46,9 @@ def add_subject(
     """
     keep_from_being_forgotten(author, [subject_id])
     if not remember_again and selectors.is_forgotten((subject_id,), tenant_id=author.tenant_id):
-        raise ForgottenOnRequest("This subject was forgotten on request; only at its own wish it is remembered again.")
+        raise ForgottenOnRequest(
+            "This subject was forgotten on request; it is remembered at its own wish alone (`remember_again`)."
+        )
     subject = Subject(
         tenant_id=author.tenant_id,
         key=subject_id,
