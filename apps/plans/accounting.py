@@ -7,6 +7,7 @@ just that is plainly asked for. Of what changes nothing it is told what a step d
 from __future__ import annotations
 
 import itertools
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -85,7 +86,9 @@ class Account:
 
     def _of_spans(self) -> Iterator[Finding]:
         """Whatever the request names exactly must be used by some step, or the plan is not what was asked for."""
-        used = list(_strings(draft.filling.params for draft in self.drafts))
+        # As the request is read; what comes from the context may write its letters otherwise.
+        params = _strings(draft.filling.params for draft in self.drafts)
+        used = [unicodedata.normalize("NFC", text) for text in params]
         handed_on = {draft.clause.number for draft in self.drafts if draft.handed_on}
         asked = [clause for clause in self.clauses if not clause.forbidden and clause.number not in handed_on]
         spans = [span for clause in asked for span in clause.spans]

@@ -39,7 +39,7 @@ def test_nothing_is_lost_doubled_or_acked_unseen_in_half_an_hour(chaos: Chaos) -
 
 def _is_caught(chaos: Chaos) -> None:
     """Rounds until the judge objects; a loud database is no objection."""
-    for _ in range(20):
+    for _ in range(60):
         chaos.run(seconds=2, kill_every=None, changers=0, rest=2)
         if chaos.violations():
             return
