@@ -814,7 +814,8 @@ def test_a_task_that_is_canceled_before_anybody_begins_it_costs_nothing(
     advance(execution)
 
     done = report(kee, execution)
-    assert (before, done.status, done.total_cost, sum(server.calls.values())) == (Decimal("0.5"), "canceled", 0, 0)
+    assert (before, str(done.status), done.total_cost) == (Decimal("0.5"), "canceled", Decimal(0))
+    assert sum(server.calls.values()) == 0
 
 
 def test_a_task_that_somebody_has_begun_keeps_its_charge(kee: Caller, outside: Caller, server: WorkerServer) -> None:
