@@ -9,6 +9,7 @@ from apps.core.lexical import stem, words
 from apps.plans import lexicon
 from apps.plans.clauses import Clause
 from apps.plans.spans import MASK, Span
+from apps.plans.verbs import listed
 
 _FAR: Final = 4
 """So many words before something named exactly may say what it is."""
@@ -21,25 +22,7 @@ _BY: Final = frozenset({"by", "with"})
 _EARLIER: Final = frozenset({"old", "start", "begin"})
 _LATER: Final = frozenset({"new", "end", "until"})
 """What goes with from and to as well, though not the other way round: the new name may be what something is renamed from."""
-_PARTS: Final = frozenset(
-    {
-        "in",
-        "inside",
-        "within",
-        "at",
-        "under",
-        "over",
-        "above",
-        "below",
-        "on",
-        "about",
-        "by",
-        "with",
-        "for",
-        "using",
-        "and",
-    }
-)
+_PARTS: Final = listed("in inside within at under over above below on about by with for using and")
 """What is said before one of these is no name of what comes after it."""
 _ALSO: Final = {
     "called": "name", "named": "name",

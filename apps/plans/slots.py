@@ -8,12 +8,12 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from apps.core.lexical import stem, words
 from apps.plans import kinds, lexicon, shapes
-from apps.plans.announcing import announcements, are_alike, beside, fit
+from apps.plans.announcing import UNFIT, announcements, are_alike, beside, fit
 from apps.plans.catalogue import Tool, contract_key, types_meet, types_of
 from apps.plans.clauses import Clause
 from apps.plans.documents import can_be_told
@@ -120,6 +120,8 @@ class _Slot:
     tool: Tool
     tokens: tuple[str, ...]
     is_required: bool
+    fits: Mapping[int, int] = field(default_factory=dict)
+    """How well what the clause names exactly is announced for it, by number; without what is announced better for another."""
 
     @property
     def types(self) -> frozenset[str]:
@@ -187,7 +189,7 @@ _Way = Callable[[_Slot, Scene, Filling], Filled | None]
 def fill(tool: Tool, scene: Scene) -> Filling:
     """Fill a tool's params, required ones first; spans are used once within a step."""
     filling = Filling()
-    slots = sorted((_slot(tool, name) for name in tool.inputs), key=lambda slot: not slot.is_required)
+    slots = sorted(_announced(tool, scene.clause), key=lambda slot: not slot.is_required)
     for way in _WAYS:
         for slot in slots:
             if slot.name not in filling.params:
@@ -429,35 +431,42 @@ def _from_announced(slot: _Slot, scene: Scene, filling: Filling) -> Filled | Non
 
 def _own(slot: _Slot, scene: Scene, filling: Filling, *, at_least: int = 0) -> list[Span]:
     """What the clause names exactly and no param has yet: what is announced for this one first, what is for another never."""
-    said = announcements(scene.clause)
-    fits = {span.number: fit(slot.tokens, said.get(span.number, ())) for span in scene.clause.spans}
     found = [
         span
         for span in scene.clause.spans
         if span.number not in filling.spans
-        and fits[span.number] >= max(at_least, _best_fit(slot.tool, span, said.get(span.number, ())))
-        and _is_meant_for(slot, span, fits[span.number], scene, filling)
+        and slot.fits.get(span.number, UNFIT) >= at_least
+        and _is_meant_for(slot, span, scene, filling)
     ]
-    return sorted(found, key=lambda span: -fits[span.number])
+    return sorted(found, key=lambda span: -slot.fits[span.number])
 
 
-def _best_fit(tool: Tool, span: Span, said: Sequence[str]) -> int:
-    """How well the best of the params is announced that could hold something; nobody's, if none is."""
-    others = (_slot(tool, name) for name in tool.inputs)
-    return max((fit(one.tokens, said) for one in others if _could_hold(one, span)), default=0) if said else 0
+def _announced(tool: Tool, clause: Clause) -> list[_Slot]:
+    """A tool's params, each with what a clause names exactly and no other that could hold it is announced for better."""
+    slots = [_slot(tool, name) for name in tool.inputs]
+    said = announcements(clause)
+    fits: dict[str, dict[int, int]] = {slot.name: {} for slot in slots}
+    for span in clause.spans:
+        words_before = said.get(span.number, ())
+        found = {slot.name: fit(slot.tokens, words_before) for slot in slots}
+        best = max((found[slot.name] for slot in slots if words_before and _could_hold(slot, span)), default=0)
+        for name, how_well in found.items():
+            if how_well >= max(best, 0):
+                fits[name][span.number] = how_well
+    return [replace(slot, fits=fits[slot.name]) for slot in slots]
 
 
 def _could_hold(slot: _Slot, span: Span) -> bool:
     return (_item(slot, span) if slot.is_array else _value(slot, span)) is not None
 
 
-def _is_meant_for(slot: _Slot, span: Span, fits: int, scene: Scene, filling: Filling) -> bool:
+def _is_meant_for(slot: _Slot, span: Span, scene: Scene, filling: Filling) -> bool:
     """May a param be given it? In what changes the world a text is not, unless it is announced, where it may as well be for
     another param, and what is named side by side goes to params that are alike.
     """
     if (
         span.kind == "quoted"
-        and fits < 1
+        and slot.fits[span.number] < 1
         and (_is_of_languages(slot) or not (scene.is_gentle or _is_only(slot, span, filling)))
     ):
         return False
