@@ -1,8 +1,10 @@
 """An embedder helps recall where it can, and harms nothing where it can't: it is asked over HTTP, and may be anything."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import psycopg
@@ -60,8 +62,8 @@ def tell(author: Caller, *texts: str) -> None:
             observe(author, text)
 
 
-def ask(caller: Caller, query: str, **narrowed: Any) -> list[Hit]:
-    meant = meaning_of(query)
+def ask(caller: Caller, query: str, *, patience: timedelta = LONG, **narrowed: Any) -> list[Hit]:
+    meant = meaning_of(query, patience=patience)
     with acting_as(caller):
         return recall(query, caller=caller, meant=meant, **narrowed)
 
@@ -155,7 +157,7 @@ def test_the_same_in_other_words_is_found_and_says_why(kee: Caller, embedder: Re
 def test_recall_is_one_statement_with_vectors_too(kee: Caller, embedder: Remote) -> None:
     tell(kee, "She sold the automobile.")
     ticks.run("memory.embed_memories")
-    meant = meaning_of("vehicle")
+    meant = meaning_of("vehicle", patience=LONG)
     assert meant is not None
     with acting_as(kee), CaptureQueriesContext(connection) as captured:
         assert recall("vehicle", caller=kee, meant=meant)
@@ -223,20 +225,21 @@ def figures(settings: Any, embed: Embed | None, prefix: str) -> Figures:
 
 def knowing(text: str) -> list[float]:
     """As by chance, but that what answers a question lies beside it."""
-    questions = [
-        asked.question
-        for conversation in evidence.read(CONVERSATIONS)
-        for asked in conversation.questions
-        if text == asked.question or text in answering(conversation, asked)
-    ]
     found = by_chance(text)
-    for question in questions:
+    for question in questions_about().get(text, ()):
         found = [one + 2 * other for one, other in zip(found, by_chance(question), strict=True)]
     return found
 
 
-def answering(conversation: evidence.Conversation, asked: evidence.Asked) -> set[str]:
-    return {turn.text for turn in conversation.turns if turn.id in asked.evidence}
+@cache
+def questions_about() -> dict[str, list[str]]:
+    """The questions that each text answers or is."""
+    found = defaultdict(list)
+    for conversation in evidence.read(CONVERSATIONS):
+        for asked in conversation.questions:
+            for text in {asked.question} | {turn.text for turn in conversation.turns if turn.id in asked.evidence}:
+                found[text].append(asked.question)
+    return found
 
 
 @pytest.mark.ci
@@ -365,9 +368,9 @@ def test_an_embedder_that_fails_fails_neither_a_write_nor_a_recall(
 ) -> None:
     with endpoint(settings, behaviour) as remote:
         tell(kee, "She sold the automobile.")
-        assert [hit.text for hit in ask(kee, "automobile")] == ["She sold the automobile."]
+        assert [hit.text for hit in ask(kee, "automobile", patience=SOON)] == ["She sold the automobile."]
         # Nobody waits for it a second time.
-        assert [hit.text for hit in ask(kee, "automobile")] == ["She sold the automobile."]
+        assert [hit.text for hit in ask(kee, "automobile", patience=SOON)] == ["She sold the automobile."]
         assert len(remote.received) == 1
 
 

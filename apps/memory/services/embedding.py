@@ -47,13 +47,16 @@ def asks_what_is_meant() -> bool:
     return embedder() is not None
 
 
-def meaning_of(question: str, /) -> Meant | None:
-    """What a question means; None where nobody can say so just now. Call it outside of transactions: it calls out."""
+def meaning_of(question: str, /, *, patience: timedelta = _QUESTION) -> Meant | None:
+    """What a question means; None where nobody can say so just now. Call it outside of transactions: it calls out.
+
+    `patience` bounds how long the caller waits for the embedder.
+    """
     asked = embedder()
     if asked is None or not question.strip() or _silence.reigns(asked.url) or not sql.has_vectors():
         return None
     try:
-        (vector,) = asked.embed([question], patience=_QUESTION)
+        (vector,) = asked.embed([question], patience=patience)
     except NotEmbedded as exc:
         logger.warning("A question is recalled by its words alone: the embedder failed. %s", exc)
         if not exc.refused:
