@@ -11,10 +11,12 @@ from apps.core.erasure import Wanted
 from apps.memory import services
 from apps.memory.models import Concept, ConceptRevision, Pattern, PatternRevision
 from apps.memory.selectors import Hit, recall
+from apps.memory.sql import finding
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests.factories import T0, make_caller
 from tests.memory.subjects import ALICE, add, remember
+from tests.memory.test_store import observe
 
 DAY = timedelta(days=1)
 
@@ -135,6 +137,15 @@ def test_what_has_been_superseded_often_hides_nothing_that_stands(as_kee: Caller
         )
         refs.append(stored.ref)
     assert [hit.ref for hit in recall("zebra count", caller=as_kee, **narrowing)] == refs[-1:]
+
+
+def test_of_a_words_newest_those_are_considered_that_stand(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finding, "_SCORED", 3)
+    observe(as_kee, "The zebra is older than all that is known of it")
+    last = observe(as_kee, "zebra count")
+    for _ in range(5):
+        last = observe(as_kee, "zebra count", supersedes=last.ref)
+    assert len(recall("zebra", caller=as_kee)) == 2
 
 
 @pytest.mark.parametrize("query", ["fettuccini", ""])

@@ -16,6 +16,7 @@ from apps.memory import services, sql
 from apps.memory.errors import AboutAnother, UnknownMemory, UnknownSubject
 from apps.memory.models import CommonWord, Item, Passage, Posting, Tally, WordCount
 from apps.memory.selectors import Hit, holdings, recall
+from apps.memory.sql import finding
 from apps.memory.states import ItemType
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
@@ -195,6 +196,19 @@ def test_what_has_ended_or_is_yet_to_come_hides_nothing_that_is_so(as_kee: Calle
         remember(as_kee, f"Meets Tom -{day}", valid_from=T0 + (40_000 + day) * DAY)
     remember(as_kee, "Meets everybody whom a friend calls Tom")
     assert texts(as_kee, "meets tom", **narrowing) == ["Meets everybody whom a friend calls Tom"]
+
+
+def test_a_question_that_is_answered_anew_hides_nothing_that_has_a_word_in_common(
+    as_kee: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finding, "_SCORED", 3)
+    add(as_kee)
+    remember(as_kee, "Thinks that moods pass")
+    for day in range(5):
+        remember(as_kee, f"Mood {day}", slot="mood", valid_from=T0 - (9 - day) * DAY)
+    assert Item.objects.filter(superseded_at=None).count() == 6
+    assert texts(as_kee, "mood") == ["Mood 4", "Thinks that moods pass"]
+    assert texts(as_kee, "mood", as_of=T0 + DAY) == ["Mood 4", "Thinks that moods pass"]
 
 
 def test_what_was_not_so_yet_is_not_found_as_of_then(as_kee: Caller) -> None:

@@ -67,7 +67,7 @@ class Posting(TenantModel):
 
     A word of its context is who said it, or when: it may stand in the text too, or not (a frequency of 0). So has a
     mark of what its metadata has (see the function memory_marks), which begins with a space as no word does. `superseded`
-    says that another stands in the place of this memory.
+    says that this memory stands no longer: another stands in its place, or, of an item, its time was over when it was stored.
     """
 
     scope = models.BigIntegerField(db_default=0)

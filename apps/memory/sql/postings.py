@@ -13,7 +13,10 @@ _INDEXED: Final = 1 << 18
 
 _INDEX: Final = """
 with passage as materialized (
-    select id, tenant_id, scope, length, observation_id, concept_id from memory_passage where id = %(passage)s
+    select p.id, p.tenant_id, scope, length, observation_id, concept_id,
+           coalesce(i.valid_to <= gatehouse_now(), false) as is_over
+    from memory_passage p left join memory_item i on i.id = item_id
+    where p.id = %(passage)s
 ), said as materialized (
     select lexeme, least(coalesce(cardinality(positions), 1), 32767) as frequency
     from unnest(to_tsvector('english', %(text)s))
@@ -22,9 +25,9 @@ with passage as materialized (
 ), total as materialized (
     select coalesce(sum(frequency), 0) as length from said
 ), kept as (
-    insert into memory_posting (tenant_id, scope, term, passage_id, frequency, length, of_context)
+    insert into memory_posting (tenant_id, scope, term, passage_id, frequency, length, of_context, superseded)
     select passage.tenant_id, passage.scope, lexeme, passage.id, coalesce(said.frequency, 0), total.length,
-           around.lexeme is not null
+           around.lexeme is not null, passage.is_over
     from said full join around using (lexeme) cross join passage cross join total
 ), marked as (
     insert into memory_posting (tenant_id, scope, term, passage_id, frequency, length, of_context)

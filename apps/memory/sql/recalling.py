@@ -23,6 +23,9 @@ MOST: Final = 500
 # which each is looked at, whether it is one of those: what is beyond both is one of many, and of a common word.
 REACHED: Final = COMMON
 
+# Of a word's newest passages as many are read at most to find those that stand.
+_READ: Final = 10_000
+
 # What a memory looks like to whoever recalls it.
 _SHOWN: Final = """
     case when o.id is not null then 'observation:' || o.id
@@ -149,25 +152,30 @@ STANDING: Final = f"""
 # A word of the question stands for its other forms and, where it is a name, for the other names of the same concept.
 # A passage has its own score; half of that of the turns next to it and 0.3 of those after these are added, twice the
 # weight of a word that says who spoke or when, and a fifth of what the session's words score as one text.
-_CHOSEN: Final = """chosen as materialized (
+_CHOSEN: Final = f"""chosen as materialized (
     select g.passage_id as place, w.word, w.term, w.weight, g.of_context, w.share * g.frequency as frequency,
-           1.2 * (0.25 + 0.75 * g.length / w.length) as damping, g.superseded
+           1.2 * (0.25 + 0.75 * g.length / w.length) as damping
     from weighed w
     cross join lateral (
-        select passage_id, frequency, length, of_context, superseded from memory_posting
-        where tenant_id = %(tenant)s and scope = %(scope)s and term = w.term
+        select passage_id, frequency, length, of_context
+        from (
+            select passage_id, frequency, length, of_context, superseded from memory_posting
+            where {_OF_SCOPE} and term = w.term
+            order by passage_id desc
+            limit {_READ}
+        ) g
+        where not superseded
         order by passage_id desc
         limit ceil(%(scored)s * w.part)::bigint
     ) g
     where w.chooses
-"""
+"""  # constants only
 _BY_PLACE: Final = """
     select place, sum(score) as score, sum(around) as around, sum(weight) filter (where frequency > 0) as has
     from matched
     group by place"""
-# Those that another stands in the place of come last, however many they are.
 _OWN: Final = f"""own as materialized ({_BY_PLACE}
-    order by bool_or(superseded), sum(score) + 2 * sum(around) desc, place desc
+    order by sum(score) + 2 * sum(around) desc, place desc
     limit %(leading)s
 """  # constants only
 # Best first, until enough of them stand.
@@ -175,13 +183,13 @@ _OWN_OF_SUBJECT: Final = f"""own as materialized (
     select place, score, around, has
     from (
         select place, sum(score) as score, sum(around) as around, sum(weight) filter (where frequency > 0) as has,
-               bool_or(superseded) as superseded, sum(score) + 2 * sum(around) as rank
+               sum(score) + 2 * sum(around) as rank
         from matched
         group by place
-        order by superseded, rank desc, place desc
+        order by rank desc, place desc
     ) r
     cross join lateral ({STANDING}) standing
-    order by superseded, rank desc, place desc
+    order by rank desc, place desc
     limit %(leading)s
 """  # constants only
 # A rarer word that has found enough does not choose alone.
@@ -236,7 +244,6 @@ def by_words(*, narrowed: bool = False, of_domain: bool = False, of_subject: boo
     chosen = _CHOSEN_NARROWLY if narrowed else _CHOSEN
     own = _OWN_NARROWLY if narrowed else _OWN_OF_SUBJECT if of_subject else _OWN
     beside = _BESIDE if narrowed else ""
-    superseded = "" if narrowed else ", bool_or(superseded) as superseded"
     # What was said later adds nothing. Not joined, see _TOTAL: what is in a test of its own is looked up by hash.
     known = " and (place in (select place from judged)) is true" if narrowed else ""
     return f"""
@@ -308,7 +315,7 @@ with {reached}spelled as materialized (
 ), {chosen}), matched as materialized (
     select place, word, min(term) as term, max(weight) as weight, sum(frequency) as frequency,
            max(weight) * sum(frequency) * 2.2 / (sum(frequency) + max(damping)) as score,
-           max(weight) * bool_or(of_context)::int as around{superseded}
+           max(weight) * bool_or(of_context)::int as around
     from chosen
     group by place, word
 ), {own}), common as materialized (
