@@ -97,6 +97,12 @@ class SharedByAnother(Forbidden):
     code = "shared_by_another"
 
 
+class SettledByAnother(Forbidden):
+    """What the subject has settled is for who added it to lift, and for who administers the tenant; anybody may settle more."""
+
+    code = "settled_by_another"
+
+
 class PatternsNotLearned(Forbidden):
     """The subject wants no patterns learned."""
 

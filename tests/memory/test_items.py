@@ -24,6 +24,7 @@ from apps.memory.errors import (
     MalformedMemoryReference,
     MemoryDisabled,
     PatternsNotLearned,
+    SettledByAnother,
     SharedByAnother,
     StatementStands,
     SubjectExists,
@@ -256,6 +257,61 @@ def test_who_may_know_a_subject_is_for_who_added_it_and_administrators_to_say(as
     # Of what was added when nobody noted by whom, all that may know it may say.
     Subject.objects.update(added_by=None)
     change(lee, share_with=["Lee", "Kee"])
+
+
+STRICT: dict[str, Any] = {
+    "memory_enabled": False,
+    "learn_patterns": False,
+    "anonymize_dates": True,
+    "delete_after_days": 30,
+}
+
+
+@pytest.mark.parametrize(
+    "lifted",
+    [
+        {"memory_enabled": True},
+        {"learn_patterns": True},
+        {"anonymize_dates": False},
+        {"delete_after_days": None},
+        {"delete_after_days": 31},
+        {"delete_after_days": 29, "anonymize_dates": False},
+    ],
+    ids=str,
+)
+def test_what_a_subject_has_settled_is_lifted_by_none_of_those_whom_it_binds(
+    as_kee: Caller, tenant: Tenant, lifted: dict[str, Any]
+) -> None:
+    lee, ada = make_caller(tenant, "Lee"), make_caller(tenant, "Ada")
+    ada = replace(ada, scopes=ada.scopes | {Scope.ADMIN})
+    add(as_kee, **STRICT)
+    before = Subject.objects.values().get()
+    with pytest.raises(SettledByAnother), transaction.atomic():
+        change(lee, **lifted)
+    assert Subject.objects.values().get() == before
+    for settler in (as_kee, ada):
+        change(settler, **lifted)
+        assert Subject.objects.filter(**lifted).exists()
+        change(as_kee, **STRICT)
+    Subject.objects.update(added_by=None)
+    change(lee, **lifted)
+
+
+@pytest.mark.parametrize("before", [{}, {"delete_after_days": 31}, STRICT], ids=str)
+def test_whoever_may_know_a_subject_may_have_it_settle_more(
+    as_kee: Caller, tenant: Tenant, before: dict[str, Any]
+) -> None:
+    add(as_kee, **before)
+    change(make_caller(tenant, "Lee"), **STRICT)
+    assert Subject.objects.filter(**STRICT).exists()
+
+
+def test_exact_dates_are_no_request_away_for_whom_an_anonymized_subject_is_shared_with(tenant: Tenant) -> None:
+    kee, lee = (make_token(tenant, name, scopes=[Scope.MEMORY]) for name in ("Kee", "Lee"))
+    call(kee, "POST", "", {"subject_id": ALICE, "constraints": {"anonymize_dates": True}})
+    refused = call(lee, "PATCH", f"/{ALICE}", {"constraints": {"anonymize_dates": False}})
+    assert refused["code"] == "settled_by_another"
+    assert call(lee, "GET", f"/{ALICE}")["constraints"]["anonymize_dates"]
 
 
 def test_a_name_of_nobody_shuts_nobody_out(as_kee: Caller, tenant: Tenant) -> None:

@@ -11,7 +11,14 @@ from django.db.models.functions import Least
 
 from apps.core.sql import violated_constraint
 from apps.memory import selectors
-from apps.memory.errors import ForgottenOnRequest, MemoryDisabled, SharedByAnother, SubjectExists, TooManyPreferences
+from apps.memory.errors import (
+    ForgottenOnRequest,
+    MemoryDisabled,
+    SettledByAnother,
+    SharedByAnother,
+    SubjectExists,
+    TooManyPreferences,
+)
 from apps.memory.models import MemoryPolicy, Subject, SubjectQuerySet, preferring
 from apps.memory.services.replays import keep_from_being_forgotten, refuse_forgotten
 from apps.principals import selectors as principals
@@ -78,6 +85,7 @@ def update_subject(*, author: Caller, subject_id: str, change: SubjectChange, no
     :raises UnknownSubject: if there is none, or it is not shared with the author, who has not added it either.
     :raises ForgottenOnRequest: if it names somebody who was forgotten on request.
     :raises SharedByAnother: if others are to know it, and the author neither added it nor administers the tenant.
+    :raises SettledByAnother: if it is to forbid less than before, and the author neither added it nor administers the tenant.
     :raises UnknownPrincipal: if it is to be shared with nobody's name, which it was not before.
     :raises MemoryDisabled: if it wants nothing remembered then, and something is told of it; that may be taken back.
     :raises TooManyPreferences: if it would have more than :data:`MOST_PREFERENCES`.
@@ -87,9 +95,11 @@ def update_subject(*, author: Caller, subject_id: str, change: SubjectChange, no
         raise selectors.unknown(subject_id)
     words = _entries(change)
     refuse_forgotten(author, change.given, change.preferences, words=words, about=[subject_id] if any(words) else [])
-    if change.given.get("share_with", subject.share_with) != subject.share_with:
+    if _shares(subject, change):
         _may_share(author, subject)
         _refuse_nobody(author, change.given["share_with"], before=subject.share_with)
+    if _lifts(subject, change):
+        _may_lift(author, subject)
     _apply(subject, change)
     subject.author_id = author.principal_id
     if "delete_after_days" in change.given:
@@ -196,10 +206,46 @@ def revised(subject: Subject, now: datetime, *, since: datetime | None = None) -
     Subject.objects.filter(pk=subject.pk).update(rev=F("rev") + 1, revised_at=now, expires_at=expires_at)
 
 
+def _shares(subject: Subject, change: SubjectChange) -> bool:
+    """Whether others are to know it."""
+    return bool(change.given.get("share_with", subject.share_with) != subject.share_with)
+
+
+def _lifts(subject: Subject, change: SubjectChange) -> bool:
+    """Whether it is to forbid less of those who may know it than it does."""
+    to_be = {name: change.given.get(name, getattr(subject, name)) for name in _SETTLED}
+    days, kept = subject.delete_after_days, to_be["delete_after_days"]
+    return (
+        to_be["memory_enabled"] > subject.memory_enabled
+        or to_be["learn_patterns"] > subject.learn_patterns
+        or to_be["anonymize_dates"] < subject.anonymize_dates
+        or (days is not None and (kept is None or kept > days))
+    )
+
+
 def _may_share(author: Caller, subject: Subject) -> None:
-    """Nobody shuts out others by naming itself alone; of a subject of which nobody knows who added it, anybody may say."""
-    if subject.added_by_id not in {None, author.principal_id} and not author.may(Scope.ADMIN):
+    """Nobody shuts out others by naming itself alone.
+
+    :raises SharedByAnother: if the author may not say.
+    """
+    if not _settles(author, subject):
         raise SharedByAnother(f"Who may know {subject.key[:60]!r} is for who added it to say, or for an administrator.")
+
+
+def _may_lift(author: Caller, subject: Subject) -> None:
+    """What the subject forbids would forbid nothing, were it lifted by whom it binds.
+
+    :raises SettledByAnother: if the author may not lift it.
+    """
+    if not _settles(author, subject):
+        raise SettledByAnother(
+            f"What {subject.key[:60]!r} has settled is lifted by who added it alone, or by an administrator."
+        )
+
+
+def _settles(author: Caller, subject: Subject) -> bool:
+    """Of a subject of which nobody knows who added it, anybody does."""
+    return subject.added_by_id in {None, author.principal_id} or author.may(Scope.ADMIN)
 
 
 def _refuse_nobody(author: Caller, share_with: Sequence[str] | None, *, before: Sequence[str] | None) -> None:
@@ -212,6 +258,8 @@ def _refuse_nobody(author: Caller, share_with: Sequence[str] | None, *, before: 
         principals.refuse_unknown(sorted(added), tenant_id=author.tenant_id)
 
 
+# What a subject may forbid those who may know it.
+_SETTLED: Final = ("memory_enabled", "learn_patterns", "anonymize_dates", "delete_after_days")
 # What is known of a subject itself, beside what it prefers.
 _TOLD: Final = ("display_name", "learning_level", "domains")
 

@@ -23,7 +23,8 @@ Sharing = Annotated[list[Name], Field(max_length=200)]
 
 
 class ConstraintsChange(Input):
-    """Rules for memories of the subject; what is left out stays."""
+    """Rules for memories of the subject; what is left out stays. Whoever may change the subject may make them stricter; who
+    added it may lift them, and who administers the tenant."""
 
     memory_enabled: bool = True
     """Whether anything may be remembered of it, or shown."""
