@@ -100,7 +100,7 @@ class ExecutionAdmin(OperatorAdmin):
         *("intent", "status", "summary", "waits_for", "picture", "plan", "owner", "requested_by"),
         *("created_at", "ended_at", "terminal_receipt", "mode", "strategy"),
         *("total_cost", "max_total_cost", "max_cost_per_step", "currency"),
-        *("delegate_id", "plan_receipt", "halted_as", "halted_why", "wake_at", "trace_ref"),
+        *("delegate_id", "plan_receipt", "halted_as", "halted_why", "halted_by", "wake_at", "trace_ref"),
     ]
 
     @admin.display(description="intent")

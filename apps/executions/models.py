@@ -43,7 +43,8 @@ class Execution(TenantModel):
     """One carrying-out of one plan, on its owner's behalf. A plan is carried out once.
 
     `wake_at` is when a tick must look even if nobody nudges: always set while something can go on by itself, so a
-    lost nudge costs latency only. `halted_as` is the end that is certain while steps are still in the air.
+    lost nudge costs latency only. `halted_as` is the end that is certain while steps are still in the air; `halted_by` is
+    who brought it about by a call of its own.
     """
 
     plan_id = models.CharField(max_length=100)
@@ -61,6 +62,7 @@ class Execution(TenantModel):
     status = models.CharField(max_length=16, choices=Status, default=Status.QUEUED)
     halted_as = models.CharField(max_length=16, choices=Status, null=True)
     halted_why = models.TextField(blank=True)
+    halted_by = models.ForeignKey(Principal, on_delete=models.PROTECT, null=True, related_name="+", db_index=False)
     created_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True)
     wake_at = models.DateTimeField(null=True)

@@ -5,7 +5,8 @@ from typing import Any, Final
 from apps.executions import reports
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services.rounds import Round
-from apps.executions.states import Status
+from apps.executions.states import Status, StepStatus, StepType, Strategy
+from apps.principals.models import Principal
 from apps.receipts.models import Surface
 from apps.receipts.services import ObligationDraft, ReceiptDraft
 
@@ -63,16 +64,17 @@ def ask_for_decision(work: Round, step: ExecutionStep) -> str:
 def report_upward(work: Round, step: ExecutionStep) -> str | None:
     """Tell who stands above the owner: who asked it, else its parent. A top principal reads the execution's report."""
     execution = work.execution
-    asker = execution.requested_by
-    superior = execution.owner.parent if asker == execution.owner else asker
+    superior = _superior(execution)
     if superior is None:
         return None
+    lost = bool(_lost(work))
+    said = None if lost else step.definition.get("report_summary")
     return _say(
         work,
         event_type="escalation",
         key=f"{step.step_id}:{superior.name}",
         title=f"Report: {execution.intent}",
-        summary=step.definition.get("report_summary") or reports.summary(execution.intent, Status.COMPLETE, work.lines),
+        summary=said or reports.summary(execution.intent, Status.PARTIAL if lost else Status.COMPLETE, work.lines),
         metadata={
             **_names(execution, step),
             "decision_required": False,
@@ -116,29 +118,81 @@ def close_obligation(work: Round, step: ExecutionStep, *, event_type: str, summa
 
 
 def announce_end(work: Round, status: Status) -> str:
-    """Close the plan's obligation in the ledger of whoever owed it: who asked for the plan."""
+    """Close the plan's obligation: say its end to whoever owed it, who asked for the plan.
+
+    A complete plan's end goes to the ledger. Any other comes to the inbox, and an escalation tells it to the owner too, or to
+    the owner's parent where the owner has asked itself; but nobody is told what it knows.
+    """
     execution = work.execution
-    done = sum(line.status == "complete" for line in work.lines)
+    knowing = _knowing(work)
+    title = f"Plan {status}: {execution.intent}"
+    summary = reports.summary(execution.intent, status, work.lines, halted_why=execution.halted_why)
+    metadata = {
+        "execution_id": execution.ref,
+        "plan_id": execution.plan_id,
+        "status": status,
+        "steps_complete": sum(line.status == "complete" for line in work.lines),
+        "steps_total": len(work.steps),
+        "total_cost": float(execution.total_cost),
+        "currency": execution.currency,
+    }
+    asked_itself = execution.requested_by_id == execution.owner_id
+    other_id = execution.owner.parent_id if asked_itself else execution.owner_id
+    if status != Status.COMPLETE and other_id is not None and other_id not in knowing:
+        _say(
+            work,
+            event_type="escalation",
+            key="end",
+            title=title,
+            summary=summary,
+            metadata={**metadata, "decision_required": False, "original_receipt": execution.plan_receipt_id},
+            recipient_id=other_id,
+            dedupe_key=f"escalation:{_EVENTS[status]}:{execution.plan_receipt_id}",
+        )
+    is_news = status != Status.COMPLETE and execution.requested_by_id not in knowing
     return _say(
         work,
         event_type=_EVENTS[status],
         key="end",
-        title=f"Plan {status}: {execution.intent}",
-        summary=reports.summary(execution.intent, status, work.lines, halted_why=execution.halted_why),
-        metadata={
-            "execution_id": execution.ref,
-            "plan_id": execution.plan_id,
-            "status": status,
-            "steps_complete": done,
-            "steps_total": len(work.steps),
-            "total_cost": float(execution.total_cost),
-            "currency": execution.currency,
-        },
+        title=title,
+        summary=summary,
+        metadata=metadata,
         pairs_with=execution.plan_receipt_id,
         artifact_pointer=execution.ref,
         recipient_id=execution.requested_by_id,
-        surface=Surface.LEDGER,
+        surface=Surface.INBOX if is_news else Surface.LEDGER,
     )
+
+
+def _superior(execution: Execution) -> Principal | None:
+    """Who stands above the owner in what is carried out: who asked it, else its parent."""
+    asker = execution.requested_by
+    return execution.owner.parent if asker == execution.owner else asker
+
+
+def _knowing(work: Round) -> frozenset[int | None]:
+    """Who needs not be told how it ends: who brought that about by a call of its own, or has a receipt in its inbox that says it."""
+    execution = work.execution
+    found = {work.caller_id, execution.halted_by_id}
+    if execution.strategy == Strategy.ESCALATE and any(step.critical for step in work.in_state(StepStatus.FAILED)):
+        found.add(execution.owner_id)
+    superior = _superior(execution)
+    reported = [
+        step.ended_nth or 0
+        for step in work.in_state(StepStatus.COMPLETE)
+        if step.step_type == StepType.ESCALATE and not step.definition.get("decision_required")
+    ]
+    if (
+        superior is not None
+        and reported
+        and max(reported) > max((step.ended_nth or 0 for step in _lost(work)), default=0)
+    ):
+        found.add(superior.pk)
+    return frozenset(found)
+
+
+def _lost(work: Round) -> list[ExecutionStep]:
+    return work.in_state(StepStatus.FAILED, StepStatus.SKIPPED, StepStatus.CANCELED)
 
 
 def _names(execution: Execution, step: ExecutionStep) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def cancel(*, caller: Caller, execution_ref: str, reason: str | None) -> Executi
     :raises ExecutionEnded: if it ended otherwise; canceling twice changes nothing.
     """
     execution = selectors.execution_of(caller, execution_ref)
-    work = Round.of(execution.pk)
+    work = Round.of(execution.pk, caller=caller)
     if work is not None and work.execution.status != Status.CANCELED:
         work.execution.refuse_if_ended()
         work.halt(Status.CANCELED, reason or "Canceled by its owner.")
@@ -97,7 +97,7 @@ def _open_step(
 ) -> Iterator[tuple[Round, ExecutionStep] | None]:
     """The waiting step under its locks, then the execution goes on; None for a repetition of what was said before."""
     execution = selectors.execution_of(caller, execution_ref)
-    work = Round.of(execution.pk)
+    work = Round.of(execution.pk, caller=caller)
     if work is None:
         yield None
         return

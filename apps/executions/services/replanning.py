@@ -33,7 +33,7 @@ def replan(*, caller: Caller, replacement: Replacement, now: datetime) -> MadePl
     # Whoever begins the plan at this moment is waited for here, and then seen.
     was_waiting = planning.take_up(plan_id=replacement.plan_id)
     execution = Execution.objects.of(caller.principal_id).filter(plan_id=replacement.plan_id).first()
-    work = None if execution is None else Round.of(execution.pk)
+    work = None if execution is None else Round.of(execution.pk, caller=caller)
     if work is None:
         return planning.replan(caller=caller, replacement=replacement, done=(), was_waiting=was_waiting, now=now)
     if any(work.in_state(StepStatus.CALLING, StepStatus.QUEUED)):

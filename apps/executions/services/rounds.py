@@ -1,6 +1,5 @@
 """One look at one execution under its locks: what a service reads, changes in memory, and writes back at the end."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
@@ -41,12 +40,14 @@ class Round:
     """Worker steps that this round has claimed, each with whom it goes to, for whoever runs it to carry out after the commit."""
     charges: dict[int, Decimal] = field(default_factory=dict)
     """What this round has charged for the calls of steps, by the steps' keys."""
+    caller_id: int | None = None
+    """Who has this look taken by a call of its own, and so hears of an end that it comes to."""
     newly_halted: bool = False
     _changed: dict[int, ExecutionStep] = field(default_factory=dict)
     _drafts: list[ReceiptDraft] = field(default_factory=list)
 
     @classmethod
-    def of(cls, execution_id: int, *, skip_locked: bool = False) -> Self | None:
+    def of(cls, execution_id: int, *, skip_locked: bool = False, caller: Caller | None = None) -> Self | None:
         """Lock and read; None if there is no such execution, or if it is locked and such are to be skipped."""
         execution = (
             Execution.objects.select_for_update(no_key=True, of=("self",), skip_locked=skip_locked)
@@ -59,7 +60,8 @@ class Round:
         steps = list(execution.steps.select_for_update(no_key=True).order_by("position"))
         for step in steps:
             step.execution = execution
-        return cls(execution, steps, database_now(), on_behalf_of(execution.owner))
+        caller_id = None if caller is None else caller.principal_id
+        return cls(execution, steps, database_now(), on_behalf_of(execution.owner), caller_id=caller_id)
 
     @property
     def standings(self) -> list[Standing]:
@@ -76,7 +78,7 @@ class Round:
                 return step
         raise UnknownStep(f"{self.execution} has no step {step_id[:100]!r}.")
 
-    def in_state(self, *statuses: StepStatus) -> Iterable[ExecutionStep]:
+    def in_state(self, *statuses: StepStatus) -> list[ExecutionStep]:
         return [step for step in self.steps if step.status in statuses]
 
     @property
@@ -122,6 +124,7 @@ class Round:
         if self.execution.halted_as is None or status == Status.CANCELED != self.execution.halted_as:
             self.execution.halted_as = status
             self.execution.halted_why = why
+            self.execution.halted_by_id = self.caller_id
             self.newly_halted = True
 
     def say(self, draft: ReceiptDraft) -> str:
