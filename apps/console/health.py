@@ -357,6 +357,8 @@ def _embedder() -> Finding:
             needed=False,
         )
     waits = f"{found.waiting:,} memories wait for it" if found.waiting else "knows every memory"
+    if found.refused:
+        waits += f", but for {found.refused:,} that it refuses"
     return Finding(
         part="embedder",
         ok=found.indexed or found.largest <= memory.LOOKED_AT,

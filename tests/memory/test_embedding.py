@@ -385,6 +385,49 @@ def test_what_the_embedder_failed_to_tell_is_asked_again(kee: Caller, settings: 
         assert len(held()) == 1
 
 
+@pytest.mark.parametrize("status", [400, 413, 422])
+@pytest.mark.parametrize("memories", [1, 9])
+def test_an_embedder_that_refuses_everything_refuses_no_text(
+    kee: Caller, settings: Any, memories: int, status: int
+) -> None:
+    tell(kee, *(f"memory {number}" for number in range(memories)))
+    with endpoint(settings, says(status)) as remote:
+        ticks.run("memory.embed_memories")
+        # It is not asked about each.
+        assert len(remote.received) <= 6
+        assert found_of_embedder().says.startswith(f"{memories} memories wait for it, none")
+    with endpoint(settings):
+        ticks.run("memory.embed_memories")
+    assert len(held()) == memories
+
+
+def test_an_embedder_that_begins_to_refuse_everything_within_a_batch_marks_nothing_of_it(
+    kee: Caller, settings: Any
+) -> None:
+    tell(kee, "unspeakable", *(f"memory {number}" for number in range(8)))
+    with endpoint(settings, says(400)) as remote:
+        # The whole, its halves down to the first text, the plain word, and the second text.
+        remote.script.extend([*[says(400)] * 4, answers(), answers()])
+        ticks.run("memory.embed_memories")
+        assert held() == {}
+        assert found_of_embedder().says.startswith("9 memories wait for it, none")
+
+
+def test_a_batch_of_nothing_but_texts_that_are_refused_keeps_no_other_waiting(
+    kee: Caller, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apps.memory.services.embedding._AT_ONCE", 4)
+    tell(kee, *(f"unspeakable {number}" for number in range(4)), "She sold the automobile.")
+    with endpoint(settings, refusing("unspeakable")):
+        ticks.run("memory.embed_memories")
+        assert len(held()) == 1
+        assert found_of_embedder().says.startswith("knows every memory, but for 4 that it refuses")
+        # What reads otherwise is asked about anew.
+        with acting_as(kee):
+            observe(kee, "unspeakable 4")
+        assert found_of_embedder().says.startswith("1 memories wait for it, but for 4 that it refuses")
+
+
 # What the operator is told.
 
 
@@ -406,7 +449,7 @@ def test_no_index_is_asked_for_where_few_vectors_are(kee: Caller, embedder: Remo
     tell(kee, "She sold the automobile.")
     ticks.run("memory.embed_memories")
     with acting_as_system("test"):
-        assert sql.vectors_held(named("").mark) == (False, 1, 0)
+        assert sql.vectors_held(named("").mark) == (False, 1, 0, 0)
 
 
 # Without pgvector.

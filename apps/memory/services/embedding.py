@@ -19,6 +19,8 @@ _QUESTION: Final = timedelta(seconds=1)
 _MEMORIES: Final = timedelta(seconds=20)
 _AT_ONCE: Final = 64
 _BATCHES: Final = 50
+# No embedder refuses this for what it says.
+_PLAIN: Final = "memory"
 
 
 class _Silence:
@@ -69,7 +71,8 @@ def embed_memories() -> int:
     """Have the embedder tell what memories mean that it has not been told of yet, or not as they read now.
 
     As the system, a bounded number at each call; answers of how many it is known now. Where the embedder fails, the
-    rest is left for another time; a text that it refuses is found by its words alone.
+    rest is left for another time; a text that it refuses is found by its words alone. An embedder that refuses a plain
+    word as well refuses no text, but fails.
     """
     asked = embedder()
     if asked is None or not sql.has_vectors():
@@ -94,7 +97,10 @@ def embed_memories() -> int:
 
 
 def _embedded(asked: Embedder, texts: Mapping[int, str]) -> dict[int, str | None]:
-    """A vector of each text; None of those that the embedder refuses even when they are asked alone."""
+    """A vector of each text; None of those that the embedder refuses even when they are asked alone.
+
+    :raises NotEmbedded: if it fails, or refuses whatever it is asked. Then nothing is known of any of the texts.
+    """
     places = list(texts)
     try:
         vectors = asked.embed(list(texts.values()), patience=_MEMORIES)
@@ -102,6 +108,8 @@ def _embedded(asked: Embedder, texts: Mapping[int, str]) -> dict[int, str | None
         if not exc.refused:
             raise
         if len(places) == 1:
+            # Each time, lest one that has begun to refuse everything takes the rest of the batch with it.
+            asked.embed([_PLAIN], patience=_MEMORIES)
             return {places[0]: None}
         half = len(places) // 2
         parts = ({place: texts[place] for place in part} for part in (places[:half], places[half:]))

@@ -228,13 +228,17 @@ select exists(select from pg_indexes where schemaname = current_schema() and ind
        coalesce((select max(vectors) from (
            select count(*) as vectors from memory_vector where embedder = %(embedder)s group by tenant_id) of_tenants), 0),
        (select count(*) from (
-           select from memory_passage where embedder is distinct from %(embedder)s limit %(counted)s) waiting)
+           select from memory_passage where embedder is distinct from %(embedder)s limit %(counted)s) waiting),
+       (select count(*) from (
+           select from memory_passage p where embedder = %(embedder)s
+           and not exists(select from memory_vector v where v.passage_id = p.id) limit %(counted)s) refused)
 """
 
 
-def vectors_held(embedder: int) -> tuple[bool, int, int]:
-    """Whether an index holds this embedder's vectors, the most that a tenant has, and how many passages have none."""
+def vectors_held(embedder: int) -> tuple[bool, int, int, int]:
+    """Whether an index holds this embedder's vectors, the most that a tenant has, how many passages it has not been told of,
+    and how many it refused."""
     with connection.cursor() as cursor:
         cursor.execute(_HELD, {"index": index_name(embedder), "embedder": embedder, "counted": _COUNTED})
-        row: tuple[bool, int, int] = cursor.fetchone()
+        row: tuple[bool, int, int, int] = cursor.fetchone()
     return row
