@@ -178,6 +178,11 @@ def test_statements_are_the_same_by_their_words() -> None:
         ("Deploys need two approvals in the payments team", "Deploys need three approvals in the payments team"),
         ("The parser of the compiler takes 1.5 seconds", "The parser of the compiler takes 2.5 seconds"),
         ("Nobody in the payments team reviews deploys", "Somebody in the payments team reviews deploys on Mondays"),
+        ("Deploys of the payments team may be undone", "Deploys of the payments team may not be undone"),
+        ("Builds take < 5 minutes on the new runners", "Builds take > 5 minutes on the new runners"),
+        ("The freezer of the lab is kept at -5 degrees", "The freezer of the lab is kept at 5 degrees"),
+        ("\u2705 the nightly build of the parser", "\u274c the nightly build of the parser"),
+        ("राम की दुकान सोमवार को बंद है", "राम का दुकान सोमवार को बंद है"),
     ],
 )
 def test_what_denies_or_counts_otherwise_does_not_say_the_same(text: str, other: str) -> None:
@@ -188,13 +193,59 @@ def test_what_denies_or_counts_otherwise_does_not_say_the_same(text: str, other:
 @pytest.mark.parametrize(
     ("text", "other"),
     [
-        ("Deploys never need 2 approvals", "2 approvals are never needed by deploys"),
-        ("All deploys of the payments team need two approvals", "Deploys of all payments teams need 2 approvals"),
-        ("Deploys don\u2019t need approvals", "Deploys don't need an approval"),
+        (
+            "The nightly build of the payments service parser fails on Mondays",
+            "The nightly build of the payments service parser fails on Tuesdays",
+        ),
+        (
+            "Deploys of the payments team on Fridays are safe for customers",
+            "Deploys of the payments team on Fridays are unsafe for customers",
+        ),
+        (
+            "The search service of the platform answers slowly for large repositories",
+            "The search service of the platform answers quickly for large repositories",
+        ),
+        (
+            "Approval of Bob is needed to deploy payments to production",
+            "Approval of Carol is needed to deploy payments to production",
+        ),
+        ("Always run the linter before the tests", "Always run the tests before the linter"),
+        ("If deploys fail the tests run", "If the tests run deploys fail"),
+        ("Tests pass: deploys run", "Deploys run: tests pass"),
+        ("Bob pays Alice", "Alice pays Bob"),
+        ("The train goes from Ghent to Rome", "The train goes from Rome to Ghent"),
+        ("Deploys on Fridays are safe", "Deploys on Fridays are safe if the tests have passed"),
+        ("Deploys on Fridays are safe for customers", "Deploys on Fridays are safe only for internal customers"),
+        ("Deploys of the payments team were slow", "Deploys of the payments team are slow"),
+        ("Deploys must be announced", "Deploys may be announced"),
     ],
 )
-def test_what_denies_and_counts_alike_says_the_same(text: str, other: str) -> None:
+def test_one_word_or_its_place_makes_another_statement(text: str, other: str) -> None:
+    assert not says_the_same(text, other)
+    assert not says_the_same(other, text)
+
+
+def test_what_contradicts_memory_by_one_word_is_knowledge_too(as_kee: Caller, coder: Caller) -> None:
+    allow(as_kee)
+    observe(as_kee, "The nightly build of the payments service parser fails on Mondays")
+    learned = learn(coder, "The nightly build of the payments service parser fails on Tuesdays")
+    assert learned.verdict == Verdict.PROMOTED
+
+
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("Deploys never need 2 approvals", "Deploys never need two approvals."),
+        ("All deploys of the payments team need two approvals", "All deploys of payments teams need 2 approvals"),
+        ("Deploys don\u2019t need approvals", "Deploys don't need an approval"),
+        ("Deploys do not need approvals", "Deploys don't need an approval"),
+        ("Deploy if the tests pass", "If the tests pass: deploy!"),
+        ("The train goes from Ghent to Rome", "To Rome the train goes from Ghent"),
+    ],
+)
+def test_the_same_words_in_other_forms_say_the_same(text: str, other: str) -> None:
     assert says_the_same(text, other)
+    assert says_the_same(other, text)
 
 
 def test_policies_are_set_and_used_over_http(tenant: Tenant) -> None:
