@@ -61,9 +61,17 @@ class Wanted:
 
     def stands_in(self, text: str) -> bool:
         """Whether it stands in a text, which may be JSON."""
-        return (not self.reference or re.search(self.of_reference, text) is not None) and (
-            not self.texts or self.finder()(text)
-        )
+        return self.looker()(text)
+
+    def looker(self) -> Callable[[str], bool]:
+        """What says of many texts whether it stands there."""
+        forms, whole, says = self.references, self.of_reference, self.finder()
+
+        def is_named(text: str) -> bool:
+            # Most texts are told by this, which costs a fraction of what the expression does.
+            return any(form in text for form in forms) and re.search(whole, text) is not None
+
+        return lambda text: (not self.reference or is_named(text)) and (not self.texts or says(text))
 
     def finder(self) -> Callable[[str], bool]:
         """What says of many texts whether one of these stands there, whatever the reference."""

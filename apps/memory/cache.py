@@ -5,10 +5,11 @@ database for the present ones first. An entry is gone a quarter of an hour after
 """
 
 import os
+import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, NamedTuple
@@ -17,6 +18,8 @@ from apps.memory.envelopes import CACHE_TTL
 
 _MOST_BYTES: Final = 32 * 1024 * 1024
 _LASTS: Final = CACHE_TTL.total_seconds()
+# So often what has come meanwhile is looked at while others come.
+_ROUNDS: Final = 8
 
 
 class Key(NamedTuple):
@@ -45,6 +48,11 @@ class _Entry:
     expires: float
     """On the monotonic clock."""
     text: str
+
+    @property
+    def size(self) -> int:
+        """In memory, where one wide sign makes all of a text wide."""
+        return sys.getsizeof(self.text)
 
 
 class Envelopes:
@@ -75,10 +83,9 @@ class Envelopes:
         """Keep an envelope. Only what was read from committed rows may come here."""
         with self._lock:
             self._drop(key)
-            self._entries[key] = _Entry(
-                stamp=stamp, made_at=made_at, until=until, expires=time.monotonic() + _LASTS, text=text
-            )
-            self._bytes += len(text)
+            entry = _Entry(stamp=stamp, made_at=made_at, until=until, expires=time.monotonic() + _LASTS, text=text)
+            self._entries[key] = entry
+            self._bytes += entry.size
             while self._bytes > _MOST_BYTES:
                 self._drop(next(iter(self._entries)))
             self._sweep_later()
@@ -90,25 +97,51 @@ class Envelopes:
                 self._drop(key)
 
     def count(self, tenant_id: int, holds: Callable[[str], bool]) -> int:
-        """Of how many envelopes of a tenant this is true."""
+        """Of how many envelopes of a tenant this is true; of those that there are when it is called."""
         with self._lock:
-            return len(self._found(tenant_id, holds))
+            entries = self._of(tenant_id)
+        return sum(holds(entry.text) for _, entry in entries)
 
     def drop(self, tenant_id: int, holds: Callable[[str], bool]) -> int:
-        """Drop the envelopes of a tenant of which this is true; answers how many."""
-        with self._lock:
-            found = self._found(tenant_id, holds)
-            for key in found:
-                self._drop(key)
-            return len(found)
+        """Drop the envelopes of a tenant of which this is true; answers how many.
 
-    def _found(self, tenant_id: int, holds: Callable[[str], bool]) -> list[Key]:
-        return [key for key, entry in self._entries.items() if key.tenant_id == tenant_id and holds(entry.text)]
+        There is none when it returns but what has come since. Nobody waits while texts are looked through: those that come
+        meanwhile are looked at next, and where there is no end to them, the last of them while others wait.
+        """
+        looked_at: dict[int, _Entry] = {}
+        dropped = 0
+        for _ in range(_ROUNDS):
+            with self._lock:
+                entries = self._unlike(looked_at, tenant_id)
+            if not entries:
+                return dropped
+            found = [(key, entry) for key, entry in entries if holds(entry.text)]
+            # As long as they are held here, no other has the number of one of them.
+            looked_at |= {id(entry): entry for _, entry in entries}
+            with self._lock:
+                dropped += self._drop_those(found)
+        with self._lock:
+            return dropped + self._drop_those(
+                [(key, entry) for key, entry in self._unlike(looked_at, tenant_id) if holds(entry.text)]
+            )
+
+    def _of(self, tenant_id: int) -> list[tuple[Key, _Entry]]:
+        return [(key, entry) for key, entry in self._entries.items() if key.tenant_id == tenant_id]
+
+    def _unlike(self, looked_at: Mapping[int, _Entry], tenant_id: int) -> list[tuple[Key, _Entry]]:
+        return [(key, entry) for key, entry in self._of(tenant_id) if id(entry) not in looked_at]
+
+    def _drop_those(self, found: Iterable[tuple[Key, _Entry]]) -> int:
+        """Drop these unless others stand in their places by now."""
+        standing = [key for key, entry in found if self._entries.get(key) is entry]
+        for key in standing:
+            self._drop(key)
+        return len(standing)
 
     def _drop(self, key: Key) -> None:
         entry = self._entries.pop(key, None)
         if entry is not None:
-            self._bytes -= len(entry.text)
+            self._bytes -= entry.size
 
     def _sweep_later(self) -> None:
         """What nobody asks for again must go too. Entries stand in the order in which they expire."""
@@ -120,8 +153,9 @@ class Envelopes:
 
     def _sweep(self) -> None:
         with self._lock:
-            for key in [key for key, entry in self._entries.items() if entry.expires <= time.monotonic()]:
-                self._drop(key)
+            now = time.monotonic()
+            while self._entries and next(iter(self._entries.values())).expires <= now:
+                self._drop(next(iter(self._entries)))
             self._sweeper = None
             self._sweep_later()
 

@@ -45,10 +45,10 @@ class Envelopes:
     name = "envelopes"
 
     def count(self, wanted: Wanted) -> int:
-        return cache.envelopes.count(wanted.tenant_id, wanted.stands_in)
+        return cache.envelopes.count(wanted.tenant_id, wanted.looker())
 
     def erase(self, wanted: Wanted) -> int:
-        return cache.envelopes.drop(wanted.tenant_id, wanted.stands_in)
+        return cache.envelopes.drop(wanted.tenant_id, wanted.looker())
 
 
 register(

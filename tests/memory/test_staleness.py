@@ -3,6 +3,7 @@
 import multiprocessing
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
@@ -335,6 +336,104 @@ def test_the_oldest_go_when_there_are_many() -> None:
         keep(kept, KEY._replace(tenant_id=number), large)
     found = [kept.get(KEY._replace(tenant_id=number), STAMP, now=T0) is not None for number in range(4)]
     assert found == [False, True, True, True]
+
+
+def test_an_envelope_takes_the_room_that_it_takes_in_memory() -> None:
+    """One wide sign makes each sign of a text take four bytes."""
+    kept = Envelopes()
+    for number in range(2):
+        keep(kept, KEY._replace(tenant_id=number), "x" * (5 * 1024 * 1024) + "\U0001f35d")
+    assert [kept.count(number, lambda _: True) for number in range(2)] == [0, 1]
+
+
+def test_nobody_waits_while_envelopes_are_looked_through() -> None:
+    kept, begun, served = Envelopes(), threading.Barrier(2), threading.Barrier(2)
+    keep(kept, text="canary")
+    told: list[str | None] = []
+
+    def holds(text: str) -> bool:
+        begun.wait(timeout=20)
+        served.wait(timeout=20)
+        return "canary" in text
+
+    def read() -> None:
+        begun.wait(timeout=20)
+        told.append(kept.get(KEY, STAMP, now=T0))
+        served.wait(timeout=20)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert kept.drop(1, holds) == 1
+    reader.join(timeout=20)
+    assert (told, kept.get(KEY, STAMP, now=T0)) == (["canary"], None)
+
+
+@pytest.mark.parametrize("again", ["canary", "{}"])
+def test_what_has_come_while_envelopes_were_looked_through_is_looked_at_too(again: str) -> None:
+    kept = Envelopes()
+    keep(kept, text="canary")
+    others = [KEY, KEY._replace(viewer_id=9), KEY._replace(subject_id="USER:bob")]
+
+    def holds(text: str) -> bool:
+        while others:
+            keep(kept, others.pop(), again)
+        return "canary" in text
+
+    is_gone = again == "canary"
+    assert kept.drop(1, holds) == (3 if is_gone else 0)
+    assert kept.count(1, lambda _: True) == (0 if is_gone else 3)
+
+
+def test_there_is_an_end_to_looking_though_there_is_none_to_what_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_ROUNDS", 3)
+    kept = Envelopes()
+    looked: list[str] = []
+
+    def holds(text: str) -> bool:
+        looked.append(text)
+        if len(looked) <= 3:
+            keep(kept, KEY._replace(viewer_id=len(looked)), f"canary {len(looked)}")
+        return "canary" in text
+
+    keep(kept, KEY._replace(viewer_id=99), "canary")
+    assert kept.drop(1, holds) == 4
+    assert looked == ["canary", "canary 1", "canary 2", "canary 3"]
+    assert kept.count(1, lambda _: True) == 0
+
+
+def test_of_what_rivals_put_none_that_holds_it_is_left_and_none_that_does_not_is_gone() -> None:
+    kept, begun = Envelopes(), threading.Barrier(5)
+    is_changed, is_over = threading.Event(), threading.Event()
+    puts = [0] * 4
+
+    def run(rival: int) -> None:
+        begun.wait(timeout=20)
+        while not is_over.is_set():
+            # What is read after the change says nothing of it any more; until then, every other does.
+            is_told = not is_changed.is_set() and puts[rival] % 2 == 0
+            keep(kept, KEY._replace(viewer_id=puts[rival] % 97, variant=str(rival)), "canary" if is_told else "{}")
+            puts[rival] += 1
+
+    def until_each_has_put(times: int) -> None:
+        wanted = [number + times for number in puts]
+        while any(number < most for number, most in zip(puts, wanted, strict=True)):
+            time.sleep(0.001)
+
+    rivals = [threading.Thread(target=run, args=[rival], daemon=True) for rival in range(4)]
+    for rival in rivals:
+        rival.start()
+    begun.wait(timeout=20)
+    until_each_has_put(300)
+    is_changed.set()
+    # What was read before the change is put.
+    until_each_has_put(2)
+    kept.drop(1, lambda text: "canary" in text)
+    found = kept.count(1, lambda text: "canary" in text)
+    until_each_has_put(100)
+    is_over.set()
+    for rival in rivals:
+        rival.join(timeout=20)
+    assert (found, kept.count(1, lambda text: text == "{}")) == (0, 4 * 97)
 
 
 def test_what_nobody_asks_for_again_goes_too(monkeypatch: pytest.MonkeyPatch) -> None:
