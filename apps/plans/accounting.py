@@ -7,6 +7,7 @@ just that is plainly asked for. Of what changes nothing it is told what a step d
 from __future__ import annotations
 
 import itertools
+import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ from apps.core.lexical import words
 from apps.plans import kinds, lexicon, shapes, sorts
 from apps.plans.catalogue import Catalogue
 from apps.plans.clauses import Clause
+from apps.plans.introducing import Named, strange
 from apps.plans.layout import Draft
 from apps.plans.ranking import Ranker
 from apps.plans.slots import takes_wish
-from apps.plans.spans import Span, is_directory
+from apps.plans.spans import MASK, Span, is_directory
 
 CONCEPTS_OF_SPANS: Final = {"path": ("directory", "file"), "url": ("webpage",), "email": ("email",)}
 """What speaks of something named exactly by its kind."""
@@ -32,8 +34,9 @@ _INTRODUCES: Final = {
     ),
 }
 """What something named exactly may be called, beside what the tool calls it."""
-_TOPICS: Final = frozenset({"about", "regarding", "concerning", "like", "unlike"})
-_CONTAINED: Final = frozenset({"in", "inside", "within", "from", "under", "below"})
+_IDENTIFYING: Final = frozenset({"id", "number", "no", "nr", "key", "code"})
+"""What a param's name ends with whose number is no quantity."""
+_NAMING: Final = re.compile(r"[\d_#:@/+-]")
 _UNIVERSAL: Final = frozenset({"all", "any", "each", "every", "everything", "anything", "whatever", "other", "others"})
 _ALL: Final = frozenset({"all", "each", "every"})
 _PASSED_OVER: Final = frozenset({"the", "of", "my", "our", "your", "his", "her", "their", "its", "these", "those"})
@@ -197,7 +200,16 @@ class Account:
         many, unheard = _many(draft), " ".join(self._unheard(draft, told))
         yield many and f"{draft.tool.name} does this to one thing, not to {many}"
         yield unheard and f"{draft.tool.name} takes nothing that says {unheard!r}"
+        if not (many or unheard):
+            yield from self._told_of_others(draft)
         yield from (_doubt_of(span, draft.clause) for span in draft.clause.spans)
+
+    def _told_of_others(self, draft: Draft) -> Iterator[str]:
+        """Yield what stands before something that a step is given and may make it another thing than the one named."""
+        known = self._spoken_of(draft)
+        for value, named in _given_exactly(draft):
+            if said := strange(named, draft.clause, known, CONCEPTS_OF_SPANS.get(named.kind, ())):
+                yield f"{said[:200]!r} before {value[:200]} may tell of another thing than that"
 
     def _unheard(self, draft: Draft, told: Sequence[str]) -> list[str]:
         """The words that say how, where or for whom it is to be done, and of which neither the tool nor a param speaks."""
@@ -224,12 +236,16 @@ class Account:
         return "" if known else thing
 
     def _known(self, draft: Draft, told: Sequence[str]) -> frozenset[str]:
-        """What a tool and its params speak of, what kinds of things its clause names exactly, and what it is given by steps before."""
+        """What a tool and its params speak of, what it is given, and what kinds of things its clause names exactly."""
+        return self._spoken_of(draft) | {lexicon.concept(word) for text in told for word in words(text)}
+
+    def _spoken_of(self, draft: Draft) -> frozenset[str]:
+        """What a tool speaks of, what kinds of things its clause names exactly, and what the steps before bear that it is given by."""
         tool, offers = draft.tool, self.catalogue.offers_of(draft.tool.uid)
         described = [
             str(schema.get("description", "")) for schema in tool.inputs.values() if isinstance(schema, Mapping)
         ]
-        texts = [tool.name, tool.description, *tool.inputs, *described, *tool.outputs, *told]
+        texts = [tool.name, tool.description, *tool.inputs, *described, *tool.outputs]
         texts += [tag for offer in offers for tag in offer.capabilities]
         given = [earlier for earlier in self.drafts if earlier.key in draft.filling.refs]
         texts += [text for earlier in given for text in (earlier.tool.name, *earlier.tool.outputs)]
@@ -249,8 +265,6 @@ def _doubt_of(span: Span, clause: Clause) -> str:
         return f"It is not said whether {span.value} is one file or all that lies there"
     if span.kind == "number" and span.before[-1:] == ("by",):
         return f"It is not said whether {span.value} is how much there is to be, or by how much it is to change"
-    if span.kind == "email" and span.before[-1:] and span.before[-1] in _TOPICS:
-        return f"{span.value} is only spoken of"
     return ""
 
 
@@ -268,13 +282,36 @@ def _meant_all(clause: Clause) -> str:
 
 
 def _many(draft: Draft) -> str:
-    """How a clause says that it means all of a kind, or what is in a place, where the tool is for one thing; else nothing."""
+    """How a clause says that it means all of a kind, where the tool is for one thing; else nothing."""
     clause, singles = draft.clause, _single_paths(draft)
     if pattern := next((span.value for span in singles if not _WILD.isdisjoint(span.value)), ""):
         return f"all that {pattern} stands for"
-    inside = any(span.before[-1:] and span.before[-1] in _CONTAINED for span in singles)
-    many = next((word for word in clause.words if singles and word in _UNIVERSAL), "")
-    return many or ("what is in a place" if inside and clause.head else "")
+    return next((word for word in clause.words if singles and word in _UNIVERSAL), "")
+
+
+def _given_exactly(draft: Draft) -> Iterator[tuple[str, Named]]:
+    """What a clause names exactly and its step is given by it: each value, with where it stands and for which param."""
+    clause, filling = draft.clause, draft.filling
+    literal = [name for name, told in filling.provenance.items() if told["source"] == "literal"]
+    for name in literal:
+        value, tokens = filling.params[name], words(name)
+        given = list(map(str, value)) if isinstance(value, list) else [str(value)]
+        spans = [span for span in clause.spans if span.value in given]
+        for span in spans:
+            if span.kind != "number" or not _IDENTIFYING.isdisjoint(tokens[-1:]):
+                at = clause.ordered.find(f"\x02{span.number}\x03")
+                is_matter = span.kind == "quoted" and not lexicon.TEXTUAL.isdisjoint(tokens[-1:])
+                yield span.value, Named(at=at, kind=span.kind, param=tokens, is_matter=is_matter)
+        if not spans and isinstance(value, str) and value != clause.described and _NAMING.search(value):
+            places = [place for place, word in _words_of(clause) if word == value]
+            yield from ((value, Named(at=place, kind="id", param=tokens)) for place in places[:1])
+
+
+def _words_of(clause: Clause) -> Iterator[tuple[int, str]]:
+    """The words of a clause as they were said, marks put back and stops taken off, each with where it stands."""
+    by_number = {span.number: span.value for span in clause.spans}
+    for found in re.finditer(r"\S+", clause.ordered):
+        yield found.start(), MASK.sub(lambda mark: by_number.get(int(mark[1]), ""), found[0]).strip(".,;:!?()[]")
 
 
 def _single_paths(draft: Draft) -> list[Span]:

@@ -207,6 +207,8 @@ class Clause:
     """The text as it stands in the intent: with quotation marks, and with the word that rules it out."""
     marked: str = ""
     """The text with a mark in the place of each thing that is named exactly."""
+    ordered: str = ""
+    """The same, with what opens it where that was said."""
     described: str = ""
     """What it is about, as it was said, where a name, a number or a past time tells which one is meant."""
 
@@ -320,6 +322,7 @@ def _clause(piece: Piece, spans: tuple[Span, ...], number: int) -> Clause:
         opening=tuple(lexicon.concepts(MASK.sub(" ", piece.opening))),
         masked=with_kinds(bare, spans),
         marked=_with_opening(bare, piece.opening),
+        ordered=INTRODUCED.sub(" at ", whole),
         described="" if exception else _described(object_text, spans),
         written=f"{piece.ban} {MASK.sub(lambda match: spans[int(match[1])].written, whole)}".strip(),
     )

@@ -23,7 +23,7 @@ _OF_OURS: Final = re.compile(r"\s*(?:i|we)\b", re.IGNORECASE)
 """What something named exactly is to who asks, and restricts nothing: the project PATH that we work on."""
 _BELONGS: Final = frozenset({"of", "for", "to"})
 """What such a phrase names may be told exactly by the one after it: of the shop at PATH, to the accountant at ADDRESS."""
-_LIES: Final = frozenset({"at", "in", "under", "inside", "within", "located", "stored", "on"})
+LIES: Final = frozenset({"at", "in", "under", "inside", "within", "located", "stored", "on"})
 GIVES_REASON: Final = re.compile(r"\s*(?:it|they|we|i|he|she|this|that|these|those|there|you)\b", re.IGNORECASE)
 
 
@@ -39,7 +39,7 @@ def qualifiers_in(text: str) -> Iterator[str]:
             return
         if word in _RELATES and _OF_OURS.match(phrase):
             continue
-        if not (word in _BELONGS and following in _LIES and MASK.search(after) and not MASK.search(phrase)):
+        if not (word in _BELONGS and following in LIES and MASK.search(after) and not MASK.search(phrase)):
             yield from loose_words(phrase)
 
 

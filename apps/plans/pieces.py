@@ -77,7 +77,7 @@ _NO_VERBS: Final = listed("""
 """Words that stand before an article as well, and are none."""
 _ASKS: Final = frozenset({"to", "and", "please", "you", "then", "i", "we"})
 DEFERRED: Final = re.compile(
-    r"\b(?:when|once|after|before|upon|only\s+(?:with|by|at)|provided|with\s+(?:my|our|his|her|their|your)\s+(?:approval|consent|permission)|as\s+long)\b",
+    r"\b(?:when|once|after|before|upon|only\s+(?:with|by|at)|provided|with\s+(?:my|our|his|her|their|your)\s+(?:approval|consent|permission)|as\s+long|(?:in|for|after)\s+an?\s+(?:\w+\s+)?while)\b",
     re.IGNORECASE,
 )
 """What in a wish that changes the world lets it wait for something."""

@@ -30,7 +30,7 @@ from apps.plans.suggestions import POSSIBLE, Suggested
 from apps.plans.validation import Limits, validate
 
 NOTHING_SUGGESTED: Final = Suggested()
-PLANNER_VERSION: Final = "12"
+PLANNER_VERSION: Final = "13"
 REFUSED: Final = 0.35
 
 _MAX_TOOLS: Final = 12
