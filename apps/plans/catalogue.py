@@ -176,6 +176,16 @@ class Catalogue:
         view.pool = pool
         return view
 
+    def of_workers(self, worker_ids: Iterable[str]) -> Catalogue:
+        """Return what these workers offer, apart: it stays as it is, whatever is registered meanwhile."""
+        view = Catalogue(self.epoch)
+        view.pool, view.excluded, view.failed = self.pool, self.excluded, self.failed
+        for worker_id in worker_ids:
+            if worker_id in self._of_worker:
+                offers = self._of_worker[worker_id].values()
+                view.put(worker_id, [(self.by_uid[offer.tool_uid], offer) for offer in offers])
+        return view
+
     def without(self, worker_ids: Iterable[str], failed: Mapping[tuple[str, str], str] | None = None) -> Catalogue:
         """Return the same catalogue in which these workers may not be used.
 

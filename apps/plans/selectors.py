@@ -11,13 +11,14 @@ from django.db.models import Max, Min
 from django.utils.safestring import SafeString
 
 from apps.memory.models import Observation, Pattern
-from apps.plans import drawing, shelf, sql
+from apps.plans import drawing, shelf, sql, validation
+from apps.plans.catalogue import Catalogue
 from apps.plans.documents import WORKER_STEPS, PlanStatus
 from apps.plans.errors import UnknownDelegate, UnknownPlan
 from apps.plans.grounding import MemoryRef, memory_refs
 from apps.plans.learning import MOST
 from apps.plans.models import Delegate, LearnedModel, Outcome, Plan, WaitingPlan
-from apps.plans.validation import Limits, Problem, validate
+from apps.plans.validation import Limits, Problem
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
 from apps.receipts.models import Receipt
@@ -156,20 +157,41 @@ def readiness(document: Mapping[str, Any]) -> Readiness:
     return Readiness(can_execute_now=is_ready and waits.keys() == calls.keys() and not wait, wait=wait)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """What is wrong with a plan, and by what it was judged."""
+
+    problems: list[Problem]
+    catalogue: Catalogue
+    """What the workers that the plan names offered then to the DeleGate that it names."""
+    history_epoch: int
+
+
 def problems_of(document: object, *, tenant_id: int, principal_id: int) -> list[Problem]:
-    """Every fault of a plan, whoever wrote it: by the rules of :mod:`validation`, with the workers of the DeleGate that it
-    names, and by what its references must find here.
+    """Every fault of a plan, whoever wrote it, up to a hundred; see :func:`judgement`."""
+    return judgement(document, tenant_id=tenant_id, principal_id=principal_id).problems
+
+
+def judgement(document: object, *, tenant_id: int, principal_id: int) -> Judgement:
+    """What is wrong with a plan, whoever wrote it: by the rules of :mod:`validation`, with the workers of the DeleGate
+    that it names, and by what its references must find here.
+
+    The registry is held only until what the plan is judged by is taken out of it, for a long plan takes a second.
     """
     named = document.get("delegate_id") if isinstance(document, dict) else None
     delegate = Delegate.objects.filter(delegate_id=named).first() if isinstance(named, str) else None
+    workers_named = validation.workers_named(document)
     with shelf.held(tenant_id=tenant_id, delegate=delegate) as held:
-        problems = validate(document, held.ranker.catalogue.within(held.pool), limits=Limits())
+        catalogue = held.ranker.catalogue.within(held.pool).of_workers(workers_named)
+    problems = validation.validate(document, catalogue, limits=Limits())
     if isinstance(document, dict) and not any(found.code == "schema" for found in problems):
         if delegate is None and named != DELEGATE:
             problems.append(Problem("/delegate_id", "unknown_delegate", f"There is no DeleGate {named}."))
         problems += _unknown_references(document, principal_id)
         problems += _not_done_before(document, principal_id)
-    return problems
+    return Judgement(
+        problems=problems[: validation.MAX_PROBLEMS], catalogue=catalogue, history_epoch=held.history_epoch
+    )
 
 
 def _not_done_before(document: Mapping[str, Any], principal_id: int) -> Iterator[Problem]:

@@ -75,17 +75,29 @@ def validate(document: object, catalogue: Catalogue, *, limits: Limits | None = 
     except (ValueError, RecursionError) as refusal:
         return [*shape, Problem("", "schema", f"The plan has no canonical JSON form: {refusal}"[:500])][:MAX_PROBLEMS]
     judge = _judged if not shape else partial(_judged_besides, shape)
-    return [*shape, *judge(document, catalogue, limits or Limits())][:MAX_PROBLEMS]
+    found = itertools.chain(shape, judge(document, catalogue, limits or Limits()))
+    return list(itertools.islice(found, MAX_PROBLEMS))
 
 
-def _judged(document: dict[str, Any], catalogue: Catalogue, limits: Limits) -> list[Problem]:
+def workers_named(document: object) -> frozenset[str]:
+    """The ids of all workers that a plan's steps may be about, whatever its shape: those whose offers it is judged by."""
+    steps = document.get("steps") if isinstance(document, dict) else None
+    found: list[object] = []
+    for step in steps if isinstance(steps, list) else ():
+        if isinstance(step, dict):
+            others = step.get("fallback_worker_ids")
+            found += [step.get("worker_id"), *(others if isinstance(others, list) else ())]
+    return frozenset(one for one in found if isinstance(one, str))
+
+
+def _judged(document: dict[str, Any], catalogue: Catalogue, limits: Limits) -> Iterable[Problem]:
     graph = _Graph(document["steps"])
     return _unsortable(graph) or _ruled(_RULES, document, graph, catalogue, limits)
 
 
 def _judged_besides(
     shape: Sequence[Problem], document: dict[str, Any], catalogue: Catalogue, limits: Limits
-) -> list[Problem]:
+) -> Iterable[Problem]:
     """What is wrong with the steps whose own shape is right; what the plan says of itself is left for when all of it is."""
     wrong = [fault.path.split("/")[1:] for fault in shape]
     given = document.get("steps")
@@ -103,14 +115,17 @@ def _judged_besides(
 
 
 def _unsortable(graph: _Graph) -> list[Problem]:
-    return [*_repeated(graph), *_unknown_steps(graph)] or _cycles(graph) or _hints(graph)
+    unknown = itertools.islice(_unknown_steps(graph), MAX_PROBLEMS)
+    return [*_repeated(graph), *unknown] or _cycles(graph) or _hints(graph)
 
 
 def _ruled(
     rules: Iterable[_Rule], document: dict[str, Any], graph: _Graph, catalogue: Catalogue, limits: Limits
-) -> list[Problem]:
+) -> Iterator[Problem]:
+    """One fault after the other, so that who has heard of enough looks for no more."""
     bounds = _bounds_of(document, limits)
-    return [found for rule in rules for found in rule(document, graph, catalogue, bounds)]
+    for rule in rules:
+        yield from rule(document, graph, catalogue, bounds)
 
 
 def _bounds_of(document: Mapping[str, Any], limits: Limits) -> Limits:
@@ -128,6 +143,15 @@ def _tighter(one: float | None, other: float | None) -> float | None:
     return min((bound for bound in (one, other) if bound is not None), default=None)
 
 
+def estimates(document: Mapping[str, Any], catalogue: Catalogue) -> dict[str, float]:
+    """What a valid plan takes and costs by its steps, as a plan tells it."""
+    graph = _Graph(document["steps"])
+    return {
+        "estimated_total_runtime_seconds": round(_runtime(graph, catalogue), 3),
+        "execution_cost_estimate": round(_cost(graph, catalogue), 6),
+    }
+
+
 def carries_secret(value: str) -> bool:
     """Does this text look like a credential that has no place in a plan?"""
     return _SECRETS.search(value) is not None
@@ -137,14 +161,19 @@ def param_problems(tool: Tool, params: Mapping[str, Any]) -> list[Problem]:
     """Return what a tool refuses in the params; a reference stands for its target and is not judged here."""
     held = {found.pointer for found in references.within(params) if isinstance(found, Reference) and found.whole}
     errors = validator(contract_key(tool.input_schema)).iter_errors(dict(params))
-    faults = [
+    faults = (
         found
         for error in errors
         if not _is_about_reference(error, held)
         for found in _faults(error, tool, params, held)
-    ]
-    faults += [_unknown_param(tool, (name,)) for name in params if tool.inputs and _is_undeclared(tool, (name,))]
-    return list(dict.fromkeys(faults))
+    )
+    unknown = (_unknown_param(tool, (name,)) for name in params if tool.inputs and _is_undeclared(tool, (name,)))
+    found: dict[Problem, None] = {}
+    for fault in itertools.chain(faults, unknown):
+        found[fault] = None
+        if len(found) == MAX_PROBLEMS:
+            break
+    return list(found)
 
 
 def _is_about_reference(error: jsonschema_rs.ValidationError, held: set[str]) -> bool:
@@ -298,14 +327,14 @@ def _repeated(graph: _Graph) -> list[Problem]:
     ]
 
 
-def _unknown_steps(graph: _Graph) -> list[Problem]:
-    return [
+def _unknown_steps(graph: _Graph) -> Iterator[Problem]:
+    return (
         Problem(f"/steps/{number}/{name}/{place}", "unknown_step", f"There is no step {target}.")
         for number, step in enumerate(graph.steps)
         for name in ("depends_on", "order_hint", "wait_for_step_ids", "aggregate_step_ids")
         for place, target in enumerate(step.get(name, ()))
         if target not in graph.by_id
-    ]
+    )
 
 
 def _cycles(graph: _Graph) -> list[Problem]:

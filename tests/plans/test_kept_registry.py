@@ -6,8 +6,10 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from apps.plans import lexindex, shelf
+from apps.plans import lexindex, selectors, shelf, validation
+from apps.plans.catalogue import Catalogue
 from apps.plans.lexindex import Base, Frozen
+from apps.plans.validation import Limits, Problem
 from apps.principals.tenancy import Caller, acting_as
 from apps.workers import services as workers
 from tests.plans.test_lessons import NOTHING, register_plain_tools
@@ -119,3 +121,36 @@ def test_registering_and_planning_at_once_ends_with_all_that_was_registered(kee:
     assert not failures
     with acting_as(kee):
         assert names(kee) == {f"tool_{number}_{turn}" for number in range(2) for turn in range(4)}
+
+
+def test_a_plan_is_judged_while_others_plan_and_by_what_was_offered_when_it_came(
+    as_kee: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_plain_tools(as_kee)
+    judge, free = validation.validate, []
+
+    def judged(document: object, catalogue: Catalogue, *, limits: Limits | None = None) -> list[Problem]:
+        def others() -> None:
+            free.append(lock.acquire(timeout=5))
+            lock.release()
+
+        lock = shelf._kept(as_kee.tenant_id).lock
+        other = threading.Thread(target=others)
+        other.start()
+        other.join(30)
+        workers.unregister(caller=as_kee, worker_id="plain")
+        assert names(as_kee) == set()
+        return judge(document, catalogue, limits=limits)
+
+    monkeypatch.setattr(validation, "validate", judged)
+    call = {"step_id": "a", "step_type": "call_worker", "worker_id": "plain", "tool_name": "inspect_alder"}
+    report = {"step_id": "b", "step_type": "escalate", "report_summary": "Done.", "decision_required": False}
+    document = {
+        "plan_id": "mine", "delegate_id": "delegate", "principal_ai": "Kee", "intent": "Inspect", "scope": "trees",
+        "created_at": "2026-01-03T20:15:00Z", "steps": [{**call, "params": {}}, report],
+    }
+
+    found = selectors.problems_of(document, tenant_id=as_kee.tenant_id, principal_id=as_kee.principal_id)
+
+    assert free == [True]
+    assert not {one.code for one in found} & {"unknown_worker", "unknown_tool"}

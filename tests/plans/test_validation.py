@@ -2,7 +2,7 @@
 
 import copy
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from apps.plans import validation
 from apps.plans.catalogue import Catalogue
 from apps.plans.documents import plan_hash
-from apps.plans.validation import Limits, validate
+from apps.plans.validation import MAX_PROBLEMS, Limits, Problem, param_problems, validate
 from tests.plans.shelf import EXAMPLE, FULL, INTEGER, NUMBER, STRING, make_plan, offer, shape, tool
 
 Document = dict[str, Any]
@@ -614,3 +615,31 @@ def test_any_member_replaced_by_anything_gets_a_verdict(data: st.DataObject) -> 
     for found in validate(document, FULL):
         assert found.code
         assert found.message
+
+
+def test_no_more_faults_are_looked_for_than_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_for, document = itertools.count(), good()
+
+    def faulty(*_: object) -> Iterator[Problem]:
+        while True:
+            yield Problem("", "fault", f"The {next(looked_for)}th.")
+
+    monkeypatch.setattr(validation, "_RULES", (faulty,))
+
+    assert len(validate(document, FULL)) == MAX_PROBLEMS
+    assert next(looked_for) == MAX_PROBLEMS
+
+
+def test_of_a_million_wrong_params_as_many_are_found_as_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = itertools.count()
+    about = validation._is_about_reference
+
+    def counted(*given: Any) -> bool:
+        next(told)
+        return about(*given)
+
+    monkeypatch.setattr(validation, "_is_about_reference", counted)
+    taking = tool("take", "Takes.", shape(numbers={"type": "array", "items": NUMBER}), shape())
+
+    assert len(param_problems(taking, {"numbers": ["x"] * 100_000})) == MAX_PROBLEMS
+    assert next(told) == MAX_PROBLEMS
