@@ -15,6 +15,8 @@ from typing import Any, Final
 import rfc8785
 
 SCHEMA_VERSION: Final = "1.0"
+SUBMITTED: Final = "submitted"
+"""The `planner_version` of a plan that somebody else than the planner made."""
 _SCHEMAS: Final = Path(__file__).parent / "schemas"
 
 
@@ -106,6 +108,11 @@ class Plan:
     revision: int | None = None
     excluded: tuple[Mapping[str, Any], ...] | None = None
 
+    @property
+    def is_submitted(self) -> bool:
+        """Has somebody else than the planner made it?"""
+        return self.planner_version == SUBMITTED
+
     def document(self) -> dict[str, Any]:
         """Return the plan as JSON values, without its hash."""
         told = ((name, getattr(self, name)) for name in _PLAN_NAMES)
@@ -117,6 +124,16 @@ class Plan:
 
 _STEP_NAMES: Final = tuple(spec.name for spec in dataclasses.fields(Step))
 _PLAN_NAMES: Final = tuple(spec.name for spec in dataclasses.fields(Plan) if spec.name != "steps")
+
+
+def read(document: Mapping[str, Any]) -> Plan:
+    """Return the plan that a document tells, which has been judged valid and names its planner, its epoch and how sure it is."""
+    told = {name: document[name] for name in _PLAN_NAMES if name in document}
+    steps = tuple(
+        Step(**{name: step[name] for name in _STEP_NAMES if name in step} | {"step_type": StepType(step["step_type"])})
+        for step in document["steps"]
+    )
+    return Plan(**told | {"status": PlanStatus(document["status"]), "steps": steps})
 
 
 def canonical(document: Mapping[str, Any]) -> bytes:

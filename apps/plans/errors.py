@@ -7,6 +7,12 @@ class UnknownPlan(NotFound):
     code = "unknown_plan"
 
 
+class PlanInvalid(Invalid):
+    """The plan breaks a rule, or is none to be carried out."""
+
+    code = "plan_invalid"
+
+
 class UnknownStep(NotFound):
     """The plan has no step of this id."""
 

@@ -131,6 +131,13 @@ class ValidatePlan(Input):
     """A plan of any author."""
 
 
+class SubmitPlan(Input):
+    plan: dict[str, Any]
+    """A plan that you have made or changed, as validate_plan finds it valid."""
+    caused_by_receipt_id: Id | None = None
+    """The receipt that made you ask; left out, a chain begins here."""
+
+
 class PlanFault(Output):
     path: str
     """JSON pointer to the place."""
@@ -214,6 +221,27 @@ def validate_plan(caller: Caller, given: ValidatePlan) -> Reply:
         plan_hash=None if found else plan_hash(given.plan),
     )
     return Reply(verdict, status=200)
+
+
+@operation(
+    title="Submit a plan",
+    scope=Scope.PLANS,
+    routes=[Route("POST", "/api/v1/plans/submit", status=201, max_body=_PLAN_BYTES)],
+)
+def submit_plan(caller: Caller, given: SubmitPlan) -> FoundPlan:
+    """Keep a plan that you have made yourself, without carrying it out. Then pass the plan_id of the answer to execute_delegation_plan.
+
+    It is judged as by validate_plan; one with any fault is refused with all of them. The plan is kept under an id of its own.
+    """
+    made = services.submit(caller=caller, document=given.plan, caused_by=given.caused_by_receipt_id, now=timezone.now())
+    return FoundPlan(
+        plan=dict(made.document),
+        plan_id=made.plan_id,
+        status=made.document["status"],
+        can_execute_now=made.readiness.can_execute_now,
+        receipt_id=made.receipt_id,
+        receipt_uuid=str(made.receipt_uuid),
+    )
 
 
 @operation(

@@ -1,6 +1,5 @@
 """What tests of executions need, made by the product's own services."""
 
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -9,17 +8,18 @@ from typing import Any
 
 from django.core.files.storage import storages
 
-from apps.digests import services as digests
 from apps.executions import selectors, services
 from apps.executions.models import Execution
 from apps.executions.selectors import Report
 from apps.executions.services import Budget
 from apps.executions.states import Mode, Strategy
-from apps.plans.models import Delegate, Plan, WaitingPlan
-from apps.principals.selectors import principal_named
+from apps.plans import documents
+from apps.plans import selectors as plans
+from apps.plans import services as planning
+from apps.plans.documents import SUBMITTED
+from apps.plans.services.planning import delegate_asked, keep, new_plan_id
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
-from apps.receipts.services import ObligationDraft, Poster, ReceiptDraft
 from apps.tasks import services as tasks
 from apps.tasks.models import TerminalRecord
 from apps.tasks.services.artifacts import NOTHING
@@ -41,6 +41,22 @@ TOOLS = {
     **dict.fromkeys(("echo", "shout", "hold", "say", "complain"), TEXT),
     **dict.fromkeys(("count_to", "break_down", "crash", "flood", "sum_up"), ANY),
 }
+GIVES: dict[str, Any] = {
+    "type": "object",
+    "properties": {"text": {"type": "string"}, "length": {"type": "integer"}, "items": {"type": "array"}},
+}
+
+
+def _offered() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "description": name,
+            "input_schema": schema,
+            **({"output_schema": GIVES} if schema is TEXT else {}),
+        }
+        for name, schema in TOOLS.items()
+    ]
 
 
 def make_worker(caller: Caller, server: WorkerServer, worker_id: str = "texter", **changes: Any) -> str:
@@ -48,7 +64,7 @@ def make_worker(caller: Caller, server: WorkerServer, worker_id: str = "texter",
     manifest = {
         "worker_id": worker_id,
         "endpoint": server.endpoint,
-        "tools": [{"name": name, "description": name, "input_schema": schema} for name, schema in TOOLS.items()],
+        "tools": _offered(),
         "capabilities": ["text"],
         "constraints": {"max_payload_bytes": 100_000, "timeout_seconds": 20},
         "hints": {"expected_runtime": "fast"},
@@ -70,9 +86,7 @@ def make_writing_worker(caller: Caller, server: WorkerServer, worker_id: str = "
             {
                 "worker_id": worker_id,
                 "endpoint": server.endpoint,
-                "tools": [
-                    {"name": name, "description": name, "input_schema": schema} for name, schema in TOOLS.items()
-                ],
+                "tools": _offered(),
                 "hints": {"expected_runtime": "fast"},
                 "side_effects": writes,
                 "trust": {"tier": "trusted"},
@@ -131,47 +145,32 @@ def make_plan(
     *,
     constraints: dict[str, float] | None = None,
 ) -> str:
-    """A stored plan with just these steps, and its receipt, which the caller owes an end."""
-    plan_id = f"plan-{secrets.token_hex(6)}"
-    root, _ = Delegate.objects.get_or_create(
-        tenant_id=caller.tenant_id,
-        delegate_id=DELEGATE,
-        defaults={"principal": principal_named(DELEGATE), "created_at": T0},
-    )
-    posted = digests.post(
-        poster=Poster(tenant_id=caller.tenant_id, principal_id=root.principal_id, name=DELEGATE),
-        draft=ReceiptDraft(
-            recipient_id=caller.principal_id,
-            source_system=DELEGATE,
-            event_type="plan_created",
-            dedupe_key=f"delegate:plan_created:{plan_id}:v1",
-            summary=intent,
-            surface="ledger",
-            requires_action=True,
-            obligation=ObligationDraft(debtor_id=caller.principal_id, creditor_id=root.principal_id),
-        ),
-        now=T0,
-    )
-    plan = Plan.objects.create(
-        tenant_id=caller.tenant_id,
-        plan_id=plan_id,
-        delegate=root,
-        principal_id=caller.principal_id,
-        intent=intent,
-        status="ready",
-        scope="test",
-        confidence=1.0,
-        document={"plan_id": plan_id, "intent": intent, "steps": steps, "constraints": constraints or {}},
-        plan_hash="0" * 64,
-        planner_version="test",
-        registry_epoch=0,
-        history_epoch=0,
-        receipt_id=posted.receipt_id,
-        receipt_uuid=posted.uuid,
-        created_at=T0,
-    )
-    WaitingPlan.objects.create(tenant_id=caller.tenant_id, plan=plan, expires_at=T0 + timedelta(days=7))
-    return plan_id
+    """A plan with just these steps, which the caller has made and submits.
+
+    One that would be refused is kept unjudged, as if it had been valid once: of a worker that has gone since, say.
+    """
+    document = {
+        "plan_id": "mine",
+        "delegate_id": DELEGATE,
+        "principal_ai": caller.name,
+        "intent": intent,
+        "created_at": T0.isoformat(),
+        "scope": "test",
+        "steps": steps,
+        "constraints": constraints or {},
+    }
+    if plans.problems_of(document, tenant_id=caller.tenant_id, principal_id=caller.principal_id):
+        return _kept_unjudged(caller, document)
+    return planning.submit(caller=caller, document=document, caused_by=None, now=T0).plan_id
+
+
+def _kept_unjudged(caller: Caller, document: dict[str, Any]) -> str:
+    known = {"confidence": 1.0, "status": "ready", "planner_version": SUBMITTED, "registry_epoch": 0}
+    document = {**document, **known, "plan_id": new_plan_id()}
+    document["plan_hash"] = documents.plan_hash(document)
+    root = delegate_asked(caller, None, T0)
+    made = documents.read(document)
+    return keep(caller=caller, delegate=root, made=made, document=document, caused_by=None, now=T0).plan_id
 
 
 def begin(

@@ -135,6 +135,7 @@ def test_the_receipts_of_an_execution_are_one_chain_that_closes_the_plan(
         plan = Obligation.objects.select_related("closed_by").get(receipt__receipt_id=execution.plan_receipt_id)
         closing = plan.closed_by
     assert {link.event_type for link in chain} == {
+        "task_received",
         "plan_created",
         "task_queued",
         "task_complete",
@@ -208,6 +209,7 @@ def test_what_a_delegate_asks_of_another_is_carried_out_on_behalf_of_the_other(
         told = {(fact.event_type, fact.recipient.name, fact.surface) for fact in received}
     assert (kept.owner.name, kept.requested_by.name) == ("delegate", "general-manager")
     assert told == {
+        ("task_received", "general-manager", "ledger"),
         ("plan_created", "general-manager", "ledger"),
         ("task_queued", "delegate", "ledger"),
         ("task_complete", "delegate", "inbox"),

@@ -12,6 +12,7 @@ from apps.plans.services.replanning import (
     replan,
     take_up,
 )
+from apps.plans.services.submitting import submit
 
 __all__ = [
     "Escalation",
@@ -28,6 +29,7 @@ __all__ = [
     "replan",
     "set_delegate",
     "sketch",
+    "submit",
     "suggestions",
     "take_over_history",
     "take_up",

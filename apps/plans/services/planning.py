@@ -81,7 +81,7 @@ def sketch(*, caller: Caller, request: PlanRequest, now: datetime) -> Mapping[st
 
     :raises UnknownDelegate: if the request names a DeleGate that is not here.
     """
-    return _plan(caller, _delegate(caller, request.delegate_id, now), request, now, None).document()
+    return _plan(caller, delegate_asked(caller, request.delegate_id, now), request, now, None).document()
 
 
 def make(
@@ -100,19 +100,40 @@ def make(
     begun = monotonic()
     if request.currency != _CURRENCY:
         raise UnknownCurrency(f"Costs are known in {_CURRENCY} only, not in {request.currency[:10]!r}.")
-    delegate = _delegate(caller, request.delegate_id, now)
-    _refuse_detours(delegate, request.delegation_path)
+    delegate = delegate_asked(caller, request.delegate_id, now)
+    refuse_detours(delegate, request.delegation_path)
     made = _plan(caller, delegate, request, now, revision)
     document = made.document()
     document["plan_hash"] = documents.plan_hash(document)
-    cause = request.caused_by or _post_root(caller, request.intent, made.plan_id, now)
+    kept = keep(
+        caller=caller, delegate=delegate, made=made, document=document, caused_by=request.caused_by, old=old, now=now
+    )
+    once_committed(metrics.GENERATION.observe, monotonic() - begun)
+    return kept
+
+
+def keep(
+    *,
+    caller: Caller,
+    delegate: Delegate,
+    made: documents.Plan,
+    document: Mapping[str, Any],
+    caused_by: str | None,
+    old: Plan | None = None,
+    now: datetime,
+) -> MadePlan:
+    """Store a plan and post its `plan_created` receipt, within the caller's transaction.
+
+    :param document: the plan as it is told, with its hash.
+    """
     receipt = digests.post(
         poster=Poster(tenant_id=caller.tenant_id, principal_id=delegate.principal_id, name=DELEGATE),
-        draft=_plan_created(caller, delegate, made, cause, now),
+        draft=_plan_created(
+            caller, delegate, made, caused_by or _post_root(caller, made.intent, made.plan_id, now), now
+        ),
         now=now,
     )
     _store(caller=caller, delegate=delegate, made=made, document=document, receipt=receipt, old=old, now=now)
-    once_committed(metrics.GENERATION.observe, monotonic() - begun)
     return MadePlan(
         plan_id=made.plan_id,
         document=document,
@@ -122,14 +143,27 @@ def make(
     )
 
 
-def _delegate(caller: Caller, delegate_id: str | None, now: datetime) -> Delegate:
+def new_plan_id() -> str:
+    """An id that no plan has."""
+    return f"plan-{secrets.token_hex(12)}"
+
+
+def told(moment: datetime) -> str:
+    """A moment as plans tell it."""
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def delegate_asked(caller: Caller, delegate_id: str | None, now: datetime) -> Delegate:
     """The DeleGate that is asked; the tenant's root is made when it is first needed."""
     if delegate_id is not None and delegate_id != DELEGATE:
         return selectors.delegate_named(delegate_id)
     return root_delegate(tenant_id=caller.tenant_id, now=now)
 
 
-def _refuse_detours(delegate: Delegate, path: Sequence[str]) -> None:
+def refuse_detours(delegate: Delegate, path: Sequence[str]) -> None:
+    """:raises DelegationLoop: if a wish has come through this DeleGate before.
+    :raises DelegationTooDeep: if it has come through too many.
+    """
     if str(delegate.key) in path:
         raise DelegationLoop(f"{delegate} has been asked for this before, and would plan for itself through others.")
     if len(path) >= MOST_DELEGATES:
@@ -146,11 +180,11 @@ def _plan(
     memory_ids, strange = _memory_ids(request.context.get("memory_refs"))
     receipt_ids, unknown = _receipt_ids(request.context.get("receipt_refs"), caller.principal_id)
     asked = planner.Request(
-        plan_id=f"plan-{secrets.token_hex(12)}",
+        plan_id=new_plan_id(),
         delegate_id=delegate.delegate_id,
         principal_ai=caller.name,
         intent=request.intent,
-        created_at=now.astimezone(UTC).isoformat().replace("+00:00", "Z"),
+        created_at=told(now),
         context={name: value for name, value in request.context.items() if name not in _GROUNDING_KEYS},
         scope=delegate.scope or None,
         excluded_workers=request.excluded_workers,
@@ -236,7 +270,7 @@ def _plan_created(caller: Caller, delegate: Delegate, made: documents.Plan, caus
         event_type="plan_created",
         dedupe_key=f"delegate:plan_created:{made.plan_id}:v1",
         receipt_id=f"R.{now.astimezone(UTC):%Y%m%dT%H%M%SZ}.delegate.{made.plan_id}",
-        summary=f"Plan created for: {made.intent[:100]}",
+        summary=f"Plan {'submitted' if made.is_submitted else 'created'} for: {made.intent[:100]}",
         artifact_pointer=made.plan_id,
         artifact_location="delegate_registry",
         requires_action=ready,
@@ -251,6 +285,7 @@ def _plan_created(caller: Caller, delegate: Delegate, made: documents.Plan, caus
             "step_count": len(made.steps),
             "estimated_total_runtime_seconds": made.estimated_total_runtime_seconds,
             "can_run_parallel": made.can_run_parallel,
+            **({"submitted": True} if made.is_submitted else {}),
             **({"replaces": made.replaces, "revision": made.revision} if made.replaces else {}),
         },
         surface="ledger",

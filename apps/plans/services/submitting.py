@@ -1,0 +1,73 @@
+"""Keeping a plan that a person or a model has made, so that it can be carried out like one of the planner's own."""
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from typing import Any
+
+from django.db import transaction
+
+from apps.core.errors import FieldError
+from apps.plans import documents, selectors, validation
+from apps.plans.catalogue import Catalogue
+from apps.plans.documents import SUBMITTED, WORKER_STEPS, PlanStatus
+from apps.plans.errors import PlanInvalid
+from apps.plans.services.planning import MadePlan, delegate_asked, keep, new_plan_id, refuse_detours, told
+from apps.plans.validation import Problem
+from apps.principals.tenancy import Caller
+
+_ANEW = frozenset({"plan_hash", "receipt_id", "receipt_uuid"})
+"""What a plan says of itself that is another's once it is kept."""
+
+
+@transaction.atomic
+def submit(*, caller: Caller, document: Mapping[str, Any], caused_by: str | None, now: datetime) -> MadePlan:
+    """Keep a plan of any author that the validator finds nothing wrong with, and post its `plan_created` receipt.
+
+    It is kept as it was given, but for what only the keeper knows: an id of its own, when and against which registry it
+    was judged, the version of each tool, the hash, and what it takes and costs where its author does not say.
+
+    :raises PlanInvalid: if anything is wrong with it, or it is none to be carried out; nothing is kept.
+    :raises DelegationLoop: if it has come through its DeleGate before.
+    :raises DelegationTooDeep: if it has come through too many.
+    """
+    found = selectors.judgement(document, tenant_id=caller.tenant_id, principal_id=caller.principal_id)
+    problems = found.problems or list(_unfit(document, caller))
+    if problems:
+        raise PlanInvalid(
+            f"The plan is not kept. {problems[0].path or 'The whole of it'}: {problems[0].message}"[:500],
+            errors=[FieldError(f"/plan{one.path}", f"{one.code}: {one.message}") for one in problems],
+        )
+    delegate = delegate_asked(caller, document["delegate_id"], now)
+    refuse_detours(delegate, document.get("delegation_path", ()))
+    kept = {
+        "schema_version": documents.SCHEMA_VERSION,
+        **validation.estimates(document, found.catalogue),
+        **{name: value for name, value in document.items() if name not in _ANEW},
+        "plan_id": new_plan_id(),
+        "created_at": told(now),
+        "status": str(PlanStatus.READY),
+        "planner_version": SUBMITTED,
+        "registry_epoch": found.catalogue.epoch,
+        "history_epoch": found.history_epoch,
+        "steps": [_pinned(step, found.catalogue) for step in document["steps"]],
+    }
+    kept["plan_hash"] = documents.plan_hash(kept)
+    # An author who does not say how sure the plan is promises nothing.
+    made = documents.read({"confidence": 0.0, **kept})
+    return keep(caller=caller, delegate=delegate, made=made, document=kept, caused_by=caused_by, now=now)
+
+
+def _unfit(document: Mapping[str, Any], caller: Caller) -> Iterator[Problem]:
+    """Why a valid plan is nevertheless none for this caller to carry out."""
+    if document.get("status", PlanStatus.READY) != PlanStatus.READY:
+        yield Problem("/status", "not_ready", "A plan that only says what is missing is not carried out.")
+    if document["principal_ai"] != caller.name:
+        yield Problem("/principal_ai", "another_principal", f"You are {caller.name}, and submit your own plans only.")
+    if "replaces" in document:
+        yield Problem("/replaces", "replaces", "Only replan_plan makes a plan that takes another's place.")
+
+
+def _pinned(step: Mapping[str, Any], catalogue: Catalogue) -> dict[str, Any]:
+    """The step, with the version of the tool that it was judged by."""
+    tool = catalogue.find(step["worker_id"], step["tool_name"]) if step["step_type"] in WORKER_STEPS else None
+    return {**step, "tool_uid": tool[0].uid} if tool else dict(step)
