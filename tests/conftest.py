@@ -5,11 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from tests.factories import make_caller, make_tenant
+
+# Timing is never asserted, so no example has a deadline; and a run says the same of the same code. To look further,
+# `--hypothesis-profile anew` draws other examples each time.
+settings.register_profile("alike", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("anew", settings.get_profile("alike"), derandomize=False)
+settings.load_profile("alike")
 
 
 @pytest.fixture

@@ -4,13 +4,13 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from datetime import datetime
 from threading import Event
 from typing import Any
 
 import pytest
 
 import gatehouse_client as gatehouse
-from apps.core.sql import database_now
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
 from apps.tasks import services
@@ -49,10 +49,17 @@ def ends(kee: Caller, task: gatehouse.Queued) -> list[str]:
         return list(posted.values_list("event_type", flat=True))
 
 
-def time_of_lease(kee: Caller, task: gatehouse.Queued) -> tuple[Any, Any]:
-    """The database's clock, and when the lease ends by it."""
+def end_of_lease(kee: Caller, task: gatehouse.Queued) -> datetime:
     with acting_as(kee):
-        return database_now(), HotTask.objects.get(pk=number(task.task_id)).lease_expires_at
+        end = HotTask.objects.get(pk=number(task.task_id)).lease_expires_at
+    assert end is not None
+    return end
+
+
+def is_put_off(kee: Caller, task: gatehouse.Queued) -> Callable[[], bool]:
+    """Whether the lease ends later than it was to end when this was asked first."""
+    before = end_of_lease(kee, task)
+    return lambda: end_of_lease(kee, task) > before
 
 
 def test_what_a_handler_returns_is_the_result(client: Client) -> None:
@@ -193,10 +200,11 @@ def test_no_more_is_done_at_once_than_there_is_capacity_for(client: Client) -> N
     assert len(at_once) == 5
 
 
-def test_heartbeats_keep_a_lease_alive_past_its_length_and_carry_progress_and_spend(
-    client: Client, kee: Caller
+def test_heartbeats_put_off_the_end_of_a_lease_and_carry_progress_and_spend(
+    client: Client, kee: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client.register_type("greeting", lease_seconds=2)
+    monkeypatch.setattr("gatehouse_client.task._BEATS_PER_LEASE", 80)
+    client.register_type("greeting", lease_seconds=20)
     task = client.queue("greeting")
     begun, may_end = Event(), Event()
 
@@ -210,8 +218,8 @@ def test_heartbeats_keep_a_lease_alive_past_its_length_and_carry_progress_and_sp
 
     with running(make_worker(client, work)):
         assert begun.wait(PATIENCE)
-        _, first_end = time_of_lease(kee, task)
-        until(lambda: time_of_lease(kee, task)[0] > first_end)
+        for _ in range(2):
+            until(is_put_off(kee, task))
         assert client.lease(task_types=["greeting"]) == []
         until(lambda: client.status(task.task_id).progress == {"percent": 40, "message": "so far"})
         may_end.set()
@@ -269,8 +277,11 @@ def test_a_worker_stops_where_a_budget_is_spent_and_asks_for_more_in_the_name_of
     assert client.status(children[0].task_id).budgets[0]["spent"]["tokens"] == 10
 
 
-def test_what_can_not_be_told_with_a_heartbeat_ends_no_lease(client: Client, kee: Caller) -> None:
-    client.register_type("greeting", lease_seconds=2)
+def test_what_can_not_be_told_with_a_heartbeat_ends_no_lease(
+    client: Client, kee: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gatehouse_client.task._BEATS_PER_LEASE", 80)
+    client.register_type("greeting", lease_seconds=20)
     talker, other = client.queue("greeting", {"talks": True}), client.queue("greeting", {"talks": False})
     begun: list[str] = []
     may_end = Event()
@@ -284,8 +295,8 @@ def test_what_can_not_be_told_with_a_heartbeat_ends_no_lease(client: Client, kee
 
     with running(make_worker(client, work)):
         until(lambda: len(begun) == 2)
-        first_end = max(time_of_lease(kee, task)[1] for task in (talker, other))
-        until(lambda: time_of_lease(kee, talker)[0] > first_end)
+        for task in (talker, other):
+            until(is_put_off(kee, task))
         assert client.lease(task_types=["greeting"]) == []
         may_end.set()
         for task in (talker, other):
@@ -294,8 +305,9 @@ def test_what_can_not_be_told_with_a_heartbeat_ends_no_lease(client: Client, kee
     assert {client.status(task.task_id).run_id for task in (talker, other)} == {1}
 
 
-def test_a_cancel_order_reaches_the_handler(client: Client, kee: Caller) -> None:
-    client.register_type("greeting", lease_seconds=1)
+def test_a_cancel_order_reaches_the_handler(client: Client, kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gatehouse_client.task._BEATS_PER_LEASE", 80)
+    client.register_type("greeting", lease_seconds=20)
     task = client.queue("greeting")
     begun = Event()
     stopped: list[str] = []
@@ -468,6 +480,7 @@ def test_a_worker_whose_hub_is_away_asks_once_for_all_it_holds_and_ends() -> Non
         with running(make_worker(client, work, capacity=3, grace=0.1)):
             until(lambda: len(begun) == 3)
             hub.always = says(503, {"detail": "Away."})
+        until(lambda: any(one.path.endswith("/release") for one in hub.received))
         asked = [one for one in hub.received if not one.path.endswith("/lease")]
         hub.always = says(409, {"code": "lease_lost"})
         may_end.set()
@@ -479,7 +492,10 @@ def test_a_worker_whose_hub_is_away_asks_once_for_all_it_holds_and_ends() -> Non
     assert {one.path for one in asked} == {"/api/v1/tasks/heartbeat", "/api/v1/tasks/release"}
 
 
-def test_a_worker_that_is_stopped_finishes_what_it_can_and_gives_the_rest_back(client: Client) -> None:
+def test_a_worker_that_is_stopped_finishes_what_it_can_and_gives_the_rest_back(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gatehouse_client.worker._LAST_WORDS", 10.0)
     client.register_type("greeting", lease_seconds=60)
     quick, slow, deaf = (client.queue("greeting", {"name": name}) for name in ("quick", "slow", "deaf"))
     later: list[gatehouse.Queued] = []

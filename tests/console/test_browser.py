@@ -53,7 +53,7 @@ def stocked(transactional_db: None) -> None:
 def page(stocked: None, live_server: LiveServer, browser: Browser) -> Iterator[Page]:
     """A page that fails the test if a script fails, anything is missing, or anything leaves this server."""
     page = browser.new_page(viewport={"width": 1440, "height": 900})
-    page.set_default_timeout(10_000)
+    page.set_default_timeout(60_000)
     troubles: list[str] = []
 
     def hear(message: ConsoleMessage) -> None:

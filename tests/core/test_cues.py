@@ -26,8 +26,9 @@ def test_a_connection_that_was_lost_costs_no_cue_after_it(other_end: redis.Redis
         heard.get_message(timeout=5)
         cues.send("kee")
         assert heard.get_message(timeout=5)["data"] == b""
+        own = str(other_end.client_info()["db"])
         for one in other_end.client_list():
-            if one["cmd"] == "publish":
+            if (one["cmd"], one["db"]) == ("publish", own):
                 other_end.client_kill_filter(_id=one["id"])
         cues.send("kee")
         message = heard.get_message(timeout=5)

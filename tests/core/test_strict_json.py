@@ -64,7 +64,7 @@ def test_thirty_two_levels_are_let_in() -> None:
     assert strict_json.loads(b"[" * 32 + b"]" * 32)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(document=_ANY)
 def test_what_is_let_in_comes_back_from_the_database_as_it_was(db: None, document: Any) -> None:
     try:
@@ -102,7 +102,6 @@ def _reversed(document: Any) -> Any:
 
 
 @given(_ANY)
-@settings(deadline=None)
 def test_a_digest_is_of_the_canonical_form_however_it_is_written(document: Any) -> None:
     try:
         strict_json.check(document)

@@ -131,7 +131,7 @@ def test_what_comes_and_is_no_news_is_shown_at_the_end_of_the_wait(monkeypatch: 
         shelf.things = 1
         await cue_for_ever()
 
-    assert run(lambda: answers(shelf, 1, put)) == [Page(things=1, is_news=False)]
+    assert run(lambda: answers(shelf, 5, put)) == [Page(things=1, is_news=False)]
     assert shelf.looks > 2
 
 
@@ -139,7 +139,7 @@ def test_a_wait_beats_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "LOOKING_EVERY", 0.05)
     monkeypatch.setattr(waiting, "BEAT", 0.1)
 
-    *beats, page = run(lambda: answers(Shelf(), 1, anyio.sleep_forever))
+    *beats, page = run(lambda: answers(Shelf(), 5, anyio.sleep_forever))
 
     assert page == Page(things=0, is_news=True)
     assert beats
@@ -215,7 +215,7 @@ def test_of_rivals_whom_a_cue_wakes_one_looks_in_vain_for_all(monkeypatch: pytes
         await run_sync(cues.send, TOPIC)
         await rivals.shelf.looked_at(before + 1)
 
-    run(lambda: rivals.all_wait(cue, 4))
+    run(lambda: rivals.all_wait(cue, 12))
 
     assert rivals.given == [0] * 20
     # Each looks when its patience ends, and one at the cue.
@@ -233,7 +233,7 @@ def test_what_a_cue_brought_goes_to_as_many_rivals_as_there_is(monkeypatch: pyte
         await run_sync(cues.send, TOPIC)
         await rivals.shelf.looked_at(before + 8)
 
-    run(lambda: rivals.all_wait(put, 4))
+    run(lambda: rivals.all_wait(put, 12))
 
     assert sorted(rivals.given) == [0] * 13 + [1] * 7
     assert rivals.shelf.looks == before + 7 + 1 + 13
@@ -282,7 +282,7 @@ async def _first(wait: Wait) -> None:
 def test_a_stream_beats_in_silence_and_ends_in_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "LOOKING_EVERY", 0.05)
     monkeypatch.setattr(waiting, "BEAT", 0.1)
-    monkeypatch.setattr(waiting, "LASTING", 1.0)
+    monkeypatch.setattr(waiting, "LASTING", 5.0)
     streams = Streams(
         event="things",
         mark=lambda page: page.things,

@@ -654,7 +654,6 @@ def _live(lives: int, *, steps: int, number: int = 0) -> None:
         settings=settings(
             max_examples=lives,
             stateful_step_count=steps,
-            deadline=None,
             database=None,
             suppress_health_check=list(HealthCheck),
             phases=[Phase.generate, Phase.shrink],

@@ -286,7 +286,6 @@ def _verdict(answer: Any) -> tuple[type, Any]:
 
 @settings(
     max_examples=25,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a failing batch is small as it is
 )

@@ -15,7 +15,7 @@ from django.test import Client
 
 from apps.digests import compose, services
 from apps.digests.models import Entry, Inbox, ReceiptState, Thread
-from apps.digests.services import locking
+from apps.digests.services import flushing, locking
 from apps.digests.signals import inbox_changed
 from apps.digests.states import FlushReason
 from apps.principals.models import Principal, Tenant
@@ -282,7 +282,10 @@ def test_rival_flushers_publish_once(kee: Caller) -> None:
     check()
 
 
-def test_rule_4_what_is_due_is_asked_again_by_flushers_that_had_to_wait(kee: Caller) -> None:
+def test_rule_4_what_is_due_is_asked_again_by_flushers_that_had_to_wait(
+    kee: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flushing, "_PATIENCE", "20s")
     overdue(kee, 1)
     flushers = ThreadPoolExecutor(2)
 

@@ -118,7 +118,6 @@ def set_policy(owner: Caller, source: str | None, to: Policy) -> None:
 
 @settings(
     max_examples=40,
-    deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

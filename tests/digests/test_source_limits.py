@@ -28,6 +28,15 @@ from tests.factories import T0, make_token
 DOORS = ["/internal/inbox/receipt", "/internal/receipt", "/api/v1/receipts"]
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Redis is waited for: what it does not answer in time is granted."""
+    monkeypatch.setattr(limits, "_PATIENCE_SECONDS", 20.0)
+    limits._client.cache_clear()
+    yield
+    limits._client.cache_clear()
+
+
 @pytest.fixture
 def token(tenant: Tenant, kee: Caller, settings: Any) -> Iterator[str]:
     """Of a service that posts as three sources, at a moment from which the hour lasts for as long as a test may."""

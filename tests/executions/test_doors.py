@@ -1,12 +1,14 @@
 """Executions over HTTP: the answers that clients rely on, and each named refusal."""
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.test import Client
 
 from apps.core.ids import parse_ref
+from apps.executions import tools
 from apps.executions.models import Execution
 from apps.memory.models import Observation
 from apps.plans import services as planning
@@ -28,6 +30,12 @@ BASE = "/api/v1/executions"
 @pytest.fixture
 def token(kee: Caller, tenant: Tenant) -> str:
     return make_token(tenant, "Kee")
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Direct calls are waited for, however slow the machine is."""
+    monkeypatch.setattr(tools, "_PATIENCE", timedelta(seconds=60))
 
 
 def send(method: str, path: str, token: str, body: Any = None) -> tuple[int, dict[str, Any]]:
@@ -56,6 +64,7 @@ def counted() -> tuple[int, int, int]:
         return Execution.objects.count(), Task.objects.count(), Call.objects.count()
 
 
+@pytest.mark.usefixtures("patient")
 def test_fast_steps_are_answered_at_once(kee: Caller, token: str, server: WorkerServer) -> None:
     make_worker(kee, server)
     plan_id = plan_of(kee, [call_step("step-1"), REPORT])
@@ -68,6 +77,7 @@ def test_fast_steps_are_answered_at_once(kee: Caller, token: str, server: Worker
     assert found == {"step_id": "step-1", "text": "hello", "length": 5, "items": [1, 2, 3]}
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_direct_result_has_its_own_steps_id_and_leads_to_the_whole_of_it(
     kee: Caller, token: str, server: WorkerServer
 ) -> None:
@@ -85,6 +95,7 @@ def test_a_direct_result_has_its_own_steps_id_and_leads_to_the_whole_of_it(
     assert flooded["result_pointer"].startswith("artifact:sha256-")
 
 
+@pytest.mark.usefixtures("patient")
 def test_an_answer_is_partial_while_tasks_are_under_way(kee: Caller, token: str, server: WorkerServer) -> None:
     make_worker(kee, server)
     plan_id = plan_of(kee, [call_step("step-1"), queue_step("step-2", depends_on=["step-1"]), REPORT])

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from datetime import datetime
+from datetime import datetime, timedelta
 from decimal import Decimal
 from time import monotonic
 from typing import Any
@@ -198,7 +198,10 @@ def test_independent_steps_are_called_at_the_same_time(kee: Caller, server: Work
     assert report(kee, execution).status == "complete"
 
 
-def test_the_answer_to_execute_waits_for_a_call_that_another_process_makes(kee: Caller, server: WorkerServer) -> None:
+def test_the_answer_to_execute_waits_for_a_call_that_another_process_makes(
+    kee: Caller, server: WorkerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tools, "_PATIENCE", timedelta(seconds=60))
     make_worker(kee, server)
     execution = begin(kee, [call_step("a", "hold"), REPORT])
     caller = threading.Thread(target=lambda: at_once(lambda: advance(execution)))

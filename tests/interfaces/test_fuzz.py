@@ -134,7 +134,6 @@ def _draw(site: Site, operation: APIOperation[Any, Any, Any, Any], mode: Generat
         max_examples=most,
         derandomize=True,
         database=None,
-        deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )

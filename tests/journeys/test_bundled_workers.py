@@ -188,10 +188,10 @@ def test_a_text_is_judged_by_one_direct_call(server: Server, token: str, kee: Ca
     assert planned(plan) == [("call_worker", "sentiment-analyzer", "analyze_sentiment")]
     assert plan["can_execute_now"] is True
 
-    answer = ask(server, token, "execute_delegation_plan", plan_id=plan["plan_id"])
+    report = carried_out(server, token, kee, plan["plan_id"])
 
-    assert (answer["status"], answer["async_tasks"]) == ("complete", [])
-    (result,) = answer["direct_results"]
+    assert (report["status"], report["async_task_ids"]) == ("complete", [])
+    result = found(report, "analyze_sentiment")
     assert (result["sentiment"], result["keywords"]) == ("positive", ["amazing"])
 
 

@@ -38,7 +38,7 @@ class Server:
 
     def rests(self) -> None:
         """Return once it has heard of every client that is gone, and nothing is left of what it did for them."""
-        httpx2.get(f"{self.url}/mcp")
+        httpx2.get(f"{self.url}/mcp", timeout=60)
         until_nobody_else_is_in_a_transaction()
 
 

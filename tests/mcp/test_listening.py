@@ -120,7 +120,7 @@ def test_a_tool_that_waits_beats(acme: Tenant, monkeypatch: pytest.MonkeyPatch) 
             await ask("/mcp", hear, method="POST", body=message, **headers)
 
     token = make_token(acme)
-    message, headers = modern_message("tools/call", {"name": "read_inbox", "arguments": {"wait": 1}}, token)
+    message, headers = modern_message("tools/call", {"name": "read_inbox", "arguments": {"wait": 5}}, token)
     anyio.run(converse)
 
     *beats, answer = [event for event in b"".join(said).split(b"\r\n\r\n") if event]

@@ -248,7 +248,6 @@ _AROUND = st.text(st.sampled_from("aZ9 \n\"'\\,.!?{}é東%:+ß"), max_size=7)
 _IN_EARNEST = settings(
     max_examples=30,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
-    deadline=None,
     phases=set(Phase) - {Phase.shrink, Phase.explain},
 )
 

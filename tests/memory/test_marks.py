@@ -37,7 +37,7 @@ def part_of(draw: st.DrawFn, whole: Any) -> Any:
     return float(whole) if isinstance(whole, int) and abs(whole) < 1_000 and not isinstance(whole, bool) else whole
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), whole=DOCUMENTS)
 def test_what_contains_a_document_has_all_its_marks(db: None, data: st.DataObject, whole: dict[str, Any]) -> None:
     part = data.draw(part_of(whole))

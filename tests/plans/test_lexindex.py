@@ -32,7 +32,7 @@ def answers(index: LexIndex, query: Sequence[str], limit: int = 5) -> list[tuple
     ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(first=DOCUMENTS, then=DOCUMENTS, gone=st.sets(st.sampled_from([f"key{n}" for n in range(20)])), data=st.data())
 def test_answers_depend_on_the_documents_alone(
     first: dict[str, tuple[list[str], list[str]]],
@@ -90,7 +90,7 @@ def test_equal_scores_come_by_key() -> None:
     assert [key for key, _, _ in answers(index, ["w1"], limit=2)] == ["a", "b"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     names=st.lists(st.lists(st.sampled_from([*WORDS[:2] * 8, *WORDS]), max_size=4), min_size=300, max_size=700),
     query=st.lists(st.sampled_from(WORDS[:4]), min_size=1, max_size=4),

@@ -30,7 +30,7 @@ def likes(draw: st.DrawFn) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("rank", [ranker(FULL), learned(FULL)], ids=["by words", "by past plans"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(pair=likes())
 def test_a_plan_with_the_memo_is_the_plan_without(rank: Ranker, pair: tuple[str, str]) -> None:
     memo = Memo()
@@ -41,7 +41,7 @@ def test_a_plan_with_the_memo_is_the_plan_without(rank: Ranker, pair: tuple[str,
 
 
 @pytest.mark.parametrize("rank", [ranker(FULL), learned(FULL)], ids=["by words", "by past plans"])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(intent=INTENTS)
 def test_any_request_asked_twice_is_planned_alike(rank: Ranker, intent: str) -> None:
     memo = Memo()

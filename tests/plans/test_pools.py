@@ -79,7 +79,7 @@ def standing() -> list[Any]:
     ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(intent=INTENTS, catalogue=st.one_of(st.just(FULL), registries()), data=st.data())
 def test_no_plan_holds_a_tool_outside_the_pool_and_a_foreign_pool_is_as_good_as_excluded(
     intent: str, catalogue: Catalogue, data: st.DataObject

@@ -4,6 +4,7 @@ import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from pytest_django import Settings
 
 from apps.plans.documents import canonical
-from apps.plans.services import suggestions
+from apps.plans.services import asking, suggestions
 from apps.plans.suggestions import Gap, Suggested, answer, gaps_of, question
 from apps.plans.tools import CreatedPlan, CreatePlan, create_delegation_plan
 from apps.plans.validation import validate
@@ -143,7 +144,10 @@ def ask(caller: Caller) -> CreatedPlan:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_endpoint_of_the_setting_is_asked_once_and_only_about_gaps(kee: Caller, settings: Settings) -> None:
+def test_the_endpoint_of_the_setting_is_asked_once_and_only_about_gaps(
+    kee: Caller, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "_DEADLINE", timedelta(seconds=60))
     resizer(kee)
     assert ask(kee).status == "needs_escalation"
     with model(completion([{"gap": 0, "value": 640}])) as (url, heard):
@@ -159,10 +163,6 @@ def test_the_endpoint_of_the_setting_is_asked_once_and_only_about_gaps(kee: Call
 def test_an_endpoint_that_is_absent_slow_or_refuses_leaves_the_plan_as_it_is(
     kee: Caller, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from datetime import timedelta  # noqa: PLC0415
-
-    from apps.plans.services import asking  # noqa: PLC0415
-
     monkeypatch.setattr(asking, "_DEADLINE", timedelta(milliseconds=200))
     resizer(kee)
     alone = ask(kee).plan["missing"]

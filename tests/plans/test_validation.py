@@ -599,13 +599,13 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(document=JSON)
 def test_any_json_gets_a_verdict(document: object) -> None:
     assert validate(document, FULL) != []
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_any_member_replaced_by_anything_gets_a_verdict(data: st.DataObject) -> None:
     document = copy.deepcopy(good())

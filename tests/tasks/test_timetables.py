@@ -98,7 +98,7 @@ _FIELD = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     fields=st.tuples(*(st.sampled_from(_FIELD[place]) for place in range(5))),
     start=st.datetimes(datetime(2026, 1, 1), datetime(2027, 1, 1)),  # noqa: DTZ001  # hypothesis takes naive bounds

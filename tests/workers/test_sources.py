@@ -511,8 +511,9 @@ def test_consul_names_workers_by_their_service(as_kee: Caller, shouter: McpServe
 
 
 def test_consul_is_asked_for_what_came_after_the_index_that_was_read(
-    as_kee: Caller, shouter: McpServer, consul: Consul
+    as_kee: Caller, shouter: McpServer, consul: Consul, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(registries, "WAIT", timedelta(seconds=15))
     add(as_kee, SourceKind.CONSUL, consul.url)
     services.discover()
     assert WorkerSource.objects.get().cursor == "10"
