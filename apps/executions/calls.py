@@ -16,6 +16,7 @@ from apps.executions.errors import (
     CallCanceled,
     InvalidParams,
     PayloadTooLarge,
+    ToolChanged,
     UnresolvedReference,
     WorkerBarred,
     WorkerCallFailed,
@@ -70,19 +71,22 @@ class Called:
     summary: str
 
 
-def target_of(*, worker_id: str, tool_name: str) -> Target:
+def target_of(*, worker_id: str, tool_name: str, tool_uid: str | None = None) -> Target:
     """Whom a call would go to. Needs an acting transaction.
 
+    :param tool_uid: the version of the tool that the call was planned for; None: whichever there is.
     :raises UnknownWorker: if no such worker is registered.
     :raises UnknownTool: if it has no such tool.
     :raises WorkerUnavailable: if it takes no calls just now.
+    :raises ToolChanged: if the tool takes other parameters than it was planned for, or has other effects.
     :raises WorkerBarred: if its tier does not allow what the tool does.
     """
-    worker = workers.worker_named(worker_id)
-    tool = workers.tool_of(worker_id, tool_name)
-    offer = workers.offer_of(worker_id, tool_name)
+    terms = workers.terms_of(worker_id, tool_name)
+    worker, tool, offer = terms.worker, terms.tool, terms.offer
     if worker.state not in ROUTABLE:
         raise WorkerUnavailable(f"{worker_id} is {worker.state}.", may_come_back=worker.state != State.QUARANTINED)
+    if tool_uid not in {None, tool.tool_uid}:
+        _refuse_another(tool, tool_uid or "", worker_id)
     if offer.barred is not None:
         raise WorkerBarred(f"{tool_name} of {worker_id} may not be called: {offer.barred}.")
     return Target(
@@ -96,6 +100,15 @@ def target_of(*, worker_id: str, tool_name: str) -> Target:
         runtime=worker.hints.get("expected_runtime") or "medium",
         cost=Decimal(str(offer.cost)),
     )
+
+
+def _refuse_another(tool: workers.ToolView, tool_uid: str, worker_id: str) -> None:
+    """Refuse a version of a tool that does not take what was planned for the other, or does something else to the world."""
+    planned = workers.tool_versions({tool_uid}).get(tool_uid)
+    if planned is None or (planned.effects, planned.input_schema) != (tool.effects, tool.input_schema):
+        raise ToolChanged(
+            f"{tool.name} of {worker_id} takes other parameters or has other effects than the version that was planned."
+        )
 
 
 def missed_since(before: datetime | None, *, looked_for_at: datetime | None, now: datetime) -> datetime:

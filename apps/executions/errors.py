@@ -108,6 +108,12 @@ class WorkerBarred(Forbidden):
     code = "worker_barred"
 
 
+class ToolChanged(Invalid):
+    """The tool takes other parameters, or has other effects, than the version that a step was planned for."""
+
+    code = "tool_changed"
+
+
 class WorkerCallFailed(DomainError):
     """A call of a worker's tool gave no result.
 

@@ -71,7 +71,9 @@ def mcp_worker_call(context: Context, params: Mapping[str, Any]) -> Result:
 def _worked(context: Context, params: Mapping[str, Any]) -> Result:
     job = following.kept_job(context.checkpoint)
     with context.caller.acting():
-        target = calls.target_of(worker_id=params["worker_id"], tool_name=params["tool_name"])
+        # What has begun is followed to its end, whatever has become of the tool since.
+        planned = sql.step_of_task(task_id=parse_ref("task", context.task_id)).tool_uid if job is None else None
+        target = calls.target_of(worker_id=params["worker_id"], tool_name=params["tool_name"], tool_uid=planned)
         patience = _HEARD_WITHIN if job is None and following.begins_jobs(target) else timedelta(0)
     calls.note_run(context.task_id)
     _end_absence(context)

@@ -246,6 +246,12 @@ class ExecutionStep(TenantModel):
         return found
 
     @property
+    def tool_uid(self) -> str | None:
+        """The version of the tool that the step was planned for; a plan made elsewhere may name none."""
+        found: str | None = self.definition.get("tool_uid")
+        return found
+
+    @property
     def task_ref(self) -> str | None:
         return None if self.task_id is None else format_ref("task", self.task_id)
 

@@ -56,7 +56,8 @@ def charge_again(*, task_id: int, cost: Decimal) -> bool:
 
 # By the index of open tasks, then a primary key.
 _STEP_OF: Final = """
-    select coalesce(greatest(step.cost, (definition ->> 'estimated_cost')::numeric), 0) > 0, halted_as is not null
+    select coalesce(greatest(step.cost, (definition ->> 'estimated_cost')::numeric), 0) > 0, halted_as is not null,
+        definition ->> 'tool_uid'
     from executions_executionstep step join executions_execution execution on execution.id = execution_id
     where task_id = %s and step.status = 'queued'
 """
@@ -70,6 +71,8 @@ class StepOfTask:
     """Is anything charged for its calls?"""
     is_halted: bool = False
     """Is the end of its execution certain, so that nothing is called any more?"""
+    tool_uid: str | None = None
+    """The version of the tool that it was planned for."""
 
 
 def step_of_task(*, task_id: int) -> StepOfTask:
@@ -77,7 +80,7 @@ def step_of_task(*, task_id: int) -> StepOfTask:
     with connection.cursor() as cursor:
         cursor.execute(_STEP_OF, [task_id])
         found = cursor.fetchone()
-    return StepOfTask() if found is None else StepOfTask(costs=found[0], is_halted=found[1])
+    return StepOfTask() if found is None else StepOfTask(costs=found[0], is_halted=found[1], tool_uid=found[2])
 
 
 _BEGIN_JOB: Final = """

@@ -85,6 +85,15 @@ class WorkerView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Whom a call of a tool goes to, which version of the tool that is, and what the worker says and has shown of it."""
+
+    worker: WorkerView
+    tool: ToolView
+    offer: OfferView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ListedWorker:
     """A worker in a list, with the names of its tools."""
 
@@ -224,29 +233,22 @@ def manifest_of(worker_id: str) -> Mapping[str, Any]:
     return manifest
 
 
-def tool_of(worker_id: str, tool_name: str) -> ToolView:
-    """The tool that a worker offers under a name.
+def terms_of(worker_id: str, tool_name: str) -> Terms:
+    """What a call of a worker's tool keeps to now: all of one moment, and trusted as far as its signature lasts.
 
     :raises UnknownWorker: if no worker of this id is registered.
     :raises UnknownTool: if it offers no such tool.
     """
-    worker = _worker(worker_id)
-    offer = Offer.objects.standing().filter(worker=worker, name=tool_name).select_related("tool").first()
-    if offer is None:
-        raise UnknownTool(f"{worker_id} offers no tool {tool_name[:200]!r}.")
-    return _tool_view(offer)
-
-
-def offer_of(worker_id: str, tool_name: str) -> OfferView:
-    """As :func:`tool_of`, with what the worker says and has shown of it, and trusted as far as its signature lasts now.
-
-    :raises UnknownTool: if there is no such offer.
-    """
+    offers = _offers_named(worker_id, tool_name).standing()
     # Any: an offer with the database's clock, which spares the question for it.
-    latest: Any = _offers_named(worker_id, tool_name).annotate(asked_at=sql.GATEHOUSE_NOW).first()
-    if latest is None:
-        raise _no_offer(worker_id, tool_name)
-    return _offer_view(latest, latest.worker.tier_at(latest.asked_at))
+    offer: Any = offers.annotate(asked_at=sql.GATEHOUSE_NOW).first()
+    if offer is None:
+        raise _no_offer(_worker(worker_id).worker_id, tool_name)
+    return Terms(
+        worker=_worker_view(offer.worker),
+        tool=_tool_view(offer),
+        offer=_offer_view(offer, offer.worker.tier_at(offer.asked_at)),
+    )
 
 
 def offer_named(worker_id: str, tool_name: str) -> Offer:

@@ -9,6 +9,7 @@ import pytest
 from django.db import connection
 
 from apps.core.sql import database_now
+from apps.executions import calls
 from apps.executions import services as executions
 from apps.executions.errors import PayloadTooLarge, WorkerBarred, WorkerTimedOut, WorkerUnavailable
 from apps.executions.services import CallMode, advancing
@@ -20,12 +21,14 @@ from apps.tasks import selectors as task_selectors
 from apps.tasks.jobs.executor import work as execute_queue
 from apps.tasks.models import HotTask, Run, Task
 from apps.tasks.services import QueuedTask
+from apps.workers import selectors as workers_seen
 from apps.workers import services as workers
 from apps.workers.errors import UnknownWorker, WorkerRateLimited
 from apps.workers.models import Allowance, Worker
 from tests.executions.making import (
     ANY,
     REPORT,
+    TEXT,
     advance,
     begin,
     call_step,
@@ -232,7 +235,78 @@ def test_a_worker_that_leaves_while_it_is_called_is_heard_to_the_end(kee: Caller
         call(kee, "texter")
 
 
-def test_a_call_goes_to_the_version_that_is_registered_when_it_is_made(kee: Caller, server: WorkerServer) -> None:
+def pinned(caller: Caller, step: dict[str, Any]) -> dict[str, Any]:
+    """The step with the version of its tool that is there now, as planners write it."""
+    with caller.acting():
+        return {**step, "tool_uid": workers_seen.terms_of("texter", step["tool_name"]).tool.tool_uid}
+
+
+def let_it_write(caller: Caller, server: WorkerServer) -> None:
+    make_writing_worker(caller, server, "texter")
+
+
+def let_it_take_other_params(caller: Caller, server: WorkerServer) -> None:
+    make_worker(caller, server, tools=[{"name": "echo", "description": "echo", "input_schema": ANY}])
+
+
+def let_it_say_it_otherwise(caller: Caller, server: WorkerServer) -> None:
+    tool = {"name": "echo", "description": "says it back", "input_schema": TEXT, "output_schema": ANY}
+    make_worker(caller, server, tools=[tool])
+
+
+CHANGES = [let_it_write, let_it_take_other_params]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_another_tool_under_the_name_of_the_one_that_was_planned_is_not_called(
+    kee: Caller, server: WorkerServer, change: Callable[[Caller, WorkerServer], None]
+) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [pinned(kee, call_step("a", estimated_cost=0.5)), REPORT])
+
+    change(kee, server)
+    advance(execution)
+
+    done = report(kee, execution)
+    error = done.results[0]["error"]
+    assert (error["code"], error["retryable"], float(done.total_cost)) == ("tool_changed", False, 0.0)
+    assert not server.calls
+
+
+def test_a_tool_that_only_describes_itself_otherwise_is_the_one_that_was_planned(
+    kee: Caller, server: WorkerServer
+) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [pinned(kee, call_step("a")), REPORT])
+
+    let_it_say_it_otherwise(kee, server)
+    advance(execution)
+
+    assert statuses(kee, execution)["a"] == "complete"
+
+
+def test_a_step_that_names_a_version_that_never_was_is_not_called(kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server)
+    execution = begin(kee, [call_step("a", tool_uid="0" * 32), REPORT])
+
+    advance(execution)
+
+    assert report(kee, execution).results[0]["error"]["code"] == "tool_changed"
+
+
+def test_what_a_call_keeps_to_is_read_at_once(
+    kee: Caller, server: WorkerServer, django_assert_num_queries: Any
+) -> None:
+    make_worker(kee, server)
+    with kee.acting():
+        uid = workers_seen.terms_of("texter", "echo").tool.tool_uid
+        with django_assert_num_queries(1):
+            calls.target_of(worker_id="texter", tool_name="echo", tool_uid=uid)
+
+
+def test_a_call_that_names_no_version_goes_to_the_one_that_is_registered_when_it_is_made(
+    kee: Caller, server: WorkerServer
+) -> None:
     make_worker(kee, server, endpoint="http://127.0.0.1:9/mcp")
     execution = begin(kee, [call_step("a"), call_step("b", "shout"), REPORT])
 
@@ -288,6 +362,21 @@ class TestTasks:
     def ended(caller: Caller, task: QueuedTask) -> task_selectors.TaskStatus:
         with caller.acting():
             return task_selectors.status(task.task_id)
+
+    @pytest.mark.parametrize("change", CHANGES)
+    def test_a_tool_that_changes_while_a_task_waits_is_not_called_by_its_run(
+        self, kee: Caller, server: WorkerServer, change: Callable[[Caller, WorkerServer], None]
+    ) -> None:
+        make_worker(kee, server)
+        execution = begin(kee, [pinned(kee, queue_step("a")), REPORT])
+        advance(execution)
+
+        change(kee, server)
+        execute_queue(kee.tenant_id, "execute")
+        advance(execution)
+
+        assert report(kee, execution).results[0]["error"]["code"] == "tool_changed"
+        assert not server.calls
 
     @pytest.mark.parametrize("lose", LOSSES)
     def test_trust_that_is_lost_while_a_task_waits_bars_its_run(

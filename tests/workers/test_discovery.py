@@ -79,7 +79,7 @@ def test_an_operator_may_say_what_a_found_worker_is_called_and_what_its_tools_to
 
     worker = selectors.worker_named("loud")
     assert worker.capabilities == ("noise",)
-    assert selectors.offer_of("loud", "shout").barred is None
+    assert selectors.terms_of("loud", "shout").offer.barred is None
 
 
 def test_a_bootstrap_manifest_is_used_where_there_is_one(as_kee: Caller, shouter: McpServer) -> None:
@@ -260,12 +260,12 @@ def test_what_an_operator_has_signed_stays_signed_as_long_as_the_server_offers_t
     add_source(as_kee, shouter.endpoint, worker_id="loud", side_effects=READS_ONLY)
     move_clock(timedelta(0))
     services.discover()
-    assert selectors.offer_of("loud", "shout").barred == "the tier untrusted does not allow read"
+    assert selectors.terms_of("loud", "shout").offer.barred == "the tier untrusted does not allow read"
 
     register(as_kee, signed({**found().manifest, "trust": {"tier": "verified"}}, key))
     move_clock(services.DEFAULT_EVERY)
     services.discover()
-    assert selectors.offer_of("loud", "shout").barred is None
+    assert selectors.terms_of("loud", "shout").offer.barred is None
 
     shouter.tools = [make_tool("shout", annotations=READS).model_copy(update={"description": "Now does more."})]
     move_clock(services.DEFAULT_EVERY)

@@ -132,7 +132,7 @@ def test_a_list_of_workers_reads_no_manifest_and_no_offer_that_was_withdrawn(as_
     assert len(queries) == 2
     assert not any('"manifest"' in query["sql"] for query in queries)
     assert '"withdrawn_at" IS NULL' in queries[1]["sql"]
-    for read in (selectors.catalogue, lambda: selectors.offer_of("w1", "analyze_repository")):
+    for read in (selectors.catalogue, lambda: selectors.terms_of("w1", "analyze_repository").offer):
         with CaptureQueriesContext(connection) as queries:
             read()
         assert not any('"manifest"' in query["sql"] for query in queries)

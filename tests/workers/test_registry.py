@@ -441,7 +441,7 @@ def test_calls_are_counted_into_their_offer_by_the_tick(as_kee: Caller) -> None:
         assert services.fold_calls() == 20
         assert services.fold_calls() == 0
 
-    offer = selectors.offer_of("code-analyzer-001", "analyze_repository")
+    offer = selectors.terms_of("code-analyzer-001", "analyze_repository").offer
     assert (offer.runs, offer.successes, offer.p50_seconds, offer.p95_seconds) == (20, 19, 9.5, 18.0)
     assert offer.cost == 0.01
     assert selectors.epochs() == (before[0], before[1] + 1)

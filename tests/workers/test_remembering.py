@@ -418,7 +418,7 @@ def test_a_worker_in_quarantine_comes_back_in_quarantine_until_it_is_released(as
 
     assert selectors.worker_named("bad").state == "quarantined"
     register(as_kee, make_manifest("bad", side_effects=NOTHING))
-    assert selectors.offer_of("bad", "analyze_repository").barred == "the worker is quarantined"
+    assert selectors.terms_of("bad", "analyze_repository").offer.barred == "the worker is quarantined"
     services.release(tenant_id=as_kee.tenant_id, worker_id="bad", why="it did not")
     lose_and_restore(as_kee)
     assert selectors.worker_named("bad").state == "ready"

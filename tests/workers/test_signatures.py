@@ -499,12 +499,12 @@ def test_trust_that_has_ended_allows_no_call_before_its_end_is_noted(as_kee: Cal
     begun = database_now().replace(microsecond=0)
     register(as_kee, signed(make_manifest(), key, now=begun))
     move_clock(begun + HOUR - timedelta(microseconds=1) - database_now())
-    assert selectors.offer_of("code-analyzer-001", "analyze_repository").barred is None
+    assert selectors.terms_of("code-analyzer-001", "analyze_repository").offer.barred is None
     services.take_call(worker_id="code-analyzer-001")
 
     move_clock(timedelta(microseconds=1))
 
-    found = selectors.offer_of("code-analyzer-001", "analyze_repository")
+    found = selectors.terms_of("code-analyzer-001", "analyze_repository").offer
     assert (found.tier, found.barred) == ("untrusted", "the tier untrusted does not allow read")
     with pytest.raises(errors.WorkerRateLimited, match="1 calls an hour"):
         services.take_call(worker_id="code-analyzer-001")

@@ -90,7 +90,7 @@ def test_a_file_names_endpoints_and_whole_manifests(as_kee: Caller, shouter: Mcp
 
     assert ids() == ["critical", "loud"]
     assert selectors.worker_named("critical").effective_tier == "verified"
-    assert selectors.offer_of("loud", "shout").barred is None
+    assert selectors.terms_of("loud", "shout").offer.barred is None
 
 
 def test_a_file_that_changes_is_read_again_and_who_is_named_no_more_leaves(
@@ -505,7 +505,7 @@ def test_consul_names_workers_by_their_service(as_kee: Caller, shouter: McpServe
     services.discover()
 
     assert selectors.worker_named("loud").capabilities == ("noise",)
-    assert selectors.offer_of("loud", "shout").barred is None
+    assert selectors.terms_of("loud", "shout").offer.barred is None
     assert consul.queries[0]["passing"] == ["true"]
     assert "index" not in consul.queries[0]
 

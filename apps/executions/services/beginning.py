@@ -36,7 +36,7 @@ def begin(work: Round, step: ExecutionStep) -> None:
 def claim(work: Round, step: ExecutionStep) -> None:
     """Claim a worker step for this process, if it still fits the budget. One whose worker is away waits for it a while."""
     try:
-        target = calls.target_of(worker_id=step.worker_id or "", tool_name=step.tool_name or "")
+        target = calls.target_of(worker_id=step.worker_id or "", tool_name=step.tool_name or "", tool_uid=step.tool_uid)
     except DomainError as exc:
         if _may_wait(work, step, exc):
             if step.status != StepStatus.PENDING:
