@@ -234,7 +234,7 @@ class Replan(Input):
     context: Annotated[dict[str, Any], Field(max_length=200)] | None = None
     """Values for params by name, beside those that the plan had taken from its context."""
     max_total_cost: Money | None = None
-    """What the steps that are left may cost; left out, the bounds of the old plan hold."""
+    """What the steps that are left may cost; left out, what is left of the old plan's bounds and its execution's budget."""
 
 
 class Replanned(Output):

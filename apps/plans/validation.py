@@ -123,14 +123,14 @@ def _ruled(
     rules: Iterable[_Rule], document: dict[str, Any], graph: _Graph, catalogue: Catalogue, limits: Limits
 ) -> Iterator[Problem]:
     """One fault after the other, so that who has heard of enough looks for no more."""
-    bounds = _bounds_of(document, limits)
+    bounds = bounds_of(document, limits)
     for rule in rules:
         yield from rule(document, graph, catalogue, bounds)
 
 
-def _bounds_of(document: Mapping[str, Any], limits: Limits) -> Limits:
+def bounds_of(document: Mapping[str, Any], limits: Limits) -> Limits:
     """The given bounds, or the plan's own where they are tighter."""
-    own = document.get("constraints", {})
+    own = document.get("constraints") or {}
     return replace(
         limits,
         max_total_cost=_tighter(limits.max_total_cost, own.get("max_total_cost")),

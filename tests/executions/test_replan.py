@@ -2,6 +2,7 @@
 
 import threading
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -62,9 +63,9 @@ def make(caller: Caller, intent: str = INTENT, **more: Any) -> MadePlan:
         return planning.create_plan(caller=caller, request=PlanRequest(intent=intent, **more), now=T0)
 
 
-def carry_out(caller: Caller, plan_id: str) -> Execution:
+def carry_out(caller: Caller, plan_id: str, budget: Budget | None = None) -> Execution:
     with caller.acting():
-        execution = services.start(caller=caller, plan_id=plan_id, mode=Mode.AUTO, budget=Budget(), now=T0)
+        execution = services.start(caller=caller, plan_id=plan_id, mode=Mode.AUTO, budget=budget or Budget(), now=T0)
     advance(execution)
     return execution
 
@@ -141,6 +142,30 @@ def test_a_budget_holds_over_all_revisions_of_a_plan(kee: Caller, server: Worker
     again = replan(kee, made.plan_id)
 
     assert again.document["constraints"] == {"max_total_cost": 0.4, "max_cost_per_step": 0.6}
+    assert [one["kind"] for one in again.document["missing"]] == ["budget"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "budget", "left"),
+    [
+        (Limits(), Budget(max_total_cost=Decimal("0.9"), max_cost_per_step=Decimal("0.6")), (0.4, 0.6)),
+        (Limits(max_total_cost=5, max_cost_per_step=0.55), Budget(max_total_cost=Decimal("0.9")), (0.4, 0.55)),
+        (Limits(max_total_cost=0.9), Budget(max_total_cost=Decimal(5), max_cost_per_step=Decimal(1)), (0.4, 1.0)),
+    ],
+)
+def test_the_budget_of_an_execution_binds_the_plan_that_takes_its_place(
+    kee: Caller, server: WorkerServer, limits: Limits, budget: Budget, left: tuple[float, float]
+) -> None:
+    register(kee, server.endpoint, "echoer", "echo", cost_estimate=0.5)
+    register(kee, server.redirecting, "hoarse", "shout", cost_estimate=0.3)
+    register(kee, server.endpoint, "loud", "shout", cost_estimate=0.45)
+    made = make(kee, limits=limits)
+    assert float(report(kee, carry_out(kee, made.plan_id, budget)).total_cost) == 0.5
+
+    again = replan(kee, made.plan_id)
+
+    bounds = again.document["constraints"]
+    assert (bounds["max_total_cost"], bounds["max_cost_per_step"]) == left
     assert [one["kind"] for one in again.document["missing"]] == ["budget"]
 
 

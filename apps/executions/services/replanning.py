@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 from django.db import transaction
@@ -14,7 +15,7 @@ from apps.executions.services.rounds import Round
 from apps.executions.states import WORKER_STEPS, Status, StepStatus
 from apps.plans import selectors as plans
 from apps.plans import services as planning
-from apps.plans.services import Escalation, MadePlan, Replacement
+from apps.plans.services import Escalation, Limits, MadePlan, Replacement
 from apps.principals.tenancy import Caller
 
 
@@ -51,17 +52,25 @@ def replan(*, caller: Caller, replacement: Replacement, now: datetime) -> MadePl
 
 
 def _with_what_happened(work: Round, replacement: Replacement) -> Replacement:
-    """The step's own error, what was spent, and the receipt of the end as the cause."""
+    """The step's own error, what was spent of which budget, and the receipt of the end as the cause."""
+    execution = work.execution
     failed = next((step for step in work.steps if step.step_id == replacement.failed_step), None)
     error = ((failed.envelope if failed else None) or {}).get("error") or {}
     return replace(
         replacement,
-        spent=float(work.execution.total_cost),
+        carried_out_within=Limits(
+            max_total_cost=_number(execution.max_total_cost), max_cost_per_step=_number(execution.max_cost_per_step)
+        ),
+        spent=float(execution.total_cost),
         reason=replacement.reason or error.get("message", "") or "no reason given",
         escalation=_escalation((failed.envelope if failed else None) or {}),
         worker_is_out=bool(error.get("retryable")),
-        caused_by=replacement.caused_by or work.execution.terminal_receipt_id,
+        caused_by=replacement.caused_by or execution.terminal_receipt_id,
     )
+
+
+def _number(bound: Decimal | None) -> float | None:
+    return None if bound is None else float(bound)
 
 
 def _escalation(envelope: Mapping[str, Any]) -> Escalation | None:

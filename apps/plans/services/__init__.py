@@ -13,9 +13,11 @@ from apps.plans.services.replanning import (
     take_up,
 )
 from apps.plans.services.submitting import submit
+from apps.plans.validation import Limits
 
 __all__ = [
     "Escalation",
+    "Limits",
     "MadePlan",
     "PlanRequest",
     "Replacement",

@@ -18,7 +18,7 @@ from apps.plans.layout import HandedOn
 from apps.plans.models import Plan, WaitingPlan
 from apps.plans.offers import Priority
 from apps.plans.services.planning import SOURCE, MadePlan, PlanRequest, make
-from apps.plans.validation import Limits
+from apps.plans.validation import Limits, bounds_of
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
 from apps.workers import selectors as workers
@@ -49,6 +49,8 @@ class Replacement:
     context: Mapping[str, Any] = field(default_factory=dict)
     max_total_cost: float | None = None
     """What the steps that are left may cost, in the place of the old bound."""
+    carried_out_within: Limits | None = None
+    """What its execution was allowed to cost, which binds as the plan's own bounds do."""
     spent: float = 0.0
     """What the plan has cost, which is taken from the old bound."""
     caused_by: str | None = None
@@ -196,13 +198,14 @@ def _done(step: Mapping[str, Any], document: Mapping[str, Any], finished: Collec
 def _request(old: Plan, document: Mapping[str, Any], new: Replacement) -> PlanRequest:
     """What was asked then, under the bounds of then."""
     was = document.get("constraints") or {}
-    left = was.get("max_total_cost")
+    bounds = bounds_of(document, new.carried_out_within or Limits())
+    left = bounds.max_total_cost
     if left is not None:
         left = max(round(left - new.spent, 6), 0.0)
     limits = Limits(
         max_total_cost=left if new.max_total_cost is None else new.max_total_cost,
-        max_cost_per_step=was.get("max_cost_per_step"),
-        max_runtime_seconds=was.get("timeout_seconds"),
+        max_cost_per_step=bounds.max_cost_per_step,
+        max_runtime_seconds=bounds.max_runtime_seconds,
     )
     return PlanRequest(
         intent=old.intent,
