@@ -4,6 +4,7 @@ import json
 import re
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
@@ -14,8 +15,10 @@ from django.apps import apps as django_apps
 from django.db import IntegrityError, connection, transaction
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from pydantic import BaseModel
 
 from apps.core import erasure
+from apps.core.operations import Operation, all_operations
 from apps.memory import selectors, services
 from apps.memory.errors import (
     AlreadySuperseded,
@@ -241,6 +244,51 @@ def test_no_answer_about_an_anonymized_subject_tells_a_day_but_an_administrators
     admin = make_token(tenant, "Ada", scopes=[Scope.MEMORY, Scope.ADMIN])
     exact = call(admin, "GET", f"/{ALICE}/export")
     assert str((T0 + DAY).date()) in json.dumps([exact["items"], exact["turns"]])
+
+
+# What operations are asked for besides a subject, and those that answer of none.
+GIVEN: dict[str, Any] = {
+    "fact": "Went to Ghent",
+    "conversation_id": "c",
+    "observation": "Hello again.",
+    "query": "hello",
+    "constraints": {"anonymize_dates": True},
+}
+OF_NONE = {
+    "get_memory_policy", "list_memory_relationships", "memory_add_concept_relationship", "memory_promote",
+    "memory_store_concept", "memory_update_pattern", "set_memory_policy", "set_promotion_policy",
+}  # fmt: skip
+OF_SUBJECTS = [one for one in all_operations() if one.app == "memory" and one.name not in OF_NONE]
+
+
+def test_the_operations_that_answer_of_subjects_are_found() -> None:
+    assert {"export_subject", "memory_bootstrap", "memory_recall", "memory_store", "record_session"} <= {
+        declared.name for declared in OF_SUBJECTS
+    }
+
+
+@pytest.mark.parametrize("declared", OF_SUBJECTS, ids=lambda declared: declared.name)
+def test_no_operation_tells_a_day_of_an_anonymized_subject(as_kee: Caller, declared: Operation) -> None:
+    add(as_kee, anonymize_dates=True)
+    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, summary="s", now=T0)
+    services.store_observation(author=as_kee, text="Hello.", conversation_id="c", now=T0 + DAY)
+    remember(as_kee, "Went to the clinic", now=T0 + DAY)
+    subject_id = "USER:bob" if declared.name == "add_subject" else ALICE
+    asked = GIVEN | {"subject_id": subject_id, "subject_ids": [subject_id], "subject": subject_id}
+    answers = []
+    # A session and a question may name no subject, and have to do with one.
+    optional = {name for name, field in declared.input.model_fields.items() if not field.is_required()}
+    for left_out in (set(), optional & {"subject_id", "subject"}):
+        given = {name: asked[name] for name in declared.input.model_fields if name in asked and name not in left_out}
+        with suppress(UnknownSubject, SubjectExists):
+            answer = declared.run(as_kee, declared.input.model_validate(given))
+            assert isinstance(answer, BaseModel)
+            answers.append(answer.model_dump_json())
+    # When an envelope was made has to do with its reader alone.
+    told = [re.sub(r'"metadata":{"created_at":"[^"]*"', "", answer) for answer in answers]
+    moments = [moment for answer in told for moment in re.findall(r"\d{4}-\d\d-\d\d[^\"]*", answer)]
+    assert answers
+    assert {moment[7:].replace("+00:00", "Z") for moment in moments} <= {"-01T00:00:00Z"}
 
 
 def test_who_may_know_a_subject_is_for_who_added_it_and_administrators_to_say(as_kee: Caller, tenant: Tenant) -> None:

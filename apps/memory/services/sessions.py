@@ -123,7 +123,8 @@ def _unless_over(session: Session, subjects: Iterable[Subject], *, principal: Ca
         return session
     subject = next((subject for subject in subjects if subject.pk == session.subject_id), None)
     if subject is not None:
-        to_be_written(subject, subject.key)
+        # Held by now, and as it is.
+        session.subject = to_be_written(subject, subject.key)
         return session
     conversation_id, session.conversation_id = session.conversation_id, random_id("over")
     session.was_called = session.was_called or called(conversation_id)

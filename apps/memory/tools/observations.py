@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints
 
 from apps.core.operations import Route, operation
 from apps.core.schemas import Input, Moment, Output, Text
-from apps.memory import services
+from apps.memory import selectors, services
 from apps.memory.tools.shapes import Domain, Label, Share, Words
 from apps.principals.tenancy import Caller
 
@@ -66,4 +66,5 @@ def memory_store(caller: Caller, given: StoreMemory) -> StoredMemory:
         supersedes=given.supersedes,
         now=timezone.now(),
     )
-    return StoredMemory(status="stored", id=stored.pk, ref=stored.ref, recorded_at=stored.recorded_at)
+    shown = selectors.dates_of(None if stored.session is None else stored.session.subject)
+    return StoredMemory(status="stored", id=stored.pk, ref=stored.ref, recorded_at=shown(stored.recorded_at))

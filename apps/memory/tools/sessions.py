@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints
 
 from apps.core.operations import Route, operation
 from apps.core.schemas import Input, Output, Text
-from apps.memory import services
+from apps.memory import selectors, services
 from apps.memory.tools.shapes import Domain, Label, SubjectId
 from apps.principals.tenancy import Caller
 
@@ -62,5 +62,5 @@ def record_session(caller: Caller, given: RecordSession) -> Conversation:
         summary=session.summary,
         topics=session.topics,
         tone=session.tone,
-        updated_at=session.last_active_at,
+        updated_at=selectors.dates_of(session.subject)(session.last_active_at),
     )
