@@ -267,7 +267,7 @@ class Entry(TenantModel):
                 name="digests_entry_superseded",
                 condition=Q(acked_at=None, superseded_by_seq__isnull=False),
             ),
-            # Serves sql.SUPERSEDED_DUE: what retention finds to remove.
+            # Serves sql.NEXT_SUPERSEDED: what retention finds to remove.
             models.Index(
                 fields=["superseded_at", "id"],
                 name="digests_entry_superseded_since",

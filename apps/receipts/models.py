@@ -322,7 +322,7 @@ class Letter(TenantModel):
             ),
         ]
         indexes = [
-            # Serves sql.CLAIM_LETTER, sql.TARGETS_DUE and the counts of what waits.
+            # Serves sql.CLAIM_LETTER and the counts of what waits.
             models.Index(
                 fields=["target", "due_at", "id"], name="receipts_letter_due", condition=Q(state=LetterState.PENDING)
             ),

@@ -349,6 +349,30 @@ def test_notes_of_readers_can_not_be_changed(as_kee: Caller) -> None:
         EnvelopeLoaded.objects.update(rev=7)
 
 
+def test_old_notes_of_readers_go_however_many_there_are_a_part_in_each_transaction(
+    as_kee: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apps.memory.services.forgetting._AT_ONCE", 2)
+    monkeypatch.setattr("apps.memory.services.forgetting._PARTS", 3)
+    add(as_kee)
+    for _ in range(9):
+        envelope(as_kee, skip_cache=True)
+
+    def swept() -> tuple[int, int]:
+        """How many were dropped, and in how many parts, each a transaction of its own within the test's."""
+        with CaptureQueriesContext(connection) as captured:
+            with connection.cursor() as cursor:
+                cursor.execute("select set_config('gatehouse.now', %s, true)", [(T0 + 366 * DAY).isoformat()])
+            dropped = services.forget_expired()
+        said = [query["sql"] for query in captured]
+        parts = [number for number, one in enumerate(said) if "delete from memory_envelopeloaded" in one]
+        for begin, end in zip(parts, [*parts[1:], len(said)], strict=True):
+            assert any("RELEASE SAVEPOINT" in one for one in said[begin:end])
+        return dropped, len(parts)
+
+    assert [swept() for _ in range(3)] == [(6, 3), (3, 2), (0, 1)]
+
+
 # Versions, statements, plans.
 
 

@@ -283,7 +283,7 @@ class EnvelopeLoaded(TenantModel):
         indexes = [
             # Serves selectors.was_served(), the export and the removal of a subject.
             models.Index(fields=["subject", "viewer", "loaded_at"], name="memory_envelopeloaded_to"),
-            # Serves sql.OLD_LOADS.
+            # Serves sql.DROP_OLD_LOADS.
             models.Index(fields=["loaded_at"], name="memory_envelopeloaded_old"),
         ]
 

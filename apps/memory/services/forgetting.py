@@ -45,6 +45,7 @@ SOURCE: Final = "memory"
 EVENT: Final = "memory_forgotten"
 _AUDIT_KEPT: Final = timedelta(days=365)
 _AT_ONCE: Final = 1_000
+_PARTS: Final = 100
 _SWEEP: Final = "what has had its days is deleted"
 
 _Row = TypeVar("_Row", bound=Model)
@@ -309,11 +310,21 @@ def forget_expired() -> int:
     with acting_as_system(_SWEEP), connection.cursor() as cursor:
         cursor.execute(sql.EXPIRED, {"limit": _AT_ONCE})
         subjects = [pk for (pk,) in cursor.fetchall()]
-    swept = sum(_forget_expired_of(subject) for subject in subjects)
-    with acting_as_system(_SWEEP), connection.cursor() as cursor:
-        kept: dict[str, Any] = {"kept": _AUDIT_KEPT, "limit": _AT_ONCE}
-        cursor.execute(sql.DROP_OLD_LOADS, kept)
-        return swept + int(cursor.rowcount)
+    return sum(_forget_expired_of(subject) for subject in subjects) + _drop_old_loads()
+
+
+def _drop_old_loads() -> int:
+    """Drop old notes of readers, a part at a time; what is left after so many parts goes at the next call."""
+    kept: dict[str, Any] = {"kept": _AUDIT_KEPT, "limit": _AT_ONCE}
+    dropped = 0
+    for _ in range(_PARTS):
+        with acting_as_system(_SWEEP), connection.cursor() as cursor:
+            cursor.execute(sql.DROP_OLD_LOADS, kept)
+            part = int(cursor.rowcount)
+        dropped += part
+        if part < _AT_ONCE:
+            break
+    return dropped
 
 
 def _forget_expired_of(subject_pk: int) -> bool:
