@@ -1,4 +1,4 @@
-from apps.core.errors import Conflict, Invalid, NotFound
+from apps.core.errors import Conflict, Forbidden, Invalid, NotFound
 
 
 class UnknownPlan(NotFound):
@@ -41,6 +41,12 @@ class PlanAbandoned(Conflict):
     """The plan was replaced, was forgotten, or waited too long to be begun: it is not carried out any more."""
 
     code = "plan_abandoned"
+
+
+class OutsidePool(Forbidden):
+    """The worker is not in the pool of the DeleGate that would call it."""
+
+    code = "outside_pool"
 
 
 class DelegationLoop(Invalid):

@@ -1,7 +1,7 @@
 """Questions about plans, and the registry as the planner sees it."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -115,6 +115,23 @@ def delegate_named(delegate_id: str) -> Delegate:
     if found is None:
         raise UnknownDelegate(f"There is no DeleGate {delegate_id[:100]!r}.")
     return found
+
+
+def delegate_of(principal_id: int) -> Delegate | None:
+    """The DeleGate that acts as this principal of the current tenant, if it is one."""
+    return Delegate.objects.filter(principal_id=principal_id).first()
+
+
+def outside_pool(worker_ids: Collection[str], *, delegate: Delegate) -> list[str]:
+    """Those among the workers that are not in a DeleGate's pool at the moment. It is asked of rows: who only begins a plan
+    or makes a call needs no registry in memory.
+    """
+    departments = frozenset(Delegate.objects.departments().values_list("principal_id", flat=True))
+    if not departments:
+        return []
+    found = workers.pools_of(worker_ids, tenant_id=delegate.tenant_id, delegates=departments)
+    own = None if delegate.parent_id is None else delegate.principal_id
+    return sorted(worker_id for worker_id, whose in found.items() if whose != own)
 
 
 def delegates(*, after: int = 0, limit: int) -> list[Delegate]:

@@ -158,6 +158,13 @@ def pools(*, tenant_id: int, delegates: Collection[int]) -> dict[str, int]:
     return {worker_id: principal_id for worker_id, (principal_id, _) in found.items()}
 
 
+def pools_of(worker_ids: Collection[str], *, tenant_id: int, delegates: Collection[int]) -> dict[str, int | None]:
+    """As :func:`pools`, of those among these workers that are registered; None: the root's."""
+    known = dict(Worker.objects.registered().filter(worker_id__in=worker_ids).values_list("pk", "worker_id"))
+    found = sql.managers(tenant_id=tenant_id, workers=known, among=delegates) if known else {}
+    return {worker_id: found[worker_id][0] if worker_id in found else None for worker_id in known.values()}
+
+
 def tool_names(uids: Collection[str]) -> dict[str, str]:
     """The names of versions of tools by uid, offered now or once."""
     return dict(ToolVersion.objects.filter(uid__in=uids).values_list("uid", "name"))

@@ -146,8 +146,13 @@ def test_a_plan_is_judged_while_others_plan_and_by_what_was_offered_when_it_came
     call = {"step_id": "a", "step_type": "call_worker", "worker_id": "plain", "tool_name": "inspect_alder"}
     report = {"step_id": "b", "step_type": "escalate", "report_summary": "Done.", "decision_required": False}
     document = {
-        "plan_id": "mine", "delegate_id": "delegate", "principal_ai": "Kee", "intent": "Inspect", "scope": "trees",
-        "created_at": "2026-01-03T20:15:00Z", "steps": [{**call, "params": {}}, report],
+        "plan_id": "mine",
+        "delegate_id": "delegate",
+        "principal_ai": "Kee",
+        "intent": "Inspect",
+        "scope": "trees",
+        "created_at": "2026-01-03T20:15:00Z",
+        "steps": [{**call, "params": {}}, report],
     }
 
     found = selectors.problems_of(document, tenant_id=as_kee.tenant_id, principal_id=as_kee.principal_id)

@@ -17,7 +17,7 @@ from apps.executions.signals import execution_can_go_on
 from apps.executions.states import Mode, StepStatus, StepType, Strategy
 from apps.plans import selectors as plans
 from apps.plans import services as planning
-from apps.plans.errors import PlanAbandoned
+from apps.plans.errors import OutsidePool, PlanAbandoned
 from apps.plans.selectors import StoredPlan
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
@@ -67,6 +67,7 @@ def start(
 
     :raises UnknownPlan: if the caller has no such plan.
     :raises PlanRefused: if it only says what is missing.
+    :raises OutsidePool: if one of its workers has left the pool of the DeleGate that it was made for.
     :raises AlreadyExecuted: if its execution has another mode, strategy or budget.
     :raises PlanAbandoned: if it was replaced, waited too long, or was forgotten on request.
     """
@@ -76,6 +77,7 @@ def start(
     budget = budget.within(plan.document.get("constraints") or {})
     if plan.is_forgotten or not planning.take_up(plan_id=plan_id):
         return _existing(plan.plan_id, mode, strategy, budget)
+    _refuse_outside_pool(plan)
     try:
         with transaction.atomic():
             execution = Execution.objects.create(
@@ -101,6 +103,15 @@ def start(
     _add_steps(execution, plan.document)
     hint_on_commit(execution_can_go_on, execution)
     return execution
+
+
+def _refuse_outside_pool(plan: StoredPlan) -> None:
+    to_do = {step["worker_id"] for step in plan.document["steps"] if step.get("worker_id") and not step.get("done")}
+    outside = plans.outside_pool(to_do, delegate=plans.delegate_named(plan.delegate_id)) if to_do else []
+    if outside:
+        raise OutsidePool(
+            f"Not in the pool of {plan.delegate_id} any more: {', '.join(outside)}. Ask for another plan."
+        )
 
 
 def _owner(caller: Caller, plan: StoredPlan) -> int:

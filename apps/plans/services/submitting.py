@@ -63,6 +63,11 @@ def _unfit(document: Mapping[str, Any], caller: Caller) -> Iterator[Problem]:
         yield Problem("/status", "not_ready", "A plan that only says what is missing is not carried out.")
     if document["principal_ai"] != caller.name:
         yield Problem("/principal_ai", "another_principal", f"You are {caller.name}, and submit your own plans only.")
+    own = selectors.delegate_of(caller.principal_id)
+    if own is not None and own.delegate_id != document["delegate_id"]:
+        yield Problem(
+            "/delegate_id", "outside_pool", f"You are the DeleGate {own}: other pools are not yours to plan with."
+        )
     if "replaces" in document:
         yield Problem("/replaces", "replaces", "Only replan_plan makes a plan that takes another's place.")
 
