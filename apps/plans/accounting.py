@@ -37,6 +37,9 @@ _INTRODUCES: Final = {
 _IDENTIFYING: Final = frozenset({"id", "number", "no", "nr", "key", "code"})
 """What a param's name ends with whose number is no quantity."""
 _NAMING: Final = re.compile(r"[\d_#:@/+-]")
+_LISTING: Final = frozenset({"list", "search", "scan"})
+_FILES: Final = lexicon.concept("files")
+_DIRECTORY: Final = lexicon.concept("directory")
 _UNIVERSAL: Final = frozenset({"all", "any", "each", "every", "everything", "anything", "whatever", "other", "others"})
 _ALL: Final = frozenset({"all", "each", "every"})
 _PASSED_OVER: Final = frozenset({"the", "of", "my", "our", "your", "his", "her", "their", "its", "these", "those"})
@@ -174,6 +177,8 @@ class Account:
             said = f"{draft.tool.name} takes nothing that says {' '.join(unheeded)!r}: it is done without."
             # A number or a time may tell which thing is meant; these tell what is to be done.
             yield Remark(said, is_doubtful=not lexicon.EXTREMES.union(clause.ways).isdisjoint(unheeded))
+        elif draft.asked and (places := _places_sought(draft)):
+            yield Remark(f"{draft.tool.name} gives files, and the request speaks of {places}.", is_doubtful=True)
 
     def _unheeded(self, draft: Draft, told: Sequence[str]) -> list[str]:
         """The words of what changes nothing that say how much, when, which or by what means, and that its step does not hear."""
@@ -206,7 +211,7 @@ class Account:
 
     def _told_of_others(self, draft: Draft) -> Iterator[str]:
         """Yield what stands before something that a step is given and may make it another thing than the one named."""
-        known = self._spoken_of(draft)
+        known = self._spoken_of(draft).union(*(lexicon.concepts_of(one.tool.outputs) for one in self.drafts))
         for value, named in _given_exactly(draft):
             if said := strange(named, draft.clause, known, CONCEPTS_OF_SPANS.get(named.kind, ())):
                 yield f"{said[:200]!r} before {value[:200]} may tell of another thing than that"
@@ -287,6 +292,15 @@ def _many(draft: Draft) -> str:
     if pattern := next((span.value for span in singles if not _WILD.isdisjoint(span.value)), ""):
         return f"all that {pattern} stands for"
     return next((word for word in clause.words if singles and word in _UNIVERSAL), "")
+
+
+def _places_sought(draft: Draft) -> str:
+    """The word by which a clause asks for places where its tool gives what lies in them; else nothing."""
+    borne = set(lexicon.concepts_of(draft.tool.outputs))
+    if draft.clause.verb not in _LISTING or _FILES not in borne or _DIRECTORY in borne:
+        return ""
+    said = draft.clause.words
+    return next((word for word in said if word.endswith("s") and lexicon.concept(word) == _DIRECTORY), "")
 
 
 def _given_exactly(draft: Draft) -> Iterator[tuple[str, Named]]:

@@ -434,6 +434,8 @@ DEEDS: Final = frozenset(member for members in _families(_NOMINAL).values() for 
 """Nouns for what is done: index, translation, overview."""
 
 _MEASURES: Final = {member: name for name, members in _families(_MEASURE_WORDS).items() for member in members}
+MEASURES: Final = frozenset(_MEASURES.values())
+"""What numbers tell of things."""
 _PHRASES_OF: Final = {
     tuple(member.split("_")): name for name, members in _families(_PHRASES).items() for member in members
 }

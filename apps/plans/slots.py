@@ -17,7 +17,7 @@ from apps.plans.announcing import UNFIT, announcements, are_alike, beside, fit
 from apps.plans.catalogue import Tool, contract_key, types_meet, types_of
 from apps.plans.clauses import Clause
 from apps.plans.documents import can_be_told
-from apps.plans.spans import Span
+from apps.plans.spans import MASK, Span
 from apps.plans.validation import carries_secret, validator
 
 _ABOUT: Final = re.compile(r"\b(?:for|about|on|regarding|concerning)\s+(.+)$", re.IGNORECASE | re.DOTALL)
@@ -29,6 +29,8 @@ _NAMING: Final = re.compile(r"[\d_#:@/+-]")
 """What tells a name or number of something from a word of the language."""
 _MOST_WORDS: Final = 200
 _LONGEST_NUMBER: Final = 24
+_MEASURED: Final = 2
+"""So many words before a number may say what it measures."""
 _DELEGATION_PATH: Final = "delegation_path"
 _NEGATIONS: Final = frozenset({"no", "not", "without", "except"})
 
@@ -156,6 +158,11 @@ class _Slot:
         )
 
     @property
+    def is_matter(self) -> bool:
+        """Must it be given a text, whatever the text is?"""
+        return self.is_required and self.is_text and self.named(lexicon.TEXTUAL)
+
+    @property
     def is_pointer(self) -> bool:
         return self.is_text and bool(self.tokens) and self.tokens[-1] in lexicon.POINTERLIKE
 
@@ -181,6 +188,9 @@ class _Slot:
 
 
 _AND: Final = "and"
+_OR: Final = "or"
+_EXACT: Final = "exact"
+"""Stands for something named exactly."""
 _INTO: Final = frozenset({"into", "to"})
 _LANGUAGES: Final = lexicon.HUMAN_LANGUAGES | lexicon.PROGRAMMING_LANGUAGES
 _Way = Callable[[_Slot, Scene, Filling], Filled | None]
@@ -367,10 +377,53 @@ def _from_sources(
 ) -> Filled | None:
     for source in reversed(scene.sources):
         path = path_of(slot, source)
+        named = _named_outputs(slot, scene.clause, source) if path is not None or slot.is_matter else []
+        if named and path != (shapes.RESULT_POINTER,):
+            path = _path_of_named(slot, source, named, path)
+            if path is None:
+                return None
         if path is not None:
             provenance = {"source": "step", "key": source.key, "path": ".".join(path)}
             return Filled(value=Ref(source.key, path), provenance=provenance)
     return None
+
+
+def _named_outputs(slot: _Slot, clause: Clause, source: Source) -> list[str]:
+    """Which of what an earlier tool bears a clause speaks of: the title of the page. Its verb is none, nor what it says of its own tool, nor
+    what announces something that is named exactly.
+    """
+    said = [lexicon.concept(word) for word in words(MASK.sub(f" {_EXACT} ", clause.marked))]
+    own = {lexicon.concept(word) for word in words(slot.tool.name)} - {
+        lexicon.concept(word) for word in lexicon.TEXTUAL
+    }
+    own.update(_other_words(slot), [clause.verb or ""])
+    found = []
+    for name in source.tool.outputs:
+        tokens = [lexicon.concept(word) for word in words(name)]
+        size = len(tokens)
+        ends = (at + size for at in range(len(said) - size + 1) if said[at : at + size] == tokens)
+        if tokens and not own.issuperset(tokens) and any(said[end : end + 1] != [_EXACT] for end in ends):
+            found.append(name)
+    return found
+
+
+def _other_words(slot: _Slot) -> set[str]:
+    """What a tool's other params are called."""
+    return {lexicon.concept(word) for name in slot.tool.inputs if name != slot.name for word in words(name)}
+
+
+def _path_of_named(
+    slot: _Slot, source: Source, named: Sequence[str], path: tuple[str, ...] | None
+) -> tuple[str, ...] | None:
+    """The one output that is spoken of, where it could stand in the slot; of several none alone is what was asked for.
+
+    :param path: what would be taken, were none spoken of.
+    """
+    if len(named) != 1:
+        return None
+    schema = source.tool.outputs[named[0]]
+    is_text = slot.is_matter and "string" in types_of(schema) and types_meet(schema, slot.schema)
+    return (named[0],) if is_text or path == (named[0],) else None
 
 
 def _strong_path(slot: _Slot, source: Source) -> tuple[str, ...] | None:
@@ -580,12 +633,14 @@ def _number(slot: _Slot, span: Span) -> int | float | None:
 
 
 def _is_in_its_unit(slot: _Slot, span: Span) -> bool:
-    """Does the tool speak of the number's unit, and need one number only?"""
+    """Does the tool speak of the number's unit, and need one number only, and is it said to measure nothing else?"""
     described = (slot.tool.description, str(slot.schema.get("description", "")))
     numbers = [name for name, schema in slot.tool.inputs.items() if types_of(schema) & {"integer", "number"}]
+    measured = lexicon.MEASURES.intersection(map(lexicon.measure, (*span.before[-_MEASURED:], *span.after)))
     return (
         slot.is_required
         and numbers == [slot.name]
+        and measured <= set(slot.tokens)
         and any(lexicon.UNITS.get(word, word) in words(text) for word in span.after[:1] for text in described)
     )
 
@@ -615,7 +670,7 @@ def _enum(slot: _Slot, clause: Clause) -> str | None:
 
 
 def _language(slot: _Slot, clause: Clause) -> str | None:
-    if not _is_of_languages(slot) or not slot.is_text:
+    if not _is_of_languages(slot) or not slot.is_text or _leaves_open(clause.words):
         return None
     target = "source" not in slot.tokens and "from" not in slot.tokens
     said = clause.words
@@ -628,6 +683,12 @@ def _language(slot: _Slot, clause: Clause) -> str | None:
         if word in lexicon.HUMAN_LANGUAGES and (said[position - 1] == "from") != target:
             return word
     return None
+
+
+def _leaves_open(said: Sequence[str]) -> bool:
+    """Is one language or another asked for?"""
+    threes = zip(said, said[1:], said[2:], strict=False)
+    return any({one, other} <= _LANGUAGES and joint == _OR for one, joint, other in threes)
 
 
 def _file_types(slot: _Slot, clause: Clause) -> list[str] | str | None:
