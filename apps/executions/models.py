@@ -6,7 +6,7 @@ from typing import Final, Self
 from django.contrib.postgres.fields import ArrayField
 from django.contrib.postgres.indexes import HashIndex
 from django.db import models
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Exists, F, OuterRef, Q
 
 from apps.core.ids import format_ref
 from apps.executions.envelopes import Origin
@@ -18,6 +18,7 @@ from apps.executions.states import (
     SETTLED,
     STEP_TRANSITIONS,
     TRANSITIONS,
+    WORKER_STEPS,
     Mode,
     Status,
     StepStatus,
@@ -93,6 +94,10 @@ class Execution(TenantModel):
                 & (Q(max_total_cost=None) | Q(max_total_cost__gte=0))
                 & (Q(max_cost_per_step=None) | Q(max_cost_per_step__gte=0)),
                 name="executions_execution_money_not_negative",
+            ),
+            models.CheckConstraint(
+                condition=Q(max_total_cost=None) | Q(total_cost__lte=F("max_total_cost")),
+                name="executions_execution_within_its_budget",
             ),
         ]
         indexes = [
@@ -193,6 +198,24 @@ class ExecutionStep(TenantModel):
                 condition=Q(set_aside=None) | Q(status=StepStatus.CALLING), name="executions_step_set_aside_by_claim"
             ),
             models.CheckConstraint(
+                condition=~Q(status__in=[StepStatus.CALLING, StepStatus.QUEUED])
+                | Q(step_type__in=sorted(WORKER_STEPS)),
+                name="executions_step_workers_do_worker_steps",
+            ),
+            models.CheckConstraint(
+                condition=~Q(status=StepStatus.AWAITING, step_type__in=[StepType.AGGREGATE, StepType.ESCALATE])
+                | Q(receipt_id__isnull=False),
+                name="executions_step_asked_by_receipt",
+            ),
+            models.CheckConstraint(
+                condition=Q(cost__gte=0) & (Q(set_aside=None) | Q(set_aside__gte=0)),
+                name="executions_step_money_not_negative",
+            ),
+            # Serves selectors.due() and the statements of sql.py as well: steps whose task has ended, announced or not.
+            models.UniqueConstraint(
+                fields=["tenant", "task_id"], condition=Q(status=StepStatus.QUEUED), name="executions_step_by_open_task"
+            ),
+            models.CheckConstraint(
                 condition=~Q(status=StepStatus.QUEUED) | Q(task_id__isnull=False),
                 name="executions_step_queued_has_task",
             ),
@@ -205,10 +228,6 @@ class ExecutionStep(TenantModel):
                 condition=~Q(status__in=[StepStatus.COMPLETE, StepStatus.FAILED]) | Q(envelope__isnull=False),
                 name="executions_step_outcome_has_envelope",
             ),
-        ]
-        indexes = [
-            # Serves selectors.due(): steps whose task has ended, announced or not.
-            models.Index(fields=["task_id"], condition=Q(status="queued"), name="executions_step_by_open_task"),
         ]
 
     def __str__(self) -> str:

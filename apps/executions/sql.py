@@ -29,7 +29,8 @@ def renew_claim(*, step_id: int, fence: int, period: timedelta) -> bool:
 # By the index of open tasks, then two primary keys; the execution is locked before its step, as everywhere.
 _CHARGE_AGAIN: Final = """
     with step as (
-        select id, execution_id, cost as spent, greatest((definition ->> 'estimated_cost')::numeric, %s) as asked
+        select id, execution_id, cost as spent,
+            round(greatest((definition ->> 'estimated_cost')::numeric, %s), 6) as asked
         from executions_executionstep where task_id = %s and status = 'queued'
     ), paid as (
         update executions_execution execution set total_cost = total_cost + asked from step

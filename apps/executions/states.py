@@ -1,6 +1,7 @@
 """What an execution and its steps may be, and where each may go from there: data that a test walks."""
 
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Final
 
 from django.db.models import TextChoices
@@ -63,6 +64,9 @@ FINAL: Final = frozenset({Status.COMPLETE, Status.PARTIAL, Status.FAILED, Status
 SETTLED: Final = frozenset({StepStatus.COMPLETE, StepStatus.FAILED, StepStatus.SKIPPED, StepStatus.CANCELED})
 IN_THE_AIR: Final = frozenset({StepStatus.CALLING, StepStatus.QUEUED, StepStatus.AWAITING})
 WORKER_STEPS: Final = frozenset({StepType.CALL_WORKER, StepType.QUEUE_EXECUTION})
+
+MONEY: Final = Decimal("0.000001")
+"""The smallest amount that a row holds: what is charged is a multiple of it, so that what is given back leaves nothing over."""
 
 TRANSITIONS: Final[Mapping[Status, frozenset[Status]]] = {
     Status.QUEUED: frozenset({Status.EXECUTING, Status.CANCELED}),

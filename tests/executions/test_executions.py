@@ -936,6 +936,65 @@ def test_the_database_forbids_a_step_that_contradicts_itself(kee: Caller, fault:
 
 
 @pytest.mark.parametrize(
+    ("rule", "fault"),
+    [
+        ("workers_do_worker_steps", {"status": "calling", "call_expires_at": T0}),
+        ("workers_do_worker_steps", {"status": "queued", "task_id": 1}),
+        ("asked_by_receipt", {"status": "awaiting"}),
+        ("asked_by_receipt", {"status": "awaiting", "step_type": "aggregate"}),
+        ("money_not_negative", {"cost": -1}),
+        (
+            "money_not_negative",
+            {"status": "calling", "step_type": "call_worker", "call_expires_at": T0, "set_aside": -1},
+        ),
+    ],
+)
+def test_the_database_names_the_rule_that_a_step_breaks(kee: Caller, rule: str, fault: dict[str, object]) -> None:
+    execution = begin(kee, [REPORT])
+
+    with kee.acting(), pytest.raises(Exception, match=f"executions_step_{rule}"), transaction.atomic():
+        ExecutionStep.objects.filter(execution=execution).update(**fault)
+
+
+def test_the_database_lets_no_two_steps_wait_for_one_task(kee: Caller) -> None:
+    execution = begin(kee, [queue_step("a"), queue_step("b"), REPORT])
+
+    with kee.acting():
+        waiting = ExecutionStep.objects.filter(execution=execution, step_type="queue_execution")
+        with pytest.raises(Exception, match="executions_step_by_open_task"), transaction.atomic():
+            waiting.update(status="queued", task_id=1)
+        waiting.update(task_id=1)
+
+
+def test_the_database_lets_no_execution_cost_more_than_it_may(kee: Caller) -> None:
+    execution = begin(kee, [REPORT], budget=Budget(max_total_cost=Decimal(1)))
+
+    with kee.acting():
+        found = Execution.objects.filter(pk=execution.pk)
+        found.update(total_cost=1)
+        with pytest.raises(Exception, match="executions_execution_within_its_budget"), transaction.atomic():
+            found.update(total_cost=Decimal("1.000001"))
+
+
+def test_what_costs_less_than_a_row_holds_is_given_back_without_a_rest(
+    kee: Caller, outside: Caller, server: WorkerServer
+) -> None:
+    make_worker(kee, server)
+    dear = [queue_step(name, estimated_cost=0.0000015) for name in ("a", "b", "c")]
+    execution = begin(kee, [*dear, REPORT])
+    advance(execution)
+    with kee.acting():
+        services.cancel(caller=kee, execution_ref=execution.ref, reason=None)
+
+    done = report(kee, execution)
+    assert (str(done.status), done.total_cost, [step.cost for step in done.steps]) == (
+        "canceled",
+        Decimal(0),
+        [0.0] * 4,
+    )
+
+
+@pytest.mark.parametrize(
     "fault", [{"status": "complete"}, {"ended_at": T0}, {"status": "odd"}, {"halted_as": "queued"}, {"total_cost": -1}]
 )
 def test_the_database_forbids_an_execution_that_contradicts_itself(kee: Caller, fault: dict[str, object]) -> None:

@@ -11,7 +11,7 @@ from apps.executions.errors import WorkerUnavailable
 from apps.executions.models import ExecutionStep
 from apps.executions.services import announcing
 from apps.executions.services.rounds import Round
-from apps.executions.states import WORKER_STEPS, Mode, Status, StepStatus, StepType, Strategy
+from apps.executions.states import MONEY, WORKER_STEPS, Mode, Status, StepStatus, StepType, Strategy
 from apps.principals.scopes import Kind
 from apps.workers.errors import WorkerRateLimited
 
@@ -100,7 +100,8 @@ def _charge(work: Round, step: ExecutionStep, target: calls.Target) -> bool:
     Each call that may have run is paid for, the first and those made again: by the plan's estimate, or by what the worker
     asks by now, where that is more.
     """
-    cost = max(target.cost, Decimal(str(step.definition.get("estimated_cost") or 0)))
+    estimate = Decimal(str(step.definition.get("estimated_cost") or 0))
+    cost = max(target.cost, estimate).quantize(MONEY)
     why = work.execution.over_budget(cost, spent=step.cost)
     if why is None:
         step.cost += cost

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from django.db import IntegrityError, transaction
 
@@ -14,16 +14,13 @@ from apps.executions.errors import AlreadyExecuted, NotExecutable, PlanRefused
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services.rounds import hint_on_commit
 from apps.executions.signals import execution_can_go_on
-from apps.executions.states import Mode, StepStatus, StepType, Strategy
+from apps.executions.states import MONEY, Mode, StepStatus, StepType, Strategy
 from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.errors import OutsidePool, PlanAbandoned
 from apps.plans.selectors import StoredPlan
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
-
-# As many as an execution's row holds.
-_PLACES: Final = Decimal("0.000001")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +41,7 @@ class Budget:
 
 
 def _tighter(given: Decimal | None, bound: float | None) -> Decimal | None:
-    of_plan = None if bound is None else Decimal(str(bound)).quantize(_PLACES)
+    of_plan = None if bound is None else Decimal(str(bound)).quantize(MONEY)
     return min((one for one in (given, of_plan) if one is not None), default=None)
 
 
