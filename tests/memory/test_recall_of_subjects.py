@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -14,8 +14,18 @@ from django.test.utils import CaptureQueriesContext
 from apps.core.ticks import run
 from apps.memory import services, sql
 from apps.memory.errors import AboutAnother, UnknownMemory, UnknownSubject
-from apps.memory.models import CommonWord, Item, Passage, Posting, Tally, WordCount
-from apps.memory.selectors import Hit, holdings, recall
+from apps.memory.models import (
+    CommonWord,
+    Item,
+    Observation,
+    Passage,
+    Posting,
+    Session,
+    Subject,
+    Tally,
+    WordCount,
+)
+from apps.memory.selectors import Hit, export, holdings, recall
 from apps.memory.sql import finding
 from apps.memory.states import ItemType
 from apps.principals.models import Tenant
@@ -246,6 +256,49 @@ def test_what_was_left_of_an_item_is_recalled_for_no_longer_than_the_item(as_kee
     for moment, found in ((T0 + 2 * DAY - timedelta(microseconds=1), ["Lives in Berlin"]), (T0 + 2 * DAY, [])):
         at(moment)
         assert texts(as_kee, "Berlin") == found
+
+
+def test_a_turn_has_its_days_from_when_it_was_said_however_late_it_is_stored(as_kee: Caller) -> None:
+    add(as_kee, delete_after_days=2)
+    meet(as_kee)
+    for text, occurred_at in (("said now", T0), ("said yesterday", T0 - DAY), ("said to be so then", T0 + 9 * DAY)):
+        services.store_observation(author=as_kee, text=text, conversation_id="c", occurred_at=occurred_at, now=T0)
+
+    def shown(moment: datetime) -> list[list[str]]:
+        at(moment)
+        exported = export(Subject.objects.get(), now=moment).rows["turns"]
+        return [sorted(texts(as_kee, "said")), sorted(texts(as_kee)), sorted(row["text"] for row in exported)]
+
+    before = ["said now", "said to be so then", "said yesterday"]
+    assert shown(T0 + DAY - timedelta(microseconds=1)) == [before] * 3
+    assert services.forget_expired() == 0
+    # At once, before it is swept.
+    assert shown(T0 + DAY) == [before[:2]] * 3
+    assert services.forget_expired() == 1
+    assert sorted(Observation.objects.exclude(text="").values_list("text", flat=True)) == before[:2]
+    # What has had its days when it is stored goes with the next sweep.
+    services.store_observation(
+        author=as_kee, text="said last week", conversation_id="c", occurred_at=T0 - 7 * DAY, now=T0 + DAY
+    )
+    assert shown(T0 + DAY) == [before[:2]] * 3
+    assert services.forget_expired() == 1
+    assert shown(T0 + 2 * DAY) == [[]] * 3
+
+
+@pytest.mark.parametrize("statement", [sql.EXPIRED_SESSIONS, sql.EXPIRED_TURNS, sql.NEXT_EXPIRY])
+def test_the_oldest_turns_of_a_conversation_are_read_off_an_index(as_kee: Caller, statement: str) -> None:
+    add(as_kee, delete_after_days=2)
+    meet(as_kee)
+    say(as_kee, "Hello.")
+    given: dict[str, Any] = {"subject": Subject.objects.get().pk, "sessions": [Session.objects.get().pk], "limit": 10}
+    with acting_as_system("test"), connection.cursor() as cursor:
+        # Of few rows any plan will do.
+        cursor.execute("set local enable_seqscan = off")
+        cursor.execute("set local enable_bitmapscan = off")
+        cursor.execute(f"explain {statement}", given)
+        plan = str(cursor.fetchall())
+    assert "memory_observation_said" in plan
+    assert "LEAST" not in plan.partition("Sort Key")[2]
 
 
 def test_what_a_subject_has_settled_holds_for_recall_too(as_kee: Caller) -> None:

@@ -3,6 +3,7 @@
 from django.contrib.postgres.indexes import HashIndex
 from django.db import models
 from django.db.models import F, Q
+from django.db.models.functions import Least
 
 from apps.memory.models.confidence import sure
 from apps.memory.models.sessions import Session
@@ -52,6 +53,13 @@ class Observation(TenantModel):
             # Serves whatever goes through the turns of a conversation, and the removal of a session.
             models.Index(
                 fields=["session", "id"], name="memory_observation_of_session", condition=Q(session__isnull=False)
+            ),
+            # Serves sql.EXPIRED_SESSIONS, sql.EXPIRED_TURNS and sql.NEXT_EXPIRY: turns by when they were said.
+            models.Index(
+                "session",
+                Least("occurred_at", "recorded_at"),
+                name="memory_observation_said",
+                condition=Q(session__isnull=False) & ~Q(text=""),
             ),
             # Serves selectors.saying().
             HashIndex(

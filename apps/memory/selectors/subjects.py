@@ -251,7 +251,8 @@ def _loads(subject: Subject, _: datetime) -> QuerySet[EnvelopeLoaded, Any]:
 
 def _turns(subject: Subject, now: datetime) -> QuerySet[Observation, Any]:
     """What was said in sessions with a subject."""
-    said = Observation.objects.filter(_kept(subject, "recorded_at", now), session__subject=subject).exclude(text="")
+    turns = Observation.objects.alias(said_at=Least("occurred_at", "recorded_at"))
+    said = turns.filter(_kept(subject, "said_at", now), session__subject=subject).exclude(text="")
     return said.values(
         "id", "speaker", "text", "domain", "confidence", "evidence", "metadata", "occurred_at", "recorded_at",
         "superseded_at", "superseded_by", author_name=F("author__name"), conversation_id=F("session__conversation_id"),

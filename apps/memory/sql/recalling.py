@@ -51,7 +51,7 @@ _STANDS: Final = """(o.superseded_at is null or o.superseded_at > %(as_of)s)
       and (i.id is null or ((i.superseded_at is null or i.superseded_at > %(as_of)s)
                             and i.valid_from <= greatest(least(%(as_of)s, gatehouse_now()), i.recorded_at)
                             and (i.valid_to is null or i.valid_to > least(%(as_of)s, gatehouse_now()))))
-      and coalesce(i.said_at, p.recorded_at) > %(since)s"""
+      and coalesce(i.said_at, least(o.occurred_at, p.recorded_at)) > %(since)s"""
 
 # One passage by its place; the limit keeps the planner from joining the tables as wholes. As of before its latest
 # revision a pattern reads as `w` has it, and a concept as `d` has it; where those words are forgotten, it is not found.

@@ -342,10 +342,11 @@ def note_load(
 EXPIRED: Final = """
 select id from memory_subject where expires_at <= gatehouse_now() order by expires_at limit %(limit)s
 """
+# By memory_observation_said: when the oldest turn of a session that is not forgotten was said.
 _OLDEST_TURN: Final = """
-(select recorded_at from memory_passage
- where id >= c.id << 20 and id < (c.id << 20) + c.turns order by id limit 1)
-"""  # by the key: the first that has not been forgotten
+(select least(occurred_at, recorded_at) from memory_observation
+ where session_id = c.id and text <> '' order by least(occurred_at, recorded_at) limit 1)
+"""
 _HAS_HAD_ITS_DAYS: Final = "<= gatehouse_now() - make_interval(hours => 24 * s.delete_after_days)"
 # Its sessions with something that has had its days, held, and whether they have had theirs as wholes: by
 # memory_session_of_subject.
@@ -355,15 +356,15 @@ from memory_session c join memory_subject s on s.id = c.subject_id
 where s.id = %(subject)s and (c.last_active_at {_HAS_HAD_ITS_DAYS} or {_OLDEST_TURN} {_HAS_HAD_ITS_DAYS})
 order by c.id for update of c
 """  # constants only
-# The oldest turns of a session that goes on, by their places.
+# The oldest turns of a session that goes on, by the same index.
 EXPIRED_TURNS: Final = f"""
-select t.observation_id
+select t.id
 from memory_session c join memory_subject s on s.id = c.subject_id
 cross join lateral (
-    select observation_id, recorded_at from memory_passage
-    where id >= c.id << 20 and id < (c.id << 20) + c.turns order by id limit %(limit)s
+    select id, least(occurred_at, recorded_at) as said_at from memory_observation
+    where session_id = c.id and text <> '' order by least(occurred_at, recorded_at) limit %(limit)s
 ) t
-where c.id = any(%(sessions)s::bigint[]) and t.recorded_at {_HAS_HAD_ITS_DAYS}
+where c.id = any(%(sessions)s::bigint[]) and t.said_at {_HAS_HAD_ITS_DAYS}
 """  # constants only
 # By memory_item_of_subject.
 EXPIRED_ITEMS: Final = f"""

@@ -36,7 +36,7 @@ class ConstraintsChange(Input):
     anonymize_dates: bool = False
     """Whether dates are given by the month alone."""
     delete_after_days: Days | None = None
-    """After how many days what was said is deleted; null keeps it."""
+    """So many days after it was said, what was said is deleted; null keeps it."""
 
 
 class SubjectFields(Input):
