@@ -142,6 +142,11 @@ class Catalogue:
         """Who offers anything, barred or not."""
         return frozenset(self._of_worker)
 
+    @property
+    def size(self) -> int:
+        """How many offers it holds, of however many tools."""
+        return sum(map(len, self._of_worker.values()))
+
     def has_worker(self, worker_id: str) -> bool:
         return worker_id in self._of_worker
 

@@ -5,10 +5,11 @@ for those first, in the same transaction, so that what was registered a moment a
 """
 
 import threading
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import partial
 from typing import Final
 
 from apps.plans.catalogue import Catalogue, Offer, Pool, Tool
@@ -21,7 +22,11 @@ from apps.principals.services import DELEGATE
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.workers import selectors as workers
 
-_TENANTS: Final = 64
+_MOST_HELD: Final = 200_000
+"""How many offers a process holds of all tenants together; the largest registry that is measured has 100,000."""
+_BARE: Final = 10
+"""What a tenant weighs that offers nothing, in offers."""
+_MOST_WARMED: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +48,8 @@ class _Kept:
     """One tenant's registry in this process."""
 
     lock: threading.RLock = field(default_factory=threading.RLock)
+    building: threading.Lock = field(default_factory=threading.Lock)
+    """Whoever builds it first has this, so that nobody builds it beside."""
     ranker: Ranker = field(default_factory=lambda: Ranker(Catalogue(-1)))
     history_epoch: int = -1
     model: int = 0
@@ -55,6 +62,65 @@ class _Kept:
     """By worker the one of them in whose pool it is; the root's are left out."""
     pools: dict[int | None, Pool | None] = field(default_factory=dict)
     memos: dict[int | None, Memo] = field(default_factory=dict)
+    weight: int = _BARE
+
+    @property
+    def is_built(self) -> bool:
+        return self.ranker.catalogue.epoch >= 0
+
+
+class _Registries:
+    """The registries of a process by tenant: as many as it may hold offers, those that were used last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[int, _Kept] = OrderedDict()
+        self.weight = 0
+        """How much all of them weigh."""
+
+    def of(self, tenant_id: int) -> _Kept:
+        with self._lock:
+            if tenant_id not in self._kept:
+                self._kept[tenant_id] = _Kept()
+                self.weight += _BARE
+                self._let_go()
+            self._kept.move_to_end(tenant_id)
+            return self._kept[tenant_id]
+
+    def weigh(self, tenant_id: int, kept: _Kept) -> None:
+        """Note how much one of them has become, and let those go that were not used for longest, but never the last one used."""
+        weight = _BARE + kept.ranker.catalogue.size
+        with self._lock:
+            if self._kept.get(tenant_id) is kept:
+                self.weight += weight - kept.weight
+                kept.weight = weight
+                self._let_go()
+
+    def clear(self) -> None:
+        with self._lock:
+            self._kept.clear()
+            self.weight = 0
+
+    def _let_go(self) -> None:
+        while self.weight > _MOST_HELD and len(self._kept) > 1:
+            self.weight -= self._kept.popitem(last=False)[1].weight
+
+
+_registries: Final = _Registries()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _News:
+    """Rows that differ from what is kept."""
+
+    epoch: int
+    history_epoch: int
+    conditions: dict[str, tuple[object, ...]]
+    tried: dict[str, int]
+    changed: Collection[str]
+    """The workers of whom anything is otherwise, or who are gone."""
+    view: workers.RegistryView | None
+    """What they offer."""
 
 
 @contextmanager
@@ -76,12 +142,44 @@ def held(*, tenant_id: int, delegate: Delegate | None = None) -> Iterator[Held]:
 
 
 def warm() -> None:
-    """Read the registries of those tenants that have registered most, so that no plan has to wait for that. Not within a transaction."""
+    """Read the registries of those tenants that have registered most, as many as may be held, so that no plan has to wait for
+    that. Not within a transaction.
+    """
     with acting_as_system("registries to plan with"):
-        tenants = workers.busiest_tenants(limit=_TENANTS)
-    for tenant_id in reversed(tenants):
-        with acting_in(tenant_id, "a registry to plan with"), held(tenant_id=tenant_id):
-            pass
+        tenants = workers.busiest_tenants(limit=_MOST_WARMED)
+    warmed: list[int] = []
+    for tenant_id in tenants:
+        if _registries.weight >= _MOST_HELD:
+            break
+        prepare(tenant_id=tenant_id, acting=partial(acting_in, tenant_id, "a registry to plan with"))
+        warmed.append(tenant_id)
+    for tenant_id in reversed(warmed):
+        _kept(tenant_id)
+
+
+def prepare(*, tenant_id: int, acting: Callable[[], AbstractContextManager[object]]) -> None:
+    """Build a tenant's registry, if this process does not hold it. Not within a transaction.
+
+    What takes long is done in no transaction and under no lock that who plans needs; whoever wants the same waits for it.
+
+    :param acting: opens a transaction of the tenant, to read the rows in.
+    """
+    kept = _kept(tenant_id)
+    if kept.is_built:
+        return
+    with kept.building:
+        if kept.is_built:
+            return
+        fresh = _Kept()
+        with acting():
+            news = _news(fresh, tenant_id)
+        _take_in(fresh, news)
+        with kept.lock:
+            if not kept.is_built:
+                kept.ranker, kept.conditions, kept.tried = fresh.ranker, fresh.conditions, fresh.tried
+                kept.departments, kept.managers = fresh.departments, fresh.managers
+                kept.history_epoch = fresh.history_epoch
+    _registries.weigh(tenant_id, kept)
 
 
 def apart(ranker: Ranker) -> Ranker:
@@ -90,32 +188,41 @@ def apart(ranker: Ranker) -> Ranker:
     return Ranker(Catalogue(kept.epoch, kept.tools, kept.offers))
 
 
-@lru_cache(maxsize=_TENANTS)
-def _kept(_tenant_id: int) -> _Kept:
-    return _Kept()
+def _kept(tenant_id: int) -> _Kept:
+    return _registries.of(tenant_id)
 
 
 def _bring_up_to_date(kept: _Kept, tenant_id: int) -> None:
     """Read again what has changed: whole where the counters went backwards, else by worker."""
-    epoch, history_epoch = workers.epochs()
-    catalogue = kept.ranker.catalogue
-    if (epoch, history_epoch) == (catalogue.epoch, kept.history_epoch):
-        return
-    if epoch < catalogue.epoch or history_epoch < kept.history_epoch:
+    epochs = workers.epochs()
+    if epochs != (kept.ranker.catalogue.epoch, kept.history_epoch):
+        _take_in(kept, _news(kept, tenant_id, epochs))
+        _registries.weigh(tenant_id, kept)
+
+
+def _news(kept: _Kept, tenant_id: int, epochs: tuple[int, int] | None = None) -> _News:
+    """What has changed since it was read.
+
+    :param epochs: the counters, if they have been read just now.
+    """
+    epoch, history_epoch = epochs or workers.epochs()
+    if epoch < kept.ranker.catalogue.epoch or history_epoch < kept.history_epoch:
         kept.ranker, kept.conditions, kept.tried = Ranker(Catalogue(-1), kept.ranker.history), {}, {}
-        catalogue = kept.ranker.catalogue
-    changed: set[str] = set()
-    if epoch != catalogue.epoch:
+    conditions, tried = kept.conditions, kept.tried
+    if epoch != kept.ranker.catalogue.epoch:
         _arrange(kept, tenant_id)
         conditions = workers.conditions()
-        changed |= _differing(kept.conditions, conditions)
-        kept.conditions = conditions
     if history_epoch != kept.history_epoch:
         tried = workers.tried()
-        changed |= _differing(kept.tried, tried)
-        kept.tried = tried
-    _take_in(kept.ranker, changed)
-    catalogue.epoch, kept.history_epoch = epoch, history_epoch
+    changed = _differing(kept.conditions, conditions) | _differing(kept.tried, tried)
+    return _News(
+        epoch=epoch,
+        history_epoch=history_epoch,
+        conditions=conditions,
+        tried=tried,
+        changed=changed,
+        view=workers.catalogue(changed) if changed else None,
+    )
 
 
 def _arrange(kept: _Kept, tenant_id: int) -> None:
@@ -142,18 +249,20 @@ def _differing(before: Mapping[str, object], now: Mapping[str, object]) -> set[s
     return {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
 
 
-def _take_in(ranker: Ranker, worker_ids: Collection[str]) -> None:
-    view = workers.catalogue(worker_ids) if worker_ids else None
-    if view is None:
-        return
-    tools = {tool.tool_uid: _tool(tool, ranker) for tool in view.tools}
-    offered: dict[str, list[tuple[Tool, Offer]]] = {worker_id: [] for worker_id in worker_ids}
-    for one in view.offers:
-        offered[one.worker_id].append((tools[one.tool_uid], _offer(one)))
-    touched: set[str] = set()
-    for worker_id in sorted(offered):
-        touched |= ranker.catalogue.put(worker_id, offered[worker_id])
-    ranker.refresh(touched)
+def _take_in(kept: _Kept, news: _News) -> None:
+    """Let what is kept be as the rows were. This alone takes long where much has changed, and it reads no rows."""
+    ranker = kept.ranker
+    if news.view is not None:
+        tools = {tool.tool_uid: _tool(tool, ranker) for tool in news.view.tools}
+        offered: dict[str, list[tuple[Tool, Offer]]] = {worker_id: [] for worker_id in news.changed}
+        for one in news.view.offers:
+            offered[one.worker_id].append((tools[one.tool_uid], _offer(one)))
+        touched: set[str] = set()
+        for worker_id in sorted(offered):
+            touched |= ranker.catalogue.put(worker_id, offered[worker_id])
+        ranker.refresh(touched)
+    kept.conditions, kept.tried = news.conditions, news.tried
+    ranker.catalogue.epoch, kept.history_epoch = news.epoch, news.history_epoch
 
 
 def _tool(view: workers.ToolView, ranker: Ranker) -> Tool:

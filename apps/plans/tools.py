@@ -286,6 +286,7 @@ def _shown(delegate: Delegate) -> DelegateOutput:
 
 def _create(caller: Caller, given: CreatePlan) -> MadePlan:
     request = _request(given)
+    services.prepare(caller=caller)
     if services.asks_a_model():
         with caller.acting():
             caller_or_named(caller, given.principal_ai)

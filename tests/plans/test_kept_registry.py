@@ -1,17 +1,22 @@
 """The registry that a process keeps to plan with: it follows the rows at once, and is never built anew for that."""
 
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from apps.plans import lexindex, selectors, shelf, validation
+from apps.plans import lexindex, selectors, services, shelf, validation
 from apps.plans.catalogue import Catalogue
 from apps.plans.lexindex import Base, Frozen
+from apps.plans.ranking import Ranker
+from apps.plans.tools import CreatePlan, create_delegation_plan
 from apps.plans.validation import Limits, Problem
 from apps.principals.tenancy import Caller, acting_as
 from apps.workers import services as workers
+from tests.factories import make_caller, make_tenant
 from tests.plans.test_lessons import NOTHING, register_plain_tools
 from tests.workers.factories import make_manifest
 
@@ -127,17 +132,10 @@ def test_a_plan_is_judged_while_others_plan_and_by_what_was_offered_when_it_came
     as_kee: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register_plain_tools(as_kee)
-    judge, free = validation.validate, []
+    judge, lock_was_free = validation.validate, []
 
     def judged(document: object, catalogue: Catalogue, *, limits: Limits | None = None) -> list[Problem]:
-        def others() -> None:
-            free.append(lock.acquire(timeout=5))
-            lock.release()
-
-        lock = shelf._kept(as_kee.tenant_id).lock
-        other = threading.Thread(target=others)
-        other.start()
-        other.join(30)
+        lock_was_free.append(free(shelf._kept(as_kee.tenant_id).lock))
         workers.unregister(caller=as_kee, worker_id="plain")
         assert names(as_kee) == set()
         return judge(document, catalogue, limits=limits)
@@ -157,5 +155,109 @@ def test_a_plan_is_judged_while_others_plan_and_by_what_was_offered_when_it_came
 
     found = selectors.problems_of(document, tenant_id=as_kee.tenant_id, principal_id=as_kee.principal_id)
 
-    assert free == [True]
+    assert lock_was_free == [True]
     assert not {one.code for one in found} & {"unknown_worker", "unknown_tool"}
+
+
+@pytest.fixture
+def few_held(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process that may hold three tenants of four tools each, and not five more offers."""
+    monkeypatch.setattr(shelf, "_MOST_HELD", 3 * 14 + 4)
+    shelf._registries.clear()
+    yield
+    shelf._registries.clear()
+
+
+def of_tenants(*slugs: str) -> list[Caller]:
+    """An agent each in tenants with four tools."""
+    found = [make_caller(make_tenant(slug)) for slug in slugs]
+    for one in found:
+        with acting_as(one):
+            register_plain_tools(one)
+    return found
+
+
+def used(one: Caller) -> Ranker:
+    with acting_as(one), shelf.held(tenant_id=one.tenant_id) as held:
+        return held.ranker
+
+
+def test_who_was_not_used_for_longest_goes_once_more_would_be_held_than_may_be(few_held: None, db: None) -> None:
+    first, second, third, fourth = of_tenants("one", "two", "three", "four")
+    before = [used(one) for one in (first, second, third, first)]
+    assert before[0] is before[3]
+
+    used(fourth)
+
+    assert used(first) is before[0]
+    assert used(third) is before[2]
+    assert used(second) is not before[1]
+
+
+def test_what_is_alone_larger_than_may_be_held_is_held(
+    few_held: None, db: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = of_tenants("one", "two")
+    used(second)
+    monkeypatch.setattr(shelf, "_MOST_HELD", 5)
+
+    ranker = used(first)
+
+    assert used(first) is ranker
+    assert {tool.name for tool in ranker.catalogue.tools} == names_of_plain_tools()
+
+
+def names_of_plain_tools() -> set[str]:
+    return {"inspect_alder", "inspect_birch", "inspect_cedar", "inspect_maple"}
+
+
+def test_hundreds_of_small_tenants_are_held_at_once() -> None:
+    shelf._registries.clear()
+
+    kept = [shelf._kept(tenant_id) for tenant_id in range(1, 500)]
+
+    assert [shelf._kept(tenant_id) for tenant_id in range(1, 500)] == kept
+    shelf._registries.clear()
+
+
+def test_of_what_is_held_nothing_is_built_again(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    register_plain_tools(as_kee)
+    names(as_kee)
+    monkeypatch.setattr(shelf, "_take_in", None)
+
+    services.prepare(caller=as_kee)
+
+    assert names(as_kee) == names_of_plain_tools()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_registry_is_built_in_no_transaction_and_under_no_lock(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    with acting_as(kee):
+        register_plain_tools(kee)
+    shelf._registries.clear()
+    take_in, seen = shelf._take_in, []
+
+    def looked(*given: Any) -> None:
+        seen.append((connection.in_atomic_block, free(shelf._kept(kee.tenant_id).lock)))
+        take_in(*given)
+
+    monkeypatch.setattr(shelf, "_take_in", looked)
+    create_delegation_plan(kee, CreatePlan(intent="Inspect the alder"))
+
+    assert seen == [(False, True)]
+    assert used(kee) is used(kee)
+    assert {tool.name for tool in used(kee).catalogue.tools} == names_of_plain_tools()
+
+
+def free(lock: Any) -> bool:
+    """Could another thread have it?"""
+    found: list[bool] = []
+
+    def tried() -> None:
+        found.append(lock.acquire(timeout=5))
+        lock.release()
+
+    other = threading.Thread(target=tried)
+    other.start()
+    other.join(30)
+    return found == [True]

@@ -177,7 +177,7 @@ def test_the_same_wish_and_epochs_give_the_same_plan_in_a_process_that_has_kept_
     first = create(as_kee, "code", "iron")
     create(as_kee, None, "iron")
     again = create(as_kee, "code", "iron")
-    shelf._kept.cache_clear()
+    shelf._registries.clear()
 
     anew = create(as_kee, "code", "iron")
 

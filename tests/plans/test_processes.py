@@ -86,7 +86,7 @@ def test_what_is_registered_in_one_process_is_in_the_next_plan_of_every_other(ke
 def test_a_process_that_starts_has_read_the_registry_before_the_first_plan(kee: Caller) -> None:
     with acting_as(kee):
         register_plain_tools(kee)
-    shelf._kept.cache_clear()
+    shelf._registries.clear()
 
     shelf.warm()
 

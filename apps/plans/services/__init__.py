@@ -3,7 +3,7 @@
 from apps.plans.services.arranging import set_delegate
 from apps.plans.services.asking import asks_a_model, suggestions
 from apps.plans.services.lessons import go_back, learn, record_outcome, take_over_history, unlearn
-from apps.plans.services.planning import MadePlan, PlanRequest, create_plan, sketch
+from apps.plans.services.planning import MadePlan, PlanRequest, create_plan, prepare, sketch
 from apps.plans.services.replanning import (
     Escalation,
     Replacement,
@@ -27,6 +27,7 @@ __all__ = [
     "expire_forgotten",
     "go_back",
     "learn",
+    "prepare",
     "record_outcome",
     "replan",
     "set_delegate",

@@ -61,6 +61,11 @@ class MadePlan:
     receipt_uuid: UUID
 
 
+def prepare(*, caller: Caller) -> None:
+    """Have the registry of the caller's tenant at hand, so that no plan of it is made while that is built. Not within a transaction."""
+    shelf.prepare(tenant_id=caller.tenant_id, acting=caller.acting)
+
+
 @transaction.atomic
 def create_plan(*, caller: Caller, request: PlanRequest, now: datetime) -> MadePlan:
     """Plan an intent, keep the plan and post its `plan_created` receipt; a refusal is a plan as well.
