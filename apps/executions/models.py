@@ -266,7 +266,7 @@ class ExecutionStep(TenantModel):
 
     @property
     def tool_uid(self) -> str | None:
-        """The version of the tool that the step was planned for; a plan made elsewhere may name none."""
+        """The version of the tool that the step was planned for."""
         found: str | None = self.definition.get("tool_uid")
         return found
 
