@@ -21,6 +21,7 @@ from apps.memory.cache import Envelopes, Key, Stamp
 from apps.memory.errors import UnknownSubject
 from apps.memory.models import EnvelopeLoaded, Subject
 from apps.memory.services import SubjectChange
+from apps.memory.tools.envelopes import OfSubjects, get_memory_envelopes
 from apps.principals.selectors import tenant_named
 from apps.principals.services import rename_principal
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
@@ -157,6 +158,22 @@ def test_what_is_undone_is_never_shown(kee: Caller, is_read_between: bool) -> No
         remember(kee, "Done")
     with acting_as(kee):
         assert facts(kee) == ["Done"]
+
+
+def test_several_envelopes_are_made_once_each_and_anew_for_who_asks_for_that(kee: Caller) -> None:
+    with acting_as(kee):
+        add(kee)
+        add(kee, "USER:bob")
+
+    def asked(**given: bool) -> tuple[list[str], int]:
+        several = OfSubjects(subject_ids=["USER:bob", ALICE, "USER:bob"], **given)
+        with acting_as(kee), CaptureQueriesContext(connection) as captured:
+            answer = get_memory_envelopes(kee, several)
+        return [one.identity.subject_id for one in answer.envelopes], len(captured)
+
+    order = ["USER:bob", ALICE]
+    # For each which revision it is, what it says, and the note of its reader; or the first; or the other two.
+    assert [asked(), asked(), asked(skip_cache=True)] == [(order, 6), (order, 2), (order, 4)]
 
 
 def test_a_subject_that_was_forgotten_and_added_again_is_another(kee: Caller) -> None:

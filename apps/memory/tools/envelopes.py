@@ -27,8 +27,11 @@ class OfSubject(Input):
 
 class OfSubjects(Input):
     subject_ids: Annotated[list[SubjectId], Field(min_length=1, max_length=20)]
+    """Each is answered once, in this order."""
     tenant_id: TenantId | None = None
     """Your tenant, `TENANT:<name>`; left out, the token says it."""
+    skip_cache: bool = False
+    """Make them anew. An envelope is never stale, with this or without."""
 
 
 class Envelopes(Output):
@@ -76,7 +79,12 @@ def get_memory_envelope(caller: Caller, given: OfSubject) -> Envelope:
 )
 def get_memory_envelopes(caller: Caller, given: OfSubjects) -> Envelopes:
     """Get the envelopes of several subjects of your tenant, such as a client and a creator, each by itself."""
-    return Envelopes(envelopes=[_envelope(caller, one, given.tenant_id) for one in given.subject_ids])
+    return Envelopes(
+        envelopes=[
+            _envelope(caller, one, given.tenant_id, skip_cache=given.skip_cache)
+            for one in dict.fromkeys(given.subject_ids)
+        ]
+    )
 
 
 @operation(
