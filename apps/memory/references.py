@@ -29,6 +29,10 @@ def observation_ref(number: int) -> str:
     return f"observation:{number}"
 
 
+def item_ref(number: int) -> str:
+    return f"item:{number}"
+
+
 def pattern_ref(number: int) -> str:
     return f"pattern:{number}"
 

@@ -5,7 +5,7 @@ from apps.memory.models.observations import Observation
 from apps.memory.models.passages import COMMON, CommonWord, Passage, Posting, Tally, WordCount
 from apps.memory.models.patterns import Pattern, PatternRevision
 from apps.memory.models.promotions import PromotionPolicy
-from apps.memory.models.sessions import MOST_TURNS, Session
+from apps.memory.models.sessions import MOST_TURNS, OUTSIDE, SPAN_BITS, TURN_BITS, Session
 from apps.memory.models.subjects import (
     EnvelopeLoaded,
     Forgotten,
@@ -20,6 +20,9 @@ from apps.memory.models.vectors import Vector
 __all__ = [
     "COMMON",
     "MOST_TURNS",
+    "OUTSIDE",
+    "SPAN_BITS",
+    "TURN_BITS",
     "CommonWord",
     "Concept",
     "ConceptName",

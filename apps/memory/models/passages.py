@@ -19,10 +19,10 @@ COMMON: Final = 1_000
 class Passage(TenantModel):
     """The part of a memory that recall can find: exactly one of observation, pattern, concept, and item.
 
-    Its id is its place: turns of a session have consecutive ones from `session << 20` on, and anything else has one
-    that is next to nobody's (the sequence goes by steps of `1 << 20`, from the middle of such a span on). Sessions draw
+    Its id is its place: turns of a session have consecutive ones from `session << SPAN_BITS` on, and anything else has one
+    that is next to nobody's (the sequence goes by steps of `1 << SPAN_BITS`, from the middle of such a span on). Sessions draw
     theirs from the same sequence, so that places go by when something, or the conversation that it was said in, began.
-    Places of the same session are equal but for their last 19 bits. `scope` is the subject that it is about, 0 for none: items
+    Places of the same session are equal but for their last `TURN_BITS`. `scope` is the subject that it is about, 0 for none: items
     have theirs, and turns of a conversation with a subject that one's.
     `words` are those of its text, `length` counts them without stop words. `embedder` is the one that has been told of
     these words: its vector is what they mean.

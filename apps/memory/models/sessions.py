@@ -10,8 +10,13 @@ from django.db.models.expressions import RawSQL
 from apps.memory.models.subjects import Subject
 from apps.principals.models import Principal, TenantModel
 
+# Of a place, which a passage has for its id, the last bits say which turn of its session it is, and the one before them is
+# set in the places of what belongs to none: see Passage.
+TURN_BITS: Final = 19
+OUTSIDE: Final = 1 << TURN_BITS
+SPAN_BITS: Final = TURN_BITS + 1
 # A session has as many places, less a few: nothing outside is next to its last turn.
-MOST_TURNS: Final = 2**19 - 16
+MOST_TURNS: Final = OUTSIDE - 16
 
 
 class Session(TenantModel):
@@ -24,7 +29,9 @@ class Session(TenantModel):
     """
 
     id = models.BigIntegerField(
-        primary_key=True, db_default=RawSQL("(nextval('memory_passage_id_seq') >> 20)", ()), editable=False
+        primary_key=True,
+        db_default=RawSQL(f"(nextval('memory_passage_id_seq') >> {SPAN_BITS})", ()),  # noqa: S611  # a constant
+        editable=False,
     )
     principal = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
     subject = models.ForeignKey(Subject, on_delete=models.SET_NULL, null=True, related_name="sessions", db_index=False)
@@ -82,4 +89,4 @@ class Session(TenantModel):
 
     def place_of(self, turn: int) -> int:
         """Where a turn, the first of which is 0, stands in the index: see Passage."""
-        return (self.pk << 20) + turn
+        return (self.pk << SPAN_BITS) + turn

@@ -10,6 +10,7 @@ from django.db import models
 from django.db.models import Exists, F, OuterRef, Q
 
 from apps.memory.models.confidence import sure
+from apps.memory.references import item_ref
 from apps.memory.states import ItemType
 from apps.principals.models import Principal, TenantModel
 
@@ -224,7 +225,7 @@ class Item(TenantModel):
 
     @property
     def ref(self) -> str:
-        return f"item:{self.pk}"
+        return item_ref(self.pk)
 
 
 class MemoryPolicy(TenantModel):

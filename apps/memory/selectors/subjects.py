@@ -25,7 +25,7 @@ from apps.memory.models import (
     Subject,
     SubjectQuerySet,
 )
-from apps.memory.references import key_of
+from apps.memory.references import item_ref, key_of
 from apps.memory.states import ItemType
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
@@ -115,7 +115,7 @@ def item_of(subject: Subject, number: int) -> Item:
     """:raises UnknownMemory: if the subject has no item of this number."""
     item = Item.objects.filter(subject=subject, pk=number).first()
     if item is None:
-        raise UnknownMemory(f"There is no item:{number} of this subject.")
+        raise UnknownMemory(f"There is no {item_ref(number)} of this subject.")
     return item
 
 

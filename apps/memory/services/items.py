@@ -23,6 +23,7 @@ from apps.memory.errors import (
     StatementStands,
     UnusableName,
 )
+from apps.memory.layout import OFTEN
 from apps.memory.models import Item, Passage, Subject
 from apps.memory.references import LONGEST_KEY, key_of
 from apps.memory.services.evidence import Evidence, evidence_of
@@ -37,7 +38,6 @@ _SUREST: Final = 0.99
 _END: Final = datetime.max.replace(tzinfo=UTC)
 # What says that a text comes from here is no evidence for it, and `item-7` may say so as well.
 _ECHO: Final = re.compile(r"(envelope|item)(:.*|-[0-9]+\W*)")
-_OFTEN: Final = "often "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,7 @@ def _texts(text: str) -> set[bytes]:
     """The text, as it may have been served: formatted, each stands on a line in quotation marks, a pattern after a word
     that was perhaps never stored."""
     line = text.strip().removeprefix("- ")
-    often = line[: len(_OFTEN)] if line.lower().startswith(_OFTEN) else ""
+    often = line[: len(OFTEN)] if line.lower().startswith(OFTEN) else ""
     rest = line[len(often) :]
     said = _unquoted(rest)
     return set(map(same_text, [text, rest, said, often + said]))

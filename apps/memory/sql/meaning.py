@@ -12,6 +12,7 @@ from typing import Final
 from django.db import connection
 
 from apps.core.sql import hot_cursor
+from apps.memory.models import TURN_BITS
 from apps.memory.sql.recalling import ANSWER, MEMORY, SCORE, STANDING, by_words
 
 # Among so many passages each vector is looked at; among more the nearest are read off an index.
@@ -134,7 +135,7 @@ def recall_by_meaning(
            + coalesce(alike.share * greatest(whole.weight - coalesce(spread.has, 0), 0), 0) as score,
            coalesce(spread.is_among, false) as is_among, alike.share is not null as is_alike
     from spread full join alike using (place)
-    full join sessions on sessions.session = place >> 19
+    full join sessions on sessions.session = place >> {TURN_BITS}
     cross join whole
     where coalesce(place, 0) <> 0
 ){ANSWER}"""

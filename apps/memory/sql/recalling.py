@@ -7,7 +7,7 @@ passage adds to it: the turns before and after it, its session, who said it and 
 
 from typing import Final
 
-from apps.memory.models import COMMON
+from apps.memory.models import COMMON, OUTSIDE, TURN_BITS
 
 # The number of passages of rarer words from which on a word only adds to their scores; one that stands in more than are
 # scored itself, from fewer on.
@@ -227,9 +227,9 @@ _OWN_NARROWLY: Final = f"""judged as materialized (
     limit %(leading)s
 """  # constants only
 # What was said beside one of those that are asked for, whether or not it is one itself.
-_BESIDE: Final = """
+_BESIDE: Final = f"""
         union all
-        (select place, score, 0, 0, false from judged where not fits and place & 524288 = 0
+        (select place, score, 0, 0, false from judged where not fits and place & {OUTSIDE} = 0
          order by score desc, place desc limit %(leading)s)"""
 
 
@@ -334,8 +334,8 @@ with {reached}spelled as materialized (
 ), sessions as materialized (
     select session, sum(weight * frequency * 2.2 / (frequency + 1.2)) as score
     from (
-        select place >> 19 as session, word, max(weight) as weight, sum(frequency) as frequency
-        from matched where place & 524288 = 0 and frequency > 0{known}
+        select place >> {TURN_BITS} as session, word, max(weight) as weight, sum(frequency) as frequency
+        from matched where place & {OUTSIDE} = 0 and frequency > 0{known}
         group by 1, 2
     ) said
     group by session
@@ -350,7 +350,7 @@ with {reached}spelled as materialized (
         select place, score, around, has, true from common{beside}
     ) found
     cross join (values (0, 1::float8), (-1, 0.5), (1, 0.5), (-2, 0.3), (2, 0.3)) n(distance, share)
-    where (distance = 0 and fits) or (distance <> 0 and place & 524288 = 0 and score > 0)
+    where (distance = 0 and fits) or (distance <> 0 and place & {OUTSIDE} = 0 and score > 0)
     group by 1
 )
 """  # constants only
@@ -363,7 +363,7 @@ SCORE: Final = "coalesce(spread.score + 2 * spread.around, 0) + 0.2 * coalesce(s
 # each session's words stand in some place, and no place is 0, it does not know.
 _TOTAL: Final = f""", total as materialized (
     select spread.place, {SCORE} as score, spread.is_among, false as is_alike
-    from spread full join sessions on sessions.session = spread.place >> 19
+    from spread full join sessions on sessions.session = spread.place >> {TURN_BITS}
     where coalesce(spread.place, 0) <> 0
 )
 """  # constants only

@@ -11,6 +11,7 @@ from apps.core.operations import Route, operation
 from apps.core.schemas import Input, Moment, Output, Text
 from apps.memory import selectors, services
 from apps.memory.models import Item, Subject
+from apps.memory.references import item_ref
 from apps.memory.services import ItemDraft
 from apps.memory.states import ItemType
 from apps.memory.texts import one_line
@@ -104,7 +105,7 @@ def _listed(item: Item, subject: Subject) -> ItemOutput:
         said_at=shown(item.said_at),
         recorded_at=shown(item.recorded_at),
         superseded_at=item.superseded_at and shown(item.superseded_at),
-        superseded_by=None if item.superseded_by_id is None else f"item:{item.superseded_by_id}",
+        superseded_by=None if item.superseded_by_id is None else item_ref(item.superseded_by_id),
     )
 
 
@@ -141,7 +142,7 @@ def remember_fact(caller: Caller, given: RememberFact) -> RememberedFact:
     return RememberedFact(
         status=remembered.outcome,
         item=_listed(remembered.item, remembered.item.subject),
-        replaced=[f"item:{number}" for number in remembered.replaced],
+        replaced=[item_ref(number) for number in remembered.replaced],
     )
 
 

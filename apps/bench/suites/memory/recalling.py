@@ -14,6 +14,7 @@ from apps.bench.load import Operation
 from apps.bench.rows import Row
 from apps.core.sql import hot_cursor
 from apps.memory import services
+from apps.memory.models import SPAN_BITS
 from apps.memory.selectors import recall
 from apps.principals.tenancy import Caller, acting_as_system
 
@@ -50,7 +51,7 @@ with given as materialized (
 ), passage as (
     insert into memory_passage (id, tenant_id, observation_id, domain, length, recorded_at, words)
     select case when session_id is null then (nextval(pg_get_serial_sequence('memory_passage', 'id')))
-                else (session_id << 20) + turn end,
+                else (session_id << %(span)s) + turn end,
            %(tenant)s, id, '', length(to_tsvector('english', text)), recorded_at, to_tsvector('english', text)
     from placed
     returning id, observation_id, words, length
@@ -110,7 +111,7 @@ def _fill(reader: Caller, held: int, size: int) -> None:
     while chunk := list(itertools.islice(texts, _CHUNK)):
         given: dict[str, Any] = {"tenant": reader.tenant_id, "author": reader.principal_id, "texts": chunk}
         with acting_as_system("measuring"), connection.cursor() as cursor:
-            cursor.execute(_FILL, given | {"chunk": f"{held}", "turns": _TURNS})
+            cursor.execute(_FILL, given | {"chunk": f"{held}", "turns": _TURNS, "span": SPAN_BITS})
         held += len(chunk)
     services.fold_tallies()
     services.count_common_words()
