@@ -1,7 +1,8 @@
-"""Wishes in everyday words, written before the planner had met any of them and halved by lot.
+"""Wishes in everyday words, written before the planner had met any of them. What can be served comes with the tools that serve it.
 
-On the one half the planner was mended; the other was only measured. What can be served comes with the tools that serve it.
-The later ones came when qualifiers were first heard: half of what can't be served asks for what a tool does, but otherwise than it does it.
+The first were halved by lot: the planner was mended on those that are met, and of those held out it was only measured. The later ones
+came when qualifiers were first heard: half of what can't be served asks for what a tool does, but otherwise than it does it. They, and
+of the last ones those held out, were measured before the planner was mended on them, and it was mended on them afterwards.
 """
 
 MET_SERVED = [
