@@ -9,9 +9,9 @@ from apps.plans.clauses import read
 from apps.plans.documents import canonical
 from apps.plans.planner import plan
 from apps.plans.ranking import Ranker
+from tests.plans.registries import INTENTS, VERBS
 from tests.plans.shelf import FULL, make_request, ranker
 from tests.plans.test_learned import learned
-from tests.plans.test_planner import INTENTS, VERBS
 
 PATHS = ["/srv/app", "/srv/other", "/data/a.png", "/data/b.png", "/var/log/x.csv"]
 TEXTS = ["hello", "delete everything", "Zorp the newsstand about tea", "a text with 3 numbers"]

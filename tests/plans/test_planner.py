@@ -1,18 +1,15 @@
 """The planner as a pure function: what it plans, what it refuses, and that the same request gives the same bytes."""
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from apps.core.lexical import words
 from apps.plans import lexicon
-from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Offer
+from apps.plans.catalogue import Catalogue
 from apps.plans.documents import PlanStatus, canonical, plan_hash
 from apps.plans.offers import Priority
 from apps.plans.validation import Limits, validate
@@ -25,7 +22,6 @@ from tests.plans.shelf import (
     EXAMPLE_TOOLS,
     FULL,
     INTEGER,
-    MORE_TOOLS,
     STRING,
     TRANSLATE,
     UNBARRED,
@@ -161,7 +157,15 @@ def test_wishes_in_everyday_words_are_served(wish: str, tools: list[str]) -> Non
 
 
 def test_of_wishes_that_the_planner_was_not_mended_on_three_in_four_are_served_and_none_wrongly() -> None:
-    wishes = [*HELD_OUT_SERVED, *LATER_SERVED, *LAST_HELD_OUT_SERVED]
+    assert_most_are_served(HELD_OUT_SERVED)
+
+
+def test_of_wishes_that_were_held_out_until_the_planner_was_mended_on_them_as_many_are_served() -> None:
+    assert_most_are_served([*LATER_SERVED, *LAST_HELD_OUT_SERVED])
+
+
+def assert_most_are_served(wishes: list[tuple[str, list[str]]]) -> None:
+    """Three in four by their tools, and none by others."""
     outcomes = {wish: (served_by(wish), tools) for wish, tools in wishes}
 
     assert [wish for wish, (found, tools) in outcomes.items() if found not in (None, tools)] == []
@@ -863,105 +867,3 @@ def test_the_hash_covers_every_member() -> None:
 
     assert plan_hash({**document, "plan_hash": "x"}) == plan_hash(document)
     assert plan_hash({**document, "scope": "other"}) != plan_hash(document)
-
-
-VERBS = [
-    "analyze",
-    "suggest",
-    "list",
-    "delete",
-    "send",
-    "translate",
-    "search",
-    "run",
-    "index",
-    "summarize",
-    "fetch",
-    "write",
-]
-NOUNS = [
-    "codebase",
-    "files",
-    "text",
-    "email",
-    "tests",
-    "documents",
-    "web",
-    "weather",
-    "optimizations",
-    "sentiment",
-    "image",
-]
-THINGS = [
-    "",
-    " in /srv/app",
-    " at https://example.org/x",
-    " 'some text'",
-    " to bob@example.org",
-    " {{step-1.x}}",
-    " 5",
-    " if it rains",
-]
-WISH = st.builds(
-    lambda verb, noun, thing: f"{verb} the {noun}{thing}", *(st.sampled_from(s) for s in (VERBS, NOUNS, THINGS))
-)
-INTENTS = st.one_of(
-    st.lists(WISH, min_size=1, max_size=4).map(" and ".join),
-    st.lists(WISH, min_size=1, max_size=3).map(", then ".join),
-    st.text(min_size=1, max_size=200),
-)
-EFFECTS = st.frozensets(st.sampled_from(["read", "write", "network", "exec", "bidirectional"]), max_size=2)
-
-
-@st.composite
-def registries(draw: st.DrawFn) -> Catalogue:
-    """Random tools, of which those with effects beyond the tier are barred."""
-    tools, offers = [], []
-    for number in range(draw(st.integers(1, 8))):
-        name = f"{draw(st.sampled_from(VERBS))}_{draw(st.sampled_from(NOUNS))}"
-        params = draw(
-            st.sets(st.sampled_from(["path", "text", "files", "query", "url", "analysis_pointer"]), max_size=3)
-        )
-        outputs = draw(st.sets(st.sampled_from(["path", "text", "files", "summary", "analysis_pointer"]), max_size=3))
-        kinds = {"files": {"type": "array", "items": {"type": "string"}}}
-        takes = {one: kinds.get(one, {"type": "string"}) for one in sorted(params)}
-        gives = {one: kinds.get(one, {"type": "string"}) for one in sorted(outputs)}
-        made = tool(
-            name,
-            f"Number {number}.",
-            {"type": "object", "properties": takes, "required": sorted(params)},
-            {"type": "object", "properties": gives},
-        )
-        effects = draw(EFFECTS)
-        barred = None if effects <= GENTLE_EFFECTS else "the tier does not allow this"
-        tools.append(made)
-        runtime = draw(st.sampled_from(["fast", "long"]))
-        offers.append(offer(f"worker-{number}", made, effects=effects, barred=barred, expected_runtime=runtime))
-    return Catalogue(9, tuple(tools), tuple(offers))
-
-
-@settings(max_examples=300, deadline=None)
-@given(intent=INTENTS, catalogue=registries())
-def test_every_emitted_plan_passes_the_validator_and_uses_no_barred_tool(intent: str, catalogue: Catalogue) -> None:
-    plan = make_plan(intent, catalogue)
-    document = plan.document()
-
-    assert validate(document, catalogue) == []
-    assert json.loads(canonical(document)) == json.loads(json.dumps(document))
-    barred = {(one.worker_id, one.tool_uid) for one in catalogue.offers if one.barred}
-    assert not barred & {(step.worker_id, step.tool_uid) for step in plan.steps}
-    assert canonical(make_plan(intent, catalogue).document()) == canonical(document)
-
-
-@settings(max_examples=150, deadline=None)
-@given(intent=INTENTS, effects=st.sampled_from(["write", "exec", "bidirectional"]))
-def test_a_forbidden_effect_is_never_planned_however_well_it_matches(intent: str, effects: str) -> None:
-    echo = tool(intent[:100], intent, {"type": "object"}, {"type": "object"})
-    bad: Offer = offer("eager", echo, effects=[effects], barred="not allowed")
-    catalogue = Catalogue(1, (*MORE_TOOLS, echo), (bad,))
-
-    plan = make_plan(intent, catalogue)
-
-    assert plan.status == PlanStatus.NEEDS_ESCALATION
-    assert plan.partial_plan is not None
-    assert plan.partial_plan["steps"] == []

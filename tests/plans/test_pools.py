@@ -30,8 +30,8 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system, on_beha
 from apps.workers import selectors as registry
 from apps.workers import services as workers
 from tests.factories import T0, make_caller, make_principal, make_tenant, make_token
+from tests.plans.registries import INTENTS, registries
 from tests.plans.shelf import FULL, ranker
-from tests.plans.test_planner import INTENTS, registries
 from tests.plans.test_stored_plans import NOTHING
 from tests.workers.factories import make_manifest
 
