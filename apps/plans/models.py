@@ -95,7 +95,7 @@ class Plan(TenantModel):
             ),
         ]
         indexes = [
-            # Serves the admin's list of one principal's plans, newest first.
+            # Serves selectors.plans_of(): one principal's plans, newest first.
             models.Index(name="plans_plan_of_principal", fields=["tenant", "principal", "-id"]),
         ]
 

@@ -7,13 +7,14 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from uuid import UUID
 
-from django.db.models import Max, Min
+from django.db.models import Exists, Max, Min, OuterRef
+from django.db.models.functions import Left
 from django.utils.safestring import SafeString
 
 from apps.memory.models import Observation, Pattern
 from apps.plans import drawing, shelf, sql, validation
 from apps.plans.catalogue import Catalogue
-from apps.plans.documents import WORKER_STEPS, PlanStatus
+from apps.plans.documents import SUBMITTED, WORKER_STEPS, PlanStatus
 from apps.plans.errors import UnknownDelegate, UnknownPlan
 from apps.plans.grounding import MemoryRef, memory_refs
 from apps.plans.learning import MOST
@@ -27,6 +28,8 @@ from apps.workers import selectors as workers
 HABITS: Final = "delegation"
 """The category of the patterns that tell what past plans have in common."""
 
+_START: Final = 200
+"""How much of an intent a list shows."""
 _FEWEST_NEW, _MOST_NEW = 5, 50
 
 
@@ -91,6 +94,48 @@ def plan_for(plan_id: str, *, caller: Caller) -> StoredPlan:
     if found.principal_id != caller.principal_id:
         raise UnknownPlan(f"There is no plan {plan_id[:100]!r}.")
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSummary:
+    """A plan as a list shows it."""
+
+    key: int
+    plan_id: str
+    status: PlanStatus
+    intent: str
+    """Its beginning; empty: it was forgotten on request."""
+    is_submitted: bool
+    replaces: str | None
+    can_be_begun: bool
+    created_at: datetime
+
+
+def plans_of(principal_id: int, *, before: int | None = None, limit: int) -> list[PlanSummary]:
+    """The plans that a principal of the current tenant has asked for or submitted, newest first.
+
+    :param before: the key of the last one of the page before.
+    """
+    found = Plan.objects.filter(principal_id=principal_id)
+    if before is not None:
+        found = found.filter(pk__lt=before)
+    told = found.order_by("-pk").annotate(
+        start=Left("intent", _START), waits=Exists(WaitingPlan.objects.filter(plan_id=OuterRef("pk")))
+    )
+    names = ("pk", "plan_id", "status", "start", "planner_version", "replaces__plan_id", "created_at", "waits")
+    return [
+        PlanSummary(
+            key=key,
+            plan_id=plan_id,
+            status=PlanStatus(status) if start else PlanStatus.NEEDS_ESCALATION,
+            intent=start,
+            is_submitted=version == SUBMITTED,
+            replaces=replaces,
+            can_be_begun=bool(start) and waits,
+            created_at=created_at,
+        )
+        for key, plan_id, status, start, version, replaces, created_at, waits in told.values_list(*names)[:limit]
+    ]
 
 
 def can_be_begun(plan: StoredPlan) -> bool:

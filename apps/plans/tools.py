@@ -1,6 +1,7 @@
 """Operations of the DeleGate."""
 
 from dataclasses import replace
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from django.utils import timezone
@@ -126,6 +127,31 @@ class FoundPlan(Output):
     receipt_uuid: str
 
 
+class ListPlans(Input):
+    limit: Annotated[int, Field(ge=1, le=500)] = 50
+    cursor: Cursor | None = None
+
+
+class PlanSummary(Output):
+    plan_id: str
+    status: Literal["ready", "needs_escalation"]
+    intent: str
+    """Its first 200 characters; empty: it was forgotten on request."""
+    is_submitted: bool
+    """Have you made it yourself?"""
+    replaces: str | None
+    """The plan whose place it took."""
+    can_be_begun: bool
+    """Does it wait to be carried out? What becomes of one that was begun, get_plan_status tells."""
+    created_at: datetime
+
+
+class PlanList(Output):
+    plans: list[PlanSummary]
+    next: str | None
+    """Pass it as cursor for older ones; null: these are all."""
+
+
 class ValidatePlan(Input):
     plan: dict[str, Any]
     """A plan of any author."""
@@ -202,6 +228,18 @@ def get_plan(caller: Caller, given: OnePlan) -> FoundPlan:
         can_execute_now=selectors.can_be_begun(found) and selectors.readiness(found.document).can_execute_now,
         receipt_id=found.receipt_id,
         receipt_uuid=str(found.receipt_uuid),
+    )
+
+
+@operation(title="List plans", scope=Scope.PLANS, routes=[Route("GET", "/api/v1/plans")], read_only=True)
+def list_plans(caller: Caller, given: ListPlans) -> PlanList:
+    """List the plans that you asked for or submitted, refusals included, newest first."""
+    before = None if given.cursor is None else decode_position(given.cursor)
+    found = selectors.plans_of(caller.principal_id, before=before, limit=given.limit + 1)
+    page = found[: given.limit]
+    return PlanList(
+        plans=[PlanSummary.model_validate(one) for one in page],
+        next=encode_cursor(page[-1].key) if len(found) > len(page) else None,
     )
 
 
