@@ -3,7 +3,7 @@
 import json
 import threading
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime, timedelta
@@ -593,6 +593,81 @@ def test_a_long_export_goes_on_list_by_list_to_its_end(as_kee: Caller, monkeypat
     assert [one["conversation_id"] for one in told["sessions"]] == [f"c{number}" for number in range(5)]
     assert [one["text"] for one in told["turns"]] == [f"turn {number}" for number in range(5)]
     assert len({one["id"] for one in told["envelopes_loaded"]}) == 5
+
+
+_TALKED = """
+with met as (
+    insert into memory_session (tenant_id, principal_id, subject_id, conversation_id, platform, title, summary, topics,
+                                tone, turns, started_at, last_active_at)
+    select s.tenant_id, %(author)s, s.id, s.key || n, '', '', '', '{}', '', 5, %(now)s, %(now)s
+    from memory_subject s, generate_series(1, %(many)s) n where s.key = 'USER:alice'
+    returning id, tenant_id, subject_id
+), said as (
+    insert into memory_observation (tenant_id, author_id, session_id, text, domain, confidence, evidence, metadata,
+                                    occurred_at, recorded_at)
+    select tenant_id, %(author)s, id, 'turn', '', 1, '[]', '{}', %(now)s, %(now)s from met, generate_series(1, 5)
+)
+insert into memory_envelopeloaded (tenant_id, subject_id, viewer_id, rev, digest, loaded_at)
+select tenant_id, subject_id, %(author)s, 1, '', %(now)s from met, generate_series(1, 5)
+"""
+
+
+def test_a_page_of_an_export_reads_its_own_rows_by_index(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apps.memory.selectors.subjects.AT_ONCE", 5)
+    given: dict[str, Any] = {"author": as_kee.principal_id, "now": T0, "many": 200}
+    for subject_id in (*(f"USER:{number}" for number in range(10)), ALICE):
+        add(as_kee, subject_id)
+        with connection.cursor() as cursor:
+            for statement in (_MANY, _TALKED):
+                cursor.execute(statement.replace(ALICE, subject_id), given)
+    read = {"memory_item", "memory_session", "memory_envelopeloaded", "memory_observation"}
+    ground.analyzed(*read)
+    subject = Subject.objects.get(key=ALICE)
+    middle = {
+        "items": Item.objects.filter(subject=subject),
+        "sessions": Session.objects.filter(subject=subject),
+        "envelopes_loaded": EnvelopeLoaded.objects.filter(subject=subject),
+        "turns": Observation.objects.filter(session__subject=subject),
+    }
+    after = {name: rows.order_by("pk")[100].pk for name, rows in middle.items()}
+    with CaptureQueriesContext(connection) as captured:
+        selectors.export(subject, now=T0, after=after)
+    pages = [query["sql"] for query in captured if query["sql"].endswith("LIMIT 5")]
+    assert len(pages) == len(selectors.PARTS)
+    for page in pages:
+        with connection.cursor() as cursor:
+            cursor.execute(f"explain (analyze, format json) {page}")
+            (answer,) = cursor.fetchone()
+        (explained,) = json.loads(answer) if isinstance(answer, str) else answer
+        for node in nodes_of(explained["Plan"]):
+            if node.get("Relation Name") in read:
+                rows = (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
+                assert (node["Node Type"] == "Seq Scan", rows <= 20) == (False, True), explained
+
+
+def nodes_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for part in plan.get("Plans", []):
+        yield from nodes_of(part)
+
+
+def test_turns_are_exported_session_by_session_and_follow_one_that_was_forgotten_since(
+    as_kee: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apps.memory.selectors.subjects.AT_ONCE", 2)
+    add(as_kee)
+    for named in ("a", "b"):
+        services.record_session(principal=as_kee, conversation_id=named, subject_id=ALICE, now=T0)
+    for number in range(4):
+        talk(as_kee, f"turn {number}", conversation_id="ab"[number % 2])
+    first = export_subject(as_kee, ExportSubject(subject_id=ALICE))
+    assert [one["text"] for one in first.turns] == ["turn 0", "turn 2"]
+    with acting_as_system("test"), erasure.redacting():
+        services.forget_observations([first.turns[-1]["id"]])
+    second = export_subject(as_kee, ExportSubject(subject_id=ALICE, turns_after=first.next_turns_after))
+    assert [one["text"] for one in second.turns] == ["turn 1", "turn 3"]
+    with pytest.raises(UnknownMemory):
+        export_subject(as_kee, ExportSubject(subject_id=ALICE, turns_after=2**40))
 
 
 def test_an_export_goes_on_in_the_lists_that_are_asked_for_and_no_other(as_kee: Caller) -> None:

@@ -50,7 +50,7 @@ class Observation(TenantModel):
             ),
         ]
         indexes = [
-            # Serves whatever goes through the turns of a conversation, and the removal of a session.
+            # Serves whatever goes through the turns of a conversation, as the export, and the removal of a session.
             models.Index(
                 fields=["session", "id"], name="memory_observation_of_session", condition=Q(session__isnull=False)
             ),

@@ -77,6 +77,8 @@ class Session(TenantModel):
                 name="memory_session_of_subject",
                 condition=Q(subject__isnull=False),
             ),
+            # Serves selectors.export(): the sessions themselves, and what was said in them.
+            models.Index(fields=["subject", "-id"], name="memory_session_listed", condition=Q(subject__isnull=False)),
         ]
 
     def __str__(self) -> str:

@@ -282,8 +282,10 @@ class EnvelopeLoaded(TenantModel):
     class Meta:
         verbose_name_plural = "envelopes loaded"
         indexes = [
-            # Serves selectors.was_served(), the export and the removal of a subject.
+            # Serves selectors.was_served() and the removal of a subject.
             models.Index(fields=["subject", "viewer", "loaded_at"], name="memory_envelopeloaded_to"),
+            # Serves selectors.export().
+            models.Index(fields=["subject", "-id"], name="memory_envelopeloaded_listed"),
             # Serves sql.DROP_OLD_LOADS.
             models.Index(fields=["loaded_at"], name="memory_envelopeloaded_old"),
         ]

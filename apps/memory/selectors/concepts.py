@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 
-from django.db.models import BooleanField, F, Func, Value
+from django.db.models import Func
 
 from apps.memory.errors import UnknownMemory
 from apps.memory.models import Concept, ConceptName, Relationship
 from apps.memory.references import key_of
+from apps.memory.selectors.narrowing import is_among
 
 
 def concept_named(name: str) -> Concept | None:
@@ -47,22 +48,15 @@ def relationships(
     """
     ends = {"source_id": from_concept, "target_id": to_concept}
     narrowed: dict[str, Func] = {
-        column: _is_among(column, number, "bigint")
+        column: is_among(column, number, "bigint")
         for column, number in _numbers({column: name for column, name in ends.items() if name is not None}).items()
     }
     if rel_type is not None:
-        narrowed["type"] = _is_among("type", rel_type, "text")
+        narrowed["type"] = is_among("type", rel_type, "text")
     rows = Relationship.objects.filter(*narrowed.values(), tenant_id=tenant_id)
     rows = rows if before is None else rows.filter(pk__lt=before)
     rows = rows.select_related("source", "target", "author")
     return list(rows.order_by(*list(narrowed)[:1], "-pk")[:limit])
-
-
-def _is_among(column: str, value: int | str, type_: str) -> Func:
-    """What a list is narrowed to, named by an array and to be sorted by, lest that be void: then the newest of all would
-    serve the order, too."""
-    template = f"%(expressions)s::{type_}])"
-    return Func(F(column), Value(value), template=template, arg_joiner=" = any(array[", output_field=BooleanField())
 
 
 def _numbers(named: dict[str, str]) -> dict[str, int]:

@@ -8,7 +8,7 @@ from functools import reduce
 from operator import or_
 from typing import Any, Final, Protocol
 
-from django.db.models import Case, Exists, F, OuterRef, Q, QuerySet, Value, When
+from django.db.models import Case, Exists, F, Func, OuterRef, Q, QuerySet, Value, When
 from django.db.models.functions import Greatest, Least
 
 from apps.core.sealing import keyed_digest, keyed_digests
@@ -26,6 +26,7 @@ from apps.memory.models import (
     SubjectQuerySet,
 )
 from apps.memory.references import item_ref, key_of
+from apps.memory.selectors.narrowing import is_among
 from apps.memory.states import ItemType
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
@@ -153,9 +154,12 @@ def items(
     asked &= _kept(subject, "said_at", now)
     narrowed = {"type": type_, "slot_key": None if slot is None else key_of(slot), "pk__lt": before}
     asked &= Q(**{name: value for name, value in narrowed.items() if value is not None})
-    # Named by an array, and sorted by, lest that be void: then the newest items of all subjects would serve the order as well.
-    of_subject = Item.objects.extra(where=["memory_item.subject_id = any(array[%s::bigint])"], params=[subject.pk])
-    return list(of_subject.filter(asked).select_related("author").order_by("subject_id", "-pk")[:limit])
+    of_subject = Item.objects.filter(_of(subject), asked).select_related("author")
+    return list(of_subject.order_by("subject_id", "-pk")[:limit])
+
+
+def _of(subject: Subject) -> Func:
+    return is_among("subject_id", subject.pk, "bigint")
 
 
 def _kept(subject: Subject, said: str, now: datetime) -> Q:
@@ -229,38 +233,53 @@ def _joined(parts: Thing) -> bytes:
 AT_ONCE: Final = 1_000
 
 
-def _items(subject: Subject, now: datetime) -> QuerySet[Item, Any]:
-    return Item.objects.filter(_kept(subject, "said_at", now), subject=subject).values(
+# Each after a row, in the order of its index: memory_item_listed, memory_session_listed, memory_envelopeloaded_listed.
+_IN_ORDER: Final = ("-subject_id", "pk")
+
+
+def _items(subject: Subject, now: datetime, after: int) -> QuerySet[Item, Any]:
+    rows = Item.objects.filter(_of(subject), _kept(subject, "said_at", now), pk__gt=after).order_by(*_IN_ORDER)
+    return rows.values(
         "id", "type", "text", "slot", "confidence", "source", "stated", "evidence", "valid_from", "valid_to",
         "said_at", "recorded_at", "superseded_at", "superseded_by", author_name=F("author__name"),
     )  # fmt: skip
 
 
-def _sessions(subject: Subject, now: datetime) -> QuerySet[Session, Any]:
-    return Session.objects.filter(_kept(subject, "last_active_at", now), subject=subject).values(
+def _sessions(subject: Subject, now: datetime, after: int) -> QuerySet[Session, Any]:
+    rows = Session.objects.filter(_of(subject), _kept(subject, "last_active_at", now), pk__gt=after)
+    return rows.order_by(*_IN_ORDER).values(
         "id", "conversation_id", "platform", "title", "summary", "topics", "tone", "started_at", "last_active_at",
         principal_name=F("principal__name"),
     )  # fmt: skip
 
 
-def _loads(subject: Subject, _: datetime) -> QuerySet[EnvelopeLoaded, Any]:
+def _loads(subject: Subject, _: datetime, after: int) -> QuerySet[EnvelopeLoaded, Any]:
     """Who was given envelopes, which hold nothing that could have had its days."""
-    loads = EnvelopeLoaded.objects.filter(subject=subject)
+    loads = EnvelopeLoaded.objects.filter(_of(subject), pk__gt=after).order_by(*_IN_ORDER)
     return loads.values("id", "rev", "loaded_at", viewer_name=F("viewer__name"))
 
 
-def _turns(subject: Subject, now: datetime) -> QuerySet[Observation, Any]:
-    """What was said in sessions with a subject."""
-    turns = Observation.objects.alias(said_at=Least("occurred_at", "recorded_at"))
-    said = turns.filter(_kept(subject, "said_at", now), session__subject=subject).exclude(text="")
-    return said.values(
+def _turns(subject: Subject, now: datetime, after: int) -> QuerySet[Observation, Any]:
+    """What was said in sessions with a subject, one session after the other: by memory_session_listed and
+    memory_observation_of_session.
+
+    :raises UnknownMemory: if it is to follow an observation that there is not.
+    """
+    session = Observation.objects.filter(pk=after).values_list("session_id", flat=True).first() if after else 0
+    if session is None:
+        raise UnknownMemory(f"There is no turn of the number {after}.")
+    sessions = Session.objects.filter(_of(subject), pk__gte=session).values("pk")
+    turns = Observation.objects.alias(said_at=Least("occurred_at", "recorded_at")).exclude(text="")
+    said = turns.filter(_kept(subject, "said_at", now), session__in=sessions)
+    following = said.filter(session_id__gte=session).exclude(session_id=session, pk__lte=after)
+    return following.order_by("session_id", "pk").values(
         "id", "speaker", "text", "domain", "confidence", "evidence", "metadata", "occurred_at", "recorded_at",
         "superseded_at", "superseded_by", author_name=F("author__name"), conversation_id=F("session__conversation_id"),
     )  # fmt: skip
 
 
-# What an export has many rows of, each in the order in which it was stored.
-PARTS: Final[Mapping[str, Callable[[Subject, datetime], QuerySet[Any, Any]]]] = {
+# What an export has many rows of: those that follow a row, in the order in which they were stored; turns session by session.
+PARTS: Final[Mapping[str, Callable[[Subject, datetime, int], QuerySet[Any, Any]]]] = {
     "items": _items,
     "sessions": _sessions,
     "envelopes_loaded": _loads,
@@ -288,13 +307,11 @@ def export(
     :param after: only what follows these rows, of the parts that are named; all parts from the first on, and the subject
         itself, unless given.
     :param exactly: with dates as they are, whatever the subject has settled.
+    :raises UnknownMemory: if turns are to follow one that there is not.
     """
     shown = _as_it_is if exactly else dates_of(subject)
     begins = dict.fromkeys(PARTS, 0) if after is None else after
-    rows = {
-        name: _dated(PARTS[name](subject, now).filter(pk__gt=begin).order_by("pk")[:AT_ONCE], shown)
-        for name, begin in begins.items()
-    }
+    rows = {name: _dated(PARTS[name](subject, now, begin)[:AT_ONCE], shown) for name, begin in begins.items()}
     return Exported(
         subject=_dated([_itself(subject)], shown)[0] if after is None else {},
         rows=rows,
