@@ -1,5 +1,6 @@
 """Operations of the DeleGate."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -10,6 +11,7 @@ from pydantic import ConfigDict, Field
 from apps.core.operations import Reply, Route, operation
 from apps.core.pagination import decode_position, encode_cursor
 from apps.core.schemas import Cursor, FitForAPath, Input, Name, Output, Text
+from apps.memory import selectors as memory
 from apps.plans import selectors, services
 from apps.plans.documents import plan_hash
 from apps.plans.models import Delegate
@@ -94,12 +96,22 @@ class SetDelegate(Input):
     """What it is there for, as its plans say."""
 
 
+class DelegatePromotion(Output):
+    """What a DeleGate may promote to knowledge by itself."""
+
+    domains: list[str]
+    confidence_threshold: float
+    requires_novel: bool
+
+
 class DelegateOutput(Output):
     delegate_id: str
     principal: str
     parent: str | None
     """None: the root."""
     scope: str
+    promotion_policy: DelegatePromotion | None
+    """None: it may promote nothing."""
 
 
 class ListDelegates(Input):
@@ -298,28 +310,34 @@ def set_delegate(caller: Caller, given: SetDelegate) -> DelegateOutput:
         scope=given.scope,
         now=timezone.now(),
     )
-    return _shown(found)
+    return _shown([found])[0]
 
 
 @operation(title="List DeleGates", scope=Scope.ADMIN, routes=[Route("GET", "/api/v1/delegates")], read_only=True)
 def list_delegates(_caller: Caller, given: ListDelegates) -> DelegateList:
-    """List the DeleGates of the tenant: as whom each acts, and which is above it."""
+    """List the DeleGates of the tenant: as whom each acts, which is above it, and what it may promote by itself."""
     after = decode_position(given.cursor) if given.cursor else 0
     found = selectors.delegates(after=after, limit=given.limit + 1)
     page = found[: given.limit]
     return DelegateList(
-        delegates=[_shown(one) for one in page],
+        delegates=_shown(page),
         next=encode_cursor(page[-1].pk) if len(found) > len(page) else None,
     )
 
 
-def _shown(delegate: Delegate) -> DelegateOutput:
-    return DelegateOutput(
-        delegate_id=delegate.delegate_id,
-        principal=delegate.principal.name,
-        parent=None if delegate.parent is None else delegate.parent.delegate_id,
-        scope=delegate.scope,
-    )
+def _shown(delegates: Sequence[Delegate]) -> list[DelegateOutput]:
+    policies = memory.promotion_policies(delegate.principal_id for delegate in delegates)
+    return [
+        DelegateOutput(
+            delegate_id=delegate.delegate_id,
+            principal=delegate.principal.name,
+            parent=None if delegate.parent is None else delegate.parent.delegate_id,
+            scope=delegate.scope,
+            promotion_policy=policy and DelegatePromotion.model_validate(policy),
+        )
+        for delegate in delegates
+        for policy in (policies.get(delegate.principal_id),)
+    ]
 
 
 def _create(caller: Caller, given: CreatePlan) -> MadePlan:

@@ -370,7 +370,8 @@ def test_who_administers_a_tenant_sets_delegates_up_and_lists_them_page_by_page(
     for name, more in (("research", {"scope": "papers"}), ("code", {"parent": "research"})):
         status, answer = rest("PUT", f"/api/v1/delegates/{name}", admin, {"principal": name, **more})
         assert status == 200
-        assert answer == {"delegate_id": name, "principal": name, "parent": "delegate", "scope": "", **more}
+        told = {"parent": "delegate", "scope": "", "promotion_policy": None, **more}
+        assert answer == {"delegate_id": name, "principal": name, **told}
     seen = []
     cursor: str | None = ""
     while cursor is not None:
@@ -378,6 +379,14 @@ def test_who_administers_a_tenant_sets_delegates_up_and_lists_them_page_by_page(
         seen.append([(one["delegate_id"], one["parent"]) for one in page["delegates"]])
         cursor = page["next"] and f"&cursor={page['next']}"
     assert seen == [[("delegate", None)], [("research", "delegate")], [("code", "research")]]
+
+    # With what each may promote, which the tenant says elsewhere.
+    policy = {"domains": ["papers"], "confidence_threshold": 0.9, "requires_novel": False}
+    assert rest("PUT", "/api/v1/memory/promotion-policies/research", admin, policy)[0] == 200
+    _, answer = rest("PUT", "/api/v1/delegates/research", admin, {"principal": "research", "scope": "papers"})
+    assert answer["promotion_policy"] == policy
+    _, page = rest("GET", "/api/v1/delegates", admin)
+    assert [one["promotion_policy"] for one in page["delegates"]] == [None, policy, None]
 
     # Another tenant has its own, and neither sees nor names those of this one.
     stranger = make_token(other, "Eve", scopes=[Scope.ADMIN])

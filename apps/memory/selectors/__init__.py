@@ -10,6 +10,7 @@ from apps.memory.selectors.concepts import (
 from apps.memory.selectors.embedding import Embedding, embedding
 from apps.memory.selectors.holdings import Holdings, holdings
 from apps.memory.selectors.observations import observation_of, observations_known_to
+from apps.memory.selectors.promotions import promotion_policies
 from apps.memory.selectors.recalling import Hit, recall
 from apps.memory.selectors.sessions import Conversation, recent_sessions
 from apps.memory.selectors.statements import saying
@@ -66,6 +67,7 @@ __all__ = [
     "observation_of",
     "observations_known_to",
     "policy",
+    "promotion_policies",
     "recall",
     "recent_sessions",
     "relationships",
