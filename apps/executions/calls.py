@@ -32,6 +32,8 @@ from apps.workers import services as registry
 from apps.workers.states import ROUTABLE, State
 
 TASK_TYPE: Final = "mcp_worker_call"
+DIRECT: Final = timedelta(seconds=30)
+"""How long a call may take that somebody waits for; what takes longer is to be a task."""
 EVENT_FAMILY: Final = "asyncgate.task"
 MAX_ANSWER_BYTES: Final = 8 * 1024 * 1024
 MAX_PARAMS_BYTES: Final = 1024 * 1024

@@ -1,8 +1,15 @@
 """What executions and calls of workers refuse."""
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from apps.core.errors import Conflict, DomainError, Forbidden, Invalid, NotFound, TooLarge, Unavailable
+
+NEEDS_ESCALATION: Final = "needs_escalation"
+"""The code of a step whose worker says that somebody else has to do it."""
+BUDGET_EXCEEDED: Final = "budget_exceeded"
+"""The code of a step that gave no result and that the budget does not let be called again."""
+OUTCOME_UNKNOWN: Final = "outcome_unknown"
+"""The code of a step whose tool may have done its work, did not say so, and may not be run twice."""
 
 
 class UnknownExecution(NotFound):

@@ -10,6 +10,8 @@ from apps.core.ids import parse_ref
 from apps.core.sql import database_now
 from apps.executions import calls, following, selectors, sql
 from apps.executions.errors import (
+    BUDGET_EXCEEDED,
+    OUTCOME_UNKNOWN,
     CallCanceled,
     JobFailed,
     JobLost,
@@ -211,7 +213,7 @@ def _admit(context: Context, target: calls.Target, params: Mapping[str, Any]) ->
     again = context.run_id > 1 and _may_have_run(context.checkpoint)
     if again and not target.repeatable:
         raise Failed(
-            "outcome_unknown",
+            OUTCOME_UNKNOWN,
             f"An earlier run of {target.tool_name} may have done its work, and it may not be run twice.",
             retryable=False,
         )
@@ -232,7 +234,7 @@ def _admit(context: Context, target: calls.Target, params: Mapping[str, Any]) ->
         raise _failed(refusal, target) from refusal
     if not paid:
         raise Failed(
-            "budget_exceeded",
+            BUDGET_EXCEEDED,
             f"{target.tool_name} was called before and may have run; the budget does not pay for another call.",
             retryable=False,
         )

@@ -13,18 +13,8 @@ from apps.executions.envelopes import Origin
 from apps.executions.errors import ExecutionEnded, IllegalTransition
 from apps.executions.reports import Line
 from apps.executions.routing import Standing
-from apps.executions.states import (
-    FINAL,
-    SETTLED,
-    STEP_TRANSITIONS,
-    TRANSITIONS,
-    WORKER_STEPS,
-    Mode,
-    Status,
-    StepStatus,
-    StepType,
-    Strategy,
-)
+from apps.executions.states import FINAL, SETTLED, STEP_TRANSITIONS, TRANSITIONS, Mode, Status, StepStatus, Strategy
+from apps.plans.shapes import WORKER_STEPS, StepType
 from apps.principals.models import Principal, TenantModel
 from apps.tasks.models import HotTask
 

@@ -6,7 +6,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from apps.core import strict_json
-from apps.executions.states import IN_THE_AIR, WORKER_STEPS, Status, StepStatus, StepType
+from apps.executions.states import IN_THE_AIR, Status, StepStatus
+from apps.plans.shapes import WORKER_STEPS, StepType
 
 _SUMMARY: Final = 2_000
 _INTENT: Final = 200

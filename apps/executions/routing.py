@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from apps.executions.references import steps_named_in
-from apps.executions.states import IN_THE_AIR, SETTLED, WORKER_STEPS, Status, StepStatus, StepType, Strategy
+from apps.executions.states import IN_THE_AIR, SETTLED, Status, StepStatus, Strategy
+from apps.plans.shapes import WORKER_STEPS, StepType
 
 # These go on with what there is. Where a failure is critical, and not to be gone on with, the plan has been halted before.
 _GATHERS = frozenset({StepType.AGGREGATE, StepType.ESCALATE, StepType.WAIT_FOR})

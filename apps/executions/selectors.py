@@ -17,8 +17,9 @@ from apps.executions.errors import AheadOfExecution, StepNotOpen, UnknownExecuti
 from apps.executions.models import BegunJob, Execution, ExecutionStep
 from apps.executions.reports import Line
 from apps.executions.sql import GATEHOUSE_NOW
-from apps.executions.states import Status, StepStatus, StepType, Strategy
+from apps.executions.states import Status, StepStatus, Strategy
 from apps.plans import selectors as plans
+from apps.plans.shapes import StepType
 from apps.principals.models import TenantModel
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller

@@ -33,16 +33,6 @@ class StepStatus(TextChoices):
     CANCELED = "canceled"
 
 
-class StepType(TextChoices):
-    """What an instruction of a plan asks for."""
-
-    CALL_WORKER = "call_worker"
-    QUEUE_EXECUTION = "queue_execution"
-    WAIT_FOR = "wait_for"
-    AGGREGATE = "aggregate"
-    ESCALATE = "escalate"
-
-
 class Mode(TextChoices):
     """`auto` calls what is fast and queues what is long; the others force one of the two for worker calls."""
 
@@ -63,7 +53,6 @@ class Strategy(TextChoices):
 FINAL: Final = frozenset({Status.COMPLETE, Status.PARTIAL, Status.FAILED, Status.BUDGET_EXCEEDED, Status.CANCELED})
 SETTLED: Final = frozenset({StepStatus.COMPLETE, StepStatus.FAILED, StepStatus.SKIPPED, StepStatus.CANCELED})
 IN_THE_AIR: Final = frozenset({StepStatus.CALLING, StepStatus.QUEUED, StepStatus.AWAITING})
-WORKER_STEPS: Final = frozenset({StepType.CALL_WORKER, StepType.QUEUE_EXECUTION})
 
 MONEY: Final = Decimal("0.000001")
 """The smallest amount that a row holds: what is charged is a multiple of it, so that what is given back leaves nothing over."""

@@ -7,31 +7,19 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import rfc8785
 
+from apps.plans.shapes import StepType
+
 SCHEMA_VERSION: Final = "1.0"
 SUBMITTED: Final = "submitted"
 """The `planner_version` of a plan that somebody else than the planner made."""
 _SCHEMAS: Final = Path(__file__).parent / "schemas"
-
-
-class StepType(StrEnum):
-    """What an instruction asks its executor to do."""
-
-    CALL_WORKER = "call_worker"
-    QUEUE_EXECUTION = "queue_execution"
-    WAIT_FOR = "wait_for"
-    AGGREGATE = "aggregate"
-    ESCALATE = "escalate"
-
-
-WORKER_STEPS: Final = frozenset({StepType.CALL_WORKER, StepType.QUEUE_EXECUTION})
-"""The step types that run a tool and bear a result."""
 
 
 class PlanStatus(StrEnum):
@@ -168,7 +156,7 @@ def schema(version: str = SCHEMA_VERSION) -> dict[str, Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, str):
-        return str(value) if isinstance(value, StrEnum) else value
+        return value.value if isinstance(value, Enum) else value
     if value is None or isinstance(value, (int, float)):
         return value
     if isinstance(value, (tuple, list)):

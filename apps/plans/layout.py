@@ -9,9 +9,10 @@ from typing import Any
 from apps.plans import references, shapes
 from apps.plans.catalogue import Tool
 from apps.plans.clauses import Clause
-from apps.plans.documents import WORKER_STEPS, Step, StepType
+from apps.plans.documents import Step
 from apps.plans.offers import Choice
 from apps.plans.ranking import Candidate
+from apps.plans.shapes import WORKER_STEPS, StepType
 from apps.plans.slots import Axis, Filling, Ref
 
 Branch = Mapping[Axis, int]

@@ -8,7 +8,8 @@ from django.contrib.postgres.functions import RandomUUID
 from django.db import models
 from django.db.models import Q
 
-from apps.plans.documents import PlanStatus, StepType
+from apps.plans.documents import PlanStatus
+from apps.plans.shapes import StepType
 from apps.principals.models import Principal, TenantModel
 
 _STATUSES = [(status.value, status.value) for status in PlanStatus]

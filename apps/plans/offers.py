@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from apps.plans.catalogue import Offer
-from apps.plans.documents import StepType
+from apps.plans.shapes import StepType
 
 DIRECT_SECONDS: Final = 5.0
 """A call that takes longer is queued."""

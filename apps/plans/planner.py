@@ -20,11 +20,12 @@ from apps.plans.branching import Rows
 from apps.plans.catalogue import GENTLE_EFFECTS, Catalogue, Offer, Pool, Tool
 from apps.plans.choosing import Choice, Memo, choose_tools
 from apps.plans.clauses import Clause, read, restricts
-from apps.plans.documents import WORKER_STEPS, Plan, PlanStatus, Step, StepType, can_be_told
+from apps.plans.documents import Plan, PlanStatus, Step, can_be_told
 from apps.plans.history import KEPT
 from apps.plans.layout import Branch, Draft, HandedOn, Layout, has_independent_steps, longest_way, plain, resolved
 from apps.plans.offers import Priority, choose, lacks_room, payload_bytes
 from apps.plans.ranking import Candidate, Ranker
+from apps.plans.shapes import WORKER_STEPS, StepType
 from apps.plans.slots import Scene, Source, fill, source_path, takes_wish
 from apps.plans.suggestions import POSSIBLE, Suggested
 from apps.plans.validation import Limits, validate

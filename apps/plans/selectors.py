@@ -14,11 +14,12 @@ from django.utils.safestring import SafeString
 from apps.memory.models import Observation, Pattern
 from apps.plans import drawing, shelf, sql, validation
 from apps.plans.catalogue import Catalogue
-from apps.plans.documents import SUBMITTED, WORKER_STEPS, PlanStatus
+from apps.plans.documents import SUBMITTED, PlanStatus
 from apps.plans.errors import UnknownDelegate, UnknownPlan
 from apps.plans.grounding import MemoryRef, memory_refs
 from apps.plans.learning import MOST
 from apps.plans.models import Delegate, LearnedModel, Outcome, Plan, WaitingPlan
+from apps.plans.shapes import WORKER_STEPS
 from apps.plans.validation import Limits, Problem
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller

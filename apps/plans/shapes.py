@@ -1,9 +1,27 @@
-"""What plans and those who carry them out write and read alike: references between steps, and bounds of cost."""
+"""What plans and those who carry them out write and read alike: types of steps, references between them, and bounds of cost."""
 
 import re
-from typing import Annotated, Final
+from decimal import Decimal
+from typing import Annotated, Final, TypeVar
 
+from django.db.models import TextChoices
 from pydantic import Field
+
+Amount = TypeVar("Amount", float, Decimal)
+
+
+class StepType(TextChoices):
+    """What an instruction of a plan asks its executor to do."""
+
+    CALL_WORKER = "call_worker"
+    QUEUE_EXECUTION = "queue_execution"
+    WAIT_FOR = "wait_for"
+    AGGREGATE = "aggregate"
+    ESCALATE = "escalate"
+
+
+WORKER_STEPS: Final = frozenset({StepType.CALL_WORKER, StepType.QUEUE_EXECUTION})
+"""The step types that run a tool and bear a result."""
 
 OPENING: Final = "{{"
 REFERENCE: Final = re.compile(r"\{\{([A-Za-z0-9][A-Za-z0-9_-]*)\.([A-Za-z0-9_$-]+(?:\.[A-Za-z0-9_$-]+)*)\}\}")
@@ -18,3 +36,8 @@ Money = Annotated[float, Field(ge=0, le=MOST_MONEY)]
 def place_in_list(part: str) -> int | None:
     """The place in a list that a part of a path names; None if it names none that a list can have."""
     return int(part) if _PLACE.fullmatch(part) else None
+
+
+def tighter(one: Amount | None, other: Amount | None) -> Amount | None:
+    """The tighter of two bounds; None bounds nothing."""
+    return min((bound for bound in (one, other) if bound is not None), default=None)

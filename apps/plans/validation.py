@@ -20,9 +20,10 @@ import jsonschema_rs
 from apps.core.errors import near, pointer_to
 from apps.plans import documents, references
 from apps.plans.catalogue import Catalogue, Offer, Tool, contract_key, types_meet
-from apps.plans.documents import WORKER_STEPS, PlanStatus, StepType
+from apps.plans.documents import PlanStatus
 from apps.plans.offers import expected_seconds, payload_bytes
 from apps.plans.references import Malformed, Misplaced, Reference
+from apps.plans.shapes import WORKER_STEPS, StepType, tighter
 
 MAX_PROBLEMS: Final = 100
 _ROUNDING: Final = 0.01
@@ -133,14 +134,10 @@ def bounds_of(document: Mapping[str, Any], limits: Limits) -> Limits:
     own = document.get("constraints") or {}
     return replace(
         limits,
-        max_total_cost=_tighter(limits.max_total_cost, own.get("max_total_cost")),
-        max_cost_per_step=_tighter(limits.max_cost_per_step, own.get("max_cost_per_step")),
-        max_runtime_seconds=_tighter(limits.max_runtime_seconds, own.get("timeout_seconds")),
+        max_total_cost=tighter(limits.max_total_cost, own.get("max_total_cost")),
+        max_cost_per_step=tighter(limits.max_cost_per_step, own.get("max_cost_per_step")),
+        max_runtime_seconds=tighter(limits.max_runtime_seconds, own.get("timeout_seconds")),
     )
-
-
-def _tighter(one: float | None, other: float | None) -> float | None:
-    return min((bound for bound in (one, other) if bound is not None), default=None)
 
 
 def estimates(document: Mapping[str, Any], catalogue: Catalogue) -> dict[str, float]:

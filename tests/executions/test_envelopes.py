@@ -10,7 +10,8 @@ from apps.core import strict_json
 from apps.executions import reports
 from apps.executions.envelopes import MAX_PAYLOAD_BYTES, Origin, complete, failed, key_findings
 from apps.executions.reports import Line
-from apps.executions.states import StepStatus, StepType
+from apps.executions.states import StepStatus
+from apps.plans.shapes import StepType
 from apps.receipts.models import MAX_METADATA
 from tests.factories import T0
 

@@ -8,7 +8,8 @@ import pytest
 from apps.executions.errors import IllegalTransition
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.routing import Standing, critical_steps, dependencies, next_moves
-from apps.executions.states import STEP_TRANSITIONS, TRANSITIONS, Status, StepStatus, StepType, Strategy
+from apps.executions.states import STEP_TRANSITIONS, TRANSITIONS, Status, StepStatus, Strategy
+from apps.plans.shapes import StepType
 
 EXAMPLE: list[dict[str, Any]] = [
     {"step_id": "step-1", "step_type": "queue_execution", "params": {"repo_path": "/x"}, "depends_on": []},

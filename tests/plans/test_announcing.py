@@ -6,7 +6,8 @@ import pytest
 
 from apps.plans.announcing import UNFIT, fit
 from apps.plans.catalogue import Catalogue
-from apps.plans.documents import WORKER_STEPS, Plan, PlanStatus
+from apps.plans.documents import Plan, PlanStatus
+from apps.plans.shapes import WORKER_STEPS
 from tests.plans import manifests
 from tests.plans.shelf import INTEGER, NUMBER, STRING, UNBARRED, make_plan, offer, shape, tool
 

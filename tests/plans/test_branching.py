@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from apps.plans.clauses import read
-from apps.plans.documents import WORKER_STEPS, Plan, PlanStatus
+from apps.plans.documents import Plan, PlanStatus
 from apps.plans.planner import Done, Revision
+from apps.plans.shapes import WORKER_STEPS
 from tests.plans.shelf import UNBARRED, make_plan
 
 SENTIMENTS = "Analyze the sentiment of 'great stuff' and 'what a pity'"

@@ -23,12 +23,11 @@ from apps.core.ids import parse_ref
 from apps.core.retries import retried
 from apps.executions import calls, following, references, selectors, sql
 from apps.executions.envelopes import queued
-from apps.executions.errors import WorkerCallFailed
+from apps.executions.errors import BUDGET_EXCEEDED, OUTCOME_UNKNOWN, WorkerCallFailed
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.routing import Moves, next_moves
 from apps.executions.services import ending
 from apps.executions.services.beginning import (
-    BUDGET_EXCEEDED,
     CLAIM,
     MAX_CLAIMS,
     RECEIPTS_EVERY,
@@ -42,7 +41,8 @@ from apps.executions.services.beginning import (
 )
 from apps.executions.services.rounds import Round, hint_on_commit
 from apps.executions.signals import execution_can_go_on
-from apps.executions.states import SETTLED, WORKER_STEPS, Status, StepStatus, StepType, Strategy
+from apps.executions.states import SETTLED, Status, StepStatus, Strategy
+from apps.plans.shapes import WORKER_STEPS, StepType
 from apps.principals.tenancy import Caller, acting_in
 from apps.tasks import services as tasks
 from apps.tasks.models import TerminalRecord
@@ -51,7 +51,6 @@ from apps.tasks.states import Status as TaskStatus
 
 logger = structlog.get_logger(__name__)
 
-DIRECT: Final = timedelta(seconds=30)
 _AT_ONCE: Final = 8
 _RENEW_SECONDS: Final = 2.0
 _TRIES: Final = 3
@@ -338,7 +337,7 @@ def _call_all(direct: list[tuple[Claimed, Mapping[str, Any]]]) -> None:
 
 
 def _call(claim: Claimed, params: Mapping[str, Any]) -> calls.Called | DomainError:
-    deadline = min(claim.target.deadline, DIRECT)
+    deadline = min(claim.target.deadline, calls.DIRECT)
     try:
         return calls.call(target=claim.target, params=params, deadline=deadline, canceled=claim.lost.is_set)
     except DomainError as refusal:
@@ -435,7 +434,7 @@ def _write_failure(claim: Claimed, refusal: DomainError, *, reached: bool = True
             step.retry_at = work.now + _RETRY_AFTER * 2 ** (step.attempts - 1)
         elif _outcome_unknown(claim, refusal):
             message = f"{refusal.detail} It may have done its work, and may not be run twice."
-            fail(work, step, code="outcome_unknown", message=message, retryable=False)
+            fail(work, step, code=OUTCOME_UNKNOWN, message=message, retryable=False)
         else:
             retryable = refusal.retryable if isinstance(refusal, WorkerCallFailed) else isinstance(refusal, Unavailable)
             fail(work, step, code=refusal.code, message=refusal.detail, retryable=retryable)

@@ -5,7 +5,8 @@ from typing import Any, Final
 from apps.executions import reports
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services.rounds import Round
-from apps.executions.states import Status, StepStatus, StepType, Strategy
+from apps.executions.states import Status, StepStatus, Strategy
+from apps.plans.shapes import StepType
 from apps.principals.models import Principal
 from apps.receipts.models import Surface
 from apps.receipts.services import ObligationDraft, ReceiptDraft

@@ -14,7 +14,8 @@ from apps.executions.services import announcing
 from apps.executions.services.advancing import go_forward
 from apps.executions.services.beginning import fail, succeed
 from apps.executions.services.rounds import Round
-from apps.executions.states import Status, StepStatus, StepType
+from apps.executions.states import Status, StepStatus
+from apps.plans.shapes import StepType
 from apps.principals.tenancy import Caller
 
 Decision = Literal["accept", "reject"]

@@ -7,21 +7,18 @@ from typing import Any, Final
 
 from apps.core.errors import DomainError, Unavailable
 from apps.executions import calls, envelopes, reports, selectors
-from apps.executions.errors import WorkerUnavailable
+from apps.executions.errors import BUDGET_EXCEEDED, NEEDS_ESCALATION, OUTCOME_UNKNOWN, WorkerUnavailable
 from apps.executions.models import ExecutionStep
 from apps.executions.services import announcing
 from apps.executions.services.rounds import Round
-from apps.executions.states import MONEY, WORKER_STEPS, Mode, Status, StepStatus, StepType, Strategy
+from apps.executions.states import MONEY, Mode, Status, StepStatus, Strategy
+from apps.plans.shapes import WORKER_STEPS, StepType
 from apps.principals.scopes import Kind
 from apps.workers.errors import WorkerRateLimited
 
 CLAIM: Final = timedelta(seconds=10)
 """How long a claim stands without a sign of life; a crash delays a step by no more."""
 MAX_CLAIMS: Final = 8
-NEEDS_ESCALATION: Final = "needs_escalation"
-"""The code of a step whose worker says that somebody else has to do it."""
-BUDGET_EXCEEDED: Final = "budget_exceeded"
-"""The code of a step that gave no result and that the budget does not let be called again."""
 RECEIPTS_EVERY: Final = timedelta(seconds=2)
 
 
@@ -141,7 +138,7 @@ def give_up(work: Round, step: ExecutionStep) -> None:
 
 def _fail_as_unknown(work: Round, step: ExecutionStep) -> None:
     message = f"The process that called {step.tool_name} is gone, and the tool may not be run twice."
-    fail(work, step, code="outcome_unknown", message=message, retryable=False)
+    fail(work, step, code=OUTCOME_UNKNOWN, message=message, retryable=False)
 
 
 def _wait(work: Round, step: ExecutionStep) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final
 
@@ -15,8 +14,6 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
 from apps.tasks import services as tasks
 from apps.tasks.services import QueuedTask, QueueRequest
-
-DIRECT: Final = timedelta(seconds=30)
 
 
 class CallMode(StrEnum):
@@ -94,7 +91,7 @@ def call_worker(
             )
         calls.take(target)
     try:
-        called = calls.call(target=target, params=params, deadline=min(target.deadline, DIRECT))
+        called = calls.call(target=target, params=params, deadline=min(target.deadline, calls.DIRECT))
     except DomainError as refusal:
         with caller.acting():
             calls.record(target, refusal)

@@ -13,10 +13,11 @@ from apps.executions.models import ExecutionStep
 from apps.executions.services import announcing
 from apps.executions.services.beginning import give_up
 from apps.executions.services.rounds import Round
-from apps.executions.states import Status, StepStatus, StepType, Strategy
+from apps.executions.states import Status, StepStatus, Strategy
 from apps.memory import services as memory
 from apps.memory.errors import ForgottenOnRequest, TooManyNamed
 from apps.plans import services as plans
+from apps.plans.shapes import StepType
 from apps.tasks import services as tasks
 from apps.tasks.states import Status as TaskStatus
 

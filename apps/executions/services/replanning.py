@@ -12,10 +12,11 @@ from apps.executions.errors import StillAtWork
 from apps.executions.models import Execution
 from apps.executions.services.advancing import go_forward
 from apps.executions.services.rounds import Round
-from apps.executions.states import WORKER_STEPS, Status, StepStatus
+from apps.executions.states import Status, StepStatus
 from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.services import Escalation, Limits, MadePlan, Replacement
+from apps.plans.shapes import WORKER_STEPS
 from apps.principals.tenancy import Caller
 
 

@@ -14,11 +14,12 @@ from apps.executions.errors import AlreadyExecuted, NotExecutable, PlanRefused
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services.rounds import hint_on_commit
 from apps.executions.signals import execution_can_go_on
-from apps.executions.states import MONEY, Mode, StepStatus, StepType, Strategy
+from apps.executions.states import MONEY, Mode, StepStatus, Strategy
 from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.errors import OutsidePool, PlanAbandoned
 from apps.plans.selectors import StoredPlan
+from apps.plans.shapes import StepType, tighter
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
 
@@ -35,14 +36,13 @@ class Budget:
         """This budget, or the bounds that a plan was made under where they are tighter."""
         return replace(
             self,
-            max_total_cost=_tighter(self.max_total_cost, bounds.get("max_total_cost")),
-            max_cost_per_step=_tighter(self.max_cost_per_step, bounds.get("max_cost_per_step")),
+            max_total_cost=_within(self.max_total_cost, bounds.get("max_total_cost")),
+            max_cost_per_step=_within(self.max_cost_per_step, bounds.get("max_cost_per_step")),
         )
 
 
-def _tighter(given: Decimal | None, bound: float | None) -> Decimal | None:
-    of_plan = None if bound is None else Decimal(str(bound)).quantize(MONEY)
-    return min((one for one in (given, of_plan) if one is not None), default=None)
+def _within(given: Decimal | None, bound: float | None) -> Decimal | None:
+    return tighter(given, None if bound is None else Decimal(str(bound)).quantize(MONEY))
 
 
 @transaction.atomic

@@ -12,12 +12,12 @@ from apps.memory import services as memory
 from apps.memory.errors import ForgottenOnRequest
 from apps.plans import learning, selectors, shelf, sql
 from apps.plans.choosing import Judged, judge, look
-from apps.plans.documents import WORKER_STEPS
 from apps.plans.errors import NoEarlierModel
 from apps.plans.history import History, Past
 from apps.plans.models import LearnedModel, Outcome
 from apps.plans.patterns import habits
 from apps.plans.ranking import Ranker
+from apps.plans.shapes import WORKER_STEPS
 from apps.principals.selectors import principal_named
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import acting_in, on_behalf_of

@@ -12,12 +12,13 @@ from apps.digests import services as digests
 from apps.digests.services import Poster, ReceiptDraft
 from apps.plans import planner, selectors, sql
 from apps.plans.catalogue import Tool
-from apps.plans.documents import WORKER_STEPS, Step, StepType
+from apps.plans.documents import Step
 from apps.plans.errors import NoTool, PlanReplaced, StepDone, UnknownStep
 from apps.plans.layout import HandedOn
 from apps.plans.models import Plan, WaitingPlan
 from apps.plans.offers import Priority
 from apps.plans.services.planning import SOURCE, MadePlan, PlanRequest, make
+from apps.plans.shapes import WORKER_STEPS, StepType
 from apps.plans.validation import Limits, bounds_of
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller

@@ -9,9 +9,10 @@ from django.db import transaction
 from apps.core.errors import FieldError
 from apps.plans import documents, selectors, validation
 from apps.plans.catalogue import Catalogue
-from apps.plans.documents import SUBMITTED, WORKER_STEPS, PlanStatus
+from apps.plans.documents import SUBMITTED, PlanStatus
 from apps.plans.errors import PlanInvalid
 from apps.plans.services.planning import MadePlan, delegate_asked, keep, new_plan_id, refuse_detours, told
+from apps.plans.shapes import WORKER_STEPS
 from apps.plans.validation import Problem
 from apps.principals.tenancy import Caller
 

@@ -5,7 +5,8 @@ from typing import Any
 from apps.executions import calls, selectors
 from apps.executions.services import advancing
 from apps.executions.services.rounds import Round
-from apps.executions.states import StepStatus, StepType
+from apps.executions.states import StepStatus
+from apps.plans.shapes import StepType
 
 
 def without_ticks() -> None:
