@@ -101,7 +101,7 @@ class Account:
         changing = {
             span.number
             for draft in self.drafts
-            if draft.done is None and not draft.handed_on and self._is_changing(draft)
+            if draft.done is None and not draft.handed_on and self._is_changing(draft, itself=True)
             for span in draft.clause.spans
         }
         left_over = self._left_over()
@@ -119,11 +119,13 @@ class Account:
             else:
                 yield Remark(f"No step uses {span.value[:200]}.")
 
-    def _is_changing(self, draft: Draft) -> bool:
-        """Does it change the world, by its verb or its tool; what only hands the wish on leaves that to another."""
-        return draft.clause.verb in lexicon.MUTATING or not (
-            self.ranker.profiles[draft.tool.uid].gentle or takes_wish(draft.tool)
-        )
+    def _is_changing(self, draft: Draft, *, itself: bool = False) -> bool:
+        """Does it change the world, by its verb or its tool?
+
+        :param itself: whether what only hands the wish on, and so leaves that to another, does not.
+        """
+        hands_on = itself and takes_wish(draft.tool)
+        return draft.clause.verb in lexicon.MUTATING or not (hands_on or self.ranker.profiles[draft.tool.uid].gentle)
 
     def _left_over(self) -> frozenset[int]:
         """Quoted texts beside one of the same part of the request that a step was given: each of them is matter for it."""
@@ -170,7 +172,7 @@ class Account:
             yield Gap(
                 "capability", f"{draft.tool.name} does not do this to all {all_of}: {clause.text[:500]}", clause.text
             )
-        if clause.verb in lexicon.MUTATING or not self.ranker.profiles[draft.tool.uid].gentle:
+        if self._is_changing(draft):
             for kind, why in self._unplain(draft, told):
                 yield Gap(kind, f"{why}: {clause.text[:500]}", clause.text)
         elif draft.asked and (unheeded := self._unheeded(draft, told)):

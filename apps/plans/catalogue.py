@@ -63,14 +63,11 @@ class Offer:
     tier: str = "untrusted"
     expected_runtime: str | None = None
     latency_band: str | None = None
-    cost_band: str | None = None
     cost: float = 0.0
-    load: float = 0.0
     runs: int = 0
     successes: int = 0
     p50_seconds: float | None = None
     p95_seconds: float | None = None
-    timeout_seconds: float | None = None
     calls_per_hour: float | None = None
     max_payload_bytes: int | None = None
     barred: str | None = None

@@ -113,11 +113,10 @@ def _promised_seconds(offer: Offer) -> float:
 
 
 def _utility(offer: Offer, weights: _Weights) -> float:
-    latency = expected_seconds(offer) / max(1 - offer.load, 0.05)
     return (
         math.log(_success_floor(offer))
         - weights.cost * math.log1p(offer.cost * 100)
-        - weights.latency * math.log1p(latency)
+        - weights.latency * math.log1p(expected_seconds(offer))
         + weights.tier * _TIERS.get(offer.tier, 0)
     )
 

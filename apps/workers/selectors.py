@@ -48,7 +48,6 @@ class OfferView:
     tier: Tier
     hints: Mapping[str, Any]
     cost: float
-    timeout_seconds: float | None
     calls_per_hour: float
     max_payload_bytes: int | None
     runs: int
@@ -433,7 +432,6 @@ def _offer_view(offer: Offer, tier: Tier) -> OfferView:
         tier=tier,
         hints=worker.hints,
         cost=_cost(offer),
-        timeout_seconds=worker.constraints.get("timeout_seconds"),
         calls_per_hour=calls_per_hour(worker.constraints.get("rate_limit_per_hour"), tier),
         max_payload_bytes=worker.constraints.get("max_payload_bytes"),
         runs=offer.runs,

@@ -54,7 +54,7 @@ def _manifests(*workers: str) -> list[dict[str, Any]]:
 
 
 def _offered(manifest: dict[str, Any]) -> Iterator[tuple[Tool, Offer]]:
-    hints = {name: manifest["hints"][name] for name in ("expected_runtime", "latency_band", "cost_band")}
+    hints = {name: manifest["hints"][name] for name in ("expected_runtime", "latency_band")}
     for one in manifest["tools"]:
         effects = effects_of(one.get("side_effects") or manifest["side_effects"])
         made = tool(one["name"], one["description"], one["input_schema"], one["output_schema"])
