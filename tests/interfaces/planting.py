@@ -1,5 +1,6 @@
 """A tenant in which every operation finds what it is asked for, with a canary in the texts."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -179,8 +180,11 @@ def _plans(planted: Planted) -> None:
         request = PlanRequest(intent=f"Analyze the repository at /{canary}")
         made = plans.create_plan(caller=kee, request=request, now=T0)
         waiting = executions.make_plan(kee, [_work(canary)], f"Do {canary}")
+        plan = {name: value for name, value in made.document.items() if name != "plan_hash"}
+        submitted = json.dumps(plan).replace(canary, "x")
     planted.ask("create_delegation_plan", "request_plan", intent="Analyze the repository at /x", delegate_id="reviews")
     planted.ask("get_plan", "replan_plan", plan_id=made.plan_id, failed_step="step-1")
+    planted.ask("submit_plan", plan=json.loads(submitted))
     planted.ask("execute_delegation_plan", plan_id=waiting)
     planted.ask("set_delegate", delegate_id="reviews", principal="reviewer", parent=DELEGATE)
 
