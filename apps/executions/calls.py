@@ -23,6 +23,9 @@ from apps.executions.errors import (
     WorkerUnavailable,
 )
 from apps.executions.models import Execution
+from apps.plans import selectors as plans
+from apps.plans.errors import OutsidePool
+from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_in
 from apps.receipts.services import Group
 from apps.tasks import selectors as stored_results
@@ -102,6 +105,16 @@ def target_of(*, worker_id: str, tool_name: str, tool_uid: str | None = None) ->
         runtime=worker.hints.get("expected_runtime") or "medium",
         cost=Decimal(str(offer.cost)),
     )
+
+
+def refuse_outside_pool(caller: Caller, worker_id: str) -> None:
+    """A DeleGate calls whom it plans with; others are asked through the DeleGate that has them. Needs an acting transaction.
+
+    :raises OutsidePool: if the caller is a DeleGate, and the worker is not in its pool.
+    """
+    delegate = plans.delegate_of(caller.principal_id) if caller.kind == Kind.DELEGATE else None
+    if delegate is not None and plans.outside_pool([worker_id], delegate=delegate):
+        raise OutsidePool(f"{worker_id} is not in the pool of {delegate}.")
 
 
 def _refuse_another(tool: workers.ToolView, tool_uid: str, worker_id: str) -> None:

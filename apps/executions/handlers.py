@@ -74,7 +74,7 @@ def _worked(context: Context, params: Mapping[str, Any]) -> Result:
     job = following.kept_job(context.checkpoint)
     with context.caller.acting():
         # What has begun is followed to its end, whatever has become of the tool since.
-        planned = sql.step_of_task(task_id=parse_ref("task", context.task_id)).tool_uid if job is None else None
+        planned = _planned(context, params["worker_id"]) if job is None else None
         target = calls.target_of(worker_id=params["worker_id"], tool_name=params["tool_name"], tool_uid=planned)
         patience = _HEARD_WITHIN if job is None and following.begins_jobs(target) else timedelta(0)
     calls.note_run(context.task_id)
@@ -86,6 +86,17 @@ def _worked(context: Context, params: Mapping[str, Any]) -> Result:
             _record(context, target, called)
             return Result(pointer=calls.keep(caller=context.caller, value=called.payload), summary=called.summary)
     return _followed(context, target, job)
+
+
+def _planned(context: Context, worker_id: str) -> str | None:
+    """The version of the tool that the task was planned with; None where it carries out no step of a plan.
+
+    :raises OutsidePool: if a DeleGate calls past its pool. The workers of a plan were looked at when it was begun.
+    """
+    step = sql.step_of_task(task_id=parse_ref("task", context.task_id))
+    if not step.is_there:
+        calls.refuse_outside_pool(context.caller, worker_id)
+    return step.tool_uid
 
 
 def _wait_for_worker(context: Context, away: WorkerUnavailable) -> None:

@@ -68,6 +68,8 @@ _STEP_OF: Final = """
 class StepOfTask:
     """What a run must know of the step that its task carries out."""
 
+    is_there: bool = False
+    """Does the task carry out a step at all?"""
     costs: bool = False
     """Is anything charged for its calls?"""
     is_halted: bool = False
@@ -81,7 +83,9 @@ def step_of_task(*, task_id: int) -> StepOfTask:
     with connection.cursor() as cursor:
         cursor.execute(_STEP_OF, [task_id])
         found = cursor.fetchone()
-    return StepOfTask() if found is None else StepOfTask(costs=found[0], is_halted=found[1], tool_uid=found[2])
+    if found is None:
+        return StepOfTask()
+    return StepOfTask(is_there=True, costs=found[0], is_halted=found[1], tool_uid=found[2])
 
 
 _BEGIN_JOB: Final = """

@@ -10,9 +10,11 @@ from apps.plans.errors import OutsidePool
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as_system
+from apps.tasks.jobs.executor import work as execute_queue
 from apps.tasks.models import Task
 from tests.executions.making import REPORT, begin, call_step, make_plan, make_worker
 from tests.executions.test_doors import BASE, send
+from tests.executions.test_handler import queue_call, seen
 from tests.executions.test_submitted_plans import SUBMIT, handmade
 from tests.executions.workers import WorkerServer
 from tests.factories import T0, make_caller, make_token
@@ -55,6 +57,19 @@ def test_a_delegate_calls_no_worker_of_a_siblings_pool(
     assert server.calls == {}
     with acting_as_system("test"):
         assert not Task.objects.exists()
+
+
+def test_a_task_of_a_delegate_calls_no_worker_of_a_siblings_pool(
+    code: Caller, data: Caller, server: WorkerServer
+) -> None:
+    tasks = [queue_call(actor, "echo", {"text": "hello"}) for actor in (code, data)]
+
+    execute_queue(code.tenant_id, "execute")
+
+    refused, called = (seen(actor, task) for actor, task in zip((code, data), tasks, strict=True))
+    assert (refused.status, refused.run_id, (refused.error or {})["code"]) == ("failed", 1, "outside_pool")
+    assert called.status == "succeeded"
+    assert server.calls == {"echo": 1}
 
 
 def test_it_calls_those_of_its_own_and_who_is_no_delegate_has_no_pool(

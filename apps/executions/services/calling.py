@@ -8,9 +8,6 @@ from typing import Any, Final
 from apps.core.errors import DomainError
 from apps.executions import calls, selectors
 from apps.executions.errors import DirectCallsAreNotKept
-from apps.plans import selectors as plans
-from apps.plans.errors import OutsidePool
-from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
 from apps.tasks import services as tasks
 from apps.tasks.services import QueuedTask, QueueRequest
@@ -71,7 +68,7 @@ def call_worker(
         raise DirectCallsAreNotKept("A direct call is made each time; with an idempotency_key, ask for auto or async.")
     with caller.acting():
         target = calls.target_of(worker_id=worker_id, tool_name=tool_name)
-        _refuse_outside_pool(caller, worker_id)
+        calls.refuse_outside_pool(caller, worker_id)
         execution = None if task.execution_ref is None else selectors.execution_of(caller, task.execution_ref)
         cause = task.caused_by or (None if execution is None else execution.plan_receipt_id)
         params = calls.with_cause(target, params, cause)
@@ -100,10 +97,3 @@ def call_worker(
     with caller.acting():
         calls.record(target, called)
     return Answered(payload=called.payload, result_pointer=pointer)
-
-
-def _refuse_outside_pool(caller: Caller, worker_id: str) -> None:
-    """A DeleGate calls directly whom it plans with; others are asked through the DeleGate that has them."""
-    delegate = plans.delegate_of(caller.principal_id) if caller.kind == Kind.DELEGATE else None
-    if delegate is not None and plans.outside_pool([worker_id], delegate=delegate):
-        raise OutsidePool(f"{worker_id} is not in the pool of {delegate}.")
