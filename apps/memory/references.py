@@ -11,6 +11,9 @@ from apps.core.erasure import references_in
 from apps.memory.errors import MalformedMemoryReference, TooManyNamed
 
 _OBSERVATION: Final = re.compile(r"(?:observation:|obs-)?([1-9][0-9]{0,17})", re.ASCII)
+# What is cited of memory; other references are those of other parts, and of elsewhere.
+_CITED: Final = re.compile(r"(observation|obs|pattern|concept|item)([:-])(.*)", re.ASCII | re.DOTALL | re.IGNORECASE)
+_NUMBER: Final = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
 # Of ASCII the signs of a subject's id are letters, digits and, but for its end, `_:@.+~-`, by which it is found whole where
 # somebody is forgotten: see core.erasure.
@@ -50,6 +53,23 @@ def observation_number(text: str) -> int:
     if match is None:
         raise MalformedMemoryReference(f"{text[:60]!r} is no reference of the form observation:<number>.")
     return int(match[1])
+
+
+def cited_in(ref: str) -> tuple[str, str] | None:
+    """The kind of memory that a reference names, and its number, or the key of a concept's name; None if it names no memory.
+
+    :raises MalformedMemoryReference: if it should name a memory by its number, and has none.
+    """
+    match = _CITED.fullmatch(ref.strip())
+    called = "" if match is None else match[1].lower()
+    # `concept-7` and `item-7` are no references of ours.
+    if match is None or (match[2] == "-" and called not in {"obs", "pattern"}):
+        return None
+    if called == "concept":
+        return called, key_of(match[3])
+    if _NUMBER.fullmatch(match[3]) is None:
+        raise MalformedMemoryReference(f"{ref[:60]!r} is no reference to a memory by its number.")
+    return "observation" if called == "obs" else called, match[3]
 
 
 def key_of(name: str) -> str:

@@ -112,6 +112,7 @@ def _memory(planted: Planted) -> None:
     planted.know(subject_id=ALICE, subject=ALICE, subject_ids=[ALICE], filters={"subject_id": ALICE})
     planted.know(item=f"item:{item.pk}", evidence_observation_ids=[observation.pk], delegate="coder")
     planted.know(query=canary.split("-")[-1])
+    planted.ask("memory_read", ref=observation.ref)
     planted.ask("memory_store", supersedes=observation.ref)
     planted.ask("remember_fact", supersedes=f"item:{item.pk}")
     planted.ask("add_subject", subject_id="USER:bob")

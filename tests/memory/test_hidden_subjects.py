@@ -13,10 +13,11 @@ from apps.core.errors import DomainError
 from apps.core.operations import Operation, all_operations
 from apps.memory import services
 from apps.memory.errors import UnknownMemory, UnknownSubject
+from apps.memory.selectors import memory_of
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from tests.factories import T0, make_caller
-from tests.memory.subjects import ALICE, add
+from tests.memory.subjects import ALICE, add, remember
 
 NOBODY = "USER:nobody"
 # What operations ask for besides a subject.
@@ -99,7 +100,24 @@ def test_what_was_said_with_a_subject_that_is_not_shared_costs_as_many_statement
             now=T0,
         )
 
+    def read(number: int) -> object:
+        return memory_of(f"observation:{number}", viewer=lee, now=T0)
+
     with acting_as(lee):
-        for act in (supersede, cite, find):
+        for act in (supersede, cite, find, read):
             hidden, none = (refused(partial(act, number), UnknownMemory) for number in (said.pk, said.pk + 1000))
             assert hidden == none
+
+
+def test_an_item_of_a_subject_that_is_not_shared_costs_as_many_statements_as_none(
+    as_kee: Caller, tenant: Tenant
+) -> None:
+    add(as_kee, share_with=["Kee"])
+    item = remember(as_kee).item
+    lee = make_caller(tenant, "Lee")
+    with acting_as(lee):
+        hidden, none = (
+            refused(partial(memory_of, f"item:{number}", viewer=lee, now=T0), UnknownMemory)
+            for number in (item.pk, item.pk + 1000)
+        )
+    assert hidden == none

@@ -271,15 +271,16 @@ def test_the_operations_that_answer_of_subjects_are_found() -> None:
 def test_no_operation_tells_a_day_of_an_anonymized_subject(as_kee: Caller, declared: Operation) -> None:
     add(as_kee, anonymize_dates=True)
     services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, summary="s", now=T0)
-    services.store_observation(author=as_kee, text="Hello.", conversation_id="c", now=T0 + DAY)
-    remember(as_kee, "Went to the clinic", now=T0 + DAY)
+    said = services.store_observation(author=as_kee, text="Hello.", conversation_id="c", now=T0 + DAY)
+    item = remember(as_kee, "Went to the clinic", now=T0 + DAY).item
     subject_id = "USER:bob" if declared.name == "add_subject" else ALICE
     asked = GIVEN | {"subject_id": subject_id, "subject_ids": [subject_id], "subject": subject_id}
     answers = []
     # A session and a question may name no subject, and have to do with one.
     optional = {name for name, field in declared.input.model_fields.items() if not field.is_required()}
-    for left_out in (set(), optional & {"subject_id", "subject"}):
-        given = {name: asked[name] for name in declared.input.model_fields if name in asked and name not in left_out}
+    for ref, left_out in ((said.ref, set()), (item.ref, optional & {"subject_id", "subject"})):
+        named = asked | {"ref": ref}
+        given = {name: named[name] for name in declared.input.model_fields if name in named and name not in left_out}
         with suppress(UnknownSubject, SubjectExists):
             answer = declared.run(as_kee, declared.input.model_validate(given))
             assert isinstance(answer, BaseModel)

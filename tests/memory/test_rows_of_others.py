@@ -9,6 +9,7 @@ from django.db import transaction
 
 from apps.memory import services
 from apps.memory.errors import UnknownMemory
+from apps.memory.selectors import memory_of
 from apps.memory.tools.subjects import ExportSubject, export_subject
 from apps.principals.tenancy import Caller, acting_as
 from tests.factories import T0, make_caller, make_tenant
@@ -59,6 +60,9 @@ DOORS: dict[str, Callable[[Caller, Rows], Any]] = {
     "rest on an item": lambda kee, of: resting_on(kee, f"item:{of.item}"),
     "remember by an observation": lambda kee, of: remember(kee, "So", evidence=[f"observation:{of.observation}"]),
     "find in an observation": lambda kee, of: found(kee, [of.observation]),
+    "read an observation": lambda kee, of: memory_of(f"observation:{of.observation}", viewer=kee, now=T0),
+    "read a pattern": lambda kee, of: memory_of(f"pattern:{of.pattern}", viewer=kee, now=T0),
+    "read an item": lambda kee, of: memory_of(f"item:{of.item}", viewer=kee, now=T0),
     "forget an item": lambda kee, of: services.forget(author=kee, subject_id=ALICE, item=of.item, now=T0),
     "go on after a turn": lambda kee, of: export_subject(
         kee, ExportSubject(subject_id=ALICE, turns_after=of.observation)

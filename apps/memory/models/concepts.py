@@ -58,7 +58,7 @@ class ConceptRevision(TenantModel):
 
     class Meta:
         indexes = [
-            # Serves sql.MEMORY and the removal of a concept.
+            # Serves sql.MEMORY, selectors.memory_of() and the removal of a concept.
             models.Index(fields=["concept", "superseded_at", "id"], name="memory_conceptrevision_until"),
         ]
 
@@ -77,7 +77,7 @@ class ConceptName(TenantModel):
 
     class Meta:
         constraints = [
-            # Serves selectors.concepts_named().
+            # Serves selectors.concepts_named() and memory_of().
             models.UniqueConstraint(fields=["tenant", "key"], name="memory_conceptname_once"),
         ]
 

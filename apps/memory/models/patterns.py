@@ -50,6 +50,7 @@ class PatternRevision(TenantModel):
 
     class Meta:
         constraints = [
+            # Serves selectors.memory_of().
             models.UniqueConstraint(fields=["tenant", "pattern", "number"], name="memory_patternrevision_number_once"),
             sure("memory_patternrevision_confidence_between_0_and_1"),
         ]

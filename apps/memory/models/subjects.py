@@ -214,7 +214,7 @@ class Item(TenantModel):
             models.Index(fields=["subject", "said_at", "id"], name="memory_item_of_subject"),
             # Serves selectors.was_served() and has_said(): a text, whatever has become of it.
             models.Index(fields=["subject", "text_digest"], name="memory_item_of_text"),
-            # Serves the removal of an item.
+            # Serves selectors.memory_of() and the removal of an item.
             models.Index(
                 fields=["superseded_by"], name="memory_item_by_newer", condition=Q(superseded_by__isnull=False)
             ),

@@ -11,6 +11,7 @@ from apps.memory.selectors.embedding import Embedding, embedding
 from apps.memory.selectors.holdings import Holdings, holdings
 from apps.memory.selectors.observations import observation_of, observations_known_to
 from apps.memory.selectors.promotions import promotion_policies
+from apps.memory.selectors.reading import Earlier, Memory, memory_of
 from apps.memory.selectors.recalling import Hit, recall
 from apps.memory.selectors.sessions import Conversation, recent_sessions
 from apps.memory.selectors.statements import saying
@@ -43,10 +44,12 @@ __all__ = [
     "LOOKED_AT",
     "PARTS",
     "Conversation",
+    "Earlier",
     "Embedding",
     "Exported",
     "Hit",
     "Holdings",
+    "Memory",
     "Policy",
     "Thing",
     "concept_named",
@@ -64,6 +67,7 @@ __all__ = [
     "items",
     "known_to",
     "mark_of",
+    "memory_of",
     "observation_of",
     "observations_known_to",
     "policy",

@@ -168,6 +168,14 @@ def _kept(subject: Subject, said: str, now: datetime) -> Q:
     return Q() if days is None else Q(**{f"{said}__gt": now - timedelta(days=days)})
 
 
+def is_shown(subject: Subject | None, said_at: datetime, *, now: datetime) -> bool:
+    """Whether a subject lets be shown what was said of it at a moment; of none, everything is."""
+    if subject is None:
+        return True
+    days = subject.delete_after_days
+    return subject.memory_enabled and (days is None or said_at > now - timedelta(days=days))
+
+
 # Since when what an envelope held of each type had been said.
 _HELD: Final = (
     (ItemType.USER_FACT, "facts_since"),

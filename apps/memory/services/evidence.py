@@ -1,20 +1,15 @@
 """What memories rest on: it is there, and may be known by whoever cites it."""
 
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
 from apps.memory import selectors
-from apps.memory.errors import MalformedMemoryReference, UnknownMemory
+from apps.memory.errors import UnknownMemory
 from apps.memory.models import Concept, Item, Pattern
-from apps.memory.references import concept_ref, key_of, observation_ref, pattern_ref
+from apps.memory.references import cited_in, concept_ref, observation_ref, pattern_ref
 from apps.principals.tenancy import Caller
-
-# What is cited of memory; other references are those of other parts, and of elsewhere.
-_CITED: Final = re.compile(r"(observation|obs|pattern|concept|item)([:-])(.*)", re.ASCII | re.DOTALL | re.IGNORECASE)
-_NUMBER: Final = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +39,11 @@ def evidence_of(author: Caller, given: Sequence[str]) -> Evidence:
     named: dict[str, dict[str, str]] = {}
     refs: list[str] = []
     for text in given:
-        match = _CITED.fullmatch(text.strip())
-        called = "" if match is None else match[1].lower()
-        # `concept-7` and `item-7` are no references of ours.
-        if match is None or (match[2] == "-" and called not in {"obs", "pattern"}):
+        memory = cited_in(text)
+        if memory is None:
             refs.append(text)
             continue
-        kind = "observation" if called == "obs" else called
-        key = key_of(match[3]) if kind == "concept" else _number(text, match[3])
+        kind, key = memory
         ref = f"{kind}:{key}"
         refs.append(ref)
         named.setdefault(kind, {})[key] = ref
@@ -73,12 +65,6 @@ def words_of(viewer: Caller, refs: Iterable[str]) -> dict[str, str]:
         named.setdefault(kind, []).append(key)
     found = (_FOUND[kind](viewer, keys) for kind, keys in named.items())
     return {ref: cited.text for each in found for ref, cited in each.items()}
-
-
-def _number(text: str, number: str) -> str:
-    if _NUMBER.fullmatch(number) is None:
-        raise MalformedMemoryReference(f"{text[:60]!r} is no reference to a memory by its number.")
-    return number
 
 
 def _observations(author: Caller, numbers: Collection[str]) -> dict[str, Cited]:
