@@ -27,18 +27,22 @@ _READ: Final = 8_000
 _BYTES_A_NUMBER: Final = 40
 _BYTES_BESIDES: Final = 65_536
 _REFUSED: Final = frozenset({400, 413, 422})
+# What servers of models answer where one of the texts is too much for them, too.
+_BROKEN: Final = 500
 _SHORTEST: Final = 1e-6
 
 
 class NotEmbedded(Exception):
     """The endpoint has given nothing that can be used; `str()` says why, and nothing of what was asked.
 
-    `refused`: it has taken no offence at the call, but at the texts.
+    `refused`: it has taken no offence at the call, but at the texts. `unclear`: it has answered, and may have failed at one
+    of the texts or at whatever it is asked.
     """
 
-    def __init__(self, why: str, *, refused: bool = False) -> None:
+    def __init__(self, why: str, *, refused: bool = False, unclear: bool = False) -> None:
         super().__init__(why)
         self.refused = refused
+        self.unclear = unclear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +80,9 @@ class Embedder:
         except CallFailed as exc:
             raise NotEmbedded(str(exc)) from exc
         if answer.status != 200:  # noqa: PLR2004  # the one status of such an answer
-            raise NotEmbedded(f"It answered {answer.status}.", refused=answer.status in _REFUSED)
+            raise NotEmbedded(
+                f"It answered {answer.status}.", refused=answer.status in _REFUSED, unclear=answer.status == _BROKEN
+            )
         return self._read(answer.body, len(texts))
 
     def _read(self, body: bytes, wanted: int) -> list[Vector]:
@@ -84,9 +90,11 @@ class Embedder:
             entries = json.loads(body)["data"]
             found = {_place(entry): self._vector(entry["embedding"]) for entry in entries}
         except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as exc:
-            raise NotEmbedded(f"Its answer is not of the OpenAI form, or not of {self.dimensions} numbers.") from exc
+            why = f"Its answer is not of the OpenAI form, or not of {self.dimensions} numbers."
+            raise NotEmbedded(why, unclear=True) from exc
         if len(entries) != wanted or found.keys() != set(range(wanted)):
-            raise NotEmbedded(f"It answered {len(entries)} vectors for {wanted} texts, or not one for each.")
+            why = f"It answered {len(entries)} vectors for {wanted} texts, or not one for each."
+            raise NotEmbedded(why, unclear=True)
         return [found[place] for place in range(wanted)]
 
     def _vector(self, numbers: Any) -> Vector:

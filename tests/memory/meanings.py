@@ -66,12 +66,13 @@ def said(*entries: Any) -> Behaviour:
     return says(200, {"object": "list", "data": list(entries), "model": MODEL})
 
 
-def refusing(word: str) -> Behaviour:
-    """Refuses every call that has a text with this word."""
+def refusing(word: str, refusal: Behaviour | None = None) -> Behaviour:
+    """Refuses every call that has a text with this word, or does this with it."""
 
     def behave(exchange: Exchange) -> None:
         texts: Sequence[str] = exchange.received.json["input"]
-        (says(400, {"error": "no"}) if any(word in text for text in texts) else answers())(exchange)
+        no = refusal or says(400, {"error": "no"})
+        (no if any(word in text for text in texts) else answers())(exchange)
 
     return behave
 

@@ -429,6 +429,49 @@ def test_a_batch_of_nothing_but_texts_that_are_refused_keeps_no_other_waiting(
         assert found_of_embedder().says.startswith("1 memories wait for it, but for 4 that it refuses")
 
 
+@pytest.mark.parametrize("failure", [says(500), said(entry(0, [None] * DIMENSIONS))], ids=["broken", "no vector"])
+def test_texts_that_the_embedder_fails_at_keep_no_other_waiting_and_are_asked_again(
+    kee: Caller, settings: Any, monkeypatch: pytest.MonkeyPatch, failure: Behaviour
+) -> None:
+    monkeypatch.setattr("apps.memory.services.embedding._AT_ONCE", 4)
+    tell(kee, *(f"unspeakable {number}" for number in range(5)), *(f"memory {number}" for number in range(9)))
+    with endpoint(settings, refusing("unspeakable", failure)):
+        ticks.run("memory.embed_memories")
+        assert len(held()) == 9
+        assert found_of_embedder().says.startswith("5 memories wait for it, none")
+    with endpoint(settings):
+        ticks.run("memory.embed_memories")
+    assert len(held()) == 14
+
+
+def test_an_embedder_that_fails_at_everything_is_asked_no_more_than_a_plain_word(kee: Caller, settings: Any) -> None:
+    tell(kee, *(f"memory {number}" for number in range(9)))
+    with endpoint(settings, says(500)) as remote:
+        ticks.run("memory.embed_memories")
+        assert [received.json["input"] for received in remote.received][1:] == [["memory"]]
+
+
+@pytest.mark.parametrize("status", [401, 404, 429, 502, 503])
+def test_what_has_nothing_to_do_with_texts_is_asked_once(kee: Caller, settings: Any, status: int) -> None:
+    tell(kee, *(f"memory {number}" for number in range(9)))
+    with endpoint(settings, says(status)) as remote:
+        ticks.run("memory.embed_memories")
+        assert len(remote.received) == 1
+
+
+def test_a_search_for_texts_that_the_embedder_does_not_fail_at_ends(
+    kee: Caller, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("apps.memory.services.embedding._AT_ONCE", 2)
+    monkeypatch.setattr("apps.memory.services.embedding._FAILURES", 3)
+    tell(kee, *(f"unspeakable {number}" for number in range(8)), "She sold the automobile.")
+    with endpoint(settings, refusing("unspeakable", says(500))) as remote:
+        ticks.run("memory.embed_memories")
+        asked = [text for received in remote.received for text in received.json["input"] if text != "memory"]
+    assert set(asked) == {f"unspeakable {number}" for number in range(4)}
+    assert held() == {}
+
+
 # What the operator is told.
 
 

@@ -19,6 +19,8 @@ _QUESTION: Final = timedelta(seconds=1)
 _MEMORIES: Final = timedelta(seconds=20)
 _AT_ONCE: Final = 64
 _BATCHES: Final = 50
+# It is looked no further for texts that it does not fail at.
+_FAILURES: Final = 64
 # No embedder refuses this for what it says.
 _PLAIN: Final = "memory"
 
@@ -71,17 +73,18 @@ def embed_memories() -> int:
     """Have the embedder tell what memories mean that it has not been told of yet, or not as they read now.
 
     As the system, a bounded number at each call; answers of how many it is known now. Where the embedder fails, the
-    rest is left for another time; a text that it refuses is found by its words alone. An embedder that refuses a plain
-    word as well refuses no text, but fails.
+    rest is left for another time; a text that it refuses is found by its words alone, and one that it only fails at is
+    asked about again at the next call. An embedder that does so with a plain word as well does it with no text, but fails.
     """
     asked = embedder()
     if asked is None or not sql.has_vectors():
         return 0
     done = 0
+    failed_at: set[int] = set()
     for _ in range(_BATCHES):
         with acting_as_system("what is to be embedded"):
-            texts = sql.unembedded(asked.mark, limit=_AT_ONCE)
-        if not texts:
+            texts = sql.unembedded(asked.mark, but=failed_at, limit=_AT_ONCE)
+        if not texts or len(failed_at) > _FAILURES:
             break
         try:
             vectors = _embedded(asked, texts)
@@ -90,27 +93,33 @@ def embed_memories() -> int:
             break
         with acting_as_system("what memories mean"):
             kept = sql.keep_vectors(asked.mark, texts, vectors)
-        if not kept:
+        failing = texts.keys() - vectors.keys()
+        if failing:
+            logger.warning("The embedder fails at %d memories, and answers for others.", len(failing))
+        failed_at |= failing
+        if not kept and not failing:
             break
         done += kept
     return done
 
 
 def _embedded(asked: Embedder, texts: Mapping[int, str]) -> dict[int, str | None]:
-    """A vector of each text; None of those that the embedder refuses even when they are asked alone.
+    """A vector of each text; None of those that the embedder refuses even when they are asked alone, and nothing of those at
+    which it fails then.
 
-    :raises NotEmbedded: if it fails, or refuses whatever it is asked. Then nothing is known of any of the texts.
+    :raises NotEmbedded: if it fails at, or refuses, whatever it is asked. Then nothing is known of any of the texts.
     """
     places = list(texts)
     try:
         vectors = asked.embed(list(texts.values()), patience=_MEMORIES)
     except NotEmbedded as exc:
-        if not exc.refused:
+        if not exc.refused and not exc.unclear:
             raise
-        if len(places) == 1:
-            # Each time, lest one that has begun to refuse everything takes the rest of the batch with it.
+        # Each time, lest one that has begun to refuse everything takes the rest of the batch with it.
+        if exc.unclear or len(places) == 1:
             asked.embed([_PLAIN], patience=_MEMORIES)
-            return {places[0]: None}
+        if len(places) == 1:
+            return {places[0]: None} if exc.refused else {}
         half = len(places) // 2
         parts = ({place: texts[place] for place in part} for part in (places[:half], places[half:]))
         return {place: vector for part in parts for place, vector in _embedded(asked, part).items()}

@@ -4,7 +4,7 @@ Vectors are arrays of length 1, read as pgvector's types where they are compared
 `has_vectors()` is said.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -160,11 +160,13 @@ select p.id,
        coalesce(o.text, t.category || ' ' || t.name || ' ' || t.text, i.text,
                 concat_ws(' ', c.name, array_to_string(c.aliases, ' '), c.type, c.description))
 from (
-    (select id from memory_passage where embedder is null order by id limit %(limit)s)
+    (select id from memory_passage where embedder is null and id <> all(%(but)s::bigint[]) order by id limit %(limit)s)
     union all
-    (select id from memory_passage where embedder < %(embedder)s order by embedder, id limit %(limit)s)
+    (select id from memory_passage where embedder < %(embedder)s and id <> all(%(but)s::bigint[])
+     order by embedder, id limit %(limit)s)
     union all
-    (select id from memory_passage where embedder > %(embedder)s order by embedder, id limit %(limit)s)
+    (select id from memory_passage where embedder > %(embedder)s and id <> all(%(but)s::bigint[])
+     order by embedder, id limit %(limit)s)
     limit %(limit)s
 ) due
 join memory_passage p on p.id = due.id
@@ -175,10 +177,10 @@ left join memory_item i on i.id = p.item_id
 """
 
 
-def unembedded(embedder: int, *, limit: int) -> dict[int, str]:
-    """Texts that the embedder has not been told, or not as they read now, by the places of their passages."""
+def unembedded(embedder: int, *, but: Collection[int] = (), limit: int) -> dict[int, str]:
+    """Texts that the embedder has not been told, or not as they read now, by the places of their passages, but for some."""
     with hot_cursor() as cursor:
-        cursor.execute(_UNEMBEDDED, {"embedder": embedder, "limit": limit})
+        cursor.execute(_UNEMBEDDED, {"embedder": embedder, "but": list(but), "limit": limit})
         return dict(cursor.fetchall())
 
 
