@@ -3,13 +3,17 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
 from re import Match
-from typing import Any
+from typing import Any, Final
 
 from apps.executions.errors import UnresolvedReference
 from apps.plans.shapes import OPENING, REFERENCE, RESULT_POINTER, place_in_list
 
 Envelope = Mapping[str, Any]
 PayloadOf = Callable[[str], Any]
+
+# Of each thing that is named in what somebody is to read, and of the whole: as much as a plan may say itself.
+_TOLD: Final = 2_000
+_READ: Final = 20_000
 
 
 def steps_named_in(value: Any) -> frozenset[str]:
@@ -32,6 +36,25 @@ def resolve(value: Any, *, envelopes: Mapping[str, Envelope], payload_of: Payloa
     if isinstance(value, list | tuple):
         return [resolve(item, envelopes=envelopes, payload_of=payload_of) for item in value]
     return value
+
+
+def told(text: str, *, envelopes: Mapping[str, Envelope]) -> str:
+    """What somebody is to read, with what its references name, in short.
+
+    A result that its envelope only points at is told by its pointer; a reference that names nothing stays as it is.
+    """
+
+    def named(match: Match[str]) -> str:
+        try:
+            return _as_text(_named(match, envelopes, _not_at_hand))[:_TOLD]
+        except UnresolvedReference:
+            return str(envelopes.get(match[1], {}).get(RESULT_POINTER) or match[0])
+
+    return REFERENCE.sub(named, text)[:_READ] if OPENING in text else text
+
+
+def _not_at_hand(step_id: str) -> Any:
+    raise UnresolvedReference(f"The result of {step_id} is not at hand.")
 
 
 def _resolve_text(text: str, envelopes: Mapping[str, Envelope], payload_of: PayloadOf) -> Any:

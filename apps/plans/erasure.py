@@ -7,8 +7,9 @@ from typing import Final
 from apps.core.erasure import FORGOTTEN, Rows, Wanted, register
 from apps.plans import selectors, services
 
-_NOTHING: Final = """document || '{"intent": "", "status": "needs_escalation", "steps": [], "assumptions": [],
-    "references": {}, "missing": [], "candidates": [], "partial_plan": null}'"""
+_NOTHING: Final = """document || '{"intent": "", "scope": "", "status": "needs_escalation", "steps": [], "assumptions": [],
+    "references": {}, "missing": [], "candidates": [], "partial_plan": null, "constraints": {}, "excluded": [],
+    "delegation_path": []}'"""
 
 _OUTCOMES: Final = Rows(
     table="plans_outcome",
@@ -54,7 +55,11 @@ register(
     Models(),
     Waiting(),
     _OUTCOMES,
-    Rows(table="plans_plan", columns=["intent", "document"], redacted={"intent": "''", "document": _NOTHING}),
+    Rows(
+        table="plans_plan",
+        columns=["intent", "scope", "document"],
+        redacted={"intent": "''", "scope": "''", "document": _NOTHING},
+    ),
     Rows(
         table="plans_planstep",
         columns=["params", "provenance"],

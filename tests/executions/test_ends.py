@@ -105,6 +105,22 @@ def test_a_partial_end_is_told_and_its_report_says_what_failed(
         assert "a failed: " in Receipt.objects.get(event_type="escalation").summary
 
 
+def test_who_had_a_report_before_the_loss_is_told_of_the_end(kee: Caller, tenant: Tenant, server: WorkerServer) -> None:
+    below(tenant, kee)
+    make_worker(kee, server)
+    hands = make_caller(tenant, "hands", Kind.WORKER)
+    early = {**REPORT, "step_id": "early", "depends_on": ["a"]}
+    execution = begin(kee, [call_step("a"), early, queue_step("b"), {**REPORT, "depends_on": ["b"]}])
+    advance(execution)
+    assert told(kee) == [("escalation", "Boss")]
+    with hands.acting():
+        (grant,) = tasks.lease(worker=hands, queues=("execute",), capacity=1)
+        failure = tasks.Failure(code="x", message="No paper.", retryable=False)
+        tasks.fail(worker=hands, task_id=grant.task_id, lease_token=grant.lease_token, failure=failure)
+    advance(execution)
+    assert sorted(told(kee)[1:]) == [("escalation", "Boss"), ("plan_failed", "Kee")]
+
+
 def test_a_complete_end_stays_in_the_ledger(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a"), REPORT])

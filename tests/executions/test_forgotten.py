@@ -1,5 +1,8 @@
 """What becomes of plans and executions in which words stood that were forgotten on request."""
 
+import json
+from typing import Any
+
 import pytest
 
 from apps.core import erasure
@@ -12,10 +15,14 @@ from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.documents import PlanStatus
 from apps.plans.errors import PlanAbandoned
+from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts.models import Obligation
-from tests.executions.making import REPORT, advance, begin, call_step, make_plan, report, statuses
-from tests.factories import T0
+from tests.executions.making import REPORT, advance, begin, call_step, make_plan, make_worker, report, statuses
+from tests.executions.test_doors import send
+from tests.executions.test_submitted_plans import SUBMIT, handmade
+from tests.executions.workers import WorkerServer
+from tests.factories import T0, make_token
 from tests.memory.subjects import add
 
 EVE = "USER:eve"
@@ -84,3 +91,44 @@ def test_an_execution_ends_although_memory_does_not_take_its_trace(
         execution.refresh_from_db()
         assert execution.trace_ref is None
         assert not Observation.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"scope": f"for {EVE}"},
+        {"excluded": [{"worker_id": "w", "tool_name": "t", "reason": f"{EVE} said no"}]},
+        {"constraints": {"exclude_workers": [EVE]}},
+        {"delegation_path": [EVE]},
+        {"assumptions": [f"That {EVE} is there."]},
+    ],
+    ids=lambda told: next(iter(told)),
+)
+def test_no_member_of_a_plan_keeps_what_was_forgotten(
+    tenant: Tenant, kee: Caller, server: WorkerServer, told: dict[str, Any]
+) -> None:
+    make_worker(kee, server)
+    token = make_token(tenant, "Kee")
+    plan_id = send("POST", SUBMIT, token, {"plan": handmade(steps=[call_step("a"), REPORT], **told)})[1]["plan_id"]
+    with kee.acting():
+        add(kee, EVE)
+        assert memory.forget(author=kee, subject_id=EVE, now=T0).remaining == {}
+    status, answer = send("GET", f"/api/v1/plans/{plan_id}", token)
+    assert (status, EVE in json.dumps(answer)) == (200, False)
+    (listed,) = send("GET", "/api/v1/plans", token)[1]["plans"]
+    assert (listed["intent"], listed["can_be_begun"]) == ("", False)
+
+
+def test_why_a_plan_was_made_again_is_forgotten_with_whom_it_names(
+    tenant: Tenant, kee: Caller, server: WorkerServer
+) -> None:
+    make_worker(kee, server)
+    token = make_token(tenant, "Kee")
+    plan_id = send("POST", SUBMIT, token, {"plan": handmade(steps=[call_step("a"), REPORT])})[1]["plan_id"]
+    asked = {"failed_step": "a", "error": f"{EVE} said no"}
+    again = send("POST", f"/api/v1/plans/{plan_id}/replan", token, asked)[1]["plan_id"]
+    with kee.acting():
+        assert EVE in json.dumps(plans.plan(again).document)
+        add(kee, EVE)
+        assert memory.forget(author=kee, subject_id=EVE, now=T0).remaining == {}
+        assert EVE not in json.dumps(plans.plan(again).document)

@@ -103,6 +103,16 @@ def test_a_plan_whose_worker_has_left_the_pool_is_not_begun_and_can_be_once_it_i
     assert send("POST", BASE, make_token(tenant, "Kee"), {"plan_id": plan_id})[0] == 201
 
 
+def test_where_a_finished_step_was_called_matters_no_more(tenant: Tenant, kee: Caller, server: WorkerServer) -> None:
+    make_worker(kee, server, "elsewhere")
+    coder = make_caller(tenant, "code", Kind.DELEGATE)
+    make_worker(coder, server)
+    put(tenant, "code")
+    with kee.acting():
+        plan_id = make_plan(kee, [call_step("a", done=True), call_step("b", worker_id="elsewhere"), REPORT])
+    assert begin(kee, [], plan_id=plan_id).plan_id == plan_id
+
+
 def test_a_delegate_submits_no_plan_for_another_pool_than_its_own(
     tenant: Tenant, code: Caller, data: Caller, server: WorkerServer
 ) -> None:

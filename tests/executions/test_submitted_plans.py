@@ -9,12 +9,12 @@ import pytest
 from apps.digests import services as digests
 from apps.digests.services import Poster, ReceiptDraft
 from apps.plans.documents import plan_hash
-from apps.plans.models import Outcome, Plan, PlanStep, WaitingPlan
+from apps.plans.models import Delegate, Outcome, Plan, PlanStep, WaitingPlan
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts.models import Receipt
-from tests.executions.making import do_task, make_worker
+from tests.executions.making import REPORT, call_step, do_task, make_worker
 from tests.executions.test_doors import BASE, send
 from tests.executions.workers import WorkerServer
 from tests.factories import T0, make_caller, make_token
@@ -211,6 +211,31 @@ def step(plan: dict[str, Any], number: int) -> dict[str, Any]:
         ("unknown_delegate", "/plan/delegate_id", lambda plan: plan.update(delegate_id="nobody")),
         ("another_principal", "/plan/principal_ai", lambda plan: plan.update(principal_ai="Lee")),
         ("replaces", "/plan/replaces", lambda plan: plan.update(replaces="EARLIER")),
+        ("replaces", "/plan/revision", lambda plan: plan.update(revision=2)),
+        ("schema", "/plan/revision", lambda plan: plan.update(revision=2**53 - 1)),
+        ("schema", "/plan/constraints/max_total_cost", lambda plan: plan.update(constraints={"max_total_cost": 1e9})),
+        (
+            "schema",
+            "/plan/constraints/max_cost_per_step",
+            lambda plan: plan.update(constraints={"max_cost_per_step": 1_000_001}),
+        ),
+        ("schema", "/plan/steps/0/provenance/text", lambda plan: step(plan, 0).update(provenance={"text": "mine"})),
+        (
+            "schema",
+            "/plan/steps/0/provenance/text/source",
+            lambda plan: step(plan, 0).update(provenance={"text": {"source": 5}}),
+        ),
+        (
+            "schema",
+            "/plan/steps/0/provenance/text",
+            lambda plan: step(plan, 0).update(provenance={"text": {"source": "context"}}),
+        ),
+        (
+            "schema",
+            "/plan/steps/0/provenance/text/key",
+            lambda plan: step(plan, 0).update(provenance={"text": {"source": "context", "key": ["x"]}}),
+        ),
+        ("schema", "/plan/steps/0/alternatives/0", lambda plan: step(plan, 0).update(alternatives=[{}])),
         ("budget", "/plan/steps", lambda plan: plan.update(constraints={"max_total_cost": 0})),
         (
             "unknown_memory",
@@ -296,3 +321,49 @@ def test_a_plan_is_caused_by_the_receipt_that_it_names(kee: Caller, token: str) 
             Receipt.objects.filter(event_type="plan_created").values_list("receipt_id", "caused_by__event_type")
         )
     assert (causes[first], causes[second]) == ("task_received", "plan_created")
+
+
+def test_a_plan_with_the_highest_bounds_is_begun(token: str) -> None:
+    highest = {"max_total_cost": 1_000_000, "max_cost_per_step": 1_000_000, "timeout_seconds": 31_536_000}
+    steps = [call_step("a"), REPORT]
+    made = send("POST", SUBMIT, token, {"plan": handmade(steps=steps, constraints=highest)})[1]
+    assert send("POST", BASE, token, {"plan_id": made["plan_id"]})[0] == 201
+
+
+def test_a_plan_that_came_through_its_own_delegate_is_refused(kee: Caller, token: str) -> None:
+    assert send("POST", SUBMIT, token, {"plan": handmade()})[0] == 201
+    with kee.acting():
+        key = str(Delegate.objects.get().key)
+    before = kept()
+    status, problem = send("POST", SUBMIT, token, {"plan": handmade(delegation_path=[key])})
+    assert (status, problem["code"], kept()) == (422, "delegation_loop", before)
+
+
+def test_what_somebody_is_to_read_says_what_its_references_name(kee: Caller, token: str) -> None:
+    steps = [
+        call_step("a"),
+        {
+            "step_id": "both",
+            "step_type": "aggregate",
+            "aggregate_step_ids": ["a"],
+            "synthesis_instructions": "Say {{a.text}} twice.",
+            "executor": "principal",
+        },
+        {
+            "step_id": "ask",
+            "step_type": "escalate",
+            "depends_on": ["both"],
+            "report_summary": "It said {{a.text}}, of {{a.length}} letters.",
+            "recommendation": "{{a.text}}",
+            "decision_required": True,
+        },
+    ]
+    plan_id = send("POST", SUBMIT, token, {"plan": handmade(steps=steps)})[1]["plan_id"]
+    begun = send("POST", BASE, token, {"plan_id": plan_id})[1]["execution_id"]
+    handed = {"result": {"text": "hello hello"}, "summary": "Said twice."}
+    assert send("POST", f"{BASE}/{begun}/steps/both/result", token, handed)[0] == 200
+    with kee.acting():
+        combine, decide = Receipt.objects.filter(requires_action=True, source_system="executions").order_by("id")
+    assert (combine.summary, combine.metadata["synthesis_instructions"]) == ("Say hello twice.", "Say hello twice.")
+    assert decide.summary == "It said hello, of 5 letters."
+    assert decide.metadata["recommendation"] == "hello"

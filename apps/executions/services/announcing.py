@@ -26,15 +26,16 @@ def hand_over_aggregate(work: Round, step: ExecutionStep) -> str:
     """Ask the owner to combine results. A wait that nobody is told of is lost, so it goes to the inbox, at once."""
     execution = work.execution
     wanted = step.definition.get("aggregate_step_ids") or step.depends_on
+    instructions = work.words(step, "synthesis_instructions")
     return _say(
         work,
         event_type="aggregate_requested",
         key=f"{step.step_id}",
         title=f"Combine the results: {execution.intent}",
-        summary=step.definition.get("synthesis_instructions") or "Combine the results of the plan's steps.",
+        summary=instructions or "Combine the results of the plan's steps.",
         metadata={
             **_names(execution, step),
-            "synthesis_instructions": step.definition.get("synthesis_instructions"),
+            "synthesis_instructions": instructions,
             "results": reports.within_a_receipt(reports.handed_over(work.lines, wanted)),
         },
         next_step=f'submit_step_result(execution_id="{execution.ref}", step_id="{step.step_id}", result={{…}})',
@@ -50,11 +51,11 @@ def ask_for_decision(work: Round, step: ExecutionStep) -> str:
         event_type="escalation",
         key=f"{step.step_id}",
         title=f"Decide: {execution.intent}",
-        summary=step.definition.get("report_summary") or "The plan needs a decision.",
+        summary=work.words(step, "report_summary") or "The plan needs a decision.",
         metadata={
             **_names(execution, step),
             "decision_required": True,
-            "recommendation": step.definition.get("recommendation"),
+            "recommendation": work.words(step, "recommendation"),
             "results": reports.within_a_receipt(reports.results(work.lines)),
         },
         next_step=f'decide_step(execution_id="{execution.ref}", step_id="{step.step_id}", decision="accept" | "reject")',
@@ -69,7 +70,7 @@ def report_upward(work: Round, step: ExecutionStep) -> str | None:
     if superior is None:
         return None
     lost = bool(_lost(work))
-    said = None if lost else step.definition.get("report_summary")
+    said = None if lost else work.words(step, "report_summary")
     return _say(
         work,
         event_type="escalation",
@@ -79,7 +80,7 @@ def report_upward(work: Round, step: ExecutionStep) -> str | None:
         metadata={
             **_names(execution, step),
             "decision_required": False,
-            "recommendation": step.definition.get("recommendation"),
+            "recommendation": work.words(step, "recommendation"),
             "original_receipt": execution.plan_receipt_id,
         },
         recipient_id=superior.pk,

@@ -60,7 +60,7 @@ def decide_step(*, caller: Caller, execution_ref: str, step_id: str, decision: D
         if found is not None:
             work, step = found
             if decision == "accept":
-                succeed(work, step, result=_report(step, decision, note))
+                succeed(work, step, result=_report(work, step, decision, note))
             else:
                 fail(work, step, code="rejected", message=note or "The recommendation was rejected.", retryable=False)
                 work.halt(Status.FAILED, f"{step.step_id} was rejected{f': {note}' if note else '.'}")
@@ -129,10 +129,10 @@ def _decided(decision: Decision) -> Callable[[ExecutionStep], bool]:
     return lambda step: (step.status == StepStatus.COMPLETE) == (decision == "accept")
 
 
-def _report(step: ExecutionStep, decision: Decision, note: str | None) -> dict[str, Any]:
+def _report(work: Round, step: ExecutionStep, decision: Decision, note: str | None) -> dict[str, Any]:
     return {
-        "report_summary": step.definition.get("report_summary"),
-        "recommendation": step.definition.get("recommendation"),
+        "report_summary": work.words(step, "report_summary"),
+        "recommendation": work.words(step, "recommendation"),
         "decision_required": True,
         "decision": decision,
         "note": note,

@@ -170,8 +170,8 @@ def _escalate(work: Round, step: ExecutionStep) -> None:
         work,
         step,
         result={
-            "report_summary": step.definition.get("report_summary"),
-            "recommendation": step.definition.get("recommendation"),
+            "report_summary": work.words(step, "report_summary"),
+            "recommendation": work.words(step, "recommendation"),
             "decision_required": False,
         },
     )

@@ -12,6 +12,7 @@ from apps.core.errors import DomainError
 from apps.core.ids import random_id
 from apps.core.sql import database_now
 from apps.digests import services as digests
+from apps.executions import references
 from apps.executions.calls import Target
 from apps.executions.errors import UnknownStep
 from apps.executions.models import Execution, ExecutionStep
@@ -77,6 +78,14 @@ class Round:
             if step.step_id == step_id:
                 return step
         raise UnknownStep(f"{self.execution} has no step {step_id[:100]!r}.")
+
+    def words(self, step: ExecutionStep, name: str) -> str | None:
+        """What the plan has a step say to somebody, with what its references name."""
+        said = step.definition.get(name)
+        if said is None:
+            return None
+        envelopes = {one.step_id: one.envelope for one in self.in_state(StepStatus.COMPLETE) if one.envelope}
+        return references.told(said, envelopes=envelopes)
 
     def in_state(self, *statuses: StepStatus) -> list[ExecutionStep]:
         return [step for step in self.steps if step.status in statuses]

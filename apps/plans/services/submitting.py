@@ -69,8 +69,9 @@ def _unfit(document: Mapping[str, Any], caller: Caller) -> Iterator[Problem]:
         yield Problem(
             "/delegate_id", "outside_pool", f"You are the DeleGate {own}: other pools are not yours to plan with."
         )
-    if "replaces" in document:
-        yield Problem("/replaces", "replaces", "Only replan_plan makes a plan that takes another's place.")
+    for name in ("replaces", "revision"):
+        if name in document:
+            yield Problem(f"/{name}", "replaces", "Only replan_plan makes a plan that takes another's place.")
 
 
 def _pinned(step: Mapping[str, Any], catalogue: Catalogue) -> dict[str, Any]:
