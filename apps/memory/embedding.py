@@ -27,8 +27,8 @@ _READ: Final = 8_000
 _BYTES_A_NUMBER: Final = 40
 _BYTES_BESIDES: Final = 65_536
 _REFUSED: Final = frozenset({400, 413, 422})
-# What servers of models answer where one of the texts is too much for them, too.
-_BROKEN: Final = 500
+# What servers of models, and those before them, answer where one of the texts is too much for them, too.
+_BROKEN: Final = frozenset({500, 502, 504})
 _SHORTEST: Final = 1e-6
 
 
@@ -81,7 +81,7 @@ class Embedder:
             raise NotEmbedded(str(exc)) from exc
         if answer.status != 200:  # noqa: PLR2004  # the one status of such an answer
             raise NotEmbedded(
-                f"It answered {answer.status}.", refused=answer.status in _REFUSED, unclear=answer.status == _BROKEN
+                f"It answered {answer.status}.", refused=answer.status in _REFUSED, unclear=answer.status in _BROKEN
             )
         return self._read(answer.body, len(texts))
 

@@ -22,6 +22,7 @@ from apps.memory.embedding import NotEmbedded
 from apps.memory.models import Passage, Vector
 from apps.memory.selectors import Hit, recall
 from apps.memory.services import meaning_of
+from apps.memory.services.embedding import _Failing
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests.factories import T0, make_caller, make_tenant
 from tests.memory.meanings import (
@@ -48,6 +49,11 @@ LONG = timedelta(seconds=20)
 @pytest.fixture
 def kee(transactional_db: None) -> Caller:
     return make_caller(make_tenant("acme"))
+
+
+@pytest.fixture(autouse=True)
+def no_failures_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apps.memory.services.embedding._failing", _Failing())
 
 
 @pytest.fixture
@@ -376,12 +382,16 @@ def test_an_embedder_that_fails_fails_neither_a_write_nor_a_recall(
 
 
 @pytest.mark.parametrize("behaviour", [says(500), says(200, {}), said(entry(0, [1.0])), hangs_up, floods])
-def test_what_the_embedder_failed_to_tell_is_asked_again(kee: Caller, settings: Any, behaviour: Behaviour) -> None:
+def test_what_the_embedder_failed_to_tell_is_asked_again(
+    kee: Caller, settings: Any, monkeypatch: pytest.MonkeyPatch, behaviour: Behaviour
+) -> None:
     tell(kee, "She sold the automobile.")
     with endpoint(settings) as remote:
         remote.script.append(behaviour)
         ticks.run("memory.embed_memories")
         assert held() == {}
+        # By another process, or a minute later.
+        monkeypatch.setattr("apps.memory.services.embedding._failing", _Failing())
         ticks.run("memory.embed_memories")
         assert len(held()) == 1
 
@@ -429,7 +439,11 @@ def test_a_batch_of_nothing_but_texts_that_are_refused_keeps_no_other_waiting(
         assert found_of_embedder().says.startswith("1 memories wait for it, but for 4 that it refuses")
 
 
-@pytest.mark.parametrize("failure", [says(500), said(entry(0, [None] * DIMENSIONS))], ids=["broken", "no vector"])
+@pytest.mark.parametrize(
+    "failure",
+    [says(500), says(502), says(504), said(entry(0, [None] * DIMENSIONS))],
+    ids=["500", "502", "504", "no vector"],
+)
 def test_texts_that_the_embedder_fails_at_keep_no_other_waiting_and_are_asked_again(
     kee: Caller, settings: Any, monkeypatch: pytest.MonkeyPatch, failure: Behaviour
 ) -> None:
@@ -439,6 +453,7 @@ def test_texts_that_the_embedder_fails_at_keep_no_other_waiting_and_are_asked_ag
         ticks.run("memory.embed_memories")
         assert len(held()) == 9
         assert found_of_embedder().says.startswith("5 memories wait for it, none")
+    # Of another endpoint, though these were asked about just now.
     with endpoint(settings):
         ticks.run("memory.embed_memories")
     assert len(held()) == 14
@@ -451,7 +466,7 @@ def test_an_embedder_that_fails_at_everything_is_asked_no_more_than_a_plain_word
         assert [received.json["input"] for received in remote.received][1:] == [["memory"]]
 
 
-@pytest.mark.parametrize("status", [401, 404, 429, 502, 503])
+@pytest.mark.parametrize("status", [401, 404, 429, 503])
 def test_what_has_nothing_to_do_with_texts_is_asked_once(kee: Caller, settings: Any, status: int) -> None:
     tell(kee, *(f"memory {number}" for number in range(9)))
     with endpoint(settings, says(status)) as remote:
@@ -468,8 +483,27 @@ def test_a_search_for_texts_that_the_embedder_does_not_fail_at_ends(
     with endpoint(settings, refusing("unspeakable", says(500))) as remote:
         ticks.run("memory.embed_memories")
         asked = [text for received in remote.received for text in received.json["input"] if text != "memory"]
-    assert set(asked) == {f"unspeakable {number}" for number in range(4)}
-    assert held() == {}
+        assert set(asked) == {f"unspeakable {number}" for number in range(4)}
+        assert held() == {}
+        # Each goes on where the one before has ended.
+        ticks.run("memory.embed_memories")
+        ticks.run("memory.embed_memories")
+        assert len(held()) == 1
+        before = len(remote.received)
+        ticks.run("memory.embed_memories")
+        assert len(remote.received) == before
+
+
+def test_what_an_embedder_failed_at_is_asked_about_again_when_its_time_has_come(
+    kee: Caller, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell(kee, "unspeakable", "She sold the automobile.")
+    monkeypatch.setattr("apps.memory.services.embedding._AGAIN", 0.0)
+    with endpoint(settings) as remote:
+        # Both, the plain word, and the first alone; the plain word, and the second.
+        remote.script.extend([says(500), answers(), says(500), answers(), answers()])
+        ticks.run("memory.embed_memories")
+        assert len(held()) == 2
 
 
 # What the operator is told.

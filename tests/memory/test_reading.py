@@ -11,11 +11,15 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from apps.memory import services
+from apps.core import erasure
+from apps.core.erasure import Wanted
+from apps.memory import months, services
 from apps.memory.errors import MalformedMemoryReference, UnknownMemory
 from apps.memory.selectors import Memory, memory_of
+from apps.memory.tools.observations import StoreMemory, memory_store
+from apps.memory.tools.reading import ReadMemory, memory_read
 from apps.principals.models import Tenant
-from apps.principals.tenancy import Caller, acting_as
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests.factories import T0, make_caller, make_token
 from tests.memory.subjects import ALICE, add, change, remember
 
@@ -198,7 +202,79 @@ def test_what_stands_in_the_place_of_a_memory_is_named_until_it_is_forgotten(as_
     item = remember(as_kee, "Alice has moved to Bruges.").item
     assert read(as_kee, older).superseded_by == newer
     services.forget(author=as_kee, subject_id=ALICE, item=item.pk, now=T0)
-    assert (read(as_kee, older).superseded_by, read(as_kee, older).superseded_at) == (None, T0)
+    # Of what is forgotten nobody tells the day.
+    after = read(as_kee, older)
+    assert (after.superseded_by, after.superseded_at) == (None, months.first_moment(T0))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_day_of_an_anonymized_subject_is_not_told_by_what_was_superseded(
+    as_kee: Caller, tenant: Tenant, shared: bool
+) -> None:
+    """Though the conversation came to be with that subject only afterwards."""
+    older = services.store_observation(author=as_kee, text="Somebody likes tea.", now=T0)
+    services.record_session(principal=as_kee, conversation_id="c", now=T0)
+    newer = services.store_observation(
+        author=as_kee, text="Alice likes tea.", conversation_id="c", supersedes=older.ref, now=T0 + DAY
+    )
+    assert read(as_kee, older.ref).superseded_at == T0 + DAY
+    add(as_kee, anonymize_dates=True, share_with=["Kee"])
+    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0 + DAY)
+    viewer = as_kee if shared else make_caller(tenant, "Lee")
+    with acting_as(viewer):
+        found = read(viewer, older.ref, now=T0 + DAY)
+    assert found.superseded_at == months.first_moment(T0)
+    assert found.superseded_by == (newer.ref if shared else None)
+
+
+def test_what_a_memory_stands_in_the_place_of_is_shown_as_far_as_its_subject_has_settled(as_kee: Caller) -> None:
+    add(as_kee, delete_after_days=30)
+    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0)
+
+    def say(text: str, **given: Any) -> str:
+        return services.store_observation(author=as_kee, text=text, conversation_id="c", **given).ref
+
+    turn = say("Not in Ghent any more.", supersedes=say("Lives in Ghent.", now=T0), now=T0 + DAY)
+    remember(as_kee, "Lives in Ghent", slot="home town")
+    item = remember(as_kee, "Lives in Bruges", slot="home town", now=T0 + DAY).item.ref
+    over = T0 + 30 * DAY
+    for ref in (turn, item):
+        assert read(as_kee, ref, now=over - timedelta(microseconds=1)).earlier != []
+        assert [one.text for one in read(as_kee, ref, now=over).earlier if one.text.startswith("Lives in Ghent")] == []
+
+
+def test_items_that_one_stands_for_are_read_page_by_page(as_kee: Caller) -> None:
+    add(as_kee)
+    for year in range(3):
+        begin, end = T0 + year * DAY, T0 + (year + 1) * DAY
+        remember(as_kee, f"Lived in town {year}", slot="home town", now=T0, valid_from=begin, valid_to=end)
+    item = remember(as_kee, "Lived in Ghent all the time", slot="home town", valid_from=T0, now=T0 + DAY).item.ref
+    whole = read(as_kee, item).earlier
+    assert len(whole) == 3
+    pages = [read(as_kee, item, limit=1)]
+    while pages[-1].following is not None:
+        pages.append(read(as_kee, item, limit=1, before=pages[-1].following))
+    assert [one for page in pages for one in page.earlier] == whole
+
+
+def test_how_a_memory_read_before_is_not_shown_once_it_is_forgotten(as_kee: Caller) -> None:
+    revise(as_kee, "USER:eve is slow.")
+    pattern = revise(as_kee, "Some are slow.", now=T0 + DAY)
+    services.store_concept(author=as_kee, name="slow", description="As USER:eve is.", now=T0)
+    services.store_concept(author=as_kee, name="slow", description="Not fast.", now=T0 + DAY)
+    for ref in (pattern, "concept:slow"):
+        assert len(read(as_kee, ref).earlier) == 1
+    with acting_as_system("test"), erasure.redacting():
+        erasure.erase(Wanted(tenant_id=as_kee.tenant_id, reference="USER:eve"))
+    for ref in (pattern, "concept:slow"):
+        assert read(as_kee, ref).earlier == []
+
+
+def test_a_concept_of_the_longest_name_is_read_by_its_reference_and_cited(as_kee: Caller) -> None:
+    services.store_concept(author=as_kee, name="n" * 200, description="Long.", now=T0)
+    ref = f"concept:{'n' * 200}"
+    assert memory_read(as_kee, ReadMemory(ref=ref)).text == "Long."
+    assert memory_store(as_kee, StoreMemory(observation="It is long.", evidence=[ref])).status == "stored"
 
 
 def test_a_memory_takes_two_statements_and_one_more_for_what_superseded_it(as_kee: Caller) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
+from apps.memory import months
 from apps.memory.errors import MalformedMemoryReference, UnknownMemory
 from apps.memory.models import Concept, ConceptRevision, Item, Observation, Pattern, PatternRevision, Subject
 from apps.memory.references import cited_in, item_ref
@@ -113,8 +114,10 @@ def _observation(number: str, asked: _Asked) -> Memory | None:
     subject = _about(row)
     dated = dates_of(subject)
     older = list(known.filter(superseded_by=row, pk__lt=asked.before).order_by("-pk")[: asked.limit])
-    # What stands in its place may be forgotten.
     newer = None if row.superseded_by_id is None else known.filter(pk=row.superseded_by_id).first()
+    # What stands in its place may be forgotten, and its conversation may have come to be with somebody since.
+    newer = newer if newer is not None and _shown(newer, asked) else None
+    ended = months.first_moment if newer is None else dates_of(_about(newer))
     return Memory(
         ref=row.ref,
         text=row.text,
@@ -128,8 +131,8 @@ def _observation(number: str, asked: _Asked) -> Memory | None:
         speaker=row.speaker,
         conversation_id="" if row.session is None else row.session.conversation_id,
         subject_id=None if subject is None else subject.key,
-        superseded_at=row.superseded_at and dated(row.superseded_at),
-        superseded_by=None if newer is None or not _shown(newer, asked) else newer.ref,
+        superseded_at=row.superseded_at and dated(ended(row.superseded_at)),
+        superseded_by=None if newer is None else newer.ref,
         earlier=[
             Earlier(
                 ref=one.ref,

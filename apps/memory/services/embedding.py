@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 from typing import Final
 
@@ -19,8 +19,10 @@ _QUESTION: Final = timedelta(seconds=1)
 _MEMORIES: Final = timedelta(seconds=20)
 _AT_ONCE: Final = 64
 _BATCHES: Final = 50
-# It is looked no further for texts that it does not fail at.
+# At each call it is looked no further for texts that it does not fail at; the next call goes on from there.
 _FAILURES: Final = 64
+# Seconds until a text that it has failed at is asked about again.
+_AGAIN: Final = 60.0
 # No embedder refuses this for what it says.
 _PLAIN: Final = "memory"
 
@@ -44,6 +46,29 @@ class _Silence:
 
 
 _silence: Final = _Silence()
+
+
+class _Failing:
+    """At which memories an embedder has failed of late, while it answered for others: they keep none of these waiting. Of one
+    process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._until: dict[str, dict[int, float]] = {}
+
+    def at(self, url: str) -> set[int]:
+        """The places of those that are not asked about again yet."""
+        now = time.monotonic()
+        with self._lock:
+            self._until[url] = {place: until for place, until in self._until.get(url, {}).items() if until > now}
+            return set(self._until[url])
+
+    def note(self, url: str, places: Collection[int]) -> None:
+        with self._lock:
+            self._until.setdefault(url, {}).update(dict.fromkeys(places, time.monotonic() + _AGAIN))
+
+
+_failing: Final = _Failing()
 
 
 def asks_what_is_meant() -> bool:
@@ -74,17 +99,17 @@ def embed_memories() -> int:
 
     As the system, a bounded number at each call; answers of how many it is known now. Where the embedder fails, the
     rest is left for another time; a text that it refuses is found by its words alone, and one that it only fails at is
-    asked about again at the next call. An embedder that does so with a plain word as well does it with no text, but fails.
+    asked about again a minute later. An embedder that does so with a plain word as well does it with no text, but fails.
     """
     asked = embedder()
     if asked is None or not sql.has_vectors():
         return 0
     done = 0
-    failed_at: set[int] = set()
+    failed = 0
     for _ in range(_BATCHES):
         with acting_as_system("what is to be embedded"):
-            texts = sql.unembedded(asked.mark, but=failed_at, limit=_AT_ONCE)
-        if not texts or len(failed_at) > _FAILURES:
+            texts = sql.unembedded(asked.mark, but=_failing.at(asked.url), limit=_AT_ONCE)
+        if not texts or failed > _FAILURES:
             break
         try:
             vectors = _embedded(asked, texts)
@@ -96,7 +121,8 @@ def embed_memories() -> int:
         failing = texts.keys() - vectors.keys()
         if failing:
             logger.warning("The embedder fails at %d memories, and answers for others.", len(failing))
-        failed_at |= failing
+        _failing.note(asked.url, failing)
+        failed += len(failing)
         if not kept and not failing:
             break
         done += kept

@@ -15,7 +15,7 @@ from apps.memory.references import item_ref
 from apps.memory.services import ItemDraft
 from apps.memory.states import ItemType
 from apps.memory.texts import one_line
-from apps.memory.tools.shapes import Label, Share, SubjectId
+from apps.memory.tools.shapes import Label, Ref, Share, SubjectId
 from apps.principals.tenancy import Caller
 
 
@@ -48,7 +48,7 @@ class RememberFact(Input):
     """Where it is from: `session c-1`, `multiple sessions`."""
     stated: bool = False
     """The subject said so itself. What is learned does not undo it."""
-    evidence: Annotated[list[Label], Field(max_length=100)] = Field(default_factory=list)
+    evidence: Annotated[list[Ref], Field(max_length=100)] = Field(default_factory=list)
     """References to what it rests on: `observation:12`, `task:task_7`. What is cited of memory must be there."""
     valid_from: Moment | None = None
     """Since when it is so, if not from now on."""

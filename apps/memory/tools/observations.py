@@ -9,7 +9,7 @@ from pydantic import Field, StringConstraints
 from apps.core.operations import Route, operation
 from apps.core.schemas import Input, Moment, Output, Text
 from apps.memory import selectors, services
-from apps.memory.tools.shapes import Domain, Label, Share, Words
+from apps.memory.tools.shapes import Domain, Label, Ref, Share, Words
 from apps.principals.tenancy import Caller
 
 
@@ -20,7 +20,7 @@ class StoreMemory(Input):
     """The field it belongs to, such as `code_patterns`."""
     confidence: Share = 0.8
     """How sure you are, from 0 to 1."""
-    evidence: Annotated[list[Label], Field(max_length=100)] = Field(default_factory=list)
+    evidence: Annotated[list[Ref], Field(max_length=100)] = Field(default_factory=list)
     """References to what it rests on: `observation:12`, `task:task_7`, `plan:…`. What is cited of memory must be there."""
     metadata: dict[str, Any] = Field(default_factory=dict)
     """Anything to find it by later (see the filters of `memory_recall`)."""

@@ -8,7 +8,7 @@ from pydantic import Field
 from apps.core.operations import Route, operation
 from apps.core.schemas import Input, Name, Output
 from apps.memory import services
-from apps.memory.tools.shapes import Domain, Label, Share, Words
+from apps.memory.tools.shapes import Domain, Ref, Share, Words
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 
@@ -60,7 +60,7 @@ class Promote(Input):
     """What was learned."""
     domain: Domain
     confidence: Share = 0.8
-    evidence: Annotated[list[Label], Field(max_length=100)] = Field(default_factory=list)
+    evidence: Annotated[list[Ref], Field(max_length=100)] = Field(default_factory=list)
     """References to what it rests on."""
 
 

@@ -10,12 +10,12 @@ from apps.core.operations import Route, operation
 from apps.core.pagination import decode_position, encode_cursor
 from apps.core.schemas import Cursor, Input, Output
 from apps.memory import selectors
-from apps.memory.tools.shapes import Label
+from apps.memory.tools.shapes import Ref
 from apps.principals.tenancy import Caller
 
 
 class ReadMemory(Input):
-    ref: Label
+    ref: Ref
     """As recall names it: `observation:12`, `pattern:4`, `item:7`, or `concept:python` by name or alias."""
     cursor: Cursor | None = None
     """`next` of the answer before, for those of `earlier` that follow."""

@@ -12,6 +12,9 @@ Words = Annotated[Text, StringConstraints(min_length=1, max_length=65_536)]
 
 Label = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
 
+# By which a memory, or whatever else, is named: `concept:` and a key may be longer than a label.
+Ref = Annotated[Text, StringConstraints(min_length=1, max_length=300)]
+
 Domain = Annotated[Text, StringConstraints(min_length=1, max_length=100)]
 
 
