@@ -53,7 +53,6 @@ NAMES: Final = {
     "memory_memorypolicy",
     "memory_promotionpolicy",
     "plans_delegate",
-    "plans_plan",
     "principals_principal",
     "principals_token",
     "receipts of tasks",
@@ -81,7 +80,6 @@ NAMES: Final = {
 NAMED_AGAIN: Final = {"digests_sourcepolicy", "receipts_letter"}
 # Of rows that lose what else they say: all but the names.
 BUT_NAMES: Final = {
-    "plans_plan": "to_jsonb(t) - 'scope' #- '{document,scope}'",
     "receipts_letter": "to_jsonb(t) - 'recipient_name'",
     "receipts_receipt": "to_jsonb(t) - 'receipt_id' - 'pairs_with_ref'",
     "tasks_task": "to_jsonb(t) - 'concurrency_key'",

@@ -963,7 +963,7 @@ NO_WORDS = {
     "memory_session": {"overwritten"},  # keyed digests
     "memory_vector": {"embedding"},  # goes with its passage
     "plans_learnedmodel": {"state"},
-    "plans_plan": {"plan_id", "status", "scope", "plan_hash", "planner_version", "receipt_id"},
+    "plans_plan": {"plan_id", "status", "plan_hash", "planner_version", "receipt_id"},
     "plans_planstep": {"step_id", "step_type", "depends_on", "worker_id", "tool_name", "tool_uid"},
     "principals_principal": {"kind"},
     "principals_token": {"prefix", "scopes"},
