@@ -1,13 +1,9 @@
 """What the import contracts can't see: who writes, what is documented, where foreign keys point, what is walled."""
 
 import ast
-import inspect
 import tomllib
 from collections.abc import Iterator
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Final
 
 import pytest
@@ -113,41 +109,6 @@ def test_an_app_knows_of_another_only_its_public_rooms() -> None:
     assert culprits == []
 
 
-def _public(module: ModuleType) -> Iterator[tuple[str, object]]:
-    for name, thing in vars(module).items():
-        ours = getattr(thing, "__module__", "").startswith(module.__name__)
-        if (
-            not name.startswith("_")
-            and ours
-            and inspect.isfunction(inspect.unwrap(thing) if callable(thing) else thing)
-        ):
-            yield name, thing
-
-
-@pytest.mark.parametrize("app", [app for app in OUR_APPS if find_spec(f"apps.{app}.services")])
-def test_a_public_service_states_its_contract_and_takes_keywords(app: str) -> None:
-    name = f"apps.{app}.services"
-    for verb, service in _public(import_module(name)):
-        assert inspect.getdoc(service), f"{name}.{verb} has no docstring"
-        positional = [
-            parameter.name
-            for parameter in inspect.signature(service).parameters.values()  # type: ignore[arg-type]
-            if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
-        ]
-        assert positional == [], f"{name}.{verb}"
-
-
-@pytest.mark.parametrize("app", OUR_APPS)
-def test_an_app_says_what_it_is(app: str) -> None:
-    assert import_module(f"apps.{app}").__doc__
-
-
-@pytest.mark.parametrize("model", OUR_MODELS, ids=lambda model: model._meta.label)
-def test_a_model_says_what_a_row_means(model: type[models.Model]) -> None:
-    # Django writes a docstring of the form "Name(id, field, …)" where there is none.
-    assert not (model.__doc__ or "").startswith(f"{model.__name__}(")
-
-
 @pytest.mark.parametrize("model", OUR_MODELS, ids=lambda model: model._meta.label)
 def test_foreign_keys_point_down(model: type[models.Model]) -> None:
     level = LEVEL_OF[model._meta.app_label]
@@ -178,9 +139,3 @@ def test_what_is_not_of_a_tenant_is_known() -> None:
         "principals.Operator",
         Tenant._meta.label,
     }
-
-
-@pytest.mark.parametrize("model", OUR_MODELS, ids=lambda model: model._meta.label)
-def test_names_of_constraints_and_indexes_begin_with_their_table(model: type[models.Model]) -> None:
-    named = [*model._meta.constraints, *model._meta.indexes]
-    assert [one.name for one in named if not (one.name or "").startswith(f"{model._meta.app_label}_")] == []

@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,18 @@ def near(name: str, known: Iterable[str]) -> str:
 class DomainError(Exception):
     """An anticipated refusal, safe to show to the caller.
 
-    Subclass one of the families below; interfaces map families, not individual errors, to statuses.
-    Keyword arguments become further members of the answer (`existing_receipt_id`, …).
+    Raise one of the families below with a code: ``Conflict("The lease is over.", code="lease_lost")``. A class of its
+    own is for a refusal that somebody catches. Interfaces map families to statuses. Further keyword arguments become
+    members of the answer (`existing_receipt_id`, …).
     """
 
-    code: ClassVar[str] = "refused"
+    code: str = "refused"
 
-    def __init__(self, detail: str, *, errors: Sequence[FieldError] = (), **extra: Any) -> None:
+    def __init__(
+        self, detail: str, *, code: str | None = None, errors: Sequence[FieldError] = (), **extra: Any
+    ) -> None:
         super().__init__(detail)
+        self.code = code or type(self).code
         self.detail = detail
         self.errors = tuple(errors)
         self.extra = extra

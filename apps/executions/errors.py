@@ -128,7 +128,7 @@ class WorkerCallFailed(DomainError):
     twice may be called again.
     """
 
-    code: ClassVar[str] = "worker_call_failed"
+    code = "worker_call_failed"
     retryable: ClassVar[bool] = False
     reached: ClassVar[bool] = True
 

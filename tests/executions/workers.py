@@ -142,7 +142,7 @@ def _server(seen: WorkerServer) -> MCPServer[Any]:  # noqa: C901  # a list of sm
     return server
 
 
-def _add_jobs(server: MCPServer[Any], seen: WorkerServer) -> None:  # noqa: C901  # a list of small tools
+def _add_jobs(server: MCPServer[Any], seen: WorkerServer) -> None:  # a list of small tools
     """Tools of the kind that runs jobs of its own."""
 
     @server.tool()
