@@ -230,7 +230,7 @@ def gauges(*, now: datetime) -> list[Gauge]:
     inboxes = inbox_figures(now=now)
     lateness = (now - inboxes.oldest_due_at).total_seconds() if inboxes.oldest_due_at else 0.0
     waited = (now - inboxes.oldest_pending_at).total_seconds() if inboxes.oldest_pending_at else 0.0
-    check, retained_at = digests.last_check(), digests.last_retention()
+    retained_at = digests.last_retention()
     ages = {who: pulse.last_known_age(who) for who in ("beat", "worker")}
     return [
         Gauge(name="gatehouse_tasks_ready", says="Tasks that a worker may claim.", value=queues.ready),
@@ -254,13 +254,6 @@ def gauges(*, now: datetime) -> list[Gauge]:
             name="gatehouse_planner_calibration_error",
             says="Of the learned models in use the worst: how far confidence lies from how often a plan is right.",
             value=plans.calibration_error(),
-        ),
-        Gauge(name="gatehouse_self_check_found", says="What the last self-check found.", value=check.found),
-        Gauge(name="gatehouse_self_check_repaired", says="What of it was mended.", value=check.repaired),
-        Gauge(
-            name="gatehouse_self_check_age_seconds",
-            says="Since the last full self-check.",
-            value=_age(check.ended_at, now),
         ),
         Gauge(
             name="gatehouse_retention_age_seconds",

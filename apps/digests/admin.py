@@ -13,7 +13,7 @@ from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminSelectWidge
 from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to
 from apps.digests import selectors, services
 from apps.digests.gathering import THREAD_LIMIT
-from apps.digests.models import Entry, Inbox, ReceiptState, Round, Source, SourcePolicy, Thread
+from apps.digests.models import Entry, Inbox, ReceiptState, Source, SourcePolicy, Sweep, Thread
 from apps.digests.selectors import Replay
 from apps.principals import selectors as principals
 from apps.principals.models import Operator, Tenant
@@ -259,7 +259,7 @@ class ReceiptStateAdmin(OperatorAdmin):
         return link_to(state.entry or state.thread)
 
 
-@admin.register(Round)
-class RoundAdmin(OperatorAdmin):
-    list_display = ["name", "begun_at", "ended_at", "position", "found", "result"]
+@admin.register(Sweep)
+class SweepAdmin(OperatorAdmin):
+    list_display = ["name", "begun_at", "ended_at", "position"]
     ordering = ["name"]

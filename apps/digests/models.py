@@ -339,24 +339,21 @@ class ReceiptState(TenantModel):
         return f"state of {self.receipt}"
 
 
-NO_PLACE: Final = UUID(int=0)
+NIL: Final = UUID(int=0)
 
 
-class Round(models.Model):
-    """How far a walk over everything has come that takes many steps: retention, self-check.
+class Sweep(models.Model):
+    """How far retention has come through one kind of row: one row per kind, for the whole deployment.
 
-    One row per kind of walk, of the whole deployment. `position` is the key that the last step ended at, or, of a walk
-    that goes tenant by tenant, its tenant, with `within` for the place there; `found` is what this round has found so
-    far, `result` what the last full one found.
+    `position` is the key that the last step ended at. A sweep that goes tenant by tenant keeps the tenant there, and
+    in `within` the last uuid of that tenant.
     """
 
     name = models.CharField(max_length=50, unique=True)
     position = models.BigIntegerField(default=0)
-    within = models.UUIDField(default=NO_PLACE, db_default=NO_PLACE)
+    within = models.UUIDField(default=NIL, db_default=NIL)
     begun_at = models.DateTimeField()
     ended_at = models.DateTimeField(null=True)
-    found = models.JSONField(default=dict)
-    result = models.JSONField(default=dict)
 
     def __str__(self) -> str:
         return self.name

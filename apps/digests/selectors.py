@@ -9,18 +9,16 @@ from time import monotonic
 from typing import Any, Final
 
 from django.db import connection
-from django.db.models import Exists, OuterRef, Q
 
 from apps.core.sql import hot_cursor
-from apps.digests import compose, formats, grouping, hooks, soundness, sql
+from apps.digests import compose, formats, grouping, hooks, sql
 from apps.digests.errors import UnknownEntry
 from apps.digests.formats import Bound, Through
 from apps.digests.gathering import Arrival, Policy, count_entries
 from apps.digests.grouping import Key
 from apps.digests.hooks import Fact
 from apps.digests.hooks.registry import VALUE_LENGTH
-from apps.digests.models import Entry, Inbox, ReceiptState, Round, Source, SourcePolicy
-from apps.digests.soundness import REPAIRED
+from apps.digests.models import Entry, Inbox, ReceiptState, Source, SourcePolicy, Sweep
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Receipt
 from apps.receipts.services import Group, ReceiptDraft
@@ -459,47 +457,6 @@ def _keys(statement: str, given: dict[str, Any]) -> list[int]:
         return [pk for (pk,) in cursor.fetchall()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetiredInbox:
-    """An inbox whose principal has a successor."""
-
-    tenant_id: int
-    principal_id: int
-    name: str
-    successor_id: int
-
-
-_RETIRED: Final = Inbox.objects.filter(principal__successor__isnull=False)
-
-
-def retired_inboxes() -> list[RetiredInbox]:
-    """All retired inboxes that hold something, or whose principals owe for what they held; asked by the system."""
-    unread = Q(visible_unread__gt=0) | Q(pending_unread__gt=0)
-    owing = receipts.debts_of_inboxes().filter(tenant=OuterRef("tenant"), debtor=OuterRef("principal"))
-    holding = _RETIRED.filter(unread | Exists(owing)).order_by("pk")
-    return [_retired(inbox) for inbox in holding.select_related("principal")]
-
-
-def retired_inbox(principal_id: int) -> RetiredInbox | None:
-    """The principal's inbox if it is retired."""
-    inbox = _RETIRED.filter(principal_id=principal_id).select_related("principal").first()
-    return _retired(inbox) if inbox else None
-
-
-def _retired(inbox: Inbox) -> RetiredInbox:
-    return RetiredInbox(
-        tenant_id=inbox.tenant_id,
-        principal_id=inbox.principal_id,
-        name=inbox.principal.name,
-        successor_id=inbox.principal.successor_id or 0,
-    )
-
-
-def oldest_unacked(principal_id: int, *, limit: int) -> list[Receipt]:
-    """The oldest receipts that a principal has not acked, visible and gathered ones."""
-    return receipts.in_order(_keys(sql.OLDEST_UNREAD, {"inbox": _inbox_of(principal_id), "limit": limit}))
-
-
 _DEFAULTS: Final = Inbox()
 
 
@@ -639,14 +596,6 @@ def _arrival(row: Sequence[Any], seen: Fact | None, opted_in: Callable[[str], bo
     return Arrival(at=at, source_system=source, key=grouping.key_of(said, fact, opted_in=opted_in))
 
 
-def key_of_stored(receipt: Receipt) -> Key | None:
-    """Which thread a stored receipt would be gathered into if it came now; None where it would be an entry of its own."""
-    said = (receipt.resource_ref, receipt.event_family, receipt.flush_class, receipt.summary_hint, receipt.break_thread)
-    row = (receipt.pk, receipt.created_at, receipt.source_system, receipt.dedupe_key, receipt.groupable, *said)
-    seen = facts(receipt.source_system, [receipt.pk]) if hooks.hook_of(receipt.source_system) is not None else {}
-    return _arrival(row, seen.get(receipt.pk), _opted_in(receipt.tenant_id)).key
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRule:
     """What operators have set for a source; the defaults are those of a source that nobody has spoken of."""
@@ -734,30 +683,8 @@ def due_threads(inbox_id: int, *, limit: int) -> list[int]:
         return [pk for (pk,) in cursor.fetchall()]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastCheck:
-    """What the last full rounds of the self-check came to."""
-
-    ended_at: datetime | None
-    """When the oldest of them ended; None while there has not been one of each part."""
-    found: int
-    repaired: int
-
-
-def last_check() -> LastCheck:
-    """What the self-check found when it last went over everything; one row for each part, nothing else is read."""
-    names = [f"check.{part}" for part in soundness.PARTS]
-    rounds = list(Round.objects.filter(name__in=names).exclude(ended_at=None))
-    results = [one.result for one in rounds]
-    return LastCheck(
-        ended_at=min(one.ended_at for one in rounds if one.ended_at) if len(rounds) == len(names) else None,
-        found=sum(count for result in results for kind, count in result.items() if kind != REPAIRED),
-        repaired=sum(result.get(REPAIRED, 0) for result in results),
-    )
-
-
 def last_retention() -> datetime | None:
-    """When retention last came to the end of everything; None while it has not."""
-    rounds = Round.objects.filter(name__startswith="retention.").values_list("ended_at", flat=True)
-    ended = [moment for moment in rounds if moment is not None]
-    return min(ended) if ended and len(ended) == len(rounds) else None
+    """When the oldest of the last full sweeps of retention ended; None until each kind has had one."""
+    sweeps = Sweep.objects.filter(name__startswith="retention.").values_list("ended_at", flat=True)
+    ended = [moment for moment in sweeps if moment is not None]
+    return min(ended) if ended and len(ended) == len(sweeps) else None

@@ -223,11 +223,6 @@ select * from (
     ({_LISTED.format(acked="null")}) union all ({_LISTED.format(acked="not null")})
 ) either order by receipt_id desc limit %(limit)s
 """
-# Index: digests_receiptstate_unread.
-OLDEST_UNREAD: Final = """
-select receipt_id from digests_receiptstate where inbox_id = any(array[%(inbox)s::bigint]) and acked_at is null
-order by inbox_id, receipt_id limit %(limit)s
-"""
 # The keys of the newest receipts of one source, before one of them; as above. Index: receipts_receipt_of_source.
 LISTED_OF_SOURCE: Final = """
 select id from receipts_receipt r
@@ -518,13 +513,6 @@ where r.id = any(%(receipts)s) and r.pruned_at is null and r.created_at <= cut
 group by r.tenant_id, s.inbox_id order by s.inbox_id
 """
 
-# An item's entry goes with its receipt, so it must be acked too. Primary keys only.
-DROP_STATES: Final = """
-delete from digests_receiptstate s
-where s.receipt_id = any(%(receipts)s) and s.inbox_id = %(inbox)s and s.acked_at is not null
-      and (s.entry_id is null or exists (select from digests_entry e where e.id = s.entry_id and e.acked_at is not null))
-returning s.receipt_id, s.entry_id, s.thread_id
-"""
 # What the snapshots of these threads have lost is said of them; those that have lost everything are named.
 # Indexes: digests_entry_revision_once, then primary keys.
 TRIM: Final = """
@@ -540,17 +528,6 @@ with snapshot as (
 )
 select id from snapshot where left_over = 0
 """
-# Index: digests_entry_by_superseded.
-FORGET_SUPERSEDED: Final = "update digests_entry set supersedes_id = null where supersedes_id = any(%s)"
-DROP_ENTRIES: Final = "delete from digests_entry where id = any(%s)"
-# Indexes: digests_entry_revision_once, digests_receiptstate_by_thread.
-DROP_THREADS: Final = """
-delete from digests_thread t
-where t.id = any(%(threads)s) and t.closed_at is not null
-      and not exists (select from digests_entry e where e.tenant_id = %(tenant)s and e.thread_id = t.id)
-      and not exists (select from digests_receiptstate s where s.thread_id = t.id)
-"""
-
 # The next superseded snapshots that have served their time, in microseconds of when they were superseded; those
 # that still hold something unacked are left. Indexes: digests_entry_superseded_since, digests_receiptstate_by_thread.
 NEXT_SUPERSEDED: Final = """
@@ -576,99 +553,4 @@ where id = any(%(entries)s) and inbox_id = %(inbox)s and superseded_at is not nu
     select from digests_receiptstate s
     where s.thread_id = e.thread_id and s.acked_at is null and s.receipt_id = any(e.receipt_ids)
 )
-"""
-
-# --- Repair. Each under the lock of the inbox, by primary keys and what is named.
-
-# A state that must not be: whatever it shows is acked, then it goes. Names its thread.
-ACK_STRAY: Final = """
-with shown as (
-    update digests_entry e set acked_at = %(now)s from digests_receiptstate s
-    where s.receipt_id = any(%(receipts)s) and e.id = s.entry_id and e.acked_at is null
-)
-update digests_receiptstate set acked_at = %(now)s, read_at = %(now)s, pending = false
-where receipt_id = any(%(receipts)s) and acked_at is null
-"""
-DROP_STRAY: Final = "delete from digests_receiptstate where receipt_id = any(%(receipts)s) returning thread_id"
-# The thread if it is open, else the open one of its key, made where there is none.
-_OPEN_ONE: Final = """
-, made as (
-    insert into digests_thread
-        (tenant_id, inbox_id, source_system, resource_ref, event_family, receipt_count, pending_count, revision, opened_at)
-    select tenant_id, inbox_id, source_system, resource_ref, event_family, 0, 0, 0, gatehouse_now() from wanted
-    on conflict (tenant_id, inbox_id, source_system, resource_ref, event_family) where closed_at is null do nothing
-    returning id
-)
-select id from made
-union all
-select t.id from digests_thread t join wanted w
-    using (tenant_id, inbox_id, source_system, resource_ref, event_family)
-where t.closed_at is null
-"""
-THREAD_LIKE: Final = f"""
-with wanted as (
-    select tenant_id, inbox_id, source_system, resource_ref, event_family from digests_thread where id = %(thread)s
-){_OPEN_ONE}"""
-THREAD_FOR: Final = f"""
-with wanted as (
-    select %(tenant)s::bigint as tenant_id, %(inbox)s::bigint as inbox_id, %(source_system)s::text as source_system,
-           %(resource_ref)s::text as resource_ref, %(event_family)s::text as event_family
-){_OPEN_ONE}"""
-REBUFFER: Final = """
-insert into digests_receiptstate (receipt_id, tenant_id, inbox_id, thread_id, pending)
-values (%(receipt)s, %(tenant)s, %(inbox)s, %(thread)s, true)
-on conflict (receipt_id) do update set thread_id = excluded.thread_id, pending = true
-"""
-REPOST_ITEM: Final = """
-with inbox as (
-    update digests_inbox set last_seq = last_seq + 1 where id = %(inbox)s returning last_seq
-), entry as (
-    insert into digests_entry
-        (tenant_id, inbox_id, kind, sequence, source_system, receipt_ids, count, first_at, last_at,
-         delivery_handle, published_at)
-    select %(tenant)s, %(inbox)s, 'item', last_seq, %(source_system)s, array[%(receipt)s::bigint], 1,
-           %(created_at)s, %(created_at)s, %(delivery_handle)s, %(now)s
-    from inbox returning id
-)
-insert into digests_receiptstate (receipt_id, tenant_id, inbox_id, entry_id, pending)
-select %(receipt)s, %(tenant)s, %(inbox)s, entry.id, false from entry
-on conflict (receipt_id) do update set entry_id = excluded.entry_id
-"""
-# What waits is due at once. Index: digests_receiptstate_by_thread.
-RECOUNT_THREADS: Final = """
-update digests_thread t
-set pending_count = counted.pending,
-    flush_due_at = case when counted.pending > 0 then coalesce(t.flush_due_at, gatehouse_now()) end
-from (
-    select w.id, count(s.receipt_id) as pending from unnest(%(threads)s::bigint[]) w(id)
-    left join digests_receiptstate s on s.thread_id = w.id and s.acked_at is null and s.pending
-    group by w.id
-) counted
-where t.id = counted.id and t.pending_count <> counted.pending
-"""
-MEND_ENTRIES: Final = """
-update digests_entry e
-set pruned = e.count - known,
-    acked_at = case when e.kind = 'item' and unacked_here = 0 then coalesce(e.acked_at, %(now)s) else e.acked_at end
-from (
-    select w.id, count(s.receipt_id) as known,
-           count(*) filter (where s.entry_id = w.id and s.acked_at is null) as unacked_here
-    from digests_entry w cross join lateral unnest(w.receipt_ids) m(id)
-    left join digests_receiptstate s on s.receipt_id = m.id
-    where w.id = any(%(entries)s) group by w.id
-) counted
-where e.id = counted.id
-"""
-# A sequence is never taken twice, so the last one only goes up.
-# Indexes: digests_receiptstate_unread, digests_entry_sequence_once.
-RECOUNT: Final = """
-update digests_inbox i
-set visible_unread = unread.visible, pending_unread = unread.pending,
-    last_seq = greatest(i.last_seq, (
-        select max(sequence) from digests_entry where tenant_id = %(tenant)s and inbox_id = %(inbox)s))
-from (
-    select count(*) filter (where not pending) as visible, count(*) filter (where pending) as pending
-    from digests_receiptstate where inbox_id = %(inbox)s and acked_at is null
-) unread
-where i.id = %(inbox)s
 """

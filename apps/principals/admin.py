@@ -15,8 +15,6 @@ from unfold.widgets import UnfoldAdminTextInputWidget
 from apps.core.admin import OperatorAdmin, ReasonForm, link_to, verb
 from apps.principals import services
 from apps.principals.models import Membership, Operator, Principal, Tenant, Token
-from apps.principals.selectors import principal_named
-from apps.principals.tenancy import acting_in
 
 admin.site.unregister(Group)
 
@@ -76,13 +74,9 @@ class RenameForm(ReasonForm):
     name = forms.CharField(max_length=50, widget=UnfoldAdminTextInputWidget)
 
 
-class RetireForm(ReasonForm):
-    successor = forms.CharField(max_length=50, widget=UnfoldAdminTextInputWidget)
-
-
 @admin.register(Principal)
 class PrincipalAdmin(OperatorAdmin):
-    actions_detail = ["disable", "enable", "rename", "retire", "revoke_tokens"]
+    actions_detail = ["disable", "enable", "rename", "revoke_tokens"]
     list_display = ["name", "kind", "tenant", "parent_link", "created_at", "disabled_at"]
     list_filter = ["kind", "tenant"]
     list_select_related = ["tenant", "parent"]
@@ -119,18 +113,6 @@ class PrincipalAdmin(OperatorAdmin):
     def rename(self, principal: Principal, given: Mapping[str, Any]) -> str:
         services.rename_principal(principal_id=principal.pk, name=given["name"])
         return f"{principal} is called {given['name']}."
-
-    @verb(
-        "Retire",
-        explanation="It can't act any more; what its inbox holds and receives goes to a successor, as new receipts.",
-        permission="principals.retire_principal",
-        form=RetireForm,
-    )
-    def retire(self, principal: Principal, given: Mapping[str, Any]) -> str:
-        with acting_in(principal.tenant_id, "console: retire"):
-            successor = principal_named(given["successor"])
-            services.retire_principal(principal_id=principal.pk, successor_id=successor.pk, now=timezone.now())
-        return f"{principal} is retired; {successor} gets what its inbox holds within seconds."
 
     @verb(
         "Revoke all tokens",

@@ -55,9 +55,3 @@ class NotThisCaller(Forbidden):
     """The token acts for another principal."""
 
     code = "not_this_caller"
-
-
-class BadSuccessor(Invalid):
-    """Nobody can hand an inbox on to itself, or to somebody who can't act."""
-
-    code = "bad_successor"

@@ -86,8 +86,7 @@ class Principal(TenantModel):
     """Who acts within a tenant: an agent, a service, a worker or a delegate.
 
     The name is what `recipient_ai` and `principal_ai` say. `parent` is who a delegate or agent reports to; a
-    principal without one is at the top. A disabled principal may have a `successor`: it is retired, and what its inbox
-    holds and receives goes there.
+    principal without one is at the top.
     """
 
     name = models.CharField(max_length=50)
@@ -95,7 +94,6 @@ class Principal(TenantModel):
     parent = models.ForeignKey("self", on_delete=models.PROTECT, null=True, related_name="children", db_index=False)
     created_at = models.DateTimeField()
     disabled_at = models.DateTimeField(null=True)
-    successor = models.ForeignKey("self", on_delete=models.PROTECT, null=True, related_name="retired", db_index=False)
 
     objects = PrincipalQuerySet.as_manager()
 
@@ -104,22 +102,10 @@ class Principal(TenantModel):
             models.UniqueConstraint(fields=["tenant", "name"], name="principals_principal_name_once"),
             models.CheckConstraint(condition=Q(kind__in=Kind.values), name="principals_principal_kind_known"),
             models.CheckConstraint(condition=~Q(parent=F("id")), name="principals_principal_not_its_own_parent"),
-            # The two together leave no circle: a successor can act, and who acts has none.
-            models.CheckConstraint(
-                condition=Q(successor=None) | (Q(disabled_at__isnull=False) & ~Q(successor=F("id"))),
-                name="principals_principal_retired_is_disabled",
-            ),
-        ]
-        indexes = [
-            # Serves digests.selectors.retired_inboxes(), by the tick, and the removal of a successor.
-            models.Index(
-                fields=["successor"], name="principals_principal_retired", condition=Q(successor__isnull=False)
-            ),
         ]
         permissions = [
             ("disable_principal", "Can disable and enable principals"),
             ("rename_principal", "Can rename principals"),
-            ("retire_principal", "Can retire principals"),
             ("revoke_principal_tokens", "Can revoke tokens"),
         ]
 

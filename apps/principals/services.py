@@ -11,7 +11,6 @@ from django.db.models import Q
 from apps.core.ids import fits_an_address
 from apps.core.sql import violated_constraint
 from apps.principals.errors import (
-    BadSuccessor,
     BuiltIn,
     ImpossiblePeriod,
     NameTaken,
@@ -214,30 +213,12 @@ def disable_principal(*, principal_id: int, now: datetime) -> None:
 
 @transaction.atomic
 def enable_principal(*, principal_id: int) -> None:
-    """Let a disabled principal act again, with those of its tokens that are still valid; a retired one has no successor
-    any more.
+    """Let a disabled principal act again, with those of its tokens that are still valid.
 
     :raises UnknownPrincipal: if the tenant has none of this key.
     """
     _changeable(principal_id)
-    Principal.objects.filter(pk=principal_id).update(disabled_at=None, successor=None)
-
-
-@transaction.atomic
-def retire_principal(*, principal_id: int, successor_id: int, now: datetime) -> None:
-    """Disable a principal for good and name its successor.
-
-    :raises UnknownPrincipal: if the tenant has none of this key.
-    :raises BuiltIn: for the gates' own principals.
-    :raises BadSuccessor: if that is the principal itself, or can't act.
-    """
-    # Both rows are held, so that two can't retire to each other at once.
-    held = Principal.objects.select_for_update(no_key=True).filter(pk__in=[principal_id, successor_id]).order_by("pk")
-    can_act = {one.pk for one in held if one.disabled_at is None}
-    if principal_id == successor_id or successor_id not in can_act:
-        raise BadSuccessor("The successor must be another principal, one that can act.")
-    disable_principal(principal_id=principal_id, now=now)
-    Principal.objects.filter(pk=principal_id).update(successor_id=successor_id)
+    Principal.objects.filter(pk=principal_id).update(disabled_at=None)
 
 
 @transaction.atomic

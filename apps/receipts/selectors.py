@@ -9,7 +9,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from django.db import connection
-from django.db.models import Aggregate, Count, F, Min, OuterRef, QuerySet, Subquery
+from django.db.models import Aggregate, Count, Min, OuterRef, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 
 from apps.core.sql import hot_cursor
@@ -17,7 +17,7 @@ from apps.principals.scopes import Kind
 from apps.receipts import sql
 from apps.receipts.errors import UnknownReceipt, UnknownTarget
 from apps.receipts.letters import Content
-from apps.receipts.models import FlushClass, Letter, Obligation, Receipt, ReceiptKey, RemoteTarget, Residence, Surface
+from apps.receipts.models import FlushClass, Letter, Receipt, ReceiptKey, RemoteTarget, Residence, Surface
 from apps.receipts.states import LetterState
 
 CHAIN_LIMIT: Final = 1000
@@ -146,23 +146,6 @@ def obligations(
             {"owed_by": owed_by, "awaited_by": awaited_by, "after": after, "limit": limit},
         )
         return [Owed(*row) for row in cursor.fetchall()]
-
-
-def owed_for(principal_id: int, *, limit: int) -> list[Receipt]:
-    """The oldest receipts of a principal's inbox because of which it owes something."""
-    owed = debts_of_inboxes().filter(debtor_id=principal_id).order_by("receipt_id")
-    return in_order(list(owed.values_list("receipt_id", flat=True)[:limit]))
-
-
-def debts_of_inboxes() -> QuerySet[Obligation]:
-    """Open obligations that came to their debtor's own inbox."""
-    return Obligation.objects.filter(closed_at=None, receipt__recipient=F("debtor"), receipt__surface=Surface.INBOX)
-
-
-def open_debts(receipt_pks: Sequence[int], *, debtor_id: int) -> dict[int, int]:
-    """To whom a debtor still owes something because of these receipts: creditors by receipt."""
-    debts = Obligation.objects.filter(receipt_id__in=receipt_pks, debtor_id=debtor_id, closed_at=None)
-    return dict(debts.values_list("receipt_id", "creditor_id"))
 
 
 def used_keys(tenant_id: int, source_system: str, dedupe_keys: Sequence[str]) -> set[str]:

@@ -4,8 +4,7 @@ from typing import Final
 
 # Takes the keys and writes the facts in one go, with the obligations that they open, and the letters for recipients that live elsewhere; the ledger's facts
 # are no business of a mere inbox. Answers the drafts whose keys were free. Numbers are drawn in the order of the
-# drafts; keys are taken in an order that is everybody's: rivals wait there, never in a circle. What still arrives for
-# who is retired stays here, wherever it has lived, since its successor gets it from here.
+# drafts; keys are taken in an order that is everybody's: rivals wait there, never in a circle.
 _RECORD: Final = """
 with draft as materialized (
     select nextval('receipts_receipt_id_seq') as id, uuidv7() as uuid, given.*
@@ -32,8 +31,7 @@ with draft as materialized (
     left join (
         select r.principal_id, r.target_id, r.name_there, t.door
         from receipts_residence r join receipts_remotetarget t on t.id = r.target_id
-        join principals_principal p on p.id = r.principal_id and p.successor_id is null
-        where p.id = any(array(select recipient from draft))
+        where r.principal_id = any(array(select recipient from draft))
     ) home on home.principal_id = draft.recipient
 {closing}), fact as (
     insert into receipts_receipt

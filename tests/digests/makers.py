@@ -20,6 +20,8 @@ from tests.factories import T0
 
 _numbers = count(1)
 
+unsound = soundness.unsound
+
 
 def make_draft(recipient: Caller, *, source: str = "github", **changes: Any) -> ReceiptDraft:
     number = next(_numbers)
@@ -71,15 +73,3 @@ def flush(*, inbox_id: int, thread_ids: Collection[int], reason: FlushReason) ->
     """Publish what is pending in these threads of one inbox, due or not."""
     inbox = locking.lock_by_id(inbox_id, wait=True)
     return [] if inbox is None else publish_pending(inbox, thread_ids, reason=reason, now=database_now())
-
-
-def unsound() -> dict[str, list[int]]:
-    """The keys of all that is not sound in what the caller may see, by the kind of damage."""
-    found: dict[str, list[int]] = {}
-    for part in soundness.PARTS:
-        position: int | None = 0
-        while position is not None:
-            position, damages = soundness.look(part, after=position)
-            for one in damages:
-                found.setdefault(one.kind, []).append(one.id)
-    return found

@@ -3,8 +3,7 @@
 import threading
 from typing import Any
 
-import pytest
-from django.db import connection, transaction
+from django.db import connection
 from django.test import Client
 
 from apps.digests import selectors as digests
@@ -12,8 +11,6 @@ from apps.memory import services as memory
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from tests.digests.makers import post, post_grouped
-from tests.digests.test_scale import explained
-from tests.digests.volume import load, shares
 from tests.factories import T0, make_caller, make_tenant, make_token
 from tests.memory.subjects import ALICE, add
 
@@ -102,17 +99,3 @@ def test_twenty_first_bootstraps_at_once_all_answer(transactional_db: None) -> N
     for thread in threads:
         thread.join()
     assert unread == [0] * 20
-
-
-@pytest.mark.ci
-def test_with_100_000_receipts_waiting_bootstrap_goes_by_index(transactional_db: None) -> None:
-    kee = load(make_tenant("acme"), shares(120_000, unread=100_000, inboxes=2))
-    with acting_as(kee), explained() as plans:
-        found = memory.bootstrap(principal_id=kee.principal_id, tenant_id=kee.tenant_id, now=T0)
-        transaction.set_rollback(True)
-    assert (found.inbox.unread, len(found.inbox.entries)) == (100_000, 10)
-    assert plans
-    for plan in plans:
-        assert not plan.scanned, plan.statement
-        assert plan.rows <= 1_000, (plan.rows, plan.statement)
-        assert plan.pages <= 400, (plan.pages, plan.statement)

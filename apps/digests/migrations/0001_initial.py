@@ -576,7 +576,7 @@ class Migration(migrations.Migration):
                 },
             ),
             migrations.CreateModel(
-                name="Round",
+                name="Sweep",
                 fields=[
                     (
                         "id",
@@ -586,8 +586,6 @@ class Migration(migrations.Migration):
                     ("position", models.BigIntegerField(default=0)),
                     ("begun_at", models.DateTimeField()),
                     ("ended_at", models.DateTimeField(null=True)),
-                    ("found", models.JSONField(default=dict)),
-                    ("result", models.JSONField(default=dict)),
                     (
                         "within",
                         models.UUIDField(
@@ -602,9 +600,9 @@ class Migration(migrations.Migration):
             protect(f"digests_{name}")
             for name in ("inbox", "thread", "entry", "receiptstate", "source", "sourcepolicy")
         ),
-        # Walks are the system's; others may look at how far they are.
+        # Only the system sweeps; other roles may read how far a sweep has come.
         migrations.RunSQL(
-            "revoke insert, update, delete on digests_round from gatehouse_app, gatehouse_operator",
+            "revoke insert, update, delete on digests_sweep from gatehouse_app, gatehouse_operator",
             migrations.RunSQL.noop,
         ),
         immutable(

@@ -1,20 +1,17 @@
 """Commands on inboxes. Each locks the inbox first; none calls out or waits while it holds it, and wording is bounded."""
 
-from apps.digests.services.acking import Acked, ack, ack_receipt, ack_receipts, ack_through, archive_receipt
+from apps.digests.services.acking import Acked, ack, ack_receipt, ack_through, archive_receipt
 from apps.digests.services.delivery import mark_delivered
 from apps.digests.services.flushing import flush_due
 from apps.digests.services.policies import PolicyChange, remove_source_policy, set_policy
 from apps.digests.services.posting import Posted, post, post_many
 from apps.digests.services.recipients import recipient_named
-from apps.digests.services.repairing import self_check
 from apps.digests.services.retention import retain
-from apps.digests.services.retiring import Forwarded, forward, forward_retired
 from apps.digests.services.sources import set_source
 from apps.receipts.services import Group, ObligationDraft, Poster, ReceiptDraft
 
 __all__ = [
     "Acked",
-    "Forwarded",
     "Group",
     "ObligationDraft",
     "PolicyChange",
@@ -23,19 +20,15 @@ __all__ = [
     "ReceiptDraft",
     "ack",
     "ack_receipt",
-    "ack_receipts",
     "ack_through",
     "archive_receipt",
     "flush_due",
-    "forward",
-    "forward_retired",
     "mark_delivered",
     "post",
     "post_many",
     "recipient_named",
     "remove_source_policy",
     "retain",
-    "self_check",
     "set_policy",
     "set_source",
 ]

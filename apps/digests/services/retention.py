@@ -1,24 +1,30 @@
-"""Retention: what has been acked long enough goes; what has not, never does.
+"""Retention: delete what was acked long enough ago. What is unacked is never deleted.
 
-Walks from the oldest on, a range at a time; what it finds goes inbox by inbox, each under its lock in short
-transactions of the system's. After the inbox it waits for no other lock: what somebody holds is left to the next round.
+Three sweeps read the tables from the oldest row on, a range at a time, and store how far they have come. Rows are
+deleted inbox by inbox, under the lock of the inbox, in short transactions of the system. A busy inbox is left to the
+next sweep.
 """
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final
+from uuid import UUID
 
 import psycopg
 from django.conf import settings
 from django.db import DatabaseError, connection
+from django.db.models import Exists, OuterRef, Q
 
+from apps.core.sql import database_now
 from apps.digests import sql
+from apps.digests.models import NIL, Entry, ReceiptState, Sweep, Thread
 from apps.digests.services import locking
-from apps.digests.services.rounds import Place, Step, walk
 from apps.principals.tenancy import acting_as_system
 from apps.receipts import services as receipts
 
@@ -26,33 +32,73 @@ logger = logging.getLogger(__name__)
 
 _WHY: Final = "retention"
 _RANGE: Final = 2_000
-# So many go in one transaction: who posts to their inbox, or refers to one of them, waits for its end.
+# Rows of one transaction: whoever posts to the inbox, or refers to one of the receipts, waits for its end.
 _AT_ONCE: Final = 250
-# How long a busy inbox is waited for; the next round comes soon.
-_PATIENCE: Final = "500ms"
+_LOCK_TIMEOUT: Final = "500ms"
 _REST: Final = timedelta(minutes=10)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a sweep has come: a key, or a tenant and a uuid within it."""
+
+    key: int = 0
+    within: UUID = NIL
+
+
+_Step = Callable[[Position], tuple[Position | None, Counter[str]]]
 
 
 def retain(*, patience: timedelta | None = timedelta(seconds=1)) -> dict[str, int]:
-    """Remove what has been kept its time, in all tenants; answers how much of each kind.
+    """Delete what has been kept long enough, in all tenants; returns the number of rows by kind.
 
-    Superseded snapshots of which all is acked; acked receipts with their entries and threads, and those of the
-    ledger, once nothing is open because of them; then, later, tombstones and keys. Goes on for as long as it has
-    patience for each kind, from where it stopped; without one, once over everything. Idempotent, safe to overlap.
+    These are superseded snapshots whose receipts are all acked; acked receipts with their entries and threads;
+    receipts of the ledger without an open obligation; and later tombstones and dedupe keys. Each sweep stops when
+    `patience` is over, and the next call continues it. Without a patience the call makes one whole sweep of each.
+    Idempotent; two calls at once are harmless.
     """
     found: Counter[str] = Counter()
-    for name, step in (
+    steps: tuple[tuple[str, _Step], ...] = (
         ("retention.entries", _superseded),
         ("retention.receipts", _receipts),
         ("retention.keys", _keys),
-    ):
-        found.update(walk(name, step=step, rest=_REST, patience=patience))
+    )
+    for name, step in steps:
+        found.update(_sweep(name, step, patience))
     return dict(found)
 
 
-def _superseded(after: Place) -> Step:
+def _sweep(name: str, step: _Step, patience: timedelta | None) -> Counter[str]:
+    """Continue a sweep, or begin one if the last began long enough ago. Each step opens its own transactions."""
+    found: Counter[str] = Counter()
+    with acting_as_system(_WHY):
+        now = database_now()
+        sweep, _ = Sweep.objects.get_or_create(name=name, defaults={"begun_at": now})
+        is_over = sweep.ended_at is not None and sweep.ended_at >= sweep.begun_at
+        if patience is not None and is_over and sweep.begun_at + _REST > now:
+            return found
+        if patience is None or is_over:
+            sweep.begun_at, sweep.position, sweep.within = now, 0, NIL
+            sweep.save()
+    deadline = None if patience is None else time.monotonic() + patience.total_seconds()
+    position: Position | None = Position(sweep.position, sweep.within)
+    while position is not None:
+        position, deleted = step(position)
+        found += deleted
+        with acting_as_system(_WHY):
+            sweep.position, sweep.within = (0, NIL) if position is None else (position.key, position.within)
+            sweep.ended_at = database_now() if position is None else sweep.ended_at
+            sweep.save(update_fields=["position", "within", "ended_at"])
+        if deadline is not None and time.monotonic() > deadline:
+            break
+    return found
+
+
+def _superseded(after: Position) -> tuple[Position | None, Counter[str]]:
+    """Superseded snapshots in the order in which they were superseded; the key is that moment in microseconds."""
     given: dict[str, Any] = {
-        "after": _moment(after.position),
+        "after": _EPOCH + timedelta(microseconds=after.key),
         "kept": settings.SUPERSEDED_ENTRIES_KEPT,
         "limit": _RANGE,
     }
@@ -61,131 +107,127 @@ def _superseded(after: Place) -> Step:
         groups = cursor.fetchall()
     found: Counter[str] = Counter()
     for inbox_id, entries, _ in groups:
-        found.update(_in_parts(inbox_id, entries or (), partial(_drop_superseded, inbox_id)))
-    place = Place(_microseconds(max(last for *_, last in groups))) if groups else None
-    return Step(place=place, found=found)
+        found += _in_parts(inbox_id, entries or (), partial(_delete_superseded, inbox_id))
+    if not groups:
+        return None, found
+    return Position((max(last for *_, last in groups) - _EPOCH) // timedelta(microseconds=1)), found
 
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def _moment(microseconds: int) -> datetime:
-    return _EPOCH + timedelta(microseconds=microseconds)
-
-
-def _microseconds(moment: datetime) -> int:
-    return (moment - _EPOCH) // timedelta(microseconds=1)
-
-
-def _drop_superseded(inbox_id: int, entries: Sequence[int]) -> Counter[str]:
+def _delete_superseded(inbox_id: int, entries: Sequence[int]) -> Counter[str]:
     with connection.cursor() as cursor:
         cursor.execute(sql.STILL_SUPERSEDED, {"entries": list(entries), "inbox": inbox_id})
-        dropped = [pk for (pk,) in cursor.fetchall()]
-    _drop_entries(dropped)
-    return Counter(entries=len(dropped))
+        deleted = [pk for (pk,) in cursor.fetchall()]
+    _delete_entries(deleted)
+    return Counter(entries=len(deleted))
 
 
-def _receipts(after: Place) -> Step:
-    given: dict[str, Any] = {"tenant": after.position, "after": after.within, "limit": _RANGE}
-    given["kept"] = settings.RECEIPTS_KEPT
+def _receipts(after: Position) -> tuple[Position | None, Counter[str]]:
+    """Receipts in the order of their posting, tenant by tenant."""
+    given: dict[str, Any] = {
+        "tenant": after.key,
+        "after": after.within,
+        "limit": _RANGE,
+        "kept": settings.RECEIPTS_KEPT,
+    }
+    found: Counter[str] = Counter()
     with acting_as_system(_WHY), connection.cursor() as cursor:
         cursor.execute(sql.NEXT_RECEIPTS, given)
         rows = cursor.fetchall()
         if not rows:
-            return Step(place=None, found=Counter())
+            return None, found
         given["receipts"] = [pk for _, pk, *_ in rows]
         cursor.execute(sql.RECEIPTS_DUE, given)
         due = cursor.fetchall()
-    found: Counter[str] = Counter()
     for tenant_id, inbox_id, receipt_pks in due:
-        found.update(_in_parts(inbox_id, receipt_pks, partial(_drop_receipts, tenant_id, inbox_id)))
+        found += _in_parts(inbox_id, receipt_pks, partial(_delete_receipts, tenant_id, inbox_id))
     tombstones = sorted(pk for _, pk, _, is_tombstone in rows if is_tombstone)
-    found.update(_in_parts(None, tombstones, _drop_tombstones))
+    found += _in_parts(None, tombstones, _delete_tombstones)
     last_tenant, _, last, _ = rows[-1]
-    return Step(place=Place(last_tenant, last), found=found)
+    return Position(last_tenant, last), found
 
 
-def _drop_tombstones(receipt_pks: Collection[int]) -> Counter[str]:
-    dropped = receipts.prune_tombstones(
+def _delete_tombstones(receipt_pks: Collection[int]) -> Counter[str]:
+    deleted = receipts.prune_tombstones(
         receipt_pks=receipt_pks, traces=settings.RECEIPT_TRACES_KEPT, kept=settings.RECEIPTS_KEPT
     )
-    return Counter(tombstones=dropped)
+    return Counter(tombstones=deleted)
 
 
-def _drop_receipts(tenant_id: int, inbox_id: int | None, receipt_pks: Collection[int]) -> Counter[str]:
+def _delete_receipts(tenant_id: int, inbox_id: int | None, receipt_pks: Collection[int]) -> Counter[str]:
     held = receipts.hold_for_pruning(receipt_pks=receipt_pks)
     found: Counter[str] = Counter()
     if inbox_id is not None:
-        held, found = _drop_places(tenant_id, inbox_id, held)
+        held, found = _delete_states(tenant_id, inbox_id, held)
     pruned = receipts.prune(receipt_pks=held)
     return found + Counter(receipts=pruned.deleted, stripped=pruned.stripped)
 
 
-def _drop_places(tenant_id: int, inbox_id: int, receipt_pks: Sequence[int]) -> tuple[list[int], Counter[str]]:
+def _delete_states(tenant_id: int, inbox_id: int, receipt_pks: Collection[int]) -> tuple[list[int], Counter[str]]:
     """Take receipts out of their inbox: their states, their own entries, their part in snapshots."""
-    with connection.cursor() as cursor:
-        cursor.execute(sql.DROP_STATES, {"receipts": list(receipt_pks), "inbox": inbox_id})
-        states = cursor.fetchall()
-        emptied = [entry for _, entry, _ in states if entry is not None]
-        threads = sorted({thread for *_, thread in states if thread is not None})
-        if threads:
+    # An item entry is deleted with its receipt, so the entry must be acked too.
+    is_free = Q(entry=None) | Q(entry__acked_at__isnull=False)
+    acked = ReceiptState.objects.filter(is_free, pk__in=receipt_pks, inbox_id=inbox_id, acked_at__isnull=False)
+    states = list(acked.values_list("pk", "entry_id", "thread_id"))
+    deleted = [pk for pk, *_ in states]
+    ReceiptState.objects.filter(pk__in=deleted).delete()
+    emptied = [entry for _, entry, _ in states if entry is not None]
+    threads = sorted({thread for *_, thread in states if thread is not None})
+    if threads:
+        with connection.cursor() as cursor:
             cursor.execute(sql.TRIM, {"tenant": tenant_id, "threads": threads})
             emptied += [pk for (pk,) in cursor.fetchall()]
-        _drop_entries(emptied)
-        if threads:
-            cursor.execute(sql.DROP_THREADS, {"tenant": tenant_id, "threads": threads})
-    return [pk for pk, *_ in states], Counter(entries=len(emptied))
+    _delete_entries(emptied)
+    if threads:
+        snapshots = Entry.objects.filter(tenant_id=tenant_id, thread=OuterRef("pk"))
+        left = ReceiptState.objects.filter(thread=OuterRef("pk"))
+        closed = Thread.objects.filter(pk__in=threads, closed_at__isnull=False)
+        closed.filter(~Exists(snapshots), ~Exists(left)).delete()
+    return deleted, Counter(entries=len(emptied))
 
 
-def _drop_entries(entry_ids: Sequence[int]) -> None:
+def _delete_entries(entry_ids: Collection[int]) -> None:
     if entry_ids:
-        with connection.cursor() as cursor:
-            cursor.execute(sql.FORGET_SUPERSEDED, [list(entry_ids)])
-            cursor.execute(sql.DROP_ENTRIES, [list(entry_ids)])
+        Entry.objects.filter(pk__in=entry_ids).delete()
 
 
-def _keys(after: Place) -> Step:
+def _keys(after: Position) -> tuple[Position | None, Counter[str]]:
     try:
-        with pruning(_WHY):
-            position, dropped = receipts.prune_keys(
-                after=after.position, limit=_RANGE, traces=settings.RECEIPT_TRACES_KEPT, kept=settings.RECEIPTS_KEPT
+        with _pruning():
+            position, deleted = receipts.prune_keys(
+                after=after.key, limit=_RANGE, traces=settings.RECEIPT_TRACES_KEPT, kept=settings.RECEIPTS_KEPT
             )
     except DatabaseError as exc:
-        logger.warning("keys after %s are left to the next round of retention", after.position, exc_info=exc)
-        return Step(place=None, found=Counter(left=1))
-    return Step(place=None if position is None else Place(position), found=Counter(keys=dropped))
+        logger.warning("keys after %s are left to the next sweep of retention", after.key, exc_info=exc)
+        return None, Counter(left=1)
+    return None if position is None else Position(position), Counter(keys=deleted)
 
 
-def _in_parts(inbox_id: int | None, keys: Sequence[int], drop: Callable[[Sequence[int]], Counter[str]]) -> Counter[str]:
-    """Part by part; what is left of an inbox once a part of it had to be left, too."""
+def _in_parts(
+    inbox_id: int | None, keys: Sequence[int], delete: Callable[[Sequence[int]], Counter[str]]
+) -> Counter[str]:
+    """Delete part by part, each under the lock of the inbox; stop at an inbox that is busy or fails."""
     found: Counter[str] = Counter()
     for start in range(0, len(keys), _AT_ONCE):
-        found.update(_within(inbox_id, partial(drop, keys[start : start + _AT_ONCE])))
-        if found["left"]:
-            break
+        try:
+            with _pruning():
+                with connection.cursor() as cursor:
+                    cursor.execute("select set_config('lock_timeout', %s, true)", [_LOCK_TIMEOUT])
+                if inbox_id is not None and locking.lock_by_id(inbox_id, wait=True) is None:
+                    break
+                deleted = delete(keys[start : start + _AT_ONCE])
+        except DatabaseError as exc:
+            # Ledger receipts and tombstones have no inbox.
+            busy = isinstance(exc.__cause__, psycopg.errors.LockNotAvailable)
+            logger.warning("inbox %s is left to the next sweep of retention", inbox_id, exc_info=None if busy else exc)
+            return found + Counter(left=1)
+        found += deleted
     return found
 
 
-def _within(inbox_id: int | None, drop: partial[Counter[str]]) -> Counter[str]:
-    """Under the inbox's lock, if it is to be had; one inbox's trouble keeps back no other."""
-    try:
-        with pruning(_WHY):
-            with connection.cursor() as cursor:
-                cursor.execute("select set_config('lock_timeout', %s, true)", [_PATIENCE])
-            if inbox_id is not None and locking.lock_by_id(inbox_id, wait=True) is None:
-                return Counter()
-            return drop()
-    except DatabaseError as exc:
-        busy = isinstance(exc.__cause__, psycopg.errors.LockNotAvailable)
-        # The ledger and tombstones have no inbox.
-        logger.warning("inbox %s is left to the next round of retention", inbox_id, exc_info=None if busy else exc)
-        return Counter(left=1)
-
-
 @contextmanager
-def pruning(why: str) -> Iterator[None]:
-    """A transaction in which the database lets rows go."""
-    with acting_as_system(why):
+def _pruning() -> Iterator[None]:
+    """A transaction in which the triggers let rows be deleted."""
+    with acting_as_system(_WHY):
         with connection.cursor() as cursor:
             cursor.execute("select set_config('gatehouse.pruning', 'on', true)")
         yield

@@ -262,16 +262,6 @@ class Migration(migrations.Migration):
                             to="principals.tenant",
                         ),
                     ),
-                    (
-                        "successor",
-                        models.ForeignKey(
-                            db_index=False,
-                            null=True,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="retired",
-                            to="principals.principal",
-                        ),
-                    ),
                 ],
                 options={
                     "constraints": [
@@ -284,29 +274,10 @@ class Migration(migrations.Migration):
                             condition=models.Q(("parent", models.F("id")), _negated=True),
                             name="principals_principal_not_its_own_parent",
                         ),
-                        models.CheckConstraint(
-                            condition=models.Q(
-                                ("successor", None),
-                                models.Q(
-                                    ("disabled_at__isnull", False),
-                                    models.Q(("successor", models.F("id")), _negated=True),
-                                ),
-                                _connector="OR",
-                            ),
-                            name="principals_principal_retired_is_disabled",
-                        ),
-                    ],
-                    "indexes": [
-                        models.Index(
-                            condition=models.Q(("successor__isnull", False)),
-                            fields=["successor"],
-                            name="principals_principal_retired",
-                        )
                     ],
                     "permissions": [
                         ("disable_principal", "Can disable and enable principals"),
                         ("rename_principal", "Can rename principals"),
-                        ("retire_principal", "Can retire principals"),
                         ("revoke_principal_tokens", "Can revoke tokens"),
                     ],
                 },
