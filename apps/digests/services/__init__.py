@@ -1,6 +1,6 @@
 """Commands on inboxes. Each locks the inbox first; none calls out or waits while it holds it, and wording is bounded."""
 
-from apps.digests.services.acking import Acked, ack, ack_receipt, ack_through, archive_receipt
+from apps.digests.services.acking import Acked, ack, ack_receipt, ack_receipts, ack_through, archive_receipt
 from apps.digests.services.delivery import mark_delivered
 from apps.digests.services.flushing import flush_due
 from apps.digests.services.policies import PolicyChange, remove_source_policy, set_policy
@@ -20,6 +20,7 @@ __all__ = [
     "ReceiptDraft",
     "ack",
     "ack_receipt",
+    "ack_receipts",
     "ack_through",
     "archive_receipt",
     "flush_due",

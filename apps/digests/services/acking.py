@@ -87,24 +87,30 @@ def ack_through(*, principal_id: int, through: Through, now: datetime) -> Acked:
 @transaction.atomic
 def ack_receipt(*, principal_id: int, receipt_pk: int, now: datetime) -> Acked:
     """Ack one receipt, in whatever entry or buffer it is; a digest around it narrows."""
-    return _ack_receipt(principal_id, receipt_pk, now, archive=False)
+    return _ack_receipts(principal_id, [receipt_pk], now, archive=False)
+
+
+@transaction.atomic
+def ack_receipts(*, principal_id: int, receipt_pks: Collection[int], now: datetime) -> Acked:
+    """As :func:`ack_receipt`, for several."""
+    return _ack_receipts(principal_id, receipt_pks, now, archive=False)
 
 
 @transaction.atomic
 def archive_receipt(*, principal_id: int, receipt_pk: int, now: datetime) -> Acked:
     """Archive one receipt, which acks it."""
-    return _ack_receipt(principal_id, receipt_pk, now, archive=True)
+    return _ack_receipts(principal_id, [receipt_pk], now, archive=True)
 
 
 def _unknown(entry_id: int) -> UnknownEntry:
     return UnknownEntry(f"This inbox has no entry {entry_ref(entry_id)}.")
 
 
-def _ack_receipt(principal_id: int, receipt_pk: int, now: datetime, *, archive: bool) -> Acked:
+def _ack_receipts(principal_id: int, receipt_pks: Collection[int], now: datetime, *, archive: bool) -> Acked:
     inbox = locking.lock(principal_id=principal_id)
     if inbox is None:
         return Acked(acked_entries=0, acked_receipts=0)
-    given = {"inbox": inbox.id, "receipts": [receipt_pk], "archive": archive, "now": now}
+    given = {"inbox": inbox.id, "receipts": list(receipt_pks), "archive": archive, "now": now}
     places = _mark(sql.ACK_RECEIPTS, given)
     return _settle(inbox, places, _mark_entries(places, set(), now), now)
 

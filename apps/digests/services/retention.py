@@ -167,7 +167,7 @@ def _delete_states(tenant_id: int, inbox_id: int, receipt_pks: Collection[int]) 
     # An item entry is deleted with its receipt, so the entry must be acked too.
     is_free = Q(entry=None) | Q(entry__acked_at__isnull=False)
     acked = ReceiptState.objects.filter(is_free, pk__in=receipt_pks, inbox_id=inbox_id, acked_at__isnull=False)
-    states = list(acked.values_list("pk", "entry_id", "thread_id"))
+    states: list[tuple[int, int | None, int | None]] = list(acked.values_list("pk", "entry_id", "thread_id"))
     deleted = [pk for pk, *_ in states]
     ReceiptState.objects.filter(pk__in=deleted).delete()
     emptied = [entry for _, entry, _ in states if entry is not None]
