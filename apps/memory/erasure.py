@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from apps.core.erasure import Rows, Wanted, register
-from apps.memory import cache, services
+from apps.memory import services
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +39,6 @@ class Subjects:
         return services.forget_entries(wanted)
 
 
-class Envelopes:
-    """What this process keeps. Others can't use theirs any more, and lose them within a quarter of an hour."""
-
-    name = "envelopes"
-
-    def count(self, wanted: Wanted) -> int:
-        return cache.envelopes.count(wanted.tenant_id, wanted.looker())
-
-    def erase(self, wanted: Wanted) -> int:
-        return cache.envelopes.drop(wanted.tenant_id, wanted.looker())
-
-
 register(
     Memories(rows=services.ITEMS, forget=services.forget_items),
     Memories(rows=services.SESSIONS, forget=services.forget_sessions),
@@ -64,5 +52,4 @@ register(
     Rows(table="memory_passage", columns=["domain"], redacted={}),
     Rows(table="memory_memorypolicy", columns=["share_with"], redacted={}),
     Rows(table="memory_promotionpolicy", columns=["domains"], redacted={}),
-    Envelopes(),
 )

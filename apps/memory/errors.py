@@ -137,9 +137,3 @@ class ImpossiblePeriod(Invalid):
     """What is said to be so ends before it begins."""
 
     code = "impossible_period"
-
-
-class UnsupportedEnvelope(Invalid):
-    """No envelope, or one of a version that is not known here."""
-
-    code = "unsupported_envelope"

@@ -33,8 +33,8 @@ def remember(
     return services.remember(author=author, draft=draft, now=now)
 
 
-def envelope(viewer: Caller, subject_id: str = ALICE, *, now: datetime = T0, skip_cache: bool = False) -> Envelope:
-    return services.get_memory_envelope(viewer=viewer, subject_id=subject_id, now=now, skip_cache=skip_cache)
+def envelope(viewer: Caller, subject_id: str = ALICE, *, now: datetime = T0) -> Envelope:
+    return services.get_memory_envelope(viewer=viewer, subject_id=subject_id, now=now)
 
 
 def facts(viewer: Caller, subject_id: str = ALICE, *, now: datetime = T0) -> list[str]:

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 from apps.core import erasure
 from apps.core.erasure import Rows, Wanted
 from apps.digests.selectors import read_inbox
-from apps.memory import cache, selectors, services, sql
+from apps.memory import selectors, services, sql
 from apps.memory.errors import ForgottenOnRequest, UnknownMemory, UnknownSubject
 from apps.memory.models import CommonWord, EnvelopeLoaded, Forgotten, Item, Observation, Passage, Session, Subject
 from apps.memory.states import ItemType
@@ -498,18 +498,6 @@ def test_what_can_not_be_erased_is_told_by_place_and_in_the_receipt(transactiona
         assert f"{sum(done.remaining.values())} names remain" in Receipt.objects.get(receipt_id=done.receipt_id).summary
 
 
-def test_a_cached_envelope_is_dropped_with_its_subject(transactional_db: None) -> None:
-    kee = make_caller(make_tenant("acme"))
-    with acting_as(kee):
-        add(kee, display_name=CANARY)
-    with acting_as(kee):
-        envelope(kee)
-    wanted = Wanted(tenant_id=kee.tenant_id, reference=ALICE)
-    assert cache.envelopes.count(kee.tenant_id, wanted.stands_in) == 1
-    forget(kee)
-    assert cache.envelopes.count(kee.tenant_id, wanted.stands_in) == 0
-
-
 _MANY = """
 with made as (
     insert into memory_item (tenant_id, subject_id, author_id, type, text, text_digest, confidence, source, stated,
@@ -573,7 +561,7 @@ def test_a_long_export_goes_on_list_by_list_to_its_end(as_kee: Caller, monkeypat
         named = f"c{number}"
         services.record_session(principal=as_kee, conversation_id=named, subject_id=ALICE, now=T0)
         talk(as_kee, f"turn {number}", conversation_id=named)
-        envelope(as_kee, skip_cache=True)
+        envelope(as_kee)
 
     told: dict[str, list[Any]] = {"items": [], "sessions": [], "envelopes_loaded": [], "turns": []}
     asked: dict[str, int] = {}

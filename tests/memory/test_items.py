@@ -7,11 +7,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from importlib import import_module
 from typing import Any
 
 import pytest
-from django.apps import apps as django_apps
 from django.db import IntegrityError, connection, transaction
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
@@ -20,6 +18,7 @@ from pydantic import BaseModel
 from apps.core import erasure
 from apps.core.operations import Operation, all_operations
 from apps.memory import selectors, services
+from apps.memory.envelopes import format_envelope_for_llm
 from apps.memory.errors import (
     AlreadySuperseded,
     Echo,
@@ -36,7 +35,6 @@ from apps.memory.errors import (
     UnknownSubject,
     UnusableName,
 )
-from apps.memory.layout import format_envelope_for_llm
 from apps.memory.models import Item, MemoryPolicy, Observation, Session, Subject
 from apps.memory.services import MOST_PREFERENCES, Outcome
 from apps.memory.states import ItemType
@@ -676,26 +674,6 @@ def test_what_names_nothing_is_no_slot(as_kee: Caller, slot: str) -> None:
     assert not Item.objects.exists()
 
 
-def test_slots_of_before_are_compared_as_names_are_but_for_those_of_the_same_name_that_stand(as_kee: Caller) -> None:
-    ends = {"Home Town": None, "home town": None, "HOME": None, "Home": None, "Job": T0 + DAY, "JOB": T0 + DAY}
-    subject = add(as_kee)
-    for slot, valid_to in ends.items():
-        Item.objects.create(
-            tenant_id=as_kee.tenant_id, subject=subject, author_id=as_kee.principal_id, type="USER_FACT", text=slot,
-            text_digest=slot.encode(), slot=slot, slot_key=slot, confidence=0.5, valid_from=T0, valid_to=valid_to,
-            said_at=T0, recorded_at=T0,
-        )  # fmt: skip
-    migration = import_module("apps.memory.migrations.0006_answers_by_their_slots")
-    with connection.cursor() as cursor:
-        cursor.execute("set constraints all immediate")
-        cursor.execute("set local role none")
-    migration.give_keys(django_apps, connection.schema_editor())
-    keys = dict(Item.objects.values_list("slot", "slot_key"))
-    assert keys == {
-        "Home Town": "Home Town", "home town": "home town", "HOME": "HOME", "Home": "home", "Job": "job", "JOB": "job",
-    }  # fmt: skip
-
-
 # Contradictions.
 
 
@@ -1049,41 +1027,6 @@ def test_what_was_not_yet_true_when_an_envelope_was_given_is_no_echo_of_it(as_ke
     with pytest.raises(Echo), transaction.atomic():
         remember(lee, now=T0 + 2 * DAY)
     assert remember(joe, now=T0 + 2 * DAY).outcome == Outcome.MERGED
-
-
-def test_what_an_envelope_did_not_show_is_no_echo_of_it(as_kee: Caller, tenant: Tenant) -> None:
-    lee = make_caller(tenant, "Lee")
-    add(as_kee)
-    remember(as_kee)
-    change(as_kee, memory_enabled=False)
-    assert envelope(lee).relational.memorable_facts == []
-    change(as_kee, memory_enabled=True)
-    assert remember(lee).outcome == Outcome.MERGED
-
-
-def test_what_an_envelope_had_no_place_for_is_no_echo_of_it(as_kee: Caller, tenant: Tenant) -> None:
-    lee = make_caller(tenant, "Lee")
-    add(as_kee)
-    remember(as_kee, "Loves rye", now=T0 - TICK)
-    remember(as_kee, "Loves tea", now=T0 - TICK, type=ItemType.USER_PATTERN)
-    for number in range(100):
-        remember(as_kee, f"Has read book {number}")
-    assert "Loves rye" not in facts(lee)
-    for text in ("Has read book 0", "Loves tea"):
-        with pytest.raises(Echo), transaction.atomic():
-            remember(lee, text, type=ItemType.USER_PATTERN)
-    assert remember(lee, "Loves rye").outcome == Outcome.MERGED
-
-
-def test_what_was_deleted_by_its_days_when_an_envelope_was_given_is_no_echo_of_it(
-    as_kee: Caller, tenant: Tenant
-) -> None:
-    lee = make_caller(tenant, "Lee")
-    add(as_kee)
-    remember(as_kee)
-    change(as_kee, delete_after_days=1)
-    assert facts(lee, now=T0 + DAY) == []
-    assert remember(lee, now=T0 + DAY).outcome == Outcome.MERGED
 
 
 # The database's own rules.

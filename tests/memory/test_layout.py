@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from apps.memory.envelopes import (
     Constraints,
     Envelope,
+    FormattedEnvelope,
     Identity,
     LearnedPattern,
     MemorableFact,
@@ -19,8 +20,8 @@ from apps.memory.envelopes import (
     RecentContext,
     Relational,
     SharedNarrative,
+    format_envelope_for_llm,
 )
-from apps.memory.layout import Formatted, format_envelope_for_llm
 from apps.memory.texts import one_line, same_text, tokens
 
 # What hostile texts are made of, among all others.
@@ -165,7 +166,7 @@ def test_no_stored_text_opens_a_line_closes_the_boundary_or_hides_anything(envel
     assert count(formatted, "  - ") == shown(envelope)
 
 
-def count(formatted: Formatted, begin: str) -> int:
+def count(formatted: FormattedEnvelope, begin: str) -> int:
     return sum(line.startswith(begin) for line in formatted.text.splitlines())
 
 

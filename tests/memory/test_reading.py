@@ -13,7 +13,8 @@ from django.test.utils import CaptureQueriesContext
 
 from apps.core import erasure
 from apps.core.erasure import Wanted
-from apps.memory import months, services
+from apps.memory import services
+from apps.memory.envelopes import first_moment
 from apps.memory.errors import MalformedMemoryReference, UnknownMemory
 from apps.memory.selectors import Memory, memory_of
 from apps.memory.tools.observations import StoreMemory, memory_store
@@ -204,7 +205,7 @@ def test_what_stands_in_the_place_of_a_memory_is_named_until_it_is_forgotten(as_
     services.forget(author=as_kee, subject_id=ALICE, item=item.pk, now=T0)
     # Of what is forgotten nobody tells the day.
     after = read(as_kee, older)
-    assert (after.superseded_by, after.superseded_at) == (None, months.first_moment(T0))
+    assert (after.superseded_by, after.superseded_at) == (None, first_moment(T0))
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -223,7 +224,7 @@ def test_a_day_of_an_anonymized_subject_is_not_told_by_what_was_superseded(
     viewer = as_kee if shared else make_caller(tenant, "Lee")
     with acting_as(viewer):
         found = read(viewer, older.ref, now=T0 + DAY)
-    assert found.superseded_at == months.first_moment(T0)
+    assert found.superseded_at == first_moment(T0)
     assert found.superseded_by == (newer.ref if shared else None)
 
 

@@ -1,8 +1,10 @@
 import django.contrib.postgres.fields
+import django.contrib.postgres.indexes
 import django.contrib.postgres.search
 import django.db.models.deletion
+import django.db.models.expressions
+import django.db.models.functions.comparison
 from django.db import migrations, models
-from django.db.models.expressions import RawSQL
 
 import apps.memory.models.vectors
 from apps.core.rls import immutable, protect
@@ -57,6 +59,25 @@ class Migration(migrations.Migration):
                         "id",
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
+                    (
+                        "author",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.principal",
+                        ),
+                    ),
                     ("key", models.CharField(max_length=200)),
                     ("name", models.CharField(max_length=200)),
                     ("type", models.CharField(blank=True, max_length=50)),
@@ -70,26 +91,16 @@ class Migration(migrations.Migration):
                     ("metadata", models.JSONField(default=dict)),
                     ("recorded_at", models.DateTimeField()),
                     ("revised_at", models.DateTimeField()),
-                    (
-                        "author",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.principal",
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
                 ],
+                options={
+                    "indexes": [
+                        django.contrib.postgres.indexes.HashIndex(
+                            condition=models.Q(("description", ""), _negated=True),
+                            fields=["description"],
+                            name="memory_concept_of_description",
+                        )
+                    ],
+                },
             ),
             migrations.CreateModel(
                 name="ConceptName",
@@ -98,13 +109,6 @@ class Migration(migrations.Migration):
                         "id",
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                    ("key", models.CharField(max_length=200)),
-                    (
-                        "concept",
-                        models.ForeignKey(
-                            on_delete=django.db.models.deletion.CASCADE, related_name="names", to="memory.concept"
-                        ),
-                    ),
                     (
                         "tenant",
                         models.ForeignKey(
@@ -113,6 +117,13 @@ class Migration(migrations.Migration):
                             on_delete=django.db.models.deletion.PROTECT,
                             related_name="+",
                             to="principals.tenant",
+                        ),
+                    ),
+                    ("key", models.CharField(max_length=200)),
+                    (
+                        "concept",
+                        models.ForeignKey(
+                            on_delete=django.db.models.deletion.CASCADE, related_name="names", to="memory.concept"
                         ),
                     ),
                 ],
@@ -127,18 +138,16 @@ class Migration(migrations.Migration):
                         "id",
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                    ("type", models.CharField(blank=True, max_length=50)),
                     (
-                        "aliases",
-                        django.contrib.postgres.fields.ArrayField(
-                            base_field=models.CharField(max_length=200), default=list, size=None
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
                         ),
                     ),
-                    ("description", models.TextField(blank=True)),
-                    ("metadata", models.JSONField(default=dict)),
-                    ("recorded_at", models.DateTimeField()),
-                    ("superseded_at", models.DateTimeField()),
-                    ("is_forgotten", models.BooleanField(db_default=False)),
                     (
                         "author",
                         models.ForeignKey(
@@ -157,16 +166,18 @@ class Migration(migrations.Migration):
                             to="memory.concept",
                         ),
                     ),
+                    ("type", models.CharField(blank=True, max_length=50)),
                     (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
+                        "aliases",
+                        django.contrib.postgres.fields.ArrayField(
+                            base_field=models.CharField(max_length=200), default=list, size=None
                         ),
                     ),
+                    ("description", models.TextField(blank=True)),
+                    ("metadata", models.JSONField(default=dict)),
+                    ("recorded_at", models.DateTimeField()),
+                    ("superseded_at", models.DateTimeField()),
+                    ("is_forgotten", models.BooleanField(db_default=False)),
                 ],
                 options={
                     "indexes": [
@@ -181,10 +192,16 @@ class Migration(migrations.Migration):
                         "id",
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                    ("type", models.CharField(max_length=50)),
-                    ("description", models.TextField(blank=True)),
-                    ("recorded_at", models.DateTimeField()),
-                    ("revised_at", models.DateTimeField()),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
                     (
                         "author",
                         models.ForeignKey(
@@ -197,27 +214,33 @@ class Migration(migrations.Migration):
                     (
                         "source",
                         models.ForeignKey(
-                            on_delete=django.db.models.deletion.CASCADE, related_name="outgoing", to="memory.concept"
+                            db_index=False,
+                            on_delete=django.db.models.deletion.CASCADE,
+                            related_name="outgoing",
+                            to="memory.concept",
                         ),
                     ),
                     (
                         "target",
                         models.ForeignKey(
-                            on_delete=django.db.models.deletion.CASCADE, related_name="incoming", to="memory.concept"
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
                             db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
+                            on_delete=django.db.models.deletion.CASCADE,
+                            related_name="incoming",
+                            to="memory.concept",
                         ),
                     ),
+                    ("type", models.CharField(max_length=50)),
+                    ("description", models.TextField(blank=True)),
+                    ("recorded_at", models.DateTimeField()),
+                    ("revised_at", models.DateTimeField()),
                 ],
                 options={
+                    "indexes": [
+                        models.Index(fields=["source", "-id"], name="memory_relationship_from"),
+                        models.Index(fields=["target", "-id"], name="memory_relationship_to"),
+                        models.Index(fields=["tenant", "type", "-id"], name="memory_relationship_of_type"),
+                        models.Index(fields=["tenant", "-id"], name="memory_relationship_newest"),
+                    ],
                     "constraints": [
                         models.UniqueConstraint(
                             fields=("tenant", "source", "target", "type"), name="memory_relationship_once"
@@ -232,23 +255,6 @@ class Migration(migrations.Migration):
                         "id",
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                    ("category", models.CharField(max_length=100)),
-                    ("name", models.CharField(max_length=200)),
-                    ("text", models.TextField()),
-                    ("confidence", models.FloatField()),
-                    ("evidence", models.JSONField(default=list)),
-                    ("revision", models.PositiveIntegerField()),
-                    ("recorded_at", models.DateTimeField()),
-                    ("revised_at", models.DateTimeField()),
-                    (
-                        "author",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.principal",
-                        ),
-                    ),
                     (
                         "tenant",
                         models.ForeignKey(
@@ -259,8 +265,28 @@ class Migration(migrations.Migration):
                             to="principals.tenant",
                         ),
                     ),
+                    (
+                        "author",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.principal",
+                        ),
+                    ),
+                    ("category", models.CharField(max_length=100)),
+                    ("name", models.CharField(max_length=200)),
+                    ("text", models.TextField()),
+                    ("confidence", models.FloatField()),
+                    ("evidence", models.JSONField(default=list)),
+                    ("revision", models.PositiveIntegerField()),
+                    ("recorded_at", models.DateTimeField()),
+                    ("revised_at", models.DateTimeField()),
                 ],
                 options={
+                    "indexes": [
+                        django.contrib.postgres.indexes.HashIndex(fields=["text"], name="memory_pattern_of_text")
+                    ],
                     "constraints": [
                         models.UniqueConstraint(fields=("tenant", "category", "name"), name="memory_pattern_name_once"),
                         models.CheckConstraint(
@@ -277,11 +303,16 @@ class Migration(migrations.Migration):
                         "id",
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                    ("number", models.PositiveIntegerField()),
-                    ("text", models.TextField()),
-                    ("confidence", models.FloatField()),
-                    ("evidence", models.JSONField(default=list)),
-                    ("recorded_at", models.DateTimeField()),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
                     (
                         "author",
                         models.ForeignKey(
@@ -300,18 +331,16 @@ class Migration(migrations.Migration):
                             to="memory.pattern",
                         ),
                     ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    ("number", models.PositiveIntegerField()),
+                    ("text", models.TextField()),
+                    ("confidence", models.FloatField()),
+                    ("evidence", models.JSONField(default=list)),
+                    ("recorded_at", models.DateTimeField()),
                 ],
                 options={
+                    "indexes": [
+                        models.Index(fields=["pattern", "recorded_at", "number"], name="memory_patternrevision_from")
+                    ],
                     "constraints": [
                         models.UniqueConstraint(
                             fields=("tenant", "pattern", "number"), name="memory_patternrevision_number_once"
@@ -320,9 +349,6 @@ class Migration(migrations.Migration):
                             condition=models.Q(("confidence__gte", 0), ("confidence__lte", 1)),
                             name="memory_patternrevision_confidence_between_0_and_1",
                         ),
-                    ],
-                    "indexes": [
-                        models.Index(fields=["pattern", "recorded_at", "number"], name="memory_patternrevision_from")
                     ],
                 },
             ),
@@ -333,17 +359,6 @@ class Migration(migrations.Migration):
                         "id",
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                    ("fact_days", models.PositiveIntegerField()),
-                    ("pattern_days", models.PositiveIntegerField()),
-                    ("narrative_days", models.PositiveIntegerField()),
-                    (
-                        "share_with",
-                        django.contrib.postgres.fields.ArrayField(
-                            base_field=models.CharField(max_length=50), null=True, size=None
-                        ),
-                    ),
-                    ("rev", models.BigIntegerField(default=1)),
-                    ("revised_at", models.DateTimeField()),
                     (
                         "tenant",
                         models.ForeignKey(
@@ -352,6 +367,15 @@ class Migration(migrations.Migration):
                             on_delete=django.db.models.deletion.PROTECT,
                             related_name="+",
                             to="principals.tenant",
+                        ),
+                    ),
+                    ("fact_days", models.PositiveIntegerField()),
+                    ("pattern_days", models.PositiveIntegerField()),
+                    ("narrative_days", models.PositiveIntegerField()),
+                    (
+                        "share_with",
+                        django.contrib.postgres.fields.ArrayField(
+                            base_field=models.CharField(max_length=50), null=True, size=None
                         ),
                     ),
                     (
@@ -364,8 +388,10 @@ class Migration(migrations.Migration):
                             to="principals.principal",
                         ),
                     ),
+                    ("revised_at", models.DateTimeField()),
                 ],
                 options={
+                    "verbose_name_plural": "memory policies",
                     "constraints": [
                         models.UniqueConstraint(fields=("tenant",), name="memory_memorypolicy_once"),
                         models.CheckConstraint(
@@ -390,6 +416,16 @@ class Migration(migrations.Migration):
                         "id",
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
                     ("key", models.CharField(max_length=200)),
                     ("display_name", models.CharField(blank=True, max_length=200)),
                     ("learning_level", models.CharField(blank=True, max_length=50)),
@@ -410,19 +446,6 @@ class Migration(migrations.Migration):
                     ),
                     ("anonymize_dates", models.BooleanField(default=False)),
                     ("delete_after_days", models.PositiveIntegerField(null=True)),
-                    ("rev", models.BigIntegerField(default=1)),
-                    ("created_at", models.DateTimeField()),
-                    ("revised_at", models.DateTimeField()),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
                     ("expires_at", models.DateTimeField(null=True)),
                     (
                         "added_by",
@@ -444,6 +467,9 @@ class Migration(migrations.Migration):
                             to="principals.principal",
                         ),
                     ),
+                    ("rev", models.BigIntegerField(default=1)),
+                    ("created_at", models.DateTimeField()),
+                    ("revised_at", models.DateTimeField()),
                 ],
                 options={
                     "indexes": [
@@ -481,48 +507,6 @@ class Migration(migrations.Migration):
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
                     (
-                        "type",
-                        models.CharField(
-                            choices=[
-                                ("USER_FACT", "User Fact"),
-                                ("USER_PATTERN", "User Pattern"),
-                                ("SHARED_NARRATIVE", "Shared Narrative"),
-                            ],
-                            max_length=16,
-                        ),
-                    ),
-                    ("text", models.TextField()),
-                    ("text_digest", models.BinaryField(max_length=32)),
-                    ("slot", models.CharField(max_length=200, null=True)),
-                    ("confidence", models.FloatField()),
-                    ("source", models.CharField(blank=True, max_length=200)),
-                    ("stated", models.BooleanField(default=False)),
-                    ("evidence", models.JSONField(default=list)),
-                    ("valid_from", models.DateTimeField()),
-                    ("valid_to", models.DateTimeField(null=True)),
-                    ("said_at", models.DateTimeField()),
-                    ("recorded_at", models.DateTimeField()),
-                    ("superseded_at", models.DateTimeField(null=True)),
-                    (
-                        "author",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.principal",
-                        ),
-                    ),
-                    (
-                        "superseded_by",
-                        models.ForeignKey(
-                            db_index=False,
-                            null=True,
-                            on_delete=django.db.models.deletion.SET_NULL,
-                            related_name="supersedes",
-                            to="memory.item",
-                        ),
-                    ),
-                    (
                         "tenant",
                         models.ForeignKey(
                             db_index=False,
@@ -541,32 +525,52 @@ class Migration(migrations.Migration):
                             to="memory.subject",
                         ),
                     ),
+                    (
+                        "author",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.principal",
+                        ),
+                    ),
+                    (
+                        "type",
+                        models.CharField(
+                            choices=[
+                                ("USER_FACT", "User Fact"),
+                                ("USER_PATTERN", "User Pattern"),
+                                ("SHARED_NARRATIVE", "Shared Narrative"),
+                            ],
+                            max_length=16,
+                        ),
+                    ),
+                    ("text", models.TextField()),
+                    ("text_digest", models.BinaryField(max_length=32)),
+                    ("slot", models.CharField(max_length=200, null=True)),
+                    ("slot_key", models.CharField(max_length=200, null=True)),
+                    ("confidence", models.FloatField()),
+                    ("source", models.CharField(blank=True, max_length=200)),
+                    ("stated", models.BooleanField(default=False)),
+                    ("evidence", models.JSONField(default=list)),
+                    ("valid_from", models.DateTimeField()),
+                    ("valid_to", models.DateTimeField(null=True)),
+                    ("said_at", models.DateTimeField()),
+                    ("recorded_at", models.DateTimeField()),
+                    ("superseded_at", models.DateTimeField(null=True)),
+                    (
+                        "superseded_by",
+                        models.ForeignKey(
+                            db_index=False,
+                            null=True,
+                            on_delete=django.db.models.deletion.SET_NULL,
+                            related_name="supersedes",
+                            to="memory.item",
+                        ),
+                    ),
                 ],
                 options={
                     "indexes": [
-                        models.Index(fields=["subject", "said_at", "id"], name="memory_item_of_subject"),
-                        models.Index(
-                            condition=models.Q(("superseded_by__isnull", False)),
-                            fields=["superseded_by"],
-                            name="memory_item_by_newer",
-                        ),
-                        models.Index(fields=["subject", "text_digest"], name="memory_item_of_text"),
-                        models.Index(
-                            condition=models.Q(("superseded_at", None)),
-                            fields=["subject", "valid_from"],
-                            name="memory_item_beginning",
-                        ),
-                        models.Index(fields=["subject", "-id"], name="memory_item_listed"),
-                        models.Index(
-                            condition=models.Q(("slot__isnull", False), ("superseded_at", None)),
-                            fields=["subject", "slot", "valid_to"],
-                            name="memory_item_answering",
-                        ),
-                        models.Index(
-                            condition=models.Q(("superseded_at", None)),
-                            fields=["subject", "text_digest", "valid_to"],
-                            name="memory_item_saying",
-                        ),
                         models.Index(
                             condition=models.Q(("superseded_at", None), ("valid_to", None)),
                             fields=["tenant", "subject", "type", "-said_at", "-id"],
@@ -576,6 +580,29 @@ class Migration(migrations.Migration):
                             condition=models.Q(("superseded_at", None), ("valid_to__isnull", False)),
                             fields=["subject", "type", "valid_to"],
                             name="memory_item_ending",
+                        ),
+                        models.Index(
+                            condition=models.Q(("slot_key__isnull", False), ("superseded_at", None)),
+                            fields=["subject", "slot_key", "valid_to"],
+                            name="memory_item_answering",
+                        ),
+                        models.Index(
+                            condition=models.Q(("superseded_at", None)),
+                            fields=["subject", "text_digest", "valid_to"],
+                            name="memory_item_saying",
+                        ),
+                        models.Index(
+                            condition=models.Q(("superseded_at", None)),
+                            fields=["subject", "-id"],
+                            name="memory_item_standing",
+                        ),
+                        models.Index(fields=["subject", "-id"], name="memory_item_listed"),
+                        models.Index(fields=["subject", "said_at", "id"], name="memory_item_of_subject"),
+                        models.Index(fields=["subject", "text_digest"], name="memory_item_of_text"),
+                        models.Index(
+                            condition=models.Q(("superseded_by__isnull", False)),
+                            fields=["superseded_by"],
+                            name="memory_item_by_newer",
                         ),
                     ],
                     "constraints": [
@@ -594,27 +621,49 @@ class Migration(migrations.Migration):
                             name="memory_item_true_for_a_while",
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("superseded_by", models.F("id")), _negated=True),
-                            name="memory_item_not_superseded_by_itself",
-                        ),
-                        models.CheckConstraint(
-                            condition=models.Q(("slot", ""), _negated=True), name="memory_item_slot_has_a_name"
-                        ),
-                        models.UniqueConstraint(
-                            condition=models.Q(("slot__isnull", False), ("superseded_at", None), ("valid_to", None)),
-                            fields=("tenant", "subject", "slot"),
-                            name="memory_item_slot_holds_one",
-                        ),
-                        models.UniqueConstraint(
-                            condition=models.Q(("superseded_at", None), ("valid_to", None)),
-                            fields=("tenant", "subject", "type", "text_digest"),
-                            name="memory_item_said_once",
-                        ),
-                        models.CheckConstraint(
                             condition=models.Q(
                                 ("superseded_by", None), ("superseded_at__isnull", False), _connector="OR"
                             ),
                             name="memory_item_superseded_by_an_item_at_a_time",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(("superseded_by", models.F("id")), _negated=True),
+                            name="memory_item_not_superseded_by_itself",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(
+                                ("superseded_at", None),
+                                ("superseded_at__gte", models.F("recorded_at")),
+                                _connector="OR",
+                            ),
+                            name="memory_item_known_before_superseded",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(
+                                models.Q(("slot", ""), _negated=True), models.Q(("slot_key", ""), _negated=True)
+                            ),
+                            name="memory_item_slot_has_a_name",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(
+                                models.Q(("slot", None), ("slot_key", None)),
+                                models.Q(("slot__isnull", False), ("slot_key__isnull", False)),
+                                _connector="OR",
+                            ),
+                            name="memory_item_slot_has_a_key",
+                        ),
+                        models.UniqueConstraint(
+                            condition=models.Q(
+                                ("slot_key__isnull", False), ("superseded_at", None), ("valid_to", None)
+                            ),
+                            fields=("tenant", "subject", "slot_key"),
+                            name="memory_item_slot_holds_one",
+                        ),
+                        models.UniqueConstraint(
+                            condition=models.Q(("superseded_at", None), ("valid_to", None)),
+                            fields=("tenant", "subject", "type", "text_digest", "slot_key"),
+                            name="memory_item_said_once",
+                            nulls_distinct=False,
                         ),
                     ],
                 },
@@ -626,9 +675,6 @@ class Migration(migrations.Migration):
                         "id",
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                    ("rev", models.BigIntegerField()),
-                    ("digest", models.BinaryField(max_length=32)),
-                    ("loaded_at", models.DateTimeField()),
                     (
                         "tenant",
                         models.ForeignKey(
@@ -637,15 +683,6 @@ class Migration(migrations.Migration):
                             on_delete=django.db.models.deletion.PROTECT,
                             related_name="+",
                             to="principals.tenant",
-                        ),
-                    ),
-                    (
-                        "viewer",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.principal",
                         ),
                     ),
                     (
@@ -657,10 +694,24 @@ class Migration(migrations.Migration):
                             to="memory.subject",
                         ),
                     ),
+                    (
+                        "viewer",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.principal",
+                        ),
+                    ),
+                    ("rev", models.BigIntegerField()),
+                    ("digest", models.BinaryField(max_length=32)),
+                    ("loaded_at", models.DateTimeField()),
                 ],
                 options={
+                    "verbose_name_plural": "envelopes loaded",
                     "indexes": [
                         models.Index(fields=["subject", "viewer", "loaded_at"], name="memory_envelopeloaded_to"),
+                        models.Index(fields=["subject", "-id"], name="memory_envelopeloaded_listed"),
                         models.Index(fields=["loaded_at"], name="memory_envelopeloaded_old"),
                     ],
                 },
@@ -672,8 +723,6 @@ class Migration(migrations.Migration):
                         "id",
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                    ("digest", models.BinaryField(max_length=32)),
-                    ("forgotten_at", models.DateTimeField()),
                     (
                         "tenant",
                         models.ForeignKey(
@@ -684,6 +733,8 @@ class Migration(migrations.Migration):
                             to="principals.tenant",
                         ),
                     ),
+                    ("digest", models.BinaryField(max_length=32)),
+                    ("forgotten_at", models.DateTimeField()),
                 ],
                 options={
                     "constraints": [models.UniqueConstraint(fields=("tenant", "digest"), name="memory_forgotten_once")],
@@ -697,21 +748,13 @@ class Migration(migrations.Migration):
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
                     (
-                        "domains",
-                        django.contrib.postgres.fields.ArrayField(
-                            base_field=models.CharField(max_length=100), size=None
-                        ),
-                    ),
-                    ("confidence_threshold", models.FloatField()),
-                    ("requires_novel", models.BooleanField()),
-                    ("revised_at", models.DateTimeField()),
-                    (
-                        "author",
+                        "tenant",
                         models.ForeignKey(
                             db_index=False,
+                            editable=False,
                             on_delete=django.db.models.deletion.PROTECT,
                             related_name="+",
-                            to="principals.principal",
+                            to="principals.tenant",
                         ),
                     ),
                     (
@@ -724,17 +767,26 @@ class Migration(migrations.Migration):
                         ),
                     ),
                     (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
+                        "domains",
+                        django.contrib.postgres.fields.ArrayField(
+                            base_field=models.CharField(max_length=100), size=None
                         ),
                     ),
+                    ("confidence_threshold", models.FloatField()),
+                    ("requires_novel", models.BooleanField()),
+                    (
+                        "author",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.principal",
+                        ),
+                    ),
+                    ("revised_at", models.DateTimeField()),
                 ],
                 options={
+                    "verbose_name_plural": "promotion policies",
                     "constraints": [
                         models.UniqueConstraint(fields=("tenant", "delegate"), name="memory_promotionpolicy_once"),
                         models.CheckConstraint(
@@ -751,32 +803,6 @@ class Migration(migrations.Migration):
                         "id",
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                    ("text", models.TextField()),
-                    ("domain", models.CharField(blank=True, max_length=100)),
-                    ("confidence", models.FloatField()),
-                    ("evidence", models.JSONField(default=list)),
-                    ("metadata", models.JSONField(default=dict)),
-                    ("occurred_at", models.DateTimeField()),
-                    ("recorded_at", models.DateTimeField()),
-                    ("superseded_at", models.DateTimeField(null=True)),
-                    (
-                        "author",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.principal",
-                        ),
-                    ),
-                    (
-                        "superseded_by",
-                        models.ForeignKey(
-                            null=True,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="supersedes",
-                            to="memory.observation",
-                        ),
-                    ),
                     (
                         "tenant",
                         models.ForeignKey(
@@ -785,6 +811,15 @@ class Migration(migrations.Migration):
                             on_delete=django.db.models.deletion.PROTECT,
                             related_name="+",
                             to="principals.tenant",
+                        ),
+                    ),
+                    (
+                        "author",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.principal",
                         ),
                     ),
                     (
@@ -799,8 +834,43 @@ class Migration(migrations.Migration):
                         ),
                     ),
                     ("speaker", models.CharField(blank=True, db_default="", max_length=100)),
+                    ("text", models.TextField()),
+                    ("domain", models.CharField(blank=True, max_length=100)),
+                    ("confidence", models.FloatField()),
+                    ("evidence", models.JSONField(default=list)),
+                    ("metadata", models.JSONField(default=dict)),
+                    ("occurred_at", models.DateTimeField()),
+                    ("recorded_at", models.DateTimeField()),
+                    ("superseded_at", models.DateTimeField(null=True)),
+                    (
+                        "superseded_by",
+                        models.ForeignKey(
+                            null=True,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="supersedes",
+                            to="memory.observation",
+                        ),
+                    ),
                 ],
                 options={
+                    "indexes": [
+                        models.Index(
+                            condition=models.Q(("session__isnull", False)),
+                            fields=["session", "id"],
+                            name="memory_observation_of_session",
+                        ),
+                        models.Index(
+                            models.F("session"),
+                            django.db.models.functions.comparison.Least("occurred_at", "recorded_at"),
+                            condition=models.Q(("session__isnull", False), models.Q(("text", ""), _negated=True)),
+                            name="memory_observation_said",
+                        ),
+                        django.contrib.postgres.indexes.HashIndex(
+                            condition=models.Q(("session", None), ("superseded_at", None)),
+                            fields=["text"],
+                            name="memory_observation_of_text",
+                        ),
+                    ],
                     "constraints": [
                         models.CheckConstraint(
                             condition=models.Q(("confidence__gte", 0), ("confidence__lte", 1)),
@@ -818,13 +888,14 @@ class Migration(migrations.Migration):
                             condition=models.Q(("superseded_by", models.F("id")), _negated=True),
                             name="memory_observation_not_superseded_by_itself",
                         ),
-                    ],
-                    "indexes": [
-                        models.Index(
-                            condition=models.Q(("session__isnull", False)),
-                            fields=["session", "id"],
-                            name="memory_observation_of_session",
-                        )
+                        models.CheckConstraint(
+                            condition=models.Q(
+                                ("superseded_at", None),
+                                ("superseded_at__gte", models.F("recorded_at")),
+                                _connector="OR",
+                            ),
+                            name="memory_observation_known_before_superseded",
+                        ),
                     ],
                 },
             ),
@@ -834,27 +905,6 @@ class Migration(migrations.Migration):
                     (
                         "id",
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
-                    ("domain", models.CharField(blank=True, max_length=100)),
-                    ("length", models.PositiveIntegerField(default=0)),
-                    ("recorded_at", models.DateTimeField()),
-                    (
-                        "concept",
-                        models.OneToOneField(
-                            null=True,
-                            on_delete=django.db.models.deletion.CASCADE,
-                            related_name="passage",
-                            to="memory.concept",
-                        ),
-                    ),
-                    (
-                        "observation",
-                        models.OneToOneField(
-                            null=True,
-                            on_delete=django.db.models.deletion.CASCADE,
-                            related_name="passage",
-                            to="memory.observation",
-                        ),
                     ),
                     (
                         "tenant",
@@ -867,6 +917,15 @@ class Migration(migrations.Migration):
                         ),
                     ),
                     (
+                        "observation",
+                        models.OneToOneField(
+                            null=True,
+                            on_delete=django.db.models.deletion.CASCADE,
+                            related_name="passage",
+                            to="memory.observation",
+                        ),
+                    ),
+                    (
                         "pattern",
                         models.OneToOneField(
                             null=True,
@@ -875,8 +934,15 @@ class Migration(migrations.Migration):
                             to="memory.pattern",
                         ),
                     ),
-                    ("scope", models.BigIntegerField(db_default=0)),
-                    ("words", django.contrib.postgres.search.SearchVectorField(db_default="")),
+                    (
+                        "concept",
+                        models.OneToOneField(
+                            null=True,
+                            on_delete=django.db.models.deletion.CASCADE,
+                            related_name="passage",
+                            to="memory.concept",
+                        ),
+                    ),
                     (
                         "item",
                         models.OneToOneField(
@@ -886,9 +952,21 @@ class Migration(migrations.Migration):
                             to="memory.item",
                         ),
                     ),
+                    ("scope", models.BigIntegerField(db_default=0)),
+                    ("domain", models.CharField(blank=True, max_length=100)),
+                    ("words", django.contrib.postgres.search.SearchVectorField(db_default="")),
+                    ("length", models.PositiveIntegerField(default=0)),
+                    ("recorded_at", models.DateTimeField()),
                     ("embedder", models.IntegerField(null=True)),
                 ],
                 options={
+                    "indexes": [
+                        models.Index(fields=["tenant", "scope", "-recorded_at", "-id"], name="memory_passage_newest"),
+                        models.Index(
+                            fields=["tenant", "scope", "domain", "-recorded_at", "-id"], name="memory_passage_domain"
+                        ),
+                        models.Index(fields=["embedder", "id"], name="memory_passage_embedded"),
+                    ],
                     "constraints": [
                         models.CheckConstraint(
                             condition=models.Q(
@@ -909,25 +987,49 @@ class Migration(migrations.Migration):
                             name="memory_passage_of_one_memory",
                         )
                     ],
-                    "indexes": [
-                        models.Index(fields=["tenant", "scope", "-recorded_at", "-id"], name="memory_passage_newest"),
-                        models.Index(
-                            fields=["tenant", "scope", "domain", "-recorded_at", "-id"], name="memory_passage_domain"
-                        ),
-                        models.Index(fields=["embedder", "id"], name="memory_passage_embedded"),
-                    ],
                 },
             ),
             migrations.CreateModel(
                 name="Session",
                 fields=[
                     (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
+                    (
                         "id",
                         models.BigIntegerField(
-                            db_default=RawSQL("(nextval('memory_passage_id_seq') >> 20)", ()),
+                            db_default=django.db.models.expressions.RawSQL(
+                                "(nextval('memory_passage_id_seq') >> 20)", ()
+                            ),
                             editable=False,
                             primary_key=True,
                             serialize=False,
+                        ),
+                    ),
+                    (
+                        "principal",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.principal",
+                        ),
+                    ),
+                    (
+                        "subject",
+                        models.ForeignKey(
+                            db_index=False,
+                            null=True,
+                            on_delete=django.db.models.deletion.SET_NULL,
+                            related_name="sessions",
+                            to="memory.subject",
                         ),
                     ),
                     ("conversation_id", models.CharField(max_length=200)),
@@ -941,55 +1043,51 @@ class Migration(migrations.Migration):
                         ),
                     ),
                     ("tone", models.CharField(blank=True, max_length=100)),
+                    (
+                        "overwritten",
+                        django.contrib.postgres.fields.ArrayField(
+                            base_field=models.BinaryField(max_length=32),
+                            db_default=django.db.models.expressions.RawSQL("'{}'::bytea[]", ()),
+                            default=list,
+                            editable=False,
+                            size=None,
+                        ),
+                    ),
+                    ("was_called", models.BinaryField(max_length=32, null=True)),
+                    ("turns", models.PositiveIntegerField(db_default=0)),
+                    ("is_forgotten", models.BooleanField(db_default=False)),
                     ("started_at", models.DateTimeField()),
                     ("last_active_at", models.DateTimeField()),
-                    (
-                        "principal",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.principal",
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
-                    ("turns", models.PositiveIntegerField(db_default=0)),
-                    (
-                        "subject",
-                        models.ForeignKey(
-                            db_index=False,
-                            null=True,
-                            on_delete=django.db.models.deletion.SET_NULL,
-                            related_name="sessions",
-                            to="memory.subject",
-                        ),
-                    ),
-                    ("is_forgotten", models.BooleanField(db_default=False)),
                 ],
                 options={
-                    "constraints": [
-                        models.UniqueConstraint(
-                            fields=("tenant", "principal", "conversation_id"), name="memory_session_conversation_once"
-                        ),
-                        models.CheckConstraint(
-                            condition=models.Q(("turns__lte", 524272)), name="memory_session_turns_have_places"
-                        ),
-                    ],
                     "indexes": [
-                        models.Index(fields=["tenant", "principal", "-last_active_at"], name="memory_session_recent"),
+                        models.Index(
+                            condition=models.Q(("is_forgotten", False)),
+                            fields=["tenant", "principal", "-last_active_at", "-id"],
+                            name="memory_session_recent",
+                        ),
+                        models.Index(
+                            condition=models.Q(("is_forgotten", False)),
+                            fields=["tenant", "principal", "subject", "-last_active_at", "-id"],
+                            name="memory_session_with",
+                        ),
                         models.Index(
                             condition=models.Q(("subject__isnull", False)),
                             fields=["subject", "-last_active_at", "-id"],
                             name="memory_session_of_subject",
+                        ),
+                        models.Index(
+                            condition=models.Q(("subject__isnull", False)),
+                            fields=["subject", "-id"],
+                            name="memory_session_listed",
+                        ),
+                    ],
+                    "constraints": [
+                        models.CheckConstraint(
+                            condition=models.Q(("turns__lte", 524272)), name="memory_session_turns_have_places"
+                        ),
+                        models.UniqueConstraint(
+                            fields=("tenant", "principal", "conversation_id"), name="memory_session_conversation_once"
                         ),
                     ],
                 },
@@ -1001,15 +1099,6 @@ class Migration(migrations.Migration):
                         "id",
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                    ("term", models.TextField()),
-                    ("frequency", models.PositiveSmallIntegerField()),
-                    ("length", models.PositiveIntegerField()),
-                    (
-                        "passage",
-                        models.ForeignKey(
-                            on_delete=django.db.models.deletion.CASCADE, related_name="postings", to="memory.passage"
-                        ),
-                    ),
                     (
                         "tenant",
                         models.ForeignKey(
@@ -1020,8 +1109,17 @@ class Migration(migrations.Migration):
                             to="principals.tenant",
                         ),
                     ),
-                    ("of_context", models.BooleanField(db_default=False)),
                     ("scope", models.BigIntegerField(db_default=0)),
+                    ("term", models.TextField()),
+                    (
+                        "passage",
+                        models.ForeignKey(
+                            on_delete=django.db.models.deletion.CASCADE, related_name="postings", to="memory.passage"
+                        ),
+                    ),
+                    ("frequency", models.PositiveSmallIntegerField()),
+                    ("length", models.PositiveIntegerField()),
+                    ("of_context", models.BooleanField(db_default=False)),
                     ("superseded", models.BooleanField(db_default=False)),
                 ],
                 options={
@@ -1041,20 +1139,6 @@ class Migration(migrations.Migration):
                         "id",
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                    ("scope", models.BigIntegerField()),
-                    ("embedder", models.IntegerField()),
-                    (
-                        "embedding",
-                        django.contrib.postgres.fields.ArrayField(
-                            base_field=apps.memory.models.vectors.RealField(), size=None
-                        ),
-                    ),
-                    (
-                        "passage",
-                        models.OneToOneField(
-                            on_delete=django.db.models.deletion.CASCADE, related_name="vector", to="memory.passage"
-                        ),
-                    ),
                     (
                         "tenant",
                         models.ForeignKey(
@@ -1063,6 +1147,20 @@ class Migration(migrations.Migration):
                             on_delete=django.db.models.deletion.PROTECT,
                             related_name="+",
                             to="principals.tenant",
+                        ),
+                    ),
+                    (
+                        "passage",
+                        models.OneToOneField(
+                            on_delete=django.db.models.deletion.CASCADE, related_name="vector", to="memory.passage"
+                        ),
+                    ),
+                    ("scope", models.BigIntegerField()),
+                    ("embedder", models.IntegerField()),
+                    (
+                        "embedding",
+                        django.contrib.postgres.fields.ArrayField(
+                            base_field=apps.memory.models.vectors.RealField(), size=None
                         ),
                     ),
                 ],
@@ -1077,9 +1175,6 @@ class Migration(migrations.Migration):
                         "id",
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                    ("scope", models.BigIntegerField()),
-                    ("term", models.TextField()),
-                    ("passages", models.BigIntegerField()),
                     (
                         "tenant",
                         models.ForeignKey(
@@ -1090,6 +1185,9 @@ class Migration(migrations.Migration):
                             to="principals.tenant",
                         ),
                     ),
+                    ("scope", models.BigIntegerField()),
+                    ("term", models.TextField()),
+                    ("passages", models.BigIntegerField()),
                 ],
                 options={
                     "indexes": [models.Index(fields=["tenant", "term"], name="memory_commonword_of_term")],
@@ -1107,8 +1205,6 @@ class Migration(migrations.Migration):
                         "id",
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                    ("scope", models.BigIntegerField()),
-                    ("passages", models.BigIntegerField()),
                     (
                         "tenant",
                         models.ForeignKey(
@@ -1119,6 +1215,8 @@ class Migration(migrations.Migration):
                             to="principals.tenant",
                         ),
                     ),
+                    ("scope", models.BigIntegerField()),
+                    ("passages", models.BigIntegerField()),
                 ],
                 options={
                     "constraints": [models.UniqueConstraint(fields=("tenant", "scope"), name="memory_wordcount_once")],
@@ -1131,11 +1229,6 @@ class Migration(migrations.Migration):
                         "id",
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                    ("observations", models.BigIntegerField()),
-                    ("patterns", models.BigIntegerField()),
-                    ("concepts", models.BigIntegerField()),
-                    ("passages", models.BigIntegerField()),
-                    ("words", models.BigIntegerField()),
                     (
                         "tenant",
                         models.ForeignKey(
@@ -1147,15 +1240,16 @@ class Migration(migrations.Migration):
                         ),
                     ),
                     ("scope", models.BigIntegerField(db_default=0)),
+                    ("observations", models.BigIntegerField()),
+                    ("patterns", models.BigIntegerField()),
+                    ("concepts", models.BigIntegerField()),
+                    ("passages", models.BigIntegerField()),
+                    ("words", models.BigIntegerField()),
                     ("folded", models.BooleanField(db_default=False)),
                 ],
                 options={
+                    "verbose_name_plural": "tallies",
                     "indexes": [
-                        models.Index(
-                            fields=["tenant", "scope"],
-                            include=("observations", "patterns", "concepts", "passages", "words"),
-                            name="memory_tally_of_tenant",
-                        ),
                         models.Index(
                             condition=models.Q(("folded", False)), fields=["tenant", "scope"], name="memory_tally_fresh"
                         ),
@@ -1163,6 +1257,11 @@ class Migration(migrations.Migration):
                             condition=models.Q(("passages__gt", 1000)),
                             fields=["tenant", "scope"],
                             name="memory_tally_large",
+                        ),
+                        models.Index(
+                            fields=["tenant", "scope"],
+                            include=("observations", "patterns", "concepts", "passages", "words"),
+                            name="memory_tally_of_tenant",
                         ),
                     ],
                 },
@@ -1199,6 +1298,7 @@ class Migration(migrations.Migration):
             redactable=("text", "speaker", "domain", "evidence", "metadata"),
         ),
         immutable("memory_patternrevision", redactable=("text", "evidence")),
+        immutable("memory_conceptrevision", redactable=("type", "aliases", "description", "metadata", "is_forgotten")),
         immutable("memory_item", except_columns=("superseded_at", "superseded_by_id")),
         immutable("memory_envelopeloaded"),
         immutable("memory_forgotten"),

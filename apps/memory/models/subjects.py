@@ -66,7 +66,7 @@ class Subject(TenantModel):
 
     class Meta:
         constraints = [
-            # Serves sql.REVISION and sql.ENVELOPE.
+            # Serves sql.READABLE and sql.ENVELOPE.
             models.UniqueConstraint(fields=["tenant", "key"], name="memory_subject_key_once"),
             models.CheckConstraint(condition=Q(rev__gte=1), name="memory_subject_rev_counts_from_1"),
             models.CheckConstraint(
@@ -191,10 +191,6 @@ class Item(TenantModel):
                 name="memory_item_ending",
                 condition=Q(superseded_at=None, valid_to__isnull=False),
             ),
-            # Serves sql.ENVELOPE: what is to be so, and from when on.
-            models.Index(
-                fields=["subject", "valid_from"], name="memory_item_beginning", condition=Q(superseded_at=None)
-            ),
             # Serves services.remember(): what else answers the question, or says the same, and how long it is so.
             models.Index(
                 fields=["subject", "slot_key", "valid_to"],
@@ -241,7 +237,6 @@ class MemoryPolicy(TenantModel):
     narrative_days = models.PositiveIntegerField()
     share_with = ArrayField(models.CharField(max_length=50), null=True)
     author = models.ForeignKey(Principal, on_delete=models.PROTECT, null=True, related_name="+", db_index=False)
-    rev = models.BigIntegerField(default=1)
     revised_at = models.DateTimeField()
 
     class Meta:
@@ -265,18 +260,13 @@ class MemoryPolicy(TenantModel):
 class EnvelopeLoaded(TenantModel):
     """ENVELOPE_LOADED: that a viewer was given an envelope, and which.
 
-    It holds no content: `digest` is keyed, and says only whether two were the same. What a process hands out again to
-    the same viewer, out of its cache, is not noted again. The items of each type that it held are those that counted then
-    and had been said at this moment or since; null: it held none.
+    It holds no content: `digest` is keyed, and says only whether two were the same.
     """
 
     subject = models.ForeignKey(Subject, on_delete=models.CASCADE, related_name="loads", db_index=False)
     viewer = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
     rev = models.BigIntegerField()
     digest = models.BinaryField(max_length=32)
-    facts_since = models.DateTimeField(null=True)
-    patterns_since = models.DateTimeField(null=True)
-    narratives_since = models.DateTimeField(null=True)
     loaded_at = models.DateTimeField()
 
     class Meta:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from apps.memory import months
+from apps.memory.envelopes import first_moment
 from apps.memory.errors import MalformedMemoryReference, UnknownMemory
 from apps.memory.models import Concept, ConceptRevision, Item, Observation, Pattern, PatternRevision, Subject
 from apps.memory.references import cited_in, item_ref
@@ -117,7 +117,7 @@ def _observation(number: str, asked: _Asked) -> Memory | None:
     newer = None if row.superseded_by_id is None else known.filter(pk=row.superseded_by_id).first()
     # What stands in its place may be forgotten, and its conversation may have come to be with somebody since.
     newer = newer if newer is not None and _shown(newer, asked) else None
-    ended = months.first_moment if newer is None else dates_of(_about(newer))
+    ended = first_moment if newer is None else dates_of(_about(newer))
     return Memory(
         ref=row.ref,
         text=row.text,

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from apps.memory import months, sql
+from apps.memory import sql
+from apps.memory.envelopes import last_moment
 from apps.memory.errors import ClashingFilters
 from apps.memory.questions import read
 from apps.memory.selectors.subjects import dates_of, unknown
@@ -62,7 +63,7 @@ def recall(
     if subject is not None and not subject.memory_enabled:
         return []
     if subject is not None and subject.anonymize_dates:
-        as_of = as_of and months.last_moment(as_of)
+        as_of = as_of and last_moment(as_of)
     found = sql.find(
         question=read(query),
         tenant_id=caller.tenant_id,

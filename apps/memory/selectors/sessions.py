@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from apps.memory import months, sql
+from apps.memory import sql
+from apps.memory.envelopes import first_moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ def recent_sessions(*, principal_id: int, now: datetime, limit: int = 10) -> lis
             summary=summary,
             topics=tuple(topics),
             tone=tone,
-            updated_at=months.first_moment(last_active_at) if is_by_month else last_active_at,
+            updated_at=first_moment(last_active_at) if is_by_month else last_active_at,
         )
         for conversation_id, platform, title, summary, topics, tone, last_active_at, is_by_month in sql.recent(
             principal_id=principal_id, now=now, limit=limit

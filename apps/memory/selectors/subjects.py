@@ -4,16 +4,13 @@ import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from functools import reduce
-from operator import or_
 from typing import Any, Final, Protocol
 
 from django.db.models import Case, Exists, F, Func, OuterRef, Q, QuerySet, Value, When
 from django.db.models.functions import Greatest, Least
 
 from apps.core.sealing import keyed_digest, keyed_digests
-from apps.memory import months
-from apps.memory.decay import Windows, lasts
+from apps.memory.envelopes import Windows, first_moment, last_moment, lasts
 from apps.memory.errors import UnknownMemory, UnknownSubject
 from apps.memory.models import (
     EnvelopeLoaded,
@@ -41,16 +38,15 @@ class Policy:
 
     windows: Windows
     share_with: list[str] | None
-    rev: int
 
 
 def policy(*, tenant_id: int) -> Policy:
     """A tenant's policy, which is the default where it has settled nothing."""
     row = MemoryPolicy.objects.filter(tenant_id=tenant_id).first()
     if row is None:
-        return Policy(windows=Windows(), share_with=None, rev=0)
+        return Policy(windows=Windows(), share_with=None)
     windows = Windows(fact_days=row.fact_days, pattern_days=row.pattern_days, narrative_days=row.narrative_days)
-    return Policy(windows=windows, share_with=row.share_with, rev=row.rev)
+    return Policy(windows=windows, share_with=row.share_with)
 
 
 def unknown(subject_id: str) -> UnknownSubject:
@@ -98,7 +94,7 @@ class _Dated(Protocol):
 
 def dates_of(subject: _Dated | None) -> Callable[[datetime], datetime]:
     """How moments are shown that have to do with a subject, or with none."""
-    return months.first_moment if subject is not None and subject.anonymize_dates else _as_it_is
+    return first_moment if subject is not None and subject.anonymize_dates else _as_it_is
 
 
 def _as_it_is(moment: datetime) -> datetime:
@@ -143,7 +139,7 @@ def items(
     if not subject.memory_enabled:
         return []
     if subject.anonymize_dates:
-        known_at, true_at = known_at and months.last_moment(known_at), true_at and months.last_moment(true_at)
+        known_at, true_at = known_at and last_moment(known_at), true_at and last_moment(true_at)
     asked = (
         Q(superseded_at=None)
         if known_at is None
@@ -176,31 +172,21 @@ def is_shown(subject: Subject | None, said_at: datetime, *, now: datetime) -> bo
     return subject.memory_enabled and (days is None or said_at > now - timedelta(days=days))
 
 
-# Since when what an envelope held of each type had been said.
-_HELD: Final = (
-    (ItemType.USER_FACT, "facts_since"),
-    (ItemType.USER_PATTERN, "patterns_since"),
-    (ItemType.SHARED_NARRATIVE, "narratives_since"),
-)
-
-
-def was_served(subject: Subject, viewer_id: int, texts: Collection[bytes], *, until: datetime | None = None) -> bool:
-    """Whether one of these texts stood in an envelope that the viewer was given, as it counts by the windows of now, be it
-    only until a moment."""
+def was_served(subject: Subject, viewer_id: int, texts: Collection[bytes], *, until: datetime = _END) -> bool:
+    """Whether the viewer was given an envelope, at this moment at the latest, while one of these texts counted for it."""
     windows = policy(tenant_id=subject.tenant_id).windows
     lasted = Case(*(When(type=type_, then=Value(lasts(windows.days(type_)))) for type_ in ItemType))
-    begun = Greatest("recorded_at", "valid_from")
     loads = EnvelopeLoaded.objects.filter(
         subject=subject,
         viewer_id=viewer_id,
-        loaded_at__lte=until or _END,
+        loaded_at__lte=until,
         loaded_at__gte=OuterRef("begun"),
         # The earliest of those that are set.
         loaded_at__lt=Least(OuterRef("superseded_at"), OuterRef("valid_to"), OuterRef("faded")),
     )
     said = Item.objects.filter(subject=subject, text_digest__in=list(texts))
-    held = (Q(Exists(loads.filter(**{f"{since}__lte": OuterRef("said_at")})), type=type_) for type_, since in _HELD)
-    return said.annotate(begun=begun, faded=F("said_at") + lasted).filter(reduce(or_, held)).exists()
+    said = said.annotate(begun=Greatest("recorded_at", "valid_from"), faded=F("said_at") + lasted)
+    return said.filter(Exists(loads)).exists()
 
 
 def has_said(subject: Subject, author: Caller, type_: str, text: bytes, *, slot: str | None) -> bool:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Any, Final, TypeVar
 
 from django.db import connection, transaction
@@ -15,7 +14,7 @@ from apps.core.erasure import Wanted
 from apps.core.ids import random_id
 from apps.digests import services as inboxes
 from apps.digests.services import Poster, ReceiptDraft
-from apps.memory import cache, selectors, sql
+from apps.memory import selectors, sql
 from apps.memory.models import Concept, Item, Observation, Passage, Pattern, Session, Subject
 from apps.memory.services.marks import (
     ABOUT,
@@ -87,9 +86,6 @@ def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None =
             with suppress(_Overtaken), transaction.atomic():
                 done = _forget(author, subject_id, item, now)
     erased, remaining = done
-    cache.envelopes.forget(author.tenant_id, subject_id)
-    # What another thread has read before this commits it may put there until then.
-    transaction.on_commit(partial(cache.envelopes.forget, author.tenant_id, subject_id), robust=True)
     proof = selectors.mark_of(*thing).hex()
     return Erasure(
         erased=erased, remaining=remaining, receipt_id=_receipt(author, erased, remaining, proof, now), proof=proof

@@ -15,6 +15,7 @@ from django.db.models import Value
 from django.db.models.functions import Greatest
 
 from apps.memory import selectors, sql
+from apps.memory.envelopes import OFTEN
 from apps.memory.errors import (
     AlreadySuperseded,
     Echo,
@@ -23,7 +24,6 @@ from apps.memory.errors import (
     StatementStands,
     UnusableName,
 )
-from apps.memory.layout import OFTEN
 from apps.memory.models import Item, Passage, Subject
 from apps.memory.references import LONGEST_KEY, key_of
 from apps.memory.services.evidence import Evidence, evidence_of

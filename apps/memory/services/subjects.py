@@ -150,7 +150,6 @@ def set_memory_policy(
         _refuse_nobody(author, share_with, before=policy.share_with)
         policy.share_with = None if share_with is None else list(share_with)
     policy.author_id = author.principal_id
-    policy.rev += 1
     policy.revised_at = now
     policy.save()
     return policy

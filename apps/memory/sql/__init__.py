@@ -34,7 +34,6 @@ from apps.memory.sql.subjects import (
     EXPIRED_TURNS,
     NEXT_EXPIRY,
     READABLE,
-    REVISION,
     Readable,
     drop_subject,
     known,
@@ -42,7 +41,6 @@ from apps.memory.sql.subjects import (
     mark_forgotten,
     note_load,
     readable,
-    revision,
 )
 from apps.memory.sql.tallies import count_common_words, fold_tallies
 from apps.memory.sql.turns import await_turn, close_to_writers, enter_writing, try_turn
@@ -69,7 +67,6 @@ __all__ = [
     "RECALL_OF_DOMAIN",
     "RECALL_OF_SUBJECT",
     "RECENT",
-    "REVISION",
     "Found",
     "Meant",
     "Readable",
@@ -95,7 +92,6 @@ __all__ = [
     "readable",
     "recall_by_meaning",
     "recent",
-    "revision",
     "supersede_passages",
     "try_turn",
     "unembedded",

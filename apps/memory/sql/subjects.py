@@ -1,7 +1,7 @@
-"""The statements behind envelopes: at which revision a subject is, all that an envelope says, and what ends it."""
+"""The statements behind envelopes: all that an envelope says, and what ends it."""
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -9,8 +9,7 @@ from typing import Any, Final
 from django.db import connection
 
 from apps.core.sql import hot_cursor
-from apps.memory.decay import Windows
-from apps.memory.envelopes import Constraints, Conversation, Known, Remembered
+from apps.memory.envelopes import Constraints, Conversation, Known, Remembered, Windows
 from apps.memory.sql.postings import COMMON_AMONG
 from apps.memory.sql.tallies import drop_rare, keep_still
 from apps.memory.states import ItemType
@@ -30,15 +29,7 @@ def shared_with(viewer: str) -> str:
 
 _SHARED: Final = shared_with("%(viewer)s")
 
-# By memory_subject_key_once and memory_memorypolicy_once.
-REVISION: Final = f"""
-select s.id, s.rev, coalesce(p.rev, 0)
-from memory_subject s left join memory_memorypolicy p on p.tenant_id = s.tenant_id
-where s.tenant_id = %(tenant)s and s.key = %(subject)s and {_SHARED}
-"""  # constants only
-
-
-# By the same. Hours, because a day of a calendar may have 23.
+# By memory_subject_key_once and memory_memorypolicy_once. Hours, because a day of a calendar may have 23.
 READABLE: Final = f"""
 select s.id, s.memory_enabled, s.anonymize_dates,
        gatehouse_now() - make_interval(hours => 24 * s.delete_after_days)
@@ -84,16 +75,13 @@ _COUNTING: Final = f"""
           and valid_from <= greatest(recorded_at, %(now)s)"""
 
 
-# By the same indexes, then memory_item_current and memory_item_ending once for each type, memory_item_beginning and
-# memory_session_of_subject. No order is asked of what has an end: by that, what has ended would be read too. Hours, because a
+# By the same indexes, then memory_item_current and memory_item_ending once for each type, and memory_session_of_subject. No order is asked of what has an end: by that, what has ended would be read too. Hours, because a
 # day of a calendar may have 23.
 ENVELOPE: Final = f"""
-select s.id, s.key, s.rev, coalesce(p.rev, 0), s.display_name, s.learning_level, s.domains, s.preferences::text,
+select s.id, s.key, s.rev, s.display_name, s.learning_level, s.domains, s.preferences::text,
        s.memory_enabled, s.learn_patterns, coalesce(s.share_with, p.share_with), s.anonymize_dates, s.delete_after_days,
        coalesce(p.fact_days, {_DEFAULT.fact_days}), coalesce(p.pattern_days, {_DEFAULT.pattern_days}),
-       coalesce(p.narrative_days, {_DEFAULT.narrative_days}), items.found::text, talk.found::text,
-       (select {_micros("min(valid_from)")} from memory_item
-        where subject_id = s.id and superseded_at is null and valid_from > %(now)s)
+       coalesce(p.narrative_days, {_DEFAULT.narrative_days}), items.found::text, talk.found::text
 from memory_subject s
 left join memory_memorypolicy p on p.tenant_id = s.tenant_id
 left join lateral (
@@ -128,17 +116,6 @@ where s.tenant_id = %(tenant)s and s.key = %(subject)s and {_SHARED}
 """  # constants only
 
 
-def revision(*, tenant_id: int, subject_id: str, viewer: str) -> tuple[int, int, int] | None:
-    """A subject's key, its revision and that of the tenant's policy.
-
-    None if there is no such subject, or it is not shared with the viewer.
-    """
-    with hot_cursor() as cursor:
-        cursor.execute(REVISION, {"tenant": tenant_id, "subject": subject_id, "viewer": viewer})
-        row: tuple[int, int, int] | None = cursor.fetchone()
-    return row
-
-
 def known(*, tenant_id: int, subject_id: str, viewer: str, now: datetime) -> Known | None:
     """What is known of a subject; None if there is none, or it is not shared with the viewer."""
     given: dict[str, Any] = {"tenant": tenant_id, "subject": subject_id, "viewer": viewer, "now": now}
@@ -147,14 +124,13 @@ def known(*, tenant_id: int, subject_id: str, viewer: str, now: datetime) -> Kno
         row = cursor.fetchone()
     if row is None:
         return None
-    pk, key, rev, policy_rev, display_name, learning_level, domains, preferences, *rules = row[:-6]
+    pk, key, rev, display_name, learning_level, domains, preferences, *rules = row[:-5]
     memory_enabled, learn_patterns, share_with, anonymize_dates, delete_after_days = rules
-    *days, items, talk, begins_at = row[-6:]
+    *days, items, talk = row[-5:]
     return Known(
         subject_pk=pk,
         subject_id=key,
         rev=rev,
-        policy_rev=policy_rev,
         display_name=display_name,
         learning_level=learning_level,
         domains=domains,
@@ -169,7 +145,6 @@ def known(*, tenant_id: int, subject_id: str, viewer: str, now: datetime) -> Kno
         windows=Windows(fact_days=days[0], pattern_days=days[1], narrative_days=days[2]),
         items=_items(json.loads(items or "[]")),
         conversation=_conversation(json.loads(talk)) if talk else None,
-        begins_at=None if begins_at is None else _at(begins_at),
     )
 
 
@@ -315,24 +290,14 @@ def mark_forgotten(*, tenant_id: int, marks: Collection[bytes], now: datetime) -
 
 # The subject is held, lest it be forgotten before this transaction ends.
 NOTE_LOAD: Final = """
-insert into memory_envelopeloaded (tenant_id, subject_id, viewer_id, rev, digest, loaded_at,
-                                   facts_since, patterns_since, narratives_since)
-select tenant_id, id, %(viewer)s, %(rev)s, %(digest)s, %(now)s, %(facts)s, %(patterns)s, %(narratives)s from memory_subject where id = %(subject)s for key share
+insert into memory_envelopeloaded (tenant_id, subject_id, viewer_id, rev, digest, loaded_at)
+select tenant_id, id, %(viewer)s, %(rev)s, %(digest)s, %(now)s from memory_subject where id = %(subject)s for key share
 """
 
 
-def note_load(
-    *, subject_pk: int, viewer_id: int, rev: int, digest: bytes, since: Mapping[ItemType, datetime], now: datetime
-) -> bool:
-    """Note that somebody is given an envelope; not if the subject has just been forgotten.
-
-    :param since: when the oldest that it holds of each type was said.
-    """
-    given: dict[str, Any] = {
-        "subject": subject_pk, "viewer": viewer_id, "rev": rev, "digest": digest, "now": now,
-        "facts": since.get(ItemType.USER_FACT), "patterns": since.get(ItemType.USER_PATTERN),
-        "narratives": since.get(ItemType.SHARED_NARRATIVE),
-    }  # fmt: skip
+def note_load(*, subject_pk: int, viewer_id: int, rev: int, digest: bytes, now: datetime) -> bool:
+    """Record that a principal is given an envelope; False if the subject has just been forgotten."""
+    given: dict[str, Any] = {"subject": subject_pk, "viewer": viewer_id, "rev": rev, "digest": digest, "now": now}
     with hot_cursor() as cursor:
         cursor.execute(NOTE_LOAD, given)
         return bool(cursor.rowcount)

@@ -20,7 +20,7 @@ from apps.bench.rows import Row
 from apps.bench.web import Request
 from apps.core.sql import hot_cursor
 from apps.memory import services
-from apps.memory.layout import format_envelope_for_llm
+from apps.memory.envelopes import format_envelope_for_llm
 from apps.memory.services import ItemDraft, SubjectChange
 from apps.memory.states import ItemType
 from apps.principals.tenancy import Caller
@@ -47,29 +47,20 @@ class _Case:
 
 
 def rows(bench: Bench) -> Iterator[Row]:
-    """A hit, a miss, a layout and both over HTTP."""
+    """An envelope in the process, its text, and an envelope over HTTP."""
     size = load.apart(partial(_remember, bench.world.agents[0]))
     for case in (
         _Case(
-            case="envelope, kept",
-            work=_hits,
-            baseline=_one_select,
-            baseline_is="one indexed SELECT",
-            times=2,
-            aim=0.1,
-            note=f"{size:,} bytes of JSON.",
-        ),
-        _Case(
-            case="envelope, made anew",
+            case="envelope",
             work=_misses,
             baseline=_one_get,
             baseline_is="Redis GET of 10 KB",
             times=16,
             aim=1,
-            note="With the note of its reader.",
+            note=f"{size:,} bytes of JSON.",
         ),
         _Case(
-            case="envelope, laid out",
+            case="envelope, formatted",
             work=_layouts,
             baseline=_one_dump,
             baseline_is="json.dumps of it",
@@ -99,12 +90,11 @@ def _timed(bench: Bench, case: _Case) -> Row:
 def _over_http(bench: Bench) -> Iterator[Row]:
     web, scale, token = bench.processes.web(), bench.scale, bench.world.token
     hello = Request(method="GET", path="/api/v1/hello", token=token)
-    for case, query, times in (("made anew", "?skip_cache=true", 3.5), ("kept", "", 1.8)):
-        asked = Request(method="GET", path=f"/api/v1/subjects/{_SUBJECT}/envelope{query}", token=token)
-        ours, theirs = (web.slices(one, clients=1, seconds=scale.seconds) for one in (asked, hello))
-        compared = load.in_turns(ours, theirs, rounds=scale.rounds)
-        row = Row.of_latencies(compared, case=f"envelope over HTTP, {case}", baseline_is="hello view")
-        yield row.at_most(times, aim="p50 2 ms")
+    asked = Request(method="GET", path=f"/api/v1/subjects/{_SUBJECT}/envelope", token=token)
+    ours, theirs = (web.slices(one, clients=1, seconds=scale.seconds) for one in (asked, hello))
+    compared = load.in_turns(ours, theirs, rounds=scale.rounds)
+    row = Row.of_latencies(compared, case="envelope over HTTP", baseline_is="hello view")
+    yield row.at_most(3.5, aim="p50 2 ms")
 
 
 def _remember(agent: Caller) -> int:
@@ -128,7 +118,7 @@ def _remember(agent: Caller) -> int:
         )
         with connection.cursor() as cursor:
             cursor.execute(_MANY, {"tenant": agent.tenant_id, "agent": agent.principal_id, "now": now, "many": _OTHERS})
-        found = services.get_memory_envelope(viewer=agent, subject_id=_SUBJECT, now=now, skip_cache=True)
+        found = services.get_memory_envelope(viewer=agent, subject_id=_SUBJECT, now=now)
     with connection.cursor() as cursor:
         cursor.execute("set role none; analyze memory_subject, memory_item, memory_session")
     return len(found.model_dump_json())
@@ -149,28 +139,20 @@ from s, generate_series(1, 20) n
 """
 
 
-def _asking(agent: Caller, *, skip_cache: bool) -> Operation:
+def _misses(agent: Caller, _number: int) -> Operation:
     """As a process asks that is in a transaction: what beginning and ending one takes is in the figures over HTTP."""
 
     began = agent.acting()
 
     # The transaction lasts as long as somebody holds what began it.
     def ask(_held: object = began) -> int:
-        services.get_memory_envelope(viewer=agent, subject_id=_SUBJECT, now=timezone.now(), skip_cache=skip_cache)
+        services.get_memory_envelope(viewer=agent, subject_id=_SUBJECT, now=timezone.now())
         return 1
 
     with agent.acting():
         ask()
     began.__enter__()
     return ask
-
-
-def _hits(agent: Caller, _number: int) -> Operation:
-    return _asking(agent, skip_cache=False)
-
-
-def _misses(agent: Caller, _number: int) -> Operation:
-    return _asking(agent, skip_cache=True)
 
 
 def _layouts(agent: Caller, _number: int) -> Operation:
