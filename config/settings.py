@@ -212,7 +212,8 @@ STORAGES: dict[str, dict[str, Any]] = {
 }
 
 
-def _database() -> dict[str, Any]:
+def database(process: str) -> dict[str, Any]:
+    """How a kind of process (web | worker | beat | command) is connected."""
     config: dict[str, Any] = dict(env.db_url_config(DATABASE_URL))
     if config["ENGINE"] != "django.db.backends.postgresql":
         raise ImproperlyConfigured("DATABASE_URL must have the form postgresql://user:password@host:port/database.")
@@ -226,7 +227,7 @@ def _database() -> dict[str, Any]:
             # partitions as it ran (perform_pruning_base_step, CheckExprStillValid).
             "enable_partition_pruning=off",
             # Whoever waits for a lock holds a connection; an interface gives up and says busy.
-            f"lock_timeout={'2s' if PROCESS == 'web' else '10s'}",
+            f"lock_timeout={'2s' if process == 'web' else '10s'}",
             "statement_timeout=30s",
             "idle_in_transaction_session_timeout=60s",
             # An index of vectors goes on looking until a tenant has its share, nearest first (see apps/memory/sql/meaning.py).
@@ -236,10 +237,10 @@ def _database() -> dict[str, Any]:
     )
     # Without a number nothing is prepared, whatever a cursor asks; Django's own cursors never ask.
     options["prepare_threshold"] = 5
-    options["application_name"] = f"gatehouse-{PROCESS}"
+    options["application_name"] = f"gatehouse-{process}"
     options["connect_timeout"] = 10
     # A connection that the server has ended is noticed before a request gets it, pooled or not.
-    if PROCESS == "web":
+    if process == "web":
         config["ENGINE"] = "config.pooled"
         most = env.int("GATEHOUSE_POOL", default=16)
         options["pool"] = {"min_size": 2, "max_size": most, "timeout": 10, **PERSISTENT}
@@ -250,7 +251,7 @@ def _database() -> dict[str, Any]:
     return config
 
 
-DATABASES = {"default": _database()}
+DATABASES = {"default": database(PROCESS)}
 
 # The inbox service that `manage.py default_target` makes the default target of what goes elsewhere.
 MEMORYGATE_URL = env.str("MEMORYGATE_URL", default="")

@@ -3,11 +3,11 @@
 import argparse
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 from types import FrameType
@@ -15,8 +15,8 @@ from typing import Literal
 
 from config.stack import programs
 from config.stack.data import DataFolder
-from config.stack.processes import StackError, die_with_parent
-from config.stack.supervisor import Supervisor, end_leftovers, readiness, say
+from config.stack.processes import MARK, Child, StackError
+from config.stack.supervisor import Supervisor, end_leftovers, readiness, say, start_program
 
 _PATIENCE = 120.0
 _RUNNING, _NOT_RUNNING = 0, 3
@@ -27,6 +27,9 @@ _LAST_PORT = 65535
 def main(arguments: list[str]) -> int:
     options = _parse(arguments[0], arguments[1:])
     data = DataFolder(_given(options.data or os.environ.get("GATEHOUSE_DATA") or str(programs.PRODUCT / "var")))
+    if options.run in (up, demo) and os.environ.get(MARK) != data.mark:
+        # What this process forks is known by the environment that this process was started with.
+        os.execve(sys.executable, [sys.executable, "-m", "config.stack", *arguments], os.environ | {MARK: data.mark})  # noqa: S606
     try:
         code: int = options.run(options, data)
     except StackError as failure:
@@ -125,16 +128,18 @@ def demo(options: argparse.Namespace, data: DataFolder) -> int:
     raise StackError(f"What runs already, with its data in {data.path}, does not become ready.")
 
 
-def _watched(child: subprocess.Popen[bytes]) -> int:
+def _watched(child: Child) -> int:
     try:
         return child.wait()
     except KeyboardInterrupt:
-        child.terminate()
+        child.send_signal(signal.SIGTERM)
         child.wait()
         return _INTERRUPTED
 
 
 def _own_demo(path: Path, supervisor: Supervisor) -> int:
+    # The job is over by then: nothing is left that a process would have to finish.
+    supervisor.farewell = ((signal.SIGTERM, 0.5), (signal.SIGKILL, 5))
     with _supervised(supervisor):
         supervisor.start()
         if supervisor.stopping.is_set():
@@ -142,7 +147,7 @@ def _own_demo(path: Path, supervisor: Supervisor) -> int:
         child = _start_demo(path, supervisor.data, stack="own")
         supervisor.run(until=lambda: child.poll() is not None)
         if child.poll() is None:
-            child.terminate()
+            child.send_signal(signal.SIGTERM)
         code = child.wait()
         return _INTERRUPTED if supervisor.stopping.is_set() else code
     return _INTERRUPTED
@@ -165,8 +170,7 @@ def status(options: argparse.Namespace, data: DataFolder) -> int:
 def down(options: argparse.Namespace, data: DataFolder) -> int:
     """End what runs, wherever it was started."""
     if not _somebody_runs(data):
-        if (data.path / "secrets.json").exists():
-            end_leftovers(data.secrets())
+        end_leftovers(data)
         say(f"Nothing runs with its data in {data.path}.")
         return 0
     # Whoever holds the lock wrote its process id there, so this id can't be a stranger's.
@@ -190,7 +194,7 @@ def reset(options: argparse.Namespace, data: DataFolder) -> int:
             raise StackError("It runs; end it first: bin/up down")
         if not options.yes and input(f"Erase everything in {data.path}? Type yes: ") != "yes":
             raise StackError("Nothing was erased.")
-        end_leftovers(data.secrets())
+        end_leftovers(data)
         data.erase()
     say(f"Erased {data.path}.")
     return 0
@@ -208,26 +212,24 @@ def _introduce(supervisor: Supervisor) -> None:
     say(f"API docs {url}/api/docs/  token in {data.token_file}  Agents: MCP at {url}/mcp  Try: bin/demo  Stop: Ctrl-C")
 
 
-def _start_demo(path: Path, data: DataFolder, *, stack: Literal["own", "running"]) -> subprocess.Popen[bytes]:
+def _start_demo(path: Path, data: DataFolder, *, stack: Literal["own", "running"]) -> Child:
     """The demo is an outsider: it gets an address and the token of an agent, and is told whose stack it is."""
     written = data.stack()
     token = next(tokens["kee"] for tokens in reversed(data.secrets().tokens.values()) if "kee" in tokens)
-    return subprocess.Popen(
-        [sys.executable, str(programs.PRODUCT / "manage.py"), "demo", str(path)],
-        env={
-            **os.environ,
-            "DATABASE_URL": written["database_url"],
-            "REDIS_URL": written["redis_url"],
-            "GATEHOUSE_DATA": str(data.path),
-            "GATEHOUSE_URL": written["url"],
-            "GATEHOUSE_TOKEN": token,
-            "GATEHOUSE_DEMO_STACK": stack,
-            "GATEHOUSE_DEMO_WORKERS": "bundled" if written.get("with_workers", True) else "none",
-        },
-        cwd=programs.PRODUCT,
-        start_new_session=True,
-        preexec_fn=die_with_parent(signal.SIGTERM),  # noqa: PLW1509  # only prctl and getppid run between fork and exec
+    environment = {
+        **os.environ,
+        "DATABASE_URL": written["database_url"],
+        "REDIS_URL": written["redis_url"],
+        "GATEHOUSE_DATA": str(data.path),
+        "GATEHOUSE_URL": written["url"],
+        "GATEHOUSE_TOKEN": token,
+        "GATEHOUSE_DEMO_STACK": stack,
+        "GATEHOUSE_DEMO_WORKERS": "bundled" if written.get("with_workers", True) else "none",
+    }
+    program = programs.python_program(
+        "demo", str(programs.PRODUCT / "manage.py"), "demo", str(path), data=data, env=environment
     )
+    return start_program(replace(program, streams=(0, 1, 2), on_orphaned=signal.SIGTERM))
 
 
 def _code_base(path: Path) -> Path:

@@ -1,6 +1,8 @@
 """The data folder of a stack: what lies in it, and who may read it."""
 
+import hashlib
 import json
+import os
 import secrets
 import shutil
 from dataclasses import dataclass, field
@@ -16,6 +18,11 @@ class DataFolder:
     """A folder that belongs to one stack. All that is secret in it is readable by its owner alone."""
 
     path: Path
+
+    @property
+    def mark(self) -> str:
+        """By what the processes of this folder's stack are known. A copy of the folder has another path and another mark."""
+        return f"stack-{hashlib.sha256(os.fsencode(self.path)).hexdigest()[:24]}"
 
     @property
     def stack_file(self) -> Path:
@@ -83,7 +90,7 @@ class DataFolder:
         if missing := [name for name in _MADE if name not in kept]:
             kept |= {name: secrets.token_urlsafe(48) for name in missing}
             write_private(path, json.dumps(kept, indent=2))
-        return Secrets(path, **kept)
+        return Secrets(path, **{name: kept[name] for name in kept if name in _KEPT})
 
     def erase(self) -> None:
         """Remove what a stack puts here, and the folder if nothing else is in it."""
@@ -107,15 +114,15 @@ _CONTENT = (
 )
 
 
-_MADE = ("mark", "secret_key", "lease_keys", "sealing_keys")
+_MADE = ("secret_key", "lease_keys", "sealing_keys")
+_KEPT = (*_MADE, "tokens", "password_shown")
 
 
 @dataclass(slots=True)
 class Secrets:
-    """What only this stack knows: its mark, its keys, and the tokens it issued, by database."""
+    """What only this stack knows: its keys, and the tokens it issued, by database."""
 
     path: Path
-    mark: str
     secret_key: str
     lease_keys: str
     sealing_keys: str
@@ -123,7 +130,7 @@ class Secrets:
     password_shown: bool = False
 
     def save(self) -> None:
-        kept = {name: getattr(self, name) for name in (*_MADE, "tokens", "password_shown")}
+        kept = {name: getattr(self, name) for name in _KEPT}
         write_private(self.path, json.dumps(kept, indent=2))
 
 

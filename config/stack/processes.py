@@ -1,7 +1,7 @@
 """Starting, recognising and ending operating-system processes.
 
-Every process of a stack carries the stack's mark in its environment, and so do its descendants. The mark is a
-random word, so a process is ours exactly if it carries it; a process id that a file remembers proves nothing.
+Every process of a stack carries the stack's mark in its environment, and so do its descendants. A process belongs to
+the stack exactly if it carries the mark; a process id that a file remembers proves nothing.
 """
 
 import ctypes
@@ -12,10 +12,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import psutil
 
@@ -65,6 +66,59 @@ class Program:
     # What the kernel sends it when the supervisor itself is killed.
     on_orphaned: signal.Signals = signal.SIGKILL
     pass_fds: tuple[int, ...] = ()
+    # Standard input, output and error, in place of none and the log.
+    streams: tuple[int, int, int] | None = None
+
+    @contextmanager
+    def opened_streams(self) -> Iterator[tuple[int, int, int]]:
+        if self.streams is not None:
+            yield self.streams
+            return
+        with Path(os.devnull).open("rb") as nothing, self.log.open("ab") as log:
+            yield nothing.fileno(), log.fileno(), log.fileno()
+
+
+class Child(Protocol):
+    """A process that this one started: an executed one (`subprocess.Popen`) or a forked one."""
+
+    pid: int
+
+    @property
+    def returncode(self) -> Any: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+
+class Forked:
+    """A forked child, by the members of `subprocess.Popen` that the supervisor needs."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            ended, status = os.waitpid(self.pid, os.WNOHANG)
+            if ended:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """:raises subprocess.TimeoutExpired: if it still runs then."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+            time.sleep(0.01)
+        return code
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
 
 
 def server_environment(mark: str) -> dict[str, str]:
@@ -78,14 +132,14 @@ def spawn(program: Program) -> subprocess.Popen[bytes]:
     Call from a thread that lives as long as the stack: the kernel's death signal follows the thread.
     """
     account = program.account
-    with program.log.open("ab") as log:
+    with program.opened_streams() as (given, output, errors):
         return subprocess.Popen(
             program.argv,
             env=dict(program.env),
             cwd=program.cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
+            stdin=given,
+            stdout=output,
+            stderr=errors,
             start_new_session=True,
             pass_fds=program.pass_fds,
             user=None if account is None else account.uid,
@@ -122,11 +176,12 @@ def die_with_parent(farewell: signal.Signals) -> Callable[[], None] | None:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Every live process that belongs to the stack with this mark."""
+    """Every live process that belongs to the stack with this mark, but for this one."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+            ours = process.pid != os.getpid() and process.environ().get(MARK) == mark
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
 
@@ -145,7 +200,7 @@ def end_all(processes: Iterable[psutil.Process], farewell: Farewell = POLITE) ->
         raise StackError(f"These processes would not end: {', '.join(str(process.pid) for process in remaining)}.")
 
 
-def end_children(children: Iterable[subprocess.Popen[bytes]], farewell: Farewell) -> None:
+def end_children(children: Iterable[Child], farewell: Farewell) -> None:
     """End children of ours together and reap them."""
     remaining = list(children)
     for sign, patience in farewell:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from config.stack.data import DataFolder
@@ -37,6 +38,13 @@ def web(data: DataFolder, env: Mapping[str, str], *, fd: int) -> Program:
     return python_program(
         "web", *argv, "--timeout-graceful-shutdown", "5", data=data, env={**env, "GATEHOUSE_PROCESS": "web"}, fd=fd
     )
+
+
+def provision(data: DataFolder, env: Mapping[str, str], *, streams: tuple[int, int, int]) -> Program:
+    """What brings the database up to date: see :mod:`config.stack.provision`."""
+    files = (str(data.password_file), str(data.worker_key_file))
+    program = python_program("provision", "-m", "config.stack.provision", *files, data=data, env=env)
+    return replace(program, streams=streams)
 
 
 def celery_workers(data: DataFolder, env: Mapping[str, str]) -> list[Program]:

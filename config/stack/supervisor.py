@@ -7,24 +7,27 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
+import psycopg
 import redis
 
-from config.stack import programs
+from config.stack import loaded, programs
 from config.stack.data import DataFolder, Secrets
 from config.stack.places import RuntimeFolder, servers_home, sweep_abandoned, write_private
 from config.stack.postgres import Postgres
 from config.stack.processes import (
     MARK,
+    POLITE,
+    Child,
     Farewell,
     Program,
     StackError,
@@ -63,7 +66,7 @@ class _Tended:
 
     describe: Callable[[], Program]
     program: Program
-    child: subprocess.Popen[bytes]
+    child: Child
     started: float
     failures: int = 0
     again_at: float | None = None
@@ -80,6 +83,7 @@ class Supervisor:
     port: int | None = None
     with_workers: bool = True
     stopping: threading.Event = field(default_factory=threading.Event)
+    farewell: Farewell = POLITE
     url: str = ""
     _secrets: Secrets
     _environment: dict[str, str] = field(default_factory=dict)
@@ -98,14 +102,14 @@ class Supervisor:
 
         :raises StackError: if something does not start.
         """
-        end_leftovers(self._secrets)
+        end_leftovers(self.data)
         self._listener = listen(self.port, self.data.last_port())
         port = self._listener.getsockname()[1]
         self.data.keep_port(port)
         self.url = f"http://127.0.0.1:{port}"
         self._environment = {
             **os.environ,
-            MARK: self._secrets.mark,
+            MARK: self.data.mark,
             "GATEHOUSE_DATA": str(self.data.path),
             "GATEHOUSE_URL": self.url,
             "GATEHOUSE_SECRET_KEY": os.environ.get("GATEHOUSE_SECRET_KEY") or self._secrets.secret_key,
@@ -138,11 +142,12 @@ class Supervisor:
     def stop(self) -> None:
         """End everything: first what uses the servers, then the servers."""
         self.data.stack_file.unlink(missing_ok=True)
-        self._end(set(self._tended) - {"postgres", "valkey"})
-        self._end({"valkey"})
-        self._end({"postgres"})
+        servers = [self._tended.pop(name) for name in ("valkey", "postgres") if name in self._tended]
+        end_children([one.child for one in self._tended.values()], self.farewell)
+        for server in servers:
+            end_children([server.child], server.program.farewell)
         # A worker's own children, should it have been killed before them.
-        end_leftovers(self._secrets)
+        end_leftovers(self.data)
         if self._listener is not None:
             self._listener.close()
         if self._runtime is not None:
@@ -156,8 +161,7 @@ class Supervisor:
         servers: list[Postgres | Valkey] = []
         for variable, kind in (("DATABASE_URL", Postgres), ("REDIS_URL", Valkey)):
             if os.environ.get(variable):
-                if variable == "REDIS_URL":
-                    _reach_redis(os.environ[variable])
+                _reach(variable, os.environ[variable])
                 self._ok(f"the server that {variable} names")
                 continue
             self._runtime = self._runtime or RuntimeFolder(account)
@@ -165,12 +169,14 @@ class Supervisor:
                 home=servers_home(self.data.path, account),
                 sockets=self._runtime.folder("sockets"),
                 log=self.data.log(kind.__name__.lower()),
-                mark=self._secrets.mark,
+                mark=self.data.mark,
                 account=account,
             )
             self._environment[variable] = server.url
             self._launch(server.program)
             servers.append(server)
+        if sys.platform == "linux":
+            loaded.load(self._environment)
         for server in servers:
             self._ok(server.wait_ready(self._tended[type(server).__name__.lower()].running))
 
@@ -183,27 +189,21 @@ class Supervisor:
         tokens = self._secrets.tokens.setdefault(hashlib.sha256(database.encode()).hexdigest()[:12], {})
         scripts = programs.bundled_worker_scripts() if self.with_workers else []
         wanted = {name: how for name, how in programs.wanted_tokens(scripts).items() if name not in tokens}
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "config.stack.provision",
-                str(self.data.password_file),
-                str(self.data.worker_key_file),
-            ],
-            input=json.dumps(wanted),
-            env=self._environment,
-            cwd=programs.PRODUCT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        self.data.log("provision").write_text(done.stderr, encoding="utf-8")
-        if done.returncode == REFUSED:
-            raise StackError(done.stderr.strip().splitlines()[-1])
-        if done.returncode:
-            raise StackError(f"The database could not be brought up to date:\n{last_lines(self.data.log('provision'))}")
-        outcome = json.loads(done.stdout)
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as answer:
+            given.write(json.dumps(wanted).encode())
+            given.seek(0)
+            log = self.data.log("provision")
+            with log.open("wb") as errors:
+                program = programs.provision(
+                    self.data, self._environment, streams=(given.fileno(), answer.fileno(), errors.fileno())
+                )
+                code = start_program(program).wait()
+            if code == REFUSED:
+                raise StackError(log.read_text().strip().splitlines()[-1])
+            if code:
+                raise StackError(f"The database could not be brought up to date:\n{last_lines(log)}")
+            answer.seek(0)
+            outcome = json.load(answer)
         tokens.update(outcome["tokens"])
         self._secrets.save()
         write_private(self.data.token_file, tokens["agent"] + "\n")
@@ -279,7 +279,7 @@ class Supervisor:
 
     def _launch(self, describe: Callable[[], Program]) -> None:
         program = describe()
-        self._tended[program.name] = _Tended(describe, program, spawn(program), time.monotonic())
+        self._tended[program.name] = _Tended(describe, program, start_program(program), time.monotonic())
 
     def _tend(self) -> None:
         """Notice what ended, and start it again when its pause is over."""
@@ -295,20 +295,21 @@ class Supervisor:
                 say(f"{one.program.name} ended ({_how(one.child.returncode)}), starting it again in {pause:.1f} s")
             elif one.again_at is not None and now >= one.again_at:
                 one.program = one.describe()
-                one.child, one.started, one.again_at = spawn(one.program), now, None
+                one.child, one.started, one.again_at = start_program(one.program), now, None
                 changed = True
         if changed and self.data.stack().get("ready"):
             self._write_stack_file(ready=True)
 
-    def _end(self, names: Iterable[str]) -> None:
-        ending = [self._tended.pop(name) for name in names if name in self._tended]
-        if ending:
-            end_children([one.child for one in ending], ending[0].program.farewell)
+
+def start_program(program: Program) -> Child:
+    """Fork what is Python, where the product is loaded; execute all else."""
+    forks = loaded.ready() and program.argv[0] == sys.executable
+    return loaded.fork(program) if forks else spawn(program)
 
 
-def end_leftovers(kept: Secrets) -> None:
+def end_leftovers(data: DataFolder) -> None:
     """End what an earlier supervisor of this folder left running when it was killed."""
-    end_all(marked(kept.mark), _LEFTOVERS)
+    end_all(marked(data.mark), _LEFTOVERS)
 
 
 def readiness(url: str) -> tuple[int, str]:
@@ -351,16 +352,19 @@ def listen(port: int | None, last: int | None) -> socket.socket:
     raise StackError(f"Port {port} is taken; leave --port out to have a free one found.")
 
 
-def _reach_redis(url: str) -> None:
-    """The database is met when it is migrated; the broker only later, by processes that would wait for it.
-
-    :raises StackError: if nothing answers there.
+def _reach(variable: str, url: str) -> None:
+    """
+    :raises StackError: if no server answers at this address.
     """
     try:
-        with redis.Redis.from_url(url, socket_connect_timeout=5, socket_timeout=5) as client:
-            client.ping()
-    except (redis.RedisError, ValueError) as failure:
-        raise StackError(f"The server that REDIS_URL names can't be used: {failure}") from failure
+        if variable == "REDIS_URL":
+            with redis.Redis.from_url(url, socket_connect_timeout=5, socket_timeout=5) as client:
+                client.ping()
+        else:
+            psycopg.connect(url, connect_timeout=5).close()
+    except (redis.RedisError, psycopg.Error, ValueError) as failure:
+        reason = str(failure).strip().splitlines()[0]
+        raise StackError(f"The server that {variable} names can't be used: {reason}") from failure
 
 
 def _how(code: int) -> str:

@@ -1,0 +1,123 @@
+"""The product, loaded once into the supervisor: its processes are forked from there and start in a fraction of the time.
+
+Loading Django and the product takes some seconds of processor time; a dozen processes would each take them again.
+Only Linux forks; elsewhere every process starts by itself, as in production.
+"""
+
+import atexit
+import gc
+import os
+import runpy
+import signal
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
+
+from config.stack.processes import Forked, Program, die_with_parent
+
+# What the processes import, the largest first. A worker of the examples imports the last two.
+_MODULES = (
+    "config.asgi",
+    "config.celery",
+    "celery.bin.celery",
+    "celery.apps.worker",
+    "celery.apps.beat",
+    "mcp",
+    "uvicorn",
+)
+
+
+def load(environment: dict[str, str]) -> None:
+    """Load the product with this environment, which says where its servers are."""
+    os.environ.update(environment)
+    for module in _MODULES:
+        import_module(module)
+    gc.collect()
+    gc.freeze()
+
+
+def ready() -> bool:
+    """Whether the product has been loaded here."""
+    return all(module in sys.modules for module in _MODULES)
+
+
+def fork(program: Program) -> Forked:
+    """Start a Python program in a fork of this process. Call from the main thread: the kernel's death signal follows it."""
+    prepare = die_with_parent(program.on_orphaned)
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        raised = None
+        try:
+            if prepare:
+                prepare()
+            _become(program)
+            _run(program.argv[1:])
+        except BaseException as exc:  # noqa: BLE001  # this is the bottom of the new process
+            raised = exc
+        _end(raised)
+    return Forked(pid)
+
+
+def _become(program: Program) -> None:
+    """Take the place that `subprocess.Popen` would have given the program."""
+    os.setsid()
+    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(sign, signal.SIG_DFL if sign != signal.SIGINT else signal.default_int_handler)
+    with program.opened_streams() as streams:
+        for stream, file in enumerate(streams):
+            os.dup2(file, stream)
+    # The locks of the data folder and of the sockets' folder are to go with the supervisor, not with its children.
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the descriptor of this very listing
+            if path.readlink().name == "lock":
+                os.close(int(path.name))
+    os.environ.clear()
+    os.environ.update(program.env)
+    os.chdir(program.cwd)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # the interpreter's own stream
+    _connect_as(os.environ.get("GATEHOUSE_PROCESS", "command"))
+
+
+def _connect_as(process: str) -> None:
+    """Set the database connection for this kind of process; the supervisor loaded the settings of another."""
+    from django.conf import settings  # noqa: PLC0415  # not before the product is loaded
+    from django.db import connections  # noqa: PLC0415
+
+    from config.settings import database  # noqa: PLC0415
+
+    settings.PROCESS = process
+    settings.DATABASES = {"default": database(process)}
+    connections.__dict__["settings"] = connections.configure_settings(settings.DATABASES)
+    connections.close_all()
+    with suppress(AttributeError):  # no connection has been asked for yet
+        del connections["default"]
+
+
+def _run(arguments: tuple[str, ...]) -> None:
+    if arguments[0] == "-m":
+        sys.argv = list(arguments[1:])
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(arguments)
+        sys.path.insert(0, str(Path(arguments[0]).parent))
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _end(raised: BaseException | None) -> NoReturn:
+    """End as the interpreter would, without the supervisor's own cleaning up."""
+    code = int(raised is not None)
+    if isinstance(raised, SystemExit):
+        code = raised.code if isinstance(raised.code, int) else int(raised.code is not None)
+        sys.stderr.write(f"{raised.code}\n" if isinstance(raised.code, str) else "")
+    elif raised is not None:
+        traceback.print_exception(raised)
+    threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  # as multiprocessing ends its children
+    atexit._run_exitfuncs()  # noqa: SLF001
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
