@@ -50,12 +50,14 @@ DATABASE_URL = env.str("DATABASE_URL", default="") or _stack.get("database_url",
 REDIS_URL = env.str("REDIS_URL", default="") or _stack.get("redis_url", "redis://127.0.0.1:6379/0")
 
 
+_SECRETS = ("GATEHOUSE_SECRET_KEY", "GATEHOUSE_LEASE_KEYS", "GATEHOUSE_SEALING_KEYS")
+if PRODUCTION and (_missing := [name for name in _SECRETS if not env.str(name, default="")]):
+    raise ImproperlyConfigured(f"Production needs these environment variables: {', '.join(_missing)}.")
+
+
 def _secret(name: str) -> str:
-    """A secret from the environment. Production refuses to start without it, and believes no file."""
-    value = env.str(name, default="")
-    if not value and PRODUCTION:
-        raise ImproperlyConfigured(f"{name} must be set in production.")
-    return value or _stack.get(name.lower(), "") or secrets.token_urlsafe(48)
+    """A secret from the environment. In development the running stack's file or a random one takes its place."""
+    return env.str(name, default="") or _stack.get(name.lower(), "") or secrets.token_urlsafe(48)
 
 
 def _limits(name: str) -> dict[str, int]:

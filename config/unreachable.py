@@ -1,4 +1,4 @@
-"""What a command says when the database can't be reached: one sentence, and what to do."""
+"""What a command says when the settings are wrong or the database can't be reached: one sentence, and what to do."""
 
 import os
 import sys
@@ -7,14 +7,18 @@ from contextlib import contextmanager
 
 import psycopg
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError
 
 
 @contextmanager
 def told_in_a_sentence(code: int) -> Iterator[None]:
-    """Exit with this code and one sentence when no connection to the database can be made."""
+    """Exit with this code and one sentence when the settings are wrong or no connection to the database can be made."""
     try:
         yield
+    except ImproperlyConfigured as fault:
+        sys.stderr.write(f"{fault}\n")
+        raise SystemExit(code) from None
     except OperationalError as failure:
         cause = failure.__cause__
         # What a server answered carries a state; that no server answered does not.

@@ -4,6 +4,7 @@ import json
 from argparse import ArgumentParser
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 from django.utils import timezone
 
@@ -48,8 +49,12 @@ class Command(BaseCommand):
         parser.add_argument(
             "--label", default="issue_token", help="a note by which people know the token (default: issue_token)"
         )
-        parser.add_argument(
+        output = parser.add_mutually_exclusive_group()
+        output.add_argument(
             "--json", action="store_true", help="print one JSON object with token, principal and tenant"
+        )
+        output.add_argument(
+            "--shell", action="store_true", help="print the line that sets GATEHOUSE_URL and GATEHOUSE_TOKEN in a shell"
         )
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -90,7 +95,12 @@ class Command(BaseCommand):
         except DomainError as refusal:
             raise CommandError(refusal.detail) from refusal
         answer = {"token": issued.secret.text, "principal": principal.name, "tenant": tenant.slug}
-        self.stdout.write(json.dumps(answer) if options["json"] else issued.secret.text)
+        if options["json"]:
+            self.stdout.write(json.dumps(answer))
+        elif options["shell"]:
+            self.stdout.write(f"export GATEHOUSE_URL={settings.PUBLIC_URL} GATEHOUSE_TOKEN={issued.secret.text}")
+        else:
+            self.stdout.write(issued.secret.text)
 
 
 def _parent(tenant: Tenant, name: str | None) -> Principal | None:
