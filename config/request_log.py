@@ -1,16 +1,29 @@
 """Who asked for what, for the log; not in which words."""
 
+from functools import partial
+from typing import Any
+
 import structlog
 from django.conf import settings
 from django.http import HttpRequest
 from django_structlog.middlewares import RequestMiddleware
 
+from apps.core.api.views import PendingResponse
+
 
 class RequestLog(RequestMiddleware):
-    """Says with each line who asked: the address, and what the proxies before us say of it, as many as there are.
+    """Logs with each line who asked: the address, as the proxies before us give it, as many as there are.
 
-    What stands behind the question mark may be anybody's words.
+    A query string may hold anybody's words, so it is not logged.
     """
+
+    def handle_response(self, request: HttpRequest, response: Any) -> None:
+        if isinstance(response, PendingResponse) and response.is_pending:
+            # Logged with the status that it will have.
+            response.when_ready.append(partial(super().handle_response, request, response))
+            structlog.contextvars.clear_contextvars()
+        else:
+            super().handle_response(request, response)
 
     @staticmethod
     def format_request(request: HttpRequest) -> str:
@@ -19,8 +32,8 @@ class RequestLog(RequestMiddleware):
     @staticmethod
     def bind_ip(request: HttpRequest) -> None:
         proxies: int = settings.AXES_IPWARE_PROXY_COUNT
-        told = request.META.get("HTTP_X_FORWARDED_FOR", "") if proxies else ""
-        addresses = [address.strip() for address in told.split(",") if address.strip()]
+        forwarded = request.META.get("HTTP_X_FORWARDED_FOR", "") if proxies else ""
+        addresses = [address.strip() for address in forwarded.split(",") if address.strip()]
         is_behind = len(addresses) >= proxies > 0
         address = addresses[-proxies] if is_behind else request.META.get("REMOTE_ADDR")
         structlog.contextvars.bind_contextvars(ip=address)

@@ -247,7 +247,7 @@ def database(process: str) -> dict[str, Any]:
         most = env.int("GATEHOUSE_POOL", default=16)
         options["pool"] = {"min_size": 2, "max_size": most, "timeout": 10, **PERSISTENT}
     else:
-        config["CONN_MAX_AGE"] = 300
+        config["CONN_MAX_AGE"] = 300 if PROCESS in {"worker", "beat"} else 0
         config["CONN_HEALTH_CHECKS"] = True
     config["OPTIONS"] = options
     return config
@@ -303,8 +303,8 @@ UNFOLD = {
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": ["apps.principals.api.authentication.TokenAuthentication"],
-    "DEFAULT_PERMISSION_CLASSES": ["apps.core.api.permissions.HoldsToken"],
-    "DEFAULT_PARSER_CLASSES": ["apps.core.api.parsers.StrictJSONParser"],
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
+    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_SCHEMA_CLASS": "apps.core.api.schema.OperationSchema",
     "EXCEPTION_HANDLER": "apps.core.api.problems.handle",

@@ -8,7 +8,7 @@ from django.urls import include, path
 from django.views.generic import RedirectView
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 
-from apps.core.api.routes import patterns
+from apps.core.api.views import patterns
 from apps.mcp.api.views import EndpointView
 
 

@@ -26,7 +26,7 @@ async def until_heard(topic: str) -> None:
 
     A process that has listened once goes on for a while, so a test waits for one topic once.
     """
-    channel = f"gatehouse:cue:{topic}"
+    channel = f"gatehouse:notification:{topic}"
     with redis.Redis.from_url(settings.REDIS_URL) as broker:
         while not (await run_sync(broker.pubsub_numsub, channel))[0][1]:
             await anyio.sleep(0.02)

@@ -10,7 +10,7 @@ from django.dispatch import receiver
 from apps.activation import services
 from apps.activation.signals import target_due
 from apps.activation.states import FRESH
-from apps.core.nudges import Nudger
+from apps.core.notifications import Publisher
 from apps.digests.signals import inbox_changed
 
 _FRESH_SECONDS: Final = FRESH.total_seconds()
@@ -37,7 +37,7 @@ def wake() -> None:
     while time.monotonic() - started < _PATIENCE_SECONDS:
         if not services.wake_next():
             return
-    _wakes.nudge()
+    _wakes.publish()
 
 
 def _publish_wake() -> None:
@@ -71,18 +71,18 @@ def _publish_look() -> None:
     look.apply_async(args=(_changed.take(),), expires=_FRESH_SECONDS, retry=False)
 
 
-_wakes: Final = Nudger(_publish_wake, most_at_once=_MOST_AT_ONCE)
-_looks: Final = Nudger(_publish_look)
+_wakes: Final = Publisher(_publish_wake, most_at_once=_MOST_AT_ONCE)
+_looks: Final = Publisher(_publish_look)
 
 
 @receiver(inbox_changed, dispatch_uid="activation.inbox_changed")
 def note_change(tenant_id: int, principal_id: int, **_: Any) -> None:
     """Leave a look for a worker process; whoever changed the inbox neither waits nor knows."""
     _changed.add(tenant_id, principal_id)
-    _looks.nudge()
+    _looks.publish()
 
 
 @receiver(target_due, dispatch_uid="activation.target_due")
 def nudge(**_: Any) -> None:
     """Have a worker process call the target when its turn comes."""
-    _wakes.nudge()
+    _wakes.publish()

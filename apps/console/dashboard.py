@@ -10,7 +10,7 @@ from django.urls import reverse
 from django_celery_beat.models import PeriodicTask
 
 from apps.console import selectors
-from apps.core import pulse
+from apps.core import notifications
 from apps.digests.models import Inbox
 from apps.memory.models import Concept, Observation, Pattern
 from apps.receipts.models import RemoteTarget
@@ -123,8 +123,8 @@ def _life() -> Card:
 
 
 def _sign_of_life(label: str, who: str) -> Figure:
-    age = pulse.last_known_age(who)
-    if age is None or age > pulse.SILENT_AFTER:
+    age = notifications.heartbeat_age(who)
+    if age is None or age > notifications.SILENT_AFTER:
         return Figure(label=label, value="silent" if age is None else f"silent for {_age(age)}", tone="danger")
     return Figure(label=label, value=f"alive {_age(age)} ago", tone="good")
 

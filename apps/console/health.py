@@ -19,7 +19,7 @@ from django_celery_beat.models import PeriodicTask
 
 from apps.activation import selectors as activation
 from apps.console import selectors
-from apps.core import pulse, ticks
+from apps.core import notifications, ticks
 from apps.core.sql import database_now
 from apps.digests import soundness
 from apps.memory import selectors as memory
@@ -214,12 +214,12 @@ def _schedules() -> Finding:
 
 
 def _broker() -> Finding:
-    pulse.broker().ping()
+    notifications.broker().ping()
     return Finding(part="broker", ok=True, says="answers")
 
 
 def _redis_version() -> Finding:
-    info: dict[str, Any] = pulse.broker().info("server")
+    info: dict[str, Any] = notifications.broker().info("server")
     valkey = info.get("valkey_version")
     version = tuple(int(part) for part in str(info["redis_version"]).split(".")[:2])
     return Finding(
@@ -231,7 +231,7 @@ def _redis_version() -> Finding:
 
 
 def _eviction() -> Finding:
-    policy = str(pulse.broker().info("memory").get("maxmemory_policy", "unknown"))
+    policy = str(notifications.broker().info("memory").get("maxmemory_policy", "unknown"))
     return Finding(
         part="eviction",
         ok=policy == "noeviction",
@@ -250,10 +250,10 @@ def _worker() -> Finding:
 
 
 def _alive(part: str, who: str, mend: str) -> Finding:
-    age = pulse.last_known_age(who)
+    age = notifications.heartbeat_age(who)
     return Finding(
         part=part,
-        ok=age is not None and age <= pulse.SILENT_AFTER,
+        ok=age is not None and age <= notifications.SILENT_AFTER,
         says="not heard of for an hour" if age is None else f"last tick {age.total_seconds():.0f} s ago",
         mend=f"Start it: {mend}",
         needed=False,
@@ -267,7 +267,7 @@ def _digests() -> Finding:
     late = now - oldest if oldest is not None else timedelta(0)
     return Finding(
         part="digests",
-        ok=late <= pulse.SILENT_AFTER,
+        ok=late <= notifications.SILENT_AFTER,
         says=f"the longest overdue is {late.total_seconds():.0f} s late" if late else "none overdue",
         mend="A worker process publishes them: see worker and beat.",
         needed=False,
@@ -292,7 +292,7 @@ def _letters() -> Finding:
         found = selectors.retry_figures(now=now)
     late = now - found.overdue_since if found.overdue_since is not None else timedelta(0)
     troubles = [
-        *([f"the longest overdue is {late.total_seconds():.0f} s late"] if late > pulse.SILENT_AFTER else []),
+        *([f"the longest overdue is {late.total_seconds():.0f} s late"] if late > notifications.SILENT_AFTER else []),
         *([f"{found.open_breakers} targets do not answer"] if found.open_breakers else []),
         *([f"{found.dead} are dead"] if found.dead else []),
     ]

@@ -11,7 +11,7 @@ from typing import Any, Final
 from django.db.models import Count, Min, Q, Sum
 
 from apps.activation import selectors as activation
-from apps.core import pulse
+from apps.core import notifications
 from apps.digests import selectors as digests
 from apps.digests.models import Inbox, ReceiptState, Thread
 from apps.plans import selectors as plans
@@ -231,7 +231,7 @@ def gauges(*, now: datetime) -> list[Gauge]:
     lateness = (now - inboxes.oldest_due_at).total_seconds() if inboxes.oldest_due_at else 0.0
     waited = (now - inboxes.oldest_pending_at).total_seconds() if inboxes.oldest_pending_at else 0.0
     retained_at = digests.last_retention()
-    ages = {who: pulse.last_known_age(who) for who in ("beat", "worker")}
+    ages = {who: notifications.heartbeat_age(who) for who in ("beat", "worker")}
     return [
         Gauge(name="gatehouse_tasks_ready", says="Tasks that a worker may claim.", value=queues.ready),
         Gauge(name="gatehouse_tasks_waiting", says="Tasks that wait for a moment or a task.", value=queues.waiting),

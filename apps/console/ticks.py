@@ -1,10 +1,10 @@
 from datetime import timedelta
 
-from apps.core import pulse
+from apps.core import notifications
 from apps.core.ticks import tick
 
 
 @tick(every=timedelta(seconds=5))
 def show_life() -> None:
     """Say that some worker process ticks, whoever drives it."""
-    pulse.beat("worker")
+    notifications.heartbeat("worker")

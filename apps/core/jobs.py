@@ -7,13 +7,13 @@ from celery import shared_task, signals
 from django.core.management import call_command
 from django.db import close_old_connections
 
-from apps.core import pulse, ticks
+from apps.core import notifications, ticks
 
 
 @shared_task(name="core.tick", ignore_result=True)
 def tick(name: str) -> None:
     """Safe to lose, repeat or overlap: the database holds the truth."""
-    pulse.beat("beat")
+    notifications.heartbeat("beat")
     ticks.run(name)
 
 

@@ -1,10 +1,10 @@
-"""One declaration per operation: the source of the MCP tool, the REST route, OpenAPI and the credential matrix.
+"""One declaration per operation: the source of the MCP tool, the REST route, OpenAPI and the tests of all operations.
 
 An app's `tools.py` declares what it offers::
 
     @operation(title="Read the inbox", scope="inbox", routes=[Route("GET", "/api/v1/inbox")], read_only=True)
     def read_inbox(caller: Caller, given: ReadInbox) -> InboxPage:
-        \"\"\"What an agent reads about this tool.\"\"\"
+        \"\"\"The description that an agent reads.\"\"\"
 
 The function parses nothing and renders nothing: it makes one service call as the caller.
 """
@@ -19,10 +19,10 @@ from typing import Any, Final, Literal, Protocol, TypeVar, get_type_hints
 from pydantic import BaseModel
 from rest_framework.exceptions import APIException
 
+from apps.core.coalescing import Coalescer
 from apps.core.errors import DomainError, Forbidden, NotFound
 from apps.core.retries import ATTEMPTS, retried
 from apps.core.schemas import parse
-from apps.core.together import Together
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 
@@ -33,14 +33,8 @@ class MissingScope(Forbidden):
     code = "missing_scope"
 
 
-class UnknownOperation(NotFound):
-    """There is no operation of this name, or the caller may not see it."""
-
-    code = "unknown_operation"
-
-
-class Acting(Protocol):
-    """Who calls. The identity itself lives above core; this is all that core needs of it."""
+class BaseCaller(Protocol):
+    """Who calls, as far as core needs to know. The class itself is :class:`apps.principals.tenancy.Caller`."""
 
     @property
     def scopes(self) -> Collection[str]: ...
@@ -54,20 +48,20 @@ class Acting(Protocol):
 
 
 class Credential(Hashable, Protocol):
-    """What a request presents to say who calls. Two of the same caller may be equal."""
+    """What a request presents to prove who calls. Two credentials of one caller may be equal."""
 
-    def caller(self) -> Acting:
-        """:raises rest_framework.exceptions.APIException: if it stands for nobody."""
+    def caller(self) -> BaseCaller:
+        """:raises rest_framework.exceptions.APIException: if the credential is not valid."""
 
-    def acting(self, *, lock_timeout: str | None = None) -> AbstractContextManager[Acting]:
-        """A transaction of the caller, who is found out by its beginning.
+    def acting(self, *, lock_timeout: str | None = None) -> AbstractContextManager[BaseCaller]:
+        """A transaction of the caller, whom its first statement looks up.
 
-        :raises rest_framework.exceptions.APIException: if it stands for nobody.
+        :raises rest_framework.exceptions.APIException: if the credential is not valid.
         """
 
 
-Reader = Callable[[Acting], BaseModel]
-"""Reads the input of a caller who may call; again where a transaction has to be tried again."""
+Reader = Callable[[BaseCaller], BaseModel]
+"""Reads the input of a caller who may call; called again where a transaction is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +69,8 @@ class Route:
     """Where an operation answers over HTTP.
 
     `path` may hold parameters (`/api/v1/receipts/{receipt_id}`), which are members of the input.
-    `manner="service"` answers as the service-to-service doors are documented: errors as `{error, message, …}`,
-    any fault of the credential as the same 403.
+    `manner="service"` answers as the service-to-service routes are documented: errors as `{error, message, …}`, any
+    invalid credential as the same 403.
     """
 
     method: Method
@@ -102,7 +96,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far something is that is waited for, in words for whoever waits."""
+    """How far something is that a caller waits for."""
 
     done: int
     total: int
@@ -111,30 +105,27 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """How one waits for an operation's answer: interfaces ask it again, outside any transaction, at each cue."""
+    """How a caller waits for an answer: the interface asks the operation again at each notification."""
 
     topics: Callable[[Any, Any], Collection[str]]
-    """Of the caller and the input: the cues that say that the answer may be another."""
+    """Of the caller and the input: the topics whose notification may change the answer."""
     found: Callable[[Any], bool]
-    """Whether there is something in an output at all, so that nobody needs to wait for it."""
+    """Whether a first output holds something, so that nobody needs to wait."""
     worth_waking: Callable[[Any, Any], bool]
-    """Of the input and an output: whether what came meanwhile ends the wait."""
+    """Of the input and a later output: whether it ends the wait."""
     patience: Callable[[Any], float] = lambda _: 0.0
     """Of the input: how many seconds it asks to wait. An operation that streams needs none."""
     progress: Callable[[Any], Progress | None] = lambda _: None
-    """Of an output: how far it is, where its readers want to hear of that before the end."""
-    rivals: Callable[[Any, Any], Hashable] | None = None
-    """Of the caller and the input, where an answer takes what others wait for too: what those have in common who would
-    be answered the same. Where one of them has looked and found nothing, the others need not look."""
+    """Of an output: how far it is, if callers want to know before the end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streams:
-    """How an operation's route goes on answering: as server-sent events, one for each output with something in it."""
+    """How an operation's route streams: as server-sent events, one for each output with something in it."""
 
     event: str
     mark: Callable[[Any], int]
-    """Of an output: how far it goes, which is the event's id."""
+    """Of an output: the event's id, which says how far the client is."""
     resumes: str
     """The member of the input that takes such an id, which a client that comes again sends as `Last-Event-ID`."""
     begin: Callable[[Any, Any], None]
@@ -144,16 +135,16 @@ class Streams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meets:
-    """How calls of one caller that come at the same moment are made in one transaction.
+class Coalesces:
+    """How calls of one caller that arrive at the same moment share a transaction.
 
-    Each is answered as it would be alone; see :mod:`apps.core.together`.
+    Each is answered as it would be alone; see :mod:`apps.core.coalescing`.
     """
 
     may: Callable[[Any], bool]
-    """Of an input: whether it can be made together with others at all."""
+    """Of an input: whether the call may be made together with others."""
     run: Callable[[Any, Sequence[Any]], Sequence["BaseModel | Reply | DomainError | None"]]
-    """Of the caller and the inputs: an answer to each; None for what must be made alone after all."""
+    """Of the caller and the inputs: an answer to each; None for a call that must be made alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +168,7 @@ class Operation:
     transactions: Callable[[], bool] = field(repr=False)
     waits: Waits | None
     streams: Streams | None
-    meets: Meets | None
+    coalesces: Coalesces | None
 
     @property
     def own_transactions(self) -> bool:
@@ -188,7 +179,7 @@ class Operation:
         """How many seconds an input asks to wait."""
         return self.waits.patience(given) if self.waits else 0.0
 
-    def visible_to(self, caller: Acting) -> bool:
+    def visible_to(self, caller: BaseCaller) -> bool:
         return not self.scopes or not self.scopes.isdisjoint(caller.scopes)
 
 
@@ -210,7 +201,7 @@ def operation(
     own_transactions: bool | Callable[[], bool] = False,
     waits: Waits | None = None,
     streams: Streams | None = None,
-    meets: Meets | None = None,
+    coalesces: Coalesces | None = None,
 ) -> Callable[[F], F]:
     """Declare an operation.
 
@@ -242,7 +233,7 @@ def operation(
             transactions=own_transactions if callable(own_transactions) else partial(bool, own_transactions),
             waits=waits,
             streams=streams,
-            meets=meets,
+            coalesces=coalesces,
         )
         return function
 
@@ -255,15 +246,15 @@ def all_operations() -> list[Operation]:
 
 
 def find(name: str) -> Operation:
-    """:raises UnknownOperation: if nothing of that name is declared."""
+    """:raises NotFound: if nothing of that name is declared."""
     try:
         return _registry[name]
     except KeyError:
-        raise UnknownOperation(f"There is no operation {name[:100]!r}.") from None
+        raise NotFound(f"There is no operation {name[:100]!r}.", code="unknown_operation") from None
 
 
-def permit(declared: Operation, caller: Acting) -> None:
-    """Interfaces ask this before they look at the arguments, so that who may not call learns nothing from them.
+def permit(declared: Operation, caller: BaseCaller) -> None:
+    """Interfaces ask this before they look at the arguments, so that a caller without the scope learns nothing from them.
 
     :raises MissingScope: if the caller holds none of the operation's scopes.
     """
@@ -271,7 +262,7 @@ def permit(declared: Operation, caller: Acting) -> None:
         raise MissingScope(f"{declared.name} needs the scope {' or '.join(sorted(declared.scopes))}.")
 
 
-def call(declared: Operation, caller: Acting, given: BaseModel) -> Reply:
+def call(declared: Operation, caller: BaseCaller, given: BaseModel) -> Reply:
     """Run an operation as a caller who is known.
 
     :raises MissingScope: if the caller holds none of its scopes.
@@ -281,48 +272,47 @@ def call(declared: Operation, caller: Acting, given: BaseModel) -> Reply:
 
 
 def answer(declared: Operation, credential: Credential, read: Reader) -> Reply:
-    """Run an operation as whoever a credential stands for: found out by what begins the transaction, where there is one.
+    """Run an operation as the caller of a credential, whom the transaction's first statement looks up.
 
-    :raises rest_framework.exceptions.APIException: if it stands for nobody.
+    :raises rest_framework.exceptions.APIException: if the credential is not valid.
     :raises MissingScope: if the caller holds none of the operation's scopes, before anything is read.
     :raises DomainError: whatever the operation refuses.
     """
-    reply = _by_itself(declared, credential, read) if declared.own_transactions else _in_one(declared, credential, read)
+    reply: BaseModel | Reply
+    if declared.own_transactions:
+        caller = credential.caller()
+        permit(declared, caller)
+        given = read(caller)
+        # An operation that may have committed a part of its work is not repeated.
+        reply = retried(lambda: declared.run(caller, given), attempts=ATTEMPTS if declared.idempotent else 1)
+    else:
+        alone = partial(retried, partial(_alone, declared, credential, read))
+        if declared.coalesces:
+            many = partial(_together, declared, declared.coalesces, credential)
+            reply = _coalescer.call((declared.name, credential), read, alone=alone, many=many)
+        else:
+            reply = alone()
     return reply if isinstance(reply, Reply) else Reply(reply, status=0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The credential of a caller about whom nothing has to be found out."""
+    """The credential of a caller who need not be looked up."""
 
-    who: Acting
+    known: BaseCaller
 
-    def caller(self) -> Acting:
-        return self.who
+    def caller(self) -> BaseCaller:
+        return self.known
 
     @contextmanager
-    def acting(self, *, lock_timeout: str | None = None) -> Iterator[Acting]:
-        with self.who.acting(lock_timeout=lock_timeout):
-            yield self.who
+    def acting(self, *, lock_timeout: str | None = None) -> Iterator[BaseCaller]:
+        with self.known.acting(lock_timeout=lock_timeout):
+            yield self.known
 
 
-def _by_itself(declared: Operation, credential: Credential, read: Reader) -> BaseModel | Reply:
-    caller = credential.caller()
-    permit(declared, caller)
-    given = read(caller)
-    # What committed a part of its work and can't be repeated is tried once.
-    return retried(lambda: declared.run(caller, given), attempts=ATTEMPTS if declared.idempotent else 1)
-
-
-def _in_one(declared: Operation, credential: Credential, read: Reader) -> BaseModel | Reply:
-    alone = partial(retried, partial(_alone, declared, credential, read))
-    if not declared.meets:
-        return alone()
-    many = partial(_meeting, declared, declared.meets, credential)
-    return _together.do((declared.name, credential), read, alone=alone, many=many)
-
-
-_together: Final = Together[Reader, BaseModel | Reply]()
+_coalescer: Final = Coalescer[Reader, BaseModel | Reply]()
+# Of a group for a lock. Longer than another group takes to write; a group must not keep its own locks for longer.
+_GROUP_PATIENCE: Final = "100ms"
 
 
 def _alone(declared: Operation, credential: Credential, read: Reader) -> BaseModel | Reply:
@@ -331,35 +321,29 @@ def _alone(declared: Operation, credential: Credential, read: Reader) -> BaseMod
         return declared.run(caller, read(caller))
 
 
-def _meeting(
-    declared: Operation, meets: Meets, credential: Credential, readers: Sequence[Reader]
+def _together(
+    declared: Operation, coalesces: Coalesces, credential: Credential, readers: Sequence[Reader]
 ) -> Sequence[BaseModel | Reply | DomainError | None]:
+    def read_one(read: Reader) -> BaseModel | DomainError | None:
+        try:
+            given = read(caller)
+        except DomainError as refusal:
+            return refusal
+        return given if coalesces.may(given) else None
+
     try:
-        with credential.acting(lock_timeout=_PATIENCE) as caller:
+        with credential.acting(lock_timeout=_GROUP_PATIENCE) as caller:
             permit(declared, caller)
-            given = [_read(meets, read, caller) for read in readers]
+            given = [read_one(read) for read in readers]
             fit = [one for one in given if isinstance(one, BaseModel)]
-            answers = iter(meets.run(caller, fit) if fit else ())
+            answers = iter(coalesces.run(caller, fit) if fit else ())
             return [next(answers) if isinstance(one, BaseModel) else one for one in given]
-    except (APIException, MissingScope):  # who may not call hears it alone
+    except (APIException, MissingScope):  # a caller who may not call is refused alone
         return [None for _ in readers]
 
 
-def _read(meets: Meets, read: Reader, caller: Acting) -> BaseModel | DomainError | None:
-    try:
-        given = read(caller)
-    except DomainError as refusal:
-        return refusal
-    return given if meets.may(given) else None
-
-
-# Of a group with a lock that somebody holds, as it keeps what others of it have locked from strangers: longer than those
-# before it at a busy place take to write, and no longer.
-_PATIENCE: Final = "100ms"
-
-
-def begin(declared: Operation, caller: Acting, given: BaseModel) -> None:
-    """Before a stream is begun.
+def begin(declared: Operation, caller: BaseCaller, given: BaseModel) -> None:
+    """Check a stream before it begins.
 
     :raises DomainError: whatever the operation refuses of its start.
     """
@@ -368,31 +352,7 @@ def begin(declared: Operation, caller: Acting, given: BaseModel) -> None:
             declared.streams.begin(caller, given)
 
 
-def call_with(declared: Operation, caller: Acting, arguments: Any) -> Reply:
-    """As :func:`call`, with decoded JSON as arguments; who may not call learns nothing of them."""
+def call_with(declared: Operation, caller: BaseCaller, arguments: Any) -> Reply:
+    """As :func:`call`, with decoded JSON as arguments; a caller without the scope learns nothing of them."""
     permit(declared, caller)
     return call(declared, caller, parse(declared.input, arguments))
-
-
-__all__ = [
-    "Acting",
-    "Credential",
-    "DomainError",
-    "Meets",
-    "MissingScope",
-    "Operation",
-    "Progress",
-    "Reply",
-    "Route",
-    "Streams",
-    "UnknownOperation",
-    "Waits",
-    "all_operations",
-    "answer",
-    "begin",
-    "call",
-    "call_with",
-    "find",
-    "operation",
-    "permit",
-]

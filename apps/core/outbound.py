@@ -2,17 +2,21 @@
 
 import asyncio
 import functools
+import ipaddress
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, ClassVar, Final
+from urllib.parse import SplitResult, urlsplit
 
 import anyio
 import anyio.to_thread
 import httpx2
+from django.conf import settings
 
-from apps.core.http import ForbiddenEndpoint, UnresolvedHost, guard
+from apps.core.errors import Invalid
 
 _CONNECT_SECONDS: Final = 5.0
 # What is left of the time of who listens when there is no more to wait for.
@@ -246,3 +250,78 @@ class _Counted(httpx2.AsyncByteStream):
 @functools.cache
 def _trust() -> ssl.SSLContext:
     return ssl.create_default_context()
+
+
+class ForbiddenEndpoint(Invalid):
+    """An outgoing call would reach a place that this deployment does not call."""
+
+    code = "forbidden_endpoint"
+
+
+class UnresolvedHost(ForbiddenEndpoint):
+    """The name of the host leads nowhere just now."""
+
+
+def guard(url: str) -> str:
+    """Check where an outgoing call would go and return the address to connect to.
+
+    Private, link-local and reserved ranges are refused, but for loopback where `GATEHOUSE_ALLOW_LOOPBACK` says so (the
+    default on a developer's machine) and the networks of `GATEHOUSE_ALLOWED_NETWORKS`. Plain HTTP is for these only.
+
+    :raises ForbiddenEndpoint: naming the reason.
+    """
+    parts = _split(url)
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
+    except (OSError, ValueError) as exc:
+        raise UnresolvedHost(f"{parts.hostname!r} can't be resolved.") from exc
+    addresses = [ipaddress.ip_address(str(entry[4][0]).split("%")[0]) for entry in found]
+    for address in addresses:
+        if _is_allowed(address):
+            continue
+        if not _is_public(address):
+            raise ForbiddenEndpoint(f"{parts.hostname!r} is at {address}, which is not a public address.")
+        if parts.scheme == "http":
+            raise ForbiddenEndpoint("Plain HTTP is for loopback and allowed networks only.")
+    return str(addresses[0])
+
+
+def _is_allowed(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Whether the operator has said that calls may go there."""
+    if address.is_loopback and settings.ALLOW_LOOPBACK:
+        return True
+    return any(address in network for network in settings.ALLOWED_NETWORKS)
+
+
+def _is_public(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    """Whether it leads out to one host, also where it only wraps an address of the older kind."""
+    if not address.is_global or address.is_multicast:
+        return False
+    if isinstance(address, ipaddress.IPv4Address):
+        return True
+    inner = _wrapped(address)
+    return not address.is_site_local and (inner is None or _is_public(inner))
+
+
+_WRAPPING: Final = tuple(
+    ipaddress.IPv6Network(network) for network in ("::/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48")
+)
+
+
+def _wrapped(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
+    if any(address in network for network in _WRAPPING):
+        return ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+    return address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
+
+
+def _split(url: str) -> SplitResult:
+    """Look-ups read more spellings of an address than the client that calls: an octet with a leading zero is one."""
+    try:
+        httpx2.URL(url)
+        parts = urlsplit(url)
+    except (httpx2.InvalidURL, ValueError) as exc:
+        raise ForbiddenEndpoint(f"{url[:200]!r} is no HTTP address.") from exc
+    if parts.scheme not in {"http", "https"} or not parts.hostname or parts.username or parts.password:
+        raise ForbiddenEndpoint(f"{url[:200]!r} is no HTTP address.")
+    return parts

@@ -1,6 +1,6 @@
 from django.apps import AppConfig
 
-from apps.core import cues
+from apps.core import notifications
 from apps.digests.signals import inbox_changed, inbox_topic
 
 
@@ -12,4 +12,4 @@ class DigestsConfig(AppConfig):
 
 
 def _cue(*, principal_id: int, **_: object) -> None:
-    cues.send(inbox_topic(principal_id))
+    notifications.notify(inbox_topic(principal_id))

@@ -1,6 +1,6 @@
 from django.apps import AppConfig
 
-from apps.core import cues
+from apps.core import notifications
 from apps.executions.signals import execution_told, execution_topic
 
 
@@ -15,4 +15,4 @@ class ExecutionsConfig(AppConfig):
 
 
 def _cue(*, tenant_id: int, plan_id: str, **_: object) -> None:
-    cues.send(execution_topic(tenant_id, plan_id))
+    notifications.notify(execution_topic(tenant_id, plan_id))

@@ -7,7 +7,7 @@ from typing import Any
 from celery import Task, shared_task
 from django.dispatch import receiver
 
-from apps.core.nudges import Nudger
+from apps.core.notifications import Publisher
 from apps.executions import calls, selectors, services
 from apps.executions.signals import execution_can_go_on, job_unwanted
 from apps.principals.tenancy import acting_in
@@ -34,20 +34,20 @@ def _publish(job: "Task[[int, int], None]", tenant_id: int, number: int) -> None
     job.apply_async(args=(tenant_id, number), expires=_FRESH_SECONDS, retry=False)
 
 
-_nudger = Nudger(partial(_publish, advance))
-_job_nudger = Nudger(partial(_publish, cancel_job))
+_publisher = Publisher(partial(_publish, advance))
+_job_publisher = Publisher(partial(_publish, cancel_job))
 
 
 @receiver(execution_can_go_on)
 def nudge(tenant_id: int, execution_id: int, **_: Any) -> None:
     """Tell a worker process. A broker that is away costs a tick, not the execution."""
-    _nudger.nudge(tenant_id, execution_id)
+    _publisher.publish(tenant_id, execution_id)
 
 
 @receiver(job_unwanted)
 def nudge_job(tenant_id: int, begun_job_id: int, **_: Any) -> None:
     """As above, of a job that is to be canceled."""
-    _job_nudger.nudge(tenant_id, begun_job_id)
+    _job_publisher.publish(tenant_id, begun_job_id)
 
 
 @receiver(tasks_finished)

@@ -25,10 +25,9 @@ from mcp.types import (
 from pydantic import ValidationError
 
 from apps.core import strict_json
-from apps.core.http import UnresolvedHost, guard
 from apps.core.mcp_client import Wire, connected, leaves, legible
 from apps.core.outbound import AnswerTooLarge as TooLarge
-from apps.core.outbound import CallFailed, Disconnected, Redirected, Unreachable
+from apps.core.outbound import CallFailed, Disconnected, Redirected, Unreachable, UnresolvedHost, guard
 from apps.executions.errors import (
     AnswerTooLarge,
     CallCanceled,

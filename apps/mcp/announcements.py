@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from apps.core import cues
+from apps.core import notifications
 from apps.mcp.resources import task_topic
 from apps.tasks.signals import tasks_finished
 
@@ -13,4 +13,4 @@ def connect() -> None:
 
 
 def _tasks_finished(*, tenant_id: int, task_ids: Sequence[int], **_: object) -> None:
-    cues.send(*(task_topic(tenant_id, f"task_{task_id}") for task_id in task_ids))
+    notifications.notify(*(task_topic(tenant_id, f"task_{task_id}") for task_id in task_ids))

@@ -33,10 +33,9 @@ from apps.core.errors import (
     TooLarge,
     Unavailable,
 )
+from apps.core.notifications import Wait, check_place, in_thread
 from apps.core.operations import Operation, Progress, Reply
 from apps.core.schemas import parse
-from apps.core.threads import in_thread
-from apps.core.waiting import Wait, check_place
 from apps.mcp.paging import page
 from apps.mcp.protocol import Exchange, Frames, ProtocolError, Streamed
 
@@ -91,7 +90,7 @@ def call_tool(exchange: Exchange, params: CallToolRequestParams) -> CallToolResu
 
 
 async def _look(exchange: Exchange, declared: Operation, given: BaseModel) -> Reply:
-    return await in_thread(lambda: operations.call(declared, exchange.renewed(), given))
+    return await in_thread(lambda: operations.answer(declared, exchange.credential, lambda _: given))
 
 
 async def _waited(declared: Operation, wait: Wait, patience: float, token: ProgressToken | None) -> Frames:

@@ -36,6 +36,7 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERS
 from pydantic import ValidationError
 
 from apps.core import strict_json
+from apps.core.operations import Credential
 from apps.core.schemas import refusal
 from apps.principals.tenancy import Caller
 
@@ -78,8 +79,8 @@ class Exchange:
     caller: Caller
     envelope: Envelope
     body_size: int
-    renewed: Callable[[], Caller]
-    """Who the request's credential stands for at the moment of asking; raises if it stands no more."""
+    credential: Credential
+    """What the request presented: who goes on after a wait, calls by it again."""
 
 
 Frames = AsyncGenerator[Notification[Any, Any] | Result | None, None]
@@ -225,7 +226,7 @@ def answer(envelope: Envelope, result: Result) -> dict[str, Any]:
 def frame(envelope: Envelope, sent: Notification[Any, Any] | Result | None) -> bytes:
     """One event of a stream."""
     if sent is None:
-        return b": beat\r\n\r\n"
+        return b": heartbeat\r\n\r\n"
     if isinstance(sent, Notification):
         body = {"jsonrpc": "2.0", **sent.model_dump(by_alias=True, mode="json", exclude_none=True)}
     else:

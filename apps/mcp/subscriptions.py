@@ -22,17 +22,12 @@ from mcp_types import (
     SubscriptionsListenResult,
 )
 
-from apps.core import cues
+from apps.core import notifications
 from apps.core.errors import DomainError
-from apps.core.threads import in_thread
-from apps.core.waiting import check_place, place
+from apps.core.notifications import HEARTBEAT_SECONDS, STREAM_SECONDS, check_place, in_thread, place
 from apps.mcp import resources
 from apps.mcp.protocol import Exchange, Frames, ProtocolError, Streamed
 from apps.principals.tenancy import Caller
-
-LASTING: Final = 600.0
-# Proxies close what is silent for longer.
-BEAT: Final = 15.0
 
 _MOST: Final = 100
 
@@ -82,7 +77,7 @@ def _waiting(caller: Caller, events: Collection[ServerEvent]) -> list[ServerEven
 
 
 def _cues(events: Mapping[str, ServerEvent]) -> AsyncGenerator[str | None, None]:
-    return cues.listen(events, lasting=LASTING, beat=BEAT)
+    return notifications.listen(events, lasting=STREAM_SECONDS, heartbeat=HEARTBEAT_SECONDS)
 
 
 def subscribe(exchange: Exchange, params: SubscribeRequestParams) -> EmptyResult:

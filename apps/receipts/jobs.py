@@ -8,7 +8,7 @@ from celery import shared_task
 from django.utils import timezone
 
 from apps.core import outbound
-from apps.core.nudges import Nudger
+from apps.core.notifications import Publisher
 from apps.core.outbound import Answer, CallFailed
 from apps.core.sealing import SealBroken, unseal
 from apps.principals.tenancy import acting_in
@@ -91,14 +91,14 @@ def deliver(tenant_id: int, target_id: int) -> None:
             done = work(turn.tenant_id, turn.target_id)
         finally:
             services.end_turn(turn=turn, again=not done)
-    _nudger.nudge(tenant_id, target_id)
+    _publisher.publish(tenant_id, target_id)
 
 
 def _publish(tenant_id: int, target_id: int) -> None:
     deliver.apply_async(args=(tenant_id, target_id), expires=FRESH.total_seconds(), retry=False)
 
 
-_nudger = Nudger(_publish)
+_publisher = Publisher(_publish)
 
 
 def listen() -> None:
@@ -107,4 +107,4 @@ def listen() -> None:
 
 
 def _announced(*, tenant_id: int, target_id: int, **_: Any) -> None:
-    _nudger.nudge(tenant_id, target_id)
+    _publisher.publish(tenant_id, target_id)

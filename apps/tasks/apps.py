@@ -1,11 +1,11 @@
 from django.apps import AppConfig
 
-from apps.core import cues
+from apps.core import notifications
 from apps.tasks.signals import queue_topic, task_queued, type_topic
 
 
 def _cue_workers(*, tenant_id: int, queue: str, task_type: str, **_: object) -> None:
-    cues.send(queue_topic(tenant_id, queue), type_topic(tenant_id, task_type))
+    notifications.notify(queue_topic(tenant_id, queue), type_topic(tenant_id, task_type))
 
 
 class TasksConfig(AppConfig):

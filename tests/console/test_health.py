@@ -25,7 +25,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from apps.console import health
-from apps.core import pulse, ticks
+from apps.core import notifications, ticks
 from apps.digests import services as inboxes
 from apps.principals.tenancy import acting_as
 from apps.tasks import services as tasks
@@ -37,15 +37,15 @@ from tests.factories import T0, make_caller, make_tenant
 @pytest.fixture(autouse=True)
 def quiet() -> Iterator[None]:
     """No sign of life is left to another test."""
-    broker = pulse.broker()
+    broker = notifications.broker()
     yield
-    broker.delete("gatehouse:pulse:beat", "gatehouse:pulse:worker")
+    broker.delete("gatehouse:heartbeat:beat", "gatehouse:heartbeat:worker")
 
 
 @pytest.fixture
 def no_broker(monkeypatch: pytest.MonkeyPatch) -> None:
     dead = redis.Redis(host="127.0.0.1", port=1, retry=Retry(NoBackoff(), 0))
-    monkeypatch.setattr(pulse, "broker", lambda: dead)
+    monkeypatch.setattr(notifications, "broker", lambda: dead)
 
 
 def readyz() -> tuple[int, dict[str, Any]]:
@@ -62,7 +62,7 @@ def test_ready_without_beat_is_degraded_and_with_it_ready(db: None) -> None:
     status, checks = readyz()
     assert (status, checks["status"], checks["beat"]["ok"]) == (200, "degraded", False)
 
-    pulse.beat("beat")
+    notifications.heartbeat("beat")
     ticks.run("console.show_life")
     assert (readyz()[0], readyz()[1]["status"]) == (200, "ready")
 
@@ -82,8 +82,8 @@ def test_without_a_migration_it_is_not_ready(db: None, monkeypatch: pytest.Monke
 
 def test_the_doctor_finds_the_test_stack_well_once_beat_lives(db: None) -> None:
     call_command("sync_schedules", stdout=StringIO())
-    pulse.beat("beat")
-    pulse.beat("worker")
+    notifications.heartbeat("beat")
+    notifications.heartbeat("worker")
     tasks.make_partitions()
     out = StringIO()
     call_command("doctor", "--json", stdout=out)

@@ -6,7 +6,7 @@ from ipaddress import ip_network
 import pytest
 from pytest_django import Settings
 
-from apps.core.http import ForbiddenEndpoint, guard
+from apps.core.outbound import ForbiddenEndpoint, guard
 
 
 @pytest.mark.parametrize(

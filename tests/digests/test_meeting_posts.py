@@ -76,7 +76,7 @@ def meeting(
     poster: Caller, receipts: list[dict[str, Any]], *, hear: Callable[[Any], None] = lambda answer: None
 ) -> list[Any]:
     """What becomes of these posts, which all come while an earlier one is at work; each is heard as it is stored."""
-    line = operations._together._lines
+    line = operations._coalescer._waiting
     with held(poster) as release:
 
         def first() -> Any:

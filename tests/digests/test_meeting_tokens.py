@@ -41,7 +41,7 @@ def meeting(
     kee: Caller, token: str, bodies: list[str], *, meanwhile: Callable[[], None] = lambda: None
 ) -> tuple[Any, list[Any]]:
     """The answer to a first post, and those to posts that all came while it was at work."""
-    line = operations._together._lines
+    line = operations._coalescer._waiting
     with held(kee) as release:
 
         def later(body: str) -> Callable[[], Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pytest_django import Settings
 
-from apps.core.http import ForbiddenEndpoint
+from apps.core.outbound import ForbiddenEndpoint
 from apps.executions.errors import (
     AnswerTooLarge,
     CallCanceled,

@@ -11,7 +11,7 @@ import anyio
 import httpx2
 import pytest
 
-from apps.core.threads import in_thread
+from apps.core.notifications import in_thread
 from apps.executions.models import Execution
 from apps.executions.signals import execution_topic
 from apps.executions.states import Strategy

@@ -18,8 +18,8 @@ import redis
 from django.conf import settings
 from django.db import connection
 
-from apps.core import waiting
-from apps.core.threads import in_thread
+from apps.core import notifications
+from apps.core.notifications import in_thread
 from apps.digests import services as digests
 from apps.digests.selectors import EntryView
 from apps.digests.services import PolicyChange
@@ -455,7 +455,7 @@ def test_a_client_of_a_stream_that_takes_nothing_is_dropped(
 
     run(story, within=30)
     assert taken == ["http.response.start", "http.response.body"]
-    assert not waiting._places, "it holds its place no more"
+    assert not notifications._places, "it holds its place no more"
 
 
 def test_posts_racing_with_reconnects_leave_no_gap_and_no_repetition(kee: Agent) -> None:

@@ -10,8 +10,8 @@ import anyio
 import httpx2
 import pytest
 
-from apps.core import waiting
-from apps.core.threads import in_thread
+from apps.core import notifications
+from apps.core.notifications import in_thread
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
@@ -102,7 +102,7 @@ def test_a_lease_that_waits_hears_that_its_queue_or_type_is_resumed(
     acme: Tenant, monkeypatch: pytest.MonkeyPatch, named: str, paused: str
 ) -> None:
     # Nobody looks again without a cue.
-    monkeypatch.setattr(waiting, "LOOKING_EVERY", 3600.0)
+    monkeypatch.setattr(notifications, "LOOK_SECONDS", 3600.0)
     kee, token = make_caller(acme), make_token(acme, "W", Kind.WORKER)
     make_type(kee)
     task = queue(kee)

@@ -9,8 +9,8 @@ import pytest
 from anyio.to_thread import run_sync
 from django.dispatch import Signal
 
-from apps.core import cues, waiting
-from apps.core.threads import in_thread
+from apps.core import notifications
+from apps.core.notifications import in_thread
 from apps.digests import selectors
 from apps.digests.signals import inbox_changed, inbox_topic
 from apps.mcp.resources import task_topic
@@ -34,7 +34,7 @@ def _id_of(name: str) -> int:
 def test_a_client_hears_that_its_inbox_changed(server: Server, acme: Tenant) -> None:
     async def converse() -> tuple[list[str] | None, str]:
         async with server.client(token) as client, client.listen(resource_subscriptions=["inbox://me"]) as heard:
-            await run_sync(cues.send, inbox_topic(kee))
+            await run_sync(notifications.notify, inbox_topic(kee))
             with anyio.fail_after(30):
                 event = await anext(aiter(heard))
             return heard.honored.resource_subscriptions, str(event)
@@ -108,8 +108,8 @@ def test_a_tool_waits_for_the_inbox(server: Server, acme: Tenant, mode: str) -> 
 
 
 def test_a_tool_that_waits_beats(acme: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "LOOKING_EVERY", 0.05)
-    monkeypatch.setattr(waiting, "BEAT", 0.1)
+    monkeypatch.setattr(notifications, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(notifications, "HEARTBEAT_SECONDS", 0.1)
     said: list[bytes] = []
 
     async def hear(message: Any) -> None:
@@ -125,7 +125,7 @@ def test_a_tool_that_waits_beats(acme: Tenant, monkeypatch: pytest.MonkeyPatch) 
 
     *beats, answer = [event for event in b"".join(said).split(b"\r\n\r\n") if event]
     assert beats
-    assert set(beats) == {b": beat"}
+    assert set(beats) == {b": heartbeat"}
     assert answer.startswith(b"event: message\r\ndata: ")
 
 
@@ -180,7 +180,7 @@ def test_open_streams_hold_no_database_connection(server: Server, acme: Tenant) 
 )
 def test_what_commits_below_is_cued(signal: Signal, facts: dict[str, Any], topic: str) -> None:
     async def hear() -> str | None:
-        async with aclosing(cues.listen([topic], lasting=30, beat=30)) as heard:
+        async with aclosing(notifications.listen([topic], lasting=30, heartbeat=30)) as heard:
             await anext(heard)
             await run_sync(lambda: signal.send(sender=None, **facts))
             return await anext(heard)

@@ -105,7 +105,7 @@ def test_a_server_begins_this_when_it_starts_and_does_not_wait_for_it() -> None:
     async def send(message: dict[str, str]) -> None:
         told.append(message["type"])
 
-    application = Application(others=None, at_start=begun.set)  # type: ignore[arg-type]  # no request comes
+    application = Application(pages=None, at_start=begun.set)  # type: ignore[arg-type]  # no request comes
     asyncio.run(application({"type": "lifespan"}, receive, send))
 
     assert begun.wait(10)

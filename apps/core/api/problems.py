@@ -6,12 +6,11 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import structlog
-from django.core.exceptions import DisallowedHost, PermissionDenied, RequestDataTooBig
+from django.core.exceptions import DisallowedHost, PermissionDenied
 from django.db import InterfaceError, OperationalError
-from django.http import Http404, HttpRequest, JsonResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import Resolver404, resolve
 from rest_framework import exceptions
-from rest_framework.response import Response
 
 from apps.core.errors import (
     Conflict,
@@ -79,69 +78,51 @@ def problem(status: int, code: str, detail: str, members: Mapping[str, Any] = Ma
     }
 
 
-def handle(exc: Exception, context: dict[str, Any]) -> Response | None:
+def handle(exc: Exception, context: dict[str, Any]) -> HttpResponse | None:
     """DRF's exception handler: every anticipated exception becomes a document, the others stay defects."""
     view = context.get("view")
-    service = view is not None and getattr(view, "manner", "problem") == "service"
+    service = getattr(view, "manner", "problem") == "service"
     if isinstance(exc, OperationalError | InterfaceError) and is_away(exc):
         logger.error("the database does not answer", exc_info=exc)
         exc = DatabaseAway("The database does not answer just now. Try again.")
     if isinstance(exc, DomainError):
-        return _answer_refusal(exc, service=service)
-    if isinstance(exc, Http404):
-        exc = exceptions.NotFound()
+        headers = {"Retry-After": str(exc.retry_after)} if isinstance(exc, RateLimited) else {}
+        errors = [{"pointer": error.pointer, "message": error.message} for error in exc.errors]
+        return _respond(status_of(exc), exc.code, exc.detail, {**exc.extra, "errors": errors}, headers, service=service)
     if isinstance(exc, PermissionDenied):
         exc = exceptions.PermissionDenied()
-    if isinstance(exc, RequestDataTooBig):
-        exc = _BodyTooLarge()
-    if isinstance(exc, exceptions.APIException):
-        return _answer_framework(exc, service=service)
-    return None
+    if not isinstance(exc, exceptions.APIException):
+        return None
+    if service and exc.status_code in {401, 403}:
+        # One body for every fault of a service credential: nothing can be learned from trying.
+        return _respond(403, "invalid_service_token", "Invalid service token", {}, {}, service=True)
+    headers = {}
+    if (challenge := getattr(exc, "auth_header", None)) is not None:
+        headers["WWW-Authenticate"] = challenge
+    if (wait := getattr(exc, "wait", None)) is not None:
+        headers["Retry-After"] = str(int(wait) + 1)
+    if isinstance(exc, exceptions.MethodNotAllowed) and view is not None:
+        headers["Allow"] = ", ".join(view.allowed_methods)
+    detail = f"{exc.detail}{_MENDING.get(type(exc), '')}"
+    return _respond(exc.status_code, str(exc.default_code), detail, {}, headers, service=service)
 
 
-class _BodyTooLarge(exceptions.APIException):
-    status_code = 413
-    default_code = "body_too_large"
-    default_detail = "The body is over the limit."
-
-
-def _answer_refusal(exc: DomainError, *, service: bool) -> Response:
-    status = status_of(exc)
-    headers = {"Retry-After": str(exc.retry_after)} if isinstance(exc, RateLimited) else {}
-    errors = [{"pointer": error.pointer, "message": error.message} for error in exc.errors]
-    if service and isinstance(exc, Forbidden):
-        return _faulty_credential()
+def _respond(
+    status: int, code: str, detail: str, members: Mapping[str, Any], headers: Mapping[str, str], *, service: bool
+) -> HttpResponse:
     if service:
-        document = {**exc.extra, "error": exc.code, "message": exc.detail}
-        return Response(document | ({"errors": errors} if errors else {}), status=status, headers=headers)
-    document = problem(status, exc.code, exc.detail, {**exc.extra, "errors": errors})
-    return Response(document, status=status, headers=headers, content_type="application/problem+json")
-
-
-def _faulty_credential() -> Response:
-    """One body for every fault of a service credential: nothing can be learned from trying."""
-    return Response({"error": "invalid_service_token", "message": "Invalid service token"}, status=403)
+        document = {**members, "error": code, "message": detail}
+        if not document.get("errors"):
+            document.pop("errors", None)
+        return JsonResponse(document, status=status, headers=headers)
+    document = problem(status, code, detail, members)
+    return JsonResponse(document, status=status, headers=headers, content_type="application/problem+json")
 
 
 _MENDING: Final[dict[type[exceptions.APIException], str]] = {
     exceptions.NotAuthenticated: " Send a token in a header: Authorization: Bearer TOKEN.",
     exceptions.UnsupportedMediaType: " Send JSON, with the header Content-Type: application/json.",
 }
-
-
-def _answer_framework(exc: exceptions.APIException, *, service: bool) -> Response:
-    if service and exc.status_code in {401, 403}:
-        return _faulty_credential()
-    code, detail = str(exc.default_code), f"{exc.detail}{_MENDING.get(type(exc), '')}"
-    headers = {}
-    if (challenge := getattr(exc, "auth_header", None)) is not None:
-        headers["WWW-Authenticate"] = challenge
-    if (wait := getattr(exc, "wait", None)) is not None:
-        headers["Retry-After"] = str(int(wait) + 1)
-    if service:
-        return Response({"error": code, "message": detail}, status=exc.status_code, headers=headers)
-    document = problem(exc.status_code, code, detail)
-    return Response(document, status=exc.status_code, headers=headers, content_type="application/problem+json")
 
 
 def not_found(request: HttpRequest, exception: Exception) -> JsonResponse:

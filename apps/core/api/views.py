@@ -1,150 +1,260 @@
-from collections.abc import Mapping
-from functools import cache
-from typing import Any, ClassVar, Final
+"""Operations over HTTP: one view per path, which parses, makes one call and renders.
+
+DRF contributes what is around a call (authentication classes, exceptions, `OPTIONS`, OpenAPI); requests do not go
+through its parsers and renderers, which cost several times what most operations do.
+"""
+
+import contextvars
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from functools import cache, partial
+from typing import Any, ClassVar, Final, NoReturn
 from urllib.parse import parse_qsl
 
-from django.http import HttpRequest, HttpResponse
+from asgiref.sync import async_to_sync
+from django.core.exceptions import RequestDataTooBig
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
+from django.urls import URLPattern, path
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from rest_framework.exceptions import NotAuthenticated
-from rest_framework.renderers import JSONRenderer
-from rest_framework.request import Request
-from rest_framework.response import Response
+from rest_framework.exceptions import (
+    APIException,
+    MethodNotAllowed,
+    NotAcceptable,
+    NotAuthenticated,
+    UnsupportedMediaType,
+)
 from rest_framework.views import APIView
 
 from apps.core import operations, strict_json
-from apps.core.api.parsers import body_within, has_body
-from apps.core.errors import FieldError, Invalid, Malformed, pointer_to
-from apps.core.http import caller_of
-from apps.core.operations import Acting, Credential, Operation, Route
+from apps.core.errors import DomainError, FieldError, Invalid, Malformed, TooLarge, pointer_to
+from apps.core.notifications import Wait, check_place, in_thread
+from apps.core.operations import Credential, Operation, Reply, Route
 from apps.core.schemas import parse, parse_strings, parse_text
 
+logger = logging.getLogger(__name__)
+
 _JSON: Final = "application/json"
+_JSON_ACCEPTS: Final = frozenset({"*/*", "application/*", _JSON})
+_EVENT_STREAM: Final = "text/event-stream"
+_RESUMES: Final = "Last-Event-ID"
+_WITHOUT_BODY: Final = frozenset({"GET", "DELETE"})
+_MOST_PARAMETERS: Final = 1000
 
 
-class OperationView(APIView):
-    """All operations of one path. Parses, makes one call, renders.
+class PendingResponse(HttpResponse):
+    """A response whose status and content come later, from a coroutine.
 
-    A plain request (see :func:`_is_plain`) is answered without what DRF does for all the others. It is answered as DRF
-    would have it answered; there is one way of reading a token, of permission, of parsing, of refusing.
+    `config.handlers` awaits it, outside any thread. Django's own handlers call `render`, which blocks.
     """
 
-    declared: ClassVar[Mapping[str, tuple[Operation, Route]]] = {}
-    """By HTTP method."""
+    def __init__(self, answer: Callable[[], Awaitable[HttpResponse]]) -> None:
+        super().__init__()
+        self._answer = answer
+        self.is_pending = True
+        self.when_ready: list[Callable[[], None]] = []
+        self.own_context = contextvars.copy_context()
 
-    def dispatch(self, request: HttpRequest, *args: Any, **path: str) -> HttpResponseBase:
-        found = self.declared.get(request.method or "")
-        if found is None or not _is_plain(request, found[1]):
-            return super().dispatch(request, *args, **path)
+    async def finish(self) -> None:
+        """Become the answer, and keep the headers that middleware has set."""
+        answer = await self._answer()
+        self.status_code, self.content = answer.status_code, answer.content
+        self.headers = {**self.headers, **answer.headers, "Content-Length": str(len(answer.content))}  # type: ignore[assignment]  # any mapping does
+        self.is_pending = False
+        for listener in self.when_ready:
+            listener()
+
+    def render(self) -> "PendingResponse":
+        async_to_sync(self.finish)()
+        return self
+
+
+class TokenView(APIView):
+    """A view for clients with a token. What it raises is answered as a problem document."""
+
+    def dispatch(self, request: HttpRequest, *args: Any, **parameters: str) -> HttpResponseBase:
+        if request.method == "OPTIONS":
+            return super().dispatch(request, *args, **parameters)
+        if request.method not in self.allowed_methods:
+            return self.handle_exception(MethodNotAllowed(request.method or ""))
         try:
-            reply, route = self._answer_plainly(request, *found, path), found[1]
+            return self.answer(request, **parameters)
         except Exception as exc:  # noqa: BLE001  # DRF's handler raises what it does not know
-            return self._refused(self.handle_exception(exc))
-        headers = self.default_response_headers
-        if reply.output is None:
-            bare = HttpResponse(status=reply.status, headers=headers)
-            del bare["Content-Type"]
-            return bare
-        content = reply.output.model_dump_json().encode()
-        return HttpResponse(
-            _for_scripts(content), content_type=_JSON, status=reply.status or route.status, headers=headers
-        )
+            return self.handle_exception(exc)
 
-    def _answer_plainly(
-        self, request: HttpRequest, declared: Operation, route: Route, path: Mapping[str, str]
-    ) -> operations.Reply:
-        def read(caller: Acting) -> BaseModel:
-            request.user = caller  # type: ignore[assignment]  # as DRF leaves it for the log
-            if route.method in _WITHOUT_BODY:
-                return parse_strings(declared.input, from_url(declared, request.META["QUERY_STRING"], path))
-            if path or not (body := body_within(request, route.max_body)):
-                return parse(declared.input, _with_path(declared, _document(request, route), path))
-            _object(strict_json.loads(body))
-            return parse_text(declared.input, body)
+    def answer(self, request: HttpRequest, **parameters: str) -> HttpResponseBase:
+        raise NotImplementedError
 
-        return operations.answer(declared, self._credential(request), read)
+    def credential(self, request: HttpRequest) -> Credential:
+        """What the request presents.
 
-    def _credential(self, request: HttpRequest) -> Credential:
+        :raises NotAuthenticated: if that is nothing.
+        """
         for authentication in self.get_authenticators():
             presented: Credential | None = authentication.presented(request)  # type: ignore[attr-defined]  # all of ours have it
             if presented is not None:
                 return presented
         raise NotAuthenticated
 
-    def _refused(self, answer: Response) -> HttpResponse:
-        """A refusal in the words of DRF's handler, rendered."""
-        content = JSONRenderer().render(answer.data)
-        rendered = HttpResponse(content, content_type=answer.content_type or _JSON, status=answer.status_code)
-        for name, value in {**answer.headers, **self.default_response_headers}.items():
-            if name != "Content-Type":
-                rendered[name] = value
-        return rendered
+
+class _MustWait(Exception):  # no error
+    """Ends the transaction of a request that asks to wait: nothing is held meanwhile."""
+
+    def __init__(self, caller: operations.BaseCaller, given: BaseModel) -> None:
+        self.caller, self.given = caller, given
+
+
+class OperationView(TokenView):
+    """All operations of one path."""
+
+    declared: ClassVar[Mapping[str, tuple[Operation, Route]]] = {}
+    """By HTTP method."""
 
     @property
     def manner(self) -> str:
         return next(iter(self.declared.values()))[1].manner
 
-    def max_body_of(self, method: str) -> int:
-        return self.declared[method][1].max_body
-
-    def answer(self, request: Request, **path: str) -> Response:
+    def answer(self, request: HttpRequest, **parameters: str) -> HttpResponseBase:
         # A HEAD is answered as the GET whose headers it asks for.
         declared, route = self.declared["GET" if request.method == "HEAD" else request.method or ""]
-        caller = caller_of(request)
-        operations.permit(declared, caller)
-        if route.method in _WITHOUT_BODY:
-            given = parse_strings(declared.input, from_url(declared, request.META["QUERY_STRING"], path))
-        else:
-            given = parse(declared.input, from_body(declared, request, path))
-        reply = operations.call(declared, caller, given)
-        if reply.output is None:
-            return Response(status=reply.status)
-        return Response(reply.output.model_dump(mode="json"), status=reply.status or route.status)
+        # A stream's client accepts events, and reads of a refusal in JSON.
+        if declared.waits is None and not _accepts_json(request.META.get("HTTP_ACCEPT", "*/*")):
+            raise NotAcceptable
+
+        def read(caller: operations.BaseCaller) -> BaseModel:
+            request.user = caller  # type: ignore[assignment]  # for the log
+            given = _given(request, declared, route, parameters)
+            if declared.streams or (declared.patience(given) and request.method != "HEAD"):
+                raise _MustWait(caller, given)
+            return given
+
+        credential = self.credential(request)
+        try:
+            return _rendered(operations.answer(declared, credential, read), route)
+        except _MustWait as wait:
+            caller, given = wait.caller, wait.given
+        if declared.streams:
+            try:
+                operations.begin(declared, caller, given)
+            except Invalid as refusal:
+                _refuse_as_sent(request, declared, refusal)
+            if request.method == "HEAD":
+                return HttpResponse(content_type=_EVENT_STREAM)
+        check_place(caller)
+        assert declared.waits is not None  # noqa: S101  # only such an operation has patience, or streams
+        look = partial(_look, declared, credential)
+        wait_for = Wait(declared.waits, caller, given, look)
+        if declared.streams:
+            return StreamingHttpResponse(
+                _events(wait_for, declared.streams),
+                content_type=_EVENT_STREAM,
+                headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+            )
+        return PendingResponse(partial(self._waited, wait_for, declared.patience(given), route))
+
+    async def _waited(self, wait: Wait, patience: float, route: Route) -> HttpResponse:
+        try:
+            async with aclosing(wait.answer(patience)) as answers:
+                return _rendered([reply async for reply in answers if isinstance(reply, Reply)][-1], route)
+        except (DomainError, APIException) as refusal:
+            return self.handle_exception(refusal)
 
 
-_WITHOUT_BODY: Final = frozenset({"GET", "DELETE"})
-_PLAIN_ACCEPTS: Final = frozenset({"*/*", _JSON})
+def _accepts_json(header: str) -> bool:
+    # By type alone: a client that asks for JSON with parameters takes it without.
+    return any(part.partition(";")[0].strip().lower() in _JSON_ACCEPTS for part in header.split(","))
 
 
-def _is_plain(request: HttpRequest, route: Route) -> bool:
-    """Whether there is nothing to negotiate, and nothing to find out about a body: what clients send almost always."""
-    sent = request.META
-    if sent.get("HTTP_ACCEPT", "*/*") not in _PLAIN_ACCEPTS:
-        return False
-    # DRF takes a wish for a format from the address too, whatever the method.
-    if sent.get("QUERY_STRING") and "format" in request.GET:
-        return False
+async def _look(declared: Operation, credential: Credential, given: BaseModel) -> Reply:
+    return await in_thread(lambda: operations.answer(declared, credential, lambda _: given))
+
+
+async def _events(wait: Wait, streams: operations.Streams) -> AsyncGenerator[bytes, None]:
+    async with aclosing(wait.events(streams)) as events:
+        try:
+            async for event in events:
+                yield event
+        except (DomainError, APIException) as refusal:
+            # The status is long sent. Whoever comes again reads the refusal itself.
+            logger.info("stream_ended", extra={"reason": str(refusal)})
+
+
+def _rendered(reply: Reply, route: Route) -> HttpResponse:
+    if reply.output is None:
+        bare = HttpResponse(status=reply.status)
+        del bare["Content-Type"]
+        return bare
+    return HttpResponse(reply.output.model_dump_json(), content_type=_JSON, status=reply.status or route.status)
+
+
+def _given(request: HttpRequest, declared: Operation, route: Route, parameters: Mapping[str, str]) -> BaseModel:
+    """The input in an address or a body. A path's parameters stand over the body's members; a missing body is empty."""
     if route.method in _WITHOUT_BODY:
-        return True
-    length: str = sent.get("CONTENT_LENGTH", "")
-    return length == "0" or (length.isdecimal() and request.content_type == _JSON)
-
-
-def _document(request: HttpRequest, route: Route) -> dict[str, Any]:
+        given = from_url(declared, request.META["QUERY_STRING"], {**parameters, **_resumed(request, declared)})
+        try:
+            return parse_strings(declared.input, given)
+        except Invalid as refusal:
+            _refuse_as_sent(request, declared, refusal)
     body = body_within(request, route.max_body)
-    return _object(strict_json.loads(body)) if body else {}
-
-
-def _object(document: Any) -> dict[str, Any]:
+    if body and request.content_type != _JSON:
+        raise UnsupportedMediaType(request.content_type or "")
+    document = strict_json.loads(body) if body else {}
     if not isinstance(document, dict):
         raise Invalid("The body must be a JSON object.")
-    return document
+    if body and not parameters:
+        return parse_text(declared.input, body)
+    typed = {name: _typed(declared.input, name, text) for name, text in parameters.items()}
+    return parse(declared.input, {**document, **typed})
 
 
-def _for_scripts(content: bytes) -> bytes:
-    """As DRF writes it: without the two characters that JSON may hold as they are and JavaScript may not."""
-    return content.replace(b"\xe2\x80\xa8", b"\\u2028").replace(b"\xe2\x80\xa9", b"\\u2029")
+def body_within(request: HttpRequest, limit: int) -> bytes:
+    """A request's body.
+
+    :raises TooLarge: if it is over so many bytes.
+    """
+    try:
+        body = request.body  # read from the stream once and kept, bounded by the setting
+    except RequestDataTooBig as exc:
+        raise TooLarge(f"The body is over {limit} bytes.", code="body_too_large") from exc
+    if len(body) > limit:
+        raise TooLarge(f"The body is over {limit} bytes.", code="body_too_large")
+    return body
 
 
-def from_url(declared: Operation, query: str, path: Mapping[str, str]) -> dict[str, Any]:
+def _resumed(request: HttpRequest, declared: Operation) -> dict[str, str]:
+    """Where a stream goes on: the header of a client that comes again stands over the address."""
+    last = request.headers.get(_RESUMES)
+    return {declared.streams.resumes: last} if declared.streams and last else {}
+
+
+def _refuse_as_sent(request: HttpRequest, declared: Operation, refusal: Invalid) -> NoReturn:
+    """:raises Invalid: the refusal, with its pointer to the header where that gave what is refused."""
+    for name in _resumed(request, declared):
+        member, header = pointer_to(name), pointer_to(_RESUMES)
+        errors = [replace(one, pointer=header if one.pointer == member else one.pointer) for one in refusal.errors]
+        detail = refusal.detail.replace(f"{member}:", f"{header}:")
+        raise type(refusal)(detail, code=refusal.code, errors=errors, **refusal.extra) from refusal
+    raise refusal
+
+
+def from_url(declared: Operation, query: str, parameters: Mapping[str, str]) -> dict[str, Any]:
     """Query and path as one mapping; the members of a list repeat its name, and nothing else may.
 
     :raises Malformed: if the query can't be read as text.
     :raises Invalid: if a parameter comes more than once.
     """
+    try:
+        # Django's own reading puts another character in the place of bytes that are none.
+        pairs = parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=_MOST_PARAMETERS)
+    except UnicodeDecodeError as exc:
+        raise Malformed("The query is not UTF-8.") from exc
+    except ValueError as exc:
+        raise Malformed(f"The query has more than {_MOST_PARAMETERS} parameters.") from exc
     given: dict[str, Any] = {}
     lists = _lists(declared.input)
-    for name, value in _parameters(query):
+    for name, value in pairs:
         if name in lists:
             given.setdefault(name, []).append(value)
         elif name in given:
@@ -152,29 +262,7 @@ def from_url(declared: Operation, query: str, path: Mapping[str, str]) -> dict[s
             raise Invalid(f"{pointer}: Given more than once.", errors=[FieldError(pointer, "Given more than once.")])
         else:
             given[name] = value
-    return {**given, **path}
-
-
-_MOST_PARAMETERS: Final = 1000
-
-
-def _parameters(query: str) -> list[tuple[str, str]]:
-    # Django's own reading puts another character in the place of bytes that are none.
-    try:
-        return parse_qsl(query, keep_blank_values=True, errors="strict", max_num_fields=_MOST_PARAMETERS)
-    except UnicodeDecodeError as exc:
-        raise Malformed("The query is not UTF-8.") from exc
-    except ValueError as exc:
-        raise Malformed(f"The query has more than {_MOST_PARAMETERS} parameters.") from exc
-
-
-def from_body(declared: Operation, request: Request, path: Mapping[str, str]) -> dict[str, Any]:
-    """The body's members, and the path's, which stand over them. A missing body is an empty one."""
-    return _with_path(declared, _object(request.data if has_body(request) else {}), path)
-
-
-def _with_path(declared: Operation, document: dict[str, Any], path: Mapping[str, str]) -> dict[str, Any]:
-    return {**document, **{name: _typed(declared.input, name, text) for name, text in path.items()}}
+    return {**given, **parameters}
 
 
 @cache
@@ -198,3 +286,29 @@ def _typed(model: type[BaseModel], name: str, text: str) -> Any:
 @cache
 def _reader(model: type[BaseModel], name: str) -> TypeAdapter[Any]:
     return TypeAdapter(model.model_fields[name].annotation or str)
+
+
+def patterns() -> list[URLPattern]:
+    """Every declared route. The longest literal paths stand first, so that parameters never shadow them."""
+    by_path: dict[str, dict[str, tuple[Operation, Route]]] = {}
+    for declared in operations.all_operations():
+        for route in declared.routes:
+            by_path.setdefault(route.path, {})[route.method] = (declared, route)
+    return [
+        _pattern(route_path, by_path[route_path])
+        for route_path in sorted(by_path, key=lambda route_path: (route_path.count("{"), route_path))
+    ]
+
+
+def _pattern(route_path: str, methods: dict[str, tuple[Operation, Route]]) -> URLPattern:
+    members: dict[str, Any] = {"declared": methods, "__doc__": None}
+    # DRF and OpenAPI take the names of methods for what the view answers.
+    members |= {method.lower(): OperationView.answer for method in methods}
+    if "GET" in methods:
+        members["head"] = OperationView.answer
+    names = [declared.name for declared, _ in methods.values()]
+    view: type[OperationView] = type(
+        "".join(name.title().replace("_", "") for name in names) + "View", (OperationView,), members
+    )
+    django_path = route_path.lstrip("/").replace("{", "<str:").replace("}", ">")
+    return path(django_path, view.as_view(), name="-".join(names))

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db import connection
 
-from apps.core.hints import hint_on_commit
+from apps.core.notifications import send_on_commit
 from apps.core.sql import hot_cursor
 from apps.digests import sql
 from apps.digests.gathering import Policy
@@ -48,7 +48,7 @@ class LockedInbox:
 
 def announce(*, tenant_id: int, principal_id: int) -> None:
     """As :meth:`LockedInbox.announce`, of an inbox that a statement has changed which needed no other look at it."""
-    hint_on_commit(inbox_changed, principal_id=principal_id, tenant_id=tenant_id)
+    send_on_commit(inbox_changed, principal_id=principal_id, tenant_id=tenant_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints
 from apps.core import strict_json
 from apps.core.errors import Conflict, DomainError, FieldError, TooLarge
 from apps.core.metrics import once_committed
-from apps.core.operations import Meets, Route, operation
+from apps.core.operations import Coalesces, Route, operation
 from apps.core.schemas import Input, Name, Output, Text
 from apps.digests import metrics, selectors, services
 from apps.digests.grouping import read_key
@@ -152,7 +152,7 @@ def _post_together(caller: Caller, given: Sequence[PostReceipt]) -> list[PostedO
     title="Post a receipt",
     scope=Scope.RECEIPTS_WRITE,
     routes=[Route("POST", "/api/v1/receipts", status=201)],
-    meets=Meets(may=_stands_alone, run=_post_together),
+    coalesces=Coalesces(may=_stands_alone, run=_post_together),
 )
 def post_receipt(caller: Caller, given: PostReceipt) -> PostedOutput:
     """Tell one principal that something happened.

@@ -39,7 +39,7 @@ from apps.executions.services.beginning import (
     succeed,
     take_calls,
 )
-from apps.executions.services.rounds import Round, hint_on_commit
+from apps.executions.services.rounds import Round, send_on_commit
 from apps.executions.signals import execution_can_go_on
 from apps.executions.states import SETTLED, Status, StepStatus, Strategy
 from apps.plans.shapes import WORKER_STEPS, StepType
@@ -263,7 +263,7 @@ def _plan_next_look(work: Round, *, held_back: bool) -> None:
         moments.append(work.now + RECEIPTS_EVERY)
     if held_back:
         moments.append(work.now + _NUDGE_AGAIN)
-        hint_on_commit(execution_can_go_on, execution)
+        send_on_commit(execution_can_go_on, execution)
     execution.wake_at = min((moment for moment in moments if moment is not None), default=None)
 
 

@@ -7,7 +7,7 @@ from typing import Self
 
 from django.dispatch import Signal
 
-from apps.core import hints
+from apps.core import notifications
 from apps.core.errors import DomainError
 from apps.core.ids import random_id
 from apps.core.sql import database_now
@@ -162,7 +162,7 @@ class Round:
         self.execution.save()
         if self._has_news:
             execution = self.execution
-            hints.hint_on_commit(execution_told, tenant_id=execution.tenant_id, plan_id=execution.plan_id)
+            notifications.send_on_commit(execution_told, tenant_id=execution.tenant_id, plan_id=execution.plan_id)
 
     @property
     def _has_news(self) -> bool:
@@ -174,6 +174,6 @@ class Round:
         )
 
 
-def hint_on_commit(signal: Signal, execution: Execution) -> None:
+def send_on_commit(signal: Signal, execution: Execution) -> None:
     """Send a hint about the execution when the transaction has committed; what becomes of it concerns nobody here."""
-    hints.hint_on_commit(signal, tenant_id=execution.tenant_id, execution_id=execution.pk)
+    notifications.send_on_commit(signal, tenant_id=execution.tenant_id, execution_id=execution.pk)

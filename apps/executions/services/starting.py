@@ -12,7 +12,7 @@ from apps.core.sql import violated_constraint
 from apps.executions import routing
 from apps.executions.errors import AlreadyExecuted, NotExecutable, PlanRefused
 from apps.executions.models import Execution, ExecutionStep
-from apps.executions.services.rounds import hint_on_commit
+from apps.executions.services.rounds import send_on_commit
 from apps.executions.signals import execution_can_go_on
 from apps.executions.states import MONEY, Mode, StepStatus, Strategy
 from apps.plans import selectors as plans
@@ -98,7 +98,7 @@ def start(
             raise
         return _existing(plan.plan_id, mode, strategy, budget)
     _add_steps(execution, plan.document)
-    hint_on_commit(execution_can_go_on, execution)
+    send_on_commit(execution_can_go_on, execution)
     return execution
 
 

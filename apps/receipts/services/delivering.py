@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from django.db import connection, transaction
 
-from apps.core.hints import hint_on_commit
+from apps.core.notifications import send_on_commit
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.receipts import letters, sql
 from apps.receipts.letters import Delivered, Later, Refused, Resting, Sent, Verdict
@@ -171,7 +171,7 @@ def replay(*, target: RemoteTarget, letter_ids: Collection[int] | None = None) -
     row = _run(sql.REPLAY, target=target.pk, letters=chosen, limit=REPLAYED_AT_ONCE)
     revived: int = row[0] if row is not None else 0
     if revived:
-        hint_on_commit(letters_due, tenant_id=target.tenant_id, target_id=target.pk)
+        send_on_commit(letters_due, tenant_id=target.tenant_id, target_id=target.pk)
     return revived
 
 

@@ -16,8 +16,8 @@ from django.db import connection, transaction
 
 from apps.core import strict_json
 from apps.core.errors import DomainError, Unavailable
-from apps.core.hints import hint_on_commit
 from apps.core.ids import random_id
+from apps.core.notifications import send_on_commit
 from apps.core.sql import hot_cursor
 from apps.principals.tenancy import Caller
 from apps.receipts import sql
@@ -383,7 +383,7 @@ class _Batch:
             )
             stored = cursor.fetchall()
         for target_id in {target for *_, target in (row[:5] for row in stored) if target is not None}:
-            hint_on_commit(letters_due, tenant_id=self._poster.tenant_id, target_id=target_id)
+            send_on_commit(letters_due, tenant_id=self._poster.tenant_id, target_id=target_id)
         for nth, pk, uuid, surface, target_id, *place in stored:
             self._recorded[nth] = Recorded(
                 id=pk,

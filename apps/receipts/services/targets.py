@@ -6,7 +6,7 @@ from typing import Any, Final
 from django.db import transaction
 
 from apps.core.errors import FieldError
-from apps.core.hints import hint_on_commit
+from apps.core.notifications import send_on_commit
 from apps.core.sealing import seal
 from apps.core.sql import database_now
 from apps.receipts import letters
@@ -62,7 +62,7 @@ def put_target(
     at = database_now()
     waiting = Letter.objects.filter(target=target, state=LetterState.PENDING)
     waiting.exclude(claimed=True, due_at__gt=at).update(due_at=at)
-    hint_on_commit(letters_due, tenant_id=tenant_id, target_id=target.pk)
+    send_on_commit(letters_due, tenant_id=tenant_id, target_id=target.pk)
     return target
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from celery import shared_task
 
-from apps.core.nudges import Nudger
+from apps.core.notifications import Publisher
 from apps.tasks import registry, services
 from apps.tasks.jobs.executor import work
 from apps.tasks.signals import dependency_finished, task_queued
@@ -20,7 +20,7 @@ _MOST_AT_ONCE = 16
 def execute(tenant_id: int, queue: str) -> None:
     """Work a queue until it is dry. Safe to lose, repeat or overlap."""
     if not work(tenant_id, queue):
-        _nudger.nudge(tenant_id, queue)
+        _publisher.publish(tenant_id, queue)
 
 
 @shared_task(name="tasks.fire", ignore_result=True)
@@ -43,8 +43,8 @@ def _publish_release(tenant_id: int) -> None:
     release_dependants.apply_async(args=(tenant_id,), queue="nudge", expires=_FRESH_SECONDS, retry=False)
 
 
-_nudger = Nudger(_publish, most_at_once=_MOST_AT_ONCE)
-_release_nudger = Nudger(_publish_release)
+_publisher = Publisher(_publish, most_at_once=_MOST_AT_ONCE)
+_release_publisher = Publisher(_publish_release)
 
 
 def listen() -> None:
@@ -55,8 +55,8 @@ def listen() -> None:
 
 def _announced(*, tenant_id: int, queue: str, task_type: str, **_: Any) -> None:
     if registry.policy_of(task_type) is not None:
-        _nudger.nudge(tenant_id, queue)
+        _publisher.publish(tenant_id, queue)
 
 
 def _dependency_finished(*, tenant_id: int, **_: Any) -> None:
-    _release_nudger.nudge(tenant_id)
+    _release_publisher.publish(tenant_id)

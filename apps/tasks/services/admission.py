@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from datetime import datetime
 
-from apps.core.hints import hint_on_commit
+from apps.core.notifications import send_on_commit
 from apps.core.sql import hot_cursor
 from apps.tasks import sql
 from apps.tasks.signals import task_queued
@@ -39,7 +39,7 @@ def admit(keys: Collection[Key]) -> None:
     with hot_cursor() as cursor:
         cursor.execute(sql.ADMIT, _columns(keys))
         for tenant_id, queue, task_type in cursor.fetchall():
-            hint_on_commit(task_queued, tenant_id=tenant_id, queue=queue, task_type=task_type)
+            send_on_commit(task_queued, tenant_id=tenant_id, queue=queue, task_type=task_type)
 
 
 def _columns(keys: Collection[Key]) -> dict[str, list[int] | list[str]]:

@@ -12,8 +12,8 @@ from typing import Any, Final
 from django.db import DatabaseError, connection
 
 from apps.core.errors import FieldError, Invalid
-from apps.core.hints import hint_on_commit
 from apps.core.ids import format_ref
+from apps.core.notifications import send_on_commit
 from apps.core.sql import hot_cursor
 from apps.principals.tenancy import Caller, acting_as_system, acting_in
 from apps.tasks import sql
@@ -117,7 +117,7 @@ def _release(tenant_id: int) -> int:
         released = cursor.fetchall()
     admit([(tenant_id, key) for *_, key, waits_for_key in released if waits_for_key])
     for queue, task_type in sorted({(queue, task_type) for queue, task_type, is_ready, *_ in released if is_ready}):
-        hint_on_commit(task_queued, tenant_id=tenant_id, queue=queue, task_type=task_type)
+        send_on_commit(task_queued, tenant_id=tenant_id, queue=queue, task_type=task_type)
     return len(released)
 
 

@@ -10,8 +10,8 @@ from django.db import transaction
 
 from apps.core import strict_json
 from apps.core.errors import DomainError, FieldError, Invalid, Unavailable, only
-from apps.core.hints import hint_on_commit
 from apps.core.ids import format_ref, random_id
+from apps.core.notifications import send_on_commit
 from apps.core.sql import hot_cursor
 from apps.digests import services as digests
 from apps.principals.selectors import principal_ids_named
@@ -225,7 +225,7 @@ class _Batch:
             (drafts[nth].line.name, drafts[nth].task_type.name) for nth, *_, status in made if status == Status.QUEUED
         }
         for line, task_type in sorted(ready):
-            hint_on_commit(task_queued, tenant_id=self._requester.tenant_id, queue=line, task_type=task_type)
+            send_on_commit(task_queued, tenant_id=self._requester.tenant_id, queue=line, task_type=task_type)
         return {
             nth: QueuedTask(
                 task_id=format_ref("task", task_id),

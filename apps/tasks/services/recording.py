@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from apps.core.errors import DomainError
-from apps.core.hints import hint_on_commit
 from apps.core.ids import format_ref, random_id
+from apps.core.notifications import send_on_commit
 from apps.core.sql import hot_cursor
 from apps.digests import services as digests
 from apps.principals.services import ASYNCGATE
@@ -243,11 +243,11 @@ def announce(ends: Collection[Ended]) -> None:
     ):
         if isinstance(answer, DomainError):
             raise answer  # an end without its receipt did not happen
-    hint_on_commit(tasks_finished, tenant_id=poster.tenant_id, task_ids=[ended.task_id for ended in ends])
+    send_on_commit(tasks_finished, tenant_id=poster.tenant_id, task_ids=[ended.task_id for ended in ends])
     for queue, task_type in sorted({(ended.queue, ended.task_type) for ended in ends if ended.makes_room}):
-        hint_on_commit(task_queued, tenant_id=poster.tenant_id, queue=queue, task_type=task_type)
+        send_on_commit(task_queued, tenant_id=poster.tenant_id, queue=queue, task_type=task_type)
     if any(ended.is_waited_for for ended in ends):
-        hint_on_commit(dependency_finished, tenant_id=poster.tenant_id)
+        send_on_commit(dependency_finished, tenant_id=poster.tenant_id)
 
 
 def settle(
@@ -281,7 +281,7 @@ def put_back(backs: Sequence[Back]) -> list[PutBack]:
         if back.answer["status"] == Status.QUEUED
     }
     for tenant_id, queue, task_type in sorted(ready):
-        hint_on_commit(task_queued, tenant_id=tenant_id, queue=queue, task_type=task_type)
+        send_on_commit(task_queued, tenant_id=tenant_id, queue=queue, task_type=task_type)
     return put
 
 

@@ -9,8 +9,8 @@ from typing import Any, Final, NamedTuple, Protocol
 import psycopg
 from django.db import DatabaseError, connection
 
-from apps.core.hints import hint_on_commit
 from apps.core.ids import format_ref
+from apps.core.notifications import send_on_commit
 from apps.core.sql import hot_cursor
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.tasks import registry, sql
@@ -44,7 +44,7 @@ def bring_back() -> BroughtBack:
         requeued, readied, tenants, keys, ready = cursor.fetchone()
         admit(list(zip(tenants, keys, strict=True)))
         for tenant_id, queue, task_type in json.loads(ready):
-            hint_on_commit(task_queued, tenant_id=tenant_id, queue=queue, task_type=task_type)
+            send_on_commit(task_queued, tenant_id=tenant_id, queue=queue, task_type=task_type)
     return BroughtBack(requeued, readied)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from django.db import transaction
 
-from apps.core.hints import hint_on_commit
+from apps.core.notifications import send_on_commit
 from apps.core.sql import database_now, hot_cursor
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.tasks import registry, selectors, sql
@@ -194,7 +194,7 @@ def _announce(*, tenant_id: int, queue: int | None = None, task_type: int | None
     with hot_cursor() as cursor:
         cursor.execute(sql.AVAILABLE_AGAIN, {"queue": queue, "task_type": task_type})
         for queue_name, type_name in cursor.fetchall():
-            hint_on_commit(task_queued, tenant_id=tenant_id, queue=queue_name, task_type=type_name)
+            send_on_commit(task_queued, tenant_id=tenant_id, queue=queue_name, task_type=type_name)
 
 
 def _queue(tenant_id: int, name: str, now: datetime) -> Queue:

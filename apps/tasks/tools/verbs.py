@@ -381,12 +381,6 @@ def _topics(caller: Caller, given: LeaseTasks) -> list[str]:
     return [type_topic(caller.tenant_id, name) for name in given.task_types or []]
 
 
-def _rivals(caller: Caller, given: LeaseTasks) -> tuple[object, ...]:
-    """Whoever looks in the same queues for the same types with the same abilities is given the same tasks, or none."""
-    types = None if given.task_types is None else frozenset(given.task_types)
-    return caller.tenant_id, frozenset(given.queues), types, frozenset(given.capabilities)
-
-
 @operation(
     title="Lease tasks",
     scope=WORK,
@@ -397,7 +391,6 @@ def _rivals(caller: Caller, given: LeaseTasks) -> tuple[object, ...]:
         found=lambda leased: leased is not None,
         worth_waking=lambda _, leased: leased is not None,
         patience=lambda given: given.wait_seconds,
-        rivals=_rivals,
     ),
 )
 def lease_tasks(caller: Caller, given: LeaseTasks) -> Reply:

@@ -1,4 +1,4 @@
-"""Calls that meet: made as one, answered each for itself."""
+"""Coalesced calls: made as one, answered each for itself."""
 
 import threading
 import time
@@ -9,10 +9,10 @@ import psycopg
 import pytest
 from django.db import OperationalError
 
-from apps.core import together
+from apps.core import coalescing
+from apps.core.coalescing import Coalescer
 from apps.core.errors import Conflict, DomainError
 from apps.core.retries import DatabaseAway
-from apps.core.together import Together
 
 Answer = str | DomainError | None
 
@@ -22,10 +22,10 @@ class Taken(Conflict):
 
 
 class Counter:
-    """Meets callers while the first of them is held up; remembers how each was answered."""
+    """Coalesces calls while the first of them is held up, and records how each was made."""
 
     def __init__(self, many: Callable[[Sequence[str]], Sequence[Answer]]) -> None:
-        self.line = Together[str, str]()
+        self.line = Coalescer[str, str]()
         self.groups: list[list[str]] = []
         self.alone: list[str] = []
         self._many, self._held, self._go = many, threading.Event(), threading.Event()
@@ -35,7 +35,7 @@ class Counter:
             self.groups.append(list(items))
             return self._many(items)
 
-        return self.line.do(common, item, alone=lambda: self._alone(item), many=many)
+        return self.line.call(common, item, alone=lambda: self._alone(item), many=many)
 
     def _alone(self, item: str) -> str:
         if item == "first":
@@ -46,8 +46,8 @@ class Counter:
             raise Taken(f"{item} is taken.")
         return f"{item} alone"
 
-    def meet(self, items: Sequence[str]) -> list[Future[str]]:
-        """What becomes of the items that arrive while the first is at work, and of the first."""
+    def call_all(self, items: Sequence[str]) -> list[Future[str]]:
+        """The outcomes of the first call and of those that arrive while it is at work."""
         with ThreadPoolExecutor(len(items) + 1) as threads:
             futures = [threads.submit(self.call, "first")]
             assert self._held.wait(20)
@@ -58,7 +58,7 @@ class Counter:
         return futures
 
     def _wait_for(self, waiting: int) -> None:
-        until(lambda: len(self.line._lines["kee"]) == waiting)
+        until(lambda: len(self.line._waiting["kee"]) == waiting)
 
 
 def until(true: Callable[[], bool]) -> None:
@@ -70,69 +70,69 @@ def until(true: Callable[[], bool]) -> None:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "_PATIENCE", 20.0)
+    monkeypatch.setattr(coalescing, "_PATIENCE", 20.0)
 
 
-def test_who_finds_nobody_at_work_is_alone_at_once() -> None:
+def test_first_call_is_made_alone_at_once() -> None:
     counter = Counter(lambda items: [f"{item} together" for item in items])
     assert [counter.call(item) for item in ("a", "b")] == ["a alone", "b alone"]
     assert counter.groups == []
-    assert counter.line._lines == {}
+    assert counter.line._waiting == {}
 
 
-def test_those_who_come_meanwhile_are_one_call_and_each_hears_its_own_answer() -> None:
+def test_calls_that_arrive_meanwhile_are_one_call() -> None:
     counter = Counter(lambda items: [Taken("b") if item == "b" else f"{item} together" for item in items])
-    first, a, b, c = counter.meet(["a", "b", "c"])
+    first, a, b, c = counter.call_all(["a", "b", "c"])
     assert (first.result(), a.result(), c.result()) == ("first alone", "a together", "c together")
     assert isinstance(b.exception(), Taken)
     assert counter.groups == [["a", "b", "c"]]
     assert counter.alone == ["first"]
-    assert counter.line._lines == {}
+    assert counter.line._waiting == {}
 
 
-def test_one_who_comes_by_itself_meanwhile_is_made_alone() -> None:
+def test_single_waiting_call_is_made_alone() -> None:
     counter = Counter(lambda _items: pytest.fail("there is no company"))
-    assert [future.result() for future in counter.meet(["a"])] == ["first alone", "a alone"]
+    assert [future.result() for future in counter.call_all(["a"])] == ["first alone", "a alone"]
 
 
-def test_what_can_not_be_made_together_is_made_alone() -> None:
+def test_call_unfit_for_a_group_is_made_alone() -> None:
     counter = Counter(lambda items: [None if item == "b" else f"{item} together" for item in items])
-    _, a, b = counter.meet(["a", "b"])
+    _, a, b = counter.call_all(["a", "b"])
     assert (a.result(), b.result()) == ("a together", "b alone")
 
 
-def test_a_group_that_fails_is_made_one_by_one() -> None:
+def test_failed_group_is_made_one_by_one() -> None:
     def many(_items: Sequence[str]) -> Sequence[Answer]:
         raise ValueError("one of them is no good")
 
     counter = Counter(many)
-    _, a, bad, c = counter.meet(["a", "bad", "c"])
+    _, a, bad, c = counter.call_all(["a", "bad", "c"])
     assert (a.result(), c.result()) == ("a alone", "c alone")
     assert isinstance(bad.exception(), Taken)
     assert len(counter.groups) == 1
 
 
-def test_a_group_whose_outcome_is_unknown_is_not_made_again() -> None:
+def test_group_with_unknown_outcome_is_not_repeated() -> None:
     def many(_items: Sequence[str]) -> Sequence[Answer]:
         raise OperationalError("the connection is lost")
 
     counter = Counter(many)
-    _, *others = counter.meet(["a", "b"])
+    _, *others = counter.call_all(["a", "b"])
     assert [type(future.exception()) for future in others] == [DatabaseAway, DatabaseAway]
     assert counter.alone == ["first"]
 
 
-def test_a_group_that_the_database_broke_off_is_made_one_by_one() -> None:
+def test_group_canceled_by_database_is_made_one_by_one() -> None:
     def many(_items: Sequence[str]) -> Sequence[Answer]:
         raise OperationalError("canceling statement") from psycopg.errors.QueryCanceled("it took too long")
 
     counter = Counter(many)
-    _, *others = counter.meet(["a", "b"])
+    _, *others = counter.call_all(["a", "b"])
     assert [future.result() for future in others] == ["a alone", "b alone"]
 
 
-def test_who_is_in_no_group_for_long_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(together, "_PATIENCE", 0.01)
+def test_call_waits_for_a_group_no_longer_than_its_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coalescing, "_PATIENCE", 0.01)
     counter = Counter(lambda items: [f"{item} together" for item in items])
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(counter.call, "first")
@@ -141,10 +141,10 @@ def test_who_is_in_no_group_for_long_goes_alone(monkeypatch: pytest.MonkeyPatch)
         assert not first.done()
         counter._go.set()
         assert first.result() == "first alone"
-    assert counter.line._lines == {}
+    assert counter.line._waiting == {}
 
 
-def test_strangers_do_not_wait_for_each_other() -> None:
+def test_calls_of_other_keys_do_not_wait() -> None:
     counter = Counter(lambda items: [f"{item} together" for item in items])
     with ThreadPoolExecutor(1) as threads:
         first = threads.submit(counter.call, "first")

@@ -1,0 +1,252 @@
+"""Notifications: what wakes waiters, and that a lost or failing one costs latency only."""
+
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from contextlib import AbstractContextManager, aclosing, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import anyio
+import pytest
+import redis
+from anyio.to_thread import run_sync
+from django.conf import settings
+from django.db import transaction
+from django.dispatch import Signal
+from pydantic import BaseModel
+from pytest_django import Settings
+
+from apps.core import notifications
+from apps.core.notifications import Publisher, Wait, notify, send_on_commit
+from apps.core.operations import Progress, Reply, Streams, Waits
+
+TOPIC = "test:waiting"
+something_changed = Signal()
+
+
+class Page(BaseModel):
+    things: int
+    is_news: bool = True
+
+
+@dataclass(frozen=True)
+class Anybody:
+    scopes: Collection[str] = ()
+    token_id: int | None = None
+
+    def acting(self, *, lock_timeout: str | None = None) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+WAITS = Waits(
+    topics=lambda *_: [TOPIC],
+    found=lambda page: page.things > 0,
+    worth_waking=lambda given, page: page.things > 0 and page.is_news,
+)
+
+
+@dataclass
+class Shelf:
+    """A thing to wait for."""
+
+    things: int = 0
+    is_news: bool = True
+    looks: int = 0
+
+    async def look(self, given: BaseModel) -> Reply:
+        self.looks += 1
+        return Reply(Page(things=self.things, is_news=self.is_news), 200)
+
+    async def looked_at(self, times: int) -> None:
+        while self.looks < times:
+            await anyio.sleep(0.01)
+
+    async def put(self) -> None:
+        await self.looked_at(1)
+        self.things = 1
+
+    @property
+    def wait(self) -> Wait:
+        return Wait(WAITS, Anybody(), Page(things=0), self.look)
+
+
+def run(story: Callable[[], Awaitable[Any]]) -> Any:
+    async def bounded() -> Any:
+        with anyio.fail_after(20):
+            return await story()
+
+    return anyio.run(bounded)
+
+
+async def answers(wait: Wait, patience: float, meanwhile: Callable[[], Coroutine[Any, Any, None]]) -> list[Any]:
+    """The outcome of a wait: None for each heartbeat, progress, and the page last."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(meanwhile)
+        async with aclosing(wait.answer(patience)) as found:
+            heard = [reply.output if isinstance(reply, Reply) else reply async for reply in found]
+        tasks.cancel_scope.cancel()
+    return heard
+
+
+def test_notification_ends_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notifications, "LOOK_SECONDS", 3600.0)
+    shelf = Shelf()
+
+    async def put() -> None:
+        await shelf.put()
+        while True:
+            await run_sync(notify, TOPIC)
+            await anyio.sleep(0.1)
+
+    assert run(lambda: answers(shelf.wait, 60, put)) == [Page(things=1)]
+
+
+def test_waiter_without_redis_finds_news_by_looking(monkeypatch: pytest.MonkeyPatch, settings: Settings) -> None:
+    monkeypatch.setattr(notifications, "LOOK_SECONDS", 0.05)
+    settings.REDIS_URL = "redis://127.0.0.1:1/0"
+    shelf = Shelf()
+    assert run(lambda: answers(shelf.wait, 60, shelf.put)) == [Page(things=1)]
+
+
+def test_output_that_is_no_news_is_shown_when_the_wait_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notifications, "LOOK_SECONDS", 0.05)
+    shelf = Shelf(is_news=False)
+    assert run(lambda: answers(shelf.wait, 1, shelf.put)) == [Page(things=1, is_news=False)]
+    assert shelf.looks > 2
+
+
+def test_wait_sends_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notifications, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(notifications, "HEARTBEAT_SECONDS", 0.1)
+    *heartbeats, page = run(lambda: answers(Shelf().wait, 1, anyio.sleep_forever))
+    assert page == Page(things=0)
+    assert set(heartbeats) == {None}
+
+
+def test_progress_is_reported_once_for_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notifications, "LOOK_SECONDS", 0.05)
+    shelf = Shelf()
+    growing = replace(
+        WAITS,
+        found=lambda page: page.things >= 3,
+        worth_waking=lambda _, page: page.things >= 3,
+        progress=lambda page: Progress(done=page.things, total=3, message=f"{page.things} are there"),
+    )
+
+    async def grow() -> None:
+        for things in (1, 2, 3):
+            await shelf.looked_at(shelf.looks + 2)
+            shelf.things = things
+
+    *progress, page = run(lambda: answers(replace(shelf.wait, waits=growing), 60, grow))
+    assert [one.message for one in progress] == ["1 are there", "2 are there", "3 are there"]
+    assert page.things == 3
+
+
+def test_stream_sends_heartbeats_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notifications, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(notifications, "HEARTBEAT_SECONDS", 0.1)
+    monkeypatch.setattr(notifications, "STREAM_SECONDS", 1.0)
+    streams = Streams(
+        event="things",
+        mark=lambda page: page.things,
+        resumes="things",
+        begin=lambda caller, given: None,
+        further=lambda given, page: page,
+    )
+
+    async def heard() -> list[bytes]:
+        async with aclosing(Shelf().wait.events(streams)) as events:
+            return [event async for event in events]
+
+    retry, *heartbeats = run(heard)
+    assert retry.startswith(b"retry: ")
+    assert set(heartbeats) == {b": heartbeat\n\n"}
+
+
+def test_notify_opens_a_lost_connection_again() -> None:
+    with redis.Redis.from_url(settings.REDIS_URL) as other, other.pubsub() as heard:  # type: ignore[no-untyped-call]  # the library's
+        heard.subscribe("gatehouse:notification:kee")
+        heard.get_message(timeout=5)
+        notify("kee")
+        assert heard.get_message(timeout=5)["data"] == b""
+        own = str(other.client_info()["db"])
+        for one in other.client_list():
+            if (one["cmd"], one["db"]) == ("publish", own):
+                other.client_kill_filter(_id=one["id"])
+        notify("kee")
+        assert heard.get_message(timeout=5)["data"] == b""
+
+
+def test_notify_gives_a_silent_redis_a_rest(settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    monkeypatch.setattr(notifications, "_RECONNECT_SECONDS", 60.0)
+    monkeypatch.setattr(notifications, "_silent_until", 0.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        settings.REDIS_URL = f"redis://127.0.0.1:{silent.getsockname()[1]}"
+        notify("kee")
+        asked = notifications._silent_until
+        notify("kee")
+    assert caplog.text.count("notification_lost") == 1
+    assert notifications._silent_until == asked > 0
+
+
+def test_failing_receiver_hinders_no_other(transactional_db: None, caplog: pytest.LogCaptureFixture) -> None:
+    heard = []
+
+    def failing(**facts: object) -> None:
+        raise ZeroDivisionError
+
+    def listening(*, number: int, **facts: object) -> None:
+        heard.append(number)
+
+    something_changed.connect(failing)
+    something_changed.connect(listening)
+    with transaction.atomic():
+        send_on_commit(something_changed, number=1)
+        send_on_commit(something_changed, number=2)
+        assert heard == []
+    with transaction.atomic():
+        send_on_commit(something_changed, number=3)
+        transaction.set_rollback(True)
+    assert heard == [1, 2]
+    assert "failing" in caplog.text
+
+
+def test_publisher_does_not_wait_for_the_broker() -> None:
+    entered, answers, published = threading.Event(), threading.Event(), threading.Semaphore(0)
+    seen: list[tuple[int, str]] = []
+
+    def send(tenant_id: int, queue: str) -> None:
+        entered.set()
+        assert answers.wait(20)
+        seen.append((tenant_id, queue))
+        published.release()
+
+    publisher = Publisher(send, most_at_once=2)
+    publisher.publish(1, "a")
+    assert entered.wait(20)
+    for _ in range(5):
+        publisher.publish(1, "b")
+    assert not seen
+    answers.set()
+    for _ in range(3):
+        assert published.acquire(timeout=20)
+    assert seen == [(1, "a"), (1, "b"), (1, "b")]
+
+
+def test_unpublished_message_costs_the_next_one_nothing() -> None:
+    published = threading.Event()
+
+    def send(number: int) -> None:
+        if number == 1:
+            raise ConnectionRefusedError
+        published.set()
+
+    publisher = Publisher(send)
+    publisher.publish(1)
+    for _ in range(400):
+        publisher.publish(2)
+        if published.wait(0.05):
+            break
+    assert published.is_set()
