@@ -8,8 +8,8 @@ class DigestsConfig(AppConfig):
     name = "apps.digests"
 
     def ready(self) -> None:
-        inbox_changed.connect(_cue, dispatch_uid="digests_inbox_changed")
+        inbox_changed.connect(_notify, dispatch_uid="digests_inbox_changed")
 
 
-def _cue(*, principal_id: int, **_: object) -> None:
+def _notify(*, principal_id: int, **_: object) -> None:
     notifications.notify(inbox_topic(principal_id))

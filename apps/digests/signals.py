@@ -7,5 +7,5 @@ inbox_changed = Signal()
 
 
 def inbox_topic(principal_id: int) -> str:
-    """The cue that a principal's inbox changed."""
+    """The topic that is notified when the inbox of a principal changes."""
     return f"inbox:{principal_id}"

@@ -11,8 +11,8 @@ class ExecutionsConfig(AppConfig):
         # Handlers and hints register themselves when they are imported.
         from apps.executions import handlers, jobs  # noqa: F401, PLC0415
 
-        execution_told.connect(_cue, dispatch_uid="executions_execution_told")
+        execution_told.connect(_notify, dispatch_uid="executions_execution_told")
 
 
-def _cue(*, tenant_id: int, plan_id: str, **_: object) -> None:
+def _notify(*, tenant_id: int, plan_id: str, **_: object) -> None:
     notifications.notify(execution_topic(tenant_id, plan_id))

@@ -13,5 +13,5 @@ execution_told = Signal()
 
 
 def execution_topic(tenant_id: int, plan_id: str) -> str:
-    """The cue that there is something to tell of a plan's execution."""
+    """The topic that is notified when the execution of a plan has news."""
     return f"execution:{tenant_id}:{plan_id}"

@@ -37,7 +37,7 @@ StepId = Annotated[Text, Field(min_length=1, max_length=100)]
 PlanId = Annotated[Text, Field(min_length=1, max_length=100)]
 
 
-class BudgetInput(Input):
+class ExecutionBudget(Input):
     """What the execution may cost, by the estimates of its steps, or by what their workers ask by then where that is more."""
 
     max_total_cost: Money | None = None
@@ -50,7 +50,7 @@ class ExecutePlan(Input):
     """The plan to carry out, from create_delegation_plan."""
     mode: Mode = Mode.AUTO
     """auto: fast steps directly, long ones as tasks. direct_only: direct steps are never queued. async_only: all are."""
-    budget: BudgetInput | None = None
+    budget: ExecutionBudget | None = None
     strategy: Strategy = Strategy.SEQUENTIAL
     """What a failed step means: sequential and progressive end the plan, partial goes on with what there is,
     escalate also tells you at once. progressive tells whoever follows it of each step as it ends: get_plan_status with
@@ -283,7 +283,7 @@ def execute_delegation_plan(caller: Caller, given: ExecutePlan) -> ExecutionStar
     a decision) a receipt asks for it and says which call answers it. Calling this again for the same plan answers the
     same execution. A plan with status needs_escalation has nothing to carry out and is refused.
     """
-    budget = given.budget or BudgetInput()
+    budget = given.budget or ExecutionBudget()
     with caller.acting():
         execution = services.start(
             caller=caller,

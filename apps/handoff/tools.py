@@ -71,7 +71,7 @@ class Inherit(Input):
     """Look among these only."""
 
 
-class ItemOutput(Output):
+class HandoffItem(Output):
     receipt_id: str
     type: str
     priority: str
@@ -83,7 +83,7 @@ class ItemOutput(Output):
     tokens_estimate: int
 
     @classmethod
-    def of(cls, kept: Kept) -> "ItemOutput":
+    def of(cls, kept: Kept) -> "HandoffItem":
         return cls(
             receipt_id=kept.receipt_id,
             type=kept.item.kind,
@@ -97,7 +97,7 @@ class ItemOutput(Output):
 
 
 class InheritedOutput(Output):
-    items: list[ItemOutput]
+    items: list[HandoffItem]
     waiting: int
     """How many more there are, which did not fit."""
     waiting_tokens: int
@@ -171,7 +171,7 @@ def inherit(caller: Caller, given: Inherit) -> InheritedOutput:
 
 def _output(found: Inherited) -> InheritedOutput:
     return InheritedOutput(
-        items=[ItemOutput.of(one) for one in found.shown],
+        items=[HandoffItem.of(one) for one in found.shown],
         waiting=len(found.waiting),
         waiting_tokens=sum(one.cost for one in found.waiting),
         tokens_estimate=sum(one.cost for one in found.shown),

@@ -18,7 +18,7 @@ from apps.principals.tenancy import Caller
 MAX_OVERLAP = 7 * 24 * 3600
 
 
-class Identity(Output):
+class CallerOutput(Output):
     """Who the presented token stands for."""
 
     principal: str
@@ -29,9 +29,9 @@ class Identity(Output):
 
 
 @operation(title="Who am I", routes=[Route("GET", "/api/v1/whoami")], read_only=True)
-def whoami(caller: Caller, given: Empty) -> Identity:
+def whoami(caller: Caller, given: Empty) -> CallerOutput:
     """Say which principal, tenant and scopes this token stands for."""
-    return Identity(
+    return CallerOutput(
         principal=caller.name,
         kind=caller.kind,
         tenant=caller.tenant_slug,

@@ -13,10 +13,10 @@ dependency_finished = Signal()
 
 
 def queue_topic(tenant_id: int, queue: str) -> str:
-    """The cue that a queue has work."""
+    """The topic that is notified when a queue has work."""
     return f"queue:{tenant_id}:{queue}"
 
 
 def type_topic(tenant_id: int, task_type: str) -> str:
-    """The cue that there is work of a type, in whatever queue."""
+    """The topic that is notified when a type has work, in any queue."""
     return f"task_type:{tenant_id}:{task_type}"

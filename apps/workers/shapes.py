@@ -34,7 +34,7 @@ class OfferedTool(Input):
     """Where they differ from the worker's."""
 
 
-class Constraints(Input):
+class ToolConstraints(Input):
     max_payload_bytes: Annotated[int, Field(ge=1, lt=2**53)] | None = None
     timeout_seconds: Annotated[float, Field(gt=0, le=86_400)] | None = None
     rate_limit_per_hour: Annotated[int, Field(ge=0, lt=2**53)] | None = None
@@ -66,7 +66,7 @@ class RegisterWorker(Input):
     tools: Annotated[list[OfferedTool], Field(min_length=1, max_length=MOST_TOOLS)]
     capabilities: Annotated[list[Tag], Field(max_length=100)] = []
     """Tags for discovery."""
-    constraints: Constraints = Constraints()
+    constraints: ToolConstraints = ToolConstraints()
     hints: Hints = Hints()
     side_effects: SideEffects | None = None
     trust: Trust = Trust()
@@ -80,7 +80,7 @@ class StatedWorker(Input):
     worker_id: WorkerId | None = None
     """Left out, one is made of the server's name and its address."""
     capabilities: Annotated[list[Tag], Field(max_length=100)] = []
-    constraints: Constraints = Constraints()
+    constraints: ToolConstraints = ToolConstraints()
     hints: Hints = Hints()
     side_effects: SideEffects | None = None
     """What calls of its tools touch. What is left out here and by the tools themselves counts as everything."""

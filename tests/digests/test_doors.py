@@ -194,13 +194,15 @@ def test_every_fault_of_the_credential_gets_the_same_answer(tenant: Tenant, toke
         expired,
         revoked,
         disabled,
-        make_token(tenant, "email", Kind.SERVICE, source_systems=["email_monitor"]),
-        make_token(tenant, "unscoped", Kind.SERVICE, source_systems=SOURCES, scopes=[Scope.INBOX]),
-        make_token(other, "email", Kind.SERVICE, source_systems=["email_monitor"]),
     ]
+    of_others = [make_token(one, "email", Kind.SERVICE, source_systems=["email_monitor"]) for one in (tenant, other)]
+    unscoped = make_token(tenant, "unscoped", Kind.SERVICE, source_systems=SOURCES, scopes=[Scope.INBOX])
     for door, payload in ((INBOX_DOOR, TASK_COMPLETE), (UNIVERSAL_DOOR, {**TASK_COMPLETE, "event_type": "x"})):
         answers = [knock(each, payload, door) for each in tokens]
         assert answers == [(403, {"error": "invalid_service_token", "message": "Invalid service token"})] * len(tokens)
+        # A valid token is told what it lacks.
+        assert {knock(each, payload, door)[1]["error"] for each in of_others} == {"foreign_source"}
+        assert knock(unscoped, payload, door)[1]["error"] == "missing_scope"
     assert stored() == (0, 0)
 
 

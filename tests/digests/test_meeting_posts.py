@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 from prometheus_client import REGISTRY
 
-from apps.core import operations, together
+from apps.core import coalescing, operations
 from apps.core.errors import DomainError
 from apps.core.schemas import parse
 from apps.digests.services import locking
@@ -34,7 +34,7 @@ def until(true: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def poster(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> Caller:
-    monkeypatch.setattr(together, "_PATIENCE", 20.0)
+    monkeypatch.setattr(coalescing, "_PATIENCE", 20.0)
     caller = replace(kee, source_systems=frozenset({"ci"}))
     with acting_as(caller):
         post(caller)  # its inbox is there

@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from apps.core import operations, together
+from apps.core import coalescing, operations
 from apps.principals import services
 from apps.principals.models import Tenant, Token
 from apps.principals.scopes import Scope
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 @pytest.fixture
 def token(tenant: Tenant, kee: Caller, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(together, "_PATIENCE", 20.0)
+    monkeypatch.setattr(coalescing, "_PATIENCE", 20.0)
     with acting_as(kee):
         post(kee)  # its inbox is there
     token = make_token(tenant, name="Kee", source_systems=["ci"])

@@ -2,14 +2,17 @@
 
 import io
 import json
-from typing import Any
+from collections import Counter
+from typing import Any, Final, get_args
 
 import jsonschema_rs
 import pytest
 from django.core.management import call_command
 from django.test import Client
+from pydantic import BaseModel
 
 from apps.core.operations import Operation, Route
+from apps.core.schemas import parse
 from tests.interfaces.asking import ROUTED
 
 
@@ -67,3 +70,27 @@ def test_the_document_and_its_browser_are_served_from_here(db: None) -> None:
     page = Client().get("/api/docs/").content.decode()
     assert "cdn" not in page
     assert "/static/drf_spectacular_sidecar/" in page
+
+
+def _models(annotation: Any, found: set[type[BaseModel]]) -> set[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel) and annotation not in found:
+        found.add(annotation)
+        for member in annotation.model_fields.values():
+            _models(member.annotation, found)
+    for argument in get_args(annotation):
+        _models(argument, found)
+    return found
+
+
+MODELS: Final = _models(tuple[*(one for declared, _ in ROUTED for one in (declared.input, declared.output))], set())
+
+
+def test_each_component_is_one_class() -> None:
+    classes = Counter(model.__name__ for model in MODELS)
+    assert [name for name, count in classes.items() if count > 1] == []
+
+
+def test_documented_examples_are_accepted_by_their_model() -> None:
+    for model in MODELS:
+        for example in model.model_json_schema().get("examples", ()):
+            parse(model, example)
