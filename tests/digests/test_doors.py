@@ -201,7 +201,7 @@ def test_every_fault_of_the_credential_gets_the_same_answer(tenant: Tenant, toke
         answers = [knock(each, payload, door) for each in tokens]
         assert answers == [(403, {"error": "invalid_service_token", "message": "Invalid service token"})] * len(tokens)
         # A valid token is told what it lacks.
-        assert {knock(each, payload, door)[1]["error"] for each in of_others} == {"foreign_source"}
+        assert {knock(each, payload, door)[1]["error"] for each in of_others} == {"not_this_caller"}
         assert knock(unscoped, payload, door)[1]["error"] == "missing_scope"
     assert stored() == (0, 0)
 

@@ -82,7 +82,9 @@ def _models(annotation: Any, found: set[type[BaseModel]]) -> set[type[BaseModel]
     return found
 
 
-MODELS: Final = _models(tuple[*(one for declared, _ in ROUTED for one in (declared.input, declared.output))], set())
+MODELS: Final = {
+    model for declared, _ in ROUTED for one in (declared.input, declared.output) for model in _models(one, set())
+}
 
 
 def test_each_component_is_one_class() -> None:
