@@ -7,7 +7,7 @@ from typing import Any, Final
 from apps.bench import machine, world
 from apps.bench.web import Processes
 from apps.bench.world import World
-from config.stack.data import DataFolder
+from config.stack.folders import DataFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

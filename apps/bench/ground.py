@@ -17,10 +17,9 @@ import redis
 from psycopg import sql
 
 from apps.bench import growth
-from config.stack.places import RuntimeFolder, sweep_abandoned
-from config.stack.postgres import Postgres
+from config.stack.folders import RuntimeFolder, sweep_abandoned
 from config.stack.processes import MARK, Account, StackError, end_children, server_account, spawn
-from config.stack.valkey import Valkey
+from config.stack.servers import Postgres, Valkey
 
 _NUMBERS: Final = range(15, 0, -1)
 

@@ -13,8 +13,8 @@ from django.conf import settings
 
 from apps.bench import load
 from apps.bench.rows import Slice
-from config.stack.postgres import programs
 from config.stack.processes import StackError, server_account
+from config.stack.servers import programs
 
 # Roughly what a receipt holds, with no constraint but its key.
 _TABLE: Final = """

@@ -18,7 +18,7 @@ import psutil
 from apps.bench import load
 from apps.bench.rows import Slice
 from config.stack import programs
-from config.stack.data import DataFolder
+from config.stack.folders import DataFolder
 from config.stack.processes import Program, end_children, last_lines, spawn
 from config.stack.supervisor import listen, readiness
 

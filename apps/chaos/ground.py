@@ -29,9 +29,7 @@ from apps.chaos.client import PATIENCE
 from apps.chaos.history import Json
 from apps.chaos.proxies import HalfOpen, Loop, Swallower
 from config.stack import programs
-from config.stack.data import DataFolder
-from config.stack.places import RuntimeFolder, sweep_abandoned
-from config.stack.postgres import Postgres
+from config.stack.folders import DataFolder, RuntimeFolder, sweep_abandoned
 from config.stack.processes import (
     MARK,
     Program,
@@ -44,8 +42,8 @@ from config.stack.processes import (
     server_account,
     spawn,
 )
+from config.stack.servers import Postgres, Valkey
 from config.stack.supervisor import listen, readiness
-from config.stack.valkey import Valkey
 
 _PATIENCE: Final = 60.0
 # What a server leaves behind may hold its memory for a moment after it was killed.

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Literal
 
 from config.stack import programs
-from config.stack.data import DataFolder
+from config.stack.folders import DataFolder
 from config.stack.processes import MARK, Child, StackError
 from config.stack.supervisor import Supervisor, end_leftovers, readiness, say, start_program
 
@@ -22,6 +22,7 @@ _PATIENCE = 120.0
 _RUNNING, _NOT_RUNNING = 0, 3
 _INTERRUPTED = 130
 _LAST_PORT = 65535
+_UNANALYZED = {"venv", "node_modules", "__pycache__", "site-packages"}
 
 
 def main(arguments: list[str]) -> int:
@@ -240,6 +241,10 @@ def _code_base(path: Path) -> Path:
         raise StackError(f"There is no folder {path}.")
     if not path.is_dir():
         raise StackError(f"{path} is a file; give the folder of a Python code base.")
+    try:
+        str(path).encode()
+    except UnicodeEncodeError as fault:
+        raise StackError(f"The name of {str(path)!r} is not text, which no request can hold.") from fault
     if not any(_python_files(path)):
         raise StackError(f"There is no Python in {path}: not one .py file, environments and hidden folders left out.")
     return path
@@ -247,7 +252,7 @@ def _code_base(path: Path) -> Path:
 
 def _python_files(folder: Path) -> Iterator[str]:
     for _, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in {"venv", "node_modules"}]
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in _UNANALYZED]
         yield from (name for name in files if name.endswith(".py"))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from config.stack.data import DataFolder
+from config.stack.folders import DataFolder
 from config.stack.processes import Program
 
 PRODUCT = Path(__file__).resolve().parent.parent.parent

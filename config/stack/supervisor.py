@@ -21,9 +21,7 @@ import psycopg
 import redis
 
 from config.stack import loaded, programs
-from config.stack.data import DataFolder, Secrets
-from config.stack.places import RuntimeFolder, servers_home, sweep_abandoned, write_private
-from config.stack.postgres import Postgres
+from config.stack.folders import DataFolder, RuntimeFolder, Secrets, servers_home, sweep_abandoned, write_private
 from config.stack.processes import (
     MARK,
     POLITE,
@@ -40,7 +38,7 @@ from config.stack.processes import (
     spawn,
 )
 from config.stack.provision import REFUSED
-from config.stack.valkey import Valkey
+from config.stack.servers import Postgres, Valkey
 
 DEFAULT_PORT = 8080
 

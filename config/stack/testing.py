@@ -16,10 +16,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from config.stack.places import RuntimeFolder, sweep_abandoned
-from config.stack.postgres import Postgres
+from config.stack.folders import RuntimeFolder, sweep_abandoned
 from config.stack.processes import Program, end_children, server_account, spawn
-from config.stack.valkey import Valkey
+from config.stack.servers import Postgres, Valkey
 
 _TIERS: dict[str, Callable[[set[str]], bool]] = {
     "fast": lambda marks: not marks & {"ci", "long"},

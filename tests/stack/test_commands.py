@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from config.stack.data import DataFolder
+from config.stack.folders import DataFolder
 from config.stack.processes import StackError, bound_log
 from config.stack.supervisor import DEFAULT_PORT, listen
 

@@ -13,10 +13,9 @@ import psycopg
 import pytest
 import redis
 
-from config.stack.places import RuntimeFolder, lock, sweep_abandoned
-from config.stack.postgres import Postgres
+from config.stack.folders import RuntimeFolder, lock, sweep_abandoned
 from config.stack.processes import MARK, POLITE, StackError, end_all, end_children, marked, server_account, spawn
-from config.stack.valkey import Valkey
+from config.stack.servers import Postgres, Valkey
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import psutil
 import psycopg
 import pytest
 
-from config.stack.data import DataFolder
+from config.stack.folders import DataFolder
 from config.stack.processes import marked
 from config.stack.supervisor import ask
 

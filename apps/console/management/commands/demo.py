@@ -41,7 +41,6 @@ _WINDOW_MS: Final = 1000
 _CLOSER_LOOKS: Final = 3
 _CAPABILITIES: Final = ("analyze_repository", "suggest_optimizations")
 _QUOTES: Final = (('"', '"'), ("'", "'"), ("`", "`"), ("«", "»"))
-_UNANALYZED: Final = frozenset({"venv", "node_modules", "__pycache__", "site-packages"})
 Json = dict[str, Any]
 
 
@@ -57,7 +56,9 @@ class Command(BaseCommand):
         url, token = os.environ.get("GATEHOUSE_URL", ""), os.environ.get("GATEHOUSE_TOKEN", "")
         if not (url and token):
             raise CommandError("Set GATEHOUSE_URL and GATEHOUSE_TOKEN, or use bin/demo, which does.")
-        root = _code_base(path)
+        root = path.expanduser().resolve()
+        if not root.is_dir():
+            raise CommandError(f"There is no folder {root}.")
         for chatty in ("httpx2", "mcp"):
             logging.getLogger(chatty).setLevel(logging.ERROR)
         # Lines stay whole where nobody looks through a terminal.
@@ -74,30 +75,6 @@ class Command(BaseCommand):
 
 class WentWrong(Exception):
     """The journey did not go as it should; the message is for the person who started it."""
-
-
-def _code_base(path: Path) -> Path:
-    """:raises CommandError: if there is no Python to analyze."""
-    root = path.expanduser().resolve()
-    if not root.exists():
-        raise CommandError(f"There is no folder {root}.")
-    if not root.is_dir():
-        raise CommandError(f"{root} is a file; give the folder of a Python code base.")
-    if not _is_text(str(root)):
-        raise CommandError(f"The name of {str(root)!r} is not text, which no intent can hold.")
-    for _, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in _UNANALYZED]
-        if any(name.endswith(".py") for name in files):
-            return root
-    raise CommandError(f"There is no Python in {root}: not one .py file.")
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _why(exc: BaseException) -> str:

