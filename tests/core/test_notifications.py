@@ -166,7 +166,7 @@ def test_stream_sends_heartbeats_and_ends(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_notify_opens_a_lost_connection_again() -> None:
-    with redis.Redis.from_url(settings.REDIS_URL) as other, other.pubsub() as heard:  # type: ignore[no-untyped-call]  # the library's
+    with redis.Redis.from_url(settings.REDIS_URL) as other, other.pubsub() as heard:
         heard.subscribe("gatehouse:notification:kee")
         heard.get_message(timeout=5)
         notify("kee")

@@ -100,5 +100,5 @@ def test_the_scripts_it_runs_exist() -> None:
 
 def test_it_says_which_version_of_compose_it_needs() -> None:
     assert any("content" in config for config in _compose()["configs"].values())
-    for document in (FILE, ROOT / "README.md"):
+    for document in (FILE, ROOT / "docs" / "operations.md"):
         assert "Docker Compose 2.23.1 or newer" in " ".join(document.read_text(encoding="utf-8").split()), document.name
