@@ -9,16 +9,12 @@ A test that is named on the command line runs whatever its tier.
 """
 
 import os
-import secrets
-import subprocess
-from collections.abc import Callable, Generator, MutableMapping
+from collections.abc import Callable, Generator
 from urllib.parse import urlsplit
 
 import pytest
 
-from config.stack.folders import RuntimeFolder, sweep_abandoned
-from config.stack.processes import Program, end_children, server_account, spawn
-from config.stack.servers import Postgres, Valkey
+from config.stack.temporary import start_servers
 
 _TIERS: dict[str, Callable[[set[str]], bool]] = {
     "fast": lambda marks: not marks & {"ci", "long"},
@@ -48,46 +44,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if dropped := [item for item in items if item not in set(chosen)]:
         config.hook.pytest_deselected(items=dropped)
         items[:] = chosen
-
-
-def start_servers(environ: MutableMapping[str, str]) -> Callable[[], None]:
-    """Start the servers that the environment does not name, put them into it, and return what ends them."""
-    account = server_account()
-    sweep_abandoned(account)
-    folder = RuntimeFolder(account)
-    running: list[tuple[subprocess.Popen[bytes], Program]] = []
-
-    def stop() -> None:
-        for child, program in reversed(running):
-            end_children([child], program.farewell)
-        folder.remove()
-
-    try:
-        for variable, kind in (("DATABASE_URL", Postgres), ("REDIS_URL", Valkey)):
-            if environ.get(variable):
-                continue
-            server = kind(
-                home=folder.folder("servers"),
-                sockets=folder.folder("sockets"),
-                log=folder.path / f"{kind.__name__.lower()}.log",
-                mark=folder.path.name,
-                account=account,
-                durable=False,
-            )
-            program = server.program()
-            running.append((spawn(program), program))
-            server.wait_ready(lambda: running[-1][0].poll() is None)
-            environ[variable] = server.url
-    except BaseException:
-        stop()
-        raise
-    data = folder.path / "data"
-    data.mkdir(mode=0o700)
-    environ["GATEHOUSE_DATA"] = str(data)
-    # The same in every process of the run, so that a token of one is good in another.
-    for secret in ("GATEHOUSE_SECRET_KEY", "GATEHOUSE_LEASE_KEYS", "GATEHOUSE_SEALING_KEYS"):
-        environ.setdefault(secret, secrets.token_urlsafe(48))
-    return stop
 
 
 def _own_number(url: str, number: int) -> str:

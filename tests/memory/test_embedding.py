@@ -13,8 +13,6 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from apps.bench import evidence
-from apps.bench.evidence import Figures
 from apps.console import health
 from apps.core import ticks
 from apps.memory import services, sql
@@ -24,6 +22,8 @@ from apps.memory.selectors import Hit, recall
 from apps.memory.services import meaning_of
 from apps.memory.services.embedding import _Failing
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from benchmarks.suites import recall as quality
+from benchmarks.suites.recall import Figures
 from tests.factories import T0, make_caller, make_tenant
 from tests.memory.meanings import (
     DIMENSIONS,
@@ -222,11 +222,11 @@ def test_a_subjects_vectors_are_compared_within_it_alone(kee: Caller, embedder: 
 
 def figures(settings: Any, embed: Embed | None, prefix: str) -> Figures:
     """How much recall finds in the conversations of test_quality, with everything embedded so."""
-    conversations = evidence.read(CONVERSATIONS)
+    conversations = quality.read(CONVERSATIONS)
     if embed is None:
-        return evidence.measure(conversations, prefix=prefix)
+        return quality.measure(conversations, prefix=prefix)
     with endpoint(settings, answers(embed)):
-        return evidence.measure(conversations, prefix=prefix)
+        return quality.measure(conversations, prefix=prefix)
 
 
 def knowing(text: str) -> list[float]:
@@ -241,10 +241,11 @@ def knowing(text: str) -> list[float]:
 def questions_about() -> dict[str, list[str]]:
     """The questions that each text answers or is."""
     found = defaultdict(list)
-    for conversation in evidence.read(CONVERSATIONS):
-        for asked in conversation.questions:
-            for text in {asked.question} | {turn.text for turn in conversation.turns if turn.id in asked.evidence}:
-                found[text].append(asked.question)
+    data = quality.read(CONVERSATIONS)
+    turns = [turn for one in data.conversations for session in one.sessions for turn in session.turns]
+    for asked in data.questions:
+        for text in {asked.question} | {turn.text for turn in turns if turn.id in asked.evidence}:
+            found[text].append(asked.question)
     return found
 
 

@@ -166,7 +166,7 @@ def test_what_a_killed_run_left_behind_is_swept_away_and_a_live_ones_is_not(runt
 def test_servers_die_with_a_killed_owner(runtime: RuntimeFolder) -> None:
     script = (
         "import os\n"
-        "from config.stack.testing import start_servers\n"
+        "from config.stack.temporary import start_servers\n"
         "environ = {}\n"
         "start_servers(environ)\n"
         "print(environ['GATEHOUSE_DATA'], flush=True)\n"

@@ -1,0 +1,97 @@
+"""Measure the product beside its peers: `manage.py bench [SUITE…]`. A run has servers of its own."""
+
+import argparse
+import io
+import json
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+import django
+from django.core.management import call_command
+from rich.console import Console
+
+from benchmarks import suites
+from benchmarks.report import Report
+from config.stack.temporary import start_servers
+
+_FILE_WIDTH = 200
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the suites that are asked for, and print their rows."""
+    asked = _arguments(argv)
+    signal.signal(signal.SIGTERM, _end)
+    environ = {name: text for name, text in os.environ.items() if name not in {"DATABASE_URL", "REDIS_URL"}}
+    stop = start_servers(environ, durable=True)
+    try:
+        return _measure(asked, environ)
+    finally:
+        stop()
+
+
+def _measure(asked: argparse.Namespace, environ: dict[str, str]) -> int:
+    os.environ |= environ | {
+        "DJANGO_SETTINGS_MODULE": "benchmarks.settings",
+        "GATEHOUSE_LOG_LEVEL": "WARNING",
+        "GATEHOUSE_SECRET_KEY": secrets.token_urlsafe(48),
+        # The hourly limit of a source is not what is measured.
+        "SOURCE_RATE_LIMITS": '{"default": 1000000000}',
+    }
+    django.setup()
+    from benchmarks.bench import SCALES, Bench  # noqa: PLC0415  # needs the settings
+
+    aside = Console(stderr=True)
+    call_command("migrate", interactive=False, verbosity=0)
+    call_command("sync_schedules", stdout=io.StringIO())
+    bench = Bench.begin(SCALES[asked.scale], data=Path(environ["GATEHOUSE_DATA"]), file=asked.data)
+    report = Report(machine=bench.machine)
+    try:
+        for name in asked.suite:
+            for row in suites.load(name)(bench):
+                report.rows.append(replace(row, suite=name))
+                aside.print(f"[dim]{name}: {row.case}[/]", highlight=False)
+    finally:
+        bench.processes.end()
+    if asked.json:
+        print(json.dumps(report.objects(), indent=2))
+    else:
+        report.print(Console(width=None if sys.stdout.isatty() else _FILE_WIDTH))
+    return 0
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="manage.py bench", description=__doc__)
+    parser.add_argument(
+        "suite", nargs="*", help=f"which: {', '.join(suites.names())} (default: all that need no --data)"
+    )
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--quick", action="store_const", const="quick", dest="scale", help="a few minutes for a suite")
+    length.add_argument("--tiny", action="store_const", const="tiny", dest="scale", help="only see that it works")
+    parser.set_defaults(scale="full")
+    parser.add_argument("--data", metavar="PATH", type=Path, help="the data of recall or planning: docs/benchmarks.md")
+    parser.add_argument("--json", action="store_true", help="print one object for each row")
+    asked = parser.parse_args(argv)
+    if unknown := sorted(set(asked.suite) - set(suites.names())):
+        parser.error(f"There is no suite {', '.join(unknown)}; there are {', '.join(suites.names())}.")
+    if asked.data is not None and not asked.data.exists():
+        parser.error(f"There is no {asked.data}.")
+    lacking = [name for name in asked.suite if suites.needs_data(name)] if asked.data is None else []
+    if lacking:
+        parser.error(f"{', '.join(lacking)}: needs --data.")
+    asked.suite = asked.suite or [name for name in suites.names() if not suites.needs_data(name)]
+    return asked
+
+
+def _end(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

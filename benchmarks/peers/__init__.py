@@ -1,0 +1,1 @@
+"""Other queues, driven as the product's own is."""

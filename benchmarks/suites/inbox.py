@@ -1,0 +1,246 @@
+"""The inbox: posting, gathering, reading and acking, beside a bare INSERT and a view that does nothing."""
+
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final
+
+import psycopg
+from django.conf import settings
+from django.utils import timezone
+
+from apps.digests import services
+from apps.digests.formats import Through
+from apps.digests.selectors import read_inbox
+from apps.digests.services import Group, PolicyChange, Posted, Poster, ReceiptDraft
+from apps.principals.tenancy import Caller
+from benchmarks import load
+from benchmarks.bench import SOURCE, Bench
+from benchmarks.load import Operation, Work
+from benchmarks.report import Comparison, Row, Slice
+
+_SUMMARY: Final = "What happened. " * 8
+_BATCHES: Final = (10, 50, 500)
+_INBOXES: Final = 50
+_WINDOW: Final = timedelta(seconds=1)
+_THINGS: Final = 50
+_BARE: Final = "a bare INSERT"
+
+
+def run(bench: Bench) -> Iterator[Row]:
+    """Every case of the suite."""
+    load.apart(_make_table)
+    yield from _posts(bench)
+    yield from _reads(bench)
+    yield from _over_http(bench)
+    yield _visible(bench)
+
+
+def _posts(bench: Bench) -> Iterator[Row]:
+    scale, poster, agents = bench.scale, bench.poster, bench.agents
+    several, few = agents[-_INBOXES:], min(scale.clients, 4)
+    cases: list[tuple[str, list[Caller], int, int, int]] = [
+        ("post, one inbox", agents[1:2], 1, 0, 1),
+        ("post, one inbox", agents[1:2], 1, 0, scale.clients),
+        (f"post, {_INBOXES} inboxes", several, 1, 0, 1),
+        (f"post, {_INBOXES} inboxes", several, 1, 0, scale.clients),
+        ("post, gathered into ten threads", agents[2:3], 1, 10, scale.clients),
+        *((f"post in batches, {_INBOXES} inboxes", several, size, 0, few) for size in _BATCHES),
+    ]
+    for case, among, batch, things, clients in cases:
+        work = _posting(poster, among, batch=batch, things=things)
+        (compared,) = load.beside(
+            partial(load.drive, work, clients=clients, seconds=scale.seconds),
+            partial(load.drive, partial(_inserting, batch), clients=clients, seconds=scale.seconds),
+            rounds=scale.rounds,
+        )
+        yield Row.of_rates(
+            compared,
+            case=case,
+            unit="posts/s",
+            peer_is=_BARE,
+            clients=clients,
+            batch=batch,
+            statements=load.statements(work),
+        )
+
+
+def _reads(bench: Bench) -> Iterator[Row]:
+    reader = bench.agents[-1]
+    load.drive(_posting(bench.poster, [reader], batch=500), times=2)
+    for case, work in (("read 50 entries", _reading(reader)), ("read and ack ten entries", _acking(reader))):
+        done = load.drive(work, times=20)
+        yield Row.of_latencies(Comparison(ours=[done]), case=case, statements=load.statements(work))
+
+
+def _over_http(bench: Bench) -> Iterator[Row]:
+    scale, token, web = bench.scale, bench.tokens[0], bench.processes.web()
+    agents = [agent.name for agent in bench.agents[-_INBOXES:]]
+
+    def receipt() -> dict[str, Any]:
+        names = {"recipient_ai": secrets.choice(agents), "source_system": SOURCE, "dedupe_key": _key()}
+        return {**names, "title": "A receipt", "summary": _SUMMARY, "metadata": {"n": 1}}
+
+    hello = "/api/v1/hello"
+    for case, ours, peer in (
+        ("post", ("POST", "/api/v1/receipts", token, receipt), ("POST", hello, token, receipt)),
+        ("read", ("GET", "/api/v1/inbox?limit=10", token), ("GET", hello, token)),
+    ):
+        sides = [
+            partial(load.drive, web.asking(*one), clients=scale.clients, seconds=scale.seconds) for one in (ours, peer)
+        ]
+        (compared,) = load.beside(*sides, rounds=scale.rounds)
+        about: dict[str, Any] = {"unit": "requests/s", "peer_is": "hello view", "clients": scale.clients}
+        yield Row.of_rates(compared, case=f"{case} over HTTP", **about)
+
+
+def _visible(bench: Bench) -> Row:
+    """From the commit of a gathered receipt to the read that shows it, while writers keep its inbox busy."""
+    scale, reader = bench.scale, bench.agents[0]
+    bench.processes.celery()
+
+    def set_window() -> None:
+        names = {"tenant_id": reader.tenant_id, "principal_id": reader.principal_id}
+        with reader.acting():
+            services.set_policy(**names, change=PolicyChange(window=_WINDOW), now=timezone.now())
+
+    load.apart(set_window)
+    # The Celery workers have started once they have published something.
+    first = load.Countdown(1)
+    load.side_by_side([partial(_seen, reader, first), partial(_writing, bench.poster, reader, 0.0, first)])
+    until = time.monotonic() + 2 * _WINDOW.total_seconds() + scale.seconds * scale.rounds
+    writing = load.Countdown(scale.clients)
+    seen, *written = load.side_by_side(
+        [partial(_seen, reader, writing), *[partial(_writing, bench.poster, reader, until, writing)] * scale.clients]
+    )
+    committed = {receipt: at for one in written for receipt, at in one.items()}
+    if lost := committed.keys() - seen.keys():
+        raise load.ClientFailed(f"{len(lost)} receipts were posted and never shown.")
+    latencies = [seen[receipt] - at for receipt, at in committed.items()]
+    compared = Comparison(ours=[Slice(units=len(latencies), seconds=scale.seconds, latencies=latencies)])
+    row = Row.of_latencies(compared, case="post to visible, gathered, one inbox", clients=scale.clients)
+    limit = _WINDOW.total_seconds() * 1000 + 1000
+    return row.judged(f"p99 under {limit:,.0f} ms", met=row.p99 is not None and row.p99 < limit)
+
+
+def _writing(poster: Caller, reader: Caller, until: float, writing: load.Countdown) -> dict[str, float]:
+    """When each receipt was committed."""
+    post, committed = _posts_to(poster, [reader], things=_THINGS), dict[str, float]()
+    with writing.one():
+        while not committed or time.monotonic() < until:
+            committed[post(1)[0].receipt_id] = time.monotonic()
+    return committed
+
+
+def _seen(reader: Caller, writing: load.Countdown) -> dict[str, float]:
+    """When each receipt was first shown. It ends when nobody writes and nothing waits, or nothing comes for long."""
+    seen: dict[str, float] = {}
+    patient_until = time.monotonic() + 60
+    while True:
+        # Asked before the read: what was committed until then is in it.
+        ending = writing.over
+        with reader.acting():
+            page = read_inbox(reader.principal_id, limit=500)
+        for entry in page.entries:
+            for receipt in entry.receipt_ids:
+                seen.setdefault(receipt, time.monotonic())
+        if page.entries:
+            _ack_through(reader, page.entries[-1])
+            patient_until = time.monotonic() + 60
+        elif (ending and not page.pending and seen) or time.monotonic() > patient_until:
+            return seen
+        time.sleep(0.02)
+
+
+def _ack_through(reader: Caller, entry: Any) -> None:
+    through = Through(entry_id=entry.id, as_of=entry.as_of, bound=entry.bound)
+    with reader.acting():
+        services.ack_through(principal_id=reader.principal_id, through=through, now=timezone.now())
+
+
+def _reading(reader: Caller) -> Work:
+    def work(_number: int) -> Operation:
+        def read() -> int:
+            with reader.acting():
+                read_inbox(reader.principal_id, limit=50)
+            return 1
+
+        return read
+
+    return work
+
+
+def _acking(reader: Caller) -> Work:
+    def work(_number: int) -> Operation:
+        def ack() -> int:
+            with reader.acting():
+                entries = read_inbox(reader.principal_id, limit=10).entries
+            _ack_through(reader, entries[-1])
+            return 1
+
+        return ack
+
+    return work
+
+
+def _posting(poster: Caller, among: list[Caller], *, batch: int = 1, things: int = 0) -> Work:
+    def work(number: int) -> Operation:
+        start = number % len(among)
+        post = _posts_to(poster, among[start:] + among[:start], things=things)
+        return lambda: len(post(batch))
+
+    return work
+
+
+def _posts_to(poster: Caller, among: list[Caller], *, things: int) -> Callable[[int], list[Posted]]:
+    """Receipts to each recipient in turn, about so many things, or about none."""
+    recipients, numbers = itertools.cycle(among), itertools.cycle(range(max(things, 1)))
+
+    def post(number: int) -> list[Posted]:
+        drafts = [
+            ReceiptDraft(
+                recipient_id=next(recipients).principal_id,
+                source_system=SOURCE,
+                event_type="message",
+                dedupe_key=_key(),
+                title="A receipt",
+                summary=_SUMMARY,
+                metadata={"n": 1},
+                group=Group(resource_ref=f"thing:{next(numbers)}", event_family="bench") if things else None,
+            )
+            for _ in range(number)
+        ]
+        with poster.acting():
+            posted: Any = services.post_many(poster=Poster.of(poster), drafts=drafts, now=timezone.now())
+        return list(posted)
+
+    return post
+
+
+def _key() -> str:
+    return f"{SOURCE}:message:{secrets.token_hex(8)}:v1"
+
+
+def _make_table() -> None:
+    with psycopg.connect(settings.DATABASE_URL, autocommit=True) as connection:
+        connection.execute("set role none")
+        connection.execute("create schema if not exists bench")
+        connection.execute(
+            "create table if not exists bench.bare (id bigint generated always as identity primary key, summary text)"
+        )
+
+
+def _inserting(rows: int, _number: int) -> Operation:
+    """What the database does for as many rows without anything else: one statement, one commit."""
+    connection = psycopg.connect(settings.DATABASE_URL, autocommit=True)
+    connection.execute("set role none")
+    statement = "insert into bench.bare (summary) select %s from generate_series(1, %s)"
+
+    def insert() -> int:
+        connection.execute(statement, [_SUMMARY, rows], prepare=True)
+        return rows
+
+    return insert

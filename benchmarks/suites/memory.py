@@ -1,0 +1,146 @@
+"""Memory: recall among few and many memories, envelopes, and what an agent begins with."""
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final
+
+from django.db import connection
+from django.utils import timezone
+
+from apps.core.sql import hot_cursor
+from apps.memory import services
+from apps.memory.selectors import recall
+from apps.memory.services import ItemDraft, SubjectChange
+from apps.memory.states import ItemType
+from apps.principals.tenancy import Caller
+from benchmarks import load
+from benchmarks.bench import Bench
+from benchmarks.load import Operation
+from benchmarks.report import Row
+
+# How many times its peer each may take.
+_GOALS: Final = {200: 0, 1_000: 12, 10_000: 20, 100_000: 35}
+_SUBJECT: Final = "USER:typical"
+_AT_ONCE: Final = 500
+_SPEAKERS: Final = ("Nadia", "Tom")
+_ONE_ROW: Final = "one row by its key"
+
+
+def run(bench: Bench) -> Iterator[Row]:
+    """Every case of the suite."""
+    yield from _recalls(bench)
+    yield from _envelopes(bench)
+
+
+def _recalls(bench: Bench) -> Iterator[Row]:
+    """Questions of a few words that some memory has, one at a time."""
+    reader, held = bench.agents[0], 0
+    for size in [size for size in _GOALS if size <= bench.scale.memories]:
+        parts = [range(start, min(start + _AT_ONCE, size)) for start in range(held, size, _AT_ONCE)]
+        load.apart(partial(_store, reader, parts))
+        held = size
+        work = partial(_recalling, reader)
+        row = _timed(bench, f"recall among {size:,} memories", work, partial(_selecting, reader), _ONE_ROW)
+        yield row.at_most(_GOALS[size]) if _GOALS[size] else row
+
+
+def _timed(bench: Bench, case: str, work: load.Work, peer: load.Work, peer_is: str) -> Row:
+    sides = [partial(load.drive, one, seconds=bench.scale.seconds) for one in (work, peer)]
+    (compared,) = load.beside(*sides, rounds=bench.scale.rounds)
+    return Row.of_latencies(compared, case=case, peer_is=peer_is, statements=load.statements(work))
+
+
+def _texts(seed: int) -> Iterator[str]:
+    """Sentences of ten to thirty words, common and rare as the words of a language are."""
+    chance = random.Random(seed)  # noqa: S311  # no secret
+    words = [f"{chance.choice('bdfgklmnprstvz')}{chance.choice('aeiou')}{rank}x" for rank in range(20_000)]
+    shares = list(itertools.accumulate(1 / (rank + 10) for rank in range(len(words))))
+    while True:
+        yield " ".join(chance.choices(words, cum_weights=shares, k=chance.randint(10, 30)))
+
+
+def _store(author: Caller, parts: list[range]) -> None:
+    """Store memories through the product's service; half of them are turns of conversations."""
+    for part in parts:
+        texts = _texts(part.start)
+        with author.acting():
+            for number in part:
+                turn: dict[str, Any] = {
+                    "speaker": _SPEAKERS[number % 4 // 2],
+                    "conversation_id": f"talk-{number // 40}",
+                }
+                services.store_observation(
+                    author=author, text=next(texts), now=timezone.now(), **(turn if number % 2 else {})
+                )
+    with connection.cursor() as cursor:
+        cursor.execute("set role none; analyze; reset role")
+
+
+def _recalling(reader: Caller, number: int) -> Operation:
+    chance = random.Random(number)  # noqa: S311  # no secret
+    texts = list(itertools.islice(_texts(0), 200))
+
+    def ask() -> int:
+        words = chance.sample(chance.choice(texts).split(), k=chance.randint(3, 5))
+        words += chance.sample(_SPEAKERS, k=chance.randint(0, 1))
+        with reader.acting():
+            recall(" ".join(words), caller=reader)
+        return 1
+
+    return ask
+
+
+def _selecting(reader: Caller, _number: int) -> Operation:
+    def select() -> int:
+        with reader.acting(), hot_cursor() as cursor:
+            cursor.execute("select name from principals_principal where id = %s", [reader.principal_id])
+            cursor.fetchone()
+        return 1
+
+    return select
+
+
+def _envelopes(bench: Bench) -> Iterator[Row]:
+    """An envelope of a subject with many items, and what an agent begins with; in process and over HTTP."""
+    agent, token, web = bench.agents[0], bench.tokens[0], bench.processes.web()
+    load.apart(partial(_remember, agent))
+
+    def envelope() -> object:
+        return services.get_memory_envelope(viewer=agent, subject_id=_SUBJECT, now=timezone.now())
+
+    def bootstrap() -> object:
+        return services.bootstrap(principal_id=agent.principal_id, tenant_id=agent.tenant_id, now=timezone.now())
+
+    for case, ask, goal in (("envelope", envelope, 16), ("bootstrap", bootstrap, 16)):
+        yield _timed(bench, case, partial(_asking, agent, ask), partial(_selecting, agent), _ONE_ROW).at_most(goal)
+    hello = web.asking("GET", "/api/v1/hello", token)
+    over_http = web.asking("GET", f"/api/v1/subjects/{_SUBJECT}/envelope", token)
+    sides = [partial(load.drive, one, seconds=bench.scale.seconds) for one in (over_http, hello)]
+    (compared,) = load.beside(*sides, rounds=bench.scale.rounds)
+    yield Row.of_latencies(compared, case="envelope over HTTP", peer_is="hello view").at_most(3.5)
+
+
+def _asking(agent: Caller, ask: Callable[[], object], _number: int) -> Operation:
+    def once() -> int:
+        with agent.acting():
+            ask()
+        return 1
+
+    return once
+
+
+def _remember(agent: Caller) -> None:
+    now = timezone.now()
+    with agent.acting():
+        change = SubjectChange(
+            given={"display_name": "Z8phyR", "domains": ["music production", "FL Studio"]},
+            preferences={"communication_style": "casual", "detail_level": "high"},
+        )
+        services.add_subject(author=agent, subject_id=_SUBJECT, change=change, now=now)
+        for number in range(15):
+            for type_ in ItemType:
+                text = f"In session {number} it turned out that {number} is what they like most ({type_})."
+                draft = ItemDraft(subject_id=_SUBJECT, text=text, type=type_, source=f"session {number}")
+                services.remember(author=agent, draft=draft, now=now)

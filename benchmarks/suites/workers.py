@@ -1,0 +1,175 @@
+"""The registry: heartbeats of many MCP workers, finding tools by words, and how soon a change is seen."""
+
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Final
+
+from apps.principals.tenancy import Caller
+from apps.workers import selectors, services
+from benchmarks import load
+from benchmarks.bench import Bench
+from benchmarks.load import Operation, Work
+from benchmarks.report import Comparison, Row, Slice
+from benchmarks.web import Client, Web
+
+TOOLS: Final = 10
+VERBS: Final = ("analyze", "index", "convert", "extract", "summarize", "translate", "scan", "resize", "merge", "split")
+NOUNS: Final = (
+    "invoices",
+    "contracts",
+    "photos",
+    "recordings",
+    "tables",
+    "sensors",
+    "ledgers",
+    "maps",
+    "tickets",
+    "poems",
+)
+_OBJECT: Final = {"type": "object", "properties": {"path": {"type": "string"}, "limit": {"type": "integer"}}}
+_NOTHING: Final = {"filesystem": "none", "network": "none", "execution": "none"}
+
+
+def run(bench: Bench) -> Iterator[Row]:
+    """Every case of the suite."""
+    agent, count = bench.agents[0], bench.scale.workers
+    load.apart(partial(register_all, agent, count))
+    yield _heartbeats(bench, count)
+    yield from _searches(bench, count)
+    yield _visible(bench)
+
+
+def register_all(agent: Caller, count: int) -> None:
+    """Register so many workers, each with ten tools that no other worker has."""
+    for number in range(count):
+        with agent.acting():
+            services.register(caller=agent, original=manifest(f"worker-{number}", _tools(number)))
+
+
+def manifest(worker_id: str, tools: list[dict[str, Any]]) -> dict[str, Any]:
+    """The manifest of a worker that has no effects."""
+    return {
+        "worker_id": worker_id,
+        "endpoint": f"https://{worker_id}.example.com/mcp",
+        "tools": tools,
+        "capabilities": ["bench"],
+        "hints": {"expected_runtime": "fast"},
+        "side_effects": _NOTHING,
+    }
+
+
+def _tools(number: int) -> list[dict[str, Any]]:
+    chance = random.Random(number)  # noqa: S311  # no secret
+    return [
+        tool(
+            f"{chance.choice(VERBS)}_{chance.choice(NOUNS)}_{number}_{nth}",
+            f"{chance.choice(VERBS)} {chance.choice(NOUNS)} and {chance.choice(NOUNS)}, kind{chance.randrange(500)}.",
+        )
+        for nth in range(TOOLS)
+    ]
+
+
+def tool(name: str, description: str) -> dict[str, Any]:
+    """A tool as a manifest names it."""
+    return {"name": name, "description": description, "input_schema": _OBJECT, "output_schema": {"type": "object"}}
+
+
+def _heartbeats(bench: Bench, count: int) -> Row:
+    web, token, seconds = bench.processes.web(), bench.tokens[0], bench.scale.seconds
+    hello = web.asking("POST", "/api/v1/hello", token, dict)
+    sides = [partial(load.drive, one, clients=2, seconds=seconds) for one in (_beats(web, token, count), hello)]
+    (compared,) = load.beside(*sides, rounds=bench.scale.rounds)
+    about: dict[str, Any] = {"unit": "requests/s", "peer_is": "hello view", "clients": 2}
+    return Row.of_rates(compared, case=f"heartbeat over HTTP, {count:,} workers", **about)
+
+
+def _beats(web: Web, token: str, count: int) -> Work:
+    def work(number: int) -> Operation:
+        client, turn = Client(web.url, token), itertools.count(number * 7)
+
+        def beat() -> int:
+            body = {"status": "healthy", "current_load": 0.3, "available": True}
+            client.ask("POST", f"/workers/worker-{next(turn) % count}/heartbeat", body)
+            return 1
+
+        return beat
+
+    return work
+
+
+def _searches(bench: Bench, count: int) -> Iterator[Row]:
+    """In a process that has its index: with the registry at rest, and right after a worker's state has changed."""
+    agent, scale = bench.agents[0], bench.scale
+    slices = [load.drive(partial(_searching, agent), seconds=scale.seconds) for _ in range(scale.rounds)]
+    changing = load.apart(partial(_search_after_changes, agent, count, 40 * scale.rounds))
+    for case, found in (
+        (f"search by words, {count * TOOLS:,} tools", slices),
+        ("search by words after a change", [Slice(units=len(changing), seconds=sum(changing), latencies=changing)]),
+    ):
+        row = Row.of_latencies(Comparison(ours=found), case=case)
+        yield row.judged("p50 under 5 ms", met=(row.p50 or 0) < 5)  # noqa: PLR2004
+
+
+def _queries() -> Iterator[str]:
+    chance = random.Random(1)  # noqa: S311  # no secret
+    while True:
+        verb, noun = chance.choice(VERBS), chance.choice(NOUNS)
+        yield f"{verb} {noun}"
+        yield f"{verb} the {noun} of kind{chance.randrange(500)}"
+        yield f"{verb} {noun[:3]}{noun[4:]}"  # a typo
+
+
+def _searching(agent: Caller, _number: int = 0) -> Operation:
+    queries = _queries()
+
+    def search() -> int:
+        _search(agent, next(queries))
+        return 1
+
+    search()
+    return search
+
+
+def _search(agent: Caller, query: str) -> list[str]:
+    with agent.acting():
+        found = selectors.search(query, tenant_id=agent.tenant_id)
+    return [one.entry.tool_name for one in found]
+
+
+def _search_after_changes(agent: Caller, count: int, times: int) -> list[float]:
+    queries, latencies = _queries(), []
+    _search(agent, next(queries))
+    for number in range(times):
+        status = "degraded" if number // count % 2 == 0 else "healthy"
+        told: dict[str, Any] = {"status": status, "current_load": 0.3, "available": True}
+        with agent.acting():
+            services.heartbeat(caller=agent, worker_id=f"worker-{number % count}", **told)
+        began = time.perf_counter()
+        _search(agent, next(queries))
+        latencies.append(time.perf_counter() - began)
+    return latencies
+
+
+def _visible(bench: Bench) -> Row:
+    """From the commit of a registration to the end of the first search that finds its tool."""
+    latencies = load.apart(partial(_registering, bench.agents[0], 10 * bench.scale.rounds))
+    compared = Comparison(ours=[Slice(units=len(latencies), seconds=sum(latencies), latencies=latencies)])
+    row = Row.of_latencies(compared, case="registration to the search that finds it")
+    return row.judged("p99 under 50 ms", met=(row.p99 or 0) < 50)  # noqa: PLR2004
+
+
+def _registering(agent: Caller, times: int) -> list[float]:
+    _search(agent, "analyze")
+    latencies = []
+    for number in range(times):
+        name = f"novelty{number}x"
+        with agent.acting():
+            services.register(caller=agent, original=manifest(f"new-{number}", [tool(name, "New.")]))
+        began = time.perf_counter()
+        while name not in _search(agent, name):
+            pass
+        latencies.append(time.perf_counter() - began)
+    return latencies
