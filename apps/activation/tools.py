@@ -9,10 +9,9 @@ from pydantic import Field, StringConstraints
 from apps.activation import selectors, services
 from apps.activation.models import LONGEST_LEASE, Target
 from apps.activation.services import TargetChange
-from apps.core.ids import format_ref, parse_ref
+from apps.core.ids import decode_position, encode_cursor, format_ref, parse_ref
 from apps.core.operations import Route, operation
 from apps.core.outbound import guard
-from apps.core.pagination import decode_position, encode_cursor
 from apps.core.schemas import Cursor, Input, Output, Text
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller

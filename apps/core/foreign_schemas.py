@@ -1,7 +1,7 @@
-"""JSON documents against the JSON Schemas that others gave us. A schema is data: what it refers to is never fetched."""
+"""JSON documents against JSON Schemas that clients sent. A schema is data: its references are never fetched."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
 from typing import Any, Final, Never
@@ -17,11 +17,26 @@ MOST_LOOKS: Final = 20_000
 MOST_RETURNS: Final = 200_000
 _LONGEST_MESSAGE: Final = 300
 
+# Keywords whose schemas apply to the same place of a document as the schema that holds them; their costs add up.
+_SAME_PLACE: Final = frozenset({"allOf", "anyOf", "oneOf", "not", "if", "then", "else"})
+# Keywords whose schemas each apply to another part of that place, so that the dearest one counts; and others, whose
+# schemas may apply to the same part.
+_APART: Final = frozenset({"properties", "prefixItems"})
+_OVERLAPPING: Final = frozenset(
+    {
+        *("patternProperties", "dependentSchemas", "additionalProperties", "items", "contains", "propertyNames"),
+        *("unevaluatedItems", "unevaluatedProperties"),
+    }
+)
+_NAMED: Final = frozenset({"properties", "patternProperties", "dependentSchemas"})
+
+
+class _Refused(ValueError):
+    """Why a schema can't be used."""
+
 
 class Effort:
-    """What it may cost to judge schemas that came together. Reading each of their places once is free; a schema that leads
-    back to itself is read again for every level of a document.
-    """
+    """The cost of checking schemas that came together. To read a place again, as recursion does, costs effort."""
 
     def __init__(self) -> None:
         self._left = MOST_RETURNS
@@ -29,28 +44,23 @@ class Effort:
     def spend(self, places: int) -> None:
         self._left -= places
         if self._left < 0:
-            raise _TooCostly
+            raise _Refused("it refers to itself in too many places")
 
 
 def fault_of_schema(schema: Mapping[str, Any], *, effort: Effort | None = None) -> str | None:
     """Why this document can't be used as a schema; None if it can.
 
-    A schema is judged by the document that costs it most: one place may be looked at `MOST_LOOKS` times.
+    A schema may look at one place of a document `MOST_LOOKS` times, at worst.
 
     :param effort: what is left of it for all schemas that came together; None: this one came alone.
     """
     try:
         if _Cost(schema, effort or Effort()).looks(schema, MAX_DEPTH) > MOST_LOOKS:
             return "it may look at one place of a document too many times"
-    except (_Endless, RecursionError):
-        return "it refers to itself without end"
-    except _TooCostly:
-        return "it refers to itself in too many places"
-    except LookupError as exc:
-        return f"it refers to {str(exc)[:100]}, which is not a place within it"
-    try:
         _validator(json.dumps(schema, sort_keys=True))
-    except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as exc:
+    except RecursionError:
+        return "it refers to itself without end"
+    except (_Refused, jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as exc:
         return str(exc).splitlines()[0][:_LONGEST_MESSAGE]
     return None
 
@@ -64,35 +74,8 @@ def faults(document: Mapping[str, Any], schema: Mapping[str, Any], *, under: str
     ]
 
 
-# Keywords whose schemas judge the same place as the schema that holds them.
-_SAME_PLACE: Final = ("allOf", "anyOf", "oneOf")
-_SAME_PLACE_ALONE: Final = ("not", "if", "then", "else")
-# Keywords whose schemas judge parts of that place: several of one object judge different parts …
-_APART: Final = ("properties",)
-# … and these may judge the same part again.
-_OVERLAPPING: Final = ("patternProperties", "dependentSchemas")
-_OVERLAPPING_ALONE: Final = (
-    "additionalProperties",
-    "items",
-    "contains",
-    "propertyNames",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-)
-# Keywords that may hold several schemas.
-_SEVERAL: Final = frozenset({*_SAME_PLACE, *_APART, *_OVERLAPPING, "prefixItems", "items"})
-
-
-class _Endless(ValueError):
-    """A schema that leads back to itself at the same place."""
-
-
-class _TooCostly(ValueError):
-    """Schemas that take too long to be judged."""
-
-
 class _Cost:
-    """How often a schema may look at one place of a document, at the worst."""
+    """How often a schema may look at one place of a document, at worst."""
 
     def __init__(self, root: Mapping[str, Any], effort: Effort) -> None:
         self._root = root
@@ -102,59 +85,58 @@ class _Cost:
         self._open: set[tuple[int, int]] = set()
 
     def looks(self, schema: Any, depth: int) -> int:
-        """:raises LookupError: for a reference that is not a pointer within the document."""
+        """:raises _Refused: for a reference without end, or to something else than a place within the document."""
         if not isinstance(schema, dict) or depth == 0:
             return 1
         key = (id(schema), depth)
         if key in self._open:
-            raise _Endless
+            raise _Refused("it refers to itself without end")
         if key not in self._known:
             if id(schema) in self._read:
-                self._effort.spend(
-                    1 + sum(len(several) for word in _SEVERAL if isinstance(several := schema.get(word), dict | list))
-                )
+                self._effort.spend(1 + sum(len(value) for value in schema.values() if isinstance(value, dict | list)))
             self._read.add(id(schema))
             self._open.add(key)
-            self._known[key] = min(self._here(schema, depth) + self._below(schema, depth - 1), MOST_LOOKS + 1)
+            self._known[key] = min(self._counted(schema, depth), MOST_LOOKS + 1)
             self._open.remove(key)
         return self._known[key]
 
-    def _here(self, schema: Mapping[str, Any], depth: int) -> int:
+    def _counted(self, schema: Mapping[str, Any], depth: int) -> int:
         total = 1
-        if "$ref" in schema:
-            total += self.looks(self._target(schema["$ref"]), depth)
-        for word in {"$dynamicRef", "$recursiveRef"} & schema.keys():
-            raise LookupError(word)
-        total += sum(self.looks(schema[word], depth) for word in _SAME_PLACE_ALONE if word in schema)
-        listed = (schema[word] for word in _SAME_PLACE if isinstance(schema.get(word), list))
-        return total + sum(self.looks(one, depth) for several in listed for one in several)
+        for word, value in schema.items():
+            if word == "$ref":
+                total += self.looks(self._target(str(value)), depth)
+            elif word in {"$dynamicRef", "$recursiveRef"}:
+                raise _Refused(f"it refers to {word}, which is not a place within it")
+            elif word in _SAME_PLACE:
+                total += sum(self.looks(one, depth) for one in _schemas(word, value))
+            elif word in _APART:
+                total += max((self.looks(one, depth - 1) for one in _schemas(word, value)), default=0)
+            elif word in _OVERLAPPING:
+                total += sum(self.looks(one, depth - 1) for one in _schemas(word, value))
+        return total
 
-    def _below(self, schema: Mapping[str, Any], depth: int) -> int:
-        total = 0
-        for word in _APART:
-            total += max((self.looks(one, depth) for one in _values(schema.get(word))), default=0)
-        prefix = schema.get("prefixItems")
-        total += max((self.looks(one, depth) for one in prefix), default=0) if isinstance(prefix, list) else 0
-        total += sum(self.looks(one, depth) for word in _OVERLAPPING for one in _values(schema.get(word)))
-        items = schema.get("items")
-        total += sum(self.looks(one, depth) for one in items) if isinstance(items, list) else 0
-        return total + sum(self.looks(schema[word], depth) for word in _OVERLAPPING_ALONE if word in schema)
-
-    def _target(self, reference: Any) -> Any:
-        if reference != "#" and not str(reference).startswith("#/"):
-            raise LookupError(str(reference))
-        place: Any = self._root
-        for part in str(reference)[1:].split("/")[1:]:
+    def _target(self, reference: str) -> Any:
+        elsewhere = _Refused(f"it refers to {reference[:100]}, which is not a place within it")
+        if reference != "#" and not reference.startswith("#/"):
+            raise elsewhere
+        found: Any = self._root
+        for part in reference[1:].split("/")[1:]:
             name = unquote(part).replace("~1", "/").replace("~0", "~")
             try:
-                place = place[int(name)] if isinstance(place, list) else place[name]
+                found = found[int(name)] if isinstance(found, list) else found[name]
             except (LookupError, TypeError, ValueError):
-                raise LookupError(str(reference)) from None
-        return place
+                raise elsewhere from None
+        return found
 
 
-def _values(named: Any) -> list[Any]:
-    return list(named.values()) if isinstance(named, dict) else []
+def _schemas(word: str, value: Any) -> Iterator[Any]:
+    """The schemas that a keyword holds: by name, in a list, or one."""
+    if isinstance(value, list):
+        yield from value
+    elif isinstance(value, dict) and word in _NAMED:
+        yield from value.values()
+    elif word not in _NAMED:
+        yield value
 
 
 @lru_cache(maxsize=512)

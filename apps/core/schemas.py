@@ -52,7 +52,7 @@ def _text(value: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_text)]
-# Of one page for the next: what :func:`apps.core.pagination.encode_cursor` gave out.
+# Of one page for the next: what :func:`apps.core.ids.encode_cursor` gave out.
 Cursor = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=50, pattern=r"^[^\x00-\x1f\x7f]+$")]
 

@@ -1,15 +1,13 @@
 """JSON that the database can hold and a prompt can carry.
 
-Python's decoder accepts what PostgreSQL refuses (NUL), what UTF-8 can't encode (lone surrogates) and what
-no JSON is (NaN). Here each is refused by name, with a pointer to where it stands.
-
-What was taken once is taken again: the database gives numbers back digit by digit (1e20 as 100000000000000000000).
+Python's decoder accepts what PostgreSQL refuses (NUL), what UTF-8 can't encode (lone surrogates) and what JSON does not
+have (NaN). Here each is refused by name, with a pointer to its place. A stored document is always accepted again: the
+database writes numbers digit by digit (1e20 as 100000000000000000000).
 """
 
 import hashlib
 import json
 import math
-from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any, Final, Never
 
@@ -38,7 +36,7 @@ class UnstorableJSON(Invalid):
 
 
 def storable(text: str) -> str:
-    """A text of others with what could not be stored replaced."""
+    """A foreign text, with each character replaced that could not be stored."""
     return text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
 
 
@@ -54,7 +52,7 @@ def loads(body: bytes) -> Any:
 
 
 def decode(body: bytes) -> Any:
-    """Decode a body without a look at what its texts hold.
+    """Decode a body without a check of its texts and numbers.
 
     :raises NotJSON: if it is not UTF-8 encoded JSON, or writes a key twice.
     :raises UnstorableJSON: if it writes NaN, or is nested too deeply to decode.
@@ -69,62 +67,62 @@ def decode(body: bytes) -> Any:
         raise NotJSON(f"The body is not JSON: {exc}") from exc
 
 
+class _Fault(Exception):  # becomes an UnstorableJSON
+    """What can't be stored, and its place from the inside out."""
+
+    def __init__(self, message: str) -> None:
+        self.message = message
+        self.place: list[str | int] = []
+
+
 def check(document: Any, *, pointer: str = "") -> None:
     """Refuse what can't be stored: NUL, lone surrogates, NaN, integers over 64 bits unless they are doubles written out,
     doubles of 1e64 and above or nearer to zero than 1e-64, more than 32 levels.
 
     :raises UnstorableJSON: naming the place.
     """
-    # Where something stands is found out only where something is wrong.
-    if not _is_sound(document, MAX_DEPTH):
-        _refuse_first(document, pointer, depth=0)
-
-
-def _is_sound(document: Any, levels: int) -> bool:
-    if isinstance(document, str):
-        return _is_text(document)
-    if isinstance(document, dict | list):
-        return levels > 0 and _holds_what_is_sound(document, levels - 1)
-    return not isinstance(document, int | float) or _is_number(document)
-
-
-def _holds_what_is_sound(container: dict[str, Any] | list[Any], levels: int) -> bool:
-    if isinstance(container, list):
-        return all(_is_sound(value, levels) for value in container)
-    return all(_is_text(key) and _is_sound(value, levels) for key, value in container.items())
-
-
-def _is_number(number: float) -> bool:
-    if isinstance(number, int):
-        return -_MAX_INTEGER <= number < _MAX_INTEGER or _is_a_double(number)
-    return not number or _SMALLEST <= abs(number) < _LARGEST  # neither of which NaN is
-
-
-def _is_text(text: str) -> bool:
-    if "\x00" in text:
-        return False
-    if text.isascii():
-        return True
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        _check(document, MAX_DEPTH)
+    except _Fault as fault:
+        pointer += pointer_to(*reversed(fault.place))
+        error = FieldError(pointer, fault.message)
+        raise UnstorableJSON(f"The value at {pointer or '/'!r} {fault.message}.", errors=[error]) from None
 
 
-def _refuse_first(document: Any, pointer: str, *, depth: int) -> None:
-    match document:
-        case dict() | list():
-            if depth >= MAX_DEPTH:
-                _refuse(pointer, f"is nested deeper than {MAX_DEPTH} levels")
-            for key, value in _members(document, pointer):
-                _refuse_first(value, pointer + pointer_to(key), depth=depth + 1)
-        case str():
-            _check_text(document, pointer)
-        case int() | float():
-            _check_number(document, pointer)
-        case _:
-            pass  # null, true and false can always be stored
+def _check(document: Any, levels: int) -> None:
+    if isinstance(document, str):
+        _check_text(document)
+    elif isinstance(document, dict | list):
+        if not levels:
+            raise _Fault(f"is nested deeper than {MAX_DEPTH} levels")
+        for key, value in document.items() if isinstance(document, dict) else enumerate(document):
+            if isinstance(key, str):
+                _check_text(key)
+            try:
+                _check(value, levels - 1)
+            except _Fault as fault:
+                fault.place.append(key)
+                raise
+    elif isinstance(document, float):
+        if document and not _SMALLEST <= abs(document) < _LARGEST:  # nor is NaN
+            raise _Fault("is not between 1e-64 and 1e64" if math.isfinite(document) else "is not a finite number")
+    elif isinstance(document, int) and not (-_MAX_INTEGER <= document < _MAX_INTEGER or _is_a_double(document)):
+        raise _Fault("does not fit 64 bits")
+
+
+def _is_a_double(number: int) -> bool:
+    """Whether this is a double's shortest form, written without its exponent."""
+    return abs(number) < _LARGEST and Decimal(repr(float(number))) == number
+
+
+def _check_text(text: str) -> None:
+    if "\x00" in text:
+        raise _Fault("holds a NUL character")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise _Fault("holds a lone surrogate") from None
 
 
 def size(document: Any) -> int:
@@ -138,14 +136,14 @@ def digest(document: Any) -> bytes:
     return hashlib.sha256(form).digest()
 
 
-# What Python's own encoder, which is many times as fast, writes in the canonical form.
+# Python's own encoder, which is many times as fast, writes plain documents in the canonical form.
 _plain_form: Final = json.JSONEncoder(
     ensure_ascii=False, check_circular=False, sort_keys=True, separators=(",", ":")
 ).encode
 
 
 def _is_plain(document: Any) -> bool:
-    """Whether it holds neither numbers that RFC 8785 writes in its own way, nor keys that it sorts in its own order."""
+    """Whether a document holds neither numbers that RFC 8785 writes in its own way, nor keys that it sorts otherwise."""
     if document is None or isinstance(document, str | bool):
         return True
     if isinstance(document, int):
@@ -166,38 +164,6 @@ def _canonical(document: Any) -> Any:
             return f"int:{document}"
         case _:
             return document
-
-
-def _members(document: dict[str, Any] | list[Any], pointer: str) -> Iterator[tuple[str, Any]]:
-    """What a container holds, each under its key or index."""
-    if isinstance(document, list):
-        yield from ((str(index), value) for index, value in enumerate(document))
-        return
-    for key, value in document.items():
-        _check_text(key, pointer)
-        yield key, value
-
-
-def _check_number(number: float, pointer: str) -> None:
-    if _is_number(number):
-        return
-    if isinstance(number, int):
-        _refuse(pointer, "does not fit 64 bits")
-    _refuse(pointer, "is not between 1e-64 and 1e64" if math.isfinite(number) else "is not a finite number")
-
-
-def _is_a_double(number: int) -> bool:
-    """Whether this is a double's shortest form, written without its exponent."""
-    return abs(number) < _LARGEST and Decimal(repr(float(number))) == number
-
-
-def _check_text(text: str, pointer: str) -> None:
-    if not _is_text(text):
-        _refuse(pointer, "holds a NUL character" if "\x00" in text else "holds a lone surrogate")
-
-
-def _refuse(pointer: str, fault: str) -> Never:
-    raise UnstorableJSON(f"The value at {pointer or '/'!r} {fault}.", errors=[FieldError(pointer, fault)])
 
 
 def _no_constant(name: str) -> Never:

@@ -9,8 +9,8 @@ from django.utils import timezone
 from pydantic import Field
 
 from apps.core.errors import FieldError, Invalid
+from apps.core.ids import decode_position, encode_cursor
 from apps.core.operations import Progress, Reply, Route, Streams, Waits, operation
-from apps.core.pagination import decode_position, encode_cursor
 from apps.core.schemas import Cursor, Input, Output, Text
 from apps.executions import calls, selectors, services
 from apps.executions.selectors import Report

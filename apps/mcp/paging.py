@@ -5,7 +5,7 @@ from typing import Final, TypeVar
 
 from mcp_types import INVALID_PARAMS
 
-from apps.core.pagination import BadCursor, decode_cursor, encode_cursor
+from apps.core.ids import BadCursor, decode_cursor, encode_cursor
 from apps.mcp.protocol import ProtocolError
 
 # Many clients read the first page only, so it holds everything that is there today.

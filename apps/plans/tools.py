@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from django.utils import timezone
 from pydantic import ConfigDict, Field
 
+from apps.core.ids import decode_position, encode_cursor
 from apps.core.operations import Reply, Route, operation
-from apps.core.pagination import decode_position, encode_cursor
 from apps.core.schemas import Cursor, FitForAPath, Input, Name, Output, Text
 from apps.memory import selectors as memory
 from apps.plans import selectors, services

@@ -6,20 +6,18 @@ The limit guards inboxes against a source run wild, nothing more: a Redis that d
 import logging
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cache
 from typing import Final
 
 import redis
 from django.conf import settings
-from redis.backoff import NoBackoff
-from redis.commands.core import Script
-from redis.retry import Retry
+
+from apps.core.notifications import broker
 
 logger = logging.getLogger(__name__)
 
 _HOUR: Final = timedelta(hours=1)
+# A transaction of the database waits for the answer.
 _PATIENCE_SECONDS: Final = 0.25
-# One command, known to the server by its digest: a transaction of the database waits for the answer.
 _COUNT: Final = """
 local total = tonumber(redis.call('get', KEYS[1]) or '0')
 local granted = math.max(0, math.min(tonumber(ARGV[1]), tonumber(ARGV[2]) - total))
@@ -39,7 +37,7 @@ def per_hour(source_system: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """What one source of one tenant may post in the hour of this moment."""
+    """How many posts one source of one tenant may make in the hour of this moment."""
 
     tenant_id: int
     source_system: str
@@ -57,13 +55,14 @@ class Quota:
         return int((_HOUR - passed).total_seconds())
 
     def take(self, wanted: int, *, leaving: int = 0) -> int:
-        """Count posts that are about to be made, as many of them as there is room for; answers how many.
+        """Count posts that are about to be made, as many as there is room for; answers how many.
 
         :param leaving: so many places of the hour are left free.
         """
         lasting = 2 * int(_HOUR.total_seconds())
         try:
-            return int(_count()([self._key], [wanted, self.per_hour - leaving, lasting], _client()))
+            client = broker(_PATIENCE_SECONDS)
+            return int(client.register_script(_COUNT)([self._key], [wanted, self.per_hour - leaving, lasting]))
         except redis.RedisError:
             logger.warning("posts of %s are not limited: Redis does not answer", self.source_system, exc_info=True)
             return wanted
@@ -73,21 +72,6 @@ class Quota:
         if not count:
             return
         try:
-            _client().decrby(self._key, count)
+            broker(_PATIENCE_SECONDS).decrby(self._key, count)
         except redis.RedisError:
             logger.warning("posts of %s were counted that were not made", self.source_system, exc_info=True)
-
-
-@cache
-def _count() -> Script:
-    return _client().register_script(_COUNT)
-
-
-@cache
-def _client() -> redis.Redis:
-    return redis.Redis.from_url(
-        settings.REDIS_URL,
-        socket_timeout=_PATIENCE_SECONDS,
-        socket_connect_timeout=_PATIENCE_SECONDS,
-        retry=Retry(NoBackoff(), 0),
-    )

@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from django.db import connection, transaction
 
+from apps.core.errors import NotFound
 from apps.core.sql import begin_asking, hot_cursor
-from apps.principals.errors import UnknownPrincipal, UnknownTenant, UnknownToken
+from apps.principals.errors import UnknownPrincipal
 from apps.principals.models import Membership, Operator, Principal, Tenant, Token
 from apps.principals.scopes import Kind, Scope
 from apps.principals.secrets import Secret
@@ -149,10 +150,10 @@ def tokens_of(principal_id: int, *, before: int | None, limit: int) -> list[Toke
 
 
 def token_of(principal_id: int, token_id: int) -> Token:
-    """:raises UnknownToken: if the principal has none of this key."""
+    """:raises NotFound: if the principal has none of this key."""
     token = Token.objects.filter(principal_id=principal_id, pk=token_id).first()
     if token is None:
-        raise UnknownToken("There is no such token.")
+        raise NotFound("There is no such token.", code="unknown_token")
     return token
 
 
@@ -167,10 +168,10 @@ def caller_or_named(caller: Caller, name: str | None) -> int:
 
 
 def tenant_named(slug: str) -> Tenant:
-    """:raises UnknownTenant: if there is none."""
+    """:raises NotFound: if there is none."""
     tenant = Tenant.objects.filter(slug=slug).first()
     if tenant is None:
-        raise UnknownTenant(f"There is no tenant {slug[:50]!r}.")
+        raise NotFound(f"There is no tenant {slug[:50]!r}.", code="unknown_tenant")
     return tenant
 
 

@@ -8,19 +8,10 @@ from typing import Final, Never
 from django.db import IntegrityError, transaction
 from django.db.models import Q
 
+from apps.core.errors import Conflict, Invalid, NotFound
 from apps.core.ids import fits_an_address
 from apps.core.sql import violated_constraint
-from apps.principals.errors import (
-    BuiltIn,
-    ImpossiblePeriod,
-    NameTaken,
-    ScopeNotForKind,
-    UnknownPrincipal,
-    UnknownTenant,
-    UnknownToken,
-    UnusableName,
-    WeakSecret,
-)
+from apps.principals.errors import NameTaken, UnknownPrincipal
 from apps.principals.models import Principal, Tenant, Token
 from apps.principals.scopes import Kind, Scope, forbidden_to
 from apps.principals.secrets import Secret, given_secret, new_secret
@@ -53,13 +44,13 @@ def create_tenant(*, slug: str, name: str, now: datetime) -> Tenant:
 def keep_receipts(*, slug: str, period: timedelta | None) -> None:
     """Let a tenant's receipts be kept for a time of its own once they are acked; None: as all others. Runs as the system.
 
-    :raises UnknownTenant: if there is no such tenant.
-    :raises ImpossiblePeriod: if that is no length of time.
+    :raises NotFound: if there is no such tenant.
+    :raises Invalid: if that is no length of time.
     """
     if period is not None and period <= timedelta(0):
-        raise ImpossiblePeriod("Receipts are kept for some time, at least a moment.")
+        raise Invalid("Receipts are kept for some time, at least a moment.", code="impossible_period")
     if not Tenant.objects.filter(slug=slug).update(keep_receipts=period):
-        raise UnknownTenant(f"There is no tenant {slug!r}.")
+        raise NotFound(f"There is no tenant {slug!r}.", code="unknown_tenant")
 
 
 @transaction.atomic
@@ -68,11 +59,11 @@ def add_principal(
 ) -> Principal:
     """Add a principal to a tenant.
 
-    :raises UnusableName: if no route could name it.
+    :raises Invalid: if no route could name it.
     :raises NameTaken: if the tenant has one of that name.
     """
     if not fits_an_address(name):
-        raise UnusableName(f"{name[:50]!r} can't stand in an address: no slash, not . or ..")
+        raise Invalid(f"{name[:50]!r} can't stand in an address: no slash, not . or ..", code="unusable_name")
     try:
         with transaction.atomic():
             return Principal.objects.create(
@@ -103,10 +94,10 @@ def issue_token(
 ) -> Issued:
     """Issue a token to a principal. Its text is in the answer and nowhere else.
 
-    :raises ScopeNotForKind: if the principal's kind can't hold one of the scopes.
+    :raises Invalid: if the principal's kind can't hold one of the scopes.
     """
     if refused := forbidden_to(Kind(principal.kind), frozenset(scopes)):
-        raise ScopeNotForKind(f"A {principal.kind} can't hold {', '.join(sorted(refused))}.")
+        raise Invalid(f"A {principal.kind} can't hold {', '.join(sorted(refused))}.", code="scope_not_for_kind")
     secret = new_secret()
     token = Token.objects.create(
         tenant_id=principal.tenant_id,
@@ -129,12 +120,14 @@ def accept_token(*, tenant_id: int, source_system: str, text: str, label: str, n
     It is a token of the service principal that has the source's name, which is made where there is none. A text that
     was accepted before, and revoked since, stays revoked. Runs as the system.
 
-    :raises WeakSecret: if the text has fewer than 32 characters, or few different ones, or is a token otherwise.
+    :raises Invalid: if the text has fewer than 32 characters, or few different ones, or is a token otherwise.
     :raises NameTaken: if the principal of that name is an agent or a worker.
     """
     secret = given_secret(text)
     if secret is None:
-        raise WeakSecret(f"{label} is not a text of 32 to 200 visible characters, of which enough are different.")
+        raise Invalid(
+            f"{label} is not a text of 32 to 200 visible characters, of which enough are different.", code="weak_secret"
+        )
     principal = Principal.objects.filter(tenant_id=tenant_id).named(source_system).first()
     if principal is None:
         principal = add_principal(tenant_id=tenant_id, name=source_system, kind=Kind.SERVICE, now=now)
@@ -143,7 +136,7 @@ def accept_token(*, tenant_id: int, source_system: str, text: str, label: str, n
     known = Token.objects.filter(digest=secret.digest).first()
     if known is not None:
         if (known.principal_id, known.label) != (principal.pk, label):
-            raise WeakSecret(f"{label} is a token that stands for something else already.")
+            raise Invalid(f"{label} is a token that stands for something else already.", code="weak_secret")
         return known
     own = Token.objects.filter(principal=principal, label=label, revoked_at=None)
     own.update(revoked_at=now)
@@ -163,10 +156,10 @@ def accept_token(*, tenant_id: int, source_system: str, text: str, label: str, n
 def revoke_token(*, token_id: int, now: datetime) -> None:
     """End a token at once; doing it twice keeps the first time.
 
-    :raises UnknownToken: if the tenant has no such token.
+    :raises NotFound: if the tenant has no such token.
     """
     if not Token.objects.filter(pk=token_id).exists():
-        raise UnknownToken("There is no such token.")
+        raise NotFound("There is no such token.", code="unknown_token")
     Token.objects.filter(pk=token_id, revoked_at=None).update(revoked_at=now)
 
 
@@ -181,11 +174,11 @@ def revoke_tokens(*, principal_id: int, now: datetime) -> int:
 def rotate_token(*, token_id: int, overlap: timedelta, now: datetime) -> Issued:
     """Issue a successor that may do the same; the old token is valid for the overlap, at most as long as before.
 
-    :raises UnknownToken: if the tenant has no such valid token.
+    :raises NotFound: if the tenant has no such valid token.
     """
     old = Token.objects.select_for_update().filter(pk=token_id, revoked_at=None).select_related("principal").first()
     if old is None:
-        raise UnknownToken("There is no such token.")
+        raise NotFound("There is no such token.", code="unknown_token")
     issued = issue_token(
         principal=old.principal,
         scopes=[Scope(scope) for scope in old.scopes],
@@ -201,48 +194,56 @@ def rotate_token(*, token_id: int, overlap: timedelta, now: datetime) -> Issued:
 
 
 @transaction.atomic
-def disable_principal(*, principal_id: int, now: datetime) -> None:
+def disable_principal(*, principal_id: int, now: datetime) -> Principal:
     """Stop a principal from acting; its tokens are refused from now on, its inbox stays.
 
     :raises UnknownPrincipal: if the tenant has none of this key.
-    :raises BuiltIn: for the gates' own principals.
+    :raises Conflict: for the gates' own principals.
     """
-    _changeable(principal_id)
-    Principal.objects.filter(pk=principal_id, disabled_at=None).update(disabled_at=now)
+    principal = _changeable(principal_id)
+    principal.disabled_at = principal.disabled_at or now
+    principal.save(update_fields=["disabled_at"])
+    return principal
 
 
 @transaction.atomic
-def enable_principal(*, principal_id: int) -> None:
+def enable_principal(*, principal_id: int) -> Principal:
     """Let a disabled principal act again, with those of its tokens that are still valid.
 
     :raises UnknownPrincipal: if the tenant has none of this key.
+    :raises Conflict: for the gates' own principals.
     """
-    _changeable(principal_id)
-    Principal.objects.filter(pk=principal_id).update(disabled_at=None)
+    principal = _changeable(principal_id)
+    principal.disabled_at = None
+    principal.save(update_fields=["disabled_at"])
+    return principal
 
 
 @transaction.atomic
-def rename_principal(*, principal_id: int, name: str) -> None:
+def rename_principal(*, principal_id: int, name: str) -> Principal:
     """Give a principal another name. Inbox, tokens and history stay; the old name leads nowhere and is free.
 
     :raises UnknownPrincipal: if the tenant has none of this key.
-    :raises BuiltIn: for the gates' own principals.
+    :raises Conflict: for the gates' own principals.
     :raises NameTaken: if the tenant has another one of that name.
     """
-    _changeable(principal_id)
+    principal = _changeable(principal_id)
+    principal.name = name
     try:
         with transaction.atomic():
-            Principal.objects.filter(pk=principal_id).update(name=name)
+            principal.save(update_fields=["name"])
     except IntegrityError as exc:
         _refuse_taken(exc, name)
+    return principal
 
 
-def _changeable(principal_id: int) -> None:
+def _changeable(principal_id: int) -> Principal:
     principal = Principal.objects.select_for_update(no_key=True).filter(pk=principal_id).first()
     if principal is None:
         raise UnknownPrincipal("There is no such principal.")
     if principal.name in BUILT_IN:
-        raise BuiltIn(f"{principal.name} is a gate's own principal.")
+        raise Conflict(f"{principal.name} is a gate's own principal.", code="built_in_principal")
+    return principal
 
 
 def _refuse_taken(exc: IntegrityError, name: str) -> Never:

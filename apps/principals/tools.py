@@ -1,17 +1,16 @@
 """Operations about the caller itself, its tokens, and the life of principals."""
 
 from datetime import datetime, timedelta
-from typing import Annotated, Self
+from typing import Annotated
 
 from django.utils import timezone
 from pydantic import Field
 
+from apps.core.errors import NotFound
+from apps.core.ids import decode_position, encode_cursor
 from apps.core.operations import Route, operation
-from apps.core.pagination import decode_position, encode_cursor
 from apps.core.schemas import Cursor, Empty, Input, Name, NewName, Output
 from apps.principals import selectors, services
-from apps.principals.errors import UnknownToken
-from apps.principals.models import Principal, Token
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 
@@ -43,7 +42,7 @@ def whoami(caller: Caller, given: Empty) -> CallerOutput:
 class TokenOutput(Output):
     """A token of yours; its text is stored nowhere."""
 
-    token_id: int
+    token_id: Annotated[int, Field(validation_alias="pk")]
     label: str
     prefix: str
     scopes: list[str]
@@ -52,20 +51,6 @@ class TokenOutput(Output):
     expires_at: datetime | None
     revoked_at: datetime | None
     last_used_at: datetime | None
-
-    @classmethod
-    def of(cls, token: Token) -> Self:
-        return cls(
-            token_id=token.pk,
-            label=token.label,
-            prefix=token.prefix,
-            scopes=token.scopes,
-            source_systems=token.source_systems,
-            created_at=token.created_at,
-            expires_at=token.expires_at,
-            revoked_at=token.revoked_at,
-            last_used_at=token.last_used_at,
-        )
 
 
 class ListTokens(Input):
@@ -77,7 +62,7 @@ class TokensOutput(Output):
     tokens: list[TokenOutput]
     """The newest first."""
     next: str | None
-    """Hand it back as `cursor` for what follows; null at the end."""
+    """Hand it back as `cursor` for the next page; null at the end."""
 
 
 @operation(title="Your tokens", routes=[Route("GET", "/api/v1/tokens")], read_only=True, tool=False)
@@ -87,7 +72,7 @@ def list_tokens(caller: Caller, given: ListTokens) -> TokensOutput:
     found = selectors.tokens_of(caller.principal_id, before=before, limit=given.limit + 1)
     page = found[: given.limit]
     following = encode_cursor(page[-1].pk) if len(found) > given.limit else None
-    return TokensOutput(tokens=[TokenOutput.of(token) for token in page], next=following)
+    return TokensOutput(tokens=[TokenOutput.model_validate(token) for token in page], next=following)
 
 
 class OfToken(Input):
@@ -110,7 +95,8 @@ def revoke_token(caller: Caller, given: OfToken) -> TokenOutput:
     """End one of the caller's tokens at once."""
     token = selectors.token_of(caller.principal_id, given.token_id)
     services.revoke_token(token_id=token.pk, now=timezone.now())
-    return TokenOutput.of(selectors.token_of(caller.principal_id, given.token_id))
+    token.refresh_from_db()
+    return TokenOutput.model_validate(token)
 
 
 @operation(
@@ -141,7 +127,7 @@ class RotatedOutput(Output):
 def rotate_token(caller: Caller, given: RotateToken) -> RotatedOutput:
     """Issue a successor of the presented token that may do the same; the presented one ends after the overlap."""
     if caller.token_id is None:
-        raise UnknownToken("There is no such token.")
+        raise NotFound("There is no such token.", code="unknown_token")
     overlap = timedelta(seconds=given.overlap_seconds)
     issued = services.rotate_token(token_id=caller.token_id, overlap=overlap, now=timezone.now())
     old = selectors.token_of(caller.principal_id, caller.token_id)
@@ -157,15 +143,6 @@ class PrincipalOutput(Output):
     kind: str
     created_at: datetime
     disabled_at: datetime | None
-
-    @classmethod
-    def of(cls, principal: Principal) -> Self:
-        return cls(
-            name=principal.name,
-            kind=principal.kind,
-            created_at=principal.created_at,
-            disabled_at=principal.disabled_at,
-        )
 
 
 class OfPrincipal(Input):
@@ -187,8 +164,8 @@ class RenamePrincipal(OfPrincipal):
 def disable_principal(caller: Caller, given: OfPrincipal) -> PrincipalOutput:
     """Stop a principal from acting: its tokens are refused and receipts to it too; its inbox stays."""
     principal = selectors.any_principal_named(given.name)
-    services.disable_principal(principal_id=principal.pk, now=timezone.now())
-    return PrincipalOutput.of(selectors.any_principal_named(given.name))
+    changed = services.disable_principal(principal_id=principal.pk, now=timezone.now())
+    return PrincipalOutput.model_validate(changed)
 
 
 @operation(
@@ -201,8 +178,7 @@ def disable_principal(caller: Caller, given: OfPrincipal) -> PrincipalOutput:
 def enable_principal(caller: Caller, given: OfPrincipal) -> PrincipalOutput:
     """Let a disabled principal act again."""
     principal = selectors.any_principal_named(given.name)
-    services.enable_principal(principal_id=principal.pk)
-    return PrincipalOutput.of(selectors.any_principal_named(given.name))
+    return PrincipalOutput.model_validate(services.enable_principal(principal_id=principal.pk))
 
 
 @operation(
@@ -214,8 +190,8 @@ def enable_principal(caller: Caller, given: OfPrincipal) -> PrincipalOutput:
 def rename_principal(caller: Caller, given: RenamePrincipal) -> PrincipalOutput:
     """Give a principal another name; inbox, tokens and history stay, and the old name leads nowhere."""
     principal = selectors.any_principal_named(given.name)
-    services.rename_principal(principal_id=principal.pk, name=given.new_name)
-    return PrincipalOutput.of(selectors.any_principal_named(given.new_name))
+    changed = services.rename_principal(principal_id=principal.pk, name=given.new_name)
+    return PrincipalOutput.model_validate(changed)
 
 
 @operation(

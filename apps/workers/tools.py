@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from apps.core.ids import decode_position, encode_cursor
 from apps.core.operations import Reply, Route, operation
-from apps.core.pagination import decode_position, encode_cursor
 from apps.core.schemas import Cursor, Input, Output, Text
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller

@@ -2,7 +2,7 @@
 
 import pytest
 
-from apps.core.pagination import BadCursor, decode_position, encode_cursor
+from apps.core.ids import BadCursor, decode_position, encode_cursor
 
 
 @pytest.mark.parametrize("key", [(-1,), (2**63,), ("7",), (True,), (1, 2), ()])

@@ -14,6 +14,7 @@ import time_machine
 from django.test import Client
 from prometheus_client import REGISTRY
 
+from apps.core.notifications import broker
 from apps.digests import selectors, services
 from apps.digests.tools.admission import Admission
 from apps.principals import limits
@@ -29,19 +30,16 @@ DOORS = ["/internal/inbox/receipt", "/internal/receipt", "/api/v1/receipts"]
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Redis is waited for: what it does not answer in time is granted."""
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for Redis: a post is granted where Redis does not answer in time."""
     monkeypatch.setattr(limits, "_PATIENCE_SECONDS", 20.0)
-    limits._client.cache_clear()
-    yield
-    limits._client.cache_clear()
 
 
 @pytest.fixture
 def token(tenant: Tenant, kee: Caller, settings: Any) -> Iterator[str]:
     """Of a service that posts as three sources, at a moment from which the hour lasts for as long as a test may."""
     settings.SOURCE_RATE_LIMITS = {"default": 2, "generous": 50}
-    limits._client().flushdb()
+    broker().flushdb()
     with time_machine.travel(T0):
         yield make_token(
             tenant, "ci", Kind.SERVICE, scopes=[Scope.RECEIPTS_WRITE], source_systems=["ci", "generous", "other"]
@@ -178,7 +176,7 @@ def test_the_products_own_posts_are_not_limited(tenant: Tenant, token: str, kee:
 
 
 def test_a_new_hour_has_room_again() -> None:
-    limits._client().flushdb()
+    broker().flushdb()
     now = datetime(2026, 1, 3, 20, 59, 30, tzinfo=UTC)
     quota = Quota(tenant_id=1, source_system="ci", per_hour=3, now=now)
     assert (quota.take(2), quota.take(2), quota.take(1), quota.retry_after) == (2, 1, 0, 30)
@@ -188,14 +186,14 @@ def test_a_new_hour_has_room_again() -> None:
 
 
 def test_some_places_may_be_left_free() -> None:
-    limits._client().flushdb()
+    broker().flushdb()
     quota = Quota(tenant_id=1, source_system="ci", per_hour=5, now=T0)
     assert (quota.take(2, leaving=2), quota.take(2, leaving=2), quota.take(4)) == (2, 1, 2)
 
 
 def test_repetitions_under_way_take_no_room_from_what_is_new(tenant: Tenant, token: str, kee: Caller) -> None:
     for number in range(1, 4):
-        limits._client().flushdb()
+        broker().flushdb()
         with acting_as(kee):
             services.set_source(tenant_id=kee.tenant_id, name="ci", rate_per_hour=number, groups_by_dedupe_key=False)
             known = make_draft(kee, source="ci", dedupe_key=f"known-{number}")
@@ -211,7 +209,7 @@ def admit(kee: Caller, key: str) -> Admission:
 
 
 def test_rivals_share_one_limit_exactly() -> None:
-    limits._client().flushdb()
+    broker().flushdb()
     quota = Quota(tenant_id=1, source_system="ci", per_hour=50, now=T0)
     with ThreadPoolExecutor(8) as pool:
         granted = list(pool.map(lambda _: quota.take(1), range(200)))
@@ -220,11 +218,7 @@ def test_rivals_share_one_limit_exactly() -> None:
 
 def test_a_redis_that_is_away_lets_posts_through(tenant: Tenant, token: str, settings: Any) -> None:
     settings.REDIS_URL = "redis://127.0.0.1:1/0"
-    limits._client.cache_clear()
-    try:
-        assert [send(token, receipt(str(n))).status_code for n in range(4)] == [201] * 4
-    finally:
-        limits._client.cache_clear()
+    assert [send(token, receipt(str(n))).status_code for n in range(4)] == [201] * 4
 
 
 @pytest.mark.parametrize("given", ["nonsense", "[]", '{"ci": 0}', '{"ci": "many"}', '{"ci": true}'])

@@ -34,17 +34,15 @@ class Problem(Output):
 
 
 class ServiceRefusal(Output):
-    """How the service-to-service doors refuse."""
+    """A refusal of the service-to-service routes."""
 
     error: str
     message: str
 
 
 _REFUSALS = {"GET": (400, 401, 403, 404, 422, 503), "DELETE": (400, 401, 403, 404, 409, 422, 503)}
-_NO_CONTENT = 204
-_CONFLICT = 409
-_WAITING_REFUSALS = (429,)
 _WRITE_REFUSALS = (400, 401, 403, 404, 409, 413, 415, 422, 429, 503)
+_NO_CONTENT = 204
 
 
 class OperationSchema(AutoSchema):
@@ -54,8 +52,13 @@ class OperationSchema(AutoSchema):
         return self.view.declared.get(self.method) if isinstance(self.view, OperationView) else None
 
     def get_operation_id(self) -> str:
-        declared = self._declared()
-        return _operation_id(*declared) if declared else super().get_operation_id()
+        """The operation's name at its first route; elsewhere with a suffix that tells the routes apart."""
+        if (declared := self._declared()) is None:
+            return super().get_operation_id()
+        operation, route = declared
+        if route == operation.routes[0]:
+            return operation.name
+        return f"{operation.name}_door" if route.manner == "service" else f"{operation.name}_{route.method.lower()}"
 
     def get_tags(self) -> list[str]:
         declared = self._declared()
@@ -70,8 +73,7 @@ class OperationSchema(AutoSchema):
         return declared[0].description if declared else super().get_description()
 
     def get_override_parameters(self) -> list[Any]:
-        declared = self._declared()
-        if declared is None:
+        if (declared := self._declared()) is None:
             return []
         operation, route = declared
         schema = json_schema.of(operation.input, "validation")
@@ -91,46 +93,34 @@ class OperationSchema(AutoSchema):
 
     def get_request_serializer(self) -> Any:
         declared = self._declared()
-        if declared is None or not _takes_body(declared[1]):
-            return None
-        return _body(declared[0].input, declared[1].parameters)
+        return _body(declared[0].input, declared[1].parameters) if declared and _takes_body(declared[1]) else None
 
     def get_response_serializers(self) -> Any:
-        declared = self._declared()
-        if declared is None:
+        if (declared := self._declared()) is None:
             return super().get_response_serializers()
         operation, route = declared
-        refusal = ServiceRefusal if route.manner == "service" else Problem
-        media_type = "application/json" if route.manner == "service" else "application/problem+json"
-        refusals = _refusals(operation, route)
-        described = {
-            (str(status), media_type): OpenApiResponse(refusal, description=TITLES[status]) for status in refusals
+        refusals = set(_REFUSALS.get(route.method, _WRITE_REFUSALS))
+        if operation.waits:
+            refusals.add(429)
+        if not operation.read_only:
+            # A read that marks what it showed depends on the present state, too.
+            refusals.add(409)
+        shape, media_type = Problem, "application/problem+json"
+        if route.manner == "service":
+            shape, media_type = ServiceRefusal, "application/json"  # type: ignore[assignment]  # another shape
+        responses: dict[Any, OpenApiResponse] = {
+            (str(status), media_type): OpenApiResponse(shape, description=TITLES[status]) for status in sorted(refusals)
         }
-        form, output, description = "application/json", operation.output, "Done"
+        media_type, output, description = "application/json", operation.output, "Done"
         if operation.streams:
-            form, output, description = "text/event-stream", _event(operation.output, operation.streams.event), "Events"
-        done: dict[Any, OpenApiResponse] = {
-            (str(status), form): OpenApiResponse(output, description=description)
-            for status in (route.status, *route.also)
-            if status != _NO_CONTENT
-        }
-        if _NO_CONTENT in route.also:
-            done[str(_NO_CONTENT)] = OpenApiResponse(description="Nothing to answer")
-        return done | described
-
-
-def _refusals(operation: Operation, route: Route) -> tuple[int, ...]:
-    common = _REFUSALS.get(route.method, _WRITE_REFUSALS)
-    # What is read and notes that it was depends on how far the thing is.
-    depends = () if operation.read_only or _CONFLICT in common else (_CONFLICT,)
-    return common + depends + (_WAITING_REFUSALS if operation.waits else ())
-
-
-def _operation_id(declared: Operation, route: Route) -> str:
-    """The operation's name at its first route; elsewhere with what tells the route apart."""
-    if route == declared.routes[0]:
-        return declared.name
-    return f"{declared.name}_door" if route.manner == "service" else f"{declared.name}_{route.method.lower()}"
+            event = _event(operation.output, operation.streams.event)
+            media_type, output, description = "text/event-stream", event, "Events"
+        for status in (route.status, *route.also):
+            if status == _NO_CONTENT:
+                responses[str(status)] = OpenApiResponse(description="Nothing to answer")
+            else:
+                responses[str(status), media_type] = OpenApiResponse(output, description=description)
+        return responses
 
 
 def _as_text(member: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,7 +153,7 @@ def _event(output: type[BaseModel], name: str) -> type[BaseModel]:
 
 @cache
 def _body(model: type[BaseModel], in_path: tuple[str, ...]) -> type[BaseModel]:
-    """A body's model: the input less what stands in the path."""
+    """A body's model: the input less the parameters of the path."""
     if not in_path:
         return model
     members: dict[str, Any] = {

@@ -225,8 +225,9 @@ def body_within(request: HttpRequest, limit: int) -> bytes:
 
 def _resumed(request: HttpRequest, declared: Operation) -> dict[str, str]:
     """Where a stream goes on: the header of a client that comes again stands over the address."""
-    last = request.headers.get(_RESUMES)
-    return {declared.streams.resumes: last} if declared.streams and last else {}
+    if declared.streams is None or not (last := request.headers.get(_RESUMES)):
+        return {}
+    return {declared.streams.resumes: last}
 
 
 def _refuse_as_sent(request: HttpRequest, declared: Operation, refusal: Invalid) -> NoReturn:

@@ -9,7 +9,7 @@ from prometheus_client import Counter
 from pydantic import Field, StringConstraints
 
 from apps.core import strict_json
-from apps.core.errors import Conflict, DomainError, FieldError, TooLarge
+from apps.core.errors import Conflict, DomainError, FieldError, Forbidden, TooLarge
 from apps.core.metrics import once_committed
 from apps.core.operations import Coalesces, Route, operation
 from apps.core.schemas import Input, Name, Output, Text
@@ -19,7 +19,6 @@ from apps.digests.services import Posted, Poster, ReceiptDraft
 from apps.digests.tools.admission import Admission
 from apps.digests.tools.shapes import NewReference, Reference, Source
 from apps.principals import selectors as principals
-from apps.principals.errors import NotThisCaller
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 from apps.receipts.errors import LivesElsewhere
@@ -368,7 +367,7 @@ def _chained(given: InboxReceipt) -> dict[str, Any]:
 
 def _check(caller: Caller, given: InboxReceipt) -> None:
     if given.source_system not in caller.source_systems:
-        raise NotThisCaller(f"This token does not post as {given.source_system!r}.")
+        raise Forbidden(f"This token does not post as {given.source_system!r}.", code="not_this_caller")
     strict_json.check(given.metadata, pointer="/metadata")
     _refuse_over(MAX_METADATA, "metadata", strict_json.size(given.metadata))
     _refuse_over(MAX_SUMMARY, "summary", len(given.summary.encode()))

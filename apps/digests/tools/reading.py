@@ -7,8 +7,8 @@ from django.utils import timezone
 from pydantic import Field, PrivateAttr
 
 from apps.core.errors import FieldError
+from apps.core.ids import decode_position, encode_cursor
 from apps.core.operations import Route, Streams, Waits, operation
-from apps.core.pagination import decode_position, encode_cursor
 from apps.core.schemas import Cursor, Input, Output
 from apps.digests import metrics, selectors, services
 from apps.digests.errors import AheadOfInbox

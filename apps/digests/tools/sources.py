@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field
 
+from apps.core.ids import decode_position, encode_cursor
 from apps.core.operations import Route, operation
-from apps.core.pagination import decode_position, encode_cursor
 from apps.core.schemas import Cursor, Input, Output
 from apps.digests import selectors, services
 from apps.digests.tools.shapes import Limit, Source

@@ -5,13 +5,13 @@ from typing import Annotated
 from django.utils import timezone
 from pydantic import Field, StringConstraints
 
+from apps.core.errors import NotFound
 from apps.core.operations import Route, operation
 from apps.core.schemas import Input, Output, Text
 from apps.memory import services
 from apps.memory.envelopes import Envelope, FormattedEnvelope
 from apps.memory.envelopes import format_envelope_for_llm as format_for_llm
 from apps.memory.tools.shapes import SubjectId
-from apps.principals.errors import UnknownTenant
 from apps.principals.tenancy import Caller
 
 TenantId = Annotated[Text, StringConstraints(min_length=1, max_length=60)]
@@ -92,7 +92,7 @@ def format_envelope_for_llm(caller: Caller, given: FormatEnvelope) -> FormattedE
 
 
 def _envelope(caller: Caller, subject_id: str, tenant_id: str | None) -> Envelope:
-    """:raises UnknownTenant: for any tenant but the caller's own, as if there were none."""
+    """:raises NotFound: for any tenant but the caller's own, as if there were none."""
     if tenant_id is not None and tenant_id.removeprefix("TENANT:") != caller.tenant_slug:
-        raise UnknownTenant(f"There is no tenant {tenant_id[:60]!r}.")
+        raise NotFound(f"There is no tenant {tenant_id[:60]!r}.", code="unknown_tenant")
     return services.get_memory_envelope(viewer=caller, subject_id=subject_id, now=timezone.now())

@@ -6,8 +6,8 @@ from typing import Annotated, Any
 from django.utils import timezone
 from pydantic import Field
 
+from apps.core.ids import decode_position, encode_cursor
 from apps.core.operations import Route, operation
-from apps.core.pagination import decode_position, encode_cursor
 from apps.core.schemas import Cursor, Input, Output
 from apps.memory import selectors
 from apps.memory.tools.shapes import Ref

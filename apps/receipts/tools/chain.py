@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from apps.core.ids import decode_position, encode_cursor
 from apps.core.operations import Route, operation
-from apps.core.pagination import decode_position, encode_cursor
 from apps.core.schemas import Cursor, Input, Output
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller

@@ -7,10 +7,9 @@ from typing import Annotated, Literal
 from django.utils import timezone
 from pydantic import Field, StringConstraints
 
-from apps.core.ids import parse_ref
+from apps.core.ids import decode_position, encode_cursor, parse_ref
 from apps.core.operations import Route, operation
 from apps.core.outbound import UnresolvedHost, guard
-from apps.core.pagination import decode_position, encode_cursor
 from apps.core.schemas import Cursor, Input, Name, Output, Text
 from apps.principals.scopes import Scope
 from apps.principals.selectors import principal_named

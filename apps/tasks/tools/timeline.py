@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from apps.core.ids import decode_position, encode_cursor
 from apps.core.operations import Route, operation
-from apps.core.pagination import decode_position, encode_cursor
 from apps.core.schemas import Cursor, Output
 from apps.principals.tenancy import Caller
 from apps.tasks import selectors, services
