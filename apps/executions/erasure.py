@@ -1,4 +1,4 @@
-"""Where somebody's words can stand in executions."""
+"""What executions lose when a subject is forgotten."""
 
 from typing import Final
 
@@ -12,15 +12,12 @@ _ENVELOPE: Final = f"case when envelope is null then null else '{FORGOTTEN}'::js
 register(
     Rows(
         table="executions_execution",
-        columns=["intent", "halted_why"],
         redacted={"intent": "''", "halted_why": "''"},
         also=f"id in (select execution_id from executions_executionstep where definition->'params' = '{FORGOTTEN}')",
     ),
     Rows(
         table="executions_executionstep",
-        columns=["definition", "envelope"],
         redacted={"definition": _DEFINITION, "envelope": _ENVELOPE},
         also="execution_id in (select id from executions_execution where tenant_id = %(tenant)s and intent = '')",
     ),
-    Rows(table="executions_begunjob", columns=["job_id"]),
 )

@@ -1,55 +1,30 @@
-"""Where somebody's words can stand in memory."""
+"""What memory loses when a subject is forgotten, beside the subject's own rows (see services.forgetting)."""
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-
-from apps.core.erasure import Rows, Wanted, register
+from apps.core.erasure import Rows, register, skip
 from apps.memory import services
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Memories:
-    """Memories of a kind: a command forgets them together with what they are found by."""
-
-    rows: Rows
-    forget: Callable[[Collection[int]], int]
-
-    @property
-    def name(self) -> str:
-        return self.rows.name
-
-    def count(self, wanted: Wanted) -> int:
-        return self.rows.count(wanted)
-
-    def erase(self, wanted: Wanted) -> int:
-        found = self.rows.numbers(wanted)
-        return self.forget(found) if found else 0
-
-
-class Subjects:
-    """What is told of subjects goes entry by entry; what they are called stays."""
-
-    rows = services.SUBJECTS
-    name = rows.name
-
-    def count(self, wanted: Wanted) -> int:
-        return services.still_telling(wanted)
-
-    def erase(self, wanted: Wanted) -> int:
-        return services.forget_entries(wanted)
-
-
 register(
-    Memories(rows=services.ITEMS, forget=services.forget_items),
-    Memories(rows=services.SESSIONS, forget=services.forget_sessions),
-    Memories(rows=services.OBSERVATIONS, forget=services.forget_observations),
-    Memories(rows=services.PATTERNS, forget=services.forget_patterns),
-    Memories(rows=services.CONCEPTS, forget=services.forget_concepts),
-    services.PATTERN_REVISIONS,
-    services.CONCEPT_REVISIONS,
-    services.RELATIONSHIPS,
-    Subjects(),
-    Rows(table="memory_passage", columns=["domain"], redacted={}),
-    Rows(table="memory_memorypolicy", columns=["share_with"], redacted={}),
-    Rows(table="memory_promotionpolicy", columns=["domains"], redacted={}),
+    Rows(table="memory_session", remove=services.forget_sessions),
+    Rows(
+        table="memory_subject",
+        # What a subject says of another one. Its own key and names stay.
+        redacted={
+            "learning_level": "case when to_jsonb(learning_level) = %(needle)s::jsonb then '' else learning_level end",
+            "domains": "array_remove(domains, %(needle)s::jsonb #>> '{}')",
+            "preferences": "(select coalesce(jsonb_object_agg(key, value), '{}') from jsonb_each(preferences)"
+            " where strpos(jsonb_build_array(key, value)::text, %(needle)s) = 0)",
+        },
+        then=lambda _, numbers: services.revise_subjects(numbers),
+    ),
+    Rows(table="memory_item", remove=services.forget_items),
+    Rows(table="memory_concept", remove=services.forget_concepts),
+    Rows(table="memory_observation", remove=services.forget_observations),
+    Rows(table="memory_pattern", remove=services.forget_patterns),
+    Rows(table="memory_patternrevision", redacted={"text": "''", "evidence": "'[]'"}),
+    Rows(
+        table="memory_conceptrevision",
+        redacted={"type": "''", "aliases": "'{}'", "description": "''", "metadata": "'{}'", "is_forgotten": "true"},
+    ),
+    Rows(table="memory_relationship"),
 )
+skip("memory_posting", "memory_commonword")

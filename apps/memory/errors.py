@@ -1,4 +1,4 @@
-from apps.core.errors import Conflict, Forbidden, Invalid, Malformed, NotFound, TooLarge
+from apps.core.errors import Conflict, Forbidden, Invalid, Malformed, NotFound
 
 
 class UnknownMemory(NotFound):
@@ -119,18 +119,6 @@ class Echo(Conflict):
     """The caller was given this very text as a memory of the subject; that it is repeated is no new evidence."""
 
     code = "echo"
-
-
-class ForgottenOnRequest(Conflict):
-    """It was forgotten on request, and a repetition does not bring it back."""
-
-    code = "forgotten"
-
-
-class TooManyNamed(TooLarge):
-    """So much of what was written may be a subject's id that not all of it is looked for among what was forgotten."""
-
-    code = "too_many_named"
 
 
 class ImpossiblePeriod(Invalid):

@@ -1,22 +1,17 @@
 """How memories are named: `observation:123`, `pattern:45`, `concept:python`."""
 
-import json
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
-from itertools import chain
 from typing import Final
 
-from apps.core.erasure import references_in
-from apps.memory.errors import MalformedMemoryReference, TooManyNamed
+from apps.memory.errors import MalformedMemoryReference
 
 _OBSERVATION: Final = re.compile(r"(?:observation:|obs-)?([1-9][0-9]{0,17})", re.ASCII)
 # What is cited of memory; other references are those of other parts, and of elsewhere.
 _CITED: Final = re.compile(r"(observation|obs|pattern|concept|item)([:-])(.*)", re.ASCII | re.DOTALL | re.IGNORECASE)
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
-# Of ASCII the signs of a subject's id are letters, digits and, but for its end, `_:@.+~-`, by which it is found whole where
-# somebody is forgotten: see core.erasure.
+# Of ASCII, a subject's id has letters, digits and, but for its end, `_:@.+~-`.
 _OTHERS: Final = r"\x00-*,/;-?\[-^`{-}\x7f"
 _KIND: Final = "[A-Z][A-Z0-9_]{0,29}"
 _NAME: Final = rf"[^{_OTHERS}]*[^_:@.+~\-{_OTHERS}]"
@@ -24,8 +19,6 @@ SUBJECT_ID: Final = f"{_KIND}:{_NAME}"
 LONGEST_SUBJECT_ID: Final = 200
 # Of what key_of() makes of a name.
 LONGEST_KEY: Final = 200
-# In all that is written at once. Each is looked for among what was forgotten.
-MOST_NAMED: Final = 5_000
 
 
 def observation_ref(number: int) -> str:
@@ -75,37 +68,3 @@ def cited_in(ref: str) -> tuple[str, str] | None:
 def key_of(name: str) -> str:
     """What a concept's name or alias, or a slot, is compared by: case, width and spacing do not tell names apart."""
     return " ".join(unicodedata.normalize("NFKC", name).casefold().split())
-
-
-def subject_ids_in(*said: object) -> set[str]:
-    """The ids that may be of subjects in texts, and in whatever documents hold: all by which these would be found.
-
-    :raises TooManyNamed: if they, and the places at which they may begin, are more than :data:`MOST_NAMED`.
-    """
-    found: set[str] = set()
-    places = (
-        names
-        for text in texts_in(*said)
-        for names in references_in(text, kind=_KIND, name=_NAME, longest=LONGEST_SUBJECT_ID)
-    )
-    for number, names in enumerate(places, start=1):
-        found |= names
-        if number + len(found) > MOST_NAMED:
-            raise TooManyNamed("This may name more subjects than are looked for at once; write it in several parts.")
-    return found
-
-
-def written_in(*said: object) -> set[str]:
-    """The texts among these and in documents, each as it is and as JSON writes it: as forgetting reads them."""
-    return {form for text in texts_in(*said) for form in (text, json.dumps(text, ensure_ascii=False))}
-
-
-def texts_in(*said: object) -> Iterator[str]:
-    """The texts among these, and in documents, names of what stands there included."""
-    for value in said:
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, Mapping):
-            yield from texts_in(*chain.from_iterable(value.items()))
-        elif isinstance(value, list | tuple):
-            yield from texts_in(*value)

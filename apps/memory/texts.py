@@ -5,7 +5,6 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
 from itertools import chain
 from typing import Final
 
@@ -45,8 +44,6 @@ _OTHER_ENDS: Final = (
 )
 # The most bytes that a sign takes.
 _WIDEST: Final = 4
-# Bytes, since signs that take more of them tell more each.
-_TELLING: Final = 14
 
 
 def one_line(text: str) -> str:
@@ -85,22 +82,6 @@ def bare(text: str) -> str:
 def same_text(text: str) -> bytes:
     """What texts have in common that say the same in the same words: case, width, spacing and full stops don't tell."""
     return hashlib.sha256(_compared(text)).digest()
-
-
-def same_texts(texts: Iterable[str]) -> dict[bytes, bool]:
-    """:func:`same_text` of each of these texts, and whether it :func:`is_telling`."""
-    compared = map(_compared, texts)
-    return {hashlib.sha256(told).digest(): len(told) >= _TELLING for told in compared}
-
-
-def telling(texts: Iterable[str]) -> set[bytes]:
-    """:func:`same_text` of those among these texts that are telling."""
-    return {digest for digest, tells in same_texts(texts).items() if tells}
-
-
-def is_telling(text: str) -> bool:
-    """Whether who says this says more than yes or no, thanks or good morning, as everybody does."""
-    return len(_compared(text)) >= _TELLING
 
 
 def _compared(text: str) -> bytes:

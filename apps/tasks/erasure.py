@@ -1,65 +1,56 @@
-"""Where somebody's words can stand in tasks: what was asked, how far it came, what it gave, and files."""
+"""What tasks lose when a subject is forgotten: their params, progress, results, files and receipts."""
 
+from collections.abc import Collection
 from typing import Final
 
-from apps.core.erasure import FORGOTTEN, Rows, Wanted, register
-from apps.receipts.models import REDACTED
-from apps.tasks import services
+from django.core.files.storage import storages
+
+from apps.core.erasure import FORGOTTEN, Rows, belong, register
+from apps.tasks import selectors
+from apps.tasks.models import Artifact, TerminalRecord
+from apps.tasks.pointers import artifact_pointer
 from apps.tasks.states import FENCE_BITS
 
 _MARK: Final = f"'{FORGOTTEN}'::jsonb"
 _FORGOTTEN_TASKS: Final = f"select id from tasks_task where tenant_id = %(tenant)s and params = {_MARK}"
-# Where an artifact was is how it is found.
-_POINTER: Final = "case when result_pointer like 'artifact:sha256-%%' then result_pointer end"
 
 
-class Artifacts:
-    """Files of the artifact storage."""
-
-    name = "artifacts"
-
-    def count(self, wanted: Wanted) -> int:
-        return services.artifacts_holding(wanted=wanted)
-
-    def erase(self, wanted: Wanted) -> int:
-        return services.remove_artifacts(wanted=wanted)
+def _remove_artifacts(tenant_id: int, tasks: Collection[int]) -> None:
+    """Remove the artifacts that these tasks gave: files, then rows."""
+    pointers = set(TerminalRecord.objects.filter(pk__in=tasks).values_list("result_pointer", flat=True))
+    for artifact in Artifact.objects.filter(tenant_id=tenant_id):
+        if artifact_pointer(artifact.digest) in pointers:
+            storages["artifacts"].delete(selectors.place_of(tenant_id, artifact.digest))
+            artifact.delete()
 
 
 register(
     Rows(
         table="tasks_task",
-        columns=["params", '"group"', "caused_by", "concurrency_key", "receipt_id"],
         redacted={"params": _MARK, '"group"': "null", "caused_by": "null"},
         also=f"id in (select task_id from tasks_terminalrecord where tenant_id = %(tenant)s and content = {_MARK})",
     ),
     Rows(
         table="tasks_run",
-        columns=["message", "checkpoint", "error", "answer"],
         redacted={"message": "''", "checkpoint": "null", "error": "null", "answer": "null"},
         also=f"id >> {FENCE_BITS} in ({_FORGOTTEN_TASKS})",
     ),
     Rows(
         table="tasks_terminalrecord",
-        columns=["error", "content", "summary", "result_channel", "result_pointer", "checksum", "media_type"],
-        redacted={"error": "null", "content": _MARK, "summary": "''", "result_pointer": _POINTER},
+        # The pointer stays where it names an artifact: its file is found by it.
+        redacted={
+            "error": "null",
+            "content": _MARK,
+            "summary": "''",
+            "result_pointer": "case when result_pointer like 'artifact:sha256-%%' then result_pointer end",
+        },
         also=f"task_id in ({_FORGOTTEN_TASKS})",
+        then=_remove_artifacts,
     ),
-    Rows(
-        alias="receipts of tasks",
-        table="receipts_receipt",
-        columns=["receipt_id"],
-        redacted=REDACTED,
-        also=f"receipt_id in (select receipt_id from tasks_terminalrecord where tenant_id = %(tenant)s and content = {_MARK}"
-        f" union all select receipt_id from tasks_task where tenant_id = %(tenant)s and params = {_MARK})",
-    ),
-    Rows(
-        table="tasks_schedule",
-        columns=["name", "params", "last_refusal"],
-        redacted={"params": _MARK, "last_refusal": "''"},
-    ),
-    Rows(table="tasks_hottask", columns=["concurrency_key"], redacted={}),
-    Rows(table="tasks_queue", columns=["name"], redacted={}),
-    Rows(table="tasks_idempotencykey", columns=["key", "answer"], redacted={}),
-    Rows(table="tasks_tasktype", columns=["name", "params_schema", "title", "requires"], redacted={}),
-    Artifacts(),
+    Rows(table="tasks_schedule", redacted={"params": _MARK, "last_refusal": "''"}),
+)
+belong(
+    "receipts_receipt",
+    f"receipt_id in (select receipt_id from tasks_terminalrecord where tenant_id = %(tenant)s and content = {_MARK}"
+    f" union all select receipt_id from tasks_task where tenant_id = %(tenant)s and params = {_MARK})",
 )

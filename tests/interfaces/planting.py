@@ -31,8 +31,7 @@ from tests.activation.making import make_target as make_wake
 from tests.digests.makers import post
 from tests.executions import making as executions
 from tests.factories import T0, make_caller, make_principal
-from tests.memory.subjects import ALICE
-from tests.memory.test_forgetting import plant
+from tests.memory.subjects import ALICE, plant
 from tests.receipts.mailing import TOKEN, make_target, move_away
 from tests.tasks import making
 from tests.workers.factories import NOTHING, make_manifest

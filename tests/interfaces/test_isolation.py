@@ -30,7 +30,7 @@ from tests.interfaces.asking import ROUTED, TOOLS
 from tests.interfaces.planting import Planted, plant_everything
 from tests.interfaces.test_same_answers import undone
 from tests.mcp.raw import modern
-from tests.memory.test_forgetting import CANARY
+from tests.memory.subjects import CANARY
 
 pytestmark = [pytest.mark.ci, pytest.mark.usefixtures("own_artifacts")]
 

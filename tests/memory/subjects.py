@@ -1,16 +1,26 @@
 """Subjects and what is remembered of them, by the product's services."""
 
-from datetime import datetime
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.db import connection
 
 from apps.memory import services
 from apps.memory.envelopes import Envelope
-from apps.memory.models import Subject
+from apps.memory.models import Observation, Subject
 from apps.memory.services import ItemDraft, Remembered, SubjectChange
-from apps.principals.tenancy import Caller
-from tests.factories import T0
+from apps.memory.states import ItemType
+from apps.plans import services as plans
+from apps.plans.services import PlanRequest
+from apps.principals.scopes import Kind
+from apps.principals.tenancy import Caller, acting_as
+from tests.digests.makers import post, post_grouped
+from tests.factories import T0, make_caller, make_tenant
+from tests.tasks import making as tasks
 
-ALICE = "USER:alice"
+ALICE: Final = "USER:alice"
+CANARY: Final = "zanzibar-quokka"
+DAY: Final = timedelta(days=1)
 
 
 def add(author: Caller, subject_id: str = ALICE, *, now: datetime = T0, **given: Any) -> Subject:
@@ -40,3 +50,60 @@ def envelope(viewer: Caller, subject_id: str = ALICE, *, now: datetime = T0) -> 
 def facts(viewer: Caller, subject_id: str = ALICE, *, now: datetime = T0) -> list[str]:
     """The facts that an envelope shows at this moment."""
     return [one.fact for one in envelope(viewer, subject_id, now=now).relational.memorable_facts]
+
+
+def talk(author: Caller, text: str, *, now: datetime = T0, conversation_id: str = "c", **given: Any) -> Observation:
+    return services.store_observation(author=author, text=text, conversation_id=conversation_id, now=now, **given)
+
+
+def at(moment: datetime) -> None:
+    """What the database takes for the present, until the transaction ends."""
+    with connection.cursor() as cursor:
+        cursor.execute("select set_config('gatehouse.now', %s, true)", [moment.isoformat()])
+
+
+def plant(slug: str = "acme", subject_id: str = ALICE, canary: str = CANARY) -> Caller:
+    """An agent of a new tenant, with rows about a subject in every room, and a canary in their texts."""
+    tenant = make_tenant(slug)
+    kee = make_caller(tenant)
+    about = {"subject_id": subject_id}
+    with acting_as(kee):
+        add(kee, subject_id, display_name=canary, domains=[canary], preferences={canary: canary}, learning_level=canary)
+        remember(kee, f"Lives in {canary}", subject_id, slot=canary, source=canary, evidence=[canary])
+        remember(kee, f"Moved to {canary}", subject_id, slot=canary)
+        remember(kee, f"Talks of {canary}", subject_id, type=ItemType.USER_PATTERN)
+        services.record_session(
+            principal=kee,
+            conversation_id="c",
+            subject_id=subject_id,
+            title=canary,
+            summary=canary,
+            topics=[canary],
+            tone=canary,
+            platform=canary,
+            now=T0,
+        )
+        services.store_observation(
+            author=kee, text=f"I like {canary}", conversation_id="c", speaker=canary, domain=canary, now=T0
+        )
+        older = services.store_observation(author=kee, text=f"Likes {canary}", metadata=about, now=T0)
+        services.store_observation(author=kee, text=f"Adores {canary}", metadata=about, supersedes=older.ref, now=T0)
+        services.update_pattern(
+            author=kee, category="c", pattern_name=subject_id, pattern_text=canary, confidence=1, now=T0
+        )
+        services.store_concept(author=kee, name=canary, metadata=about, aliases=[f"the {canary}"], now=T0)
+        services.add_relationship(
+            author=kee, from_concept=canary, to_concept="b", rel_type="knows", description=canary, now=T0
+        )
+        envelope(kee, subject_id)
+        post(kee, title=canary, summary=canary, metadata={**about, "said": canary}, requires_action=True)
+        post_grouped(kee, f"{subject_id}", summary=canary, title=canary, flush_class="immediate")
+    worker = make_caller(tenant, "worker-1", Kind.WORKER)
+    tasks.make_type(kee)
+    for content in ({"said": canary}, {"said": [canary] * 9000}):
+        tasks.queue(kee, params={"path": "/x", **about, "said": canary})
+        tasks.complete(worker, tasks.lease_one(worker), content=content, summary=f"Found {canary}")
+    tasks.queue(kee, params={"path": "/x", **about, "said": canary})
+    with acting_as(kee):
+        plans.create_plan(caller=kee, request=PlanRequest(intent=f"index {subject_id} {canary}"), now=T0)
+    return kee

@@ -31,8 +31,7 @@ from apps.memory.states import ItemType
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests.factories import T0, make_caller, make_tenant
-from tests.memory.subjects import ALICE, add, change, facts, remember
-from tests.memory.test_forgetting import at
+from tests.memory.subjects import ALICE, add, at, change, facts, remember
 from tests.memory.test_store import observe
 from tests.waiters import until_somebody_waits_for_this_transaction
 

@@ -18,7 +18,6 @@ from apps.memory.models import Concept, Observation, Passage, Pattern, Posting, 
 from apps.memory.questions import read
 from apps.memory.selectors import holdings, recall, recent_sessions
 from apps.memory.sql import postings, subjects, tallies
-from apps.memory.sql.subjects import LINEAGE
 from apps.memory.texts import same_text
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
@@ -556,22 +555,3 @@ def test_an_envelope_reads_nothing_of_what_has_ended_however_much_that_is(as_kee
     assert {"memory_item_current", "memory_item_ending"} <= {node.get("Index Name") for node in nodes}
     assert items_read(nodes) < 10
     assert facts(as_kee, now=T0 + timedelta(days=1)) == ["has a dentist's appointment", "at home"]
-
-
-def test_the_forgetting_of_an_item_reads_what_it_stood_for_and_no_other(as_kee: Caller) -> None:
-    add(as_kee)
-    remember(as_kee, "at home", slot="whereabouts")
-    with connection.cursor() as cursor:
-        digests = {"home": same_text("at home"), "work": same_text("at work")}
-        cursor.execute(_ANSWERED, digests | {"now": T0, "many": MANY // 2})
-        # Texts are many, as they are wherever anybody speaks.
-        cursor.execute(_OTHERS, {"tenant": as_kee.tenant_id, "author": as_kee.principal_id, "now": T0})
-    *_, item = [
-        remember(as_kee, f"has {number} zebras", slot="zebras", now=T0 + timedelta(hours=number)).item
-        for number in range(3)
-    ]
-    ground.analyzed("memory_item")
-    given = {"subject": item.subject_id, "item": item.pk}
-    assert items_read(plan_of(LINEAGE, given)) < 40
-    assert sorted(sql.lineage(subject_pk=item.subject_id, item_pk=item.pk)) == [f"has {n} zebras" for n in range(3)]
-    assert sql.lineage(subject_pk=item.subject_id + 1, item_pk=item.pk) == []

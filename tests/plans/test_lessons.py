@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,8 +9,6 @@ import pytest
 
 from apps.console.metrics import exposition
 from apps.core import erasure, ticks
-from apps.core.erasure import Wanted
-from apps.memory import services as memory
 from apps.memory.models import Pattern
 from apps.plans import errors, learning, selectors, services
 from apps.plans import shelf as shelves
@@ -23,12 +20,10 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in
 from apps.workers import services as workers
 from tests.factories import T0, make_caller, make_tenant
-from tests.memory.subjects import add
 from tests.plans.test_stored_plans import FLAGSHIP, create, register_example_workers
 from tests.waiters import (
     Other,
     until_somebody_waits_for_this_transaction,
-    until_somebody_waits_for_who_waits_for_this_transaction,
 )
 from tests.workers.factories import make_manifest
 
@@ -428,10 +423,10 @@ def _words(caller: Caller) -> list[bool]:
 
 
 def _forget(caller: Caller, request: str) -> None:
-    """As a request that names somebody who is forgotten."""
+    """Erase the requests that say this."""
     with acting_as_system("test"), erasure.redacting():
-        erasure.erase(Wanted(tenant_id=caller.tenant_id, reference=request))
-        assert erasure.remaining(Wanted(tenant_id=caller.tenant_id, reference=request)) == {}
+        for one in Outcome.objects.filter(request__contains=request).values_list("request", flat=True):
+            erasure.erase(caller.tenant_id, one)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -462,7 +457,7 @@ def test_what_was_learned_from_a_forgotten_request_is_forgotten_and_the_rest_lea
 @pytest.mark.django_db(transaction=True)
 def test_what_was_learned_before_a_forgotten_request_stays(tenant: Tenant, taught: Caller) -> None:
     with acting_as(taught):
-        one = Past(request="Please remember USER:eve", tools=("t",))
+        one = Past(request="USER:eve", tools=("t",))
         services.take_over_history(tenant_id=tenant.pk, plans=[one], now=T0 + timedelta(days=1))
 
     _forget(taught, "USER:eve")
@@ -489,60 +484,3 @@ def test_who_is_learning_while_something_is_forgotten_has_learned_in_vain(
     monkeypatch.setattr(learning, "learn", slowly)
     assert services.learn(tenant_id=tenant.pk, now=T0) is None
     assert _words(kee) == []
-
-
-EVE = "USER:eve"
-OF_EVE = ["a call to USER:eve", "b", "c", "d"]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_habit_that_names_who_was_forgotten_is_not_written_down_and_the_others_are(
-    tenant: Tenant, kee: Caller
-) -> None:
-    with acting_as(kee):
-        add(kee, EVE)
-        memory.forget(author=kee, subject_id=EVE, now=T0)
-        create(kee, "hello")
-        uids = register_plain_tools(kee, names=OF_EVE)
-        services.take_over_history(tenant_id=tenant.pk, plans=pasts(uids, 20), now=T0)
-
-    made = services.learn(tenant_id=tenant.pk, now=T0)
-
-    assert made is not None
-    assert made.state == "in_use"
-    with acting_as(kee):
-        assert set(Pattern.objects.values_list("name", flat=True)) == {"b then c", "c then d"}
-
-
-@pytest.mark.django_db(transaction=True)
-def test_who_learns_and_who_forgets_at_once_wait_for_each_other_in_one_order(tenant: Tenant, kee: Caller) -> None:
-    with acting_as(kee):
-        add(kee, EVE)
-        create(kee, "hello")
-        uids = register_plain_tools(kee, names=OF_EVE)
-        of_eve = [replace(one, request=f"{one.request} for {EVE}") for one in pasts(uids, 20)]
-        services.take_over_history(tenant_id=tenant.pk, plans=of_eve, now=T0)
-    services.learn(tenant_id=tenant.pk, now=T0)
-    with acting_as(kee):
-        services.take_over_history(tenant_id=tenant.pk, plans=pasts(uids, 21), now=T0)
-        memory.update_pattern(
-            author=kee, category="c", pattern_name=EVE, pattern_text="held last", confidence=1, now=T0
-        )
-        assert Pattern.objects.filter(category="delegation").count() == 4
-
-    def forget() -> None:
-        with acting_as(kee):
-            memory.forget(author=kee, subject_id=EVE, now=T0)
-
-    with acting_as(kee):
-        Pattern.objects.select_for_update().get(category="c")
-        forgetting = Other(forget)
-        # By now it holds what was learned of her.
-        until_somebody_waits_for_this_transaction()
-        learning_too = Other(lambda: services.learn(tenant_id=tenant.pk, now=T0))
-        until_somebody_waits_for_who_waits_for_this_transaction()
-
-    assert (forgetting.ends(), learning_too.ends()) == (None, None)
-    with acting_as(kee):
-        assert not Pattern.objects.filter(name__contains=EVE).exists()
-        assert not LearnedModel.objects.in_use().exists()

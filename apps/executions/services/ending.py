@@ -5,7 +5,6 @@ How it went is told to the planner, which learns from it.
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from apps.executions import reports, selectors
@@ -15,7 +14,6 @@ from apps.executions.services.beginning import give_up
 from apps.executions.services.rounds import Round
 from apps.executions.states import Status, StepStatus, Strategy
 from apps.memory import services as memory
-from apps.memory.errors import ForgottenOnRequest, TooManyNamed
 from apps.plans import services as plans
 from apps.plans.shapes import StepType
 from apps.tasks import services as tasks
@@ -85,18 +83,16 @@ def finish(work: Round, status: Status) -> None:
         started_at=execution.created_at,
         ended_at=work.now,
     )
-    # What names somebody who was forgotten on request leaves no trace in memory, nor what may name more than is looked for.
-    with suppress(ForgottenOnRequest, TooManyNamed):
-        trace = memory.store_observation(
-            author=work.owner,
-            text=text,
-            domain=memory.TRACE,
-            confidence=1.0,
-            evidence=[f"plan:{execution.plan_id}", f"exec:{execution.ref}"],
-            metadata=metadata,
-            now=work.now,
-        )
-        execution.trace_ref = trace.ref
+    trace = memory.store_observation(
+        author=work.owner,
+        text=text,
+        domain=memory.TRACE,
+        confidence=1.0,
+        evidence=[f"plan:{execution.plan_id}", f"exec:{execution.ref}"],
+        metadata=metadata,
+        now=work.now,
+    )
+    execution.trace_ref = trace.ref
     _promote(work)
 
 
@@ -112,17 +108,14 @@ def _promote(work: Round) -> None:
 
 def _verdict(work: Round, step: ExecutionStep, asked: Mapping[str, Any]) -> dict[str, Any]:
     """What became of a recommendation: whether it is one still, and why."""
-    try:
-        promotion = memory.promote(
-            delegate=work.owner,
-            text=asked["observation"],
-            domain=asked["domain"],
-            confidence=asked["confidence"],
-            evidence=[f"plan:{work.execution.plan_id}", f"exec:{work.execution.ref}", f"step:{step.step_id}"],
-            now=work.now,
-        )
-    except TooManyNamed as refusal:
-        return {"promote": True, "verdict": refusal.code, "reason": refusal.detail, "promoted_as": None}
+    promotion = memory.promote(
+        delegate=work.owner,
+        text=asked["observation"],
+        domain=asked["domain"],
+        confidence=asked["confidence"],
+        evidence=[f"plan:{work.execution.plan_id}", f"exec:{work.execution.ref}", f"step:{step.step_id}"],
+        now=work.now,
+    )
     known = promotion.observation
     return {
         "promote": known is None and promotion.verdict != memory.Verdict.KNOWN_ALREADY,

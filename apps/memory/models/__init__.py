@@ -13,7 +13,6 @@ from apps.memory.models.subjects import (
     MemoryPolicy,
     Subject,
     SubjectQuerySet,
-    preferring,
 )
 from apps.memory.models.vectors import Vector
 
@@ -44,5 +43,4 @@ __all__ = [
     "Tally",
     "Vector",
     "WordCount",
-    "preferring",
 ]

@@ -23,8 +23,6 @@ class Session(TenantModel):
     """A conversation that an agent had, so that the next one can take up its thread; with a subject, or with nobody.
 
     `turns` counts what was stored of it turn by turn. One that is forgotten is the place where they were, and no more.
-    `overwritten` holds keyed digests of what it said earlier, and `was_called` is a digest of the id of one that is over
-    and has another: by these what was said is known again once it is forgotten.
     Its id is drawn from the sequence of places, see Passage: what was remembered before it began stands before its turns.
     """
 
@@ -41,10 +39,6 @@ class Session(TenantModel):
     summary = models.TextField(blank=True)
     topics = ArrayField(models.CharField(max_length=100), default=list)
     tone = models.CharField(max_length=100, blank=True)
-    overwritten = ArrayField(
-        models.BinaryField(max_length=32), default=list, db_default=RawSQL("'{}'::bytea[]", ()), editable=False
-    )
-    was_called = models.BinaryField(max_length=32, null=True, editable=False)
     turns = models.PositiveIntegerField(db_default=0)
     is_forgotten = models.BooleanField(db_default=False)
     started_at = models.DateTimeField()

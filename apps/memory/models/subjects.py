@@ -1,8 +1,6 @@
 """Whom memories are about, and what is remembered of them."""
 
-from collections.abc import Callable
 from datetime import datetime
-from itertools import starmap
 from typing import Self
 
 from django.contrib.postgres.fields import ArrayField
@@ -29,11 +27,6 @@ def _shared_with(name: str) -> Q:
     closed = MemoryPolicy.objects.filter(tenant_id=OuterRef("tenant_id"), share_with__isnull=False)
     closed = closed.exclude(share_with__contains=[name])
     return Q(share_with__contains=[name]) | Q(~Exists(closed), share_with=None)
-
-
-def preferring(key: str, value: str | None) -> str:
-    """What a subject prefers, as an entry."""
-    return f"{key}\n{value}"
 
 
 class Subject(TenantModel):
@@ -85,26 +78,6 @@ class Subject(TenantModel):
 
     def __str__(self) -> str:
         return self.key
-
-    @property
-    def names(self) -> list[str]:
-        """How it, and those that it is shared with, are called."""
-        return [self.key, self.display_name, *(self.share_with or [])]
-
-    @property
-    def entries(self) -> list[str]:
-        """What is told of it, entry by entry, beside how it is called."""
-        return [self.learning_level, *self.domains, *starmap(preferring, self.preferences.items())]
-
-    def part_with(self, is_forgotten: Callable[[str], bool]) -> bool:
-        """Lose whatever is told of it, entry by entry, that is forgotten; says whether there was any."""
-        before = (self.learning_level, self.domains, self.preferences)
-        self.learning_level = "" if is_forgotten(self.learning_level) else self.learning_level
-        self.domains = [domain for domain in self.domains if not is_forgotten(domain)]
-        self.preferences = {
-            key: value for key, value in self.preferences.items() if not is_forgotten(preferring(key, value))
-        }
-        return before != (self.learning_level, self.domains, self.preferences)
 
 
 class ItemQuerySet(models.QuerySet["Item"]):

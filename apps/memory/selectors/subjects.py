@@ -1,7 +1,7 @@
 """Questions about subjects, for those who may know of them."""
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Protocol
@@ -196,32 +196,19 @@ def has_said(subject: Subject, author: Caller, type_: str, text: bytes, *, slot:
     return said.filter(Q(slot_key=None) | Q(slot_key=slot and key_of(slot))).exists()
 
 
-# What can be forgotten, by what it is known again.
-Thing = tuple[str | bytes, ...]
-
-
-def mark_of(*parts: str | bytes) -> bytes:
-    """The keyed digest by which a forgotten thing is known again."""
+def mark_of(*parts: str) -> bytes:
+    """The keyed digest of a forgotten subject's id, or of that and an item's reference."""
     return keyed_digest(_FORGOTTEN, _joined(parts))
 
 
-def is_forgotten(*things: Thing, tenant_id: int) -> bool:
-    """Whether one of these things was forgotten on request."""
-    return bool(forgotten_among(things, tenant_id=tenant_id))
+def is_forgotten(subject_id: str, *, tenant_id: int) -> bool:
+    """Whether the subject of this id was forgotten on request."""
+    digests = keyed_digests(_FORGOTTEN, _joined([subject_id]))
+    return Forgotten.objects.filter(tenant_id=tenant_id, digest__in=digests).exists()
 
 
-def forgotten_among(things: Iterable[Thing], *, tenant_id: int) -> set[Thing]:
-    """Those of these things that were forgotten on request; nothing is asked about none."""
-    marked = {digest: parts for parts in things for digest in keyed_digests(_FORGOTTEN, _joined(parts))}
-    if not marked:
-        return set()
-    found = Forgotten.objects.filter(tenant_id=tenant_id, digest__in=list(marked))
-    return {marked[bytes(digest)] for digest in found.values_list("digest", flat=True)}
-
-
-def _joined(parts: Thing) -> bytes:
-    raw = [part.encode(errors="surrogatepass") if isinstance(part, str) else part for part in parts]
-    return b"".join(hashlib.sha256(part).digest() for part in raw)
+def _joined(parts: Sequence[str]) -> bytes:
+    return b"".join(hashlib.sha256(part.encode(errors="surrogatepass")).digest() for part in parts)
 
 
 AT_ONCE: Final = 1_000

@@ -7,26 +7,14 @@ from apps.memory.services.forgetting import (
     Erasure,
     forget,
     forget_concepts,
-    forget_entries,
     forget_expired,
     forget_items,
     forget_observations,
     forget_patterns,
     forget_sessions,
-    still_telling,
+    revise_subjects,
 )
 from apps.memory.services.items import ItemDraft, Outcome, Remembered, remember
-from apps.memory.services.marks import (
-    CONCEPT_REVISIONS,
-    CONCEPTS,
-    ITEMS,
-    OBSERVATIONS,
-    PATTERN_REVISIONS,
-    PATTERNS,
-    RELATIONSHIPS,
-    SESSIONS,
-    SUBJECTS,
-)
 from apps.memory.services.observations import store_observation
 from apps.memory.services.patterns import update_pattern
 from apps.memory.services.promoting import (
@@ -51,18 +39,9 @@ from apps.memory.services.tallying import count_common_words, fold_tallies
 from apps.memory.sql import Meant
 
 __all__ = [
-    "CONCEPTS",
-    "CONCEPT_REVISIONS",
     "HANDOFF",
-    "ITEMS",
     "MOST_ALIASES",
     "MOST_PREFERENCES",
-    "OBSERVATIONS",
-    "PATTERNS",
-    "PATTERN_REVISIONS",
-    "RELATIONSHIPS",
-    "SESSIONS",
-    "SUBJECTS",
     "TRACE",
     "Awakening",
     "Erasure",
@@ -82,7 +61,6 @@ __all__ = [
     "fold_tallies",
     "forget",
     "forget_concepts",
-    "forget_entries",
     "forget_expired",
     "forget_items",
     "forget_observations",
@@ -96,9 +74,9 @@ __all__ = [
     "record_session",
     "remember",
     "retract_relationships",
+    "revise_subjects",
     "set_memory_policy",
     "set_promotion_policy",
-    "still_telling",
     "store_concept",
     "store_observation",
     "update_pattern",

@@ -10,7 +10,6 @@ from apps.memory import selectors, sql
 from apps.memory.errors import AliasTaken, TooManyAliases, UnusableName
 from apps.memory.models import Concept, ConceptName, ConceptRevision, Passage, Relationship
 from apps.memory.references import LONGEST_KEY, key_of
-from apps.memory.services.replays import Standing, refuse_forgotten
 from apps.principals.tenancy import Caller
 
 MOST_ALIASES: Final = 200
@@ -29,23 +28,11 @@ def store_concept(
 ) -> Concept:
     """Describe a concept, new or known; what is not given stays as it was, aliases are added.
 
-    :raises ForgottenOnRequest: if it names somebody who was forgotten on request, or comes to say what was forgotten of whom it
-        names.
     :raises AliasTaken: if one of the names stands for another concept.
     :raises TooManyAliases: if it would have more than :data:`MOST_ALIASES`.
     :raises UnusableName: if one of them can't be a name.
     """
     (concept,) = _named_concepts(author=author, names=[name], aliases=aliases, now=now)
-    # What was forgotten while this waited is known now.
-    refuse_forgotten(
-        author,
-        *(concept_type, metadata),
-        words=[name, *aliases, description or ""],
-        beside=Standing(
-            words=[concept.name, *concept.aliases, concept.description if description is None else ""],
-            others=[concept.type if concept_type is None else "", concept.metadata if metadata is None else {}],
-        ),
-    )
     aliases = [alias for alias in dict.fromkeys([*concept.aliases, *aliases]) if key_of(alias) != concept.key]
     if len(aliases) > max(MOST_ALIASES, len(concept.aliases)):
         raise TooManyAliases(f"{name[:60]!r} would have more than {MOST_ALIASES} aliases.")
@@ -79,17 +66,8 @@ def add_relationship(
     A concept that is named here for the first time is created, to be described later.
 
     :raises UnusableName: if one of the names can't be one.
-    :raises ForgottenOnRequest: if it, or what it relates, names somebody who was forgotten on request, or says again what was
-        forgotten of whom they name.
     """
     ends = _named_concepts(author=author, names=[from_concept, to_concept], now=now)
-    # What was forgotten while this waited is known now. What its ends say is said with it.
-    refuse_forgotten(
-        author,
-        *(from_concept, to_concept, rel_type),
-        *(about for end in ends for about in (end.type, end.metadata)),
-        words=[description or "", *(text for end in ends for text in (end.name, *end.aliases, end.description))],
-    )
     relationship, _ = Relationship.objects.update_or_create(
         tenant_id=author.tenant_id,
         source=ends[0],

@@ -1,41 +1,23 @@
-"""Forgetting on request: everywhere, verified, with a receipt, and so that no repetition brings it back."""
+"""Forgetting on request and after the days that a subject allows."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final
 
 from django.db import connection, transaction
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Q, QuerySet
 
 from apps.core import erasure
-from apps.core.erasure import Wanted
 from apps.core.ids import random_id
 from apps.digests import services as inboxes
 from apps.digests.services import Poster, ReceiptDraft
 from apps.memory import selectors, sql
-from apps.memory.models import Concept, Item, Observation, Passage, Pattern, Session, Subject
-from apps.memory.services.marks import (
-    ABOUT,
-    CALLED,
-    CONCEPTS,
-    CONVERSATIONS,
-    ITEMS,
-    OBSERVATIONS,
-    PATTERNS,
-    SAID_WITH,
-    SAYS,
-    SESSIONS,
-    SUBJECTS,
-    SUMMARIES,
-    marks_of_items,
-    marks_of_naming,
-    marks_of_own,
-    marks_of_sessions,
-)
-from apps.memory.services.subjects import revised
-from apps.memory.texts import bare, same_text
+from apps.memory.models import Concept, Forgotten, Item, Observation, Passage, Pattern, Session, Subject
+from apps.memory.references import item_ref, observation_ref, pattern_ref
+from apps.memory.services.subjects import holding, revised
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts.models import Surface
 
@@ -47,154 +29,115 @@ _AT_ONCE: Final = 1_000
 _PARTS: Final = 100
 _SWEEP: Final = "what has had its days is deleted"
 
-_Row = TypeVar("_Row", bound=Model)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erasure:
-    """What was forgotten, in numbers: of how many things in each place, and where it stands still."""
+    """What was forgotten: how many rows of each table were erased, and how many still name the subject."""
 
     erased: dict[str, int]
     remaining: dict[str, int]
     receipt_id: str
     proof: str
-    """The keyed digest by which the subject, or the item, is known again."""
+    """A keyed digest of the id of the subject, or of the subject and the item."""
 
 
 @transaction.atomic
 def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None = None) -> Erasure:
-    """Forget a subject, or one item of it with all that said the same and what it had superseded.
+    """Forget a subject, or one item of it, and leave a receipt.
 
-    With a subject goes everything that is about it: what is remembered of it, sessions with it, and whatever names it
-    by its id in observations, receipts, digests, tasks, results, files, plans and executions. Of what can't be removed
-    without breaking a chain the words are taken. With an item goes what is about the subject, or names it, and holds the
-    item's words; a relationship is read with what it relates.
-
-    `remaining` counts what names the subject and could not be erased: ids and names that clients have chosen.
+    With a subject go its items, its sessions with their turns, and every row that names it by key. With an item go the
+    items that say the same or were superseded by them, and the turns of the subject's sessions that they cite. From both
+    goes what rests on the erased rows alone: observations and patterns whose evidence they were. Other rows lose the
+    reference. Free text that mentions the subject stays (docs/security.md).
 
     :raises UnknownSubject: if there is none, or it is not shared with the author.
     :raises UnknownMemory: if the subject has no such item.
     """
-    # Who asks for what is not there waits for nobody's turn.
     known = selectors.subject_of(subject_id, viewer=author)
-    thing = (known.key,) if item is None else (known.key, bytes(selectors.item_of(known, item).text_digest))
+    if item is not None:
+        selectors.item_of(known, item)
     with acting_as_system("something is forgotten on request"), erasure.redacting():
         sql.await_turn(author.tenant_id)
-        sql.close_to_writers(author.tenant_id, known.key)
-        done = None
-        while done is None:
-            with suppress(_Overtaken), transaction.atomic():
-                done = _forget(author, subject_id, item, now)
-    erased, remaining = done
-    proof = selectors.mark_of(*thing).hex()
-    return Erasure(
-        erased=erased, remaining=remaining, receipt_id=_receipt(author, erased, remaining, proof, now), proof=proof
-    )
+        subject = _held(author, subject_id)
+        erased = _forget_item(subject, item) if item is not None else _forget_subject(subject)
+        _forget_derived(author.tenant_id, erased)
+        if item is None:
+            remaining = erasure.remaining(author.tenant_id, subject_id)
+            digest = selectors.mark_of(subject_id)
+            Forgotten.objects.bulk_create(
+                [Forgotten(tenant_id=author.tenant_id, digest=digest, forgotten_at=now)], ignore_conflicts=True
+            )
+        else:
+            remaining = {}
+            digest = selectors.mark_of(subject_id, item_ref(item))
+            revised(subject, now)
+    counts = {name: len(numbers) for name, numbers in erased.items() if numbers}
+    receipt_id = _receipt(author, counts, remaining, digest.hex(), now)
+    return Erasure(erased=counts, remaining=remaining, receipt_id=receipt_id, proof=digest.hex())
+
+
+def _held(author: Caller, subject_id: str) -> Subject:
+    """The subject, locked after its sessions and those that name it: writers lock sessions before subjects.
+
+    :raises UnknownSubject: if somebody else has forgotten it meanwhile.
+    """
+    while True:
+        with suppress(_Overtaken), transaction.atomic():
+            subject = selectors.subject_of(subject_id, viewer=author)
+            named = partial(erasure.named, tenant_id=author.tenant_id, key=subject.key)
+            sessions = Session.objects.filter(Q(subject=subject) | Q(pk__in=named("memory_session")))
+            held = list(sessions.order_by("pk").select_for_update(of=("self",), no_key=True))
+            of_items = Item.objects.filter(pk__in=named("memory_item")).values("subject")
+            subjects = Q(pk=subject.pk) | Q(pk__in=named("memory_subject")) | Q(pk__in=of_items)
+            list(holding(Subject.objects.filter(subjects)))
+            if Session.objects.filter(subject=subject).exclude(pk__in=[one.pk for one in held]).exists():
+                raise _Overtaken
+            return selectors.subject_of(subject_id, viewer=author)
 
 
 class _Overtaken(Exception):
-    """Others have begun to write of the subject, and hold what is to be forgotten now."""
+    """A conversation with the subject has begun meanwhile."""
 
 
-def _forget(author: Caller, subject_id: str, item: int | None, now: datetime) -> tuple[dict[str, int], dict[str, int]]:
-    """What was erased of each place, and what remains there."""
-    subject = _held_with_what_names_it(author, subject_id)
-    texts: list[str] = []
-    remaining: dict[str, int] = {}
-    if item is None:
-        marks = {selectors.mark_of(subject.key)} | marks_of_items(subject.key, Item.objects.filter(subject=subject))
-        marks |= marks_of_sessions(Session.objects.filter(subject=subject))
-        erased = _erase(subject)
-    else:
-        said = _lineage(subject, item)
-        texts = sorted(set(map(bare, said)))
-        words = Wanted(tenant_id=author.tenant_id, reference="", texts=texts)
-        going = Item.objects.filter(
-            Q(pk__in=ITEMS.numbers(words, among=ABOUT, subject=subject.pk))
-            | Q(text_digest__in=set(map(same_text, said))),
-            subject=subject,
-        )
-        marks = marks_of_items(subject.key, going) | marks_of_own(subject, words)
-        erased, remaining = _erase_words(subject, going, words)
-        revised(subject, now)
-    wanted = Wanted(tenant_id=author.tenant_id, reference=subject.key, texts=texts)
-    marks |= marks_of_naming(wanted)
-    erased = _added(erased, erasure.erase(wanted))
-    sql.mark_forgotten(tenant_id=author.tenant_id, marks=marks, now=now)
-    return erased, _added(remaining, erasure.remaining(wanted))
-
-
-def _held_with_what_names_it(author: Caller, subject_id: str) -> Subject:
-    """The subject, held, with all that names it in the order in which its writers hold that: sessions, subjects, the rest.
-
-    What comes to name it later is not waited for: see :func:`_at_once`.
-
-    :raises UnknownSubject: if there is none, or it is not shared with the author, who waits for nobody then.
-    """
-    subject = selectors.subject_of(subject_id, viewer=author)
-    wanted = Wanted(tenant_id=author.tenant_id, reference=subject.key)
-    with_it = Session.objects.filter(subject=subject)
-    sessions = [*with_it.values_list("pk", flat=True), *SESSIONS.numbers(wanted)]
-    held_sessions = _held(Session.objects.filter(pk__in=sessions))
-    named = Item.objects.filter(pk__in=ITEMS.numbers(wanted)).values_list("subject_id", flat=True)
-    telling = SUBJECTS.numbers(wanted)
-    subjects = {subject.pk, *telling, *named, *(session.subject_id for session in held_sessions if session.subject_id)}
-    _held(Subject.objects.filter(pk__in=subjects))
-    if with_it.exclude(pk__in=[session.pk for session in held_sessions]).exists():
-        raise _Overtaken
-    _held(Concept.objects.filter(pk__in=CONCEPTS.numbers(wanted)))
-    _held(Observation.objects.filter(pk__in=OBSERVATIONS.numbers(wanted)))
-    _held(Pattern.objects.filter(pk__in=PATTERNS.numbers(wanted)))
-    # As it is, now that nobody else changes it.
-    return selectors.subject_of(subject_id, viewer=author)
-
-
-def _held(rows: QuerySet[_Row]) -> list[_Row]:
-    return list(rows.order_by("pk").select_for_update(of=("self",), no_key=True))
-
-
-def _at_once(rows: QuerySet[_Row]) -> list[_Row]:
-    """These rows, held, of which most are already; none is waited for, since its holder may wait for what is held here.
-
-    :raises _Overtaken: if somebody else holds one of them.
-    """
-    found = list(rows.order_by("pk").select_for_update(of=("self",), no_key=True, skip_locked=True))
-    if len(found) < rows.count():
-        raise _Overtaken
-    return found
-
-
-def _lineage(subject: Subject, number: int) -> list[str]:
-    """The texts of an item, of all that say the same of the subject, and of whatever these had superseded."""
-    selectors.item_of(subject, number)
-    return sql.lineage(subject_pk=subject.pk, item_pk=number)
-
-
-def _erase(subject: Subject) -> dict[str, int]:
-    """Remove the rows that are the subject's by their key."""
-    sessions = Session.objects.filter(subject=subject).values_list("pk", flat=True)
-    return {"memory_session": forget_sessions(sessions)} | sql.drop_subject(subject.pk, common=sql.COMMON)
-
-
-def _erase_words(subject: Subject, items: QuerySet[Item], words: Wanted) -> tuple[dict[str, int], dict[str, int]]:
-    """Remove items, and take from what else is the subject's by its key whatever holds these words; what holds them still."""
-    turns = OBSERVATIONS.numbers(words, among=SAID_WITH, subject=subject.pk)
-    summaries = Session.objects.filter(pk__in=SUMMARIES.numbers(words, among=ABOUT, subject=subject.pk))
+def _forget_subject(subject: Subject) -> dict[str, set[int]]:
+    sessions = set(Session.objects.filter(subject=subject).values_list("pk", flat=True))
+    turns = set(_said(sessions).values_list("pk", flat=True))
+    items = set(Item.objects.filter(subject=subject).values_list("pk", flat=True))
+    forget_sessions(sessions)
+    sql.drop_subject(subject.pk, common=sql.COMMON)
     erased = {
-        "memory_item": forget_items(items.values_list("pk", flat=True)),
-        "memory_observation": forget_observations(turns),
-        "memory_session": summaries.update(**SAYS),
-    }
-    return erased, {"memory_session": len(CONVERSATIONS.numbers(words, among=ABOUT, subject=subject.pk))}
+        "memory_subject": {subject.pk}, "memory_session": sessions, "memory_observation": turns, "memory_item": items,
+    }  # fmt: skip
+    for table, numbers in erasure.erase(subject.tenant_id, subject.key).items():
+        erased.setdefault(table, set()).update(numbers)
+    return erased
 
 
-def _added(numbers: Mapping[str, int], others: Mapping[str, int]) -> dict[str, int]:
-    """How many there are of each in both, where there are any."""
-    return {name: sum_ for name in {**numbers, **others} if (sum_ := numbers.get(name, 0) + others.get(name, 0))}
+def _forget_item(subject: Subject, number: int) -> dict[str, set[int]]:
+    items = set(sql.lineage(subject_pk=subject.pk, item_pk=number))
+    evidence = Item.objects.filter(pk__in=items).values_list("evidence", flat=True)
+    cited = {ref.removeprefix("observation:") for refs in evidence for ref in refs if ref.startswith("observation:")}
+    turns = set(Observation.objects.filter(pk__in=cited, session__subject=subject).values_list("pk", flat=True))
+    forget_items(items)
+    forget_observations(turns)
+    return {"memory_item": items, "memory_observation": turns}
 
 
-def _receipt(author: Caller, erased: dict[str, int], remaining: dict[str, int], proof: str, now: datetime) -> str:
-    """A receipt that says that something was forgotten, and nothing of what."""
+def _forget_derived(tenant_id: int, erased: dict[str, set[int]]) -> None:
+    """Forget what rests on erased memories alone, and what rests on that; other rows lose the reference."""
+    kinds = {"memory_item": item_ref, "memory_observation": observation_ref, "memory_pattern": pattern_ref}
+    fresh = {kind: set(erased.get(kind, ())) for kind in kinds}
+    while refs := [kinds[kind](number) for kind, numbers in fresh.items() for number in numbers]:
+        fresh = sql.resting_on(tenant_id, refs)
+        forget_observations(fresh["memory_observation"])
+        forget_patterns(fresh["memory_pattern"])
+        sql.drop_evidence(tenant_id, refs)
+        for kind, numbers in fresh.items():
+            erased.setdefault(kind, set()).update(numbers)
+
+
+def _receipt(author: Caller, erased: Mapping[str, int], remaining: Mapping[str, int], proof: str, now: datetime) -> str:
+    """A receipt that something was forgotten, with numbers and the proof, and nothing of what."""
     posted = inboxes.post(
         poster=Poster.of(author),
         draft=ReceiptDraft(
@@ -203,7 +146,7 @@ def _receipt(author: Caller, erased: dict[str, int], remaining: dict[str, int], 
             event_type=EVENT,
             dedupe_key=f"{SOURCE}:{EVENT}:{random_id('gone')}:v1",
             title="Forgotten on request",
-            summary=f"{sum(erased.values())} things were erased; {sum(remaining.values())} names remain.",
+            summary=f"{sum(erased.values())} rows were erased; {sum(remaining.values())} names remain.",
             metadata={"proof": proof, "erased": erased, "remaining": remaining, "forgotten_at": now.isoformat()},
             surface=Surface.LEDGER,
         ),
@@ -212,89 +155,61 @@ def _receipt(author: Caller, erased: dict[str, int], remaining: dict[str, int], 
     return posted.receipt_id
 
 
-def forget_items(numbers: Iterable[int], /) -> int:
-    """Remove items of any subjects."""
+def forget_items(numbers: Iterable[int], /) -> None:
+    """Delete items of any subjects."""
     rows = Item.objects.filter(pk__in=list(numbers))
-    _revise(rows.values_list("subject_id", flat=True))
+    revise_subjects(rows.values_list("subject_id", flat=True))
     _unindex(Passage.objects.filter(item__in=rows))
-    return rows.delete()[1].get("memory.Item", 0)
+    rows.delete()
 
 
-def forget_sessions(numbers: Collection[int], /) -> int:
-    """Remove sessions and the words of their turns; where there are turns, the session stays as their place."""
-    rows = Session.objects.filter(pk__in=list(numbers))
-    found = _at_once(rows)
-    _revise({session.subject_id for session in found})
-    forget_observations(Observation.objects.filter(session__in=found).exclude(text="").values_list("pk", flat=True))
-    for pk in rows.filter(turns__gt=0).values_list("pk", flat=True):
-        nothing = {**SAYS, CALLED: random_id("forgotten"), "was_called": None, "overwritten": []}
-        Session.objects.filter(pk=pk).update(**nothing, subject=None, is_forgotten=True)
+def forget_sessions(numbers: Iterable[int], /) -> None:
+    """Delete sessions and the words of their turns; a session that had turns keeps its row, which says nothing."""
+    pks = list(numbers)
+    rows = Session.objects.filter(pk__in=pks)
+    revise_subjects(rows.filter(subject__isnull=False).values_list("subject_id", flat=True))
+    forget_observations(_said(pks).values_list("pk", flat=True))
+    for session in rows.filter(turns__gt=0):
+        Session.objects.filter(pk=session.pk).update(
+            conversation_id=random_id("forgotten"), subject=None, platform="", title="", summary="", topics=[], tone="",
+            is_forgotten=True,
+        )  # fmt: skip
     rows.filter(turns=0).delete()
-    return len(found)
 
 
-def forget_entries(wanted: Wanted, /) -> int:
-    """Take out of what is told of subjects, such as they prefer, each entry in which it stands; answers of how many."""
-    found = [one.pk for one in _telling(wanted) if one.part_with(_in_entries(one, wanted))]
-    for subject in _at_once(Subject.objects.filter(pk__in=found)):
-        subject.part_with(_in_entries(subject, wanted))
-        told = {
-            "learning_level": subject.learning_level,
-            "domains": subject.domains,
-            "preferences": subject.preferences,
-        }
-        Subject.objects.filter(pk=subject.pk).update(**told)
-        revised(subject, subject.revised_at)
-    return len(found)
+def _said(sessions: Iterable[int]) -> QuerySet[Observation]:
+    return Observation.objects.filter(session__in=list(sessions)).exclude(text="")
 
 
-def still_telling(wanted: Wanted, /) -> int:
-    """Of how many subjects it stands in an entry, or in a name, which nobody takes away."""
-    return sum(
-        any(map(_in_entries(one, wanted), one.names)) or one.part_with(_in_entries(one, wanted))
-        for one in _telling(wanted)
-    )
-
-
-def _telling(wanted: Wanted) -> QuerySet[Subject]:
-    return Subject.objects.filter(pk__in=SUBJECTS.numbers(wanted))
-
-
-def _in_entries(subject: Subject, wanted: Wanted) -> Callable[[str], bool]:
-    """Whether it stands in an entry of a subject; in those of whom it is about nobody needs to be named."""
-    is_its_own = subject.key == wanted.reference and wanted.texts
-    return (replace(wanted, reference="") if is_its_own else wanted).stands_in
-
-
-def _revise(subjects: Iterable[int | None]) -> None:
-    for subject in _at_once(Subject.objects.filter(pk__in={pk for pk in subjects if pk is not None})):
-        revised(subject, subject.revised_at)
-
-
-def forget_observations(numbers: Collection[int], /) -> int:
-    """Take the words of observations from them and from what they are found by; their numbers stay."""
+def forget_observations(numbers: Iterable[int], /) -> None:
+    """Erase the words of observations and of their search index; the rows stay, since others refer to them."""
     rows = Observation.objects.filter(pk__in=list(numbers))
-    _at_once(rows)
     _unindex(Passage.objects.filter(observation__in=rows))
-    return rows.update(text="", speaker="", domain="", evidence=[], metadata={})
+    rows.update(text="", speaker="", domain="", evidence=[], metadata={})
 
 
-def forget_patterns(numbers: Collection[int], /) -> int:
-    """Remove patterns with all their revisions."""
-    _at_once(Pattern.objects.filter(pk__in=numbers))
-    _unindex(Passage.objects.filter(pattern_id__in=numbers))
-    return Pattern.objects.filter(pk__in=numbers).delete()[1].get("memory.Pattern", 0)
+def forget_patterns(numbers: Iterable[int], /) -> None:
+    """Delete patterns with all their revisions."""
+    rows = Pattern.objects.filter(pk__in=list(numbers))
+    _unindex(Passage.objects.filter(pattern__in=rows))
+    rows.delete()
 
 
-def forget_concepts(numbers: Collection[int], /) -> int:
-    """Remove concepts with their names and relationships."""
-    _at_once(Concept.objects.filter(pk__in=numbers))
-    _unindex(Passage.objects.filter(concept_id__in=numbers))
-    return Concept.objects.filter(pk__in=numbers).delete()[1].get("memory.Concept", 0)
+def forget_concepts(numbers: Iterable[int], /) -> None:
+    """Delete concepts with their names, revisions and relationships."""
+    rows = Concept.objects.filter(pk__in=list(numbers))
+    _unindex(Passage.objects.filter(concept__in=rows))
+    rows.delete()
 
 
 def _unindex(passages: QuerySet[Passage]) -> None:
     sql.drop_passages(passages.values_list("pk", flat=True), common=sql.COMMON)
+
+
+def revise_subjects(numbers: Iterable[int], /) -> None:
+    """Raise the revision of these subjects, so that no cached envelope of them is used again."""
+    for subject in holding(Subject.objects.filter(pk__in=set(numbers))):
+        revised(subject, subject.revised_at)
 
 
 def forget_expired() -> int:
@@ -327,9 +242,7 @@ def _forget_expired_of(subject_pk: int) -> bool:
     """Delete what of a subject has had its days; says whether there was any."""
     was_any, goes_on = False, True
     while goes_on:
-        gone, goes_on = False, False
-        # What somebody holds is swept another time.
-        with suppress(_Overtaken), acting_as_system(_SWEEP), erasure.redacting():
+        with acting_as_system(_SWEEP), erasure.redacting():
             gone, goes_on = _forget_some_expired_of(subject_pk)
         was_any = was_any or gone
     return was_any

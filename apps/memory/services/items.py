@@ -27,7 +27,6 @@ from apps.memory.errors import (
 from apps.memory.models import Item, Passage, Subject
 from apps.memory.references import LONGEST_KEY, key_of
 from apps.memory.services.evidence import Evidence, evidence_of
-from apps.memory.services.replays import refuse_forgotten
 from apps.memory.services.subjects import held_to_write, revised
 from apps.memory.states import ItemType
 from apps.memory.texts import as_sought, bare, one_line, same_text
@@ -59,7 +58,6 @@ class ItemDraft:
     valid_from: datetime | None = None
     valid_to: datetime | None = None
     supersedes: int | None = None
-    remember_again: bool = False
 
 
 class Outcome(StrEnum):
@@ -88,7 +86,6 @@ def remember(*, author: Caller, draft: ItemDraft, now: datetime) -> Remembered:
     answers the same question for the same time is superseded for that time, and stays known for the rest of its own.
 
     :raises UnknownSubject: if there is none, or it is not shared with the author.
-    :raises ForgottenOnRequest: if it says what was forgotten of the subject on request, or names somebody who was forgotten.
     :raises MemoryDisabled: if the subject wants nothing remembered.
     :raises PatternsNotLearned: if it is a pattern, and the subject wants none learned.
     :raises Echo: if the author was given this text as a memory of the subject and brings no evidence of its own.
@@ -205,13 +202,6 @@ def _says_it_is_from_here(ref: str) -> bool:
 def _permit(author: Caller, subject: Subject, draft: ItemDraft, *, own: Collection[str]) -> None:
     if draft.type == ItemType.USER_PATTERN and not subject.learn_patterns:
         raise PatternsNotLearned(f"{draft.subject_id[:60]!r} wants no patterns learned.")
-    refuse_forgotten(
-        author,
-        *(draft.slot, draft.source, draft.evidence),
-        words=[draft.text],
-        about=[subject.key],
-        again=[subject.key] if draft.remember_again else [],
-    )
     if draft.stated or own:
         return
     if selectors.was_served(subject, author.principal_id, _texts(draft.text)):

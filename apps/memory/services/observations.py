@@ -12,7 +12,6 @@ from apps.memory import selectors, sql
 from apps.memory.errors import AboutAnother, AlreadySuperseded
 from apps.memory.models import Observation, Passage
 from apps.memory.services.evidence import evidence_of
-from apps.memory.services.replays import refuse_forgotten
 from apps.memory.services.sessions import take_turn
 from apps.principals.tenancy import Caller
 
@@ -39,7 +38,6 @@ def store_observation(
     :param speaker: who said it.
     :param supersedes: the reference of an older statement in whose place this one stands from now on; by a clock that is
         behind, from when the older one was recorded.
-    :raises ForgottenOnRequest: if it names somebody who was forgotten on request, or says again what was.
     :raises MalformedMemoryReference: if one should name a memory, and does not.
     :raises UnknownMemory: if there is no such older statement, or not all the evidence, or it was forgotten, or is about a subject
         that is not shared with the author.
@@ -52,15 +50,6 @@ def store_observation(
     if conversation_id is not None:
         at = min(occurred_at or now, now)
         turn = take_turn(principal=author, conversation_id=conversation_id, at=at, now=now)
-    # What was forgotten while this waited for its turn is known now.
-    refuse_forgotten(
-        author,
-        *(conversation_id, speaker, domain, evidence, metadata),
-        words=[text],
-        about=[] if turn is None or turn.subject is None else [turn.subject.key],
-        conversation_id=conversation_id,
-        said_at=occurred_at or now,
-    )
     observation = Observation.objects.create(
         tenant_id=author.tenant_id,
         author_id=author.principal_id,

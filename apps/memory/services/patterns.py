@@ -9,7 +9,6 @@ from apps.memory import selectors, sql
 from apps.memory.errors import UnknownMemory
 from apps.memory.models import Passage, Pattern, PatternRevision
 from apps.memory.references import observation_ref
-from apps.memory.services.replays import refuse_forgotten
 from apps.principals.tenancy import Caller
 
 
@@ -28,7 +27,6 @@ def update_pattern(
 
     No revision is older than the one before it: by a clock that is behind, it is written down when that one was.
 
-    :raises ForgottenOnRequest: if it names somebody who was forgotten on request, or says again what was.
     :raises UnknownMemory: if the tenant has not all of these observations, one was forgotten, or one is about a subject that
         is not shared with the author.
     """
@@ -50,8 +48,6 @@ def update_pattern(
             "revised_at": now,
         },
     )
-    # What was forgotten while this waited is known now.
-    refuse_forgotten(author, category, words=[pattern_name, pattern_text])
     now = max(now, pattern.revised_at)
     pattern.author_id = author.principal_id
     pattern.text = pattern_text

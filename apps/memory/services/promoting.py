@@ -9,7 +9,7 @@ from typing import Final
 from django.db import transaction
 
 from apps.memory import selectors
-from apps.memory.errors import ForgottenOnRequest, NotADelegate, PromotionNeeded
+from apps.memory.errors import NotADelegate, PromotionNeeded
 from apps.memory.models import Observation, PromotionPolicy
 from apps.memory.novelty import says_the_same
 from apps.memory.services.evidence import words_of
@@ -34,7 +34,6 @@ class Verdict(StrEnum):
     OTHER_DOMAIN = "other_domain"
     NOT_SURE_ENOUGH = "not_sure_enough"
     KNOWN_ALREADY = "known_already"
-    FORGOTTEN = "forgotten"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +122,9 @@ def promote(
         )
     if policy.requires_novel and (known := _known(delegate, text)):
         return Promotion(verdict=Verdict.KNOWN_ALREADY, reason=f"{known} says the same.")
-    try:
-        observation = store_observation(
-            author=delegate, text=text, domain=domain, confidence=confidence, evidence=evidence, now=now
-        )
-    except ForgottenOnRequest as exc:
-        return Promotion(verdict=Verdict.FORGOTTEN, reason=str(exc))
+    observation = store_observation(
+        author=delegate, text=text, domain=domain, confidence=confidence, evidence=evidence, now=now
+    )
     return Promotion(verdict=Verdict.PROMOTED, reason="Its policy allows it.", observation=observation)
 
 

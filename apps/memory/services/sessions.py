@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final
 
 from django.db import transaction
 from django.db.models import Q
@@ -12,13 +11,8 @@ from apps.core.ids import random_id
 from apps.memory import selectors, sql
 from apps.memory.errors import ConversationFull
 from apps.memory.models import MOST_TURNS, Session, Subject
-from apps.memory.services.marks import called, overwritten
-from apps.memory.services.replays import Standing, refuse_forgotten, refuse_forgotten_turns
 from apps.memory.services.subjects import holding, revised, to_be_written
 from apps.principals.tenancy import Caller
-
-# Of what a conversation said earlier the latest so much is known again where it is forgotten.
-_MOST_OVERWRITTEN: Final = 50
 
 
 @transaction.atomic
@@ -44,7 +38,6 @@ def record_session(
     A conversation with a subject that is no longer shared with the principal is over, as if the subject had been
     forgotten: another begins under its id.
 
-    :raises ForgottenOnRequest: if it names somebody who was forgotten on request, or says again what was.
     :raises UnknownSubject: if there is none of this id, or it is not shared with the principal.
     :raises MemoryDisabled: if the subject of the conversation wants nothing remembered.
     """
@@ -52,22 +45,7 @@ def record_session(
     # The session is held by now, so that its subject is known; subjects are the last that anybody takes.
     subjects = _concerned(session, principal, subject_id)
     session = _unless_over(session, subjects, principal=principal, now=now)
-    # What was forgotten while this waited is known now.
     given = {"platform": platform, "title": title, "summary": summary, "topics": topics, "tone": tone}
-    kept = {name: getattr(session, name) for name, value in given.items() if value is None}
-    with_whom = [subject.key for subject in subjects if subject.pk == session.subject_id]
-    refuse_forgotten(
-        principal,
-        *(conversation_id, platform, topics, tone),
-        words=[title or "", summary or ""],
-        about=with_whom if subject_id is None else [subject_id],
-        conversation_id=conversation_id if any(given.values()) else None,
-        beside=Standing(
-            words=[kept.pop("title", ""), kept.pop("summary", "")],
-            others=[conversation_id, *kept.values()],
-            about=with_whom,
-        ),
-    )
     since = None
     if subject_id is not None:
         named = next((subject for subject in subjects if subject.key == subject_id), None)
@@ -75,10 +53,7 @@ def record_session(
         if session.subject_id != subject.pk:
             since, session.subject = session.started_at, subject
             if session.turns:
-                refuse_forgotten_turns(principal, session, subject_id)
                 sql.move_passages(session.place_of(0), session.place_of(session.turns - 1), scope=subject.pk)
-    earlier = dict.fromkeys([*session.overwritten, *overwritten(session, given)])
-    session.overwritten = list(earlier)[-_MOST_OVERWRITTEN:]
     for name, value in given.items():
         if value is not None:
             setattr(session, name, list(value) if name == "topics" else value)
@@ -127,8 +102,7 @@ def _unless_over(session: Session, subjects: Iterable[Subject], *, principal: Ca
         session.subject = to_be_written(subject, subject.key)
         return session
     conversation_id, session.conversation_id = session.conversation_id, random_id("over")
-    session.was_called = session.was_called or called(conversation_id)
-    session.save(update_fields=["conversation_id", "was_called"])
+    session.save(update_fields=["conversation_id"])
     return _held(principal, conversation_id, now)
 
 

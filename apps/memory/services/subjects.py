@@ -9,18 +9,17 @@ from django.db import IntegrityError, transaction
 from django.db.models import DateTimeField, ExpressionWrapper, F, Value
 from django.db.models.functions import Least
 
+from apps.core.errors import Conflict
 from apps.core.sql import violated_constraint
 from apps.memory import selectors
 from apps.memory.errors import (
-    ForgottenOnRequest,
     MemoryDisabled,
     SettledByAnother,
     SharedByAnother,
     SubjectExists,
     TooManyPreferences,
 )
-from apps.memory.models import MemoryPolicy, Subject, SubjectQuerySet, preferring
-from apps.memory.services.replays import keep_from_being_forgotten, refuse_forgotten
+from apps.memory.models import MemoryPolicy, Subject, SubjectQuerySet
 from apps.principals import selectors as principals
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
@@ -48,14 +47,8 @@ def add_subject(
     :raises SubjectExists: if it is remembered already.
     :raises UnknownPrincipal: if it is to be shared with nobody's name.
     :raises MemoryDisabled: if it wants nothing remembered, and something is told of it.
-    :raises ForgottenOnRequest: if it was forgotten on request, or what is said of it names somebody who was.
-    :raises Unavailable: if it, or one that it names, is being forgotten just now.
+    :raises Conflict: `forgotten`, if it was forgotten on request.
     """
-    keep_from_being_forgotten(author, [subject_id])
-    if not remember_again and selectors.is_forgotten((subject_id,), tenant_id=author.tenant_id):
-        raise ForgottenOnRequest(
-            "This subject was forgotten on request; it is remembered at its own wish alone (`remember_again`)."
-        )
     subject = Subject(
         tenant_id=author.tenant_id,
         key=subject_id,
@@ -73,8 +66,12 @@ def add_subject(
         if violated_constraint(exc) != "memory_subject_key_once":
             raise
         raise SubjectExists(f"{subject_id[:60]!r} is remembered already.") from exc
-    # By now it is remembered itself, and may be named.
-    refuse_forgotten(author, change.given, change.preferences)
+    # Not sooner: a transaction that forgets it has ended by now.
+    if not remember_again and selectors.is_forgotten(subject_id, tenant_id=author.tenant_id):
+        raise Conflict(
+            "This subject was forgotten on request; it is remembered at its own wish alone (`remember_again`).",
+            code="forgotten",
+        )
     return subject
 
 
@@ -83,7 +80,6 @@ def update_subject(*, author: Caller, subject_id: str, change: SubjectChange, no
     """Change what is known of a subject itself, or what may be done with memories of it.
 
     :raises UnknownSubject: if there is none, or it is not shared with the author, who has not added it either.
-    :raises ForgottenOnRequest: if it names somebody who was forgotten on request.
     :raises SharedByAnother: if others are to know it, and the author neither added it nor administers the tenant.
     :raises SettledByAnother: if it is to forbid less than before, and the author neither added it nor administers the tenant.
     :raises UnknownPrincipal: if it is to be shared with nobody's name, which it was not before.
@@ -93,8 +89,6 @@ def update_subject(*, author: Caller, subject_id: str, change: SubjectChange, no
     subject = holding(selectors.settled_by(author).filter(key=subject_id)).first()
     if subject is None:
         raise selectors.unknown(subject_id)
-    words = _entries(change)
-    refuse_forgotten(author, change.given, change.preferences, words=words, about=[subject_id] if any(words) else [])
     if _shares(subject, change):
         _may_share(author, subject)
         _refuse_nobody(author, change.given["share_with"], before=subject.share_with)
@@ -261,13 +255,6 @@ def _refuse_nobody(author: Caller, share_with: Sequence[str] | None, *, before: 
 _SETTLED: Final = ("memory_enabled", "learn_patterns", "anonymize_dates", "delete_after_days")
 # What is known of a subject itself, beside what it prefers.
 _TOLD: Final = ("display_name", "learning_level", "domains")
-
-
-def _entries(change: SubjectChange) -> list[str]:
-    """What a change tells, entry by entry, as they are forgotten."""
-    preferences = change.preferences or {}
-    chosen = [preferring(key, value) for key, value in preferences.items() if value is not None]
-    return [change.given.get("learning_level") or "", *(change.given.get("domains") or []), *chosen]
 
 
 def _apply(subject: Subject, change: SubjectChange) -> None:

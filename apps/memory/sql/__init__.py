@@ -2,6 +2,7 @@
 
 from apps.memory.models import COMMON
 from apps.memory.sql.finding import Found, asking, find
+from apps.memory.sql.forgetting import await_turn, drop_evidence, lineage, resting_on, try_turn
 from apps.memory.sql.meaning import (
     LOOKED_AT,
     Meant,
@@ -37,13 +38,10 @@ from apps.memory.sql.subjects import (
     Readable,
     drop_subject,
     known,
-    lineage,
-    mark_forgotten,
     note_load,
     readable,
 )
 from apps.memory.sql.tallies import count_common_words, fold_tallies
-from apps.memory.sql.turns import await_turn, close_to_writers, enter_writing, try_turn
 
 __all__ = [
     "COMMON",
@@ -72,11 +70,10 @@ __all__ = [
     "Readable",
     "asking",
     "await_turn",
-    "close_to_writers",
     "count_common_words",
+    "drop_evidence",
     "drop_passages",
     "drop_subject",
-    "enter_writing",
     "find",
     "fold_tallies",
     "has_vectors",
@@ -86,12 +83,12 @@ __all__ = [
     "keep_vectors",
     "known",
     "lineage",
-    "mark_forgotten",
     "move_passages",
     "note_load",
     "readable",
     "recall_by_meaning",
     "recent",
+    "resting_on",
     "supersede_passages",
     "try_turn",
     "unembedded",

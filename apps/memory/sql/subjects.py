@@ -1,7 +1,6 @@
 """The statements behind envelopes: all that an envelope says, and what ends it."""
 
 import json
-from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -243,49 +242,6 @@ def drop_subject(subject_pk: int, *, common: int) -> dict[str, int]:
             numbers[table] = cursor.rowcount
     drop_rare(words, common=common)
     return numbers
-
-
-# By the key, memory_item_of_text and memory_item_by_newer.
-LINEAGE: Final = """
-with recursive lineage as (
-    select same.id, same.text_digest
-    from memory_item i cross join lateral (
-        select id, text_digest from memory_item where subject_id = i.subject_id and text_digest = i.text_digest offset 0
-    ) same
-    where i.id = %(item)s and i.subject_id = %(subject)s
-    union
-    select older.id, older.text_digest
-    from lineage cross join lateral (
-        select id, text_digest from memory_item where superseded_by_id = lineage.id offset 0
-    ) older
-)
-select distinct said.text
-from (select distinct text_digest from lineage) told cross join lateral (
-    select text from memory_item where subject_id = %(subject)s and text_digest = told.text_digest offset 0
-) said
-"""
-
-
-def lineage(*, subject_pk: int, item_pk: int) -> list[str]:
-    """The texts of an item of a subject, of all that say the same of it, and of whatever these had superseded."""
-    given: dict[str, Any] = {"subject": subject_pk, "item": item_pk}
-    with connection.cursor() as cursor:
-        cursor.execute(LINEAGE, given)
-        return [text for (text,) in cursor.fetchall()]
-
-
-_MARK: Final = """
-insert into memory_forgotten (tenant_id, digest, forgotten_at)
-select %(tenant)s, unnest(%(marks)s::bytea[]), %(now)s
-on conflict do nothing
-"""
-
-
-def mark_forgotten(*, tenant_id: int, marks: Collection[bytes], now: datetime) -> None:
-    """Note by what is known again what was forgotten, however much that is."""
-    given: dict[str, Any] = {"tenant": tenant_id, "marks": sorted(marks), "now": now}
-    with hot_cursor() as cursor:
-        cursor.execute(_MARK, given)
 
 
 # The subject is held, lest it be forgotten before this transaction ends.

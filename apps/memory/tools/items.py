@@ -56,8 +56,6 @@ class RememberFact(Input):
     """Until when it is so, if that is known."""
     supersedes: ItemRef | None = None
     """The item (`item:12`) in whose place this one stands."""
-    remember_again: bool = False
-    """It was forgotten on request, and the subject wishes it to be remembered again."""
 
 
 class ItemOutput(Output):
@@ -135,7 +133,6 @@ def remember_fact(caller: Caller, given: RememberFact) -> RememberedFact:
             valid_from=given.valid_from,
             valid_to=given.valid_to,
             supersedes=None if given.supersedes is None else number_of(given.supersedes),
-            remember_again=given.remember_again,
         ),
         now=timezone.now(),
     )

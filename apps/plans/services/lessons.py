@@ -1,15 +1,12 @@
 """Learning from plans that were carried out: outcomes are noted, models learned from them, judged and taken into use."""
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
 
 from django.db import transaction
 
-from apps.core.errors import Unavailable
 from apps.memory import services as memory
-from apps.memory.errors import ForgottenOnRequest
 from apps.plans import learning, selectors, shelf, sql
 from apps.plans.choosing import Judged, judge, look
 from apps.plans.errors import NoEarlierModel
@@ -230,9 +227,7 @@ def _write_down_habits(tenant_id: int, plans: Sequence[Past], now: datetime) -> 
         written = selectors.written_habits()
     for habit in habits(plans, names):
         if written.get(habit.name) != habit.text:
-            # A name that a step was given may be of somebody who was forgotten on request. While somebody is being forgotten
-            # it is left to the next time.
-            with suppress(ForgottenOnRequest, Unavailable), acting_in(tenant_id, _HABITS):
+            with acting_in(tenant_id, _HABITS):
                 memory.update_pattern(
                     author=author,
                     category=selectors.HABITS,

@@ -15,7 +15,6 @@ from apps.tasks.services.ending import (
     release,
     release_many,
 )
-from apps.tasks.services.forgetting import artifacts_holding, remove_artifacts
 from apps.tasks.services.leasing import lease
 from apps.tasks.services.operating import cancel_for_requester, replay_queue, revoke_lease
 from apps.tasks.services.queueing import POLL_SECONDS, queue, queue_many
@@ -94,7 +93,6 @@ __all__ = [
     "Verdict",
     "Walk",
     "admit_waiting",
-    "artifacts_holding",
     "bring_back",
     "cancel",
     "cancel_for_requester",
@@ -126,7 +124,6 @@ __all__ = [
     "release_dependants",
     "release_dependants_in",
     "release_many",
-    "remove_artifacts",
     "remove_schedule",
     "replay",
     "replay_dead_letter",

@@ -19,7 +19,7 @@ from apps.core.errors import DomainError
 from apps.core.sql import database_now
 from apps.memory import selectors as memories
 from apps.memory import services as memory
-from apps.memory.errors import AliasTaken, ForgottenOnRequest, TooManyNamed, UnusableName
+from apps.memory.errors import AliasTaken, UnusableName
 from apps.memory.models import Concept
 from apps.principals.models import Principal
 from apps.principals.selectors import principal_named
@@ -56,14 +56,13 @@ def remember(*, limit: int = 100) -> int:
     """Write to memory what workers have become since they were last written; says how many. Runs within a tenant.
 
     Where a worker's id stands for something else in memory, or for a worker whose id differs in case, which memory does not
-    tell apart, it gets a name of its own there. One that names somebody who was forgotten on request is not written down,
-    nor one that may name more than memory looks for.
+    tell apart, it gets a name of its own there.
     """
     due = Worker.objects.unremembered().select_related("principal__tenant").order_by("id")
     workers = list(due.select_for_update(of=("self",), skip_locked=True)[:limit])
     managers = selectors.managers(workers)
     for worker in workers:
-        with suppress(AliasTaken, ForgottenOnRequest, TooManyNamed):
+        with suppress(AliasTaken):
             _remember(worker, managers.get(worker.worker_id, DELEGATE), database_now())
         worker.remembered_at_epoch = worker.described_at_epoch
         worker.save(update_fields=["remembered_at_epoch"])
