@@ -1,7 +1,6 @@
 """What steps recommend to be known is known where the DeleGate's policy says so, and else recommended in the report."""
 
 import json
-from string import ascii_uppercase
 from typing import Any
 
 import pytest
@@ -100,21 +99,6 @@ def test_what_its_owner_learned_is_stored_by_the_verb_that_its_owner_may_use(
     (action,) = report(owner, carried_out(owner, tenant, server, None)).next_actions[-1:]
 
     assert [name for name in ("memory_promote", "memory_store") if name in action] == [verb]
-
-
-def test_what_names_more_than_memory_takes_is_a_recommendation(
-    kee: Caller, coder: Caller, tenant: Tenant, server: WorkerServer
-) -> None:
-    allow(kee)
-    # Each sign may end what begins at any of the letters before it: the most that a recommendation has room for.
-    names = "".join(f"{ascii_uppercase[nth % 26]}:{chr(0x2190 + nth)}" for nth in range(666))
-
-    execution = carried_out(coder, tenant, server, {**ASKED, "observation": names})
-
-    assert report(coder, execution).status == "complete"
-    outcome = told(coder, execution)
-    assert (outcome["promote"], outcome["verdict"]) == (True, "too_many_named")
-    assert known(kee) == []
 
 
 @pytest.mark.parametrize(

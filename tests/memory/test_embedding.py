@@ -326,7 +326,7 @@ def test_what_is_forgotten_is_forgotten_as_a_vector_too(kee: Caller, embedder: R
         remember(kee, "Likes rain")
         services.record_session(principal=kee, conversation_id="c", subject_id=ALICE, now=T0)
         services.store_observation(author=kee, text="I drive", conversation_id="c", now=T0)
-        services.store_observation(author=kee, text="of USER:alice", now=T0)
+        services.store_observation(author=kee, text="Of her", metadata={"subject_id": ALICE}, now=T0)
     ticks.run("memory.embed_memories")
     assert len(held()) == 4
     with acting_as(kee):

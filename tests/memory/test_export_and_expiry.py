@@ -41,7 +41,7 @@ def test_export_pages_each_list_to_its_end(as_kee: Caller, monkeypatch: pytest.M
         named = f"c{number}"
         services.record_session(principal=as_kee, conversation_id=named, subject_id=ALICE, now=T0)
         talk(as_kee, f"turn {number}", conversation_id=named)
-        envelope(as_kee, skip_cache=True)
+        envelope(as_kee)
 
     told: dict[str, list[Any]] = {"items": [], "sessions": [], "envelopes_loaded": [], "turns": []}
     asked: dict[str, int] = {}

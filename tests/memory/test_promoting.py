@@ -8,7 +8,7 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 from django.test import Client
 
-from apps.memory import references, services
+from apps.memory import services
 from apps.memory.errors import NotADelegate
 from apps.memory.models import Concept, Item, Observation, Pattern, PromotionPolicy, Relationship
 from apps.memory.novelty import says_the_same
@@ -309,17 +309,3 @@ def test_a_delegate_writes_its_trace_in_the_place_of_traces_alone(tenant: Tenant
         assert (status, refusal["code"]) == answer
     assert Observation.objects.count() == 3
     assert Observation.objects.get(pk=known.pk).superseded_at is None
-
-
-def test_what_names_more_than_is_looked_for_is_refused_with_a_sentence(
-    tenant: Tenant, as_kee: Caller, coder: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    allow(as_kee)
-    monkeypatch.setattr(references, "MOST_NAMED", 1)
-    said = {"observation": "Builds of USER:al and USER:bo fail.", "domain": "builds", "confidence": 0.9}
-
-    status, refusal = post(make_token(tenant, coder.name, Kind.DELEGATE), "memory/promotions", said)
-
-    assert (status, refusal["code"]) == (413, "too_many_named")
-    assert "write it in several parts" in refusal["detail"]
-    assert not Observation.objects.exists()

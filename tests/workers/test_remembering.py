@@ -11,7 +11,6 @@ from django.core.management import CommandError, call_command
 from django.db import transaction
 
 from apps.core.sql import database_now
-from apps.memory import references
 from apps.memory import services as memory
 from apps.memory.models import Concept, Relationship
 from apps.principals import services as principals
@@ -21,9 +20,8 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_
 from apps.workers import errors, selectors, services, ticks
 from apps.workers.models import Offer, Place, Worker, WorkerEvent
 from apps.workers.services import remembering
-from tests.factories import T0, make_caller
+from tests.factories import make_caller
 from tests.ground import analyzed
-from tests.memory.subjects import add
 from tests.workers.factories import (
     NOTHING,
     add_source,
@@ -211,22 +209,6 @@ def test_a_tag_that_no_concept_can_be_called_keeps_no_worker_out_of_memory(as_ke
         ("other", "provides", "rust"),
     }
     assert Concept.objects.get(name="code-analyzer-001").metadata["capabilities"] == [tag, "python"]
-
-
-@pytest.mark.parametrize("capability", ["friend of USER:eve", " ".join(f"A:b{number}" for number in range(11))])
-def test_a_worker_that_memory_does_not_take_keeps_no_other_out_of_it_and_is_not_asked_about_again(
-    as_kee: Caller, capability: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(references, "MOST_NAMED", 20)
-    add(as_kee, "USER:eve")
-    memory.forget(author=as_kee, subject_id="USER:eve", now=T0)
-    register(as_kee, make_manifest(capabilities=["python", capability]))
-    register(as_kee, make_manifest("other", capabilities=["rust"]))
-
-    assert (services.remember(), services.remember()) == (2, 0)
-
-    assert known_workers() == {"other": "other"}
-    assert {one for one in relations() if one[1] == "provides"} == {("other", "provides", "rust")}
 
 
 def known_workers() -> dict[str, str]:

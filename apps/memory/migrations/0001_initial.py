@@ -1287,6 +1287,7 @@ class Migration(migrations.Migration):
             redactable=("text", "speaker", "domain", "evidence", "metadata"),
         ),
         immutable("memory_patternrevision", redactable=("text", "evidence")),
+        immutable("memory_conceptrevision", redactable=("type", "aliases", "description", "metadata", "is_forgotten")),
         immutable("memory_item", except_columns=("superseded_at", "superseded_by_id"), redactable=("evidence",)),
         immutable("memory_envelopeloaded"),
         immutable("memory_forgotten"),
