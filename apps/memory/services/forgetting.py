@@ -55,7 +55,7 @@ def forget(*, author: Caller, subject_id: str, now: datetime, item: int | None =
     """
     known = selectors.subject_of(subject_id, viewer=author)
     if item is not None:
-        selectors.item_of(known, item)
+        selectors.item_of(known, item)  # what is not there is not waited for
     with acting_as_system("something is forgotten on request"), erasure.redacting():
         sql.await_turn(author.tenant_id)
         subject = _held(author, subject_id)
@@ -114,7 +114,7 @@ def _forget_subject(subject: Subject) -> dict[str, set[int]]:
 
 
 def _forget_item(subject: Subject, number: int) -> dict[str, set[int]]:
-    items = set(sql.lineage(subject_pk=subject.pk, item_pk=number))
+    items = set(sql.lineage(subject_pk=subject.pk, item_pk=selectors.item_of(subject, number).pk))
     evidence = Item.objects.filter(pk__in=items).values_list("evidence", flat=True)
     cited = {ref.removeprefix("observation:") for refs in evidence for ref in refs if ref.startswith("observation:")}
     turns = set(Observation.objects.filter(pk__in=cited, session__subject=subject).values_list("pk", flat=True))
