@@ -12,9 +12,8 @@ from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminSelectWidge
 
 from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to
 from apps.digests import selectors, services
-from apps.digests.gathering import THREAD_LIMIT
-from apps.digests.models import Entry, Inbox, ReceiptState, Source, SourcePolicy, Sweep, Thread
-from apps.digests.selectors import Replay
+from apps.digests.models import THREAD_LIMIT, Entry, Inbox, ReceiptState, Source, SourcePolicy, Sweep, Thread
+from apps.digests.shapes import ReplayOutput
 from apps.principals import selectors as principals
 from apps.principals.models import Operator, Tenant
 from apps.principals.tenancy import acting_in
@@ -111,7 +110,7 @@ class ReplayForm(forms.Form):
     )
 
 
-def _replay(inbox: Inbox, given: Mapping[str, int]) -> Replay:
+def _replay(inbox: Inbox, given: Mapping[str, int]) -> ReplayOutput:
     return selectors.replay(
         inbox.principal_id,
         since=timezone.now() - timedelta(hours=given["hours"]),

@@ -8,6 +8,8 @@ class DigestsConfig(AppConfig):
     name = "apps.digests"
 
     def ready(self) -> None:
+        from apps.digests.hooks import github  # noqa: F401, PLC0415  # registers its hooks
+
         inbox_changed.connect(_notify, dispatch_uid="digests_inbox_changed")
 
 

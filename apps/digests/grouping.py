@@ -1,8 +1,8 @@
-"""Which thread a receipt belongs to: what its poster says, else its source, else its dedupe key; else none."""
+"""Which thread a receipt belongs to: its poster says, else the hook of its source, else its dedupe key; else none."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 from apps.digests import hooks
 from apps.digests.hooks import Fact
@@ -15,7 +15,7 @@ _LONGEST_FAMILY: Final = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """What a receipt is gathered by, and how it concerns the thread that it joins."""
+    """The group of a receipt, and what the receipt does to its thread."""
 
     source_system: str
     resource_ref: str
@@ -23,46 +23,42 @@ class Key:
     is_immediate: bool = False
     breaks_thread: bool = False
 
+    @property
+    def of_thread(self) -> Self:
+        """The group alone, the same for all receipts of a thread."""
+        return replace(self, is_immediate=False, breaks_thread=False)
+
 
 def key_of(group: Group | None, fact: Fact, *, opted_in: Callable[[str], bool]) -> Key | None:
     """The group of a receipt; None where it is an entry of its own.
 
-    What the poster says stands: half a group, or an opt-out, is no group, whatever its source would say.
+    The poster's group stands: half a group, or an opt-out, is no group, whatever the source's hook would say.
 
-    :param opted_in: whether a source's receipts are gathered by their dedupe keys.
+    :param opted_in: whether a source's receipts are grouped by their dedupe keys.
     """
-    if group is None or group == _NOTHING_SAID:
-        group = _group_of_source(fact, opted_in)
-    return _key(fact.source_system, group) if group is not None else None
-
-
-_NOTHING_SAID: Final = Group()
-
-
-def _group_of_source(fact: Fact, opted_in: Callable[[str], bool]) -> Group | None:
-    found = hooks.group_of(fact)
-    if found is not None:
-        return found
-    usual = read_key(fact.source_system, fact.dedupe_key)
-    if usual is None or not opted_in(fact.source_system):
+    if group is None or group == _EMPTY:
+        group = hooks.group_of(fact)
+        usual = read_key(fact.source_system, fact.dedupe_key) if group is None else None
+        if usual is not None and opted_in(fact.source_system):
+            group = Group(resource_ref=usual.entity, event_family=usual.event_type)
+    if group is None or group.groupable is False:
         return None
-    return Group(resource_ref=usual.entity, event_family=usual.event_type)
-
-
-def _key(source_system: str, group: Group) -> Key | None:
     resource, family = group.resource_ref, group.event_family
-    if group.groupable is False or not resource or not family:
+    # If they were cut to fit, two groups could become one.
+    if not resource or not family or len(resource) > _LONGEST_RESOURCE or len(family) > _LONGEST_FAMILY:
         return None
-    # Cut to fit, two groups could become one.
-    if len(resource) > _LONGEST_RESOURCE or len(family) > _LONGEST_FAMILY or "\x00" in resource + family:
+    if "\x00" in resource + family:
         return None
     return Key(
-        source_system=source_system,
+        source_system=fact.source_system,
         resource_ref=resource,
         event_family=family,
         is_immediate=group.flush_class == FlushClass.IMMEDIATE,
         breaks_thread=group.break_thread,
     )
+
+
+_EMPTY: Final = Group()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

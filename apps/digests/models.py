@@ -9,10 +9,29 @@ from django.core.validators import MinValueValidator
 from django.db import models
 from django.db.models import F, Q
 
-from apps.digests.gathering import THREAD_LIMIT
-from apps.digests.states import FlushReason, Kind
 from apps.principals.models import Principal, TenantModel
 from apps.receipts.models import Receipt
+
+# A thread rolls over when it has held this many receipts, which bounds a snapshot.
+THREAD_LIMIT: Final = 500
+
+
+class Kind(models.TextChoices):
+    """What an entry is: one receipt, or a snapshot of a thread."""
+
+    ITEM = "item"
+    DIGEST_SNAPSHOT = "digest_snapshot"
+
+
+class FlushReason(models.TextChoices):
+    """Why a snapshot was made. All but `narrow` surface something new."""
+
+    WINDOW = "window"
+    SIZE = "size"
+    IMMEDIATE = "immediate"
+    ROLLOVER = "rollover"
+    LIFECYCLE = "lifecycle"
+    NARROW = "narrow"
 
 
 class Source(TenantModel):

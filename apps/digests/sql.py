@@ -211,7 +211,7 @@ where r.id = any(%(receipts)s::bigint[])
 # array lest that be void: the order of the receipts alone the primary key has as well, and of an inbox with a large
 # share of all receipts the planner expects some to be near its end, where those of others may be.
 _LISTED: Final = """
-    select * from digests_receiptstate
+    select receipt_id from digests_receiptstate
     where inbox_id = any(array[%(inbox)s::bigint]) and acked_at is {acked} and receipt_id < %(before)s::bigint
     order by inbox_id desc, receipt_id desc limit %(limit)s
 """
@@ -219,7 +219,7 @@ _LISTED: Final = """
 UNREAD: Final = _LISTED.format(acked="null")
 # Indexes: digests_receiptstate_unread and digests_receiptstate_acked.
 LISTED: Final = f"""
-select * from (
+select receipt_id from (
     ({_LISTED.format(acked="null")}) union all ({_LISTED.format(acked="not null")})
 ) either order by receipt_id desc limit %(limit)s
 """
@@ -255,17 +255,6 @@ select id from (
     ) unread where unread.id < %(before)s::bigint
     order by unread.id desc limit %(limit)s
 ) older
-"""
-
-# What came to an inbox, newest first: when, and what its group follows from. The newest are cut off before anything
-# else, as an array, so that they are looked up by primary key however many they are.
-# Indexes: those of LISTED, then the primary key.
-ARRIVALS: Final = f"""
-select id, created_at, source_system, dedupe_key, groupable, resource_ref, event_family, flush_class, summary_hint,
-       break_thread
-from receipts_receipt
-where id = any(array(select receipt_id from ({LISTED}) newest)) and created_at >= %(since)s
-order by id desc
 """
 
 # Moves the counters of inboxes, and answers for each the last sequence of those taken.
@@ -313,9 +302,9 @@ where tenant_id = %s and source_system = %s and flush_due_at is not null order b
 # Index: digests_entry_live, or digests_entry_live_by_source.
 READ: Final = """
 select i.last_seq, i.visible_unread, i.pending_unread,
-       e.id, e.kind, e.thread_id, e.revision, e.sequence, e.count, coalesce(e.title, r.title),
-       coalesce(e.summary, r.summary), e.receipt_ids, e.source_system, e.first_at, e.last_at, e.flush_reason,
-       e.supersedes_id, e.delivery_handle, t.resource_ref, t.event_family, array(
+       e.id, e.kind, e.thread_id, e.revision, e.sequence, e.count, e.source_system, e.first_at, e.last_at,
+       e.flush_reason, e.supersedes_id, e.delivery_handle, coalesce(e.title, r.title), coalesce(e.summary, r.summary),
+       e.receipt_ids, t.resource_ref, t.event_family, array(
            select named.receipt_id from unnest(e.receipt_ids) with ordinality member(id, nth)
            join receipts_receipt named on named.id = member.id where named.pruned_at is null order by member.nth
        )

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from apps.core.errors import NotFound
 from apps.digests import selectors as digests
+from apps.digests.shapes import ReceiptOutput
 from apps.handoff import tokens
 from apps.handoff.budget import choose
 from apps.handoff.items import Item, Kind, Priority
@@ -47,10 +48,10 @@ def waiting(principal_id: int, *, project: str | None, only: Sequence[str] | Non
     before: int | None = None
     for _ in range(_LOOKED_AT // _PAGE):
         page = digests.inbox_receipts(principal_id, source_system=HANDOFF, before=before, limit=_PAGE)
-        found += [kept(view.receipt) for view in page]
+        found += [kept(receipt) for receipt in page]
         if len(page) < _PAGE:
             break
-        before = page[-1].receipt.pk
+        before = page[-1].pk
     chosen = [
         one
         for one in found
@@ -81,7 +82,7 @@ def inherited_by(principal_id: int, session: str) -> list[Kept]:
     return sorted(found, key=lambda one: one.order)
 
 
-def kept(receipt: Receipt) -> Kept:
+def kept(receipt: Receipt | ReceiptOutput) -> Kept:
     """A receipt of the source read as an item, whatever its poster has put into it."""
     said: dict[str, Any] = receipt.metadata
     return Kept(

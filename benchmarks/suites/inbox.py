@@ -13,7 +13,7 @@ from django.conf import settings
 from django.utils import timezone
 
 from apps.digests import services
-from apps.digests.formats import Through
+from apps.digests.formats import parse_through
 from apps.digests.selectors import read_inbox
 from apps.digests.services import Group, PolicyChange, Posted, Poster, ReceiptDraft
 from apps.principals.tenancy import Caller
@@ -156,7 +156,7 @@ def _seen(reader: Caller, writing: load.Countdown) -> dict[str, float]:
 
 
 def _ack_through(reader: Caller, entry: Any) -> None:
-    through = Through(entry_id=entry.id, as_of=entry.as_of, bound=entry.bound)
+    through = parse_through(entry.token or "")
     with reader.acting():
         services.ack_through(principal_id=reader.principal_id, through=through, now=timezone.now())
 

@@ -47,7 +47,7 @@ def ack(reader: Caller, receipt_pk: int) -> None:
     """As an interface does it: the moment is that of the request."""
     with acting_as(reader):
         now = database_now()
-        digests.ack_receipt(principal_id=reader.principal_id, receipt_pk=receipt_pk, now=now)
+        digests.ack_receipts(principal_id=reader.principal_id, receipt_pks=[receipt_pk], now=now)
 
 
 def test_of_many_deliverers_one_calls(kee: Caller, agent: Remote) -> None:
@@ -104,7 +104,7 @@ def test_a_wake_that_an_ack_has_overtaken_is_counted_as_wasted(kee: Caller, agen
 
     def ack_slowly() -> None:
         with acting_as(kee):
-            digests.ack_receipt(principal_id=kee.principal_id, receipt_pk=receipt, now=database_now())
+            digests.ack_receipts(principal_id=kee.principal_id, receipt_pks=[receipt], now=database_now())
             acked.set()
             assert called.wait(20)
         committed.set()

@@ -132,7 +132,7 @@ def test_once_what_it_was_woken_for_is_acked_receipt_by_receipt_what_has_joined_
     assert look(as_kee, target)
     joined = post_grouped(as_kee, flush_class="immediate")
     assert not look(as_kee, target)
-    digests.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=told.id, now=T0)
+    digests.ack_receipts(principal_id=as_kee.principal_id, receipt_pks=[told.id], now=T0)
     assert [entry.receipt_pks for entry in read(as_kee).entries] == [[joined.id]]
     assert look(as_kee, target), "nothing is left of what it was told of"
 
@@ -142,7 +142,7 @@ def test_what_an_ack_leaves_over_wakes_nobody(as_kee: Caller, agent: Remote) -> 
     first = post_grouped(as_kee)
     post_grouped(as_kee, flush_class="immediate")
     assert look(as_kee, target)
-    digests.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=first.id, now=T0)
+    digests.ack_receipts(principal_id=as_kee.principal_id, receipt_pks=[first.id], now=T0)
     assert [entry.flush_reason for entry in read(as_kee).entries] == ["narrow"]
     assert not look(as_kee, target)
 
@@ -378,8 +378,8 @@ def test_an_agent_that_acks_while_it_is_called_was_not_woken_in_vain(as_kee: Cal
     posted = post(as_kee)
     claim = waking._claim(target.pk)
     assert claim is not None
-    digests.ack_receipt(
-        principal_id=as_kee.principal_id, receipt_pk=posted.id, now=claim.claimed_at + timedelta(milliseconds=1)
+    digests.ack_receipts(
+        principal_id=as_kee.principal_id, receipt_pks=[posted.id], now=claim.claimed_at + timedelta(milliseconds=1)
     )
     waking._note(claim, waking._call(claim.call))
     assert not inboxes.anything_left(mark)
@@ -395,7 +395,7 @@ def test_a_wake_that_leaves_something_to_read_was_not_in_vain_though_all_that_it
     assert claim is not None
     assert claim.receipt_pks == [one.id for one in named[::-1]]
     for one in named:
-        digests.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=one.id, now=claim.claimed_at)
+        digests.ack_receipts(principal_id=as_kee.principal_id, receipt_pks=[one.id], now=claim.claimed_at)
     waking._note(claim, waking._call(claim.call))
     assert (dispatch_of(target).sent, dispatch_of(target).wasted) == (1, 0)
     assert [entry.receipt_ids for entry in read(as_kee).entries] == [[oldest.receipt_id]]

@@ -20,8 +20,8 @@ from django.db.transaction import TransactionManagementError
 
 from apps.core.errors import DomainError
 from apps.digests import selectors, services
-from apps.digests.selectors import EntryView, InboxPage
 from apps.digests.services import Group, PolicyChange, Posted, Poster, ReceiptDraft
+from apps.digests.shapes import EntryOutput, InboxOutput
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.errors import DedupeConflict, DuplicateReceipt
 from tests.digests.makers import ack_through, make_draft, unsound
@@ -36,7 +36,7 @@ _PATIENCE: Final = 90.0
 class Shown:
     """What one read showed of one entry."""
 
-    view: EntryView
+    view: EntryOutput
     up_to_it: frozenset[int]
     """Keys of the receipts that the read showed at or before this entry."""
 
@@ -239,7 +239,7 @@ class Chaos:
             read = reads[-1] if chance.random() < 0.5 else chance.choice(reads)
             self._ack(chance, read[-1] if chance.random() < 0.4 else chance.choice(read))
 
-    def _read(self, chance: random.Random) -> tuple[bool, InboxPage]:
+    def _read(self, chance: random.Random) -> tuple[bool, InboxOutput]:
         """A page, and whether it is the inbox from its start."""
         kind = chance.random()
         owner = self.kee.principal_id
@@ -267,7 +267,10 @@ class Chaos:
             act = partial(services.ack, principal_id=owner, entry_ids=[shown.view.id], now=T0)
         else:
             one = chance.choice(shown.view.receipt_pks)
-            receipts, act = frozenset([one]), partial(services.ack_receipt, principal_id=owner, receipt_pk=one, now=T0)
+            receipts, act = (
+                frozenset([one]),
+                partial(services.ack_receipts, principal_id=owner, receipt_pks=[one], now=T0),
+            )
 
         def acting() -> None:
             with acting_as(self.kee):
@@ -342,7 +345,7 @@ class _Seen:
     upto: int = 0
     ids: frozenset[int] = frozenset()
 
-    def compare(self, page: InboxPage) -> Iterator[str]:
+    def compare(self, page: InboxOutput) -> Iterator[str]:
         """I5: nothing appears below a number that was seen. Rule 14: the counts are those of what is shown."""
         late = [entry.sequence for entry in page.entries if entry.sequence <= self.upto and entry.id not in self.ids]
         whole = len(page.entries) < _PAGE
@@ -354,7 +357,7 @@ class _Seen:
         self.ids = frozenset(entry.id for entry in page.entries)
 
 
-def _shown(page: InboxPage) -> list[Shown]:
+def _shown(page: InboxOutput) -> list[Shown]:
     """The entries of a page in the order of their sequences."""
     up_to_it: frozenset[int] = frozenset()
     shown = []

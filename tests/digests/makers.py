@@ -10,11 +10,10 @@ from django.db import transaction
 from apps.core.sql import database_now
 from apps.digests import selectors, services, soundness
 from apps.digests.formats import parse_through
-from apps.digests.models import Entry
-from apps.digests.selectors import InboxPage
-from apps.digests.services import Acked, Group, Posted, Poster, ReceiptDraft, locking
-from apps.digests.services.publishing import publish_pending
-from apps.digests.states import FlushReason
+from apps.digests.models import Entry, FlushReason
+from apps.digests.services import Group, Posted, Poster, ReceiptDraft, locking
+from apps.digests.services.flushing import flush_threads
+from apps.digests.shapes import AckedOutput, InboxOutput
 from apps.principals.tenancy import Caller
 from tests.factories import T0
 
@@ -46,11 +45,11 @@ def post_grouped(recipient: Caller, resource: str = "pr:1", *, family: str = "ci
     return post(recipient, group=Group(resource_ref=resource, event_family=family, **wanted), **changes)
 
 
-def read(reader: Caller, **options: Any) -> InboxPage:
+def read(reader: Caller, **options: Any) -> InboxOutput:
     return selectors.read_inbox(reader.principal_id, **options)
 
 
-def ack_through(reader: Caller, token: str | None, *, now: datetime = T0) -> Acked:
+def ack_through(reader: Caller, token: str | None, *, now: datetime = T0) -> AckedOutput:
     return services.ack_through(principal_id=reader.principal_id, through=parse_through(token or ""), now=now)
 
 
@@ -64,7 +63,7 @@ def pass_time(seconds: float) -> None:
         )
 
 
-def receipt_ids(page: InboxPage) -> list[list[str]]:
+def receipt_ids(page: InboxOutput) -> list[list[str]]:
     return [entry.receipt_ids for entry in page.entries]
 
 
@@ -72,4 +71,6 @@ def receipt_ids(page: InboxPage) -> list[list[str]]:
 def flush(*, inbox_id: int, thread_ids: Collection[int], reason: FlushReason) -> list[Entry]:
     """Publish what is pending in these threads of one inbox, due or not."""
     inbox = locking.lock_by_id(inbox_id, wait=True)
-    return [] if inbox is None else publish_pending(inbox, thread_ids, reason=reason, now=database_now())
+    if inbox is None:
+        return []
+    return flush_threads({inbox.id: inbox}, dict.fromkeys(thread_ids, reason), now=database_now())

@@ -160,7 +160,7 @@ def test_nothing_is_deleted_but_by_the_system_that_prunes(as_kee: Caller, role: 
     for _ in range(2):
         post_grouped(as_kee, flush_class="immediate")
     kept, acked = post(as_kee), post(as_kee)
-    services.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=acked.id, now=T0)
+    services.ack_receipts(principal_id=as_kee.principal_id, receipt_pks=[acked.id], now=T0)
     tables = ("digests_receiptstate", "digests_entry", "digests_thread", "receipts_receipt", "receipts_receiptkey")
     execute(f"select set_config('gatehouse.tenants', '{as_kee.tenant_id}', true); set local role {role}")
     for table in tables:

@@ -1,17 +1,15 @@
 """Rule 1: where a receipt's group comes from, and what a digest is called."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from apps.digests import hooks, selectors, services
 from apps.digests.grouping import Key
-from apps.digests.guidance import Clues, NextAction
 from apps.digests.hooks import Context, Fact, Hook
-from apps.digests.selectors import EntryView
 from apps.digests.services import Group
+from apps.digests.shapes import EntryOutput, NextActionOutput, ReceiptOutput
 from apps.principals.tenancy import Caller
 from apps.receipts.errors import DuplicateReceipt
 from apps.receipts.models import Receipt
@@ -34,7 +32,7 @@ def opt_out(owner: Caller, source: str = "github") -> None:
     services.set_source(tenant_id=owner.tenant_id, name=source, rate_per_hour=None, groups_by_dedupe_key=False)
 
 
-def published(owner: Caller) -> list[EntryView]:
+def published(owner: Caller) -> list[EntryOutput]:
     pass_time(31)
     services.flush_due()
     return read(owner).entries
@@ -396,46 +394,59 @@ def test_a_source_has_one_hook() -> None:
         hooks.register(Hook(source_system="github_repo", group_of=nothing))
 
 
-CLUES = Clues(
-    receipt_id="R.1",
-    source_system="crm",
-    event_type="deal_won",
-    metadata={},
-    artifact_pointer=None,
-    artifact_location=None,
-    suggested_next_step="Congratulate.",
-    in_inbox=True,
+WON = ReceiptOutput(
+    **dict.fromkeys(ReceiptOutput.model_fields)
+    | {
+        "receipt_id": "R.1",
+        "uuid": "",
+        "recipient_ai": "Kee",
+        "source_system": "crm",
+        "event_type": "deal_won",
+        "dedupe_key": "k",
+        "summary": "Won",
+        "metadata": {},
+        "requires_action": False,
+        "suggested_next_step": "Congratulate.",
+        "surface": "inbox",
+        "created_at": T0,
+    }
 )
 
 
 def test_a_source_says_what_to_do_next_before_the_table(hook: Callable[..., None]) -> None:
-    hook(next_action=lambda clues: NextAction(description="Ship it.") if clues.event_type == "deal_won" else None)
-    assert hooks.next_action(CLUES).description == "Ship it."
-    assert hooks.next_action(replace(CLUES, event_type="deal_lost")).description == "Congratulate."
-    assert hooks.next_action(replace(CLUES, source_system="other")).description == "Congratulate."
+    hook(
+        next_action=lambda receipt: (
+            NextActionOutput(description="Ship it.") if receipt.event_type == "deal_won" else None
+        )
+    )
+    assert hooks.next_action(WON).description == "Ship it."
+    assert hooks.next_action(WON.model_copy(update={"event_type": "deal_lost"})).description == "Congratulate."
+    assert hooks.next_action(WON.model_copy(update={"source_system": "other"})).description == "Congratulate."
 
 
 def test_a_hook_that_can_not_say_what_to_do_next_is_logged_and_the_table_answers(
     hook: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(clues: Clues) -> NextAction:
+    def broken(receipt: ReceiptOutput) -> NextActionOutput:
         raise ZeroDivisionError
 
     hook(next_action=broken)
-    assert hooks.next_action(CLUES).description == "Congratulate."
+    assert hooks.next_action(WON).description == "Congratulate."
     assert "the hook of crm" in caplog.text
 
 
 def test_a_hook_that_says_no_action_is_logged_and_the_table_answers(
     hook: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    hook(next_action=lambda clues: "Ship it.")
-    assert hooks.next_action(CLUES).description == "Congratulate."
+    hook(next_action=lambda receipt: "Ship it.")
+    assert hooks.next_action(WON).description == "Congratulate."
     assert "the hook of crm" in caplog.text
 
 
 def test_what_comes_from_github_leads_to_its_page(as_kee: Caller) -> None:
     payload = {"comment": {"html_url": "https://github.com/acme/site/pull/135#c1"}, "issue": {"number": 135}}
-    clues = replace(CLUES, source_system="github_repo", event_type="issue_comment", metadata=payload)
-    assert "pull/135#c1" in hooks.next_action(clues).description
-    assert hooks.next_action(replace(clues, metadata={})).description == "Congratulate."
+    comment = WON.model_copy(
+        update={"source_system": "github_repo", "event_type": "issue_comment", "metadata": payload}
+    )
+    assert "pull/135#c1" in hooks.next_action(comment).description
+    assert hooks.next_action(comment.model_copy(update={"metadata": {}})).description == "Congratulate."

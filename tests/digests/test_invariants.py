@@ -40,14 +40,14 @@ def eventful_life(kee: Caller, hexy: Caller) -> Iterator[None]:
     yield
     ack_through(kee, old[-1].token)
     yield
-    services.ack_receipt(principal_id=one, receipt_pk=waiting.id, now=T0)
+    services.ack_receipts(principal_id=one, receipt_pks=[waiting.id], now=T0)
     yield
     drafts = [make_draft(owner, dedupe_key=f"batch:{number}") for number in range(4) for owner in (kee, hexy)]
     services.post_many(poster=Poster.of(kee), drafts=drafts, now=T0)
     yield
     post_grouped(kee, break_thread=True)
     yield
-    services.archive_receipt(principal_id=one, receipt_pk=first.id, now=T0)
+    services.ack_receipts(principal_id=one, receipt_pks=[first.id], now=T0, archive=True)
     services.ack(principal_id=one, entry_ids=[read(kee).entries[0].id], now=T0)
     yield
     services.set_policy(tenant_id=kee.tenant_id, principal_id=one, change=PolicyChange(enabled=False), now=T0)
@@ -155,7 +155,7 @@ def test_i9_running_anything_twice_leaves_the_same_state(as_kee: Caller) -> None
         services.flush_due,
         lambda: services.post_many(poster=Poster.of(as_kee), drafts=[draft], now=T0),
         lambda: services.mark_delivered(receipt_pks=keys, now=T0),
-        lambda: services.archive_receipt(principal_id=one, receipt_pk=first.id, now=T0),
+        lambda: services.ack_receipts(principal_id=one, receipt_pks=[first.id], now=T0, archive=True),
         lambda: services.ack(principal_id=one, entry_ids=[page.entries[0].id], now=T0),
         lambda: ack_through(as_kee, page.entries[-1].token),
         lambda: services.set_policy(tenant_id=as_kee.tenant_id, principal_id=one, change=policy, now=T0),

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from apps.core.errors import DomainError
+from apps.core.ids import decode_position
 from apps.digests import selectors, services
 from apps.digests.errors import BadToken, UnknownEntry
-from apps.digests.formats import Bound, Through
-from apps.digests.gathering import Policy
-from apps.digests.selectors import EntryView, InboxPage
+from apps.digests.formats import Bound, Through, format_token
+from apps.digests.policy import Policy
 from apps.digests.services import Group, PolicyChange, Posted, Poster, ReceiptDraft
+from apps.digests.shapes import AckedOutput, EntryOutput, InboxOutput
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.errors import DedupeConflict, DuplicateReceipt
 from tests.digests import model
@@ -348,7 +349,7 @@ class Inboxes(RuleBasedStateMachine):
         assert [entry.id for entry in page.entries] == [one.id for one in newest]
         self._note(owner, page, Bound(ids=tuple(sorted(entry.id for entry in page.entries))))
 
-    def _note(self, owner: str, page: InboxPage, bound: Bound) -> None:
+    def _note(self, owner: str, page: InboxOutput, bound: Bound) -> None:
         """What the page gave: counts, contents, tokens. Then it is stamped as shown."""
         inbox = self.inboxes[owner]
         by_id = {one.id: one for one in inbox.entries}
@@ -358,9 +359,9 @@ class Inboxes(RuleBasedStateMachine):
         for entry in sorted(page.entries, key=lambda one: one.sequence):
             assert frozenset(entry.receipt_pks) == by_id[entry.id].receipts
             assert len(entry.receipt_ids) == entry.count == len(entry.receipt_pks)
-            assert (entry.as_of, entry.bound) == (page.as_of, bound)
             up_to_it |= by_id[entry.id].receipts
             through = Through(entry_id=entry.id, as_of=page.as_of, bound=bound)
+            assert entry.token == format_token(through)
             self.shown.append(Shown(owner, through, up_to_it))
         with acting_as(self.callers[owner]):
             services.mark_delivered(receipt_pks=up_to_it, now=self.now)
@@ -372,7 +373,7 @@ class Inboxes(RuleBasedStateMachine):
     @rule(owner=owners)
     def look_back(self, owner: str) -> None:
         caller, inbox = self.callers[owner], self.inboxes[owner]
-        past: list[EntryView] = []
+        past: list[EntryOutput] = []
         before = None
         with acting_as(caller):
             while page := selectors.history(caller.principal_id, before=before, limit=4).entries:
@@ -391,8 +392,8 @@ class Inboxes(RuleBasedStateMachine):
         with acting_as(caller):
             while start is not None:
                 page = selectors.expand(caller.principal_id, entry.id, start=start, limit=2)
-                start = page.following
-                members += [one.receipt.pk for one in page.receipts]
+                start = decode_position(page.next) if page.next else None
+                members += [one.pk for one in page.receipts]
         assert members == sorted(entry.receipts)
 
     def _some_entry(self, which: int) -> tuple[str, model.Entry]:
@@ -401,10 +402,10 @@ class Inboxes(RuleBasedStateMachine):
 
     # Acking
 
-    def _ack(self, owner: str, boundary: set[int], act: Callable[[], services.Acked]) -> None:
+    def _ack(self, owner: str, boundary: set[int], act: Callable[[], AckedOutput]) -> None:
         """I6: what is acked afterwards is what was before, and the boundary."""
 
-        def acting() -> services.Acked:
+        def acting() -> AckedOutput:
             with acting_as(self.callers[owner]):
                 return act()
 
@@ -413,7 +414,7 @@ class Inboxes(RuleBasedStateMachine):
         assert answer.acked_receipts == new
         self._compare()
         repeated = self._repeat(acting)
-        assert repeated is None or repeated == services.Acked(acked_entries=0, acked_receipts=0)
+        assert repeated is None or repeated == AckedOutput(acked_entries=0, acked_receipts=0)
 
     @rule(which=picks)
     @precondition(lambda self: self.shown)
@@ -463,10 +464,13 @@ class Inboxes(RuleBasedStateMachine):
     def ack_one_receipt(self, which: int, archive: bool) -> None:
         everything = [(name, pk) for name, inbox in self.inboxes.items() for pk in sorted(inbox.receipts)]
         owner, pk = everything[which % len(everything)]
-        act = services.archive_receipt if archive else services.ack_receipt
         principal = self.callers[owner].principal_id
         self.archived |= {pk} if archive else set()
-        self._ack(owner, {pk}, lambda: act(principal_id=principal, receipt_pk=pk, now=self.now))
+        self._ack(
+            owner,
+            {pk},
+            lambda: services.ack_receipts(principal_id=principal, receipt_pks=[pk], now=self.now, archive=archive),
+        )
 
     @rule(which=picks)
     @precondition(lambda self: any(inbox.entries for inbox in self.inboxes.values()))

@@ -9,8 +9,8 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 from django.test import Client
 
+from apps.core.errors import Conflict, NotFound
 from apps.digests import selectors, services
-from apps.digests.errors import TooManyPolicies, UnknownPolicy
 from apps.digests.models import Inbox, SourcePolicy, Thread
 from apps.digests.services import PolicyChange
 from apps.digests.services.policies import MOST_SOURCE_POLICIES
@@ -176,7 +176,7 @@ def test_removing_what_is_not_there_changes_nothing(sound: Caller, tenant: Tenan
     hexy = make_caller(tenant, "Hexy")
     set_policy(sound, "github", enabled=False)
     for owner, source in ((sound, "gitlab"), (hexy, "github")):
-        with pytest.raises(UnknownPolicy):
+        with pytest.raises(NotFound):
             remove(owner, source)
     assert SourcePolicy.objects.count() == 1
 
@@ -188,7 +188,7 @@ def test_an_inbox_has_room_for_so_many_policies(sound: Caller) -> None:
         SourcePolicy(tenant_id=sound.tenant_id, inbox=inbox, source_system=f"s{number}")
         for number in range(MOST_SOURCE_POLICIES - 1)
     )
-    with pytest.raises(TooManyPolicies):
+    with pytest.raises(Conflict):
         set_policy(sound, "one more", max_items=2)
     assert SourcePolicy.objects.count() == MOST_SOURCE_POLICIES
     set_policy(sound, "github", max_items=3)

@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
@@ -13,11 +13,12 @@ import pytest
 from django.db import connection
 from django.test import Client
 
-from apps.digests import compose, services
-from apps.digests.models import Entry, Inbox, ReceiptState, Thread
+from apps.digests import services
+from apps.digests.hooks import Fact
+from apps.digests.models import Entry, FlushReason, Inbox, ReceiptState, Thread
 from apps.digests.services import flushing, locking
+from apps.digests.shapes import AckedOutput
 from apps.digests.signals import inbox_changed
-from apps.digests.states import FlushReason
 from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
@@ -244,7 +245,7 @@ def test_an_ack_and_a_flush_at_once_lose_and_double_nothing(kee: Caller) -> None
             ),
         )
 
-        assert outcomes[0] == services.Acked(acked_entries=1, acked_receipts=1)
+        assert outcomes[0] == AckedOutput(acked_entries=1, acked_receipts=1)
         check()
         with acting_as(kee):
             (entry,) = read(kee).entries
@@ -637,7 +638,7 @@ def test_rule_11_who_stamps_what_was_shown_waits_for_nobody_that_acks_it(kee: Ca
             connection.close()
 
     with acting_as(kee), ThreadPoolExecutor(1) as pool:
-        services.ack_receipt(principal_id=kee.principal_id, receipt_pk=acked.id, now=T0)
+        services.ack_receipts(principal_id=kee.principal_id, receipt_pks=[acked.id], now=T0)
         pool.submit(stamp).result(timeout=60)
         assert ReceiptState.objects.get(pk=shown.id).delivered_at == T0 + timedelta(hours=1)
     with acting_as(kee):
@@ -671,14 +672,14 @@ def test_i7_a_defect_that_one_inbox_meets_keeps_no_other_from_its_digests(
     for owner, resource in ((kee, "odd"), (hexy, "pr-1")):
         with acting_as(owner):
             post_grouped(owner, resource)
-    titled = compose.title
+    written = flushing._text
 
-    def title(*, count: int, event_family: str, resource_ref: str) -> str:
-        if resource_ref == "odd":
+    def broken(one: flushing.Members, facts: Sequence[Fact]) -> tuple[str, str]:
+        if one.resource_ref == "odd":
             raise ZeroDivisionError
-        return titled(count=count, event_family=event_family, resource_ref=resource_ref)
+        return written(one, facts)
 
-    monkeypatch.setattr(compose, "title", title)
+    monkeypatch.setattr(flushing, "_text", broken)
     for owner in (kee, hexy):
         with acting_as(owner):
             Thread.objects.filter(inbox__principal=owner.principal_id).update(flush_due_at=T0)

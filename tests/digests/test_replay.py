@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 
 from apps.core.sql import database_now
 from apps.digests import selectors, services
-from apps.digests.gathering import Arrival, Policy, count_entries
 from apps.digests.grouping import Key
-from apps.digests.models import Entry
-from apps.digests.selectors import Replay
+from apps.digests.models import Entry, FlushReason
+from apps.digests.policy import Policy, Received, count_entries
 from apps.digests.services import PolicyChange
-from apps.digests.states import FlushReason
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from tests.digests import github_payloads as github
@@ -34,32 +32,32 @@ def policy(*, window: float = 30, max_items: int = 20, age: float = 86_400, enab
     )
 
 
-def arrivals(*seconds: float, immediate: bool = False, breaks: bool = False) -> list[Arrival]:
+def received(*seconds: float, immediate: bool = False, breaks: bool = False) -> list[Received]:
     key = Key(
         source_system="github", resource_ref="pr:1", event_family="ci", is_immediate=immediate, breaks_thread=breaks
     )
-    return [Arrival(at=T0 + timedelta(seconds=second), source_system="github", key=key) for second in seconds]
+    return [Received(at=T0 + timedelta(seconds=second), source_system="github", key=key) for second in seconds]
 
 
 @pytest.mark.parametrize(
     ("came", "under", "expected"),
     [
-        (arrivals(), policy(), 0),
-        (arrivals(0, 1, 29.9), policy(), 1),
-        (arrivals(0, 30), policy(), 2),
-        (arrivals(0, 29, 31), policy(), 2),
-        (arrivals(0, 1, 2, 3, 4), policy(max_items=2), 3),
-        (arrivals(0, 1, 2), policy(window=0), 3),
-        (arrivals(0, 0, 0), policy(window=0), 3),
-        (arrivals(0, 1, 2, immediate=True), policy(), 3),
-        (arrivals(0, 1, 2, breaks=True), policy(), 3),
-        (arrivals(0, 50, 100), policy(window=1000, age=60), 2),
-        (arrivals(*range(1000)), policy(window=3600, max_items=501), 2),
-        (arrivals(0, 1, 2), policy(enabled=False), 3),
+        (received(), policy(), 0),
+        (received(0, 1, 29.9), policy(), 1),
+        (received(0, 30), policy(), 2),
+        (received(0, 29, 31), policy(), 2),
+        (received(0, 1, 2, 3, 4), policy(max_items=2), 3),
+        (received(0, 1, 2), policy(window=0), 3),
+        (received(0, 0, 0), policy(window=0), 3),
+        (received(0, 1, 2, immediate=True), policy(), 3),
+        (received(0, 1, 2, breaks=True), policy(), 3),
+        (received(0, 50, 100), policy(window=1000, age=60), 2),
+        (received(*range(1000)), policy(window=3600, max_items=501), 2),
+        (received(0, 1, 2), policy(enabled=False), 3),
     ],
 )
 def test_rule_15_entries_are_counted_as_the_rules_would_make_them(
-    came: list[Arrival], under: Policy, expected: int
+    came: list[Received], under: Policy, expected: int
 ) -> None:
     assert count_entries(came, lambda _: under) == expected
 
@@ -67,7 +65,7 @@ def test_rule_15_entries_are_counted_as_the_rules_would_make_them(
 def test_rule_15_a_replay_over_many_receipts_is_what_an_operator_reads() -> None:
     """770 receipts, one every ten seconds on seven pull requests in turn."""
     came = [
-        Arrival(
+        Received(
             at=T0 + timedelta(seconds=10 * number),
             source_system="github",
             key=Key(source_system="github", resource_ref=f"pr:{number % 7}", event_family="ci"),
@@ -161,7 +159,7 @@ def test_rule_15_a_replay_compares_the_policies_that_are_with_the_one_that_is_as
         post_grouped(as_kee, now=T0 + timedelta(seconds=20 * number))
     post(as_kee, now=T0 + timedelta(seconds=300))
     longer = selectors.replay(as_kee.principal_id, since=T0, window=timedelta(minutes=5))
-    assert longer == Replay(receipts=11, gathered=10, entries_then=6, entries_now=2, since=T0, truncated=False)
+    assert (longer.receipts, longer.gathered, longer.entries_then, longer.entries_now) == (11, 10, 6, 2)
     assert longer.wakes_saved == 4
     smaller = selectors.replay(as_kee.principal_id, since=T0, window=timedelta(minutes=5), max_items=1)
     assert (smaller.entries_now, smaller.wakes_saved) == (11, -5)
@@ -206,9 +204,8 @@ def test_rule_15_a_replay_looks_at_the_newest_so_many_and_says_so(as_kee: Caller
 
 
 def test_rule_15_a_replay_of_nothing_is_nothing(as_kee: Caller) -> None:
-    assert selectors.replay(as_kee.principal_id, since=T0) == Replay(
-        receipts=0, gathered=0, entries_then=0, entries_now=0, since=T0, truncated=False
-    )
+    replayed = selectors.replay(as_kee.principal_id, since=T0)
+    assert (replayed.receipts, replayed.entries_then, replayed.entries_now, replayed.since) == (0, 0, 0, T0)
 
 
 def test_rule_15_a_replay_is_the_readers_own_and_changes_nothing(tenant: Tenant) -> None:

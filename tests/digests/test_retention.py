@@ -174,7 +174,7 @@ def test_a_snapshot_that_outlives_receipts_says_so(as_kee_then: Caller) -> None:
     posted = [post_grouped(kee, flush_class="immediate" if number == 4 else "normal") for number in range(5)]
     (whole,) = read(kee).entries
     for one in posted[:2]:
-        services.ack_receipt(principal_id=kee.principal_id, receipt_pk=one.id, now=T0)
+        services.ack_receipts(principal_id=kee.principal_id, receipt_pks=[one.id], now=T0)
     set_clock(100)
     assert retain() == {"receipts": 2}  # the narrowed one between holds what is unacked too
 
@@ -306,7 +306,7 @@ def test_tombstones_take_no_place_in_the_list_of_a_source(as_kee_then: Caller) -
     assert retain() == {"entries": 2, "stripped": 2}
     assert Receipt.objects.filter(pk__in=[first.id, second.id]).count() == 2
     listed = selectors.inbox_receipts(kee.principal_id, source_system="github", unread_only=False, limit=2)
-    assert [one.receipt.pk for one in listed] == [kept.id]
+    assert [one.pk for one in listed] == [kept.id]
 
 
 def test_tombstones_of_a_whole_chain_go_at_once(as_kee_then: Caller) -> None:

@@ -6,12 +6,13 @@ from datetime import timedelta
 import pytest
 
 from apps.core.errors import Malformed
+from apps.core.ids import decode_position
 from apps.digests import selectors, services
 from apps.digests.errors import BadToken, UnknownEntry
 from apps.digests.formats import parse_entry, parse_through
 from apps.digests.models import Entry, Inbox, ReceiptState, Thread
-from apps.digests.selectors import InboxPage
 from apps.digests.services import Group, PolicyChange
+from apps.digests.shapes import AckedOutput, InboxOutput
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
@@ -38,7 +39,7 @@ def set_policy(owner: Caller, **change: object) -> None:
     )
 
 
-def flushed(owner: Caller) -> InboxPage:
+def flushed(owner: Caller) -> InboxOutput:
     pass_time(31)
     services.flush_due()
     return read(owner)
@@ -337,13 +338,13 @@ def test_rule_7_what_stands_behind_the_entry_is_not_acked_though_it_has_been_sup
     grown = [post_grouped(as_kee, resource, flush_class="immediate") for resource in ("pr:1", "pr:2")]
     assert receipt_ids(page) == [[seen.receipt_id], [shown_behind.receipt_id]]
 
-    assert ack_through(as_kee, page.entries[0].token) == services.Acked(acked_entries=1, acked_receipts=1)
+    assert ack_through(as_kee, page.entries[0].token) == AckedOutput(acked_entries=1, acked_receipts=1)
 
     assert receipt_ids(read(as_kee)) == [
         [shown_behind.receipt_id, grown[0].receipt_id],
         [never_shown.receipt_id, grown[1].receipt_id],
     ]
-    assert ack_through(as_kee, page.entries[1].token) == services.Acked(acked_entries=1, acked_receipts=1)
+    assert ack_through(as_kee, page.entries[1].token) == AckedOutput(acked_entries=1, acked_receipts=1)
     assert ReceiptState.objects.get(pk=never_shown.id).acked_at is None
 
 
@@ -378,7 +379,7 @@ def test_rule_8_what_a_later_page_left_out_is_not_acked_though_it_has_been_super
     (entry,) = read(as_kee, after=1).entries
     grown = post_grouped(as_kee, flush_class="immediate")
     assert entry.receipt_ids == [shown.receipt_id]
-    assert ack_through(as_kee, entry.token) == services.Acked(acked_entries=1, acked_receipts=1)
+    assert ack_through(as_kee, entry.token) == AckedOutput(acked_entries=1, acked_receipts=1)
     assert receipt_ids(read(as_kee)) == [[left_out.receipt_id, grown.receipt_id]]
 
 
@@ -450,9 +451,9 @@ def test_rule_10_an_ack_is_idempotent(as_kee: Caller) -> None:
     post(as_kee)
     post_grouped(as_kee)
     token = flushed(as_kee).entries[-1].token
-    assert ack_through(as_kee, token) == services.Acked(acked_entries=2, acked_receipts=2)
+    assert ack_through(as_kee, token) == AckedOutput(acked_entries=2, acked_receipts=2)
     before = list(Entry.objects.order_by("pk").values())
-    assert ack_through(as_kee, token) == services.Acked(acked_entries=0, acked_receipts=0)
+    assert ack_through(as_kee, token) == AckedOutput(acked_entries=0, acked_receipts=0)
     assert services.ack(principal_id=as_kee.principal_id, entry_ids=[before[0]["id"]], now=T0).acked_entries == 0
     assert list(Entry.objects.order_by("pk").values()) == before
 
@@ -487,19 +488,19 @@ def test_rule_10_malformed_and_thread_references_are_malformed(text: str) -> Non
 def test_rule_10_reading_one_receipt_of_a_digest_acks_it_and_narrows(as_kee: Caller) -> None:
     first, second = post_grouped(as_kee), post_grouped(as_kee)
     flushed(as_kee)
-    services.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=first.id, now=T0)
+    services.ack_receipts(principal_id=as_kee.principal_id, receipt_pks=[first.id], now=T0)
     (entry,) = read(as_kee).entries
     assert (entry.receipt_ids, entry.flush_reason) == ([second.receipt_id], "narrow")
-    services.archive_receipt(principal_id=as_kee.principal_id, receipt_pk=second.id, now=T0)
+    services.ack_receipts(principal_id=as_kee.principal_id, receipt_pks=[second.id], now=T0, archive=True)
     assert read(as_kee).unread == 0
     assert Thread.objects.get().closed_at is not None
 
 
 def test_rule_10_reading_a_receipt_that_still_waits_acks_exactly_that_one(as_kee: Caller) -> None:
     first, second = post_grouped(as_kee), post_grouped(as_kee)
-    services.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=first.id, now=T0)
+    services.ack_receipts(principal_id=as_kee.principal_id, receipt_pks=[first.id], now=T0)
     assert (read(as_kee).pending, read(as_kee).entries) == (1, [])
-    services.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=second.id, now=T0)
+    services.ack_receipts(principal_id=as_kee.principal_id, receipt_pks=[second.id], now=T0)
     thread = Thread.objects.get()
     assert (thread.pending_count, thread.flush_due_at, thread.closed_at) == (0, None, T0)
 
@@ -508,7 +509,7 @@ def test_rule_10_reading_a_receipt_that_still_waits_leaves_the_snapshot_of_its_t
     post_grouped(as_kee, flush_class="immediate")
     shown = read(as_kee).entries
     waiting = post_grouped(as_kee)
-    services.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=waiting.id, now=T0)
+    services.ack_receipts(principal_id=as_kee.principal_id, receipt_pks=[waiting.id], now=T0)
     assert [(one.ref, one.receipt_ids) for one in read(as_kee).entries] == [(one.ref, one.receipt_ids) for one in shown]
     assert Entry.objects.count() == 1
     assert (Thread.objects.get().closed_at, read(as_kee).pending) == (None, 0)
@@ -525,7 +526,7 @@ def test_rule_11_delivered_is_stamped_once_for_every_receipt_inside_and_reading_
     state = ReceiptState.objects.get(pk=first.id)
     assert (state.delivered_at, state.read_at, state.acked_at) == (T0, None, None)
     assert read(as_kee) == page
-    services.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=first.id, now=T0 + timedelta(hours=2))
+    services.ack_receipts(principal_id=as_kee.principal_id, receipt_pks=[first.id], now=T0 + timedelta(hours=2))
     state.refresh_from_db()
     assert (state.delivered_at, state.acked_at) == (T0, T0 + timedelta(hours=2))
 
@@ -533,18 +534,21 @@ def test_rule_11_delivered_is_stamped_once_for_every_receipt_inside_and_reading_
 def test_rule_11_what_is_acked_without_having_been_shown_was_delivered_then(as_kee: Caller) -> None:
     item, first, second = post(as_kee), post_grouped(as_kee), post_grouped(as_kee, flush_class="immediate")
     ack_through(as_kee, read(as_kee).entries[0].token, now=T0)
-    services.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=first.id, now=T0)
-    services.archive_receipt(principal_id=as_kee.principal_id, receipt_pk=second.id, now=T0)
+    services.ack_receipts(principal_id=as_kee.principal_id, receipt_pks=[first.id], now=T0)
+    services.ack_receipts(principal_id=as_kee.principal_id, receipt_pks=[second.id], now=T0, archive=True)
     stamps = ReceiptState.objects.filter(pk__in=[item.id, first.id, second.id]).values_list("delivered_at", "acked_at")
     assert list(stamps) == [(T0, T0)] * 3
 
 
 def test_rule_11_archived_implies_acked_and_keeps_the_time_of_the_ack(as_kee: Caller) -> None:
     posted = post(as_kee)
-    services.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=posted.id, now=T0)
+    services.ack_receipts(principal_id=as_kee.principal_id, receipt_pks=[posted.id], now=T0)
     later = T0 + timedelta(hours=1)
     assert (
-        services.archive_receipt(principal_id=as_kee.principal_id, receipt_pk=posted.id, now=later).acked_receipts == 0
+        services.ack_receipts(
+            principal_id=as_kee.principal_id, receipt_pks=[posted.id], now=later, archive=True
+        ).acked_receipts
+        == 0
     )
     state = ReceiptState.objects.get(pk=posted.id)
     assert (state.read_at, state.acked_at, state.archived_at) == (T0, T0, later)
@@ -556,9 +560,9 @@ def test_rule_12_expand_is_paged_and_works_on_superseded_and_acked_entries(as_ke
     post_grouped(as_kee)
     ack_through(as_kee, flushed(as_kee).entries[0].token)
     one = selectors.expand(as_kee.principal_id, entry.id, limit=3)
-    two = selectors.expand(as_kee.principal_id, entry.id, start=one.following or 0, limit=3)
-    assert [seen.receipt.receipt_id for seen in one.receipts + two.receipts] == [each.receipt_id for each in posted]
-    assert two.following is None
+    two = selectors.expand(as_kee.principal_id, entry.id, start=decode_position(one.next or ""), limit=3)
+    assert [seen.receipt_id for seen in one.receipts + two.receipts] == [each.receipt_id for each in posted]
+    assert two.next is None
 
 
 def test_rule_12_history_lists_everything_newest_first(as_kee: Caller) -> None:
@@ -566,10 +570,10 @@ def test_rule_12_history_lists_everything_newest_first(as_kee: Caller) -> None:
         post(as_kee)
         ack_through(as_kee, read(as_kee).entries[0].token)
     past = selectors.history(as_kee.principal_id, limit=2)
-    older = selectors.history(as_kee.principal_id, before=past.following)
+    older = selectors.history(as_kee.principal_id, before=decode_position(past.next or ""))
     assert [entry.sequence for entry in past.entries + older.entries] == [3, 2, 1]
     assert all(entry.acked_at for entry in past.entries + older.entries)
-    assert older.following is None
+    assert older.next is None
 
 
 def test_rule_12_a_page_of_history_ends_before_it_names_too_many_receipts(
@@ -579,8 +583,8 @@ def test_rule_12_a_page_of_history_ends_before_it_names_too_many_receipts(
     for _ in range(6):
         post_grouped(as_kee, flush_class="immediate")
     pages = [selectors.history(as_kee.principal_id)]
-    while pages[-1].following is not None:
-        pages.append(selectors.history(as_kee.principal_id, before=pages[-1].following))
+    while following := pages[-1].next:
+        pages.append(selectors.history(as_kee.principal_id, before=decode_position(following)))
     assert [[entry.count for entry in page.entries] for page in pages] == [[6], [5], [4], [3, 2], [1]]
 
 
@@ -593,11 +597,11 @@ def test_the_unread_of_a_source_are_found_below_whatever_of_it_is_acked(
     item, gathered = post(as_kee).receipt_id, post_grouped(as_kee, "pr:2").receipt_id
     post(as_kee, source="mail")
     for _ in range(4):
-        services.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=post(as_kee).id, now=T0)
+        services.ack_receipts(principal_id=as_kee.principal_id, receipt_pks=[post(as_kee).id], now=T0)
 
     def unread(*, before: int | None = None, limit: int = 10) -> list[str]:
         listed = selectors.inbox_receipts(as_kee.principal_id, source_system="github", before=before, limit=limit)
-        return [one.receipt.receipt_id for one in listed]
+        return [one.receipt_id for one in listed]
 
     everything = [gathered, item, *reversed(digest)]
     assert unread() == everything
@@ -611,7 +615,7 @@ def test_the_unread_of_a_source_are_found_below_whatever_of_it_is_acked(
 def test_rule_13_references_are_typed(as_kee: Caller) -> None:
     post_grouped(as_kee)
     (entry,) = flushed(as_kee).entries
-    assert (entry.ref, entry.thread) == (f"ent_{entry.id}", f"thr_{entry.thread_id}")
+    assert (entry.ref, entry.thread) == (f"ent_{entry.id}", f"thr_{Thread.objects.get().pk}")
 
 
 def test_rule_14_counts_add_up_within_a_burst(as_kee: Caller) -> None:
@@ -625,7 +629,7 @@ def test_rule_14_counts_add_up_within_a_burst(as_kee: Caller) -> None:
 
 
 def test_an_inbox_without_receipts_is_empty_as_of_nothing(as_kee: Caller) -> None:
-    assert read(as_kee) == InboxPage(as_of=0, entries=[], visible=0, pending=0)
+    assert read(as_kee) == InboxOutput(as_of=0, entries=[], visible=0, pending=0, more_waiting=0)
     assert not Inbox.objects.exists()
 
 
@@ -636,5 +640,7 @@ def test_i10_no_operation_on_one_inbox_touches_another(tenant: Tenant, as_kee: C
     ack_through(as_kee, read(as_kee).entries[0].token)
     with acting_as(hexy):
         assert receipt_ids(read(hexy)) == [[theirs.receipt_id]]
-        assert services.ack_receipt(principal_id=as_kee.principal_id, receipt_pk=theirs.id, now=T0).acked_receipts == 0
+        assert (
+            services.ack_receipts(principal_id=as_kee.principal_id, receipt_pks=[theirs.id], now=T0).acked_receipts == 0
+        )
     assert read(hexy).visible == 1

@@ -36,7 +36,7 @@ def fill_inbox(kee: Caller) -> None:
         post(kee)
         post_grouped(kee, flush_class="immediate")
     ack_through(kee, read(kee).entries[0].token)
-    services.ack_receipt(principal_id=kee.principal_id, receipt_pk=read(kee).entries[-1].receipt_pks[0], now=T0)
+    services.ack_receipts(principal_id=kee.principal_id, receipt_pks=[read(kee).entries[-1].receipt_pks[0]], now=T0)
     for number in range(3):
         post_grouped(kee, f"pr:{number}", flush_class="immediate")
         post_grouped(kee, f"pr:{number}")

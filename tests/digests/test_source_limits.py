@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY
 
 from apps.core.notifications import broker
 from apps.digests import selectors, services
-from apps.digests.tools.admission import Admission
+from apps.digests.tools.posting import _Admission
 from apps.principals import limits
 from apps.principals.limits import Quota
 from apps.principals.models import Tenant
@@ -203,9 +203,9 @@ def test_repetitions_under_way_take_no_room_from_what_is_new(tenant: Tenant, tok
         assert not any(one.refused for one in under_way)
 
 
-def admit(kee: Caller, key: str) -> Admission:
+def admit(kee: Caller, key: str) -> _Admission:
     drafts = [make_draft(kee, source="ci", dedupe_key=key)]
-    return Admission(tenant_id=kee.tenant_id, drafts=drafts, now=T0)
+    return _Admission(tenant_id=kee.tenant_id, drafts=drafts, now=T0)
 
 
 def test_rivals_share_one_limit_exactly() -> None:

@@ -21,8 +21,8 @@ from django.db import connection
 from apps.core import notifications
 from apps.core.notifications import in_thread
 from apps.digests import services as digests
-from apps.digests.selectors import EntryView
 from apps.digests.services import PolicyChange
+from apps.digests.shapes import EntryOutput
 from apps.principals import services as principals
 from apps.principals.models import Tenant, Token
 from apps.principals.tenancy import Caller, acting_as_system
@@ -603,11 +603,11 @@ def test_who_waits_too_often_is_refused(acme: Tenant) -> None:
 
 
 def test_a_page_of_a_reader_who_reads_on_acks_from_where_it_began(kee: Agent) -> None:
-    async def story() -> list[EntryView]:
+    async def story() -> list[EntryOutput]:
         for _ in range(3):
             await kee.is_told()
         page = await kee.does(partial(makers.read, kee.caller, after=2, shown_after=1))
-        entries: list[EntryView] = page.entries
+        entries: list[EntryOutput] = page.entries
         await kee.acks_through(entries[-1].token or "")
         return entries
 

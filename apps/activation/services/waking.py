@@ -25,7 +25,8 @@ from apps.core.outbound import CallFailed
 from apps.core.sealing import SealBroken, unseal
 from apps.core.sql import database_now
 from apps.digests import selectors as inboxes
-from apps.digests.selectors import EntryView, InboxPage, Mark
+from apps.digests.selectors import Mark
+from apps.digests.shapes import EntryOutput, InboxOutput
 from apps.principals.tenancy import Caller, acting_as_system, acting_in
 
 logger = logging.getLogger(__name__)
@@ -180,7 +181,7 @@ def _claim(target_id: int) -> _Claim | None:
     )
 
 
-def _news(target: Target, page: InboxPage, at: datetime) -> bytes:
+def _news(target: Target, page: InboxOutput, at: datetime) -> bytes:
     return _message(
         "inbox.changed",
         at,
@@ -194,7 +195,7 @@ def _news(target: Target, page: InboxPage, at: datetime) -> bytes:
     )
 
 
-def _named(entry: EntryView, *, with_titles: bool) -> dict[str, Any]:
+def _named(entry: EntryOutput, *, with_titles: bool) -> dict[str, Any]:
     named = {"ref": entry.ref, "kind": entry.kind, "sequence": entry.sequence, "count": entry.count}
     return named | {"title": entry.title, "source_systems": entry.source_systems} if with_titles else named
 

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from apps.digests.guidance import Clues, NextAction
-from apps.digests.hooks.registry import Context, Fact, Hook, register, value_at
+from apps.digests.hooks import Context, Fact, Hook, register, value_at
+from apps.digests.shapes import NextActionOutput, ReceiptOutput
 from apps.receipts.models import FlushClass
 from apps.receipts.services import Group
 
@@ -123,10 +123,10 @@ _PAGES: Final = (
 )
 
 
-def look_at_page(clues: Clues) -> NextAction | None:
+def look_at_page(receipt: ReceiptOutput) -> NextActionOutput | None:
     """The page on GitHub that a webhook is about."""
-    page = value_at(clues.metadata, *_PAGES)
-    return NextAction(description=f"Look at {page}, then archive this receipt.") if page else None
+    page = value_at(receipt.metadata, *_PAGES)
+    return NextActionOutput(description=f"Look at {page}, then archive this receipt.") if page else None
 
 
 def _many(count: int, noun: str) -> str:

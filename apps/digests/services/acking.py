@@ -1,41 +1,38 @@
-"""Acks: each adds exactly what its boundary named."""
+"""Acks: each adds exactly what its boundary named. Also the stamp of what was shown."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from django.db import connection, transaction
 
-from apps.digests import sql
+from apps.core.metrics import once_committed
+from apps.core.sql import hot_cursor
+from apps.digests import metrics, sql
 from apps.digests.errors import BadToken, UnknownEntry
 from apps.digests.formats import Through, entry_ref
-from apps.digests.models import Entry, Inbox
+from apps.digests.models import Entry, Inbox, Thread
 from apps.digests.services import locking
-from apps.digests.services.locking import LockedInbox
-from apps.digests.services.publishing import members, publish_narrowed
+from apps.digests.services.flushing import members, narrow
+from apps.digests.services.locking import LockedInbox, Move, advance
+from apps.digests.shapes import AckedOutput
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Acked:
-    """What an ack added; zeros when all of it was acked before."""
-
-    acked_entries: int
-    acked_receipts: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """What was acked in one thread, or among the items (no thread)."""
-
-    thread_id: int | None
-    pending: int
-    published: int
-    item_entries: list[int]
+# No savepoint: one statement, which changes all or nothing.
+@transaction.atomic(savepoint=False)
+def mark_delivered(*, receipt_pks: Collection[int], now: datetime) -> None:
+    """Stamp receipts as shown for the first time. Needs no inbox lock and waits for nobody."""
+    if not receipt_pks:
+        return
+    with hot_cursor() as cursor:
+        cursor.execute(sql.DELIVERED, {"receipts": sorted(receipt_pks), "now": now})
+        for (waited,) in cursor.fetchall():
+            once_committed(metrics.DELIVERY.observe, waited.total_seconds())
 
 
 @transaction.atomic
-def ack(*, principal_id: int, entry_ids: Collection[int], now: datetime) -> Acked:
+def ack(*, principal_id: int, entry_ids: Collection[int], now: datetime) -> AckedOutput:
     """Ack these entries, all or none.
 
     :raises UnknownEntry: if the inbox lacks one of them.
@@ -45,11 +42,14 @@ def ack(*, principal_id: int, entry_ids: Collection[int], now: datetime) -> Acke
     known = set(Entry.objects.filter(inbox_id=inbox.id, pk__in=wanted).values_list("pk", flat=True)) if inbox else set()
     if inbox is None or known != wanted:
         raise _unknown(min(wanted - known))
-    return _ack_entries(inbox, wanted, now)
+    if not wanted:
+        return AckedOutput()
+    acked = _mark(sql.ACK_ENTRIES, {"inbox": inbox.id, "entries": list(wanted), "archive": False, "now": now})
+    return _settle(inbox, acked, _mark_entries(acked, wanted, now), now)
 
 
 @transaction.atomic
-def ack_through(*, principal_id: int, through: Through, now: datetime) -> Acked:
+def ack_through(*, principal_id: int, through: Through, now: datetime) -> AckedOutput:
     """Ack the entries up to this one that its reader was shown.
 
     With a state of the inbox: what was visible then, within what the read was bound to, and nothing else. Without:
@@ -78,91 +78,74 @@ def ack_through(*, principal_id: int, through: Through, now: datetime) -> Acked:
         "archive": False,
         "now": now,
     }
-    places = _mark(sql.ACK_THROUGH, given)
+    acked = _mark(sql.ACK_THROUGH, given)
     with connection.cursor() as cursor:
         cursor.execute(sql.ENTRIES_ACKED_THROUGH, given)
-        return _settle(inbox, places, cursor.rowcount, now)
+        return _settle(inbox, acked, cursor.rowcount, now)
 
 
 @transaction.atomic
-def ack_receipt(*, principal_id: int, receipt_pk: int, now: datetime) -> Acked:
-    """Ack one receipt, in whatever entry or buffer it is; a digest around it narrows."""
-    return _ack_receipts(principal_id, [receipt_pk], now, archive=False)
+def ack_receipts(
+    *, principal_id: int, receipt_pks: Collection[int], now: datetime, archive: bool = False
+) -> AckedOutput:
+    """Ack single receipts, in whatever entry or buffer they are; a digest around them narrows.
 
-
-@transaction.atomic
-def ack_receipts(*, principal_id: int, receipt_pks: Collection[int], now: datetime) -> Acked:
-    """As :func:`ack_receipt`, for several."""
-    return _ack_receipts(principal_id, receipt_pks, now, archive=False)
-
-
-@transaction.atomic
-def archive_receipt(*, principal_id: int, receipt_pk: int, now: datetime) -> Acked:
-    """Archive one receipt, which acks it."""
-    return _ack_receipts(principal_id, [receipt_pk], now, archive=True)
+    :param archive: put them away too.
+    """
+    inbox = locking.lock(principal_id=principal_id)
+    if inbox is None:
+        return AckedOutput()
+    given = {"inbox": inbox.id, "receipts": list(receipt_pks), "archive": archive, "now": now}
+    acked = _mark(sql.ACK_RECEIPTS, given)
+    return _settle(inbox, acked, _mark_entries(acked, set(), now), now)
 
 
 def _unknown(entry_id: int) -> UnknownEntry:
     return UnknownEntry(f"This inbox has no entry {entry_ref(entry_id)}.")
 
 
-def _ack_receipts(principal_id: int, receipt_pks: Collection[int], now: datetime, *, archive: bool) -> Acked:
-    inbox = locking.lock(principal_id=principal_id)
-    if inbox is None:
-        return Acked(acked_entries=0, acked_receipts=0)
-    given = {"inbox": inbox.id, "receipts": list(receipt_pks), "archive": archive, "now": now}
-    places = _mark(sql.ACK_RECEIPTS, given)
-    return _settle(inbox, places, _mark_entries(places, set(), now), now)
+@dataclass(frozen=True, slots=True)
+class _Acked:
+    """The receipts that were acked in one thread, or among the items (no thread)."""
+
+    thread_id: int | None
+    pending: int
+    published: int
+    item_entries: list[int]
 
 
-def _ack_entries(inbox: LockedInbox, entry_ids: set[int], now: datetime) -> Acked:
-    if not entry_ids:
-        return Acked(acked_entries=0, acked_receipts=0)
-    given = {"inbox": inbox.id, "entries": list(entry_ids), "archive": False, "now": now}
-    places = _mark(sql.ACK_ENTRIES, given)
-    return _settle(inbox, places, _mark_entries(places, entry_ids, now), now)
-
-
-def _mark_entries(places: Sequence[_Place], entry_ids: set[int], now: datetime) -> int:
-    """Ack these entries, and those of the items that were acked; answers how many were not."""
-    items = {entry for place in places for entry in place.item_entries}
-    with connection.cursor() as cursor:
-        cursor.execute(sql.ENTRIES_ACKED, [now, sorted(entry_ids | items)])
-        marked: int = cursor.rowcount
-    return marked
-
-
-def _mark(statement: str, given: dict[str, Any]) -> list[_Place]:
+def _mark(statement: str, given: dict[str, Any]) -> list[_Acked]:
     with connection.cursor() as cursor:
         cursor.execute(statement, given)
-        return [_Place(*row) for row in cursor.fetchall()]
+        return [_Acked(*row) for row in cursor.fetchall()]
 
 
-def _settle(inbox: LockedInbox, places: list[_Place], entries: int, now: datetime) -> Acked:
+def _mark_entries(acked: Collection[_Acked], entry_ids: set[int], now: datetime) -> int:
+    """Ack these entries, and those of the items that were acked; returns how many were not acked before."""
+    items = {entry for one in acked for entry in one.item_entries}
+    return Entry.objects.filter(pk__in=entry_ids | items, acked_at=None).update(acked_at=now)
+
+
+def _settle(inbox: LockedInbox, acked: Collection[_Acked], entries: int, now: datetime) -> AckedOutput:
     """Bring threads and counters in line with the receipts that were just acked, in so many entries."""
-    pending = sum(place.pending for place in places)
-    published = sum(place.published for place in places)
-    if pending or published:
-        touched = {place.thread_id: place for place in places if place.thread_id is not None}
-        _settle_threads(inbox, touched, pending, published, now)
-        inbox.announce()
-    return Acked(acked_entries=entries, acked_receipts=pending + published)
-
-
-def _settle_threads(
-    inbox: LockedInbox, touched: dict[int, _Place], pending: int, published: int, now: datetime
-) -> None:
+    pending, published = sum(one.pending for one in acked), sum(one.published for one in acked)
+    if not pending and not published:
+        return AckedOutput(acked_entries=entries)
+    touched = {one.thread_id: one for one in acked if one.thread_id is not None}
     remainders = members(touched, with_pending=False) if touched else []
     # A thread of which only pending receipts were acked keeps its live snapshot.
     narrowed = [one for one in remainders if touched[one.thread_id].published]
-    last = inbox.advance(sequences=len(narrowed), visible=-published, pending=-pending)
-    if not touched:
-        return
-    empty = sorted(touched.keys() - {one.thread_id for one in remainders})
-    drained = {thread: place.pending for thread, place in touched.items() if place.pending}
-    with connection.cursor() as cursor:
-        cursor.execute(sql.HEADS_ACKED, {"threads": empty, "tenant": inbox.tenant_id, "now": now})
+    move = Move(sequences=len(narrowed), visible=-published, pending=-pending)
+    last = advance({inbox.id: move})[inbox.id]
+    if touched:
+        empty = touched.keys() - {one.thread_id for one in remainders}
+        live = Entry.objects.filter(tenant_id=inbox.tenant_id, acked_at=None, superseded_by_seq=None)
+        live.filter(thread_id__in=empty).update(acked_at=now)
+        drained = {thread: one.pending for thread, one in touched.items() if one.pending}
         if drained:
-            cursor.execute(sql.THREADS_DRAINED, [list(drained), list(drained.values())])
-        cursor.execute(sql.CLOSE_FINISHED, [now, empty])
-    publish_narrowed(inbox, narrowed, last=last, now=now)
+            with connection.cursor() as cursor:
+                cursor.execute(sql.THREADS_DRAINED, [list(drained), list(drained.values())])
+        Thread.objects.filter(pk__in=empty, closed_at=None, pending_count=0).update(closed_at=now)
+        narrow(inbox, narrowed, last=last, now=now)
+    inbox.notify()
+    return AckedOutput(acked_entries=entries, acked_receipts=pending + published)

@@ -1,4 +1,4 @@
-"""The one mutex per inbox."""
+"""The one mutex per inbox. Whatever changes an inbox locks its row first, in a statement of its own."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from django.db import connection
 from apps.core.notifications import send_on_commit
 from apps.core.sql import hot_cursor
 from apps.digests import sql
-from apps.digests.gathering import Policy
 from apps.digests.models import Inbox
+from apps.digests.policy import Policy
 from apps.digests.signals import inbox_changed
 
 
@@ -37,23 +37,19 @@ class LockedInbox:
             max_thread_age=self.max_thread_age,
         )
 
-    def advance(self, *, sequences: int = 0, visible: int = 0, pending: int = 0) -> int:
-        """Take sequences and move the unread counters; answers the last sequence taken."""
-        return advance({self.id: Move(sequences=sequences, visible=visible, pending=pending)})[self.id]
-
-    def announce(self) -> None:
-        """Hint on commit that a reader would now see another inbox."""
-        announce(tenant_id=self.tenant_id, principal_id=self.principal_id)
+    def notify(self) -> None:
+        """Notify on commit that a reader would now see another inbox."""
+        notify(tenant_id=self.tenant_id, principal_id=self.principal_id)
 
 
-def announce(*, tenant_id: int, principal_id: int) -> None:
-    """As :meth:`LockedInbox.announce`, of an inbox that a statement has changed which needed no other look at it."""
+def notify(*, tenant_id: int, principal_id: int) -> None:
+    """As :meth:`LockedInbox.notify`, for an inbox that the statement of a post has changed."""
     send_on_commit(inbox_changed, principal_id=principal_id, tenant_id=tenant_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """How far the counters of an inbox go."""
+    """How many sequences an inbox takes, and how far its unread counters go."""
 
     sequences: int = 0
     visible: int = 0
@@ -61,7 +57,7 @@ class Move:
 
 
 def advance(moves: Mapping[int, Move]) -> dict[int, int]:
-    """Take sequences and move the unread counters of inboxes that are held; answers the last sequence of each."""
+    """Take sequences and move the unread counters of locked inboxes; returns the last sequence of each."""
     columns = [[getattr(move, name) for move in moves.values()] for name in ("sequences", "visible", "pending")]
     with connection.cursor() as cursor:
         cursor.execute(sql.ADVANCE, [list(moves), *columns])

@@ -1,4 +1,8 @@
-"""Posting: the fact below, its place in the recipient's inbox here, in one transaction."""
+"""Posting: the fact below and its place in the recipient's inbox, in one transaction.
+
+A receipt without a group becomes an entry of its own. A receipt with a group waits in the buffer of its thread, which
+this transaction flushes if the receipt fills it. A post also flushes some of what is due in the same inbox.
+"""
 
 import json
 from collections import Counter
@@ -11,24 +15,31 @@ from uuid import UUID
 from django.db import connection, transaction
 
 from apps.core.errors import DomainError
+from apps.core.ids import fits_an_address
 from apps.core.metrics import once_committed
 from apps.core.sql import hot_cursor
 from apps.digests import formats, metrics, selectors, sql
-from apps.digests.gathering import THREAD_LIMIT, Policy
 from apps.digests.grouping import Key
+from apps.digests.models import THREAD_LIMIT, FlushReason
+from apps.digests.policy import Policy
 from apps.digests.services import locking
+from apps.digests.services.flushing import flush_threads
 from apps.digests.services.locking import LockedInbox
 from apps.digests.services.policies import policies_of
-from apps.digests.services.publishing import publish
-from apps.digests.states import FlushReason
+from apps.principals import selectors as principals
+from apps.principals import services as principals_services
+from apps.principals.errors import NameTaken, UnknownPrincipal
+from apps.principals.models import Tenant
+from apps.principals.scopes import Kind
 from apps.receipts import services as receipts
+from apps.receipts.errors import UnknownRecipient
 from apps.receipts.models import Surface
 from apps.receipts.services import Placing, Poster, ReceiptDraft, Recorded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Posted:
-    """A receipt, stored and placed. `entry_ref` is there if its transaction made the receipt visible in an entry."""
+    """A receipt that is stored. `entry_ref` is there if its transaction made the receipt visible in an entry."""
 
     id: int
     receipt_id: str
@@ -37,14 +48,11 @@ class Posted:
     created_at: datetime
     entry_ref: str | None
     goes_elsewhere: bool
-    """Its recipient lives at another deployment, to which a letter takes it."""
+    """Its recipient lives at another deployment, to which it is delivered."""
 
 
 def post(*, poster: Poster, draft: ReceiptDraft, now: datetime) -> Posted:
-    """Store a receipt and, unless it is for the ledger, place it in its recipient's inbox.
-
-    With a group it waits in the burst buffer of its thread, else it is visible at once. It also publishes some of what
-    is due in that inbox.
+    """Post one receipt.
 
     :raises DuplicateReceipt: if the source has posted it before.
     :raises DedupeConflict: if the source has used the key for another content.
@@ -61,30 +69,64 @@ def post(*, poster: Poster, draft: ReceiptDraft, now: datetime) -> Posted:
 # No savepoint: a refusal is an answer, and changes nothing.
 @transaction.atomic(savepoint=False)
 def post_many(*, poster: Poster, drafts: Sequence[ReceiptDraft], now: datetime) -> list[Posted | DomainError]:
-    """Post many in one transaction; the answer at each place is what became of the draft at that place.
+    """Post receipts in one transaction; returns for each draft, in order, what became of it.
 
     Verdicts and facts are those of drafts posted one after another; a refused draft changes nothing and does not
-    hinder the others. What a batch brings to a thread comes at once: receipts that are not gathered stand first, in
+    hinder the others. What a batch brings to a thread comes at once: receipts without a group stand first, in
     their order; then a thread that becomes due, by its size or by one immediate receipt, shows all of the batch in
     one snapshot. A thread that is full, or broken, rolls over at that receipt, as it does between posts.
     """
     keys = [selectors.group_of(poster.tenant_id, draft) for draft in drafts]
     # Facts first: rivals of one key meet there, before anybody holds an inbox.
     verdicts = receipts.record_many(poster=poster, drafts=drafts, now=now, placing=_placing(keys))
-    stored = [
-        _Arrival(draft, verdict, key)
+    new = [
+        _New(draft, verdict, key)
         for draft, verdict, key in zip(drafts, verdicts, keys, strict=True)
         if isinstance(verdict, Recorded)
     ]
-    for source, count in Counter(one.draft.source_system for one in stored).items():
+    for source, count in Counter(one.draft.source_system for one in new).items():
         once_committed(metrics.POSTED.labels(source).inc, count)
-    shown = [one for one in stored if one.recorded.surface == Surface.INBOX]
+    shown = [one for one in new if one.recorded.surface == Surface.INBOX]
     entries = _follow(poster.tenant_id, [one for one in shown if any(one.recorded.place)], now)
     if rest := [one for one in shown if not any(one.recorded.place)]:
         entries |= _place(poster.tenant_id, rest, now)
     return [
-        _posted(verdict, entries.get(verdict.id)) if isinstance(verdict, Recorded) else verdict for verdict in verdicts
+        Posted(
+            id=verdict.id,
+            receipt_id=verdict.receipt_id,
+            uuid=verdict.uuid,
+            dedupe_key=verdict.dedupe_key,
+            created_at=verdict.created_at,
+            entry_ref=formats.entry_ref(entries[verdict.id]) if verdict.id in entries else None,
+            goes_elsewhere=verdict.goes_elsewhere,
+        )
+        if isinstance(verdict, Recorded)
+        else verdict
+        for verdict in verdicts
     ]
+
+
+def recipient_named(*, tenant_id: int, name: str, now: datetime) -> int:
+    """The key of the one principal of this name; made where the tenant lets receipts make recipients.
+
+    :raises UnknownRecipient: if there is none.
+    """
+    try:
+        return principals.principal_id_named(name, tenant_id=tenant_id)
+    except UnknownPrincipal:
+        refusal = UnknownRecipient(f"There is no recipient {name[:50]!r}.")
+    if not fits_an_address(name) or not Tenant.objects.filter(pk=tenant_id, creates_recipients=True).exists():
+        raise refusal
+    with transaction.atomic():
+        try:
+            return principals_services.add_principal(tenant_id=tenant_id, name=name, kind=Kind.AI, now=now).pk
+        except NameTaken:
+            pass
+        # Somebody else has just made it, or it is disabled.
+        try:
+            return principals.principal_id_named(name, tenant_id=tenant_id)
+        except UnknownPrincipal:
+            raise refusal from None
 
 
 _ONE: Final = Placing(
@@ -96,79 +138,61 @@ _SEVERAL: Final = replace(_ONE, statements=sql.PLACE_SEVERAL)
 
 
 def _placing(keys: Sequence[Key | None]) -> Placing | None:
-    """What takes new facts to their places by itself, where none of them is gathered."""
+    """The statements that make entries of the new facts while they are written; None if one of them has a group."""
     if any(keys):
         return None
     return _ONE if len(keys) == 1 else _SEVERAL
 
 
-def _posted(recorded: Recorded, entry_id: int | None) -> Posted:
-    return Posted(
-        id=recorded.id,
-        receipt_id=recorded.receipt_id,
-        uuid=recorded.uuid,
-        dedupe_key=recorded.dedupe_key,
-        created_at=recorded.created_at,
-        entry_ref=formats.entry_ref(entry_id) if entry_id is not None else None,
-        goes_elsewhere=recorded.goes_elsewhere,
-    )
-
-
 @dataclass(frozen=True, slots=True)
-class _Arrival:
-    """A new fact on its way to its place."""
+class _New:
+    """A new fact, and its group."""
 
     draft: ReceiptDraft
     recorded: Recorded
     key: Key | None
 
 
-def _follow(tenant_id: int, placed: Sequence[_Arrival], now: datetime) -> dict[int, int]:
-    """What remains to be done for those that have come to their places with their facts; answers their entries."""
-    entries: dict[int, int] = {}
-    changed, due = set[int](), set[int]()
-    for one in placed:
-        entries[one.recorded.id], is_due = one.recorded.place
-        changed.add(one.draft.recipient_id)
-        if is_due:
-            due.add(one.draft.recipient_id)
-    for principal_id in changed:
-        locking.announce(tenant_id=tenant_id, principal_id=principal_id)
+def _follow(tenant_id: int, placed: Sequence[_New], now: datetime) -> dict[int, int]:
+    """What remains to do for facts that were written with their entries; returns these entries, by receipt."""
+    due = {one.draft.recipient_id for one in placed if one.recorded.place[1]}
+    for principal_id in {one.draft.recipient_id for one in placed}:
+        locking.notify(tenant_id=tenant_id, principal_id=principal_id)
     if due:
-        _publish_due(locking.lock_several(tenant_id=tenant_id, principal_ids=due).values(), now)
-    return entries
+        _flush_due(locking.lock_several(tenant_id=tenant_id, principal_ids=due).values(), now)
+    return {one.recorded.id: one.recorded.place[0] for one in placed}
 
 
-def _place(tenant_id: int, arrivals: Sequence[_Arrival], now: datetime) -> dict[int, int]:
-    """Give each its place; answers the entries of those that are visible now, by receipt."""
-    inboxes = locking.lock_several(tenant_id=tenant_id, principal_ids={one.draft.recipient_id for one in arrivals})
-    policies = policies_of(inboxes.values(), {one.key.source_system for one in arrivals if one.key})
-    items: list[tuple[LockedInbox, _Arrival]] = []
-    groups: dict[tuple[int, str, str, str], _Group] = {}
-    for one in arrivals:
+def _place(tenant_id: int, new: Sequence[_New], now: datetime) -> dict[int, int]:
+    """Put each fact into its inbox; returns the entries of those that are visible now, by receipt."""
+    inboxes = locking.lock_several(tenant_id=tenant_id, principal_ids={one.draft.recipient_id for one in new})
+    policies = policies_of(inboxes.values(), {one.key.source_system for one in new if one.key})
+    items: list[tuple[LockedInbox, _New]] = []
+    groups: dict[tuple[int, Key], _Group] = {}
+    for one in new:
         inbox, key = inboxes[one.draft.recipient_id], one.key
         policy = policies.of(inbox, one.draft.source_system)
         if key is None or not policy.enabled:
             items.append((inbox, one))
         else:
-            place = (inbox.id, key.source_system, key.resource_ref, key.event_family)
-            groups.setdefault(place, _Group(inbox, policy, key)).arrivals.append(one)
+            group = groups.setdefault((inbox.id, key.of_thread), _Group(inbox, policy, key))
+            group.receipts.append(one)
     entries, due = _place_items(tenant_id, items, now) if items else ({}, [])
     if groups:
-        entries |= _gather(tenant_id, list(groups.values()), inboxes.values(), now)
+        entries |= _buffer(tenant_id, list(groups.values()), inboxes.values(), now)
     elif due:
-        _publish_due(due, now)
+        _flush_due(due, now)
     return entries
 
 
 def _place_items(
-    tenant_id: int, items: Sequence[tuple[LockedInbox, _Arrival]], now: datetime
+    tenant_id: int, items: Sequence[tuple[LockedInbox, _New]], now: datetime
 ) -> tuple[dict[int, int], list[LockedInbox]]:
     """The entry of each, by receipt; and the inboxes in which something is due."""
-    touched: dict[LockedInbox, int] = {}
+    touched = Counter[LockedInbox]()
     rows = []
     for inbox, one in items:
-        touched[inbox] = touched.get(inbox, 0) + 1
+        touched[inbox] += 1
         rows.append(
             {
                 "inbox": inbox.id,
@@ -182,24 +206,23 @@ def _place_items(
         cursor.execute(sql.POST_ITEMS, {"tenant": tenant_id, "items": json.dumps(rows), "now": now})
         placed = cursor.fetchall()
     for inbox in touched:
-        inbox.announce()
+        inbox.notify()
     due = {inbox_id for _, _, inbox_id, is_due in placed if is_due}
     return {receipt: entry_id for receipt, entry_id, *_ in placed}, [inbox for inbox in touched if inbox.id in due]
 
 
-# Of one inbox, by one post: its poster waits for them.
+# Threads of one inbox that one post flushes: its poster waits for them.
 _DUE_AT_ONCE: Final = 20
 
 
-# The tick passes over an inbox that is held: without its posters' help one without a pause would never be flushed.
-def _publish_due(inboxes: Iterable[LockedInbox], now: datetime) -> None:
-    """Publish some of what is due in these inboxes, the longest due first."""
+# The tick passes over a locked inbox: without the help of its posters an inbox without a pause would never be flushed.
+def _flush_due(inboxes: Iterable[LockedInbox], now: datetime) -> None:
+    """Flush some of what is due in these inboxes, the longest due first."""
     held = {inbox.id: inbox for inbox in inboxes}
     with connection.cursor() as cursor:
         cursor.execute(sql.DUE_THREADS, {"inboxes": list(held), "due": _DUE_AT_ONCE})
         due = [thread_id for (thread_id,) in cursor.fetchall()]
-    if due:
-        publish(held, dict.fromkeys(due, FlushReason.WINDOW), now=now)
+    flush_threads(held, dict.fromkeys(due, FlushReason.WINDOW), now=now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,62 +232,60 @@ class _Group:
     inbox: LockedInbox
     policy: Policy
     key: Key
-    arrivals: list[_Arrival] = field(default_factory=list)
+    receipts: list[_New] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Run:
-    """The part of a group that goes into one thread: one that is open, or one that is opened for it."""
+    """The part of a group that goes into one thread: an open one, or one that is opened for it."""
 
     group: _Group
     thread_id: int | None
     room: int
     rolls_over: bool = False
-    arrivals: list[_Arrival] = field(default_factory=list)
+    receipts: list[_New] = field(default_factory=list)
 
-    def due(self, pending: int) -> FlushReason | None:
+    def reason(self, pending: int) -> FlushReason | None:
+        """Why the thread must be flushed now, with so many pending; None if it may wait."""
         if self.rolls_over:
             return FlushReason.ROLLOVER
-        if any(one.key is not None and one.key.is_immediate for one in self.arrivals):
+        if any(one.key is not None and one.key.is_immediate for one in self.receipts):
             return FlushReason.IMMEDIATE
         return FlushReason.SIZE if pending >= self.group.policy.max_items else None
 
 
-def _gather(
+def _buffer(
     tenant_id: int, groups: Sequence[_Group], inboxes: Collection[LockedInbox], now: datetime
 ) -> dict[int, int]:
-    """Fill the threads of these groups; publish those that are due then, and some of what else is due in the inboxes."""
+    """Fill the buffers of these groups; flush those that are due then, and some of what else is due in the inboxes."""
     held = {inbox.id: inbox for inbox in inboxes}
     threads, overdue = _open_threads(tenant_id, groups, held)
     runs = [run for group, thread in zip(groups, threads, strict=True) for run in _runs(group, thread)]
-    filled: list[tuple[_Run, int, FlushReason | None]] = []
+    reasons = dict.fromkeys(overdue, FlushReason.WINDOW)
+    filled: list[tuple[_Run, int]] = []
     # Threads that roll over close before others of their group open.
     for statement, chosen in (
         (sql.APPEND, [run for run in runs if run.thread_id is not None]),
         (sql.OPEN, [run for run in runs if run.thread_id is None]),
     ):
-        filled += [
-            (run, thread_id, run.due(pending)) for run, thread_id, pending in _fill(statement, tenant_id, chosen, now)
-        ]
+        for run, thread_id, pending in _fill(statement, tenant_id, chosen, now):
+            filled.append((run, thread_id))
+            if (reason := run.reason(pending)) is not None:
+                reasons[thread_id] = reason
     once_committed(metrics.THREADS_OPENED.inc, sum(run.thread_id is None for run in runs))
-    reasons = dict.fromkeys(overdue, FlushReason.WINDOW)
-    reasons |= {thread_id: reason for _, thread_id, reason in filled if reason is not None}
-    snapshots = {entry.thread_id: entry.pk for entry in publish(held, reasons, now=now)} if reasons else {}
+    snapshots = {entry.thread_id: entry.pk for entry in flush_threads(held, reasons, now=now)}
     return {
         one.recorded.id: snapshots[thread_id]
-        for run, thread_id, _ in filled
+        for run, thread_id in filled
         if thread_id in snapshots
-        for one in run.arrivals
+        for one in run.receipts
     }
 
 
 def _open_threads(
     tenant_id: int, groups: Sequence[_Group], inbox_ids: Iterable[int]
 ) -> tuple[list[tuple[int, int] | None], list[int]]:
-    """For each group the thread that is open, and for how many more receipts it has room; and what else is due.
-
-    That is some threads of each of these inboxes, the longest due first.
-    """
+    """For each group the open thread, and for how many more receipts it has room; and some threads that are due."""
     asked = [
         _asked(nth, group) | {"max_age": group.policy.max_thread_age.total_seconds()}
         for nth, group in enumerate(groups)
@@ -296,26 +317,26 @@ def _asked(nth: int, group: _Group) -> dict[str, Any]:
 def _runs(group: _Group, thread: tuple[int, int] | None) -> list[_Run]:
     """The receipts of a group, thread by thread."""
     runs = [_Run(group, *thread) if thread is not None else _Run(group, None, THREAD_LIMIT)]
-    for one in group.arrivals:
+    for one in group.receipts:
         last = runs[-1]
-        breaks = one.key is not None and one.key.breaks_thread and (last.thread_id is not None or last.arrivals)
+        breaks = one.key is not None and one.key.breaks_thread and (last.thread_id is not None or last.receipts)
         if breaks or last.room == 0:
             last.rolls_over = True
             runs.append(_Run(group, None, THREAD_LIMIT))
-        runs[-1].arrivals.append(one)
+        runs[-1].receipts.append(one)
         runs[-1].room -= 1
     return runs
 
 
 def _fill(statement: str, tenant_id: int, runs: Sequence[_Run], now: datetime) -> list[tuple[_Run, int, int]]:
-    """Put the receipts of these runs into their threads; answers each with its thread, and how many wait there."""
+    """Put the receipts of these runs into their threads; returns each with its thread and the number pending there."""
     if not runs:
         return []
     rows = [
         _asked(nth, run.group)
         | {
             "thread": run.thread_id,
-            "receipts": [one.recorded.id for one in run.arrivals],
+            "receipts": [one.recorded.id for one in run.receipts],
             "rolls_over": run.rolls_over,
             "window": run.group.policy.window.total_seconds(),
         }

@@ -1,5 +1,5 @@
-"""Operations on inboxes, and the doors by which receipts come in."""
+"""Operations on inboxes, and the endpoints by which receipts come in."""
 
-from apps.digests.tools import acking, policies, posting, raw, reading, sources
+from apps.digests.tools import acking, policies, posting, reading
 
-__all__ = ["acking", "policies", "posting", "raw", "reading", "sources"]
+__all__ = ["acking", "policies", "posting", "reading"]

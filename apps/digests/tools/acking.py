@@ -8,20 +8,12 @@ from pydantic import Field
 
 from apps.core.errors import FieldError, Invalid
 from apps.core.operations import Route, operation
-from apps.core.schemas import Input, Output
+from apps.core.schemas import Input
 from apps.digests import services
-from apps.digests.formats import Through, parse_entry, parse_through
-from apps.digests.services import Acked
-from apps.digests.tools.shapes import EntryRef, Sequence
+from apps.digests.formats import parse_entry, parse_through
+from apps.digests.shapes import AckedOutput, EntryRef, Sequence
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
-
-
-class AckedOutput(Output):
-    """What this call added; zeros when all of it had been acked before."""
-
-    acked_entries: int
-    acked_receipts: int
 
 
 class AckEntries(Input):
@@ -37,12 +29,8 @@ class AckEntries(Input):
 )
 def ack_entries(caller: Caller, given: AckEntries) -> AckedOutput:
     """Ack just these entries: exactly the receipts inside them, all or none. Doing it twice adds nothing."""
-    acked = services.ack(
-        principal_id=caller.principal_id,
-        entry_ids=[parse_entry(ref) for ref in given.entries],
-        now=timezone.now(),
-    )
-    return _answer(acked)
+    entries = [parse_entry(ref) for ref in given.entries]
+    return services.ack(principal_id=caller.principal_id, entry_ids=entries, now=timezone.now())
 
 
 class AckThrough(Input):
@@ -66,16 +54,8 @@ def ack_through(caller: Caller, given: AckThrough) -> AckedOutput:
     """
     through = parse_through(given.through)
     if given.as_of is not None:
-        through = _as_of(through, given.as_of)
-    return _answer(services.ack_through(principal_id=caller.principal_id, through=through, now=timezone.now()))
-
-
-def _as_of(through: Through, as_of: int) -> Through:
-    if through.as_of not in {None, as_of}:
-        fault = "contradicts the token"
-        raise Invalid(f"as_of {fault}.", errors=[FieldError("/as_of", fault)])
-    return replace(through, as_of=as_of)
-
-
-def _answer(acked: Acked) -> AckedOutput:
-    return AckedOutput(acked_entries=acked.acked_entries, acked_receipts=acked.acked_receipts)
+        if through.as_of not in {None, given.as_of}:
+            fault = "contradicts the token"
+            raise Invalid(f"as_of {fault}.", errors=[FieldError("/as_of", fault)])
+        through = replace(through, as_of=given.as_of)
+    return services.ack_through(principal_id=caller.principal_id, through=through, now=timezone.now())

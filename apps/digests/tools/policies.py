@@ -1,45 +1,23 @@
-"""How an inbox gathers: its policy, those of single sources, and what another one would have made of its past."""
+"""How an inbox buffers receipts: its policy, those of single sources, a replay of its past, and rules of sources."""
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Annotated, Final
 
 from django.utils import timezone
 from pydantic import Field
 
+from apps.core.ids import decode_position
 from apps.core.operations import Route, operation
-from apps.core.schemas import Input, Moment, Output
+from apps.core.schemas import Cursor, Input, Moment
 from apps.digests import selectors, services
-from apps.digests.gathering import THREAD_LIMIT, Policy
+from apps.digests.models import THREAD_LIMIT
 from apps.digests.services import PolicyChange
-from apps.digests.tools.shapes import Source
+from apps.digests.shapes import Limit, PolicyOutput, ReplayOutput, Source, SourceOutput, SourcesOutput
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
 
 WindowMs = Annotated[int, Field(ge=0, le=86_400_000)]
 MaxItems = Annotated[int, Field(ge=1, le=THREAD_LIMIT)]
-
-
-class SourcePolicyOutput(Output):
-    """How the receipts of one source are gathered."""
-
-    source_system: str
-    enabled: bool
-    window_ms: int
-    max_items: int
-    max_thread_age_ms: int
-
-
-class PolicyOutput(Output):
-    """How receipts with a group are gathered."""
-
-    source_system: str | None
-    """The source that was asked about; null: what holds where a source has nothing of its own."""
-    enabled: bool
-    window_ms: int
-    max_items: int
-    max_thread_age_ms: int
-    sources: list[SourcePolicyOutput]
-    """The sources that have a policy of their own."""
 
 
 class GetPolicy(Input):
@@ -74,7 +52,7 @@ class RemovePolicy(Input):
 )
 def get_inbox_policy(caller: Caller, given: GetPolicy) -> PolicyOutput:
     """How your inbox gathers receipts that belong together, by itself or for one source."""
-    return _policy(caller, given.source_system)
+    return selectors.policy(caller.principal_id, given.source_system)
 
 
 @operation(
@@ -100,7 +78,7 @@ def set_inbox_policy(caller: Caller, given: SetPolicy) -> PolicyOutput:
         source_system=given.source_system,
         now=timezone.now(),
     )
-    return _policy(caller, given.source_system)
+    return selectors.policy(caller.principal_id, given.source_system)
 
 
 @operation(
@@ -114,7 +92,7 @@ def remove_inbox_policy(caller: Caller, given: RemovePolicy) -> PolicyOutput:
     services.remove_source_policy(
         principal_id=caller.principal_id, source_system=given.source_system, now=timezone.now()
     )
-    return _policy(caller, given.source_system)
+    return selectors.policy(caller.principal_id, given.source_system)
 
 
 _PAST: Final = timedelta(days=7)
@@ -131,24 +109,6 @@ class ReplayPolicy(Input):
     """Look at the receipts of this source only."""
 
 
-class ReplayOutput(Output):
-    """What came, and how many entries it makes under either policy. Groups are those that it would get today."""
-
-    receipts: int
-    gathered: int
-    """How many of the receipts have a group; each of the others is an entry under any policy."""
-    entries_then: int
-    """With the policies that your inbox has."""
-    entries_now: int
-    """With the window and size that you ask about, for every source."""
-    wakes_saved: int
-    """How many entries fewer; below zero, how many more."""
-    since: datetime
-    """The receipts are all that came since then."""
-    truncated: bool
-    """More receipts came than are looked at, so `since` is later than you asked."""
-
-
 @operation(
     title="Replay the past under another policy",
     scope=Scope.INBOX,
@@ -161,21 +121,12 @@ def replay_inbox_policy(caller: Caller, given: ReplayPolicy) -> ReplayOutput:
     Ask this before you change the policy: "with a window of 60 s these 770 receipts would have been 94 entries". Nobody
     acks in a replay, and what still waits at its end counts as published.
     """
-    replay = selectors.replay(
+    return selectors.replay(
         caller.principal_id,
         since=given.since or timezone.now() - _PAST,
         window=_duration(given.window_ms),
         max_items=given.max_items,
         source_system=given.source_system,
-    )
-    return ReplayOutput(
-        receipts=replay.receipts,
-        gathered=replay.gathered,
-        entries_then=replay.entries_then,
-        entries_now=replay.entries_now,
-        wakes_saved=replay.wakes_saved,
-        since=replay.since,
-        truncated=replay.truncated,
     )
 
 
@@ -183,21 +134,46 @@ def _duration(milliseconds: int | None) -> timedelta | None:
     return None if milliseconds is None else timedelta(milliseconds=milliseconds)
 
 
-def _policy(caller: Caller, source_system: str | None) -> PolicyOutput:
-    held = selectors.policies(caller.principal_id)
-    return PolicyOutput(
-        source_system=source_system,
-        **_parts(held.default if source_system is None else held.of(source_system)),
-        sources=[
-            SourcePolicyOutput(source_system=source, **_parts(policy)) for source, policy in held.of_sources.items()
-        ],
+class ListSources(Input):
+    limit: Limit = 50
+    cursor: Cursor | None = None
+    """`next` of the page before."""
+
+
+@operation(
+    title="List sources",
+    scope=Scope.ADMIN,
+    routes=[Route("GET", "/api/v1/sources")],
+    read_only=True,
+    tool=False,
+)
+def list_sources(caller: Caller, given: ListSources) -> SourcesOutput:
+    """The source systems for which something is set, in the order of their setting; all others have the defaults."""
+    after = decode_position(given.cursor) if given.cursor is not None else 0
+    return selectors.sources(after=after, limit=given.limit)
+
+
+class SetSource(Input):
+    """All that is set for a source; left out is the default."""
+
+    source_system: Source
+    rate_per_hour: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    groups_by_dedupe_key: bool = False
+
+
+@operation(
+    title="Set a source",
+    scope=Scope.ADMIN,
+    routes=[Route("PUT", "/api/v1/sources")],
+    idempotent=True,
+    tool=False,
+)
+def set_source(caller: Caller, given: SetSource) -> SourceOutput:
+    """Set how much a source may post and whether it is gathered by its keys. Switching that off shows what waits."""
+    stored = services.set_source(
+        tenant_id=caller.tenant_id,
+        name=given.source_system,
+        rate_per_hour=given.rate_per_hour,
+        groups_by_dedupe_key=given.groups_by_dedupe_key,
     )
-
-
-def _parts(policy: Policy) -> dict[str, int]:
-    return {
-        "enabled": policy.enabled,
-        "window_ms": policy.window // timedelta(milliseconds=1),
-        "max_items": policy.max_items,
-        "max_thread_age_ms": policy.max_thread_age // timedelta(milliseconds=1),
-    }
+    return selectors.source_output(stored)

@@ -1,36 +1,44 @@
-"""How receipts come in: the two service doors, the API, and the tool."""
+"""How receipts come in: the two service endpoints of the seeds, the API, and the tool.
 
-from collections.abc import Callable, Sequence
+All of them check what is given, count it against the hourly limits of the sources, and post it as one batch.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal, Never, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 from django.utils import timezone
 from prometheus_client import Counter
 from pydantic import Field, StringConstraints
 
 from apps.core import strict_json
-from apps.core.errors import Conflict, DomainError, FieldError, Forbidden, TooLarge
+from apps.core.errors import Conflict, DomainError, FieldError, Forbidden, RateLimited, TooLarge
 from apps.core.metrics import once_committed
 from apps.core.operations import Coalesces, Route, operation
 from apps.core.schemas import Input, Name, Output, Text
 from apps.digests import metrics, selectors, services
 from apps.digests.grouping import read_key
 from apps.digests.services import Posted, Poster, ReceiptDraft
-from apps.digests.tools.admission import Admission
-from apps.digests.tools.shapes import NewReference, Reference, Source
+from apps.digests.shapes import NewReference, Reference, Source
+from apps.principals import limits
 from apps.principals import selectors as principals
+from apps.principals.limits import Quota
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
+from apps.receipts import selectors as receipts
 from apps.receipts.errors import LivesElsewhere
 from apps.receipts.models import MAX_METADATA, Surface
 from apps.receipts.shapes import GroupInput
 
 MAX_SUMMARY: Final = 16 * 1024
+_MAX_EVENT_TYPE: Final = 50
 
-Key = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
+DedupeKey = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
 Title = Annotated[Text, StringConstraints(max_length=200)]
 Summary = Annotated[Text, StringConstraints(min_length=1, max_length=MAX_SUMMARY)]
 Line = Annotated[Text, StringConstraints(min_length=1, max_length=2000)]
+EventType = Annotated[Text, StringConstraints(min_length=1, max_length=_MAX_EVENT_TYPE)]
 
 
 class InboxReceipt(Input):
@@ -40,7 +48,7 @@ class InboxReceipt(Input):
     """The one principal that it is for."""
     source_system: Source
     """Who says so; one of the source systems of your token."""
-    dedupe_key: Key
+    dedupe_key: DedupeKey
     """Unique per source: posting it again changes nothing. Form: `{source}:{event}:{entity}:{version}`."""
     summary: Summary
     title: Title | None = None
@@ -50,7 +58,10 @@ class InboxReceipt(Input):
     """Opaque to us; stands on the entry."""
 
 
-class _Chained(InboxReceipt):
+class PostReceipt(InboxReceipt):
+    """A receipt of any kind, for an inbox or for the ledger; `event_type` may be left out."""
+
+    event_type: EventType | None = None
     receipt_id: NewReference | None = None
     """Your own id for it, of visible characters without a slash, no uuid; left out, one is made."""
     artifact_pointer: Line | None = None
@@ -63,22 +74,14 @@ class _Chained(InboxReceipt):
     """The receipt that this one follows from: its id or uuid, known or not yet."""
     pairs_with: Reference | None = None
     """The receipt that this one answers; closes its obligation."""
+    surface: Literal["inbox", "ledger"] | None = None
+    """Left out: the ledger for what only proves (task_queued, task_received, plan_…), else the inbox."""
 
 
-class UniversalReceipt(_Chained):
+class UniversalReceipt(PostReceipt):
     """A receipt of any kind, for an inbox or for the ledger."""
 
-    event_type: Annotated[Text, StringConstraints(min_length=1, max_length=50)]
-    surface: Literal["inbox", "ledger"] | None = None
-    """Left out: the ledger for what only proves (task_queued, task_received, plan_…), else the inbox."""
-
-
-class PostReceipt(_Chained):
-    """A receipt of any kind; `event_type` may be left out."""
-
-    event_type: Annotated[Text, StringConstraints(min_length=1, max_length=50)] | None = None
-    surface: Literal["inbox", "ledger"] | None = None
-    """Left out: the ledger for what only proves (task_queued, task_received, plan_…), else the inbox."""
+    event_type: EventType
 
 
 class PostReceipts(Input):
@@ -121,37 +124,20 @@ class UniversalDoorOutput(Output):
     receipt_id: str
 
 
-def _stands_alone(given: PostReceipt) -> bool:
-    """Whether it names no other receipt, nor has an id or a group by which others are concerned with it."""
-    return not (given.group or given.receipt_id or given.caused_by_receipt_id or given.pairs_with)
-
-
 def _post_together(caller: Caller, given: Sequence[PostReceipt]) -> list[PostedOutput | DomainError | None]:
-    """What each would be answered alone; None where its recipient may have to be made, or its source has it gathered."""
-    now = timezone.now()
-    known = principals.principal_ids_named({one.recipient_ai for one in given}, tenant_id=caller.tenant_id)
-    answers: dict[int, PostedOutput | DomainError] = {}
-    drafts: dict[int, ReceiptDraft] = {}
-    for place, one in enumerate(given):
-        if one.recipient_ai not in known:
-            continue
-        draft = _draft(caller, one, _surface(one), known.__getitem__)
-        if isinstance(draft, DomainError):
-            answers[place] = _counted(caller, one, draft)
-        elif selectors.group_of(caller.tenant_id, draft) is None:
-            drafts[place] = draft
-    posted = _post_many(caller, list(drafts.values()), now)
-    answers |= {
-        place: _answer(one) if isinstance(one, Posted) else one for place, one in zip(drafts, posted, strict=True)
-    }
-    return [answers.get(place) for place in range(len(given))]
+    answers = _post(caller, given, together=True)
+    return [_output(answer) if isinstance(answer, Posted) else answer for answer in map(answers.get, range(len(given)))]
 
 
 @operation(
     title="Post a receipt",
     scope=Scope.RECEIPTS_WRITE,
     routes=[Route("POST", "/api/v1/receipts", status=201)],
-    coalesces=Coalesces(may=_stands_alone, run=_post_together),
+    coalesces=Coalesces(
+        # It names no other receipt, and has no id or group by which others are concerned with it.
+        may=lambda given: not (given.group or given.receipt_id or given.caused_by_receipt_id or given.pairs_with),
+        run=_post_together,
+    ),
 )
 def post_receipt(caller: Caller, given: PostReceipt) -> PostedOutput:
     """Tell one principal that something happened.
@@ -159,7 +145,7 @@ def post_receipt(caller: Caller, given: PostReceipt) -> PostedOutput:
     A receipt is a signal with pointers, never the payload. The same dedupe key again changes nothing and names the
     receipt that is there. With a group, receipts about one thing are gathered into one digest.
     """
-    return _answer(_post(caller, given, _surface(given), may_go_on=True))
+    return _output(_post_one(caller, given))
 
 
 @operation(
@@ -170,32 +156,8 @@ def post_receipt(caller: Caller, given: PostReceipt) -> PostedOutput:
 )
 def post_receipts(caller: Caller, given: PostReceipts) -> VerdictsOutput:
     """Post up to 500 receipts in one transaction, with a verdict for each."""
-    now = timezone.now()
-    known = principals.principal_ids_named({one.recipient_ai for one in given.receipts}, tenant_id=caller.tenant_id)
-    answers: dict[int, Posted | DomainError] = {}
-    drafts: dict[int, ReceiptDraft] = {}
-    for place, one in enumerate(given.receipts):
-        if one.recipient_ai not in known:
-            answers[place] = _post_to_unknown(caller, one)
-            if isinstance(answers[place], Posted):
-                known |= principals.principal_ids_named({one.recipient_ai}, tenant_id=caller.tenant_id)
-            continue
-        draft = _draft(caller, one, _surface(one), known.__getitem__)
-        if isinstance(draft, DomainError):
-            answers[place] = _counted(caller, one, draft)
-        else:
-            drafts[place] = draft
-    answers |= zip(drafts, _post_many(caller, list(drafts.values()), now), strict=True)
+    answers = _post(caller, given.receipts)
     return VerdictsOutput(results=[_verdict(answers[place]) for place in range(len(given.receipts))])
-
-
-def _post_to_unknown(caller: Caller, given: PostReceipt) -> Posted | DomainError:
-    """Post one of several as it would be alone: whom nothing is stored for is not made."""
-    try:
-        with caller.acting():
-            return _post(caller, given, _surface(given), may_go_on=True)
-    except DomainError as refusal:
-        return refusal
 
 
 @operation(
@@ -206,10 +168,7 @@ def _post_to_unknown(caller: Caller, given: PostReceipt) -> Posted | DomainError
 )
 def post_at_inbox_door(caller: Caller, given: InboxReceipt) -> InboxDoorOutput:
     """Post a receipt to an inbox here, service to service."""
-    try:
-        posted = _post(caller, given, Surface.INBOX, may_go_on=False)
-    except Conflict as refusal:
-        _refuse_with(refusal, "existing_receipt_id")
+    posted = _post_one(caller, given, existing="existing_receipt_id")
     return InboxDoorOutput(receipt_id=posted.receipt_id, dedupe_key=posted.dedupe_key, created_at=posted.created_at)
 
 
@@ -221,81 +180,74 @@ def post_at_inbox_door(caller: Caller, given: InboxReceipt) -> InboxDoorOutput:
 )
 def post_at_universal_door(caller: Caller, given: UniversalReceipt) -> UniversalDoorOutput:
     """Post a receipt of any kind to a principal that lives here, service to service."""
-    try:
-        posted = _post(caller, given, _surface(given), may_go_on=False)
-    except Conflict as refusal:
-        _refuse_with(refusal, "existing_uuid")
+    posted = _post_one(caller, given, existing="existing_uuid")
     return UniversalDoorOutput(status="stored", uuid=str(posted.uuid), receipt_id=posted.receipt_id)
 
 
-def _refuse_with(refusal: Conflict, member: str) -> Never:
-    """The same refusal with the one id that this door's clients look for."""
-    kept = {member: refusal.extra[member]} if member in refusal.extra else {}
-    raise type(refusal)(refusal.detail, errors=refusal.errors, **kept) from refusal
+def _post_one(caller: Caller, given: InboxReceipt, *, existing: str | None = None) -> Posted:
+    """Post a batch of one; a refusal ends the transaction.
+
+    :param existing: at a service endpoint, the one id that its clients look for in a refusal. What comes by these is not
+        sent on to another deployment: deliveries arrive there, so deployments that send to each other never send in a
+        circle.
+    """
+    answer: Posted | DomainError
+    try:
+        answer = _post(caller, [given], sends_on=existing is None)[0]
+    except LivesElsewhere as refusal:
+        answer = refusal
+    if isinstance(answer, Posted):
+        return answer
+    # The refusal ends the transaction, so it is counted now.
+    _refusals(caller, given, answer).inc()
+    if existing is None or not isinstance(answer, Conflict):
+        raise answer
+    kept = {existing: answer.extra[existing]} if existing in answer.extra else {}
+    raise type(answer)(answer.detail, code=answer.code, errors=answer.errors, **kept)
 
 
-_PROOF_ONLY: Final = ("task_queued", "task_received")
+def _post(
+    caller: Caller,
+    given: Sequence[InboxReceipt],
+    *,
+    sends_on: bool = True,
+    together: bool = False,
+) -> dict[int, Posted | DomainError]:
+    """Post receipts in the caller's transaction; returns what became of each, by its place.
 
-
-def _surface(given: PostReceipt | UniversalReceipt) -> str:
-    if given.surface is not None:
-        return given.surface
-    event = _event_type(given)
-    return Surface.LEDGER if event in _PROOF_ONLY or event.startswith("plan_") else Surface.INBOX
-
-
-_MAX_EVENT_TYPE: Final = 50
-
-
-def _event_type(given: InboxReceipt) -> str:
-    """As given; else what a dedupe key of the usual form says; else just a message."""
-    if isinstance(given, (PostReceipt, UniversalReceipt)) and given.event_type is not None:
-        return given.event_type
-    usual = read_key(given.source_system, given.dedupe_key)
-    return usual.event_type if usual is not None and len(usual.event_type) <= _MAX_EVENT_TYPE else "message"
-
-
-def _post(caller: Caller, given: InboxReceipt, surface: str, *, may_go_on: bool) -> Posted:
-    """:param may_go_on: to another deployment. Letters arrive by the service doors: what comes by those goes no
-    further, so that deployments which send to each other never send in a circle.
+    :param sends_on: whether a receipt may go to a recipient at another deployment.
+    :param together: the receipts come from several calls. Leave out those that must be posted alone: the recipient may
+        have to be made, or the source groups the receipt.
+    :raises LivesElsewhere: if a receipt would have to be sent on and may not.
     """
     now = timezone.now()
-    draft = _draft(caller, given, surface, _recipients(caller, now))
-    if isinstance(draft, DomainError):
-        raise _counted_alone(caller, given, draft)
-    admission = Admission(tenant_id=caller.tenant_id, drafts=[draft], now=now)
-    if admission.refused:
-        raise _counted_alone(caller, given, admission.refused[0])
-    try:
-        posted = services.post(poster=Poster.of(caller), draft=draft, now=now)
-    except DomainError as refusal:
-        admission.settle([])
-        raise _counted_alone(caller, given, refusal) from None
-    except Exception:
-        admission.settle([])
-        raise
-    if posted.goes_elsewhere and not may_go_on:
-        admission.settle([])
-        elsewhere = LivesElsewhere(f"{given.recipient_ai} lives elsewhere, and what comes by this door is not sent on.")
-        # Ends the transaction, and with it what has just been stored.
-        raise _counted_alone(caller, given, elsewhere)
-    return posted
-
-
-_Answer = TypeVar("_Answer")
-
-
-def _counted(caller: Caller, given: InboxReceipt | ReceiptDraft, answer: _Answer) -> _Answer:
-    """The answer to one post of several; a refusal is counted once they are committed, for they may be made again."""
-    if isinstance(answer, DomainError):
-        once_committed(_refusals(caller, given, answer).inc)
-    return answer
-
-
-def _counted_alone(caller: Caller, given: InboxReceipt, refusal: DomainError) -> DomainError:
-    """The refusal of a post, which ends its transaction, counted."""
-    _refusals(caller, given, refusal).inc()
-    return refusal
+    known = principals.principal_ids_named({one.recipient_ai for one in given}, tenant_id=caller.tenant_id)
+    answers: dict[int, Posted | DomainError] = {}
+    drafts: dict[int, ReceiptDraft] = {}
+    for place, one in enumerate(given):
+        try:
+            _check(caller, one)
+            if one.recipient_ai in known:
+                draft = _draft(one, known[one.recipient_ai])
+                if not together or selectors.group_of(caller.tenant_id, draft) is None:
+                    drafts[place] = draft
+            elif not together:
+                # In a savepoint of its own: a recipient for whom nothing is stored is not made.
+                with caller.acting():
+                    recipient = services.recipient_named(tenant_id=caller.tenant_id, name=one.recipient_ai, now=now)
+                    (answer,) = _admit_and_post(caller, [_draft(one, recipient)], now, sends_on=sends_on)
+                    if isinstance(answer, DomainError):
+                        raise answer
+                    answers[place], known[one.recipient_ai] = answer, recipient
+        except DomainError as refusal:
+            once_committed(_refusals(caller, one, refusal).inc)
+            answers[place] = refusal
+    posted = _admit_and_post(caller, list(drafts.values()), now, sends_on=sends_on) if drafts else []
+    for (place, draft), answer in zip(drafts.items(), posted, strict=True):
+        answers[place] = answer
+        if isinstance(answer, DomainError):
+            once_committed(_refusals(caller, draft, answer).inc)
+    return answers
 
 
 def _refusals(caller: Caller, given: InboxReceipt | ReceiptDraft, refusal: DomainError) -> Counter:
@@ -303,83 +255,107 @@ def _refusals(caller: Caller, given: InboxReceipt | ReceiptDraft, refusal: Domai
     return metrics.REFUSED.labels(source, refusal.code)
 
 
-def _post_many(caller: Caller, drafts: list[ReceiptDraft], now: datetime) -> list[Posted | DomainError]:
-    admission = Admission(tenant_id=caller.tenant_id, drafts=drafts, now=now)
-    let_in = [place for place in range(len(drafts)) if place not in admission.refused]
-    try:
-        posted = services.post_many(poster=Poster.of(caller), drafts=[drafts[place] for place in let_in], now=now)
-    except Exception:
-        admission.settle([])
-        raise
-    answers: dict[int, Posted | DomainError] = {**admission.refused, **dict(zip(let_in, posted, strict=True))}
-    admission.settle([place for place, answer in answers.items() if isinstance(answer, Posted)])
-    for place, answer in answers.items():
-        _counted(caller, drafts[place], answer)
-    return [answers[place] for place in range(len(drafts))]
-
-
-RecipientOf = Callable[[str], int]
-
-
-def _recipients(caller: Caller, now: datetime) -> RecipientOf:
-    def recipient_of(name: str) -> int:
-        return services.recipient_named(tenant_id=caller.tenant_id, name=name, now=now)
-
-    return recipient_of
-
-
-def _draft(caller: Caller, given: InboxReceipt, surface: str, recipient_of: RecipientOf) -> ReceiptDraft | DomainError:
-    """What is to be posted, or why it can't be."""
-    try:
-        _check(caller, given)
-        recipient = recipient_of(given.recipient_ai)
-    except DomainError as refusal:
-        return refusal
-    return ReceiptDraft(
-        recipient_id=recipient,
-        source_system=given.source_system,
-        event_type=_event_type(given),
-        dedupe_key=given.dedupe_key,
-        title=given.title,
-        summary=given.summary,
-        metadata=given.metadata,
-        group=given.group.as_said() if given.group else None,
-        delivery_handle=given.delivery_handle,
-        surface=surface,
-        **_chained(given),
-    )
-
-
-def _chained(given: InboxReceipt) -> dict[str, Any]:
-    """What only a receipt says that may hang from others."""
-    if not isinstance(given, _Chained):
-        return {}
-    return {
-        "receipt_id": given.receipt_id,
-        "artifact_pointer": given.artifact_pointer,
-        "artifact_location": given.artifact_location,
-        "requires_action": given.requires_action,
-        "suggested_next_step": given.suggested_next_step,
-        "caused_by": given.caused_by_receipt_id,
-        "pairs_with": given.pairs_with,
-    }
-
-
 def _check(caller: Caller, given: InboxReceipt) -> None:
     if given.source_system not in caller.source_systems:
         raise Forbidden(f"This token does not post as {given.source_system!r}.", code="not_this_caller")
     strict_json.check(given.metadata, pointer="/metadata")
-    _refuse_over(MAX_METADATA, "metadata", strict_json.size(given.metadata))
-    _refuse_over(MAX_SUMMARY, "summary", len(given.summary.encode()))
+    for name, size, limit in (
+        ("metadata", strict_json.size(given.metadata), MAX_METADATA),
+        ("summary", len(given.summary.encode()), MAX_SUMMARY),
+    ):
+        if size > limit:
+            fault = f"is over {limit // 1024} KiB"
+            raise TooLarge(f"{name} {fault}.", errors=[FieldError(f"/{name}", fault)])
 
 
-def _refuse_over(limit: int, name: str, size: int) -> None:
-    if size > limit:
-        fault = f"is over {limit // 1024} KiB"
-        raise TooLarge(f"{name} {fault}.", errors=[FieldError(f"/{name}", fault)])
+def _draft(given: InboxReceipt, recipient_id: int) -> ReceiptDraft:
+    members = {name: getattr(given, name) for name in type(given).model_fields if name in _OF_DRAFT}
+    usual = read_key(given.source_system, given.dedupe_key)
+    # A dedupe key of the usual form names the event; without one it is just a message.
+    named = usual.event_type if usual is not None and len(usual.event_type) <= _MAX_EVENT_TYPE else "message"
+    event_type, surface = named, "inbox"
+    if isinstance(given, PostReceipt):
+        event_type = given.event_type or named
+        is_proof = event_type in _PROOF_ONLY or event_type.startswith("plan_")
+        surface = given.surface or (Surface.LEDGER if is_proof else Surface.INBOX)
+        members["caused_by"] = given.caused_by_receipt_id
+    group = given.group.as_said() if given.group else None
+    return ReceiptDraft(**members, recipient_id=recipient_id, event_type=event_type, surface=surface, group=group)
 
 
-def _answer(posted: Posted) -> PostedOutput:
+_PROOF_ONLY: Final = ("task_queued", "task_received")
+# What a receipt and its draft have in common.
+_OF_DRAFT: Final = frozenset(ReceiptDraft.__dataclass_fields__) - {"event_type", "surface", "group"}
+
+
+def _admit_and_post(
+    caller: Caller, drafts: Sequence[ReceiptDraft], now: datetime, *, sends_on: bool
+) -> list[Posted | DomainError]:
+    """Post what the hourly limits of the sources let in."""
+    admission = _Admission(tenant_id=caller.tenant_id, drafts=drafts, now=now)
+    let_in = [place for place in range(len(drafts)) if place not in admission.refused]
+    try:
+        admitted = [drafts[place] for place in let_in]
+        posted = services.post_many(poster=Poster.of(caller), drafts=admitted, now=now) if admitted else []
+    except Exception:
+        admission.settle([])
+        raise
+    answers: dict[int, Posted | DomainError] = {**admission.refused, **dict(zip(let_in, posted, strict=True))}
+    if not sends_on and any(isinstance(answer, Posted) and answer.goes_elsewhere for answer in posted):
+        admission.settle([])
+        # Ends the transaction, and with it what has just been stored.
+        raise LivesElsewhere("The recipient lives elsewhere, and what comes by this endpoint is not sent on.")
+    admission.settle([place for place, answer in answers.items() if isinstance(answer, Posted)])
+    return [answers[place] for place in range(len(drafts))]
+
+
+class _Admission:
+    """Posts that are about to be made, counted against the limits of their sources.
+
+    A repetition is let in without being counted, so that it is refused as what it is. `refused` holds the others that
+    there is no room for, by their place among the drafts.
+    """
+
+    def __init__(self, *, tenant_id: int, drafts: Sequence[ReceiptDraft], now: datetime) -> None:
+        self.refused: dict[int, RateLimited] = {}
+        self._counted: list[tuple[Quota, list[int], int]] = []
+        places: defaultdict[str, list[int]] = defaultdict(list)
+        for place, draft in enumerate(drafts):
+            places[draft.source_system].append(place)
+        for source, its_places in places.items():
+            own = selectors.source_rule(tenant_id, source).rate_per_hour
+            per_hour = limits.per_hour(source) if own is None else own
+            quota = Quota(tenant_id=tenant_id, source_system=source, per_hour=per_hour, now=now)
+            self._count(quota, drafts, its_places)
+
+    def settle(self, stored: Collection[int]) -> None:
+        """Uncount what was not stored; `stored` are places among the drafts."""
+        for quota, places, granted in self._counted:
+            quota.give_back(max(0, granted - len(set(places) & set(stored))))
+
+    def _count(self, quota: Quota, drafts: Sequence[ReceiptDraft], places: list[int]) -> None:
+        # Of several drafts of one key one is stored at most.
+        keys = list(dict.fromkeys(drafts[place].dedupe_key for place in places))
+        granted = quota.take(len(keys), leaving=(quota.per_hour + 1) // 2)
+        if granted == len(keys):
+            self._counted.append((quota, places, granted))
+            return
+        # Where room may run out, repetitions are not counted even for a moment, in which a new one would lack it.
+        quota.give_back(granted)
+        known = receipts.used_keys(quota.tenant_id, quota.source_system, keys)
+        new = [key for key in keys if key not in known]
+        granted = quota.take(len(new))
+        self._counted.append((quota, places, granted))
+        refused = set(new[granted:])
+        for place in places:
+            if drafts[place].dedupe_key in refused:
+                self.refused[place] = RateLimited(
+                    f"{quota.source_system} has posted its {quota.per_hour} receipts of this hour.",
+                    retry_after=quota.retry_after,
+                )
+
+
+def _output(posted: Posted) -> PostedOutput:
     return PostedOutput(
         receipt_id=posted.receipt_id,
         uuid=str(posted.uuid),

@@ -1,32 +1,40 @@
-"""Reading an inbox: reading consumes nothing, and every read says what it may ack."""
+"""Reading an inbox, by entries and by single receipts. A read consumes nothing, and says what it may ack."""
 
 from collections.abc import Sequence as Many
-from typing import Annotated, Final, Self
+from typing import Annotated, Final
 
 from django.utils import timezone
-from pydantic import Field, PrivateAttr
+from pydantic import Field
 
-from apps.core.errors import FieldError
+from apps.core.errors import Conflict, FieldError, Invalid
 from apps.core.ids import decode_position, encode_cursor
 from apps.core.operations import Route, Streams, Waits, operation
 from apps.core.schemas import Cursor, Input, Output
-from apps.digests import metrics, selectors, services
-from apps.digests.errors import AheadOfInbox
+from apps.digests import hooks, metrics, selectors, services
 from apps.digests.formats import parse_entry
-from apps.digests.selectors import EntryView, InboxPage, Mark
-from apps.digests.signals import inbox_topic
-from apps.digests.states import FlushReason
-from apps.digests.tools.shapes import (
+from apps.digests.models import FlushReason
+from apps.digests.selectors import Mark
+from apps.digests.shapes import (
     EntryOutput,
     EntryRef,
+    ExpandedOutput,
+    HistoryOutput,
+    InboxOutput,
     Limit,
+    NextActionOutput,
     PastEntryOutput,
     ReceiptOutput,
+    ReceiptsOutput,
+    Reference,
     Sequence,
     Source,
 )
+from apps.digests.signals import inbox_topic
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller
+from apps.receipts import selectors as receipts
+from apps.receipts.errors import UnknownReceipt
+from apps.receipts.models import Receipt, Surface
 
 
 class ReadInbox(Input):
@@ -41,37 +49,6 @@ class ReadInbox(Input):
     """If there is no entry to show, wait up to so many seconds for one; then the page comes, empty or not."""
 
 
-class InboxOutput(Output):
-    """The visible entries, oldest first."""
-
-    as_of: int
-    entries: list[EntryOutput]
-    visible: int
-    """Unread receipts in visible entries."""
-    pending: int
-    """Unread receipts still being gathered; they will surface within the inbox's window."""
-    more_waiting: int
-    """Unread receipts that are not in these entries."""
-    _is_news: bool = PrivateAttr(default=True)
-
-    @property
-    def is_news(self) -> bool:
-        """Whether there is more in it than remainders of digests that its reader has been shown."""
-        return self._is_news
-
-    @classmethod
-    def of(cls, page: InboxPage, *, is_news: bool = True) -> Self:
-        output = cls(
-            as_of=page.as_of,
-            entries=[EntryOutput.of(entry) for entry in page.entries],
-            visible=page.visible,
-            pending=page.pending,
-            more_waiting=page.more_waiting,
-        )
-        output._is_news = is_news
-        return output
-
-
 class StreamInbox(Input):
     after: Sequence = 0
     """Begin after this sequence. A `Last-Event-ID` header, which clients send when they come again, stands over it."""
@@ -84,16 +61,16 @@ class StreamInbox(Input):
 def _refuse_ahead(after: int, newest: int) -> None:
     if after > newest:
         fault = f"is ahead of this inbox, whose newest sequence is {newest}"
-        raise AheadOfInbox(f"{after} {fault}.", errors=[FieldError("/after", fault)])
+        raise Invalid(f"{after} {fault}.", code="ahead_of_inbox", errors=[FieldError("/after", fault)])
 
 
 def _worth_waking(given: ReadInbox | StreamInbox, shown: InboxOutput) -> bool:
     """Whether there is, or may be behind a full page, more than remainders of digests that were shown before."""
     full = len(shown.entries) == given.limit or (isinstance(given, ReadInbox) and given.max_tokens is not None)
-    return bool(shown.entries) and (full or shown.is_news)
+    return bool(shown.entries) and (full or shown.has_news)
 
 
-def _is_news(caller: Caller, after: int, entries: Many[EntryView]) -> bool:
+def _has_news(caller: Caller, after: int, entries: Many[EntryOutput]) -> bool:
     """Whether these entries hold a receipt that nothing up to a sequence held; asked only if all are remainders, since
     a remainder may be of a digest that grew and was never shown.
     """
@@ -135,8 +112,7 @@ def read_inbox(caller: Caller, given: ReadInbox) -> InboxOutput:
     )
     _refuse_ahead(given.after, page.as_of)
     _delivered(page.entries)
-    is_news = not given.wait or _is_news(caller, given.after, page.entries)
-    return InboxOutput.of(page, is_news=is_news)
+    return page.with_news(not given.wait or _has_news(caller, given.after, page.entries))
 
 
 class _Further(StreamInbox):
@@ -189,7 +165,7 @@ def stream_inbox(caller: Caller, given: StreamInbox) -> InboxOutput:
     )
     _refuse_ahead(given.after, page.as_of)
     _delivered(page.entries)
-    return InboxOutput.of(page, is_news=_is_news(caller, given.after, page.entries))
+    return page.with_news(_has_news(caller, given.after, page.entries))
 
 
 class OneEntry(Input):
@@ -208,25 +184,13 @@ def get_entry(caller: Caller, given: OneEntry) -> PastEntryOutput:
     """One entry of your inbox, also when it is acked or superseded."""
     found = selectors.entry(caller.principal_id, parse_entry(given.ref))
     _delivered([found])
-    return PastEntryOutput.of(found)
+    return found
 
 
 class ExpandEntry(OneEntry):
     limit: Limit = 50
     cursor: Cursor | None = None
     """`next` of the page before."""
-
-
-class ExpandedOutput(Output):
-    receipts: list[ReceiptOutput]
-    count: int
-    """How many the entry was made of."""
-    pruned: int
-    """How many of them were acked, kept their time, and are gone."""
-    truncated: bool
-    """Some are gone: the receipts are fewer than the entry counts."""
-    next: str | None
-    """The cursor of the next page; null on the last."""
 
 
 @operation(
@@ -239,28 +203,15 @@ def expand_entry(caller: Caller, given: ExpandEntry) -> ExpandedOutput:
     """The single receipts inside an entry, page by page; only when the digest's summary is not enough."""
     start = decode_position(given.cursor) if given.cursor else 0
     page = selectors.expand(caller.principal_id, parse_entry(given.ref), start=start, limit=given.limit)
-    services.mark_delivered(receipt_pks=[one.receipt.pk for one in page.receipts], now=timezone.now())
+    services.mark_delivered(receipt_pks=[one.pk for one in page.receipts], now=timezone.now())
     metrics.EXPANSIONS.inc()
-    return ExpandedOutput(
-        receipts=[ReceiptOutput.of(one) for one in page.receipts],
-        count=page.count,
-        pruned=page.pruned,
-        truncated=page.pruned > 0,
-        next=encode_cursor(page.following) if page.following is not None else None,
-    )
+    return page
 
 
 class InboxHistory(Input):
     limit: Limit = 50
     cursor: Cursor | None = None
     """`next` of the page before."""
-
-
-class HistoryOutput(Output):
-    """All entries, newest first, acked and superseded ones too."""
-
-    entries: list[PastEntryOutput]
-    next: str | None
 
 
 @operation(
@@ -278,11 +229,107 @@ def inbox_history(caller: Caller, given: InboxHistory) -> HistoryOutput:
     before = decode_position(given.cursor) if given.cursor else None
     page = selectors.history(caller.principal_id, before=before, limit=given.limit)
     _delivered(page.entries)
-    return HistoryOutput(
-        entries=[PastEntryOutput.of(entry) for entry in page.entries],
-        next=encode_cursor(page.following) if page.following is not None else None,
-    )
+    return page
 
 
-def _delivered(entries: Many[EntryView]) -> None:
+def _delivered(entries: Many[EntryOutput]) -> None:
     services.mark_delivered(receipt_pks=[pk for entry in entries for pk in entry.receipt_pks], now=timezone.now())
+
+
+class InboxReceipts(Input):
+    unread_only: bool = True
+    unread: bool | None = None
+    """Another name of `unread_only`."""
+    limit: Limit = 10
+    source_system: Source | None = None
+    cursor: Cursor | None = None
+    """`next` of the page before."""
+
+
+@operation(
+    title="List single receipts",
+    scope=Scope.INBOX,
+    routes=[Route("GET", "/api/v1/receipts")],
+    read_only=True,
+)
+def get_inbox_receipts(caller: Caller, given: InboxReceipts) -> ReceiptsOutput:
+    """The single receipts of your inbox, newest first, those still being gathered too.
+
+    `read_inbox` is the better way in: it gathers what belongs together and lets you ack what you were shown.
+    """
+    seen = selectors.inbox_receipts(
+        caller.principal_id,
+        unread_only=given.unread_only if given.unread is None else given.unread,
+        source_system=given.source_system,
+        before=decode_position(given.cursor) if given.cursor else None,
+        limit=given.limit,
+    )
+    services.mark_delivered(receipt_pks=[one.pk for one in seen], now=timezone.now())
+    return ReceiptsOutput(receipts=seen, next=encode_cursor(seen[-1].pk) if len(seen) == given.limit else None)
+
+
+class OneReceipt(Input):
+    receipt_id: Reference
+    """Its receipt id, or its uuid."""
+
+
+class ReadOutput(Output):
+    receipt: ReceiptOutput
+    next_action: NextActionOutput
+
+
+@operation(
+    title="Look at a receipt",
+    scope=[Scope.INBOX, Scope.RECEIPTS_WRITE],
+    routes=[Route("GET", "/api/v1/receipts/{receipt_id}")],
+    read_only=True,
+    tool=False,
+)
+def get_receipt(caller: Caller, given: OneReceipt) -> ReceiptOutput:
+    """One receipt that you have received or posted; acks nothing."""
+    found = receipts.find_for(given.receipt_id, principal_id=caller.principal_id)
+    if found.recipient_id == caller.principal_id:
+        services.mark_delivered(receipt_pks=[found.pk], now=timezone.now())
+    return selectors.with_lifecycle([found])[0]
+
+
+@operation(
+    title="Read a receipt",
+    scope=Scope.INBOX,
+    routes=[Route("POST", "/api/v1/receipts/{receipt_id}/read")],
+    idempotent=True,
+)
+def read_inbox_receipt(caller: Caller, given: OneReceipt) -> ReadOutput:
+    """Read one receipt in full and mark it as read, which acks exactly this one. Says what to do next.
+
+    Receipts of the ledger (plan_created, task_queued) can be read as proof; that acks nothing.
+    """
+    found = receipts.find_for(given.receipt_id, principal_id=caller.principal_id)
+    if found.surface == Surface.INBOX:
+        found = _own(caller, found)
+        services.ack_receipts(principal_id=caller.principal_id, receipt_pks=[found.pk], now=timezone.now())
+    (receipt,) = selectors.with_lifecycle([found])
+    return ReadOutput(receipt=receipt, next_action=hooks.next_action(receipt))
+
+
+@operation(
+    title="Archive a receipt",
+    scope=Scope.INBOX,
+    routes=[Route("POST", "/api/v1/receipts/{receipt_id}/archive")],
+    idempotent=True,
+)
+def archive_inbox_receipt(caller: Caller, given: OneReceipt) -> ReceiptOutput:
+    """Put one receipt away: it leaves the inbox and stays in the history. Acks it if you have not."""
+    found = _own(caller, receipts.find_for(given.receipt_id, principal_id=caller.principal_id))
+    if found.surface != Surface.INBOX:
+        message = f"{found.receipt_id} stands in the ledger only; there is nothing to archive."
+        raise Conflict(message, code="not_in_inbox")
+    services.ack_receipts(principal_id=caller.principal_id, receipt_pks=[found.pk], now=timezone.now(), archive=True)
+    return selectors.with_lifecycle([found])[0]
+
+
+def _own(caller: Caller, found: Receipt) -> Receipt:
+    """A receipt in the caller's own inbox; whoever only posted it has no say there."""
+    if found.recipient_id != caller.principal_id:
+        raise UnknownReceipt(f"There is no receipt {found.receipt_id!r} in your inbox.")
+    return found

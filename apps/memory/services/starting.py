@@ -8,7 +8,7 @@ from django.db import transaction
 
 from apps.digests import selectors as digests
 from apps.digests import services as inboxes
-from apps.digests.selectors import InboxPage
+from apps.digests.shapes import InboxOutput
 from apps.memory import selectors
 from apps.principals import selectors as principals
 from apps.receipts import selectors as receipts
@@ -24,7 +24,7 @@ class Awakening:
 
     sessions: list[selectors.Conversation]
     holdings: selectors.Holdings
-    inbox: InboxPage
+    inbox: InboxOutput
     owed_by_me: list[Owed]
     awaited: list[Owed]
     handoffs_waiting: int

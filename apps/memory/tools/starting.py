@@ -8,7 +8,7 @@ from pydantic import StringConstraints
 
 from apps.core.operations import Route, operation
 from apps.core.schemas import Input, Name, Output, Text
-from apps.digests.selectors import EntryView
+from apps.digests.shapes import EntryOutput
 from apps.memory import receipt_rules, services
 from apps.memory.tools.sessions import Conversation
 from apps.principals.selectors import caller_or_named
@@ -106,7 +106,7 @@ def memory_bootstrap(caller: Caller, given: Bootstrap) -> Start:
     )
 
 
-def _item(entry: EntryView) -> InboxItem:
+def _item(entry: EntryOutput) -> InboxItem:
     return InboxItem(
         receipt_id=entry.receipt_ids[-1] if entry.receipt_ids else "",
         source_system=entry.source_systems[0],
