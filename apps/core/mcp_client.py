@@ -5,17 +5,17 @@ sends is bounded in time and size. Call it outside of transactions.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import anyio
 import anyio.to_thread
 import httpx2
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
-from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, CallToolResult, Implementation
+from mcp.types import CONNECTION_CLOSED, INTERNAL_ERROR, REQUEST_TIMEOUT, CallToolResult, Implementation
 from pydantic import ValidationError
 
 from apps.core.outbound import CallFailed, Disconnected, PinnedTransport, TimedOut, checked
@@ -23,6 +23,7 @@ from apps.core.strict_json import storable
 
 _CONNECT_SECONDS: Final = 5.0
 _MESSAGE: Final = 2_000
+_LOOK_SECONDS: Final = 0.2
 _CLIENT: Final = Implementation(name="gatehouse", version="1")
 
 T = TypeVar("T")
@@ -35,9 +36,23 @@ class NotMCP(CallFailed):
 
 
 class Refused(CallFailed):
-    """The endpoint speaks MCP and refuses what it was asked."""
+    """The endpoint speaks MCP and refuses what it was asked.
+
+    `broke`: the endpoint reports a defect of its own, so the same call may succeed later.
+    """
 
     code: ClassVar[str] = "refused"
+
+    def __init__(self, message: str, *, mcp_code: int = 0, broke: bool = False) -> None:
+        super().__init__(message)
+        self.mcp_code = mcp_code
+        self.broke = broke
+
+
+class GivenUp(CallFailed):
+    """The caller did not want the answer any more."""
+
+    code = "given_up"
 
 
 class Wire(PinnedTransport):
@@ -54,29 +69,63 @@ class Wire(PinnedTransport):
 
 
 def converse(
-    endpoint: str, dialogue: Callable[[Client], Awaitable[T]], *, deadline: timedelta, max_answer_bytes: int
+    endpoint: str,
+    dialogue: Callable[[Client], Awaitable[T]],
+    *,
+    deadline: timedelta,
+    max_answer_bytes: int,
+    canceled: Callable[[], bool] | None = None,
 ) -> T:
     """Connect, hold a dialogue and hang up, all of it by the deadline.
 
     :param max_answer_bytes: of all answers together.
+    :param canceled: asked a few times a second whether to give up.
     :raises CallFailed: one of its kinds.
     """
-    return asyncio.run(_bounded(endpoint, dialogue, deadline.total_seconds(), max_answer_bytes))
+    return asyncio.run(_bounded(endpoint, dialogue, deadline.total_seconds(), max_answer_bytes, canceled))
 
 
-async def _bounded(endpoint: str, dialogue: Callable[[Client], Awaitable[T]], seconds: float, max_bytes: int) -> T:
+async def _bounded(
+    endpoint: str,
+    dialogue: Callable[[Client], Awaitable[T]],
+    seconds: float,
+    max_bytes: int,
+    canceled: Callable[[], bool] | None,
+) -> T:
     wire: Wire | None = None
     try:
         with anyio.fail_after(seconds):
             address = await anyio.to_thread.run_sync(checked, endpoint, abandon_on_cancel=True)
             wire = Wire(address=address, url=httpx2.URL(endpoint), max_bytes=max_bytes)
-            async with connected(endpoint, wire, seconds=seconds) as client:
-                found = await dialogue(client)
+            found = await _unless_canceled(_speak(endpoint, wire, dialogue, seconds), canceled)
+    except GivenUp:
+        raise
     except Exception as exc:  # the SDK lets whatever broke its streams through, alone or in a group
-        raise (wire and wire.fault) or _named(exc, seconds) from exc
+        raise (wire and wire.fault) or _named(exc, seconds, by_http=wire is not None and wire.refused_by_http) from exc
     if wire.fault is not None:
         raise wire.fault
     return found
+
+
+async def _speak(endpoint: str, wire: Wire, dialogue: Callable[[Client], Awaitable[T]], seconds: float) -> T:
+    async with connected(endpoint, wire, seconds=seconds) as client:
+        return await dialogue(client)
+
+
+async def _unless_canceled(speaking: Coroutine[Any, Any, T], canceled: Callable[[], bool] | None) -> T:
+    if canceled is None:
+        return await speaking
+    task = asyncio.ensure_future(speaking)
+    try:
+        while not task.done():
+            await asyncio.wait({task}, timeout=_LOOK_SECONDS)
+            if canceled():
+                raise GivenUp("The call was canceled.")
+        return task.result()
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait({task})
 
 
 @asynccontextmanager
@@ -112,13 +161,13 @@ def legible(text: str) -> str:
     return storable(text[:_MESSAGE])
 
 
-def _named(exc: BaseException, seconds: float) -> CallFailed:
+def _named(exc: BaseException, seconds: float, *, by_http: bool) -> CallFailed:
     found = list(leaves(exc))
     for leaf in found:
         if isinstance(leaf, CallFailed):
             return leaf
         if isinstance(leaf, MCPError):
-            return _from_protocol(leaf)
+            return _from_protocol(leaf, by_http=by_http)
     for kinds, fault, sentence in _BROKEN:
         if any(isinstance(leaf, kinds) for leaf in found):
             return fault(sentence.format(seconds))
@@ -132,9 +181,11 @@ _BROKEN: Final[tuple[tuple[tuple[type[BaseException], ...], type[CallFailed], st
 )
 
 
-def _from_protocol(error: MCPError) -> CallFailed:
+def _from_protocol(error: MCPError, *, by_http: bool) -> CallFailed:
     if error.code == REQUEST_TIMEOUT:
         return TimedOut("No answer in time.")
     if error.code == CONNECTION_CLOSED:
         return Disconnected("The other side closed the connection.")
-    return Refused(f"The endpoint refuses: {legible(error.message)}")
+    # The SDK gives the code of a defect to refusals by HTTP as well.
+    broke = error.code == INTERNAL_ERROR and not by_http
+    return Refused(f"The endpoint refuses: {legible(error.message)}", mcp_code=error.code, broke=broke)

@@ -1,6 +1,6 @@
-"""Executions: the principal's runtime that carries plans out.
+"""Executions: carry plans out on a principal's behalf.
 
-It starts steps, keeps their envelopes, hands over what only a principal can do, and ends with a receipt that closes
-the plan. It does not plan, and it does not hold work: long work is a task below, and all that this app knows is in
-rows, so that any process may stop at any point and another one goes on.
+An execution begins the steps of a plan, stores their envelopes, asks its principal for results and decisions, and
+ends with a receipt that closes the plan. It does not plan. Long work is a task of `apps.tasks`. All state is in rows, so
+any process may stop at any point and another one continues.
 """

@@ -10,7 +10,7 @@ from unfold.admin import TabularInline
 
 from apps.core.admin import OperatorAdmin, as_json, link_to, start_of
 from apps.executions import reports, selectors
-from apps.executions.models import BegunJob, Execution, ExecutionStep
+from apps.executions.models import Execution, ExecutionStep, WorkerJob
 from apps.executions.states import StepStatus
 from apps.plans import selectors as plans
 from apps.plans.models import Plan
@@ -59,7 +59,7 @@ class StepInline(TabularInline):
 
     @admin.display(description="what came of it")
     def outcome(self, step: ExecutionStep) -> str:
-        return start_of(reports.outcome(step.line), _OUTCOME) or "-"
+        return start_of(reports.outcome(step), _OUTCOME) or "-"
 
     @admin.display(description="worker")
     def worker_and_tool(self, step: ExecutionStep) -> str:
@@ -115,8 +115,8 @@ class ExecutionAdmin(OperatorAdmin):
     @admin.display(description="waits for")
     def waits_for(self, execution: Execution) -> str:
         with acting_in(execution.tenant_id, "console: what an execution waits for"):
-            lines = selectors.report_on(execution).lines
-        waits = reports.waits_for(lines, owner=execution.owner.name)
+            steps = selectors.steps_of(execution)
+        waits = reports.waits_for(steps, owner=execution.owner.name)
         return format_html_join("", "<p>{}</p>", ((one,) for one in waits)) or "-"
 
     @admin.display(description="plan")
@@ -152,7 +152,7 @@ class ExecutionStepAdmin(OperatorAdmin):
 
     @admin.display(description="what came of it")
     def outcome(self, step: ExecutionStep) -> str:
-        return reports.outcome(step.line) or "-"
+        return reports.outcome(step) or "-"
 
     @admin.display(description="instruction")
     def instruction(self, step: ExecutionStep) -> str:
@@ -171,13 +171,13 @@ class ExecutionStepAdmin(OperatorAdmin):
         return _receipt_link(step.tenant_id, step.receipt_id)
 
 
-@admin.register(BegunJob)
-class BegunJobAdmin(OperatorAdmin):
+@admin.register(WorkerJob)
+class WorkerJobAdmin(OperatorAdmin):
     list_display = ["job_id", "worker_id", "task_id", "began_at", "tries", "next_at"]
     search_fields = ["job_id", "worker_id"]
     ordering = ["-id"]
     readonly_fields = ["task"]
 
     @admin.display(description="task")
-    def task(self, job: BegunJob) -> str:
+    def task(self, job: WorkerJob) -> str:
         return "-" if job.task_id is None else link_to(Task.objects.filter(pk=job.task_id).first())

@@ -1,25 +1,32 @@
-"""Calls of workers: whom a call goes to and within which limits, the call itself, and the keeping of its answer."""
+"""Calls of workers: the target and its limits, the call over MCP, storage of the answer, and one call without a plan."""
 
+import asyncio
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
+from enum import StrEnum
 from time import monotonic
 from typing import Any, Final
 
-from apps.core import foreign_schemas, strict_json
-from apps.core.errors import DomainError
+from mcp import Client
+from mcp.types import CallToolResult, TextContent
+
+from apps.core import foreign_schemas, mcp_client, outbound, strict_json
+from apps.core.errors import DomainError, Forbidden, Invalid
 from apps.core.ids import parse_ref
-from apps.executions import mcp_client
+from apps.core.mcp_client import legible
+from apps.executions import selectors
 from apps.executions.errors import (
     CallCanceled,
-    InvalidParams,
-    PayloadTooLarge,
-    ToolChanged,
+    SizeExceeded,
     UnresolvedReference,
-    WorkerBarred,
+    UnusableAnswer,
+    WorkerAway,
     WorkerCallFailed,
+    WorkerRefused,
     WorkerUnavailable,
 )
 from apps.executions.models import Execution
@@ -30,18 +37,19 @@ from apps.principals.tenancy import Caller, acting_in
 from apps.receipts.services import Group
 from apps.tasks import selectors as stored_results
 from apps.tasks import services as tasks
+from apps.tasks.services import QueuedTask, QueueRequest
 from apps.workers import selectors as workers
 from apps.workers import services as registry
 from apps.workers.states import ROUTABLE, State
 
 TASK_TYPE: Final = "mcp_worker_call"
 DIRECT: Final = timedelta(seconds=30)
-"""How long a call may take that somebody waits for; what takes longer is to be a task."""
+"""The deadline of a call that somebody waits for; a longer call should be a task."""
 EVENT_FAMILY: Final = "asyncgate.task"
 MAX_ANSWER_BYTES: Final = 8 * 1024 * 1024
 MAX_PARAMS_BYTES: Final = 1024 * 1024
 WORKER_AWAY: Final = timedelta(minutes=2)
-"""How long a step waits for a worker that takes no calls just now; after a fault of this side all heartbeats are late."""
+"""How long a step waits for a worker that takes no calls. After an outage of this side all heartbeats are late."""
 LOOK_AGAIN: Final = timedelta(seconds=5)
 _SECONDS: Final = 60
 _HINT: Final = 300
@@ -49,10 +57,13 @@ _SUMMARY_BYTES: Final = 16 * 1024
 _CAUSE: Final = "caused_by_receipt_id"
 _HARMLESS_TWICE: Final = frozenset({"read", "network"})
 
+Progress = Callable[[float | None, str | None], None]
+"""Receives how far a call is, in percent where the worker names a total."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A tool on a worker, and what a call of it must keep to."""
+    """A tool on a worker, and the limits of a call of it."""
 
     worker_id: str
     tool_name: str
@@ -61,39 +72,116 @@ class Target:
     deadline: timedelta
     max_params_bytes: int
     repeatable: bool
-    """Running it twice does no harm, so a call whose outcome is unknown may be made again."""
+    """The tool may run twice, so a call whose outcome is unknown may be made again."""
     runtime: str
-    """`fast`, `medium` or `long`, by the worker's own word."""
+    """`fast`, `medium` or `long`, as the worker declares."""
     cost: Decimal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Called:
-    """What a call brought back."""
+    """The answer of a tool: its structured content, else its text as `{"text": …}`."""
 
     payload: dict[str, Any]
     seconds: float
     summary: str
 
 
-def target_of(*, worker_id: str, tool_name: str, tool_uid: str | None = None) -> Target:
-    """Whom a call would go to. Needs an acting transaction.
+class CallMode(StrEnum):
+    """`auto` calls fast tools directly. It queues the others, and all calls with an idempotency key."""
 
-    :param tool_uid: the version of the tool that the call was planned for; None: whichever there is.
-    :raises UnknownWorker: if no such worker is registered.
-    :raises UnknownTool: if it has no such tool.
-    :raises WorkerUnavailable: if it takes no calls just now.
-    :raises ToolChanged: if the tool takes other parameters than it was planned for, or has other effects.
-    :raises WorkerBarred: if its tier does not allow what the tool does.
+    AUTO = "auto"
+    DIRECT = "direct"
+    ASYNC = "async"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """The answer of a direct call, and the pointer to its stored copy."""
+
+    payload: dict[str, Any]
+    result_pointer: str
+
+
+def call_worker(
+    *,
+    caller: Caller,
+    worker_id: str,
+    tool_name: str,
+    params: Mapping[str, Any],
+    mode: CallMode,
+    idempotency_key: str | None = None,
+    caused_by: str | None = None,
+    execution_ref: str | None = None,
+) -> Answered | QueuedTask:
+    """Call a tool without a plan and wait for it, or queue the call. Opens its own transactions.
+
+    :param execution_ref: the execution that the call belongs to: its receipts are grouped and chained with it.
+    :raises NotFound: if there is no such worker, tool or execution.
+    :raises OutsidePool: if the caller is a DeleGate, and the worker is not in its pool.
+    :raises Invalid: if the parameters don't fit, or a direct call has an idempotency key.
+    :raises WorkerRateLimited: if the worker takes no further direct call now; a queued call waits instead.
+    :raises WorkerCallFailed: if a direct call gave no result.
+    """
+    if mode == CallMode.DIRECT and idempotency_key is not None:
+        raise Invalid(
+            "A direct call is made each time; with an idempotency_key, ask for auto or async.",
+            code="direct_calls_are_not_kept",
+        )
+    with caller.acting():
+        target = target_of(worker_id=worker_id, tool_name=tool_name)
+        refuse_outside_pool(caller, worker_id)
+        execution = None if execution_ref is None else selectors.execution_of(caller, execution_ref)
+        cause = caused_by or (None if execution is None else execution.plan_receipt_id)
+        params = with_cause(target, params, cause)
+        check_params(target, params)
+        may_be_direct = target.runtime == "fast" and idempotency_key is None
+        if mode == CallMode.ASYNC or (mode == CallMode.AUTO and not may_be_direct):
+            return tasks.queue(
+                requester=caller,
+                request=QueueRequest(
+                    task_type=TASK_TYPE,
+                    params={"worker_id": worker_id, "tool_name": tool_name, "params": dict(params)},
+                    idempotency_key=idempotency_key,
+                    caused_by=cause,
+                    group=None if execution is None else group_of(execution),
+                ),
+            )
+        registry.take_call(worker_id=worker_id)
+    try:
+        called = call(target=target, params=params, deadline=min(target.deadline, DIRECT))
+    except DomainError as refusal:
+        with caller.acting():
+            record(target, refusal)
+        raise
+    pointer = keep(caller=caller, value=called.payload)
+    with caller.acting():
+        record(target, called)
+    return Answered(payload=called.payload, result_pointer=pointer)
+
+
+def target_of(*, worker_id: str, tool_name: str, tool_uid: str | None = None) -> Target:
+    """The target of a call. Needs an acting transaction.
+
+    :param tool_uid: the version of the tool that the call was planned for; None: any version.
+    :raises NotFound: if there is no such worker or tool.
+    :raises WorkerUnavailable: if the worker takes no calls now.
+    :raises Invalid: if the tool has other parameters or effects than the planned version (`tool_changed`).
+    :raises Forbidden: if the worker's tier does not allow the tool's effects (`worker_barred`).
     """
     terms = workers.terms_of(worker_id, tool_name)
     worker, tool, offer = terms.worker, terms.tool, terms.offer
     if worker.state not in ROUTABLE:
         raise WorkerUnavailable(f"{worker_id} is {worker.state}.", may_come_back=worker.state != State.QUARANTINED)
     if tool_uid not in {None, tool.tool_uid}:
-        _refuse_another(tool, tool_uid or "", worker_id)
+        planned = workers.tool_versions({tool_uid or ""}).get(tool_uid or "")
+        if planned is None or (planned.effects, planned.input_schema) != (tool.effects, tool.input_schema):
+            raise Invalid(
+                f"{tool_name} of {worker_id} takes other parameters or has other effects than the planned version.",
+                code="tool_changed",
+            )
     if offer.barred is not None:
-        raise WorkerBarred(f"{tool_name} of {worker_id} may not be called: {offer.barred}.")
+        raise Forbidden(f"{tool_name} of {worker_id} may not be called: {offer.barred}.", code="worker_barred")
     return Target(
         worker_id=worker.worker_id,
         tool_name=tool.name,
@@ -108,7 +196,7 @@ def target_of(*, worker_id: str, tool_name: str, tool_uid: str | None = None) ->
 
 
 def refuse_outside_pool(caller: Caller, worker_id: str) -> None:
-    """A DeleGate calls whom it plans with; others are asked through the DeleGate that has them. Needs an acting transaction.
+    """A DeleGate calls only workers of its own pool. Needs an acting transaction.
 
     :raises OutsidePool: if the caller is a DeleGate, and the worker is not in its pool.
     """
@@ -117,36 +205,19 @@ def refuse_outside_pool(caller: Caller, worker_id: str) -> None:
         raise OutsidePool(f"{worker_id} is not in the pool of {delegate}.")
 
 
-def _refuse_another(tool: workers.ToolView, tool_uid: str, worker_id: str) -> None:
-    """Refuse a version of a tool that does not take what was planned for the other, or does something else to the world."""
-    planned = workers.tool_versions({tool_uid}).get(tool_uid)
-    if planned is None or (planned.effects, planned.input_schema) != (tool.effects, tool.input_schema):
-        raise ToolChanged(
-            f"{tool.name} of {worker_id} takes other parameters or has other effects than the version that was planned."
-        )
+def away_since(before: datetime | None, *, due_at: datetime | None, now: datetime) -> datetime:
+    """The moment from which a worker's absence counts.
 
-
-def missed_since(before: datetime | None, *, looked_for_at: datetime | None, now: datetime) -> datetime:
-    """From when the absence of a worker counts that is missed at a look.
-
-    :param before: from when it has counted until now; None: this look is the first.
-    :param looked_for_at: when this look was to be. By what it is later, this side was away itself.
+    :param before: that moment at the last look; None: this is the first look.
+    :param due_at: when this look was due. A late look means that this side was down, which does not count.
     """
-    if before is None or looked_for_at is None:
+    if before is None or due_at is None:
         return now
-    return before + max(now - looked_for_at, timedelta(0))
-
-
-def take(target: Target) -> None:
-    """Count a call that is about to be made against what the worker and its tier allow. Needs an acting transaction.
-
-    :raises WorkerRateLimited: if there is no room for it now.
-    """
-    registry.take_call(worker_id=target.worker_id)
+    return before + max(now - due_at, timedelta(0))
 
 
 def group_of(execution: Execution) -> Group:
-    """What makes the receipts of one execution's tasks one thread of an inbox, and what that thread is about."""
+    """Groups the receipts of one execution's tasks into one thread of an inbox."""
     return Group(
         resource_ref=execution.resource_ref,
         event_family=EVENT_FAMILY,
@@ -155,25 +226,27 @@ def group_of(execution: Execution) -> Group:
 
 
 def with_cause(target: Target, params: Mapping[str, Any], cause: str | None) -> Mapping[str, Any]:
-    """The parameters for a tool that asks for the receipt that made the call, where nothing else is said there.
-
-    So the chain of receipts goes on at whoever plans and does work of its own because of this call.
-    """
+    """Add the causing receipt for a tool that has a parameter for it, so that the chain goes on below."""
     asked = _CAUSE in (target.input_schema.get("properties") or {})
     return {**params, _CAUSE: cause} if asked and cause is not None and _CAUSE not in params else params
 
 
 def check_params(target: Target, params: Mapping[str, Any]) -> None:
-    """See that a call with these parameters would be taken.
+    """Check the parameters of a call.
 
-    :raises PayloadTooLarge: if they are over what the worker accepts.
-    :raises InvalidParams: with a pointer to each fault, if they don't fit the tool's schema.
+    :raises SizeExceeded: if they are larger than the worker accepts.
+    :raises Invalid: with a pointer to each fault, if they don't fit the tool's schema (`invalid_params`).
     """
-    mcp_client.check_size(params, target.max_params_bytes)
+    size = strict_json.size(params)
+    if size > target.max_params_bytes:
+        detail = f"The parameters are {size} bytes; the worker accepts {target.max_params_bytes}."
+        raise SizeExceeded(detail, code="payload_too_large", reached=False)
     faults = foreign_schemas.faults(params, target.input_schema, under="params")
     if faults:
         detail = "; ".join(f"{fault.pointer}: {fault.message}" for fault in faults[:5])
-        raise InvalidParams(f"{target.tool_name} does not take these parameters: {detail}", errors=faults)
+        raise Invalid(
+            f"{target.tool_name} does not take these parameters: {detail}", code="invalid_params", errors=faults
+        )
 
 
 def call(
@@ -181,41 +254,92 @@ def call(
     target: Target,
     params: Mapping[str, Any],
     deadline: timedelta,
-    on_progress: mcp_client.Progress | None = None,
+    on_progress: Progress | None = None,
     canceled: Callable[[], bool] | None = None,
 ) -> Called:
-    """Call the tool. Touches no database, and must not run inside a transaction.
+    """Call the tool and wait for its answer. Touches no database, and must not run inside a transaction.
 
     :raises ForbiddenEndpoint: if this deployment does not call that address.
     :raises WorkerCallFailed: one of its kinds.
     """
-    began = monotonic()
-    answer = mcp_client.call_tool(
-        endpoint=target.endpoint,
-        tool_name=target.tool_name,
-        params=params,
-        deadline=deadline,
-        max_params_bytes=target.max_params_bytes,
-        max_answer_bytes=MAX_ANSWER_BYTES,
-        on_progress=on_progress,
-        canceled=canceled,
-    )
-    said = answer.payload.get("summary")
+    tool, began = target.tool_name, monotonic()
+
+    async def dialogue(client: Client) -> CallToolResult:
+        progress = None if on_progress is None else _forwarded(on_progress)
+        return await client.call_tool(tool, dict(params), progress_callback=progress)
+
+    try:
+        result = mcp_client.converse(
+            target.endpoint, dialogue, deadline=deadline, max_answer_bytes=MAX_ANSWER_BYTES, canceled=canceled
+        )
+    except outbound.CallFailed as failure:
+        raise _refusal(failure, tool) from failure
+    payload = _payload(result, tool)
+    summary = payload.get("summary")
     return Called(
-        payload=answer.payload,
+        payload=payload,
         seconds=monotonic() - began,
-        summary=_bounded(said)
-        if isinstance(said, str) and said
-        else f"{target.tool_name} of {target.worker_id} has answered.",
+        summary=summary.encode()[:_SUMMARY_BYTES].decode(errors="ignore")
+        if isinstance(summary, str) and summary
+        else f"{tool} of {target.worker_id} has answered.",
     )
 
 
-def _bounded(summary: str) -> str:
-    return summary.encode()[:_SUMMARY_BYTES].decode(errors="ignore")
+def _forwarded(on_progress: Progress) -> Any:
+    async def forward(progress: float, total: float | None, message: str | None) -> None:
+        share = progress / total if total else math.nan
+        percent = max(0.0, min(100.0, 100.0 * share)) if math.isfinite(share) else None
+        # The listener may write to the database, which must not happen on the event loop.
+        await asyncio.to_thread(on_progress, percent, None if message is None else legible(message))
+
+    return forward
+
+
+def _refusal(failure: outbound.CallFailed, tool: str) -> DomainError:
+    """The refusal that a failed conversation means."""
+    refusal: DomainError
+    match failure:
+        case outbound.NotCalled():
+            refusal = outbound.ForbiddenEndpoint(str(failure))
+        case mcp_client.GivenUp():
+            refusal = CallCanceled(f"The call of {tool} was canceled.")
+        case outbound.AnswerTooLarge():
+            refusal = SizeExceeded(str(failure), code="answer_too_large")
+        case outbound.Redirected():
+            refusal = WorkerRefused(str(failure), code="worker_redirected", reached=False)
+        case mcp_client.Refused(broke=True):
+            refusal = WorkerAway(f"{tool} broke inside the worker. {failure}", code="worker_broke")
+        case mcp_client.Refused():
+            refusal = WorkerRefused(f"{tool}: {failure}", mcp_code=failure.mcp_code)
+        case mcp_client.NotMCP():
+            refusal = UnusableAnswer(f"{tool}: {failure}")
+        case _:
+            refusal = WorkerAway(f"{tool}: {failure}", code=f"worker_{failure.code}", reached=failure.reached)
+    return refusal
+
+
+def _payload(result: CallToolResult, tool: str) -> dict[str, Any]:
+    text = "\n".join(block.text for block in result.content if isinstance(block, TextContent))
+    if result.is_error and text == f"Error executing tool {tool}":  # the SDK's words for an exception in the tool
+        raise WorkerAway(f"{tool} broke inside the worker, which does not say why.", code="worker_broke")
+    if result.is_error:
+        raise WorkerRefused(f"{tool}: {legible(text) or 'the tool failed without a message.'}")
+    payload: dict[str, Any] | None = result.structured_content
+    if payload is None:
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            found = {"text": text}
+        payload = found if isinstance(found, dict) else {"result": found}
+    try:
+        strict_json.check(payload)
+    except strict_json.UnstorableJSON as fault:
+        raise UnusableAnswer(f"The worker's answer to {tool} can't be stored: {legible(fault.detail)}") from fault
+    return payload
 
 
 def keep(*, caller: Caller, value: Any) -> str:
-    """Store a JSON value as an artifact of the caller's tenant and answer the pointer to it."""
+    """Store a JSON value as an artifact of the caller's tenant; returns its pointer."""
     content = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     return tasks.store_artifact(tenant_id=caller.tenant_id, content=content, media_type="application/json")
 
@@ -223,42 +347,42 @@ def keep(*, caller: Caller, value: Any) -> str:
 def kept(*, tenant_id: int, pointer: str) -> Any:
     """The JSON value behind a pointer of the tenant.
 
-    :raises DomainError: if the pointer leads nowhere that this deployment reads.
-    :raises Unavailable: if the storage does not give it out just now.
-    :raises UnresolvedReference: if what it leads to is no JSON, or none that can be stored.
+    :raises DomainError: if the pointer leads to nothing that this deployment reads.
+    :raises Unavailable: if the storage does not answer now.
+    :raises UnresolvedReference: if the content is no JSON, or can't be stored.
     """
     with acting_in(tenant_id, "reading a result"):
         content = stored_results.open_pointer(pointer, tenant_id=tenant_id).content
     try:
         return strict_json.loads(content)
     except (strict_json.NotJSON, strict_json.UnstorableJSON) as exc:
-        raise UnresolvedReference(f"What {pointer} leads to can't be used: {exc.detail}") from exc
+        raise UnresolvedReference(f"The content of {pointer} can't be used: {exc.detail}") from exc
 
 
-def record(target: Target, outcome: Called | DomainError, *, seconds: float = 0.0) -> None:
-    """Tell the registry how a call went, in the transaction that writes what came of it.
+def record(target: Target, outcome: Called | DomainError) -> None:
+    """Record in the registry how a call went, in the transaction that writes its outcome.
 
-    Only what the worker answers for counts: not the caller's mistakes, not a cancel.
+    Only the worker's own failures count: neither the caller's mistakes nor a cancel.
     """
-    if isinstance(outcome, Called):
-        seconds = outcome.seconds
-    elif not isinstance(outcome, WorkerCallFailed) or isinstance(outcome, CallCanceled | PayloadTooLarge):
+    if isinstance(outcome, DomainError) and (
+        not isinstance(outcome, WorkerCallFailed) or outcome.code in {"call_canceled", "payload_too_large"}
+    ):
         return
     registry.record_call(
         worker_id=target.worker_id,
         tool_name=target.tool_name,
         ok=isinstance(outcome, Called),
-        seconds=seconds,
+        seconds=outcome.seconds if isinstance(outcome, Called) else 0.0,
         cost=target.cost,
     )
 
 
-# The tasks that this process is running, so that their end can be followed up at once. Losing it costs a tick.
+# The tasks that this process runs: at their end their executions go on at once. If lost, the tick does it.
 _running_here: Final[set[int]] = set()
 
 
 def note_run(task_ref: str) -> None:
-    """Remember that this process runs a task of this app."""
+    """Note that this process runs a task of this app."""
     _running_here.add(parse_ref("task", task_ref))
 
 

@@ -1,4 +1,4 @@
-"""A task that calls a worker's tool: how MCP workers do long work without knowing of tasks."""
+"""The task that calls a worker's tool: MCP workers do long work without knowledge of tasks."""
 
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
@@ -8,20 +8,19 @@ from typing import Any, Final
 from apps.core.errors import DomainError
 from apps.core.ids import parse_ref
 from apps.core.sql import database_now
-from apps.executions import calls, following, selectors, sql
+from apps.executions import calls, selectors, sql, worker_jobs
 from apps.executions.errors import (
     BUDGET_EXCEEDED,
     OUTCOME_UNKNOWN,
     CallCanceled,
-    JobFailed,
-    JobLost,
-    JobOverdue,
+    UnusableAnswer,
     WorkerCallFailed,
     WorkerUnavailable,
-    WorkerUnintelligible,
 )
+from apps.executions.models import WorkerJob
 from apps.tasks import services as tasks
 from apps.tasks.handlers import Canceled, Context, Failed, Postponed, Result, handler
+from apps.workers import services as registry
 from apps.workers.errors import WorkerRateLimited
 
 _ALIAS: Final = "mcp_worker_"
@@ -35,12 +34,20 @@ _SCHEMA: Final = {
     "required": ["worker_id", "tool_name", "params"],
     "additionalProperties": False,
 }
+_CALLED: Final = {"called": True}
+_NOT_CALLED: Final = {"called": False}
+# In the checkpoint: since when the worker is away, and when the next look is due.
+_ABSENCE: Final = ("worker_away_since", "worker_due_at")
+# A canceled call that may start a job goes on for so long: the job can be canceled only by its id.
+_HEARD_WITHIN: Final = timedelta(seconds=60)
+# Then the task goes back to its queue with its job, so that long jobs don't occupy all executors.
+_FOLLOWED_FOR: Final = timedelta(seconds=60)
 
 
 def for_worker(task_type: str, params: Mapping[str, Any]) -> dict[str, Any] | None:
     """Read `mcp_worker_<worker_id>` as a call of that worker.
 
-    The parameters name a tool, or are those of the only tool that the worker has.
+    The parameters name a tool, or are those of the worker's only tool.
     """
     if not task_type.startswith(_ALIAS):
         return None
@@ -62,7 +69,7 @@ def for_worker(task_type: str, params: Mapping[str, Any]) -> dict[str, Any] | No
     alias=for_worker,
 )
 def mcp_worker_call(context: Context, params: Mapping[str, Any]) -> Result:
-    """Call the tool, tell of its progress, keep its answer as an artifact. Where the answer is a job's id, follow the job."""
+    """Call the tool, report its progress, store its answer as an artifact. If the answer names a job, follow the job."""
     try:
         return _worked(context, params)
     except WorkerUnavailable as away:
@@ -71,16 +78,25 @@ def mcp_worker_call(context: Context, params: Mapping[str, Any]) -> Result:
 
 
 def _worked(context: Context, params: Mapping[str, Any]) -> Result:
-    job = following.kept_job(context.checkpoint)
+    job = worker_jobs.kept_job(context.checkpoint)
+    worker_id, tool_name = params["worker_id"], params["tool_name"]
     with context.caller.acting():
-        # What has begun is followed to its end, whatever has become of the tool since.
-        planned = _planned(context, params["worker_id"]) if job is None else None
-        target = calls.target_of(worker_id=params["worker_id"], tool_name=params["tool_name"], tool_uid=planned)
-        patience = _HEARD_WITHIN if job is None and following.begins_jobs(target) else timedelta(0)
+        planned: str | None = None
+        if job is None:
+            # The workers of a plan were checked at its begin. A job is followed even if its tool has changed since.
+            step = sql.step_of_task(task_id=parse_ref("task", context.task_id))
+            planned = step.tool_uid
+            if not step.exists:
+                calls.refuse_outside_pool(context.caller, worker_id)
+        target = calls.target_of(worker_id=worker_id, tool_name=tool_name, tool_uid=planned)
+        starts_jobs = job is None and worker_jobs.starts_cancelable_jobs(target)
     calls.note_run(context.task_id)
-    _end_absence(context)
+    checkpoint = context.checkpoint or {}
+    if not checkpoint.keys().isdisjoint(_ABSENCE):
+        # The worker is back: a later absence counts from its own beginning.
+        context.heartbeat(checkpoint={name: value for name, value in checkpoint.items() if name not in _ABSENCE})
     if job is None:
-        called = _called(context, target, params["params"], patience)
+        called = _called(context, target, params["params"], _HEARD_WITHIN if starts_jobs else timedelta(0))
         job = _begun(context, target, called)
         if job is None:
             _record(context, target, called)
@@ -88,19 +104,8 @@ def _worked(context: Context, params: Mapping[str, Any]) -> Result:
     return _followed(context, target, job)
 
 
-def _planned(context: Context, worker_id: str) -> str | None:
-    """The version of the tool that the task was planned with; None where it carries out no step of a plan.
-
-    :raises OutsidePool: if a DeleGate calls past its pool. The workers of a plan were looked at when it was begun.
-    """
-    step = sql.step_of_task(task_id=parse_ref("task", context.task_id))
-    if not step.is_there:
-        calls.refuse_outside_pool(context.caller, worker_id)
-    return step.tool_uid
-
-
 def _wait_for_worker(context: Context, away: WorkerUnavailable) -> None:
-    """Give the task back for a moment, but not for ever: the checkpoint says since when its worker is missed.
+    """Give the task back for a moment, at most for :data:`calls.WORKER_AWAY` in all.
 
     :raises Postponed: if the worker may come back in time.
     """
@@ -109,28 +114,21 @@ def _wait_for_worker(context: Context, away: WorkerUnavailable) -> None:
     with context.caller.acting():
         now = database_now()
     kept = context.checkpoint or {}
-    before, looked_for_at = (datetime.fromisoformat(kept[name]) if name in kept else None for name in _ABSENCE)
-    missed = calls.missed_since(before, looked_for_at=looked_for_at, now=now)
-    if now - missed < calls.WORKER_AWAY:
-        absence = dict(zip(_ABSENCE, (missed.isoformat(), (now + calls.LOOK_AGAIN).isoformat()), strict=True))
+    before, due_at = (datetime.fromisoformat(kept[name]) if name in kept else None for name in _ABSENCE)
+    since = calls.away_since(before, due_at=due_at, now=now)
+    if now - since < calls.WORKER_AWAY:
+        absence = dict(zip(_ABSENCE, (since.isoformat(), (now + calls.LOOK_AGAIN).isoformat()), strict=True))
         context.heartbeat(checkpoint={**kept, **absence})
         raise Postponed(calls.LOOK_AGAIN) from away
 
 
-def _end_absence(context: Context) -> None:
-    """The worker is there: an absence that may come is waited for from its own beginning."""
-    kept = context.checkpoint or {}
-    if not kept.keys().isdisjoint(_ABSENCE):
-        context.heartbeat(checkpoint={name: value for name, value in kept.items() if name not in _ABSENCE})
-
-
 def _called(context: Context, target: calls.Target, params: Mapping[str, Any], patience: timedelta) -> calls.Called:
-    """What the tool answers.
+    """The tool's answer.
 
-    :param patience: for how long it is listened to after nobody wants it any more.
-    :raises Postponed: if the worker may be sent no more calls just now.
-    :raises Canceled: if it is not wanted any more, or this run may not call: another has its task, or may have it.
-    :raises Failed: if it gave no answer, or may not be called a second time.
+    :param patience: how long the call goes on after it was canceled.
+    :raises Postponed: if the worker's rate limit is reached.
+    :raises Canceled: if the call is not wanted, or this run has lost the task.
+    :raises Failed: if there is no answer, or the tool may not be called a second time.
     """
     costs = _admit(context, target, params)
     marked = costs or not target.repeatable
@@ -144,7 +142,7 @@ def _called(context: Context, target: calls.Target, params: Mapping[str, Any], p
             params=params,
             deadline=target.deadline,
             on_progress=lambda percent, message: context.progress(percent or 0.0, message or ""),
-            canceled=_unwanted(context, patience),
+            canceled=_canceled_for(context, patience),
         )
     except CallCanceled as exc:
         raise Canceled from exc
@@ -155,56 +153,56 @@ def _called(context: Context, target: calls.Target, params: Mapping[str, Any], p
         raise _failed(exc, target) from exc
 
 
-def _unwanted(context: Context, patience: timedelta) -> Callable[[], bool]:
-    """Whether to give a call up, so long after nobody wants it any more."""
+def _canceled_for(context: Context, patience: timedelta) -> Callable[[], bool]:
+    """Whether the task has been canceled for so long."""
     since: list[float] = []
 
-    def unwanted() -> bool:
+    def canceled() -> bool:
         if not context.cancelled:
             return False
         since.append(monotonic())
         return monotonic() - since[0] >= patience.total_seconds()
 
-    return unwanted
+    return canceled
 
 
-def _begun(context: Context, target: calls.Target, called: calls.Called) -> following.Job | None:
-    """The job that a call has begun, if it has. From here on any process follows it, and none starts another."""
-    task_id = parse_ref("task", context.task_id)
+def _begun(context: Context, target: calls.Target, called: calls.Called) -> worker_jobs.Job | None:
+    """The job that the call started, if it did. The checkpoint lets any later run follow it."""
+    tenant_id, task_id = context.caller.tenant_id, parse_ref("task", context.task_id)
     with context.caller.acting():
-        job, kept = following.begin(target, called.payload, task_id=task_id)
+        job, row = worker_jobs.begin(target, called.payload, tenant_id=tenant_id, task_id=task_id)
     if job is None:
         return None
     try:
         context.heartbeat(checkpoint=job.checkpoint())
     except Canceled:
-        # Another run has the task, and will not know of this job from here.
-        if kept is not None:
+        # Another run has the task, and does not know of this job.
+        if row is not None:
             with context.caller.acting():
-                sql.disown_job(row=kept)
+                WorkerJob.objects.filter(pk=row.pk).update(task_id=None)
         raise
     return job
 
 
-def _followed(context: Context, target: calls.Target, job: following.Job) -> Result:
-    """What the job has found: its own pointer to it, or the pointer to what it answered.
+def _followed(context: Context, target: calls.Target, job: worker_jobs.Job) -> Result:
+    """The job's result: the pointer that it answers, or a pointer to its answer.
 
-    :raises Canceled: if it is not wanted any more, or is left to the next process that has a hand free.
-    :raises Failed: if nothing comes of it, or the worker can't be asked.
+    :raises Canceled: if it is not wanted, or is left to the next free executor.
+    :raises Failed: if the job failed, or the worker can't be asked.
     """
     with context.caller.acting():
-        watch = following.watch(target, job, on_progress=context.progress, canceled=lambda: context.cancelled)
+        watch = worker_jobs.watch(target, job, on_progress=context.progress, canceled=lambda: context.cancelled)
     try:
-        called = following.follow(watch, patience=_FOLLOWED_FOR)
+        called = worker_jobs.follow(watch, patience=_FOLLOWED_FOR)
     except CallCanceled as exc:
         raise Canceled from exc
     except WorkerCallFailed as exc:
-        if isinstance(exc, JobLost):
-            context.heartbeat(checkpoint=following.LOST)
-        if isinstance(exc, JobLost | JobFailed | JobOverdue | WorkerUnintelligible):
-            _record(context, target, exc, over=job if isinstance(exc, JobLost | JobFailed) else None)
-        again = exc.retryable and (target.repeatable or not isinstance(exc, JobLost))
-        raise Failed(exc.code, exc.detail, retryable=again) from exc
+        is_lost, is_over = exc.code == "job_lost", exc.code in {"job_lost", "job_failed"}
+        if is_lost:
+            context.heartbeat(checkpoint=worker_jobs.LOST)
+        if is_over or exc.code == "job_overdue" or isinstance(exc, UnusableAnswer):
+            _record(context, target, exc, over=job if is_over else None)
+        raise Failed(exc.code, exc.detail, retryable=exc.retryable and (target.repeatable or not is_lost)) from exc
     if called is None:
         raise Canceled
     _record(context, target, called, over=job)
@@ -215,13 +213,14 @@ def _followed(context: Context, target: calls.Target, job: following.Job) -> Res
 
 
 def _admit(context: Context, target: calls.Target, params: Mapping[str, Any]) -> bool:
-    """See that this run may call, and count and pay for the call; the first one was paid for when the task was queued.
+    """Check that this run may call; count the call, and charge it if an earlier run may have called.
 
     :return: whether such calls cost anything, by the worker's price or by the plan's estimate.
-    :raises Canceled: if the end of its execution is certain, and an earlier run may have called: nothing is called again then.
+    :raises Canceled: if its execution is halted and an earlier run may have called.
     """
     task_id = parse_ref("task", context.task_id)
-    again = context.run_id > 1 and _may_have_run(context.checkpoint)
+    kept = context.checkpoint or {}
+    again = context.run_id > 1 and (bool(kept.get("called")) or "job" in kept)
     if again and not target.repeatable:
         raise Failed(
             OUTCOME_UNKNOWN,
@@ -237,7 +236,7 @@ def _admit(context: Context, target: calls.Target, params: Mapping[str, Any]) ->
     try:
         calls.check_params(target, params)
         with context.caller.acting():
-            calls.take(target)
+            registry.take_call(worker_id=target.worker_id)
             paid = not again or sql.charge_again(task_id=task_id, cost=target.cost)
     except WorkerRateLimited as full:
         raise Postponed(timedelta(seconds=full.retry_after)) from full
@@ -246,39 +245,23 @@ def _admit(context: Context, target: calls.Target, params: Mapping[str, Any]) ->
     if not paid:
         raise Failed(
             BUDGET_EXCEEDED,
-            f"{target.tool_name} was called before and may have run; the budget does not pay for another call.",
+            f"{target.tool_name} was called before and may have run; the budget does not cover another call.",
             retryable=False,
         )
     return target.cost > 0 or step.costs
 
 
-def _may_have_run(checkpoint: Any) -> bool:
-    """Whether an earlier run may have called the tool: it has said so, or has followed a job that the call began."""
-    kept = checkpoint or {}
-    return bool(kept.get("called")) or "job" in kept
-
-
 def _record(
-    context: Context, target: calls.Target, outcome: calls.Called | DomainError, *, over: following.Job | None = None
+    context: Context, target: calls.Target, outcome: calls.Called | DomainError, *, over: worker_jobs.Job | None = None
 ) -> None:
-    """:param over: the job that has ended with this."""
+    """:param over: the job that has ended with this outcome."""
     with context.caller.acting():
         calls.record(target, outcome)
         if over is not None:
-            sql.end_job(worker_id=target.worker_id, job_id=over.job_id)
-
-
-_CALLED: Final = {"called": True}
-_NOT_CALLED: Final = {"called": False}
-# Of a worker that is missed: since when, and when it is looked for again.
-_ABSENCE: Final = ("worker_missed_since", "worker_looked_for_at")
-# A call that may begin a job is listened to for so long after nobody wants it any more: a job is canceled by its id.
-_HEARD_WITHIN: Final = timedelta(seconds=60)
-# Then the task goes back to its queue, with its job, so that long jobs don't keep all hands from other work.
-_FOLLOWED_FOR: Final = timedelta(seconds=60)
+            worker_jobs.end(worker_id=target.worker_id, job_id=over.job_id)
 
 
 def _failed(exc: DomainError, target: calls.Target) -> Failed:
-    """What a refusal means for the task: another run only where that can do no harm."""
+    """The failure of a run: another run follows only where that does no harm."""
     again = isinstance(exc, WorkerCallFailed) and exc.retryable and (target.repeatable or not exc.reached)
     return Failed(exc.code, exc.detail, retryable=again)

@@ -1,18 +1,15 @@
-"""Executions and their steps: every fact that a process needs to go on where another one stopped."""
+"""Executions and their steps: all facts that another process needs to continue."""
 
 from decimal import Decimal
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from django.contrib.postgres.fields import ArrayField
 from django.contrib.postgres.indexes import HashIndex
 from django.db import models
 from django.db.models import Exists, F, OuterRef, Q
 
+from apps.core.errors import Conflict
 from apps.core.ids import format_ref
-from apps.executions.envelopes import Origin
-from apps.executions.errors import ExecutionEnded, IllegalTransition
-from apps.executions.reports import Line
-from apps.executions.routing import Standing
 from apps.executions.states import FINAL, SETTLED, STEP_TRANSITIONS, TRANSITIONS, Mode, Status, StepStatus, Strategy
 from apps.plans.shapes import WORKER_STEPS, StepType
 from apps.principals.models import Principal, TenantModel
@@ -23,7 +20,7 @@ _ENDED_BY: Final = {StepType.AGGREGATE: "submit_step_result", StepType.ESCALATE:
 
 class ExecutionQuerySet(models.QuerySet["Execution"]):
     def of(self, owner_id: int) -> Self:
-        """What this principal may see: what it owns and what it asked for."""
+        """The executions that this principal owns or asked for."""
         return self.filter(Q(owner_id=owner_id) | Q(requested_by_id=owner_id))
 
     def open(self) -> Self:
@@ -31,11 +28,11 @@ class ExecutionQuerySet(models.QuerySet["Execution"]):
 
 
 class Execution(TenantModel):
-    """One carrying-out of one plan, on its owner's behalf. A plan is carried out once.
+    """The execution of one plan on its owner's behalf. A plan is executed once.
 
-    `wake_at` is when a tick must look even if nobody nudges: always set while something can go on by itself, so a
-    lost nudge costs latency only. `halted_as` is the end that is certain while steps are still in the air; `halted_by` is
-    who brought it about by a call of its own.
+    `wake_at`: when a tick must look without a message; set while anything can continue by itself, so a lost message
+    costs latency only. `halted_as`: the certain end while steps are still active; `halted_by`: the principal whose call
+    caused it.
     """
 
     plan_id = models.CharField(max_length=100)
@@ -91,9 +88,9 @@ class Execution(TenantModel):
             ),
         ]
         indexes = [
-            # Serves selectors.due(), the tick's question: open executions that want a look.
+            # Serves selectors.due(): open executions that are due.
             models.Index(fields=["wake_at"], condition=Q(ended_at=None), name="executions_execution_due"),
-            # Serve selectors.executions(), what a principal owns and what it asked for, newest first.
+            # Serve selectors.executions(): those that a principal owns or asked for, newest first.
             models.Index(fields=["owner", "-id"], name="executions_execution_by_owner"),
             models.Index(fields=["requested_by", "-id"], name="executions_execution_by_asker"),
         ]
@@ -107,7 +104,7 @@ class Execution(TenantModel):
 
     @property
     def resource_ref(self) -> str:
-        """What groups the receipts of one execution in an inbox."""
+        """Groups the receipts of one execution in an inbox."""
         return f"execution:{self.ref}"
 
     @property
@@ -118,17 +115,17 @@ class Execution(TenantModel):
 
     def move_to(self, status: Status) -> None:
         if status != self.status and status not in TRANSITIONS[Status(self.status)]:
-            raise IllegalTransition(f"{self} can't go from {self.status} to {status}.")
+            raise Conflict(f"{self} can't go from {self.status} to {status}.", code="illegal_transition")
         self.status = status
 
     def refuse_if_ended(self) -> None:
         if self.is_final:
-            raise ExecutionEnded(f"{self} is over: {self.status}.", execution_status=self.status)
+            raise Conflict(f"{self} is over: {self.status}.", code="execution_ended", execution_status=self.status)
 
     def over_budget(self, cost: Decimal, *, spent: Decimal) -> str | None:
-        """Why a call of this cost may not be made for a step; None if it may.
+        """Why the budget does not allow a call of this cost for a step; None if it does.
 
-        :param spent: what calls for the same step have cost before.
+        :param spent: the cost of earlier calls for the same step.
         """
         if self.max_cost_per_step is not None and spent + cost > self.max_cost_per_step:
             return f"A step would cost {spent + cost} {self.currency}; the limit per step is {self.max_cost_per_step}."
@@ -138,13 +135,13 @@ class Execution(TenantModel):
 
 
 class ExecutionStep(TenantModel):
-    """One instruction of a plan, and what came of it.
+    """One step of a plan, and its outcome.
 
-    `attempts` counts the claims granted and is the fence of a direct call: whoever finishes a call must still hold
-    the claim it began with. `call_expires_at` is from when another process may take the call over; `repeatable` says
-    whether it may then call the tool again. `set_aside` is what a claim has charged of which a task is to come: no tool
-    is called by it. `missed_since` is from when the step waits for its worker. `ended_nth` numbers the steps of one
-    execution as they end, so that who follows it misses none; what ended under the plan before has no number.
+    `attempts` counts the claims and is the fencing token of a direct call: whoever finishes a call must still hold the
+    claim of its start. After `call_expires_at` another process may take the call over; `repeatable` says whether it may
+    then call the tool again. `reserved_cost` is the charge of a claim that is to become a task, before any call.
+    `away_since`: the step waits for its worker. `end_number` numbers the steps in the order of their ends, for streams;
+    a step that ended under the replaced plan has none.
     """
 
     execution = models.ForeignKey(Execution, on_delete=models.CASCADE, related_name="steps", db_index=False)
@@ -158,8 +155,8 @@ class ExecutionStep(TenantModel):
     attempts = models.PositiveIntegerField(default=0)
     call_expires_at = models.DateTimeField(null=True)
     repeatable = models.BooleanField(default=False)
-    set_aside = models.DecimalField(max_digits=14, decimal_places=6, null=True)
-    missed_since = models.DateTimeField(null=True)
+    reserved_cost = models.DecimalField(max_digits=14, decimal_places=6, null=True)
+    away_since = models.DateTimeField(null=True)
     retry_at = models.DateTimeField(null=True)
     task_id = models.BigIntegerField(null=True)
     receipt_id = models.CharField(max_length=100, null=True)
@@ -167,15 +164,17 @@ class ExecutionStep(TenantModel):
     cost = models.DecimalField(max_digits=14, decimal_places=6, default=Decimal(0))
     started_at = models.DateTimeField(null=True)
     ended_at = models.DateTimeField(null=True)
-    ended_nth = models.PositiveSmallIntegerField(null=True)
+    end_number = models.PositiveSmallIntegerField(null=True)
 
     class Meta:
         constraints = [
             models.UniqueConstraint(fields=["tenant", "execution", "step_id"], name="executions_step_id_once"),
             models.UniqueConstraint(fields=["tenant", "execution", "position"], name="executions_step_position_once"),
-            models.UniqueConstraint(fields=["tenant", "execution", "ended_nth"], name="executions_step_ends_in_turn"),
+            models.UniqueConstraint(
+                fields=["tenant", "execution", "end_number"], name="executions_step_end_number_once"
+            ),
             models.CheckConstraint(
-                condition=Q(ended_nth=None) | Q(ended_at__isnull=False), name="executions_step_numbered_when_ended"
+                condition=Q(end_number=None) | Q(ended_at__isnull=False), name="executions_step_numbered_when_ended"
             ),
             models.CheckConstraint(condition=Q(status__in=StepStatus.values), name="executions_step_status_known"),
             models.CheckConstraint(condition=Q(step_type__in=StepType.values), name="executions_step_type_known"),
@@ -185,7 +184,8 @@ class ExecutionStep(TenantModel):
                 name="executions_step_claimed_iff_calling",
             ),
             models.CheckConstraint(
-                condition=Q(set_aside=None) | Q(status=StepStatus.CALLING), name="executions_step_set_aside_by_claim"
+                condition=Q(reserved_cost=None) | Q(status=StepStatus.CALLING),
+                name="executions_step_cost_reserved_by_claim",
             ),
             models.CheckConstraint(
                 condition=~Q(status__in=[StepStatus.CALLING, StepStatus.QUEUED])
@@ -198,10 +198,10 @@ class ExecutionStep(TenantModel):
                 name="executions_step_asked_by_receipt",
             ),
             models.CheckConstraint(
-                condition=Q(cost__gte=0) & (Q(set_aside=None) | Q(set_aside__gte=0)),
+                condition=Q(cost__gte=0) & (Q(reserved_cost=None) | Q(reserved_cost__gte=0)),
                 name="executions_step_money_not_negative",
             ),
-            # Serves selectors.due() and the statements of sql.py as well: steps whose task has ended, announced or not.
+            # Serves selectors.due() and sql.py: steps whose task has ended.
             models.UniqueConstraint(
                 fields=["tenant", "task_id"], condition=Q(status=StepStatus.QUEUED), name="executions_step_by_open_task"
             ),
@@ -224,25 +224,26 @@ class ExecutionStep(TenantModel):
         return f"{self.step_id} ({self.step_type})"
 
     @property
-    def in_words(self) -> str:
-        """Where it stands, and by which call its principal ends it, if it waits for that."""
+    def state_text(self) -> str:
+        """The step's state, and the call by which its principal ends it, if it waits for that."""
         call = _ENDED_BY.get(StepType(self.step_type)) if self.status == StepStatus.AWAITING else None
-        stands = f"{self.step_id} of {self.execution} is {self.step_type}, {self.status}"
-        return f"{stands}." if call is None else f"{stands}: it is ended by {call}."
+        state = f"{self.step_id} of {self.execution} is {self.step_type}, {self.status}"
+        return f"{state}." if call is None else f"{state}: end it with {call}."
 
     @property
     def may_be_claimed_again(self) -> bool:
-        """Whether a claim whose process is gone has done nothing that may not be done twice."""
-        return self.repeatable or self.set_aside is not None
+        """Whether a lost claim did nothing that may not be done twice."""
+        return self.repeatable or self.reserved_cost is not None
 
     @property
-    def origin(self) -> Origin:
-        return Origin(
-            plan_id=self.execution.plan_id,
-            step_id=self.step_id,
-            worker_id=self.worker_id,
-            tool_name=self.tool_name,
-        )
+    def is_asked(self) -> bool:
+        """Whether it waits for its owner's answer."""
+        return self.status == StepStatus.AWAITING and self.step_type in _ENDED_BY
+
+    @property
+    def is_put_off(self) -> bool:
+        """Whether it may begin only later: its worker is away, at its rate limit, or due for another try."""
+        return self.status == StepStatus.PENDING and self.retry_at is not None
 
     @property
     def worker_id(self) -> str | None:
@@ -264,55 +265,58 @@ class ExecutionStep(TenantModel):
     def task_ref(self) -> str | None:
         return None if self.task_id is None else format_ref("task", self.task_id)
 
-    @property
-    def line(self) -> Line:
-        return Line(
-            step_id=self.step_id,
-            step_type=StepType(self.step_type),
-            status=StepStatus(self.status),
-            worker_id=self.worker_id,
-            tool_name=self.tool_name,
-            task_id=self.task_ref,
-            definition=self.definition,
-            envelope=self.envelope,
-            retry_at=self.retry_at,
-        )
+    # The step's outcome, as its envelope holds it.
 
     @property
-    def standing(self) -> Standing:
-        return Standing(
-            step_id=self.step_id,
-            step_type=StepType(self.step_type),
-            status=StepStatus(self.status),
-            depends_on=tuple(self.depends_on),
-            critical=self.critical,
-        )
+    def outcome(self) -> dict[str, Any]:
+        return self.envelope or {}
+
+    @property
+    def error(self) -> dict[str, Any] | None:
+        return self.outcome.get("error")
+
+    @property
+    def key_findings(self) -> dict[str, Any]:
+        return dict(self.outcome.get("key_findings") or {})
+
+    @property
+    def result_pointer(self) -> str | None:
+        return self.outcome.get("result_pointer")
+
+    @property
+    def promotion_recommendation(self) -> dict[str, Any] | None:
+        return self.outcome.get("promotion_recommendation")
+
+    @property
+    def escalation(self) -> dict[str, Any] | None:
+        """The work that its worker asks somebody else to do."""
+        return self.outcome.get("escalation")
 
     def move_to(self, status: StepStatus) -> None:
         if status not in STEP_TRANSITIONS[StepStatus(self.status)]:
-            raise IllegalTransition(f"{self} can't go from {self.status} to {status}.")
+            raise Conflict(f"{self} can't go from {self.status} to {status}.", code="illegal_transition")
         self.status = status
         if status != StepStatus.CALLING:
-            self.call_expires_at = self.set_aside = None
+            self.call_expires_at = self.reserved_cost = None
 
 
-class BegunJobQuerySet(models.QuerySet["BegunJob"]):
+class WorkerJobQuerySet(models.QuerySet["WorkerJob"]):
     def wanted(self) -> Self:
         return self.filter(Exists(HotTask.objects.filter(task_id=OuterRef("task_id"))))
 
     def unwanted(self) -> Self:
-        """Those that no call wants, where a worker has begun one and the same job for several."""
-        same = BegunJob.objects.filter(
+        """Jobs that no task follows. One job may have several rows, if a worker gave its id to several calls."""
+        same = WorkerJob.objects.filter(
             tenant_id=OuterRef("tenant_id"), worker_id=OuterRef("worker_id"), job_id=OuterRef("job_id")
         )
         return self.filter(~Exists(same.wanted()))
 
 
-class BegunJob(TenantModel):
-    """A job of a worker's own that a call has begun, and that its worker can cancel. Gone once it is over, or canceled.
+class WorkerJob(TenantModel):
+    """A job inside a worker that a call started and that the worker can cancel. Deleted when the job is over.
 
-    `task_id` is the task that follows it. Without one, and once that task is over, nobody wants the job, and its worker
-    is told so from `next_at` on.
+    `task_id`: the task that follows it. Without one, or after that task has ended, the worker is asked to cancel the job,
+    from `next_at` on.
     """
 
     task_id = models.BigIntegerField(null=True)
@@ -323,12 +327,12 @@ class BegunJob(TenantModel):
     next_at = models.DateTimeField()
     tries = models.PositiveSmallIntegerField(default=0, db_default=0)
 
-    objects = BegunJobQuerySet.as_manager()
+    objects = WorkerJobQuerySet.as_manager()
 
     class Meta:
         indexes = [
-            # Serves sql.end_job and BegunJobQuerySet.unwanted(): the ids are longer than others take.
-            HashIndex(fields=["job_id"], name="executions_begunjob_by_job")
+            # Serves WorkerJobQuerySet.unwanted() and the deletion by id; a B-tree does not hold ids of this length.
+            HashIndex(fields=["job_id"], name="executions_workerjob_by_job")
         ]
 
     def __str__(self) -> str:

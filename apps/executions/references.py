@@ -11,9 +11,9 @@ from apps.plans.shapes import OPENING, REFERENCE, RESULT_POINTER, place_in_list
 Envelope = Mapping[str, Any]
 PayloadOf = Callable[[str], Any]
 
-# Of each thing that is named in what somebody is to read, and of the whole: as much as a plan may say itself.
-_TOLD: Final = 2_000
-_READ: Final = 20_000
+# The longest text of one reference within a text, and of the whole text, as in a plan.
+_ONE: Final = 2_000
+_WHOLE: Final = 20_000
 
 
 def steps_named_in(value: Any) -> frozenset[str]:
@@ -24,10 +24,10 @@ def steps_named_in(value: Any) -> frozenset[str]:
 def resolve(value: Any, *, envelopes: Mapping[str, Envelope], payload_of: PayloadOf) -> Any:
     """The value with every reference replaced.
 
-    A reference that is the whole text becomes what it names, of any type; one inside a text becomes text.
-    `payload_of` gives the payload of a step whose envelope only points at it.
+    A reference that is the whole text becomes the named value, of any type; a reference inside a text becomes text.
+    `payload_of` returns the payload of a step whose envelope holds only a pointer.
 
-    :raises UnresolvedReference: if a step has no envelope, or its result no such field.
+    :raises UnresolvedReference: if a step has no envelope, or its result lacks the field.
     """
     if isinstance(value, str):
         return _resolve_text(value, envelopes, payload_of)
@@ -38,23 +38,23 @@ def resolve(value: Any, *, envelopes: Mapping[str, Envelope], payload_of: Payloa
     return value
 
 
-def told(text: str, *, envelopes: Mapping[str, Envelope]) -> str:
-    """What somebody is to read, with what its references name, in short.
+def readable(text: str, *, envelopes: Mapping[str, Envelope]) -> str:
+    """A text for readers, with its references replaced by short texts.
 
-    A result that its envelope only points at is told by its pointer; a reference that names nothing stays as it is.
+    A result behind a pointer becomes the pointer. A reference that names nothing stays.
     """
 
     def named(match: Match[str]) -> str:
         try:
-            return _as_text(_named(match, envelopes, _not_at_hand))[:_TOLD]
+            return _as_text(_named(match, envelopes, _not_loaded))[:_ONE]
         except UnresolvedReference:
             return str(envelopes.get(match[1], {}).get(RESULT_POINTER) or match[0])
 
-    return REFERENCE.sub(named, text)[:_READ] if OPENING in text else text
+    return REFERENCE.sub(named, text)[:_WHOLE] if OPENING in text else text
 
 
-def _not_at_hand(step_id: str) -> Any:
-    raise UnresolvedReference(f"The result of {step_id} is not at hand.")
+def _not_loaded(step_id: str) -> Any:
+    raise UnresolvedReference(f"The result of {step_id} is not loaded.")
 
 
 def _resolve_text(text: str, envelopes: Mapping[str, Envelope], payload_of: PayloadOf) -> Any:

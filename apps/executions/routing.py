@@ -1,31 +1,21 @@
-"""Where an execution goes from here: which steps may begin, which never will, and what it all comes to."""
+"""Decides what an execution does next: which steps begin, which are skipped, and how it ends. Pure functions."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from apps.executions.models import ExecutionStep
 from apps.executions.references import steps_named_in
-from apps.executions.states import IN_THE_AIR, SETTLED, Status, StepStatus, Strategy
+from apps.executions.states import ACTIVE, SETTLED, Status, StepStatus, Strategy
 from apps.plans.shapes import WORKER_STEPS, StepType
 
-# These go on with what there is. Where a failure is critical, and not to be gone on with, the plan has been halted before.
+# These go on with the results that exist. A critical failure has halted the plan before.
 _GATHERS = frozenset({StepType.AGGREGATE, StepType.ESCALATE, StepType.WAIT_FOR})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
-    """What routing needs to know of a step."""
-
-    step_id: str
-    step_type: StepType
-    status: StepStatus
-    depends_on: tuple[str, ...]
-    critical: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Moves:
-    """What to do now. `verdict` is set when nothing is left to do or to wait for."""
+    """The next moves. `verdict` is set when nothing is left to do or to wait for."""
 
     begin: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
@@ -34,9 +24,9 @@ class Moves:
 
 
 def dependencies(steps: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...]]:
-    """What each step of a plan waits for: declared, gathered and referred to.
+    """The steps that each step of a plan waits for: declared, aggregated or referred to.
 
-    An escalate that declares nothing reports on the whole plan, so it waits for every step before it.
+    An escalate step that declares none reports on the whole plan, so it waits for all steps before it.
     """
     found: dict[str, tuple[str, ...]] = {}
     for step in steps:
@@ -53,7 +43,7 @@ def dependencies(steps: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, ...
 
 
 def critical_steps(steps: Sequence[Mapping[str, Any]]) -> frozenset[str]:
-    """The steps without which the plan fails: those that say so, else those that a later step depends on."""
+    """The steps whose failure fails the plan: those that declare it, else those that a later step depends on."""
     needed = {name for step in steps for name in step.get("depends_on") or ()}
     needed |= {name for step in steps for name in step.get("wait_for_step_ids") or ()}
     needed |= {name for step in steps for name in steps_named_in(step.get("params") or {})}
@@ -64,12 +54,12 @@ def critical_steps(steps: Sequence[Mapping[str, Any]]) -> frozenset[str]:
     )
 
 
-def next_moves(steps: Sequence[Standing], *, strategy: Strategy, halted_as: Status | None) -> Moves:
-    """Decide from the steps alone; the same rows give the same moves in any process."""
+def next_moves(steps: Sequence[ExecutionStep], *, strategy: Strategy, halted_as: Status | None) -> Moves:
+    """Decide from the steps alone: the same rows give the same moves in any process."""
     halt_as = halted_as or _halt(steps, strategy)
     if halt_as is not None:
         pending = tuple(step.step_id for step in steps if step.status == StepStatus.PENDING)
-        idle = not any(step.status in IN_THE_AIR for step in steps)
+        idle = not any(step.status in ACTIVE for step in steps)
         return Moves(skip=pending, halt_as=halt_as, verdict=halt_as if idle else None)
     known = {step.step_id: step for step in steps}
     begin = tuple(step.step_id for step in steps if _may_begin(step, known))
@@ -79,12 +69,12 @@ def next_moves(steps: Sequence[Standing], *, strategy: Strategy, halted_as: Stat
     return Moves(verdict=_verdict(steps))
 
 
-def _halt(steps: Iterable[Standing], strategy: Strategy) -> Status | None:
+def _halt(steps: Iterable[ExecutionStep], strategy: Strategy) -> Status | None:
     lost = any(step.status == StepStatus.FAILED and step.critical for step in steps)
     return Status.FAILED if lost and strategy != Strategy.PARTIAL else None
 
 
-def _may_begin(step: Standing, known: Mapping[str, Standing]) -> bool:
+def _may_begin(step: ExecutionStep, known: Mapping[str, ExecutionStep]) -> bool:
     if step.status != StepStatus.PENDING:
         return False
     if step.step_type in _GATHERS:
@@ -92,7 +82,7 @@ def _may_begin(step: Standing, known: Mapping[str, Standing]) -> bool:
     return all(status == StepStatus.COMPLETE for status in _needs(step, known))
 
 
-def _never_begins(step: Standing, known: Mapping[str, Standing]) -> bool:
+def _never_begins(step: ExecutionStep, known: Mapping[str, ExecutionStep]) -> bool:
     if step.status != StepStatus.PENDING:
         return False
     if step.step_type in _GATHERS:
@@ -100,10 +90,10 @@ def _never_begins(step: Standing, known: Mapping[str, Standing]) -> bool:
     return any(status in SETTLED - {StepStatus.COMPLETE} for status in _needs(step, known))
 
 
-def _needs(step: Standing, known: Mapping[str, Standing]) -> list[StepStatus]:
-    """How the steps stand that this one can't do without: after a wait also those that were waited for.
+def _needs(step: ExecutionStep, known: Mapping[str, ExecutionStep]) -> list[str]:
+    """The statuses of the steps that this one needs.
 
-    A wait is over however they ended; what comes after it needs that they came to something.
+    A wait step ends even if the steps that it waits for fail, so a step after it needs those steps too.
     """
     needs, seen = list(step.depends_on), set(step.depends_on)
     for name in needs:
@@ -113,13 +103,13 @@ def _needs(step: Standing, known: Mapping[str, Standing]) -> list[StepStatus]:
     return [known[name].status for name in needs]
 
 
-def _nothing_to_gather(step: Standing, known: Mapping[str, Standing]) -> bool:
+def _nothing_to_gather(step: ExecutionStep, known: Mapping[str, ExecutionStep]) -> bool:
     if step.step_type != StepType.AGGREGATE:
         return False
     return not any(known[name].status == StepStatus.COMPLETE for name in step.depends_on)
 
 
-def _verdict(steps: Sequence[Standing]) -> Status:
+def _verdict(steps: Sequence[ExecutionStep]) -> Status:
     lost = [step for step in steps if step.status in {StepStatus.FAILED, StepStatus.SKIPPED}]
     if not lost:
         return Status.COMPLETE

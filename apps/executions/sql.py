@@ -1,6 +1,4 @@
-"""The database's clock in queries of the ORM, and the statements that keep a call's claim alive, pay for a task's further runs
-and keep jobs that workers can cancel.
-"""
+"""Statements of the calls' hot path: renew a claim, charge another call of a task, and read the step of a task."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -11,8 +9,9 @@ from django.db import connection
 from django.db.models import DateTimeField, Func
 
 GATEHOUSE_NOW: Final = Func(function="gatehouse_now", output_field=DateTimeField())
+"""The database's clock in queries of the ORM."""
 
-# A primary key look-up; the fence makes it a no-op for whoever has lost the claim.
+# A primary key look-up. The fencing token makes it a no-op for a process that has lost the claim.
 _RENEW: Final = """
     update executions_executionstep set call_expires_at = gatehouse_now() + make_interval(secs => %s)
     where id = %s and attempts = %s and status = 'calling'
@@ -20,13 +19,13 @@ _RENEW: Final = """
 
 
 def renew_claim(*, step_id: int, fence: int, period: timedelta) -> bool:
-    """Put off the moment from which another process may take the call over; False if one already has."""
+    """Postpone the moment from which another process may take the call over; False if one already has."""
     with connection.cursor() as cursor:
         cursor.execute(_RENEW, [period.total_seconds(), step_id, fence])
         return bool(cursor.rowcount)
 
 
-# By the index of open tasks, then two primary keys; the execution is locked before its step, as everywhere.
+# By the index of open tasks, then two primary keys. The execution is locked before its step, as everywhere.
 _CHARGE_AGAIN: Final = """
     with step as (
         select id, execution_id, cost as spent,
@@ -46,9 +45,9 @@ _CHARGE_AGAIN: Final = """
 
 
 def charge_again(*, task_id: int, cost: Decimal) -> bool:
-    """Charge the step that a task carries out for one more call; False if its execution's budget does not cover it.
+    """Charge the step of a task for one more call; False if its execution's budget does not cover the call.
 
-    A task that carries out no step costs nothing here.
+    A task without a step costs nothing here.
     """
     with connection.cursor() as cursor:
         cursor.execute(_CHARGE_AGAIN, [cost, task_id])
@@ -66,55 +65,23 @@ _STEP_OF: Final = """
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOfTask:
-    """What a run must know of the step that its task carries out."""
+    """What a run needs to know of the step that its task carries out."""
 
-    is_there: bool = False
-    """Does the task carry out a step at all?"""
+    exists: bool = False
+    """The task carries out a step."""
     costs: bool = False
-    """Is anything charged for its calls?"""
+    """Its calls are charged."""
     is_halted: bool = False
-    """Is the end of its execution certain, so that nothing is called any more?"""
+    """The end of its execution is certain, so nothing is called any more."""
     tool_uid: str | None = None
-    """The version of the tool that it was planned for."""
+    """The version of the tool that the step was planned for."""
 
 
 def step_of_task(*, task_id: int) -> StepOfTask:
-    """What is known of the step that a task carries out; nothing of a task that carries out none."""
+    """The step that a task carries out, if there is one."""
     with connection.cursor() as cursor:
         cursor.execute(_STEP_OF, [task_id])
         found = cursor.fetchone()
     if found is None:
         return StepOfTask()
-    return StepOfTask(is_there=True, costs=found[0], is_halted=found[1], tool_uid=found[2])
-
-
-_BEGIN_JOB: Final = """
-    insert into executions_begunjob (tenant_id, task_id, worker_id, cancel_tool, job_id, began_at, next_at)
-    values (gatehouse_tenant(), %s, %s, %s, %s, gatehouse_now(), gatehouse_now()) returning id
-"""
-_DISOWN_JOB: Final = "update executions_begunjob set task_id = null where id = %s"
-# By the index of the jobs' ids.
-_END_JOB: Final = "delete from executions_begunjob where worker_id = %s and job_id = %s"
-
-
-def begin_job(*, task_id: int | None, worker_id: str, cancel_tool: str, job_id: str) -> int:
-    """Keep a job that a call has begun, for as long as its worker may have to be told to cancel it; answers its row.
-
-    :param task_id: the task that follows it; None: nobody does.
-    """
-    with connection.cursor() as cursor:
-        cursor.execute(_BEGIN_JOB, [task_id, worker_id, cancel_tool, job_id])
-        (row,) = cursor.fetchone()
-    return int(row)
-
-
-def disown_job(*, row: int) -> None:
-    """Note that the call which kept this row has begun what no run of its task will follow, unless another call began it too."""
-    with connection.cursor() as cursor:
-        cursor.execute(_DISOWN_JOB, [row])
-
-
-def end_job(*, worker_id: str, job_id: str) -> None:
-    """Note that a job is over, however it went: there is nothing to be canceled."""
-    with connection.cursor() as cursor:
-        cursor.execute(_END_JOB, [worker_id, job_id])
+    return StepOfTask(exists=True, costs=found[0], is_halted=found[1], tool_uid=found[2])

@@ -1,4 +1,4 @@
-"""What an execution and its steps may be, and where each may go from there: data that a test walks."""
+"""The states of executions and steps, and the transitions between them."""
 
 from collections.abc import Mapping
 from decimal import Decimal
@@ -21,7 +21,7 @@ class Status(TextChoices):
 
 
 class StepStatus(TextChoices):
-    """A step. In the air: `calling` a process has claimed it, `queued` a task does it, `awaiting` a principal or receipt."""
+    """A step. Active: `calling` is claimed by a process, `queued` is done by a task, `awaiting` waits for a principal or receipt."""
 
     PENDING = "pending"
     CALLING = "calling"
@@ -34,7 +34,7 @@ class StepStatus(TextChoices):
 
 
 class Mode(TextChoices):
-    """`auto` calls what is fast and queues what is long; the others force one of the two for worker calls."""
+    """`auto` calls fast tools and queues long ones; the others force one of the two."""
 
     AUTO = "auto"
     DIRECT_ONLY = "direct_only"
@@ -42,7 +42,7 @@ class Mode(TextChoices):
 
 
 class Strategy(TextChoices):
-    """What a failed step means for the rest, and when the principal hears of it."""
+    """What a failed step means for the others, and when the principal is notified."""
 
     SEQUENTIAL = "sequential"
     PROGRESSIVE = "progressive"
@@ -52,10 +52,10 @@ class Strategy(TextChoices):
 
 FINAL: Final = frozenset({Status.COMPLETE, Status.PARTIAL, Status.FAILED, Status.BUDGET_EXCEEDED, Status.CANCELED})
 SETTLED: Final = frozenset({StepStatus.COMPLETE, StepStatus.FAILED, StepStatus.SKIPPED, StepStatus.CANCELED})
-IN_THE_AIR: Final = frozenset({StepStatus.CALLING, StepStatus.QUEUED, StepStatus.AWAITING})
+ACTIVE: Final = frozenset({StepStatus.CALLING, StepStatus.QUEUED, StepStatus.AWAITING})
 
 MONEY: Final = Decimal("0.000001")
-"""The smallest amount that a row holds: what is charged is a multiple of it, so that what is given back leaves nothing over."""
+"""The smallest amount that a row holds. Charges are multiples of it, so that a refund leaves no remainder."""
 
 TRANSITIONS: Final[Mapping[Status, frozenset[Status]]] = {
     Status.QUEUED: frozenset({Status.EXECUTING, Status.CANCELED}),
@@ -68,8 +68,8 @@ TRANSITIONS: Final[Mapping[Status, frozenset[Status]]] = {
     Status.CANCELED: frozenset(),
 }
 STEP_TRANSITIONS: Final[Mapping[StepStatus, frozenset[StepStatus]]] = {
-    StepStatus.PENDING: frozenset({*IN_THE_AIR, *SETTLED}),
-    # A call whose lease has run out is claimed again.
+    StepStatus.PENDING: frozenset({*ACTIVE, *SETTLED}),
+    # An expired claim is claimed again.
     StepStatus.CALLING: frozenset(
         {StepStatus.CALLING, StepStatus.PENDING, StepStatus.QUEUED, *SETTLED} - {StepStatus.SKIPPED}
     ),

@@ -1,6 +1,6 @@
-"""Operations of executions: what agents, and parents of DeleGates, carry plans out with."""
+"""Operations of executions."""
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 from decimal import Decimal
 from time import monotonic, sleep
 from typing import Annotated, Any, Final, Literal
@@ -12,16 +12,16 @@ from apps.core.errors import FieldError, Invalid
 from apps.core.ids import decode_position, encode_cursor
 from apps.core.operations import Progress, Reply, Route, Streams, Waits, operation
 from apps.core.schemas import Cursor, Input, Output, Text
-from apps.executions import calls, selectors, services
-from apps.executions.selectors import Report
-from apps.executions.services import Answered, Budget, CallMode, Handed, TaskWishes
-from apps.executions.services.answering import Decision
-from apps.executions.signals import execution_topic
-from apps.executions.states import FINAL, SETTLED, Mode, Status, StepStatus, Strategy
-from apps.plans import selectors as plans
-from apps.plans.selectors import StoredPlan
+from apps.executions import calls, selectors
+from apps.executions.calls import Answered, CallMode
+from apps.executions.services import advancing, answering, starting
+from apps.executions.services.answering import Decision, Submitted
+from apps.executions.services.starting import Budget
+from apps.executions.shapes import ExecutionProgress, ExecutionReport, ExecutionSummary
+from apps.executions.states import FINAL, MONEY, SETTLED, Mode, Status, StepStatus, Strategy
+from apps.executions.wakeups import execution_topic
 from apps.plans.services import Replacement
-from apps.plans.shapes import Money
+from apps.plans.shapes import Money, StepType
 from apps.principals.tenancy import Caller
 
 _PATIENCE: Final = timedelta(seconds=5)
@@ -32,29 +32,38 @@ _STATUS: Final = "/api/v1/plans/{plan_id}/execution"
 _UNDER_WAY: Final = frozenset({Status.QUEUED, Status.EXECUTING, Status.NEEDS_ESCALATION})
 _MESSAGE: Final = 500
 
-ExecutionRef = Annotated[str, Field(max_length=40)]
 StepId = Annotated[Text, Field(min_length=1, max_length=100)]
 PlanId = Annotated[Text, Field(min_length=1, max_length=100)]
 
 
+class PlanRef(Input):
+    plan_id: PlanId
+
+
+class ExecutionRef(Input):
+    execution_id: Annotated[str, Field(max_length=40)]
+
+
+class StepRef(ExecutionRef):
+    step_id: StepId
+
+
 class ExecutionBudget(Input):
-    """What the execution may cost, by the estimates of its steps, or by what their workers ask by then where that is more."""
+    """The limits of the cost, by the estimates of the steps, or by their workers' present prices where those are higher."""
 
     max_total_cost: Money | None = None
     max_cost_per_step: Money | None = None
     currency: Literal["USD"] = "USD"
 
 
-class ExecutePlan(Input):
-    plan_id: PlanId
-    """The plan to carry out, from create_delegation_plan."""
+class ExecutePlan(PlanRef):
     mode: Mode = Mode.AUTO
     """auto: fast steps directly, long ones as tasks. direct_only: direct steps are never queued. async_only: all are."""
     budget: ExecutionBudget | None = None
     strategy: Strategy = Strategy.SEQUENTIAL
-    """What a failed step means: sequential and progressive end the plan, partial goes on with what there is,
-    escalate also tells you at once. progressive tells whoever follows it of each step as it ends: get_plan_status with
-    wait and a progress token, or the stream of the execution."""
+    """What a failed step means: sequential and progressive end the plan, partial goes on with what there is, escalate
+    also notifies you at once. progressive reports each step as it ends, to get_plan_status with wait and a progress
+    token, and to the stream of the execution."""
 
 
 class ExecutionStarted(Output):
@@ -63,8 +72,8 @@ class ExecutionStarted(Output):
     status: str
     """complete, partial (some results are there, others are under way), queued, or how the execution ended."""
     direct_results: list[dict[str, Any]]
-    """What the steps that were called directly have found, one object per step with its step_id and result_pointer.
-    What is large, or no object, is only behind the pointer."""
+    """The results of the steps that were called directly, one object per step with its step_id and result_pointer.
+    A large result, or one that is no object, is only behind the pointer."""
     async_tasks: list[dict[str, Any]]
     """The tasks that are under way or done, as step_id and task_id."""
     steps_complete: int
@@ -72,126 +81,37 @@ class ExecutionStarted(Output):
     next_actions: list[str]
 
 
-class PlanRef(Input):
-    plan_id: PlanId
-
-
 class AskPlanStatus(PlanRef):
     wait: Annotated[float, Field(ge=0, le=60)] = 0
     """Wait up to so many seconds until the execution is over or needs you; then the report comes, as it is."""
 
 
-class FollowPlan(PlanRef):
+class StreamExecution(PlanRef):
     after: Annotated[int, Field(ge=0, le=10_000)] = 0
-    """Begin after so many ends of steps. A `Last-Event-ID` header, which clients send when they come again, stands over it."""
+    """Begin after so many ended steps. A `Last-Event-ID` header, which clients send when they reconnect, overrides it."""
 
 
-class EndedStep(Output):
-    number: int
-    """The how manieth end of a step this is."""
-    step_id: str
-    status: str
-    worker_id: str | None
-    tool_name: str | None
-    task_id: str | None
-    key_findings: dict[str, Any]
-    result_pointer: str | None
-    error: dict[str, Any] | None
-    promotion_recommendation: dict[str, Any] | None
-
-
-class ExecutionTold(Output):
-    """Steps that have ended, and where the execution stands."""
-
-    execution_id: str | None
-    plan_id: str
-    status: str
-    """Once it is complete, partial, failed, budget_exceeded or canceled, nothing more comes."""
-    steps: list[EndedStep]
-    steps_complete: int
-    steps_total: int
-
-
-class ExecutionName(Input):
-    execution_id: ExecutionRef
-
-
-class StepOutput(Output):
-    step_id: str
-    step_type: str
-    status: str
-    worker_id: str | None
-    tool_name: str | None
-    depends_on: list[str]
-    task_id: str | None
-    receipt_id: str | None
-    """The receipt that asked you for this step's result or decision."""
-    attempts: int
-    cost: float
-    envelope: dict[str, Any] | None
-    """The step's ResultEnvelope: status, payload or result_pointer, provenance, error."""
-    started_at: datetime | None
-    ended_at: datetime | None
-    ended_nth: int | None
-    """The how manieth end of a step of this execution this was."""
-
-
-class ExecutionReport(Output):
-    """The completion report; readable at any time, complete at the end."""
-
-    execution_id: str | None
-    """null: the plan has not been executed."""
-    plan_id: str
-    status: str
-    """How the execution stands; not_started, or abandoned: the plan was replaced, forgotten, or waited too long."""
-    strategy: str | None
-    summary: str
-    results: list[dict[str, Any]]
-    report: dict[str, Any] | None
-    """What the plan's last step reports: report_summary and recommendation."""
-    next_actions: list[str]
-    steps: list[StepOutput]
-    steps_complete: int
-    steps_total: int
-    completed_steps: list[str]
-    wait_for_receipts: list[str]
-    async_task_ids: list[str]
-    total_cost: float
-    currency: str
-    escalation: dict[str, Any] | None
-    receipt_id: str | None
-    """The plan's receipt, which causes everything that the execution does."""
-    terminal_receipt_id: str | None
-    created_at: datetime | None
-    ended_at: datetime | None
-
-
-class SubmitResult(Input):
-    execution_id: ExecutionRef
-    step_id: StepId
+class SubmitResult(StepRef):
     result: Any = None
     """The combined result, any JSON. Give this or result_pointer."""
     result_pointer: Annotated[Text, Field(min_length=1, max_length=2000)] | None = None
     """Where the combined result is, instead of result."""
     summary: Annotated[Text, Field(min_length=1, max_length=2000)]
-    """One or two sentences for whoever reads the execution's report."""
+    """One or two sentences for readers of the execution's report."""
 
 
-class Decide(Input):
-    execution_id: ExecutionRef
-    step_id: StepId
+class Decide(StepRef):
     decision: Decision
     """accept completes the step; reject fails it and ends the plan."""
     note: Annotated[Text, Field(max_length=2000)] | None = None
 
 
-class CancelExecution(Input):
-    execution_id: ExecutionRef
+class CancelExecution(ExecutionRef):
     reason: Annotated[Text, Field(max_length=2000)] | None = None
 
 
 class ExecutionMoved(Output):
-    """Where the execution stands now."""
+    """The execution's state now."""
 
     execution_id: str
     plan_id: str
@@ -206,18 +126,19 @@ class CallWorkerTool(Input):
     params: dict[str, Any]
     """Validated against the tool's input schema; see get_worker_manifest."""
     mode: CallMode = CallMode.AUTO
-    """auto: direct if the worker says it is fast and there is no idempotency_key, else a task. direct: wait for the answer. async: a task."""
-    execution_id: ExecutionRef | None = None
+    """auto: direct if the worker declares the tool fast and there is no idempotency_key, else a task. direct: wait for
+    the answer. async: a task."""
+    execution_id: Annotated[str, Field(max_length=40)] | None = None
     """An execution of yours that a queued call belongs to: its receipts come in the same digest and chain."""
     caused_by_receipt_id: Annotated[Text, Field(max_length=100)] | None = None
     idempotency_key: Annotated[Text, Field(min_length=1, max_length=200)] | None = None
-    """The same key with the same call answers the first task again. Not for direct calls, which are made each time."""
+    """The same key with the same call returns the first task again. Not for direct calls, which are made each time."""
 
 
 class CallOutcome(Output):
     status: Literal["complete", "queued"]
     result: dict[str, Any] | None = None
-    """What the tool answered; null if the call was queued."""
+    """The tool's answer; null if the call was queued."""
     result_pointer: str | None = None
     task_id: str | None = None
     poll_suggestion_seconds: int | None = None
@@ -225,21 +146,20 @@ class CallOutcome(Output):
     receipt_id: str | None = None
 
 
-class Replan(Input):
-    plan_id: PlanId
+class Replan(PlanRef):
     failed_step: StepId
     """The step that failed, or that you know will fail."""
     error: Annotated[Text, Field(max_length=2000)] = ""
-    """What went wrong; left out, what the step's execution says."""
+    """What went wrong; default: the error of the step's execution."""
     context: Annotated[dict[str, Any], Field(max_length=200)] | None = None
-    """Values for params by name, beside those that the plan had taken from its context."""
+    """Values for params by name, beside those of the old plan's context."""
     max_total_cost: Money | None = None
-    """What the steps that are left may cost; left out, what is left of the old plan's bounds and its execution's budget."""
+    """The cost limit of the remaining steps; default: what is left of the old plan's and its execution's budget."""
 
 
 class Replanned(Output):
     plan: dict[str, Any]
-    """The new plan. Steps with `done` keep the results that they have."""
+    """The new plan. Steps with `done` keep their results."""
     plan_id: str
     replaces: str
     status: Literal["ready", "needs_escalation"]
@@ -252,15 +172,6 @@ class Replanned(Output):
 class ListExecutions(Input):
     limit: Annotated[int, Field(ge=1, le=500)] = 50
     cursor: Cursor | None = None
-
-
-class ExecutionSummary(Output):
-    execution_id: str
-    plan_id: str
-    status: str
-    intent: str
-    created_at: datetime
-    ended_at: datetime | None
 
 
 class ExecutionList(Output):
@@ -285,7 +196,7 @@ def execute_delegation_plan(caller: Caller, given: ExecutePlan) -> ExecutionStar
     """
     budget = given.budget or ExecutionBudget()
     with caller.acting():
-        execution = services.start(
+        execution = starting.start(
             caller=caller,
             plan_id=given.plan_id,
             mode=given.mode,
@@ -298,14 +209,35 @@ def execute_delegation_plan(caller: Caller, given: ExecutePlan) -> ExecutionStar
             now=timezone.now(),
         )
     until = monotonic() + _PATIENCE.total_seconds()
-    services.advance(tenant_id=caller.tenant_id, execution_id=execution.pk, patience=_PATIENCE)
-    report = _settled(caller, execution.ref, until=until)
+    advancing.advance(tenant_id=caller.tenant_id, execution_id=execution.pk, patience=_PATIENCE)
+    while True:
+        with caller.acting():
+            report = selectors.report_on(selectors.execution_of(caller, execution.ref))
+        # Another process may have claimed its steps first.
+        if monotonic() > until or not any(step.status == StepStatus.CALLING for step in report.steps):
+            break
+        sleep(_LOOK_SECONDS)
+    payloads = [
+        (step, (step.envelope or {}).get("payload"))
+        for step in report.steps
+        if step.step_type == StepType.CALL_WORKER and step.status == StepStatus.COMPLETE and not step.task_id
+    ]
+    status = report.status
+    if status not in FINAL and status != Status.NEEDS_ESCALATION:
+        status = "partial" if payloads else "queued"
     return ExecutionStarted(
-        execution_id=report.execution_id,
+        execution_id=execution.ref,
         plan_id=report.plan_id,
-        status=_answered_status(report),
-        direct_results=report.direct_results,
-        async_tasks=report.async_tasks,
+        status=status,
+        direct_results=[
+            {
+                **(payload if isinstance(payload, dict) else {}),
+                "step_id": step.step_id,
+                "result_pointer": (step.envelope or {}).get("result_pointer"),
+            }
+            for step, payload in payloads
+        ],
+        async_tasks=[{"step_id": step.step_id, "task_id": step.task_id} for step in report.steps if step.task_id],
         steps_complete=report.steps_complete,
         steps_total=report.steps_total,
         next_actions=report.next_actions,
@@ -319,7 +251,7 @@ def replan_plan(caller: Caller, given: Replan) -> Replanned:
     What has run to its end keeps its result and is not run again; what failed is not used again. The old plan is over:
     it can't be carried out any more.
     """
-    made = services.replan(
+    made = answering.replan(
         caller=caller,
         replacement=Replacement(
             plan_id=given.plan_id,
@@ -343,7 +275,7 @@ def replan_plan(caller: Caller, given: Replan) -> Replanned:
 
 
 def _needs_no_waiting(report: ExecutionReport) -> bool:
-    """It is over, has not begun, or goes on only when its reader has answered."""
+    """It is over, has not begun, or waits for its reader's answer."""
     return report.status not in _UNDER_WAY or bool(report.wait_for_receipts)
 
 
@@ -351,9 +283,9 @@ def _progress(report: ExecutionReport) -> Progress | None:
     ended = [step for step in report.steps if step.status in SETTLED]
     if report.strategy != Strategy.PROGRESSIVE or not ended:
         return None
-    last = max(ended, key=lambda step: step.ended_nth or 0)
-    told = (last.envelope or {}).get("summary")
-    message = f"{last.step_id}: {last.status}{f'. {told}' if told else ''}"
+    last = max(ended, key=lambda step: step.end_number or 0)
+    summary = (last.envelope or {}).get("summary")
+    message = f"{last.step_id}: {last.status}{f'. {summary}' if summary else ''}"
     return Progress(done=len(ended), total=report.steps_total, message=message[:_MESSAGE])
 
 
@@ -374,55 +306,42 @@ def get_plan_status(caller: Caller, given: AskPlanStatus) -> ExecutionReport:
     """Read how far the execution of a plan is: status, steps with their results so far, and what you may do next.
 
     There is no need to poll: what concerns you comes to your inbox. With `wait` it stays until the execution is over or
-    needs you; of a progressive one it tells meanwhile of each step that ends, if you give a progress token.
+    needs you. Meanwhile a progressive one reports each step that ends, if you give a progress token.
     """
-    report = selectors.report_of_plan(caller, given.plan_id)
-    return _not_begun(caller, given.plan_id) if report is None else _rendered(report)
+    return selectors.report_of_plan(caller, given.plan_id)
 
 
-def _told(caller: Caller, given: FollowPlan) -> ExecutionTold:
-    told = selectors.told_of_plan(caller, given.plan_id, after=given.after)
-    return ExecutionTold(
-        execution_id=told.execution_id,
-        plan_id=given.plan_id,
-        status=told.status,
-        steps=[EndedStep(number=number, **result) for number, result in told.steps],
-        steps_complete=told.steps_complete,
-        steps_total=told.steps_total,
-    )
-
-
-def _begin(caller: Caller, given: FollowPlan) -> None:
-    _told(caller, given)
+def _begin_stream(caller: Caller, given: StreamExecution) -> None:
+    selectors.progress_of_plan(caller, given.plan_id, after=given.after)
 
 
 @operation(
-    title="Follow an execution",
+    title="Stream an execution",
     scope="plans",
     routes=[Route("GET", f"{_STATUS}/stream")],
     read_only=True,
     tool=False,
     waits=Waits(
         topics=lambda caller, given: [execution_topic(caller.tenant_id, given.plan_id)],
-        found=lambda told: bool(told.steps),
-        worth_waking=lambda _, told: bool(told.steps),
+        found=lambda progress: bool(progress.steps),
+        worth_waking=lambda _, progress: bool(progress.steps),
     ),
     streams=Streams(
         event="steps",
-        mark=lambda told: told.steps[-1].number,
+        mark=lambda progress: progress.steps[-1].number,
         resumes="after",
-        begin=_begin,
-        further=lambda given, told: FollowPlan(plan_id=given.plan_id, after=told.steps[-1].number),
+        begin=_begin_stream,
+        further=lambda given, progress: StreamExecution(plan_id=given.plan_id, after=progress.steps[-1].number),
     ),
 )
-def follow_execution(caller: Caller, given: FollowPlan) -> ExecutionTold:
-    """Server-sent events: the steps of a plan's execution as they end, with what each came to.
+def stream_execution(caller: Caller, given: StreamExecution) -> ExecutionProgress:
+    """Server-sent events: the steps of a plan's execution as they end, with their results.
 
-    Of a progressive execution an event named `steps` comes whenever some have ended; of another, one when all is over.
-    Its id is the number of the last one, so that a client that comes again with `Last-Event-ID` goes on without a gap or
-    a repetition. The last event has the execution's final status. It may begin before the execution does.
+    A progressive execution sends an event named `steps` whenever steps have ended; any other sends one at its end.
+    The event's id is the number of its last step, so a client that reconnects with `Last-Event-ID` continues without a
+    gap or a repetition. The last event has the execution's final status. The stream may begin before the execution.
     """
-    return _told(caller, given)
+    return selectors.progress_of_plan(caller, given.plan_id, after=given.after)
 
 
 @operation(
@@ -432,9 +351,9 @@ def follow_execution(caller: Caller, given: FollowPlan) -> ExecutionTold:
     read_only=True,
     tool=False,
 )
-def get_execution(caller: Caller, given: ExecutionName) -> ExecutionReport:
+def get_execution(caller: Caller, given: ExecutionRef) -> ExecutionReport:
     """Read the completion report of an execution, at any time."""
-    return _rendered(selectors.report(caller, given.execution_id))
+    return selectors.report_on(selectors.execution_of(caller, given.execution_id))
 
 
 @operation(title="List executions", scope="plans", routes=[Route("GET", _BASE)], read_only=True, tool=False)
@@ -444,44 +363,34 @@ def list_executions(caller: Caller, given: ListExecutions) -> ExecutionList:
     found = selectors.executions(caller, before=before, limit=given.limit + 1)
     page = found[: given.limit]
     return ExecutionList(
-        executions=[
-            ExecutionSummary(
-                execution_id=one.ref,
-                plan_id=one.plan_id,
-                status=one.status,
-                intent=one.intent,
-                created_at=one.created_at,
-                ended_at=one.ended_at,
-            )
-            for one in page
-        ],
+        executions=[ExecutionSummary.model_validate(one) for one in page],
         next=encode_cursor(page[-1].pk) if len(found) > len(page) else None,
     )
 
 
 @operation(
-    title="Hand in a combined result",
+    title="Submit a combined result",
     scope="plans",
     routes=[Route("POST", f"{_BASE}/{{execution_id}}/steps/{{step_id}}/result", max_body=_RESULT_BYTES)],
     idempotent=True,
     own_transactions=True,
 )
 def submit_step_result(caller: Caller, given: SubmitResult) -> ExecutionMoved:
-    """Hand in what you made of the results that an `aggregate_requested` receipt handed to you.
+    """Submit the result that an `aggregate_requested` receipt asked you for.
 
-    This closes what you owe for that step and lets the plan go on. Handing in the same result twice changes nothing.
+    This closes your obligation for that step, and the plan continues. Submitting the same result twice changes nothing.
     """
     if (given.result is None) == (given.result_pointer is None):
         raise Invalid(
             "Give either result or result_pointer.", errors=[FieldError("/result", "exactly one of the two is needed")]
         )
     with caller.acting():
-        selectors.refuse_unless_open(caller, given.execution_id, given.step_id)
+        selectors.refuse_unless_asked(caller, given.execution_id, given.step_id)
     pointer = given.result_pointer or calls.keep(caller=caller, value=given.result)
-    handed = Handed(result=given.result, result_pointer=pointer, summary=given.summary)
+    submitted = Submitted(result=given.result, result_pointer=pointer, summary=given.summary)
     with caller.acting():
-        execution = services.submit_step_result(
-            caller=caller, execution_ref=given.execution_id, step_id=given.step_id, handed=handed
+        execution = answering.submit_step_result(
+            caller=caller, execution_ref=given.execution_id, step_id=given.step_id, submitted=submitted
         )
         return _moved(selectors.report_on(execution), given.step_id)
 
@@ -494,7 +403,7 @@ def submit_step_result(caller: Caller, given: SubmitResult) -> ExecutionMoved:
 )
 def decide_step(caller: Caller, given: Decide) -> ExecutionMoved:
     """Answer an escalation that asked you for a decision, and let the plan go on or end."""
-    execution = services.decide_step(
+    execution = answering.decide_step(
         caller=caller,
         execution_ref=given.execution_id,
         step_id=given.step_id,
@@ -513,11 +422,11 @@ def decide_step(caller: Caller, given: Decide) -> ExecutionMoved:
     idempotent=True,
 )
 def cancel_execution(caller: Caller, given: CancelExecution) -> Reply:
-    """Stop an execution: what has not begun never will, its open tasks are canceled, and you owe nothing for it any more.
+    """Stop an execution: nothing more begins, its open tasks are canceled, and your obligations for it are closed.
 
-    The status stays `executing` while a worker has yet to obey; then it becomes `canceled`.
+    The status stays `executing` until its workers have stopped; then it becomes `canceled`.
     """
-    execution = services.cancel(caller=caller, execution_ref=given.execution_id, reason=given.reason)
+    execution = answering.cancel(caller=caller, execution_ref=given.execution_id, reason=given.reason)
     moved = _moved(selectors.report_on(execution), None)
     return Reply(moved, 200 if execution.is_final else 202)
 
@@ -534,17 +443,15 @@ def call_worker_tool(caller: Caller, given: CallWorkerTool) -> CallOutcome:
     A direct call answers with the result. A queued one answers a task_id: its end comes to your inbox, and
     fetch_task_result brings the result.
     """
-    answer = services.call_worker(
+    answer = calls.call_worker(
         caller=caller,
         worker_id=given.worker_id,
         tool_name=given.tool_name,
         params=given.params,
         mode=given.mode,
-        task=TaskWishes(
-            idempotency_key=given.idempotency_key,
-            caused_by=given.caused_by_receipt_id,
-            execution_ref=given.execution_id,
-        ),
+        idempotency_key=given.idempotency_key,
+        caused_by=given.caused_by_receipt_id,
+        execution_ref=given.execution_id,
     )
     if isinstance(answer, Answered):
         return CallOutcome(status="complete", result=answer.payload, result_pointer=answer.result_pointer)
@@ -557,120 +464,15 @@ def call_worker_tool(caller: Caller, given: CallWorkerTool) -> CallOutcome:
     )
 
 
-def _settled(caller: Caller, execution_ref: str, *, until: float) -> Report:
-    """The execution once nobody is in the middle of a call for it: another process may have claimed its steps first."""
-    while True:
-        with caller.acting():
-            report = selectors.report(caller, execution_ref)
-        if monotonic() > until or not any(line.status == StepStatus.CALLING for line in report.lines):
-            return report
-        sleep(_LOOK_SECONDS)
-
-
 def _money(amount: float | None) -> Decimal | None:
-    return None if amount is None else Decimal(str(amount)).quantize(Decimal("0.000001"))
+    return None if amount is None else Decimal(str(amount)).quantize(MONEY)
 
 
-def _answered_status(report: Report) -> str:
-    """What is said of an execution that goes on after the answer: partial if there is something to read already."""
-    if report.status in FINAL or report.status == Status.NEEDS_ESCALATION:
-        return report.status
-    return "partial" if report.direct_results else "queued"
-
-
-def _moved(report: Report, step_id: str | None) -> ExecutionMoved:
+def _moved(report: ExecutionReport, step_id: str | None) -> ExecutionMoved:
     return ExecutionMoved(
-        execution_id=report.execution_id,
+        execution_id=report.execution_id or "",
         plan_id=report.plan_id,
         status=report.status,
         step_status=next((step.status for step in report.steps if step.step_id == step_id), None),
         next_actions=report.next_actions,
-    )
-
-
-def _not_begun(caller: Caller, plan_id: str) -> ExecutionReport:
-    plan = plans.plan_for(plan_id, caller=caller)
-    if not plan.is_ready and not plan.is_forgotten:
-        return _refused(plan)
-    if not plans.can_be_begun(plan):
-        begun = selectors.report_of_plan(caller, plan_id)
-        return _abandoned(plan) if begun is None else _rendered(begun)
-    return _nothing_of(
-        plan,
-        status="not_started",
-        summary=f"{plan.document['intent']}: not begun.",
-        next_action=f'execute_delegation_plan(plan_id="{plan.plan_id}")',
-    )
-
-
-def _refused(plan: StoredPlan) -> ExecutionReport:
-    (step,) = plan.document["steps"]
-    return _nothing_of(
-        plan,
-        status=plan.status,
-        summary=f"{plan.document['intent']}: nothing was done.",
-        next_action=f"{step['recommendation']} Then create_delegation_plan.",
-    )
-
-
-def _abandoned(plan: StoredPlan) -> ExecutionReport:
-    successor = plans.successor_of(plan.plan_id)
-    return _nothing_of(
-        plan,
-        status="abandoned",
-        summary=f"{plan.document['intent']}: " + (f"replaced by {successor}." if successor else "not begun in time."),
-        next_action=f'get_plan_status(plan_id="{successor}")' if successor else "create_delegation_plan",
-    )
-
-
-def _nothing_of(plan: StoredPlan, *, status: str, summary: str, next_action: str) -> ExecutionReport:
-    """What there is to say of a plan without an execution."""
-    return ExecutionReport(
-        execution_id=None,
-        plan_id=plan.plan_id,
-        status=status,
-        strategy=None,
-        summary=summary,
-        results=[],
-        report=None,
-        next_actions=[next_action],
-        steps=[],
-        steps_complete=0,
-        steps_total=len(plan.document["steps"]),
-        completed_steps=[],
-        wait_for_receipts=[],
-        async_task_ids=[],
-        total_cost=0.0,
-        currency="USD",
-        escalation=None,
-        receipt_id=plan.receipt_id,
-        terminal_receipt_id=None,
-        created_at=None,
-        ended_at=None,
-    )
-
-
-def _rendered(report: Report) -> ExecutionReport:
-    return ExecutionReport(
-        execution_id=report.execution_id,
-        plan_id=report.plan_id,
-        status=report.status,
-        strategy=report.strategy,
-        summary=report.summary,
-        results=report.results,
-        report=report.report,
-        next_actions=report.next_actions,
-        steps=[StepOutput.model_validate(step) for step in report.steps],
-        steps_complete=report.steps_complete,
-        steps_total=report.steps_total,
-        completed_steps=[step.step_id for step in report.steps if step.status == "complete"],
-        wait_for_receipts=[step.receipt_id for step in report.steps if step.receipt_id and step.status == "awaiting"],
-        async_task_ids=[task["task_id"] for task in report.async_tasks],
-        total_cost=float(report.total_cost),
-        currency=report.currency,
-        escalation=report.escalation,
-        receipt_id=report.receipt_id,
-        terminal_receipt_id=report.terminal_receipt_id,
-        created_at=report.created_at,
-        ended_at=report.ended_at,
     )

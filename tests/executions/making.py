@@ -3,15 +3,19 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from django.core.files.storage import storages
 
-from apps.executions import selectors, services
+from apps.core.errors import DomainError
+from apps.executions import selectors
 from apps.executions.models import Execution
-from apps.executions.selectors import Report
-from apps.executions.services import Budget
+from apps.executions.services import advancing, starting
+from apps.executions.services.starting import Budget
+from apps.executions.shapes import ExecutionReport
 from apps.executions.states import Mode, Strategy
 from apps.plans import documents
 from apps.plans import selectors as plans
@@ -173,6 +177,24 @@ def _kept_unjudged(caller: Caller, document: dict[str, Any]) -> str:
     return keep(caller=caller, delegate=root, made=made, document=document, caused_by=None, now=T0).plan_id
 
 
+def money(amount: float) -> Decimal:
+    """A cost of a report as rows hold it."""
+    return Decimal(str(amount))
+
+
+def failure(report: ExecutionReport, number: int = 0) -> dict[str, Any]:
+    """The error of a report's result."""
+    return report.results[number].error or {}
+
+
+@contextmanager
+def refused(code: str, match: str | None = None) -> Iterator[pytest.ExceptionInfo[Any]]:
+    """Expects a refusal with this code."""
+    with pytest.raises(DomainError, match=match) as refusal:
+        yield refusal
+    assert refusal.value.code == code
+
+
 def begin(
     caller: Caller,
     steps: list[dict[str, Any]],
@@ -185,18 +207,18 @@ def begin(
     """Store a plan with these steps and begin to carry it out; nothing is advanced yet."""
     with caller.acting():
         plan_id = plan_id or make_plan(caller, steps)
-        return services.start(
+        return starting.start(
             caller=caller, plan_id=plan_id, mode=mode, strategy=strategy, budget=budget or Budget(), now=T0
         )
 
 
 def advance(execution: Execution, *, patience: timedelta | None = None) -> None:
-    services.advance(tenant_id=execution.tenant_id, execution_id=execution.pk, patience=patience)
+    advancing.advance(tenant_id=execution.tenant_id, execution_id=execution.pk, patience=patience)
 
 
-def report(caller: Caller, execution: Execution) -> Report:
+def report(caller: Caller, execution: Execution) -> ExecutionReport:
     with caller.acting():
-        return selectors.report(caller, execution.ref)
+        return selectors.report_on(selectors.execution_of(caller, execution.ref))
 
 
 def statuses(caller: Caller, execution: Execution) -> dict[str, str]:

@@ -130,7 +130,7 @@ def test_the_page_of_an_execution_says_why_a_step_failed_and_with_it_the_whole(
     )
     advance(execution)
     with acting_as_system("test"):
-        why = reports.outcome(ExecutionStep.objects.get(step_id="step-1").line)
+        why = reports.outcome(ExecutionStep.objects.get(step_id="step-1"))
 
     page = page_of(execution)
 

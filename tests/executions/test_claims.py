@@ -12,8 +12,9 @@ from django.test.utils import CaptureQueriesContext
 from apps.core.sql import database_now
 from apps.executions.calls import LOOK_AGAIN, WORKER_AWAY
 from apps.executions.models import Execution, ExecutionStep
-from apps.executions.services import Budget, advancing
-from apps.executions.services.beginning import CLAIM, MAX_CLAIMS
+from apps.executions.services import advancing
+from apps.executions.services.starting import Budget
+from apps.executions.services.steps import CLAIM, MAX_CLAIMS
 from apps.executions.states import Mode
 from apps.principals.tenancy import Caller
 from apps.tasks.models import HotTask
@@ -25,9 +26,11 @@ from tests.executions.making import (
     advance,
     begin,
     call_step,
+    failure,
     make_plan,
     make_worker,
     make_writing_worker,
+    money,
     queue_step,
     report,
     statuses,
@@ -54,10 +57,10 @@ def keep_looking(execution: Execution, period: timedelta) -> None:
         advance(execution)
 
 
-def claim_and_die(caller: Caller, execution: Execution) -> advancing.Claimed:
+def claim_and_die(caller: Caller, execution: Execution) -> advancing.Claim:
     """What a process leaves behind that dies between claiming a step and calling."""
     with caller.acting():
-        (claimed,) = advancing.step_forward(execution.pk, may_call=True)
+        (claimed,) = advancing.look(execution.pk, may_call=True)
     return claimed
 
 
@@ -99,7 +102,7 @@ def test_a_writing_tool_that_was_reached_and_did_not_answer_is_called_once(kee: 
     assert server.calls == {"hold": 1}
     done = report(kee, execution)
     assert done.status == "failed"
-    error = done.results[0]["error"]
+    error = done.results[0].error or {}
     assert (error["code"], error["retryable"]) == ("outcome_unknown", False)
 
 
@@ -154,7 +157,7 @@ def test_a_step_of_which_every_process_dies_is_given_up(kee: Caller, server: Wor
     advance(execution)
 
     (result,) = report(kee, execution).results
-    assert (result["status"], result["error"]["code"]) == ("failed", "claims_exhausted")
+    assert (result.status, (result.error or {})["code"]) == ("failed", "claims_exhausted")
     assert (step(kee).attempts, server.calls["echo"]) == (MAX_CLAIMS, 0)
 
 
@@ -167,7 +170,7 @@ def test_calls_are_counted_in_the_order_of_their_workers_so_that_rounds_do_not_l
     execution = begin(kee, [*({**call_step(name), "worker_id": name} for name in names), REPORT])
 
     with CaptureQueriesContext(connection) as captured, kee.acting():
-        claimed = advancing.step_forward(execution.pk, may_call=True)
+        claimed = advancing.look(execution.pk, may_call=True)
 
     asked = [query["sql"] for query in captured if "asked_at" in query["sql"]]
     found = [name for sql in asked for name in names if f"'{name}'" in sql]
@@ -210,8 +213,8 @@ def test_a_writing_tool_whose_task_was_not_queued_yet_was_not_called_and_is_queu
 
     with kee.acting():
         assert HotTask.objects.count() == 1
-    assert (step(kee).status, step(kee).attempts, step(kee).set_aside) == ("queued", 4, None)
-    assert (report(kee, execution).total_cost, step(kee).cost) == (Decimal("0.1"), Decimal("0.1"))
+    assert (step(kee).status, step(kee).attempts, step(kee).reserved_cost) == ("queued", 4, None)
+    assert (money(report(kee, execution).total_cost), step(kee).cost) == (Decimal("0.1"), Decimal("0.1"))
 
 
 def test_a_step_of_which_no_process_comes_to_queue_a_task_costs_nothing(kee: Caller, server: WorkerServer) -> None:
@@ -224,7 +227,7 @@ def test_a_step_of_which_no_process_comes_to_queue_a_task_costs_nothing(kee: Cal
     advance(execution)
 
     done = report(kee, execution)
-    assert (done.results[0]["error"]["code"], done.total_cost) == ("claims_exhausted", Decimal(0))
+    assert (failure(done)["code"], money(done.total_cost)) == ("claims_exhausted", Decimal(0))
 
 
 BUDGET = Budget(max_total_cost=Decimal("0.25"))
@@ -256,11 +259,11 @@ def test_after_a_halt_no_call_of_a_process_that_is_gone_is_made_again(
     later(LATER)
 
     with kee.acting():
-        assert not advancing.step_forward(execution.pk, may_call=may_call)
+        assert not advancing.look(execution.pk, may_call=may_call)
 
     done = report(kee, execution)
     assert (done.status, server.calls) == ("budget_exceeded", {})
-    assert (statuses(kee, execution)["a"], done.total_cost) == came_of_it
+    assert (statuses(kee, execution)["a"], money(done.total_cost)) == came_of_it
 
 
 def test_of_two_calls_to_be_made_again_none_is_once_the_first_does_not_fit_the_budget(
@@ -270,7 +273,7 @@ def test_of_two_calls_to_be_made_again_none_is_once_the_first_does_not_fit_the_b
     steps = [call_step("a", estimated_cost=0.2), call_step("b", "shout", estimated_cost=0.01), REPORT]
     execution = begin(kee, steps, budget=BUDGET)
     with kee.acting():
-        assert len(advancing.step_forward(execution.pk, may_call=True)) == 2
+        assert len(advancing.look(execution.pk, may_call=True)) == 2
     later(LATER)
 
     advance(execution)
@@ -291,7 +294,7 @@ def test_a_call_is_paid_for_by_what_its_worker_asks_by_now_where_that_is_more_th
     advance(execution)
 
     done = report(kee, execution)
-    assert (done.status, done.total_cost, server.calls) == ("budget_exceeded", Decimal("0.04"), {"echo": 1})
+    assert (done.status, money(done.total_cost), server.calls) == ("budget_exceeded", Decimal("0.04"), {"echo": 1})
 
 
 @pytest.mark.parametrize("bound", ["max_total_cost", "max_cost_per_step"])
@@ -317,7 +320,7 @@ def test_the_bounds_that_a_plan_was_made_under_hold_for_all_calls_of_its_executi
     advance(execution)
 
     done = report(kee, execution)
-    assert (done.status, done.total_cost, server.calls) == ("budget_exceeded", Decimal("0.1") * fit, {})
+    assert (done.status, money(done.total_cost), server.calls) == ("budget_exceeded", Decimal("0.1") * fit, {})
 
 
 def test_a_call_that_is_made_again_after_its_process_is_gone_is_paid_for_again(
@@ -331,7 +334,7 @@ def test_a_call_that_is_made_again_after_its_process_is_gone_is_paid_for_again(
     advance(execution)
 
     done = report(kee, execution)
-    assert (done.status, done.total_cost) == ("complete", Decimal("0.2"))
+    assert (done.status, money(done.total_cost)) == ("complete", Decimal("0.2"))
     assert (step(kee).attempts, step(kee).cost) == (2, Decimal("0.2"))
 
 
@@ -351,8 +354,8 @@ def test_no_call_is_made_again_that_the_budget_does_not_pay_for(
 
     done = report(kee, execution)
     assert server.calls == {}
-    assert (done.status, done.total_cost, step(kee).attempts) == ("budget_exceeded", Decimal("0.2"), 2)
-    assert done.results[0]["error"]["code"] == "budget_exceeded"
+    assert (done.status, money(done.total_cost), step(kee).attempts) == ("budget_exceeded", Decimal("0.2"), 2)
+    assert failure(done)["code"] == "budget_exceeded"
 
 
 def test_a_call_that_breaks_after_it_reached_its_worker_is_paid_for_each_time(
@@ -366,7 +369,7 @@ def test_a_call_that_breaks_after_it_reached_its_worker_is_paid_for_each_time(
         later(LATER)
 
     done = report(kee, execution)
-    assert (done.status, done.total_cost) == ("budget_exceeded", Decimal("0.2"))
+    assert (done.status, money(done.total_cost)) == ("budget_exceeded", Decimal("0.2"))
     assert (step(kee).attempts, step(kee).cost) == (2, Decimal("0.2"))
 
 
@@ -379,8 +382,8 @@ def test_a_call_that_never_reached_its_worker_costs_nothing(kee: Caller, server:
         later(LATER)
 
     done = report(kee, execution)
-    assert done.results[0]["error"]["code"] == "worker_unreachable"
-    assert (done.total_cost, step(kee).attempts, step(kee).cost) == (Decimal(0), 3, Decimal(0))
+    assert failure(done)["code"] == "worker_unreachable"
+    assert (money(done.total_cost), step(kee).attempts, step(kee).cost) == (Decimal(0), 3, Decimal(0))
 
 
 def say(caller: Caller, status: str) -> None:
@@ -402,7 +405,7 @@ def test_a_step_waits_for_a_worker_that_takes_no_calls_just_now(kee: Caller, ser
 
     assert (before["a"], before["b"]) == ("pending", "pending")
     assert statuses(kee, execution) == {"a": "complete", "b": "queued", "report": "pending"}
-    assert report(kee, execution).total_cost == Decimal("0.1")
+    assert money(report(kee, execution).total_cost) == Decimal("0.1")
     assert server.calls == {"echo": 1}
 
 
@@ -438,7 +441,7 @@ def test_a_step_whose_process_was_gone_for_long_waits_for_its_worker_from_when_i
     keep_looking(execution, LOOK_AGAIN)
 
     assert (before, statuses(kee, execution)["a"]) == ("pending", "complete")
-    assert step(kee).missed_since is None
+    assert step(kee).away_since is None
 
 
 def test_while_nobody_looks_no_worker_is_waited_for(kee: Caller, server: WorkerServer) -> None:
@@ -465,4 +468,4 @@ def test_a_worker_that_stays_away_fails_the_step(kee: Caller, server: WorkerServ
     keep_looking(execution, WORKER_AWAY)
 
     (result,) = report(kee, execution).results
-    assert (result["status"], result["error"]["code"]) == ("failed", "worker_unavailable")
+    assert (result.status, (result.error or {})["code"]) == ("failed", "worker_unavailable")

@@ -8,14 +8,18 @@ from hypothesis import strategies as st
 
 from apps.core import strict_json
 from apps.executions import reports
-from apps.executions.envelopes import MAX_PAYLOAD_BYTES, Origin, complete, failed, key_findings
-from apps.executions.reports import Line
-from apps.executions.states import StepStatus
+from apps.executions.envelopes import MAX_PAYLOAD_BYTES, complete, failed, key_findings
+from apps.executions.models import Execution, ExecutionStep
 from apps.plans.shapes import StepType
 from apps.receipts.models import MAX_METADATA
 from tests.factories import T0
 
-ORIGIN = Origin(plan_id="plan-1", step_id="a", worker_id="texter", tool_name="echo")
+STEP = ExecutionStep(
+    step_id="a",
+    step_type=StepType.CALL_WORKER,
+    definition={"worker_id": "texter", "tool_name": "echo"},
+    execution=Execution(plan_id="plan-1"),
+)
 _AROUND = len('{"text": ""}')
 
 
@@ -26,7 +30,7 @@ def test_an_envelope_carries_a_result_up_to_its_limit_in_bytes(letter: str) -> N
 
     for text, carried in ((fits, True), (fits + "x", False)):
         result = {"text": text}
-        envelope = complete(ORIGIN, result=result, result_pointer="artifact:1", started_at=T0, ended_at=T0)
+        envelope = complete(STEP, result=result, result_pointer="artifact:1", ended_at=T0)
         assert envelope["payload"] == (result if carried else None)
 
 
@@ -34,21 +38,19 @@ def test_a_finding_whose_name_is_longer_than_a_report_is_left_to_the_payload() -
     assert key_findings({"k" * 101: 1, "k" * 100: 2, "note": "n"}) == {"k" * 100: 2, "note": "n"}
 
 
-def line(number: int, result: dict[str, Any] | str) -> Line:
+def line(number: int, result: dict[str, Any] | str) -> ExecutionStep:
     """A step that has found this, or has failed with these words."""
     envelope = (
-        failed(ORIGIN, code="worker_refused", message=result, retryable=False, started_at=T0, ended_at=T0)
+        failed(STEP, code="worker_refused", message=result, retryable=False, ended_at=T0)
         if isinstance(result, str)
-        else complete(ORIGIN, result=result, result_pointer="artifact:1", started_at=T0, ended_at=T0)
+        else complete(STEP, result=result, result_pointer="artifact:1", ended_at=T0)
     )
-    return Line(
+    return ExecutionStep(
         step_id=f"step-{number}",
         step_type=StepType.CALL_WORKER,
-        status=StepStatus(envelope["status"]),
-        worker_id="texter",
-        tool_name="echo",
-        task_id=None,
-        definition={},
+        status=envelope["status"],
+        definition=STEP.definition,
+        execution=STEP.execution,
         envelope=envelope,
     )
 
@@ -62,9 +64,10 @@ RESULTS = st.one_of(
 
 @given(st.lists(RESULTS, max_size=120))
 def test_what_a_receipt_tells_of_results_leaves_room_for_the_rest_of_it(found: list[dict[str, Any] | str]) -> None:
-    whole = reports.results([line(number, one) for number, one in enumerate(found)])
+    steps = [line(number, one) for number, one in enumerate(found)]
+    whole = [one.model_dump() for one in reports.results(steps)]
 
-    told = reports.within_a_receipt(whole)
+    told = reports.results_for_receipt(steps)
 
     assert strict_json.size(told) <= MAX_METADATA * 2 // 3
     assert [one["step_id"] for one in told] == [one["step_id"] for one in whole][: len(told)]
@@ -73,15 +76,13 @@ def test_what_a_receipt_tells_of_results_leaves_room_for_the_rest_of_it(found: l
 
 
 def test_results_that_are_too_large_together_are_told_by_their_pointers() -> None:
-    whole = reports.results(
-        [
-            line(number, {"text": "x" * 500, "more": ["é" * 500] * 3, **{f"k{one}": "漢" * 500 for one in range(9)}})
-            for number in range(4)
-        ]
-    )
+    steps = [
+        line(number, {"text": "x" * 500, "more": ["é" * 500] * 3, **{f"k{one}": "漢" * 500 for one in range(9)}})
+        for number in range(4)
+    ]
 
-    told = reports.within_a_receipt(whole)
+    told = reports.results_for_receipt(steps)
 
-    assert reports.within_a_receipt(whole[:1]) == whole[:1]
+    assert reports.results_for_receipt(steps[:1]) == [one.model_dump() for one in reports.results(steps[:1])]
     assert [one["key_findings"] for one in told] == [{}] * 4
     assert [one["result_pointer"] for one in told] == ["artifact:1"] * 4

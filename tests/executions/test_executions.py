@@ -9,19 +9,12 @@ import pytest
 from django.db import connection, transaction
 
 from apps.core.sql import database_now
-from apps.executions import selectors, services
-from apps.executions.errors import (
-    AlreadyExecuted,
-    ExecutionEnded,
-    OtherResult,
-    StepNotOpen,
-    UnknownExecution,
-    UnknownStep,
-)
+from apps.executions import selectors
 from apps.executions.models import Execution, ExecutionStep
-from apps.executions.services import Budget, Handed, advancing
-from apps.executions.services.answering import Decision
-from apps.executions.services.beginning import RECEIPTS_EVERY
+from apps.executions.services import advancing, answering
+from apps.executions.services.answering import Decision, Submitted
+from apps.executions.services.starting import Budget
+from apps.executions.services.steps import RECEIPTS_EVERY
 from apps.executions.states import Mode, Strategy
 from apps.memory.models import Observation
 from apps.plans.errors import UnknownPlan
@@ -45,17 +38,20 @@ from tests.executions.making import (
     do_task,
     ended,
     example_steps,
+    failure,
     make_plan,
     make_worker,
     make_writing_worker,
+    money,
     queue_step,
+    refused,
     report,
     statuses,
 )
 from tests.executions.workers import WorkerServer
 from tests.factories import T0, make_caller, make_tenant
 
-HANDED = Handed(result={"text": "both"}, result_pointer="artifact:sha256-" + "0" * 64, summary="Both say hello.")
+HANDED = Submitted(result={"text": "both"}, result_pointer="artifact:sha256-" + "0" * 64, summary="Both say hello.")
 
 
 def open_obligations(caller: Caller) -> int:
@@ -63,9 +59,11 @@ def open_obligations(caller: Caller) -> int:
         return Obligation.objects.filter(closed_at=None).count()
 
 
-def submit(caller: Caller, execution: Execution, step_id: str = "step-4", handed: Handed = HANDED) -> Execution:
+def submit(caller: Caller, execution: Execution, step_id: str = "step-4", submitted: Submitted = HANDED) -> Execution:
     with caller.acting():
-        return services.submit_step_result(caller=caller, execution_ref=execution.ref, step_id=step_id, handed=handed)
+        return answering.submit_step_result(
+            caller=caller, execution_ref=execution.ref, step_id=step_id, submitted=submitted
+        )
 
 
 @pytest.fixture
@@ -81,11 +79,9 @@ def test_direct_steps_run_at_once_and_pass_their_results_on(kee: Caller, server:
 
     done = report(kee, execution)
     assert done.status == "complete"
-    found = done.direct_results
-    assert [one.pop("result_pointer") for one in found] == [one["result_pointer"] for one in done.results]
-    assert found == [
-        {"step_id": "a", "text": "hello", "length": 5, "items": [1, 2, 3]},
-        {"step_id": "b", "text": "HELLO 5"},
+    assert [(step.envelope or {})["payload"] for step in done.steps[:2]] == [
+        {"text": "hello", "length": 5, "items": [1, 2, 3]},
+        {"text": "HELLO 5"},
     ]
     assert done.report == {"report_summary": "All done", "recommendation": "Read it", "decision_required": False}
     assert server.calls == {"echo": 1, "shout": 1}
@@ -116,7 +112,7 @@ def test_a_plan_goes_from_task_to_call_to_aggregate_to_report(
     done = report(kee, execution)
     assert (done.status, done.steps_complete) == ("complete", 5)
     assert done.summary == "Both say hello."
-    assert done.async_tasks == [{"step_id": "step-1", "task_id": f"task_{task_id}"}]
+    assert done.async_task_ids == [f"task_{task_id}"]
     assert open_obligations(kee) == 0
 
 
@@ -303,7 +299,7 @@ def test_a_plan_is_carried_out_once(kee: Caller, server: WorkerServer) -> None:
     advance(again)
     assert again.pk == first.pk
 
-    with pytest.raises(AlreadyExecuted) as refusal:
+    with refused("already_executed") as refusal:
         begin(kee, [], plan_id=first.plan_id, mode=Mode.ASYNC_ONLY)
     assert refusal.value.extra == {"execution_id": first.ref}
     assert server.calls == {"echo": 1}
@@ -317,7 +313,7 @@ def test_a_plan_is_not_carried_out_again_with_another_budget(kee: Caller, other:
     budget = Budget(max_total_cost=Decimal(1))
     first = begin(kee, [REPORT], budget=budget)
 
-    with pytest.raises(AlreadyExecuted):
+    with refused("already_executed"):
         begin(kee, [], plan_id=first.plan_id, budget=other)
 
     assert begin(kee, [], plan_id=first.plan_id, budget=budget).pk == first.pk
@@ -339,12 +335,12 @@ def test_nobody_reads_answers_or_cancels_another_principals_execution(kee: Calle
     stranger = make_caller(tenant, "Mallory")
     execution = begin(kee, [REPORT])
 
-    with pytest.raises(UnknownExecution):
+    with refused("unknown_execution"):
         report(stranger, execution)
-    with pytest.raises(UnknownExecution):
+    with refused("unknown_execution"):
         submit(stranger, execution)
-    with stranger.acting(), pytest.raises(UnknownExecution):
-        services.cancel(caller=stranger, execution_ref=execution.ref, reason=None)
+    with stranger.acting(), refused("unknown_execution"):
+        answering.cancel(caller=stranger, execution_ref=execution.ref, reason=None)
 
     assert report(kee, execution).status == "queued"
 
@@ -409,7 +405,7 @@ def test_what_is_let_go_in_the_look_that_claimed_it_is_neither_called_nor_paid(
     advance(execution)
 
     done = report(kee, execution)
-    assert (statuses(kee, execution)["a"], done.total_cost, server.calls["echo"]) == ("canceled", Decimal(0), 0)
+    assert (statuses(kee, execution)["a"], money(done.total_cost), server.calls["echo"]) == ("canceled", Decimal(0), 0)
     assert done.status in {"budget_exceeded", "failed"}
 
 
@@ -423,7 +419,7 @@ def test_a_step_that_does_not_fit_the_budget_does_not_begin(kee: Caller, server:
 
     done = report(kee, execution)
     assert done.status == "budget_exceeded"
-    assert done.total_cost <= (budget.max_total_cost or 0)
+    assert money(done.total_cost) <= (budget.max_total_cost or 0)
     assert sum(server.calls.values()) == (2 if budget.max_total_cost else 0)
     assert "over the budget" in done.summary or "limit per step" in done.summary
     assert open_obligations(kee) == 0
@@ -438,7 +434,7 @@ def test_a_tool_that_fails_ends_the_plan_when_others_need_it(kee: Caller, server
     done = report(kee, execution)
     assert done.status == "failed"
     assert statuses(kee, execution) == {"a": "failed", "b": "skipped", "report": "skipped"}
-    assert done.results[0]["error"]["code"] == "worker_refused"
+    assert failure(done)["code"] == "worker_refused"
     with kee.acting():
         assert Receipt.objects.filter(event_type="plan_failed").count() == 1
     assert open_obligations(kee) == 0
@@ -452,8 +448,8 @@ def test_an_answer_that_can_not_be_stored_fails_its_step(kee: Caller, server: Wo
 
     done = report(kee, execution)
     assert done.status == "failed"
-    assert done.results[0]["error"]["code"] == "worker_refused"
-    assert "NUL" in done.results[0]["error"]["message"]
+    assert failure(done)["code"] == "worker_refused"
+    assert "NUL" in failure(done)["message"]
     assert server.calls == {"say": 1}
 
 
@@ -600,7 +596,7 @@ def test_a_cancel_stands_over_an_end_that_was_certain_and_takes_back_what_is_sti
         task_id = HotTask.objects.get().task_id
         execution.refresh_from_db()
         assert (execution.status, execution.halted_as) == ("executing", "budget_exceeded")
-        services.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
+        answering.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
 
     assert (report(kee, execution).status, ended(kee, task_id)) == ("canceled", "canceled")
 
@@ -620,7 +616,7 @@ def test_a_task_that_the_execution_takes_back_itself_does_not_change_how_it_ends
     steps = [queue_step("b", estimated_cost=0.1), *others, REPORT]
     execution = begin(kee, steps, strategy=Strategy.ESCALATE, budget=Budget(max_total_cost=Decimal(1)))
     with kee.acting():
-        claims = advancing.step_forward(execution.pk, may_call=True)
+        claims = advancing.look(execution.pk, may_call=True)
     advancing._carry_out([claim for claim in claims if claim.as_task])
     with outside.acting():
         (grant,) = tasks.lease(worker=outside, queues=("execute",), capacity=1)
@@ -698,16 +694,16 @@ def test_a_step_that_can_not_be_called_fails_by_name(
 
     advance(execution)
 
-    assert report(kee, execution).results[0]["error"]["code"] == code
+    assert failure(report(kee, execution))["code"] == code
     assert not server.calls
 
 
 def test_a_result_may_be_handed_in_twice_but_not_two(kee: Caller, outside: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, example_steps())
-    with pytest.raises(StepNotOpen):
+    with refused("step_not_open"):
         submit(kee, execution)
-    with pytest.raises(UnknownStep):
+    with refused("unknown_step"):
         submit(kee, execution, "step-9")
     advance(execution)
     do_task(outside, {"text": "found"})
@@ -716,8 +712,8 @@ def test_a_result_may_be_handed_in_twice_but_not_two(kee: Caller, outside: Calle
     submit(kee, execution)
     before = report(kee, execution)
     submit(kee, execution)
-    with pytest.raises(OtherResult):
-        submit(kee, execution, handed=Handed(result={}, result_pointer="s3://b/x", summary="Other"))
+    with refused("other_result"):
+        submit(kee, execution, submitted=Submitted(result={}, result_pointer="s3://b/x", summary="Other"))
 
     assert report(kee, execution) == before
 
@@ -730,7 +726,9 @@ def test_a_decision_is_asked_for_and_ends_the_wait(kee: Caller) -> None:
     assert any("decide_step" in action for action in asked.next_actions)
 
     with kee.acting():
-        services.decide_step(caller=kee, execution_ref=execution.ref, step_id="report", decision="accept", note="Go on")
+        answering.decide_step(
+            caller=kee, execution_ref=execution.ref, step_id="report", decision="accept", note="Go on"
+        )
 
     assert report(kee, execution).status == "complete"
     assert open_obligations(kee) == 0
@@ -745,12 +743,10 @@ def test_a_decision_on_what_wants_a_result_hears_which_call_it_wants(
     do_task(outside, {"text": "found"})
     advance(execution)
 
-    with kee.acting(), pytest.raises(StepNotOpen) as refusal:
-        services.decide_step(caller=kee, execution_ref=execution.ref, step_id="step-4", decision="accept", note=None)
+    with kee.acting(), refused("step_not_open") as refusal:
+        answering.decide_step(caller=kee, execution_ref=execution.ref, step_id="step-4", decision="accept", note=None)
 
-    assert str(refusal.value) == (
-        f"step-4 of {execution.ref} is aggregate, awaiting: it is ended by submit_step_result."
-    )
+    assert str(refusal.value) == (f"step-4 of {execution.ref} is aggregate, awaiting: end it with submit_step_result.")
 
 
 def test_what_failed_plainly_is_to_be_planned_again_by_a_call_that_is_named(kee: Caller, server: WorkerServer) -> None:
@@ -770,9 +766,9 @@ def test_a_rejected_recommendation_ends_the_plan_as_failed(kee: Caller) -> None:
     advance(execution)
 
     with kee.acting():
-        services.decide_step(caller=kee, execution_ref=execution.ref, step_id="report", decision="reject", note="No")
-        with pytest.raises(OtherResult):
-            services.decide_step(
+        answering.decide_step(caller=kee, execution_ref=execution.ref, step_id="report", decision="reject", note="No")
+        with refused("other_result"):
+            answering.decide_step(
                 caller=kee, execution_ref=execution.ref, step_id="report", decision="accept", note=None
             )
 
@@ -794,8 +790,8 @@ def test_a_report_that_asked_for_no_decision_takes_none(
 
     with kee.acting():
         assert (ExecutionStep.objects.get().receipt_id is not None) == is_told
-        with pytest.raises(StepNotOpen):
-            services.decide_step(
+        with refused("step_not_open"):
+            answering.decide_step(
                 caller=kee, execution_ref=execution.ref, step_id="report", decision=decision, note=None
             )
 
@@ -810,13 +806,13 @@ def test_a_task_that_is_canceled_before_anybody_begins_it_costs_nothing(
     with kee.acting():
         before = Execution.objects.get().total_cost
         if by_owner:
-            services.cancel(caller=kee, execution_ref=execution.ref, reason=None)
+            answering.cancel(caller=kee, execution_ref=execution.ref, reason=None)
         else:
             tasks.cancel_many(caller=kee, task_ids=[HotTask.objects.get().task_id])
     advance(execution)
 
     done = report(kee, execution)
-    assert (before, str(done.status), done.total_cost) == (Decimal("0.5"), "canceled", Decimal(0))
+    assert (before, str(done.status), money(done.total_cost)) == (Decimal("0.5"), "canceled", Decimal(0))
     assert sum(server.calls.values()) == 0
 
 
@@ -827,12 +823,12 @@ def test_a_task_that_somebody_has_begun_keeps_its_charge(kee: Caller, outside: C
     with outside.acting():
         (grant,) = tasks.lease(worker=outside, queues=("execute",), capacity=1)
     with kee.acting():
-        services.cancel(caller=kee, execution_ref=execution.ref, reason=None)
+        answering.cancel(caller=kee, execution_ref=execution.ref, reason=None)
     with outside.acting():
         tasks.release(worker=outside, task_id=grant.task_id, lease_token=grant.lease_token)
     advance(execution)
 
-    assert (report(kee, execution).status, report(kee, execution).total_cost) == ("canceled", Decimal("0.5"))
+    assert (report(kee, execution).status, money(report(kee, execution).total_cost)) == ("canceled", Decimal("0.5"))
 
 
 def test_cancel_takes_back_open_tasks_and_what_was_asked(kee: Caller, outside: Caller, server: WorkerServer) -> None:
@@ -841,8 +837,8 @@ def test_cancel_takes_back_open_tasks_and_what_was_asked(kee: Caller, outside: C
     advance(execution)
     with kee.acting():
         task_id = HotTask.objects.get().task_id
-        services.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
-        services.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
+        answering.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
+        answering.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
 
     done = report(kee, execution)
     assert (done.status, done.summary) == ("canceled", "Not needed")
@@ -860,7 +856,7 @@ def test_cancel_ends_an_aggregates_obligation(kee: Caller, outside: Caller, serv
     advance(execution)
 
     with kee.acting():
-        services.cancel(caller=kee, execution_ref=execution.ref, reason=None)
+        answering.cancel(caller=kee, execution_ref=execution.ref, reason=None)
 
     assert statuses(kee, execution)["step-4"] == "canceled"
     assert open_obligations(kee) == 0
@@ -871,8 +867,8 @@ def test_what_is_over_can_not_be_canceled(kee: Caller) -> None:
     advance(execution)
     before = report(kee, execution)
 
-    with kee.acting(), pytest.raises(ExecutionEnded):
-        services.cancel(caller=kee, execution_ref=execution.ref, reason=None)
+    with kee.acting(), refused("execution_ended"):
+        answering.cancel(caller=kee, execution_ref=execution.ref, reason=None)
 
     assert report(kee, execution) == before
 
@@ -899,7 +895,7 @@ def test_a_tool_that_may_not_run_twice_is_not_called_again(kee: Caller, server: 
 
     advance(execution)
 
-    assert report(kee, execution).results[0]["error"]["code"] == "outcome_unknown"
+    assert failure(report(kee, execution))["code"] == "outcome_unknown"
     assert not server.calls
 
 
@@ -945,7 +941,7 @@ def test_the_database_forbids_a_step_that_contradicts_itself(kee: Caller, fault:
         ("money_not_negative", {"cost": -1}),
         (
             "money_not_negative",
-            {"status": "calling", "step_type": "call_worker", "call_expires_at": T0, "set_aside": -1},
+            {"status": "calling", "step_type": "call_worker", "call_expires_at": T0, "reserved_cost": -1},
         ),
     ],
 )
@@ -984,10 +980,10 @@ def test_what_costs_less_than_a_row_holds_is_given_back_without_a_rest(
     execution = begin(kee, [*dear, REPORT])
     advance(execution)
     with kee.acting():
-        services.cancel(caller=kee, execution_ref=execution.ref, reason=None)
+        answering.cancel(caller=kee, execution_ref=execution.ref, reason=None)
 
     done = report(kee, execution)
-    assert (str(done.status), done.total_cost, [step.cost for step in done.steps]) == (
+    assert (str(done.status), money(done.total_cost), [step.cost for step in done.steps]) == (
         "canceled",
         Decimal(0),
         [0.0] * 4,
@@ -1004,10 +1000,10 @@ def test_the_database_forbids_an_execution_that_contradicts_itself(kee: Caller, 
         Execution.objects.filter(pk=execution.pk).update(**fault)
 
 
-def claim_and_die(caller: Caller, execution: Execution) -> list[advancing.Claimed]:
+def claim_and_die(caller: Caller, execution: Execution) -> list[advancing.Claim]:
     """What a process leaves behind that dies between claiming its steps and calling."""
     with caller.acting():
-        return advancing.step_forward(execution.pk, may_call=True)
+        return advancing.look(execution.pk, may_call=True)
 
 
 def later(period: timedelta) -> None:

@@ -10,7 +10,7 @@ from django.db import connection
 
 from apps.core.sql import database_now
 from apps.executions import calls, handlers
-from apps.executions.services import Budget
+from apps.executions.services.starting import Budget
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
@@ -28,6 +28,7 @@ from tests.executions.making import (
     call_step,
     make_worker,
     make_writing_worker,
+    money,
     queue_step,
     report,
 )
@@ -209,7 +210,7 @@ def test_each_run_of_a_task_that_may_have_called_is_paid_for_by_its_execution(
     advance(execution)
 
     done = report(kee, execution)
-    assert (done.status, done.total_cost, server.calls["echo"]) == ended
+    assert (done.status, money(done.total_cost), server.calls["echo"]) == ended
 
 
 @pytest.mark.parametrize("priced", [{}, {"cost_estimate": 0.1}], ids=["by the plan alone", "by the worker"])
@@ -232,7 +233,7 @@ def test_a_run_that_broke_off_after_it_reached_its_worker_is_paid_for_whoever_na
         # The third finds that the budget does not pay for it.
         assert Run.objects.count() == 3
         assert Call.objects.count() == 2
-    assert (done.status, done.total_cost) == ("budget_exceeded", Decimal("0.2"))
+    assert (done.status, money(done.total_cost)) == ("budget_exceeded", Decimal("0.2"))
 
 
 def test_after_a_halt_no_run_calls_again_or_is_charged(kee: Caller, server: WorkerServer) -> None:
@@ -256,7 +257,7 @@ def test_after_a_halt_no_run_calls_again_or_is_charged(kee: Caller, server: Work
         "failed",
         ["canceled", "failed", "skipped", "skipped"],
     )
-    assert (done.total_cost, server.calls) == (before.total_cost, {"complain": 1})
+    assert (money(done.total_cost), server.calls) == (money(before.total_cost), {"complain": 1})
 
 
 def test_a_run_of_a_task_that_never_reached_its_worker_is_not_paid_for(kee: Caller, server: WorkerServer) -> None:
@@ -272,7 +273,7 @@ def test_a_run_of_a_task_that_never_reached_its_worker_is_not_paid_for(kee: Call
     advance(execution)
 
     done = report(kee, execution)
-    assert (done.status, done.total_cost, server.calls["echo"]) == ("complete", Decimal("0.1"), 1)
+    assert (done.status, money(done.total_cost), server.calls["echo"]) == ("complete", Decimal("0.1"), 1)
 
 
 def test_a_writing_tool_that_was_not_reached_is_called_by_the_next_run(kee: Caller, server: WorkerServer) -> None:
@@ -349,7 +350,7 @@ def test_while_nobody_looks_no_task_waits_for_its_worker(
         kept = Run.objects.get().checkpoint or {}
         hour_ago = {name: (datetime.fromisoformat(at) - timedelta(hours=1)).isoformat() for name, at in kept.items()}
         if passed == "with looks":
-            hour_ago["worker_looked_for_at"] = kept["worker_looked_for_at"]
+            hour_ago["worker_due_at"] = kept["worker_due_at"]
         Run.objects.update(checkpoint=hour_ago)
 
     for _ in range(3):

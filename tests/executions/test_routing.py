@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from apps.executions.errors import IllegalTransition
 from apps.executions.models import Execution, ExecutionStep
-from apps.executions.routing import Standing, critical_steps, dependencies, next_moves
+from apps.executions.routing import critical_steps, dependencies, next_moves
 from apps.executions.states import STEP_TRANSITIONS, TRANSITIONS, Status, StepStatus, Strategy
 from apps.plans.shapes import StepType
+from tests.executions.making import refused
 
 EXAMPLE: list[dict[str, Any]] = [
     {"step_id": "step-1", "step_type": "queue_execution", "params": {"repo_path": "/x"}, "depends_on": []},
@@ -30,10 +30,10 @@ EXAMPLE: list[dict[str, Any]] = [
 ]
 
 
-def standings(**statuses: StepStatus) -> list[Standing]:
+def standings(**statuses: StepStatus) -> list[ExecutionStep]:
     needs, critical = dependencies(EXAMPLE), critical_steps(EXAMPLE)
     return [
-        Standing(
+        ExecutionStep(
             step_id=step["step_id"],
             step_type=StepType(step["step_type"]),
             status=statuses.get(step["step_id"].replace("-", "_"), StepStatus.PENDING),
@@ -90,7 +90,9 @@ def test_steps_begin_when_what_they_wait_for_is_complete() -> None:
 
 def test_independent_steps_begin_at_once() -> None:
     pair = [
-        Standing(step_id=name, step_type=StepType.CALL_WORKER, status=StepStatus.PENDING, depends_on=(), critical=False)
+        ExecutionStep(
+            step_id=name, step_type=StepType.CALL_WORKER, status=StepStatus.PENDING, depends_on=[], critical=False
+        )
         for name in ("a", "b")
     ]
 
@@ -133,8 +135,8 @@ def test_what_comes_after_a_wait_is_not_begun_where_what_was_waited_for_has_fail
         assert (moves.begin, moves.skip) == ((), ("after",))
 
 
-def one(step_id: str, step_type: StepType, needs: str, *, status: StepStatus = StepStatus.PENDING) -> Standing:
-    return Standing(step_id=step_id, step_type=step_type, status=status, depends_on=(needs,), critical=False)
+def one(step_id: str, step_type: StepType, needs: str, *, status: StepStatus = StepStatus.PENDING) -> ExecutionStep:
+    return ExecutionStep(step_id=step_id, step_type=step_type, status=status, depends_on=[needs], critical=False)
 
 
 def test_a_halted_execution_ends_when_nothing_is_in_the_air() -> None:
@@ -160,7 +162,7 @@ def test_whatever_the_steps_are_routing_comes_to_an_end(statuses: tuple[StepStat
         changes = dict.fromkeys(moves.begin, StepStatus.COMPLETE) | dict.fromkeys(moves.skip, StepStatus.SKIPPED)
         assert changes, "nothing begins, nothing is skipped, and there is no verdict"
         steps = [
-            Standing(
+            ExecutionStep(
                 step_id=step.step_id,
                 step_type=step.step_type,
                 status=changes.get(step.step_id, step.status),
@@ -180,7 +182,7 @@ def test_an_execution_goes_only_where_the_table_says(before: Status, after: Stat
         execution.move_to(after)
         assert execution.status == after
     else:
-        with pytest.raises(IllegalTransition):
+        with refused("illegal_transition"):
             execution.move_to(after)
 
 
@@ -192,5 +194,5 @@ def test_a_step_goes_only_where_the_table_says(before: StepStatus, after: StepSt
         step.move_to(after)
         assert step.status == after
     else:
-        with pytest.raises(IllegalTransition):
+        with refused("illegal_transition"):
             step.move_to(after)

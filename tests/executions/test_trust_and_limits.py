@@ -10,10 +10,10 @@ from django.db import connection
 
 from apps.core.sql import database_now
 from apps.executions import calls
-from apps.executions import services as executions
-from apps.executions.errors import PayloadTooLarge, WorkerBarred, WorkerTimedOut, WorkerUnavailable
-from apps.executions.services import CallMode, advancing
-from apps.executions.services.beginning import MAX_CLAIMS
+from apps.executions.calls import CallMode
+from apps.executions.errors import WorkerUnavailable
+from apps.executions.services import advancing
+from apps.executions.services.steps import MAX_CLAIMS
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as_system
@@ -32,9 +32,11 @@ from tests.executions.making import (
     advance,
     begin,
     call_step,
+    failure,
     make_worker,
     make_writing_worker,
     queue_step,
+    refused,
     report,
     statuses,
 )
@@ -56,9 +58,7 @@ def later(period: timedelta) -> None:
 
 
 def call(caller: Caller, worker_id: str = "writer", mode: CallMode = CallMode.DIRECT, text: str = "x") -> Any:
-    return executions.call_worker(
-        caller=caller, worker_id=worker_id, tool_name="echo", params={"text": text}, mode=mode
-    )
+    return calls.call_worker(caller=caller, worker_id=worker_id, tool_name="echo", params={"text": text}, mode=mode)
 
 
 def writer_step(step_id: str = "a", **more: Any) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def test_trust_that_is_lost_after_planning_bars_the_step(kee: Caller, server: Wo
     advance(execution)
 
     assert not server.calls
-    error = report(kee, execution).results[0]["error"]
+    error = failure(report(kee, execution))
     assert (error["code"], error["retryable"]) == ("worker_barred", False)
     assert "the tier untrusted does not allow read, write" in error["message"]
 
@@ -112,7 +112,7 @@ def test_trust_that_is_lost_bars_the_next_call_of_a_tool(kee: Caller, server: Wo
     lose(kee)
 
     for mode in CallMode:
-        with pytest.raises(WorkerBarred):
+        with refused("worker_barred"):
             call(kee, mode=mode)
     assert server.calls == {"echo": 1}
 
@@ -141,7 +141,7 @@ def test_a_quarantined_worker_is_not_called_whatever_it_says_until_it_is_release
         call(kee, "texter")
     execution = begin(kee, [call_step("a"), REPORT])
     advance(execution)
-    assert report(kee, execution).results[0]["error"]["code"] == "worker_unavailable"
+    assert failure(report(kee, execution))["code"] == "worker_unavailable"
     assert not server.calls
 
     with kee.acting():
@@ -161,7 +161,7 @@ def test_parameters_over_the_workers_limit_are_refused_before_anything_is_sent_o
     assert call(kee, "texter", text="xx").payload["length"] == 2
     for mode in CallMode:
         for text in ("xxx", "é" + "x"):
-            with pytest.raises(PayloadTooLarge):
+            with refused("payload_too_large"):
                 call(kee, "texter", mode, text)
     assert server.calls == {"echo": 1}
     with kee.acting():
@@ -172,10 +172,8 @@ def test_parameters_over_the_workers_limit_are_refused_before_anything_is_sent_o
 def test_a_direct_call_is_given_up_when_the_workers_own_time_is_over(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server, constraints={"timeout_seconds": 0.5})
 
-    with pytest.raises(WorkerTimedOut, match=r"within 0\.5 s"):
-        executions.call_worker(
-            caller=kee, worker_id="texter", tool_name="hold", params={"text": "x"}, mode=CallMode.DIRECT
-        )
+    with refused("worker_timed_out", match=r"within 0\.5 s"):
+        calls.call_worker(caller=kee, worker_id="texter", tool_name="hold", params={"text": "x"}, mode=CallMode.DIRECT)
 
 
 def test_a_direct_call_over_the_rate_is_refused_with_the_time_to_wait(kee: Caller, server: WorkerServer) -> None:
@@ -223,14 +221,14 @@ def test_a_worker_that_leaves_while_it_is_called_is_heard_to_the_end(kee: Caller
     make_worker(kee, server)
     execution = begin(kee, [call_step("a", "say"), call_step("b", depends_on=["a"]), REPORT])
     with kee.acting():
-        (claimed,) = advancing.step_forward(execution.pk, may_call=True)
+        (claimed,) = advancing.look(execution.pk, may_call=True)
         workers.unregister(caller=kee, worker_id="texter")
 
     advancing._carry_out([claimed])
 
     assert statuses(kee, execution)["a"] == "complete"
     advance(execution)
-    assert report(kee, execution).results[1]["error"]["code"] == "unknown_worker"
+    assert failure(report(kee, execution), 1)["code"] == "unknown_worker"
     with pytest.raises(UnknownWorker):
         call(kee, "texter")
 
@@ -268,7 +266,7 @@ def test_another_tool_under_the_name_of_the_one_that_was_planned_is_not_called(
     advance(execution)
 
     done = report(kee, execution)
-    error = done.results[0]["error"]
+    error = done.results[0].error or {}
     assert (error["code"], error["retryable"], float(done.total_cost)) == ("tool_changed", False, 0.0)
     assert not server.calls
 
@@ -291,7 +289,7 @@ def test_a_step_that_names_a_version_that_never_was_is_not_called(kee: Caller, s
 
     advance(execution)
 
-    assert report(kee, execution).results[0]["error"]["code"] == "tool_changed"
+    assert failure(report(kee, execution))["code"] == "tool_changed"
 
 
 def test_what_a_call_keeps_to_is_read_at_once(
@@ -311,9 +309,9 @@ def test_a_call_goes_to_where_the_tool_is_registered_when_it_is_made(kee: Caller
     make_worker(kee, server, tools=[{"name": "echo", "description": "v2", "input_schema": TEXT}])
     advance(execution)
 
-    found = {one["step_id"]: one for one in report(kee, execution).results}
-    assert found["a"]["status"] == "complete"
-    assert found["b"]["error"]["code"] == "unknown_tool"
+    found = {one.step_id: one for one in report(kee, execution).results}
+    assert found["a"].status == "complete"
+    assert (found["b"].error or {})["code"] == "unknown_tool"
 
 
 def test_a_delegate_registers_its_delegation_tools_like_any_worker(
@@ -373,7 +371,7 @@ class TestTasks:
         execute_queue(kee.tenant_id, "execute")
         advance(execution)
 
-        assert report(kee, execution).results[0]["error"]["code"] == "tool_changed"
+        assert failure(report(kee, execution))["code"] == "tool_changed"
         assert not server.calls
 
     @pytest.mark.parametrize("lose", LOSSES)
@@ -392,9 +390,7 @@ class TestTasks:
 
     def test_a_run_is_given_up_when_the_workers_own_time_is_over(self, kee: Caller, server: WorkerServer) -> None:
         make_worker(kee, server, constraints={"timeout_seconds": 0.5})
-        executions.call_worker(
-            caller=kee, worker_id="texter", tool_name="hold", params={"text": "x"}, mode=CallMode.ASYNC
-        )
+        calls.call_worker(caller=kee, worker_id="texter", tool_name="hold", params={"text": "x"}, mode=CallMode.ASYNC)
         # Or it would wait for the gate of the test's worker, which nobody opens.
         opening = threading.Timer(20, server.gate.set)
         opening.start()

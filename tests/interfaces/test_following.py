@@ -13,8 +13,8 @@ import pytest
 
 from apps.core.notifications import in_thread
 from apps.executions.models import Execution
-from apps.executions.signals import execution_topic
 from apps.executions.states import Strategy
+from apps.executions.wakeups import execution_topic
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller

@@ -11,7 +11,7 @@ from django.db import IntegrityError, InternalError, connection, models, transac
 from django.db.utils import DataError
 
 from apps.core.sql import database_now
-from apps.executions.models import BegunJob
+from apps.executions.models import WorkerJob
 from apps.memory import services as memory
 from apps.memory.models import CommonWord, Posting
 from apps.plans import services as plans
@@ -34,7 +34,7 @@ STAYING_TABLES: Final = {
     "activation_target",
     "digests_source",
     "digests_sourcepolicy",
-    "executions_begunjob",
+    "executions_workerjob",
     "handoff_handoff",
     "memory_promotionpolicy",
     "plans_delegate",
@@ -112,7 +112,7 @@ def plant_the_rest(kee: Caller) -> None:
         Place.objects.create(tenant_id=kee.tenant_id, source=source, key="key", stated={}, named_at=T0, next_at=T0)
         enroll(kee, make_key("key"))
         plans.take_over_history(tenant_id=kee.tenant_id, plans=[Past(request="x", tools=("uid",))], now=T0)
-        BegunJob.objects.create(
+        WorkerJob.objects.create(
             tenant_id=kee.tenant_id, worker_id="w", cancel_tool="c", job_id="j", began_at=T0, next_at=database_now()
         )
     plans.learn(tenant_id=kee.tenant_id, now=T0)

@@ -10,8 +10,8 @@ from typing import Any
 import anyio
 import pytest
 
-from apps.executions import services as executions
 from apps.executions.models import Execution
+from apps.executions.services import advancing
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller
@@ -101,7 +101,7 @@ def carried_out(server: Server, token: str, kee: Caller, plan_id: str) -> dict[s
         execute_queue(kee.tenant_id, "execute")
         with kee.acting():
             execution_id = Execution.objects.get(plan_id=plan_id).pk
-        executions.advance(tenant_id=kee.tenant_id, execution_id=execution_id)
+        advancing.advance(tenant_id=kee.tenant_id, execution_id=execution_id)
 
 
 def found(report: dict[str, Any], tool: str) -> dict[str, Any]:

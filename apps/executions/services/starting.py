@@ -1,4 +1,4 @@
-"""An execution begins: rows for the plan's steps, and nothing else yet."""
+"""Start an execution: one row for each step of the plan, and nothing else yet."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,17 +8,14 @@ from typing import Any, Self
 
 from django.db import IntegrityError, transaction
 
+from apps.core.errors import Conflict, Invalid
 from apps.core.sql import violated_constraint
-from apps.executions import routing
-from apps.executions.errors import AlreadyExecuted, NotExecutable, PlanRefused
+from apps.executions import routing, wakeups
 from apps.executions.models import Execution, ExecutionStep
-from apps.executions.services.rounds import send_on_commit
-from apps.executions.signals import execution_can_go_on
 from apps.executions.states import MONEY, Mode, StepStatus, Strategy
 from apps.plans import selectors as plans
 from apps.plans import services as planning
 from apps.plans.errors import OutsidePool, PlanAbandoned
-from apps.plans.selectors import StoredPlan
 from apps.plans.shapes import StepType, tighter
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
@@ -26,14 +23,14 @@ from apps.principals.tenancy import Caller
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What an execution may cost. A step begins only if what it costs still fits."""
+    """The limits of an execution's cost. A step begins only if the budget covers its cost."""
 
     max_total_cost: Decimal | None = None
     max_cost_per_step: Decimal | None = None
     currency: str = "USD"
 
     def within(self, bounds: Mapping[str, Any]) -> Self:
-        """This budget, or the bounds that a plan was made under where they are tighter."""
+        """This budget, with the bounds of the plan where they are tighter."""
         return replace(
             self,
             max_total_cost=_within(self.max_total_cost, bounds.get("max_total_cost")),
@@ -55,26 +52,30 @@ def start(
     now: datetime,
     strategy: Strategy = Strategy.SEQUENTIAL,
 ) -> Execution:
-    """Begin to carry out a plan, or answer the execution that it already has.
+    """Start the execution of a plan, or return the execution that it already has.
 
-    The bounds that the plan was made under hold for its execution too, where the budget given here is not tighter.
-    A plan is carried out once, so that a repeated request does nothing twice; what failed is planned again. It is
-    carried out on behalf of whoever asks; but where one DeleGate asks another, on behalf of the other, which has an
-    inbox of its own and answers for what it was asked.
+    The plan's own bounds hold too, where the budget is not tighter. A plan is executed once, so a repeated request does
+    nothing twice. The owner is the caller; but a plan that one DeleGate asks of another is owned by the other, which has
+    its own inbox.
 
     :raises UnknownPlan: if the caller has no such plan.
-    :raises PlanRefused: if it only says what is missing.
+    :raises Conflict: if the plan is no executable plan (`plan_refused`), or its execution has another mode, strategy or
+        budget (`already_executed`).
     :raises OutsidePool: if one of its workers has left the pool of the DeleGate that it was made for.
-    :raises AlreadyExecuted: if its execution has another mode, strategy or budget.
     :raises PlanAbandoned: if it was replaced, waited too long, or was forgotten on request.
     """
     plan = plans.plan_for(plan_id, caller=caller)
     if not plan.is_ready and not plan.is_forgotten:
-        raise PlanRefused(f"{plan_id} only says what is missing; it has nothing to carry out.")
+        detail = f"{plan_id} only says what is missing; it has nothing to carry out."
+        raise Conflict(detail, code="plan_refused")
     budget = budget.within(plan.document.get("constraints") or {})
     if plan.is_forgotten or not planning.take_up(plan_id=plan_id):
         return _existing(plan.plan_id, mode, strategy, budget)
-    _refuse_outside_pool(plan)
+    to_do = {step["worker_id"] for step in plan.document["steps"] if step.get("worker_id") and not step.get("done")}
+    outside = plans.outside_pool(to_do, delegate=plans.delegate_named(plan.delegate_id)) if to_do else []
+    if outside:
+        names = ", ".join(outside)
+        raise OutsidePool(f"Not in the pool of {plan.delegate_id} any more: {names}. Ask for another plan.")
     try:
         with transaction.atomic():
             execution = Execution.objects.create(
@@ -83,7 +84,7 @@ def start(
                 delegate_id=plan.delegate_id,
                 plan_receipt_id=plan.receipt_id,
                 intent=plan.document["intent"],
-                owner_id=_owner(caller, plan),
+                owner_id=plan.delegate_principal_id if caller.kind == Kind.DELEGATE else caller.principal_id,
                 requested_by_id=caller.principal_id,
                 mode=mode,
                 strategy=strategy,
@@ -98,33 +99,19 @@ def start(
             raise
         return _existing(plan.plan_id, mode, strategy, budget)
     _add_steps(execution, plan.document)
-    send_on_commit(execution_can_go_on, execution)
+    wakeups.wake_after_commit(execution)
     return execution
-
-
-def _refuse_outside_pool(plan: StoredPlan) -> None:
-    to_do = {step["worker_id"] for step in plan.document["steps"] if step.get("worker_id") and not step.get("done")}
-    outside = plans.outside_pool(to_do, delegate=plans.delegate_named(plan.delegate_id)) if to_do else []
-    if outside:
-        raise OutsidePool(
-            f"Not in the pool of {plan.delegate_id} any more: {', '.join(outside)}. Ask for another plan."
-        )
-
-
-def _owner(caller: Caller, plan: StoredPlan) -> int:
-    return plan.delegate_principal_id if caller.kind == Kind.DELEGATE else caller.principal_id
 
 
 def _existing(plan_id: str, mode: Mode, strategy: Strategy, budget: Budget) -> Execution:
     found = Execution.objects.filter(plan_id=plan_id).first()
     if found is None:
-        raise PlanAbandoned(f"{plan_id} was replaced, forgotten, or waited too long; it is not carried out any more.")
+        raise PlanAbandoned(f"{plan_id} was replaced, forgotten, or waited too long; it is not executed any more.")
     asked = (mode, strategy, budget.max_total_cost, budget.max_cost_per_step, budget.currency)
     has = (found.mode, found.strategy, found.max_total_cost, found.max_cost_per_step, found.currency)
     if asked != has:
-        raise AlreadyExecuted(
-            f"{plan_id} is carried out by {found} with another mode, strategy or budget.", execution_id=found.ref
-        )
+        detail = f"{plan_id} is executed by {found} with another mode, strategy or budget."
+        raise Conflict(detail, code="already_executed", execution_id=found.ref)
     return found
 
 
@@ -134,7 +121,8 @@ def _add_steps(execution: Execution, document: Mapping[str, Any]) -> None:
     needs = routing.dependencies(steps)
     critical = routing.critical_steps(steps)
     if strangers := sorted({name for names in needs.values() for name in names} - known):
-        raise NotExecutable(f"The plan waits for steps that it does not have: {', '.join(strangers)}.")
+        detail = f"The plan waits for steps that it does not have: {', '.join(strangers)}."
+        raise Invalid(detail, code="not_executable")
     rows = [
         ExecutionStep(
             tenant_id=execution.tenant_id,
@@ -154,19 +142,20 @@ def _add_steps(execution: Execution, document: Mapping[str, Any]) -> None:
 
 
 def _take_over(rows: Sequence[ExecutionStep], before: Mapping[str, ExecutionStep]) -> None:
-    """What ran to its end under the plan before has its result, and is neither run nor paid again."""
+    """Give steps that completed under the replaced plan their results; they are neither run nor charged again."""
     for row in rows:
         if not row.definition.get("done"):
             continue
         ran = before.get(row.step_id)
         if ran is None:
-            raise NotExecutable(f"{row.step_id} is said to be done, and no execution has its result.")
+            detail = f"{row.step_id} is marked as done, and no execution has its result."
+            raise Invalid(detail, code="not_executable")
         row.status, row.envelope, row.task_id = ran.status, ran.envelope, ran.task_id
         row.started_at, row.ended_at = ran.started_at, ran.ended_at
 
 
 def _results_before(plan_id: str | None) -> dict[str, ExecutionStep]:
-    """The steps that ran to their end under a plan, or under those that it replaced where it was never begun, by id."""
+    """The complete steps of a plan, or of the latest executed plan that it replaced, by id."""
     while plan_id is not None:
         execution = Execution.objects.filter(plan_id=plan_id).first()
         if execution is not None:

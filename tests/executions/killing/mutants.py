@@ -4,7 +4,7 @@ from typing import Any
 
 from apps.executions import calls, selectors
 from apps.executions.services import advancing
-from apps.executions.services.rounds import Round
+from apps.executions.services.work import UnitOfWork
 from apps.executions.states import StepStatus
 from apps.plans.shapes import StepType
 
@@ -18,7 +18,7 @@ def without_memory() -> None:
     """Who takes over a call of a process that is gone calls again what was called before it."""
     take_over = advancing._take_over
 
-    def taking_over(work: Round, *, may_call: bool) -> bool:
+    def taking_over(work: UnitOfWork, *, may_call: bool) -> bool:
         if work.expired_claims and may_call:
             for step in work.in_state(StepStatus.COMPLETE):
                 if step.step_type == StepType.CALL_WORKER:
@@ -26,7 +26,7 @@ def without_memory() -> None:
                     work.claims.append((step, target))
         return take_over(work, may_call=may_call)
 
-    def standing(claim: advancing.Claimed) -> bool:
+    def standing(claim: advancing.Claim) -> bool:
         return not claim.lost.is_set()
 
     advancing._take_over = taking_over

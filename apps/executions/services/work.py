@@ -1,55 +1,48 @@
-"""One look at one execution under its locks: what a service reads, changes in memory, and writes back at the end."""
+"""The unit of work: one execution and its steps under their locks, changed in memory and written back at the end."""
 
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
 from typing import Self
 
-from django.dispatch import Signal
-
-from apps.core import notifications
-from apps.core.errors import DomainError
+from apps.core.errors import DomainError, NotFound
 from apps.core.ids import random_id
 from apps.core.sql import database_now
 from apps.digests import services as digests
-from apps.executions import references
+from apps.executions import references, wakeups
 from apps.executions.calls import Target
-from apps.executions.errors import UnknownStep
 from apps.executions.models import Execution, ExecutionStep
-from apps.executions.reports import Line
-from apps.executions.routing import Standing
-from apps.executions.signals import execution_told
 from apps.executions.states import SETTLED, Status, StepStatus, Strategy
 from apps.principals.tenancy import Caller, on_behalf_of
 from apps.receipts.services import Poster, ReceiptDraft
 
 _STEP_FIELDS = [
-    "status", "attempts", "call_expires_at", "repeatable", "set_aside", "missed_since", "retry_at", "task_id",
-    "receipt_id", "envelope", "cost", "started_at", "ended_at", "ended_nth",
+    "status", "attempts", "call_expires_at", "repeatable", "reserved_cost", "away_since", "retry_at", "task_id",
+    "receipt_id", "envelope", "cost", "started_at", "ended_at", "end_number",
 ]  # fmt: skip
 
 
 @dataclass(slots=True)
-class Round:
-    """The execution and its steps, locked in this order until the transaction ends. `now` is the database's."""
+class UnitOfWork:
+    """The execution and its steps, locked in this order until the transaction ends. `now` is the database's clock."""
 
     execution: Execution
     steps: list[ExecutionStep]
     now: datetime
     owner: Caller
     claims: list[tuple[ExecutionStep, Target]] = field(default_factory=list)
-    """Worker steps that this round has claimed, each with whom it goes to, for whoever runs it to carry out after the commit."""
+    """The worker steps claimed in this transaction, to be carried out after the commit."""
     charges: dict[int, Decimal] = field(default_factory=dict)
-    """What this round has charged for the calls of steps, by the steps' keys."""
+    """The charges of this transaction for calls, by the steps' keys."""
     caller_id: int | None = None
-    """Who has this look taken by a call of its own, and so hears of an end that it comes to."""
+    """The principal whose own call this is, who needs no notification of an end that it causes."""
     newly_halted: bool = False
     _changed: dict[int, ExecutionStep] = field(default_factory=dict)
     _drafts: list[ReceiptDraft] = field(default_factory=list)
 
     @classmethod
     def of(cls, execution_id: int, *, skip_locked: bool = False, caller: Caller | None = None) -> Self | None:
-        """Lock and read; None if there is no such execution, or if it is locked and such are to be skipped."""
+        """Lock and read; None if there is no such execution, or with `skip_locked` if it is locked."""
         execution = (
             Execution.objects.select_for_update(no_key=True, of=("self",), skip_locked=skip_locked)
             .select_related("owner__tenant", "owner__parent", "requested_by")
@@ -64,35 +57,29 @@ class Round:
         caller_id = None if caller is None else caller.principal_id
         return cls(execution, steps, database_now(), on_behalf_of(execution.owner), caller_id=caller_id)
 
-    @property
-    def standings(self) -> list[Standing]:
-        return [step.standing for step in self.steps]
-
-    @property
-    def lines(self) -> list[Line]:
-        return [step.line for step in self.steps]
-
     def step(self, step_id: str) -> ExecutionStep:
-        """:raises UnknownStep: if the plan has none of this id."""
+        """:raises NotFound: if the plan has no step of this id (`unknown_step`)."""
         for step in self.steps:
             if step.step_id == step_id:
                 return step
-        raise UnknownStep(f"{self.execution} has no step {step_id[:100]!r}.")
+        raise NotFound(f"{self.execution} has no step {step_id[:100]!r}.", code="unknown_step")
 
-    def words(self, step: ExecutionStep, name: str) -> str | None:
-        """What the plan has a step say to somebody, with what its references name."""
-        said = step.definition.get(name)
-        if said is None:
-            return None
-        envelopes = {one.step_id: one.envelope for one in self.in_state(StepStatus.COMPLETE) if one.envelope}
-        return references.told(said, envelopes=envelopes)
+    def readable(self, step: ExecutionStep, name: str) -> str | None:
+        """A text of the step's definition for readers, with its references replaced."""
+        text = step.definition.get(name)
+        return None if text is None else references.readable(text, envelopes=self.envelopes)
+
+    @property
+    def envelopes(self) -> dict[str, dict[str, object]]:
+        """The envelopes of complete steps."""
+        return {step.step_id: step.envelope for step in self.in_state(StepStatus.COMPLETE) if step.envelope}
 
     def in_state(self, *statuses: StepStatus) -> list[ExecutionStep]:
         return [step for step in self.steps if step.status in statuses]
 
     @property
     def expired_claims(self) -> list[ExecutionStep]:
-        """Steps that were claimed by a process that gives no sign of life any more."""
+        """Steps whose claims were not renewed in time: their processes are gone."""
         return [
             step
             for step in self.in_state(StepStatus.CALLING)
@@ -100,53 +87,53 @@ class Round:
         ]
 
     def touch(self, step: ExecutionStep) -> None:
-        """Remember that the step is to be written back."""
+        """Have the step written back."""
         self._changed[step.pk] = step
 
     def settle(self, step: ExecutionStep, status: StepStatus) -> None:
         step.move_to(status)
         step.ended_at = self.now
-        step.ended_nth = 1 + max((other.ended_nth or 0 for other in self.steps), default=0)
+        step.end_number = 1 + max((other.end_number or 0 for other in self.steps), default=0)
         step.retry_at = None
         self.touch(step)
 
     def unclaim(self, step: ExecutionStep) -> None:
-        """Undo a claim by which no tool was called: one of this round, which nobody has seen, or one that a task was to come of."""
+        """Refund a claim that called no tool: one of this transaction, or one that was to become a task."""
         if any(claimed is step for claimed, _ in self.claims):
             self.claims = [claim for claim in self.claims if claim[0] is not step]
             step.attempts -= 1
             if step.attempts == 0:
                 step.started_at = None
-            self.give_back(step, self.charges.pop(step.pk, Decimal(0)))
-        elif step.set_aside is not None:
-            self.give_back(step, step.set_aside)
-        step.set_aside = None
+            self.refund(step, self.charges.pop(step.pk, Decimal(0)))
+        elif step.reserved_cost is not None:
+            self.refund(step, step.reserved_cost)
+        step.reserved_cost = None
 
-    def give_back(self, step: ExecutionStep, cost: Decimal) -> None:
+    def refund(self, step: ExecutionStep, cost: Decimal) -> None:
         """Undo the charge for a call that certainly did not run."""
         step.cost -= cost
         self.execution.total_cost -= cost
         self.touch(step)
 
     def halt(self, status: Status, why: str = "") -> None:
-        """Begin nothing more. The first reason stands, but for a cancel, which ends what is still in the air."""
+        """Begin nothing more. The first reason stands, except that a cancel replaces it."""
         if self.execution.halted_as is None or status == Status.CANCELED != self.execution.halted_as:
             self.execution.halted_as = status
             self.execution.halted_why = why
             self.execution.halted_by_id = self.caller_id
             self.newly_halted = True
 
-    def say(self, draft: ReceiptDraft) -> str:
-        """Have a receipt posted when the round is over; answers the id that it will have.
+    def add_receipt(self, draft: ReceiptDraft) -> str:
+        """Have a receipt posted at the end; returns its future id.
 
-        Whatever this round does to tasks comes first: nobody waits for a task while holding an inbox.
+        Changes of tasks come first: nobody waits for a task while holding an inbox lock.
         """
         receipt_id = random_id("rcpt")
         self._drafts.append(replace(draft, receipt_id=receipt_id))
         return receipt_id
 
     def post(self) -> None:
-        """Post what was said in this round, all at once; no task may be touched any more."""
+        """Post the receipts of this transaction; after this no task may be changed."""
         drafts, self._drafts = self._drafts, []
         if not drafts:
             return
@@ -155,25 +142,13 @@ class Round:
                 raise answer
 
     def save(self) -> None:
-        """Post what is left to say, and write back what changed."""
+        """Post the remaining receipts, write the changes, and notify followers."""
         self.post()
         if self._changed:
             ExecutionStep.objects.bulk_update(self._changed.values(), _STEP_FIELDS)
         self.execution.save()
-        if self._has_news:
-            execution = self.execution
-            notifications.send_on_commit(execution_told, tenant_id=execution.tenant_id, plan_id=execution.plan_id)
-
-    @property
-    def _has_news(self) -> bool:
-        """Is there something for whoever follows the execution: its end, a question, of a progressive one each step's end?"""
         progressive = self.execution.strategy == Strategy.PROGRESSIVE
-        changed = self._changed.values()
-        return self.execution.is_final or any(
-            step.line.is_asked or (progressive and step.status in SETTLED) for step in changed
-        )
-
-
-def send_on_commit(signal: Signal, execution: Execution) -> None:
-    """Send a hint about the execution when the transaction has committed; what becomes of it concerns nobody here."""
-    notifications.send_on_commit(signal, tenant_id=execution.tenant_id, execution_id=execution.pk)
+        if self.execution.is_final or any(
+            step.is_asked or (progressive and step.status in SETTLED) for step in self._changed.values()
+        ):
+            wakeups.notify_after_commit(self.execution)

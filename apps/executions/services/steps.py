@@ -1,0 +1,216 @@
+"""How a step begins, succeeds and fails. Worker steps are only claimed here; they are called after the commit."""
+
+from collections.abc import Mapping
+from datetime import timedelta
+from decimal import Decimal
+from typing import Any, Final
+
+from apps.core.errors import DomainError, Unavailable
+from apps.executions import calls, envelopes, reports, selectors
+from apps.executions.errors import BUDGET_EXCEEDED, NEEDS_ESCALATION, OUTCOME_UNKNOWN, WorkerUnavailable
+from apps.executions.models import ExecutionStep
+from apps.executions.services import announcing
+from apps.executions.services.work import UnitOfWork
+from apps.executions.states import MONEY, Mode, Status, StepStatus, Strategy
+from apps.plans.shapes import WORKER_STEPS, StepType
+from apps.principals.scopes import Kind
+from apps.workers import services as registry
+from apps.workers.errors import WorkerRateLimited
+
+CLAIM: Final = timedelta(seconds=10)
+"""How long a claim lasts without renewal; a crash delays a step by no more."""
+MAX_CLAIMS: Final = 8
+RECEIPTS_EVERY: Final = timedelta(seconds=2)
+
+
+def begin(work: UnitOfWork, step: ExecutionStep) -> None:
+    """Begin one step."""
+    if step.started_at is None:
+        step.started_at = work.now
+    match step.step_type:
+        case StepType.WAIT_FOR:
+            wait_for_receipts(work, step)
+        case StepType.AGGREGATE:
+            _aggregate(work, step)
+        case StepType.ESCALATE:
+            _escalate(work, step)
+        case _:
+            claim(work, step)
+    work.touch(step)
+
+
+def claim(work: UnitOfWork, step: ExecutionStep) -> None:
+    """Claim a worker step for this process, if the budget covers it. If its worker is away, the step waits a while."""
+    try:
+        target = calls.target_of(worker_id=step.worker_id or "", tool_name=step.tool_name or "", tool_uid=step.tool_uid)
+    except DomainError as exc:
+        if isinstance(exc, WorkerUnavailable) and exc.may_come_back:
+            # Not from the step's start: its process may have been down for longer, and its worker with it.
+            step.away_since = calls.away_since(step.away_since, due_at=step.retry_at, now=work.now)
+            if work.now - step.away_since < calls.WORKER_AWAY:
+                if step.status != StepStatus.PENDING:
+                    step.move_to(StepStatus.PENDING)
+                step.retry_at = work.now + calls.LOOK_AGAIN
+                return
+        fail(work, step, code=exc.code, message=exc.detail, retryable=isinstance(exc, Unavailable))
+        return
+    if not _charge(work, step, target):
+        return
+    step.repeatable = target.repeatable
+    step.reserved_cost = work.charges[step.pk] if as_task(work, step, target) else None
+    step.attempts += 1
+    step.retry_at = step.away_since = None
+    step.move_to(StepStatus.CALLING)
+    step.call_expires_at = work.now + CLAIM
+    work.claims.append((step, target))
+
+
+def as_task(work: UnitOfWork, step: ExecutionStep, target: calls.Target) -> bool:
+    """Whether the step becomes a task. `auto` follows the worker's declared runtime for steps that the plan calls directly."""
+    mode = Mode(work.execution.mode)
+    if mode == Mode.ASYNC_ONLY or step.step_type == StepType.QUEUE_EXECUTION:
+        return True
+    return mode == Mode.AUTO and target.runtime == "long"
+
+
+def take_calls(work: UnitOfWork) -> None:
+    """Count the claimed direct calls against the workers' rate limits; those over a limit wait.
+
+    In the order of the workers' ids, to avoid deadlocks. The call of a task is counted by its run.
+    """
+    for step, target in sorted(work.claims, key=lambda claimed: claimed[1].worker_id):
+        if as_task(work, step, target):
+            continue
+        try:
+            registry.take_call(worker_id=target.worker_id)
+        except WorkerRateLimited as full:
+            work.unclaim(step)
+            step.move_to(StepStatus.PENDING)
+            step.retry_at = work.now + timedelta(seconds=full.retry_after)
+
+
+def _charge(work: UnitOfWork, step: ExecutionStep, target: calls.Target) -> bool:
+    """Charge a call to the budget before it is made, so that steps at once can't exceed the budget together.
+
+    Each call that may have run is charged: by the plan's estimate, or by the worker's present price if that is higher.
+    """
+    estimate = Decimal(str(step.definition.get("estimated_cost") or 0))
+    cost = max(target.cost, estimate).quantize(MONEY)
+    why = work.execution.over_budget(cost, spent=step.cost)
+    if why is None:
+        step.cost += cost
+        work.execution.total_cost += cost
+        work.charges[step.pk] = cost
+        return True
+    work.halt(Status.BUDGET_EXCEEDED, why)
+    if step.attempts:
+        fail(work, step, code=BUDGET_EXCEEDED, message=f"It can't be called again. {why}", retryable=False)
+    else:
+        step.started_at = None
+    return False
+
+
+def reclaim(work: UnitOfWork, step: ExecutionStep) -> None:
+    """Take over a lost claim, unless the tool may have run and must not run twice."""
+    work.touch(step)
+    again = step.may_be_claimed_again
+    work.unclaim(step)
+    if not again:
+        _fail_as_unknown(work, step)
+    elif step.attempts >= MAX_CLAIMS:
+        fail(work, step, code="claims_exhausted", message="Every process that tried is gone.", retryable=True)
+    else:
+        claim(work, step)
+
+
+def give_up(work: UnitOfWork, step: ExecutionStep) -> None:
+    """Settle a lost claim that is not wanted any more."""
+    again = step.may_be_claimed_again
+    work.unclaim(step)
+    if again:
+        work.settle(step, StepStatus.CANCELED)
+    else:
+        _fail_as_unknown(work, step)
+
+
+def _fail_as_unknown(work: UnitOfWork, step: ExecutionStep) -> None:
+    message = f"The process that called {step.tool_name} is gone, and the tool may not be run twice."
+    fail(work, step, code=OUTCOME_UNKNOWN, message=message, retryable=False)
+
+
+def wait_for_receipts(work: UnitOfWork, step: ExecutionStep) -> None:
+    """Complete a wait step whose receipts have arrived; else it waits."""
+    wanted = step.definition.get("wait_for_receipts") or []
+    if not selectors.missing_receipts(wanted, recipient_id=work.execution.owner_id):
+        succeed(work, step, result=None)
+    elif step.status != StepStatus.AWAITING:
+        step.move_to(StepStatus.AWAITING)
+
+
+def _aggregate(work: UnitOfWork, step: ExecutionStep) -> None:
+    if step.definition.get("executor") == "self" or work.execution.owner.kind == Kind.DELEGATE:
+        wanted = step.definition.get("aggregate_step_ids") or step.depends_on
+        succeed(work, step, result={"results": reports.results_for_receipt(work.steps, wanted)})
+        return
+    step.receipt_id = announcing.request_result(work, step)
+    step.move_to(StepStatus.AWAITING)
+
+
+def _escalate(work: UnitOfWork, step: ExecutionStep) -> None:
+    if step.definition.get("decision_required"):
+        step.receipt_id = announcing.request_decision(work, step)
+        step.move_to(StepStatus.AWAITING)
+        return
+    step.receipt_id = announcing.report_upward(work, step)
+    succeed(work, step, result={**report_of(work, step), "decision_required": False})
+
+
+def report_of(work: UnitOfWork, step: ExecutionStep) -> dict[str, Any]:
+    """The report of an escalate step."""
+    return {name: work.readable(step, name) for name in ("report_summary", "recommendation")}
+
+
+def succeed(
+    work: UnitOfWork,
+    step: ExecutionStep,
+    *,
+    result: Any,
+    result_pointer: str | None = None,
+    summary: str | None = None,
+    run_id: str | None = None,
+) -> None:
+    """Complete the step with its result, or fail it if the result asks that somebody else does the work."""
+    asked = envelopes.escalated(result) if step.step_type in WORKER_STEPS else None
+    if asked is not None:
+        message = asked["message"]
+        fail(work, step, code=NEEDS_ESCALATION, message=message, retryable=False, run_id=run_id, escalation=asked)
+        return
+    step.envelope = envelopes.complete(
+        step, result=result, result_pointer=result_pointer, ended_at=work.now, run_id=run_id, summary=summary
+    )
+    work.settle(step, StepStatus.COMPLETE)
+
+
+def fail(
+    work: UnitOfWork,
+    step: ExecutionStep,
+    *,
+    code: str,
+    message: str,
+    retryable: bool,
+    run_id: str | None = None,
+    escalation: Mapping[str, Any] | None = None,
+) -> None:
+    """Fail the step. `routing` decides what that means for the others."""
+    step.envelope = envelopes.failed(
+        step,
+        code=code,
+        message=message,
+        retryable=retryable,
+        ended_at=work.now,
+        run_id=run_id,
+        escalation=escalation,
+    )
+    work.settle(step, StepStatus.FAILED)
+    if step.critical and work.execution.strategy == Strategy.ESCALATE:
+        announcing.raise_alarm(work, step)

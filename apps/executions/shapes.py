@@ -1,0 +1,102 @@
+"""What readers of an execution receive: the same shape from selectors, REST, MCP and the console."""
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import Field
+
+from apps.core.schemas import Output
+
+
+class StepResult(Output):
+    """The outcome of one step, in short."""
+
+    step_id: str
+    worker_id: str | None
+    tool_name: str | None
+    status: str
+    key_findings: dict[str, Any]
+    result_pointer: str | None
+    task_id: str | None = Field(validation_alias="task_ref")
+    error: dict[str, Any] | None
+    promotion_recommendation: dict[str, Any] | None
+
+
+class EndedStep(StepResult):
+    """A step that has ended."""
+
+    number: int = Field(validation_alias="end_number")
+    """The position of this end among the ends of the execution's steps, from 1."""
+
+
+class StepOutput(Output):
+    """One step as its owner sees it."""
+
+    step_id: str
+    step_type: str
+    status: str
+    worker_id: str | None
+    tool_name: str | None
+    depends_on: list[str]
+    task_id: str | None = Field(validation_alias="task_ref")
+    receipt_id: str | None
+    """The receipt that asked you for this step's result or decision."""
+    attempts: int
+    cost: float
+    envelope: dict[str, Any] | None
+    """The step's ResultEnvelope: status, payload or result_pointer, provenance, error."""
+    started_at: datetime | None
+    ended_at: datetime | None
+    end_number: int | None
+    """The position of this end among the ends of the execution's steps, from 1."""
+
+
+class ExecutionReport(Output):
+    """The completion report; readable at any time, complete at the end."""
+
+    execution_id: str | None = None
+    """null: the plan has not been executed."""
+    plan_id: str
+    status: str
+    """The execution's status; or not_started; or abandoned: the plan was replaced, forgotten, or waited too long."""
+    strategy: str | None = None
+    summary: str
+    results: list[StepResult] = []
+    report: dict[str, Any] | None = None
+    """What the plan's last step reports: report_summary and recommendation."""
+    next_actions: list[str]
+    steps: list[StepOutput] = []
+    steps_complete: int = 0
+    steps_total: int
+    completed_steps: list[str] = []
+    wait_for_receipts: list[str] = []
+    async_task_ids: list[str] = []
+    total_cost: float = 0.0
+    currency: str = "USD"
+    escalation: dict[str, Any] | None = None
+    receipt_id: str | None
+    """The plan's receipt, which causes everything that the execution does."""
+    terminal_receipt_id: str | None = None
+    created_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+class ExecutionProgress(Output):
+    """Steps that have ended, and the execution's status."""
+
+    execution_id: str | None
+    plan_id: str
+    status: str
+    """Once it is complete, partial, failed, budget_exceeded or canceled, nothing more comes."""
+    steps: list[EndedStep]
+    steps_complete: int
+    steps_total: int
+
+
+class ExecutionSummary(Output):
+    execution_id: str = Field(validation_alias="ref")
+    plan_id: str
+    status: str
+    intent: str
+    created_at: datetime
+    ended_at: datetime | None

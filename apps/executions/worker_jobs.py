@@ -1,0 +1,318 @@
+"""Jobs inside workers: a call answers `{job_id, estimated_duration_seconds}`, and two tools of the same worker give the
+job's status and result. This module recognises such answers, follows jobs to their ends, and cancels unwanted jobs.
+
+The two tools take nothing but a `job_id`, and their names differ in one word, `status` and `result`: `get_job_status`,
+`get_job_result`. Of several pairs the one is used that shares most words with the called tool.
+"""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import structlog
+
+from apps.core.errors import DomainError, Unavailable
+from apps.core.lexical import words
+from apps.core.sql import database_now
+from apps.executions import calls
+from apps.executions.calls import Called, Target
+from apps.executions.errors import CallCanceled, UnusableAnswer, WorkerAway, WorkerCallFailed, WorkerRefused
+from apps.executions.models import WorkerJob
+from apps.executions.sql import GATEHOUSE_NOW
+from apps.principals.tenancy import acting_as_system, acting_in
+from apps.workers import selectors as workers
+from apps.workers.errors import UnknownWorker
+
+logger = structlog.get_logger(__name__)
+
+_COMPLETE: Final = frozenset({"complete", "completed", "done", "finished", "succeeded", "success"})
+_FAILED: Final = frozenset({"failed", "failure", "error", "canceled", "cancelled", "aborted"})
+_MAX_JOB_ID: Final = 1_000
+_FIRST_PAUSE: Final = 0.25
+_LONGEST_PAUSE: Final = 10.0
+_POLLS_AN_ESTIMATE: Final = 20
+_LOOK_SECONDS: Final = 0.2
+_POLL: Final = timedelta(seconds=30)
+# A worker that restarts is waited for this long; then the task's own retries follow the same job.
+_AWAY: Final = timedelta(seconds=60)
+# How much longer than estimated a job may take.
+_GENEROSITY: Final = 4
+_LEAST: Final = timedelta(minutes=10)
+_MOST: Final = timedelta(days=1)
+# A cancel is tried again for about a day, nearly always after the longest pause.
+_MOST_TRIES: Final = 275
+_AGAIN: Final = timedelta(seconds=5)
+_MOST_DOUBLED: Final = 6
+_CANCELED_AT_ONCE: Final = 100
+_WHY: Final = "a job that nobody wants any more"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A worker's job as a task's checkpoint holds it: enough for any process to follow it."""
+
+    job_id: str
+    estimate: float
+    began_at: datetime
+    status_tool: str
+    result_tool: str
+    cancel_tool: str | None = None
+
+    def checkpoint(self) -> dict[str, Any]:
+        return {"job": {**asdict(self), "began_at": self.began_at.isoformat()}}
+
+    @property
+    def allowed(self) -> timedelta:
+        return min(max(_GENEROSITY * timedelta(seconds=self.estimate), _LEAST), _MOST)
+
+
+LOST: Final[Mapping[str, Any]] = {"job": None}
+"""The checkpoint of a task whose job the worker does not know any more: the next run starts another."""
+
+
+def kept_job(checkpoint: Any) -> Job | None:
+    """The job that an earlier run of a task has started, or None."""
+    kept = checkpoint.get("job") if isinstance(checkpoint, Mapping) else None
+    return None if kept is None else Job(**{**kept, "began_at": datetime.fromisoformat(kept["began_at"])})
+
+
+def starts_cancelable_jobs(target: Target) -> bool:
+    """Whether a call of the tool may start a job that can be canceled by its id. Needs an acting transaction."""
+    tools = _tools_beside(target)
+    pair = followers(target.tool_name, tools)
+    return pair is not None and canceler(pair[0], tools) is not None
+
+
+def begin(
+    target: Target, payload: Mapping[str, Any], *, tenant_id: int, task_id: int | None
+) -> tuple[Job | None, WorkerJob | None]:
+    """The job that an answer names, or None if the answer is the result itself. Needs an acting transaction.
+
+    A job that can be canceled gets a row: it is canceled as soon as no task follows it.
+
+    :param task_id: the task that follows the job; None: nobody does.
+    """
+    job_id, estimate = payload.get("job_id"), payload.get("estimated_duration_seconds")
+    if not isinstance(job_id, str) or not 0 < len(job_id) <= _MAX_JOB_ID:
+        return None, None
+    if isinstance(estimate, bool) or not isinstance(estimate, int | float) or not 0 <= estimate < math.inf:
+        return None, None
+    tools = _tools_beside(target)
+    pair = followers(target.tool_name, tools)
+    if pair is None:
+        return None, None
+    now = database_now()
+    job = Job(
+        job_id=job_id,
+        estimate=min(float(estimate), _MOST.total_seconds()),
+        began_at=now,
+        status_tool=pair[0],
+        result_tool=pair[1],
+        cancel_tool=canceler(pair[0], tools),
+    )
+    if job.cancel_tool is None:
+        return job, None
+    row = WorkerJob.objects.create(
+        tenant_id=tenant_id,
+        task_id=task_id,
+        worker_id=target.worker_id,
+        cancel_tool=job.cancel_tool,
+        job_id=job_id,
+        began_at=now,
+        next_at=now,
+    )
+    return job, row
+
+
+def end(*, worker_id: str, job_id: str) -> None:
+    """Note that a job is over, so that it is not canceled. Needs an acting transaction."""
+    WorkerJob.objects.filter(worker_id=worker_id, job_id=job_id).delete()
+
+
+def _tools_beside(target: Target) -> Sequence[Mapping[str, Any]]:
+    """The tools of the same worker; none, if it was removed after the call."""
+    try:
+        tools: Sequence[Mapping[str, Any]] = workers.manifest_of(target.worker_id)["tools"]
+    except UnknownWorker:
+        return ()
+    return tools
+
+
+def followers(tool_name: str, tools: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
+    """The tools that give the status and the result of a job that another tool of the worker starts."""
+    able = [tool["name"] for tool in tools if _takes_a_job(tool["input_schema"]) and tool["name"] != tool_name]
+    results = {_without(name, "result"): name for name in sorted(able) if "result" in words(name)}
+    pairs = [
+        (name, results[rest])
+        for name in sorted(able)
+        if "status" in words(name) and (rest := _without(name, "status")) in results
+    ]
+    own = set(words(tool_name))
+    return max(pairs, key=lambda pair: len(own.intersection(words(pair[0]))), default=None)
+
+
+def canceler(status_tool: str, tools: Sequence[Mapping[str, Any]]) -> str | None:
+    """The tool that cancels the jobs of a status tool, or None."""
+    able = [tool["name"] for tool in tools if _takes_a_job(tool["input_schema"]) and "cancel" in words(tool["name"])]
+    rest = set(_without(status_tool, "status")) - {"get"}
+    return max(sorted(able), key=lambda name: len(rest.intersection(words(name))), default=None)
+
+
+def _takes_a_job(schema: Mapping[str, Any]) -> bool:
+    return "job_id" in schema.get("properties", {}) and set(schema.get("required", ())) <= {"job_id"}
+
+
+def _without(name: str, word: str) -> tuple[str, ...]:
+    return tuple(other for other in words(name) if other != word)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """A job, the tools to ask, the listener, and the job's start in this process's monotonic time."""
+
+    job: Job
+    began: float
+    status: Target
+    result: Target
+    on_progress: Callable[[float, str], None]
+    canceled: Callable[[], bool]
+
+
+def watch(
+    target: Target, job: Job, *, on_progress: Callable[[float, str], None], canceled: Callable[[], bool]
+) -> Watch:
+    """Prepare to follow a job. Needs an acting transaction.
+
+    :raises DomainError: as :func:`calls.target_of`, for the status and result tools.
+    """
+    age = database_now() - job.began_at
+    return Watch(
+        job=job,
+        began=time.monotonic() - age.total_seconds(),
+        status=calls.target_of(worker_id=target.worker_id, tool_name=job.status_tool),
+        result=calls.target_of(worker_id=target.worker_id, tool_name=job.result_tool),
+        on_progress=on_progress,
+        canceled=canceled,
+    )
+
+
+def follow(watch: Watch, *, patience: timedelta) -> Called | None:
+    """Poll until the job is over; None if it still runs when patience ends. Touches no database.
+
+    :raises CallCanceled: if the asker no longer wants it.
+    :raises WorkerRefused: if the job failed, or its result is refused (`job_failed`), or an answer is unusable.
+    :raises WorkerAway: if the worker does not know the job (`job_lost`), the job takes far too long (`job_overdue`), or
+        the worker does not answer for longer than a restart takes.
+    """
+    until = time.monotonic() + patience.total_seconds()
+    pause = _FIRST_PAUSE
+    while not _is_complete(watch):
+        if time.monotonic() - watch.began > watch.job.allowed.total_seconds():
+            raise WorkerAway(
+                f"{watch.job.job_id[:200]} still runs after {watch.job.allowed}.", code="job_overdue", retryable=False
+            )
+        if time.monotonic() >= until:
+            return None
+        _wait(pause, watch.canceled)
+        pause = pause_after(pause, estimate=watch.job.estimate, age=time.monotonic() - watch.began)
+    try:
+        called = _asked(watch, watch.result, watch.result.deadline)
+    except WorkerAway as refusal:
+        if refusal.code != "job_lost":
+            raise
+        # The worker refuses the result of a job that it knows, or does not know it.
+        _asked(watch, watch.status, _POLL)
+        detail = f"The worker does not give the result of {watch.job.job_id[:200]}: {refusal.detail}"
+        raise WorkerRefused(detail, code="job_failed") from refusal
+    return replace(called, seconds=time.monotonic() - watch.began)
+
+
+def pause_after(pause: float, *, estimate: float, age: float) -> float:
+    """The seconds until the next poll: a twentieth of the job's estimate, or of its age where that is longer."""
+    return min(2 * pause, max(_FIRST_PAUSE, max(estimate, age) / _POLLS_AN_ESTIMATE), _LONGEST_PAUSE)
+
+
+def _is_complete(watch: Watch) -> bool:
+    answer = _asked(watch, watch.status, _POLL).payload
+    status = str(answer.get("status", "")).casefold()
+    message = next((text for key in ("message", "error") if isinstance(text := answer.get(key), str)), "")
+    if status in _FAILED:
+        detail = f"{watch.job.job_id[:200]} has {status}: {message[:1000] or 'the worker does not say why.'}"
+        raise WorkerRefused(detail, code="job_failed")
+    percent = answer.get("progress")
+    if isinstance(percent, int | float) and math.isfinite(percent):
+        watch.on_progress(max(0.0, min(float(percent), 100.0)), message)
+    return status in _COMPLETE
+
+
+def _asked(watch: Watch, target: Target, deadline: timedelta) -> Called:
+    """Ask about the job, also across a restart of the worker."""
+    away_until = time.monotonic() + _AWAY.total_seconds()
+    while True:
+        try:
+            return calls.call(
+                target=target, params={"job_id": watch.job.job_id}, deadline=deadline, canceled=watch.canceled
+            )
+        except UnusableAnswer:
+            raise
+        except WorkerRefused as refusal:
+            if refusal.code != "worker_refused":
+                raise
+            raise WorkerAway(
+                f"The worker does not know the job that it began: {refusal.detail}", code="job_lost"
+            ) from refusal
+        except WorkerCallFailed as failure:
+            if not failure.retryable or time.monotonic() > away_until:
+                raise
+        _wait(1.0, watch.canceled)
+
+
+def _wait(seconds: float, canceled: Callable[[], bool]) -> None:
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        if canceled():
+            raise CallCanceled("The job is not wanted any more.")
+        time.sleep(min(left, _LOOK_SECONDS))
+
+
+def cancel_unwanted() -> None:
+    """Ask workers to cancel the jobs that no task follows. A worker that is away is asked again, for about a day.
+
+    Opens its own transactions; safe to repeat or overlap.
+    """
+    with acting_as_system(_WHY):
+        due = WorkerJob.objects.unwanted().filter(next_at__lte=GATEHOUSE_NOW).order_by("next_at")
+        jobs = list(due[:_CANCELED_AT_ONCE])
+    for job in jobs:
+        refusal = _cancel(job)
+        with acting_in(job.tenant_id, _WHY):
+            if isinstance(refusal, Unavailable) and job.tries < _MOST_TRIES:
+                pause = _AGAIN * 2 ** min(job.tries, _MOST_DOUBLED)
+                WorkerJob.objects.filter(pk=job.pk).update(next_at=database_now() + pause, tries=job.tries + 1)
+                continue
+            if refusal is None:
+                end(worker_id=job.worker_id, job_id=job.job_id)
+            WorkerJob.objects.filter(pk=job.pk).delete()
+        if refusal is not None:
+            logger.warning(
+                "job.not_canceled",
+                task_id=job.task_id,
+                worker_id=job.worker_id,
+                job_id=job.job_id,
+                code=refusal.code,
+                detail=refusal.detail,
+            )
+
+
+def _cancel(job: WorkerJob) -> DomainError | None:
+    """Call the job's cancel tool; returns the refusal, if there is one."""
+    try:
+        with acting_in(job.tenant_id, _WHY):
+            target = calls.target_of(worker_id=job.worker_id, tool_name=job.cancel_tool)
+        calls.call(target=target, params={"job_id": job.job_id}, deadline=_POLL)
+    except DomainError as refusal:
+        return refusal
+    return None
