@@ -20,7 +20,7 @@ from apps.executions.errors import (
 from apps.executions.models import WorkerJob
 from apps.tasks import services as tasks
 from apps.tasks.handlers import Canceled, Context, Failed, Postponed, Result, handler
-from apps.workers import services as registry
+from apps.workers.services import registry
 from apps.workers.errors import WorkerRateLimited
 
 _ALIAS: Final = "mcp_worker_"

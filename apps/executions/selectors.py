@@ -218,5 +218,5 @@ def refuse_unless_asked(caller: Caller, ref: str, step_id: str) -> None:
 
 def only_tool_of(worker_id: str) -> str | None:
     """The worker's tool if it has exactly one, else None."""
-    names = Offer.objects.standing().filter(worker__worker_id=worker_id).values_list("name", flat=True)[:2]
+    names = Offer.objects.current().filter(worker__worker_id=worker_id).values_list("name", flat=True)[:2]
     return names[0] if len(names) == 1 else None

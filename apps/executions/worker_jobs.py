@@ -135,7 +135,7 @@ def end(*, worker_id: str, job_id: str) -> None:
 def _tools_beside(target: Target) -> Sequence[Mapping[str, Any]]:
     """The tools of the same worker; none, if it was removed after the call."""
     try:
-        tools: Sequence[Mapping[str, Any]] = workers.manifest_of(target.worker_id)["tools"]
+        tools: Sequence[Mapping[str, Any]] = workers.manifest_of(target.worker_id).tools
     except UnknownWorker:
         return ()
     return tools

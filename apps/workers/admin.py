@@ -17,19 +17,17 @@ from apps.core.admin import OperatorAdmin, ReasonForm, link_to, verb
 from apps.core.errors import DomainError
 from apps.principals.models import Tenant
 from apps.principals.tenancy import acting_in
-from apps.workers import selectors, services
+from apps.workers import selectors
 from apps.workers.models import (
-    Allowance,
-    Call,
     Offer,
-    Place,
-    Registry,
     SigningKey,
+    SourceEntry,
     ToolVersion,
     Worker,
     WorkerEvent,
     WorkerSource,
 )
+from apps.workers.services import registry
 from apps.workers.trust import ALLOWED, Tier, calls_per_hour
 
 _WHY: Final = "console: operating workers"
@@ -91,32 +89,32 @@ class WorkerAdmin(OperatorAdmin):
 
     @verb(
         "Quarantine",
-        explanation="It is neither planned for nor called until you release it, whatever it says of itself.",
+        explanation="Plans and calls exclude it until you release it, whatever it reports.",
         permission="workers.operate_worker",
     )
     def quarantine(self, worker: Worker, given: Mapping[str, Any]) -> str:
         with acting_in(worker.tenant_id, _WHY):
-            services.quarantine(tenant_id=worker.tenant_id, worker_id=worker.worker_id, why=given["reason"])
+            registry.quarantine(tenant_id=worker.tenant_id, worker_id=worker.worker_id, why=given["reason"])
         return f"{worker} is in quarantine."
 
     @verb(
         "Release",
-        explanation="End its quarantine. It counts as offline until it is heard of.",
+        explanation="End its quarantine. It is offline until a heartbeat or a probe shows otherwise.",
         permission="workers.operate_worker",
     )
     def release(self, worker: Worker, given: Mapping[str, Any]) -> str:
         with acting_in(worker.tenant_id, _WHY):
-            services.release(tenant_id=worker.tenant_id, worker_id=worker.worker_id, why=given["reason"])
+            registry.release(tenant_id=worker.tenant_id, worker_id=worker.worker_id, why=given["reason"])
         return f"{worker} is released."
 
     @verb(
         "Unregister",
-        explanation="Take it out of the registry. It may register again, signed two minutes later or not at all, unless in quarantine.",
+        explanation="Take it out of the registry. It may register again with a new signature, unless it is in quarantine.",
         permission="workers.operate_worker",
     )
     def unregister(self, worker: Worker, given: Mapping[str, Any]) -> str:
         with acting_in(worker.tenant_id, _WHY):
-            services.expel(tenant_id=worker.tenant_id, worker_id=worker.worker_id, why=given["reason"])
+            registry.expel(tenant_id=worker.tenant_id, worker_id=worker.worker_id, why=given["reason"])
         return f"{worker} is unregistered."
 
     @admin.display(description="What its tier allows")
@@ -145,33 +143,6 @@ class ToolVersionAdmin(OperatorAdmin):
     search_fields = ["name", "uid"]
 
 
-@admin.register(Offer)
-class OfferAdmin(OperatorAdmin):
-    list_display = ["name", "worker_link", "tool_link", "runs", "successes", "offered_at", "withdrawn_at"]
-    list_select_related = ["worker", "tool"]
-    search_fields = ["name"]
-
-    @admin.display(description="Worker")
-    def worker_link(self, offer: Offer) -> str:
-        return link_to(offer.worker)
-
-    @admin.display(description="Version")
-    def tool_link(self, offer: Offer) -> str:
-        return link_to(offer.tool)
-
-
-@admin.register(WorkerEvent)
-class WorkerEventAdmin(OperatorAdmin):
-    list_display = ["at", "worker_link", "kind", "state", "detail"]
-    list_filter = ["kind", "state"]
-    list_select_related = ["worker"]
-    ordering = ["-id"]
-
-    @admin.display(description="Worker")
-    def worker_link(self, event: WorkerEvent) -> str:
-        return link_to(event.worker)
-
-
 class EnrollForm(ReasonForm):
     tenant = forms.ModelChoiceField(Tenant.objects.all(), widget=UnfoldAdminSelectWidget)
     key_id = forms.CharField(
@@ -196,7 +167,7 @@ class SigningKeyAdmin(OperatorAdmin):
         permissions=["workers.operate_signingkey"],
         dialog={
             "title": "Enroll a key",
-            "description": "Trust what it signs, up to a ceiling. Workers that came with it before are asked to sign anew.",
+            "description": "Trust what it signs, up to a ceiling. Workers that have named it before are asked to register again.",
             "form_class": EnrollForm,
             "form_submit_text": "Enroll",
         },
@@ -206,7 +177,7 @@ class SigningKeyAdmin(OperatorAdmin):
         try:
             with transaction.atomic():
                 with acting_in(given["tenant"].pk, _WHY):
-                    key = services.enroll_key(
+                    key = registry.enroll_key(
                         tenant_id=given["tenant"].pk,
                         key_id=given["key_id"],
                         public_key=given["public_key"],
@@ -221,41 +192,18 @@ class SigningKeyAdmin(OperatorAdmin):
 
     @verb(
         "Revoke",
-        explanation="End the trust in it for good. Every worker that rests on it is untrusted at once.",
+        explanation="End the trust in it for good. All workers that it has signed are untrusted at once.",
         permission="workers.operate_signingkey",
     )
     def revoke(self, key: SigningKey, given: Mapping[str, Any]) -> str:
         with acting_in(key.tenant_id, _WHY):
-            stripped = services.revoke_key(tenant_id=key.tenant_id, key_id=key.key_id, why=given["reason"])
+            stripped = registry.revoke_key(tenant_id=key.tenant_id, key_id=key.key_id, why=given["reason"])
         return f"{key} is revoked; {stripped} workers are untrusted now."
 
 
-@admin.register(Registry)
-class RegistryAdmin(OperatorAdmin):
-    list_display = ["tenant", "epoch", "history_epoch"]
-    list_select_related = ["tenant"]
-
-
-@admin.register(Call)
-class CallAdmin(OperatorAdmin):
-    list_display = ["id", "offer_link", "ok", "seconds", "cost"]
-    list_select_related = ["offer"]
-
-    @admin.display(description="Offer")
-    def offer_link(self, call: Call) -> str:
-        return link_to(call.offer)
-
-
-@admin.register(Allowance)
-class AllowanceAdmin(OperatorAdmin):
-    list_display = ["worker", "taken_until"]
-    list_filter = ["tenant"]
-    list_select_related = ["worker"]
-
-
-class PlaceInline(TabularInline):
-    model = Place
-    fields = ["key", "worker", "named_at", "gone_at", "asked_at", "faults", "fault"]
+class SourceEntryInline(TabularInline):
+    model = SourceEntry
+    fields = ["key", "worker", "named_at", "asked_at", "faults", "fault"]
     readonly_fields = fields
     extra = 0
     can_delete = False
@@ -267,12 +215,4 @@ class WorkerSourceAdmin(OperatorAdmin):
     list_filter = ["kind", "enabled", "tenant"]
     list_select_related = ["principal"]
     search_fields = ["name", "address"]
-    inlines = [PlaceInline]
-
-
-@admin.register(Place)
-class PlaceAdmin(OperatorAdmin):
-    list_display = ["key", "source", "worker", "asked_at", "faults", "fault", "gone_at"]
-    list_filter = ["source__kind", "tenant"]
-    list_select_related = ["source", "worker"]
-    search_fields = ["key"]
+    inlines = [SourceEntryInline]

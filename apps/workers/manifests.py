@@ -1,4 +1,4 @@
-"""A worker's manifest, judged before it is stored: its endpoint, its schemas, and what names each tool's version."""
+"""Checks of an MCP worker's manifest before it is stored: its endpoint, its schemas, and the hash of each tool version."""
 
 import hashlib
 import ipaddress
@@ -11,10 +11,8 @@ from urllib.parse import urlsplit
 import rfc8785
 
 from apps.core import foreign_schemas
-from apps.core.errors import FieldError
-from apps.core.foreign_schemas import Effort
+from apps.core.errors import FieldError, Invalid
 from apps.workers import trust
-from apps.workers.errors import RepeatedTool, UnusableEndpoint, UnusableSchema
 from apps.workers.trust import Tier
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -24,7 +22,7 @@ _LOOPBACK_NAMES: Final = frozenset({"localhost", "localhost.localdomain"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContract:
-    """One tool as a manifest states it, with the hash that names this version of it."""
+    """One tool of a manifest, with the hash that names this version of the tool."""
 
     uid: str
     name: str
@@ -40,7 +38,7 @@ class ToolContract:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A registration, checked. `original` is what was signed, member by member."""
+    """A checked registration. `original` is what was signed, member by member."""
 
     worker_id: str
     endpoint: str
@@ -55,24 +53,26 @@ class Manifest:
 
 
 def read(original: Mapping[str, Any], *, allow_loopback: bool, networks: Sequence[Network] = ()) -> Manifest:
-    """Return a manifest whose form is already known to be right.
+    """Return the manifest of a registration that :class:`apps.workers.shapes.RegisterWorker` has accepted.
 
-    :raises RepeatedTool: if two tools have one name.
-    :raises UnusableEndpoint: if no call could go there.
-    :raises UnusableSchema: if a tool's schema is broken, fetches from elsewhere, or is no object's.
+    :raises Invalid: `repeated_tool`; `unusable_endpoint`; `unusable_schema`, if a tool's schema is broken, refers to
+        another document, or does not describe an object.
     """
     claims = original.get("trust", {})
     names = Counter(tool["name"] for tool in original["tools"])
     if repeated := sorted(name for name, times in names.items() if times > 1):
-        raise RepeatedTool(f"The manifest names a tool twice: {repeated[0]}.")
-    effort = Effort()
+        raise Invalid(f"The manifest names a tool twice: {repeated[0]}.", code="repeated_tool")
+    constraints = _without_nulls(original.get("constraints", {}))
+    if (limit := constraints.pop("rate_limit", None)) is not None:
+        constraints.setdefault("rate_limit_per_hour", limit)
+    effort = foreign_schemas.Effort()
     return Manifest(
         worker_id=original["worker_id"],
         endpoint=endpoint(original["endpoint"], allow_loopback=allow_loopback, networks=networks),
         tools=tuple(_contract(tool, number, original, effort) for number, tool in enumerate(original["tools"])),
         capabilities=tuple(dict.fromkeys(original.get("capabilities", ()))),
-        constraints=_constraints(original.get("constraints", {})),
-        hints=_said(original.get("hints", {})),
+        constraints=constraints,
+        hints=_without_nulls(original.get("hints", {})),
         claimed_tier=Tier(claims.get("tier", Tier.UNTRUSTED)),
         signature=claims.get("signature"),
         key_id=claims.get("key_id"),
@@ -81,46 +81,63 @@ def read(original: Mapping[str, Any], *, allow_loopback: bool, networks: Sequenc
 
 
 def endpoint(url: str, *, allow_loopback: bool, networks: Sequence[Network] = ()) -> str:
-    """Return an endpoint that a call could go to, by its text alone; names are resolved when a call is made.
+    """Return an endpoint that may be called, judged by its text alone. Names are resolved at each call.
 
-    :param networks: private ones that may be called.
-    :raises UnusableEndpoint: naming the reason.
+    :param networks: private networks that may be called.
+    :raises Invalid: `unusable_endpoint`, with the reason.
     """
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
-    except ValueError as exc:
-        raise UnusableEndpoint(f"{url[:200]!r} is no address.") from exc
-    if parts.scheme not in {"http", "https"} or not host or port == 0:
-        raise UnusableEndpoint("An endpoint is an http or https address.")
-    if parts.username or parts.password or parts.fragment:
-        raise UnusableEndpoint("An endpoint holds no credentials and no fragment.")
-    if _is_loopback(host) and not allow_loopback and not _is_within(host, networks):
-        raise UnusableEndpoint("This deployment calls no workers on its own machine.")
-    if not (_is_loopback(host) or _is_within(host, networks) or (parts.scheme == "https" and _is_public(host))):
-        raise UnusableEndpoint("An endpoint is public and served over https, or in a network that may be called.")
+    fault = _fault_of(url, allow_loopback=allow_loopback, networks=networks)
+    if fault is not None:
+        raise Invalid(fault, code="unusable_endpoint")
     return url
 
 
-def tool_uid(*, name: str, description: str, input_schema: object, output_schema: object, side_effects: object) -> str:
-    """Return the name of one version of a tool: a hash of all that a caller relies on."""
-    body = {
-        "name": name,
-        "description": description,
-        "input_schema": input_schema,
-        "output_schema": output_schema,
-        "side_effects": side_effects,
-    }
-    return hashlib.blake2b(rfc8785.dumps(body), digest_size=16).hexdigest()  # type: ignore[arg-type]  # JSON values by contract
+def _fault_of(url: str, *, allow_loopback: bool, networks: Sequence[Network]) -> str | None:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        return f"{url[:200]!r} is no address."
+    if parts.scheme not in {"http", "https"} or not host or port == 0:
+        return "An endpoint is an http or https address."
+    if parts.username or parts.password or parts.fragment:
+        return "An endpoint holds no credentials and no fragment."
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        address = None
+    if address is None:
+        is_loopback = host.casefold().rstrip(".") in _LOOPBACK_NAMES
+        # A name may lead into an allowed network: each call checks the resolved address.
+        is_allowed, is_public = bool(networks) and not is_loopback, True
+    else:
+        is_loopback, is_public = address.is_loopback, address.is_global
+        is_allowed = any(address in network for network in networks)
+    if is_loopback and not allow_loopback and not is_allowed:
+        return "This deployment calls no workers on its own machine."
+    if not (is_loopback or is_allowed or (parts.scheme == "https" and is_public)):
+        return "An endpoint is public and served over https, or in a network that may be called."
+    return None
 
 
-def _contract(tool: Mapping[str, Any], number: int, original: Mapping[str, Any], effort: Effort) -> ToolContract:
+def tool_uid(contract: Mapping[str, Any]) -> str:
+    """Return the name of one version of a tool: a hash of everything that a caller relies on.
+
+    :param contract: name, description, input_schema, output_schema and side_effects.
+    """
+    return hashlib.blake2b(rfc8785.dumps(dict(contract)), digest_size=16).hexdigest()
+
+
+def _contract(
+    tool: Mapping[str, Any], number: int, original: Mapping[str, Any], effort: foreign_schemas.Effort
+) -> ToolContract:
     input_schema, output_schema = tool["input_schema"], tool.get("output_schema") or {}
     for name, schema in (("input_schema", input_schema), ("output_schema", output_schema)):
-        _check_schema(schema, f"/tools/{number}/{name}", effort)
+        if (fault := foreign_schemas.fault_of_schema(schema, effort=effort)) is not None:
+            raise _unusable(f"/tools/{number}/{name}", f"is no JSON Schema that stands on its own: {fault}")
     if input_schema.get("type", "object") != "object":
         raise _unusable(f"/tools/{number}/input_schema", "describes no object")
-    stated = {
+    contract = {
         "name": tool["name"],
         "description": tool.get("description", ""),
         "input_schema": input_schema,
@@ -128,55 +145,14 @@ def _contract(tool: Mapping[str, Any], number: int, original: Mapping[str, Any],
         "side_effects": tool.get("side_effects") or original.get("side_effects"),
     }
     try:
-        return ToolContract(uid=tool_uid(**stated), **stated)
+        return ToolContract(uid=tool_uid(contract), **contract)
     except rfc8785.CanonicalizationError as exc:
         raise _unusable(f"/tools/{number}", f"has no canonical form: {exc}") from exc
 
 
-def _check_schema(schema: Mapping[str, Any], pointer: str, effort: Effort) -> None:
-    if (fault := foreign_schemas.fault_of_schema(schema, effort=effort)) is not None:
-        raise _unusable(pointer, f"is no JSON Schema that stands on its own: {fault}")
+def _unusable(pointer: str, fault: str) -> Invalid:
+    return Invalid(f"The schema at {pointer} {fault}.", code="unusable_schema", errors=[FieldError(pointer, fault)])
 
 
-def _unusable(pointer: str, fault: str) -> UnusableSchema:
-    return UnusableSchema(f"The schema at {pointer} {fault}.", errors=[FieldError(pointer, fault)])
-
-
-def _constraints(stated: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A manifest may say `rate_limit` for `rate_limit_per_hour`."""
-    named = _said(stated)
-    if (limit := named.pop("rate_limit", None)) is not None:
-        named.setdefault("rate_limit_per_hour", limit)
-    return named
-
-
-def _said(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """What is said to be null is left out."""
+def _without_nulls(stated: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in stated.items() if value is not None}
-
-
-def _is_loopback(host: str) -> bool:
-    if host.casefold().rstrip(".") in _LOOPBACK_NAMES:
-        return True
-    address = _address(host)
-    return address is not None and address.is_loopback
-
-
-def _is_within(host: str, networks: Sequence[Network]) -> bool:
-    """Whether it is in one of the networks, or may be: where a name leads is seen when a call is made."""
-    address = _address(host)
-    if address is None:
-        return bool(networks) and not _is_loopback(host)
-    return any(address in network for network in networks)
-
-
-def _is_public(host: str) -> bool:
-    address = _address(host)
-    return address is None or address.is_global
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(host)
-    except ValueError:
-        return None

@@ -1,4 +1,4 @@
-"""Workers, the versions of their tools, what each offers, and what became of it."""
+"""MCP workers, the versions of their tools, their offers, the outcome of calls, and the sources of discovery."""
 
 from datetime import datetime, timedelta
 from typing import Final
@@ -8,20 +8,19 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from apps.core.errors import Conflict
 from apps.principals.models import Principal, TenantModel
-from apps.workers.errors import IllegalTransition
-from apps.workers.hysteresis import Reach, Standing
-from apps.workers.states import TRANSITIONS, SourceKind, State
+from apps.workers.states import TRANSITIONS, Reach, Reachability, SourceKind, State
 from apps.workers.trust import RENEW_BEFORE, Tier
 
 NOT_REMEMBERED: Final = -1
-"""Before every epoch that a worker can be remembered as of."""
+"""Lower than every epoch: memory does not hold the worker."""
 
 
 class Registry(TenantModel):
-    """A tenant's registry as a whole: two counters that say whether what was read from it still holds.
+    """Two counters of a tenant's registry, for those who keep copies of it.
 
-    `epoch` moves with whatever changes who may be planned for, `history_epoch` with what calls have shown.
+    `epoch` changes with everything that plans depend on, `history_epoch` with the figures of calls.
     """
 
     epoch = models.BigIntegerField(default=0)
@@ -36,7 +35,7 @@ class Registry(TenantModel):
 
 
 class SigningKey(TenantModel):
-    """A public key that an operator enrolled: manifests that it signed are trusted up to its ceiling."""
+    """A public key that an operator enrolled. Manifests that it signs are trusted up to its ceiling."""
 
     key_id = models.CharField(max_length=100)
     public_key = models.CharField(max_length=200)
@@ -49,7 +48,7 @@ class SigningKey(TenantModel):
             models.UniqueConstraint(fields=["tenant", "key_id"], name="workers_signingkey_id_once"),
             models.CheckConstraint(condition=Q(ceiling__in=Tier.values), name="workers_signingkey_ceiling_known"),
         ]
-        permissions = [("operate_signingkey", "Can enroll and revoke keys of workers")]
+        permissions = [("operate_signingkey", "Can enroll and revoke keys of MCP workers")]
 
     def __str__(self) -> str:
         return self.key_id
@@ -60,7 +59,7 @@ class WorkerQuerySet(models.QuerySet["Worker"]):
         return self.filter(worker_id=worker_id)
 
     def light(self) -> "WorkerQuerySet":
-        """Without the manifest, which may be long; who asks a row for it reads it then."""
+        """Without the manifest, which may be long. It is read when it is used."""
         return self.defer("manifest")
 
     def registered(self) -> "WorkerQuerySet":
@@ -74,9 +73,9 @@ class WorkerQuerySet(models.QuerySet["Worker"]):
 
 
 class Worker(TenantModel):
-    """One worker as its latest manifest describes it, with how far it is trusted and how it is.
+    """One MCP worker: its latest manifest, its trust and its health.
 
-    The row outlives its registration: an unregistered worker keeps its history and comes back as the same.
+    The row stays when the worker is unregistered: it keeps its history and may be registered again.
     """
 
     worker_id = models.CharField(max_length=100)
@@ -85,7 +84,7 @@ class Worker(TenantModel):
         on_delete=models.PROTECT,
         related_name="+",
         db_index=False,
-        help_text="Who registered it and speaks for it.",
+        help_text="Registered it, and may speak for it.",
     )
     endpoint = models.CharField(max_length=2000)
     capabilities = ArrayField(models.CharField(max_length=100), default=list)
@@ -98,46 +97,43 @@ class Worker(TenantModel):
     signing_key = models.ForeignKey(
         SigningKey, on_delete=models.PROTECT, null=True, related_name="workers", db_index=False
     )
-    signed_at = models.DateTimeField(null=True, help_text="When the youngest signature that was taken was made.")
-    signed_digest = models.CharField(max_length=32, null=True, help_text="What that signature was made over.")
+    signed_at = models.DateTimeField(null=True, help_text="When the latest accepted signature was made.")
     trust_ends_at = models.DateTimeField(
-        null=True, help_text="When the signature ends. A worker that wants trust beyond it registers anew."
+        null=True, help_text="End of the signature. The worker registers again to keep its trust."
     )
-    void_until = models.DateTimeField(null=True, help_text="Signatures made up to this moment count no more.")
+    void_until = models.DateTimeField(null=True, help_text="Signatures made up to this moment are refused.")
     state = models.CharField(max_length=12, choices=State, default=State.READY)
     current_load = models.FloatField(default=0)
     available = models.BooleanField(default=True)
     beats = models.BooleanField(
         default=True,
         db_default=True,
-        help_text="It announces itself and sends heartbeats; one that was found and sends none is probed.",
+        help_text="It sends heartbeats. A discovered worker that sends none is only probed.",
     )
     reported = models.CharField(
         max_length=12,
         choices=State,
         default=State.READY,
         db_default=State.READY,
-        help_text="How it says that it is, whatever else is known.",
+        help_text="The state that its last heartbeat reported.",
     )
     last_heartbeat_at = models.DateTimeField()
     reach = models.CharField(max_length=8, choices=Reach, default=Reach.UNKNOWN, db_default=Reach.UNKNOWN)
     probes_against = models.SmallIntegerField(
         default=0, db_default=0, help_text="Probes in a row that contradict `reach`."
     )
-    probe_at = models.DateTimeField(db_default=Now(), help_text="When it is probed next.")
+    probe_at = models.DateTimeField(db_default=Now(), help_text="Time of the next probe.")
     probe_fence = models.BigIntegerField(default=0, db_default=0)
     probed_at = models.DateTimeField(null=True)
     probe_fault = models.CharField(max_length=300, null=True)
-    drift = models.CharField(
-        max_length=300, null=True, help_text="What its endpoint offers otherwise than its manifest says."
-    )
+    drift = models.CharField(max_length=300, null=True, help_text="The difference of its tools from its manifest.")
     registered_at = models.DateTimeField()
     unregistered_at = models.DateTimeField(null=True)
     described_at_epoch = models.BigIntegerField(
-        default=0, help_text="The registry's epoch when its manifest last changed or it left."
+        default=0, help_text="The registry's epoch when its manifest last changed or it was unregistered."
     )
     remembered_at_epoch = models.BigIntegerField(
-        default=NOT_REMEMBERED, help_text="Which of these epochs memory knows it as of; a tick follows."
+        default=NOT_REMEMBERED, help_text="The epoch at which memory was last brought up to date with it."
     )
 
     objects = WorkerQuerySet.as_manager()
@@ -162,59 +158,61 @@ class Worker(TenantModel):
                 condition=Q(reach__in=Reach.values, reported__in=State.values), name="workers_worker_reach_known"
             ),
         ]
-        # None on what a heartbeat writes: so its row is overwritten in place, and no index is touched. The look for late
-        # workers reads them all instead, which is little beside what their heartbeats cost.
+        # No index holds a column that a heartbeat writes: so PostgreSQL updates the row in place (HOT).
         indexes = [
-            # Serves services.probe(), every second.
+            # Serves health.probe(), every second.
             models.Index(
                 name="workers_worker_probe",
                 fields=["probe_at"],
                 condition=Q(unregistered_at=None) & ~Q(state="quarantined"),
             ),
-            # Serves selectors.search(): whose tools have changed since an index was built.
+            # Serves selectors.search(): workers that changed since an index was built.
             models.Index(name="workers_worker_described", fields=["tenant", "described_at_epoch"]),
-            # Serves services.remember(): holds next to nothing.
+            # Serves memory.remember(); nearly empty.
             models.Index(
                 name="workers_worker_unremembered",
                 fields=["tenant", "id"],
                 condition=Q(remembered_at_epoch__lt=models.F("described_at_epoch")),
             ),
-            # Serves services.lapse_trust(): trusted workers by the end of their signature.
+            # Serves registry.lapse_trust().
             models.Index(
                 name="workers_worker_lapsing",
                 fields=["trust_ends_at"],
                 condition=~Q(effective_tier=Tier.UNTRUSTED),
             ),
         ]
-        permissions = [("operate_worker", "Can quarantine, release and unregister workers")]
+        permissions = [("operate_worker", "Can quarantine, release and unregister MCP workers")]
+        verbose_name = "MCP worker"
 
     def __str__(self) -> str:
         return self.worker_id
 
     @property
     def is_to_register_again(self) -> bool:
-        """Whether, at its last heartbeat, its trust had ended or was soon to end."""
+        """Whether its trust had ended, or was soon to end, at its last heartbeat."""
         return self.trust_ends_at is not None and self.trust_ends_at - self.last_heartbeat_at <= RENEW_BEFORE
 
     def tier_at(self, now: datetime) -> Tier:
-        """Its tier: trust ends with the signature, whether or not that has been noted yet."""
+        """Its tier at a moment. Trust ends with the signature, even before `lapse_trust` has stored that."""
         has_ended = self.trust_ends_at is not None and self.trust_ends_at <= now
         return Tier.UNTRUSTED if has_ended else Tier(self.effective_tier)
 
-    # Mutators change memory only. Services lock, save and commit.
-
     def move_to(self, state: State) -> None:
+        """Change the state in memory; services lock and save.
+
+        :raises Conflict: `illegal_transition`.
+        """
         if state not in TRANSITIONS[State(self.state)]:
-            raise IllegalTransition(f"{self.worker_id} cannot go from {self.state} to {state}.")
+            raise Conflict(f"{self.worker_id} cannot go from {self.state} to {state}.", code="illegal_transition")
         self.state = state
 
     @property
-    def standing(self) -> Standing:
-        return Standing(Reach(self.reach), self.probes_against)
+    def reachability(self) -> Reachability:
+        return Reachability(Reach(self.reach), self.probes_against)
 
     @property
     def condition(self) -> State:
-        """How it is by all that is known but the age of its heartbeat: its own word, what probes see, what it offers."""
+        """Its state by its own report, the probes and its drift; the age of its heartbeat is not considered."""
         reported = State(self.reported)
         if reported in {State.MAINTENANCE, State.OFFLINE}:
             return reported
@@ -224,7 +222,7 @@ class Worker(TenantModel):
 
 
 class ToolVersion(TenantModel):
-    """One version of a tool, named by the hash of its contract. Workers with the same contract share the row; it never changes."""
+    """One version of a tool, named by the hash of its contract. Workers with the same contract share the row. It never changes."""
 
     uid = models.CharField(max_length=32)
     name = models.CharField(max_length=200)
@@ -243,16 +241,16 @@ class ToolVersion(TenantModel):
 
 
 class OfferQuerySet(models.QuerySet["Offer"]):
-    def standing(self) -> "OfferQuerySet":
+    def current(self) -> "OfferQuerySet":
         return self.filter(withdrawn_at=None, worker__unregistered_at=None)
 
     def with_contract(self) -> "OfferQuerySet":
-        """With the version of the tool, and the worker as far as a choice between offers looks at it."""
+        """With the tool version, and the worker without its manifest."""
         return self.select_related("worker", "tool").defer("worker__manifest")
 
 
 class Offer(TenantModel):
-    """That a worker runs one version of a tool, and what its calls have shown. Withdrawn, not deleted, when the worker drops it."""
+    """A worker's offer of one tool version, with the figures of its calls. An offer that ends is withdrawn, not deleted."""
 
     worker = models.ForeignKey(Worker, on_delete=models.PROTECT, related_name="offers", db_index=False)
     tool = models.ForeignKey(ToolVersion, on_delete=models.PROTECT, related_name="offers", db_index=False)
@@ -275,7 +273,7 @@ class Offer(TenantModel):
             models.UniqueConstraint(
                 fields=["tenant", "worker", "name"],
                 condition=Q(withdrawn_at=None),
-                name="workers_offer_one_standing_a_name",
+                name="workers_offer_one_current_a_name",
             ),
             models.CheckConstraint(
                 condition=Q(successes__gte=0, successes__lte=models.F("runs")), name="workers_offer_successes_are_runs"
@@ -287,7 +285,7 @@ class Offer(TenantModel):
 
 
 class Call(TenantModel):
-    """One call's outcome, appended by whoever made it and folded into its offer by a tick: rows here are not yet counted."""
+    """The outcome of one call that is not yet counted in its offer. A periodic job counts and deletes these rows."""
 
     offer = models.ForeignKey(Offer, on_delete=models.PROTECT, related_name="+", db_index=False)
     ok = models.BooleanField()
@@ -299,9 +297,9 @@ class Call(TenantModel):
 
 
 class Allowance(TenantModel):
-    """How far ahead a worker's calls are taken: each takes its share of an hour, and an hour ahead is all there is.
+    """The rate limit of a worker: each call takes its share of an hour, and at most one hour ahead may be taken.
 
-    So a worker that has been idle may be sent an hour's calls at once, and then as many as the hour goes on to allow.
+    So an idle worker may receive an hour's calls at once, and then as many as the hour goes on to allow.
     """
 
     worker = models.ForeignKey(Worker, on_delete=models.PROTECT, related_name="+", db_index=False)
@@ -317,17 +315,14 @@ class Allowance(TenantModel):
 
 
 class WorkerEvent(TenantModel):
-    """What happened to a worker: registered, changed, trusted more or less, fell silent, came back, left. Never changed.
-
-    What is old goes (`services.forget_events`), but for a worker's last event.
-    """
+    """An event in the history of a worker. Old events are deleted, except for a worker's last one."""
 
     class Kind(models.TextChoices):
         REGISTERED = "registered"
         REPLACED = "replaced", "manifest replaced"
         TRUST = "trust", "trust changed"
         STATE = "state", "state changed"
-        DRIFTED = "drifted", "offers other than its manifest says"
+        DRIFTED = "drifted", "tools differ from the manifest"
         UNREGISTERED = "unregistered"
 
     worker = models.ForeignKey(Worker, on_delete=models.PROTECT, related_name="events", db_index=False)
@@ -345,7 +340,7 @@ class WorkerEvent(TenantModel):
             models.CheckConstraint(condition=Q(state__in=State.values), name="workers_workerevent_state_known"),
         ]
         indexes = [
-            # Serves the admin's health history of one worker, newest first.
+            # Serves the history of one worker in the console, newest first.
             models.Index(name="workers_workerevent_history", fields=["tenant", "worker", "-id"]),
         ]
 
@@ -354,29 +349,29 @@ class WorkerEvent(TenantModel):
 
 
 class WorkerSource(TenantModel):
-    """Where an operator has said that workers are to be looked for. Its principal answers for what is found there.
+    """A source that lists MCP workers, added by an operator. Its workers are registered for its principal.
 
-    `cursor` is how far the source has been read: a revision, an index, a digest. `next_at` is when it is looked at next,
-    or when the claim of whoever looks just now runs out; `fence` counts claims, and only the last one writes.
+    `cursor` is the position of the last look: a revision, an index or a digest. `next_at` is the time of the next look,
+    or the end of a running claim. `fence` is the fencing token of the claim.
     """
 
     name = models.CharField(max_length=100)
     kind = models.CharField(max_length=8, choices=SourceKind)
     address = models.CharField(max_length=2000)
-    settings = models.JSONField(
-        default=dict, help_text="What to look for there, and what is said of a worker that says nothing."
+    options = models.JSONField(
+        default=dict, help_text="What to look for there, and defaults for workers without a manifest."
     )
     sealed_secret = models.TextField(
-        default="", db_default="", editable=False, help_text="What it is told so that it answers, sealed."
+        default="", db_default="", editable=False, help_text="Password or token for the source, encrypted."
     )
     principal = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
     enabled = models.BooleanField(default=True)
-    every = models.DurationField(help_text="How often a place that it names is asked what it offers.")
+    every = models.DurationField(help_text="How often the workers that it lists are asked for their tools.")
     cursor = models.CharField(max_length=100, default="")
     next_at = models.DateTimeField()
     fence = models.BigIntegerField(default=0)
     looked_at = models.DateTimeField(null=True)
-    faults = models.IntegerField(default=0, help_text="Looks in a row that have failed.")
+    faults = models.IntegerField(default=0, help_text="Failed looks in a row.")
     fault = models.CharField(max_length=300, null=True)
     added_at = models.DateTimeField()
 
@@ -389,7 +384,7 @@ class WorkerSource(TenantModel):
             ),
         ]
         indexes = [
-            # Serves services.discover(), every second.
+            # Serves discovery.discover(), every second.
             models.Index(name="workers_workersource_next", fields=["next_at"], condition=Q(enabled=True)),
         ]
 
@@ -397,41 +392,34 @@ class WorkerSource(TenantModel):
         return self.name
 
 
-class PlaceQuerySet(models.QuerySet["Place"]):
-    def standing(self) -> "PlaceQuerySet":
-        return self.filter(gone_at=None)
+class SourceEntry(TenantModel):
+    """An entry of a source: an endpoint or a manifest, and the worker that was registered from it.
 
-
-class Place(TenantModel):
-    """A place that a source names: where a worker is said to be, and what came of asking there.
-
-    `worker` is the one that was registered from here. `next_at` and `fence` are as those of the source.
+    `next_at` and `fence` are as those of the source.
     """
 
-    source = models.ForeignKey(WorkerSource, on_delete=models.CASCADE, related_name="places", db_index=False)
+    source = models.ForeignKey(WorkerSource, on_delete=models.CASCADE, related_name="entries", db_index=False)
     key = models.CharField(max_length=500)
-    stated = models.JSONField(help_text="What the source says of it: an endpoint, or a whole manifest.")
-    worker = models.ForeignKey(Worker, on_delete=models.PROTECT, null=True, related_name="places", db_index=False)
+    stated = models.JSONField(help_text="The content of the entry: an endpoint, or a whole manifest.")
+    worker = models.ForeignKey(Worker, on_delete=models.PROTECT, null=True, related_name="entries", db_index=False)
     named_at = models.DateTimeField()
-    gone_at = models.DateTimeField(null=True)
     next_at = models.DateTimeField()
     fence = models.BigIntegerField(default=0)
     asked_at = models.DateTimeField(null=True)
     faults = models.IntegerField(default=0)
     fault = models.CharField(max_length=300, null=True)
 
-    objects = PlaceQuerySet.as_manager()
-
     class Meta:
         constraints = [
-            models.UniqueConstraint(fields=["tenant", "source", "key"], name="workers_place_key_once"),
+            models.UniqueConstraint(fields=["tenant", "source", "key"], name="workers_sourceentry_key_once"),
         ]
         indexes = [
-            # Serves services.discover(), every second.
-            models.Index(name="workers_place_next", fields=["next_at"], condition=Q(gone_at=None)),
-            # Serves a probe that has found a worker changed, and the question who else names it.
-            models.Index(name="workers_place_worker", fields=["worker"]),
+            # Serves discovery.discover(), every second.
+            models.Index(name="workers_sourceentry_next", fields=["next_at"]),
+            # Serves the question which entries list a worker.
+            models.Index(name="workers_sourceentry_worker", fields=["worker"]),
         ]
+        verbose_name_plural = "source entries"
 
     def __str__(self) -> str:
         return self.key

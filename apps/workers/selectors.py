@@ -1,4 +1,4 @@
-"""Questions about the registry. Answers are values: they stay true of the epoch that they were read at."""
+"""Queries of the registry. Answers are values: they are true of the epoch that they were read at."""
 
 import math
 import statistics
@@ -13,15 +13,19 @@ from typing import Any, Final
 from django.conf import settings
 from django.db.models import F, OuterRef, Prefetch, Subquery, Sum
 
+from apps.core.errors import NotFound
+from apps.core.pagination import decode_position, encode_cursor
 from apps.workers import sql
-from apps.workers.errors import UnknownTool, UnknownWorker
+from apps.workers.errors import UnknownWorker
 from apps.workers.models import Allowance, Offer, OfferQuerySet, Registry, ToolVersion, Worker, WorkerSource
-from apps.workers.searching import Entry, Found, SearchIndex
+from apps.workers.searching import Entry, SearchIndex
+from apps.workers.shapes import CapabilityMatch, WorkerList, WorkerManifest, WorkerSummary
 from apps.workers.states import ROUTABLE, State
-from apps.workers.trust import RATE_MULTIPLIER, Tier, calls_per_hour, forbidden_effects, share_of_an_hour
+from apps.workers.trust import Tier, calls_per_hour, forbidden_effects, share_of_an_hour
 
-_SPARE: Final = 20
 _HOUR: Final = timedelta(hours=1)
+_LOOKED_UP: Final = 200
+"""The states of so many workers are looked up at a time, until a search has found enough that may be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +42,7 @@ class ToolView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferView:
-    """One worker's offer of a tool, with what its calls have shown. `barred` says why it may not be used now."""
+    """A worker's offer of a tool, with the figures of its calls. `barred` says why it may not be used now."""
 
     worker_id: str
     tool_uid: str
@@ -68,42 +72,17 @@ class RegistryView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerView:
-    """A worker as those see it who would call it."""
-
-    worker_id: str
-    endpoint: str
-    state: State
-    is_available: bool
-    current_load: float
-    effective_tier: Tier
-    rate_multiplier: float
-    capabilities: tuple[str, ...]
-    constraints: Mapping[str, Any]
-    hints: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Whom a call of a tool goes to, which version of the tool that is, and what the worker says and has shown of it."""
+    """Everything that a call of a tool needs: the worker, the version of the tool, and the offer."""
 
-    worker: WorkerView
+    worker: Worker
     tool: ToolView
     offer: OfferView
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ListedWorker:
-    """A worker in a list, with the names of its tools."""
-
-    key: int
-    worker: WorkerView
-    tools: tuple[str, ...]
-
-
 def sources(*, tenant_id: int) -> list[dict[str, Any]]:
-    """A tenant's sources of workers by name, with the places that they name, as plain values."""
-    found = WorkerSource.objects.filter(tenant_id=tenant_id).order_by("name").prefetch_related("places__worker")
+    """A tenant's sources by name, with their entries, as plain values."""
+    found = WorkerSource.objects.filter(tenant_id=tenant_id).order_by("name").prefetch_related("entries__worker")
     return [
         {
             "name": source.name,
@@ -111,14 +90,13 @@ def sources(*, tenant_id: int) -> list[dict[str, Any]]:
             "address": source.address,
             "enabled": source.enabled,
             "fault": source.fault,
-            "places": [
+            "entries": [
                 {
-                    "key": place.key,
-                    "worker_id": place.worker.worker_id if place.worker else None,
-                    "fault": place.fault,
+                    "key": entry.key,
+                    "worker_id": entry.worker.worker_id if entry.worker else None,
+                    "fault": entry.fault,
                 }
-                for place in sorted(source.places.all(), key=lambda place: place.key)
-                if place.gone_at is None
+                for entry in sorted(source.entries.all(), key=lambda entry: entry.key)
             ],
         }
         for source in found
@@ -126,24 +104,24 @@ def sources(*, tenant_id: int) -> list[dict[str, Any]]:
 
 
 def epochs() -> tuple[int, int]:
-    """The registry's epoch and its history's, both 0 where nobody has registered yet."""
+    """The registry's epoch and its history's epoch; both 0 before the first registration."""
     found = Registry.objects.values_list("epoch", "history_epoch").first()
     return found or (0, 0)
 
 
 def busiest_tenants(*, limit: int) -> list[int]:
-    """The tenants whose registries have moved most, those first. Runs as the system."""
+    """The tenants whose registries have changed most. Runs as the system."""
     return list(Registry.objects.order_by("-epoch", "tenant_id").values_list("tenant_id", flat=True)[:limit])
 
 
 def conditions() -> dict[str, tuple[object, ...]]:
-    """For each registered worker what tells whether its offers must be read again: other values, other offers."""
+    """For each registered worker the values that its offers depend on: if they differ, read the offers again."""
     found = Worker.objects.registered().values_list("worker_id", "described_at_epoch", "state", "effective_tier")
     return {worker_id: tuple(rest) for worker_id, *rest in found}
 
 
 def managers(workers: Collection[Worker]) -> dict[str, str]:
-    """The names of the DeleGates that manage these workers of one tenant; those that only the root has are left out."""
+    """The names of the DeleGates that manage these workers of one tenant. Workers of the root are left out."""
     if not workers:
         return {}
     (tenant_id,) = {worker.tenant_id for worker in workers}
@@ -152,43 +130,45 @@ def managers(workers: Collection[Worker]) -> dict[str, str]:
 
 
 def pools(*, tenant_id: int, delegates: Collection[int]) -> dict[str, int]:
-    """By worker whose pool it is in, as :func:`managers`, where these principals are the DeleGates."""
+    """The pool of each worker, as :func:`managers`, where these principals are the DeleGates."""
     found = sql.managers(tenant_id=tenant_id, among=delegates)
     return {worker_id: principal_id for worker_id, (principal_id, _) in found.items()}
 
 
 def pools_of(worker_ids: Collection[str], *, tenant_id: int, delegates: Collection[int]) -> dict[str, int | None]:
-    """As :func:`pools`, of those among these workers that are registered; None: the root's."""
+    """As :func:`pools`, for the registered ones among these workers; None: the root's pool."""
     known = dict(Worker.objects.registered().filter(worker_id__in=worker_ids).values_list("pk", "worker_id"))
     found = sql.managers(tenant_id=tenant_id, workers=known, among=delegates) if known else {}
     return {worker_id: found[worker_id][0] if worker_id in found else None for worker_id in known.values()}
 
 
 def tool_names(uids: Collection[str]) -> dict[str, str]:
-    """The names of versions of tools by uid, offered now or once."""
+    """The names of tool versions by uid, offered or not."""
     return dict(ToolVersion.objects.filter(uid__in=uids).values_list("uid", "name"))
 
 
 def tool_versions(uids: Collection[str]) -> dict[str, ToolView]:
-    """Versions of tools by uid, offered now or once."""
-    return {tool.uid: _version_view(tool) for tool in ToolVersion.objects.filter(uid__in=uids)}
+    """Tool versions by uid, offered or not."""
+    return {tool.uid: _tool_view(tool) for tool in ToolVersion.objects.filter(uid__in=uids)}
 
 
 def tried() -> dict[str, int]:
-    """How many calls of each worker have been counted, for those that have any."""
-    found = Offer.objects.standing().filter(runs__gt=0).order_by().values_list("worker__worker_id")
+    """The number of counted calls of each worker that has any."""
+    found = Offer.objects.current().filter(runs__gt=0).order_by().values_list("worker__worker_id")
     return {worker_id: int(runs) for worker_id, runs in found.annotate(runs=Sum("runs"))}
 
 
 def catalogue(worker_ids: Collection[str] | None = None) -> RegistryView:
-    """Everything that is offered now, eligible or not, with the reason where not. Whoever keeps it sees by the epoch that it
-    holds no more, and trust ends without moving that: so what counts here is the tier that is noted.
+    """Every current offer, usable or not. Trust may end without a change of the epoch, so the stored tier counts here.
 
-    :param worker_ids: by whom; None: by all.
+    :param worker_ids: whose offers; None: all.
     """
     epoch, history_epoch = epochs()
-    offers = _standing_offers(worker_ids)
-    tools = {offer.tool.uid: _tool_view(offer) for offer in offers}
+    current = Offer.objects.current().with_contract()
+    if worker_ids is not None:
+        current = current.filter(worker__in=Worker.objects.registered().filter(worker_id__in=worker_ids))
+    offers = list(current.order_by("tool__uid", "worker__worker_id"))
+    tools = {offer.tool.uid: _tool_view(offer.tool) for offer in offers}
     return RegistryView(
         epoch=epoch,
         history_epoch=history_epoch,
@@ -198,61 +178,70 @@ def catalogue(worker_ids: Collection[str] | None = None) -> RegistryView:
 
 
 def tenants_to_remember() -> list[int]:
-    """The tenants of which memory does not know all workers as they are. Runs as the system."""
+    """The tenants with workers that memory does not hold as they are. Runs as the system."""
     return sorted(set(Worker.objects.unremembered().values_list("tenant_id", flat=True)))
 
 
 def waits_for_room(calls: Mapping[str, int]) -> dict[str, timedelta]:
-    """How long it takes until each worker's hour has room for so many more calls; no time, where it has.
-
-    Workers that take no calls just now, by their own word or as they are seen, are left out.
-    """
+    """How long it takes until each worker's hour has room for so many more calls. Workers that take no calls are left out."""
     taken = Allowance.objects.filter(worker=OuterRef("pk")).values("taken_until")
-    # Any: workers with the database's clock and what is taken of their hours, which spares a question for each.
+    # Any: workers with the database's clock and what is taken of their hours.
     found: Any = Worker.objects.light().registered().filter(worker_id__in=calls, state__in=ROUTABLE, available=True)
-    asked = found.annotate(asked_at=sql.GATEHOUSE_NOW, taken_until=Subquery(taken))
-    return {
-        worker.worker_id: _wait_for_room(worker, calls[worker.worker_id])
-        for worker in asked
-        if worker.constraints.get("rate_limit_per_hour") != 0
-    }
+    waits = {}
+    for worker in found.annotate(asked_at=sql.GATEHOUSE_NOW, taken_until=Subquery(taken)):
+        limit = worker.constraints.get("rate_limit_per_hour")
+        if limit == 0:
+            continue
+        now: datetime = worker.asked_at
+        share = share_of_an_hour(calls_per_hour(limit, worker.tier_at(now)))
+        taken_until: datetime = max(worker.taken_until or now, now)
+        needed = taken_until + calls[worker.worker_id] * share - now
+        waits[worker.worker_id] = max(needed - max(share, _HOUR), timedelta(0))
+    return waits
 
 
-def _wait_for_room(worker: Any, calls: int) -> timedelta:
-    now: datetime = worker.asked_at
-    share = share_of_an_hour(calls_per_hour(worker.constraints.get("rate_limit_per_hour"), worker.tier_at(now)))
-    taken: datetime = max(worker.taken_until or now, now)
-    return max(taken + calls * share - now - max(share, _HOUR), timedelta(0))
-
-
-def worker_named(worker_id: str) -> WorkerView:
+def worker_named(worker_id: str) -> Worker:
     """:raises UnknownWorker: if no worker of this id is registered."""
-    return _worker_view(_worker(worker_id))
+    worker = Worker.objects.registered().light().named(worker_id).first()
+    if worker is None:
+        raise UnknownWorker(f"There is no worker {worker_id[:100]!r}.")
+    return worker
 
 
-def manifest_of(worker_id: str) -> Mapping[str, Any]:
-    """A worker's manifest as it was registered.
+def manifest_of(worker_id: str) -> WorkerManifest:
+    """A worker's manifest as it was registered, with its state and tier.
 
     :raises UnknownWorker: if no worker of this id is registered.
     """
-    manifest: dict[str, Any] = _worker(worker_id).manifest
-    return manifest
+    worker = worker_named(worker_id)
+    manifest: dict[str, Any] = worker.manifest
+    return WorkerManifest(
+        worker_id=worker.worker_id,
+        endpoint=worker.endpoint,
+        tools=manifest["tools"],
+        capabilities=worker.capabilities,
+        constraints=worker.constraints,
+        hints=worker.hints,
+        side_effects=manifest.get("side_effects"),
+        trust=manifest.get("trust", {}),
+        effective_tier=Tier(worker.effective_tier).value,
+        status=worker.state,
+    )
 
 
 def terms_of(worker_id: str, tool_name: str) -> Terms:
-    """What a call of a worker's tool keeps to now: all of one moment, and trusted as far as its signature lasts.
+    """Everything that a call of a worker's tool needs now. Trust counts as long as its signature.
 
     :raises UnknownWorker: if no worker of this id is registered.
-    :raises UnknownTool: if it offers no such tool.
+    :raises NotFound: `unknown_tool`, if it offers no such tool.
     """
-    offers = _offers_named(worker_id, tool_name).standing()
-    # Any: an offer with the database's clock, which spares the question for it.
-    offer: Any = offers.annotate(asked_at=sql.GATEHOUSE_NOW).first()
+    # Any: an offer with the database's clock.
+    offer: Any = _offers_named(worker_id, tool_name).current().annotate(asked_at=sql.GATEHOUSE_NOW).first()
     if offer is None:
-        raise _no_offer(_worker(worker_id).worker_id, tool_name)
+        raise _no_offer(worker_named(worker_id).worker_id, tool_name)
     return Terms(
-        worker=_worker_view(offer.worker),
-        tool=_tool_view(offer),
+        worker=offer.worker,
+        tool=_tool_view(offer.tool),
         offer=_offer_view(offer, offer.worker.tier_at(offer.asked_at)),
     )
 
@@ -260,7 +249,7 @@ def terms_of(worker_id: str, tool_name: str) -> Terms:
 def offer_named(worker_id: str, tool_name: str) -> Offer:
     """The latest offer of this name, withdrawn or not.
 
-    :raises UnknownTool: if there never was one.
+    :raises NotFound: `unknown_tool`, if there never was one.
     """
     latest = _offers_named(worker_id, tool_name).first()
     if latest is None:
@@ -268,53 +257,70 @@ def offer_named(worker_id: str, tool_name: str) -> Offer:
     return latest
 
 
+def _offers_named(worker_id: str, tool_name: str) -> OfferQuerySet:
+    """The latest one first."""
+    found = Offer.objects.filter(worker__worker_id=worker_id, name=tool_name).with_contract()
+    return found.order_by(F("withdrawn_at").desc(nulls_first=True))
+
+
+def _no_offer(worker_id: str, tool_name: str) -> NotFound:
+    return NotFound(f"{worker_id[:100]} offers no tool {tool_name[:200]!r}.", code="unknown_tool")
+
+
 def workers(
     *,
     capability: str | None = None,
     trust_tier: Tier | None = None,
     available_only: bool = True,
-    after: int = 0,
+    cursor: str | None = None,
     limit: int = 500,
-) -> list[ListedWorker]:
-    """Registered workers, those first that came first.
+) -> WorkerList:
+    """A page of the registered workers, in the order of their first registration.
 
-    :param after: the `key` of the last one of the page before.
+    :param cursor: of the page before.
     """
-    standing = Prefetch("offers", Offer.objects.filter(withdrawn_at=None).only("worker_id", "name").order_by("name"))
-    found = Worker.objects.registered().light().filter(pk__gt=after).order_by("pk").prefetch_related(standing)
+    current = Prefetch("offers", Offer.objects.filter(withdrawn_at=None).only("worker_id", "name").order_by("name"))
+    after = decode_position(cursor) if cursor else 0
+    found = Worker.objects.registered().light().filter(pk__gt=after).order_by("pk").prefetch_related(current)
     if capability is not None:
         found = found.filter(capabilities__contains=[capability])
     if trust_tier is not None:
         found = found.filter(effective_tier=trust_tier)
     if available_only:
         found = found.filter(state__in=ROUTABLE, available=True)
-    return [
-        ListedWorker(
-            key=worker.pk,
-            worker=_worker_view(worker),
-            tools=tuple(offer.name for offer in worker.offers.all()),
-        )
-        for worker in found[:limit]
-    ]
+    page = list(found[: limit + 1])
+    return WorkerList(
+        next=encode_cursor(page[limit - 1].pk) if len(page) > limit else None,
+        workers=[
+            WorkerSummary(
+                worker_id=worker.worker_id,
+                capabilities=worker.capabilities,
+                tools=[offer.name for offer in worker.offers.all()],
+                hints=worker.hints,
+                status=worker.state,
+                effective_tier=Tier(worker.effective_tier).value,
+                available=worker.available,
+            )
+            for worker in page[:limit]
+        ],
+    )
 
 
-def search(query: str, *, tenant_id: int, limit: int = 20) -> list[Found]:
-    """Tools of workers that are well, by what their words say, best first, each with the words that it was found by."""
-    standing = sql.standing(tenant_id)
+def search(query: str, *, tenant_id: int, limit: int = 20) -> list[CapabilityMatch]:
+    """Tools of usable workers by the words of a query, best first, each with the words that it was found by."""
     kept = _kept_index(tenant_id)
     with kept.lock:
-        # Another search may have come here first with what was true a moment later.
-        _bring_up_to(*(sql.standing(tenant_id) if standing[0] < kept.epoch else standing), kept)
-        ranking = kept.index.search(query)
-        leading = ranking.leading(2 * limit + _SPARE)
-    named = {document.entry.worker_id for document in leading}
-    well = sql.in_state(tenant_id=tenant_id, worker_ids=named, states=ROUTABLE)
-    able = [document for document in leading if document.entry.worker_id in well]
-    if len(able) < limit and len(leading) == 2 * limit + _SPARE:
-        all_well = _all_well()
-        with kept.lock:
-            able = ranking.leading(limit, among=all_well)
-    return [ranking.explained(document) for document in able[:limit]]
+        _bring_up_to_date(tenant_id, kept)
+        terms, ranked = kept.index.search(query)
+        found: list[CapabilityMatch] = []
+        for start in range(0, len(ranked), _LOOKED_UP):
+            part = ranked[start : start + _LOOKED_UP]
+            named = Worker.objects.registered().filter(worker_id__in={one.entry.worker_id for one in part})
+            usable = set(named.filter(state__in=ROUTABLE).values_list("worker_id", flat=True))
+            found += [kept.index.explain(terms, one) for one in part if one.entry.worker_id in usable]
+            if len(found) >= limit:
+                break
+        return found[:limit]
 
 
 @dataclass(slots=True)
@@ -331,13 +337,10 @@ def _kept_index(_tenant_id: int) -> _KeptIndex:
     return _KeptIndex()
 
 
-def _bring_up_to(epoch: int, described: int, kept: _KeptIndex) -> None:
-    """Take in what has been registered or withdrawn since; who is well just now is not the index's business.
-
-    :param described: the epoch at which the tools of a worker changed last.
-    """
-    if 0 <= described <= kept.epoch <= epoch:
-        kept.epoch = epoch
+def _bring_up_to_date(tenant_id: int, kept: _KeptIndex) -> None:
+    """Take in the workers whose tools have changed. The index holds all workers, whatever their state."""
+    epoch = Registry.objects.filter(tenant_id=tenant_id).values_list("epoch", flat=True).first() or 0
+    if epoch == kept.epoch:
         return
     if epoch < kept.epoch or kept.epoch < 0:
         kept.index, changed = SearchIndex(), Worker.objects.registered().light()
@@ -345,72 +348,24 @@ def _bring_up_to(epoch: int, described: int, kept: _KeptIndex) -> None:
         changed = Worker.objects.light().filter(described_at_epoch__gt=kept.epoch)
     workers = {worker.pk: worker for worker in changed}
     entries: defaultdict[int, list[Entry]] = defaultdict(list)
-    for offer in Offer.objects.standing().filter(worker__in=workers).select_related("tool").order_by("id"):
-        entries[offer.worker_id].append(_entry(workers[offer.worker_id], offer))
+    if workers:
+        for offer in Offer.objects.current().filter(worker__in=workers).select_related("tool").order_by("id"):
+            worker = workers[offer.worker_id]
+            entries[worker.pk].append(
+                Entry(
+                    worker_id=worker.worker_id,
+                    tool_name=offer.name,
+                    description=offer.tool.description,
+                    capabilities=worker.capabilities,
+                    input_schema=offer.tool.input_schema,
+                )
+            )
     for pk, worker in workers.items():
         kept.index.put(worker.worker_id, entries[pk])
     kept.epoch = epoch
 
 
-def _entry(worker: Worker, offer: Offer) -> Entry:
-    return Entry(
-        worker_id=worker.worker_id,
-        tool_name=offer.name,
-        description=offer.tool.description,
-        capabilities=tuple(worker.capabilities),
-        input_schema=offer.tool.input_schema,
-    )
-
-
-def _all_well() -> frozenset[str]:
-    """The workers that are planned for now."""
-    return frozenset(Worker.objects.registered().filter(state__in=ROUTABLE).values_list("worker_id", flat=True))
-
-
-def _standing_offers(worker_ids: Collection[str] | None) -> list[Offer]:
-    found = Offer.objects.standing().with_contract()
-    if worker_ids is not None:
-        found = found.filter(worker__in=Worker.objects.registered().filter(worker_id__in=worker_ids))
-    return list(found.order_by("tool__uid", "worker__worker_id"))
-
-
-def _offers_named(worker_id: str, tool_name: str) -> OfferQuerySet:
-    """The latest one first."""
-    found = Offer.objects.filter(worker__worker_id=worker_id, name=tool_name).with_contract()
-    return found.order_by(F("withdrawn_at").desc(nulls_first=True))
-
-
-def _no_offer(worker_id: str, tool_name: str) -> UnknownTool:
-    return UnknownTool(f"{worker_id[:100]} offers no tool {tool_name[:200]!r}.")
-
-
-def _worker(worker_id: str) -> Worker:
-    worker = Worker.objects.registered().light().named(worker_id).first()
-    if worker is None:
-        raise UnknownWorker(f"There is no worker {worker_id[:100]!r}.")
-    return worker
-
-
-def _worker_view(worker: Worker) -> WorkerView:
-    return WorkerView(
-        worker_id=worker.worker_id,
-        endpoint=worker.endpoint,
-        state=State(worker.state),
-        is_available=worker.available,
-        current_load=worker.current_load,
-        effective_tier=Tier(worker.effective_tier),
-        rate_multiplier=RATE_MULTIPLIER[Tier(worker.effective_tier)],
-        capabilities=tuple(worker.capabilities),
-        constraints=worker.constraints,
-        hints=worker.hints,
-    )
-
-
-def _tool_view(offer: Offer) -> ToolView:
-    return _version_view(offer.tool)
-
-
-def _version_view(tool: ToolVersion) -> ToolView:
+def _tool_view(tool: ToolVersion) -> ToolView:
     return ToolView(
         tool_uid=tool.uid,
         name=tool.name,
@@ -443,7 +398,7 @@ def _offer_view(offer: Offer, tier: Tier) -> OfferView:
 
 
 def _cost(offer: Offer) -> float:
-    """What a call costs: the worker's estimate, else the observed mean, else its band."""
+    """The cost of a call: the worker's estimate, else the observed mean, else the price of its band."""
     hints = offer.worker.hints
     if (estimate := hints.get("cost_estimate")) is not None:
         return float(estimate)
@@ -454,13 +409,8 @@ def _cost(offer: Offer) -> float:
 
 def bar(offer: Offer, tier: Tier) -> str | None:
     """Why an offer may not be used now by a worker of this tier; None if it may."""
-    forbidden = forbidden_effects(frozenset(offer.tool.effects), tier)
-    if forbidden:
+    if forbidden := forbidden_effects(frozenset(offer.tool.effects), tier):
         return f"the tier {tier} does not allow {', '.join(sorted(forbidden))}"
     if offer.worker.constraints.get("rate_limit_per_hour") == 0:
         return "its limit is no calls at all"
-    return _barred_by_state(offer.worker)
-
-
-def _barred_by_state(worker: Worker) -> str | None:
-    return None if State(worker.state) in ROUTABLE else f"the worker is {worker.state}"
+    return None if State(offer.worker.state) in ROUTABLE else f"the worker is {offer.worker.state}"

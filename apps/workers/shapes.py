@@ -1,10 +1,11 @@
-"""A worker's manifest as it is written down: what a registration takes, whichever way it comes."""
+"""An MCP worker's manifest, as a registration or a source gives it, and the read models of the registry."""
 
+from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, StringConstraints
 
-from apps.core.schemas import Input, Text
+from apps.core.schemas import Input, Output, Text
 
 WorkerId = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]*$")]
 ToolName = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -16,7 +17,7 @@ MOST_TOOLS: Final = 200
 
 
 class SideEffects(Input):
-    """What calls touch. What is left out counts as everything of its kind."""
+    """What calls touch. A member that is left out counts as everything of its kind."""
 
     filesystem: Literal["read", "write", "none"] | None = None
     network: Literal["outbound", "bidirectional", "none"] | None = None
@@ -31,7 +32,7 @@ class OfferedTool(Input):
     output_schema: dict[str, Any] | None = None
     """JSON Schema of the result."""
     side_effects: SideEffects | None = None
-    """Where they differ from the worker's."""
+    """Only where they differ from the worker's."""
 
 
 class ToolConstraints(Input):
@@ -73,14 +74,93 @@ class RegisterWorker(Input):
 
 
 class StatedWorker(Input):
-    """What a source says of a worker that is still to be asked what it offers."""
+    """What a source states of a worker whose tools are not known yet."""
 
     endpoint: Annotated[Text, Field(min_length=1, max_length=2000)]
     """Address of its MCP server."""
     worker_id: WorkerId | None = None
-    """Left out, one is made of the server's name and its address."""
+    """If left out, it is made of the server's name and its address."""
     capabilities: Annotated[list[Tag], Field(max_length=100)] = []
     constraints: ToolConstraints = ToolConstraints()
     hints: Hints = Hints()
     side_effects: SideEffects | None = None
-    """What calls of its tools touch. What is left out here and by the tools themselves counts as everything."""
+    """What calls of its tools touch. What neither this nor the tools declare counts as everything."""
+
+
+class ToolRef(Output):
+    name: str
+    tool_uid: str
+    """Hash of the tool's contract: it names this version."""
+
+
+class RegisteredWorker(Output):
+    worker_id: str
+    status: str
+    effective_tier: TierName
+    reason: str
+    """Why it has this tier."""
+    trust_ends_at: datetime | None
+    """When the signature ends. With it ends the trust, unless a registration signed anew comes before."""
+    tools: list[ToolRef]
+    next_heartbeat_seconds: int
+
+
+class HeartbeatTaken(Output):
+    status: str
+    """The state that the hub now sees the worker in."""
+    next_heartbeat_seconds: int
+    register_again: bool
+    """Sign the manifest anew and register: trust in the present signature ends within five minutes, or has ended."""
+
+
+class WorkerSummary(Output):
+    worker_id: str
+    capabilities: list[str]
+    tools: list[str]
+    hints: dict[str, Any]
+    status: str
+    effective_tier: TierName
+    available: bool
+
+
+class WorkerList(Output):
+    workers: list[WorkerSummary]
+    next: str | None
+    """The cursor of the next page."""
+
+
+class WorkerManifest(Output):
+    worker_id: str
+    endpoint: str
+    tools: list[dict[str, Any]]
+    capabilities: list[str]
+    constraints: dict[str, Any]
+    hints: dict[str, Any]
+    side_effects: dict[str, Any] | None
+    trust: dict[str, Any]
+    """The claim as it was registered; `effective_tier` is what counts."""
+    effective_tier: TierName
+    status: str
+
+
+class MatchedWord(Output):
+    word: str
+    """Of the query."""
+    found: str
+    """The tool's word that it was found as."""
+    where: list[Literal["name", "capabilities", "description", "params"]]
+    share: float
+    """How much of the relevance it makes."""
+    typo: bool
+    """It was read as a misspelling of what was found, at a discount."""
+
+
+class CapabilityMatch(Output):
+    worker_id: str
+    tool_name: str
+    relevance_score: float
+    """Share of the query's weight that the tool's words carry, 0 to 1: the sum of the shares in `matched`."""
+    description: str
+    matched: list[MatchedWord]
+    missed: list[str]
+    """Words of the query that the tool does not carry."""

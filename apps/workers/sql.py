@@ -1,4 +1,4 @@
-"""The statements of the registry that the ORM cannot write, and the database's clock in those that it can."""
+"""Hot or recursive statements of the registry, and the database's clock for those of the ORM."""
 
 from collections.abc import Collection
 from datetime import timedelta
@@ -14,7 +14,7 @@ GATEHOUSE_NOW: Final = Func(function="gatehouse_now", output_field=DateTimeField
 
 
 def advance_epoch(tenant_id: int) -> None:
-    """Move a tenant's registry epoch on by one; the first time makes the row."""
+    """Increase a tenant's registry epoch by one; creates the row."""
     with connection.cursor() as cursor:
         cursor.execute(
             """insert into workers_registry (tenant_id, epoch, history_epoch) values (%s, 1, 0)
@@ -23,8 +23,8 @@ def advance_epoch(tenant_id: int) -> None:
         )
 
 
-# Of each worker the principals upwards, from whoever registered it to the first that manages it. One that delegates is
-# not managed by whoever is the same: the principal that registered it, or has its name.
+# For each worker the principals upwards, from the one that registered it to the first DeleGate. A worker that is a DeleGate
+# itself is not managed by its own principal, nor by a principal of its name.
 _MANAGERS: Final = """
 with recursive upwards as (
     select w.id as worker, w.worker_id, p.id, p.name, p.parent_id, p.tenant_id,
@@ -46,10 +46,11 @@ select worker_id, id, name from upwards where manages
 def managers(
     *, tenant_id: int, workers: Collection[int] | None = None, among: Collection[int] | None = None
 ) -> dict[str, tuple[int, str]]:
-    """Whose pool each worker is in: key and name of the DeleGate that registered it, or else of the nearest above. A
-    DeleGate that registers itself is in the pool of the one above it. Workers that only the root has are left out.
+    """The pool of each worker: key and name of the DeleGate that registered it, else of the nearest one above.
 
-    :param workers: keys of those that are asked for; None: all.
+    A DeleGate that registers itself is in the pool of the one above it. Workers of the root are left out.
+
+    :param workers: keys of workers; None: all.
     :param among: keys of the principals that are DeleGates; None: all of that kind.
     """
     named = {
@@ -62,8 +63,7 @@ def managers(
         return {worker_id: (principal_id, name) for worker_id, principal_id, name in cursor.fetchall()}
 
 
-# One row by its unique key, locked until the call is sure to be made. A worker that is allowed less than one call an
-# hour gets one in as long as that takes.
+# One row by its unique key, which stays locked. A worker with less than one call an hour gets one in the time of its share.
 _TAKE: Final = """
     with asked as (
         select gatehouse_now() as now, make_interval(secs => %(share)s) as share,
@@ -85,62 +85,14 @@ _TAKE: Final = """
 
 
 def take_call(*, tenant_id: int, worker_id: int, share: timedelta) -> int | None:
-    """Take one call's share of a worker's hour; answers None, or the seconds until there is room for it again."""
+    """Take one call's share of a worker's hour; returns None, or the seconds until there is room."""
     with hot_cursor() as cursor:
         cursor.execute(_TAKE, {"tenant": tenant_id, "worker": worker_id, "share": share.total_seconds()})
         (seconds,) = cursor.fetchone()
     return None if seconds is None else int(seconds)
 
 
-def stamp_description(tenant_id: int, worker_pk: int) -> None:
-    """Note on a worker the epoch at which its tools changed. The epoch's row is locked by whoever has just moved it."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            """update workers_worker set described_at_epoch = r.epoch from workers_registry r
-               where workers_worker.id = %s and r.tenant_id = %s""",
-            [worker_pk, tenant_id],
-        )
-
-
-def stamp_moved(tenant_id: int, principal_ids: Collection[int]) -> None:
-    """As :func:`stamp_description`, of the workers that principals registered, or that are named like them."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            """update workers_worker set described_at_epoch = r.epoch from workers_registry r, principals_principal p
-               where workers_worker.tenant_id = %(tenant)s and r.tenant_id = %(tenant)s and p.tenant_id = %(tenant)s
-                 and p.id = any(%(principals)s::bigint[])
-                 and (workers_worker.principal_id = p.id or workers_worker.worker_id = p.name)""",
-            {"tenant": tenant_id, "principals": list(principal_ids)},
-        )
-
-
-# One row, and the upper end of workers_worker_described.
-_STANDING: Final = """
-select r.epoch, coalesce((select max(w.described_at_epoch) from workers_worker w where w.tenant_id = r.tenant_id), 0)
-from workers_registry r where r.tenant_id = %s
-"""
-
-
-def standing(tenant_id: int) -> tuple[int, int]:
-    """A registry's epoch, and the one at which a worker's tools changed last; both 0 where nobody has registered yet."""
-    with hot_cursor() as cursor:
-        cursor.execute(_STANDING, [tenant_id])
-        found: tuple[int, int] | None = cursor.fetchone()
-    return found or (0, 0)
-
-
-def in_state(*, tenant_id: int, worker_ids: Collection[str], states: Collection[str]) -> frozenset[str]:
-    """Those of these workers that are registered and in one of these states. By the unique key of tenant and worker_id."""
-    with hot_cursor() as cursor:
-        cursor.execute(
-            """select worker_id from workers_worker
-               where tenant_id = %s and worker_id = any(%s::text[]) and unregistered_at is null and state = any(%s::text[])""",
-            [tenant_id, list(worker_ids), list(states)],
-        )
-        return frozenset(worker_id for (worker_id,) in cursor.fetchall())
-
-
-# By the unique key of tenant and worker_id. What a heartbeat that is lost with the server would have said, the next one says.
+# One row by its unique key. The commit need not wait for the disk: a lost heartbeat is repeated by the next one.
 _BEAT: Final = """
 update workers_worker
 set last_heartbeat_at = gatehouse_now(), current_load = %(load)s, available = %(available)s
@@ -156,10 +108,11 @@ returning state, coalesce(trust_ends_at - last_heartbeat_at <= %(renew_before)s,
 def beaten(
     *, tenant_id: int, worker_id: str, principal_id: int | None, state: str, load: float, available: bool
 ) -> tuple[str, bool] | None:
-    """Take a heartbeat that says nothing new: the worker's state and whether it is to register again, or None if it is
-    not there, not this principal's, or may have to change its state (see Worker.condition).
+    """Store a heartbeat without news; returns the worker's state and whether it must register again.
 
-    :param principal_id: whose worker it must be; None: anybody's.
+    None if the worker is unknown, another principal's, or may have to change its state (see Worker.condition).
+
+    :param principal_id: the owner of the worker; None: any.
     """
     named: dict[str, Any] = {
         "tenant": tenant_id,
@@ -175,31 +128,3 @@ def beaten(
         cursor.execute(_BEAT, named)
         found = cursor.fetchone()
     return None if found is None else (found[0], found[1])
-
-
-# Of the events after one, in the order of their ids, which is nearly that of time, those kept long enough; a worker's last
-# one stays. Answers how far to go on from, null where what follows is young, and how many went. Indexes: the primary key,
-# workers_workerevent_history.
-_FORGET: Final = """
-with looked_at as materialized (
-    select id, tenant_id, worker_id, at < gatehouse_now() - %(kept)s::interval as is_old
-    from workers_workerevent where id > %(after)s::bigint order by id limit %(limit)s
-), gone as (
-    delete from workers_workerevent where id = any(array(
-        select l.id from looked_at l
-        where l.is_old and exists (
-            select from workers_workerevent w
-            where w.tenant_id = l.tenant_id and w.worker_id = l.worker_id and w.id > l.id)))
-    returning id
-)
-select case when count(*) = %(limit)s and bool_and(is_old) then max(id) end, (select count(*) from gone) from looked_at
-"""
-
-
-def forget_events(*, after: int, kept: timedelta, limit: int) -> tuple[int | None, int]:
-    """Remove old events; answers after which one there are more to look at, if there are, and how many went."""
-    given: dict[str, Any] = {"after": after, "kept": kept, "limit": limit}
-    with hot_cursor() as cursor:
-        cursor.execute(_FORGET, given)
-        last, gone = cursor.fetchone()
-    return (None if last is None else int(last)), int(gone)

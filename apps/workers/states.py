@@ -1,6 +1,8 @@
-"""The states of a worker's health, and which follows which."""
+"""The states of an MCP worker's health: which follows which, and how often probes must agree to change one."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final
 
 from django.db.models import TextChoices
@@ -14,8 +16,16 @@ class State(TextChoices):
     QUARANTINED = "quarantined"
 
 
+class Reach(TextChoices):
+    """The verdict of the probes on a worker's endpoint."""
+
+    UNKNOWN = "unknown", "not probed yet"
+    UP = "up"
+    DOWN = "down"
+
+
 class SourceKind(TextChoices):
-    """How a source says where workers are."""
+    """How a source lists workers."""
 
     PULL = "pull", "one known MCP endpoint"
     STATIC = "static", "a YAML file"
@@ -23,17 +33,14 @@ class SourceKind(TextChoices):
     CONSUL = "consul", "Consul"
 
 
-# Quarantine is left by an operator's word alone; a heartbeat does not end it.
+# Only an operator ends a quarantine; a heartbeat does not.
 TRANSITIONS: Final[Mapping[State, frozenset[State]]] = {
-    State.READY: frozenset({State.DEGRADED, State.MAINTENANCE, State.OFFLINE, State.QUARANTINED}),
-    State.DEGRADED: frozenset({State.READY, State.MAINTENANCE, State.OFFLINE, State.QUARANTINED}),
-    State.MAINTENANCE: frozenset({State.READY, State.DEGRADED, State.OFFLINE, State.QUARANTINED}),
-    State.OFFLINE: frozenset({State.READY, State.DEGRADED, State.MAINTENANCE, State.QUARANTINED}),
+    **{state: frozenset(State) - {state} for state in (State.READY, State.DEGRADED, State.MAINTENANCE, State.OFFLINE)},
     State.QUARANTINED: frozenset({State.OFFLINE}),
 }
 
 ROUTABLE: Final = frozenset({State.READY})
-"""States in which a worker is planned for."""
+"""States in which plans may use a worker."""
 
 REPORTED: Final[Mapping[str, State]] = {
     "healthy": State.READY,
@@ -41,4 +48,30 @@ REPORTED: Final[Mapping[str, State]] = {
     "maintenance": State.MAINTENANCE,
     "offline": State.OFFLINE,
 }
-"""What a heartbeat's word for its status means."""
+"""The state that each status of a heartbeat stands for."""
+
+DOWN_AFTER: Final = 3
+UP_AFTER: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Reachability:
+    """The verdict on an endpoint, and how many probes in a row have contradicted it."""
+
+    reach: Reach
+    against: int = 0
+
+    def after(self, *, answered: bool) -> "Reachability":
+        """Return the verdict after one more probe. The first answer of an unknown endpoint counts at once."""
+        if answered and self.reach == Reach.UNKNOWN:
+            return Reachability(Reach.UP)
+        seen = Reach.UP if answered else Reach.DOWN
+        against = self.against + 1
+        if seen != self.reach and against < (UP_AFTER if answered else DOWN_AFTER):
+            return Reachability(self.reach, against)
+        return Reachability(seen)
+
+
+def pause_after(faults: int) -> timedelta:
+    """Return how long to wait after so many faults in a row: five seconds at first, five minutes at most."""
+    return timedelta(seconds=min(5 * 2.0 ** min(faults - 1, 10), 300))

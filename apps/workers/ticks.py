@@ -1,49 +1,50 @@
-"""What must happen to the registry by itself."""
+"""Periodic jobs of the registry."""
 
 from datetime import timedelta
 
 from apps.core.ticks import tick
 from apps.principals.tenancy import acting_as_system, acting_in
-from apps.workers import selectors, services
+from apps.workers import selectors
+from apps.workers.services import discovery, health, memory, registry
 
 
 @tick(every=timedelta(seconds=5))
 def mark_late() -> None:
     with acting_as_system("late heartbeats"):
-        services.mark_late()
+        health.mark_late()
 
 
 @tick(every=timedelta(seconds=5))
 def lapse_trust() -> None:
-    with acting_as_system("signatures that have ended"):
-        services.lapse_trust()
+    with acting_as_system("expired signatures"):
+        registry.lapse_trust()
 
 
 @tick(every=timedelta(seconds=5))
 def fold_calls() -> None:
     with acting_as_system("counting calls"):
-        services.fold_calls()
+        registry.fold_calls()
 
 
 @tick(every=timedelta(seconds=1), calls_out=True)
 def discover() -> None:
-    services.discover()
+    discovery.discover()
 
 
 @tick(every=timedelta(seconds=1), calls_out=True)
 def probe() -> None:
-    services.probe()
+    health.probe()
 
 
 @tick(every=timedelta(seconds=5))
 def remember() -> None:
-    with acting_as_system("workers that memory does not know yet"):
+    with acting_as_system("workers that memory does not hold yet"):
         tenants = selectors.tenants_to_remember()
     for tenant_id in tenants:
         with acting_in(tenant_id, "the registry, written to memory"):
-            services.remember()
+            memory.remember()
 
 
 @tick(every=timedelta(hours=1))
 def forget_events() -> None:
-    services.forget_events()
+    registry.forget_events()

@@ -1,13 +1,12 @@
-"""How far a worker is trusted and what that allows: decisions on values alone.
+"""Trust tiers of MCP workers and what they allow. Pure functions.
 
-A tier that a manifest claims is a claim. It counts up to the ceiling of the enrolled key that signed the manifest, and not at all
-without one.
+A manifest only claims a tier. The claim counts up to the ceiling of the enrolled key that signed the manifest; without such
+a key it does not count.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Final, NamedTuple
 
 from django.db.models import TextChoices
 
@@ -42,10 +41,10 @@ RATE_MULTIPLIER: Final[Mapping[Tier, float]] = {
 }
 
 CALLS_PER_HOUR: Final = 10_000
-"""What counts where a worker states no limit: leaving it out must not evade the tier's share of it."""
+"""The limit of a worker that states none. The tier's multiplier applies to it too."""
 
 RENEW_BEFORE: Final = timedelta(minutes=5)
-"""So long before its signature ends a worker is told to register anew."""
+"""A worker is asked to register again this long before its signature ends."""
 
 _HOUR: Final = 3_600 * 1_000_000
 
@@ -60,13 +59,12 @@ _EFFECTS: Final[Mapping[str, Mapping[str, frozenset[str]]]] = {
     },
     "execution": {"none": frozenset(), "subprocess": frozenset({EXEC}), "container": frozenset({EXEC})},
 }
-_UNSAID: Final[Mapping[str, frozenset[str]]] = {
+_UNDECLARED: Final[Mapping[str, frozenset[str]]] = {
     kind: frozenset().union(*levels.values()) for kind, levels in _EFFECTS.items()
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """The tier a worker has, and why."""
 
     tier: Tier
@@ -74,9 +72,9 @@ class Grant:
 
 
 def effective_tier(claimed: Tier, *, ceiling: Tier | None, because: str) -> Grant:
-    """Return the lower of what is claimed and what the signing key may grant; no ceiling, no trust.
+    """Return the lower one of the claimed tier and the ceiling of the signing key; untrusted without a ceiling.
 
-    :param because: how the ceiling was found, or why there is none.
+    :param because: the reason for the ceiling, or for its absence.
     """
     if ceiling is None:
         return Grant(Tier.UNTRUSTED, because)
@@ -91,14 +89,16 @@ def calls_per_hour(stated: int | None, tier: Tier) -> float:
 
 
 def share_of_an_hour(per_hour: float) -> timedelta:
-    """Return what one call takes of an hour, rounded down, so that the hour has room for all of them."""
+    """Return the time that one call takes of an hour, rounded down, so that all calls fit."""
     return timedelta(microseconds=int(_HOUR / per_hour))
 
 
 def effects_of(side_effects: Mapping[str, str] | None) -> frozenset[str]:
-    """Return the effects that a declaration admits to. What it leaves unsaid counts as all there is."""
+    """Return the declared effects. A kind that is not declared counts as all effects of its kind."""
     declared = side_effects or {}
-    return frozenset().union(*(levels.get(declared.get(kind, ""), _UNSAID[kind]) for kind, levels in _EFFECTS.items()))
+    return frozenset().union(
+        *(levels.get(declared.get(kind, ""), _UNDECLARED[kind]) for kind, levels in _EFFECTS.items())
+    )
 
 
 def forbidden_effects(effects: frozenset[str], tier: Tier) -> frozenset[str]:

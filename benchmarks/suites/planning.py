@@ -13,7 +13,7 @@ from apps.plans import services as plans
 from apps.plans.calibration import calibration_error, error_by_chance
 from apps.plans.history import Past
 from apps.principals.tenancy import Caller
-from apps.workers import services as workers
+from apps.workers.services import registry as workers
 from benchmarks import load, planning_data
 from benchmarks.bench import Bench
 from benchmarks.planning_data import BadData, Data, Example, Score

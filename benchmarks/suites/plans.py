@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from apps.plans import planner, shelf
 from apps.principals.tenancy import Caller
-from apps.workers import selectors, services
+from apps.workers import selectors
+from apps.workers.services import registry
 from benchmarks import load
 from benchmarks.bench import Bench
 from benchmarks.load import Operation
@@ -40,7 +41,7 @@ def _register(agent: Caller, held: int, count: int) -> None:
     for start in range(held, count, _A_WORKER):
         tools = [_tool(number) for number in range(start, min(start + _A_WORKER, count))]
         with agent.acting():
-            services.register(caller=agent, original=manifest(f"many-{start}", tools))
+            registry.register(caller=agent, original=manifest(f"many-{start}", tools))
 
 
 def _tool(number: int) -> dict[str, Any]:

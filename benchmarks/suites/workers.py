@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, Final
 
 from apps.principals.tenancy import Caller
-from apps.workers import selectors, services
+from apps.workers import selectors
+from apps.workers.services import health, registry
 from benchmarks import load
 from benchmarks.bench import Bench
 from benchmarks.load import Operation, Work
@@ -46,7 +47,7 @@ def register_all(agent: Caller, count: int) -> None:
     """Register so many workers, each with ten tools that no other worker has."""
     for number in range(count):
         with agent.acting():
-            services.register(caller=agent, original=manifest(f"worker-{number}", _tools(number)))
+            registry.register(caller=agent, original=manifest(f"worker-{number}", _tools(number)))
 
 
 def manifest(worker_id: str, tools: list[dict[str, Any]]) -> dict[str, Any]:
@@ -136,7 +137,7 @@ def _searching(agent: Caller, _number: int = 0) -> Operation:
 def _search(agent: Caller, query: str) -> list[str]:
     with agent.acting():
         found = selectors.search(query, tenant_id=agent.tenant_id)
-    return [one.entry.tool_name for one in found]
+    return [one.tool_name for one in found]
 
 
 def _search_after_changes(agent: Caller, count: int, times: int) -> list[float]:
@@ -146,7 +147,7 @@ def _search_after_changes(agent: Caller, count: int, times: int) -> list[float]:
         status = "degraded" if number // count % 2 == 0 else "healthy"
         told: dict[str, Any] = {"status": status, "current_load": 0.3, "available": True}
         with agent.acting():
-            services.heartbeat(caller=agent, worker_id=f"worker-{number % count}", **told)
+            health.heartbeat(caller=agent, worker_id=f"worker-{number % count}", **told)
         began = time.perf_counter()
         _search(agent, next(queries))
         latencies.append(time.perf_counter() - began)
@@ -167,7 +168,7 @@ def _registering(agent: Caller, times: int) -> list[float]:
     for number in range(times):
         name = f"novelty{number}x"
         with agent.acting():
-            services.register(caller=agent, original=manifest(f"new-{number}", [tool(name, "New.")]))
+            registry.register(caller=agent, original=manifest(f"new-{number}", [tool(name, "New.")]))
         began = time.perf_counter()
         while name not in _search(agent, name):
             pass

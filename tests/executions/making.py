@@ -27,7 +27,7 @@ from apps.principals.tenancy import Caller
 from apps.tasks import services as tasks
 from apps.tasks.models import TerminalRecord
 from apps.tasks.services.artifacts import NOTHING
-from apps.workers import services as workers
+from apps.workers.services import registry as workers
 from apps.workers.trust import Tier
 from tests.executions.workers import WorkerServer
 from tests.factories import T0

@@ -18,7 +18,8 @@ from apps.executions.services.steps import CLAIM, MAX_CLAIMS
 from apps.executions.states import Mode
 from apps.principals.tenancy import Caller
 from apps.tasks.models import HotTask
-from apps.workers import services as workers
+from apps.workers.services import health
+from apps.workers.services import registry as workers
 from apps.workers.trust import Tier
 from tests.executions.making import (
     ANY,
@@ -388,7 +389,7 @@ def test_a_call_that_never_reached_its_worker_costs_nothing(kee: Caller, server:
 
 def say(caller: Caller, status: str) -> None:
     with caller.acting():
-        workers.heartbeat(caller=caller, worker_id="texter", status=status, current_load=0, available=True)
+        health.heartbeat(caller=caller, worker_id="texter", status=status, current_load=0, available=True)
 
 
 @pytest.mark.parametrize("status", ["degraded", "maintenance", "offline"])

@@ -15,7 +15,7 @@ from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts.models import Obligation, Receipt
 from apps.tasks import services as tasks
 from apps.tasks.models import HotTask
-from apps.workers import services as workers
+from apps.workers.services import registry as workers
 from tests.executions.making import (
     REPORT,
     advance,

@@ -26,9 +26,9 @@ from apps.receipts import selectors as receipts
 from apps.receipts.models import Obligation, Receipt
 from apps.tasks import services as tasks
 from apps.tasks.models import HotTask
-from apps.workers import services as workers
 from apps.workers.errors import WorkerRateLimited
 from apps.workers.models import ToolVersion
+from apps.workers.services import registry as workers
 from tests.executions.making import (
     REPORT,
     advance,

@@ -19,8 +19,8 @@ from apps.tasks import services as tasks
 from apps.tasks.jobs.executor import work as execute_queue
 from apps.tasks.models import HotTask, Run, TerminalRecord
 from apps.tasks.services import Beat, QueuedTask, QueueRequest
-from apps.workers import services as workers
 from apps.workers.models import Call, Worker
+from apps.workers.services import health
 from tests.executions.making import (
     REPORT,
     advance,
@@ -362,7 +362,7 @@ def test_while_nobody_looks_no_task_waits_for_its_worker(
 
 def _say(caller: Caller, status: str) -> None:
     with caller.acting():
-        workers.heartbeat(caller=caller, worker_id="texter", status=status, current_load=0, available=True)
+        health.heartbeat(caller=caller, worker_id="texter", status=status, current_load=0, available=True)
 
 
 def _come_due(caller: Caller) -> None:

@@ -22,9 +22,10 @@ from apps.tasks.jobs.executor import work as execute_queue
 from apps.tasks.models import HotTask, Run, Task
 from apps.tasks.services import QueuedTask
 from apps.workers import selectors as workers_seen
-from apps.workers import services as workers
 from apps.workers.errors import UnknownWorker, WorkerRateLimited
 from apps.workers.models import Allowance, Worker
+from apps.workers.services import health
+from apps.workers.services import registry as workers
 from tests.executions.making import (
     ANY,
     REPORT,
@@ -131,7 +132,7 @@ def test_a_quarantined_worker_is_not_called_whatever_it_says_until_it_is_release
     quarantine(kee, "texter")
     with kee.acting():
         if ends_by == "heartbeat":
-            workers.heartbeat(caller=kee, worker_id="texter", status="healthy", current_load=0, available=True)
+            health.heartbeat(caller=kee, worker_id="texter", status="healthy", current_load=0, available=True)
         if ends_by == "coming back":
             workers.unregister(caller=kee, worker_id="texter")
     if ends_by != "heartbeat":

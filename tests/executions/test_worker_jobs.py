@@ -33,7 +33,8 @@ from apps.tasks.jobs.executor import work as execute_queue
 from apps.tasks.models import HotTask
 from apps.tasks.services import QueuedTask, QueueRequest
 from apps.workers.models import Allowance, Call
-from apps.workers.services import heartbeat, register
+from apps.workers.services.health import heartbeat
+from apps.workers.services.registry import register
 from apps.workers.trust import CALLS_PER_HOUR, Tier, share_of_an_hour
 from tests.executions.making import REPORT, advance, begin, refused
 from tests.executions.workers import WorkerServer

@@ -26,7 +26,7 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Letter, Receipt
 from apps.tasks import services as tasks
 from apps.tasks.services import Failure, Grant, ScheduleDraft
-from apps.workers import services as workers
+from apps.workers.services import registry as workers
 from tests.activation.making import make_target as make_wake
 from tests.digests.makers import post
 from tests.executions import making as executions

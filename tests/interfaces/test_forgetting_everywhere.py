@@ -18,7 +18,7 @@ from apps.plans import services as plans
 from apps.plans.history import Past
 from apps.principals.models import TenantModel
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from apps.workers.models import Place
+from apps.workers.models import SourceEntry
 from tests import ground
 from tests.digests.makers import post
 from tests.factories import T0
@@ -49,7 +49,7 @@ STAYING_TABLES: Final = {
     "tasks_queue",
     "tasks_tasktype",
     "workers_offer",
-    "workers_place",
+    "workers_sourceentry",
     "workers_signingkey",
     "workers_toolversion",
     "workers_worker",
@@ -109,7 +109,7 @@ def plant_the_rest(kee: Caller) -> None:
         add(kee, "USER:bob")
         post(kee, pairs_with="unknown")
         source = add_source(kee, NOWHERE)
-        Place.objects.create(tenant_id=kee.tenant_id, source=source, key="key", stated={}, named_at=T0, next_at=T0)
+        SourceEntry.objects.create(tenant_id=kee.tenant_id, source=source, key="key", stated={}, named_at=T0, next_at=T0)
         enroll(kee, make_key("key"))
         plans.take_over_history(tenant_id=kee.tenant_id, plans=[Past(request="x", tools=("uid",))], now=T0)
         WorkerJob.objects.create(

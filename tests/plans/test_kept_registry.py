@@ -15,7 +15,8 @@ from apps.plans.ranking import Ranker
 from apps.plans.tools import CreatePlan, create_delegation_plan
 from apps.plans.validation import Limits, Problem
 from apps.principals.tenancy import Caller, acting_as
-from apps.workers import services as workers
+from apps.workers.services import health
+from apps.workers.services import registry as workers
 from tests.factories import make_caller, make_tenant
 from tests.plans.test_lessons import NOTHING, register_plain_tools
 from tests.workers.factories import make_manifest
@@ -71,7 +72,7 @@ def test_a_worker_that_fell_ill_is_held_but_may_not_be_used(as_kee: Caller) -> N
     uids = register_plain_tools(as_kee)
     names(as_kee)
 
-    workers.heartbeat(caller=as_kee, worker_id="plain", status="offline", current_load=0.0, available=True)
+    health.heartbeat(caller=as_kee, worker_id="plain", status="offline", current_load=0.0, available=True)
 
     with shelf.held(tenant_id=as_kee.tenant_id) as held:
         uid = uids["inspect_alder"]

@@ -18,7 +18,7 @@ from apps.plans.models import LearnedModel, Outcome
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in
-from apps.workers import services as workers
+from apps.workers.services import registry as workers
 from tests.factories import T0, make_caller, make_tenant
 from tests.plans.test_stored_plans import FLAGSHIP, create, register_example_workers
 from tests.waiters import (

@@ -28,7 +28,8 @@ from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as, acting_as_system, on_behalf_of
 from apps.workers import selectors as registry
-from apps.workers import services as workers
+from apps.workers.services import memory as worker_memory
+from apps.workers.services import registry as workers
 from tests.factories import T0, make_caller, make_principal, make_tenant, make_token
 from tests.plans.registries import INTENTS, registries
 from tests.plans.shelf import FULL, ranker
@@ -242,11 +243,11 @@ def test_memory_learns_who_has_a_delegate_that_moved(tenant: Tenant, as_kee: Cal
     put(tenant, "research")
     papers = put(tenant, "papers")
     register(papers, "papers", "tin")
-    workers.remember()
+    worker_memory.remember()
     assert Concept.objects.get(name="papers").metadata["managed_by_delegate"] == "delegate"
 
     set_up(tenant, "papers", principal="papers", parent="research")
-    workers.remember()
+    worker_memory.remember()
 
     assert Concept.objects.get(name="papers").metadata["managed_by_delegate"] == "research"
 

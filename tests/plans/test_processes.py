@@ -13,7 +13,7 @@ from django.db import connection
 
 from apps.plans import shelf
 from apps.principals.tenancy import Caller, acting_as
-from apps.workers import services as workers
+from apps.workers.services import registry as workers
 from config.handlers import Application
 from tests.plans.test_kept_registry import names
 from tests.plans.test_lessons import NOTHING, register_plain_tools

@@ -26,7 +26,8 @@ from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Receipt
-from apps.workers import services as workers
+from apps.workers.services import health
+from apps.workers.services import registry as workers
 from apps.workers.trust import Tier
 from tests.factories import T0, make_caller, make_tenant, make_token
 from tests.plans import shelf
@@ -156,7 +157,7 @@ def test_unsigned_workers_with_effects_are_not_planned_for(as_kee: Caller) -> No
 
 def test_a_worker_that_leaves_is_planned_for_no_more_and_a_full_one_delays(as_kee: Caller) -> None:
     register_example_workers(as_kee)
-    workers.heartbeat(caller=as_kee, worker_id="code-analyzer-001", status="healthy", current_load=1.0, available=False)
+    health.heartbeat(caller=as_kee, worker_id="code-analyzer-001", status="healthy", current_load=1.0, available=False)
     made = create(as_kee)
     assert made.readiness.can_execute_now is False
 

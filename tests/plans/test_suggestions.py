@@ -17,7 +17,7 @@ from apps.plans.suggestions import Gap, Suggested, answer, gaps_of, question
 from apps.plans.tools import CreatedPlan, CreatePlan, create_delegation_plan
 from apps.plans.validation import validate
 from apps.principals.tenancy import Caller, acting_as
-from apps.workers import services as workers
+from apps.workers.services import registry as workers
 from tests.plans.shelf import FULL, RESIZE, make_plan
 from tests.workers.factories import make_manifest
 

@@ -1,17 +1,22 @@
-"""Manifests as a worker would send them, and keys that sign them."""
+"""Manifests, keys and sources for the tests of the registry."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db import connection
+import pytest
+from django.db import connection, transaction
 from joserfc.jwk import OKPKey
 
+from apps.core.errors import DomainError
 from apps.core.sql import database_now
 from apps.principals.models import Principal
 from apps.principals.tenancy import Caller
-from apps.workers import services, signing
+from apps.workers import signing
 from apps.workers.models import WorkerSource
+from apps.workers.services import discovery, registry
 from apps.workers.states import SourceKind
 from apps.workers.trust import Tier
 
@@ -58,7 +63,7 @@ def public_half(key: dict[str, str]) -> str:
 
 
 def enroll(caller: Caller, key: dict[str, str], ceiling: Tier = Tier.VERIFIED) -> None:
-    services.enroll_key(tenant_id=caller.tenant_id, key_id=key["kid"], public_key=public_half(key), ceiling=ceiling)
+    registry.enroll_key(tenant_id=caller.tenant_id, key_id=key["kid"], public_key=public_half(key), ceiling=ceiling)
 
 
 def signed(
@@ -73,8 +78,8 @@ def signed(
     return {**manifest, "trust": {**manifest["trust"], "signature": signature}}
 
 
-def register(caller: Caller, manifest: dict[str, Any]) -> services.Registration:
-    return services.register(caller=caller, original=manifest)
+def register(caller: Caller, manifest: dict[str, Any]) -> registry.Registration:
+    return registry.register(caller=caller, original=manifest)
 
 
 def move_clock(by: timedelta) -> None:
@@ -87,10 +92,29 @@ def move_clock(by: timedelta) -> None:
 
 
 def add_source(
-    caller: Caller, address: str, *, kind: SourceKind = SourceKind.PULL, name: str = "found", **settings: Any
+    caller: Caller,
+    address: str,
+    *,
+    kind: SourceKind = SourceKind.PULL,
+    name: str = "found",
+    secret: str = "",
+    options: dict[str, Any] | None = None,
+    **worker: Any,
 ) -> WorkerSource:
-    """A source that the caller answers for; what is given besides is said of a worker that says nothing of itself."""
-    principal = Principal.objects.get(pk=caller.principal_id)
-    return services.add_source(
-        principal=principal, name=name, kind=kind, address=address, settings={"worker": settings} if settings else {}
+    """Add a source for the caller's principal; `worker` holds defaults for workers without a manifest."""
+    return discovery.add_source(
+        principal=Principal.objects.get(pk=caller.principal_id),
+        name=name,
+        kind=kind,
+        address=address,
+        options={**(options or {}), **({"worker": worker} if worker else {})},
+        secret=secret,
     )
+
+
+@contextmanager
+def refused(code: str, text: str | None = None) -> Iterator[pytest.ExceptionInfo[DomainError]]:
+    """Expect a refusal with this code, and this text in its message."""
+    with pytest.raises(DomainError, match=text) as caught, transaction.atomic():
+        yield caught
+    assert caught.value.code == code

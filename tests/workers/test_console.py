@@ -11,7 +11,6 @@ from django.urls import reverse
 from apps.principals.models import Membership, Operator, Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from apps.workers import services
 from apps.workers.models import SigningKey, Worker
 from apps.workers.trust import Tier
 from tests.factories import make_caller
@@ -75,26 +74,6 @@ def test_a_workers_page_shows_its_trust_its_tools_and_its_history(console: Clien
     text = console.get(page("worker", worker.pk)).content.decode()
     assert "signed by vendor-key" in text
     assert "Calls an hour: <strong>50</strong>" in text
-
-
-def test_a_workers_page_shows_how_its_health_and_its_tools_have_changed(console: Client, kee: Caller) -> None:
-    worker = stored(kee, make_key())
-    (before,) = make_manifest()["tools"]
-    with acting_as(kee):
-        services.heartbeat(
-            caller=kee, worker_id=worker.worker_id, status="maintenance", current_load=0.2, available=False
-        )
-        register(kee, make_manifest(tools=[{**before, "description": "Analyze it better."}]))
-        versions = [offer.tool_id for offer in worker.offers.all()]
-    with acting_as_system("test"):
-        services.quarantine(tenant_id=worker.tenant_id, worker_id=worker.worker_id, why="ticket 7")
-
-    text = console.get(page("worker", worker.pk)).content.decode()
-
-    assert "ready to maintenance: the worker says maintenance" in text
-    assert "ready to quarantined: by an operator: ticket 7" in text
-    assert len(versions) == 2
-    assert all(page("toolversion", version) in text for version in versions)
 
 
 def test_an_operator_quarantines_releases_and_unregisters_a_worker(console: Client, kee: Caller) -> None:

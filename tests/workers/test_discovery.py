@@ -9,14 +9,15 @@ from django.db import IntegrityError, connection, transaction
 from pytest_django import Settings
 
 from apps.core.errors import Invalid
-from apps.core.sql import violated_constraint
+from apps.core.sql import database_now, violated_constraint
 from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
-from apps.workers import deriving, errors, selectors, services
-from apps.workers.models import Place, Worker, WorkerEvent, WorkerSource
+from apps.workers import endpoints, selectors
+from apps.workers.models import SourceEntry, Worker, WorkerEvent, WorkerSource
+from apps.workers.services import discovery, health
 from apps.workers.states import SourceKind
-from tests.factories import make_caller
+from tests.factories import make_caller, make_tenant
 from tests.workers.factories import (
     NOTHING,
     READS_ONLY,
@@ -25,10 +26,11 @@ from tests.workers.factories import (
     make_key,
     make_manifest,
     move_clock,
+    refused,
     register,
     signed,
 )
-from tests.workers.servers import READS, McpServer, make_tool, serving
+from tests.workers.servers import READS, McpServer, make_tool
 
 
 def found() -> Worker:
@@ -36,7 +38,7 @@ def found() -> Worker:
 
 
 def fault() -> str:
-    return Place.objects.get().fault or ""
+    return SourceEntry.objects.get().fault or ""
 
 
 def test_a_server_that_knows_nothing_of_us_is_found_with_all_its_tools(as_kee: Caller, shouter: McpServer) -> None:
@@ -44,15 +46,15 @@ def test_a_server_that_knows_nothing_of_us_is_found_with_all_its_tools(as_kee: C
     shouter.page_size = 2
     add_source(as_kee, shouter.endpoint)
 
-    services.discover()
+    discovery.discover()
 
     worker = found()
-    assert worker.worker_id == deriving.worker_id("shouter", shouter.endpoint)
+    assert worker.worker_id == endpoints._worker_id("shouter", shouter.endpoint)
     assert worker.worker_id.startswith("shouter-")
     assert [tool["name"] for tool in worker.manifest["tools"]] == ["shout", "whisper", "mutter"]
     assert (worker.state, worker.beats) == ("ready", False)
     matches = selectors.search("whisper a text", tenant_id=as_kee.tenant_id)
-    assert matches[0].entry.tool_name == "whisper"
+    assert matches[0].tool_name == "whisper"
 
 
 def test_what_is_found_is_untrusted_and_what_it_leaves_unsaid_counts_as_everything(
@@ -61,7 +63,7 @@ def test_what_is_found_is_untrusted_and_what_it_leaves_unsaid_counts_as_everythi
     shouter.tools = [make_tool("shout"), make_tool("look", annotations=READS)]
     add_source(as_kee, shouter.endpoint)
 
-    services.discover()
+    discovery.discover()
 
     offers = {offer.tool_name: offer for offer in selectors.catalogue().offers}
     assert {offer.tier for offer in offers.values()} == {"untrusted"}
@@ -75,10 +77,10 @@ def test_an_operator_may_say_what_a_found_worker_is_called_and_what_its_tools_to
 ) -> None:
     add_source(as_kee, shouter.endpoint, worker_id="loud", side_effects=NOTHING, capabilities=["noise"])
 
-    services.discover()
+    discovery.discover()
 
     worker = selectors.worker_named("loud")
-    assert worker.capabilities == ("noise",)
+    assert worker.capabilities == ["noise"]
     assert selectors.terms_of("loud", "shout").offer.barred is None
 
 
@@ -87,12 +89,12 @@ def test_a_bootstrap_manifest_is_used_where_there_is_one(as_kee: Caller, shouter
     shouter.manifest = lambda: manifest
     add_source(as_kee, shouter.endpoint)
 
-    services.discover()
+    discovery.discover()
 
     worker = selectors.worker_named("loud")
-    assert worker.capabilities == ("code_analysis", "python", "javascript")
+    assert worker.capabilities == ["code_analysis", "python", "javascript"]
     assert worker.effective_tier == "untrusted"
-    assert selectors.manifest_of("loud")["trust"] == {"tier": "verified"}
+    assert selectors.manifest_of("loud").trust == {"tier": "verified"}
 
 
 def test_a_bootstrap_manifest_that_is_signed_by_an_enrolled_key_is_believed_up_to_its_ceiling(
@@ -104,7 +106,7 @@ def test_a_bootstrap_manifest_that_is_signed_by_an_enrolled_key_is_believed_up_t
     shouter.manifest = lambda: manifest
     add_source(as_kee, shouter.endpoint)
 
-    services.discover()
+    discovery.discover()
 
     assert selectors.worker_named("loud").effective_tier == "verified"
 
@@ -116,7 +118,7 @@ def test_a_bootstrap_manifest_signed_wrongly_registers_nothing(as_kee: Caller, s
     shouter.manifest = lambda: manifest
     add_source(as_kee, shouter.endpoint)
 
-    services.discover()
+    discovery.discover()
 
     assert "bad_signature" in fault()
     assert not Worker.objects.exists()
@@ -126,7 +128,7 @@ def test_an_unsigned_manifest_leads_nobody_away_from_where_it_was_asked(as_kee: 
     shouter.manifest = lambda: make_manifest("loud", endpoint="https://elsewhere.example.com/mcp")
     add_source(as_kee, shouter.endpoint)
 
-    services.discover()
+    discovery.discover()
 
     assert found().endpoint == shouter.endpoint
 
@@ -147,7 +149,7 @@ def test_a_manifest_that_could_not_be_registered_is_not_registered_when_found(
     shouter.manifest = lambda: manifest
     add_source(as_kee, shouter.endpoint)
 
-    services.discover()
+    discovery.discover()
 
     assert fault().startswith(code)
     assert not Worker.objects.exists()
@@ -158,7 +160,7 @@ def test_a_found_server_can_not_take_the_id_of_a_worker_at_another_endpoint(as_k
     shouter.manifest = lambda: make_manifest("loud", endpoint=shouter.endpoint)
     add_source(as_kee, shouter.endpoint)
 
-    services.discover()
+    discovery.discover()
 
     assert fault().startswith("worker_id_taken")
     assert selectors.worker_named("loud").endpoint == make_manifest()["endpoint"]
@@ -173,20 +175,10 @@ def test_a_found_server_can_not_take_the_id_of_another_principals_worker(
     shouter.manifest = lambda: make_manifest("loud", endpoint=shouter.endpoint, capabilities=["mine"])
     add_source(as_kee, shouter.endpoint)
 
-    services.discover()
+    discovery.discover()
 
     assert fault().startswith("worker_id_taken")
-    assert selectors.worker_named("loud").capabilities == ("code_analysis", "python", "javascript")
-
-
-def test_two_servers_of_one_name_are_two_workers(as_kee: Caller, shouter: McpServer) -> None:
-    with serving() as twin:
-        add_source(as_kee, shouter.endpoint, name="one")
-        add_source(as_kee, twin.endpoint, name="two")
-
-        services.discover()
-
-    assert Worker.objects.count() == 2
+    assert selectors.worker_named("loud").capabilities == ["code_analysis", "python", "javascript"]
 
 
 def test_a_tool_that_can_not_be_used_is_left_out_and_the_reason_kept(as_kee: Caller, shouter: McpServer) -> None:
@@ -199,28 +191,18 @@ def test_a_tool_that_can_not_be_used_is_left_out_and_the_reason_kept(as_kee: Cal
     ]
     add_source(as_kee, shouter.endpoint)
 
-    services.discover()
+    discovery.discover()
 
     assert [tool["name"] for tool in found().manifest["tools"]] == ["shout"]
     assert "fetch has a schema that does not stand on its own" in fault()
     assert "loop has a schema that does not stand on its own" in fault()
 
 
-def test_of_a_description_that_is_too_long_the_beginning_is_taken(as_kee: Caller, shouter: McpServer) -> None:
-    shouter.tools = [make_tool().model_copy(update={"description": "x" * 20_001})]
-    add_source(as_kee, shouter.endpoint)
-
-    services.discover()
-
-    (tool,) = found().manifest["tools"]
-    assert tool["description"] == "x" * 20_000
-
-
 def test_a_server_without_a_usable_tool_is_no_worker(as_kee: Caller, shouter: McpServer) -> None:
     shouter.tools = []
     add_source(as_kee, shouter.endpoint)
 
-    services.discover()
+    discovery.discover()
 
     assert fault().startswith("nothing_to_offer")
     assert not Worker.objects.exists()
@@ -229,12 +211,12 @@ def test_a_server_without_a_usable_tool_is_no_worker(as_kee: Caller, shouter: Mc
 def test_what_is_found_again_unchanged_changes_nothing(as_kee: Caller, shouter: McpServer) -> None:
     add_source(as_kee, shouter.endpoint)
     move_clock(timedelta(0))
-    services.discover()
+    discovery.discover()
     epoch, events = selectors.epochs(), WorkerEvent.objects.count()
 
-    assert services.discover() == 0
-    move_clock(services.DEFAULT_EVERY)
-    assert services.discover() == 2
+    assert discovery.discover() == 0
+    move_clock(discovery.DEFAULT_EVERY)
+    assert discovery.discover() == 2
 
     assert (selectors.epochs(), WorkerEvent.objects.count()) == (epoch, events)
 
@@ -242,11 +224,11 @@ def test_what_is_found_again_unchanged_changes_nothing(as_kee: Caller, shouter: 
 def test_tools_that_have_changed_are_read_again(as_kee: Caller, shouter: McpServer) -> None:
     add_source(as_kee, shouter.endpoint)
     move_clock(timedelta(0))
-    services.discover()
+    discovery.discover()
 
     shouter.tools = [make_tool("shout"), make_tool("whisper")]
-    move_clock(services.DEFAULT_EVERY)
-    services.discover()
+    move_clock(discovery.DEFAULT_EVERY)
+    discovery.discover()
 
     assert [offer.tool_name for offer in selectors.catalogue().offers if offer.tool_name == "whisper"] == ["whisper"]
     assert WorkerEvent.objects.filter(kind="replaced").count() == 1
@@ -259,17 +241,17 @@ def test_what_an_operator_has_signed_stays_signed_as_long_as_the_server_offers_t
     enroll(as_kee, key)
     add_source(as_kee, shouter.endpoint, worker_id="loud", side_effects=READS_ONLY)
     move_clock(timedelta(0))
-    services.discover()
+    discovery.discover()
     assert selectors.terms_of("loud", "shout").offer.barred == "the tier untrusted does not allow read"
 
     register(as_kee, signed({**found().manifest, "trust": {"tier": "verified"}}, key))
-    move_clock(services.DEFAULT_EVERY)
-    services.discover()
+    move_clock(discovery.DEFAULT_EVERY)
+    discovery.discover()
     assert selectors.terms_of("loud", "shout").offer.barred is None
 
     shouter.tools = [make_tool("shout", annotations=READS).model_copy(update={"description": "Now does more."})]
-    move_clock(services.DEFAULT_EVERY)
-    services.discover()
+    move_clock(discovery.DEFAULT_EVERY)
+    discovery.discover()
     assert selectors.worker_named("loud").effective_tier == "untrusted"
 
 
@@ -280,8 +262,8 @@ def test_a_place_that_does_not_answer_is_left_alone_longer_each_time(as_kee: Cal
     pauses = []
 
     for _ in range(4):
-        services.discover()
-        place = Place.objects.get()
+        discovery.discover()
+        place = SourceEntry.objects.get()
         assert place.asked_at is not None
         pauses.append((place.next_at - place.asked_at).total_seconds())
         move_clock(place.next_at - place.asked_at)
@@ -293,61 +275,45 @@ def test_a_place_that_does_not_answer_is_left_alone_longer_each_time(as_kee: Cal
 
 def test_a_source_that_is_removed_takes_along_what_was_found_there(as_kee: Caller, shouter: McpServer) -> None:
     add_source(as_kee, shouter.endpoint)
-    services.discover()
+    discovery.discover()
 
-    assert services.remove_source(tenant_id=as_kee.tenant_id, name="found") == 1
+    assert discovery.remove_source(tenant_id=as_kee.tenant_id, name="found") == 1
 
     assert not Worker.objects.registered().exists()
     assert not WorkerSource.objects.exists()
-    with pytest.raises(errors.UnknownSource):
-        services.remove_source(tenant_id=as_kee.tenant_id, name="found")
+    with refused("unknown_source"):
+        discovery.remove_source(tenant_id=as_kee.tenant_id, name="found")
 
 
 def test_a_worker_that_has_announced_itself_stays_when_its_source_goes(as_kee: Caller, shouter: McpServer) -> None:
     add_source(as_kee, shouter.endpoint, worker_id="loud")
-    services.discover()
-    services.heartbeat(caller=as_kee, worker_id="loud", status="healthy", current_load=0, available=True)
+    discovery.discover()
+    health.heartbeat(caller=as_kee, worker_id="loud", status="healthy", current_load=0, available=True)
 
-    assert services.remove_source(tenant_id=as_kee.tenant_id, name="found") == 0
+    assert discovery.remove_source(tenant_id=as_kee.tenant_id, name="found") == 0
     assert selectors.worker_named("loud").state == "ready"
 
 
 def test_a_worker_that_two_sources_name_stays_until_both_have_gone(as_kee: Caller, shouter: McpServer) -> None:
     add_source(as_kee, shouter.endpoint, name="one")
     add_source(as_kee, shouter.endpoint, name="two")
-    services.discover()
+    discovery.discover()
 
-    assert services.remove_source(tenant_id=as_kee.tenant_id, name="one") == 0
+    assert discovery.remove_source(tenant_id=as_kee.tenant_id, name="one") == 0
     assert Worker.objects.registered().count() == 1
-    assert services.remove_source(tenant_id=as_kee.tenant_id, name="two") == 1
-
-
-def test_a_disabled_principal_finds_nothing(as_kee: Caller, shouter: McpServer) -> None:
-    source = add_source(as_kee, shouter.endpoint)
-    Principal.objects.filter(pk=source.principal_id).update(disabled_at=source.added_at)
-
-    assert services.discover() == 0
-    assert not shouter.asked
-
-
-@pytest.mark.parametrize("address", ["http://10.0.0.8/mcp", "ftp://127.0.0.1/", "https://u:p@example.com/mcp", "x"])
-def test_a_source_at_an_address_that_would_never_be_called_is_refused(as_kee: Caller, address: str) -> None:
-    with pytest.raises(errors.UnusableEndpoint):
-        add_source(as_kee, address)
-
-    assert not WorkerSource.objects.exists()
+    assert discovery.remove_source(tenant_id=as_kee.tenant_id, name="two") == 1
 
 
 def test_a_source_is_refused_settings_that_it_does_not_have(as_kee: Caller) -> None:
     principal = Principal.objects.get(pk=as_kee.principal_id)
-    for settings in ({"color": "red"}, {"worker": {"tier": "trusted"}}, {"worker": {"worker_id": "a b"}}):
+    for options in ({"color": "red"}, {"worker": {"tier": "trusted"}}, {"worker": {"worker_id": "a b"}}):
         with pytest.raises(Invalid):
-            services.add_source(
+            discovery.add_source(
                 principal=principal,
                 name="x",
                 kind=SourceKind.PULL,
                 address="https://a.example.com/mcp",
-                settings=settings,
+                options=options,
             )
 
     assert not WorkerSource.objects.exists()
@@ -356,7 +322,7 @@ def test_a_source_is_refused_settings_that_it_does_not_have(as_kee: Caller) -> N
 def test_a_name_of_a_source_is_given_once(as_kee: Caller) -> None:
     add_source(as_kee, "https://a.example.com/mcp")
 
-    with pytest.raises(errors.SourceNameTaken):
+    with refused("source_name_taken"):
         add_source(as_kee, "https://b.example.com/mcp")
 
     assert WorkerSource.objects.get().address == "https://a.example.com/mcp"
@@ -384,7 +350,7 @@ def test_loopback_is_asked_only_where_the_deployment_allows_it(
     add_source(as_kee, shouter.endpoint)
     settings.ALLOW_LOOPBACK = False
 
-    services.discover()
+    discovery.discover()
 
     assert fault().startswith("forbidden_endpoint")
     assert not shouter.asked
@@ -399,8 +365,8 @@ def test_rivals_that_discover_at_once_ask_a_place_once(tenant: Tenant, shouter: 
 
     def run() -> None:
         barrier.wait()
-        services.discover()
-        services.discover()
+        discovery.discover()
+        discovery.discover()
         connection.close()
 
     threads = [threading.Thread(target=run) for _ in range(3)]
@@ -412,5 +378,39 @@ def test_rivals_that_discover_at_once_ask_a_place_once(tenant: Tenant, shouter: 
     with acting_as(kee):
         assert Worker.objects.registered().count() == 1
         assert WorkerEvent.objects.filter(kind="registered").count() == 1
-        assert Place.objects.get().fence == 1
+        assert SourceEntry.objects.get().fence == 1
     assert shouter.asked.count("tools/list") == 1
+
+
+def test_tenants_take_turns_in_a_sweep(tenant: Tenant) -> None:
+    busy, quiet = make_caller(tenant), make_caller(make_tenant("quiet"))
+    with acting_as(quiet):
+        add_source(quiet, "https://a.example.com/mcp")
+    with acting_as(busy):
+        source = add_source(busy, "https://a.example.com/mcp")
+        now = database_now()
+        SourceEntry.objects.bulk_create(
+            SourceEntry(
+                tenant_id=busy.tenant_id,
+                source=source,
+                key=f"crowd-{number}",
+                stated={"endpoint": source.address},
+                named_at=now,
+                next_at=now - timedelta(seconds=number),
+            )
+            for number in range(health.MOST_CLAIMED + 10)
+        )
+    with acting_as(quiet):
+        SourceEntry.objects.create(
+            tenant_id=quiet.tenant_id,
+            source=WorkerSource.objects.get(),
+            key="quiet",
+            stated={"endpoint": source.address},
+            named_at=now,
+            next_at=now,
+        )
+
+    claimed = [entry.key for entry in discovery.claim_entries()]
+
+    assert claimed[:3] == [f"crowd-{health.MOST_CLAIMED + 9}", "quiet", f"crowd-{health.MOST_CLAIMED + 8}"]
+    assert len(claimed) == health.MOST_CLAIMED

@@ -51,16 +51,6 @@ def test_a_registration_answers_201_then_200(token: str) -> None:
     assert post("/workers/register", manifest, token) == (200, answer)
 
 
-def test_a_heartbeat_is_answered_with_the_next_ones_time(token: str) -> None:
-    post("/workers/register", make_manifest(), token)
-
-    assert post("/workers/code-analyzer-001/heartbeat", HEARTBEAT, token) == (
-        200,
-        {"status": "ready", "next_heartbeat_seconds": 30, "register_again": False},
-    )
-    assert post("/workers/nobody/heartbeat", HEARTBEAT, token)[0] == 404
-
-
 @pytest.mark.parametrize(
     ("change", "status", "code"),
     [
@@ -128,7 +118,7 @@ def test_a_list_of_workers_reads_no_manifest_and_no_offer_that_was_withdrawn(as_
     with CaptureQueriesContext(connection) as queries:
         found = selectors.workers()
 
-    assert [one.tools for one in found] == [("other",), ("analyze_repository",), ("analyze_repository",)]
+    assert [one.tools for one in found.workers] == [["other"], ["analyze_repository"], ["analyze_repository"]]
     assert len(queries) == 2
     assert not any('"manifest"' in query["sql"] for query in queries)
     assert '"withdrawn_at" IS NULL' in queries[1]["sql"]

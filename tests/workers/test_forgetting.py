@@ -10,8 +10,9 @@ from apps.core.sql import database_now
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
-from apps.workers import services, sql, ticks
+from apps.workers import ticks
 from apps.workers.models import WorkerEvent
+from apps.workers.services import registry
 from tests.factories import make_caller, make_tenant
 from tests.workers.factories import make_manifest, register
 
@@ -47,13 +48,13 @@ def test_events_go_when_they_have_been_kept_their_time_in_every_tenant(tenant: T
     )
     theirs = tell(other, "one", KEPT + timedelta(days=1), timedelta(0))
 
-    assert services.forget_events() == 3
+    assert registry.forget_events() == 3
 
     assert old not in told(kee)
     assert edge not in told(kee)
     assert told(kee) == {young}
     assert told(other) == {theirs[1]}
-    assert services.forget_events() == 0
+    assert registry.forget_events() == 0
 
 
 def test_the_last_event_of_a_worker_stays_however_old(kee: Caller) -> None:
@@ -70,13 +71,6 @@ def test_what_stays_at_the_beginning_keeps_nothing_behind_it(kee: Caller) -> Non
     kept = [tell(kee, f"steady-{number}", KEPT * 2)[0] for number in range(5)]
     flapping = tell(kee, "flapping", *([KEPT * 2] * 5), timedelta(0))
 
-    assert services.forget_events(batch=2) == 5
+    assert registry.forget_events(batch=2) == 5
 
     assert told(kee) == {*kept, flapping[-1]}
-
-
-def test_a_look_at_young_events_reads_one_batch(kee: Caller) -> None:
-    tell(kee, "one", *([timedelta(0)] * 50))
-
-    with acting_as(kee):
-        assert sql.forget_events(after=0, kept=KEPT, limit=10) == (None, 0)

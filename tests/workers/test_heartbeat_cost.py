@@ -11,17 +11,19 @@ from apps.core.sql import database_now
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
-from apps.workers import errors, selectors, services
+from apps.workers import selectors
 from apps.workers.models import Worker, WorkerEvent
+from apps.workers.services import health
+from apps.workers.shapes import HeartbeatTaken
 from apps.workers.states import State
 from tests.factories import make_caller
-from tests.workers.factories import make_manifest, register
+from tests.workers.factories import make_manifest, refused, register
 
 pytestmark = pytest.mark.django_db
 
 
-def beat(caller: Caller, status: str = "healthy") -> services.Beaten:
-    return services.heartbeat(
+def beat(caller: Caller, status: str = "healthy") -> HeartbeatTaken:
+    return health.heartbeat(
         caller=caller, worker_id="code-analyzer-001", status=status, current_load=0.5, available=False
     )
 
@@ -31,7 +33,7 @@ def test_a_heartbeat_without_news_is_one_statement(as_kee: Caller) -> None:
     before = Worker.objects.get().last_heartbeat_at
 
     with CaptureQueriesContext(connection) as queries:
-        assert beat(as_kee).state == "ready"
+        assert beat(as_kee).status == "ready"
 
     assert [query["sql"].split()[0] for query in queries if "SAVEPOINT" not in query["sql"]] == ["update"]
     worker = Worker.objects.get()
@@ -42,8 +44,8 @@ def test_a_heartbeat_without_news_is_one_statement(as_kee: Caller) -> None:
 def test_a_heartbeat_with_news_moves_the_state(as_kee: Caller) -> None:
     register(as_kee, make_manifest())
 
-    assert beat(as_kee, "maintenance").state == "maintenance"
-    assert beat(as_kee, "maintenance").state == "maintenance"
+    assert beat(as_kee, "maintenance").status == "maintenance"
+    assert beat(as_kee, "maintenance").status == "maintenance"
     assert Worker.objects.get().state == State.MAINTENANCE
 
 
@@ -52,7 +54,7 @@ def test_the_short_way_asks_whose_worker_it_is(tenant: Tenant, as_kee: Caller) -
     before = Worker.objects.values().get()
     rival = make_caller(tenant, "rival", Kind.WORKER)
 
-    with acting_as(rival), pytest.raises(errors.UnknownWorker):
+    with acting_as(rival), refused("unknown_worker"):
         beat(rival)
     assert Worker.objects.values().get() == before
 
@@ -108,10 +110,10 @@ def test_the_look_for_late_workers_is_two_statements_and_finds_one_among_many(as
         rows.append(row)
     Worker.objects.bulk_create(rows)
     with CaptureQueriesContext(connection) as queries:
-        assert services.mark_late() == 0
+        assert health.mark_late() == 0
     assert len([query for query in queries if "SAVEPOINT" not in query["sql"]]) == 2
 
-    Worker.objects.filter(worker_id="filler-7").update(last_heartbeat_at=database_now() - services.OFFLINE_AFTER)
+    Worker.objects.filter(worker_id="filler-7").update(last_heartbeat_at=database_now() - health.OFFLINE_AFTER)
 
-    assert services.mark_late() == 1
+    assert health.mark_late() == 1
     assert Worker.objects.exclude(state="ready").get().worker_id == "filler-7"

@@ -9,8 +9,9 @@ from django.db import connection
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
-from apps.workers import errors, selectors, services
-from apps.workers.models import Allowance
+from apps.workers import selectors
+from apps.workers.errors import WorkerRateLimited
+from apps.workers.services import registry
 from apps.workers.trust import CALLS_PER_HOUR, Tier, calls_per_hour, share_of_an_hour
 from tests.factories import make_caller
 from tests.workers.factories import NOTHING, enroll, make_key, make_manifest, move_clock, register, signed
@@ -28,8 +29,8 @@ def taken(worker_id: str = "w", most: int = 50) -> int:
     """How many calls there is room for now."""
     for number in range(most):
         try:
-            services.take_call(worker_id=worker_id)
-        except errors.WorkerRateLimited:
+            registry.take_call(worker_id=worker_id)
+        except WorkerRateLimited:
             return number
     return most
 
@@ -64,8 +65,8 @@ def test_a_worker_is_sent_its_hours_calls_at_once_and_then_one_in_each_share_of_
     limited(as_kee, 20, tier)
 
     assert taken() == room
-    with pytest.raises(errors.WorkerRateLimited) as refused:
-        services.take_call(worker_id="w")
+    with pytest.raises(WorkerRateLimited) as refused:
+        registry.take_call(worker_id="w")
     assert refused.value.retry_after == (3_600 // room if room > 1 else 5 * 3_600)
     move_clock(timedelta(seconds=refused.value.retry_after - 1))
     assert taken() == 0
@@ -78,9 +79,9 @@ def test_a_worker_is_sent_its_hours_calls_at_once_and_then_one_in_each_share_of_
 def test_a_lost_tier_bites_at_the_next_call(as_kee: Caller) -> None:
     move_clock(timedelta(0))
     limited(as_kee, 100)
-    services.take_call(worker_id="w")
+    registry.take_call(worker_id="w")
 
-    services.revoke_key(tenant_id=as_kee.tenant_id, key_id="key-of-w", why="stolen")
+    registry.revoke_key(tenant_id=as_kee.tenant_id, key_id="key-of-w", why="stolen")
 
     assert taken() == 0
 
@@ -91,14 +92,6 @@ def test_a_worker_whose_limit_is_nothing_is_barred_and_none_is_taken(as_kee: Cal
     (offer,) = selectors.catalogue().offers
     assert offer.barred == "its limit is no calls at all"
     assert taken() == 0
-
-
-def test_one_workers_calls_leave_anothers_alone(as_kee: Caller) -> None:
-    limited(as_kee, 3, worker_id="one")
-    limited(as_kee, 3, worker_id="two")
-
-    assert (taken("one"), taken("two")) == (3, 3)
-    assert Allowance.objects.count() == 2
 
 
 @pytest.mark.django_db(transaction=True)

@@ -12,8 +12,9 @@ from django.db import connection
 
 from apps.principals.models import Principal, Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in
-from apps.workers import services, ticks
-from apps.workers.models import Offer, Place, Worker, WorkerEvent, WorkerSource
+from apps.workers import ticks
+from apps.workers.models import Offer, SourceEntry, Worker, WorkerEvent, WorkerSource
+from apps.workers.services import discovery, health, memory, registry
 from apps.workers.states import SourceKind
 from tests.factories import make_caller
 from tests.waiters import until_somebody_waits_for_this_transaction
@@ -63,7 +64,7 @@ def holding_worker(caller: Caller, worker_id: str) -> Iterator[None]:
 
 def falls_ill(caller: Caller, worker_id: str) -> Callable[[], object]:
     def act() -> object:
-        return services.heartbeat(caller=caller, worker_id=worker_id, status="degraded", current_load=0, available=True)
+        return health.heartbeat(caller=caller, worker_id=worker_id, status="degraded", current_load=0, available=True)
 
     return act
 
@@ -72,8 +73,8 @@ def find(caller: Caller, file: Path, *worker_ids: str) -> None:
     file.write_text(yaml.safe_dump({"workers": [make_manifest(worker_id) for worker_id in worker_ids]}))
     with acting_as(caller):
         principal = Principal.objects.get(pk=caller.principal_id)
-        services.add_source(principal=principal, name="many", kind=SourceKind.STATIC, address=str(file), settings={})
-    services.discover()
+        discovery.add_source(principal=principal, name="many", kind=SourceKind.STATIC, address=str(file), options={})
+    discovery.discover()
 
 
 def test_places_may_go_while_a_worker_that_was_found_there_changes_its_state(tenant: Tenant, tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_places_may_go_while_a_worker_that_was_found_there_changes_its_state(ten
 
     def remove() -> None:
         with acting_in(tenant.pk, "test"):
-            services.remove_source(tenant_id=tenant.pk, name="many")
+            discovery.remove_source(tenant_id=tenant.pk, name="many")
 
     meeting(holding_worker(kee, "b"), falls_ill(kee, "b"), remove)
 
@@ -95,12 +96,12 @@ def test_a_place_may_get_another_worker_while_the_one_before_changes_its_state(t
     kee = make_caller(tenant)
     find(kee, tmp_path / "workers.yaml", "a")
     with acting_as(kee):
-        Place.objects.update(stated=make_manifest("b"), next_at="2000-01-01T00:00Z")
+        SourceEntry.objects.update(stated=make_manifest("b"), next_at="2000-01-01T00:00Z")
 
-    meeting(holding_worker(kee, "a"), falls_ill(kee, "a"), services.discover)
+    meeting(holding_worker(kee, "a"), falls_ill(kee, "a"), discovery.discover)
 
     with acting_as(kee):
-        place = Place.objects.get()
+        place = SourceEntry.objects.get()
         assert place.fault is None
         assert place.worker == Worker.objects.get(worker_id="b")
 
@@ -135,7 +136,7 @@ def test_a_rebuild_goes_on_while_a_lost_worker_registers(tenant: Tenant) -> None
     meeting(
         coming_back(),
         lambda: register(kee, make_manifest("b", capabilities=["rust"])),
-        lambda: services.restore(tenant_id=tenant.pk),
+        lambda: memory.restore(tenant_id=tenant.pk),
     )
 
     with acting_as(kee):
@@ -153,7 +154,7 @@ def test_a_manifest_may_be_replaced_while_calls_are_counted(tenant: Tenant) -> N
     announce("one", "two")
     with acting_as(kee):
         for name in ("one", "two"):
-            services.record_call(worker_id="code-analyzer-001", tool_name=name, ok=True, seconds=1, cost=Decimal(0))
+            registry.record_call(worker_id="code-analyzer-001", tool_name=name, ok=True, seconds=1, cost=Decimal(0))
 
     @contextmanager
     def counting() -> Iterator[None]:
@@ -161,7 +162,7 @@ def test_a_manifest_may_be_replaced_while_calls_are_counted(tenant: Tenant) -> N
             Offer.objects.select_for_update().get(name="one")
             yield
 
-    meeting(counting(), services.fold_calls, lambda: announce("one"))
+    meeting(counting(), registry.fold_calls, lambda: announce("one"))
 
     with acting_as(kee):
         assert list(Offer.objects.order_by("id").values_list("name", "runs")) == [("one", 1), ("two", 1)]

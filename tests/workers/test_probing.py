@@ -10,12 +10,11 @@ from apps.core.outbound import Unreachable
 from apps.core.sql import database_now
 from apps.principals.models import Principal
 from apps.principals.tenancy import Caller, acting_as_system
-from apps.workers import deriving, selectors, services
+from apps.workers import endpoints, selectors
 from apps.workers.endpoints import ListedTool
-from apps.workers.hysteresis import DOWN_AFTER, UP_AFTER, Reach, Standing, pause_after
-from apps.workers.models import Place, Worker, WorkerEvent
-from apps.workers.services import probing
-from apps.workers.states import State
+from apps.workers.models import Worker, WorkerEvent
+from apps.workers.services import discovery, health
+from apps.workers.states import DOWN_AFTER, UP_AFTER, Reach, Reachability, State, pause_after
 from tests.workers.factories import NOTHING, add_source, make_manifest, move_clock, register
 from tests.workers.servers import A_TEXT, McpServer, make_tool, serving
 
@@ -30,18 +29,22 @@ def announce(caller: Caller, server: McpServer, worker_id: str = "loud") -> None
 
 def find(caller: Caller, server: McpServer) -> None:
     add_source(caller, server.endpoint, worker_id="loud", side_effects=NOTHING)
-    services.discover()
+    discovery.discover()
 
 
 def beat(caller: Caller, status: str = "healthy") -> str:
-    done = services.heartbeat(caller=caller, worker_id="loud", status=status, current_load=0, available=True)
-    return done.state
+    done = health.heartbeat(caller=caller, worker_id="loud", status=status, current_load=0, available=True)
+    return done.status
 
 
 def state_after(pause: timedelta) -> str:
     move_clock(pause)
-    services.probe()
+    health.probe()
     return selectors.worker_named("loud").state
+
+
+def claims() -> list[Worker]:
+    return health.claim(Worker.objects.registered(), at="probe_at", fence="probe_fence")
 
 
 def events(kind: str = "state") -> list[str]:
@@ -50,7 +53,7 @@ def events(kind: str = "state") -> list[str]:
 
 @given(st.lists(st.booleans()))
 def test_a_verdict_changes_only_when_enough_probes_in_a_row_contradict_it(answers: list[bool]) -> None:
-    standing = Standing(Reach.UNKNOWN)
+    standing = Reachability(Reach.UNKNOWN)
     for number, answered in enumerate(answers, start=1):
         before, standing = standing, standing.after(answered=answered)
         if standing.reach == before.reach or (before.reach == Reach.UNKNOWN and answered):
@@ -61,21 +64,21 @@ def test_a_verdict_changes_only_when_enough_probes_in_a_row_contradict_it(answer
 
 @given(st.sampled_from(Reach), st.integers(0, DOWN_AFTER - 1), st.booleans())
 def test_enough_equal_probes_settle_every_verdict(reach: Reach, against: int, answered: bool) -> None:
-    standing = Standing(reach, against)
+    standing = Reachability(reach, against)
 
     for _ in range(max(UP_AFTER, DOWN_AFTER)):
         standing = standing.after(answered=answered)
 
-    assert standing == Standing(Reach.UP if answered else Reach.DOWN)
+    assert standing == Reachability(Reach.UP if answered else Reach.DOWN)
 
 
 @given(st.lists(st.booleans(), min_size=1))
 def test_a_probe_that_agrees_ends_all_doubt(answers: list[bool]) -> None:
-    standing = Standing(Reach.UP)
+    standing = Reachability(Reach.UP)
     for answered in answers:
         standing = standing.after(answered=answered)
 
-    assert not standing.after(answered=standing.reach == Reach.UP).doubted
+    assert standing.after(answered=standing.reach == Reach.UP).against == 0
 
 
 @given(st.integers(1, 100))
@@ -86,15 +89,15 @@ def test_pauses_grow_up_to_five_minutes(faults: int) -> None:
 def test_a_found_worker_that_dies_is_offline_within_its_interval_plus_grace(as_kee: Caller, shouter: McpServer) -> None:
     move_clock(timedelta(0))
     find(as_kee, shouter)
-    services.probe()
+    health.probe()
     assert selectors.worker_named("loud").state == "ready"
     shouter.stop()
 
-    states = [state_after(services.PROBE_EVERY), state_after(SOON), state_after(SOON)]
+    states = [state_after(health.PROBE_EVERY), state_after(SOON), state_after(SOON)]
 
     assert states == ["ready", "ready", "offline"]
-    assert services.PROBE_EVERY + 2 * SOON <= services.OFFLINE_AFTER
-    assert selectors.workers() == []
+    assert health.PROBE_EVERY + 2 * SOON <= health.OFFLINE_AFTER
+    assert selectors.workers().workers == []
     assert events()[-1].startswith("ready to offline: it does not answer: unreachable")
 
 
@@ -103,44 +106,28 @@ def test_a_found_worker_that_answers_stays_ready_without_any_heartbeat(as_kee: C
     find(as_kee, shouter)
 
     for _ in range(4):
-        assert state_after(services.OFFLINE_AFTER) == "ready"
+        assert state_after(health.OFFLINE_AFTER) == "ready"
         with acting_as_system("test"):
-            assert services.mark_late() == 0
+            assert health.mark_late() == 0
 
 
 def test_a_worker_that_comes_back_is_ready_once_it_has_answered_twice(as_kee: Caller, shouter: McpServer) -> None:
     move_clock(timedelta(0))
     find(as_kee, shouter)
     Worker.objects.update(reach=Reach.DOWN, state=State.OFFLINE)
-    services.probe()
+    health.probe()
 
     assert selectors.worker_named("loud").state == "offline"
     assert state_after(SOON) == "ready"
     assert events()[-1] == "offline to ready: it answers"
 
 
-def test_one_lost_probe_changes_nothing(as_kee: Caller, shouter: McpServer) -> None:
-    move_clock(timedelta(0))
-    find(as_kee, shouter)
-    services.probe()
-    before = (selectors.epochs(), events())
-    real = shouter.endpoint
-    Worker.objects.update(endpoint=real.replace("/mcp", "/gone"))
-
-    assert state_after(services.PROBE_EVERY) == "ready"
-    Worker.objects.update(endpoint=real)
-    assert state_after(SOON) == "ready"
-
-    assert (selectors.epochs(), events()) == before
-    assert Worker.objects.get().probes_against == 0
-
-
 def test_a_heartbeat_does_not_talk_a_worker_up_whose_endpoint_is_down(as_kee: Caller, shouter: McpServer) -> None:
     move_clock(timedelta(0))
     announce(as_kee, shouter)
-    services.probe()
+    health.probe()
     shouter.stop()
-    for pause in (services.PROBE_BEATING_EVERY, SOON, SOON):
+    for pause in (health.PROBE_SELDOM, SOON, SOON):
         state_after(pause)
 
     epoch = selectors.epochs()
@@ -154,10 +141,10 @@ def test_an_endpoint_that_answers_does_not_talk_up_a_worker_that_has_fallen_sile
     move_clock(timedelta(0))
     announce(as_kee, shouter)
     beat(as_kee)
-    services.probe()
-    move_clock(services.OFFLINE_AFTER + SOON)
+    health.probe()
+    move_clock(health.OFFLINE_AFTER + SOON)
     with acting_as_system("test"):
-        services.mark_late()
+        health.mark_late()
 
     assert state_after(timedelta(0)) == "offline"
     assert beat(as_kee) == "ready"
@@ -166,11 +153,11 @@ def test_an_endpoint_that_answers_does_not_talk_up_a_worker_that_has_fallen_sile
 def test_a_worker_in_maintenance_is_left_in_peace(as_kee: Caller, shouter: McpServer) -> None:
     move_clock(timedelta(0))
     announce(as_kee, shouter)
-    services.probe()
+    health.probe()
     beat(as_kee, "maintenance")
     shouter.stop()
 
-    for pause in (services.PROBE_BEATING_EVERY, SOON, SOON):
+    for pause in (health.PROBE_SELDOM, SOON, SOON):
         move_clock(pause)
         beat(as_kee, "maintenance")
         assert state_after(timedelta(0)) == "maintenance"
@@ -181,7 +168,7 @@ def test_a_quarantined_worker_is_not_asked(as_kee: Caller, shouter: McpServer) -
     Worker.objects.update(state=State.QUARANTINED)
     shouter.asked.clear()
 
-    assert services.probe() == 0
+    assert health.probe() == 0
     assert not shouter.asked
 
 
@@ -191,50 +178,23 @@ def test_a_worker_of_a_disabled_principal_is_offline_and_not_asked_until_that_is
     move_clock(timedelta(0))
     find(as_kee, shouter)
     register(as_kee, make_manifest("beating"))
-    services.probe()
+    health.probe()
     beat(as_kee)
     shouter.asked.clear()
     owner = Principal.objects.filter(pk=as_kee.principal_id)
     owner.update(disabled_at=database_now())
 
-    services.mark_late()
+    health.mark_late()
 
-    assert {one.worker.worker_id: one.worker.state for one in selectors.workers(available_only=False)} == {
+    assert {one.worker_id: one.status for one in selectors.workers(available_only=False).workers} == {
         "loud": "offline",
         "beating": "offline",
     }
     assert events()[-1] == "ready to offline: Kee is disabled"
-    assert state_after(services.PROBE_BEATING_EVERY) == "offline"
+    assert state_after(health.PROBE_SELDOM) == "offline"
     assert not shouter.asked
     owner.update(disabled_at=None)
     assert beat(as_kee) == "ready"
-
-
-def test_a_found_worker_of_a_principal_that_is_enabled_again_is_asked_at_once(
-    as_kee: Caller, shouter: McpServer
-) -> None:
-    move_clock(timedelta(0))
-    find(as_kee, shouter)
-    services.probe()
-    owner = Principal.objects.filter(pk=as_kee.principal_id)
-    owner.update(disabled_at=database_now())
-    services.mark_late()
-    assert state_after(services.PROBE_EVERY) == "offline"
-
-    owner.update(disabled_at=None)
-
-    assert state_after(timedelta(0)) == "ready"
-
-
-def test_a_worker_that_is_released_is_asked_at_once(as_kee: Caller, shouter: McpServer) -> None:
-    move_clock(timedelta(0))
-    find(as_kee, shouter)
-    services.probe()
-    services.quarantine(tenant_id=as_kee.tenant_id, worker_id="loud", why="odd answers")
-    move_clock(timedelta(seconds=1))
-    services.release(tenant_id=as_kee.tenant_id, worker_id="loud", why="it was us")
-
-    assert state_after(timedelta(0)) == "ready"
 
 
 def test_the_answer_of_a_found_worker_is_its_sign_of_life_and_that_of_a_beating_one_is_not(
@@ -244,8 +204,8 @@ def test_the_answer_of_a_found_worker_is_its_sign_of_life_and_that_of_a_beating_
     find(as_kee, shouter)
     announce(as_kee, shouter, "beating")
     registered_at = database_now()
-    move_clock(services.PROBE_BEATING_EVERY)
-    services.probe()
+    move_clock(health.PROBE_SELDOM)
+    health.probe()
 
     heard = dict(Worker.objects.values_list("worker_id", "last_heartbeat_at"))
     assert heard == {"loud": database_now(), "beating": registered_at}
@@ -256,40 +216,40 @@ def test_a_worker_that_offers_other_than_its_manifest_says_is_degraded_until_it_
 ) -> None:
     move_clock(timedelta(0))
     announce(as_kee, shouter)
-    services.probe()
+    health.probe()
 
     shouter.tools = [make_tool("shout").model_copy(update={"input_schema": {**A_TEXT, "required": []}})]
-    assert state_after(services.PROBE_BEATING_EVERY) == "offline"
+    assert state_after(health.PROBE_SELDOM) == "offline"
     assert beat(as_kee) == "degraded"
-    assert state_after(services.PROBE_EVERY) == "degraded"
+    assert state_after(health.PROBE_EVERY) == "degraded"
     assert beat(as_kee) == "degraded"
 
     assert events("drifted") == ["shout takes other arguments"]
     assert selectors.catalogue().offers[0].barred == "the worker is degraded"
     announce(as_kee, shouter)
     assert selectors.worker_named("loud").state == "ready"
-    assert state_after(services.PROBE_EVERY) == "ready"
+    assert state_after(health.PROBE_EVERY) == "ready"
 
 
 def test_who_beats_and_is_well_is_probed_more_rarely_until_something_is_wrong(
     as_kee: Caller, shouter: McpServer
 ) -> None:
     def next_probe() -> timedelta:
-        services.probe()
+        health.probe()
         worker = Worker.objects.get()
         assert worker.probed_at is not None
         return worker.probe_at - worker.probed_at
 
     move_clock(timedelta(0))
     announce(as_kee, shouter)
-    assert next_probe() == services.PROBE_BEATING_EVERY
+    assert next_probe() == health.PROBE_SELDOM
 
     tools, shouter.tools = shouter.tools, [make_tool("whisper")]
-    move_clock(services.PROBE_BEATING_EVERY)
-    assert next_probe() == services.PROBE_EVERY
+    move_clock(health.PROBE_SELDOM)
+    assert next_probe() == health.PROBE_EVERY
     shouter.tools = tools
-    move_clock(services.PROBE_EVERY)
-    assert next_probe() == services.PROBE_BEATING_EVERY
+    move_clock(health.PROBE_EVERY)
+    assert next_probe() == health.PROBE_SELDOM
 
 
 @pytest.mark.parametrize(
@@ -305,7 +265,7 @@ def test_who_is_down_and_gives_no_sign_of_life_is_probed_ever_more_rarely(
     for _ in expected:
         if beats:
             beat(as_kee)
-        services.probe()
+        health.probe()
         worker = Worker.objects.get()
         assert worker.probed_at is not None
         pauses.append((worker.probe_at - worker.probed_at).total_seconds())
@@ -321,7 +281,7 @@ def test_the_same_manifest_again_does_not_talk_a_worker_up_whose_endpoint_is_dow
 ) -> None:
     move_clock(timedelta(0))
     announce(as_kee, shouter)
-    services.probe()
+    health.probe()
     shouter.stop()
     states = []
     for _ in range(DOWN_AFTER + 2):
@@ -332,56 +292,39 @@ def test_the_same_manifest_again_does_not_talk_a_worker_up_whose_endpoint_is_dow
     assert states == ["ready"] * (DOWN_AFTER - 1) + ["offline"] * 3
 
 
-def test_a_drift_that_is_taken_back_is_forgotten(as_kee: Caller, shouter: McpServer) -> None:
-    move_clock(timedelta(0))
-    announce(as_kee, shouter)
-    tools, shouter.tools = shouter.tools, [make_tool("whisper")]
-    assert state_after(timedelta(0)) == "degraded"
-    shouter.tools = tools
-
-    assert state_after(services.PROBE_EVERY) == "ready"
-    assert events("drifted") == ["shout is not there any more"]
-
-
 def test_a_found_worker_that_drifts_is_asked_again_at_once(as_kee: Caller, shouter: McpServer) -> None:
     move_clock(timedelta(0))
     find(as_kee, shouter)
     shouter.tools = [make_tool("whisper")]
 
-    assert state_after(services.PROBE_EVERY) == "degraded"
-    assert services.discover() == 1
+    assert state_after(health.PROBE_EVERY) == "degraded"
+    assert discovery.discover() == 1
     assert selectors.worker_named("loud").state == "ready"
     assert [offer.tool_name for offer in selectors.catalogue().offers] == ["whisper"]
-    assert state_after(services.PROBE_EVERY) == "ready"
+    assert state_after(health.PROBE_EVERY) == "ready"
 
 
 def test_what_an_old_endpoint_answers_says_nothing_of_the_new_one(as_kee: Caller, shouter: McpServer) -> None:
     announce(as_kee, shouter)
-    (claim,) = probing._claims()
+    (claim,) = claims()
     with serving() as other:
         announce(as_kee, other)
 
-        probing._note(claim, Unreachable("gone"))
+        health.note_probe(claim, Unreachable("gone"))
 
     assert Worker.objects.get().probed_at is None
 
 
 def test_a_probe_that_comes_back_after_another_has_taken_over_is_not_noted(as_kee: Caller, shouter: McpServer) -> None:
     announce(as_kee, shouter)
-    (late,) = probing._claims()
+    (late,) = claims()
     Worker.objects.update(probe_at="2000-01-01T00:00Z")
-    (current,) = probing._claims()
+    (current,) = claims()
 
-    probing._note(late, Unreachable("gone"))
+    health.note_probe(late, Unreachable("gone"))
     assert Worker.objects.get().probed_at is None
-    probing._note(current, Unreachable("gone"))
+    health.note_probe(current, Unreachable("gone"))
     assert Worker.objects.get().probe_fault == "unreachable: gone"
-
-
-def test_a_place_keeps_the_worker_that_was_found_there(as_kee: Caller, shouter: McpServer) -> None:
-    find(as_kee, shouter)
-
-    assert Place.objects.get().worker == Worker.objects.get()
 
 
 def listed(name: str = "shout", **members: object) -> ListedTool:
@@ -403,4 +346,4 @@ def listed(name: str = "shout", **members: object) -> ListedTool:
 def test_drift_is_what_a_caller_would_stumble_over(now: list[ListedTool], drift: str | None) -> None:
     registered = {"name": "shout", "input_schema": A_TEXT, "output_schema": {"type": "object"}}
 
-    assert deriving.drift([registered], now) == drift
+    assert endpoints.drift([registered], now) == drift

@@ -14,9 +14,10 @@ import pytest
 
 from apps.executions import calls
 from apps.principals.tenancy import Caller
-from apps.workers import selectors, services
+from apps.workers import selectors
 from apps.workers.endpoints import look
-from apps.workers.models import Place
+from apps.workers.models import SourceEntry
+from apps.workers.services import discovery
 from tests.workers.factories import NOTHING, add_source
 from tests.workers.servers import serving
 
@@ -105,10 +106,10 @@ def listening(old: OldServer) -> Iterator[str]:
 def find_and_call(caller: Caller, endpoint: str) -> dict[str, Any]:
     """What its only tool answers, once it was found where an operator says it is."""
     add_source(caller, endpoint, name="shouter", worker_id="shouter", side_effects=NOTHING)
-    services.discover()
-    assert Place.objects.get().fault is None
+    discovery.discover()
+    assert SourceEntry.objects.get().fault is None
     found = selectors.search("shout", tenant_id=caller.tenant_id)
-    assert [(match.entry.worker_id, match.entry.tool_name) for match in found] == [("shouter", "shout")]
+    assert [(match.worker_id, match.tool_name) for match in found] == [("shouter", "shout")]
     target = calls.target_of(worker_id="shouter", tool_name="shout")
     return calls.call(target=target, params={"text": "hello"}, deadline=PATIENCE).payload
 

@@ -16,8 +16,9 @@ import pytest
 
 from apps.executions import calls
 from apps.principals.tenancy import Caller
-from apps.workers import selectors, services
-from apps.workers.models import Place, Worker
+from apps.workers import selectors
+from apps.workers.models import SourceEntry, Worker
+from apps.workers.services import discovery, health
 from apps.workers.trust import Tier
 from tests.executions.making import refused
 from tests.workers.factories import NOTHING, READS_ONLY, add_source, enroll, make_key, move_clock, register, signed
@@ -128,14 +129,12 @@ def call(worker_id: str, tool_name: str, **params: Any) -> dict[str, Any]:
 
 def find(caller: Caller, endpoint: str, worker_id: str, side_effects: dict[str, str]) -> None:
     add_source(caller, endpoint, name=worker_id, worker_id=worker_id, side_effects=side_effects)
-    services.discover()
-    assert [place.fault for place in Place.objects.filter(source__name=worker_id)] == [None]
+    discovery.discover()
+    assert [place.fault for place in SourceEntry.objects.filter(source__name=worker_id)] == [None]
 
 
 def found(query: str, caller: Caller) -> list[tuple[str, str]]:
-    return [
-        (match.entry.worker_id, match.entry.tool_name) for match in selectors.search(query, tenant_id=caller.tenant_id)
-    ]
+    return [(match.worker_id, match.tool_name) for match in selectors.search(query, tenant_id=caller.tenant_id)]
 
 
 def test_the_reference_server_is_found_searched_called_and_missed(as_kee: Caller, packages: Path, start: Start) -> None:
@@ -146,12 +145,12 @@ def test_the_reference_server_is_found_searched_called_and_missed(as_kee: Caller
 
     assert ("everything", "echo") in found("echo back", as_kee)
     assert "hello" in str(call("everything", "echo", message="hello"))
-    services.probe()
+    health.probe()
     assert Worker.objects.get().reach == "up"
     _end(process)
-    for pause in (services.PROBE_EVERY, timedelta(seconds=5), timedelta(seconds=5)):
+    for pause in (health.PROBE_EVERY, timedelta(seconds=5), timedelta(seconds=5)):
         move_clock(pause)
-        services.probe()
+        health.probe()
     assert selectors.worker_named("everything").state == "offline"
     assert found("echo back", as_kee) == []
 

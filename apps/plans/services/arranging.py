@@ -19,7 +19,7 @@ from apps.principals.models import Principal
 from apps.principals.scopes import Kind
 from apps.principals.selectors import principal_named
 from apps.principals.services import DELEGATE
-from apps.workers import services as workers
+from apps.workers.services import registry as workers
 
 
 def root_delegate(*, tenant_id: int, now: datetime) -> Delegate:

@@ -8,7 +8,7 @@ from django.db import migrations, models
 from apps.core.rls import immutable, protect
 from apps.core.tables import CreateModels
 
-# Room in each page for new versions of its rows; and manifests, which no heartbeat changes, in a place of their own.
+# Room in each page for new versions of its rows; manifests, which no heartbeat changes, are stored out of line.
 IN_PLACE = "alter table workers_worker set (fillfactor = 70, toast_tuple_target = 256)"
 IN_PLACE_BACK = "alter table workers_worker reset (fillfactor, toast_tuple_target)"
 
@@ -16,7 +16,9 @@ IN_PLACE_BACK = "alter table workers_worker reset (fillfactor, toast_tuple_targe
 class Migration(migrations.Migration):
     initial = True
 
-    dependencies = [("principals", "0001_initial")]
+    dependencies = [
+        ("principals", "0001_initial"),
+    ]
 
     operations = [
         CreateModels(
@@ -27,8 +29,6 @@ class Migration(migrations.Migration):
                         "id",
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                    ("epoch", models.BigIntegerField(default=0)),
-                    ("history_epoch", models.BigIntegerField(default=0)),
                     (
                         "tenant",
                         models.ForeignKey(
@@ -39,6 +39,8 @@ class Migration(migrations.Migration):
                             to="principals.tenant",
                         ),
                     ),
+                    ("epoch", models.BigIntegerField(default=0)),
+                    ("history_epoch", models.BigIntegerField(default=0)),
                 ],
                 options={
                     "verbose_name_plural": "registries",
@@ -51,6 +53,16 @@ class Migration(migrations.Migration):
                     (
                         "id",
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
+                    ),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
                     ),
                     ("key_id", models.CharField(max_length=100)),
                     ("public_key", models.CharField(max_length=200)),
@@ -68,6 +80,25 @@ class Migration(migrations.Migration):
                     ),
                     ("enrolled_at", models.DateTimeField()),
                     ("revoked_at", models.DateTimeField(null=True)),
+                ],
+                options={
+                    "permissions": [("operate_signingkey", "Can enroll and revoke keys of MCP workers")],
+                    "constraints": [
+                        models.UniqueConstraint(fields=("tenant", "key_id"), name="workers_signingkey_id_once"),
+                        models.CheckConstraint(
+                            condition=models.Q(("ceiling__in", ["trusted", "verified", "sandbox", "untrusted"])),
+                            name="workers_signingkey_ceiling_known",
+                        ),
+                    ],
+                },
+            ),
+            migrations.CreateModel(
+                name="Worker",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
+                    ),
                     (
                         "tenant",
                         models.ForeignKey(
@@ -78,26 +109,17 @@ class Migration(migrations.Migration):
                             to="principals.tenant",
                         ),
                     ),
-                ],
-                options={
-                    "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "key_id"), name="workers_signingkey_id_once"),
-                        models.CheckConstraint(
-                            condition=models.Q(("ceiling__in", ["trusted", "verified", "sandbox", "untrusted"])),
-                            name="workers_signingkey_ceiling_known",
-                        ),
-                    ],
-                    "permissions": [("operate_signingkey", "Can enroll and revoke keys of workers")],
-                },
-            ),
-            migrations.CreateModel(
-                name="Worker",
-                fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
                     ("worker_id", models.CharField(max_length=100)),
+                    (
+                        "principal",
+                        models.ForeignKey(
+                            db_index=False,
+                            help_text="Registered it, and may speak for it.",
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.principal",
+                        ),
+                    ),
                     ("endpoint", models.CharField(max_length=2000)),
                     (
                         "capabilities",
@@ -134,10 +156,28 @@ class Migration(migrations.Migration):
                     ),
                     ("tier_reason", models.CharField(max_length=300)),
                     (
-                        "signed_at",
-                        models.DateTimeField(
-                            help_text="When the youngest signature that was taken was made.", null=True
+                        "signing_key",
+                        models.ForeignKey(
+                            db_index=False,
+                            null=True,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="workers",
+                            to="workers.signingkey",
                         ),
+                    ),
+                    (
+                        "signed_at",
+                        models.DateTimeField(help_text="When the latest accepted signature was made.", null=True),
+                    ),
+                    (
+                        "trust_ends_at",
+                        models.DateTimeField(
+                            help_text="End of the signature. The worker registers again to keep its trust.", null=True
+                        ),
+                    ),
+                    (
+                        "void_until",
+                        models.DateTimeField(help_text="Signatures made up to this moment are refused.", null=True),
                     ),
                     (
                         "state",
@@ -155,88 +195,12 @@ class Migration(migrations.Migration):
                     ),
                     ("current_load", models.FloatField(default=0)),
                     ("available", models.BooleanField(default=True)),
-                    ("last_heartbeat_at", models.DateTimeField()),
-                    ("registered_at", models.DateTimeField()),
-                    ("unregistered_at", models.DateTimeField(null=True)),
-                    (
-                        "principal",
-                        models.ForeignKey(
-                            db_index=False,
-                            help_text="Who registered it and speaks for it.",
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.principal",
-                        ),
-                    ),
-                    (
-                        "signing_key",
-                        models.ForeignKey(
-                            db_index=False,
-                            null=True,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="workers",
-                            to="workers.signingkey",
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
-                    (
-                        "trust_ends_at",
-                        models.DateTimeField(
-                            help_text="When the signature ends. A worker that wants trust beyond it registers anew.",
-                            null=True,
-                        ),
-                    ),
-                    (
-                        "void_until",
-                        models.DateTimeField(help_text="Signatures made up to this moment count no more.", null=True),
-                    ),
                     (
                         "beats",
                         models.BooleanField(
                             db_default=True,
                             default=True,
-                            help_text="It announces itself and sends heartbeats; one that was found and sends none is probed.",
-                        ),
-                    ),
-                    (
-                        "drift",
-                        models.CharField(
-                            help_text="What its endpoint offers otherwise than its manifest says.",
-                            max_length=300,
-                            null=True,
-                        ),
-                    ),
-                    (
-                        "probe_at",
-                        models.DateTimeField(
-                            db_default=django.db.models.functions.datetime.Now(), help_text="When it is probed next."
-                        ),
-                    ),
-                    ("probe_fault", models.CharField(max_length=300, null=True)),
-                    ("probe_fence", models.BigIntegerField(db_default=0, default=0)),
-                    ("probed_at", models.DateTimeField(null=True)),
-                    (
-                        "probes_against",
-                        models.SmallIntegerField(
-                            db_default=0, default=0, help_text="Probes in a row that contradict `reach`."
-                        ),
-                    ),
-                    (
-                        "reach",
-                        models.CharField(
-                            choices=[("unknown", "not probed yet"), ("up", "Up"), ("down", "Down")],
-                            db_default="unknown",
-                            default="unknown",
-                            max_length=8,
+                            help_text="It sends heartbeats. A discovered worker that sends none is only probed.",
                         ),
                     ),
                     (
@@ -251,28 +215,80 @@ class Migration(migrations.Migration):
                             ],
                             db_default="ready",
                             default="ready",
-                            help_text="How it says that it is, whatever else is known.",
+                            help_text="The state that its last heartbeat reported.",
                             max_length=12,
                         ),
                     ),
+                    ("last_heartbeat_at", models.DateTimeField()),
+                    (
+                        "reach",
+                        models.CharField(
+                            choices=[("unknown", "not probed yet"), ("up", "Up"), ("down", "Down")],
+                            db_default="unknown",
+                            default="unknown",
+                            max_length=8,
+                        ),
+                    ),
+                    (
+                        "probes_against",
+                        models.SmallIntegerField(
+                            db_default=0, default=0, help_text="Probes in a row that contradict `reach`."
+                        ),
+                    ),
+                    (
+                        "probe_at",
+                        models.DateTimeField(
+                            db_default=django.db.models.functions.datetime.Now(), help_text="Time of the next probe."
+                        ),
+                    ),
+                    ("probe_fence", models.BigIntegerField(db_default=0, default=0)),
+                    ("probed_at", models.DateTimeField(null=True)),
+                    ("probe_fault", models.CharField(max_length=300, null=True)),
+                    (
+                        "drift",
+                        models.CharField(
+                            help_text="The difference of its tools from its manifest.", max_length=300, null=True
+                        ),
+                    ),
+                    ("registered_at", models.DateTimeField()),
+                    ("unregistered_at", models.DateTimeField(null=True)),
                     (
                         "described_at_epoch",
                         models.BigIntegerField(
-                            default=0, help_text="The registry's epoch when its manifest last changed or it left."
+                            default=0,
+                            help_text="The registry's epoch when its manifest last changed or it was unregistered.",
                         ),
                     ),
                     (
                         "remembered_at_epoch",
                         models.BigIntegerField(
-                            default=-1, help_text="Which of these epochs memory knows it as of; a tick follows."
+                            default=-1, help_text="The epoch at which memory was last brought up to date with it."
                         ),
-                    ),
-                    (
-                        "signed_digest",
-                        models.CharField(help_text="What that signature was made over.", max_length=32, null=True),
                     ),
                 ],
                 options={
+                    "verbose_name": "MCP worker",
+                    "permissions": [("operate_worker", "Can quarantine, release and unregister MCP workers")],
+                    "indexes": [
+                        models.Index(
+                            condition=models.Q(
+                                ("unregistered_at", None), models.Q(("state", "quarantined"), _negated=True)
+                            ),
+                            fields=["probe_at"],
+                            name="workers_worker_probe",
+                        ),
+                        models.Index(fields=["tenant", "described_at_epoch"], name="workers_worker_described"),
+                        models.Index(
+                            condition=models.Q(("remembered_at_epoch__lt", models.F("described_at_epoch"))),
+                            fields=["tenant", "id"],
+                            name="workers_worker_unremembered",
+                        ),
+                        models.Index(
+                            condition=models.Q(("effective_tier", "untrusted"), _negated=True),
+                            fields=["trust_ends_at"],
+                            name="workers_worker_lapsing",
+                        ),
+                    ],
                     "constraints": [
                         models.UniqueConstraint(fields=("tenant", "worker_id"), name="workers_worker_id_once"),
                         models.CheckConstraint(
@@ -290,10 +306,6 @@ class Migration(migrations.Migration):
                             name="workers_worker_effective_tier_known",
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("current_load__gte", 0), ("current_load__lte", 1)),
-                            name="workers_worker_load_is_a_share",
-                        ),
-                        models.CheckConstraint(
                             condition=models.Q(
                                 ("effective_tier", "untrusted"),
                                 models.Q(
@@ -306,6 +318,10 @@ class Migration(migrations.Migration):
                             name="workers_worker_trust_is_signed",
                         ),
                         models.CheckConstraint(
+                            condition=models.Q(("current_load__gte", 0), ("current_load__lte", 1)),
+                            name="workers_worker_load_is_a_share",
+                        ),
+                        models.CheckConstraint(
                             condition=models.Q(
                                 ("reach__in", ["unknown", "up", "down"]),
                                 ("reported__in", ["ready", "degraded", "maintenance", "offline", "quarantined"]),
@@ -313,27 +329,6 @@ class Migration(migrations.Migration):
                             name="workers_worker_reach_known",
                         ),
                     ],
-                    "indexes": [
-                        models.Index(
-                            condition=models.Q(("effective_tier", "untrusted"), _negated=True),
-                            fields=["trust_ends_at"],
-                            name="workers_worker_lapsing",
-                        ),
-                        models.Index(
-                            condition=models.Q(
-                                ("unregistered_at", None), models.Q(("state", "quarantined"), _negated=True)
-                            ),
-                            fields=["probe_at"],
-                            name="workers_worker_probe",
-                        ),
-                        models.Index(fields=["tenant", "described_at_epoch"], name="workers_worker_described"),
-                        models.Index(
-                            condition=models.Q(("remembered_at_epoch__lt", models.F("described_at_epoch"))),
-                            fields=["tenant", "id"],
-                            name="workers_worker_unremembered",
-                        ),
-                    ],
-                    "permissions": [("operate_worker", "Can quarantine, release and unregister workers")],
                 },
             ),
             migrations.CreateModel(
@@ -344,6 +339,25 @@ class Migration(migrations.Migration):
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
                     (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
+                    (
+                        "worker",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="events",
+                            to="workers.worker",
+                        ),
+                    ),
+                    (
                         "kind",
                         models.CharField(
                             choices=[
@@ -351,7 +365,7 @@ class Migration(migrations.Migration):
                                 ("replaced", "manifest replaced"),
                                 ("trust", "trust changed"),
                                 ("state", "state changed"),
-                                ("drifted", "offers other than its manifest says"),
+                                ("drifted", "tools differ from the manifest"),
                                 ("unregistered", "Unregistered"),
                             ],
                             max_length=12,
@@ -372,6 +386,69 @@ class Migration(migrations.Migration):
                     ),
                     ("detail", models.CharField(max_length=300)),
                     ("at", models.DateTimeField()),
+                ],
+                options={
+                    "indexes": [models.Index(fields=["tenant", "worker", "-id"], name="workers_workerevent_history")],
+                    "constraints": [
+                        models.CheckConstraint(
+                            condition=models.Q(
+                                ("kind__in", ["registered", "replaced", "trust", "state", "drifted", "unregistered"])
+                            ),
+                            name="workers_workerevent_kind_known",
+                        ),
+                        models.CheckConstraint(
+                            condition=models.Q(
+                                ("state__in", ["ready", "degraded", "maintenance", "offline", "quarantined"])
+                            ),
+                            name="workers_workerevent_state_known",
+                        ),
+                    ],
+                },
+            ),
+            migrations.CreateModel(
+                name="ToolVersion",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
+                    ),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
+                    ),
+                    ("uid", models.CharField(max_length=32)),
+                    ("name", models.CharField(max_length=200)),
+                    ("description", models.TextField()),
+                    ("input_schema", models.JSONField()),
+                    ("output_schema", models.JSONField()),
+                    ("side_effects", models.JSONField(null=True)),
+                    (
+                        "effects",
+                        django.contrib.postgres.fields.ArrayField(
+                            base_field=models.CharField(max_length=20), size=None
+                        ),
+                    ),
+                    ("first_seen_at", models.DateTimeField()),
+                ],
+                options={
+                    "constraints": [
+                        models.UniqueConstraint(fields=("tenant", "uid"), name="workers_toolversion_uid_once")
+                    ],
+                },
+            ),
+            migrations.CreateModel(
+                name="Offer",
+                fields=[
+                    (
+                        "id",
+                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
+                    ),
                     (
                         "tenant",
                         models.ForeignKey(
@@ -387,72 +464,18 @@ class Migration(migrations.Migration):
                         models.ForeignKey(
                             db_index=False,
                             on_delete=django.db.models.deletion.PROTECT,
-                            related_name="events",
+                            related_name="offers",
                             to="workers.worker",
                         ),
                     ),
-                ],
-                options={
-                    "constraints": [
-                        models.CheckConstraint(
-                            condition=models.Q(
-                                ("state__in", ["ready", "degraded", "maintenance", "offline", "quarantined"])
-                            ),
-                            name="workers_workerevent_state_known",
-                        ),
-                        models.CheckConstraint(
-                            condition=models.Q(
-                                ("kind__in", ["registered", "replaced", "trust", "state", "drifted", "unregistered"])
-                            ),
-                            name="workers_workerevent_kind_known",
-                        ),
-                    ],
-                    "indexes": [models.Index(fields=["tenant", "worker", "-id"], name="workers_workerevent_history")],
-                },
-            ),
-            migrations.CreateModel(
-                name="ToolVersion",
-                fields=[
                     (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
-                    ("uid", models.CharField(max_length=32)),
-                    ("name", models.CharField(max_length=200)),
-                    ("description", models.TextField()),
-                    ("input_schema", models.JSONField()),
-                    ("output_schema", models.JSONField()),
-                    ("side_effects", models.JSONField(null=True)),
-                    (
-                        "effects",
-                        django.contrib.postgres.fields.ArrayField(
-                            base_field=models.CharField(max_length=20), size=None
-                        ),
-                    ),
-                    ("first_seen_at", models.DateTimeField()),
-                    (
-                        "tenant",
+                        "tool",
                         models.ForeignKey(
                             db_index=False,
-                            editable=False,
                             on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
+                            related_name="offers",
+                            to="workers.toolversion",
                         ),
-                    ),
-                ],
-                options={
-                    "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "uid"), name="workers_toolversion_uid_once")
-                    ],
-                },
-            ),
-            migrations.CreateModel(
-                name="Offer",
-                fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
                     ("name", models.CharField(max_length=200)),
                     ("offered_at", models.DateTimeField()),
@@ -470,34 +493,6 @@ class Migration(migrations.Migration):
                             size=None,
                         ),
                     ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
-                    (
-                        "tool",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="offers",
-                            to="workers.toolversion",
-                        ),
-                    ),
-                    (
-                        "worker",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="offers",
-                            to="workers.worker",
-                        ),
-                    ),
                 ],
                 options={
                     "constraints": [
@@ -505,7 +500,7 @@ class Migration(migrations.Migration):
                         models.UniqueConstraint(
                             condition=models.Q(("withdrawn_at", None)),
                             fields=("tenant", "worker", "name"),
-                            name="workers_offer_one_standing_a_name",
+                            name="workers_offer_one_current_a_name",
                         ),
                         models.CheckConstraint(
                             condition=models.Q(("successes__gte", 0), ("successes__lte", models.F("runs"))),
@@ -521,9 +516,6 @@ class Migration(migrations.Migration):
                         "id",
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                    ("ok", models.BooleanField()),
-                    ("seconds", models.FloatField()),
-                    ("cost", models.DecimalField(decimal_places=6, max_digits=14)),
                     (
                         "tenant",
                         models.ForeignKey(
@@ -543,6 +535,9 @@ class Migration(migrations.Migration):
                             to="workers.offer",
                         ),
                     ),
+                    ("ok", models.BooleanField()),
+                    ("seconds", models.FloatField()),
+                    ("cost", models.DecimalField(decimal_places=6, max_digits=14)),
                 ],
                 options={
                     "abstract": False,
@@ -554,6 +549,16 @@ class Migration(migrations.Migration):
                     (
                         "id",
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
+                    ),
+                    (
+                        "tenant",
+                        models.ForeignKey(
+                            db_index=False,
+                            editable=False,
+                            on_delete=django.db.models.deletion.PROTECT,
+                            related_name="+",
+                            to="principals.tenant",
+                        ),
                     ),
                     ("name", models.CharField(max_length=100)),
                     (
@@ -570,24 +575,21 @@ class Migration(migrations.Migration):
                     ),
                     ("address", models.CharField(max_length=2000)),
                     (
-                        "settings",
+                        "options",
                         models.JSONField(
                             default=dict,
-                            help_text="What to look for there, and what is said of a worker that says nothing.",
+                            help_text="What to look for there, and defaults for workers without a manifest.",
                         ),
                     ),
-                    ("enabled", models.BooleanField(default=True)),
                     (
-                        "every",
-                        models.DurationField(help_text="How often a place that it names is asked what it offers."),
+                        "sealed_secret",
+                        models.TextField(
+                            db_default="",
+                            default="",
+                            editable=False,
+                            help_text="Password or token for the source, encrypted.",
+                        ),
                     ),
-                    ("cursor", models.CharField(default="", max_length=100)),
-                    ("next_at", models.DateTimeField()),
-                    ("fence", models.BigIntegerField(default=0)),
-                    ("looked_at", models.DateTimeField(null=True)),
-                    ("faults", models.IntegerField(default=0, help_text="Looks in a row that have failed.")),
-                    ("fault", models.CharField(max_length=300, null=True)),
-                    ("added_at", models.DateTimeField()),
                     (
                         "principal",
                         models.ForeignKey(
@@ -597,25 +599,20 @@ class Migration(migrations.Migration):
                             to="principals.principal",
                         ),
                     ),
+                    ("enabled", models.BooleanField(default=True)),
                     (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
+                        "every",
+                        models.DurationField(
+                            help_text="How often the workers that it lists are asked for their tools."
                         ),
                     ),
-                    (
-                        "sealed_secret",
-                        models.TextField(
-                            db_default="",
-                            default="",
-                            editable=False,
-                            help_text="What it is told so that it answers, sealed.",
-                        ),
-                    ),
+                    ("cursor", models.CharField(default="", max_length=100)),
+                    ("next_at", models.DateTimeField()),
+                    ("fence", models.BigIntegerField(default=0)),
+                    ("looked_at", models.DateTimeField(null=True)),
+                    ("faults", models.IntegerField(default=0, help_text="Failed looks in a row.")),
+                    ("fault", models.CharField(max_length=300, null=True)),
+                    ("added_at", models.DateTimeField()),
                 ],
                 options={
                     "indexes": [
@@ -637,24 +634,12 @@ class Migration(migrations.Migration):
                 },
             ),
             migrations.CreateModel(
-                name="Place",
+                name="SourceEntry",
                 fields=[
                     (
                         "id",
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                    ("key", models.CharField(max_length=500)),
-                    (
-                        "stated",
-                        models.JSONField(help_text="What the source says of it: an endpoint, or a whole manifest."),
-                    ),
-                    ("named_at", models.DateTimeField()),
-                    ("gone_at", models.DateTimeField(null=True)),
-                    ("next_at", models.DateTimeField()),
-                    ("fence", models.BigIntegerField(default=0)),
-                    ("asked_at", models.DateTimeField(null=True)),
-                    ("faults", models.IntegerField(default=0)),
-                    ("fault", models.CharField(max_length=300, null=True)),
                     (
                         "tenant",
                         models.ForeignKey(
@@ -666,34 +651,44 @@ class Migration(migrations.Migration):
                         ),
                     ),
                     (
+                        "source",
+                        models.ForeignKey(
+                            db_index=False,
+                            on_delete=django.db.models.deletion.CASCADE,
+                            related_name="entries",
+                            to="workers.workersource",
+                        ),
+                    ),
+                    ("key", models.CharField(max_length=500)),
+                    (
+                        "stated",
+                        models.JSONField(help_text="The content of the entry: an endpoint, or a whole manifest."),
+                    ),
+                    (
                         "worker",
                         models.ForeignKey(
                             db_index=False,
                             null=True,
                             on_delete=django.db.models.deletion.PROTECT,
-                            related_name="places",
+                            related_name="entries",
                             to="workers.worker",
                         ),
                     ),
-                    (
-                        "source",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.CASCADE,
-                            related_name="places",
-                            to="workers.workersource",
-                        ),
-                    ),
+                    ("named_at", models.DateTimeField()),
+                    ("next_at", models.DateTimeField()),
+                    ("fence", models.BigIntegerField(default=0)),
+                    ("asked_at", models.DateTimeField(null=True)),
+                    ("faults", models.IntegerField(default=0)),
+                    ("fault", models.CharField(max_length=300, null=True)),
                 ],
                 options={
+                    "verbose_name_plural": "source entries",
                     "indexes": [
-                        models.Index(
-                            condition=models.Q(("gone_at", None)), fields=["next_at"], name="workers_place_next"
-                        ),
-                        models.Index(fields=["worker"], name="workers_place_worker"),
+                        models.Index(fields=["next_at"], name="workers_sourceentry_next"),
+                        models.Index(fields=["worker"], name="workers_sourceentry_worker"),
                     ],
                     "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "source", "key"), name="workers_place_key_once")
+                        models.UniqueConstraint(fields=("tenant", "source", "key"), name="workers_sourceentry_key_once")
                     ],
                 },
             ),
@@ -704,7 +699,6 @@ class Migration(migrations.Migration):
                         "id",
                         models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
                     ),
-                    ("taken_until", models.DateTimeField()),
                     (
                         "tenant",
                         models.ForeignKey(
@@ -724,6 +718,7 @@ class Migration(migrations.Migration):
                             to="workers.worker",
                         ),
                     ),
+                    ("taken_until", models.DateTimeField()),
                 ],
                 options={
                     "constraints": [
@@ -743,7 +738,7 @@ class Migration(migrations.Migration):
                 "offer",
                 "call",
                 "workersource",
-                "place",
+                "sourceentry",
                 "allowance",
             )
         ),

@@ -1,37 +1,60 @@
-"""How workers are: by their own word, and by the lack of it."""
+"""The health of MCP workers: heartbeats, their absence, and probes of the endpoints."""
 
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Any, ClassVar, Final, TypeVar
 
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import F, Q, QuerySet, Window
+from django.db.models.functions import RowNumber
 
+from apps.core.outbound import CallFailed
 from apps.core.sql import database_now
+from apps.principals.models import TenantModel
 from apps.principals.scopes import Scope
-from apps.principals.tenancy import Caller
-from apps.workers import sql
-from apps.workers.models import Worker
-from apps.workers.services.rows import advance, lock_own, move
-from apps.workers.states import REPORTED, State
+from apps.principals.tenancy import Caller, acting_as_system, acting_in
+from apps.workers import endpoints, sql
+from apps.workers.endpoints import Seen
+from apps.workers.models import SourceEntry, Worker, WorkerEvent
+from apps.workers.services.registry import advance, lock_own, move, record
+from apps.workers.shapes import HeartbeatTaken
+from apps.workers.states import REPORTED, Reach, State
+
+logger = logging.getLogger(__name__)
 
 HEARTBEAT_EVERY: Final = timedelta(seconds=30)
 LATE_AFTER: Final = HEARTBEAT_EVERY * 1.5
 OFFLINE_AFTER: Final = HEARTBEAT_EVERY * 3
+PROBE_EVERY: Final = HEARTBEAT_EVERY
+# Healthy workers with heartbeats need few probes; lost ones cost a whole deadline each.
+PROBE_SELDOM: Final = 10 * HEARTBEAT_EVERY
+_PROBE_AGAIN: Final = timedelta(seconds=5)
+
+MOST_CLAIMED: Final = 64
+CALL_DEADLINE: Final = timedelta(seconds=5)
+# Longer than a sweep takes, so that only the claims of a dead process are taken over.
+_CLAIMED_FOR: Final = timedelta(seconds=60)
+_AT_ONCE: Final = 32
+_WHY: Final = "probing workers"
+TEXT: Final = 300
+
+C = TypeVar("C")
+R = TypeVar("R")
+M = TypeVar("M", bound=TenantModel)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beaten:
-    """What a worker is told at its heartbeat: the state that it is now seen in, and whether to register again."""
+class Unexpected(CallFailed):
+    """The call, or storing its result, broke in an unforeseen way; the log has the traceback."""
 
-    state: State
-    register_again: bool
+    code: ClassVar[str] = "unexpected"
 
 
-# No savepoint: a refusal is an answer, and changes nothing.
+# No savepoint: a refusal changes nothing.
 @transaction.atomic(savepoint=False)
-def heartbeat(*, caller: Caller, worker_id: str, status: str, current_load: float, available: bool) -> Beaten:
-    """Take a worker's word for how it is. Where that is no news, it is one statement, and its commit waits for no disk.
+def heartbeat(*, caller: Caller, worker_id: str, status: str, current_load: float, available: bool) -> HeartbeatTaken:
+    """Store a worker's report. A report without news is one statement, and its commit does not wait for the disk.
 
     :raises UnknownWorker: if the caller has registered no worker of this id.
     """
@@ -44,35 +67,36 @@ def heartbeat(*, caller: Caller, worker_id: str, status: str, current_load: floa
         load=current_load,
         available=available,
     )
-    if beaten is not None:
-        return Beaten(state=State(beaten[0]), register_again=beaten[1])
-    worker = lock_own(caller, worker_id)
-    now = database_now()
-    worker.last_heartbeat_at, worker.current_load, worker.available = now, current_load, available
-    worker.beats, worker.reported = True, state
-    # Its word does not make it reachable, nor what it offers what its manifest says.
-    moved = move(worker, worker.condition, f"the worker says {status}", now)
-    worker.save(update_fields=["last_heartbeat_at", "current_load", "available", "beats", "reported", "state"])
-    if moved:
-        advance([worker.tenant_id])
-    return Beaten(state=State(worker.state), register_again=worker.is_to_register_again)
+    if beaten is None:
+        worker = lock_own(caller, worker_id)
+        now = database_now()
+        worker.last_heartbeat_at, worker.current_load, worker.available = now, current_load, available
+        worker.beats, worker.reported = True, state
+        # A report does not make an endpoint reachable, nor does it undo a drift.
+        moved = move(worker, worker.condition, f"the worker says {status}", now)
+        worker.save(update_fields=["last_heartbeat_at", "current_load", "available", "beats", "reported", "state"])
+        if moved:
+            advance([worker.tenant_id])
+        beaten = worker.state, worker.is_to_register_again
+    return HeartbeatTaken(
+        status=beaten[0], register_again=beaten[1], next_heartbeat_seconds=int(HEARTBEAT_EVERY.total_seconds())
+    )
 
 
 @transaction.atomic
 def mark_late() -> int:
-    """Call workers degraded whose heartbeat is late, and offline those that have fallen silent, or whose principal has been
-    disabled, so that nobody answers for them. Runs as the system.
+    """Mark workers degraded whose heartbeat is late, and offline where it is lost or their principal is disabled.
 
-    Those that never send a heartbeat are known by probes alone.
+    Runs as the system. Workers that send no heartbeats are left to the probes.
     """
     now = database_now()
     late = Q(beats=True, last_heartbeat_at__lt=now - LATE_AFTER) | Q(principal__disabled_at__isnull=False)
-    standing = Worker.objects.registered().exclude(state__in=[State.OFFLINE, State.QUARANTINED])
-    found = standing.filter(late).select_related("principal").light().order_by("id")
+    online = Worker.objects.registered().exclude(state__in=[State.OFFLINE, State.QUARANTINED])
+    found = online.filter(late).select_related("principal").light().order_by("id")
     moved = []
     for worker in found.select_for_update(skip_locked=True, of=("self",)):
         if worker.principal.disabled_at is None:
-            has_moved = move(worker, known_state(worker, now), "no heartbeat", now)
+            has_moved = move(worker, _state_of(worker, now), "no heartbeat", now)
         else:
             has_moved = move(worker, State.OFFLINE, f"{worker.principal.name} is disabled", now)
         if has_moved:
@@ -82,12 +106,130 @@ def mark_late() -> int:
     return len(moved)
 
 
-def known_state(worker: Worker, now: datetime) -> State:
-    """How a worker is by all that is known of it, the age of its heartbeat included."""
-    silence = now - worker.last_heartbeat_at
+def _state_of(worker: Worker, now: datetime) -> State:
+    """A worker's state by its condition and the age of its heartbeat."""
+    silence, condition = now - worker.last_heartbeat_at, worker.condition
     if worker.beats and silence > OFFLINE_AFTER:
         return State.OFFLINE
-    condition = worker.condition
     if worker.beats and silence > LATE_AFTER and condition != State.OFFLINE:
         return State.DEGRADED
     return condition
+
+
+def claim(due: QuerySet[M], *, at: str = "next_at", fence: str = "fence") -> list[M]:
+    """Claim the rows that are due, in a transaction of its own. Each row carries its new fencing token.
+
+    Tenants take turns: of each tenant the row that has been due longest, then of each the next one.
+
+    :param at: the field with the time at which a row is due.
+    :param fence: the field with the fencing token.
+    """
+    with acting_as_system("claiming what is due"):
+        now = database_now()
+        due = due.filter(**{f"{at}__lte": now})
+        turn = Window(RowNumber(), partition_by="tenant_id", order_by=[at, "id"])
+        ordered = due.annotate(turn=turn).order_by("turn", at, "id").values_list("pk", flat=True)
+        chosen = {pk: place for place, pk in enumerate(ordered[:MOST_CLAIMED])}
+        held = list(due.filter(pk__in=chosen).select_for_update(skip_locked=True, of=("self",)))
+        rows = due.model._default_manager.filter(pk__in=[row.pk for row in held])  # noqa: SLF001  # the documented manager
+        rows.update(**{fence: F(fence) + 1, at: now + _CLAIMED_FOR})
+    for row in held:
+        setattr(row, fence, getattr(row, fence) + 1)
+    return sorted(held, key=lambda row: chosen[row.pk])
+
+
+def do_all(claims: Sequence[C], call: Callable[[C], R], note: Callable[[C, R | CallFailed], None]) -> int:
+    """Make the calls side by side, and note each result as it comes back; returns the number of calls.
+
+    The calls run on threads and must not use the database. An unforeseen exception is noted as :class:`Unexpected`.
+    """
+
+    def made(claim: C) -> R | CallFailed:
+        try:
+            return call(claim)
+        except CallFailed as fault:
+            return fault
+
+    if not claims:
+        return 0
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="workers") as pool:
+        under_way = {pool.submit(made, claim): claim for claim in claims}
+        for done in as_completed(under_way):
+            try:
+                note(under_way[done], done.result())
+            except Exception as exc:
+                logger.exception("one of a sweep broke")
+                note(under_way[done], Unexpected(f"{type(exc).__name__}, as the log says."))
+    return len(claims)
+
+
+def probe() -> int:
+    """Probe the workers that are due, and judge their answers; returns their number.
+
+    Opens its own transactions, with the calls between them. It may run twice at once.
+    """
+    due = Worker.objects.registered().light().exclude(state=State.QUARANTINED).filter(principal__disabled_at=None)
+    return do_all(claim(due, at="probe_at", fence="probe_fence"), look, note_probe)
+
+
+def look(worker: Worker) -> Seen:
+    return endpoints.look(worker.endpoint, deadline=CALL_DEADLINE, with_manifest=False)
+
+
+def note_probe(claimed: Worker, seen: Seen | CallFailed) -> None:
+    with acting_in(claimed.tenant_id, _WHY):
+        # The answer of an old endpoint says nothing of the new one.
+        found = Worker.objects.registered().filter(
+            pk=claimed.pk, probe_fence=claimed.probe_fence, endpoint=claimed.endpoint
+        )
+        worker = found.select_for_update().first()
+        has_drifted = worker is not None and _judge(worker, seen, database_now())
+    if has_drifted:
+        # In a transaction of its own: discovery locks the entry before the worker.
+        with acting_in(claimed.tenant_id, _WHY):
+            SourceEntry.objects.filter(worker_id=claimed.pk).update(next_at=database_now())
+
+
+def _judge(worker: Worker, seen: Seen | CallFailed, now: datetime) -> bool:
+    """Store the result of a probe; tells whether the worker has drifted since the last one."""
+    drift_before = worker.drift
+    reachability = worker.reachability.after(answered=isinstance(seen, Seen))
+    worker.reach, worker.probes_against = reachability.reach, reachability.against
+    since_last = timedelta(0) if worker.probed_at is None else now - worker.probed_at
+    worker.probed_at = now
+    if isinstance(seen, Seen):
+        manifest: dict[str, Any] = worker.manifest
+        drift = endpoints.drift(manifest["tools"], seen.tools)
+        worker.probe_fault, worker.drift = None, drift and drift[:TEXT]
+        if not worker.beats:
+            worker.last_heartbeat_at = now
+    else:
+        worker.probe_fault = f"{seen.code}: {seen}"[:TEXT]
+    has_drifted = worker.drift not in {None, drift_before}
+    if has_drifted:
+        record(worker, WorkerEvent.Kind.DRIFTED, worker.drift or "", now)
+    worker.probe_at = now + _pause(worker, now, since_last)
+    is_down = worker.reach == Reach.DOWN
+    why = f"it does not answer: {worker.probe_fault}" if is_down else worker.drift or "it answers"
+    moved = move(worker, _state_of(worker, now), why, now)
+    worker.save(
+        update_fields=[
+            *("reach", "probes_against", "probed_at", "probe_fault", "probe_at", "drift", "last_heartbeat_at", "state")
+        ]
+    )
+    if moved:
+        advance([worker.tenant_id])
+    return has_drifted
+
+
+def _pause(worker: Worker, now: datetime, since_last: timedelta) -> timedelta:
+    """How long to leave a worker alone after a probe.
+
+    :param since_last: how long it had been left alone before.
+    """
+    if worker.probes_against:
+        return _PROBE_AGAIN
+    if worker.reach == Reach.DOWN and (not worker.beats or now - worker.last_heartbeat_at > LATE_AFTER):
+        return min(max(PROBE_EVERY, 2 * since_last), PROBE_SELDOM)
+    is_calm = worker.beats and worker.reach == Reach.UP and worker.drift is None
+    return PROBE_SELDOM if is_calm else PROBE_EVERY

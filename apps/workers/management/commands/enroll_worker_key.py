@@ -1,6 +1,6 @@
-"""Enroll a key whose manifests shall be trusted, up to a ceiling.
+"""Enroll a key: manifests of MCP workers that it signs are trusted up to a ceiling.
 
-A key of this machine, made where its file does not exist, or the public half (a JWK) that somebody else has handed over:
+Either a key of this machine, which is made if its file does not exist, or the public half (a JWK) of somebody else's key:
 
     manage.py enroll_worker_key --name bundled --ceiling verified --private-file FILE
     manage.py enroll_worker_key --name acme-ocr --ceiling sandbox --public-file FILE
@@ -17,23 +17,24 @@ from joserfc.jwk import OKPKey
 from apps.core.errors import DomainError
 from apps.principals import selectors as principals
 from apps.principals.tenancy import acting_as_system
-from apps.workers import services, signing
+from apps.workers import signing
+from apps.workers.services import registry
 from apps.workers.trust import Tier
 
 
 class Command(BaseCommand):
-    """Trust the manifests that a key signs, up to a ceiling. The key's id is the name and the key's thumbprint."""
+    """The id of the key is its name and the beginning of its thumbprint."""
 
     help = __doc__
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.formatter_class = RawDescriptionHelpFormatter
         parser.add_argument("--tenant", default="default")
-        parser.add_argument("--name", required=True, help="what the key's id begins with")
+        parser.add_argument("--name", required=True, help="beginning of the key's id")
         parser.add_argument("--ceiling", required=True, choices=Tier.values)
         where = parser.add_mutually_exclusive_group(required=True)
-        where.add_argument("--private-file", type=Path, help="where its private half lies, or shall lie")
-        where.add_argument("--public-file", type=Path, help="where its public half lies")
+        where.add_argument("--private-file", type=Path, help="file of the private half; made if it does not exist")
+        where.add_argument("--public-file", type=Path, help="file of the public half")
 
     def handle(
         self,
@@ -50,7 +51,7 @@ class Command(BaseCommand):
             public = json.dumps({member: found[member] for member in ("kty", "crv", "x")})
             with acting_as_system("enroll a worker key"):
                 tenant_id = principals.tenant_named(tenant).pk
-                services.enroll_key(tenant_id=tenant_id, key_id=found["kid"], public_key=public, ceiling=Tier(ceiling))
+                registry.enroll_key(tenant_id=tenant_id, key_id=found["kid"], public_key=public, ceiling=Tier(ceiling))
         except DomainError as refusal:
             raise CommandError(refusal.detail) from refusal
         self.stdout.write(f"{found['kid']} may grant {ceiling}")
@@ -66,7 +67,7 @@ def _key_id(name: str, key: OKPKey) -> str:
 
 
 def _private_key(file: Path, name: str) -> dict[str, str]:
-    """The key in the file; where there is none, a new one is written, for its owner alone to read, complete or not at all."""
+    """Read the key in the file. If there is none, write a new key atomically, readable by its owner alone."""
     try:
         found: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:

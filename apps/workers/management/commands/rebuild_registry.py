@@ -1,8 +1,8 @@
-"""Register again what memory knows of workers and the registry has lost.
+"""Register the MCP workers again that memory holds and the registry has lost.
 
-Each is judged as if it registered now: what its signature grants counts only while the signature holds, and a worker whose
-signature has ended comes back untrusted, until it registers by itself. Who was in quarantine stays there, and who had left, or
-belongs to a disabled principal, stays away. Workers that the registry knows are left alone.
+Each one is judged as if it registered now: a worker whose signature has expired comes back untrusted until it registers
+again. Quarantined workers stay in quarantine. Unregistered workers, and those of disabled principals, stay unregistered.
+Workers that the registry knows are left alone.
 """
 
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
@@ -13,7 +13,7 @@ from django.core.management.base import BaseCommand, CommandError
 from apps.core.errors import DomainError
 from apps.principals import selectors as principals
 from apps.principals.tenancy import acting_as_system
-from apps.workers import services
+from apps.workers.services import memory
 
 
 class Command(BaseCommand):
@@ -29,7 +29,7 @@ class Command(BaseCommand):
                 tenant_id = principals.tenant_named(tenant).pk
         except DomainError as refusal:
             raise CommandError(refusal.detail) from refusal
-        restored = services.restore(tenant_id=tenant_id)
+        restored = memory.restore(tenant_id=tenant_id)
         for one in restored:
             self.stdout.write(f"{one.worker_id}: {one.tier or 'left out'} ({one.reason})")
         self.stdout.write(f"{sum(one.tier is not None for one in restored)} workers registered again")

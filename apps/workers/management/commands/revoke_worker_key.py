@@ -8,24 +8,24 @@ from django.core.management.base import BaseCommand, CommandError
 from apps.core.errors import DomainError
 from apps.principals import selectors as principals
 from apps.principals.tenancy import acting_as_system
-from apps.workers import services
+from apps.workers.services import registry
 
 
 class Command(BaseCommand):
-    """Every worker that rests on the key is untrusted at once; nothing that it signs is taken again."""
+    """All MCP workers that the key has signed are untrusted at once, and its signatures are refused."""
 
     help = __doc__
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--tenant", default="default")
         parser.add_argument("--key-id", required=True)
-        parser.add_argument("--why", required=True, help="stands in each worker's history")
+        parser.add_argument("--why", required=True, help="recorded in the history of each worker")
 
     def handle(self, *_args: Any, tenant: str, key_id: str, why: str, **_options: Any) -> None:
         try:
             with acting_as_system("revoke a worker key"):
                 tenant_id = principals.tenant_named(tenant).pk
-                stripped = services.revoke_key(tenant_id=tenant_id, key_id=key_id, why=why)
+                stripped = registry.revoke_key(tenant_id=tenant_id, key_id=key_id, why=why)
         except DomainError as refusal:
             raise CommandError(refusal.detail) from refusal
         self.stdout.write(f"{key_id} is revoked; {stripped} workers are untrusted now")

@@ -1,7 +1,15 @@
-"""Where workers are looked for: `manage.py worker_sources add NAME --kind pull --address URL --principal NAME`; `secret`; `list`; `remove`."""
+"""Sources of MCP workers: `manage.py worker_sources add NAME --kind pull --address URL --principal NAME`; `secret`; `list`; `remove`.
+
+    manage.py worker_sources add files --kind pull --address https://files.example.com/mcp --principal agent \\
+        --worker '{"worker_id": "files", "side_effects": {"filesystem": "read", "network": "none"}}'
+    manage.py worker_sources add shared --kind etcd --address https://etcd.example.com:2379 --principal agent \\
+        --prefix /workers/ --user gatehouse --secret-file password.txt
+    manage.py worker_sources add services --kind consul --address https://consul.example.com:8501 --principal agent \\
+        --service mcp-worker --secret-file token.txt
+"""
 
 import json
-from argparse import ArgumentParser
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,81 +20,84 @@ from apps.core.errors import DomainError
 from apps.principals import selectors as principals
 from apps.principals.models import Principal
 from apps.principals.tenancy import acting_as_system
-from apps.workers import selectors, services
+from apps.workers import selectors
+from apps.workers.services import discovery
 from apps.workers.states import SourceKind
 
-_WHY = "worker sources"
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as exc:
+        raise ArgumentTypeError(f"{text!r} is no JSON: {exc}") from exc
+    if not isinstance(found, dict):
+        raise ArgumentTypeError(f"{text!r} is no JSON object")
+    return found
 
 
 class Command(BaseCommand):
-    """Sources of workers of one tenant. What is found at them is registered for the principal that answers for them."""
-
     help = __doc__
 
     def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.formatter_class = RawDescriptionHelpFormatter
         verbs = parser.add_subparsers(dest="verb", required=True)
-        add = verbs.add_parser("add", help="look for workers there from now on")
+        add = verbs.add_parser("add", help="add a source")
         add.add_argument("name")
         add.add_argument("--kind", required=True, choices=SourceKind.values)
-        add.add_argument("--address", required=True, help="an address, or of kind static the YAML file")
-        add.add_argument("--principal", required=True, help="who answers for what is found")
+        add.add_argument("--address", required=True, help="a URL; the path of the YAML file for kind static")
+        add.add_argument("--principal", required=True, help="the principal that the workers are registered for")
+        add.add_argument("--prefix", help="etcd: the prefix of the keys (default: /gatehouse/workers/)")
+        add.add_argument("--user", help="etcd: the user; its password stands in --secret-file")
+        add.add_argument("--service", help="Consul: the name of the service (default: mcp-worker)")
         add.add_argument(
-            "--settings",
-            default="{}",
-            help="JSON: `prefix`, `user` (etcd), `service` (consul), and `worker`: what is said of workers that say nothing, "
-            'like {"worker": {"worker_id": "files", "side_effects": {"filesystem": "read", "network": "none"}}}',
+            "--worker", type=_json_object, metavar="JSON", help="defaults for workers that have no manifest"
         )
-        add.add_argument("--every", type=int, default=300, metavar="SECONDS", help="how often each place is asked")
+        add.add_argument(
+            "--every", type=int, default=300, metavar="SECONDS", help="how often each worker is asked (default: 300)"
+        )
         add.add_argument("--secret-file", type=Path, help="holds the password of etcd's user, or Consul's token")
-        secret = verbs.add_parser("secret", help="another password or token for a source that has one")
+        secret = verbs.add_parser("secret", help="replace the password or token of a source")
         secret.add_argument("name")
         secret.add_argument("--secret-file", type=Path, required=True)
-        remove = verbs.add_parser("remove", help="look there no more; what was found there alone leaves")
+        remove = verbs.add_parser("remove", help="remove a source, and the workers that only it lists")
         remove.add_argument("name")
-        listed = verbs.add_parser("list", help="the sources, what they name, and what is wrong with it")
+        listed = verbs.add_parser("list", help="list the sources with their workers and faults")
         listed.add_argument("--json", action="store_true")
         for verb in (add, secret, remove, listed):
             verb.add_argument("--tenant", default="default")
 
-    def handle(self, *_args: Any, verb: str, tenant: str, **options: Any) -> None:
+    def handle(self, *_args: Any, verb: str, tenant: str, **given: Any) -> None:
         try:
-            with acting_as_system(_WHY):
+            with acting_as_system("worker sources"):
                 tenant_id = principals.tenant_named(tenant).pk
                 if verb == "add":
-                    self._add(tenant_id, **options)
+                    self._add(tenant_id, **given)
                 elif verb == "secret":
-                    services.change_secret(
-                        tenant_id=tenant_id, name=options["name"], secret=_secret(options["secret_file"])
-                    )
-                    self.stdout.write(f"{options['name']} is told another secret from now on")
+                    secret = _secret(given["secret_file"])
+                    discovery.change_secret(tenant_id=tenant_id, name=given["name"], secret=secret)
+                    self.stdout.write(f"{given['name']} has another secret from now on")
                 elif verb == "remove":
-                    left = services.remove_source(tenant_id=tenant_id, name=options["name"])
-                    self.stdout.write(f"{options['name']} is removed; {left} workers have left")
+                    left = discovery.remove_source(tenant_id=tenant_id, name=given["name"])
+                    self.stdout.write(f"{given['name']} is removed; {left} workers have left")
                 else:
-                    self._list(tenant_id, as_json=options["json"])
+                    self._list(tenant_id, as_json=given["json"])
         except DomainError as refusal:
             raise CommandError(refusal.detail) from refusal
 
-    def _add(self, tenant_id: int, **options: Any) -> None:
-        try:
-            settings = json.loads(options["settings"])
-        except ValueError as exc:
-            raise CommandError(f"--settings is no JSON: {exc}") from exc
-        if not isinstance(settings, dict):
-            raise CommandError("--settings is a JSON object.")
-        principal_id = principals.principal_id_named(options["principal"], tenant_id=tenant_id)
-        kind = SourceKind(options["kind"])
-        address = options["address"]
-        source = services.add_source(
+    def _add(self, tenant_id: int, **given: Any) -> None:
+        principal_id = principals.principal_id_named(given["principal"], tenant_id=tenant_id)
+        kind, address = SourceKind(given["kind"]), given["address"]
+        options = {name: given[name] for name in ("worker", "prefix", "user", "service") if given[name] is not None}
+        source = discovery.add_source(
             principal=Principal.objects.get(pk=principal_id),
-            name=options["name"],
+            name=given["name"],
             kind=kind,
             address=str(Path(address).resolve()) if kind == SourceKind.STATIC else address,
-            settings=settings,
-            secret=_secret(options["secret_file"]) if options["secret_file"] else "",
-            every=timedelta(seconds=options["every"]),
+            options=options,
+            secret=_secret(given["secret_file"]) if given["secret_file"] else "",
+            every=timedelta(seconds=given["every"]),
         )
-        self.stdout.write(f"{source.name} is looked at from now on")
+        self.stdout.write(f"{source.name} is looked at from now on, and its workers every {given['every']} s")
 
     def _list(self, tenant_id: int, *, as_json: bool) -> None:
         found = selectors.sources(tenant_id=tenant_id)
@@ -95,8 +106,8 @@ class Command(BaseCommand):
             return
         for source in found:
             self.stdout.write(f"{source['name']}  {source['kind']}  {source['address']}  {source['fault'] or 'ok'}")
-            for place in source["places"]:
-                self.stdout.write(f"  {place['key']}  {place['worker_id'] or '-'}  {place['fault'] or 'ok'}")
+            for entry in source["entries"]:
+                self.stdout.write(f"  {entry['key']}  {entry['worker_id'] or '-'}  {entry['fault'] or 'ok'}")
 
 
 def _secret(file: Path) -> str:

@@ -1,0 +1,267 @@
+"""Discovery: sources list MCP workers, each entry is asked for its tools, and what is found is registered.
+
+A discovered worker is judged like any registration: an unsigned one is untrusted.
+"""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Q
+
+from apps.core.errors import Conflict, DomainError, Invalid, NotFound
+from apps.core.outbound import CallFailed
+from apps.core.schemas import parse
+from apps.core.sealing import SealBroken, seal, unseal
+from apps.core.sql import database_now
+from apps.principals.models import Principal
+from apps.principals.tenancy import Caller, acting_as, acting_in, on_behalf_of
+from apps.workers import endpoints, manifests, sources
+from apps.workers.endpoints import Seen
+from apps.workers.models import SigningKey, SourceEntry, Worker, WorkerSource
+from apps.workers.services.health import CALL_DEADLINE, TEXT, claim, do_all
+from apps.workers.services.registry import register, take_out
+from apps.workers.shapes import RegisterWorker, StatedWorker
+from apps.workers.sources import BadSource, Entry, Listing, Source
+from apps.workers.states import SourceKind, pause_after
+
+DEFAULT_EVERY: Final = timedelta(minutes=5)
+_WHY: Final = "discovering workers"
+
+
+@transaction.atomic
+def add_source(
+    *,
+    principal: Principal,
+    name: str,
+    kind: SourceKind,
+    address: str,
+    options: Mapping[str, Any],
+    secret: str = "",
+    every: timedelta = DEFAULT_EVERY,
+) -> WorkerSource:
+    """Add a source of workers. Its workers are registered for the principal.
+
+    :param options: of this kind of source; `worker` holds defaults for workers without a manifest.
+    :param secret: the password of etcd's `user`, or Consul's token.
+    :raises Conflict: `source_name_taken`.
+    :raises Invalid: `unusable_endpoint`, or `bad_settings` if a source of this kind has no such option.
+    """
+    if kind != SourceKind.STATIC:
+        manifests.endpoint(address, allow_loopback=settings.ALLOW_LOOPBACK, networks=settings.ALLOWED_NETWORKS)
+    sources.check_options(kind, address, options, has_secret=bool(secret))
+    now = database_now()
+    source, created = WorkerSource.objects.get_or_create(
+        tenant_id=principal.tenant_id,
+        name=name,
+        defaults={
+            "principal": principal,
+            "kind": kind,
+            "address": address,
+            "options": dict(options),
+            "sealed_secret": seal(secret) if secret else "",
+            "every": every,
+            "next_at": now,
+            "added_at": now,
+        },
+    )
+    if not created:
+        raise Conflict(f"There is a source {name!r} already.", code="source_name_taken")
+    return source
+
+
+@transaction.atomic
+def change_secret(*, tenant_id: int, name: str, secret: str) -> None:
+    """Replace the secret of a source, from the next look on.
+
+    :raises NotFound: `unknown_source`.
+    :raises Invalid: `bad_settings`, if it has none.
+    """
+    source = _lock_source(tenant_id, name)
+    if not source.sealed_secret:
+        raise Invalid(f"The source {name!r} takes no secret.", code="bad_settings")
+    source.sealed_secret, source.next_at = seal(secret), database_now()
+    source.save(update_fields=["sealed_secret", "next_at"])
+
+
+@transaction.atomic
+def remove_source(*, tenant_id: int, name: str) -> int:
+    """Remove a source, and unregister the workers that only it lists; returns their number.
+
+    :raises NotFound: `unknown_source`.
+    """
+    source = _lock_source(tenant_id, name)
+    left = _remove(list(source.entries.order_by("id").select_for_update()), database_now())
+    source.delete()
+    return left
+
+
+def _lock_source(tenant_id: int, name: str) -> WorkerSource:
+    source = WorkerSource.objects.filter(tenant_id=tenant_id, name=name).select_for_update().first()
+    if source is None:
+        raise NotFound(f"There is no source {name[:100]!r}.", code="unknown_source")
+    return source
+
+
+def discover() -> int:
+    """Look at the sources that are due and ask the entries that are due; returns their number.
+
+    Opens its own transactions, with the calls between them. It may run twice at once.
+    """
+    return do_all(claim_sources(), look, note_listing) + do_all(claim_entries(), ask, note_answer)
+
+
+def claim_sources() -> list[WorkerSource]:
+    return claim(WorkerSource.objects.filter(enabled=True, principal__disabled_at=None))
+
+
+def look(source: WorkerSource) -> Listing:
+    try:
+        secret = unseal(source.sealed_secret) if source.sealed_secret else ""
+    except SealBroken as exc:
+        raise BadSource("The source's secret can't be opened with this deployment's keys.") from exc
+    return sources.look(
+        Source(
+            kind=SourceKind(source.kind),
+            address=source.address,
+            options=source.options,
+            cursor=source.cursor,
+            secret=secret,
+        )
+    )
+
+
+def note_listing(claimed: WorkerSource, listing: Listing | CallFailed) -> None:
+    with acting_in(claimed.tenant_id, _WHY):
+        source = WorkerSource.objects.filter(pk=claimed.pk, fence=claimed.fence).select_for_update().first()
+        if source is None:
+            return
+        now = database_now()
+        source.looked_at = now
+        if isinstance(listing, Listing):
+            if listing.entries is not None:
+                _update_entries(source, listing.entries, now)
+            source.cursor, source.faults, source.fault = listing.cursor, 0, None
+            every = sources.LOOK_EVERY[SourceKind(source.kind)]
+            source.next_at = now + (source.every if every is None else every)
+        else:
+            source.faults += 1
+            source.fault = f"{listing.code}: {listing}"[:TEXT]
+            source.next_at = now + pause_after(source.faults)
+        source.save(update_fields=["looked_at", "cursor", "faults", "fault", "next_at"])
+
+
+def _update_entries(source: WorkerSource, listed: Sequence[Entry], now: datetime) -> None:
+    known = {entry.key: entry for entry in source.entries.order_by("id").select_for_update()}
+    for one in listed:
+        entry = known.pop(one.key, None)
+        if entry is None:
+            entry = SourceEntry(tenant_id=source.tenant_id, source=source, key=one.key)
+        elif entry.stated == dict(one.stated):
+            continue
+        entry.stated, entry.named_at, entry.next_at, entry.faults, entry.fault = dict(one.stated), now, now, 0, None
+        entry.save()
+    _remove(list(known.values()), now)
+
+
+def _remove(entries: Sequence[SourceEntry], now: datetime) -> int:
+    """Remove entries, and unregister the workers that only they list; returns the number of workers."""
+    # All workers are locked before the first one is unregistered: that locks the registry's row.
+    found = Worker.objects.filter(pk__in={entry.worker_id for entry in entries if entry.worker_id}).light()
+    list(found.order_by("id").select_for_update())
+    SourceEntry.objects.filter(pk__in=[entry.pk for entry in entries]).delete()
+    return sum(_dismiss(entry, now) for entry in entries if entry.worker_id is not None)
+
+
+def _dismiss(entry: SourceEntry, now: datetime) -> bool:
+    """Unregister the worker of an entry, unless it sends heartbeats or another entry lists it."""
+    worker = Worker.objects.registered().filter(pk__in=[entry.worker_id], beats=False).select_for_update().first()
+    if worker is None or SourceEntry.objects.filter(worker=worker).exclude(pk=entry.pk).exists():
+        return False
+    # Its signatures stay valid: it may only have been away.
+    take_out(worker, f"{entry.source.name} names it no more", now, void_until=None)
+    return True
+
+
+def claim_entries() -> list[SourceEntry]:
+    due = SourceEntry.objects.filter(source__enabled=True, source__principal__disabled_at=None)
+    return claim(due.select_related("source__principal__tenant"))
+
+
+def ask(entry: SourceEntry) -> Seen | None:
+    """Ask the endpoint of an entry; None where the source holds the whole manifest."""
+    return None if "tools" in entry.stated else endpoints.look(entry.stated["endpoint"], deadline=CALL_DEADLINE)
+
+
+def note_answer(claimed: SourceEntry, seen: Seen | CallFailed | None) -> None:
+    caller = on_behalf_of(claimed.source.principal)
+    with acting_as(caller):
+        found = SourceEntry.objects.filter(pk=claimed.pk, fence=claimed.fence)
+        entry = found.select_related("source").select_for_update(of=("self",)).first()
+        if entry is None:
+            return
+        now = entry.asked_at = database_now()
+        fault, left_out = None, list[str]()
+        if isinstance(seen, CallFailed):
+            fault = f"{seen.code}: {seen}"
+        else:
+            try:
+                left_out = _register_from(entry, caller, claimed.stated, seen, now)
+            except DomainError as refusal:
+                fault = f"{refusal.code}: {refusal.detail}"
+        entry.faults = entry.faults + 1 if fault else 0
+        entry.next_at = now + (pause_after(entry.faults) if fault else entry.source.every)
+        if left_out:
+            fault = f"left out: {'; '.join(left_out)}"
+        entry.fault = fault and fault[:TEXT]
+        entry.save(update_fields=["asked_at", "worker", "faults", "fault", "next_at"])
+
+
+def _register_from(
+    entry: SourceEntry, caller: Caller, stated: Mapping[str, Any], seen: Seen | None, now: datetime
+) -> list[str]:
+    """Register the worker of an entry; returns the reasons why tools were left out.
+
+    :raises DomainError: if there is no manifest or no tool, or the registration is refused.
+    """
+    manifest, left_out = _manifest_of(stated, seen)
+    moves = None
+    if entry.worker_id is not None:
+        # The former and the present worker, locked in everybody's order.
+        SigningKey.objects.filter(key_id=manifest.get("trust", {}).get("key_id")).select_for_update(no_key=True).first()
+        both = Worker.objects.filter(Q(pk=entry.worker_id) | Q(worker_id=manifest["worker_id"])).light()
+        list(both.order_by("id").select_for_update())
+        others = SourceEntry.objects.filter(worker=entry.worker_id).exclude(pk=entry.pk)
+        moves = None if others.exists() else entry.worker_id
+    known = Worker.objects.registered().named(manifest["worker_id"]).filter(principal_id=caller.principal_id).first()
+    is_signed = bool(manifest.get("trust", {}).get("signature"))
+    if known is not None and not is_signed and {**known.manifest, "trust": None} == {**manifest, "trust": None}:
+        worker = known  # its manifest, signed or not, says the same
+    else:
+        worker = register(caller=caller, original=manifest, found=True, moves=moves).worker
+    if entry.worker_id not in {None, worker.pk}:
+        _dismiss(entry, now)
+    entry.worker = worker
+    return left_out
+
+
+def _manifest_of(stated: Mapping[str, Any], seen: Seen | None) -> tuple[dict[str, Any], list[str]]:
+    if seen is None:
+        return _checked(stated), []
+    if seen.manifest is not None:
+        manifest = _checked(seen.manifest)
+        if not manifest.get("trust", {}).get("signature"):
+            # An unsigned manifest can't lead callers to another endpoint than the one that was asked.
+            manifest["endpoint"] = stated["endpoint"]
+        return manifest, []
+    about = parse(StatedWorker, stated).model_dump(mode="json", exclude_unset=True)
+    derived, left_out = endpoints.manifest_of(seen, endpoint=stated["endpoint"], stated=about)
+    if not derived["tools"]:
+        raise Invalid(f"It has no tool that can be used. {'; '.join(left_out)}", code="nothing_to_offer")
+    return _checked(derived), left_out
+
+
+def _checked(manifest: Any) -> dict[str, Any]:
+    return parse(RegisterWorker, manifest).model_dump(mode="json", exclude_unset=True)
