@@ -241,7 +241,7 @@ MUTANTS: Final = (
         file="apps/workers/signing.py",
         text='if header.get("kid") != key_id or found.payload != signed:',
         replacement='if header.get("kid") != key_id or not signed:',
-        tests=("tests/workers/test_registry.py",),
+        tests=("tests/workers/test_signatures.py",),
     ),
     Mutant(
         name="worker-ceiling",
@@ -254,7 +254,7 @@ MUTANTS: Final = (
     Mutant(
         name="worker-quarantine",
         breaks="A quarantined worker ends its quarantine by a heartbeat.",
-        file="apps/workers/services/rows.py",
+        file="apps/workers/services/registry.py",
         text="if worker.state in {state, State.QUARANTINED}:",
         replacement="if worker.state == state:",
         tests=("tests/workers/test_registry.py",),

@@ -263,10 +263,10 @@ def test_wrong_options_are_refused(as_kee: Caller, kind: SourceKind, secret: str
     with refused("bad_settings"):
         add_source(as_kee, "http://127.0.0.1:9/mcp", kind=kind, secret=secret, options=options)
 
-    worker: dict[str, Any]
-    for worker in ({"tier": "trusted"}, {"worker_id": "a b"}):
-        with refused("invalid"):
-            add_source(as_kee, "http://127.0.0.1:9/mcp", kind=kind, **worker)
+    with refused("invalid"):
+        add_source(as_kee, "http://127.0.0.1:9/mcp", kind=kind, tier="trusted")
+    with refused("invalid"):
+        add_source(as_kee, "http://127.0.0.1:9/mcp", kind=kind, worker_id="a b")
     assert not WorkerSource.objects.exists()
 
 
