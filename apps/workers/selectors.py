@@ -14,7 +14,7 @@ from django.conf import settings
 from django.db.models import F, OuterRef, Prefetch, Subquery, Sum
 
 from apps.core.errors import NotFound
-from apps.core.pagination import decode_position, encode_cursor
+from apps.core.ids import decode_position, encode_cursor
 from apps.workers import sql
 from apps.workers.errors import UnknownWorker
 from apps.workers.models import Allowance, Offer, OfferQuerySet, Registry, ToolVersion, Worker, WorkerSource

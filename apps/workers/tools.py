@@ -4,7 +4,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from apps.core.ids import decode_position, encode_cursor
 from apps.core.operations import Reply, Route, operation
 from apps.core.schemas import Cursor, Input, Output, Text
 from apps.principals.scopes import Scope

@@ -109,7 +109,9 @@ def plant_the_rest(kee: Caller) -> None:
         add(kee, "USER:bob")
         post(kee, pairs_with="unknown")
         source = add_source(kee, NOWHERE)
-        SourceEntry.objects.create(tenant_id=kee.tenant_id, source=source, key="key", stated={}, named_at=T0, next_at=T0)
+        SourceEntry.objects.create(
+            tenant_id=kee.tenant_id, source=source, key="key", stated={}, named_at=T0, next_at=T0
+        )
         enroll(kee, make_key("key"))
         plans.take_over_history(tenant_id=kee.tenant_id, plans=[Past(request="x", tools=("uid",))], now=T0)
         WorkerJob.objects.create(
