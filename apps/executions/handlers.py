@@ -20,8 +20,8 @@ from apps.executions.errors import (
 from apps.executions.models import WorkerJob
 from apps.tasks import services as tasks
 from apps.tasks.handlers import Canceled, Context, Failed, Postponed, Result, handler
-from apps.workers.services import registry
 from apps.workers.errors import WorkerRateLimited
+from apps.workers.services import registry
 
 _ALIAS: Final = "mcp_worker_"
 _SCHEMA: Final = {
