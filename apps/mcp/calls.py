@@ -1,9 +1,10 @@
 """Tools: the declared operations, as they are listed and called."""
 
 import json
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from mcp_types import (
     INVALID_PARAMS,
@@ -33,14 +34,16 @@ from apps.core.errors import (
     TooLarge,
     Unavailable,
 )
+from apps.core.ids import BadCursor, decode_cursor, encode_cursor
 from apps.core.notifications import Wait, check_place, in_thread
-from apps.core.operations import Operation, Progress, Reply
+from apps.core.operations import Operation, Reply
 from apps.core.schemas import parse
-from apps.mcp.paging import page
 from apps.mcp.protocol import Exchange, Frames, ProtocolError, Streamed
 
 # How long a client may go without asking for the list again; it changes with a release or the token's scopes.
 LIST_TTL_MS: Final = 60_000
+# Many clients read the first page only, so it holds all that there is today.
+PAGE: Final = 200
 _DEFAULT_MAX_BODY: Final = 524_288
 # What the message around the arguments may take.
 _ENVELOPE: Final = 16_384
@@ -55,6 +58,27 @@ _MENDING: Final[dict[type[DomainError], str]] = {
     RateLimited: "Wait before calling again.",
     Unavailable: "Nothing was changed. Call again later.",
 }
+
+
+T = TypeVar("T")
+
+
+def page(
+    items: Sequence[T], key: Callable[[T], str], cursor: str | None, *, size: int = PAGE
+) -> tuple[list[T], str | None]:
+    """A page of a list that lives in memory, in the order of the key, and the cursor of the next page.
+
+    :raises ProtocolError: if the cursor is not one of ours.
+    """
+    after = None
+    if cursor is not None:
+        try:
+            (after,) = decode_cursor(cursor, str)
+        except BadCursor as exc:
+            raise ProtocolError(INVALID_PARAMS, exc.detail) from exc
+    rest = [item for item in sorted(items, key=key) if after is None or key(item) > str(after)]
+    shown = rest[:size]
+    return shown, encode_cursor(key(shown[-1])) if len(rest) > size else None
 
 
 def list_tools(exchange: Exchange, params: PaginatedRequestParams | None) -> ListToolsResult:
@@ -90,11 +114,12 @@ def call_tool(exchange: Exchange, params: CallToolRequestParams) -> CallToolResu
 
 
 async def _look(exchange: Exchange, declared: Operation, given: BaseModel) -> Reply:
+    """The answer at this moment, to whom the credential stands for at this moment."""
     return await in_thread(lambda: operations.answer(declared, exchange.credential, lambda _: given))
 
 
 async def _waited(declared: Operation, wait: Wait, patience: float, token: ProgressToken | None) -> Frames:
-    """What a tool answers after waiting, as the end of a stream; before it, to whom gave a token for it, how far it is."""
+    """The result of a tool after a wait, as the end of a stream; before it its progress, if the client gave a token."""
     try:
         async with aclosing(wait.answer(patience)) as answers:
             async for reply in answers:
@@ -103,19 +128,14 @@ async def _waited(declared: Operation, wait: Wait, patience: float, token: Progr
                 elif reply is None:
                     yield None
                 elif token is not None:
-                    yield _told(token, reply)
+                    progress = ProgressNotificationParams(
+                        progress_token=token, progress=reply.done, total=reply.total, message=reply.message
+                    )
+                    yield ProgressNotification(params=progress)
     except DomainError as exc:
         yield refused(exc)
     except APIException:  # only the credential is asked for again
         yield refused(Forbidden("The token is not valid any more."))
-
-
-def _told(token: ProgressToken, progress: Progress) -> ProgressNotification:
-    return ProgressNotification(
-        params=ProgressNotificationParams(
-            progress_token=token, progress=progress.done, total=progress.total, message=progress.message
-        )
-    )
 
 
 def tools() -> list[Operation]:

@@ -4,12 +4,17 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from mcp_types import (
+    INVALID_PARAMS,
+    CompleteRequestParams,
+    CompleteResult,
+    Completion,
     CompletionsCapability,
     DiscoverResult,
     EmptyResult,
     InitializeRequestParams,
     InitializeResult,
     LoggingCapability,
+    PromptReference,
     PromptsCapability,
     ResourcesCapability,
     Result,
@@ -18,8 +23,11 @@ from mcp_types import (
 )
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, LATEST_HANDSHAKE_VERSION, MODERN_PROTOCOL_VERSIONS
 
-from apps.mcp import calls, completions, prompts, resources, subscriptions
-from apps.mcp.protocol import SERVER, Exchange, Streamed, read_params, unknown_method
+from apps.core.errors import DomainError
+from apps.mcp import calls, prompts, resources, subscriptions
+from apps.mcp.protocol import SERVER, Exchange, ProtocolError, Streamed, read_params, unknown_method
+from apps.mcp.resources import Completions
+from apps.principals.tenancy import Caller
 
 INSTRUCTIONS: Final = (
     "Gatehouse gives you an inbox, a task queue and a planner that outlive this conversation. Begin with "
@@ -78,6 +86,45 @@ def acknowledge(exchange: Exchange, params: object) -> EmptyResult:
     return EmptyResult()
 
 
+_MOST_COMPLETIONS: Final = 100
+
+
+def complete(exchange: Exchange, params: CompleteRequestParams) -> CompleteResult:
+    """Values that begin with what was typed. Prompts take free text, for which there is nothing to offer.
+
+    :raises ProtocolError: if there is no such prompt, template or variable.
+    """
+    source: Completions | None = None
+    if isinstance(params.ref, PromptReference):
+        known = [name for name, _ in prompts.named(params.ref.name).required]
+    else:
+        uri = params.ref.uri
+        address = next((address for address in resources.ADDRESSES if address.uri == uri), None)
+        if address is None:
+            raise ProtocolError(INVALID_PARAMS, f"Unknown resource template: {uri[:100]}")
+        known, source = list(address.template.variable_names), address.completions
+    if params.argument.name not in known:
+        raise ProtocolError(INVALID_PARAMS, f"Unknown argument: {params.argument.name[:100]}")
+    values = _listed(exchange.caller, source) if source else []
+    fitting = [value for value in values if value.startswith(params.argument.value)]
+    shown = fitting[:_MOST_COMPLETIONS]
+    return CompleteResult(
+        completion=Completion(values=shown, total=len(fitting), has_more=len(fitting) > _MOST_COMPLETIONS)
+    )
+
+
+def _listed(caller: Caller, source: Completions) -> list[str]:
+    """The first page of a list; nothing if the caller may not read it."""
+    found = resources.reader(source.route)
+    if found is None:
+        return []
+    try:
+        content: Any = resources.read_with(found, caller, {})
+    except DomainError:
+        return []
+    return [str(item[source.value]) for item in content.get(source.items, []) if source.value in item]
+
+
 METHODS: Final[Mapping[str, Method]] = {
     "initialize": initialize,
     "ping": acknowledge,
@@ -93,5 +140,5 @@ METHODS: Final[Mapping[str, Method]] = {
     "subscriptions/listen": subscriptions.listen,
     "prompts/list": prompts.list_prompts,
     "prompts/get": prompts.get,
-    "completion/complete": completions.complete,
+    "completion/complete": complete,
 }

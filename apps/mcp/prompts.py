@@ -19,8 +19,7 @@ from mcp_types import (
 
 from apps.core import operations
 from apps.core.errors import DomainError
-from apps.mcp.calls import LIST_TTL_MS
-from apps.mcp.paging import page
+from apps.mcp.calls import LIST_TTL_MS, page
 from apps.mcp.protocol import Exchange, ProtocolError
 from apps.principals.tenancy import Caller
 

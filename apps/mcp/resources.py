@@ -26,8 +26,7 @@ from apps.core.operations import Operation
 from apps.core.schemas import parse_strings
 from apps.digests import selectors as digests
 from apps.digests.signals import inbox_topic
-from apps.mcp.calls import LIST_TTL_MS
-from apps.mcp.paging import page
+from apps.mcp.calls import LIST_TTL_MS, page
 from apps.mcp.protocol import Exchange, ProtocolError
 from apps.principals.tenancy import Caller
 
@@ -56,9 +55,9 @@ class Address:
     description: str
     completions: Completions | None = None
     topic: Callable[[Caller, str], str] | None = None
-    """The cue that says that it changed, of what the first variable holds."""
+    """Of the caller and the first variable: the topic that is notified of a change."""
     waits: Callable[[Caller], bool] | None = None
-    """Whether there is something in it that waits for its reader."""
+    """Whether something in it waits for its reader."""
     template: UriTemplate = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -70,7 +69,7 @@ class Address:
 
 
 def task_topic(tenant_id: int, task: str) -> str:
-    """The cue that a task ended."""
+    """The topic that is notified when a task has ended."""
     return f"task:{tenant_id}:{task}"
 
 
@@ -141,47 +140,36 @@ class Reader:
 
 
 def list_resources(exchange: Exchange, params: PaginatedRequestParams | None) -> ListResourcesResult:
-    shown, following = page(
-        [address for address in _readable(exchange.caller) if address.concrete],
-        lambda address: address.uri,
-        params.cursor if params else None,
-    )
-    return ListResourcesResult(
-        resources=[
-            Resource(
-                uri=address.uri,
-                name=address.name,
-                title=address.title,
-                description=address.description,
-                mime_type=_JSON,
-            )
-            for address in shown
-        ],
-        next_cursor=following,
-        ttl_ms=LIST_TTL_MS,
-    )
+    shown, following = _page(exchange.caller, params, concrete=True)
+    resources = [Resource(uri=address.uri, **_described(address)) for address in shown]
+    return ListResourcesResult(resources=resources, next_cursor=following, ttl_ms=LIST_TTL_MS)
 
 
 def list_templates(exchange: Exchange, params: PaginatedRequestParams | None) -> ListResourceTemplatesResult:
-    shown, following = page(
-        [address for address in _readable(exchange.caller) if not address.concrete],
-        lambda address: address.uri,
-        params.cursor if params else None,
-    )
-    return ListResourceTemplatesResult(
-        resource_templates=[
-            ResourceTemplate(
-                uri_template=address.uri,
-                name=address.name,
-                title=address.title,
-                description=address.description,
-                mime_type=_JSON,
-            )
-            for address in shown
-        ],
-        next_cursor=following,
-        ttl_ms=LIST_TTL_MS,
-    )
+    shown, following = _page(exchange.caller, params, concrete=False)
+    templates = [ResourceTemplate(uri_template=address.uri, **_described(address)) for address in shown]
+    return ListResourceTemplatesResult(resource_templates=templates, next_cursor=following, ttl_ms=LIST_TTL_MS)
+
+
+def _page(caller: Caller, params: PaginatedRequestParams | None, *, concrete: bool) -> tuple[list[Address], str | None]:
+    """Those of the addresses that the caller may read."""
+    readable = [
+        address
+        for address in ADDRESSES
+        if address.concrete == concrete
+        and (found := reader(address.route)) is not None
+        and found.declared.visible_to(caller)
+    ]
+    return page(readable, lambda address: address.uri, params.cursor if params else None)
+
+
+def _described(address: Address) -> dict[str, Any]:
+    return {
+        "name": address.name,
+        "title": address.title,
+        "description": address.description,
+        "mime_type": _JSON,
+    }
 
 
 def read(exchange: Exchange, params: ReadResourceRequestParams) -> ReadResourceResult:
@@ -206,7 +194,7 @@ def check(exchange: Exchange, uri: str) -> None:
 
 
 def topic(caller: Caller, uri: str) -> str | None:
-    """The cue that says that a resource changed; None if there is none, or the caller may not read it."""
+    """The topic that is notified when a resource changes; None if there is none, or the caller may not read it."""
     for address in ADDRESSES:
         variables = address.template.match(uri)
         if variables is None or address.topic is None:
@@ -225,7 +213,7 @@ def waits(caller: Caller, uri: str) -> bool:
 
 
 def _check(address: Address, caller: Caller, uri: str) -> None:
-    """Refuse whom the resource is not for. What has one address for everybody is not read for it: reading leaves marks."""
+    """Refuse a caller who may not read the resource. One with a fixed address is not read for it: reading marks entries."""
     found = reader(address.route)
     if address.concrete and found is not None:
         operations.permit(found.declared, caller)
@@ -257,11 +245,6 @@ def reader(route: str) -> Reader | None:
             if candidate.method == "GET" and re.sub(r"{\w+}", "{}", candidate.path) == route:
                 return Reader(declared, candidate.parameters)
     return None
-
-
-def _readable(caller: Caller) -> list[Address]:
-    readers = [(address, reader(address.route)) for address in ADDRESSES]
-    return [address for address, found in readers if found is not None and found.declared.visible_to(caller)]
 
 
 def _fault(exchange: Exchange, uri: str, exc: DomainError) -> ProtocolError:

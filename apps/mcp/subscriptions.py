@@ -1,11 +1,11 @@
-"""`subscriptions/listen`: a stream of cues about the resources that a client reads.
+"""`subscriptions/listen`: a stream of notifications about the resources that a client reads.
 
-A frame says that something changed, never what: the client reads it again. Nothing is replayed; what waits for its
-reader when the stream begins is told at once, so that a client that comes again has missed nothing. A stream ends by
-itself after a while, so that a revoked token stops hearing.
+A frame says that a resource changed, never how: the client reads it again. Nothing is replayed. A resource in which
+something waits for its reader is named at once, so that a client that comes again has missed nothing. A stream ends
+after a while, so that a revoked token is served no longer.
 """
 
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from typing import Any, Final
@@ -33,7 +33,7 @@ _MOST: Final = 100
 
 
 def listen(exchange: Exchange, params: SubscriptionsListenRequestParams) -> Streamed:
-    """Cues about those of the resources asked for that this caller may read; the others are left out."""
+    """Notifications about those of the resources that this caller may read; the others are left out."""
     events: dict[str, ServerEvent] = {}
     for uri in (params.notifications.resource_subscriptions or [])[:_MOST]:
         topic = resources.topic(exchange.caller, uri)
@@ -44,7 +44,7 @@ def listen(exchange: Exchange, params: SubscriptionsListenRequestParams) -> Stre
 
 
 def stream(exchange: Exchange, events: Mapping[str, ServerEvent], honored: SubscriptionFilter) -> Streamed:
-    """A stream that acknowledges what it honors, then says so whenever one of these topics is cued.
+    """A stream that acknowledges what it honors, then sends a frame whenever one of these topics is notified.
 
     :raises ProtocolError: if too many streams are open.
     """
@@ -55,9 +55,10 @@ def stream(exchange: Exchange, events: Mapping[str, ServerEvent], honored: Subsc
     meta: dict[str, Any] = {SUBSCRIPTION_ID_META_KEY: exchange.envelope.id}
 
     async def frames() -> Frames:
+        listening = notifications.listen(events, lasting=STREAM_SECONDS, heartbeat=HEARTBEAT_SECONDS)
         async with AsyncExitStack() as open_until_then:
             open_until_then.enter_context(place(exchange.caller))
-            heard = await open_until_then.enter_async_context(aclosing(_cues(events)))
+            heard = await open_until_then.enter_async_context(aclosing(listening))
             await anext(heard)
             waiting = await in_thread(partial(_waiting, exchange.caller, events.values()))
             yield SubscriptionsAcknowledgedNotification(
@@ -76,12 +77,8 @@ def _waiting(caller: Caller, events: Collection[ServerEvent]) -> list[ServerEven
     return [event for event in events if isinstance(event, ResourceUpdated) and resources.waits(caller, event.uri)]
 
 
-def _cues(events: Mapping[str, ServerEvent]) -> AsyncGenerator[str | None, None]:
-    return notifications.listen(events, lasting=STREAM_SECONDS, heartbeat=HEARTBEAT_SECONDS)
-
-
 def subscribe(exchange: Exchange, params: SubscribeRequestParams) -> EmptyResult:
-    """What older revisions ask for over a stream that this server does not have (it does not announce it either).
+    """A request of older revisions, for a stream that this server neither has nor announces.
 
     :raises ProtocolError: if there is no such resource for this caller.
     """

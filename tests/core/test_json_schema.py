@@ -9,7 +9,6 @@ from apps.core import json_schema, operations
 from apps.core.operations import Operation
 from apps.core.schemas import Empty
 from apps.mcp import calls
-from apps.mcp.paging import page
 from tests.mcp.samples import Shapes
 
 TOOLS = [declared for declared in operations.all_operations() if declared.tool]
@@ -55,6 +54,6 @@ def test_every_tool_shows_valid_schemas(declared: Operation) -> None:
 
 def test_pages_begin_after_the_last_name() -> None:
     names = ["d", "a", "c", "b"]
-    first, cursor = page(names, str, None, size=2)
-    second, end = page(names, str, cursor, size=2)
+    first, cursor = calls.page(names, str, None, size=2)
+    second, end = calls.page(names, str, cursor, size=2)
     assert (first, second, end) == (["a", "b"], ["c", "d"], None)
