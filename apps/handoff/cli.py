@@ -1,4 +1,4 @@
-"""The commands, as `bin/handoff` and `manage.py` offer them: each reads its arguments, does one thing and says so."""
+"""The commands of `bin/handoff` and `manage.py handoff`. Starts without Django."""
 
 import argparse
 import io
@@ -12,13 +12,25 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Self, TextIO
 
-from apps.handoff import folders, lint, places, relocating, sync, tokens
-from apps.handoff.errors import Refused, Unreadable
-from apps.handoff.files import KEPT, Found, Inbox, Inheritance
-from apps.handoff.items import MAX_BYTES, Item, Kind, Priority, moment_text, one_line, session_name, stamp
-from apps.handoff.outbox import Outbox
+from apps.handoff import files, places, sync
+from apps.handoff.files import KEPT, Found, Inbox, Inheritance, Outbox
+from apps.handoff.items import (
+    HARVEST,
+    MAX_BYTES,
+    Item,
+    Kind,
+    Priority,
+    Refused,
+    Unreadable,
+    estimate,
+    moment_text,
+    one_line,
+    session_name,
+    stamp,
+    warnings,
+)
 from apps.handoff.places import Repository
-from apps.handoff.sync import Crossed
+from apps.handoff.sync import Synced
 
 MAX_TOKENS: Final = 500
 TITLE: Final = "◈ INHERIT\n"
@@ -26,11 +38,14 @@ NOTHING: Final = "No inheritance items\n"
 _REFUSED: Final = 2
 _INTERRUPTED: Final = 130
 _LONGEST_DAYS: Final = 36_500
+# Where sessions without handoff would read about earlier ones, and how many files.
+SESSION_FILES: Final = ("shared/sessions/*.md", "sessions/*.md", ".sessions/*.md", "docs/sessions/*.md")
+SEARCHED: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Streams:
-    """Where a command reads a body from, and whom it tells what."""
+    """The input of a command, its answer, and its complaints."""
 
     given: BinaryIO
     out: TextIO
@@ -38,12 +53,12 @@ class Streams:
 
     @classmethod
     def standard(cls) -> Self:
-        """The process's own, in UTF-8. What is written is written to its end, which Python's own standard output does
-        not promise where PYTHONUNBUFFERED is set: it drops the rest of what a pipe took a part of.
+        """The process's own, in UTF-8. Writes are complete, also with PYTHONUNBUFFERED, where Python drops the rest of a
+        partial write to a pipe.
 
         :raises Refused: if there is no standard output, so that nothing counts as shown.
         """
-        # Where the interpreter began without one of them, the number may be any file's by now.
+        # If the interpreter started without one of them, its number may belong to another file.
         err = _opened(2, buffering=1) if sys.stderr else io.StringIO()
         if sys.stdout is None:
             raise Refused("There is no standard output to answer on.")
@@ -51,13 +66,12 @@ class Streams:
         return cls(given=given, out=_opened(1, buffering=-1), err=err)
 
     def complain(self, sentence: str) -> None:
-        """To whoever reads it; the exit code says the rest."""
         with suppress(OSError):
             self.err.write(f"{sentence}\n")
 
-    def say(self, *, text: str, told: Mapping[str, Any], as_json: bool) -> None:
-        """Either form, out of the process before this returns."""
-        self.out.write(json.dumps(told, indent=2, ensure_ascii=False) + "\n" if as_json else text)
+    def say(self, *, text: str, facts: Mapping[str, Any], as_json: bool) -> None:
+        """Print either form, and flush."""
+        self.out.write(json.dumps(facts, indent=2, ensure_ascii=False) + "\n" if as_json else text)
         self.out.flush()
 
 
@@ -98,14 +112,14 @@ def _inherit(given: Arguments, repository: Repository, streams: Streams) -> None
 
 def _show(found: Inheritance, given: Arguments, streams: Streams) -> None:
     text = inherited_text(found)
-    told = {
-        "items": [{**_told(one), "body": one.item.body} for one in found.shown],
+    facts = {
+        "items": [{**_facts(one), "body": one.item.body} for one in found.shown],
         "waiting": len(found.waiting),
         "waiting_tokens": sum(one.cost for one in found.waiting),
         "rejected": [{"name": one.name, "reason": one.reason} for one in found.rejected],
-        "tokens": tokens.estimate(text),
+        "tokens": estimate(text),
     }
-    streams.say(text=text, told=told, as_json=given.json)
+    streams.say(text=text, facts=facts, as_json=given.json)
 
 
 def inherited_text(found: Inheritance) -> str:
@@ -139,19 +153,19 @@ def _leave(given: Arguments, repository: Repository, streams: Streams) -> None:
         created=now.replace(microsecond=0),
         body=_body(given, streams),
     )
-    warnings = lint.warnings(item.kind, item.body)
+    doubts = warnings(item.kind, item.body)
     try:
         if given.to is None:
             path = Inbox(repository).leave(item, now=now)
         else:
-            path = Inbox(places.find(Path(given.to))).leave_from(repository, item, now=now)
+            path = Inbox(places.find(Path(given.to))).leave(item, now=now, sender=repository)
     except Unreadable as exc:
         raise Refused(f"What you leave {exc}.") from None
-    cost = tokens.estimate(item.shown(in_project=None))
-    for warning in warnings:
+    cost = estimate(item.shown(in_project=None))
+    for warning in doubts:
         streams.complain(f"Warning: {warning}.")
-    told = {"name": path.name, "path": str(path), "tokens": cost, "warnings": warnings}
-    streams.say(text=f"Left {path.name}, about {cost} tokens\n", told=told, as_json=given.json)
+    facts = {"name": path.name, "path": str(path), "tokens": cost, "warnings": doubts}
+    streams.say(text=f"Left {path.name}, about {cost} tokens\n", facts=facts, as_json=given.json)
 
 
 def _add_put(parser: argparse.ArgumentParser) -> None:
@@ -170,7 +184,7 @@ def _put(given: Arguments, repository: Repository, streams: Streams) -> None:
         body=_body(given, streams),
         now=_now(),
     )
-    streams.say(text=f"Put {path.name}\n", told={"name": path.name, "path": str(path)}, as_json=given.json)
+    streams.say(text=f"Put {path.name}\n", facts={"name": path.name, "path": str(path)}, as_json=given.json)
 
 
 def _add_nothing(parser: argparse.ArgumentParser) -> None:
@@ -180,7 +194,7 @@ def _add_nothing(parser: argparse.ArgumentParser) -> None:
 def _list(given: Arguments, repository: Repository, streams: Streams) -> None:
     names = [path.name for path in Outbox(repository).waiting()]
     text = "".join(f"{one_line(name)}\n" for name in names) or "The outbox is empty\n"
-    streams.say(text=text, told={"reports": names}, as_json=given.json)
+    streams.say(text=text, facts={"reports": names}, as_json=given.json)
 
 
 def _add_take(parser: argparse.ArgumentParser) -> None:
@@ -192,10 +206,10 @@ def _take(given: Arguments, repository: Repository, streams: Streams) -> None:
     consumer = session_name(given.consumer)
     with Outbox(repository).take(given.name, consumer=consumer, now=_now()) as report:
         if report is None:
-            streams.say(text="The outbox is empty\n", told={"report": None}, as_json=given.json)
+            streams.say(text="The outbox is empty\n", facts={"report": None}, as_json=given.json)
             return
         text = report.decode("utf-8", "replace")
-        streams.say(text=text, told={"report": text}, as_json=given.json)
+        streams.say(text=text, facts={"report": text}, as_json=given.json)
 
 
 def _add_status(parser: argparse.ArgumentParser) -> None:
@@ -205,41 +219,56 @@ def _add_status(parser: argparse.ArgumentParser) -> None:
 def _status(given: Arguments, repository: Repository, streams: Streams) -> None:
     inbox, outbox = Inbox(repository), Outbox(repository)
     found = inbox.peek(max_tokens=sys.maxsize)
-    cost = tokens.estimate(inherited_text(found))
-    sessions = tokens.last_sessions(repository.top, given.baseline or tokens.SESSION_FILES)
-    baseline = tokens.cost_of(sessions) if sessions else None
-    told = {
+    cost = estimate(inherited_text(found))
+    sessions = _last_sessions(repository.top, given.baseline or SESSION_FILES)
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in sessions]
+    baseline = sum(map(estimate, texts)) if sessions else None
+    facts = {
         "repository": repository.id,
         "inbox": str(inbox.folder),
-        "items": [_told(one) for one in found.shown],
+        "items": [_facts(one) for one in found.shown],
         "tokens": cost,
         "baseline": baseline,
         "baseline_files": [str(path.relative_to(repository.top)) for path in sessions],
         "saved": None if baseline is None else baseline - cost,
         "unreadable": [{"name": one.name, "reason": one.reason} for one in found.rejected],
         "rejected": [{"name": one.name, "reason": one.reason} for one in inbox.rejected()],
-        "processed": len(folders.waiting(inbox.processed.folder)),
+        "processed": len(files.waiting(inbox.processed.folder)),
         "outbox": [path.name for path in outbox.waiting()],
     }
-    streams.say(text=_status_text(told), told=told, as_json=given.json)
+    streams.say(text=_status_text(facts), facts=facts, as_json=given.json)
 
 
-def _status_text(told: Mapping[str, Any]) -> str:
-    lines = [f"{told['repository']}: {told['inbox']}"]
+def _status_text(facts: Mapping[str, Any]) -> str:
+    lines = [f"{facts['repository']}: {facts['inbox']}"]
     lines += [
         f"  {one['tokens']:>5} tokens  {one['priority']:<6} {one['type']} from {one['from_session']}"
-        for one in told["items"]
+        for one in facts["items"]
     ]
-    lines.append(f"{_count(len(told['items']), 'item')} waiting; to inherit takes about {told['tokens']} tokens")
-    if told["baseline"] is None:
+    lines.append(f"{_count(len(facts['items']), 'item')} waiting; to inherit takes about {facts['tokens']} tokens")
+    if facts["baseline"] is None:
         lines.append("No files of sessions to compare with")
     else:
-        files = _count(len(told["baseline_files"]), "file")
-        lines.append(f"The last {files} of sessions: about {told['baseline']} tokens; saved {told['saved']}")
-    lines += [one_line(f"  {one['name']} {one['reason']}; it will be rejected") for one in told["unreadable"]]
-    lines += [one_line(f"  rejected/{one['name']}: {one['reason']}") for one in told["rejected"]]
-    lines.append(f"Processed {told['processed']}, in the outbox {len(told['outbox'])}")
+        files = _count(len(facts["baseline_files"]), "file")
+        lines.append(f"The last {files} of sessions: about {facts['baseline']} tokens; saved {facts['saved']}")
+    lines += [one_line(f"  {one['name']} {one['reason']}; it will be rejected") for one in facts["unreadable"]]
+    lines += [one_line(f"  rejected/{one['name']}: {one['reason']}") for one in facts["rejected"]]
+    lines.append(f"Processed {facts['processed']}, in the outbox {len(facts['outbox'])}")
     return "\n".join(lines) + "\n"
+
+
+def _last_sessions(top: Path, patterns: Sequence[str]) -> list[Path]:
+    """The newest session files of a repository.
+
+    :raises Refused: if a pattern is none.
+    """
+    found: set[Path] = set()
+    for pattern in patterns:
+        try:
+            found |= {path for path in top.glob(pattern) if path.is_file()}
+        except (NotImplementedError, ValueError) as exc:
+            raise Refused(f"{pattern!r} names no files within the repository: {exc}.") from None
+    return sorted(found, key=lambda path: (path.stat().st_mtime, path.name), reverse=True)[:SEARCHED]
 
 
 def _add_clean(parser: argparse.ArgumentParser) -> None:
@@ -252,17 +281,10 @@ def _add_clean(parser: argparse.ArgumentParser) -> None:
 def _clean(given: Arguments, repository: Repository, streams: Streams) -> None:
     if not 0 <= given.keep_days <= _LONGEST_DAYS:
         raise Refused(f"--keep-days is a number from 0 to {_LONGEST_DAYS}.")
-    names = cleaned(repository, kept=timedelta(days=given.keep_days), now=_now(), dry_run=given.dry_run)
+    names = files.clean(repository, kept=timedelta(days=given.keep_days), now=_now(), dry_run=given.dry_run)
     verb = "Would remove" if given.dry_run else "Removed"
     text = f"{verb} {_count(len(names), 'file')}\n" + "".join(f"  {name}\n" for name in names)
-    streams.say(text=text, told={"removed": names, "dry_run": given.dry_run}, as_json=given.json)
-
-
-def cleaned(repository: Repository, *, kept: timedelta, now: datetime, dry_run: bool = False) -> list[str]:
-    """Remove what was shown or taken longer ago than it is kept; answers what."""
-    gone = Inbox(repository).clean(kept=kept, now=now, dry_run=dry_run)
-    gone += Outbox(repository).clean(kept=kept, now=now, dry_run=dry_run)
-    return [str(path.relative_to(repository.home)) for path in gone]
+    streams.say(text=text, facts={"removed": names, "dry_run": given.dry_run}, as_json=given.json)
 
 
 def _add_session(parser: argparse.ArgumentParser) -> None:
@@ -272,7 +294,7 @@ def _add_session(parser: argparse.ArgumentParser) -> None:
 def _harvest(given: Arguments, repository: Repository, streams: Streams) -> None:
     session = _required_session(given)
     how = f"handoff leave --session {session} --type learning|caution|context|thread --priority high|medium|low -\n"
-    streams.say(text=lint.HARVEST + how, told={"questions": lint.HARVEST, "leave": how.strip()}, as_json=given.json)
+    streams.say(text=HARVEST + how, facts={"questions": HARVEST, "leave": how.strip()}, as_json=given.json)
 
 
 def _add_place(parser: argparse.ArgumentParser) -> None:
@@ -280,8 +302,8 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
 
 
 def _place(given: Arguments, repository: Repository, streams: Streams) -> None:
-    home = relocating.settle(repository, in_tree=given.where == "tree")
-    streams.say(text=f"Handoffs are in {home}\n", told={"home": str(home)}, as_json=given.json)
+    home = repository.place(in_tree=given.where == "tree")
+    streams.say(text=f"Handoffs are in {home}\n", facts={"home": str(home)}, as_json=given.json)
 
 
 def _add_sync(parser: argparse.ArgumentParser) -> None:
@@ -295,27 +317,27 @@ def _add_sync(parser: argparse.ArgumentParser) -> None:
 
 
 def _sync(given: Arguments, repository: Repository, streams: Streams) -> None:
-    token, url = os.environ.get("GATEHOUSE_TOKEN"), given.url or sync.standing_url()
+    token, url = os.environ.get("GATEHOUSE_TOKEN"), given.url or sync.running_url()
     if not token:
         raise Refused("Put the agent's token into GATEHOUSE_TOKEN (manage.py issue_token makes one).")
     if not url:
         raise Refused("Say where the hub is with --url, or once in GATEHOUSE_URL.")
-    inbox, ask, crossed = Inbox(repository), sync.hub(url, token), Crossed()
+    inbox, ask, synced = Inbox(repository), sync.hub(url, token), Synced()
     both = given.push == given.pull
     if given.pull or both:
-        sync.pull(inbox, ask, take_back=given.take_back, now=_now(), into=crossed)
+        sync.pull(inbox, ask, take_back=given.take_back, now=_now(), into=synced)
     if given.push or both:
-        sync.push(inbox, ask, recipient=given.to, now=_now(), into=crossed)
-    declined = [{"name": one.name, "reason": one.reason} for one in crossed.declined]
-    text = f"Pushed {_count(len(crossed.pushed), 'item')}, pulled {_count(len(crossed.pulled), 'item')}\n"
+        sync.push(inbox, ask, recipient=given.to, now=_now(), into=synced)
+    declined = [{"name": one.name, "reason": one.reason} for one in synced.declined]
+    text = f"Pushed {_count(len(synced.pushed), 'item')}, pulled {_count(len(synced.pulled), 'item')}\n"
     text += "".join(one_line(f"  {one['name']} stays: {one['reason']}") + "\n" for one in declined)
-    told = {"pushed": crossed.pushed, "pulled": crossed.pulled, "declined": declined}
-    streams.say(text=text, told=told, as_json=given.json)
+    facts = {"pushed": synced.pushed, "pulled": synced.pulled, "declined": declined}
+    streams.say(text=text, facts=facts, as_json=given.json)
 
 
-def _told(one: Found) -> dict[str, Any]:
+def _facts(one: Found) -> dict[str, Any]:
     return {
-        "name": one.name,
+        "name": one.path.name,
         "type": one.item.kind.value,
         "priority": one.item.priority.value,
         "from_session": one.item.from_session,
@@ -379,56 +401,35 @@ def _now() -> datetime:
 COMMANDS: Final = {
     "inherit": Command("Show what earlier sessions have left, once", _add_inherit, _inherit),
     "leave": Command("Leave something for the next session", _add_leave, _leave),
-}
-OUTBOX: Final = {
-    "put": Command("Write a report for others", _add_put, _put),
-    "list": Command("List the reports that wait", _add_nothing, _list),
-    "take": Command("Take a report, as the one who was to have it", _add_take, _take),
-}
-HANDOFF: Final = {
     "status": Command("Say what waits, what it costs to read, and what that saves", _add_status, _status),
     "clean": Command("Remove what was shown long ago", _add_clean, _clean),
     "sync": Command("Exchange items with the server, each of them once", _add_sync, _sync),
     "harvest": Command("Ask what is worth leaving", _add_session, _harvest),
     "place": Command("Choose where the folders are", _add_place, _place),
 }
-
-
-def add_common(parser: argparse.ArgumentParser) -> None:
-    """What every verb takes."""
-    parser.add_argument("--root", default=".", metavar="PATH", help="in the repository (default: where you are)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def add_verbs(parser: argparse.ArgumentParser, verbs: Mapping[str, Command]) -> None:
-    """One sub-parser for each verb; each sets `command`."""
-    _add_parsers(parser.add_subparsers(dest="verb", required=True, metavar="VERB"), verbs)
+OUTBOX: Final = {
+    "put": Command("Write a report for others", _add_put, _put),
+    "list": Command("List the reports that wait", _add_nothing, _list),
+    "take": Command("Take a report, as the one who was to have it", _add_take, _take),
+}
 
 
 def _add_parsers(among: "argparse._SubParsersAction[Any]", verbs: Mapping[str, Command]) -> None:
     for name, command in verbs.items():
-        described = among.add_parser(name, help=command.help, description=command.help)
-        command.add_to(described)
-        add_common(described)
-        described.set_defaults(command=command)
-
-
-def run(command: Command, given: Arguments, streams: Streams) -> None:
-    """:raises Refused: in plain words, also for what the system refuses."""
-    try:
-        command.run(given, places.find(Path(given.root)), streams)
-    except BrokenPipeError:
-        raise
-    except OSError as exc:
-        raise Refused(f"{exc.filename or given.root}: {exc.strerror or exc}.") from exc
+        parser = among.add_parser(name, help=command.help, description=command.help)
+        command.add_to(parser)
+        parser.add_argument("--root", default=".", metavar="PATH", help="in the repository (default: where you are)")
+        parser.add_argument("--json", action="store_true", help="print JSON")
+        parser.set_defaults(command=command)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`bin/handoff`: the exit code."""
+    """Run a command; returns the exit code."""
     parser = argparse.ArgumentParser(prog="handoff", description="What one session leaves to the next one.")
     verbs = parser.add_subparsers(dest="area", required=True, metavar="VERB")
-    _add_parsers(verbs, {**COMMANDS, **HANDOFF})
-    add_verbs(verbs.add_parser("outbox", help="Reports for others"), OUTBOX)
+    _add_parsers(verbs, COMMANDS)
+    outbox = verbs.add_parser("outbox", help="Reports for others")
+    _add_parsers(outbox.add_subparsers(dest="verb", required=True, metavar="VERB"), OUTBOX)
     given = parser.parse_args(arguments)
     try:
         streams = Streams.standard()
@@ -437,18 +438,17 @@ def main(arguments: Sequence[str]) -> int:
             sys.stderr.write(f"{exc}\n")
         return _REFUSED
     try:
-        run(given.command, given, streams)
+        given.command.run(given, places.find(Path(given.root)), streams)
     except Refused as exc:
         streams.complain(str(exc))
         return _REFUSED
     except BrokenPipeError:
-        drop_output()
+        # Nobody reads: the interpreter must not try again at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
+    except OSError as exc:
+        streams.complain(f"{exc.filename or given.root}: {exc.strerror or exc}.")
+        return _REFUSED
     except KeyboardInterrupt:
         return _INTERRUPTED
     return 0
-
-
-def drop_output() -> None:
-    """Where nobody reads what is printed, the interpreter must not try again at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,50 +1,363 @@
-"""The inbox of a repository: items that wait, are claimed, shown and kept.
+"""The inbox and the outbox of a repository: files that several processes use at once.
 
-A file is always in exactly one place: `inbox/` while it waits, `.claimed/<session>/` while it is read, `processed/`
-when it has been shown, `rejected/` with a reason when it is no item.
+A file is always in exactly one place: in its box while it waits, in `.claimed/<reader>/` while it is read, in
+`processed/` or `taken/` afterwards, in `rejected/` if it is no item. Files are moved by rename and never overwritten.
 """
 
+import fcntl
+import json
 import os
-from collections.abc import Callable, Iterator
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from apps.handoff import folders, tokens
-from apps.handoff.budget import choose
-from apps.handoff.errors import Refused, Unreadable
-from apps.handoff.folders import Archive, Claims, Reader
-from apps.handoff.items import Item, fresh_name, stamp
+from apps.handoff.items import (
+    MAX_BYTES,
+    Item,
+    Refused,
+    Unreadable,
+    choose,
+    estimate,
+    fresh_name,
+    moment_text,
+    stamp,
+)
 from apps.handoff.places import Repository
 
 KEPT: Final = timedelta(days=30)
+_ABANDONED: Final = timedelta(hours=1)
+_TEMPORARY: Final = ".tmp"
+_TRIES: Final = 1000
+_LONGEST_NAME: Final = 150
 _FROM: Final = "from-"
-_MOVES: Final = 20
+_FRESH: Final = re.compile(r"[0-9]{13,}-[0-9a-f]{12}-")
+_REPORT: Final = re.compile(r"[a-z][a-z0-9-]{0,49}")
+
+
+def make(folder: Path) -> None:
+    """Create a folder that git ignores.
+
+    :raises Refused: if a link or a file is in its place.
+    """
+    if not is_folder(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError), (folder / ".gitignore").open("x") as ignoring:
+        ignoring.write("*\n")
+
+
+def is_folder(folder: Path) -> bool:
+    """Whether a folder exists.
+
+    :raises Refused: if a link or a file is in its place.
+    """
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise Refused(f"{folder} is not a folder of its own.")
+    return folder.is_dir()
+
+
+def write_new(folder: Path, name: Callable[[], str], data: bytes) -> Path:
+    """Write a file, whole or not at all, under the first of the names that is free."""
+    temporary = folder / f".{os.urandom(8).hex()}{_TEMPORARY}"
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        for _ in range(_TRIES):
+            path = folder / name()
+            with suppress(FileExistsError):
+                os.link(temporary, path)
+                _sync(folder)
+                return path
+        raise Refused(f"{folder} has no free name.")
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read(path: Path, *, most: int = MAX_BYTES + 1) -> bytes:
+    """The bytes of a plain file, at most one more than an item may have; -1: all.
+
+    :raises Unreadable: if it is no plain file, or can't be read.
+    :raises FileNotFoundError: if it is gone.
+    """
+    try:
+        # Follows no link, and does not wait for the writer of a pipe.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as exc:
+        raise Unreadable("is a link" if path.is_symlink() else f"can't be read: {exc.strerror}") from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise Unreadable("is no plain file")
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(most)
+    finally:
+        os.close(descriptor)
+
+
+def move(source: Path, target: Path) -> bool:
+    """Move a file to a name that nobody else can choose; False if it is gone."""
+    try:
+        source.rename(target)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def waiting(folder: Path) -> list[Path]:
+    """The files of a folder, by name."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry.name for entry in entries if entry.name.endswith(".md") and not entry.name.startswith(".")]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return [folder / name for name in sorted(names)]
+
+
+def short(name: str) -> str:
+    """A name that leaves room for a prefix."""
+    return name if len(os.fsencode(name)) <= _LONGEST_NAME else f"{os.urandom(8).hex()}.md"
+
+
+def unique_name(path: Path, *, now: datetime) -> str:
+    """The file's own name if no other file can have it, else one made of it."""
+    return path.name if _FRESH.match(path.name) else f"{stamp(now)}-{short(path.name)}"
+
+
+def _within(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink())
+    except FileNotFoundError:
+        return []
+
+
+def _remove_old(paths: Iterable[Path], *, older: timedelta, now: datetime, dry_run: bool) -> list[Path]:
+    """Remove the files whose time of modification is so long ago; returns them."""
+    old = []
+    for path in paths:
+        with suppress(FileNotFoundError):
+            if now.timestamp() - path.lstat().st_mtime >= older.total_seconds():
+                old.append(path)
+                if not dry_run:
+                    path.unlink()
+    return old
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """A folder of files that were shown or taken, and a ledger of when and by whom.
+
+    A file's time of modification is set when it is archived, so that retention counts from then.
+    """
+
+    folder: Path
+
+    def keep(self, source: Path, *, now: datetime, **facts: str | None) -> bool:
+        """Move a file here; False if it is gone."""
+        make(self.folder)
+        name = unique_name(source, now=now)
+        with suppress(FileNotFoundError):
+            os.utime(source, (now.timestamp(), now.timestamp()), follow_symlinks=False)
+        if not move(source, self.folder / name):
+            return False
+        # The disk may be full: the file is archived all the same.
+        with suppress(OSError), self._locked(), self._ledger.open("a+b") as ledger:
+            line = json.dumps({"name": name, "processed_at": moment_text(now), **facts})
+            # A line that a crash has cut off must not swallow this one.
+            ledger.write(f"\n{line}\n".encode())
+        return True
+
+    def entries(self) -> dict[str, dict[str, Any]]:
+        """The ledger by name. Lines that can't be read are left out."""
+        found: dict[str, dict[str, Any]] = {}
+        with suppress(FileNotFoundError), self._ledger.open(encoding="utf-8", errors="replace") as lines:
+            for line in lines:
+                with suppress(ValueError, KeyError, TypeError, RecursionError):
+                    entry = json.loads(line)
+                    found[entry["name"]] = entry
+        return found
+
+    def clean(self, *, kept: timedelta, now: datetime, dry_run: bool) -> list[Path]:
+        """Remove what was archived longer ago than it is kept; returns it.
+
+        :raises Refused: if a link is in the folder's place.
+        """
+        if not is_folder(self.folder):
+            return []
+        with self._locked():
+            old = _remove_old(waiting(self.folder), older=kept, now=now, dry_run=dry_run)
+            if old and not dry_run:
+                left = {path.name for path in waiting(self.folder)}
+                lines = [json.dumps(entry) + "\n" for name, entry in self.entries().items() if name in left]
+                temporary = self.folder / f".{os.urandom(8).hex()}{_TEMPORARY}"
+                temporary.write_text("".join(lines), encoding="utf-8")
+                temporary.replace(self._ledger)
+            return old
+
+    @property
+    def _ledger(self) -> Path:
+        return self.folder / ".ledger.jsonl"
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self.folder / ".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A reader's own folder of claimed files. It holds the folder locked until it is done."""
+
+    folder: Path
+    box: "Box"
+
+    def claim(self, path: Path) -> Path | None:
+        """Take a file out of its box; None if another reader was faster."""
+        folder = self.folder if path.parent == self.box.folder else self.folder / path.parent.name
+        folder.mkdir(exist_ok=True)
+        claimed = folder / path.name
+        return claimed if move(path, claimed) else None
+
+    def give_back(self, claimed: Path, *, now: datetime) -> None:
+        """Put a claimed file back into its box."""
+        home = self.box.folder if claimed.parent == self.folder else self.box.shared / claimed.parent.name
+        home.mkdir(parents=True, exist_ok=True)
+        if _FRESH.match(claimed.name):
+            move(claimed, home / claimed.name)
+            return
+        # Another file may have its name by now.
+        with suppress(FileNotFoundError):
+            try:
+                os.link(claimed, home / claimed.name, follow_symlinks=False)
+            except FileExistsError:
+                if not os.path.samestat(claimed.lstat(), (home / claimed.name).lstat()):
+                    move(claimed, home / unique_name(claimed, now=now))
+                    return
+            claimed.unlink()
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A folder of files that are each given to one reader."""
+
+    repository: Repository
+
+    @property
+    def folder(self) -> Path:
+        raise NotImplementedError
+
+    @property
+    def shared(self) -> Path:
+        """Holds the items of other repositories."""
+        return self.repository.home / "shared-inbox"
+
+    @property
+    def _claimed(self) -> Path:
+        return self.folder / ".claimed"
+
+    @contextmanager
+    def reading(self, name: str, *, now: datetime) -> Iterator[Reader]:
+        """Take lost claims back, then lend a reader its own folder."""
+        make(self.folder)
+        self.take_back(now=now)
+        folder = self._claimed / f"{stamp(now)}-{name}"
+        hidden = folder.with_name(f".{folder.name}")
+        hidden.mkdir(parents=True)
+        descriptor = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            # Locked before others see it.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            hidden.rename(folder)
+            yield Reader(folder, self)
+        finally:
+            _remove_empty(folder)
+            os.close(descriptor)
+
+    def take_back(self, *, now: datetime) -> None:
+        """Put back what a reader holds that has died, or has held it for an hour.
+
+        :raises Refused: if a link is in the folder's place.
+        """
+        for folder in _within(self._claimed) if is_folder(self._claimed) else ():
+            if folder.name.startswith("."):
+                continue
+            try:
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                if _is_held(descriptor) and not _is_stale(folder, now):
+                    continue
+                reader = Reader(folder, self)
+                for path in [path for place in (folder, *_within(folder)) for path in waiting(place)]:
+                    reader.give_back(path, now=now)
+                _remove_empty(folder)
+            finally:
+                os.close(descriptor)
+
+    def _clean(
+        self, archive: Archive, boxes: Iterable[Path], *, kept: timedelta, now: datetime, dry_run: bool
+    ) -> list[Path]:
+        """Remove what was archived longer ago than it is kept, and half-written files; returns it."""
+        is_folder(self.folder)
+        halves = [path for box in boxes for path in box.glob(f".*{_TEMPORARY}")]
+        removed = _remove_old(halves, older=_ABANDONED, now=now, dry_run=dry_run)
+        if not dry_run:
+            self.take_back(now=now)
+        return [*archive.clean(kept=kept, now=now, dry_run=dry_run), *removed]
+
+
+def _is_held(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _is_stale(folder: Path, now: datetime) -> bool:
+    began = folder.name.partition("-")[0]
+    return not began.isdigit() or now.timestamp() - int(began) / 1000 >= _ABANDONED.total_seconds()
+
+
+def _remove_empty(folder: Path) -> None:
+    with suppress(OSError):
+        for inner in _within(folder):
+            inner.rmdir()
+        folder.rmdir()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """An item and the file that it stands in."""
+    """An item and its file."""
 
     path: Path
     item: Item
     text: str
-    """What a reader is shown of it."""
+    """The item as a reader sees it."""
 
     @property
     def cost(self) -> int:
-        return tokens.estimate(self.text)
-
-    @property
-    def name(self) -> str:
-        """Of the file, as it is while it waits."""
-        return folders.own_name(self.path)
+        return estimate(self.text)
 
     @property
     def order(self) -> tuple[int, datetime, str]:
-        return (*self.item.turn, self.name)
+        return (*self.item.urgency, self.path.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +378,8 @@ class Inheritance:
 
 
 @dataclass(frozen=True, slots=True)
-class Inbox:
-    """The items of one repository, in whatever worktree one is."""
-
-    repository: Repository
+class Inbox(Box):
+    """The items of one repository, shared by all its worktrees."""
 
     @property
     def folder(self) -> Path:
@@ -78,119 +389,94 @@ class Inbox:
     def processed(self) -> Archive:
         return Archive(self.folder / "processed")
 
-    @property
-    def claims(self) -> Claims:
-        return Claims(self.folder / ".claimed", self.folder, self._shared)
-
-    @property
-    def _shared(self) -> Path:
-        return self.repository.home / "shared-inbox"
-
-    def leave(self, item: Item, *, now: datetime) -> Path:
+    def leave(self, item: Item, *, now: datetime, sender: Repository | None = None) -> Path:
         """Write an item for the next session.
 
+        :param sender: the repository that it comes from, if it is another one.
         :raises Unreadable: if the item could not be read again.
         """
-        return _write(lambda: self.folder, item, now)
-
-    def leave_from(self, sender: Repository, item: Item, *, now: datetime) -> Path:
-        """Write an item that comes from another repository."""
-
-        def folder() -> Path:
-            folders.make(self._shared)
-            return self._shared / f"{_FROM}{sender.id}"
-
-        return _write(folder, replace(item, project=sender.id), now)
+        folder = self.folder
+        if sender is not None:
+            make(self.shared)
+            folder, item = self.shared / f"{_FROM}{sender.id}", replace(item, project=sender.id)
+        data = item.to_bytes()
+        Item.from_bytes(data)
+        make(folder)
+        return write_new(folder, lambda: fresh_name(item.kind, now=now), data)
 
     def peek(self, *, max_tokens: int) -> Inheritance:
-        """What a session would be shown now; changes nothing, and nothing is taken."""
+        """What a session would be shown now; takes nothing."""
         found, bad = self._look()
-        chosen = Inheritance(rejected=[Rejected(name=path.name, reason=reason) for path, reason in bad])
-        chosen.shown, chosen.waiting = choose(found, max_tokens=max_tokens, claim=lambda one: one)
-        return chosen
+        shown, left = choose(found, max_tokens=max_tokens, claim=lambda one: one)
+        rejected = [Rejected(name=path.name, reason=reason) for path, reason in bad]
+        return Inheritance(shown=shown, waiting=left, rejected=rejected)
 
     @contextmanager
     def inherit(self, session: str, *, max_tokens: int, now: datetime) -> Iterator[Inheritance]:
-        """Claim what a session is to be shown; on the way out it counts as shown, after an error it waits again.
-
-        Most urgent first, then oldest, until the next one does not fit any more; cautions come in any case, and
-        something always comes. What is no item is put aside first.
+        """Claim the items that a session is to be shown. They count as shown at the end of the block; after an error they
+        wait again. Files that are no items are put aside first.
         """
         with self.taking(session, now=now) as (reader, taken):
+
+            def claim(one: Found) -> Found | None:
+                path = reader.claim(one.path)
+                return replace(one, path=path) if path else None
+
             found, bad = self._look()
             taken.rejected = [one for path, reason in bad if (one := self._reject(path, reason, now))]
-            taken.shown, taken.waiting = choose(
-                found, max_tokens=max_tokens, claim=lambda one: _claimed(reader, one, now)
-            )
+            taken.shown, taken.waiting = choose(found, max_tokens=max_tokens, claim=claim)
             yield taken
 
     @contextmanager
     def taking(self, session: str, *, now: datetime) -> Iterator[tuple[Reader, Inheritance]]:
-        """What is put into `shown` is kept as processed on the way out, and goes back after an error."""
+        """What is put into `shown` is archived at the end of the block, and goes back after an error."""
         taken = Inheritance()
-        folders.make(self.folder)
-        folders.make(self.processed.folder)
-        self.claims.take_back(now=now)
-        with self.claims.reader(session) as reader:
+        make(self.folder)
+        make(self.processed.folder)
+        with self.reading(session, now=now) as reader:
             try:
                 yield reader, taken
             except BaseException:
                 for one in taken.shown:
-                    reader.give_back(one.path)
+                    reader.give_back(one.path, now=now)
                 raise
             for one in taken.shown:
-                self.processed.keep(
-                    one.path,
-                    folders.lasting_name(one.path),
-                    now=now,
-                    session=session,
-                    receipt_id=one.item.receipt_id,
-                )
+                self.processed.keep(one.path, now=now, session=session, receipt_id=one.item.receipt_id)
 
     def waiting(self) -> list[Found]:
         """All items, in the order in which they would be shown."""
         return self._look()[0]
 
     def rejected(self) -> list[Rejected]:
-        """What was put aside, by its name there."""
-        return [Rejected(name=path.name, reason=_reason(path)) for path in folders.waiting(self.folder / "rejected")]
+        """The files that were put aside, by their names there."""
+        found = []
+        for path in waiting(self.folder / "rejected"):
+            reason = "its reason is gone"
+            with suppress(FileNotFoundError):
+                reason = path.with_name(f"{path.name}.reason.txt").read_text(encoding="utf-8").strip()
+            found.append(Rejected(name=path.name, reason=reason))
+        return found
 
     def clean(self, *, kept: timedelta, now: datetime, dry_run: bool) -> list[Path]:
-        """Remove what was shown longer ago than it is kept, and what writers who died have left; answers what.
+        """Remove what was shown longer ago than it is kept, and half-written files; returns it.
 
-        :raises Refused: if a folder is a link, which nothing is removed behind.
+        :raises Refused: if a folder is a link.
         """
-        folders.stands(self.folder)
-        halves = [path for folder in self._folders() for path in folders.leftovers(folder, now=now)]
-        if not dry_run:
-            for path in halves:
-                path.unlink(missing_ok=True)
-            self.claims.take_back(now=now)
-        return [*self.processed.clean(kept=kept, now=now, dry_run=dry_run), *halves]
+        return self._clean(self.processed, self._folders(), kept=kept, now=now, dry_run=dry_run)
 
     def _folders(self) -> list[Path]:
-        """The inbox, and those of other repositories' items; none that is a link."""
+        """The inbox, and the folders of other repositories' items; none that is a link."""
         own = [] if self.folder.is_symlink() else [self.folder]
-        if self._shared.is_symlink():
-            return own
-        try:
-            with os.scandir(self._shared) as entries:
-                shared = [
-                    Path(one.path)
-                    for one in entries
-                    if one.name.startswith(_FROM) and one.is_dir(follow_symlinks=False)
-                ]
-        except FileNotFoundError:
-            shared = []
-        return [*own, *sorted(shared)]
+        shared = [] if self.shared.is_symlink() else _within(self.shared)
+        return [*own, *(folder for folder in shared if folder.name.startswith(_FROM))]
 
     def _look(self) -> tuple[list[Found], list[tuple[Path, str]]]:
         found: list[Found] = []
         bad: list[tuple[Path, str]] = []
         for folder in self._folders():
-            for path in folders.waiting(folder):
+            for path in waiting(folder):
                 try:
-                    item = Item.from_bytes(folders.read(path))
+                    item = Item.from_bytes(read(path))
                 except FileNotFoundError:
                     continue
                 except Unreadable as exc:
@@ -203,45 +489,100 @@ class Inbox:
         return found, bad
 
     def _reject(self, path: Path, reason: str, now: datetime) -> Rejected | None:
-        """Put a file aside, with why; None if another has done so."""
+        """Put a file aside with its reason; None if another process did."""
         folder = self.folder / "rejected"
-        folders.make(folder)
+        make(folder)
         shown = os.fsencode(path.name).decode("utf-8", "replace")
-        name = f"{stamp(now)}-{folders.short(path.name)}"
-        said = folders.write_new(folder, lambda: f"{name}.reason.txt", f"{shown} {reason}.\n".encode())
-        if not folders.move(path, folder / name):
-            said.unlink()
+        name = f"{stamp(now)}-{short(path.name)}"
+        note = write_new(folder, lambda: f"{name}.reason.txt", f"{shown} {reason}.\n".encode())
+        if not move(path, folder / name):
+            note.unlink()
             return None
         return Rejected(name=shown, reason=reason)
 
 
-def _reason(path: Path) -> str:
-    try:
-        return path.with_name(f"{path.name}.reason.txt").read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        return "its reason is gone"
+@dataclass(frozen=True, slots=True)
+class Outbox(Box):
+    """The reports of one repository for others. No session is shown them."""
+
+    @property
+    def folder(self) -> Path:
+        return self.repository.home / "outbox"
+
+    @property
+    def taken(self) -> Archive:
+        return Archive(self.folder / "taken")
+
+    def put(self, *, report_type: str, session: str, topic: str, body: str, now: datetime) -> Path:
+        """Write a report with its heading, under a name by its type and time.
+
+        :raises Refused: if the type can't name a file, the topic is no text, or the report is empty or too large.
+        """
+        if not _REPORT.fullmatch(report_type):
+            raise Refused(f"{report_type[:60]!r} can't name a type: lower case letters, digits and -, at most 50.")
+        if not body.strip():
+            raise Refused("There is nothing to report.")
+        kind = report_type.replace("-", " ").title()
+        moment = now.astimezone(UTC)
+        try:
+            data = f"# {kind}: {topic}\n\n**Session:** {session}\n**Date:** {moment.date()}\n\n{body}".encode()
+        except UnicodeEncodeError:
+            raise Refused("The topic is not UTF-8.") from None
+        if len(data) > MAX_BYTES:
+            raise Refused(f"The report is over {MAX_BYTES // 1024} KiB.")
+        make(self.folder)
+        # By type and time; the next millisecond, where that is taken.
+        moments = (moment + timedelta(milliseconds=number) for number in range(_TRIES))
+        names = (f"{report_type}-{one:%Y%m%dT%H%M%S}.{one.microsecond // 1000:03d}Z.md" for one in moments)
+        return write_new(self.folder, lambda: next(names), data)
+
+    def waiting(self) -> list[Path]:
+        return waiting(self.folder)
+
+    @contextmanager
+    def take(self, name: str | None, *, consumer: str, now: datetime) -> Iterator[bytes | None]:
+        """Claim one report, by default the first by name; None if there is none.
+
+        It counts as taken at the end of the block; after an error it waits again. A file that can't be read stays.
+
+        :raises Refused: if the named report is not there, or is no plain file.
+        """
+        with self.reading(consumer, now=now) as reader:
+            got = self._claim(reader, name, now)
+            if got is None:
+                yield None
+                return
+            claimed, report = got
+            try:
+                yield report
+            except BaseException:
+                reader.give_back(claimed, now=now)
+                raise
+            self.taken.keep(claimed, now=now, consumer=consumer)
+
+    def _claim(self, reader: Reader, name: str | None, now: datetime) -> tuple[Path, bytes] | None:
+        for path in self.waiting():
+            if name in {None, path.name} and (claimed := reader.claim(path)) is not None:
+                try:
+                    return claimed, read(claimed, most=-1)
+                except Unreadable as exc:
+                    reader.give_back(claimed, now=now)
+                    if name is not None:
+                        raise Refused(f"{name} {exc}.") from None
+        if name is not None:
+            raise Refused(f"The outbox has no {name}.")
+        return None
+
+    def clean(self, *, kept: timedelta, now: datetime, dry_run: bool) -> list[Path]:
+        """Remove what was taken longer ago than it is kept, and half-written files; returns it.
+
+        :raises Refused: if a folder is a link.
+        """
+        return self._clean(self.taken, [self.folder], kept=kept, now=now, dry_run=dry_run)
 
 
-def _write(folder: Callable[[], Path], item: Item, now: datetime) -> Path:
-    data = item.to_bytes()
-    Item.from_bytes(data)
-    path = _written(folder, lambda: fresh_name(item.kind, now=now), data)
-    # Somebody may have moved the folders meanwhile, and with them this file, or not.
-    if path.parent != folder():
-        folders.make(folder())
-        folders.move(path, folder() / path.name)
-    return folder() / path.name
-
-
-def _written(folder: Callable[[], Path], name: Callable[[], str], data: bytes) -> Path:
-    """A folder that is moved away before the file is there is asked for again."""
-    for _ in range(_MOVES):
-        with suppress(FileNotFoundError):
-            folders.make(folder())
-            return folders.write_new(folder(), name, data)
-    raise Refused(f"{folder()} is being moved.")
-
-
-def _claimed(reader: Reader, found: Found, now: datetime) -> Found | None:
-    path = reader.claim(found.path, now=now)
-    return replace(found, path=path) if path else None
+def clean(repository: Repository, *, kept: timedelta, now: datetime, dry_run: bool = False) -> list[str]:
+    """Remove what was shown or taken longer ago than it is kept; returns the names within the repository's home."""
+    gone = [*Inbox(repository).clean(kept=kept, now=now, dry_run=dry_run)]
+    gone += Outbox(repository).clean(kept=kept, now=now, dry_run=dry_run)
+    return [str(path.relative_to(repository.home)) for path in gone]

@@ -1,21 +1,21 @@
-"""One item as a file: a front matter of plain texts, then a body that is kept byte for byte.
+"""Handoff items: the file format, what a reader sees, the estimated cost, the choice within a budget, and the lint.
 
-python-frontmatter strips bodies, so the boundary is found here; PyYAML reads what is between the fences.
+A file is a YAML front matter of plain texts, then a body that is kept byte for byte. This module loads without Django.
 """
 
 import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Final, Self, TypeVar
-
-from apps.handoff.errors import Refused, Unreadable
+from typing import Final, Protocol, Self, TypeVar
 
 MAX_BYTES: Final = 64 * 1024
+TOO_LONG: Final = 400
+_BYTES_PER_TOKEN: Final = 4
 _MAX_HEAD: Final = 4096
 _LONGEST_NAME: Final = 100
 
@@ -25,6 +25,14 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 _HIDDEN: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]"
 )
+
+
+class Refused(Exception):
+    """A refusal in plain words, for whoever typed the command."""
+
+
+class Unreadable(Exception):
+    """Why a file is no item; the sentence goes on from the file's name."""
 
 
 class Kind(StrEnum):
@@ -48,9 +56,9 @@ _Choice = TypeVar("_Choice", Kind, Priority)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """What one session tells the next one.
+    """What one session leaves to the next one.
 
-    `project` is the repository that it comes from; `receipt_id` the receipt as which a server has kept it.
+    `project`: the repository that it comes from; `receipt_id`: its receipt on a server.
     """
 
     from_session: str
@@ -62,7 +70,7 @@ class Item:
     receipt_id: str | None = None
 
     @property
-    def turn(self) -> tuple[int, datetime]:
+    def urgency(self) -> tuple[int, datetime]:
         """Sorts items into the order in which they are shown."""
         return RANK[self.priority], self.created
 
@@ -98,9 +106,9 @@ class Item:
         )
 
     def shown(self, *, in_project: str | None) -> str:
-        """As a reader is shown it: who says it, then what they say, quoted, line by line.
+        """The item as a reader sees it: its sender, then the body as a quotation.
 
-        :param in_project: where the reader is; an item from elsewhere says so.
+        :param in_project: the reader's repository; an item from another one names it.
         """
         elsewhere = self.project if self.project != in_project else None
         origin = f" in {one_line(elsewhere)}" if elsewhere is not None else ""
@@ -109,23 +117,23 @@ class Item:
 
 
 def settled_name(item: Item) -> str:
-    """The name of an item that a server has kept: the same whenever it is fetched, and no other item's."""
+    """The file name of an item from a server: always the same, and no other item's."""
     chance = hashlib.sha256((item.receipt_id or "").encode()).hexdigest()[:12]
     return f"{int(item.created.timestamp() * 1000):013d}-{chance}-{item.kind}.md"
 
 
 def fresh_name(kind: Kind, *, now: datetime) -> str:
-    """A name for a file that no other has: by the moment, then by chance."""
+    """A file name that no other file has."""
     return f"{stamp(now)}-{kind}.md"
 
 
 def stamp(now: datetime) -> str:
-    """`<unix ms>-<random>`: sorts by the moment, and no two are the same."""
+    """`<unix ms>-<random>`: sorts by time, and no two are the same."""
     return f"{int(now.timestamp() * 1000):013d}-{os.urandom(6).hex()}"
 
 
 def session_name(name: str) -> str:
-    """A session's name as somebody gives it: it names folders too.
+    """Check a session's name, which names folders too.
 
     :raises Refused: if it can't.
     """
@@ -142,7 +150,7 @@ def moment_text(moment: datetime) -> str:
 
 
 def one_line(name: str) -> str:
-    """A name as it is shown within a line, whatever it holds."""
+    """A text as it is shown within a line."""
     return _visible(name).replace("\n", "\\n")
 
 
@@ -174,8 +182,8 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _fields(head: str) -> dict[str, str]:
-    """The front matter as it stands: no value is anything but a text, and no key comes twice."""
-    # Only who reads an item pays for the reader of YAML.
+    """The front matter: every value is a text, and no key comes twice."""
+    # Imported here: commands that read no item start faster.
     import yaml  # noqa: PLC0415
 
     if len(head) > _MAX_HEAD:
@@ -219,5 +227,91 @@ def _moment(text: str) -> datetime:
 
 
 def _visible(text: str) -> str:
-    """Without what a terminal would obey or a reader could not see."""
+    """Without control and invisible characters."""
     return _HIDDEN.sub(lambda found: found[0].encode("unicode_escape").decode(), text.replace("\r\n", "\n"))
+
+
+def estimate(text: str) -> int:
+    """About how many tokens a text takes: one for each four bytes, rounded up. Not for budgets of a model."""
+    return -(-len(text.encode("utf-8", "surrogatepass")) // _BYTES_PER_TOKEN)
+
+
+class Costed(Protocol):
+    """Something that shows an item."""
+
+    @property
+    def item(self) -> Item: ...
+
+    @property
+    def cost(self) -> int: ...
+
+    @property
+    def order(self) -> tuple[int, datetime, str]: ...
+
+
+C = TypeVar("C", bound=Costed)
+
+
+def choose(found: Sequence[C], *, max_tokens: int, claim: Callable[[C], C | None]) -> tuple[list[C], list[C]]:
+    """The items to show, and those that go on waiting, of items in their order.
+
+    Cautions are always shown, and count. The others are shown in order until one does not fit. If nothing else would be
+    shown, the first one is, whatever its cost.
+
+    :param claim: takes an item; None if another session was faster.
+    """
+    shown = [taken for one in found if one.item.kind is Kind.CAUTION and (taken := claim(one))]
+    room = max_tokens - sum(one.cost for one in shown)
+    waiting: list[C] = []
+    for one in found:
+        if one.item.kind is Kind.CAUTION:
+            continue
+        if waiting or (one.cost > room and shown):
+            waiting.append(one)
+        elif taken := claim(one):
+            shown.append(taken)
+            room -= one.cost
+    return sorted(shown, key=lambda one: one.order), waiting
+
+
+HARVEST: Final = """\
+◈ HARVEST
+Learning: what do you know now that the next session would have to find out again?
+Caution: what goes wrong, and under which condition?
+Context: what that you loaded will be needed again, and for which work? Only if that work goes on.
+Thread: what is unfinished, where does it stand, and what is the very next step?
+Would the next session thank you for it? If not, leave nothing: an empty inbox is a good one.
+"""
+
+_NEXT_STEP: Final = re.compile(
+    r"\b(next|resum\w*|continu\w*|then|todo|to do|remain\w*|pick up|start with|run|finish|needs?|needed|must|should)\b",
+    re.IGNORECASE,
+)
+_CONDITION: Final = re.compile(
+    r"\b(if|when\w*|while|until|unless|before|after|during|without|never|always|only|must|required?|as long as)\b",
+    re.IGNORECASE,
+)
+_CONTINUATION: Final = re.compile(
+    r"\b(next|applies|apply|needed|again|continu\w*|when|if|before|will)\b", re.IGNORECASE
+)
+_NOTES: Final = re.compile(
+    r"\s*(#+\s*)?(session (notes|summary|log)|(notes|summary|log)\b|today\b|(in )?this session\b|(i|we) (did|worked|spent|had)\b)",
+    re.IGNORECASE,
+)
+_ASKED: Final = {
+    Kind.THREAD: (_NEXT_STEP, "a thread without a next step: say what to do first"),
+    Kind.CAUTION: (_CONDITION, "a caution without a condition: say when it applies"),
+    Kind.CONTEXT: (_CONTINUATION, "a context without a continuation: say for which work it will be needed"),
+}
+
+
+def warnings(kind: Kind, body: str) -> list[str]:
+    """The gratitude test: what speaks against leaving this. The author decides."""
+    found = []
+    if (cost := estimate(body)) > TOO_LONG:
+        found.append(f"about {cost} tokens; over {TOO_LONG} the next session pays more than it gains")
+    if kind in _ASKED and not _ASKED[kind][0].search(body):
+        found.append(_ASKED[kind][1])
+    if _NOTES.match(body):
+        found.append("reads like notes of a session, which belong into the session's own file")
+    return found

@@ -1,4 +1,4 @@
-"""Where the handoffs of a repository are: read from git's own files, without running git."""
+"""The folders of a repository's handoffs, found by git's own files, without running git."""
 
 import hashlib
 import re
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from apps.handoff.errors import Refused
+from apps.handoff.items import Refused
 
 _HOME: Final = "handoff"
 _IN_TREE: Final = "in-tree"
@@ -23,27 +23,42 @@ class Repository:
     top: Path
     common: Path
     id: str
-    """What other repositories know it by: a readable name, and a digest of where it is fetched from."""
-
-    @property
-    def in_tree(self) -> bool:
-        """Whether the folders stand in the main worktree, as somebody asked for. Git's own folder knows it, which no
-        clone brings along."""
-        return self.mark_of_in_tree.is_file()
+    """Its name for other repositories: a readable name, and a digest of its origin."""
 
     @property
     def home(self) -> Path:
-        """Holds `inbox`, `outbox` and `shared-inbox`."""
-        return self.top if self.in_tree else self.within_git
-
-    @property
-    def within_git(self) -> Path:
-        """Where the folders are unless somebody has asked for the main worktree."""
-        return self.common / _HOME
+        """Holds `inbox`, `outbox` and `shared-inbox`: git's own folder, or the main worktree on request."""
+        return self.top if self.mark_of_in_tree.is_file() else self.common / _HOME
 
     @property
     def mark_of_in_tree(self) -> Path:
-        return self.within_git / _IN_TREE
+        """Says that the folders are in the main worktree. It is in git's own folder, so no clone has it."""
+        return self.common / _HOME / _IN_TREE
+
+    def place(self, *, in_tree: bool) -> Path:
+        """Choose where the folders are; returns their new home. Nothing is moved.
+
+        :raises Refused: if something waits in the old folders, or the new ones hold other files.
+        """
+        if in_tree and self.common.name != ".git":
+            raise Refused("This repository has no main worktree to put folders into.")
+        new = self.top if in_tree else self.common / _HOME
+        if new == self.home:
+            return new
+        boxes = ("inbox", "outbox", "shared-inbox")
+        waiting = [path for box in boxes for path in (self.home / box).rglob("*.md") if not _is_done(path)]
+        if waiting:
+            raise Refused(f"{self.home} holds items and reports that wait: inherit and take them first.")
+        for path in (path for box in boxes for path in [new / box, *(new / box).rglob("*")]):
+            if path.is_symlink() or (path.is_file() and path.suffix != ".md" and not path.name.startswith(".")):
+                raise Refused(f"{path} is no file of handoffs.")
+        self.mark_of_in_tree.parent.mkdir(exist_ok=True)
+        self.mark_of_in_tree.touch() if in_tree else self.mark_of_in_tree.unlink()
+        return new
+
+
+def _is_done(path: Path) -> bool:
+    return not {"processed", "taken", "rejected"}.isdisjoint(path.parts)
 
 
 def find(root: Path) -> Repository:
@@ -113,7 +128,7 @@ def _origin(config: Path) -> str | None:
 
 
 def _canonical(url: str) -> str:
-    """The same for all ways to one repository: without scheme, user, password and `.git`."""
+    """The same text for all URLs of one repository: without scheme, user, password and `.git`."""
     found = _URL.fullmatch(url) or _SCP.fullmatch(url)
     place = f"{found['host'].lower()}/{found['path'].strip('/')}" if found else url.rstrip("/")
     return place.removesuffix("/.git").removesuffix(".git").lstrip("/")

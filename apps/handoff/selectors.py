@@ -1,4 +1,4 @@
-"""What waits for a principal, as items."""
+"""The handoffs of a principal, as items."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,15 +8,13 @@ from typing import Any, Final
 from apps.core.errors import NotFound
 from apps.digests import selectors as digests
 from apps.digests.shapes import ReceiptOutput
-from apps.handoff import tokens
-from apps.handoff.budget import choose
-from apps.handoff.items import Item, Kind, Priority
+from apps.handoff.items import Item, Kind, Priority, choose, estimate
 from apps.handoff.models import Handoff
 from apps.memory.services import HANDOFF
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Receipt
 
-# More than this wait for nobody who ever inherits.
+# A principal with more never inherits.
 _LOOKED_AT: Final = 2000
 _PAGE: Final = 500
 
@@ -31,18 +29,18 @@ class Kept:
 
     @property
     def cost(self) -> int:
-        return tokens.estimate(self.item.shown(in_project=None))
+        return estimate(self.item.shown(in_project=None))
 
     @property
     def order(self) -> tuple[int, datetime, str]:
-        return (*self.item.turn, f"{self.pk:020d}")
+        return (*self.item.urgency, f"{self.pk:020d}")
 
 
 def waiting(principal_id: int, *, project: str | None, only: Sequence[str] | None = None) -> list[Kept]:
-    """What nobody has inherited, in the order in which it is shown.
+    """The items that nobody has inherited, in the order in which they are shown.
 
-    :param project: of this repository, and what belongs to none; None: all.
-    :param only: receipt ids to look among.
+    :param project: items of this repository or of none; None: all.
+    :param only: among these receipt ids.
     """
     found: list[Kept] = []
     before: int | None = None
@@ -63,13 +61,13 @@ def waiting(principal_id: int, *, project: str | None, only: Sequence[str] | Non
 def preview(
     principal_id: int, *, project: str | None, only: Sequence[str] | None, max_tokens: int
 ) -> tuple[list[Kept], list[Kept]]:
-    """What a session would be shown now, and what would go on waiting."""
+    """The items that a session would be shown now, and those that would wait."""
     found = waiting(principal_id, project=project, only=only)
     return choose(found, max_tokens=max_tokens, claim=lambda one: one)
 
 
 def inherited_by(principal_id: int, session: str) -> list[Kept]:
-    """What a session has inherited, as far as it is still kept."""
+    """The items that a session has inherited, as long as they are kept."""
     rows = Handoff.objects.filter(recipient_id=principal_id, inherited_by=session, inherited_at__isnull=False)
     found = []
     for receipt_id in rows.order_by("pk").values_list("receipt_id", flat=True)[:_PAGE]:
@@ -83,25 +81,25 @@ def inherited_by(principal_id: int, session: str) -> list[Kept]:
 
 
 def kept(receipt: Receipt | ReceiptOutput) -> Kept:
-    """A receipt of the source read as an item, whatever its poster has put into it."""
-    said: dict[str, Any] = receipt.metadata
+    """A receipt of the source as an item, whatever its metadata are."""
+    facts: dict[str, Any] = receipt.metadata
     return Kept(
         pk=receipt.pk,
         receipt_id=receipt.receipt_id,
         item=Item(
-            from_session=_line(said.get("from_session")) or receipt.source_system,
+            from_session=_line(facts.get("from_session")) or receipt.source_system,
             kind=Kind(receipt.event_type) if receipt.event_type in set(Kind) else Kind.CONTEXT,
-            priority=Priority(said["priority"]) if said.get("priority") in list(Priority) else Priority.MEDIUM,
-            created=_moment(said.get("created")) or receipt.created_at,
+            priority=Priority(facts["priority"]) if facts.get("priority") in list(Priority) else Priority.MEDIUM,
+            created=_moment(facts.get("created")) or receipt.created_at,
             body=receipt.summary,
-            project=_line(said.get("project")),
+            project=_line(facts.get("project")),
             receipt_id=receipt.receipt_id,
         ),
     )
 
 
 def _line(value: Any) -> str | None:
-    """A name that fits where items hold one."""
+    """A name as items hold it, or None."""
     if not isinstance(value, str) or not value.isprintable():
         return None
     return value.strip()[:100] or None

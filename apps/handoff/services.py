@@ -1,4 +1,4 @@
-"""Commands on items that are receipts: leaving one, and inheriting."""
+"""Commands on handoffs that are receipts: leave, inherit, tidy."""
 
 import hashlib
 import json
@@ -12,8 +12,7 @@ from django.db import connection, transaction
 from apps.digests import services as inboxes
 from apps.digests.services import Group, Poster, ReceiptDraft
 from apps.handoff import selectors, sql
-from apps.handoff.budget import choose
-from apps.handoff.items import Kind, Priority, moment_text
+from apps.handoff.items import Kind, Priority, choose, moment_text
 from apps.handoff.models import Handoff
 from apps.handoff.selectors import Kept
 from apps.memory.services import HANDOFF
@@ -27,7 +26,7 @@ _TIDIED_AT_ONCE: Final = 5000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """What a session leaves. `created` is said where it was written elsewhere, earlier."""
+    """What a session leaves. `created`: when it was written, if that was earlier."""
 
     from_session: str
     kind: Kind
@@ -48,7 +47,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inherited:
-    """What a session is shown, and what goes on waiting."""
+    """The items that a session is shown, and those that wait."""
 
     shown: list[Kept]
     waiting: list[Kept]
@@ -56,7 +55,7 @@ class Inherited:
 
 @transaction.atomic
 def leave(*, author: Caller, recipient_id: int, note: Note, now: datetime) -> Left:
-    """Keep a note as a receipt in the recipient's inbox; the same note a second time is the first one's receipt."""
+    """Keep a note as a receipt in the recipient's inbox. The same note again returns the first receipt."""
     draft = _draft(recipient_id, note)
     try:
         posted = inboxes.post(poster=Poster.of(author), draft=draft, now=now)
@@ -86,11 +85,11 @@ def inherit(
     again: bool,
     now: datetime,
 ) -> Inherited:
-    """Give a session what waits, which acks it: no other session is given it.
+    """Give a session the waiting items and ack them: no other session is given them.
 
     :param project: as of :func:`selectors.waiting`.
-    :param only: receipt ids to look among; None: all.
-    :param again: what this session was given before comes as well, beside the budget.
+    :param only: among these receipt ids; None: all.
+    :param again: include what this session was given before, beside the budget.
     """
     before = selectors.inherited_by(reader.principal_id, session) if again else []
     found = selectors.waiting(reader.principal_id, project=project, only=only)
@@ -105,14 +104,14 @@ def inherit(
 
 
 def tidy(*, before: datetime) -> int:
-    """Forget what was inherited before this moment; answers how much. What it said stays as long as receipts do."""
-    with acting_as_system("handoffs are tidied"), connection.cursor() as cursor:
-        cursor.execute(sql.TIDY, {"before": before, "limit": _TIDIED_AT_ONCE})
-        return int(cursor.rowcount)
+    """Delete the handoffs that were inherited before this moment; returns how many. Their receipts stay."""
+    with acting_as_system("handoffs are tidied"):
+        old = Handoff.objects.filter(inherited_at__lt=before).order_by("inherited_at").values("pk")[:_TIDIED_AT_ONCE]
+        return Handoff.objects.filter(pk__in=old).delete()[0]
 
 
 def _claim(reader: Caller, session: str, chosen: Sequence[Kept], now: datetime) -> set[str]:
-    """Which of these no other session has been faster to take."""
+    """The receipt ids among these that no other session took first."""
     items = [
         {
             "receipt_id": one.receipt_id,
@@ -142,8 +141,8 @@ def _claim(reader: Caller, session: str, chosen: Sequence[Kept], now: datetime) 
 
 def _draft(recipient_id: int, note: Note) -> ReceiptDraft:
     created = moment_text(note.created) if note.created else None
-    said = [recipient_id, note.priority, note.project, created, note.body]
-    digest = hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
+    identity = [recipient_id, note.priority, note.project, created, note.body]
+    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     return ReceiptDraft(
         recipient_id=recipient_id,
         source_system=HANDOFF,
@@ -166,7 +165,7 @@ def _draft(recipient_id: int, note: Note) -> ReceiptDraft:
 
 
 def _title(note: Note) -> str:
-    """Who leaves what, and how it begins."""
+    """The sender, the type and the first line."""
     first = next(line.strip() for line in note.body.splitlines() if line.strip())
     title = f"{note.kind} from {note.from_session}: {first}"
     return title if len(title) <= _LONGEST_TITLE else title[: _LONGEST_TITLE - 1] + "…"

@@ -1,9 +1,9 @@
-"""The statement at which sessions that inherit at once meet."""
+"""The statement by which each handoff goes to one session."""
 
 from typing import Final
 
-# Rows in the order of their key, so that two sessions never wait for each other; the later one is answered only what the
-# earlier one has not got. A receipt that came by another door has no row yet.
+# Rows in the order of their key, so that two sessions never deadlock; the later one gets only what the earlier one has
+# not taken. A receipt that was posted otherwise has no row yet.
 CLAIM: Final = """
 insert into handoff_handoff as known
     (tenant_id, recipient_id, receipt_id, project, kind, priority, from_session, left_at, inherited_by, inherited_at)
@@ -15,10 +15,4 @@ on conflict (tenant_id, receipt_id) do update
     set inherited_by = excluded.inherited_by, inherited_at = excluded.inherited_at
     where known.inherited_at is null
 returning receipt_id
-"""
-
-# Index: handoff_handoff_by_age.
-TIDY: Final = """
-delete from handoff_handoff where id = any(array(
-    select id from handoff_handoff where inherited_at < %(before)s order by inherited_at limit %(limit)s))
 """

@@ -1,10 +1,11 @@
-"""Files and receipts: items cross over to the server and back, each of them once.
+"""Synchronisation of files with a server: each item crosses once, and is in one place at a time.
 
-An item is in one place at a time. What is left in files goes to the server as a receipt, then to `processed/`; a crash
-in between is mended by the receipt's dedupe key. What waits on the server is inherited under the name of a round,
-which is written down first: a round that a crash has cut off is asked for again.
+A pushed item becomes a receipt, then goes to `processed/`; after a crash in between the dedupe key prevents a second
+receipt. A pull inherits under a session name that is written down first, as a marker file: a pull that was interrupted
+is repeated under the same name.
 """
 
+import fcntl
 import json
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -14,10 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from apps.handoff import folders
-from apps.handoff.errors import Refused, Unreadable
+from apps.handoff import files
 from apps.handoff.files import KEPT, Found, Inbox, Rejected
-from apps.handoff.items import Item, Kind, Priority, moment_text, settled_name, stamp
+from apps.handoff.items import Item, Kind, Priority, Refused, Unreadable, moment_text, settled_name, stamp
 
 _SESSION: Final = "sync"
 _ALL: Final = 10_000_000
@@ -30,7 +30,7 @@ Ask = Callable[[str, Mapping[str, Any]], tuple[int, dict[str, Any]]]
 
 
 @dataclass(slots=True)
-class Crossed:
+class Synced:
     """What a synchronisation has done."""
 
     pushed: list[str] = field(default_factory=list)
@@ -38,37 +38,37 @@ class Crossed:
     pulled: list[str] = field(default_factory=list)
     """Receipt ids."""
     declined: list[Rejected] = field(default_factory=list)
-    """What the server does not take; it goes on waiting here."""
+    """Items that the server refused; they wait here."""
 
 
 def hub(url: str, token: str) -> Ask:
     """The server at a URL, as the principal of a token."""
-    # A session without a server does not wait for this.
+    # Imported here: commands without a server start faster.
     import httpx2  # noqa: PLC0415
 
     try:
         client = httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=15)
     except UnicodeEncodeError:
-        raise Refused("The token holds letters that no token has.") from None
+        raise Refused("The token holds characters that no token has.") from None
 
     def ask(path: str, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
         try:
-            answer = client.post(path, json=dict(given))
+            response = client.post(path, json=dict(given))
         except (httpx2.HTTPError, httpx2.InvalidURL) as exc:
             raise Refused(f"{url} can't be reached: {exc}.") from None
         try:
-            told = answer.json()
+            found = response.json()
         except ValueError:
-            told = None
-        if not isinstance(told, dict):
-            raise Refused(f"{url} answers {answer.status_code}, and not as the API does.")
-        return answer.status_code, told
+            found = None
+        if not isinstance(found, dict):
+            raise Refused(f"{url} answers {response.status_code}, and not as the API does.")
+        return response.status_code, found
 
     return ask
 
 
-def standing_url() -> str | None:
-    """Where the hub is: as the environment says, else the one that runs from this very folder."""
+def running_url() -> str | None:
+    """The hub's URL: of the environment, else of the hub that runs from this folder."""
     if url := os.environ.get("GATEHOUSE_URL"):
         return url
     product = Path(__file__).resolve().parents[2]
@@ -79,126 +79,127 @@ def standing_url() -> str | None:
     return None
 
 
-def push(inbox: Inbox, ask: Ask, *, recipient: str | None, now: datetime, into: Crossed) -> None:
-    """Carry what was left here to the server. What came from there, or from other repositories, stays.
+def push(inbox: Inbox, ask: Ask, *, recipient: str | None, now: datetime, into: Synced) -> None:
+    """Send the items that were left here to the server. Items of the server or of other repositories stay.
 
-    :raises Refused: if the server can't be reached or does not let us; what was not carried waits.
+    :raises Refused: if the server can't be reached or refuses the token; the items that were not sent wait.
     """
-    folders.make(inbox.folder)
-    inbox.claims.take_back(now=now)
+    files.make(inbox.folder)
+    inbox.take_back(now=now)
     for found in inbox.waiting():
         if found.item.receipt_id is None and found.path.parent == inbox.folder:
             _push_one(inbox, ask, found, recipient=recipient, now=now, into=into)
 
 
-def _push_one(inbox: Inbox, ask: Ask, found: Found, *, recipient: str | None, now: datetime, into: Crossed) -> None:
+def _push_one(inbox: Inbox, ask: Ask, found: Found, *, recipient: str | None, now: datetime, into: Synced) -> None:
     project = inbox.repository.id
     with suppress(_Declined), inbox.taking(_SESSION, now=now) as (reader, taken):
-        claimed = reader.claim(found.path, now=now)
+        claimed = reader.claim(found.path)
         if claimed is None:
             return
-        # What is in here goes back if the server does not take it.
+        # Goes back if the server refuses it.
         taken.shown = [replace(found, path=claimed)]
-        status, told = ask("/api/v1/handoffs", _left(found.item, project, recipient))
+        status, answer = ask("/api/v1/handoffs", _payload(found.item, project, recipient))
         if status in _REFUSED:
-            into.declined.append(Rejected(name=found.path.name, reason=_detail(status, told)))
+            into.declined.append(Rejected(name=found.path.name, reason=_detail(status, answer)))
             raise _Declined
-        _refuse_errors(status, told)
-        receipt_id = str(_said(told, "receipt_id"))
+        _refuse_errors(status, answer)
+        receipt_id = str(_member(answer, "receipt_id"))
         taken.shown = [replace(found, path=claimed, item=replace(found.item, receipt_id=receipt_id))]
         into.pushed.append(receipt_id)
 
 
 class _Declined(Exception):
-    """The server does not take this one."""
+    """The server refuses this item."""
 
 
-def pull(inbox: Inbox, ask: Ask, *, take_back: bool, now: datetime, into: Crossed) -> None:
-    """Fetch what waits on the server for this repository, or for none.
+def pull(inbox: Inbox, ask: Ask, *, take_back: bool, now: datetime, into: Synced) -> None:
+    """Fetch the items that wait on the server for this repository, or for none.
 
-    :param take_back: also what was carried there from here, and nobody has inherited.
-    :raises Refused: if the server can't be reached or does not let us.
+    :param take_back: also the items that were sent from here and nobody has inherited.
+    :raises Refused: if the server can't be reached or refuses the token.
     """
-    rounds = inbox.folder / ".rounds"
-    folders.make(inbox.folder)
-    folders.make(rounds)
-    with folders.alone(rounds):
-        for cut_off in sorted(rounds.glob(f"{_SESSION}-*")):
-            _fetch(inbox, ask, cut_off, only=[], now=now, into=into)
-        carried = {str(entry.get("receipt_id")) for entry in inbox.processed.entries().values()}
-        while wanted := _wanted(inbox, ask, set() if take_back else carried):
-            mark = folders.write_new(rounds, lambda: f"{_SESSION}-{inbox.repository.id}-{stamp(now)}", b"")
-            if not _fetch(inbox, ask, mark, only=wanted[:_AT_ONCE], now=now, into=into):
+    markers = inbox.folder / ".pulls"
+    files.make(inbox.folder)
+    files.make(markers)
+    with (markers / ".lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for interrupted in sorted(markers.glob(f"{_SESSION}-*")):
+            _fetch(inbox, ask, interrupted, only=[], now=now, into=into)
+        sent = {str(entry.get("receipt_id")) for entry in inbox.processed.entries().values()}
+        while wanted := _wanted(inbox, ask, set() if take_back else sent):
+            marker = files.write_new(markers, lambda: f"{_SESSION}-{inbox.repository.id}-{stamp(now)}", b"")
+            if not _fetch(inbox, ask, marker, only=wanted[:_AT_ONCE], now=now, into=into):
                 break
 
 
 def _wanted(inbox: Inbox, ask: Ask, unwanted: Collection[str]) -> list[str]:
-    told = _asked(ask, {"project": inbox.repository.id, "max_tokens": _ALL})
-    return [one["receipt_id"] for one in _said(told, "items") if one["receipt_id"] not in unwanted]
+    answer = _asked(ask, {"project": inbox.repository.id, "max_tokens": _ALL})
+    return [one["receipt_id"] for one in _member(answer, "items") if one["receipt_id"] not in unwanted]
 
 
-def _fetch(inbox: Inbox, ask: Ask, mark: Path, *, only: list[str], now: datetime, into: Crossed) -> int:
-    """Write what the round of this name was given, or is given now; answers how many files are new.
+def _fetch(inbox: Inbox, ask: Ask, marker: Path, *, only: list[str], now: datetime, into: Synced) -> int:
+    """Write the items that the session of this marker was given, or is given now; returns how many files are new.
 
-    A round that was cut off and is given nothing may be another agent's: it is left to that one as long as the server
-    remembers rounds.
+    The marker of an interrupted pull that is given nothing may belong to another agent. It stays as long as the server
+    remembers sessions.
     """
-    told = _asked(ask, {"session": mark.name, "receipt_ids": only, "again": True, "max_tokens": _ALL})
-    items = _said(told, "items")
+    answer = _asked(ask, {"session": marker.name, "receipt_ids": only, "again": True, "max_tokens": _ALL})
+    items = _member(answer, "items")
     fetched = [receipt_id for one in items if (receipt_id := _keep(inbox, one))]
     into.pulled += fetched
-    if items or only or now - _began(mark) >= KEPT:
-        mark.unlink(missing_ok=True)
+    if items or only or now - _began(marker) >= KEPT:
+        marker.unlink(missing_ok=True)
     return len(fetched)
 
 
-def _began(mark: Path) -> datetime:
-    milliseconds = int(mark.name.split("-")[-2])
+def _began(marker: Path) -> datetime:
+    milliseconds = int(marker.name.split("-")[-2])
     return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
-def _keep(inbox: Inbox, told: Mapping[str, Any]) -> str | None:
+def _keep(inbox: Inbox, answer: Mapping[str, Any]) -> str | None:
     """Write an item as a file, unless it was written before; answers its receipt id if it is new."""
     item = Item(
-        from_session=told["from_session"],
-        kind=Kind(told["type"]),
-        priority=Priority(told["priority"]),
-        created=datetime.fromisoformat(told["created"]),
-        body=told["body"],
-        project=told["project"] if told["project"] != inbox.repository.id else None,
-        receipt_id=told["receipt_id"],
+        from_session=answer["from_session"],
+        kind=Kind(answer["type"]),
+        priority=Priority(answer["priority"]),
+        created=datetime.fromisoformat(answer["created"]),
+        body=answer["body"],
+        project=answer["project"] if answer["project"] != inbox.repository.id else None,
+        receipt_id=answer["receipt_id"],
     )
     name = settled_name(item)
     if _is_known(inbox, name) or _was_shown(inbox, item):
         return None
-    # What can't be read again will be rejected here, where somebody sees it, and is not lost on the way.
-    folders.write_new(inbox.folder, lambda: name, item.to_bytes())
+    # An item that can't be read again is rejected here, where somebody sees it.
+    files.write_new(inbox.folder, lambda: name, item.to_bytes())
     return item.receipt_id
 
 
 def _is_known(inbox: Inbox, name: str) -> bool:
     """Whether an item was written here before, wherever it is by now."""
     here = (inbox.folder / name, inbox.processed.folder / name)
-    claimed = inbox.claims.folder.glob(f"*/*~{name}")
+    claimed = (inbox.folder / ".claimed").glob(f"*/{name}")
     rejected = (inbox.folder / "rejected").glob(f"*-{name}")
     return any(path.exists() for path in here) or any(claimed) or any(rejected) or name in inbox.processed.entries()
 
 
 def _was_shown(inbox: Inbox, item: Item) -> bool:
-    """Whether a session here was shown this very item before it was known that the server has it too."""
+    """Whether a session was shown this item here before the answer of its push arrived."""
     for name, entry in inbox.processed.entries().items():
         if entry.get("receipt_id") is not None:
             continue
         with suppress(FileNotFoundError, Unreadable):
-            shown = Item.from_bytes(folders.read(inbox.processed.folder / name))
-            # What makes two items one on the server.
+            shown = Item.from_bytes(files.read(inbox.processed.folder / name))
+            # The server compares the same members.
             if (shown.kind, shown.from_session, shown.body) == (item.kind, item.from_session, item.body):
                 return True
     return False
 
 
-def _left(item: Item, project: str, recipient: str | None) -> dict[str, Any]:
-    left = {
+def _payload(item: Item, project: str, recipient: str | None) -> dict[str, Any]:
+    payload = {
         "session": item.from_session,
         "type": item.kind.value,
         "priority": item.priority.value,
@@ -206,25 +207,25 @@ def _left(item: Item, project: str, recipient: str | None) -> dict[str, Any]:
         "body": item.body,
         "project": project,
     }
-    return left if recipient is None else {**left, "recipient_ai": recipient}
+    return payload if recipient is None else {**payload, "recipient_ai": recipient}
 
 
 def _asked(ask: Ask, given: Mapping[str, Any]) -> dict[str, Any]:
-    status, told = ask("/api/v1/handoffs/inherit", given)
-    _refuse_errors(status, told)
-    return told
+    status, answer = ask("/api/v1/handoffs/inherit", given)
+    _refuse_errors(status, answer)
+    return answer
 
 
-def _said(told: Mapping[str, Any], name: str) -> Any:
-    if name not in told:
+def _member(answer: Mapping[str, Any], name: str) -> Any:
+    if name not in answer:
         raise Refused("The server does not answer as the API does.")
-    return told[name]
+    return answer[name]
 
 
-def _refuse_errors(status: int, told: Mapping[str, Any]) -> None:
+def _refuse_errors(status: int, answer: Mapping[str, Any]) -> None:
     if status >= _ERRORS:
-        raise Refused(f"The server answers {_detail(status, told)}.")
+        raise Refused(f"The server answers {_detail(status, answer)}.")
 
 
-def _detail(status: int, told: Mapping[str, Any]) -> str:
-    return f"{status}: {str(told.get('detail', 'no reason')).rstrip('.')}"
+def _detail(status: int, answer: Mapping[str, Any]) -> str:
+    return f"{status}: {str(answer.get('detail', 'no reason')).rstrip('.')}"

@@ -1,21 +1,29 @@
-"""What handoff does by itself."""
+"""Periodic jobs of handoff."""
 
+import logging
 from datetime import timedelta
 
 from django.conf import settings
 from django.utils import timezone
 
 from apps.core.ticks import tick
-from apps.handoff import services, sweeping
+from apps.handoff import files, places, services
+from apps.handoff.items import Refused
+
+logger = logging.getLogger(__name__)
 
 
 @tick(every=timedelta(hours=1))
 def tidy() -> None:
-    """Forget handoffs that were inherited long ago."""
+    """Delete handoffs that were inherited long ago."""
     services.tidy(before=timezone.now() - settings.HANDOFFS_KEPT)
 
 
 @tick(every=timedelta(hours=1))
 def clean_repositories() -> None:
-    """Clean up the folders of the repositories that the deployment was told of."""
-    sweeping.clean(settings.HANDOFF_REPOSITORIES, kept=settings.HANDOFFS_KEPT, now=timezone.now())
+    """Clean the folders of the configured repositories. One that is gone or read-only does not hinder the others."""
+    for root in settings.HANDOFF_REPOSITORIES:
+        try:
+            files.clean(places.find(root), kept=settings.HANDOFFS_KEPT, now=timezone.now())
+        except (Refused, OSError) as exc:
+            logger.warning("handoffs of %s were not cleaned up: %s", root, exc)

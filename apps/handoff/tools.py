@@ -9,9 +9,9 @@ from pydantic import AfterValidator, Field, StringConstraints
 from apps.core.operations import MissingScope, Reply, Route, operation
 from apps.core.schemas import Input, Moment, Name, Output, Text
 from apps.digests import services as inboxes
-from apps.handoff import lint, selectors, services
+from apps.handoff import selectors, services
 from apps.handoff.cli import MAX_TOKENS
-from apps.handoff.items import Kind, Priority
+from apps.handoff.items import Kind, Priority, warnings
 from apps.handoff.selectors import Kept
 from apps.handoff.services import Inherited, Note
 from apps.principals.scopes import Scope
@@ -136,7 +136,7 @@ def leave_handoff(caller: Caller, given: LeaveHandoff) -> Reply:
         receipt_id=left.receipt_id,
         dedupe_key=left.dedupe_key,
         is_duplicate=left.is_duplicate,
-        warnings=lint.warnings(given.type, given.body),
+        warnings=warnings(given.type, given.body),
     )
     return Reply(output, 200 if left.is_duplicate else 201)
 

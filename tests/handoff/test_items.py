@@ -7,9 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from apps.handoff import lint
-from apps.handoff.errors import Refused, Unreadable
-from apps.handoff.items import MAX_BYTES, Item, Kind, Priority, session_name
+from apps.handoff.items import MAX_BYTES, Item, Kind, Priority, Refused, Unreadable, session_name, warnings
 from tests.handoff.repositories import NOON, item
 
 HEAD = "from_session: 2026-01-10-auth\ntype: learning\npriority: high\ncreated: 2026-01-10T18:30:00Z\n"
@@ -174,11 +172,11 @@ def test_what_can_not_name_a_folder_names_no_session(name: str) -> None:
     ],
 )
 def test_the_gratitude_test_warns(kind: Kind, body: str, warned: str | None) -> None:
-    found = lint.warnings(kind, body)
+    found = warnings(kind, body)
     assert (warned in found[0]) if warned else (found == [])
 
 
 def test_priorities_come_before_age() -> None:
     low = item(priority=Priority.LOW, created=NOON - timedelta(days=9))
     high, newer = item(priority=Priority.HIGH), item(priority=Priority.HIGH, created=NOON + timedelta(seconds=1))
-    assert sorted([low, newer, high], key=lambda one: one.turn) == [high, newer, low]
+    assert sorted([low, newer, high], key=lambda one: one.urgency) == [high, newer, low]
