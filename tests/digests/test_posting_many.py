@@ -66,7 +66,7 @@ KINDS: dict[str, tuple[int, Callable[[int], dict[str, Any]]]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_costs_the_same_statements_however_large_it_is(as_kee: Caller, kind: str) -> None:
+def test_statements_of_a_batch_do_not_grow_with_its_size(as_kee: Caller, kind: str) -> None:
     expected, changes = KINDS[kind]
     post(as_kee)  # its inbox is there
     before = Receipt.objects.count()
@@ -79,21 +79,6 @@ def test_a_batch_costs_the_same_statements_however_large_it_is(as_kee: Caller, k
         assert len(spoken) == expected, (size, spoken)
     assert Receipt.objects.count() == before + sum(sizes)
     assert unsound() == {}
-
-
-def test_what_waits_for_a_batch_is_linked_in_a_fixed_number_of_statements(as_kee: Caller) -> None:
-    for size in (2, 40):
-        names = [f"R.{size}.{nth}" for nth in range(size)]
-        waiting = [make_draft(as_kee, caused_by=name, pairs_with=name, surface="ledger") for name in names]
-        post_many(as_kee, waiting)
-        arriving = [make_draft(as_kee, receipt_id=name, requires_action=True, surface="ledger") for name in names]
-        # meeting point, what stands or waits, holding it, fact; consequences, pairs, their links; holding, closing
-        with counting() as spoken:
-            post_many(as_kee, arriving)
-        assert len(spoken) == 9, spoken
-    assert not Receipt.objects.filter(caused_by_ref__isnull=False, caused_by=None).exists()
-    assert not UnmatchedCloser.objects.exists()
-    assert Obligation.objects.filter(closed_at=None).count() == 0
 
 
 def test_a_batch_for_many_inboxes_costs_as_much_as_for_two(tenant: Tenant, as_kee: Caller) -> None:
@@ -117,17 +102,7 @@ def test_a_batch_for_many_inboxes_costs_as_much_as_for_two(tenant: Tenant, as_ke
     assert unsound() == {}
 
 
-def test_a_batch_takes_no_savepoint_and_refusals_need_none(as_kee: Caller) -> None:
-    first = make_draft(as_kee)
-    post_many(as_kee, [first])
-    with CaptureQueriesContext(connection) as captured:
-        stored, repeated = post_many(as_kee, [make_draft(as_kee), first])
-    assert isinstance(stored, Posted)
-    assert isinstance(repeated, DuplicateReceipt)
-    assert not [one for one in captured.captured_queries if "SAVEPOINT" in one["sql"]]
-
-
-def test_repetitions_within_a_batch_are_judged_as_across_batches(as_kee: Caller) -> None:
+def test_duplicates_within_a_batch_are_refused(as_kee: Caller) -> None:
     draft = make_draft(as_kee, dedupe_key="k", receipt_id="R.1")
     other = replace(draft, summary="other")
     rival = make_draft(as_kee, dedupe_key="k2", receipt_id="R.1")
@@ -142,7 +117,7 @@ def test_repetitions_within_a_batch_are_judged_as_across_batches(as_kee: Caller)
     assert (Receipt.objects.count(), ReceiptKey.objects.count()) == (1, 1)
 
 
-def test_a_key_whose_first_draft_is_refused_is_free_for_the_next(as_kee: Caller) -> None:
+def test_key_of_a_refused_draft_is_free(as_kee: Caller) -> None:
     post(as_kee, receipt_id="R.1")
     clash = make_draft(as_kee, dedupe_key="k", receipt_id="R.1")
     refused, stored = post_many(as_kee, [clash, replace(clash, receipt_id="R.2")])
@@ -150,14 +125,14 @@ def test_a_key_whose_first_draft_is_refused_is_free_for_the_next(as_kee: Caller)
     assert isinstance(stored, Posted)
 
 
-def test_what_a_batch_brings_to_a_thread_shows_in_one_snapshot(as_kee: Caller) -> None:
+def test_batch_makes_one_snapshot_of_a_thread(as_kee: Caller) -> None:
     answers = post_many(as_kee, [make_draft(as_kee, group=CI) for _ in range(70)])
     (entry,) = read(as_kee).entries
     assert (entry.count, entry.flush_reason, read(as_kee).pending) == (70, "size", 0)
     assert {one.entry_ref for one in answers if isinstance(one, Posted)} == {entry.ref}
 
 
-def test_an_immediate_receipt_shows_all_that_its_batch_brings_to_its_thread(as_kee: Caller) -> None:
+def test_immediate_receipt_flushes_all_of_its_batch(as_kee: Caller) -> None:
     urgent = replace(CI, flush_class="immediate")
     groups = [CI, urgent, CI, replace(CI, resource_ref="pr:2"), None]
     answers = post_many(as_kee, [make_draft(as_kee, group=group) for group in groups])
@@ -167,7 +142,7 @@ def test_an_immediate_receipt_shows_all_that_its_batch_brings_to_its_thread(as_k
     assert shown == [entry.ref, entry.ref, entry.ref, None, item.ref]
 
 
-def test_a_batch_rolls_threads_over_where_they_are_full_or_broken(as_kee: Caller) -> None:
+def test_batch_rolls_over_full_and_broken_threads(as_kee: Caller) -> None:
     post_grouped(as_kee)
     broken = replace(CI, break_thread=True)
     first = [make_draft(as_kee, group=group) for group in [CI] * 2 + [broken] + [CI] * 4 + [broken]]
@@ -326,7 +301,7 @@ def test_a_batch_leaves_what_one_post_after_another_would(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_twenty_equal_posts_store_one_and_find_nineteen_repetitions(kee: Caller) -> None:
+def test_rival_equal_posts_store_one(kee: Caller) -> None:
     draft = make_draft(kee, dedupe_key="k", receipt_id="R.1")
     rivals: list[Callable[[], Any]] = [partial(services.post, poster=Poster.of(kee), draft=draft, now=T0)] * 10
     batches: list[Callable[[], Any]] = [partial(services.post_many, poster=Poster.of(kee), drafts=[draft], now=T0)] * 10
@@ -339,7 +314,7 @@ def test_twenty_equal_posts_store_one_and_find_nineteen_repetitions(kee: Caller)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_twenty_different_posts_of_one_key_store_one_and_find_nineteen_conflicts(kee: Caller) -> None:
+def test_rival_posts_of_one_key_with_other_content_conflict(kee: Caller) -> None:
     made = [make_draft(kee, dedupe_key="k", summary=str(nth)) for nth in range(20)]
     outcomes = race(*(acting(kee, partial(services.post, poster=Poster.of(kee), draft=one, now=T0)) for one in made))
     assert sorted(type(one).__name__ for one in outcomes) == ["DedupeConflict"] * 19 + ["Posted"]
@@ -351,17 +326,7 @@ def test_twenty_different_posts_of_one_key_store_one_and_find_nineteen_conflicts
 
 
 @pytest.mark.django_db(transaction=True)
-def test_rivals_for_one_receipt_id_store_one(kee: Caller) -> None:
-    made = [make_draft(kee, dedupe_key=f"k{nth}", receipt_id="R.1") for nth in range(10)]
-    outcomes = race(*(acting(kee, partial(services.post, poster=Poster.of(kee), draft=one, now=T0)) for one in made))
-    assert sorted(type(one).__name__ for one in outcomes) == ["Posted"] + ["ReceiptIdConflict"] * 9
-    with acting_as(kee):
-        assert ReceiptKey.objects.count() == 1  # who is refused has not used its key up
-    check()
-
-
-@pytest.mark.django_db(transaction=True)
-def test_batches_and_single_posts_at_once_lose_and_double_nothing(tenant: Tenant, kee: Caller) -> None:
+def test_rival_batches_and_single_posts_lose_nothing(tenant: Tenant, kee: Caller) -> None:
     owners = [kee, make_caller(tenant, "Hexy"), make_caller(tenant, "Lee")]
     made = [
         make_draft(
@@ -406,7 +371,7 @@ def test_batches_and_single_posts_at_once_lose_and_double_nothing(tenant: Tenant
 
 
 @pytest.mark.django_db(transaction=True)
-def test_who_is_overtaken_between_look_and_writing_judges_again(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_post_overtaken_before_writing_is_judged_again(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     from apps.receipts.services import recording  # noqa: PLC0415
 
     contested = make_draft(kee, dedupe_key="k1", receipt_id="R.1")
@@ -431,7 +396,7 @@ def test_who_is_overtaken_between_look_and_writing_judges_again(kee: Caller, mon
     check()
 
 
-def test_a_batch_that_names_many_unknown_receipts_takes_few_locks(as_kee: Caller) -> None:
+def test_batch_of_unknown_references_takes_few_locks(as_kee: Caller) -> None:
     drafts = [
         make_draft(as_kee, receipt_id=f"R.{n}", caused_by=f"before.{n}", pairs_with=f"beside.{n}") for n in range(500)
     ]

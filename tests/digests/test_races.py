@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from django.test import Client
 
 from apps.digests import services
 from apps.digests.hooks import Fact
@@ -20,13 +19,12 @@ from apps.digests.services import flushing, locking
 from apps.digests.shapes import AckedOutput
 from apps.digests.signals import inbox_changed
 from apps.principals.models import Principal, Tenant
-from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from apps.receipts.errors import ChainCycle, DedupeConflict, DuplicateReceipt
-from apps.receipts.models import Obligation, Receipt, ReceiptKey
+from apps.receipts.errors import ChainCycle
+from apps.receipts.models import Receipt
 from apps.receipts.services import link_waiting
 from tests.digests.makers import ack_through, flush, make_draft, post, post_grouped, read, unsound
-from tests.factories import T0, make_caller, make_token
+from tests.factories import T0, make_caller
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -105,48 +103,7 @@ def check() -> None:
             assert taken == list(range(1, inbox.last_seq + 1))
 
 
-def test_twenty_posts_of_one_key_store_one_receipt(kee: Caller) -> None:
-    draft = make_draft(kee, dedupe_key="k")
-    other = make_draft(kee, dedupe_key="k", summary="other")
-    poster = services.Poster.of(kee)
-
-    def rival(one: services.ReceiptDraft) -> Callable[[], Any]:
-        return acting(kee, lambda: services.post(poster=poster, draft=one, now=T0))
-
-    outcomes = race(*(rival(other if number % 2 else draft) for number in range(20)))
-
-    stored = [one for one in outcomes if isinstance(one, services.Posted)]
-    kinds = {type(one) for one in outcomes}
-    assert len(stored) == 1
-    assert kinds == {services.Posted, DuplicateReceipt, DedupeConflict}
-    assert sum(isinstance(one, DuplicateReceipt) for one in outcomes) == 9
-    with acting_as(kee):
-        assert (Receipt.objects.count(), ReceiptKey.objects.count(), ReceiptState.objects.count()) == (1, 1, 1)
-    check()
-
-
-@pytest.mark.parametrize("conflicting", [False, True])
-def test_twenty_posts_of_one_key_over_http_store_one_receipt(tenant: Tenant, kee: Caller, conflicting: bool) -> None:
-    token = make_token(tenant, "gateway", Kind.SERVICE, source_systems=["github"])
-    receipt = {"recipient_ai": "Kee", "source_system": "github", "dedupe_key": "github:push:1:v1", "summary": "Pushed"}
-
-    def rival(number: int) -> Callable[[], Any]:
-        body = {**receipt, "summary": f"Pushed {number}"} if conflicting else receipt
-        client = Client(headers={"Authorization": f"Bearer {token}"})
-        return lambda: client.post("/api/v1/receipts", data=body, content_type="application/json")
-
-    answers = race(*(rival(number) for number in range(20)))
-
-    assert sorted(answer.status_code for answer in answers) == [201] + [409] * 19
-    (stored,) = (answer.json()["receipt_id"] for answer in answers if answer.status_code == 201)
-    refusals = {(one.json()["code"], one.json()["existing_receipt_id"]) for one in answers if one.status_code == 409}
-    assert refusals == {("dedupe_conflict" if conflicting else "duplicate_receipt", stored)}
-    with acting_as(kee):
-        assert (Receipt.objects.count(), ReceiptKey.objects.count(), ReceiptState.objects.count()) == (1, 1, 1)
-    check()
-
-
-def test_i5_rival_posts_take_contiguous_sequences(kee: Caller) -> None:
+def test_rival_posts_take_contiguous_sequences(kee: Caller) -> None:
     def rival(number: int) -> Callable[[], Any]:
         def run() -> None:
             for turn in range(10):
@@ -165,7 +122,7 @@ def test_i5_rival_posts_take_contiguous_sequences(kee: Caller) -> None:
     check()
 
 
-def test_i5_readers_that_page_by_sequence_miss_nothing_of_eight_writers(kee: Caller) -> None:
+def test_paging_readers_miss_nothing_of_eight_writers(kee: Caller) -> None:
     with acting_as(kee):
         change = services.PolicyChange(window=timedelta(milliseconds=20), max_items=5)
         services.set_policy(tenant_id=kee.tenant_id, principal_id=kee.principal_id, change=change, now=T0)
@@ -253,17 +210,6 @@ def test_an_ack_and_a_flush_at_once_lose_and_double_nothing(kee: Caller) -> None
             ack_through(kee, entry.token)
 
 
-def test_rival_acks_add_up_to_one(kee: Caller) -> None:
-    with acting_as(kee):
-        for _ in range(5):
-            post(kee)
-            post_grouped(kee)
-        tokens = [entry.token for entry in read(kee).entries]
-    outcomes = race(*(acting(kee, partial(ack_through, kee, token)) for token in tokens))
-    assert sum(one.acked_receipts for one in outcomes) == 5
-    check()
-
-
 def test_rival_flushers_publish_once(kee: Caller) -> None:
     with acting_as(kee):
         services.set_policy(
@@ -283,9 +229,7 @@ def test_rival_flushers_publish_once(kee: Caller) -> None:
     check()
 
 
-def test_rule_4_what_is_due_is_asked_again_by_flushers_that_had_to_wait(
-    kee: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flusher_that_waited_asks_again_what_is_due(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flushing, "_PATIENCE", "20s")
     overdue(kee, 1)
     flushers = ThreadPoolExecutor(2)
@@ -310,7 +254,7 @@ def test_rule_4_what_is_due_is_asked_again_by_flushers_that_had_to_wait(
     check()
 
 
-def test_rule_9_rival_acks_of_older_revisions_leave_one_narrow_snapshot(kee: Caller) -> None:
+def test_rival_acks_of_older_revisions_leave_one_narrow_snapshot(kee: Caller) -> None:
     for turn in range(8):
         with acting_as(kee):
             shown = []
@@ -336,7 +280,7 @@ def overdue(reader: Caller, threads: int) -> None:
         Thread.objects.filter(inbox__principal=reader.principal_id).update(flush_due_at=T0)
 
 
-def test_i7_a_held_inbox_keeps_no_other_waiting(tenant: Tenant, kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_held_inbox_keeps_no_other_waiting(tenant: Tenant, kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     # Whoever waits for a lock without a limit of its own waits for longer than the test.
     options = connection.settings_dict["OPTIONS"]
     monkeypatch.setitem(options, "options", options["options"].replace("lock_timeout=10s", "lock_timeout=90s"))
@@ -365,7 +309,7 @@ def test_i7_a_held_inbox_keeps_no_other_waiting(tenant: Tenant, kee: Caller, mon
     check()
 
 
-def test_what_somebody_holds_keeps_back_no_other_arrival(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locked_receipt_does_not_stop_linking(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("apps.receipts.services.linking.AT_ONCE", 2)
     with acting_as(kee):
         for name in ("R.1", "R.2"):
@@ -387,25 +331,6 @@ def test_what_somebody_holds_keeps_back_no_other_arrival(kee: Caller, monkeypatc
     assert link_waiting() == 2
 
 
-def test_i7_a_full_inbox_keeps_no_other_waiting(tenant: Tenant, kee: Caller) -> None:
-    hexy = make_caller(tenant, "Hexy")
-    overdue(kee, 5)
-    overdue(hexy, 1)
-
-    def flush() -> int:
-        try:
-            return services.flush_due(limit=2)
-        finally:
-            connection.close()
-
-    with acting_as(kee), ThreadPoolExecutor(1) as pool:
-        locking.lock(principal_id=kee.principal_id)
-        assert pool.submit(flush).result(timeout=30) == 1
-        assert read(hexy).pending == 0
-    assert flush() == 5
-    check()
-
-
 def test_batches_in_crossed_order_do_not_deadlock(tenant: Tenant, kee: Caller) -> None:
     owners = [kee, make_caller(tenant, "Hexy"), make_caller(tenant, "Lee")]
     drafts = [make_draft(owners[number % 3], dedupe_key=f"k{number % 10}", summary=str(number)) for number in range(30)]
@@ -422,28 +347,6 @@ def test_batches_in_crossed_order_do_not_deadlock(tenant: Tenant, kee: Caller) -
 
 
 @contextmanager
-def _posting_slowly(kee: Caller, key: str) -> Iterator[None]:
-    """A post of this key that is not committed yet."""
-    with acting_as(kee):
-        post(kee, dedupe_key=key, surface="ledger")
-        yield
-
-
-def test_batches_that_meet_in_the_middle_of_their_keys_take_them_in_one_order(kee: Caller) -> None:
-    drafts = [make_draft(kee, dedupe_key=f"k{number}", surface="ledger") for number in range(9)]
-
-    def rival(order: list[services.ReceiptDraft]) -> Callable[[], Any]:
-        return acting(kee, lambda: services.post_many(poster=services.Poster.of(kee), drafts=order, now=T0))
-
-    outcomes = race_behind(partial(_posting_slowly, kee, "k4"), rival(drafts), rival(drafts[::-1]))
-
-    assert not [one for one in outcomes if isinstance(one, Exception)]
-    assert sum(isinstance(one, services.Posted) for verdicts in outcomes for one in verdicts) == 8
-    with acting_as(kee):
-        assert Receipt.objects.count() == 9
-
-
-@contextmanager
 def _holding_the_principal(kee: Caller) -> Iterator[None]:
     """Who posts is judged, and then waits to be written: a fact refers to its recipient."""
     with acting_as_system("test"):
@@ -452,7 +355,7 @@ def _holding_the_principal(kee: Caller) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("link", ["caused_by", "pairs_with"])
-def test_of_two_arrivals_that_would_close_a_cycle_together_one_is_refused(kee: Caller, link: str) -> None:
+def test_rival_posts_that_would_close_a_cycle(kee: Caller, link: str) -> None:
     """Each is what a known receipt waits for, and follows from what waits for the other."""
 
     def arrive(receipt_id: str, follows: str) -> services.Posted:
@@ -483,36 +386,12 @@ def _check_that_causes_end() -> None:
 
 
 @pytest.mark.parametrize("link", ["caused_by", "pairs_with"])
-def test_batches_that_name_the_same_unknown_receipts_in_crossed_order_do_not_deadlock(kee: Caller, link: str) -> None:
+def test_crossed_batches_of_unknown_references_do_not_deadlock(kee: Caller, link: str) -> None:
     names = [f"R.{number}" for number in range(40)]
     outcomes = race(*(_naming(kee, link, order) for order in (names, names[::-1])))
     assert not [one for one in outcomes if isinstance(one, Exception)]
     with acting_as(kee):
         assert Receipt.objects.count() == 80
-
-
-def test_batches_that_close_the_same_obligations_in_crossed_order_do_not_deadlock(kee: Caller) -> None:
-    with acting_as(kee):
-        roots = [post(kee, requires_action=True, surface="ledger").receipt_id for _ in range(40)]
-    outcomes = race(*(_naming(kee, "pairs_with", order) for order in (roots, roots[::-1])))
-    assert not [one for one in outcomes if isinstance(one, Exception)]
-    with acting_as(kee):
-        assert Obligation.objects.filter(closed_by__isnull=False).count() == 40
-
-
-def test_batches_that_bring_what_the_same_receipts_wait_for_do_not_deadlock(kee: Caller) -> None:
-    with acting_as(kee):
-        for number in range(40):
-            post(kee, caused_by=f"cause.{number}", pairs_with=f"pair.{39 - number}", surface="ledger")
-
-    def rival(kind: str) -> Callable[[], Any]:
-        drafts = [make_draft(kee, receipt_id=f"{kind}.{number}", surface="ledger") for number in range(40)]
-        return acting(kee, lambda: services.post_many(poster=services.Poster.of(kee), drafts=drafts, now=T0))
-
-    outcomes = race(rival("cause"), rival("pair"))
-    assert not [one for one in outcomes if isinstance(one, Exception)]
-    with acting_as(kee):
-        assert Receipt.objects.filter(caused_by__isnull=False, pairs_with__isnull=False).count() == 40
 
 
 def _naming(kee: Caller, link: str, references: list[str]) -> Callable[[], Any]:
@@ -537,7 +416,7 @@ def test_a_closer_and_its_root_at_once_always_meet(kee: Caller) -> None:
             assert [root.pairs.count(), root.consequences.count()] == [1, 1]
 
 
-def test_batches_that_fill_two_inboxes_in_crossed_order_do_not_deadlock(tenant: Tenant, kee: Caller) -> None:
+def test_crossed_batches_for_two_inboxes_do_not_deadlock(tenant: Tenant, kee: Caller) -> None:
     # The one who was there first has its inbox last, so that no other order of the two is also that of their ids.
     hexy = make_caller(tenant, "Hexy")
     for owner in (hexy, kee):
@@ -560,7 +439,7 @@ def test_batches_that_fill_two_inboxes_in_crossed_order_do_not_deadlock(tenant: 
     check()
 
 
-def test_batches_that_make_an_inbox_do_not_deadlock_whichever_way_they_are_placed(tenant: Tenant, kee: Caller) -> None:
+def test_batches_that_make_an_inbox_do_not_deadlock(tenant: Tenant, kee: Caller) -> None:
     new = make_caller(tenant, "New")
     with acting_as(kee):
         post(kee)
@@ -601,7 +480,7 @@ def test_a_post_tells_on_commit_that_its_inbox_changed(kee: Caller, group: str |
     assert (kee.principal_id, kee.tenant_id) in heard
 
 
-def test_an_ack_tells_on_commit_that_its_inbox_changed_unless_it_adds_nothing(kee: Caller) -> None:
+def test_ack_notifies_on_commit_unless_it_adds_nothing(kee: Caller) -> None:
     with acting_as(kee):
         post(kee)
         post_grouped(kee, flush_class="immediate")
@@ -626,7 +505,7 @@ def test_an_ack_tells_on_commit_that_its_inbox_changed_unless_it_adds_nothing(ke
         inbox_changed.disconnect(hear)
 
 
-def test_rule_11_who_stamps_what_was_shown_waits_for_nobody_that_acks_it(kee: Caller) -> None:
+def test_mark_delivered_does_not_wait_for_an_ack(kee: Caller) -> None:
     with acting_as(kee):
         acked, shown = post(kee), post(kee)
 
@@ -645,27 +524,7 @@ def test_rule_11_who_stamps_what_was_shown_waits_for_nobody_that_acks_it(kee: Ca
         assert ReceiptState.objects.get(pk=acked.id).delivered_at == T0
 
 
-def test_i7_trouble_in_one_inbox_keeps_no_other_from_its_digests(tenant: Tenant, kee: Caller) -> None:
-    hexy = make_caller(tenant, "Hexy")
-    for owner in (kee, hexy):
-        with acting_as(owner):
-            post_grouped(owner)
-            Thread.objects.filter(inbox__principal=owner.principal_id).update(flush_due_at=T0)
-    for broken, well in ((kee, hexy), (hexy, kee)):
-        with acting_as(broken):  # its counter says that nothing waits: the database refuses to count below
-            Inbox.objects.filter(principal=broken.principal_id).update(pending_unread=0)
-        assert services.flush_due() == 1
-        with acting_as(well):
-            assert (len(read(well).entries), read(well).pending) == (1, 0)
-        with acting_as(broken):
-            assert Thread.objects.get(inbox__principal=broken.principal_id).pending_count == 1
-            Inbox.objects.filter(principal=broken.principal_id).update(pending_unread=1)
-        with acting_as(well):
-            post_grouped(well)
-            Thread.objects.filter(inbox__principal=well.principal_id).update(flush_due_at=T0)
-
-
-def test_i7_a_defect_that_one_inbox_meets_keeps_no_other_from_its_digests(
+def test_failing_inbox_does_not_stop_the_flush_of_others(
     tenant: Tenant, kee: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hexy = make_caller(tenant, "Hexy")
@@ -692,7 +551,7 @@ def test_i7_a_defect_that_one_inbox_meets_keeps_no_other_from_its_digests(
         assert Thread.objects.get(inbox__principal=kee.principal_id).pending_count == 1
 
 
-def test_several_inboxes_are_locked_by_their_ids_however_they_lie(tenant: Tenant, kee: Caller) -> None:
+def test_inboxes_are_locked_in_the_order_of_their_ids(tenant: Tenant, kee: Caller) -> None:
     hexy = make_caller(tenant, "Hexy")
     for owner in (hexy, kee, hexy):  # hexy's inbox is the first by id, the last by principal, the last written
         with acting_as(owner):

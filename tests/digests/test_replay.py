@@ -56,25 +56,8 @@ def received(*seconds: float, immediate: bool = False, breaks: bool = False) -> 
         (received(0, 1, 2), policy(enabled=False), 3),
     ],
 )
-def test_rule_15_entries_are_counted_as_the_rules_would_make_them(
-    came: list[Received], under: Policy, expected: int
-) -> None:
+def test_count_entries(came: list[Received], under: Policy, expected: int) -> None:
     assert count_entries(came, lambda _: under) == expected
-
-
-def test_rule_15_a_replay_over_many_receipts_is_what_an_operator_reads() -> None:
-    """770 receipts, one every ten seconds on seven pull requests in turn."""
-    came = [
-        Received(
-            at=T0 + timedelta(seconds=10 * number),
-            source_system="github",
-            key=Key(source_system="github", resource_ref=f"pr:{number % 7}", event_family="ci"),
-        )
-        for number in range(770)
-    ]
-    assert count_entries(came, lambda _: policy(window=0)) == 770
-    assert count_entries(came, lambda _: policy(window=60)) == 770
-    assert count_entries(came, lambda _: policy(window=600)) == 7 * 13
 
 
 def set_clock(at: datetime) -> None:
@@ -120,7 +103,7 @@ def set_policy(owner: Caller, source: str | None, to: Policy) -> None:
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(events=EVENTS, default=POLICIES, of_github=st.none() | POLICIES)
-def test_rule_15_a_replay_counts_what_the_inbox_itself_makes(
+def test_replay_counts_what_the_inbox_makes(
     as_kee: Caller,
     tenant: Tenant,
     events: list[tuple[int, str | None, str, str]],
@@ -154,7 +137,7 @@ def test_rule_15_a_replay_counts_what_the_inbox_itself_makes(
         assert replayed.entries_now == replayed.entries_then
 
 
-def test_rule_15_a_replay_compares_the_policies_that_are_with_the_one_that_is_asked_about(as_kee: Caller) -> None:
+def test_replay_compares_held_policies_with_the_given_one(as_kee: Caller) -> None:
     for number in range(10):
         post_grouped(as_kee, now=T0 + timedelta(seconds=20 * number))
     post(as_kee, now=T0 + timedelta(seconds=300))
@@ -167,22 +150,7 @@ def test_rule_15_a_replay_compares_the_policies_that_are_with_the_one_that_is_as
     assert later.receipts == 6
 
 
-def test_rule_15_a_replay_of_one_source_starts_from_that_sources_policy(as_kee: Caller) -> None:
-    for source in ("github", "gitlab"):
-        for number in range(4):
-            post_grouped(as_kee, source=source, now=T0 + timedelta(seconds=20 * number))
-    services.set_policy(
-        tenant_id=as_kee.tenant_id,
-        principal_id=as_kee.principal_id,
-        change=PolicyChange(max_items=2),
-        source_system="github",
-        now=T0,
-    )
-    replayed = selectors.replay(as_kee.principal_id, since=T0, window=timedelta(minutes=5), source_system="github")
-    assert (replayed.receipts, replayed.entries_then, replayed.entries_now) == (4, 2, 2)
-
-
-def test_rule_15_a_replay_groups_by_hooks_and_keys_as_posts_do(as_kee: Caller) -> None:
+def test_replay_groups_by_hooks_and_keys(as_kee: Caller) -> None:
     for name in ("build", "lint", "docs"):
         post(as_kee, source="github_repo_ci", event_type="check_run", metadata=github.check_run(name, "success"))
     for version in range(3):
@@ -194,7 +162,7 @@ def test_rule_15_a_replay_groups_by_hooks_and_keys_as_posts_do(as_kee: Caller) -
     assert (after.receipts, after.gathered, after.entries_now) == (6, 6, 2)
 
 
-def test_rule_15_a_replay_looks_at_the_newest_so_many_and_says_so(as_kee: Caller) -> None:
+def test_replay_is_truncated_to_the_newest_receipts(as_kee: Caller) -> None:
     for number in range(6):
         post(as_kee, now=T0 + timedelta(seconds=number))
     cut = selectors.replay(as_kee.principal_id, since=T0, limit=4)
@@ -203,12 +171,7 @@ def test_rule_15_a_replay_looks_at_the_newest_so_many_and_says_so(as_kee: Caller
     assert (whole.receipts, whole.truncated, whole.since) == (6, False, T0)
 
 
-def test_rule_15_a_replay_of_nothing_is_nothing(as_kee: Caller) -> None:
-    replayed = selectors.replay(as_kee.principal_id, since=T0)
-    assert (replayed.receipts, replayed.entries_then, replayed.entries_now, replayed.since) == (0, 0, 0, T0)
-
-
-def test_rule_15_a_replay_is_the_readers_own_and_changes_nothing(tenant: Tenant) -> None:
+def test_replay_is_of_the_reader_and_changes_nothing(tenant: Tenant) -> None:
     kee, hexy = make_caller(tenant), make_caller(tenant, "Hexy")
     with acting_as(kee):
         pass_time(0)

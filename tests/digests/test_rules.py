@@ -49,7 +49,7 @@ def reasons(owner: Caller) -> list[str | None]:
     return [entry.flush_reason for entry in reversed(selectors.history(owner.principal_id).entries)]
 
 
-def test_rule_1_receipts_with_a_group_are_gathered(as_kee: Caller) -> None:
+def test_receipts_with_a_group_are_gathered(as_kee: Caller) -> None:
     posted = [post_grouped(as_kee) for _ in range(3)]
     assert [one.entry_ref for one in posted] == [None, None, None]
     assert (read(as_kee).entries, read(as_kee).pending) == ([], 3)
@@ -66,19 +66,19 @@ def test_rule_1_receipts_with_a_group_are_gathered(as_kee: Caller) -> None:
     ],
     ids=["none", "no family", "no resource", "opted out"],
 )
-def test_rule_1_and_rule_2_what_can_not_be_grouped_is_an_item_at_once(as_kee: Caller, group: Group | None) -> None:
+def test_receipt_without_a_group_is_an_item_at_once(as_kee: Caller, group: Group | None) -> None:
     posted = post(as_kee, group=group)
     (entry,) = read(as_kee).entries
     assert (entry.kind, entry.ref, entry.receipt_ids) == ("item", posted.entry_ref, [posted.receipt_id])
 
 
-def test_rule_1_the_source_is_part_of_the_group(as_kee: Caller) -> None:
+def test_the_source_is_part_of_the_group(as_kee: Caller) -> None:
     post_grouped(as_kee, source="github")
     post_grouped(as_kee, source="gitlab")
     assert [entry.source_systems for entry in flushed(as_kee).entries] == [["github"], ["gitlab"]]
 
 
-def test_rule_1_the_family_is_part_of_the_group(as_kee: Caller) -> None:
+def test_the_family_is_part_of_the_group(as_kee: Caller) -> None:
     reviewed = post_grouped(as_kee, "pr:1", family="review_comments")
     built = [post_grouped(as_kee, "pr:1", family="ci_updates") for _ in range(2)]
     reviewed_again = post_grouped(as_kee, "pr:1", family="review_comments")
@@ -89,13 +89,13 @@ def test_rule_1_the_family_is_part_of_the_group(as_kee: Caller) -> None:
     }
 
 
-def test_rule_2_with_the_policy_off_everything_is_an_item(as_kee: Caller) -> None:
+def test_with_the_policy_off_everything_is_an_item(as_kee: Caller) -> None:
     set_policy(as_kee, enabled=False)
     post_grouped(as_kee)
     assert [entry.kind for entry in read(as_kee).entries] == ["item"]
 
 
-def test_rule_3_later_receipts_do_not_push_the_due_time_back(as_kee: Caller) -> None:
+def test_later_receipts_do_not_move_the_due_time(as_kee: Caller) -> None:
     post_grouped(as_kee)
     due = Thread.objects.get().flush_due_at
     pass_time(29)
@@ -107,7 +107,7 @@ def test_rule_3_later_receipts_do_not_push_the_due_time_back(as_kee: Caller) -> 
     assert read(as_kee).entries[0].count == 2
 
 
-def test_rule_3_a_policy_change_does_not_move_a_due_time(as_kee: Caller) -> None:
+def test_a_policy_change_does_not_move_a_due_time(as_kee: Caller) -> None:
     pass_time(0)  # stops the clock
     post_grouped(as_kee)
     due = Thread.objects.get().flush_due_at
@@ -119,7 +119,7 @@ def test_rule_3_a_policy_change_does_not_move_a_due_time(as_kee: Caller) -> None
     assert Thread.objects.get(resource_ref="pr:2").flush_due_at == due - timedelta(seconds=29)
 
 
-def test_rule_4_a_buffer_flushes_when_its_pending_receipts_reach_max_items(as_kee: Caller) -> None:
+def test_buffer_flushes_at_max_items(as_kee: Caller) -> None:
     set_policy(as_kee, max_items=3)
     posted = [post_grouped(as_kee) for _ in range(7)]
     assert [one.entry_ref is not None for one in posted] == [False, False, True, False, False, True, False]
@@ -127,7 +127,7 @@ def test_rule_4_a_buffer_flushes_when_its_pending_receipts_reach_max_items(as_ke
     assert reasons(as_kee) == ["size", "size"]
 
 
-def test_rule_4_an_immediate_receipt_flushes_its_own_thread_only(as_kee: Caller) -> None:
+def test_immediate_receipt_flushes_its_own_thread_only(as_kee: Caller) -> None:
     post_grouped(as_kee, resource="pr:2")
     post_grouped(as_kee)
     posted = post_grouped(as_kee, flush_class="immediate")
@@ -136,7 +136,7 @@ def test_rule_4_an_immediate_receipt_flushes_its_own_thread_only(as_kee: Caller)
     assert read(as_kee).pending == 1
 
 
-def test_rule_4_breaking_a_thread_publishes_it_and_opens_another(as_kee: Caller) -> None:
+def test_break_thread_flushes_and_opens_another(as_kee: Caller) -> None:
     old = [post_grouped(as_kee) for _ in range(2)]
     new = post_grouped(as_kee, break_thread=True)
     assert receipt_ids(read(as_kee)) == [[one.receipt_id for one in old]]
@@ -145,7 +145,7 @@ def test_rule_4_breaking_a_thread_publishes_it_and_opens_another(as_kee: Caller)
     assert Thread.objects.filter(closed_at=None).count() == 1
 
 
-def test_rule_4_a_thread_rolls_over_when_it_is_old(as_kee: Caller) -> None:
+def test_a_thread_rolls_over_when_it_is_old(as_kee: Caller) -> None:
     post_grouped(as_kee)
     pass_time(24 * 3600)
     post_grouped(as_kee)
@@ -153,7 +153,7 @@ def test_rule_4_a_thread_rolls_over_when_it_is_old(as_kee: Caller) -> None:
     assert Thread.objects.count() == 2
 
 
-def test_rule_4_a_thread_rolls_over_at_its_limit(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_rolls_over_at_its_limit(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     from apps.digests.services import posting  # noqa: PLC0415
 
     monkeypatch.setattr(posting, "THREAD_LIMIT", 5)
@@ -163,7 +163,7 @@ def test_rule_4_a_thread_rolls_over_at_its_limit(as_kee: Caller, monkeypatch: py
     assert Thread.objects.count() == 2
 
 
-def test_rule_4_whoever_posts_into_a_held_inbox_flushes_what_is_due_there(as_kee: Caller) -> None:
+def test_post_with_a_group_flushes_due_threads(as_kee: Caller) -> None:
     due = [post_grouped(as_kee, f"pr:{number}") for number in range(25)]
     pass_time(31)
     late = post_grouped(as_kee, "pr:late")
@@ -180,7 +180,7 @@ def test_rule_4_whoever_posts_into_a_held_inbox_flushes_what_is_due_there(as_kee
 
 
 @pytest.mark.parametrize("way", ["one", "several", "first of its kind", "beside what is gathered elsewhere"])
-def test_rule_4_a_post_without_a_group_publishes_what_is_due_there(tenant: Tenant, as_kee: Caller, way: str) -> None:
+def test_post_without_a_group_flushes_due_threads(tenant: Tenant, as_kee: Caller, way: str) -> None:
     hexy = make_caller(tenant, "Hexy")
     due = {
         owner.name: [post_grouped(owner, f"pr:{number}").receipt_id for number in range(2)] for owner in (as_kee, hexy)
@@ -202,15 +202,7 @@ def test_rule_4_a_post_without_a_group_publishes_what_is_due_there(tenant: Tenan
     assert shown == {one.entry_ref for one in answers if isinstance(one, services.Posted)} - {None}
 
 
-def test_rule_4_of_much_that_is_due_a_post_publishes_what_is_due_longest(as_kee: Caller) -> None:
-    due = [post_grouped(as_kee, f"pr:{number}") for number in range(25)]
-    pass_time(31)
-    posted = post(as_kee)
-    assert receipt_ids(read(as_kee)) == [[one.receipt_id] for one in [posted, *due[:20]]]
-    assert read(as_kee).pending == 5
-
-
-def test_rule_4_switching_the_policy_off_flushes_what_waits(as_kee: Caller) -> None:
+def test_switching_the_policy_off_flushes_what_waits(as_kee: Caller) -> None:
     post_grouped(as_kee)
     post_grouped(as_kee, resource="pr:2")
     set_policy(as_kee, enabled=False)
@@ -218,7 +210,7 @@ def test_rule_4_switching_the_policy_off_flushes_what_waits(as_kee: Caller) -> N
     assert read(as_kee).pending == 0
 
 
-def test_rule_5_a_flush_without_anything_pending_does_nothing(as_kee: Caller) -> None:
+def test_flush_without_pending_receipts_does_nothing(as_kee: Caller) -> None:
     post_grouped(as_kee)
     page = flushed(as_kee)
     pass_time(1000)
@@ -226,7 +218,7 @@ def test_rule_5_a_flush_without_anything_pending_does_nothing(as_kee: Caller) ->
     assert read(as_kee) == page
 
 
-def test_rule_5_a_snapshot_holds_all_unacked_receipts_and_supersedes_the_one_before(as_kee: Caller) -> None:
+def test_snapshot_holds_all_unacked_and_supersedes_the_last(as_kee: Caller) -> None:
     first = post_grouped(as_kee)
     (one,) = flushed(as_kee).entries
     second = post_grouped(as_kee)
@@ -237,12 +229,7 @@ def test_rule_5_a_snapshot_holds_all_unacked_receipts_and_supersedes_the_one_bef
     assert (past.superseded_by_seq, past.receipt_ids) == (two.sequence, [first.receipt_id])
 
 
-def test_rule_5_a_groupable_receipt_surfaces_as_a_snapshot_even_alone(as_kee: Caller) -> None:
-    post_grouped(as_kee)
-    assert [(entry.kind, entry.count) for entry in flushed(as_kee).entries] == [("digest_snapshot", 1)]
-
-
-def test_rule_5_a_snapshot_is_named_by_the_latest_hint_or_by_what_it_holds(as_kee: Caller) -> None:
+def test_snapshot_title_and_summary_by_hint_or_default(as_kee: Caller) -> None:
     post_grouped(as_kee, summary_hint="CI is red", title="Build failed")
     post_grouped(as_kee, title="Build fixed")
     post_grouped(as_kee, resource="pr:2", title="Review")
@@ -251,7 +238,7 @@ def test_rule_5_a_snapshot_is_named_by_the_latest_hint_or_by_what_it_holds(as_ke
     assert plain.summary == "1 ci on pr:2. Latest: Review"
 
 
-def test_rule_5_of_what_its_receipts_say_a_snapshot_says_the_latest(as_kee: Caller) -> None:
+def test_snapshot_takes_the_latest_hint_and_handle(as_kee: Caller) -> None:
     for hint, handle in (("CI is red", "job:1"), ("CI is green", "job:2"), (None, None)):
         post_grouped(as_kee, summary_hint=hint, delivery_handle=handle)
     for title in "ABCD":
@@ -261,7 +248,7 @@ def test_rule_5_of_what_its_receipts_say_a_snapshot_says_the_latest(as_kee: Call
     assert plain.summary == "4 ci on pr:2. Latest: D; C; B"
 
 
-def test_rule_6_sequences_are_contiguous_and_never_reused(as_kee: Caller) -> None:
+def test_sequences_are_contiguous_and_never_reused(as_kee: Caller) -> None:
     for number in range(4):
         post(as_kee)
         post_grouped(as_kee, flush_class="immediate")
@@ -272,7 +259,7 @@ def test_rule_6_sequences_are_contiguous_and_never_reused(as_kee: Caller) -> Non
     assert read(as_kee).as_of == len(sequences)
 
 
-def test_rule_7_the_classic_trap_with_the_old_token(as_kee: Caller) -> None:
+def test_the_classic_trap_with_the_old_token(as_kee: Caller) -> None:
     seen = post_grouped(as_kee, resource="A")
     flushed(as_kee)
     other = post_grouped(as_kee, resource="B")
@@ -288,7 +275,7 @@ def test_rule_7_the_classic_trap_with_the_old_token(as_kee: Caller) -> None:
     assert reasons(as_kee)[-1] == "narrow"
 
 
-def test_rule_7_the_classic_trap_with_a_new_token(as_kee: Caller) -> None:
+def test_the_classic_trap_with_a_new_token(as_kee: Caller) -> None:
     seen = post_grouped(as_kee, resource="A")
     flushed(as_kee)
     other = post_grouped(as_kee, resource="B")
@@ -303,7 +290,7 @@ def test_rule_7_the_classic_trap_with_a_new_token(as_kee: Caller) -> None:
     assert receipt_ids(read(as_kee)) == [[seen.receipt_id, new.receipt_id]]
 
 
-def test_rule_7_without_a_state_an_ack_takes_what_is_visible_and_the_entry_itself(as_kee: Caller) -> None:
+def test_ack_without_as_of_takes_visible_entries_and_the_entry(as_kee: Caller) -> None:
     item = post(as_kee)
     first = post_grouped(as_kee)
     old = flushed(as_kee).entries[-1]
@@ -314,7 +301,7 @@ def test_rule_7_without_a_state_an_ack_takes_what_is_visible_and_the_entry_itsel
     assert not ReceiptState.objects.filter(receipt__receipt_id__in=[item.receipt_id, first.receipt_id], acked_at=None)
 
 
-def test_rule_7_what_came_after_the_read_is_not_acked_however_low_its_place(as_kee: Caller) -> None:
+def test_ack_through_spares_what_came_after_the_read(as_kee: Caller) -> None:
     post(as_kee)
     token = read(as_kee).entries[0].token
     late = post(as_kee)
@@ -322,7 +309,7 @@ def test_rule_7_what_came_after_the_read_is_not_acked_however_low_its_place(as_k
     assert receipt_ids(read(as_kee)) == [[late.receipt_id]]
 
 
-def test_rule_7_a_state_from_before_the_entry_acks_what_stood_there_then(as_kee: Caller) -> None:
+def test_as_of_before_the_entry_acks_what_was_visible_then(as_kee: Caller) -> None:
     for _ in range(2):
         post(as_kee)
     last = post(as_kee)
@@ -330,7 +317,7 @@ def test_rule_7_a_state_from_before_the_entry_acks_what_stood_there_then(as_kee:
     assert receipt_ids(read(as_kee)) == [[last.receipt_id]]
 
 
-def test_rule_7_what_stands_behind_the_entry_is_not_acked_though_it_has_been_superseded_since(as_kee: Caller) -> None:
+def test_ack_through_spares_superseded_entries_behind_the_boundary(as_kee: Caller) -> None:
     seen = post(as_kee)
     shown_behind = post_grouped(as_kee, "pr:1", flush_class="immediate")
     page = read(as_kee)
@@ -348,14 +335,14 @@ def test_rule_7_what_stands_behind_the_entry_is_not_acked_though_it_has_been_sup
     assert ReceiptState.objects.get(pk=never_shown.id).acked_at is None
 
 
-def test_rule_7_a_state_that_the_inbox_never_had_is_refused(as_kee: Caller) -> None:
+def test_a_state_that_the_inbox_never_had_is_refused(as_kee: Caller) -> None:
     posted = post(as_kee)
     with pytest.raises(BadToken):
         ack_through(as_kee, f"{posted.entry_ref}@2")
     assert read(as_kee).visible == 1
 
 
-def test_rule_8_a_filtered_read_binds_its_filter(as_kee: Caller) -> None:
+def test_a_filtered_read_binds_its_filter(as_kee: Caller) -> None:
     post(as_kee, source="email_monitor")
     post(as_kee, source="github")
     (entry,) = read(as_kee, source_system="github").entries
@@ -364,7 +351,7 @@ def test_rule_8_a_filtered_read_binds_its_filter(as_kee: Caller) -> None:
     assert [one.source_systems for one in read(as_kee).entries] == [["email_monitor"]]
 
 
-def test_rule_8_a_later_page_does_not_ack_the_pages_before(as_kee: Caller) -> None:
+def test_a_later_page_does_not_ack_the_pages_before(as_kee: Caller) -> None:
     for _ in range(4):
         post(as_kee)
     first = read(as_kee, limit=2)
@@ -373,7 +360,7 @@ def test_rule_8_a_later_page_does_not_ack_the_pages_before(as_kee: Caller) -> No
     assert read(as_kee).entries[0].sequence == first.entries[0].sequence
 
 
-def test_rule_8_what_a_later_page_left_out_is_not_acked_though_it_has_been_superseded_since(as_kee: Caller) -> None:
+def test_token_of_a_later_page_spares_earlier_superseded_entries(as_kee: Caller) -> None:
     left_out = post_grouped(as_kee, flush_class="immediate")
     shown = post(as_kee)
     (entry,) = read(as_kee, after=1).entries
@@ -383,7 +370,7 @@ def test_rule_8_what_a_later_page_left_out_is_not_acked_though_it_has_been_super
     assert receipt_ids(read(as_kee)) == [[left_out.receipt_id, grown.receipt_id]]
 
 
-def test_rule_8_who_reads_on_from_a_beginning_acks_from_there_and_nothing_before(as_kee: Caller) -> None:
+def test_continued_read_acks_from_its_start_only(as_kee: Caller) -> None:
     for _ in range(6):
         post(as_kee)
     beginning, *first = read(as_kee, limit=3).entries
@@ -393,7 +380,7 @@ def test_rule_8_who_reads_on_from_a_beginning_acks_from_there_and_nothing_before
     assert [entry.sequence for entry in read(as_kee).entries] == [1, 6]
 
 
-def test_rule_8_a_page_cut_by_tokens_acks_what_it_showed(as_kee: Caller) -> None:
+def test_a_page_cut_by_tokens_acks_what_it_showed(as_kee: Caller) -> None:
     for _ in range(4):
         post(as_kee, summary="x" * 400)
     page = read(as_kee, max_tokens=400)
@@ -402,7 +389,7 @@ def test_rule_8_a_page_cut_by_tokens_acks_what_it_showed(as_kee: Caller) -> None
     assert read(as_kee, max_tokens=1).entries[0].sequence == len(page.entries) + 1
 
 
-def test_rule_8_the_newest_entries_carry_tokens_for_exactly_themselves(as_kee: Caller) -> None:
+def test_tokens_of_newest_entries_reach_only_these_entries(as_kee: Caller) -> None:
     for _ in range(12):
         post(as_kee)
     page = selectors.newest_entries(as_kee.principal_id, limit=10)
@@ -412,7 +399,7 @@ def test_rule_8_the_newest_entries_carry_tokens_for_exactly_themselves(as_kee: C
     assert [entry.sequence for entry in read(as_kee).entries] == [1, 2]
 
 
-def test_rule_9_acking_an_older_revision_leaves_one_narrow_snapshot_of_the_rest(as_kee: Caller) -> None:
+def test_ack_of_an_older_revision_leaves_one_narrow_snapshot(as_kee: Caller) -> None:
     post_grouped(as_kee)
     (old,) = flushed(as_kee).entries
     rest = post_grouped(as_kee)
@@ -425,7 +412,7 @@ def test_rule_9_acking_an_older_revision_leaves_one_narrow_snapshot_of_the_rest(
     assert waiting.receipt_id not in page.entries[0].receipt_ids
 
 
-def test_rule_9_a_full_ack_closes_the_thread_and_the_next_receipt_opens_another(as_kee: Caller) -> None:
+def test_full_ack_closes_the_thread(as_kee: Caller) -> None:
     post_grouped(as_kee)
     ack_through(as_kee, flushed(as_kee).entries[0].token)
     assert Thread.objects.get().closed_at is not None
@@ -434,7 +421,7 @@ def test_rule_9_a_full_ack_closes_the_thread_and_the_next_receipt_opens_another(
     assert Thread.objects.count() == 2
 
 
-def test_rule_9_a_full_ack_with_something_pending_leaves_thread_and_buffer_alone(as_kee: Caller) -> None:
+def test_full_ack_with_pending_receipts_keeps_thread_and_buffer(as_kee: Caller) -> None:
     post_grouped(as_kee)
     page = flushed(as_kee)
     waiting = post_grouped(as_kee)
@@ -447,7 +434,7 @@ def test_rule_9_a_full_ack_with_something_pending_leaves_thread_and_buffer_alone
     assert (entry.receipt_ids, entry.revision, entry.supersedes) == ([waiting.receipt_id], 2, None)
 
 
-def test_rule_10_an_ack_is_idempotent(as_kee: Caller) -> None:
+def test_an_ack_is_idempotent(as_kee: Caller) -> None:
     post(as_kee)
     post_grouped(as_kee)
     token = flushed(as_kee).entries[-1].token
@@ -458,7 +445,7 @@ def test_rule_10_an_ack_is_idempotent(as_kee: Caller) -> None:
     assert list(Entry.objects.order_by("pk").values()) == before
 
 
-def test_rule_10_an_unknown_or_foreign_reference_acks_nothing(as_kee: Caller, tenant: Tenant) -> None:
+def test_unknown_or_foreign_reference_acks_nothing(as_kee: Caller, tenant: Tenant) -> None:
     mine = post(as_kee)
     hexy = make_caller(tenant, "Hexy")
     theirs = post(hexy, poster=as_kee)
@@ -480,12 +467,12 @@ def test_rule_10_an_unknown_or_foreign_reference_acks_nothing(as_kee: Caller, te
      "ent_42@1~WzFd", "ent_42@1~eyJpZHMiOlsieCJdfQ", "ent_42@1~eyJhZnRlciI6LTF9", "ENT_1", "ent_1 ", "ent_٤",
      "ent_1@1~eyJzb3VyY2UiOiJcdWQ4MDAifQ", "ent_1@1~eyJhZnRlciI6OTIyMzM3MjAzNjg1NDc3NTgwOH0", "ent_1@1~eyJpZHMiOls5MjIzMzcyMDM2ODU0Nzc1ODA4XX0", "ent_1@1~eyJhZnRlciI6TmFOfQ", "ent_1@1~eyJhZnRlciI6MSwiYWZ0ZXIiOjJ9", "ent_1@1~" + "W1tb" * 1900],
 )  # fmt: skip
-def test_rule_10_malformed_and_thread_references_are_malformed(text: str) -> None:
+def test_malformed_and_thread_references_are_refused(text: str) -> None:
     with pytest.raises(Malformed):
         parse_through(text)
 
 
-def test_rule_10_reading_one_receipt_of_a_digest_acks_it_and_narrows(as_kee: Caller) -> None:
+def test_reading_one_receipt_of_a_digest_acks_it_and_narrows(as_kee: Caller) -> None:
     first, second = post_grouped(as_kee), post_grouped(as_kee)
     flushed(as_kee)
     services.ack_receipts(principal_id=as_kee.principal_id, receipt_pks=[first.id], now=T0)
@@ -496,7 +483,7 @@ def test_rule_10_reading_one_receipt_of_a_digest_acks_it_and_narrows(as_kee: Cal
     assert Thread.objects.get().closed_at is not None
 
 
-def test_rule_10_reading_a_receipt_that_still_waits_acks_exactly_that_one(as_kee: Caller) -> None:
+def test_reading_a_pending_receipt_acks_that_one(as_kee: Caller) -> None:
     first, second = post_grouped(as_kee), post_grouped(as_kee)
     services.ack_receipts(principal_id=as_kee.principal_id, receipt_pks=[first.id], now=T0)
     assert (read(as_kee).pending, read(as_kee).entries) == (1, [])
@@ -505,7 +492,7 @@ def test_rule_10_reading_a_receipt_that_still_waits_acks_exactly_that_one(as_kee
     assert (thread.pending_count, thread.flush_due_at, thread.closed_at) == (0, None, T0)
 
 
-def test_rule_10_reading_a_receipt_that_still_waits_leaves_the_snapshot_of_its_thread_as_it_is(as_kee: Caller) -> None:
+def test_reading_a_pending_receipt_leaves_the_live_snapshot(as_kee: Caller) -> None:
     post_grouped(as_kee, flush_class="immediate")
     shown = read(as_kee).entries
     waiting = post_grouped(as_kee)
@@ -515,7 +502,7 @@ def test_rule_10_reading_a_receipt_that_still_waits_leaves_the_snapshot_of_its_t
     assert (Thread.objects.get().closed_at, read(as_kee).pending) == (None, 0)
 
 
-def test_rule_11_delivered_is_stamped_once_for_every_receipt_inside_and_reading_consumes_nothing(
+def test_delivered_is_stamped_once_and_reading_consumes_nothing(
     as_kee: Caller,
 ) -> None:
     first = post_grouped(as_kee)
@@ -531,7 +518,7 @@ def test_rule_11_delivered_is_stamped_once_for_every_receipt_inside_and_reading_
     assert (state.delivered_at, state.acked_at) == (T0, T0 + timedelta(hours=2))
 
 
-def test_rule_11_what_is_acked_without_having_been_shown_was_delivered_then(as_kee: Caller) -> None:
+def test_ack_without_a_read_stamps_delivered(as_kee: Caller) -> None:
     item, first, second = post(as_kee), post_grouped(as_kee), post_grouped(as_kee, flush_class="immediate")
     ack_through(as_kee, read(as_kee).entries[0].token, now=T0)
     services.ack_receipts(principal_id=as_kee.principal_id, receipt_pks=[first.id], now=T0)
@@ -540,7 +527,7 @@ def test_rule_11_what_is_acked_without_having_been_shown_was_delivered_then(as_k
     assert list(stamps) == [(T0, T0)] * 3
 
 
-def test_rule_11_archived_implies_acked_and_keeps_the_time_of_the_ack(as_kee: Caller) -> None:
+def test_archiving_acks_and_keeps_the_time_of_the_ack(as_kee: Caller) -> None:
     posted = post(as_kee)
     services.ack_receipts(principal_id=as_kee.principal_id, receipt_pks=[posted.id], now=T0)
     later = T0 + timedelta(hours=1)
@@ -554,7 +541,7 @@ def test_rule_11_archived_implies_acked_and_keeps_the_time_of_the_ack(as_kee: Ca
     assert (state.read_at, state.acked_at, state.archived_at) == (T0, T0, later)
 
 
-def test_rule_12_expand_is_paged_and_works_on_superseded_and_acked_entries(as_kee: Caller) -> None:
+def test_expand_is_paged_and_shows_acked_and_superseded_entries(as_kee: Caller) -> None:
     posted = [post_grouped(as_kee) for _ in range(5)]
     (entry,) = flushed(as_kee).entries
     post_grouped(as_kee)
@@ -565,7 +552,7 @@ def test_rule_12_expand_is_paged_and_works_on_superseded_and_acked_entries(as_ke
     assert two.next is None
 
 
-def test_rule_12_history_lists_everything_newest_first(as_kee: Caller) -> None:
+def test_history_lists_everything_newest_first(as_kee: Caller) -> None:
     for _ in range(3):
         post(as_kee)
         ack_through(as_kee, read(as_kee).entries[0].token)
@@ -576,9 +563,7 @@ def test_rule_12_history_lists_everything_newest_first(as_kee: Caller) -> None:
     assert older.next is None
 
 
-def test_rule_12_a_page_of_history_ends_before_it_names_too_many_receipts(
-    as_kee: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_history_page_ends_before_it_names_too_many_receipts(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("apps.digests.selectors.MOST_NAMED", 5)
     for _ in range(6):
         post_grouped(as_kee, flush_class="immediate")
@@ -588,7 +573,7 @@ def test_rule_12_a_page_of_history_ends_before_it_names_too_many_receipts(
     assert [[entry.count for entry in page.entries] for page in pages] == [[6], [5], [4], [3, 2], [1]]
 
 
-def test_the_unread_of_a_source_are_found_below_whatever_of_it_is_acked(
+def test_unread_receipts_of_a_source_are_found_below_acked_ones(
     as_kee: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("apps.digests.selectors._WALKED", 2)
@@ -612,13 +597,13 @@ def test_the_unread_of_a_source_are_found_below_whatever_of_it_is_acked(
     assert selectors.unread_of_source(as_kee.principal_id, "github") == 5
 
 
-def test_rule_13_references_are_typed(as_kee: Caller) -> None:
+def test_references_are_typed(as_kee: Caller) -> None:
     post_grouped(as_kee)
     (entry,) = flushed(as_kee).entries
     assert (entry.ref, entry.thread) == (f"ent_{entry.id}", f"thr_{Thread.objects.get().pk}")
 
 
-def test_rule_14_counts_add_up_within_a_burst(as_kee: Caller) -> None:
+def test_counts_add_up_within_a_burst(as_kee: Caller) -> None:
     post(as_kee)
     post_grouped(as_kee, flush_class="immediate")
     post_grouped(as_kee)
@@ -633,7 +618,7 @@ def test_an_inbox_without_receipts_is_empty_as_of_nothing(as_kee: Caller) -> Non
     assert not Inbox.objects.exists()
 
 
-def test_i10_no_operation_on_one_inbox_touches_another(tenant: Tenant, as_kee: Caller) -> None:
+def test_no_operation_on_one_inbox_touches_another(tenant: Tenant, as_kee: Caller) -> None:
     hexy = make_caller(tenant, "Hexy")
     theirs = post(hexy, poster=as_kee)
     post(as_kee)

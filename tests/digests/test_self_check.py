@@ -50,28 +50,9 @@ DAMAGE = {
         "update digests_entry set acked_at = now() where kind = 'item' and acked_at is null",
     ),
     "the state of a buffered receipt is gone": ("lost_receipts", "delete from digests_receiptstate where pending"),
-    "the state of an item is gone": (
-        "lost_receipts",
-        "delete from digests_receiptstate where acked_at is null and entry_id is not null",
-    ),
     "a live snapshot is acked and its receipts are not": (
         "lost_receipts",
         "update digests_entry set acked_at = now() where kind = 'digest_snapshot' and superseded_by_seq is null",
-    ),
-    "a live snapshot is gone": (
-        "lost_receipts",
-        (
-            "update digests_entry set supersedes_id = null; delete from digests_entry where kind = 'digest_snapshot'"
-            " and superseded_by_seq is null"
-        ),
-    ),
-    "a thread with receipts was closed and its snapshot acked": (
-        "lost_receipts",
-        (
-            "update digests_entry set acked_at = now() where kind = 'digest_snapshot' and superseded_by_seq is null;"
-            " update digests_receiptstate set pending = false;"
-            " update digests_thread set pending_count = 0, flush_due_at = null, closed_at = now()"
-        ),
     ),
     "a live snapshot holds what is acked": (
         "missing_heads",
@@ -93,20 +74,6 @@ DAMAGE = {
     "an inbox is miscounted": (
         "miscounted_inboxes",
         "update digests_inbox set visible_unread = visible_unread + 7, pending_unread = 0",
-    ),
-    "what an inbox shows is miscounted": (
-        "miscounted_inboxes",
-        "update digests_inbox set visible_unread = visible_unread + 7",
-    ),
-    "what waits in an inbox is miscounted": ("miscounted_inboxes", "update digests_inbox set pending_unread = 0"),
-    "a sequence would be taken again": ("miscounted_inboxes", "update digests_inbox set last_seq = last_seq - 2"),
-    "a visible item has nothing unacked": (
-        "untrue_entries",
-        "update digests_entry set acked_at = null where kind = 'item' and acked_at is not null",
-    ),
-    "a visible item misses what is there": (
-        "untrue_entries",
-        "update digests_entry set pruned = 1 where kind = 'item' and acked_at is null",
     ),
     "a snapshot counts what does not exist": (
         "untrue_entries",

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission
-from django.db import IntegrityError, transaction
 from django.test import Client
 from django.urls import reverse
 
@@ -32,20 +31,6 @@ def test_a_source_has_the_defaults_until_somebody_sets_it(as_kee: Caller) -> Non
     assert selectors.source_rule(as_kee.tenant_id, "github") == SourceRule(rate_per_hour=8, groups_by_dedupe_key=False)
     assert selectors.source_rule(as_kee.tenant_id, "gitlab") == SourceRule()
     assert Source.objects.count() == 1
-
-
-def test_a_rule_is_its_tenants_alone(as_kee: Caller) -> None:
-    set_source(as_kee, rate=7)
-    other = make_caller(make_tenant("globex"))
-    with acting_as(other):
-        assert selectors.source_rule(other.tenant_id, "github") == SourceRule()
-        assert not Source.objects.exists()
-
-
-def test_a_rate_of_nothing_is_refused_by_the_database(as_kee: Caller) -> None:
-    with pytest.raises(IntegrityError, match="digests_source_rate_above_zero"), transaction.atomic():
-        set_source(as_kee, rate=0)
-    assert not Source.objects.exists()
 
 
 @pytest.fixture
@@ -98,7 +83,7 @@ def test_a_faulty_form_changes_nothing(tenant: Tenant, console: Client, fault: d
     assert rules(tenant) == []
 
 
-def test_who_only_views_a_tenant_or_is_not_of_it_sets_nothing_there(tenant: Tenant, console: Client) -> None:
+def test_viewer_or_stranger_sets_no_source(tenant: Tenant, console: Client) -> None:
     elsewhere = make_tenant("globex")
     join(tenant, Membership.Role.VIEWER)
     for forbidden in (tenant, elsewhere):
@@ -110,14 +95,6 @@ def test_who_only_views_a_tenant_or_is_not_of_it_sets_nothing_there(tenant: Tena
         assert console.post(address, given).status_code in {302, 403}
         assert rules(forbidden) == [("github", None, False)]
     assert not LogEntry.objects.exists()
-
-
-def test_who_lacks_the_permission_sets_nothing(tenant: Tenant, console: Client) -> None:
-    join(tenant, Membership.Role.OWNER)
-    Operator.objects.get(username="olga").user_permissions.set(Permission.objects.filter(codename="view_source"))
-    given = {"in_tenant": tenant.pk, "name": "github", "rate_per_hour": 60, "reason": "I want to."}
-    assert console.post(reverse(ADD), given).status_code == 403
-    assert rules(tenant) == []
 
 
 def ask(token: str, method: str, query: str = "", body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
@@ -138,16 +115,3 @@ def test_an_admin_sets_and_lists_sources_page_by_page(tenant: Tenant) -> None:
     assert ([one["source_system"] for one in second["sources"]], second["next"]) == (["d"], None)
     cleared = {"source_system": "a", "rate_per_hour": None, "groups_by_dedupe_key": False}
     assert ask(admin, "PUT", body={"source_system": "a"}) == (200, cleared)
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [{"rate_per_hour": 0}, {"rate_per_hour": 2**31}, {"source_system": ""}, {"source_system": "a\x00"}, {"more": 1}],
-    ids=str,
-)
-def test_a_faulty_source_is_refused_and_changes_nothing(tenant: Tenant, fault: dict[str, Any]) -> None:
-    admin = make_token(tenant, "Admin", scopes=[Scope.ADMIN])
-    status, _ = ask(admin, "PUT", body={"source_system": "a"} | fault)
-    assert (status, rules(tenant)) == (422, [])
-    assert ask(make_token(tenant, "Kee"), "PUT", body={"source_system": "a"})[0] == 403
-    assert rules(tenant) == []

@@ -141,28 +141,15 @@ def test_a_receipt_id_that_is_taken_is_named(token: str) -> None:
     assert stored() == (1, 1)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        "0198c0de-0000-7000-8000-000000000001",
-        "0198C0DE000070008000000000000001",
-        "a/b",
-        "..",
-        ".",
-        "   ",
-        "a\nb",
-        "a b",
-        "",
-    ],
-)
-def test_a_receipt_id_that_could_be_taken_for_something_else_is_refused(token: str, given: str) -> None:
+@pytest.mark.parametrize("given", ["0198C0DE000070008000000000000001", "a/b", "..", "a b", ""])
+def test_ambiguous_receipt_id_is_refused(token: str, given: str) -> None:
     for door in (UNIVERSAL_DOOR, API):
         status, body = knock(token, {**PLAN_CREATED, "receipt_id": given}, door)
         assert (status, "receipt_id" in json.dumps(body)) == (422, True)
     assert stored() == (0, 0)
 
 
-def test_a_chain_is_not_opened_by_naming_a_receipt_of_others(tenant: Tenant, token: str) -> None:
+def test_naming_a_foreign_receipt_opens_no_chain(tenant: Tenant, token: str) -> None:
     _, theirs = knock(token, {**PLAN_CREATED, "recipient_ai": "Hexy"}, UNIVERSAL_DOOR)
     mal = make_token(tenant, "Mal", Kind.SERVICE, source_systems=["mal"])
     headers = {"X-Service-Token": mal}
@@ -206,7 +193,7 @@ def test_every_fault_of_the_credential_gets_the_same_answer(tenant: Tenant, toke
     assert stored() == (0, 0)
 
 
-def test_an_unknown_recipient_is_refused_and_one_of_another_tenant_is_unknown(token: str) -> None:
+def test_unknown_recipient_is_refused(token: str) -> None:
     make_caller(make_tenant("globex"), "Stranger")
     for name in ("Nobody", "Stranger"):
         status, body = knock(token, {**TASK_COMPLETE, "recipient_ai": name})
@@ -218,11 +205,13 @@ def test_a_tenant_may_let_receipts_make_their_recipients(tenant: Tenant, token: 
     with acting_as_system("test"):
         Tenant.objects.filter(pk=tenant.pk).update(creates_recipients=True)
     assert knock(token, {**TASK_COMPLETE, "recipient_ai": "Newcomer"})[0] == 200
+    for name in ("a/b", ".."):  # no address can name them
+        assert knock(token, {**EMAIL, "recipient_ai": name})[1]["error"] == "unknown_recipient"
     with acting_as_system("test"):
         assert Principal.objects.get(name="Newcomer").kind == Kind.AI
 
 
-def test_a_batch_makes_only_the_recipients_for_whom_something_is_stored(tenant: Tenant, token: str) -> None:
+def test_batch_makes_only_recipients_that_get_a_receipt(tenant: Tenant, token: str) -> None:
     with acting_as_system("test"):
         Tenant.objects.filter(pk=tenant.pk).update(creates_recipients=True)
     source = TASK_COMPLETE["source_system"]
@@ -245,16 +234,6 @@ def test_a_batch_makes_only_the_recipients_for_whom_something_is_stored(tenant: 
         assert list(made.values_list("name", flat=True)) == ["First"]
 
 
-@pytest.mark.parametrize("name", ["a/b", ".", ".."])
-def test_no_receipt_makes_a_recipient_that_no_address_can_name(tenant: Tenant, token: str, name: str) -> None:
-    with acting_as_system("test"):
-        Tenant.objects.filter(pk=tenant.pk).update(creates_recipients=True)
-    status, body = knock(token, {**TASK_COMPLETE, "recipient_ai": name})
-    assert (status, body["error"]) == (404, "unknown_recipient")
-    with acting_as_system("test"):
-        assert not Principal.objects.filter(name=name).exists()
-
-
 def _without(member: str) -> dict[str, Any]:
     return {name: value for name, value in TASK_COMPLETE.items() if name != member}
 
@@ -273,32 +252,21 @@ def _nested(levels: int) -> Any:
         (b"\xff\xfe", 400, ""),
         ("", 422, "recipient_ai"),
         ("[]", 422, ""),
-        ("null", 422, ""),
         (_without("recipient_ai"), 422, "recipient_ai"),
-        (_without("source_system"), 422, "source_system"),
-        (_without("dedupe_key"), 422, "dedupe_key"),
-        (_without("summary"), 422, "summary"),
         ({**TASK_COMPLETE, "summary": 5}, 422, "summary"),
-        ({**TASK_COMPLETE, "summary": None}, 422, "summary"),
-        ({**TASK_COMPLETE, "metadata": []}, 422, "metadata"),
         ({**TASK_COMPLETE, "surprise": 1}, 422, "surprise"),
         ({**TASK_COMPLETE, "title": "x" * 201}, 422, "title"),
         ({**TASK_COMPLETE, "dedupe_key": "x" * 201}, 422, "dedupe_key"),
-        ({**TASK_COMPLETE, "recipient_ai": "x" * 51}, 422, "recipient_ai"),
-        ({**TASK_COMPLETE, "source_system": "x" * 51}, 422, "source_system"),
         ({**TASK_COMPLETE, "summary": "x" * 16_385}, 413, "summary"),
         ({**TASK_COMPLETE, "summary": "ä" * 9000}, 413, "summary"),
         ({**TASK_COMPLETE, "metadata": {"a": "x" * 65_536}}, 413, "metadata"),
         ({**TASK_COMPLETE, "summary": "x" * 1_048_576}, 413, ""),
         ({**TASK_COMPLETE, "summary": "a\x00b"}, 422, "summary"),
-        ({**TASK_COMPLETE, "metadata": {"a": "\x00"}}, 422, "metadata"),
         ({**TASK_COMPLETE, "metadata": {"\x00": 1}}, 422, "metadata"),
-        ({**TASK_COMPLETE, "title": "\ud800"}, 422, "title"),
         ({**TASK_COMPLETE, "metadata": {"a": "\udfff"}}, 422, "metadata"),
         ({**TASK_COMPLETE, "metadata": {"a": 2**63}}, 422, "metadata"),
         ({**TASK_COMPLETE, "metadata": _nested(32)}, 422, "metadata"),
         (json.dumps(TASK_COMPLETE)[:-1] + ', "metadata": {"a": NaN}}', 422, ""),
-        ("[" * 100_000, 422, ""),
         ({**TASK_COMPLETE, "group": {"flush_class": "soon"}}, 422, "group"),
     ],
 )  # fmt: skip
@@ -307,16 +275,6 @@ def test_wrong_input_is_named_and_stores_nothing(token: str, body: Any, status: 
     assert (answered, names in json.dumps(document)) == (status, True), document
     assert {"error", "message"} <= document.keys()
     assert stored() == (0, 0)
-
-
-def test_the_api_answers_201_with_the_entry_and_409_with_the_existing_id(token: str) -> None:
-    status, body = knock(token, {**TASK_COMPLETE, "event_type": "task_complete"}, API)
-    assert (status, body["entry"][:4]) == (201, "ent_")
-    again, refusal = knock(token, {**TASK_COMPLETE, "event_type": "task_complete"}, API)
-    assert (again, refusal["code"]) == (409, "duplicate_receipt")
-    assert refusal["existing_receipt_id"] == body["receipt_id"]
-    status, body = knock(token, {**PLAN_CREATED, "surface": None}, API)
-    assert (status, body["entry"]) == (201, None)
 
 
 def test_a_batch_gives_one_verdict_per_row(token: str) -> None:
@@ -369,37 +327,6 @@ def test_an_agent_reads_acts_and_acks_over_http(tenant: Tenant, token: str) -> N
     assert len(client.get("/api/v1/inbox/history", headers=kee).json()["entries"]) == 2
 
 
-@pytest.mark.parametrize("grown_before_the_read", [False, True])
-def test_rule_7_the_classic_trap_over_http(tenant: Tenant, token: str, grown_before_the_read: bool) -> None:
-    kee = {"Authorization": f"Bearer {make_token(tenant, 'Kee')}"}
-    client = Client()
-
-    def grow(thread: str, number: int) -> str:
-        group = {"resource_ref": thread, "event_family": "mail", "flush_class": "immediate"}
-        _, answer = knock(token, {**EMAIL, "dedupe_key": f"{thread}:{number}", "group": group})
-        return str(answer["receipt_id"])
-
-    def read() -> list[dict[str, Any]]:
-        entries: list[dict[str, Any]] = client.get("/api/v1/inbox", headers=kee).json()["entries"]
-        return entries
-
-    seen, other = grow("A", 1), grow("B", 1)
-    page = read()
-    assert [(entry["revision"], entry["receipt_ids"]) for entry in page] == [(1, [seen]), (1, [other])]
-    new = grow("A", 2)
-    handed = read()[0]["token"] if grown_before_the_read else page[1]["token"]
-
-    acked = client.post(
-        "/api/v1/inbox/ack-through", data={"through": handed}, content_type="application/json", headers=kee
-    ).json()
-
-    left = [(entry["flush_reason"], entry["receipt_ids"]) for entry in read()]
-    if grown_before_the_read:
-        assert (acked["acked_receipts"], left) == (1, [("immediate", [seen, new])])
-    else:
-        assert (acked["acked_receipts"], left) == (2, [("narrow", [new])])
-
-
 def test_wrong_references_over_http(tenant: Tenant, token: str) -> None:
     kee = {"Authorization": f"Bearer {make_token(tenant, 'Kee')}"}
     knock(token, TASK_COMPLETE)
@@ -418,15 +345,6 @@ def test_wrong_references_over_http(tenant: Tenant, token: str) -> None:
     assert ack({"through": "ent_1", "as_of": 2**63}) == 422
     for query in ("limit=0", "limit=501", "after=-1", "after=9223372036854775808", "limit=x", "nonsense=1"):
         assert client.get(f"/api/v1/inbox?{query}", headers=kee).status_code == 422
-    for path in (
-        "inbox/entries/ent_1000000000000000",
-        "inbox/entries/ent_1000000000000000/expand",
-        "receipts/rcpt_x",
-        "receipts/rcpt_x/chain",
-    ):
-        assert client.get(f"/api/v1/{path}", headers=kee).status_code == 404
-    for cursor in ("x", "WyJ4Il0", "Wy0xXQ", "WzkyMjMzNzIwMzY4NTQ3NzU4MDgwXQ"):
-        assert client.get(f"/api/v1/inbox/history?cursor={cursor}", headers=kee).status_code == 400
     assert client.get("/api/v1/inbox", headers=kee).json()["visible"] == 1
 
 
@@ -444,17 +362,6 @@ def test_ledger_receipts_are_read_as_proof_and_ack_nothing(tenant: Tenant, token
     )
     owed = client.get("/api/v1/obligations", headers=kee).json()["obligations"]
     assert [one["receipt_id"] for one in owed] == [PLAN_CREATED["receipt_id"]]
-
-
-def test_the_policy_is_changed_over_http_and_keeps_what_is_left_out(tenant: Tenant) -> None:
-    kee = {"Authorization": f"Bearer {make_token(tenant, 'Kee')}"}
-    client = Client()
-    default: dict[str, Any] = {"enabled": True, "window_ms": 30_000, "max_items": 20, "max_thread_age_ms": 86_400_000}
-    default |= {"source_system": None, "sources": []}
-    assert client.get("/api/v1/inbox/policy", headers=kee).json() == default
-    changed = client.put("/api/v1/inbox/policy", data={"window_ms": 1000}, content_type="application/json", headers=kee)
-    assert changed.json() == default | {"window_ms": 1000}
-    assert client.get("/api/v1/inbox/policy", headers=kee).json() == default | {"window_ms": 1000}
 
 
 def test_the_raw_path_shows_what_still_waits(tenant: Tenant, token: str) -> None:
