@@ -40,7 +40,13 @@ def check_run(
 
 
 def workflow_run(name: str, conclusion: str | None, *, branch: str = "main") -> dict[str, Any]:
-    run = {"name": name, "head_branch": branch, "status": "completed", "conclusion": conclusion, "pull_requests": []}
+    run: dict[str, Any] = {
+        "name": name,
+        "head_branch": branch,
+        "status": "completed",
+        "conclusion": conclusion,
+        "pull_requests": [],
+    }
     return _event("completed", "mona", workflow_run=run)
 
 

@@ -112,7 +112,7 @@ def fails(*_: object) -> Any:
     "group_of",
     [
         fails,
-        lambda fact: Group(resource_ref=7, event_family="deals"),
+        lambda fact: Group(resource_ref=7, event_family="deals"),  # type: ignore[arg-type]
         lambda fact: Group(resource_ref="deal:\ud83d", event_family="deals"),
         lambda fact: Group(resource_ref="deal:7", event_family="deals", summary_hint="\x00"),
         lambda fact: ("deal:7", "deals"),
