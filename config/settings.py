@@ -224,7 +224,7 @@ def database(process: str) -> dict[str, Any]:
         f"-c {setting}"
         for setting in (
             "plan_cache_mode=force_generic_plan",
-            # PostgreSQL 18.4 has crashed, with all its sessions, where a statement that locks hot tasks under rivals left out
+            # PostgreSQL 18.4 has crashed, with all its sessions, where a statement that locks live tasks under rivals left out
             # partitions as it ran (perform_pruning_base_step, CheckExprStillValid).
             "enable_partition_pruning=off",
             # Whoever waits for a lock holds a connection; an interface gives up and says busy.

@@ -28,7 +28,7 @@ _ENDS: Final = """
     ), facts as materialized (
         select id, tenant_id, receipt_id from receipts_receipt where id > %(receipts)s
     ), records as materialized (
-        select task_id, tenant_id, receipt_id from tasks_terminalrecord where task_id > %(tasks)s
+        select task_id, tenant_id, receipt_id from task_history where task_id > %(tasks)s
     )
 """
 # Each must find nothing, at any moment, in one snapshot. Where a side is cut off, the other is cut off further.
@@ -38,7 +38,7 @@ _CONTRADICTIONS: Final = {
     """,
     "a terminal receipt without its record": """
         select e.receipt_id from ends e
-        left join tasks_terminalrecord r on r.task_id = substr(e.task, 6)::bigint and r.receipt_id = e.receipt_id
+        left join task_history r on r.task_id = substr(e.task, 6)::bigint and r.receipt_id = e.receipt_id
         where r.task_id is null
     """,
     "a terminal receipt in no entry": """
@@ -48,11 +48,11 @@ _CONTRADICTIONS: Final = {
         where shown.id is null and not coalesce(s.pending, false)
     """,
     "an ended task that is open": """
-        select h.task_id from tasks_hottask h join tasks_terminalrecord r using (task_id)
+        select h.task_id from task_live h join task_history r using (task_id)
     """,
     "a task that is neither open nor ended": """
         select old.id from old
-        left join tasks_hottask h on h.task_id = old.id left join tasks_terminalrecord r on r.task_id = old.id
+        left join task_live h on h.task_id = old.id left join task_history r on r.task_id = old.id
         where h.task_id is null and r.task_id is null
     """,
     "a task without the receipt that it is queued": """
@@ -84,7 +84,7 @@ _TASKS: Final = """
     join principals_tenant n on n.id = t.tenant_id
     join principals_principal q on q.id = t.requester_id
     join tasks_tasktype y on y.id = t.task_type_id
-    left join tasks_terminalrecord r on r.task_id = t.id
+    left join task_history r on r.task_id = t.id
     left join tasks_idempotencykey k on k.task_id = t.id
     left join ends on ends.task = 'task_' || t.id and ends.tenant_id = t.tenant_id
     left join runs on runs.task_id = t.id
@@ -109,14 +109,14 @@ def look(connection: psycopg.Connection, *, whole: bool) -> Json:
             name: [one for (one,) in connection.execute(_ENDS + query, floors)]
             for name, query in _CONTRADICTIONS.items()
         }
-        size = _one(connection, "select pg_total_relation_size('tasks_hottask')")
+        size = _one(connection, "select pg_total_relation_size('task_live')")
         count = still_open(connection)
     return {"contradictions": {name: rows for name, rows in found.items() if rows}, "open": count, "hot_bytes": size}
 
 
 def still_open(connection: psycopg.Connection) -> int:
     """How many tasks have no end yet."""
-    return _one(connection, "select count(*) from tasks_hottask")
+    return _one(connection, "select count(*) from task_live")
 
 
 def tasks(connection: psycopg.Connection) -> Iterator[Json]:

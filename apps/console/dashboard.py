@@ -14,7 +14,7 @@ from apps.core import notifications
 from apps.digests.models import Inbox
 from apps.memory.models import Concept, Observation, Pattern
 from apps.receipts.models import RemoteTarget
-from apps.tasks.models import HotTask
+from apps.tasks.models import LiveTask
 from apps.workers.models import Worker
 from apps.workers.states import State
 
@@ -49,7 +49,7 @@ def _work(now: datetime) -> Card:
     oldest = now - queues.oldest_ready_at if queues.oldest_ready_at else None
     return Card(
         title="Tasks",
-        link=_listing(HotTask),
+        link=_listing(LiveTask),
         figures=[
             Figure(label="Ready", value=str(queues.ready)),
             Figure(label="Oldest ready", value=_age(oldest), tone=_late(oldest, timedelta(minutes=5))),

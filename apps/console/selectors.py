@@ -18,7 +18,7 @@ from apps.plans import selectors as plans
 from apps.receipts.models import Letter, Obligation, RemoteTarget
 from apps.receipts.states import Breaker, LetterState
 from apps.tasks import selectors as tasks
-from apps.tasks.models import HotTask, TerminalRecord
+from apps.tasks.models import FinishedTask, LiveTask
 from apps.tasks.states import Status
 from apps.workers.models import Worker
 from apps.workers.states import State
@@ -41,7 +41,7 @@ class QueueFigures:
 
 def queue_figures(*, now: datetime) -> QueueFigures:
     """The open tasks. Reads the hot table only, which holds no history."""
-    found = HotTask.objects.aggregate(
+    found = LiveTask.objects.aggregate(
         ready=Count("pk", filter=Q(ready_at__isnull=False, holder=None)),
         waiting=Count("pk", filter=Q(ready_at=None)),
         leased=Count("pk", filter=Q(holder__isnull=False)),
@@ -53,7 +53,7 @@ def queue_figures(*, now: datetime) -> QueueFigures:
 
 def dead_letters() -> int:
     """Tasks that failed for good."""
-    return TerminalRecord.objects.filter(status=Status.FAILED).count()
+    return FinishedTask.objects.filter(status=Status.FAILED).count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

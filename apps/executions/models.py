@@ -13,7 +13,7 @@ from apps.core.ids import format_ref
 from apps.executions.states import FINAL, SETTLED, STEP_TRANSITIONS, TRANSITIONS, Mode, Status, StepStatus, Strategy
 from apps.plans.shapes import WORKER_STEPS, StepType
 from apps.principals.models import Principal, TenantModel
-from apps.tasks.models import HotTask
+from apps.tasks.models import LiveTask
 
 _ENDED_BY: Final = {StepType.AGGREGATE: "submit_step_result", StepType.ESCALATE: "decide_step"}
 
@@ -302,7 +302,7 @@ class ExecutionStep(TenantModel):
 
 class WorkerJobQuerySet(models.QuerySet["WorkerJob"]):
     def wanted(self) -> Self:
-        return self.filter(Exists(HotTask.objects.filter(task_id=OuterRef("task_id"))))
+        return self.filter(Exists(LiveTask.objects.filter(task_id=OuterRef("task_id"))))
 
     def unwanted(self) -> Self:
         """Jobs that no task follows. One job may have several rows, if a worker gave its id to several calls."""

@@ -19,7 +19,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller
 from apps.receipts import selectors as receipts
 from apps.receipts.errors import UnknownReceipt
-from apps.tasks.models import TerminalRecord
+from apps.tasks.models import FinishedTask
 from apps.workers.models import Offer
 
 
@@ -155,7 +155,7 @@ def executions(caller: Caller, *, before: int | None = None, limit: int) -> list
 
 def due(*, limit: int) -> list[tuple[int, int]]:
     """Executions that can continue, as (tenant, execution). Tenants share the limit fairly, oldest first."""
-    ended = TerminalRecord.objects.filter(task_id=OuterRef("task_id"))
+    ended = FinishedTask.objects.filter(task_id=OuterRef("task_id"))
     steps = ExecutionStep.objects.filter(Exists(ended), status=StepStatus.QUEUED)
     by_task = Execution.objects.open().filter(pk__in=steps.values("execution_id"))
     by_clock = Execution.objects.open().filter(wake_at__lte=GATEHOUSE_NOW)
@@ -191,14 +191,14 @@ def tasks_never_run(task_ids: Collection[int]) -> frozenset[int]:
     """The tasks among these that ended before anybody began them."""
     if not task_ids:
         return frozenset()
-    ended = TerminalRecord.objects.filter(task_id__in=task_ids, fence=0)
+    ended = FinishedTask.objects.filter(task_id__in=task_ids, fence=0)
     return frozenset(ended.values_list("task_id", flat=True))
 
 
 def ended_tasks(execution_id: int) -> list[tuple[int, str | None]]:
     """The ended tasks of an execution whose steps still wait, as (task, result pointer)."""
     waiting = ExecutionStep.objects.filter(execution_id=execution_id, status=StepStatus.QUEUED).values("task_id")
-    found = TerminalRecord.objects.filter(task_id__in=waiting).order_by("task_id")
+    found = FinishedTask.objects.filter(task_id__in=waiting).order_by("task_id")
     return list(found.values_list("task_id", "result_pointer"))
 
 

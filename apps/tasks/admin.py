@@ -21,18 +21,18 @@ from apps.tasks.models import (
     Artifact,
     Budget,
     Dependency,
-    HotTask,
+    FairShare,
+    FinishedTask,
     IdempotencyKey,
-    LeaseCount,
+    LiveTask,
     Queue,
     QueueMinute,
+    RateWindow,
     Run,
     Schedule,
     Spend,
     Task,
     TaskType,
-    TerminalRecord,
-    Turn,
     run_key,
 )
 from apps.tasks.pointers import ARTIFACT, artifact_digest
@@ -143,7 +143,7 @@ class QueueAdmin(OperatorAdmin):
 
     @admin.display(description="Open")
     def open_tasks(self, queue: Queue) -> str:
-        return _list_link("hottask", "open tasks", queue__id__exact=queue.pk)
+        return _list_link("livetask", "open tasks", queue__id__exact=queue.pk)
 
 
 @admin.register(QueueMinute)
@@ -162,35 +162,35 @@ class QueueMinuteAdmin(OperatorAdmin):
         return f"{bound_of(minute.latency):.3g} s"
 
 
-@admin.register(Turn)
-class TurnAdmin(OperatorAdmin):
+@admin.register(FairShare)
+class FairShareAdmin(OperatorAdmin):
     list_display = ["queue_link", "requester_link", "served"]
     list_select_related = ["queue", "requester"]
     list_filter = ["tenant", ("queue__name", ExactTextFilter)]
     ordering = ["-id"]
 
     @admin.display(description="Queue")
-    def queue_link(self, turn: Turn) -> str:
+    def queue_link(self, turn: FairShare) -> str:
         return link_to(turn.queue)
 
     @admin.display(description="Requester")
-    def requester_link(self, turn: Turn) -> str:
+    def requester_link(self, turn: FairShare) -> str:
         return link_to(turn.requester)
 
 
-@admin.register(LeaseCount)
-class LeaseCountAdmin(OperatorAdmin):
+@admin.register(RateWindow)
+class RateWindowAdmin(OperatorAdmin):
     list_display = ["granted_at", "queue_link", "type_link", "leases"]
     list_select_related = ["queue", "task_type"]
     list_filter = ["tenant", ("queue__name", ExactTextFilter), ("task_type__name", ExactTextFilter)]
     ordering = ["-id"]
 
     @admin.display(description="Queue")
-    def queue_link(self, count: LeaseCount) -> str:
+    def queue_link(self, count: RateWindow) -> str:
         return link_to(count.queue)
 
     @admin.display(description="Type")
-    def type_link(self, count: LeaseCount) -> str:
+    def type_link(self, count: RateWindow) -> str:
         return link_to(count.task_type)
 
 
@@ -352,7 +352,7 @@ class TaskAdmin(OperatorAdmin):
 
     @admin.display(description="Receipt of its end")
     def terminal_receipt(self, task: Task) -> str:
-        record = TerminalRecord.objects.filter(task_id=task.pk).first()
+        record = FinishedTask.objects.filter(task_id=task.pk).first()
         if record is None:
             return link_to(None)
         return link_to(Receipt.objects.filter(tenant_id=task.tenant_id, receipt_id=record.receipt_id).first())
@@ -412,8 +412,8 @@ class TaskAdmin(OperatorAdmin):
 
     @admin.display(description="Rows")
     def rows(self, task: Task) -> str:
-        hot = HotTask.objects.filter(task_id=task.pk).first()
-        record = TerminalRecord.objects.filter(task_id=task.pk).first()
+        hot = LiveTask.objects.filter(task_id=task.pk).first()
+        record = FinishedTask.objects.filter(task_id=task.pk).first()
         runs = Run.objects.filter(pk__gte=run_key(task.pk, 0), pk__lt=run_key(task.pk + 1, 0)).order_by("pk")[:50]
         spend = _list_link("spend", "spend", task_id=task.pk)
         return format_html_join(
@@ -421,8 +421,8 @@ class TaskAdmin(OperatorAdmin):
         )
 
 
-@admin.register(HotTask)
-class HotTaskAdmin(_OfTask):
+@admin.register(LiveTask)
+class LiveTaskAdmin(_OfTask):
     list_display = [
         "task",
         "type_link",
@@ -443,15 +443,15 @@ class HotTaskAdmin(_OfTask):
     readonly_fields = ["task"]
 
     @admin.display(description="Type")
-    def type_link(self, hot: HotTask) -> str:
+    def type_link(self, hot: LiveTask) -> str:
         return link_to(hot.task_type)
 
     @admin.display(description="Queue")
-    def queue_link(self, hot: HotTask) -> str:
+    def queue_link(self, hot: LiveTask) -> str:
         return link_to(hot.queue)
 
     @admin.display(description="Holder")
-    def holder_link(self, hot: HotTask) -> str:
+    def holder_link(self, hot: LiveTask) -> str:
         return link_to(hot.holder)
 
 
@@ -508,7 +508,7 @@ class BudgetAdmin(_OfTask):
 
     @admin.display(description="Open")
     def open_tasks(self, budget: Budget) -> str:
-        return _list_link("hottask", "open tasks", budget_id=budget.pk)
+        return _list_link("livetask", "open tasks", budget_id=budget.pk)
 
     @admin.display(description="Spend")
     def spend(self, budget: Budget) -> str:
@@ -524,8 +524,8 @@ class SpendAdmin(_OfTask):
     readonly_fields = ["task"]
 
 
-@admin.register(TerminalRecord)
-class TerminalRecordAdmin(_OfTask):
+@admin.register(FinishedTask)
+class FinishedTaskAdmin(_OfTask):
     list_display = ["task", "status", "reason", "fence", "summary", "result_pointer", "finished_at", "fetched_at"]
     list_filter = ["tenant", "status", "reason"]
     search_fields = ["=task_id", "receipt_id__exact"]
@@ -533,11 +533,11 @@ class TerminalRecordAdmin(_OfTask):
     readonly_fields = ["task", "receipt", "artifact"]
 
     @admin.display(description="Receipt")
-    def receipt(self, record: TerminalRecord) -> str:
+    def receipt(self, record: FinishedTask) -> str:
         return link_to(Receipt.objects.filter(tenant_id=record.tenant_id, receipt_id=record.receipt_id).first())
 
     @admin.display(description="Artifact")
-    def artifact(self, record: TerminalRecord) -> str:
+    def artifact(self, record: FinishedTask) -> str:
         if record.result_pointer is None or not record.result_pointer.startswith(f"{ARTIFACT}:"):
             return link_to(None)
         digest = artifact_digest(record.result_pointer)
@@ -569,4 +569,4 @@ class ArtifactAdmin(OperatorAdmin):
 
     @admin.display(description="Results")
     def results(self, artifact: Artifact) -> str:
-        return _list_link("terminalrecord", "results", result_pointer=str(artifact))
+        return _list_link("finishedtask", "results", result_pointer=str(artifact))

@@ -7,7 +7,7 @@ from django.core.files.storage import storages
 
 from apps.core.erasure import FORGOTTEN, Rows, belong, register
 from apps.tasks import selectors
-from apps.tasks.models import Artifact, TerminalRecord
+from apps.tasks.models import Artifact, FinishedTask
 from apps.tasks.pointers import artifact_pointer
 from apps.tasks.states import FENCE_BITS
 
@@ -17,7 +17,7 @@ _FORGOTTEN_TASKS: Final = f"select id from tasks_task where tenant_id = %(tenant
 
 def _remove_artifacts(tenant_id: int, tasks: Collection[int]) -> None:
     """Remove the artifacts that these tasks gave: files, then rows."""
-    pointers = set(TerminalRecord.objects.filter(pk__in=tasks).values_list("result_pointer", flat=True))
+    pointers = set(FinishedTask.objects.filter(pk__in=tasks).values_list("result_pointer", flat=True))
     for artifact in Artifact.objects.filter(tenant_id=tenant_id):
         if artifact_pointer(artifact.digest) in pointers:
             storages["artifacts"].delete(selectors.place_of(tenant_id, artifact.digest))
@@ -28,7 +28,7 @@ register(
     Rows(
         table="tasks_task",
         redacted={"params": _MARK, '"group"': "null", "caused_by": "null"},
-        also=f"id in (select task_id from tasks_terminalrecord where tenant_id = %(tenant)s and content = {_MARK})",
+        also=f"id in (select task_id from task_history where tenant_id = %(tenant)s and content = {_MARK})",
     ),
     Rows(
         table="tasks_run",
@@ -36,7 +36,7 @@ register(
         also=f"id >> {FENCE_BITS} in ({_FORGOTTEN_TASKS})",
     ),
     Rows(
-        table="tasks_terminalrecord",
+        table="task_history",
         # The pointer stays where it names an artifact: its file is found by it.
         redacted={
             "error": "null",
@@ -51,6 +51,6 @@ register(
 )
 belong(
     "receipts_receipt",
-    f"receipt_id in (select receipt_id from tasks_terminalrecord where tenant_id = %(tenant)s and content = {_MARK}"
+    f"receipt_id in (select receipt_id from task_history where tenant_id = %(tenant)s and content = {_MARK}"
     f" union all select receipt_id from tasks_task where tenant_id = %(tenant)s and params = {_MARK})",
 )

@@ -130,7 +130,7 @@ class TaskType(TenantModel):
 class Task(TenantModel):
     """What was asked for: written once, never changed, read rarely (the cold half of a task).
 
-    Nothing in the database points here: tasks, their runs, spend and terminal records are partitioned by ranges of
+    Nothing in the database points here: tasks, their runs, spend and ends are partitioned by ranges of
     the task's id, and dropped so. `budget_id` is the task
     whose budget this one draws from: itself, or the nearest of those that caused it and have one.
     """
@@ -158,8 +158,8 @@ class Task(TenantModel):
         return f"task_{self.pk}"
 
 
-class HotTask(TenantModel):
-    """The hot half of a task, there only while the task is open: one narrow row that every verb fights for.
+class LiveTask(TenantModel):
+    """An open task: one narrow row that every verb locks. It goes when the task ends.
 
     Ready exactly if `ready_at` is set; waiting tasks have none, and a `due_at` if they wait for a moment.
     `fence` counts the leases granted and is the number of the current run. Of the tasks with one `concurrency_key`
@@ -197,29 +197,30 @@ class HotTask(TenantModel):
     concurrency_key = models.CharField(max_length=200, null=True)
 
     class Meta:
+        db_table = "task_live"
         constraints = [
             models.CheckConstraint(
                 condition=Q(holder=None, lease_expires_at=None)
                 | Q(holder__isnull=False, lease_expires_at__isnull=False),
-                name="tasks_hottask_leased_iff_holder_and_deadline",
+                name="task_live_leased_iff_holder_and_deadline",
             ),
             models.CheckConstraint(
                 condition=Q(holder=None) | Q(ready_at__isnull=False, fence__gte=1),
-                name="tasks_hottask_leased_was_ready_and_fenced",
+                name="task_live_leased_was_ready_and_fenced",
             ),
             models.CheckConstraint(
                 condition=Q(ready_at=None) | Q(due_at=None, open_dependencies=0),
-                name="tasks_hottask_ready_waits_for_nothing",
+                name="task_live_ready_waits_for_nothing",
             ),
             models.CheckConstraint(
-                condition=Q(open_dependencies__gte=0, silent_beats__gte=0), name="tasks_hottask_counts_not_negative"
+                condition=Q(open_dependencies__gte=0, silent_beats__gte=0), name="task_live_counts_not_negative"
             ),
             models.UniqueConstraint(
                 fields=["tenant", "concurrency_key"],
                 condition=Q(ready_at__isnull=False, concurrency_key__isnull=False),
-                name="tasks_hottask_key_admitted_once",
+                name="task_live_key_admitted_once",
             ),
-            models.CheckConstraint(condition=Q(priority_rank__range=(0, 9)), name="tasks_hottask_rank_0_to_9"),
+            models.CheckConstraint(condition=Q(priority_rank__range=(0, 9)), name="task_live_rank_0_to_9"),
             models.CheckConstraint(
                 condition=Q(
                     fence__range=(0, 2**FENCE_BITS - 1),
@@ -228,40 +229,38 @@ class HotTask(TenantModel):
                     expiries__gte=0,
                     expiries__lt=F("max_expiries"),
                 ),
-                name="tasks_hottask_has_tries_left",
+                name="task_live_has_tries_left",
             ),
         ]
         indexes = [
             # Serves sql.CLAIM in its exact order; the type stands in it so that work that a worker can't do is
             # passed over without a look at the table.
             models.Index(
-                name="tasks_hottask_claimable",
+                name="task_live_claimable",
                 fields=["queue", "priority_rank", "ready_at", "task_id", "task_type"],
                 condition=Q(holder=None, ready_at__isnull=False),
             ),
             # Serves sql.RECLAIM, which walks the leases of its queues only, sql.DOOMED and sql.QUEUE_HEALTH. Never on
             # the deadline: heartbeats must stay HOT.
-            models.Index(name="tasks_hottask_leased", fields=["queue", "task_id"], condition=Q(holder__isnull=False)),
+            models.Index(name="task_live_leased", fields=["queue", "task_id"], condition=Q(holder__isnull=False)),
             # Serves sql.RECLAIM, which readies what has become due, and sql.QUEUE_HEALTH, which counts what waits.
-            models.Index(name="tasks_hottask_due", fields=["queue", "due_at"], condition=Q(ready_at=None)),
+            models.Index(name="task_live_due", fields=["queue", "due_at"], condition=Q(ready_at=None)),
             # Serves the admission of the next task with a concurrency key, and the search for keys that are free.
             models.Index(
-                name="tasks_hottask_waiting_for_key",
+                name="task_live_waiting_for_key",
                 fields=["tenant", "concurrency_key", "priority_rank", "task_id"],
                 condition=Q(ready_at=None, due_at=None, open_dependencies=0, concurrency_key__isnull=False),
             ),
-            # Serves claims in fair queues, requester by requester, in the order of tasks_hottask_claimable.
+            # Serves claims in fair queues, requester by requester, in the order of task_live_claimable.
             models.Index(
-                name="tasks_hottask_claimable_fairly",
+                name="task_live_claimable_fairly",
                 fields=["queue", "requester", "priority_rank", "ready_at", "task_id", "task_type"],
                 condition=Q(holder=None, ready_at__isnull=False, requester__isnull=False),
             ),
             # Serves the search for tasks past their deadline. It is written once, so heartbeats stay HOT.
-            models.Index(
-                name="tasks_hottask_by_deadline", fields=["deadline_at"], condition=Q(deadline_at__isnull=False)
-            ),
+            models.Index(name="task_live_by_deadline", fields=["deadline_at"], condition=Q(deadline_at__isnull=False)),
             # Serves sql.UNPAID and sql.SETTLE, and keeps a budget that something draws from. Written once likewise.
-            models.Index(name="tasks_hottask_by_budget", fields=["budget_id"], condition=Q(budget_id__isnull=False)),
+            models.Index(name="task_live_by_budget", fields=["budget_id"], condition=Q(budget_id__isnull=False)),
         ]
 
     def __str__(self) -> str:
@@ -439,8 +438,8 @@ class Spend(TenantModel):
         return f"task_{self.task_id} run_{self.fence}"
 
 
-class TerminalRecord(TenantModel):
-    """How a task ended; there is one exactly if the hot row is gone. A dead letter is one that failed.
+class FinishedTask(TenantModel):
+    """How a task ended; it exists exactly if the :class:`LiveTask` is gone. A dead letter is one that failed.
 
     Written in the transaction that posts the terminal receipt. Only `fetched_at` changes, once.
     """
@@ -462,24 +461,23 @@ class TerminalRecord(TenantModel):
     fetched_at = models.DateTimeField(null=True)
 
     class Meta:
+        db_table = "task_history"
         constraints = [
             models.CheckConstraint(
                 condition=Q(status__in=[str(status) for status in sorted(TERMINAL)]),
-                name="tasks_terminalrecord_status_terminal",
+                name="task_history_status_terminal",
             ),
             models.CheckConstraint(
                 condition=(Q(status=Status.SUCCEEDED) & Q(reason=None))
                 | (~Q(status=Status.SUCCEEDED) & Q(reason__isnull=False, reason__in=Reason.values)),
-                name="tasks_terminalrecord_reason_iff_not_succeeded",
+                name="task_history_reason_iff_not_succeeded",
             ),
         ]
         indexes = [
             # Serves the count of dead letters, and their list in the admin, newest first.
-            models.Index(
-                name="tasks_terminalrecord_dead", fields=["tenant", "task_id"], condition=Q(status=Status.FAILED)
-            ),
-            # Serves sql.TALLY.
-            models.Index(name="tasks_terminalrecord_by_end", fields=["finished_at"]),
+            models.Index(name="task_history_dead", fields=["tenant", "task_id"], condition=Q(status=Status.FAILED)),
+            # Serves sql.COUNT_MINUTES.
+            models.Index(name="task_history_by_end", fields=["finished_at"]),
         ]
 
     def __str__(self) -> str:
@@ -549,7 +547,7 @@ class QueueMinute(TenantModel):
             ),
         ]
         indexes = [
-            # Serves sql.TALLY, which goes on where the last minute ends, and sql.FORGET_MINUTES.
+            # Serves sql.COUNT_MINUTES, which goes on where the last minute ends, and sql.FORGET_MINUTES.
             models.Index(name="tasks_queueminute_by_time", fields=["minute_at"])
         ]
 
@@ -608,7 +606,7 @@ class Schedule(TenantModel):
         return self.name
 
 
-class Turn(TenantModel):
+class FairShare(TenantModel):
     """When a requester was last served in a fair queue: `served` counts on."""
 
     queue = models.ForeignKey(Queue, on_delete=models.DO_NOTHING, related_name="+", db_index=False, db_constraint=False)
@@ -618,13 +616,13 @@ class Turn(TenantModel):
     served = models.BigIntegerField()
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["tenant", "queue", "requester"], name="tasks_turn_once")]
+        constraints = [models.UniqueConstraint(fields=["tenant", "queue", "requester"], name="tasks_fairshare_once")]
 
     def __str__(self) -> str:
         return f"{self.queue_id} {self.requester_id}"
 
 
-class LeaseCount(TenantModel):
+class RateWindow(TenantModel):
     """How many leases a queue, or a type, with a rate granted at one moment. Kept for as long as the rate looks back."""
 
     queue = models.ForeignKey(
@@ -640,14 +638,14 @@ class LeaseCount(TenantModel):
         constraints = [
             models.CheckConstraint(
                 condition=Q(queue=None, task_type__isnull=False) | Q(queue__isnull=False, task_type=None),
-                name="tasks_leasecount_of_a_queue_or_a_type",
+                name="tasks_ratewindow_of_a_queue_or_a_type",
             ),
-            models.CheckConstraint(condition=Q(leases__gte=1), name="tasks_leasecount_counts_something"),
+            models.CheckConstraint(condition=Q(leases__gte=1), name="tasks_ratewindow_counts_something"),
         ]
         indexes = [
             # Serve sql.CLAIM_WITHIN_LIMITS, which sums what was granted lately.
-            models.Index(name="tasks_leasecount_of_queue", fields=["queue", "granted_at"], condition=Q(task_type=None)),
-            models.Index(name="tasks_leasecount_of_type", fields=["task_type", "granted_at"], condition=Q(queue=None)),
+            models.Index(name="tasks_ratewindow_of_queue", fields=["queue", "granted_at"], condition=Q(task_type=None)),
+            models.Index(name="tasks_ratewindow_of_type", fields=["task_type", "granted_at"], condition=Q(queue=None)),
         ]
 
     def __str__(self) -> str:

@@ -36,8 +36,9 @@ from apps.tasks.models import (
     Artifact,
     Budget,
     Dependency,
-    HotTask,
+    FinishedTask,
     IdempotencyKey,
+    LiveTask,
     Queue,
     QueueMinute,
     Run,
@@ -45,7 +46,6 @@ from apps.tasks.models import (
     Spend,
     Task,
     TaskType,
-    TerminalRecord,
     replay_key,
     run_key,
 )
@@ -220,7 +220,7 @@ def status(task_ref: str) -> TaskStatus:
     """
     task = _task(task_ref)
     # In this order: what is not open any more has its record.
-    hot = HotTask.objects.filter(task_id=task.pk).first()
+    hot = LiveTask.objects.filter(task_id=task.pk).first()
     runs = list(_runs(task.pk))
     run = runs[-1] if runs else None
     spent = _spent(task.pk, runs).values()
@@ -239,7 +239,7 @@ def status(task_ref: str) -> TaskStatus:
         tokens=sum(one["tokens"] for one in spent),
         cost_usd=sum(one["cost_usd"] for one in spent),
         budgets=budgets(task),
-        **(_open(hot, run) if hot else _ended(TerminalRecord.objects.get(task_id=task.pk), runs)),
+        **(_open(hot, run) if hot else _ended(FinishedTask.objects.get(task_id=task.pk), runs)),
     )
 
 
@@ -250,7 +250,7 @@ def result(task_ref: str) -> TaskResult:
     :raises NotFinished: if it is still open.
     """
     task_id = task_of(task_ref)
-    record = TerminalRecord.objects.filter(task_id=task_id).first()
+    record = FinishedTask.objects.filter(task_id=task_id).first()
     if record is None:
         raise NotFinished(f"{_task(task_ref)} is not finished.")
     return TaskResult(
@@ -277,7 +277,7 @@ def timeline(task_ref: str, *, after: int = 0, limit: int = 20) -> Story:
     task = _task(task_ref)
     runs = list(_runs(task.pk).filter(pk__gt=run_key(task.pk, min(after, 2**FENCE_BITS - 1)))[: limit + 1])
     shown, more = runs[:limit], len(runs) > limit
-    hot = HotTask.objects.filter(task_id=task.pk).first()
+    hot = LiveTask.objects.filter(task_id=task.pk).first()
     events = [] if after else [_queued(task)]
     spent = _spent(task.pk, shown)
     for run in shown:
@@ -386,7 +386,7 @@ def dead_letters(*, principal_id: int, before: int | None = None, limit: int = 5
     own = [task_id for task_id, is_own in looked_at if is_own]
     shown = own[:limit]
     replays = _replays(shown)
-    records = TerminalRecord.objects.in_bulk(shown)
+    records = FinishedTask.objects.in_bulk(shown)
     tasks = Task.objects.select_related("task_type", "queue").in_bulk(shown)
     letters = [_dead_letter(tasks[pk], records[pk], replays.get(pk)) for pk in shown]
     if len(own) > limit:
@@ -403,7 +403,7 @@ def _replays(task_ids: list[int]) -> dict[int, int]:
     return {keys[key]: task_id for key, task_id in used.values_list("key", "task_id")}
 
 
-def _dead_letter(task: Task, record: TerminalRecord, replayed_as: int | None) -> DeadLetter:
+def _dead_letter(task: Task, record: FinishedTask, replayed_as: int | None) -> DeadLetter:
     return DeadLetter(
         task_id=task.pk,
         task_type=task.task_type.name,
@@ -606,7 +606,7 @@ def _runs(task_id: int) -> Any:
     return Run.objects.filter(pk__gte=first, pk__lt=first + 2**FENCE_BITS).select_related("holder").order_by("pk")
 
 
-def _ended(record: TerminalRecord, runs: list[Run]) -> dict[str, Any]:
+def _ended(record: FinishedTask, runs: list[Run]) -> dict[str, Any]:
     return {
         "status": Status(record.status),
         "complete": True,
@@ -623,7 +623,7 @@ def _ended(record: TerminalRecord, runs: list[Run]) -> dict[str, Any]:
     }
 
 
-def _open(hot: HotTask, run: Run | None) -> dict[str, Any]:
+def _open(hot: LiveTask, run: Run | None) -> dict[str, Any]:
     return {
         "status": open_status(
             leased=hot.holder_id is not None,
@@ -680,7 +680,7 @@ def _spent(task_id: int, runs: list[Run]) -> dict[int, dict[str, Any]]:
     }
 
 
-def _of_run(run: Run, held: HotTask | None, spent: dict[str, Any] | None) -> Iterator[Event]:
+def _of_run(run: Run, held: LiveTask | None, spent: dict[str, Any] | None) -> Iterator[Event]:
     """What a run has left: heartbeats leave the time of the last one, while the lease lasts."""
     yield Event(at=run.started_at, event="leased", run_id=run.fence, holder=run.holder.name)
     if run.progressed_at is not None:
@@ -707,7 +707,7 @@ def _of_run(run: Run, held: HotTask | None, spent: dict[str, Any] | None) -> Ite
 
 
 def _ending(task: Task) -> Iterator[Event]:
-    record = TerminalRecord.objects.filter(task_id=task.pk).first()
+    record = FinishedTask.objects.filter(task_id=task.pk).first()
     if record is None:
         return
     yield Event(

@@ -54,7 +54,7 @@ with given as materialized (
     from given where key is null or id in (select task_id from keyed)
     returning id
 ), hot as (
-    insert into tasks_hottask (task_id, tenant_id, queue_id, task_type_id, ready_at, due_at, fence, lease_seconds,
+    insert into task_live (task_id, tenant_id, queue_id, task_type_id, ready_at, due_at, fence, lease_seconds,
                                priority_rank, failures, max_attempts, expiries, max_expiries, flags,
                                open_dependencies, stuck_after, requester_id, budget_id, deadline_at, concurrency_key)
     select id, %(tenant)s::bigint, queue, task_type,
@@ -77,34 +77,34 @@ from (
     order by 1, 2
 ) as held
 """
-# After HOLD_KEYS: which of the keys a task has already. Index: tasks_hottask_key_admitted_once.
+# After HOLD_KEYS: which of the keys a task has already. Index: task_live_key_admitted_once.
 BUSY_KEYS: Final = """
 select gatehouse_now(), array(
-    select h.concurrency_key from tasks_hottask h
+    select h.concurrency_key from task_live h
     where h.tenant_id = gatehouse_tenant() and h.concurrency_key = any(%(keys)s::text[]) and h.ready_at is not null)
 """
 _NEXT_KEY: Final = """
-    select h.tenant_id, h.concurrency_key from tasks_hottask h
+    select h.tenant_id, h.concurrency_key from task_live h
     where h.ready_at is null and h.due_at is null and h.open_dependencies = 0 and h.concurrency_key is not null
       and {after}
     order by h.tenant_id, h.concurrency_key limit 1"""
-# After HOLD_KEYS: of each key that is free the most urgent task gets ready. Index: tasks_hottask_waiting_for_key.
+# After HOLD_KEYS: of each key that is free the most urgent task gets ready. Index: task_live_waiting_for_key.
 ADMIT: Final = """
 with next as materialized (
     select chosen.task_id
     from (select distinct k.tenant_id, k.key from unnest(%(tenants)s::bigint[], %(keys)s::text[]) as k(tenant_id, key))
         as freed
     cross join lateral (
-        select w.task_id from tasks_hottask w
+        select w.task_id from task_live w
         where w.tenant_id = freed.tenant_id and w.concurrency_key = freed.key
           and w.ready_at is null and w.due_at is null and w.open_dependencies = 0
         order by w.priority_rank, w.task_id limit 1 for update of w skip locked
     ) as chosen
     where not exists (
-        select from tasks_hottask a
+        select from task_live a
         where a.tenant_id = freed.tenant_id and a.concurrency_key = freed.key and a.ready_at is not null)
 ), admitted as (
-    update tasks_hottask h set ready_at = gatehouse_now() from next where h.task_id = next.task_id
+    update task_live h set ready_at = gatehouse_now() from next where h.task_id = next.task_id
     returning h.tenant_id, h.queue_id, h.task_type_id
 )
 select distinct a.tenant_id, q.name, k.name
@@ -114,7 +114,7 @@ join lateral (select name from tasks_tasktype where id = a.task_type_id) k on tr
 """
 
 # Keys that nobody has and that somebody waits for: ADMIT passes over a task that another transaction has at hand. From
-# key to key by tasks_hottask_waiting_for_key, one probe of tasks_hottask_key_admitted_once each.
+# key to key by task_live_waiting_for_key, one probe of task_live_key_admitted_once each.
 FREE_KEYS: Final = f"""
 with recursive waited_for as (
     ({_NEXT_KEY.format(after="true")})
@@ -125,7 +125,7 @@ with recursive waited_for as (
 )
 select w.tenant_id, w.concurrency_key from waited_for w
 where not exists (
-    select from tasks_hottask a
+    select from task_live a
     where a.tenant_id = w.tenant_id and a.concurrency_key = w.concurrency_key and a.ready_at is not null)
 limit %(limit)s
 """
@@ -139,14 +139,14 @@ with expired as materialized (
     select spot.task_id, spot.run_id
     from ({queues}) as line,
     lateral (
-        select h.task_id, (h.task_id << 16) + h.fence as run_id from tasks_hottask h
+        select h.task_id, (h.task_id << 16) + h.fence as run_id from task_live h
         where h.queue_id = any(array[line.id]) and h.holder_id is not null and h.lease_expires_at <= gatehouse_now()
           and h.expiries + 1 < h.max_expiries and h.fence < {most_runs} and h.flags & {doomed} = 0 and {in_time}
         order by h.queue_id, h.task_id limit 100 for update of h skip locked
     ) as spot
     limit 100
 ), freed as (
-    update tasks_hottask h set holder_id = null, lease_expires_at = null, expiries = h.expiries + 1
+    update task_live h set holder_id = null, lease_expires_at = null, expiries = h.expiries + 1
     from expired where h.task_id = expired.task_id returning h.tenant_id, h.queue_id, h.task_type_id
 ), over as (
     update tasks_run r set ended_at = gatehouse_now(), outcome = 'expired'
@@ -155,14 +155,14 @@ with expired as materialized (
     select spot.task_id
     from ({queues}) as line,
     lateral (
-        select h.task_id from tasks_hottask h
+        select h.task_id from task_live h
         where h.queue_id = line.id and h.ready_at is null and h.due_at <= gatehouse_now()
         order by h.due_at limit 100 for update of h skip locked
     ) as spot
     limit 100
 ), readied as (
     -- One with a key, or that waits for others too, is due but not ready yet.
-    update tasks_hottask h
+    update task_live h
     set ready_at = case when h.concurrency_key is null and h.open_dependencies = 0 then h.due_at end, due_at = null
     from due where h.task_id = due.task_id
     returning h.tenant_id, h.queue_id, h.task_type_id, h.ready_at, h.concurrency_key
@@ -182,7 +182,7 @@ select (select count(*) from freed), (select count(*) from readied),
         join lateral (select name from tasks_tasktype where id = f.task_type_id) k on true)
 """
 _NAMED: Final = "select id from tasks_queue where tenant_id = gatehouse_tenant() and name = any(%(queues)s::text[])"
-# Before each claim: what has expired or become due in these queues. Plan: tasks_hottask_leased and tasks_hottask_due
+# Before each claim: what has expired or become due in these queues. Plan: task_live_leased and task_live_due
 # queue by queue, so that nobody walks the tasks of others; in the order of the queue too, which is named by an array lest
 # that be void, since the primary key has the order of the tasks as well.
 RECLAIM: Final = _RECLAIM.format(queues=_NAMED, doomed=_DOOMED, most_runs=MOST_RUNS, in_time=_IN_TIME.format(row="h"))
@@ -200,10 +200,10 @@ cross join lateral (select recipient_id from tasks_task where id = h.task_id lim
 order by row_number() over (partition by cold.recipient_id order by random()) limit 100
 """
 # Expired leases whose task must not run again: its expiries or its runs are used up, or it was to be stopped. Index:
-# tasks_hottask_leased.
+# task_live_leased.
 DOOMED: Final = _TURNS.format(
     ending=f"""
-    select o.tenant_id, o.task_id from tasks_hottask o
+    select o.tenant_id, o.task_id from task_live o
     where o.holder_id is not null and o.lease_expires_at <= gatehouse_now()
       and (o.expiries + 1 >= o.max_expiries or o.fence >= {MOST_RUNS} or o.flags & {_DOOMED} <> 0)
       and {_IN_TIME.format(row="o")}"""
@@ -231,7 +231,7 @@ _LENGTH: Final = """least(
             ceil(extract(epoch from h.deadline_at - gatehouse_now()))::int)"""
 _GRANT: Final = """
 claimed as (
-    update tasks_hottask h
+    update task_live h
     set fence = h.fence + 1,
         holder_id = %(holder)s::bigint,
         flags = h.flags & {kept},
@@ -261,7 +261,7 @@ left join lateral (
 
 # Queues are tried in the order named; within one, the most urgent first. The array of ctids makes the planner
 # find rows one by one and lock exactly those it takes: the outer limit stops the probes. Plan: Tid Scan over an
-# Index Scan of tasks_hottask_claimable, which begins at the floor in each rank: what was claimed before leaves entries
+# Index Scan of task_live_claimable, which begins at the floor in each rank: what was claimed before leaves entries
 # that nobody can clean up while a snapshot is held elsewhere. Where a limit bites, nothing is claimed and the one row answered has no task:
 # CLAIM_WITHIN_LIMITS is to be asked.
 CLAIM: Final = f"""
@@ -277,7 +277,7 @@ with {_ABLE}, {
             order by place
         ) as line,
         lateral (
-            select c.ctid from tasks_hottask c
+            select c.ctid from task_live c
             where c.queue_id = line.id and c.holder_id is null and c.ready_at <= gatehouse_now()
               and c.ready_at >= %(floor)s::timestamptz
               and c.task_type_id = any(array(select id from able)) and {_IN_TIME.format(row="c")}
@@ -314,16 +314,16 @@ TRY_LIMITS: Final = (
 )
 # After HOLD_LIMITS. Looks first, at no more rows of a kind than may be taken of it, and locks what it has chosen. A kind
 # is a limited type by itself, and all other types together; in a fair queue each requester has a look of its own, and
-# they take turns: whoever was served longest ago comes first. Index: tasks_hottask_claimable, or _claimable_fairly; what
+# they take turns: whoever was served longest ago comes first. Index: task_live_claimable, or _claimable_fairly; what
 # is chosen is fetched by its place, which `is true` keeps the partial indexes out of.
 CLAIM_WITHIN_LIMITS: Final = f"""
 with recursive {_ABLE}, kind as materialized (
     select array[a.id] as types, least(
         a.concurrency - (
-            select count(*) from tasks_queue q join tasks_hottask h on h.queue_id = q.id
+            select count(*) from tasks_queue q join task_live h on h.queue_id = q.id
             where q.tenant_id = gatehouse_tenant() and h.holder_id is not null and h.task_type_id = a.id),
         a.rate - (
-            select coalesce(sum(g.leases), 0) from tasks_leasecount g
+            select coalesce(sum(g.leases), 0) from tasks_ratewindow g
             where g.task_type_id = a.id and g.queue_id is null
               and g.granted_at > gatehouse_now() - make_interval(secs => a.rate_seconds)),
         %(capacity)s::int) as room
@@ -332,9 +332,9 @@ with recursive {_ABLE}, kind as materialized (
     select array(select id from able where not limited), %(capacity)s::int
 ), line as materialized (
     select q.id, q.place, q.fair, least(
-        q.concurrency - (select count(*) from tasks_hottask h where h.queue_id = q.id and h.holder_id is not null),
+        q.concurrency - (select count(*) from task_live h where h.queue_id = q.id and h.holder_id is not null),
         q.rate - (
-            select coalesce(sum(g.leases), 0) from tasks_leasecount g
+            select coalesce(sum(g.leases), 0) from tasks_ratewindow g
             where g.queue_id = q.id and g.task_type_id is null
               and g.granted_at > gatehouse_now() - make_interval(secs => q.rate_seconds)),
         %(capacity)s::int) as room
@@ -342,7 +342,7 @@ with recursive {_ABLE}, kind as materialized (
 ), asking as (
     select line.id as queue_id, first.requester_id
     from line cross join lateral (
-        select c.requester_id from tasks_hottask c
+        select c.requester_id from task_live c
         where line.fair and c.queue_id = line.id and c.holder_id is null and c.ready_at is not null
           and c.requester_id is not null
         order by c.requester_id limit 1
@@ -350,7 +350,7 @@ with recursive {_ABLE}, kind as materialized (
     union all
     select asking.queue_id, following.requester_id
     from asking cross join lateral (
-        select c.requester_id from tasks_hottask c
+        select c.requester_id from task_live c
         where c.queue_id = asking.queue_id and c.holder_id is null and c.ready_at is not null
           and c.requester_id > asking.requester_id
         order by c.requester_id limit 1
@@ -360,7 +360,7 @@ with recursive {_ABLE}, kind as materialized (
            null::bigint as served
     from line cross join kind cross join lateral (
         select c.ctid as spot, c.task_id, c.priority_rank, c.ready_at
-        from tasks_hottask c
+        from task_live c
         where c.queue_id = line.id and c.holder_id is null and c.ready_at <= gatehouse_now()
           and c.task_type_id = any(kind.types) and {_IN_TIME.format(row="c")}
         order by c.priority_rank, c.ready_at, c.task_id limit greatest(least(line.room, kind.room), 0)
@@ -370,11 +370,11 @@ with recursive {_ABLE}, kind as materialized (
     select spot.*, line.id, line.place, line.room, kind.types, kind.room,
            row_number() over (partition by line.id, asking.requester_id
                               order by spot.priority_rank, spot.ready_at, spot.task_id),
-           (select t.served from tasks_turn t
+           (select t.served from tasks_fairshare t
             where t.tenant_id = gatehouse_tenant() and t.queue_id = line.id and t.requester_id = asking.requester_id)
     from line join asking on asking.queue_id = line.id cross join kind cross join lateral (
         select c.ctid as spot, c.task_id, c.priority_rank, c.ready_at
-        from tasks_hottask c
+        from task_live c
         where c.queue_id = line.id and c.requester_id = asking.requester_id and c.holder_id is null
           and c.ready_at <= gatehouse_now() and c.task_type_id = any(kind.types) and {_IN_TIME.format(row="c")}
         order by c.priority_rank, c.ready_at, c.task_id limit greatest(least(line.room, kind.room), 0)
@@ -407,13 +407,13 @@ with recursive {_ABLE}, kind as materialized (
         kept=_KEPT,
         length=_LENGTH,
         spots='''
-        select c.ctid from tasks_hottask c
+        select c.ctid from task_live c
         where c.ctid = any(array(select spot from chosen)) and (c.holder_id is null and c.ready_at is not null) is true
         for update skip locked''',
     )
 }, turns as (
-    insert into tasks_turn (tenant_id, queue_id, requester_id, served)
-    select c.tenant_id, c.queue_id, c.requester_id, nextval('tasks_turn_id_seq')
+    insert into tasks_fairshare (tenant_id, queue_id, requester_id, served)
+    select c.tenant_id, c.queue_id, c.requester_id, nextval('tasks_fairshare_id_seq')
     from (
         select claimed.tenant_id, claimed.queue_id, claimed.requester_id, max(chosen.turn) as last
         from claimed join chosen on chosen.task_id = claimed.task_id
@@ -423,18 +423,18 @@ with recursive {_ABLE}, kind as materialized (
     ) as c
     on conflict (tenant_id, queue_id, requester_id) do update set served = excluded.served
 ), counted as (
-    insert into tasks_leasecount (tenant_id, queue_id, task_type_id, granted_at, leases)
+    insert into tasks_ratewindow (tenant_id, queue_id, task_type_id, granted_at, leases)
     select c.tenant_id, c.queue_id, null, gatehouse_now(), count(*)
     from claimed c join open on open.id = c.queue_id and open.rate is not null group by 1, 2
     union all
     select c.tenant_id, null, c.task_type_id, gatehouse_now(), count(*)
     from claimed c join able on able.id = c.task_type_id and able.rate is not null group by 1, 3
 ), forgotten as (
-    delete from tasks_leasecount g using open
+    delete from tasks_ratewindow g using open
     where g.queue_id = open.id and g.task_type_id is null
       and g.granted_at <= gatehouse_now() - make_interval(secs => open.rate_seconds)
 ), forgotten_of_types as (
-    delete from tasks_leasecount g using able
+    delete from tasks_ratewindow g using able
     where g.task_type_id = able.id and g.queue_id is null
       and g.granted_at <= gatehouse_now() - make_interval(secs => able.rate_seconds)
 )
@@ -443,11 +443,11 @@ join chosen on chosen.task_id = c.task_id
 order by chosen.turn
 """
 # In queues that have become fair: whose turn each task is on, of some at a time.
-SETTLE_TURNS: Final = """
-update tasks_hottask h set requester_id = cold.requester_id
+SETTLE_FAIR_SHARES: Final = """
+update task_live h set requester_id = cold.requester_id
 from tasks_task cold
 where cold.id = h.task_id and h.task_id = any(array(
-    select c.task_id from tasks_queue q join tasks_hottask c on c.queue_id = q.id and c.requester_id is null
+    select c.task_id from tasks_queue q join task_live c on c.queue_id = q.id and c.requester_id is null
     where q.fair limit %(limit)s for update of c skip locked))
 """
 
@@ -460,12 +460,12 @@ with beat as materialized (
            case when %(relaxed)s::bool then set_config('synchronous_commit', 'off', true) end
     from unnest(%(tasks)s::bigint[], %(fences)s::int[]) as b(task_id, fence)
 ), mine as materialized (
-    select h.task_id, h.lease_seconds from tasks_hottask h join beat on beat.task_id = h.task_id
+    select h.task_id, h.lease_seconds from task_live h join beat on beat.task_id = h.task_id
     where h.fence = beat.fence and h.holder_id = %(holder)s::bigint
       and (h.flags & {STRICT} = 0 or h.lease_expires_at > gatehouse_now())
     order by h.task_id for update of h skip locked
 )
-update tasks_hottask h
+update task_live h
 set lease_expires_at = case when h.flags & {BUDGET_SPENT} = 0
         then least(gatehouse_now() + make_interval(secs => mine.lease_seconds), h.deadline_at)
         else h.lease_expires_at end,
@@ -488,8 +488,8 @@ select b.task_id, b.fence, h.fence, h.holder_id,
        h.flags & {STRICT} <> 0 and h.lease_expires_at <= gatehouse_now(),
        d.status, r.outcome, r.request_digest, r.answer
 from b
-left join tasks_hottask h on h.task_id = b.task_id
-left join tasks_terminalrecord d on d.task_id = b.task_id
+left join task_live h on h.task_id = b.task_id
+left join task_history d on d.task_id = b.task_id
 left join tasks_run r on r.id = b.run_id
 """
 
@@ -518,7 +518,7 @@ with told as (
     returning r.id, r.id >> 16 as task_id,
               p.checkpoint is not null and (p.sequence > old.checkpoint_sequence) is not false as saved
 ), moving as (
-    update tasks_hottask h
+    update task_live h
     set silent_beats = 0, flags = case when told.saved then h.flags & ~{CHECKPOINT_WANTED} else h.flags end
     from told where h.task_id = told.task_id
       and (h.stuck_after is not null or told.saved and h.flags & {CHECKPOINT_WANTED} <> 0)
@@ -526,10 +526,10 @@ with told as (
 select id, saved from told
 """
 # What the holders of leases are told at their next heartbeat.
-ORDER: Final = "update tasks_hottask set flags = flags | %(flag)s::smallint where task_id = %(task)s::bigint"
+ORDER: Final = "update task_live set flags = flags | %(flag)s::smallint where task_id = %(task)s::bigint"
 DRAIN_QUEUE: Final = f"""
-update tasks_hottask set flags = flags | {DRAINING} where task_id = any(array(
-    select h.task_id from tasks_hottask h
+update task_live set flags = flags | {DRAINING} where task_id = any(array(
+    select h.task_id from task_live h
     where h.queue_id = %(queue)s::bigint and h.holder_id is not null order by h.task_id for update))
 """
 # Where a transaction that began with heartbeats has done more.
@@ -591,7 +591,7 @@ with recursive line as (
            (array_agg(b.when_spent order by b.task_id desc) filter (where b.spent_at is not null))[1] as policy
     from line l join tasks_budget b on b.task_id = l.at_id group by l.task_id
 ), marked as (
-    update tasks_hottask h
+    update task_live h
     set flags = h.flags | case found.policy when '{WhenSpent.CANCEL}' then {BUDGET_SPENT | CANCELS_SPENT} else {BUDGET_SPENT} end
     from found where h.task_id = found.task_id and found.policy is not null and h.flags & {BUDGET_SPENT} = 0
 )
@@ -637,7 +637,7 @@ with recursive up as (
     from unnest(%(children)s::int[], %(parents)s::bigint[]) as a(nth, task_id)
     cross join lateral (select id, requester_id, recipient_id from tasks_task where id = a.task_id limit 1) as t
     where %(requester)s::bigint in (t.requester_id, t.recipient_id)
-       or %(requester)s::bigint = (select h.holder_id from tasks_hottask h where h.task_id = t.id)
+       or %(requester)s::bigint = (select h.holder_id from task_live h where h.task_id = t.id)
 ), funded as materialized (
     -- What is done again has a budget of its own again.
     select c.nth, t.receipt_id, case when t.budget_id = t.id and c.nth = any(%(replays)s::int[])
@@ -660,7 +660,7 @@ cross join lateral (
 # Open tasks that nobody holds and that draw from a spent budget, be it from one below it; recipients take turns as in
 # DOOMED. A budget stays among the spent for a minute or more, though nothing draws from it any more: all of them are looked
 # at while they are not too many, and otherwise others each time. Downwards budget by budget: offset and limit keep the
-# planner from reading tables whole. Indexes: tasks_budget_unsettled, tasks_budget_by_parent, tasks_hottask_by_budget.
+# planner from reading tables whole. Indexes: tasks_budget_unsettled, tasks_budget_by_parent, task_live_by_budget.
 UNPAID: Final = """
 with recursive below as (
     select task_id from (
@@ -674,7 +674,7 @@ with recursive below as (
 select h.tenant_id, h.task_id, cold.recipient_id
 from (
     select drawing.* from below cross join lateral (
-        select o.tenant_id, o.task_id from tasks_hottask o
+        select o.tenant_id, o.task_id from task_live o
         where o.budget_id = below.task_id and o.holder_id is null limit 1000
     ) as drawing
     limit 5000
@@ -698,7 +698,7 @@ with recursive spent as materialized (
     update tasks_budget b set settled_at = gatehouse_now()
     from spent where b.task_id = spent.task_id and not exists (
         select from below
-        cross join lateral (select from tasks_hottask h where h.budget_id = below.task_id limit 1) as open
+        cross join lateral (select from task_live h where h.budget_id = below.task_id limit 1) as open
         where below.spent_id = spent.task_id)
     returning b.task_id
 )
@@ -720,20 +720,20 @@ with held as materialized (
         task_id bigint, fence int, status text, outcome text, reason text, error text, summary text, channel text,
         pointer text, content text, checksum text, size bigint, media_type text, digest text, answer text,
         receipt text)
-    join tasks_hottask h on h.task_id = g.task_id
+    join task_live h on h.task_id = g.task_id
     where h.task_id = any(%(tasks)s::bigint[]) and (g.fence is null or (
         h.fence = g.fence and h.holder_id = %(holder)s::bigint
         and (h.flags & {STRICT} = 0 or h.lease_expires_at > gatehouse_now())))
     order by h.task_id for update of h
 ), gone as (
-    delete from tasks_hottask h using held where h.task_id = held.task_id
+    delete from task_live h using held where h.task_id = held.task_id
 ), runs as (
     update tasks_run r
     set ended_at = gatehouse_now(), outcome = held.outcome, error = held.error, request_digest = held.digest,
         answer = held.answer
     from held where r.id = held.run_id and r.ended_at is null
 ), record as (
-    insert into tasks_terminalrecord (task_id, tenant_id, status, reason, fence, error, result_channel,
+    insert into task_history (task_id, tenant_id, status, reason, fence, error, result_channel,
         result_pointer, content, checksum, size, media_type, summary, receipt_id, finished_at)
     select held.task_id, held.tenant_id, held.status, held.reason, held.fence, held.error, held.channel,
            held.pointer, held.content, held.checksum, held.size, held.media_type,
@@ -758,7 +758,7 @@ _LOCK: Final = """
 select h.task_id, h.fence, h.holder_id, h.flags, h.failures, h.max_attempts, h.expiries, h.max_expiries,
        h.lease_expires_at <= gatehouse_now(), k.backoff_seconds, k.backoff_cap_seconds
 from unnest(%(tasks)s::bigint[]{more}) as asked(task_id{named})
-join tasks_hottask h on h.task_id = asked.task_id {guard}
+join task_live h on h.task_id = asked.task_id {guard}
 join tasks_tasktype k on k.id = h.task_type_id
 order by h.task_id for update of h
 """
@@ -783,7 +783,7 @@ with given as materialized (
         task_id bigint, fence int, failures smallint, expiries smallint, delay float8, outcome text, error text,
         digest text, answer text)
 ), back as (
-    update tasks_hottask h
+    update task_live h
     set holder_id = null, lease_expires_at = null, failures = h.failures + g.failures,
         expiries = h.expiries + g.expiries, silent_beats = 0,
         ready_at = case when g.delay > 0 then null else h.ready_at end,
@@ -821,7 +821,7 @@ select c.task_id, c.fence, k.name, cold.params, hot.lease_ms, cold.requester_id,
 from given c
 join lateral (
     select ceil(extract(epoch from h.lease_expires_at - gatehouse_now()) * 1000)::int as lease_ms
-    from tasks_hottask h
+    from task_live h
     where h.task_id = c.task_id and h.fence = c.fence and h.holder_id is not null
       and h.lease_expires_at > gatehouse_now()
 ) hot on true
@@ -837,7 +837,7 @@ order by c.nth
 """
 
 # Queues with ready work of these types that has lain for a second: its announcement was lost, or all hands were
-# busy. One probe of tasks_hottask_claimable for each queue.
+# busy. One probe of task_live_claimable for each queue.
 UNANNOUNCED: Final = """
 with line as materialized (
     select q.id, q.tenant_id, q.name, array(
@@ -848,7 +848,7 @@ with line as materialized (
 select line.tenant_id, line.name, k.name
 from line
 cross join lateral (
-    select h.task_type_id from tasks_hottask h
+    select h.task_type_id from task_live h
     where h.queue_id = line.id and h.holder_id is null and h.ready_at <= gatehouse_now() - interval '1 second'
       and h.task_type_id = any(line.types)
     order by h.priority_rank, h.ready_at, h.task_id limit 1
@@ -860,7 +860,7 @@ limit 1000
 """
 
 # Queues where a limit, of theirs or of a type, may have kept back what is ready: room comes with time and with others'
-# ends. One probe of tasks_hottask_claimable for each queue.
+# ends. One probe of task_live_claimable for each queue.
 KEPT_BACK: Final = f"""
 with line as materialized (
     select q.id, q.tenant_id, q.name, {_LIMITED.format(row="q")} as limited, array(
@@ -871,7 +871,7 @@ with line as materialized (
 select line.tenant_id, line.name, k.name
 from line
 cross join lateral (
-    select h.task_type_id from tasks_hottask h
+    select h.task_type_id from task_live h
     where h.queue_id = line.id and h.holder_id is null and h.ready_at <= gatehouse_now()
       and (line.limited or h.task_type_id = any(line.types))
     order by h.priority_rank, h.ready_at, h.task_id limit 1
@@ -883,12 +883,12 @@ limit 1000
 """
 
 # What a claim finds again in a queue that is resumed or has other limits, or of a type that is: pairs of names, by the
-# thousand tasks of each queue that come first. One probe of tasks_hottask_claimable for each queue.
+# thousand tasks of each queue that come first. One probe of task_live_claimable for each queue.
 AVAILABLE_AGAIN: Final = """
 select distinct q.name, k.name
 from tasks_queue q
 cross join lateral (
-    select h.task_type_id from tasks_hottask h
+    select h.task_type_id from task_live h
     where h.queue_id = q.id and h.holder_id is null and h.ready_at <= gatehouse_now()
     order by h.priority_rank, h.ready_at, h.task_id limit 1000
 ) as ready
@@ -898,31 +898,31 @@ where q.tenant_id = gatehouse_tenant() and q.paused_at is null
   and (%(task_type)s::bigint is null or k.id = %(task_type)s::bigint)
 """
 
-# Counts of each queue, each on an index that begins with the queue: tasks_hottask_claimable, _due, _leased.
+# Counts of each queue, each on an index that begins with the queue: task_live_claimable, _due, _leased.
 QUEUE_HEALTH: Final = """
 select q.id, q.name, q.paused_at is not null, ready.tasks, waiting.tasks, leased.tasks, leased.expired,
        coalesce(extract(epoch from gatehouse_now() - ready.since), 0)::float8
 from tasks_queue q
 cross join lateral (
-    select count(*) as tasks, min(h.ready_at) as since from tasks_hottask h
+    select count(*) as tasks, min(h.ready_at) as since from task_live h
     where h.queue_id = q.id and h.holder_id is null and h.ready_at is not null
 ) as ready
 cross join lateral (
-    select count(*) as tasks from tasks_hottask h where h.queue_id = q.id and h.ready_at is null
+    select count(*) as tasks from task_live h where h.queue_id = q.id and h.ready_at is null
 ) as waiting
 cross join lateral (
     select count(*) as tasks, count(*) filter (where h.lease_expires_at <= gatehouse_now()) as expired
-    from tasks_hottask h where h.queue_id = q.id and h.holder_id is not null
+    from task_live h where h.queue_id = q.id and h.holder_id is not null
 ) as leased
 where %(tenant)s::bigint is null or q.tenant_id = %(tenant)s::bigint
 order by q.tenant_id, q.name
 """
 
 # Who else is counting: two counts at once would add the same ends twice.
-TALLY_ALONE: Final = "select pg_try_advisory_xact_lock(hashtextextended('tasks.tally', 0))"
+COUNT_MINUTES_ALONE: Final = "select pg_try_advisory_xact_lock(hashtextextended('tasks.minutes', 0))"
 # Ends into minutes, from where the last count stopped up to what by now has surely been committed: a few thousand, and
-# all that ended at the same moment as the last of them. Index: tasks_terminalrecord_by_end.
-TALLY: Final = f"""
+# all that ended at the same moment as the last of them. Index: task_history_by_end.
+COUNT_MINUTES: Final = f"""
 with since as materialized (
     select coalesce(
         (select max(m.counted_to) from tasks_queueminute m
@@ -930,7 +930,7 @@ with since as materialized (
         gatehouse_now() - interval '1 hour') as moment
 ), ended as materialized (
     select d.tenant_id, d.task_id, d.status, d.finished_at, d.task_id << 16 as runs_after, (d.task_id << 16) + d.fence as last_run
-    from tasks_terminalrecord d
+    from task_history d
     where d.finished_at > (select moment from since) and d.finished_at <= gatehouse_now() - %(settled)s::interval
     order by d.finished_at
     fetch first %(limit)s rows with ties
@@ -972,11 +972,11 @@ cross join lateral (
 where %(tenant)s::bigint is null or q.tenant_id = %(tenant)s::bigint
 """
 
-# The newest dead letters by queue. Index: tasks_terminalrecord_dead.
+# The newest dead letters by queue. Index: task_history_dead.
 DEAD_LETTERS: Final = """
 select t.queue_id, count(*)
 from (
-    select d.task_id from tasks_terminalrecord d
+    select d.task_id from task_history d
     where (%(tenant)s::bigint is null or d.tenant_id = %(tenant)s::bigint) and d.status = 'failed'
     order by d.task_id desc limit %(limit)s
 ) as dead
@@ -988,7 +988,7 @@ group by t.queue_id
 # empty as a rule: here and below the limits keep it to one look for each, and from reading the history whole.
 WAITED_ENOUGH: Final = """
 select distinct d.tenant_id from tasks_dependency d
-cross join lateral (select from tasks_terminalrecord where task_id = d.on_task_id limit 1) r
+cross join lateral (select from task_history where task_id = d.on_task_id limit 1) r
 limit %(limit)s
 """
 # Takes what has succeeded off the tasks that wait for it; what waits for nothing else is ready, unless it waits for a
@@ -998,12 +998,12 @@ RELEASE: Final = """
 with over as materialized (
     select d.id, d.task_id, h.task_id is null as is_stale
     from tasks_dependency d
-    cross join lateral (select status from tasks_terminalrecord where task_id = d.on_task_id limit 1) r
-    left join lateral (select task_id from tasks_hottask where task_id = d.task_id limit 1) h on true
+    cross join lateral (select status from task_history where task_id = d.on_task_id limit 1) r
+    left join lateral (select task_id from task_live where task_id = d.task_id limit 1) h on true
     where r.status = 'succeeded' or h.task_id is null
     order by d.task_id, d.on_task_id limit %(limit)s
 ), spot as materialized (
-    select h.task_id from tasks_hottask h where h.task_id in (select task_id from over)
+    select h.task_id from task_live h where h.task_id in (select task_id from over)
     order by h.task_id for update skip locked
 ), met as (
     delete from tasks_dependency d using over
@@ -1012,7 +1012,7 @@ with over as materialized (
 ), counted as (
     select task_id, count(*)::smallint as dependencies from met where not is_stale group by task_id
 ), released as (
-    update tasks_hottask h
+    update task_live h
     set open_dependencies = h.open_dependencies - c.dependencies,
         ready_at = case when h.open_dependencies = c.dependencies and h.due_at is null and h.concurrency_key is null
                         then gatehouse_now() end
@@ -1030,27 +1030,27 @@ LOST: Final = """
 with lost as materialized (
     select distinct on (d.task_id) d.task_id, d.on_task_id, r.status, d.if_it_fails
     from tasks_dependency d
-    cross join lateral (select status from tasks_terminalrecord where task_id = d.on_task_id limit 1) r
+    cross join lateral (select status from task_history where task_id = d.on_task_id limit 1) r
     where r.status <> 'succeeded' and (%(task)s::bigint is null or d.task_id = %(task)s::bigint)
     order by d.task_id, d.on_task_id
 )
 select lost.task_id, lost.on_task_id, lost.status, lost.if_it_fails
-from lost join tasks_hottask h on h.task_id = lost.task_id
+from lost join task_live h on h.task_id = lost.task_id
 order by h.task_id limit %(limit)s for update of h skip locked
 """
 # Open tasks past their deadline, whoever holds them; recipients take turns as in DOOMED. Index:
-# tasks_hottask_by_deadline.
+# task_live_by_deadline.
 OVERDUE: Final = _TURNS.format(
     ending="""
-    select o.tenant_id, o.task_id from tasks_hottask o where o.deadline_at <= gatehouse_now() order by o.deadline_at"""
+    select o.tenant_id, o.task_id from task_live o where o.deadline_at <= gatehouse_now() order by o.deadline_at"""
 )
 
 # The newest dead letters of the tenant before one, and which of them a principal is a party to. Index:
-# tasks_terminalrecord_dead.
+# task_history_dead.
 DEAD_LETTERS_OF: Final = """
 select d.task_id, %(principal)s in (t.requester_id, t.recipient_id)
 from (
-    select r.task_id from tasks_terminalrecord r
+    select r.task_id from task_history r
     where r.tenant_id = gatehouse_tenant() and r.status = 'failed'
       and (%(before)s::bigint is null or r.task_id < %(before)s::bigint)
     order by r.task_id desc limit %(looked_at)s
@@ -1060,11 +1060,11 @@ order by d.task_id desc
 """
 
 # The newest dead letters of a queue that have not been replayed; see models.replay_key. Index:
-# tasks_terminalrecord_dead, and the key of each.
+# task_history_dead, and the key of each.
 UNREPLAYED: Final = """
 select d.task_id
 from tasks_queue q
-join tasks_terminalrecord d on d.tenant_id = q.tenant_id and d.status = 'failed'
+join task_history d on d.tenant_id = q.tenant_id and d.status = 'failed'
 cross join lateral (select requester_id, queue_id from tasks_task where id = d.task_id limit 1) t
 where t.queue_id = q.id and q.id = %(queue)s::bigint and not exists (
     select from tasks_idempotencykey k
@@ -1082,8 +1082,8 @@ select (select max(upper) from tasks_partition) - 1 - (select last_value from ta
 QUIET_PARTITIONS: Final = """
 select p.lower, p.upper from tasks_partition p
 where p.upper <= (select last_value from tasks_task_id_seq)
-  and not exists (select from tasks_hottask h where h.task_id >= p.lower and h.task_id < p.upper)
-  and not exists (select from tasks_hottask h where h.budget_id >= p.lower and h.budget_id < p.upper)
+  and not exists (select from task_live h where h.task_id >= p.lower and h.task_id < p.upper)
+  and not exists (select from task_live h where h.budget_id >= p.lower and h.budget_id < p.upper)
   and not exists (select from tasks_dependency w where w.on_task_id >= p.lower and w.on_task_id < p.upper)
   and not exists (
       select from tasks_budget b where b.parent_id >= p.lower and b.parent_id < p.upper and b.task_id >= p.upper)
@@ -1094,10 +1094,10 @@ _KEPT_AS_LONG: Final = (
 )
 # Whether something that ended in a range is to be kept still, and the moment as of which that is so. Only what ended
 # within the longest time that any type is kept is looked at: where all are kept equally long, nothing. Index:
-# tasks_terminalrecord_by_end.
+# task_history_by_end.
 KEEPS: Final = f"""
 select gatehouse_now(), exists (
-    select from tasks_terminalrecord d
+    select from task_history d
     join tasks_task t on t.id = d.task_id
     join tasks_tasktype k on k.id = t.task_type_id
     where d.task_id >= %(lower)s::bigint and d.task_id < %(upper)s::bigint
@@ -1117,14 +1117,14 @@ select count(*) from gone
 """
 # Of the ends after one moment, in their order, those kept long enough, with all that is known of their tasks. One that
 # something still waits for, or draws from, stays; one in a partition whose ids are used up is left to the drop for a
-# while. Index: tasks_terminalrecord_by_end. The limit, which no task's runs reach, keeps the planner to one look for the
+# while. Index: task_history_by_end. The limit, which no task's runs reach, keeps the planner to one look for the
 # runs of each.
 FORGET: Final = f"""
 with full_ones as materialized (
     select lower, upper from tasks_partition where upper <= (select last_value from tasks_task_id_seq)
 ), looked_at as materialized (
     select d.task_id, d.finished_at, d.fence
-    from tasks_terminalrecord d
+    from task_history d
     where d.finished_at > %(after)s::timestamptz and d.finished_at < gatehouse_now() - %(least)s::interval
     order by d.finished_at
     fetch first %(limit)s rows with ties
@@ -1137,7 +1137,7 @@ with full_ones as materialized (
             when exists (select from full_ones f where l.task_id >= f.lower and l.task_id < f.upper)
             then 1 + %(spared)s::float8 else 1 end
       and not exists (select from tasks_dependency w where w.on_task_id = l.task_id)
-      and not exists (select from tasks_hottask h where h.budget_id = l.task_id)
+      and not exists (select from task_live h where h.budget_id = l.task_id)
       and not exists (select from tasks_budget b where b.parent_id = l.task_id)
 ), runs as (
     delete from tasks_run r where r.id = any(array(
@@ -1149,7 +1149,7 @@ with full_ones as materialized (
 ), budgets as (
     delete from tasks_budget b using doomed where b.task_id = doomed.task_id
 ), records as (
-    delete from tasks_terminalrecord d using doomed where d.task_id = doomed.task_id
+    delete from task_history d using doomed where d.task_id = doomed.task_id
 ), colds as (
     delete from tasks_task t using doomed where t.id = doomed.task_id
 )

@@ -7,7 +7,7 @@ from django.db.models import TextChoices
 
 
 class Status(TextChoices):
-    """`waiting`, `scheduled`, `queued`, `leased` and `canceling` are read off the hot row; only ends are stored."""
+    """`waiting`, `scheduled`, `queued`, `leased` and `canceling` are read off the live row; only ends are stored."""
 
     WAITING = "waiting"  # for other tasks, or for admission
     SCHEDULED = "scheduled"  # for a moment: its start, or the next attempt
@@ -82,7 +82,7 @@ FENCE_BITS: Final = 16
 MOST_RUNS: Final = 2**FENCE_BITS - 2
 """A task that has had so many is given out no more."""
 
-# Flags of the hot row.
+# Flags of the live row.
 CANCEL_REQUESTED: Final = 1
 STRICT: Final = 2
 CHECKPOINT_WANTED: Final = 4
@@ -93,7 +93,7 @@ CANCELS_SPENT: Final = 64
 
 
 def open_status(*, leased: bool, ready: bool, scheduled: bool, flags: int) -> Status:
-    """The status of a task that has a hot row."""
+    """The status of a task that has a live row."""
     if leased:
         return Status.CANCELING if flags & (CANCEL_REQUESTED | BUDGET_SPENT) else Status.LEASED
     if ready:

@@ -58,10 +58,10 @@ def release_dependants() -> None:
 
 
 @tick(every=timedelta(seconds=5))
-def tally() -> None:
+def count_minutes() -> None:
     """Count what has ended."""
     for _ in range(10):
-        if services.tally() < services.TALLY_BATCH:
+        if services.count_minutes() < services.MINUTES_BATCH:
             return
 
 
@@ -72,10 +72,10 @@ def forget_minutes() -> None:
 
 
 @tick(every=timedelta(seconds=5))
-def settle_turns() -> None:
+def settle_fair_shares() -> None:
     """Put what was queued before its queue became fair on the turns of its requesters, in batches until none is full."""
     for _ in range(50):
-        if services.settle_turns() < services.TURNS_BATCH:
+        if services.settle_fair_shares() < services.FAIR_SHARES_BATCH:
             return
 
 

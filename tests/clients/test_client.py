@@ -11,8 +11,8 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
+from apps.tasks.models import FinishedTask
 from apps.tasks.models import Task as TaskRow
-from apps.tasks.models import TerminalRecord
 from gatehouse_client import Client
 from gatehouse_client.shapes import Beat
 from tests import remote as remotes
@@ -209,7 +209,7 @@ def test_a_completion_whose_reply_is_lost_is_told_again_and_counts_once(
     assert client.complete(lease, {"said": "Hello"}, summary="Greeted") == completed
     assert _terminal_receipts(kee, queued.task_id) == 1
     with acting_as(kee):
-        assert TerminalRecord.objects.get().receipt_id == completed.receipt_id
+        assert FinishedTask.objects.get().receipt_id == completed.receipt_id
 
 
 @pytest.mark.parametrize("verb", ["fail", "release"])

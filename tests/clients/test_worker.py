@@ -14,7 +14,7 @@ import gatehouse_client as gatehouse
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
 from apps.tasks import services
-from apps.tasks.models import HotTask
+from apps.tasks.models import LiveTask
 from gatehouse_client import Client, Task, Worker
 from tests import remote as remotes
 from tests.clients.conftest import running
@@ -51,7 +51,7 @@ def ends(kee: Caller, task: gatehouse.Queued) -> list[str]:
 
 def end_of_lease(kee: Caller, task: gatehouse.Queued) -> datetime:
     with acting_as(kee):
-        end = HotTask.objects.get(pk=number(task.task_id)).lease_expires_at
+        end = LiveTask.objects.get(pk=number(task.task_id)).lease_expires_at
     assert end is not None
     return end
 

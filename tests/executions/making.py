@@ -25,7 +25,7 @@ from apps.plans.services.planning import delegate_asked, keep, new_plan_id
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
 from apps.tasks import services as tasks
-from apps.tasks.models import TerminalRecord
+from apps.tasks.models import FinishedTask
 from apps.tasks.services.artifacts import NOTHING
 from apps.workers.services import registry as workers
 from apps.workers.trust import Tier
@@ -255,4 +255,4 @@ def artifacts_away() -> Iterator[None]:
 
 def ended(caller: Caller, task_id: int) -> str:
     with caller.acting():
-        return TerminalRecord.objects.get(task_id=task_id).status
+        return FinishedTask.objects.get(task_id=task_id).status

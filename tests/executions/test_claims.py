@@ -17,7 +17,7 @@ from apps.executions.services.starting import Budget
 from apps.executions.services.steps import CLAIM, MAX_CLAIMS
 from apps.executions.states import Mode
 from apps.principals.tenancy import Caller
-from apps.tasks.models import HotTask
+from apps.tasks.models import LiveTask
 from apps.workers.services import health
 from apps.workers.services import registry as workers
 from apps.workers.trust import Tier
@@ -72,7 +72,7 @@ def step(caller: Caller, step_id: str = "a") -> ExecutionStep:
 
 def everything(caller: Caller) -> list[Any]:
     with caller.acting():
-        return [list(model.objects.order_by("pk").values()) for model in (Execution, ExecutionStep, HotTask)]
+        return [list(model.objects.order_by("pk").values()) for model in (Execution, ExecutionStep, LiveTask)]
 
 
 def make_hurried_writer(caller: Caller, server: WorkerServer) -> None:
@@ -213,7 +213,7 @@ def test_a_writing_tool_whose_task_was_not_queued_yet_was_not_called_and_is_queu
     advance(execution)
 
     with kee.acting():
-        assert HotTask.objects.count() == 1
+        assert LiveTask.objects.count() == 1
     assert (step(kee).status, step(kee).attempts, step(kee).reserved_cost) == ("queued", 4, None)
     assert (money(report(kee, execution).total_cost), step(kee).cost) == (Decimal("0.1"), Decimal("0.1"))
 

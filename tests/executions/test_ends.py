@@ -14,7 +14,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts.models import Obligation, Receipt
 from apps.tasks import services as tasks
-from apps.tasks.models import HotTask
+from apps.tasks.models import LiveTask
 from apps.workers.services import registry as workers
 from tests.executions.making import (
     REPORT,
@@ -172,7 +172,7 @@ def test_the_owner_is_told_that_its_plan_ends_since_a_task_was_canceled(kee: Cal
     execution = begin(kee, [queue_step("a"), REPORT])
     advance(execution)
     with kee.acting():
-        tasks.cancel_many(caller=kee, task_ids=[HotTask.objects.get().task_id])
+        tasks.cancel_many(caller=kee, task_ids=[LiveTask.objects.get().task_id])
 
     advance(execution)
 

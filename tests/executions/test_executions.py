@@ -25,7 +25,7 @@ from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Obligation, Receipt
 from apps.tasks import services as tasks
-from apps.tasks.models import HotTask
+from apps.tasks.models import LiveTask
 from apps.workers.errors import WorkerRateLimited
 from apps.workers.models import ToolVersion
 from apps.workers.services import registry as workers
@@ -593,7 +593,7 @@ def test_a_cancel_stands_over_an_end_that_was_certain_and_takes_back_what_is_sti
     )
     advance(execution)
     with kee.acting():
-        task_id = HotTask.objects.get().task_id
+        task_id = LiveTask.objects.get().task_id
         execution.refresh_from_db()
         assert (execution.status, execution.halted_as) == ("executing", "budget_exceeded")
         answering.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
@@ -637,7 +637,7 @@ def test_a_task_that_somebody_else_cancels_ends_its_execution_as_canceled(kee: C
     execution = begin(kee, [queue_step("a"), {**REPORT, "depends_on": []}, call_step("c", depends_on=["a"])])
     advance(execution)
     with kee.acting():
-        tasks.cancel_many(caller=kee, task_ids=[HotTask.objects.get().task_id])
+        tasks.cancel_many(caller=kee, task_ids=[LiveTask.objects.get().task_id])
 
     advance(execution)
 
@@ -671,7 +671,7 @@ def test_the_escalate_strategy_tells_the_owner_of_a_critical_failure(kee: Caller
 
     with kee.acting():
         alarm = Receipt.objects.get(event_type="escalation")
-        assert not HotTask.objects.exists()
+        assert not LiveTask.objects.exists()
     assert "out of paper" in alarm.summary
     assert report(kee, execution).status == "failed"
 
@@ -808,7 +808,7 @@ def test_a_task_that_is_canceled_before_anybody_begins_it_costs_nothing(
         if by_owner:
             answering.cancel(caller=kee, execution_ref=execution.ref, reason=None)
         else:
-            tasks.cancel_many(caller=kee, task_ids=[HotTask.objects.get().task_id])
+            tasks.cancel_many(caller=kee, task_ids=[LiveTask.objects.get().task_id])
     advance(execution)
 
     done = report(kee, execution)
@@ -836,7 +836,7 @@ def test_cancel_takes_back_open_tasks_and_what_was_asked(kee: Caller, outside: C
     execution = begin(kee, [queue_step("a"), {**REPORT, "depends_on": ["a"]}])
     advance(execution)
     with kee.acting():
-        task_id = HotTask.objects.get().task_id
+        task_id = LiveTask.objects.get().task_id
         answering.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
         answering.cancel(caller=kee, execution_ref=execution.ref, reason="Not needed")
 

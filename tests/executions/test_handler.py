@@ -17,7 +17,7 @@ from apps.principals.tenancy import Caller
 from apps.tasks import selectors as task_selectors
 from apps.tasks import services as tasks
 from apps.tasks.jobs.executor import work as execute_queue
-from apps.tasks.models import HotTask, Run, TerminalRecord
+from apps.tasks.models import FinishedTask, LiveTask, Run
 from apps.tasks.services import Beat, QueuedTask, QueueRequest
 from apps.workers.models import Call, Worker
 from apps.workers.services import health
@@ -176,7 +176,7 @@ def test_a_run_whose_lease_is_lost_does_not_call(
     try:
         assert here.wait(30)
         with kee.acting():
-            HotTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
+            LiveTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
         execute_queue(kee.tenant_id, "execute")
         assert (seen(kee, task).status, seen(kee, task).run_id) == ("succeeded", 2)
     finally:
@@ -298,7 +298,7 @@ def leave_a_run_behind(caller: Caller) -> None:
         (grant,) = tasks.lease(worker=caller, queues=["execute"])
         beat = Beat(task_id=grant.task_id, lease_token=grant.lease_token, checkpoint={"called": True})
         tasks.heartbeat(worker=caller, beats=[beat])
-        HotTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
+        LiveTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
 
 
 def _execute(caller: Caller) -> None:
@@ -334,7 +334,7 @@ def test_a_task_whose_worker_stays_away_fails(kee: Caller, server: WorkerServer,
 
     assert seen(kee, task).status == "failed"
     with kee.acting():
-        error = TerminalRecord.objects.get().error or {}
+        error = FinishedTask.objects.get().error or {}
     assert error["code"] == "worker_unavailable"
 
 
@@ -367,4 +367,4 @@ def _say(caller: Caller, status: str) -> None:
 
 def _come_due(caller: Caller) -> None:
     with caller.acting():
-        HotTask.objects.update(ready_at=database_now(), due_at=None)
+        LiveTask.objects.update(ready_at=database_now(), due_at=None)

@@ -25,7 +25,7 @@ from apps.principals.tenancy import Caller
 from apps.receipts.models import Receipt
 from apps.tasks import services as tasks
 from apps.tasks.jobs.executor import work as execute_queue
-from apps.tasks.models import HotTask, Run
+from apps.tasks.models import LiveTask, Run
 from apps.tasks.services import Grant
 from tests.executions.making import (
     REPORT,
@@ -104,7 +104,7 @@ def test_two_processes_queue_one_task(kee: Caller, server: WorkerServer) -> None
     at_once(*[lambda: advance(execution)] * 4)
 
     with kee.acting():
-        assert HotTask.objects.count() == 1
+        assert LiveTask.objects.count() == 1
 
 
 @pytest.mark.parametrize("costs", [[30, 10, 20, 10, 20, 10], [10, 10, 10, 10, 10, 10], [60, 10, 5, 50, 5, 10]])
@@ -395,7 +395,7 @@ def test_taking_tasks_back_does_not_wait_for_one_while_it_holds_the_inbox_that_i
 
     def complete_the_other() -> None:
         with hands.acting():
-            HotTask.objects.select_for_update().get(pk=last.task_id)
+            LiveTask.objects.select_for_update().get(pk=last.task_id)
             started.wait(10)
             until_somebody_waits_for_this_transaction()
             complete(hands, last)

@@ -19,7 +19,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.tasks import selectors as task_selectors
 from apps.tasks.jobs.executor import work as execute_queue
-from apps.tasks.models import HotTask, Run, Task
+from apps.tasks.models import LiveTask, Run, Task
 from apps.tasks.services import QueuedTask
 from apps.workers import selectors as workers_seen
 from apps.workers.errors import UnknownWorker, WorkerRateLimited
@@ -400,7 +400,7 @@ class TestTasks:
 
         opening.cancel()
         with kee.acting():
-            assert HotTask.objects.get().failures == 1
+            assert LiveTask.objects.get().failures == 1
             assert (Run.objects.get().error or {})["code"] == "worker_timed_out"
 
     def test_a_task_over_the_rate_waits_without_an_attempt_and_is_done_when_there_is_room(
@@ -413,12 +413,12 @@ class TestTasks:
         for runs in range(1, 6):
             execute_queue(kee.tenant_id, "execute")
             with kee.acting():
-                (hot,) = HotTask.objects.all()
+                (hot,) = LiveTask.objects.all()
                 assert (hot.fence, hot.failures, hot.ready_at) == (runs, 0, None)
                 assert hot.due_at is not None
                 assert hot.due_at > database_now() + timedelta(minutes=50)
                 assert Run.objects.order_by("-pk")[0].outcome == "released"
-                HotTask.objects.update(due_at=None, ready_at=database_now())
+                LiveTask.objects.update(due_at=None, ready_at=database_now())
         with kee.acting():
             Allowance.objects.update(taken_until=database_now())
         execute_queue(kee.tenant_id, "execute")
@@ -437,7 +437,7 @@ class TestTasks:
         assert statuses(kee, execution)["a"] == "queued"
         with kee.acting():
             Allowance.objects.update(taken_until=database_now())
-            HotTask.objects.update(due_at=None, ready_at=database_now())
+            LiveTask.objects.update(due_at=None, ready_at=database_now())
         execute_queue(kee.tenant_id, "execute")
         advance(execution)
 

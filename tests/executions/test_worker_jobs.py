@@ -30,7 +30,7 @@ from apps.tasks import selectors as task_selectors
 from apps.tasks import services as tasks
 from apps.tasks.jobs import executor
 from apps.tasks.jobs.executor import work as execute_queue
-from apps.tasks.models import HotTask
+from apps.tasks.models import LiveTask
 from apps.tasks.services import QueuedTask, QueueRequest
 from apps.workers.models import Allowance, Call
 from apps.workers.services.health import heartbeat
@@ -95,7 +95,7 @@ def seen(caller: Caller, task: QueuedTask) -> task_selectors.TaskStatus:
 def lease_of(caller: Caller) -> datetime:
     """The end of the only task's lease, which each heartbeat postpones."""
     with caller.acting():
-        expires_at = HotTask.objects.values_list("lease_expires_at", flat=True).get()
+        expires_at = LiveTask.objects.values_list("lease_expires_at", flat=True).get()
     assert expires_at is not None
     return expires_at
 
@@ -253,7 +253,7 @@ def test_next_run_follows_the_job_of_a_killed_process(kee: Caller, server: Worke
         process.kill()
         process.wait()
     with kee.acting():
-        HotTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
+        LiveTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
     server.jobs["job-1"] = {"status": "complete"}
 
     execute_queue(kee.tenant_id, "execute")
@@ -349,7 +349,7 @@ def test_job_is_canceled_if_its_task_is_canceled_between_runs(
     cancel(kee, task)
     if way == "lease lost":
         with kee.acting():
-            HotTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
+            LiveTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
         tasks.end_what_must()
     say(kee, "healthy")
     server.jobs["job-1"]["ends_when_told"] = True
@@ -526,7 +526,7 @@ def test_each_absence_of_the_worker_counts_from_its_own_start(
         say(kee, status)
         execute_queue(kee.tenant_id, "execute")
         with kee.acting():
-            HotTask.objects.update(ready_at=database_now(), due_at=None)
+            LiveTask.objects.update(ready_at=database_now(), due_at=None)
         return seen(kee, task)
 
     monkeypatch.setattr(handlers, "_FOLLOWED_FOR", timedelta(0))

@@ -44,7 +44,7 @@ STAYING_TABLES: Final = {
     "receipts_remotetarget",
     "receipts_residence",
     "receipts_unmatchedcloser",
-    "tasks_hottask",
+    "task_live",
     "tasks_idempotencykey",
     "tasks_queue",
     "tasks_tasktype",
@@ -78,7 +78,7 @@ STAYING: Final = {
     },
     "tasks_schedule": {"name", "timezone"},
     "tasks_task": {"concurrency_key", "receipt_id"},
-    "tasks_terminalrecord": {"checksum", "media_type", "receipt_id", "result_channel"},
+    "task_history": {"checksum", "media_type", "receipt_id", "result_channel"},
 }
 
 Field = Any  # models.Field takes no parameters at run time

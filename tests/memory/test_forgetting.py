@@ -38,7 +38,7 @@ from apps.principals.selectors import tenant_named
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Receipt
 from apps.receipts.selectors import chain
-from apps.tasks.models import Artifact, Task, TerminalRecord
+from apps.tasks.models import Artifact, FinishedTask, Task
 from tests.digests.makers import post, post_grouped
 from tests.factories import T0, make_caller, make_tenant
 from tests.memory.subjects import ALICE, CANARY, DAY, add, change, envelope, facts, plant, remember, talk
@@ -111,7 +111,7 @@ def test_rows_of_every_room_that_name_it_by_key_lose_their_texts(transactional_d
         assert observed() == []
         assert not Artifact.objects.exists()
         assert CANARY not in str(list(Task.objects.values_list("params", flat=True)))
-        assert CANARY not in str(list(TerminalRecord.objects.values_list("content", "summary")))
+        assert CANARY not in str(list(FinishedTask.objects.values_list("content", "summary")))
         assert Receipt.objects.count() == before + 1
         redacted = Receipt.objects.exclude(redacted_at=None)
         assert {(row.title, row.summary, str(row.metadata)) for row in redacted} == {(None, "", "{}")}

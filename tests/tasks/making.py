@@ -55,7 +55,7 @@ def queue(caller: Caller, task_type: str = "index", params: dict[str, Any] | Non
 
 def fill(caller: Caller, *, leased: int = 0, ready: int = 0, ended: int = 0, runs: int = 0) -> None:
     """Rows in bulk, so that reading a table whole is dear; in the caller's own queue and type."""
-    row = """insert into tasks_hottask (task_id, tenant_id, queue_id, task_type_id, ready_at, fence, lease_seconds,
+    row = """insert into task_live (task_id, tenant_id, queue_id, task_type_id, ready_at, fence, lease_seconds,
                  priority_rank, failures, max_attempts, expiries, max_expiries, flags, holder_id, lease_expires_at)
              select nextval('tasks_task_id_seq'), k.tenant_id, k.queue_id, k.id, now() - interval '1 hour', 1, 60,
                     5, 0, 3, 0, 3, 0, {holder} from tasks_tasktype k, generate_series(1, %(rows)s) where not k.in_code"""
@@ -64,7 +64,7 @@ def fill(caller: Caller, *, leased: int = 0, ready: int = 0, ended: int = 0, run
         cursor.execute(row.format(holder="%(holder)s, now() + interval '1 hour'"), {**given, "rows": leased})
         cursor.execute(row.format(holder="null, null"), {**given, "rows": ready})
         cursor.execute(
-            """insert into tasks_terminalrecord (task_id, tenant_id, status, fence, summary, receipt_id, finished_at)
+            """insert into task_history (task_id, tenant_id, status, fence, summary, receipt_id, finished_at)
                select nextval('tasks_task_id_seq'), %(tenant)s, 'succeeded', 1, '', 'r', now() - n * interval '1 second'
                from generate_series(1, %(rows)s) n""",
             {**given, "rows": ended},

@@ -17,7 +17,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Obligation, Receipt
 from apps.tasks import services
-from apps.tasks.models import HotTask, IdempotencyKey, Task, TerminalRecord
+from apps.tasks.models import FinishedTask, IdempotencyKey, LiveTask, Task
 from apps.tasks.services import (
     Completed,
     Completion,
@@ -116,7 +116,7 @@ def test_each_request_of_a_batch_gets_what_it_would_get_alone(tenant: Tenant, ke
     with acting_as(kee):
         made = [first.task_id, answers[0].task_id, answers[9].task_id, answers[12].task_id]
         assert [str(task) for task in Task.objects.order_by("pk")] == made
-        assert HotTask.objects.count() == Obligation.objects.filter(closed_at=None).count() == 4
+        assert LiveTask.objects.count() == Obligation.objects.filter(closed_at=None).count() == 4
         assert set(IdempotencyKey.objects.values_list("key", flat=True)) == {"before", "new"}
         assert Receipt.objects.filter(event_type="task_queued").count() == 4
 
@@ -172,7 +172,7 @@ def test_rival_batches_with_the_same_keys_in_any_order_make_each_task_once() -> 
     assert len(answers) == 4
     assert all(answer == answers[0] for answer in answers)
     with acting_as(kee):
-        assert Task.objects.count() == HotTask.objects.count() == 20
+        assert Task.objects.count() == LiveTask.objects.count() == 20
 
 
 @pytest.mark.parametrize("end", [complete_many, fail_many, release_many])
@@ -194,8 +194,8 @@ def test_a_lost_lease_harms_none_of_the_others(
     assert [isinstance(answer, DomainError) for answer in answers] == [False, True, True, False]
     assert codes(answers)[1:3] == ["already_decided", "bad_lease_token"]
     with acting_as(kee):
-        assert HotTask.objects.get(task_id=foreign.task_id).holder_id == rival.principal_id
-        assert not HotTask.objects.filter(task_id__in=[one.task_id, other.task_id], holder__isnull=False).exists()
+        assert LiveTask.objects.get(task_id=foreign.task_id).holder_id == rival.principal_id
+        assert not LiveTask.objects.filter(task_id__in=[one.task_id, other.task_id], holder__isnull=False).exists()
     assert len(terminal_receipts(kee, done.task_id)) == before == 1
 
 
@@ -337,8 +337,8 @@ def test_rival_batches_end_each_task_once() -> None:
 
     assert len(outcomes) == 4
     with acting_as(kee):
-        records = dict(TerminalRecord.objects.values_list("task_id", "status"))
-        waiting = set(HotTask.objects.filter(holder=None).values_list("task_id", flat=True))
+        records = dict(FinishedTask.objects.values_list("task_id", "status"))
+        waiting = set(LiveTask.objects.filter(holder=None).values_list("task_id", flat=True))
     assert set(records) | waiting == set(ids)
     assert not set(records) & waiting
     assert [len(terminal_receipts(kee, task)) for task in ids] == [int(task in records) for task in ids]

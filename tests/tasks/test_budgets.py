@@ -17,7 +17,7 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Receipt
 from apps.tasks import selectors, services, sql
 from apps.tasks.errors import BudgetExhausted, LeaseLost, UnknownTask
-from apps.tasks.models import Budget, HotTask, Run, Spend, Task, TerminalRecord
+from apps.tasks.models import Budget, FinishedTask, LiveTask, Run, Spend, Task
 from apps.tasks.services import Beat, BudgetDraft, Grant, QueuedTask, QueueRequest
 from apps.tasks.services.budgets import MOST_BUDGETS
 from apps.tasks.shapes import Left
@@ -63,13 +63,13 @@ def spent(caller: Caller, task: int) -> tuple[int, float, bool]:
 
 def snapshot(caller: Caller) -> list[list[dict[str, Any]]]:
     with acting_as(caller):
-        models: tuple[Any, ...] = (Task, HotTask, Budget, Spend, Run, TerminalRecord, Receipt)
+        models: tuple[Any, ...] = (Task, LiveTask, Budget, Spend, Run, FinishedTask, Receipt)
         return [list(model.objects.order_by("pk").values()) for model in models]
 
 
 def end_of(caller: Caller, task: int) -> tuple[str, str | None]:
     with acting_as(caller):
-        record = TerminalRecord.objects.get(task_id=task)
+        record = FinishedTask.objects.get(task_id=task)
     return record.status, record.reason
 
 
@@ -389,7 +389,7 @@ def test_a_spent_budget_is_looked_at_until_nothing_open_draws_from_it(kee: Calle
     assert not settled()
     later(61)
     with acting_as(kee):
-        HotTask.objects.filter(task_id=number(queue(kee))).update(budget_id=root.task_id)
+        LiveTask.objects.filter(task_id=number(queue(kee))).update(budget_id=root.task_id)
     assert services.end_what_must() == 1
     assert settled()
 
@@ -445,7 +445,7 @@ def test_a_budget_is_kept_as_long_as_anything_draws_from_it(kee: Caller, worker:
     assert kept() == {root.task_id}
     with acting_as(kee):
         assert Task.objects.filter(pk=root.task_id).exists()
-        assert TerminalRecord.objects.filter(task_id=root.task_id).exists()
+        assert FinishedTask.objects.filter(task_id=root.task_id).exists()
     complete(worker, held)
     assert kept() == set()
 
@@ -609,21 +609,21 @@ def test_spent_budgets_and_what_draws_from_them_are_found_by_index(kee: Caller) 
         for statement in (sql.UNPAID, sql.SETTLE):
             cursor.execute(f"explain {statement}")
             plan = [line for (line,) in cursor.fetchall()]
-            assert not any("Seq Scan on tasks_hottask" in line for line in plan), plan
-            assert any("tasks_hottask_by_budget" in line for line in plan), plan
+            assert not any("Seq Scan on task_live" in line for line in plan), plan
+            assert any("task_live_by_budget" in line for line in plan), plan
 
 
 def test_what_a_task_draws_from_is_found_by_keys(kee: Caller) -> None:
     make_type(kee)
     with acting_as(kee):
         services.queue_many(requester=kee, requests=[QueueRequest(task_type="index", params={})] * 300)
-    ground.analyzed("receipts_receipt", "tasks_task", "tasks_hottask")
+    ground.analyzed("receipts_receipt", "tasks_task", "task_live")
     given: dict[str, Any] = {"gate": "asyncgate", "requester": kee.principal_id, "replays": [], "hops": 50}
     given |= {"nths": [1], "references": ["rcpt_x"], "uuids": [uuid4()], "children": [2], "parents": [7]}
     with acting_as(kee), hot_cursor() as cursor:
         cursor.execute(f"explain {sql.FUNDED}", given)
         plan = [line.strip(" ->") for line in ground.unparted(line for (line,) in cursor.fetchall())]
-    for table in ("receipts_receipt", "tasks_task", "tasks_hottask"):
+    for table in ("receipts_receipt", "tasks_task", "task_live"):
         scans = [place for place, line in enumerate(plan) if f" on {table} " in line]
         assert scans, plan
         for place in scans:

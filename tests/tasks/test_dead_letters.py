@@ -13,7 +13,7 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.services import Group
 from apps.tasks import selectors, services
 from apps.tasks.errors import NotADeadLetter, TaskTypeDisabled, UnknownTask
-from apps.tasks.models import Task, TerminalRecord
+from apps.tasks.models import FinishedTask, Task
 from tests.factories import make_caller, make_tenant, make_token
 from tests.tasks.making import complete, lease_one, make_type, number, queue
 from tests.tasks.test_dependencies import fail
@@ -48,7 +48,7 @@ def test_a_replay_is_a_new_task_of_the_same_making_and_the_same_one_each_time(
         old, new = Task.objects.get(pk=dead), Task.objects.get(pk=number(first))
         for member in ("params", "priority", "recipient_id", "requester_id", "queue_id", "task_type_id", "group"):
             assert getattr(new, member) == getattr(old, member), member
-        record = TerminalRecord.objects.get(task_id=dead)
+        record = FinishedTask.objects.get(task_id=dead)
         assert (new.replay_of, new.caused_by, record.status) == (dead, record.receipt_id, "failed")
         assert Task.objects.count() == 2
     complete(worker, lease_one(worker))

@@ -14,7 +14,7 @@ from apps.receipts.models import Receipt
 from apps.tasks import selectors, services, sql
 from apps.tasks.errors import LeaseLost
 from apps.tasks.handlers import Context, Result, handler
-from apps.tasks.models import HotTask, Run, TaskType, TerminalRecord, run_key
+from apps.tasks.models import FinishedTask, LiveTask, Run, TaskType, run_key
 from apps.tasks.services import Completion, LeaseNext
 from tests import ground
 from tests.factories import make_caller, make_token
@@ -48,7 +48,7 @@ def later(seconds: float) -> None:
 
 def deadline_of(kee: Caller, task: int) -> datetime:
     with acting_as(kee):
-        deadline = HotTask.objects.get(task_id=task).deadline_at
+        deadline = LiveTask.objects.get(task_id=task).deadline_at
     assert deadline is not None
     return deadline
 
@@ -65,9 +65,9 @@ def test_a_task_past_its_deadline_ends_as_a_dead_letter(
     later(601)
     assert [services.end_what_must(), services.end_what_must()] == [1, 0]
     with acting_as(kee):
-        record = TerminalRecord.objects.get(task_id=task)
+        record = FinishedTask.objects.get(task_id=task)
         assert (record.status, record.reason, record.fence) == ("failed", "deadline_passed", int(leased))
-        assert not HotTask.objects.exists()
+        assert not LiveTask.objects.exists()
         assert Receipt.objects.filter(event_type="task_failed").count() == 1
         events = [event.event for event in selectors.timeline(f"task_{task}").events]
     assert events == ["queued", *(["leased", "run_revoked"] if leased else []), "failed"]
@@ -94,13 +94,13 @@ def test_overdue_tasks_are_found_by_index(kee: Caller) -> None:
     make_type(kee)
     fill(kee, ready=3000, leased=300)
     with acting_as(kee):
-        some = HotTask.objects.order_by("task_id").values("task_id")[:20]
-        HotTask.objects.filter(task_id__in=some).update(deadline_at=database_now() + timedelta(hours=1))
-    ground.analyzed("tasks_hottask")
+        some = LiveTask.objects.order_by("task_id").values("task_id")[:20]
+        LiveTask.objects.filter(task_id__in=some).update(deadline_at=database_now() + timedelta(hours=1))
+    ground.analyzed("task_live")
     with acting_as_system("test"), hot_cursor() as cursor:
         cursor.execute(f"explain {sql.OVERDUE}")
         plan = [line for (line,) in cursor.fetchall()]
-    assert any("tasks_hottask_by_deadline" in line for line in plan), plan
+    assert any("task_live_by_deadline" in line for line in plan), plan
 
 
 def test_no_lease_outlives_the_deadline(kee: Caller, worker: Caller) -> None:
@@ -111,12 +111,12 @@ def test_no_lease_outlives_the_deadline(kee: Caller, worker: Caller) -> None:
     grant = lease_one(worker, lease_seconds=900)
     assert grant.lease_ms == 70_000
     with acting_as(kee):
-        assert HotTask.objects.get(task_id=task).lease_expires_at == deadline
+        assert LiveTask.objects.get(task_id=task).lease_expires_at == deadline
     at(deadline - timedelta(milliseconds=1500))
     answer = beat(worker, grant)
     assert (answer.status, answer.order, answer.lease_ms) == ("ok", "continue", 1500)
     with acting_as(kee):
-        assert HotTask.objects.get(task_id=task).lease_expires_at == deadline
+        assert LiveTask.objects.get(task_id=task).lease_expires_at == deadline
     at(deadline)
     assert (beat(worker, grant).order, beat(worker, grant).lease_ms) == ("cancel", 0)
 
@@ -197,5 +197,5 @@ def test_a_deadline_that_no_calendar_has_is_the_last_day(kee: Caller) -> None:
     task = queue(kee, run_at=datetime(9999, 12, 28, tzinfo=UTC))
 
     with acting_as(kee):
-        assert HotTask.objects.get().deadline_at == datetime(9999, 12, 30, tzinfo=UTC)
+        assert LiveTask.objects.get().deadline_at == datetime(9999, 12, 30, tzinfo=UTC)
         assert selectors.status(task.task_id).status == "scheduled"

@@ -15,7 +15,7 @@ from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.models import Obligation, Receipt
 from apps.tasks import selectors, services, sql
 from apps.tasks.errors import UnknownTask
-from apps.tasks.models import Dependency, HotTask, Task, TerminalRecord
+from apps.tasks.models import Dependency, FinishedTask, LiveTask, Task
 from apps.tasks.services import Failure
 from apps.tasks.states import IfDependencyFails
 from tests import ground
@@ -87,10 +87,10 @@ def test_a_failure_ends_what_depends_on_it_by_its_policy(
     fail(worker)
     assert services.release_dependants() == 1
     with acting_as(kee):
-        record = TerminalRecord.objects.get(task_id=last)
+        record = FinishedTask.objects.get(task_id=last)
         assert (record.status, record.reason, record.fence) == (end, "dependency_failed", 0)
         assert (record.error or {})["details"] == {"task_id": first.task_id}
-        assert not HotTask.objects.filter(task_id=last).exists()
+        assert not LiveTask.objects.filter(task_id=last).exists()
         (receipt,) = Receipt.objects.filter(event_type=f"task_{end}", metadata__task_id=f"task_{last}")
         assert receipt.recipient_id == kee.principal_id
         assert not Obligation.objects.filter(closed_at=None).exists()
@@ -233,7 +233,7 @@ def test_ends_at_the_same_moment_release_what_waits_for_them_all_once() -> None:
     services.release_dependants()
     assert lease_one(worker).task_id == last
     with acting_as(kee):
-        assert HotTask.objects.get(task_id=last).open_dependencies == 0
+        assert LiveTask.objects.get(task_id=last).open_dependencies == 0
 
 
 @pytest.mark.django_db(transaction=True)
@@ -259,12 +259,12 @@ def test_a_busy_inbox_keeps_back_no_end_but_its_own() -> None:
 def test_dependants_are_found_without_reading_the_history(kee: Caller, name: str) -> None:
     with acting_as_system("test"), connection.cursor() as cursor:
         cursor.execute(
-            """insert into tasks_terminalrecord (task_id, tenant_id, status, fence, summary, receipt_id, finished_at)
+            """insert into task_history (task_id, tenant_id, status, fence, summary, receipt_id, finished_at)
                select 1000000000::bigint + n, %s, 'succeeded', 0, '', 'r', now() from generate_series(1, 5000) n""",
             [kee.tenant_id],
         )
-        ground.analyzed("tasks_terminalrecord")
+        ground.analyzed("task_history")
     with acting_as(kee), hot_cursor() as cursor:
         cursor.execute(f"explain {getattr(sql, name)}", {"limit": 10, "task": None})
         plan = ground.unparted(line for (line,) in cursor.fetchall())
-    assert not any("Seq Scan on tasks_terminalrecord" in line for line in plan)
+    assert not any("Seq Scan on task_history" in line for line in plan)

@@ -30,7 +30,7 @@ from apps.tasks.errors import (
     UnknownArtifact,
     UnknownTask,
 )
-from apps.tasks.models import Artifact, HotTask, Run, Task, TerminalRecord, run_key
+from apps.tasks.models import Artifact, FinishedTask, LiveTask, Run, Task, run_key
 from apps.tasks.services import Failure, Grant, Verdict
 from apps.tasks.states import MOST_RUNS, Status
 from tests.factories import make_caller, make_principal, make_tenant
@@ -75,9 +75,9 @@ def snapshot(caller: Caller) -> tuple[Any, ...]:
     """Everything that an ending could change."""
     with acting_as(caller):
         return (
-            list(HotTask.objects.order_by("pk").values_list()),
+            list(LiveTask.objects.order_by("pk").values_list()),
             list(Run.objects.order_by("pk").values_list("pk", "outcome", "ended_at")),
-            list(TerminalRecord.objects.order_by("pk").values_list("pk", "status", "receipt_id")),
+            list(FinishedTask.objects.order_by("pk").values_list("pk", "status", "receipt_id")),
             Receipt.objects.count(),
             Entry.objects.count(),
             list(Obligation.objects.order_by("pk").values_list("closed_at")),
@@ -95,8 +95,8 @@ def test_a_completion_is_record_receipt_entry_and_a_closed_obligation(
 
     (receipt,) = terminal_receipts(kee, number(task))
     with acting_as(kee):
-        record = TerminalRecord.objects.get(task_id=number(task))
-        assert not HotTask.objects.exists()
+        record = FinishedTask.objects.get(task_id=number(task))
+        assert not LiveTask.objects.exists()
         assert (record.status, record.receipt_id, record.content) == ("succeeded", finished.receipt_id, {"files": 3})
         assert (receipt.receipt_id, receipt.event_type, receipt.surface) == (
             finished.receipt_id,
@@ -191,7 +191,7 @@ def test_retryable_failures_are_retried_after_a_pause_until_the_attempts_are_use
         last = fail(worker, lease_one(worker))
 
         assert (last.status, last.will_retry) == ("failed", False)
-        record = TerminalRecord.objects.get(task_id=number(task))
+        record = FinishedTask.objects.get(task_id=number(task))
         assert (record.reason, record.fence) == ("attempts_exhausted", 2)
         assert record.error == {"code": "broken", "message": "It broke."}
     (receipt,) = terminal_receipts(kee, number(task))
@@ -223,7 +223,7 @@ def test_a_released_task_stands_where_it_stood_and_no_attempt_is_counted(kee: Ca
         assert grant.task_id == number(first)
         release(worker, grant)
     with acting_as(kee):
-        hot = HotTask.objects.get(task_id=number(first))
+        hot = LiveTask.objects.get(task_id=number(first))
         assert (hot.failures, hot.expiries, hot.fence) == (0, 0, 5)
 
 
@@ -239,7 +239,7 @@ def test_leases_that_expire_too_often_end_in_a_dead_letter(kee: Caller, worker: 
         assert services.end_what_must() == 1
         assert services.end_what_must() == 0
 
-        record = TerminalRecord.objects.get(task_id=number(task))
+        record = FinishedTask.objects.get(task_id=number(task))
         assert (record.status, record.reason) == ("failed", "expiries_exhausted")
         assert record.error == {"code": "lease_expired", "message": "The lease expired 3 times."}
     assert [receipt.event_type for receipt in terminal_receipts(kee, number(task))] == ["task_failed"]
@@ -334,7 +334,7 @@ def test_several_tasks_are_canceled_at_once_each_as_it_stands(tenant: Tenant, ke
     for task in waiting:
         assert [receipt.event_type for receipt in terminal_receipts(kee, task)] == ["task_canceled"]
     with acting_as(kee):
-        assert [hot.task_id for hot in HotTask.objects.all()] == [held]
+        assert [hot.task_id for hot in LiveTask.objects.all()] == [held]
         assert Obligation.objects.filter(closed_at=None).count() == 1
     before = snapshot(kee)
     assert cancel_many(kee, held, *waiting) == {held: "canceling", **dict.fromkeys(waiting, "canceled")}
@@ -418,7 +418,7 @@ def test_of_cancel_and_complete_exactly_one_wins() -> None:
             thread.join(30)
 
         with acting_as(kee):
-            ended = TerminalRecord.objects.get(task_id=number(task)).status
+            ended = FinishedTask.objects.get(task_id=number(task)).status
         assert sorted(answers) == sorted([ended, "already_decided", "already_decided"])
         assert len(terminal_receipts(kee, number(task))) == 1
 
@@ -566,11 +566,11 @@ def test_a_task_that_has_had_all_its_runs_ends_and_keeps_back_no_other(
     make_type(kee, max_attempts=9, max_expiries=9, stuck_after=2, revokes_stuck=True)
     first = number(queue(kee, priority=9))
     with acting_as(kee):
-        HotTask.objects.update(fence=MOST_RUNS - 1)
+        LiveTask.objects.update(fence=MOST_RUNS - 1)
         at(T0)
         end(worker, lease_one(worker))
 
-        assert (TerminalRecord.objects.get().task_id, HotTask.objects.count()) == (first, 0)
+        assert (FinishedTask.objects.get().task_id, LiveTask.objects.count()) == (first, 0)
         other = number(queue(kee))
         assert lease_one(worker).task_id == other
 
@@ -593,6 +593,6 @@ def test_an_inline_results_checksum_is_of_what_is_read(kee: Caller, worker: Call
     complete(worker, grant, {"zz": 1, "a": 2, "b": "é"})
 
     with acting_as(kee):
-        pointer = TerminalRecord.objects.get().result_pointer or ""
+        pointer = FinishedTask.objects.get().result_pointer or ""
         opened = selectors.open_pointer(pointer, tenant_id=kee.tenant_id)
     assert opened.checksum == f"sha256:{hashlib.sha256(opened.content).hexdigest()}"

@@ -17,7 +17,7 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import selectors, services
 from apps.tasks.handlers import Canceled, Context, Failed, Result, handler
 from apps.tasks.jobs import executor
-from apps.tasks.models import HotTask, Run, Spend, TerminalRecord
+from apps.tasks.models import FinishedTask, LiveTask, Run, Spend
 from apps.tasks.services import BudgetDraft, Left
 from apps.tasks.shapes import used_up
 from tests import ground
@@ -153,7 +153,7 @@ def until(happened: Callable[[], bool]) -> None:
 
 def ends(kee: Caller) -> dict[int, str]:
     with acting_as(kee):
-        return dict(TerminalRecord.objects.values_list("task_id", "status"))
+        return dict(FinishedTask.objects.values_list("task_id", "status"))
 
 
 def test_many_quick_tasks_take_few_statements(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +165,7 @@ def test_many_quick_tasks_take_few_statements(kee: Caller, monkeypatch: pytest.M
     assert ends(kee) == dict.fromkeys(tasks, "succeeded")
     # 1, 2, 4, 8 and 16 at a time; then nothing is found where those left off, nor in the whole line.
     claims = [query["sql"] for query in captured if "insert into tasks_run" in query["sql"]]
-    endings = [query["sql"] for query in captured if "insert into tasks_terminalrecord" in query["sql"]]
+    endings = [query["sql"] for query in captured if "insert into task_history" in query["sql"]]
     assert (len(claims), len(endings)) == (7, 5)
 
 
@@ -182,7 +182,7 @@ def test_each_of_a_batch_ends_in_its_own_way(kee: Caller, monkeypatch: pytest.Mo
     assert not {again, defect} & set(found)
     with acting_as(kee):
         errors = {run.task_id: (run.error or {}).get("code") for run in Run.objects.filter(outcome="failed")}
-        assert set(HotTask.objects.values_list("failures", flat=True)) == {1}
+        assert set(LiveTask.objects.values_list("failures", flat=True)) == {1}
     assert errors == {bad: "broken", again: "broken", defect: "handler_error"}
 
 
@@ -190,7 +190,7 @@ def test_keys_tell_tasks_and_runs_apart(kee: Caller) -> None:
     task = ask(kee, fail="again")
     work(kee)
     with acting_as(kee), connection.cursor() as cursor:
-        cursor.execute("update tasks_hottask set ready_at = now() - interval '1 hour', due_at = null")
+        cursor.execute("update task_live set ready_at = now() - interval '1 hour', due_at = null")
     work(kee)
     (_, first, first_run), (_, second, second_run) = _seen
     assert first == second == f"asyncgate:task_{task}"
@@ -227,7 +227,7 @@ def test_what_waits_behind_a_long_task_is_given_back_and_what_is_done_is_reporte
     with acting_as(kee):
         given_back = Run.objects.filter(outcome="released")
         assert {run.task_id for run in given_back} <= set(behind)
-        assert set(HotTask.objects.values_list("failures", "expiries")) <= {(0, 0)}
+        assert set(LiveTask.objects.values_list("failures", "expiries")) <= {(0, 0)}
 
 
 def test_a_long_task_is_kept_alive_and_hears_of_its_end(kee: Caller) -> None:
@@ -236,12 +236,12 @@ def test_a_long_task_is_kept_alive_and_hears_of_its_end(kee: Caller) -> None:
     try:
         assert _begun.wait(30)
         with acting_as(kee):
-            before = HotTask.objects.get().lease_expires_at
+            before = LiveTask.objects.get().lease_expires_at
         assert before is not None
 
         def renewed() -> bool:
             with acting_as(kee):
-                now = HotTask.objects.get().lease_expires_at
+                now = LiveTask.objects.get().lease_expires_at
             return now is not None and now > before
 
         until(renewed)
@@ -259,7 +259,7 @@ def test_a_checkpoint_is_saved_when_heartbeat_returns_though_another_has_the_row
     try:
         assert _begun.wait(30)
         with acting_as(kee):
-            HotTask.objects.select_for_update().get(pk=task)
+            LiveTask.objects.select_for_update().get(pk=task)
             _go.set()
             assert _beaten.wait(30)
             assert _seen == []
@@ -280,14 +280,14 @@ def test_a_handler_whose_lease_is_lost_goes_no_further_than_its_heartbeat(kee: C
         assert _begun.wait(30)
         if taken:
             with acting_as(kee):
-                HotTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
+                LiveTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
             other = make_caller(Tenant(pk=kee.tenant_id, slug=kee.tenant_slug), "W")
             assert [grant.fence for grant in lease(other, queues=("by_hand",))] == [2]
             _go.set()
             assert _stopped.wait(30)
         else:
             with acting_as(kee):
-                HotTask.objects.select_for_update().get(pk=task)
+                LiveTask.objects.select_for_update().get(pk=task)
                 _go.set()
                 assert _stopped.wait(30)
     finally:
@@ -306,12 +306,12 @@ def test_progress_that_a_heartbeat_told_is_not_undone_by_the_next(kee: Caller) -
     try:
         assert _begun.wait(30)
         with acting_as(kee):
-            before = HotTask.objects.get(pk=task).lease_expires_at
+            before = LiveTask.objects.get(pk=task).lease_expires_at
         assert before is not None
 
         def renewed() -> bool:
             with acting_as(kee):
-                now = HotTask.objects.get(pk=task).lease_expires_at
+                now = LiveTask.objects.get(pk=task).lease_expires_at
             return now is not None and now > before
 
         until(renewed)
@@ -334,7 +334,7 @@ def test_a_result_that_can_not_be_recorded_fails_its_run_by_name_and_no_other(
     found = ends(kee)
     assert (found[before], found[bad], found[after]) == ("succeeded", "failed", "succeeded")
     with acting_as(kee):
-        record = TerminalRecord.objects.get(task_id=bad)
+        record = FinishedTask.objects.get(task_id=bad)
     assert (record.reason, (record.error or {})["code"]) == ("not_retryable", "unrecordable_result")
 
 
@@ -342,7 +342,7 @@ def test_a_failure_that_can_not_be_recorded_as_it_is_is_cut_and_may_be_tried_aga
     queue(kee, "returns_for_tests", {"fails": True})
     work(kee)
     with acting_as(kee):
-        run, task = Run.objects.get(), HotTask.objects.get()
+        run, task = Run.objects.get(), LiveTask.objects.get()
     assert run.error is not None
     assert (run.error["code"], len(run.error["message"]), task.failures) == ("c" * 100, 4000, 1)
     assert run.error["message"].startswith("a\N{REPLACEMENT CHARACTER}b")
@@ -367,12 +367,12 @@ def test_what_only_the_database_refuses_keeps_no_other_run_back(kee: Caller, mon
     ask(kee)
     before, bad = ask(kee, tokens=7), number(queue(kee, "returns_for_tests", {"says": "poison"}))
     after = ask(kee, fail="no")
-    with refused("tasks_terminalrecord", "summary", "poison"):
+    with refused("task_history", "summary", "poison"):
         work(kee)
     found = ends(kee)
     assert (found[before], found[bad], found[after]) == ("succeeded", "failed", "failed")
     with acting_as(kee):
-        assert (TerminalRecord.objects.get(task_id=bad).error or {})["code"] == "unrecordable_result"
+        assert (FinishedTask.objects.get(task_id=bad).error or {})["code"] == "unrecordable_result"
 
 
 def test_a_heartbeat_that_only_the_database_refuses_ends_no_other_lease(
@@ -388,12 +388,12 @@ def test_a_heartbeat_that_only_the_database_refuses_ends_no_other_lease(
         try:
             assert _begun.wait(30)
             with acting_as(kee):
-                before = HotTask.objects.get(pk=waiting).lease_expires_at
+                before = LiveTask.objects.get(pk=waiting).lease_expires_at
             assert before is not None
 
             def renewed() -> bool:
                 with acting_as(kee):
-                    now = HotTask.objects.get(pk=waiting).lease_expires_at
+                    now = LiveTask.objects.get(pk=waiting).lease_expires_at
                 return now is not None and now > before + timedelta(seconds=2)
 
             until(renewed)
@@ -423,7 +423,7 @@ def test_a_handler_without_anything_left_to_spend_is_told_to_stop(kee: Caller) -
     work(kee)
     assert ends(kee) == {task: "failed"}
     with acting_as(kee):
-        assert TerminalRecord.objects.get().reason == "budget_exhausted"
+        assert FinishedTask.objects.get().reason == "budget_exhausted"
 
 
 def test_of_a_run_that_was_told_that_nothing_is_left_no_more_is_told_and_its_result_is_taken(kee: Caller) -> None:

@@ -13,7 +13,7 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
 from apps.tasks import services
 from apps.tasks.errors import BadLeaseToken, LeaseLost
-from apps.tasks.models import HotTask, Run, Spend, TerminalRecord
+from apps.tasks.models import FinishedTask, LiveTask, Run, Spend
 from apps.tasks.services import Beat, BeatAnswer, Grant
 from apps.tasks.shapes import Failure
 from tests.factories import make_caller
@@ -70,7 +70,7 @@ ENDINGS = [complete, fail_for_good, fail_for_now, release]
 def snapshot(caller: Caller) -> list[Any]:
     """Every row that a verb of a lease could change."""
     with acting_as(caller):
-        return [list(model.objects.order_by("pk").values()) for model in (HotTask, Run, Spend, TerminalRecord, Receipt)]
+        return [list(model.objects.order_by("pk").values()) for model in (LiveTask, Run, Spend, FinishedTask, Receipt)]
 
 
 def leased_again(worker: Caller) -> tuple[Grant, Grant]:

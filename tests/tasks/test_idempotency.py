@@ -12,7 +12,7 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
 from apps.receipts.services import Group
 from apps.tasks.errors import IdempotencyConflict
-from apps.tasks.models import HotTask, IdempotencyKey, Task
+from apps.tasks.models import IdempotencyKey, LiveTask, Task
 from apps.tasks.services import BudgetDraft, QueueRequest
 from apps.tasks.states import IfDependencyFails, WhenSpent
 from tests.factories import T0, make_principal
@@ -79,7 +79,7 @@ OTHERS: list[tuple[str, Any]] = [
 
 def everything(caller: Caller) -> list[Any]:
     with acting_as(caller):
-        return [list(model.objects.order_by("pk").values()) for model in (Task, HotTask, IdempotencyKey, Receipt)]
+        return [list(model.objects.order_by("pk").values()) for model in (Task, LiveTask, IdempotencyKey, Receipt)]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks import selectors, services, sql
 from apps.tasks.errors import IdempotencyConflict
-from apps.tasks.models import HotTask, Run
+from apps.tasks.models import LiveTask, Run
 from apps.tasks.shapes import QueueRequest
 from apps.tasks.states import Status
 from tests import ground
@@ -136,7 +136,7 @@ def test_who_waits_for_more_than_its_key_is_passed_over(kee: Caller, worker: Cal
     services.release_dependants()
     assert [grant.task_id for grant in lease(worker, capacity=5)] == [depending]
     with acting_as(kee):
-        assert HotTask.objects.get(task_id=later).ready_at is None
+        assert LiveTask.objects.get(task_id=later).ready_at is None
 
 
 def _work(worker: Caller) -> None:
@@ -185,7 +185,7 @@ def test_rivals_never_run_two_of_a_key_and_leave_none_behind() -> None:
     _work(kee)
 
     with acting_as(kee), connection.cursor() as cursor:
-        assert not HotTask.objects.exists()
+        assert not LiveTask.objects.exists()
         assert Run.objects.count() == 24
         cursor.execute(_AT_ONCE)
         assert cursor.fetchone() == (0,)
@@ -200,7 +200,7 @@ def test_one_who_was_passed_over_while_somebody_had_it_at_hand_gets_the_key_afte
     waiting = number(queue(kee, concurrency_key="k"))
     grant = lease_one(worker)
 
-    with held(kee, HotTask.objects.filter(task_id=waiting)):
+    with held(kee, LiveTask.objects.filter(task_id=waiting)):
         complete(worker, grant)
     assert lease(worker) == []
 
@@ -227,12 +227,12 @@ def test_free_keys_are_found_from_key_to_key(kee: Caller) -> None:
     with acting_as(kee), connection.cursor() as cursor:
         # A free key, had by nobody, that very many wait for; and one that somebody has.
         cursor.execute(
-            """update tasks_hottask h set ready_at = case when nth = 1 then ready_at end, concurrency_key = key
-               from (select task_id, row_number() over (order by task_id) as nth from tasks_hottask) as of_all
+            """update task_live h set ready_at = case when nth = 1 then ready_at end, concurrency_key = key
+               from (select task_id, row_number() over (order by task_id) as nth from task_live) as of_all
                cross join lateral (select case when nth % 2 = 1 then 'had' else 'free' end as key) as named
                where h.task_id = of_all.task_id and nth <= 2000"""
         )
-    ground.analyzed("tasks_hottask")
+    ground.analyzed("task_live")
 
     with acting_as_system("test"), hot_cursor() as cursor:
         cursor.execute(sql.FREE_KEYS, {"limit": 10})
@@ -240,7 +240,7 @@ def test_free_keys_are_found_from_key_to_key(kee: Caller) -> None:
         cursor.execute(f"explain (analyze, format json) {sql.FREE_KEYS}", {"limit": 10})
         ((plan,),) = cursor.fetchall()
     read = [(node["Index Name"], node["Actual Rows"] * node["Actual Loops"]) for node in _nodes(plan[0]["Plan"])]
-    assert {name for name, _ in read} == {"tasks_hottask_waiting_for_key", "tasks_hottask_key_admitted_once"}
+    assert {name for name, _ in read} == {"task_live_waiting_for_key", "task_live_key_admitted_once"}
     assert sum(rows for _, rows in read) <= 5
 
 

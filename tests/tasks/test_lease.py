@@ -13,7 +13,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import services
 from apps.tasks.errors import BadLeaseToken, LeaseLost
-from apps.tasks.models import HotTask, Run, Spend, TerminalRecord, run_key
+from apps.tasks.models import FinishedTask, LiveTask, Run, Spend, run_key
 from apps.tasks.services import Beat, leasing
 from tests.factories import make_caller, make_tenant
 from tests.tasks.making import SCHEMA, complete, lease, lease_one, make_type, number, queue
@@ -131,7 +131,7 @@ def test_no_worker_of_another_tenant_is_given_anything(kee: Caller) -> None:
     with pytest.raises(BadLeaseToken):
         complete(stranger, grant)
     with acting_as(kee):
-        assert HotTask.objects.get(task_id=number(task)).holder_id == kee.principal_id
+        assert LiveTask.objects.get(task_id=number(task)).holder_id == kee.principal_id
 
 
 @pytest.mark.django_db(transaction=True)
@@ -171,7 +171,7 @@ def test_a_heartbeat_renews_tells_and_saves(kee: Caller, worker: Caller) -> None
         at(T0 + timedelta(seconds=20))
         answer = beat(worker, grant, percent=40, message="reading", checkpoint={"at": 7}, tokens=100, cost_usd=0.25)
 
-        hot = HotTask.objects.get(task_id=number(task))
+        hot = LiveTask.objects.get(task_id=number(task))
         run = Run.objects.get(pk=run_key(number(task), 1))
         assert (answer.status, answer.order, answer.lease_ms) == ("ok", "continue", 30_000)
         assert hot.lease_expires_at == T0 + timedelta(seconds=50)
@@ -208,7 +208,7 @@ def test_a_row_that_somebody_else_has_at_hand_is_not_a_loss() -> None:
     def hold() -> None:
         try:
             with acting_as(kee):
-                HotTask.objects.select_for_update().get(task_id=grant.task_id)
+                LiveTask.objects.select_for_update().get(task_id=grant.task_id)
                 locked.set()
                 let_go.wait(20)
         finally:
@@ -241,7 +241,7 @@ def test_a_lease_ends_at_its_deadline_exactly_and_the_next_run_sees_the_checkpoi
 
         assert (second.fence, second.checkpoint) == (2, [1, 2])
         assert Run.objects.get(pk=run_key(first.task_id, 1)).outcome == "expired"
-        assert HotTask.objects.get(task_id=first.task_id).expiries == 1
+        assert LiveTask.objects.get(task_id=first.task_id).expiries == 1
         assert (beat(worker, first).status, beat(worker, first).reason) == ("lost", "superseded")
         with pytest.raises(LeaseLost) as lost:
             complete(worker, first)
@@ -271,7 +271,7 @@ def test_a_strict_type_refuses_an_expired_lease(kee: Caller, worker: Caller) -> 
         assert (beat(worker, grant).status, beat(worker, grant).reason) == ("lost", "expired")
         with pytest.raises(LeaseLost):
             complete(worker, grant)
-        assert not TerminalRecord.objects.exists()
+        assert not FinishedTask.objects.exists()
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def begins_where_it_left_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _put_below(task: int) -> None:
     """As another process does that gives a task back: it stands where it stood."""
-    HotTask.objects.filter(task_id=task).update(ready_at=T0 - timedelta(days=365 * 90))
+    LiveTask.objects.filter(task_id=task).update(ready_at=T0 - timedelta(days=365 * 90))
 
 
 @pytest.mark.usefixtures("begins_where_it_left_off")

@@ -14,7 +14,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import services, ticks
 from apps.tasks.errors import UnknownQueue, UnknownTaskType
-from apps.tasks.models import HotTask, LeaseCount, Queue, Turn
+from apps.tasks.models import FairShare, LiveTask, Queue, RateWindow
 from apps.tasks.services import LeaseNext
 from tests.factories import make_caller, make_tenant
 from tests.tasks.making import complete, lease, lease_one, make_type, number, queue, set_queue
@@ -114,7 +114,7 @@ def test_a_rate_holds_in_any_period(kee: Caller, worker: Caller, *, of_type: boo
                 complete(worker, grant)
         assert given == [1, 2, 0, 1, 0, 2, 3]
         # What no period reaches any more is not kept.
-        assert LeaseCount.objects.count() == 1
+        assert RateWindow.objects.count() == 1
 
 
 def test_a_retry_and_what_follows_a_completion_count_against_a_rate(kee: Caller, worker: Caller) -> None:
@@ -189,7 +189,7 @@ def test_requesters_take_turns_whatever_their_numbers_and_priorities(
     assert turns[0] == late.principal_id
     assert _requesters(kee, worker, times=3, capacity=2) == [kee.principal_id] * 6
     with acting_as(kee):
-        assert Turn.objects.count() == 3
+        assert FairShare.objects.count() == 3
 
 
 def test_a_queue_that_becomes_fair_puts_what_waits_on_turns(tenant: Tenant, kee: Caller, worker: Caller) -> None:
@@ -201,11 +201,11 @@ def test_a_queue_that_becomes_fair_puts_what_waits_on_turns(tenant: Tenant, kee:
     assert quiet.principal_id in _requesters(kee, worker, times=2)
     # One that was queued while the queue became fair is found soon.
     with acting_as(kee):
-        HotTask.objects.update(requester=None)
+        LiveTask.objects.update(requester=None)
         assert lease(worker) == []
-        assert services.settle_turns() == 4
+        assert services.settle_fair_shares() == 4
     assert len(lease(worker, capacity=9)) == 4
-    assert services.settle_turns() == 0
+    assert services.settle_fair_shares() == 0
 
 
 def test_a_backlog_of_a_queue_that_becomes_fair_is_on_turns_after_one_tick(kee: Caller, worker: Caller) -> None:
@@ -213,9 +213,9 @@ def test_a_backlog_of_a_queue_that_becomes_fair_is_on_turns_after_one_tick(kee: 
     for size in (1_000, 1_000, 1):
         queue_many(kee, *[asked()] * size)
     set_queue(kee, fair=True)
-    ticks.settle_turns()
+    ticks.settle_fair_shares()
     with acting_as(kee):
-        assert not HotTask.objects.filter(requester=None).exists()
+        assert not LiveTask.objects.filter(requester=None).exists()
 
 
 def test_what_a_queues_limit_keeps_back_takes_no_room_of_its_type_elsewhere(kee: Caller, worker: Caller) -> None:
@@ -336,9 +336,9 @@ def test_counts_of_leases_are_in_no_impossible_state(kee: Caller) -> None:
     stamp = {"tenant_id": kee.tenant_id, "granted_at": T0}
     with acting_as(kee):
         line = Queue.objects.get()
-        of_neither = "tasks_leasecount_of_a_queue_or_a_type"
-        _violates(of_neither, lambda: LeaseCount.objects.create(leases=1, **stamp))
-        _violates("tasks_leasecount_counts_something", lambda: LeaseCount.objects.create(queue=line, leases=0, **stamp))
+        of_neither = "tasks_ratewindow_of_a_queue_or_a_type"
+        _violates(of_neither, lambda: RateWindow.objects.create(leases=1, **stamp))
+        _violates("tasks_ratewindow_counts_something", lambda: RateWindow.objects.create(queue=line, leases=0, **stamp))
         turn = {"tenant_id": kee.tenant_id, "queue": line, "requester_id": kee.principal_id}
-        Turn.objects.create(served=1, **turn)
-        _violates("tasks_turn_once", lambda: Turn.objects.create(served=2, **turn))
+        FairShare.objects.create(served=1, **turn)
+        _violates("tasks_fairshare_once", lambda: FairShare.objects.create(served=2, **turn))

@@ -12,7 +12,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks import selectors, services
 from apps.tasks.errors import LeaseLost
-from apps.tasks.models import HotTask, Queue, Run, Task
+from apps.tasks.models import LiveTask, Queue, Run, Task
 from tests.console.test_actions import SENT
 from tests.factories import make_caller
 from tests.tasks.making import complete, lease_one, make_type, number, queue
@@ -63,7 +63,7 @@ def test_a_revoked_lease_is_worth_nothing_and_costs_no_attempt(console: Client, 
     grant = lease_one(worker)
     act(console, "task", "revoke_lease", task)
     with acting_as(kee):
-        hot = HotTask.objects.get()
+        hot = LiveTask.objects.get()
         assert (hot.holder_id, hot.failures, hot.expiries, Run.objects.get().outcome) == (None, 0, 0, "revoked")
     with pytest.raises(LeaseLost):
         complete(worker, grant)

@@ -12,7 +12,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import services
 from apps.tasks.errors import LeaseLost, NotLeased, UnknownTask
-from apps.tasks.models import HotTask, Run, TerminalRecord
+from apps.tasks.models import FinishedTask, LiveTask, Run
 from apps.tasks.services import Beat
 from apps.tasks.states import Order
 from tests.factories import T0, make_caller, make_tenant
@@ -123,7 +123,7 @@ def test_without_a_limit_no_run_is_stuck(kee: Caller, worker: Caller) -> None:
     grant = lease_one(worker)
     assert not any(beat(worker, grant).stuck for _ in range(5))
     with acting_as(kee):
-        assert HotTask.objects.get().silent_beats == 0
+        assert LiveTask.objects.get().silent_beats == 0
 
 
 def test_a_stuck_run_is_revoked_by_policy_and_its_task_ends_after_too_many(kee: Caller, worker: Caller) -> None:
@@ -141,10 +141,10 @@ def test_a_stuck_run_is_revoked_by_policy_and_its_task_ends_after_too_many(kee: 
 
     second = lease_one(worker)
     with acting_as(kee):
-        assert (HotTask.objects.get().expiries, second.fence) == (1, 2)
+        assert (LiveTask.objects.get().expiries, second.fence) == (1, 2)
     assert [beat(worker, second).status for _ in range(2)] == ["ok", "lost"]
     with acting_as(kee):
-        record = TerminalRecord.objects.get(task_id=number(task))
+        record = FinishedTask.objects.get(task_id=number(task))
         assert (record.status, record.reason) == ("failed", "expiries_exhausted")
         assert record.error is not None
         assert record.error["code"] == "stuck"

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.core.management import call_command
 from django.db import connection, transaction
 from django.db.utils import ProgrammingError
 
@@ -17,7 +16,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_operator, acting_as_system
 from apps.tasks import services, sql
 from apps.tasks.errors import UnknownTask
-from apps.tasks.models import Budget, Run, Spend, Task, TerminalRecord, run_key
+from apps.tasks.models import Budget, FinishedTask, Run, Spend, Task, run_key
 from apps.tasks.services import BudgetDraft
 from tests import ground
 from tests.factories import make_caller, make_tenant, make_token
@@ -27,7 +26,7 @@ from tests.tasks.test_http import get
 from tests.tasks.test_retention import DAY, do, known
 
 WIDTH = 4_000_000
-TABLES = ("tasks_run", "tasks_spend", "tasks_task", "tasks_terminalrecord")
+TABLES = ("tasks_run", "tasks_spend", "tasks_task", "task_history")
 
 
 @pytest.fixture
@@ -305,7 +304,7 @@ def test_a_range_that_is_not_full_or_in_which_something_is_open_or_has_just_ende
 
 _LOOKS: dict[str, tuple[str, Callable[[int], dict[str, Any]], tuple[str, ...]]] = {
     "GRANTED": (sql.GRANTED, lambda t: {"tasks": [t], "fences": [1], "seconds": [1.0]}, ("tasks_task", "tasks_run")),
-    "WHEREABOUTS": (sql.WHEREABOUTS, lambda t: {"tasks": [t], "fences": [1]}, ("tasks_run", "tasks_terminalrecord")),
+    "WHEREABOUTS": (sql.WHEREABOUTS, lambda t: {"tasks": [t], "fences": [1]}, ("tasks_run", "task_history")),
     "PROGRESS": (
         sql.PROGRESS,
         lambda t: {
@@ -380,9 +379,9 @@ def old(transactional_db: None) -> Iterator[tuple[Caller, tuple[int, int]]]:
         do(kee, kee)
     queue(kee)
     with transaction.atomic(), ground.as_owner() as cursor:
-        cursor.execute("alter table tasks_terminalrecord disable trigger user")
-        cursor.execute("update tasks_terminalrecord set finished_at = now() - interval '91 days'")
-        cursor.execute("alter table tasks_terminalrecord enable trigger user")
+        cursor.execute("alter table task_history disable trigger user")
+        cursor.execute("update task_history set finished_at = now() - interval '91 days'")
+        cursor.execute("alter table task_history enable trigger user")
     yield kee, here
     services.drop_partitions()
 
@@ -458,7 +457,7 @@ def test_tasks_are_queued_leased_and_completed_while_partitions_come_and_go(
     with Threads(work, come_and_go):
         pass
     with acting_as(kee):
-        assert TerminalRecord.objects.count() == 41
+        assert FinishedTask.objects.count() == 41
     assert here not in ranges()
 
 
@@ -472,40 +471,5 @@ def _rows(kee: Caller) -> list[Any]:
             list(Task.objects.order_by("pk").values()),
             list(Run.objects.order_by("pk").values(*_PARTED)),
             list(Spend.objects.order_by("pk").values()),
-            list(TerminalRecord.objects.order_by("pk").values()),
+            list(FinishedTask.objects.order_by("pk").values()),
         ]
-
-
-@pytest.mark.django_db(transaction=True)
-def test_what_is_there_stays_when_the_tables_are_parted_and_put_together() -> None:
-    kee = make_caller(make_tenant("acme"))
-    make_type(kee)
-    at_the_edge(2)
-    tasks = [do(kee, kee) for _ in range(3)]
-    queue(kee)
-    held = lease_one(kee)
-    before = _rows(kee)
-    try:
-        call_command("migrate", "tasks", "0001", verbosity=0)
-        assert _rows(kee) == before
-        later_one = do_after(kee)
-        assert later_one == tasks[-1] + 2
-        whole = _rows(kee)
-    finally:
-        call_command("migrate", "tasks", verbosity=0)
-    assert _rows(kee) == whole
-    assert ranges() == {(0, (later_one // WIDTH + 1) * WIDTH), *_next_to(later_one)}
-    complete(kee, held)
-    assert do_after(kee) == later_one + 1
-
-
-def _next_to(task: int) -> Iterator[tuple[int, int]]:
-    first = (task // WIDTH + 1) * WIDTH
-    yield first, first + WIDTH
-
-
-def do_after(kee: Caller) -> int:
-    make_type(kee, "after", queue="after")
-    task = number(queue(kee, "after"))
-    complete(kee, lease_one(kee, queues=("after",)))
-    return task

@@ -23,7 +23,7 @@ from apps.tasks.errors import (
     UnknownRecipient,
     UnknownTaskType,
 )
-from apps.tasks.models import HotTask, IdempotencyKey, Task, TaskType
+from apps.tasks.models import IdempotencyKey, LiveTask, Task, TaskType
 from apps.tasks.services.types import TypeDraft
 from tests.factories import T0, make_caller, make_principal, make_tenant
 from tests.tasks import slow_handler  # noqa: F401  # registers a type in code
@@ -32,7 +32,7 @@ from tests.tasks.making import SCHEMA, lease, make_type, number, queue
 
 def _counts(caller: Caller) -> tuple[int, ...]:
     with acting_as(caller):
-        return tuple(model.objects.count() for model in (Task, HotTask, IdempotencyKey, Receipt, Obligation))
+        return tuple(model.objects.count() for model in (Task, LiveTask, IdempotencyKey, Receipt, Obligation))
 
 
 def test_a_queued_task_is_owed_to_its_recipient_in_the_ledger(tenant: Tenant, kee: Caller) -> None:
@@ -192,7 +192,7 @@ def test_a_type_in_code_is_made_at_its_first_use_and_belongs_to_the_code(kee: Ca
     with acting_as(kee):
         made = TaskType.objects.get(name="slow_for_tests")
         assert (made.in_code, made.lease_seconds, made.queue.name) == (True, 3, "execute")
-        assert HotTask.objects.get(task_id=number(queued)).lease_seconds == 3
+        assert LiveTask.objects.get(task_id=number(queued)).lease_seconds == 3
         with pytest.raises(TaskTypeInCode):
             services.register_type(caller=kee, draft=TypeDraft(name="slow_for_tests", queue="default"), now=T0)
 

@@ -12,7 +12,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks import services, sql
 from apps.tasks.errors import UnknownTask
-from apps.tasks.models import HotTask, Run, Spend, Task, TerminalRecord
+from apps.tasks.models import FinishedTask, LiveTask, Run, Spend, Task
 from apps.tasks.services import Beat
 from tests import ground
 from tests.factories import make_caller, make_tenant
@@ -42,7 +42,7 @@ def known(kee: Caller) -> list[set[int]]:
     with acting_as(kee):
         return [
             set(Task.objects.values_list("pk", flat=True)),
-            set(TerminalRecord.objects.values_list("pk", flat=True)),
+            set(FinishedTask.objects.values_list("pk", flat=True)),
             {run.task_id for run in Run.objects.all()},
             set(Spend.objects.values_list("task_id", flat=True)),
         ]
@@ -65,7 +65,7 @@ def test_a_task_goes_whole_when_it_has_been_kept_its_time_and_what_is_open_never
     assert walk.forget() == 1
     assert known(kee) == [{long, open_task}, {long}, {long, open_task}, {long}]
     with acting_as(kee):
-        assert HotTask.objects.count() == 1
+        assert LiveTask.objects.count() == 1
         with pytest.raises(UnknownTask):
             services.fetch_result(caller=kee, task_id=brief)
 
@@ -135,7 +135,7 @@ def test_every_tenants_history_goes_and_only_by_the_system(kee: Caller, worker: 
 def test_retention_walks_by_index(kee: Caller, known: Callable[..., None]) -> None:
     make_type(kee)
     fill(kee, ended=5000, runs=5000)
-    known("tasks_terminalrecord", "tasks_run")
+    known("task_history", "tasks_run")
     given: dict[str, Any] = {
         "after": "1970-01-01",
         "kept": timedelta(days=90),
@@ -148,6 +148,6 @@ def test_retention_walks_by_index(kee: Caller, known: Callable[..., None]) -> No
         lines = [line for (line,) in cursor.fetchall()]
         cursor.execute("select distinct tableoid::regclass::text from tasks_run")
         ((part,),) = cursor.fetchall()
-    assert any("tasks_terminalrecord_by_end" in line for line in ground.unparted(lines))
+    assert any("task_history_by_end" in line for line in ground.unparted(lines))
     assert any(f" {part}_pkey " in line for line in lines)
     assert not any(f"Seq Scan on {part} " in line for line in lines)

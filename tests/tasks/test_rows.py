@@ -12,14 +12,14 @@ from apps.principals.tenancy import Caller, acting_as
 from apps.tasks.models import (
     Artifact,
     Budget,
-    HotTask,
+    FinishedTask,
     IdempotencyKey,
+    LiveTask,
     Queue,
     Run,
     Spend,
     Task,
     TaskType,
-    TerminalRecord,
 )
 from apps.tasks.services import BudgetDraft
 from tests import ground
@@ -39,29 +39,29 @@ def _violates(constraint: str, change: Any) -> None:
 @pytest.mark.parametrize(
     ("constraint", "values"),
     [
-        ("tasks_hottask_leased_iff_holder_and_deadline", {"holder_id": 1, "fence": 1}),
-        ("tasks_hottask_leased_iff_holder_and_deadline", {"lease_expires_at": NOW, "fence": 1}),
-        ("tasks_hottask_leased_was_ready_and_fenced", {"holder_id": 1, "lease_expires_at": NOW}),
+        ("task_live_leased_iff_holder_and_deadline", {"holder_id": 1, "fence": 1}),
+        ("task_live_leased_iff_holder_and_deadline", {"lease_expires_at": NOW, "fence": 1}),
+        ("task_live_leased_was_ready_and_fenced", {"holder_id": 1, "lease_expires_at": NOW}),
         (
-            "tasks_hottask_leased_was_ready_and_fenced",
+            "task_live_leased_was_ready_and_fenced",
             {"holder_id": 1, "lease_expires_at": NOW, "fence": 1, "ready_at": None},
         ),
-        ("tasks_hottask_ready_waits_for_nothing", {"due_at": NOW}),
-        ("tasks_hottask_ready_waits_for_nothing", {"open_dependencies": 1}),
-        ("tasks_hottask_counts_not_negative", {"open_dependencies": -1}),
-        ("tasks_hottask_counts_not_negative", {"silent_beats": -1}),
-        ("tasks_hottask_rank_0_to_9", {"priority_rank": 10}),
-        ("tasks_hottask_has_tries_left", {"failures": 3}),
-        ("tasks_hottask_has_tries_left", {"expiries": 3}),
-        ("tasks_hottask_has_tries_left", {"fence": -1}),
-        ("tasks_hottask_has_tries_left", {"fence": 65_536}),
+        ("task_live_ready_waits_for_nothing", {"due_at": NOW}),
+        ("task_live_ready_waits_for_nothing", {"open_dependencies": 1}),
+        ("task_live_counts_not_negative", {"open_dependencies": -1}),
+        ("task_live_counts_not_negative", {"silent_beats": -1}),
+        ("task_live_rank_0_to_9", {"priority_rank": 10}),
+        ("task_live_has_tries_left", {"failures": 3}),
+        ("task_live_has_tries_left", {"expiries": 3}),
+        ("task_live_has_tries_left", {"fence": -1}),
+        ("task_live_has_tries_left", {"fence": 65_536}),
     ],
 )
 def test_an_open_task_is_in_no_impossible_state(kee: Caller, constraint: str, values: dict[str, Any]) -> None:
     make_type(kee)
     queue(kee)
     with acting_as(kee):
-        _violates(constraint, lambda: HotTask.objects.update(**values))
+        _violates(constraint, lambda: LiveTask.objects.update(**values))
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_one_task_of_a_key_is_ready_at_a_time(kee: Caller) -> None:
     queue(kee)
     queue(kee)
     with acting_as(kee):
-        _violates("tasks_hottask_key_admitted_once", lambda: HotTask.objects.update(concurrency_key="k"))
-        HotTask.objects.update(concurrency_key="k", ready_at=None)
+        _violates("task_live_key_admitted_once", lambda: LiveTask.objects.update(concurrency_key="k"))
+        LiveTask.objects.update(concurrency_key="k", ready_at=None)
 
 
 def test_runs_and_records_are_in_no_impossible_state(tenant: Tenant, kee: Caller) -> None:
@@ -145,16 +145,16 @@ def test_runs_and_records_are_in_no_impossible_state(tenant: Tenant, kee: Caller
         _violates("tasks_run_sequences_not_negative", lambda: Run.objects.update(checkpoint_sequence=-1))
         _violates("tasks_run_outcome_known", lambda: Run.objects.update(ended_at=NOW, outcome="odd"))
         _violates(
-            "tasks_terminalrecord_status_terminal",
-            lambda: TerminalRecord.objects.create(task_id=9, status="leased", reason="canceled", **record),
+            "task_history_status_terminal",
+            lambda: FinishedTask.objects.create(task_id=9, status="leased", reason="canceled", **record),
         )
         _violates(
-            "tasks_terminalrecord_reason_iff_not_succeeded",
-            lambda: TerminalRecord.objects.create(task_id=9, status="failed", **record),
+            "task_history_reason_iff_not_succeeded",
+            lambda: FinishedTask.objects.create(task_id=9, status="failed", **record),
         )
         _violates(
-            "tasks_terminalrecord_reason_iff_not_succeeded",
-            lambda: TerminalRecord.objects.create(task_id=9, status="succeeded", reason="canceled", **record),
+            "task_history_reason_iff_not_succeeded",
+            lambda: FinishedTask.objects.create(task_id=9, status="succeeded", reason="canceled", **record),
         )
         _violates(
             "tasks_spend_not_negative",
@@ -186,8 +186,8 @@ def test_what_is_once_is_once(tenant: Tenant, kee: Caller) -> None:
             ),
         )
         _violates(
-            "tasks_terminalrecord_pkey",
-            lambda: TerminalRecord.objects.create(
+            "task_history_pkey",
+            lambda: FinishedTask.objects.create(
                 tenant_id=tenant.pk,
                 task_id=number(task),
                 status="canceled",
@@ -209,21 +209,21 @@ def test_what_was_written_once_is_never_changed(kee: Caller) -> None:
         _violates("tasks_budget_is_immutable", lambda: Budget.objects.update(parent_id=1))
         Budget.objects.update(spent_tokens=4)
         _violates("tasks_task_is_immutable", lambda: Task.objects.update(params={"changed": True}))
-        _violates("tasks_terminalrecord_is_immutable", lambda: TerminalRecord.objects.update(content=2))
+        _violates("task_history_is_immutable", lambda: FinishedTask.objects.update(content=2))
         _violates("tasks_idempotencykey_is_immutable", lambda: IdempotencyKey.objects.update(task_id=99))
-        TerminalRecord.objects.update(fetched_at=NOW)
+        FinishedTask.objects.update(fetched_at=NOW)
 
 
 def test_nothing_points_at_tasks_runs_and_records(db: None) -> None:
     with connection.cursor() as cursor:
         cursor.execute(
             """select conrelid::regclass::text from pg_constraint where contype = 'f' and confrelid = any(array[
-                   'tasks_task'::regclass, 'tasks_run'::regclass, 'tasks_terminalrecord'::regclass,
-                   'tasks_spend'::regclass, 'tasks_hottask'::regclass])"""
+                   'tasks_task'::regclass, 'tasks_run'::regclass, 'task_history'::regclass,
+                   'tasks_spend'::regclass, 'task_live'::regclass])"""
         )
         assert cursor.fetchall() == []
         cursor.execute(
             """select count(*) from pg_index where indisunique and indrelid = any(array[
-                   'tasks_task'::regclass, 'tasks_run'::regclass, 'tasks_terminalrecord'::regclass])"""
+                   'tasks_task'::regclass, 'tasks_run'::regclass, 'task_history'::regclass])"""
         )
         assert cursor.fetchone() == (3,)

@@ -13,7 +13,7 @@ from django.db.models import F
 from apps.core.errors import DomainError
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import selectors, services
-from apps.tasks.models import HotTask
+from apps.tasks.models import LiveTask
 from apps.tasks.services import Beat, Grant, QueuedTask
 from apps.tasks.shapes import Delivery, Failure
 from apps.tasks.states import (
@@ -106,7 +106,7 @@ def sweep_later(world: World) -> None:
 
 
 def sweep_later_for_the_last_time(world: World) -> None:
-    HotTask.objects.update(expiries=F("max_expiries") - 1)
+    LiveTask.objects.update(expiries=F("max_expiries") - 1)
     sweep_later(world)
 
 
@@ -131,7 +131,7 @@ WAYS: dict[Status, list[Callable[[World], None]]] = {
 
 def become_waiting(world: World) -> None:
     """No verb makes a task wait for another yet; the row can."""
-    HotTask.objects.update(ready_at=None, due_at=None)
+    LiveTask.objects.update(ready_at=None, due_at=None)
 
 
 @pytest.mark.parametrize("before", Status)

@@ -16,7 +16,7 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks import registry, selectors, services, sql
-from apps.tasks.models import HotTask, TaskType, TerminalRecord
+from apps.tasks.models import FinishedTask, LiveTask, TaskType
 from apps.tasks.services import ending
 from tests.factories import make_caller, make_tenant
 from tests.ground import as_owner
@@ -54,7 +54,7 @@ def held(caller: Caller, rows: object) -> Iterator[None]:
 
 def _ended(caller: Caller) -> set[int]:
     with acting_as(caller):
-        return set(TerminalRecord.objects.filter(status="failed").values_list("task_id", flat=True))
+        return set(FinishedTask.objects.filter(status="failed").values_list("task_id", flat=True))
 
 
 @pytest.mark.django_db(transaction=True)
@@ -70,7 +70,7 @@ def test_a_busy_inbox_keeps_back_no_end_but_its_own() -> None:
     others = {number(queue(kee, recipient="Ona")) for _ in range(3)}
     lease(worker, capacity=len(busy) + len(others))
     with acting_as(kee):
-        HotTask.objects.update(lease_expires_at=LONG_AGO)
+        LiveTask.objects.update(lease_expires_at=LONG_AGO)
 
     with held(hexy, Inbox.objects.filter(principal_id=hexy.principal_id)):
         assert services.end_what_must() == len(others)
@@ -88,9 +88,9 @@ def test_a_task_that_somebody_has_at_hand_keeps_back_no_end_of_another() -> None
     at_hand, other = number(queue(kee)), number(queue(kee))
     lease(worker, capacity=2)
     with acting_as(kee):
-        HotTask.objects.update(lease_expires_at=LONG_AGO)
+        LiveTask.objects.update(lease_expires_at=LONG_AGO)
 
-    with held(kee, HotTask.objects.filter(task_id=at_hand)):
+    with held(kee, LiveTask.objects.filter(task_id=at_hand)):
         assert services.end_what_must() == 1
     assert _ended(kee) == {other}
     assert services.end_what_must() == 1
@@ -103,7 +103,7 @@ def test_expired_leases_of_every_queue_and_tenant_are_brought_back(tenant: Tenan
         queue(caller, name)
         lease(caller, queues=(name,))
         with acting_as(caller):
-            HotTask.objects.update(lease_expires_at=LONG_AGO)
+            LiveTask.objects.update(lease_expires_at=LONG_AGO)
     # A claim brings back those of its own queues.
     assert [grant.fence for grant in lease(kee, queues=("first",))] == [2]
     assert services.bring_back().requeued == 2
@@ -117,7 +117,7 @@ def test_work_for_handlers_that_lies_about_is_found_once_a_queue(kee: Caller) ->
         queue(kee, "slow_for_tests", {"folder": "/x"})
     assert services.unannounced() == []
     with acting_as(kee):
-        HotTask.objects.update(ready_at=LONG_AGO)
+        LiveTask.objects.update(ready_at=LONG_AGO)
         own = TaskType.objects.select_related("queue").get(name="slow_for_tests")
 
     (found,) = services.unannounced()
@@ -146,7 +146,7 @@ def test_where_a_limit_may_keep_work_back_is_found_as_long_as_there_is_any(kee: 
     assert services.kept_back() == []
     with acting_as(kee):
         services.resume_queue(caller=kee, name="default")
-        HotTask.objects.update(ready_at=None)
+        LiveTask.objects.update(ready_at=None)
     assert services.kept_back() == []
 
 
@@ -158,8 +158,8 @@ def test_the_health_of_a_queue_tells_ready_waiting_and_leased_apart(kee: Caller)
     queue(kee, run_at=datetime(2100, 1, 1, tzinfo=UTC))
     lease(kee, capacity=2)
     with acting_as(kee):
-        HotTask.objects.filter(holder__isnull=False).update(lease_expires_at=LONG_AGO)
-        HotTask.objects.filter(holder=None, ready_at__isnull=False).update(ready_at=LONG_AGO)
+        LiveTask.objects.filter(holder__isnull=False).update(lease_expires_at=LONG_AGO)
+        LiveTask.objects.filter(holder=None, ready_at__isnull=False).update(ready_at=LONG_AGO)
         busy, idle = selectors.queue_health(tenant_id=kee.tenant_id)
 
     assert (busy.queue, busy.paused, busy.queued, busy.scheduled, busy.leased, busy.expired) == (
@@ -179,7 +179,7 @@ def test_what_can_end_together_does_in_a_few_statements(kee: Caller) -> None:
             queue(kee)
         lease(worker, capacity=tasks)
         with acting_as(kee):
-            HotTask.objects.update(lease_expires_at=LONG_AGO)
+            LiveTask.objects.update(lease_expires_at=LONG_AGO)
         with CaptureQueriesContext(connection) as asked:
             assert services.end_what_must() == tasks
         return len(asked)
@@ -196,11 +196,11 @@ def test_one_that_can_not_be_ended_keeps_back_no_other_of_its_recipient() -> Non
     broken, *others = (number(queue(kee)) for _ in range(4))
     lease(kee, capacity=4)
     with acting_as(kee):
-        HotTask.objects.update(lease_expires_at=LONG_AGO)
+        LiveTask.objects.update(lease_expires_at=LONG_AGO)
     with transaction.atomic(), as_owner() as cursor:
         # Its end can't be recorded: there is one already.
         cursor.execute(
-            "insert into tasks_terminalrecord (task_id, tenant_id, status, fence, summary, receipt_id, finished_at)"
+            "insert into task_history (task_id, tenant_id, status, fence, summary, receipt_id, finished_at)"
             " values (%s, %s, 'succeeded', 1, '', 'r', now())",
             [broken, tenant.pk],
         )
@@ -208,7 +208,7 @@ def test_one_that_can_not_be_ended_keeps_back_no_other_of_its_recipient() -> Non
     assert services.end_what_must() == len(others)
     assert _ended(kee) == set(others)
     with acting_as(kee):
-        assert [one.task_id for one in HotTask.objects.all()] == [broken]
+        assert [one.task_id for one in LiveTask.objects.all()] == [broken]
 
 
 @pytest.mark.parametrize("order", ["last lease", "cancel"])
@@ -219,7 +219,7 @@ def test_what_was_found_expired_and_is_held_again_by_then_does_not_end(kee: Call
     with acting_as(kee):
         if order == "cancel":
             services.cancel(caller=kee, task_id=task)
-        HotTask.objects.update(lease_expires_at=LONG_AGO)
+        LiveTask.objects.update(lease_expires_at=LONG_AGO)
     with acting_as_system("test"), hot_cursor() as cursor:
         cursor.execute(sql.DOOMED)
         assert [found for _, found, _ in cursor.fetchall()] == [task]
@@ -231,5 +231,5 @@ def test_what_was_found_expired_and_is_held_again_by_then_does_not_end(kee: Call
     assert snapshot(kee) == before
 
     with acting_as(kee):
-        HotTask.objects.update(lease_expires_at=LONG_AGO)
+        LiveTask.objects.update(lease_expires_at=LONG_AGO)
         assert ending.bury(task_ids=[task]) == 1

@@ -19,7 +19,7 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
 from apps.tasks import selectors, services
-from apps.tasks.models import HotTask, IdempotencyKey, Run, Schedule, Task, TerminalRecord, run_key
+from apps.tasks.models import FinishedTask, IdempotencyKey, LiveTask, Run, Schedule, Task, run_key
 from apps.tasks.services import ScheduleDraft
 from apps.tasks.shapes import QueuedTask
 from apps.tasks.states import Misfire
@@ -82,7 +82,7 @@ def _until(happened: Callable[[], bool], *, seconds: float = 45) -> None:
 
 def _ended(caller: Caller, task: QueuedTask) -> bool:
     with acting_as(caller):
-        return TerminalRecord.objects.filter(task_id=number(task)).exists()
+        return FinishedTask.objects.filter(task_id=number(task)).exists()
 
 
 def _broker() -> redis.Redis:
@@ -92,7 +92,7 @@ def _broker() -> redis.Redis:
 def _assert_ended_once(caller: Caller, task: QueuedTask, *, run: int) -> None:
     with acting_as(caller):
         assert selectors.result(task.task_id).content == {"run": run, "for": "Kee"}
-        assert not HotTask.objects.filter(task_id=number(task)).exists()
+        assert not LiveTask.objects.filter(task_id=number(task)).exists()
         receipts = Receipt.objects.filter(source_system="asyncgate", metadata__task_id=task.task_id)
         assert sorted(receipts.values_list("event_type", flat=True)) == ["task_complete", "task_queued"]
 

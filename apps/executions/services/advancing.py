@@ -44,7 +44,7 @@ from apps.executions.states import SETTLED, Status, StepStatus, Strategy
 from apps.plans.shapes import WORKER_STEPS, StepType
 from apps.principals.tenancy import Caller, acting_in
 from apps.tasks import services as tasks
-from apps.tasks.models import TerminalRecord
+from apps.tasks.models import FinishedTask
 from apps.tasks.services import QueueRequest
 from apps.tasks.states import Status as TaskStatus
 
@@ -163,7 +163,7 @@ def go_forward(work: UnitOfWork, *, may_call: bool, results: Mapping[int, Any] =
     if work.execution.status == Status.QUEUED:
         work.execution.move_to(Status.EXECUTING)
     by_task = {step.task_id: step for step in work.in_state(StepStatus.QUEUED) if step.task_id is not None}
-    for record in TerminalRecord.objects.filter(task_id__in=sorted(by_task)):
+    for record in FinishedTask.objects.filter(task_id__in=sorted(by_task)):
         if record.task_id in results or record.content is not None or record.result_pointer is None:
             _take_in(work, by_task[record.task_id], record, results.get(record.task_id, record.content))
     for step in work.in_state(StepStatus.AWAITING):
@@ -176,7 +176,7 @@ def go_forward(work: UnitOfWork, *, may_call: bool, results: Mapping[int, Any] =
     work.save()
 
 
-def _take_in(work: UnitOfWork, step: ExecutionStep, record: TerminalRecord, result: Any) -> None:
+def _take_in(work: UnitOfWork, step: ExecutionStep, record: FinishedTask, result: Any) -> None:
     """Settle a step whose task has ended."""
     run_id = f"run_{record.fence}"
     if not record.fence:

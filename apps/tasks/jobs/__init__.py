@@ -48,7 +48,7 @@ _release_publisher = Publisher(_publish_release)
 
 
 def listen() -> None:
-    """Turn announcements of work that has a handler here into messages from now on."""
+    """FairShare announcements of work that has a handler here into messages from now on."""
     task_queued.connect(_announced, dispatch_uid="tasks.execute")
     dependency_finished.connect(_dependency_finished, dispatch_uid="tasks.release_dependants")
 

@@ -1,3 +1,5 @@
+from typing import Final
+
 import django.contrib.postgres.fields
 import django.db.models.deletion
 from django.db import migrations, models
@@ -8,14 +10,211 @@ from apps.core.tables import CreateModels
 # Short-lived rows that are updated at every heartbeat: room in each page for new versions, and dead ones removed
 # by number, early and at full speed.
 STORAGE = """
-alter table tasks_hottask set (fillfactor = 60, autovacuum_vacuum_scale_factor = 0,
+alter table task_live set (fillfactor = 60, autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_threshold = 2000, autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off);
-alter table tasks_run set (fillfactor = 70);
 """
 STORAGE_BACK = """
-alter table tasks_hottask reset (fillfactor, autovacuum_vacuum_scale_factor, autovacuum_vacuum_threshold,
+alter table task_live reset (fillfactor, autovacuum_vacuum_scale_factor, autovacuum_vacuum_threshold,
     autovacuum_vacuum_cost_delay, vacuum_truncate);
-alter table tasks_run reset (fillfactor);
+"""
+
+# Partitions take this many ids, or a multiple: a fifth of all that is kept. Every partition costs each statement that
+# looks into the history a little, whether it is asked or not: there must be few, however much is kept.
+_WIDTH: Final = 4_000_000
+_SHARES: Final = 5
+
+# Each table with its key, by how many bits that is wider than a task's id, its primary key, and how its pages are filled.
+# Its indexes and foreign keys are created after this, at the end of the migration.
+_TABLES: Final[dict[str, tuple[str, int, str, str]]] = {
+    "tasks_run": ("id", 16, "id", "fillfactor = 70"),
+    "tasks_spend": ("task_id", 0, "task_id, id", ""),
+    "tasks_task": ("id", 0, "id", ""),
+    "task_history": ("task_id", 0, "task_id", ""),
+}
+_COUNTED: Final = ("tasks_spend", "tasks_task")
+_IMMUTABLE: Final = ("tasks_spend", "tasks_task", "task_history")
+_ROLES: Final = "gatehouse_app, gatehouse_operator, gatehouse_system"
+
+# The ranges of ids that have partitions, all tables the same; what lies outside of them is in the default ones.
+_RANGES: Final = r"""
+create view tasks_partition as
+select bounds[1]::bigint as lower, bounds[2]::bigint as upper
+from pg_catalog.pg_inherits
+join pg_catalog.pg_class on pg_class.oid = inhrelid
+cross join lateral regexp_match(
+    pg_get_expr(relpartbound, pg_class.oid), 'FROM \(''(\d+)''\) TO \(''(\d+)''\)') as bounds
+where inhparent = 'tasks_task'::regclass and bounds is not null;
+"""
+
+# A partition is reached through its parent, by nobody directly; behind that right stands the same wall as before the
+# parent. Of its tenants the planner knows what `migrate` says of new tables.
+_WALL: Final = f"""
+create function tasks_wall_partition(part text) returns void language plpgsql set search_path = public, pg_temp as $$
+begin
+    execute format('alter table %I enable row level security', part);
+    execute format('create policy tenant on %I to gatehouse_app
+        using (tenant_id = gatehouse_tenant()) with check (tenant_id = gatehouse_tenant())', part);
+    execute format('create policy operator on %I to gatehouse_operator
+        using (tenant_id = any(gatehouse_tenants())) with check (tenant_id = any(gatehouse_tenants()))', part);
+    execute format('create policy system on %I to gatehouse_system using (true) with check (true)', part);
+    execute format('revoke all on %I from {_ROLES}', part);
+    perform pg_restore_attribute_stats(
+        'schemaname', 'public', 'relname', part, 'attname', 'tenant_id', 'inherited', false,
+        'null_frac', 0::real, 'avg_width', 8, 'n_distinct', 1::real);
+end $$;
+revoke all on function tasks_wall_partition(text) from public;
+"""
+
+
+def _made(table: str) -> str:
+    """Makes and attaches a partition of a table, named by the number of its range."""
+    _, bits, _, filled = _TABLES[table]
+    return f"""
+        part := '{table}_p' || first / {_WIDTH};
+        execute format('create table %I (like {table} including defaults including constraints including storage)
+            {f"with ({filled})" if filled else ""}', part);
+        perform tasks_wall_partition(part);
+        execute format('alter table {table} attach partition %I for values from (%s) to (%s)',
+                       part, first << {bits}, (first + wide) << {bits});
+    """
+
+
+# Makes partitions until there is room for as many ids as the narrowest takes; says how many it has made, or nothing where
+# a lock is not to be had at once. Where ids have run beyond the last one, the default partitions hold them, and the next
+# begins well after them: a range of which a row is elsewhere can't have a partition. If ids were faster even so, the next
+# call begins after those.
+_MAKE: Final = f"""
+create function tasks_make_partitions() returns integer language plpgsql security definer
+    set search_path = public, pg_temp set lock_timeout = '50ms' as $$
+declare
+    used bigint;
+    kept_from bigint;
+    first bigint;
+    wide bigint;
+    part text;
+    made integer := 0;
+begin
+    if not pg_try_advisory_xact_lock(hashtextextended('tasks.partitions', 0)) then
+        return null;
+    end if;
+    loop
+        select last_value into used from tasks_task_id_seq;
+        select coalesce(max(upper), 0) into first from tasks_partition;
+        exit when first >= used + {_WIDTH};
+        if first <= used then
+            first := (used + {_WIDTH // 10}) / {_WIDTH} * {_WIDTH} + {_WIDTH};
+        end if;
+        select coalesce(min(id), first) into kept_from from tasks_task;
+        wide := greatest(1, (first - kept_from) / {_SHARES * _WIDTH}) * {_WIDTH};
+        {"".join(_made(table) for table in _TABLES)}
+        made := made + 1;
+    end loop;
+    return made;
+exception when lock_not_available or deadlock_detected or check_violation then
+    return null;
+end $$;
+revoke all on function tasks_make_partitions() from public;
+grant execute on function tasks_make_partitions() to gatehouse_system;
+"""
+
+# Drops the partitions of a range, unless a lock is not to be had at once. Whether what ended in it has been kept its
+# time its caller knows; that nothing is open in it, is waited for or drawn from, and that nothing has ended in it since
+# a moment, is looked at under the lock.
+_DROP: Final = f"""
+create function tasks_drop_partition(first bigint, since timestamptz) returns boolean language plpgsql security definer
+    set search_path = public, pg_temp set lock_timeout = '50ms' as $$
+declare
+    past bigint;
+    bare bigint := first / {_WIDTH};
+    part text;
+begin
+    if not pg_try_advisory_xact_lock(hashtextextended('tasks.partitions', 0)) then
+        return null;
+    end if;
+    select upper into past from tasks_partition where lower = first;
+    if past is null or past > (select last_value from tasks_task_id_seq) then
+        return false;
+    end if;
+    lock table only {", only ".join(_TABLES)} in access exclusive mode;
+    if exists (select from task_live where task_id >= first and task_id < past)
+       or exists (select from task_live where budget_id >= first and budget_id < past)
+       or exists (select from tasks_dependency where on_task_id >= first and on_task_id < past)
+       or exists (select from tasks_budget where parent_id >= first and parent_id < past and task_id >= past)
+       or since <= (
+            select finished_at from task_history
+            where task_id >= first and task_id < past order by finished_at desc limit 1) then
+        return false;
+    end if;
+    foreach part in array array[{", ".join(f"'{table}_p'" for table in _TABLES)}] loop
+        execute format('drop table %I', part || bare);
+    end loop;
+    return true;
+exception when lock_not_available or deadlock_detected then
+    return null;
+end $$;
+revoke all on function tasks_drop_partition(bigint, timestamptz) from public;
+grant execute on function tasks_drop_partition(bigint, timestamptz) to gatehouse_system;
+"""
+
+
+def _immutable(table: str) -> str:
+    return f"""
+        create trigger {table}_is_immutable before update on {table}
+            for each row execute function {table}_is_immutable();
+    """
+
+
+def _partitioned(table: str) -> str:
+    """SQL that puts a partitioned table in the place of an empty one, with a partition of the first range and a default."""
+    key, _, primary, filled = _TABLES[table]
+    filled = f"with ({filled})" if filled else ""
+    return f"""
+        alter table {table} rename to {table}_before;
+        alter table {table}_before rename constraint {table}_pkey to {table}_before_pkey;
+        {f"alter table {table}_before alter column id drop identity;" if table in _COUNTED else ""}
+        create table {table} (like {table}_before including defaults including constraints including storage)
+            partition by range ({key});
+        alter table {table} add constraint {table}_pkey primary key ({primary});
+        drop table {table}_before;
+        {
+        f"alter table {table} alter column id add generated by default as identity (sequence name {table}_id_seq);"
+        if table in _COUNTED
+        else ""
+    }
+        {_immutable(table) if table in _IMMUTABLE else ""}
+        alter table {table} enable row level security;
+        create policy tenant on {table} to gatehouse_app
+            using (tenant_id = gatehouse_tenant()) with check (tenant_id = gatehouse_tenant());
+        create policy operator on {table} to gatehouse_operator
+            using (tenant_id = any(gatehouse_tenants())) with check (tenant_id = any(gatehouse_tenants()));
+        create policy system on {table} to gatehouse_system using (true) with check (true);
+        create table {table}_default (like {table} including defaults including constraints including storage) {filled};
+        perform tasks_wall_partition('{table}_default');
+        alter table {table} attach partition {table}_default default;
+        {_made(table)}
+    """
+
+
+PARTITIONS: Final = f"""
+{_WALL}
+do $$
+declare
+    part text;
+    first bigint := 0;
+    wide bigint := {_WIDTH};
+begin
+    {"".join(_partitioned(table) for table in _TABLES)}
+end $$;
+{_RANGES}
+{_MAKE}
+{_DROP}
+select tasks_make_partitions();
+"""
+PARTITIONS_BACK: Final = """
+drop function tasks_drop_partition(bigint, timestamptz);
+drop function tasks_make_partitions();
+drop view tasks_partition;
+drop function tasks_wall_partition(text);
 """
 
 
@@ -273,7 +472,7 @@ class Migration(migrations.Migration):
                 },
             ),
             migrations.CreateModel(
-                name="HotTask",
+                name="LiveTask",
                 fields=[
                     ("task_id", models.BigIntegerField(primary_key=True, serialize=False)),
                     ("ready_at", models.DateTimeField(null=True)),
@@ -347,6 +546,7 @@ class Migration(migrations.Migration):
                     ("stuck_after", models.SmallIntegerField(null=True)),
                 ],
                 options={
+                    "db_table": "task_live",
                     "constraints": [
                         models.CheckConstraint(
                             condition=models.Q(
@@ -354,7 +554,7 @@ class Migration(migrations.Migration):
                                 models.Q(("holder__isnull", False), ("lease_expires_at__isnull", False)),
                                 _connector="OR",
                             ),
-                            name="tasks_hottask_leased_iff_holder_and_deadline",
+                            name="task_live_leased_iff_holder_and_deadline",
                         ),
                         models.CheckConstraint(
                             condition=models.Q(
@@ -362,10 +562,10 @@ class Migration(migrations.Migration):
                                 models.Q(("fence__gte", 1), ("ready_at__isnull", False)),
                                 _connector="OR",
                             ),
-                            name="tasks_hottask_leased_was_ready_and_fenced",
+                            name="task_live_leased_was_ready_and_fenced",
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("priority_rank__range", (0, 9))), name="tasks_hottask_rank_0_to_9"
+                            condition=models.Q(("priority_rank__range", (0, 9))), name="task_live_rank_0_to_9"
                         ),
                         models.CheckConstraint(
                             condition=models.Q(
@@ -375,7 +575,7 @@ class Migration(migrations.Migration):
                                 ("failures__lt", models.F("max_attempts")),
                                 ("fence__range", (0, 65535)),
                             ),
-                            name="tasks_hottask_has_tries_left",
+                            name="task_live_has_tries_left",
                         ),
                         models.CheckConstraint(
                             condition=models.Q(
@@ -383,31 +583,31 @@ class Migration(migrations.Migration):
                                 models.Q(("due_at", None), ("open_dependencies", 0)),
                                 _connector="OR",
                             ),
-                            name="tasks_hottask_ready_waits_for_nothing",
+                            name="task_live_ready_waits_for_nothing",
                         ),
                         models.CheckConstraint(
                             condition=models.Q(("open_dependencies__gte", 0), ("silent_beats__gte", 0)),
-                            name="tasks_hottask_counts_not_negative",
+                            name="task_live_counts_not_negative",
                         ),
                         models.UniqueConstraint(
                             condition=models.Q(("concurrency_key__isnull", False), ("ready_at__isnull", False)),
                             fields=("tenant", "concurrency_key"),
-                            name="tasks_hottask_key_admitted_once",
+                            name="task_live_key_admitted_once",
                         ),
                     ],
                     "indexes": [
                         models.Index(
                             condition=models.Q(("holder", None), ("ready_at__isnull", False)),
                             fields=["queue", "priority_rank", "ready_at", "task_id", "task_type"],
-                            name="tasks_hottask_claimable",
+                            name="task_live_claimable",
                         ),
                         models.Index(
                             condition=models.Q(("holder__isnull", False)),
                             fields=["queue", "task_id"],
-                            name="tasks_hottask_leased",
+                            name="task_live_leased",
                         ),
                         models.Index(
-                            condition=models.Q(("ready_at", None)), fields=["queue", "due_at"], name="tasks_hottask_due"
+                            condition=models.Q(("ready_at", None)), fields=["queue", "due_at"], name="task_live_due"
                         ),
                         models.Index(
                             condition=models.Q(
@@ -417,24 +617,24 @@ class Migration(migrations.Migration):
                                 ("ready_at", None),
                             ),
                             fields=["tenant", "concurrency_key", "priority_rank", "task_id"],
-                            name="tasks_hottask_waiting_for_key",
+                            name="task_live_waiting_for_key",
                         ),
                         models.Index(
                             condition=models.Q(
                                 ("holder", None), ("ready_at__isnull", False), ("requester__isnull", False)
                             ),
                             fields=["queue", "requester", "priority_rank", "ready_at", "task_id", "task_type"],
-                            name="tasks_hottask_claimable_fairly",
+                            name="task_live_claimable_fairly",
                         ),
                         models.Index(
                             condition=models.Q(("deadline_at__isnull", False)),
                             fields=["deadline_at"],
-                            name="tasks_hottask_by_deadline",
+                            name="task_live_by_deadline",
                         ),
                         models.Index(
                             condition=models.Q(("budget_id__isnull", False)),
                             fields=["budget_id"],
-                            name="tasks_hottask_by_budget",
+                            name="task_live_by_budget",
                         ),
                     ],
                 },
@@ -516,7 +716,7 @@ class Migration(migrations.Migration):
                 },
             ),
             migrations.CreateModel(
-                name="TerminalRecord",
+                name="FinishedTask",
                 fields=[
                     ("task_id", models.BigIntegerField(primary_key=True, serialize=False)),
                     (
@@ -575,10 +775,11 @@ class Migration(migrations.Migration):
                     ),
                 ],
                 options={
+                    "db_table": "task_history",
                     "constraints": [
                         models.CheckConstraint(
                             condition=models.Q(("status__in", ["canceled", "failed", "succeeded"])),
-                            name="tasks_terminalrecord_status_terminal",
+                            name="task_history_status_terminal",
                         ),
                         models.CheckConstraint(
                             condition=models.Q(
@@ -601,16 +802,16 @@ class Migration(migrations.Migration):
                                 ),
                                 _connector="OR",
                             ),
-                            name="tasks_terminalrecord_reason_iff_not_succeeded",
+                            name="task_history_reason_iff_not_succeeded",
                         ),
                     ],
                     "indexes": [
                         models.Index(
                             condition=models.Q(("status", "failed")),
                             fields=["tenant", "task_id"],
-                            name="tasks_terminalrecord_dead",
+                            name="task_history_dead",
                         ),
-                        models.Index(fields=["finished_at"], name="tasks_terminalrecord_by_end"),
+                        models.Index(fields=["finished_at"], name="task_history_by_end"),
                     ],
                 },
             ),
@@ -923,7 +1124,7 @@ class Migration(migrations.Migration):
                 },
             ),
             migrations.CreateModel(
-                name="LeaseCount",
+                name="RateWindow",
                 fields=[
                     (
                         "id",
@@ -969,12 +1170,12 @@ class Migration(migrations.Migration):
                         models.Index(
                             condition=models.Q(("task_type", None)),
                             fields=["queue", "granted_at"],
-                            name="tasks_leasecount_of_queue",
+                            name="tasks_ratewindow_of_queue",
                         ),
                         models.Index(
                             condition=models.Q(("queue", None)),
                             fields=["task_type", "granted_at"],
-                            name="tasks_leasecount_of_type",
+                            name="tasks_ratewindow_of_type",
                         ),
                     ],
                     "constraints": [
@@ -984,16 +1185,16 @@ class Migration(migrations.Migration):
                                 models.Q(("queue__isnull", False), ("task_type", None)),
                                 _connector="OR",
                             ),
-                            name="tasks_leasecount_of_a_queue_or_a_type",
+                            name="tasks_ratewindow_of_a_queue_or_a_type",
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("leases__gte", 1)), name="tasks_leasecount_counts_something"
+                            condition=models.Q(("leases__gte", 1)), name="tasks_ratewindow_counts_something"
                         ),
                     ],
                 },
             ),
             migrations.CreateModel(
-                name="Turn",
+                name="FairShare",
                 fields=[
                     (
                         "id",
@@ -1033,7 +1234,7 @@ class Migration(migrations.Migration):
                 ],
                 options={
                     "constraints": [
-                        models.UniqueConstraint(fields=("tenant", "queue", "requester"), name="tasks_turn_once")
+                        models.UniqueConstraint(fields=("tenant", "queue", "requester"), name="tasks_fairshare_once")
                     ],
                 },
             ),
@@ -1139,35 +1340,36 @@ class Migration(migrations.Migration):
             ),
         ),
         *(
-            protect(f"tasks_{name}")
+            protect(name)
             for name in (
-                "queue",
-                "tasktype",
-                "task",
-                "hottask",
-                "run",
-                "terminalrecord",
-                "spend",
-                "artifact",
-                "idempotencykey",
-                "queueminute",
-                "schedule",
-                "dependency",
-                "leasecount",
-                "turn",
-                "budget",
+                "tasks_queue",
+                "tasks_tasktype",
+                "tasks_task",
+                "task_live",
+                "tasks_run",
+                "task_history",
+                "tasks_spend",
+                "tasks_artifact",
+                "tasks_idempotencykey",
+                "tasks_queueminute",
+                "tasks_schedule",
+                "tasks_dependency",
+                "tasks_ratewindow",
+                "tasks_fairshare",
+                "tasks_budget",
             )
         ),
         immutable("tasks_task", redactable=("params", "group", "caused_by")),
         immutable(
-            "tasks_terminalrecord",
+            "task_history",
             except_columns=("fetched_at",),
             redactable=("content", "summary", "error", "result_pointer"),
         ),
         immutable("tasks_spend"),
         immutable("tasks_artifact"),
         immutable("tasks_idempotencykey"),
-        immutable("tasks_leasecount"),
+        immutable("tasks_ratewindow"),
         immutable("tasks_budget", except_columns=("spent_tokens", "spent_cost_usd", "spent_at", "settled_at")),
         migrations.RunSQL(STORAGE, STORAGE_BACK),
+        migrations.RunSQL(PARTITIONS, PARTITIONS_BACK),
     ]

@@ -16,6 +16,7 @@ from apps.tasks.services.ending import (
     release_many,
 )
 from apps.tasks.services.leasing import lease
+from apps.tasks.services.minutes import MINUTES_BATCH, count_minutes, forget_minutes
 from apps.tasks.services.operating import cancel_for_requester, replay_queue, revoke_lease
 from apps.tasks.services.queueing import POLL_SECONDS, queue, queue_many
 from apps.tasks.services.replaying import replay, replay_dead_letter
@@ -32,9 +33,8 @@ from apps.tasks.services.scheduling import (
     stop_schedule,
 )
 from apps.tasks.services.sweeping import SWEEP_BATCH, admit_waiting, bring_back, end_what_must, kept_back, unannounced
-from apps.tasks.services.tallying import TALLY_BATCH, forget_minutes, tally
 from apps.tasks.services.types import (
-    TURNS_BATCH,
+    FAIR_SHARES_BATCH,
     QueueDraft,
     TypeDraft,
     pause_queue,
@@ -43,7 +43,7 @@ from apps.tasks.services.types import (
     resume_queue,
     resume_type,
     set_queue,
-    settle_turns,
+    settle_fair_shares,
 )
 from apps.tasks.shapes import (
     Beat,
@@ -66,12 +66,12 @@ from apps.tasks.shapes import (
 
 __all__ = [
     "DEPENDANTS_BATCH",
+    "FAIR_SHARES_BATCH",
     "FORGET_BATCH",
+    "MINUTES_BATCH",
     "POLL_SECONDS",
     "SCHEDULE_BATCH",
     "SWEEP_BATCH",
-    "TALLY_BATCH",
-    "TURNS_BATCH",
     "Beat",
     "BeatAnswer",
     "BudgetDraft",
@@ -99,6 +99,7 @@ __all__ = [
     "cancel_many",
     "complete",
     "complete_many",
+    "count_minutes",
     "drop_partitions",
     "end_what_must",
     "fail",
@@ -134,9 +135,8 @@ __all__ = [
     "revoke_lease",
     "set_queue",
     "set_schedule",
-    "settle_turns",
+    "settle_fair_shares",
     "stop_schedule",
     "store_artifact",
-    "tally",
     "unannounced",
 ]

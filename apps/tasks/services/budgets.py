@@ -22,7 +22,7 @@ from apps.principals.tenancy import Caller
 from apps.tasks import sql
 from apps.tasks.errors import BudgetExhausted, UnknownTask
 from apps.tasks.fences import Lease
-from apps.tasks.models import Budget, HotTask
+from apps.tasks.models import Budget, LiveTask
 from apps.tasks.services import recording
 from apps.tasks.services.recording import End
 from apps.tasks.shapes import Beat, BudgetDraft, Left, QueueRequest
@@ -178,7 +178,7 @@ def end_unpaid(*, task_ids: Collection[int]) -> int:
     Those that somebody else has at hand just now are passed over.
     """
     holds = recording.lock(task_ids, sql.LOCK_UNLESS_BUSY)
-    drawing = HotTask.objects.filter(task_id__in=list(holds), holder=None)
+    drawing = LiveTask.objects.filter(task_id__in=list(holds), holder=None)
     rows = drawing.order_by("task_id").values_list("task_id", "budget_id")
     found = balances({task_id: budget_id for task_id, budget_id in rows if budget_id is not None})
     ends = [

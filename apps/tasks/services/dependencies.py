@@ -18,7 +18,7 @@ from apps.core.sql import hot_cursor
 from apps.principals.tenancy import Caller, acting_as_system, acting_in
 from apps.tasks import sql
 from apps.tasks.errors import UnknownTask
-from apps.tasks.models import Dependency, Task, TerminalRecord
+from apps.tasks.models import Dependency, FinishedTask, Task
 from apps.tasks.services import recording
 from apps.tasks.services.admission import admit
 from apps.tasks.services.recording import End
@@ -44,7 +44,7 @@ def open_among(*, requester: Caller, task_ids: Collection[int]) -> dict[int, boo
         return {}
     parties = Task.objects.filter(pk__in=task_ids).values_list("pk", "requester_id", "recipient_id")
     visible = {pk for pk, *own in parties if requester.principal_id in own}
-    done = TerminalRecord.objects.filter(task_id__in=visible, status=Status.SUCCEEDED)
+    done = FinishedTask.objects.filter(task_id__in=visible, status=Status.SUCCEEDED)
     succeeded = set(done.values_list("task_id", flat=True))
     return {pk: pk not in succeeded for pk in visible}
 

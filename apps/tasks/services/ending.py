@@ -18,7 +18,7 @@ from apps.principals.tenancy import Caller
 from apps.tasks import fences, sql
 from apps.tasks.errors import AlreadyFinished, BadLeaseToken, UnknownTask
 from apps.tasks.fences import Lease
-from apps.tasks.models import HotTask, Task, TerminalRecord, run_key
+from apps.tasks.models import FinishedTask, LiveTask, Task, run_key
 from apps.tasks.services import leasing, recording
 from apps.tasks.services.budgets import told_end
 from apps.tasks.services.recording import Answer, Back, End, Ended, Hold
@@ -171,10 +171,10 @@ def cancel_many(*, caller: Caller, task_ids: Collection[int]) -> dict[int, Statu
     held = [task_id for task_id, hold in holds.items() if hold.holder_id is not None]
     statuses = dict.fromkeys(held, Status.CANCELING)
     if finished:
-        records = TerminalRecord.objects.filter(task_id__in=finished)
+        records = FinishedTask.objects.filter(task_id__in=finished)
         statuses |= {record.task_id: Status(record.status) for record in records}
     if held:
-        HotTask.objects.filter(task_id__in=held).update(flags=F("flags").bitor(CANCEL_REQUESTED))
+        LiveTask.objects.filter(task_id__in=held).update(flags=F("flags").bitor(CANCEL_REQUESTED))
     recording.settle([_cancellation(task_id) for task_id in holds if task_id not in statuses])
     return {task_id: statuses.get(task_id, Status.CANCELED) for task_id in wanted}
 
@@ -218,7 +218,7 @@ def end_overdue(*, task_ids: Collection[int]) -> int:
     Those that somebody else has at hand just now are passed over.
     """
     holds = recording.lock(task_ids, sql.LOCK_UNLESS_BUSY)
-    late = HotTask.objects.filter(task_id__in=list(holds), deadline_at__lte=database_now())
+    late = LiveTask.objects.filter(task_id__in=list(holds), deadline_at__lte=database_now())
     message = "Its deadline has passed."
     ends = [
         End(

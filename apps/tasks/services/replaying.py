@@ -11,7 +11,7 @@ from apps.principals.models import Principal
 from apps.principals.tenancy import Caller, on_behalf_of
 from apps.receipts.services import Group
 from apps.tasks.errors import NotADeadLetter
-from apps.tasks.models import Budget, IdempotencyKey, Task, TerminalRecord, replay_key
+from apps.tasks.models import Budget, FinishedTask, IdempotencyKey, Task, replay_key
 from apps.tasks.services.ending import refuse_stranger
 from apps.tasks.services.queueing import POLL_SECONDS, queue_many
 from apps.tasks.shapes import BudgetDraft, QueuedTask, QueueRequest
@@ -50,7 +50,7 @@ def replay_dead_letter(*, task_id: int) -> QueuedTask:
 @transaction.atomic
 def replay_many(*, task_ids: Collection[int]) -> list[QueuedTask | DomainError]:
     """Replay dead letters of one tenant, each with an answer of its own, in the order of their ids."""
-    dead = {record.task_id: record for record in TerminalRecord.objects.filter(task_id__in=task_ids)}
+    dead = {record.task_id: record for record in FinishedTask.objects.filter(task_id__in=task_ids)}
     tasks = Task.objects.filter(pk__in=task_ids).select_related("task_type", "queue", "recipient").order_by("pk")
     answers: dict[int, QueuedTask | DomainError] = {}
     wanted: dict[int, list[Task]] = {}
@@ -66,7 +66,7 @@ def replay_many(*, task_ids: Collection[int]) -> list[QueuedTask | DomainError]:
 
 
 def _replayed(
-    requester_id: int, tasks: list[Task], dead: dict[int, TerminalRecord]
+    requester_id: int, tasks: list[Task], dead: dict[int, FinishedTask]
 ) -> dict[int, QueuedTask | DomainError]:
     # A principal may have another name by now, or a queue: what was replayed before is known by its key alone.
     used = IdempotencyKey.objects.filter(principal_id=requester_id, key__in=[replay_key(task.pk) for task in tasks])
@@ -85,7 +85,7 @@ def _replayed(
     return answers
 
 
-def _request(task: Task, record: TerminalRecord, budget: Budget | None) -> QueueRequest:
+def _request(task: Task, record: FinishedTask, budget: Budget | None) -> QueueRequest:
     return QueueRequest(
         task_type=task.task_type.name,
         params=task.params,

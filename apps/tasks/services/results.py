@@ -7,7 +7,7 @@ from apps.core.sql import database_now
 from apps.principals.tenancy import Caller
 from apps.tasks import selectors
 from apps.tasks.errors import NotFinished
-from apps.tasks.models import TerminalRecord
+from apps.tasks.models import FinishedTask
 from apps.tasks.selectors import TaskResult
 from apps.tasks.services.ending import refuse_stranger
 from apps.tasks.states import TERMINAL
@@ -21,10 +21,10 @@ def fetch_result(*, caller: Caller, task_id: int) -> TaskResult:
     :raises NotFinished: if it is still open.
     """
     refuse_stranger(caller=caller, task_id=task_id)
-    if not TerminalRecord.objects.filter(task_id=task_id).exists():
+    if not FinishedTask.objects.filter(task_id=task_id).exists():
         status = selectors.status(format_ref("task", task_id)).status
         # It may have ended since the look before.
         if status not in TERMINAL:
             raise NotFinished(f"{format_ref('task', task_id)} is {status}.", task_status=status)
-    TerminalRecord.objects.filter(task_id=task_id, fetched_at=None).update(fetched_at=database_now())
+    FinishedTask.objects.filter(task_id=task_id, fetched_at=None).update(fetched_at=database_now())
     return selectors.result(format_ref("task", task_id))

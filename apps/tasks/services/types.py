@@ -97,7 +97,7 @@ def queue_named(*, tenant_id: int, name: str) -> Queue:
     return found
 
 
-TURNS_BATCH: Final = 1_000
+FAIR_SHARES_BATCH: Final = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,22 +122,22 @@ def set_queue(*, caller: Caller, draft: QueueDraft) -> Queue:
         setattr(line, name, getattr(draft, name))
     line.save(update_fields=["concurrency", "rate", "rate_seconds", "fair"])
     if line.fair:
-        _settle_turns()
+        _settle_fair_shares()
     _announce(tenant_id=caller.tenant_id, queue=line.pk)
     return line
 
 
-def settle_turns() -> int:
+def settle_fair_shares() -> int:
     """Put tasks on the turn of their requesters in queues that have become fair; says of how many. Opens its own
     transaction.
     """
-    with acting_as_system("settling turns"):
-        return _settle_turns()
+    with acting_as_system("settling fair shares"):
+        return _settle_fair_shares()
 
 
-def _settle_turns() -> int:
+def _settle_fair_shares() -> int:
     with hot_cursor() as cursor:
-        cursor.execute(sql.SETTLE_TURNS, {"limit": TURNS_BATCH})
+        cursor.execute(sql.SETTLE_FAIR_SHARES, {"limit": FAIR_SHARES_BATCH})
         settled: int = cursor.rowcount
     return settled
 

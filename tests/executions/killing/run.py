@@ -356,7 +356,7 @@ _STEPS: Final = """
     select s.execution_id, s.step_id, s.step_type, s.definition ->> 'tool_name', s.status, s.attempts,
            extract(epoch from s.ended_at)::float8, s.envelope, s.receipt_id,
            t.task_id, t.status, t.fence, t.receipt_id, t.result_pointer
-    from executions_executionstep s left join tasks_terminalrecord t using (task_id) order by s.execution_id, s.position
+    from executions_executionstep s left join task_history t using (task_id) order by s.execution_id, s.position
 """
 _RECEIPTS: Final = """
     select r.receipt_id, r.event_type, r.caused_by_ref, r.pairs_with_ref, r.metadata ->> 'task_id',

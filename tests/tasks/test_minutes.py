@@ -12,7 +12,7 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.tasks import latencies, selectors, services, sql
-from apps.tasks.models import HotTask
+from apps.tasks.models import LiveTask
 from apps.tasks.services import Failure
 from tests import ground
 from tests.factories import make_caller, make_tenant, make_token
@@ -53,10 +53,10 @@ def test_what_ended_is_counted_once_by_queue_and_kind_of_end(kee: Caller, worker
     for _ in range(3):
         complete(worker, lease_one(worker))
     _fail(worker)
-    assert services.tally() == 0, "what has just ended may not be committed everywhere"
+    assert services.count_minutes() == 0, "what has just ended may not be committed everywhere"
     _later(6)
 
-    assert [services.tally(), services.tally()] == [4, 0]
+    assert [services.count_minutes(), services.count_minutes()] == [4, 0]
     with acting_as(kee):
         (found,) = selectors.queue_figures(tenant_id=kee.tenant_id)
     assert (found.pace.finished, found.pace.failure_rate, found.pace.expiries, found.dead_letters) == (4, 0.25, 0, 1)
@@ -65,20 +65,20 @@ def test_what_ended_is_counted_once_by_queue_and_kind_of_end(kee: Caller, worker
     queue(kee)
     complete(worker, lease_one(worker))
     _later(12)
-    assert services.tally() == 1
+    assert services.count_minutes() == 1
 
 
 def test_a_batch_of_ends_at_one_moment_is_counted_whole(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apps.tasks.services.tallying.TALLY_BATCH", 2)
+    monkeypatch.setattr("apps.tasks.services.minutes.MINUTES_BATCH", 2)
     make_type(kee)
     for _ in range(5):
         queue(kee)
     with connection.cursor() as cursor, acting_as(kee):
         cursor.execute(
-            """insert into tasks_terminalrecord (task_id, tenant_id, status, fence, summary, receipt_id, finished_at)
-               select task_id, tenant_id, 'succeeded', 0, '', 'r', now() - interval '1 minute' from tasks_hottask"""
+            """insert into task_history (task_id, tenant_id, status, fence, summary, receipt_id, finished_at)
+               select task_id, tenant_id, 'succeeded', 0, '', 'r', now() - interval '1 minute' from task_live"""
         )
-    assert [services.tally(), services.tally()] == [5, 0]
+    assert [services.count_minutes(), services.count_minutes()] == [5, 0]
 
 
 def test_expired_leases_count_with_the_task_that_ended(kee: Caller, worker: Caller) -> None:
@@ -87,10 +87,10 @@ def test_expired_leases_count_with_the_task_that_ended(kee: Caller, worker: Call
     for _ in range(2):
         lease_one(worker)
         with acting_as(kee):
-            HotTask.objects.update(lease_expires_at=LONG_AGO)
+            LiveTask.objects.update(lease_expires_at=LONG_AGO)
     complete(worker, lease_one(worker))
     _later(6)
-    services.tally()
+    services.count_minutes()
     with acting_as(kee):
         (found,) = selectors.queue_figures(tenant_id=kee.tenant_id)
     assert found.pace.expiries == 2
@@ -101,7 +101,7 @@ def test_minutes_of_long_ago_are_forgotten(kee: Caller, worker: Caller) -> None:
     queue(kee)
     complete(worker, lease_one(worker))
     _later(6)
-    services.tally()
+    services.count_minutes()
     assert services.forget_minutes() == 0
     _later(3 * 86_400)
     assert services.forget_minutes() == 1
@@ -114,7 +114,7 @@ def test_a_queues_figures_are_its_tenants_alone(tenant: Tenant, kee: Caller, wor
     stranger = make_tenant("globex")
     make_type(make_caller(stranger))
     _later(6)
-    services.tally()
+    services.count_minutes()
     status, found = get(make_token(tenant, "Kee"), "queues")
     assert (status, found["queues"][0]["finished_per_minute"] > 0) == (200, True)
     assert get(make_token(stranger), "queues")[1]["queues"][0]["finished_per_minute"] == 0
@@ -131,11 +131,11 @@ def test_counting_reads_the_ends_by_their_moment(kee: Caller) -> None:
                select tenant_id, id, minute, 'succeeded', 5, 1, 0, minute
                from tasks_queue, generate_series(now() - interval '50 hours', now(), interval '1 minute') minute"""
         )
-    ground.analyzed("tasks_terminalrecord", "tasks_queueminute")
+    ground.analyzed("task_history", "tasks_queueminute")
     plans: list[tuple[str, dict[str, Any], str]] = [
-        (sql.TALLY, {"settled": timedelta(seconds=5), "limit": 10}, "tasks_terminalrecord_by_end"),
+        (sql.COUNT_MINUTES, {"settled": timedelta(seconds=5), "limit": 10}, "task_history_by_end"),
         (sql.PACE, {"tenant": kee.tenant_id, "window": timedelta(minutes=5)}, "tasks_queueminute_"),
-        (sql.DEAD_LETTERS, {"tenant": kee.tenant_id, "limit": 10}, "tasks_terminalrecord_dead"),
+        (sql.DEAD_LETTERS, {"tenant": kee.tenant_id, "limit": 10}, "task_history_dead"),
         (sql.FORGET_MINUTES, {"kept": timedelta(hours=49)}, "tasks_queueminute_by_time"),
     ]
     with acting_as_system("test"), hot_cursor() as cursor:

@@ -7,24 +7,24 @@ from apps.core.sql import hot_cursor
 from apps.principals.tenancy import acting_as_system
 from apps.tasks import sql
 
-TALLY_BATCH: Final = 5_000
+MINUTES_BATCH: Final = 5_000
 # An end is dated when its statement begins; after this long it is committed, or counts in no figure.
 _SETTLED: Final = timedelta(seconds=5)
 _KEPT: Final = timedelta(days=2)
 
 
-def tally() -> int:
+def count_minutes() -> int:
     """Count the next few thousand ends into their minutes; says how many. Opens its own transaction.
 
     Safe to repeat, and to overlap: whoever comes second counts nothing.
     """
-    given: dict[str, Any] = {"settled": _SETTLED, "limit": TALLY_BATCH}
+    given: dict[str, Any] = {"settled": _SETTLED, "limit": MINUTES_BATCH}
     with acting_as_system("counting what ended"), hot_cursor() as cursor:
-        cursor.execute(sql.TALLY_ALONE)
+        cursor.execute(sql.COUNT_MINUTES_ALONE)
         (alone,) = cursor.fetchone()
         if not alone:
             return 0
-        cursor.execute(sql.TALLY, given)
+        cursor.execute(sql.COUNT_MINUTES, given)
         (counted,) = cursor.fetchone()
         return int(counted)
 
