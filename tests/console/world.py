@@ -105,5 +105,5 @@ def _count_ends() -> None:
     """What has ended is counted some seconds later."""
     with acting_as_system("test"), connection.cursor() as cursor:
         cursor.execute("select set_config('gatehouse.now', (now() + interval '1 minute')::text, true)")
-        services.tally()
+        services.count_minutes()
         cursor.execute("select set_config('gatehouse.now', '', true)")
