@@ -1,6 +1,6 @@
 """file-scanner: lists the files of a folder, by type.
 
-It reads names and sizes and never a file's content. Links and names that begin with a dot are left out.
+It reads names and sizes, never a file's content. Links and names that begin with a dot are left out.
 
 Run it: `python examples/workers/file_scanner.py --port 8803 --root /srv/documents`
 """
@@ -10,8 +10,6 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -21,7 +19,6 @@ from worker_kit import Worker
 
 MAX_LISTED: Final = 5_000
 MAX_VISITED: Final = 500_000
-MAX_SECONDS: Final = 20.0
 
 worker = Worker(
     worker_id="file-scanner",
@@ -57,26 +54,26 @@ async def scan_directory(path: str, file_types: FileTypes = [], recursive: bool 
     `path` is the absolute path of the folder, `file_types` are extensions such as pdf; with `recursive`
     its folders are scanned as well.
     """
-    return await anyio.to_thread.run_sync(scan, path, file_types, recursive)
+    return await anyio.to_thread.run_sync(scan, worker.folder(path), file_types, recursive)
 
 
-def scan(path: str, file_types: list[str], recursive: bool) -> Scan:  # noqa: FBT001 - as the tool's
-    """Return the regular files under a folder; nothing is opened."""
-    root = worker.root.folder(path)
+def scan(root: Path, file_types: list[str], recursive: bool) -> Scan:  # noqa: FBT001 - as the tool's
     wanted = tuple("." + kind.lower().lstrip("*").lstrip(".") for kind in file_types)
     found: list[str] = []
-    count = size = 0
-    complete = True
-    began = time.monotonic()
-    for visited, (file, length) in enumerate(files_under(root, recursive=recursive)):
-        if visited >= MAX_VISITED or time.monotonic() - began > MAX_SECONDS:
-            complete = False
+    count = size = visited = 0
+    for folder, subfolders, names in os.walk(root, followlinks=False):
+        subfolders[:] = sorted(name for name in subfolders if recursive and not name.startswith("."))
+        visited += len(names)
+        if visited > MAX_VISITED:
             break
-        if wanted and not file.lower().endswith(wanted):
-            continue
-        count, size = count + 1, size + length
-        if count <= MAX_LISTED:
-            found.append(file)
+        for name in sorted(names):
+            file = Path(folder, name)
+            status = file.lstat()
+            if name.startswith(".") or not stat.S_ISREG(status.st_mode) or not str(file).isprintable():
+                continue
+            if not wanted or name.lower().endswith(wanted):
+                count, size = count + 1, size + status.st_size
+                found += [str(file)] if count <= MAX_LISTED else []
     kinds = ", ".join(kind[1:].upper() for kind in wanted)
     noun = "file" if count == 1 else "files"
     return Scan(
@@ -85,32 +82,8 @@ def scan(path: str, file_types: list[str], recursive: bool) -> Scan:  # noqa: FB
         files=found,
         files_found=count,
         total_bytes=size,
-        complete=complete and count <= MAX_LISTED,
+        complete=visited <= MAX_VISITED and count <= MAX_LISTED,
     )
-
-
-def files_under(root: Path, *, recursive: bool) -> Iterator[tuple[str, int]]:
-    """Yield paths and sizes of regular files in a stable order; names that are not text are left out."""
-    for folder, subfolders, names in os.walk(root, followlinks=False):
-        subfolders[:] = sorted(name for name in subfolders if recursive and not name.startswith("."))
-        for name in sorted(names):
-            file = Path(folder, name)
-            if name.startswith(".") or not is_text(str(file)):
-                continue
-            try:
-                status = file.lstat()
-            except OSError:
-                continue
-            if stat.S_ISREG(status.st_mode):
-                yield str(file), status.st_size
-
-
-def is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

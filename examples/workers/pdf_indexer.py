@@ -1,11 +1,8 @@
 """pdf-indexer: reads the text of PDFs with pypdf and builds an index of it.
 
-Indexing takes long, so a call only starts a job: `index_pdfs` answers its id, `get_job_status` tells how far it is and
-`get_job_result` gives the index. A hub that calls it as a task follows the job by itself. The same files, unchanged, are
-the same job: starting it twice does the work once.
-
-PDFs come from anywhere, so each is read in a process beside this one, which runs nothing but `text_of`, is bounded in
-memory and is ended when it takes too long.
+Indexing takes long, so a call starts a job: `index_pdfs` returns its id, `get_job_status` and `get_job_result` follow it.
+The same unchanged files are the same job. PDFs come from anywhere, so each one is read in a process beside this one, which
+is limited in memory and time.
 
 Run it: `python examples/workers/pdf_indexer.py --port 8804 --root /srv/documents`
 """
@@ -27,26 +24,19 @@ import anyio
 import anyio.to_process
 import anyio.to_thread
 from mcp import MCPError
-from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import INTERNAL_ERROR
 from pydantic import BaseModel, Field
 from worker_kit import Worker, refused
 
 MAX_FILES: Final = 2_000
 MAX_FILE_BYTES: Final = 64 * 1_048_576
-MAX_PAGES: Final = 2_000
-MAX_DOCUMENT_TEXT: Final = 1_000_000
 MAX_TEXT: Final = 4_000_000
 MAX_INDEXED_WORDS: Final = 5_000
-MAX_PLACES: Final = 50
 MAX_SECONDS_A_FILE: Final = 60.0
 MAX_MEMORY: Final = 2 * 1_073_741_824
-MAX_WAITING: Final = 20
-KEPT_JOBS: Final = 50
-SHORTEST_WORD: Final = 3
+MAX_JOBS: Final = 50
 BYTES_A_SECOND: Final = 500_000
-START_SECONDS: Final = 2.0
-WORD: Final = re.compile(r"[^\W\d_]+")
+WORD: Final = re.compile(r"[^\W\d_]{3,}")
 
 log = logging.getLogger("worker")
 
@@ -70,7 +60,7 @@ class Started(BaseModel):
 
 class JobStatus(BaseModel):
     job_id: str
-    status: Literal["queued", "running", "complete", "failed"]
+    status: Literal["running", "complete", "failed"]
     progress: float = Field(description="Percent of the files that are read.")
     message: str
 
@@ -110,25 +100,16 @@ JobId = Annotated[str, Field(min_length=1, max_length=100)]
 
 @dataclass
 class Job:
-    """One list of files being indexed, in this process's memory: a restart forgets it, and it is started anew."""
+    """One list of files being indexed, in this process's memory: after a restart it is started again."""
 
-    job_id: str
     files: list[str]
-    status: Literal["queued", "running", "complete", "failed"] = "queued"
+    status: Literal["running", "complete", "failed"] = "running"
     done: int = 0
     message: str = "waiting for its turn"
     documents: list[Indexed] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     complete: bool = True
     task: asyncio.Task[None] | None = None
-
-    @property
-    def is_over(self) -> bool:
-        return self.status in {"complete", "failed"}
-
-    @property
-    def size(self) -> int:
-        return sum(len(document.text) for document in self.documents)
 
 
 JOBS: Final[dict[str, Job]] = {}
@@ -141,15 +122,18 @@ async def index_pdfs(files: Files) -> Started:
 
     `files` are absolute paths. Answers the job's id at once; get_job_status and get_job_result follow it.
     """
-    job_id, size = await anyio.to_thread.run_sync(identity, files)
-    job = JOBS.get(job_id)
-    if job is None or job.status == "failed":
-        if sum(not one.is_over for one in JOBS.values()) >= MAX_WAITING:
+    seen = [(name, status.st_size, status.st_mtime_ns) for name in files for status in [worker.path(name).stat()]]
+    job_id = f"job-{hashlib.sha256(json.dumps(seen).encode()).hexdigest()[:24]}"
+    if job_id not in JOBS or JOBS[job_id].status == "failed":
+        over = [one for one, job in JOBS.items() if job.status != "running"]
+        if len(JOBS) - len(over) >= MAX_JOBS:
             raise MCPError(INTERNAL_ERROR, "too many jobs wait already; try again later")
-        job = JOBS[job_id] = Job(job_id=job_id, files=list(files))
+        for one in over[: max(len(JOBS) - MAX_JOBS, 0)]:
+            del JOBS[one]
+        job = JOBS[job_id] = Job(files=list(files))
         job.task = asyncio.create_task(run(job))
-        forget_the_oldest()
-    return Started(job_id=job_id, estimated_duration_seconds=round(START_SECONDS + size / BYTES_A_SECOND))
+    seconds = round(2 + sum(size for _, size, _ in seen) / BYTES_A_SECOND)
+    return Started(job_id=job_id, estimated_duration_seconds=seconds)
 
 
 @worker.tool(title="Status of a job")
@@ -164,56 +148,49 @@ async def get_job_status(job_id: JobId) -> JobStatus:
 async def get_job_result(job_id: JobId) -> PdfIndex:
     """Return what a complete job has found, by its job_id."""
     job = known(job_id)
-    if job.status == "failed":
-        raise refused("job_failed", job.message)
     if job.status != "complete":
-        raise refused("not_complete", f"the job is {job.status}: {job.message}")
-    return await anyio.to_thread.run_sync(index_of, job)
+        raise refused("job_failed" if job.status == "failed" else "not_complete", job.message)
+    counts: Counter[str] = Counter()
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for number, document in enumerate(job.documents, start=1):
+        for page, text in enumerate(document.text.split("\f"), start=1):
+            found = Counter(WORD.findall(text.casefold()))
+            counts.update(found)
+            for word in found:
+                places[word].append(f"{number}:{page}")
+    commonest = sorted(counts, key=lambda word: (-counts[word], word))[:MAX_INDEXED_WORDS]
+    return PdfIndex(
+        job_id=job_id,
+        summary=job.message,
+        documents=job.documents,
+        skipped=job.skipped,
+        words={word: places[word][:50] for word in commonest},
+        complete=job.complete,
+    )
 
 
 def known(job_id: str) -> Job:
-    """:raises ToolError: `unknown_job`."""
-    job = JOBS.get(job_id)
-    if job is None:
+    if job_id not in JOBS:
         raise refused("unknown_job", f"no job {job_id!r} is known here: it was never started, or is forgotten")
-    return job
-
-
-def forget_the_oldest() -> None:
-    over = [job_id for job_id, job in JOBS.items() if job.is_over]
-    for job_id in over[: max(len(JOBS) - KEPT_JOBS, 0)]:
-        del JOBS[job_id]
-
-
-def identity(files: list[str]) -> tuple[str, int]:
-    """Return the id of the job that indexes these files as they are now, and their bytes.
-
-    :raises ToolError: if a path is not one that this worker may read.
-    """
-    seen: list[tuple[str, int, int]] = []
-    for name in files:
-        status = worker.root.locate(name).stat()
-        seen.append((name, status.st_size, status.st_mtime_ns))
-    digest = hashlib.sha256(json.dumps(seen).encode()).hexdigest()
-    return f"job-{digest[:24]}", sum(size for _, size, _ in seen)
+    return JOBS[job_id]
 
 
 async def run(job: Job) -> None:
     """Index the job's files, one after the other; whatever breaks ends in the job's status."""
     with worker.working():
         async with ONE_AT_A_TIME:
-            job.status = "running"
             try:
                 for name in job.files:
                     job.message = f"reading {name}"
                     await add(job, name)
                     job.done += 1
             except Exception as broken:
-                log.exception("%s broke", job.job_id)
+                log.exception("a job broke")
                 job.status, job.message = "failed", f"{type(broken).__name__}: {broken}"[:1_000]
                 return
     if job.documents:
-        job.status, job.message = "complete", summary_of(job)
+        pages, words = (sum(getattr(one, name) for one in job.documents) for name in ("pages", "words"))
+        job.status, job.message = "complete", f"Indexed {len(job.documents)} PDFs: {pages} pages, {words} words"
     else:
         first = job.skipped[0]
         job.status, job.message = "failed", f"none of the files is a readable PDF; {first.path}: {first.reason}"
@@ -221,36 +198,35 @@ async def run(job: Job) -> None:
 
 async def add(job: Job, name: str) -> None:
     """Add one file to the job, or the reason why it is left out."""
-    room = min(MAX_TEXT - job.size, MAX_DOCUMENT_TEXT)
-    if room <= 0:
-        job.complete = False
-        job.skipped.append(Skipped(path=name, reason=f"the index is full: {MAX_TEXT} characters"))
+    room = MAX_TEXT - sum(len(document.text) for document in job.documents)
+    path = worker.path(name)
+    if room <= 0 or path.stat().st_size > MAX_FILE_BYTES:
+        job.complete = job.complete and room > 0
+        job.skipped.append(Skipped(path=name, reason="too_large: over the limit of a file or of the index"))
         return
     try:
-        content = await anyio.to_thread.run_sync(lambda: worker.root.read(name, limit=MAX_FILE_BYTES))
+        content = await anyio.to_thread.run_sync(path.read_bytes)
         with anyio.fail_after(MAX_SECONDS_A_FILE):
             read = await anyio.to_process.run_sync(text_of, content, room, cancellable=True)
-    except ToolError as refusal:
-        job.skipped.append(Skipped(path=name, reason=str(refusal)))
     except TimeoutError:
-        job.skipped.append(Skipped(path=name, reason=f"too_slow: not read within {MAX_SECONDS_A_FILE:.0f} seconds"))
-    except anyio.BrokenWorkerProcess:
-        job.skipped.append(Skipped(path=name, reason="not_a_pdf: reading it ended the process that did"))
-    else:
-        if isinstance(read, str):
-            job.skipped.append(Skipped(path=name, reason=f"not_a_pdf: {clean(read)}"))
-            return
-        title, pages, cut = read
-        job.complete = job.complete and not cut
-        text = "\f".join(pages)
-        words = sum(1 for _ in WORD.finditer(text))
-        job.documents.append(Indexed(path=name, title=title, pages=len(pages), words=words, text=text))
+        read = f"not read within {MAX_SECONDS_A_FILE:.0f} seconds"
+    except (OSError, anyio.BrokenWorkerProcess) as broken:
+        read = f"reading it failed: {broken}"
+    if isinstance(read, str):
+        job.skipped.append(Skipped(path=name, reason=f"not_a_pdf: {clean(read)}"))
+        return
+    title, pages, cut = read
+    job.complete = job.complete and not cut
+    text = "\f".join(pages)
+    job.documents.append(
+        Indexed(path=name, title=title, pages=len(pages), words=len(re.findall(r"[^\W\d_]+", text)), text=text)
+    )
 
 
 def text_of(content: bytes, room: int) -> tuple[str, list[str], bool] | str:
-    """Return a PDF's title, the text of its pages, and whether a limit cut it; else why nothing can be made of it.
+    """Return a PDF's title, the text of its pages, and whether a limit cut it; else why it can't be read.
 
-    Runs in a process of its own, in which this module has another name: no class of this module can come back from there.
+    Runs in a process of its own, in which this module has another name: no class of this module can be returned.
     """
     import resource  # noqa: PLC0415 - POSIX alone has it, and only this process wants it
 
@@ -259,54 +235,25 @@ def text_of(content: bytes, room: int) -> tuple[str, list[str], bool] | str:
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, hard))
     logging.getLogger("pypdf").setLevel("CRITICAL")
+    pages: list[str] = []
     try:
         reader = PdfReader(io.BytesIO(content))
-        title = str(reader.metadata.title or "") if reader.metadata else ""
-        pages: list[str] = []
+        title = clean(str(reader.metadata.title or "") if reader.metadata else "")[:500]
         for page in reader.pages:
-            if len(pages) >= MAX_PAGES or room <= 0:
-                return clean(title)[:500], pages, True
+            if room <= 0:
+                return title, pages, True
             text = clean(page.extract_text())
             pages.append(text[:room])
             room -= len(text)
     except Exception as broken:  # noqa: BLE001 - a foreign file breaks a parser in every way there is
         return f"{type(broken).__name__}: {broken}"[:300]
-    return clean(title)[:500], pages, room < 0
+    return title, pages, room < 0
 
 
 def clean(text: str) -> str:
     """Return text that can be sent and stored: no halves of characters, no control characters."""
     whole = text.encode("utf-8", "replace").decode()
     return "".join(letter for letter in whole if letter.isprintable() or letter in "\n\t")
-
-
-def index_of(job: Job) -> PdfIndex:
-    """Return the documents with the places of their commonest words."""
-    counts: Counter[str] = Counter()
-    places: defaultdict[str, list[str]] = defaultdict(list)
-    for number, document in enumerate(job.documents, start=1):
-        for page, text in enumerate(document.text.split("\f"), start=1):
-            found = Counter(word for word in WORD.findall(text.casefold()) if len(word) >= SHORTEST_WORD)
-            counts.update(found)
-            for word in found:
-                places[word].append(f"{number}:{page}")
-    commonest = sorted(counts, key=lambda word: (-counts[word], word))[:MAX_INDEXED_WORDS]
-    return PdfIndex(
-        job_id=job.job_id,
-        summary=summary_of(job),
-        documents=job.documents,
-        skipped=job.skipped,
-        words={word: places[word][:MAX_PLACES] for word in commonest},
-        complete=job.complete,
-    )
-
-
-def summary_of(job: Job) -> str:
-    pages = sum(document.pages for document in job.documents)
-    words = sum(document.words for document in job.documents)
-    noun = "PDF" if len(job.documents) == 1 else "PDFs"
-    left_out = f", {len(job.skipped)} left out" if job.skipped else ""
-    return f"Indexed {len(job.documents)} {noun}: {pages} pages, {words} words{left_out}"
 
 
 if __name__ == "__main__":

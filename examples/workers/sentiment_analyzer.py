@@ -1,6 +1,6 @@
-"""sentiment-analyzer: says whether an English text sounds positive, negative or neutral, and by which words.
+"""sentiment-analyzer: judges by TextBlob's lexicon whether an English text is positive, negative or neutral.
 
-The judgement is TextBlob's lexicon; it needs no model and no download.
+It needs no model and no download.
 
 Run it: `python examples/workers/sentiment_analyzer.py --port 8806`
 """
@@ -15,7 +15,6 @@ from pydantic import BaseModel, Field
 from worker_kit import Worker, refused
 
 MAX_TEXT: Final = 100_000
-MAX_KEYWORDS: Final = 20
 NEUTRAL: Final = 0.05
 
 worker = Worker(
@@ -54,7 +53,7 @@ async def analyze_sentiment(
 
 
 def judged(text: str) -> Sentiment:
-    """Return the lexicon's judgement of a text."""
+    """Return the judgement of TextBlob's lexicon."""
     from textblob import TextBlob  # noqa: PLC0415 - takes half a second, which the worker's start need not wait for
 
     polarity, subjectivity, assessments = TextBlob(text).sentiment_assessments
@@ -64,15 +63,14 @@ def judged(text: str) -> Sentiment:
     lean = min(1.0, abs(polarity))
     confidence = round(0.5 + lean / 2 if found != "neutral" else 1 - lean / 2, 2)
     weighty = sorted(assessments, key=lambda one: (-abs(one[1]), one[0]))
-    words = dict.fromkeys(" ".join(word for word in one[0] if word[:1].isalnum()) for one in weighty if one[1])
-    keywords = [word for word in words if word][:MAX_KEYWORDS]
+    words = [" ".join(word for word in one[0] if word[:1].isalnum()) for one in weighty if one[1]]
     return Sentiment(
         sentiment=found,
         confidence=confidence,
         polarity=round(polarity, 3),
         subjectivity=round(subjectivity, 3),
-        keywords=keywords,
-        summary=f"{found.capitalize()} ({confidence:.2f})" + (f": {', '.join(keywords[:5])}" if keywords else ""),
+        keywords=list(dict.fromkeys(word for word in words if word))[:20],
+        summary=f"{found.capitalize()} ({confidence:.2f})",
     )
 
 

@@ -1,43 +1,40 @@
-"""What every worker of the hub shares: its manifest, its registration and its MCP server.
-
-A worker file declares a `Worker`, decorates its tools and calls `main`:
+"""The base of an MCP worker: its manifest, its MCP server, and its registration at the hub.
 
     worker = Worker(worker_id="greeter", description="Greets people.", capabilities=["greeting"], ...)
 
     @worker.tool()
-    def greet(name: str) -> Greeting: ...
+    async def greet(name: str) -> Greeting: ...
 
     if __name__ == "__main__":
         sys.exit(worker.main())
 
-`refused(code, sentence)` makes the error of a call that is not done, and `worker.root` judges the paths
-that a call names. The process serves Streamable HTTP at `/mcp`. With `GATEHOUSE_URL` and `GATEHOUSE_TOKEN` set it
-also announces itself to the hub and keeps its heartbeat going. The hub may start later, go away and
-come back; the worker serves in the meantime. With `GATEHOUSE_WORKER_KEY` set it signs its manifest:
-unsigned workers may do nothing that touches files or the network.
+The process serves Streamable HTTP at `/mcp`. With `GATEHOUSE_URL` and `GATEHOUSE_TOKEN` set it registers at the hub and
+sends heartbeats; the hub may start later or go away meanwhile. With `GATEHOUSE_WORKER_KEY` set it signs its manifest:
+unsigned workers may not touch files or the network.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import contextlib
 import functools
 import json
 import logging
-import math
 import os
 import random
+import re
 import socket
-import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, Literal, TypedDict, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
+import anyio
 import httpx2
 import rfc8785
 import uvicorn
@@ -54,13 +51,11 @@ from mcp.types import INTERNAL_ERROR, ToolAnnotations
 log = logging.getLogger("worker")
 
 BOOTSTRAP_TOOL: Final = "worker_bootstrap"
-DEFAULT_HEARTBEAT_SECONDS: Final = 30.0
-LONGEST_HEARTBEAT_SECONDS: Final = 3600.0
-FIRST_RETRY_SECONDS: Final = 0.5
-LONGEST_RETRY_SECONDS: Final = 30.0
-HUB_TIMEOUT_SECONDS: Final = 10.0
 SIGNATURE_SECONDS: Final = 3600
-LONGEST_CAUSE: Final = 1_000
+FETCH_SECONDS: Final = 5.0
+MOST_BYTES: Final = 8 * 1_048_576
+ARTIFACT: Final = re.compile(r"artifact:(?://)?(?:sha256[:/-])?([0-9a-f]{64})", re.ASCII)
+ENVELOPES: Final = ("result", "payload", "structuredContent", "structured_content", "content")
 
 ToolFunction = TypeVar("ToolFunction", bound=Callable[..., Any])
 
@@ -90,80 +85,12 @@ class SideEffects(TypedDict):
 
 
 def refused(code: str, sentence: str) -> ToolError:
-    """Return the error that says why a call is not done: a name for programs, a sentence for people."""
+    """Return the error of a call that is refused: a code for programs, a sentence for people."""
     return ToolError(f"{code}: {sentence}")
 
 
-class Root:
-    """The folder that calls may name paths in. Links are followed to where they lead, and judged there."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def folder(self, name: str) -> Path:
-        """Return a folder that a call may read, by its real path.
-
-        :raises ToolError: `not_absolute`, `not_found`, `unreadable`, `outside_root` or `not_a_folder`.
-        """
-        path = self.locate(name)
-        if not path.is_dir():
-            raise refused("not_a_folder", f"{name} is not a folder")
-        if not os.access(path, os.R_OK | os.X_OK):
-            raise refused("unreadable", f"{name} cannot be read: permission denied")
-        return path
-
-    def read(self, name: str, *, limit: int) -> bytes:
-        """Return a regular file's content.
-
-        :raises ToolError: as :meth:`folder` does, or `not_a_file` or `too_large`.
-        """
-        path = self.locate(name)
-        try:
-            # A link put in its place meanwhile is refused, and a pipe does not block.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as refusal:
-            raise refused("unreadable", f"{name} cannot be read: {refusal.strerror}") from None
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise refused("not_a_file", f"{name} is not a regular file")
-            if self.locate(name) != path:
-                raise refused("outside_root", f"{name} changed its place while it was read")
-            content = file.read(limit + 1)
-        if len(content) > limit:
-            raise refused("too_large", f"{name} is over the limit of {limit} bytes")
-        return content
-
-    def locate(self, name: str) -> Path:
-        """Return the real path of what a call names, whatever it is.
-
-        :raises ToolError: `not_absolute`, `not_found`, `unreadable` or `outside_root`.
-        """
-        path = Path(name)
-        if not path.is_absolute():
-            raise refused("not_absolute", f"this must be an absolute path, not {name[:200]!r}")
-        try:
-            real = path.resolve(strict=True)
-        except FileNotFoundError:
-            # What is outside is not told apart from what is not there.
-            if not path.resolve().is_relative_to(self.path):
-                raise self._outside(name) from None
-            raise refused("not_found", f"{name} does not exist") from None
-        except (OSError, ValueError, RuntimeError) as refusal:
-            reason = getattr(refusal, "strerror", None) or refusal
-            raise refused("unreadable", f"{name[:200]!r} cannot be read: {reason}") from None
-        if not real.is_relative_to(self.path):
-            raise self._outside(name)
-        return real
-
-    def _outside(self, name: str) -> ToolError:
-        return refused("outside_root", f"{name[:200]!r} is outside of the folder that this worker may read")
-
-
 class Worker:
-    """One self-describing MCP worker: it executes what it is given and creates work for nobody.
-
-    `claimed_tier` is a claim; the hub grants a tier by its own rules.
-    """
+    """One self-describing MCP worker. `claimed_tier` is a claim; the hub grants a tier by its own rules."""
 
     def __init__(
         self,
@@ -180,8 +107,7 @@ class Worker:
         self.worker_id = worker_id
         self.endpoint = ""
         self.capacity = capacity
-        self.root = Root(Path("/"))
-        self.signing_key: OKPKey | None = None
+        self.root = Path("/")
         self._active_calls = 0
         self._about: dict[str, Any] = {
             "capabilities": list(capabilities),
@@ -203,19 +129,29 @@ class Worker:
     def tool(
         self, *, title: str | None = None, open_world: bool = False, changes_things: bool = False
     ) -> Callable[[ToolFunction], ToolFunction]:
-        """Publish a function as a tool, read-only unless it says otherwise. Its docstring is what planners and models search and read."""
+        """Publish an async function as a tool. Planners and models search its docstring."""
         calm = not changes_things
         annotations = ToolAnnotations(read_only_hint=calm, idempotent_hint=calm, open_world_hint=open_world)
-        publish = self.server.tool(title=title, annotations=annotations)
 
         def published(function: ToolFunction) -> ToolFunction:
-            publish(_telling_why(function))
+            @functools.wraps(function)
+            async def reporting(*arguments: Any, **named: Any) -> Any:
+                try:
+                    return await function(*arguments, **named)
+                except (MCPError, ToolError):
+                    raise
+                except Exception as broken:
+                    # An internal error tells the hub to try again; the SDK itself would hide the cause.
+                    log.exception("%s broke", function.__name__)
+                    raise MCPError(INTERNAL_ERROR, f"{type(broken).__name__}: {broken}"[:1_000]) from broken
+
+            self.server.tool(title=title, annotations=annotations)(reporting)
             return function
 
         return published
 
     async def manifest(self) -> dict[str, Any]:
-        """Return what the worker tells the hub about itself, in the form of the registration call."""
+        """Return the worker's manifest, in the form of a registration."""
         tools = [
             {
                 "name": tool.name,
@@ -228,72 +164,14 @@ class Worker:
         ]
         return {"worker_id": self.worker_id, "endpoint": self.endpoint, "tools": tools, **self._about}
 
-    async def registration(self) -> dict[str, Any]:
-        """Return the manifest for the hub, signed where `GATEHOUSE_WORKER_KEY` holds a key that an operator enrolled there."""
-        manifest = await self.manifest()
-        return signed(manifest, self.signing_key) if self.signing_key else manifest
-
-    def health(self) -> dict[str, Any]:
-        """Return the body of a heartbeat."""
-        return {
-            "status": "healthy",
-            "current_load": round(min(1.0, self._active_calls / self.capacity), 2),
-            "available": self._active_calls < self.capacity,
-        }
-
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """Count as load what the block does: a job that goes on after the call that has started it."""
+        """Count the block as load: a call, or a job that goes on after it."""
         self._active_calls += 1
         try:
             yield
         finally:
             self._active_calls -= 1
-
-    def main(self, argv: Sequence[str] | None = None) -> int:
-        """Serve until stopped, and return the process's exit code."""
-        options = _parse(argv, self.worker_id, reads_files=self._about["side_effects"]["filesystem"] != "none")
-        logging.basicConfig(level="INFO", stream=sys.stderr, format="%(asctime)s %(name)s %(message)s", force=True)
-        for noisy in ("httpx2", "httpcore2", "mcp"):
-            logging.getLogger(noisy).setLevel("WARNING")
-        try:
-            hub = Hub.from_environment()
-            self.signing_key = key_from_environment()
-            self.root = Root(_existing_folder(options.root))
-            listener = _listen(options.host, options.port)
-        except (ValueError, OSError) as refusal:
-            sys.stderr.write(f"{self.worker_id} cannot start: {refusal}\n")
-            return 2
-        host, port = listener.getsockname()[:2]
-        self.endpoint = options.endpoint or f"http://{f'[{host}]' if ':' in host else host}:{port}/mcp"
-        with listener, contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(self._serve(listener, host=options.host, hub=hub))
-        return 0
-
-    async def _serve(self, listener: socket.socket, *, host: str, hub: Hub | None) -> None:
-        config = uvicorn.Config(
-            self.server.streamable_http_app(host=host),
-            log_level="warning",
-            log_config=None,
-            timeout_graceful_shutdown=3,
-        )
-        server = _AnnouncingServer(config)
-        announcing = asyncio.create_task(self._announce(server.ready, hub))
-        try:
-            await server.serve(sockets=[listener])
-        finally:
-            announcing.cancel()
-            await asyncio.gather(announcing, return_exceptions=True)
-
-    async def _announce(self, ready: asyncio.Event, hub: Hub | None) -> None:
-        await ready.wait()
-        sys.stdout.write(f"ready {self.worker_id} {self.endpoint}\n")
-        sys.stdout.flush()
-        if hub is None:
-            log.info("GATEHOUSE_URL and GATEHOUSE_TOKEN are not set: serving without a hub")
-            return
-        async with hub:
-            await hub.keep_registered(self)
 
     async def _count_calls(self, ctx: ServerRequestContext[Any, Any], call_next: CallNext) -> HandlerResult:
         if ctx.method != "tools/call":
@@ -301,129 +179,140 @@ class Worker:
         with self.working():
             return await call_next(ctx)
 
+    def path(self, name: str) -> Path:
+        """Return the real path of a file or folder that a call names, if it is inside of `--root`.
 
-class Hub:
-    """The hub as a worker sees it: a place to register at and to send heartbeats to.
+        :raises ToolError: `not_absolute`, `not_found`, `unreadable` or `outside_root`.
+        """
+        if not Path(name).is_absolute():
+            raise refused("not_absolute", f"this must be an absolute path, not {name[:200]!r}")
+        try:
+            real = Path(name).resolve()
+            exists = real.exists()
+        except (OSError, ValueError, RuntimeError) as refusal:
+            raise refused("unreadable", f"{name[:200]!r} cannot be read: {refusal}") from None
+        if not real.is_relative_to(self.root):
+            raise refused("outside_root", f"{name[:200]!r} is outside of the folder that this worker may read")
+        if not exists:
+            raise refused("not_found", f"{name} does not exist")
+        return real
 
-    :raises ValueError: if the address is not an http or https URL.
-    """
+    def folder(self, name: str) -> Path:
+        """Return the real path of a folder that a call names.
 
-    def __init__(self, *, url: str, token: str) -> None:
-        address = urlsplit(url)
-        if address.scheme not in {"http", "https"} or not address.hostname or address.username:
-            raise ValueError("GATEHOUSE_URL must be an http or https address without credentials")
-        if not (token.isascii() and token.isprintable()):
-            raise ValueError("GATEHOUSE_TOKEN holds characters that cannot be sent in a header")
-        self.url = url.rstrip("/")
-        # No ambient proxy: the address names the hub itself, most often on loopback.
-        self.http = httpx2.AsyncClient(
-            timeout=HUB_TIMEOUT_SECONDS,
-            headers={"Authorization": f"Bearer {token}"},
-            follow_redirects=False,
-            trust_env=False,
-        )
+        :raises ToolError: as :meth:`path` does, or `not_a_folder`.
+        """
+        path = self.path(name)
+        if not path.is_dir():
+            raise refused("not_a_folder", f"{name} is not a folder")
+        return path
 
-    @classmethod
-    def from_environment(cls) -> Hub | None:
-        """Return the hub that the environment names, or None if it names none."""
-        url, token = os.environ.get("GATEHOUSE_URL", ""), os.environ.get("GATEHOUSE_TOKEN", "")
-        return cls(url=url, token=token) if url and token else None
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """Serve until stopped, and return the process's exit code."""
+        parser = argparse.ArgumentParser(prog=self.worker_id, description=f"Serve {self.worker_id} as an MCP worker.")
+        parser.add_argument("--port", type=int, required=True, help="port to listen on; 0 takes a free one")
+        parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: loopback)")
+        parser.add_argument("--endpoint", default="", help="address for the hub, where it differs from host and port")
+        parser.add_argument("--root", type=Path, default=Path("/"), help="calls may read files in this folder only")
+        options = parser.parse_args(argv)
+        logging.basicConfig(level="INFO", stream=sys.stderr, format="%(asctime)s %(name)s %(message)s", force=True)
+        for noisy in ("httpx2", "httpcore2", "mcp"):
+            logging.getLogger(noisy).setLevel("WARNING")
+        listener = socket.socket(socket.AF_INET6 if ":" in options.host else socket.AF_INET)
+        try:
+            key = key_from_environment()
+            self.root = options.root.resolve(strict=True)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((options.host, options.port))
+        except (ValueError, OSError, OverflowError) as refusal:
+            listener.close()
+            sys.stderr.write(f"{self.worker_id} cannot start: {refusal}\n")
+            return 2
+        host, port = listener.getsockname()[:2]
+        self.endpoint = options.endpoint or f"http://{f'[{host}]' if ':' in host else host}:{port}/mcp"
+        with listener, contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(self._serve(listener, options.host, key))
+        return 0
 
-    async def __aenter__(self) -> Hub:
-        return self
+    async def _serve(self, listener: socket.socket, host: str, key: OKPKey | None) -> None:
+        app = self.server.streamable_http_app(host=host)
+        config = uvicorn.Config(app, log_level="warning", log_config=None, timeout_graceful_shutdown=3)
+        server = uvicorn.Server(config)
+        registering = asyncio.create_task(self._stay_registered(server, key))
+        try:
+            await server.serve(sockets=[listener])
+        finally:
+            registering.cancel()
+            await asyncio.gather(registering, return_exceptions=True)
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.http.aclose()
+    async def _stay_registered(self, server: uvicorn.Server, key: OKPKey | None) -> None:
+        while not server.started:
+            await asyncio.sleep(0.02)
+        sys.stdout.write(f"ready {self.worker_id} {self.endpoint}\n")
+        sys.stdout.flush()
+        url, token = os.environ.get("GATEHOUSE_URL", "").rstrip("/"), os.environ.get("GATEHOUSE_TOKEN", "")
+        if not (url and token):
+            log.info("GATEHOUSE_URL and GATEHOUSE_TOKEN are not set: serving without a hub")
+            return
+        # No ambient proxy: the hub is most often on loopback.
+        async with httpx2.AsyncClient(
+            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=10.0, trust_env=False
+        ) as hub:
+            while True:
+                await self._register(hub, key)
+                await self._beat(hub)
 
-    async def keep_registered(self, worker: Worker) -> None:
-        """Register, then beat for ever; register again, signed anew, whenever the hub no longer knows the worker or asks for it."""
-        while True:
-            await self._register(worker)
-            await self._beat_until_forgotten(worker)
-
-    async def _register(self, worker: Worker) -> None:
-        failures, told = 0, ""
-        while True:
-            status, answer = await self._post("/workers/register", await worker.registration())
+    async def _register(self, hub: httpx2.AsyncClient, key: OKPKey | None) -> None:
+        told = ""
+        for failures in range(sys.maxsize):
+            manifest = await self.manifest()
+            status, answer = await _post(hub, "/workers/register", signed(manifest, key) if key else manifest)
             if status in {HTTPStatus.OK, HTTPStatus.CREATED}:
-                tier, reason = answer.get("effective_tier", "unknown"), answer.get("reason", "the hub says not why")
-                log.info("registered as %s, effective tier %s (%s)", worker.worker_id, tier, reason)
+                tier, reason = answer.get("effective_tier"), answer.get("reason")
+                log.info("registered as %s, effective tier %s (%s)", self.worker_id, tier, reason)
                 return
-            if (why := _why_not(status, answer)) != told:
-                log.warning("registration not accepted (%s); trying again until it is", why)
+            why = " ".join(str(answer.get(name, "")) for name in ("code", "detail", "errors"))
+            if why != told:
+                log.warning("registration not accepted (%s %s); trying again until it is", status, why)
                 told = why
-            await asyncio.sleep(_backoff(failures))
-            failures += 1
+            await asyncio.sleep(_pause(failures))
 
-    async def _beat_until_forgotten(self, worker: Worker) -> None:
-        path = f"/workers/{quote(worker.worker_id, safe='')}/heartbeat"
-        interval, failures = DEFAULT_HEARTBEAT_SECONDS, 0
+    async def _beat(self, hub: httpx2.AsyncClient) -> None:
+        """Send heartbeats until the hub no longer knows the worker, or asks for a new registration."""
+        path, failures, interval = f"/workers/{quote(self.worker_id, safe='')}/heartbeat", 0, 30.0
         while True:
-            status, answer = await self._post(path, worker.health())
-            if status == HTTPStatus.NOT_FOUND:
-                log.warning("the hub does not know %s any more; registering again", worker.worker_id)
+            load = min(1.0, self._active_calls / self.capacity)
+            body = {"status": "healthy", "current_load": round(load, 2), "available": load < 1}
+            status, answer = await _post(hub, path, body)
+            if status == HTTPStatus.NOT_FOUND or answer.get("register_again") is True:
                 return
             if status == HTTPStatus.OK:
-                interval, failures = _interval(answer.get("next_heartbeat_seconds"), otherwise=interval), 0
+                failures, interval = 0, float(answer.get("next_heartbeat_seconds", interval))
                 await asyncio.sleep(interval)
-                if answer.get("register_again") is True:
-                    return
-                continue
-            if failures == 0:
-                log.warning("heartbeat not accepted (%s)", _why_not(status, answer))
-            await asyncio.sleep(min(interval, _backoff(failures)))
-            failures += 1
-
-    async def _post(self, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Return the answer's status and JSON object; status 0 when there was no answer."""
-        try:
-            response = await self.http.post(f"{self.url}{path}", json=body)
-        except (httpx2.HTTPError, OSError) as away:
-            log.debug("hub not reachable: %r", away)
-            return 0, {}
-        try:
-            answer = response.json()
-        except ValueError:
-            answer = None
-        return response.status_code, answer if isinstance(answer, dict) else {}
+            else:
+                await asyncio.sleep(min(interval, _pause(failures)))
+                failures += 1
 
 
-class _AnnouncingServer(uvicorn.Server):
-    """Tells when the listener answers, so that the hub never probes a worker that is not there yet."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.ready = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.ready.set()
+async def _post(hub: httpx2.AsyncClient, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Return the answer's status and JSON object; status 0 where there is no answer."""
+    try:
+        response = await hub.post(path, json=body)
+        answer = response.json()
+    except (httpx2.HTTPError, OSError, ValueError) as away:
+        return 0, {"code": "hub_away", "detail": str(away)}
+    return response.status_code, answer if isinstance(answer, dict) else {}
 
 
-def _telling_why(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a tool that breaks say what broke it, as an internal error: the hub may try again.
-
-    The SDK keeps the cause to itself; a refusal (`ToolError`) stays what it is, and is final.
-    """
-
-    @functools.wraps(function)
-    async def told(*arguments: Any, **named: Any) -> Any:
-        try:
-            return await function(*arguments, **named)
-        except (MCPError, ToolError):
-            raise
-        except Exception as broken:
-            log.exception("%s broke", function.__name__)
-            cause = f"{type(broken).__name__}: {broken}" if str(broken) else type(broken).__name__
-            raise MCPError(INTERNAL_ERROR, cause[:LONGEST_CAUSE]) from broken
-
-    return told
+def _pause(failures: int) -> float:
+    """Return a random pause that grows with the failures."""
+    return random.uniform(0.25, 0.5) * 2.0 ** min(failures, 6)  # noqa: S311 - spreads load, guards nothing
 
 
 def key_from_environment() -> OKPKey | None:
     """Return the private Ed25519 key (a JWK with a `kid`) in `GATEHOUSE_WORKER_KEY`, or None if it is not set.
 
-    :raises ValueError: if there is something else in it.
+    :raises ValueError: if it is no such key.
     """
     text = os.environ.get("GATEHOUSE_WORKER_KEY", "")
     if not text:
@@ -438,7 +327,7 @@ def key_from_environment() -> OKPKey | None:
 
 
 def signed(manifest: dict[str, Any], key: OKPKey) -> dict[str, Any]:
-    """Return the manifest with a signature over its canonical JSON, good for an hour: trust lasts no longer."""
+    """Return the manifest with a signature over its canonical JSON that is valid for an hour."""
     trust = {**manifest["trust"], "key_id": key.kid}
     now = int(time.time())
     header = {"alg": "Ed25519", "kid": key.kid, "iat": now, "exp": now + SIGNATURE_SECONDS}
@@ -450,54 +339,62 @@ def signed(manifest: dict[str, Any], key: OKPKey) -> dict[str, Any]:
     return {**manifest, "trust": {**trust, "signature": jws.serialize_compact(header, payload, key, registry=registry)}}
 
 
-def _backoff(failures: int) -> float:
-    """Return a random pause that grows with the failures, so that workers do not return in step."""
-    ceiling = min(LONGEST_RETRY_SECONDS, FIRST_RETRY_SECONDS * 2 ** min(failures, 10))
-    return random.uniform(ceiling / 2, ceiling)  # noqa: S311 - spreads load, guards nothing
+async def resolve(pointer: str | dict[str, Any], key: str) -> Any:
+    """Return the object with a member `key` behind a result pointer of the hub; a document stands for itself.
+
+    `inline:` pointers hold the document. `artifact:` pointers are fetched from the hub that `GATEHOUSE_URL` names.
+
+    :raises ToolError: if the pointer is of another kind, or does not lead to JSON in time and size.
+    """
+    document = pointer if isinstance(pointer, dict) else await _pointed_to(pointer.strip())
+    for _ in range(3):
+        if not isinstance(document, dict) or key in document:
+            break
+        document = next((document[name] for name in ENVELOPES if isinstance(document.get(name), dict)), None)
+    return document
 
 
-def _why_not(status: int, answer: Mapping[str, Any]) -> str:
-    """Return in one line why a call was not accepted, in the hub's words where it has any."""
-    if not status:
-        return "hub not reachable"
-    faults = answer.get("errors")
-    fault = faults[0] if isinstance(faults, list) and faults and isinstance(faults[0], dict) else {}
-    said = [answer.get("code"), answer.get("detail"), fault.get("pointer"), fault.get("message")]
-    return " ".join(" ".join([str(status), *(text for text in said if isinstance(text, str))]).split())[:LONGEST_CAUSE]
-
-
-def _interval(named: object, *, otherwise: float) -> float:
-    """Return the interval that the hub named, within reason."""
-    if isinstance(named, bool) or not isinstance(named, int | float) or not math.isfinite(named) or named <= 0:
-        return otherwise
-    return min(max(float(named), 0.1), LONGEST_HEARTBEAT_SECONDS)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+async def _pointed_to(pointer: str) -> Any:
+    scheme, _, rest = pointer.partition(":")
+    artifact = ARTIFACT.fullmatch(pointer)
+    if artifact:
+        content = await _fetched(artifact[1])
+    elif scheme == "artifact":
+        raise refused("bad_pointer", "An artifact: pointer names the SHA-256 of its content in 64 hexadecimal digits")
+    elif scheme != "inline" or not rest:
+        raise refused("unknown_pointer", f"Pointers of the kind {scheme[:40]!r} are not followed")
+    elif rest.lstrip().startswith("{"):
+        content = rest.encode()
+    else:
+        try:
+            content = base64.b64decode(rest + "=" * (-len(rest) % 4), altchars=b"-_", validate=True)
+        except ValueError:
+            raise refused("bad_pointer", "The inline: pointer does not hold base64url") from None
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except (OSError, OverflowError) as refusal:
-        listener.close()
-        raise OSError(f"cannot listen on {host}:{port}: {refusal}") from refusal
-    return listener
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        raise refused("not_json", "The pointer does not lead to a JSON document") from None
 
 
-def _existing_folder(path: Path) -> Path:
-    real = path.resolve()
-    if not real.is_dir():
-        raise ValueError(f"--root {path} is not a folder")
-    return real
-
-
-def _parse(argv: Sequence[str] | None, worker_id: str, *, reads_files: bool) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=worker_id, description=f"Serve {worker_id} as an MCP worker.")
-    parser.add_argument("--port", type=int, required=True, help="port to listen on; 0 takes a free one")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: loopback)")
-    parser.add_argument("--endpoint", default="", help="address to tell the hub, where it differs from host and port")
-    parser.set_defaults(root=Path("/"))
-    if reads_files:
-        parser.add_argument("--root", type=Path, help="calls may read files in this folder only (default: everywhere)")
-    return parser.parse_args(argv)
+async def _fetched(digest: str) -> bytes:
+    """Return an artifact's content from the hub, and from nowhere else."""
+    hub, token = os.environ.get("GATEHOUSE_URL", ""), os.environ.get("GATEHOUSE_TOKEN", "")
+    if not (hub and token):
+        raise refused("no_hub", "GATEHOUSE_URL and GATEHOUSE_TOKEN are not set: artifacts can't be fetched")
+    content = bytearray()
+    headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": "identity"}
+    try:
+        with anyio.fail_after(FETCH_SECONDS):
+            async with (
+                httpx2.AsyncClient(follow_redirects=False, trust_env=False, timeout=FETCH_SECONDS) as http,
+                http.stream("GET", f"{hub.rstrip('/')}/api/v1/artifacts/{digest}", headers=headers) as answer,
+            ):
+                if answer.status_code != HTTPStatus.OK:
+                    raise refused("hub_refused", f"The hub answered {answer.status_code} for artifact {digest}")
+                async for chunk in answer.aiter_raw():
+                    content += chunk
+                    if len(content) > MOST_BYTES:
+                        raise refused("too_large", f"Artifact {digest} is over the limit of {MOST_BYTES} bytes")
+    except (TimeoutError, httpx2.HTTPError, OSError) as away:
+        raise refused("hub_away", f"The hub did not deliver artifact {digest}: {type(away).__name__}") from None
+    return bytes(content)

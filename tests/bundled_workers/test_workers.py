@@ -1,0 +1,237 @@
+"""The bundled MCP workers as processes; tests/journeys has them planned for and called by a hub."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx2
+import jsonschema_rs
+import pytest
+
+from config.stack.programs import bundled_worker_scripts
+from tests.bundled_workers.pdfs import GRADIENTS, RECEIPTS, write_pdf
+from tests.bundled_workers.processes import WORKERS, eventually, refusal_of, result_of, running
+
+pytestmark = pytest.mark.ci
+
+# Expected runtime, and what the worker touches.
+MANIFESTS = {
+    "code_analyzer.py": ("code-analyzer", "long", {"filesystem"}),
+    "concept_extractor.py": ("concept-extractor", "medium", {"network"}),
+    "file_scanner.py": ("file-scanner", "fast", {"filesystem"}),
+    "optimization_suggester.py": ("optimization-suggester", "fast", {"network"}),
+    "pdf_indexer.py": ("pdf-indexer", "long", {"filesystem"}),
+    "sentiment_analyzer.py": ("sentiment-analyzer", "fast", set[str]()),
+}
+
+
+@pytest.fixture(scope="module")
+def ground(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that may be read, beside one that may not."""
+    ground = tmp_path_factory.mktemp("ground")
+    inside, outside = ground / "inside", ground / "outside"
+    (inside / "deeper" / ".hidden").mkdir(parents=True)
+    outside.mkdir()
+    for name in ("b.pdf", "a.PDF", "notes.txt", "deeper/c.pdf", "deeper/.hidden/d.pdf", ".e.pdf"):
+        (inside / name).write_text("12345")
+    (outside / "theirs.pdf").write_text("secret")
+    (inside / "link.pdf").symlink_to(outside / "theirs.pdf")
+    (inside / "linked").symlink_to(outside)
+    os.mkfifo(inside / "pipe.pdf")
+    write_pdf(inside / "gradients.pdf", GRADIENTS, title="On gradients")
+    write_pdf(inside / "receipts.pdf", RECEIPTS)
+    return ground
+
+
+@pytest.fixture(scope="module")
+def scanner(ground: Path) -> Iterator[str]:
+    with running("file_scanner.py", "--root", str(ground / "inside")) as worker:
+        yield worker.endpoint
+
+
+def inline(document: object) -> str:
+    return "inline:" + base64.urlsafe_b64encode(json.dumps(document).encode()).decode().rstrip("=")
+
+
+@pytest.mark.parametrize("script", MANIFESTS)
+def test_worker_describes_itself(script: str) -> None:
+    with running(script) as worker:
+        manifest = result_of(worker.endpoint, "worker_bootstrap", {})
+
+    worker_id, runtime, touched = MANIFESTS[script]
+    assert (manifest["worker_id"], manifest["hints"]["expected_runtime"]) == (worker_id, runtime)
+    assert {kind for kind, level in manifest["side_effects"].items() if level != "none"} == touched
+    for tool in manifest["tools"]:
+        assert tool["description"]
+        jsonschema_rs.meta.validate(tool["input_schema"])
+        jsonschema_rs.meta.validate(tool["output_schema"])
+
+
+def test_product_starts_all_of_them() -> None:
+    assert [path.name for path in bundled_worker_scripts()] == sorted(MANIFESTS)
+
+
+@pytest.mark.parametrize("arguments", [["--port", "70000"], ["--port", "0", "--root", "/no/such/folder"], []])
+def test_start_that_can_not_work_ends_with_its_reason(arguments: list[str]) -> None:
+    ended = subprocess.run(
+        [sys.executable, str(WORKERS / "sentiment_analyzer.py"), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert ended.returncode == 2
+    assert "Traceback" not in ended.stderr
+    assert any(word in ended.stderr for word in ("cannot start", "usage:"))
+
+
+def test_files_are_listed_by_type_without_links_and_hidden_ones(scanner: str, ground: Path) -> None:
+    inside = ground / "inside"
+
+    scan = result_of(scanner, "scan_directory", {"path": str(inside), "file_types": ["*.pdf"]})
+
+    names = ("a.PDF", "b.pdf", "gradients.pdf", "receipts.pdf", "deeper/c.pdf")
+    assert scan["files"] == [str(inside / name) for name in names]
+    assert (scan["files_found"], scan["complete"]) == (5, True)
+    assert result_of(scanner, "scan_directory", {"path": str(inside), "recursive": False})["files_found"] == 5
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("{outside}", "outside_root"),
+        ("{inside}/../outside", "outside_root"),
+        ("{inside}/linked", "outside_root"),
+        ("{outside}/nothing", "outside_root"),
+        ("/", "outside_root"),
+        ("{inside}/nothing", "not_found"),
+        ("{inside}/notes.txt", "not_a_folder"),
+        ("relative", "not_absolute"),
+        ("", "not_absolute"),
+        ("/nul\0byte", "unreadable"),
+        ("/" + "long" * 2_000, "unreadable"),
+    ],
+)
+def test_path_that_may_not_be_read_is_refused(scanner: str, ground: Path, path: str, code: str) -> None:
+    named = path.format(inside=ground / "inside", outside=ground / "outside")
+
+    assert f": {code}: " in refusal_of(scanner, "scan_directory", {"path": named})
+
+
+def test_code_is_analyzed_and_the_analysis_suggests(tmp_path: Path) -> None:
+    branches = "".join(f"    if x == {n}:\n        return {n}\n" for n in range(24))
+    (tmp_path / "branchy.py").write_text(f"import os\n\n\ndef branchy(x):\n{branches}    return None\n")
+    (tmp_path / "broken.py").write_text("def f(:\n")
+    with running("code_analyzer.py") as analyzer, running("optimization_suggester.py") as suggester:
+        analysis = result_of(analyzer.endpoint, "analyze_repository", {"repo_path": str(tmp_path)})
+        answers = [
+            result_of(suggester.endpoint, "suggest_optimizations", {"analysis_pointer": pointer})
+            for pointer in (analysis, inline({"result": {"structuredContent": analysis}}))
+        ]
+        for pointer, code in (
+            ("file:///etc/passwd", "unknown_pointer"),
+            ("artifact:1", "bad_pointer"),
+            (f"artifact:sha256-{'ab' * 32}", "no_hub"),
+            ("inline:%%", "bad_pointer"),
+            (inline("text"), "not_an_analysis"),
+            ({"issues": "none"}, "not_an_analysis"),
+        ):
+            refusal = refusal_of(suggester.endpoint, "suggest_optimizations", {"analysis_pointer": pointer})
+            assert f": {code}: " in refusal
+
+    assert (analysis["files"], analysis["functions"], analysis["complete"]) == (2, 1, True)
+    assert [(issue["kind"], issue["path"], issue["severity"]) for issue in analysis["issues"]] == [
+        ("complex_function", "branchy.py", "high"),
+        ("unreadable", "broken.py", "high"),
+        ("dead_code", "branchy.py", "low"),
+    ]
+    assert analysis["hotspots"][0]["complexity"] == 25
+    assert answers[0] == answers[1]
+    assert [one["kind"] for one in answers[0]["suggestions"]] == ["unreadable", "complex_function", "dead_code"]
+
+
+def test_pdfs_are_indexed_by_a_job_and_give_concepts(ground: Path) -> None:
+    inside = ground / "inside"
+    with running("pdf_indexer.py", "--root", str(inside)) as indexer, running("concept_extractor.py") as extractor:
+        files = [str(inside / name) for name in ("gradients.pdf", "receipts.pdf", "b.pdf")]
+        job = result_of(indexer.endpoint, "index_pdfs", {"files": files})
+        assert result_of(indexer.endpoint, "index_pdfs", {"files": files}) == job
+        about = {"job_id": job["job_id"]}
+        eventually(
+            lambda: result_of(indexer.endpoint, "get_job_status", about)["status"] == "complete", "the end of the job"
+        )
+        index = result_of(indexer.endpoint, "get_job_result", about)
+        concepts = result_of(extractor.endpoint, "extract_concepts", {"index_pointer": inline(index)})
+        assert ": unknown_job: " in refusal_of(indexer.endpoint, "get_job_result", {"job_id": "job-0"})
+        assert ": outside_root: " in refusal_of(indexer.endpoint, "index_pdfs", {"files": [str(inside / "link.pdf")]})
+
+    assert index["summary"] == "Indexed 2 PDFs: 3 pages, 53 words"
+    assert [(one["title"], one["pages"]) for one in index["documents"]] == [("On gradients", 2), ("", 1)]
+    assert index["words"]["gradient"] == ["1:1", "1:2"]
+    assert [one["reason"].partition(":")[0] for one in index["skipped"]] == ["not_a_pdf"]
+    assert concepts["concepts"][0]["name"] == "Gradient descent"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentiment", "keywords"),
+    [("AsyncGate is amazing!", "positive", ["amazing"]), ("The meeting is on Monday.", "neutral", [])],
+)
+def test_text_is_judged_by_its_words(text: str, sentiment: str, keywords: list[str]) -> None:
+    with running("sentiment_analyzer.py") as judge:
+        found = result_of(judge.endpoint, "analyze_sentiment", {"text": text})
+
+    assert (found["sentiment"], found["keywords"]) == (sentiment, keywords)
+
+
+@pytest.fixture(scope="module")
+def kit() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("worker_kit_under_test", WORKERS / "worker_kit.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_worker_registers_until_accepted_and_again_when_asked(kit: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers of the hub, in their order: refusals, an acceptance, heartbeats, a wish to register, a lost registry."""
+    monkeypatch.setattr(kit, "_pause", lambda failures: 0.0)
+    beat = (200, {"status": "ready", "next_heartbeat_seconds": 0.0})
+    answers = [
+        (500, "broken"), (422, {"code": "invalid"}), (201, {}), beat, (503, {}), beat, (200, {"register_again": True}),
+        (200, {}), beat, (404, {}), (200, {}), beat,
+    ]  # fmt: skip
+    asked: list[str] = []
+
+    def hub(request: httpx2.Request) -> httpx2.Response:
+        if len(asked) == len(answers):
+            raise asyncio.CancelledError
+        asked.append(request.url.path.rpartition("/")[2])
+        status, body = answers[len(asked) - 1]
+        return httpx2.Response(status, json=body)
+
+    worker: Any = kit.Worker(worker_id="w", description="", capabilities=[], constraints={}, hints={}, side_effects={})
+
+    async def live() -> None:
+        async with httpx2.AsyncClient(transport=httpx2.MockTransport(hub), base_url="http://hub") as client:
+            while True:
+                await worker._register(client, None)
+                await worker._beat(client)
+
+    with suppress(asyncio.CancelledError):
+        asyncio.run(live())
+
+    assert asked == [*["register"] * 3, *["heartbeat"] * 4, "register", *["heartbeat"] * 2, "register", "heartbeat"]
