@@ -205,7 +205,7 @@ MUTANTS: Final = (
     Mutant(
         name="outbound-guard",
         breaks="A private IPv4 address inside an IPv6 address is called.",
-        file="apps/core/http.py",
+        file="apps/core/outbound.py",
         text="return not address.is_site_local and (inner is None or _is_public(inner))",
         replacement="return not address.is_site_local",
         tests=("tests/core/test_http_guard.py",),
@@ -229,7 +229,7 @@ MUTANTS: Final = (
     Mutant(
         name="pagination",
         breaks="A cursor with a number over 64 bits reaches the database.",
-        file="apps/core/pagination.py",
+        file="apps/core/ids.py",
         text="not 0 <= position < 2**63:",
         replacement="position < 0:",
         tests=("tests/core/test_pagination.py",),
