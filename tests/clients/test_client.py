@@ -32,7 +32,7 @@ def _terminal_receipts(kee: Caller, task_id: str) -> int:
         return Receipt.objects.filter(dedupe_key__startswith=f"asyncgate:task_complete:{task_id}:").count()
 
 
-def test_a_task_goes_from_its_requester_to_its_worker_and_back(client: Client) -> None:
+def test_task_goes_from_requester_to_worker_and_back(client: Client) -> None:
     client.register_type("greeting", {"type": "object", "required": ["name"]}, lease_seconds=30)
     queued = client.queue("greeting", {"name": "Ada"}, priority=7)
     with pytest.raises(gatehouse.NotFinished):
@@ -55,7 +55,7 @@ def test_a_task_goes_from_its_requester_to_its_worker_and_back(client: Client) -
     assert (entry.receipt_ids, entry.summary) == ([completed.receipt_id], "Greeted Ada")
 
 
-def test_a_task_is_given_back_and_failed(client: Client) -> None:
+def test_task_is_released_and_failed(client: Client) -> None:
     client.register_type("greeting", max_attempts=1)
     queued = client.queue("greeting")
 
@@ -73,19 +73,7 @@ def test_a_task_is_given_back_and_failed(client: Client) -> None:
     }
 
 
-def test_a_key_makes_two_requests_one(client: Client) -> None:
-    client.register_type("greeting")
-
-    first = client.queue("greeting", {"name": "Ada"}, idempotency_key="ada")
-    again = client.queue("greeting", {"name": "Ada"}, idempotency_key="ada")
-    assert (again.task_id, first.is_duplicate, again.is_duplicate) == (first.task_id, False, True)
-    with pytest.raises(gatehouse.IdempotencyConflict):
-        client.queue("greeting", {"name": "Bob"}, idempotency_key="ada")
-
-    assert client.cancel(first.task_id) == "canceled"
-
-
-def test_many_are_handed_over_at_once_and_each_has_its_answer(client: Client, shaky: Client, proxy: Proxy) -> None:
+def test_queue_many_answers_each_task(client: Client, shaky: Client, proxy: Proxy) -> None:
     client.register_type("greeting", {"type": "object", "required": ["name"]})
     proxy.drop_reply_to("/api/v1/tasks/batch")
 
@@ -105,7 +93,7 @@ def test_many_are_handed_over_at_once_and_each_has_its_answer(client: Client, sh
     assert [lease.task_id for lease in leases] == [other.task_id, good.task_id]
 
 
-def test_a_worker_waits_for_a_task_and_is_given_the_next_with_the_answer_to_its_completion(client: Client) -> None:
+def test_lease_waits_and_completion_leases_the_next(client: Client) -> None:
     client.register_type("greeting")
     assert client.lease(task_types=["greeting"]) == []
     given: list[gatehouse.Lease] = []
@@ -128,7 +116,7 @@ def test_a_worker_waits_for_a_task_and_is_given_the_next_with_the_answer_to_its_
     assert client.complete(following, "Hello", lease_next=1).next == []
 
 
-def test_an_inbox_is_waited_for_read_and_acked_as_it_was_read(client: Client) -> None:
+def test_inbox_is_waited_for_read_and_acked(client: Client) -> None:
     assert client.wait(0).entries == []
     heard: list[gatehouse.Inbox] = []
     waiting = Thread(target=lambda: heard.append(client.wait(60)))
@@ -146,7 +134,7 @@ def test_an_inbox_is_waited_for_read_and_acked_as_it_was_read(client: Client) ->
     assert client.read().entries == []
 
 
-def test_a_receipt_posted_again_is_the_one_that_is_there_and_another_under_its_key_is_refused(client: Client) -> None:
+def test_posting_a_receipt_twice_changes_nothing(client: Client) -> None:
     def post(summary: str) -> gatehouse.Posted:
         return client.post("Kee", source_system="github", dedupe_key="github:pr:1:v1", summary=summary)
 
@@ -181,23 +169,7 @@ def test_refusals_have_names(client: Client, server: Server, acme: Tenant) -> No
         assert (ahead.value.status, ahead.value.code) == (422, "ahead_of_inbox")
 
 
-def test_who_comes_after_the_end_is_told_how_it_ended(client: Client) -> None:
-    client.register_type("greeting")
-    queued = client.queue("greeting")
-    lease = _lease_one(client)
-    client.complete(lease, "Hello")
-
-    with pytest.raises(gatehouse.AlreadyDecided):
-        client.fail(lease, "late", "Too late.", retryable=True)
-    with pytest.raises(gatehouse.AlreadyFinished):
-        client.cancel(queued.task_id)
-    (answer,) = client.heartbeat([Beat(lease=lease)])
-    assert (answer.status, answer.reason) == ("lost", "completed")
-
-
-def test_a_completion_whose_reply_is_lost_is_told_again_and_counts_once(
-    client: Client, shaky: Client, proxy: Proxy, kee: Caller
-) -> None:
+def test_completion_with_lost_reply_counts_once(client: Client, shaky: Client, proxy: Proxy, kee: Caller) -> None:
     client.register_type("greeting")
     queued = client.queue("greeting")
     lease = _lease_one(client)
@@ -213,9 +185,7 @@ def test_a_completion_whose_reply_is_lost_is_told_again_and_counts_once(
 
 
 @pytest.mark.parametrize("verb", ["fail", "release"])
-def test_another_end_whose_reply_is_lost_counts_once_too(
-    client: Client, shaky: Client, proxy: Proxy, verb: str
-) -> None:
+def test_failure_and_release_with_lost_reply_count_once(client: Client, shaky: Client, proxy: Proxy, verb: str) -> None:
     client.register_type("greeting", max_attempts=5, backoff={"base_seconds": 0, "cap_seconds": 0})
     queued = client.queue("greeting")
     lease = _lease_one(client)
@@ -231,9 +201,7 @@ def test_another_end_whose_reply_is_lost_counts_once_too(
     assert (status.failures, status.run_id) == (int(verb == "fail"), 1)
 
 
-def test_what_is_asked_for_or_told_is_there_once_though_the_reply_is_lost(
-    client: Client, shaky: Client, proxy: Proxy, kee: Caller
-) -> None:
+def test_call_with_lost_reply_happens_once(client: Client, shaky: Client, proxy: Proxy, kee: Caller) -> None:
     client.register_type("greeting")
     proxy.drop_reply_to("/api/v1/tasks")
     proxy.drop_reply_to("/api/v1/receipts")
@@ -269,7 +237,7 @@ _QUEUED = {
         remotes.hangs_up,
     ],
 )
-def test_what_may_be_sent_again_is_the_same_to_the_byte(first: remotes.Behaviour) -> None:
+def test_repeated_request_is_identical(first: remotes.Behaviour) -> None:
     with remotes.serving(says(201, _QUEUED)) as hub, Client(hub.url, "ght_a") as client:
         hub.script = [first, first]
         assert client.queue("greeting").task_id == "task_1"
@@ -279,7 +247,7 @@ def test_what_may_be_sent_again_is_the_same_to_the_byte(first: remotes.Behaviour
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 413, 422, 500])
-def test_a_refusal_is_not_asked_about_again(status: int) -> None:
+def test_refusal_is_not_retried(status: int) -> None:
     with remotes.serving(says(status, {"code": "no", "detail": "No."})) as hub, Client(hub.url, "ght_a") as client:
         with pytest.raises(gatehouse.Refused) as refused:
             client.queue("greeting")
@@ -288,7 +256,7 @@ def test_a_refusal_is_not_asked_about_again(status: int) -> None:
         assert len(hub.received) == 1
 
 
-def test_a_hub_says_when_to_come_again() -> None:
+def test_retry_after_is_obeyed() -> None:
     with remotes.serving(says(201, _QUEUED)) as hub, Client(hub.url, "ght_a") as client:
         hub.script = [says(429, {"code": "rate_limited"}, Retry_After="1")]
         started = time.monotonic()
@@ -308,7 +276,7 @@ def test_patience_ends() -> None:
         client.queue("greeting")
 
 
-def test_a_page_that_is_no_answer_of_a_hub_is_refused() -> None:
+def test_foreign_page_is_refused() -> None:
     page = says(200, b"<h1>Log in to the hotel</h1>")
     with (
         remotes.serving(page) as hub,
@@ -316,3 +284,19 @@ def test_a_page_that_is_no_answer_of_a_hub_is_refused() -> None:
         pytest.raises(gatehouse.Refused, match="Log in to the hotel"),
     ):
         client.queue("greeting")
+
+
+def test_unreachable_hub_is_logged_once_and_retried(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(gatehouse.Unreachable):
+        Client("http://127.0.0.1:9", "token", patience=0.5).read()
+
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "gatehouse_client"]
+    assert line.startswith("http://127.0.0.1:9 does not answer; trying again for 0.5 s: ")
+
+
+def test_missing_configuration_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GATEHOUSE_URL", raising=False)
+    monkeypatch.setenv("GATEHOUSE_TOKEN", "token")
+
+    with pytest.raises(gatehouse.GatehouseError, match="Set GATEHOUSE_URL in the environment"):
+        Client.from_environment()

@@ -19,7 +19,7 @@ def held(client: Client) -> list[Lease]:
     return [first, second, forged]
 
 
-def test_many_are_completed_and_others_leased_at_once_and_a_lost_reply_repeats_nothing(
+def test_complete_many_with_lost_reply_counts_once(
     client: Client, shaky: Client, proxy: Proxy, kee: Caller, held: list[Lease]
 ) -> None:
     first, second, forged = held
@@ -47,7 +47,7 @@ def test_many_are_completed_and_others_leased_at_once_and_a_lost_reply_repeats_n
         assert Receipt.objects.filter(dedupe_key__startswith="asyncgate:task_complete:").count() == 2
 
 
-def test_what_follows_many_may_come_from_elsewhere(client: Client, held: list[Lease]) -> None:
+def test_complete_many_leases_from_another_queue(client: Client, held: list[Lease]) -> None:
     client.register_type("farewell", queue="evening")
     client.queue("farewell")
 
@@ -58,9 +58,7 @@ def test_what_follows_many_may_come_from_elsewhere(client: Client, held: list[Le
     assert [(lease.task_type, lease.lease_ms) for lease in ended.next] == [("farewell", 7000)]
 
 
-def test_many_fail_at_once_and_count_once_though_the_reply_is_lost(
-    client: Client, shaky: Client, proxy: Proxy, held: list[Lease]
-) -> None:
+def test_fail_many_with_lost_reply_counts_once(client: Client, shaky: Client, proxy: Proxy, held: list[Lease]) -> None:
     first, second, forged = held
     proxy.drop_reply_to("/api/v1/tasks/fail")
 
@@ -83,7 +81,7 @@ def test_many_fail_at_once_and_count_once_though_the_reply_is_lost(
     assert client.result(second.task_id).error == {"code": "no_voice", "message": "Mute.", "details": {"cold": True}}
 
 
-def test_many_are_given_back_at_once_though_the_reply_is_lost(
+def test_release_many_with_lost_reply_counts_once(
     client: Client, shaky: Client, proxy: Proxy, held: list[Lease]
 ) -> None:
     first, second, _ = held

@@ -58,7 +58,7 @@ def is_resting(kee: Caller, task: Queued) -> bool:
         return Run.objects.filter(pk=run_key(number(task.task_id), 1), message="resting").exists()
 
 
-def test_a_killed_workers_task_goes_on_elsewhere_from_its_checkpoint(
+def test_task_of_a_killed_worker_continues_from_its_checkpoint(
     server: Server, token: str, client: Client, kee: Caller
 ) -> None:
     client.register_type("counting", lease_seconds=1)
@@ -77,7 +77,7 @@ def test_a_killed_workers_task_goes_on_elsewhere_from_its_checkpoint(
 
 
 @pytest.mark.parametrize("number_of_signal", [signal.SIGTERM, signal.SIGINT])
-def test_a_worker_that_is_told_to_end_gives_back_what_it_has_and_ends_well(
+def test_terminated_worker_releases_its_tasks(
     server: Server, token: str, client: Client, kee: Caller, number_of_signal: int
 ) -> None:
     client.register_type("counting", lease_seconds=600)
@@ -120,7 +120,7 @@ API = """api() { curl --fail-with-body -sS -H "Authorization: Bearer $TOKEN" -H 
 """
 
 
-def test_the_loop_in_curl_goes_as_the_document_says(server: Server, acme: Tenant) -> None:
+def test_curl_loop_of_the_docs_works(server: Server, acme: Tenant) -> None:
     blocks = commands(ROOT / "docs" / "tasks.md")
     env = environment(server, "") | {"URL": server.url, "TOKEN": make_token(acme, "Hexy")}
 
@@ -140,9 +140,7 @@ def empty(tmp_path: Path) -> Path:
     return tmp_path / "empty" / "bin" / "python"
 
 
-def test_the_example_runs_as_it_says_on_the_package_alone(
-    server: Server, token: str, client: Client, empty: Path
-) -> None:
+def test_example_runs_on_the_package_alone(server: Server, token: str, client: Client, empty: Path) -> None:
     in_this_shell, three = commands(ROOT / "examples" / "worker_python" / "README.md")
     assert "issue_token" in in_this_shell
     assert len(three.splitlines()) == 3
@@ -165,7 +163,7 @@ def test_the_example_runs_as_it_says_on_the_package_alone(
 
 
 @pytest.mark.usefixtures("transactional_db")
-def test_the_token_of_the_example_is_issued_as_it_says() -> None:
+def test_token_of_the_example_is_issued() -> None:
     in_this_shell, _ = commands(ROOT / "examples" / "worker_python" / "README.md")
     issue = in_this_shell[in_this_shell.index("export GATEHOUSE_TOKEN") :]
     database = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()

@@ -24,7 +24,7 @@ def _fail_one(client: Client) -> str:
     return lease.task_id
 
 
-def test_dead_letters_come_in_pages_and_each_is_replayed_once(client: Client, shaky: Client, proxy: Proxy) -> None:
+def test_dead_letters_are_paged_and_replayed_once(client: Client, shaky: Client, proxy: Proxy) -> None:
     client.register_type("greeting")
     client.queue_many([{"task_type": "greeting"}] * 3)
     failed = [_fail_one(client) for _ in range(3)]
@@ -48,7 +48,7 @@ def test_dead_letters_come_in_pages_and_each_is_replayed_once(client: Client, sh
         client.replay(replayed.task_id)
 
 
-def test_a_schedule_is_made_changed_listed_and_removed(client: Client, shaky: Client, proxy: Proxy) -> None:
+def test_schedule_is_set_listed_and_removed(client: Client, shaky: Client, proxy: Proxy) -> None:
     client.register_type("greeting", {"type": "object", "required": ["name"]})
     client.schedule("hourly", "greeting", {"name": "all"}, every_seconds=3600)
 
@@ -76,7 +76,7 @@ def test_a_schedule_is_made_changed_listed_and_removed(client: Client, shaky: Cl
     assert client.schedules().schedules == []
 
 
-def test_a_queue_is_bounded_and_shows_how_it_is(client: Client, shaky: Client, proxy: Proxy) -> None:
+def test_queue_limits_and_figures(client: Client, shaky: Client, proxy: Proxy) -> None:
     client.register_type("greeting", queue="early morning")
     proxy.drop_reply_to("/api/v1/queues/early%20morning")
 
@@ -95,14 +95,14 @@ def test_a_queue_is_bounded_and_shows_how_it_is(client: Client, shaky: Client, p
     client.release(lease)
 
 
-def test_a_type_is_bounded(client: Client) -> None:
+def test_type_limits(client: Client) -> None:
     client.register_type("greeting", concurrency=2, rate={"leases": 100, "per_seconds": 1.0})
     client.queue_many([{"task_type": "greeting"}] * 3)
     assert len(client.lease(task_types=["greeting"], capacity=3)) == 2
 
 
 @pytest.mark.parametrize("paused", ["queue", "type"])
-def test_who_waits_at_a_pause_is_given_work_when_it_ends(client: Client, paused: str) -> None:
+def test_lease_waits_until_a_pause_ends(client: Client, paused: str) -> None:
     client.register_type("greeting")
     queued = client.queue("greeting")
     if paused == "queue":
@@ -123,7 +123,7 @@ def test_who_waits_at_a_pause_is_given_work_when_it_ends(client: Client, paused:
     assert [lease.task_id for lease in given] == [queued.task_id]
 
 
-def test_a_holder_hears_the_orders_of_its_requester_and_of_a_queue_that_is_drained(client: Client) -> None:
+def test_holder_receives_orders(client: Client) -> None:
     client.register_type("greeting")
     queued = client.queue("greeting")
     with pytest.raises(gatehouse.NotLeased):
@@ -136,7 +136,7 @@ def test_a_holder_hears_the_orders_of_its_requester_and_of_a_queue_that_is_drain
     assert client.heartbeat([Beat(lease=lease, checkpoint={"said": "Hel"})])[0].order == "drain"
 
 
-def test_a_timeline_tells_each_run_in_pages(client: Client) -> None:
+def test_timeline_is_paged(client: Client) -> None:
     client.register_type("greeting")
     queued = client.queue("greeting")
     client.release(_lease_one(client))

@@ -62,7 +62,7 @@ def is_put_off(kee: Caller, task: gatehouse.Queued) -> Callable[[], bool]:
     return lambda: end_of_lease(kee, task) > before
 
 
-def test_what_a_handler_returns_is_the_result(client: Client) -> None:
+def test_return_value_of_a_handler_is_the_result(client: Client) -> None:
     client.register_type("greeting")
     tasks = [client.queue("greeting", {"name": name}) for name in ("Ada", "Bob", "Cyd")]
 
@@ -106,7 +106,7 @@ def _save_too_much(task: Task) -> None:
     ],
     ids=["failed", "broken", "left", "refused", "no JSON", "no pointer"],
 )
-def test_however_a_handler_ends_the_requester_hears_of_it(
+def test_every_end_of_a_handler_is_reported(
     client: Client, kee: Caller, handler: Callable[[Task], Any], error: dict[str, str]
 ) -> None:
     client.register_type("greeting", max_attempts=1)
@@ -150,9 +150,7 @@ def _say_what_is_no_json(task: Task) -> None:
     ],
     ids=["limited", "says nothing", "says too much", "says no JSON"],
 )
-def test_what_may_be_tried_again_is_however_it_is_said(
-    client: Client, handler: Callable[[Task], Any], error: dict[str, str]
-) -> None:
+def test_retryable_refusals_are_retried(client: Client, handler: Callable[[Task], Any], error: dict[str, str]) -> None:
     client.register_type("greeting", max_attempts=2, backoff={"base_seconds": 0, "cap_seconds": 0})
     task = client.queue("greeting")
 
@@ -165,7 +163,7 @@ def test_what_may_be_tried_again_is_however_it_is_said(
     assert error.items() <= status.error.items()
 
 
-def test_a_worker_may_do_more_at_once_than_one_request_leases(client: Client) -> None:
+def test_capacity_may_exceed_one_lease_request(client: Client) -> None:
     client.register_type("greeting")
     client.queue_many([{"task_type": "greeting"}] * 101)
     begun: list[str] = []
@@ -180,7 +178,7 @@ def test_a_worker_may_do_more_at_once_than_one_request_leases(client: Client) ->
     assert len(set(begun)) == 101
 
 
-def test_no_more_is_done_at_once_than_there_is_capacity_for(client: Client) -> None:
+def test_capacity_limits_running_tasks(client: Client) -> None:
     client.register_type("greeting")
     tasks = [client.queue("greeting") for _ in range(5)]
     at_once: list[int] = []
@@ -200,7 +198,7 @@ def test_no_more_is_done_at_once_than_there_is_capacity_for(client: Client) -> N
     assert len(at_once) == 5
 
 
-def test_heartbeats_put_off_the_end_of_a_lease_and_carry_progress_and_spend(
+def test_heartbeats_renew_leases_and_carry_progress_and_spend(
     client: Client, kee: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gatehouse_client.task._BEATS_PER_LEASE", 80)
@@ -229,7 +227,7 @@ def test_heartbeats_put_off_the_end_of_a_lease_and_carry_progress_and_spend(
     assert (status.status, status.run_id, status.expiries) == ("succeeded", 1, 0)
 
 
-def test_what_was_spent_is_told_before_the_end_and_counts_once(client: Client, kee: Caller) -> None:
+def test_spend_is_reported_before_the_end_once(client: Client, kee: Caller) -> None:
     client.register_type("greeting")
 
     def work(task: Task) -> None:
@@ -248,9 +246,7 @@ def test_what_was_spent_is_told_before_the_end_and_counts_once(client: Client, k
     assert [client.status(task.task_id).spent for task in tasks] == [{"tokens": 10, "cost_usd": 0.25}] * 2
 
 
-def test_a_worker_stops_where_a_budget_is_spent_and_asks_for_more_in_the_name_of_its_task(
-    client: Client, kee: Caller
-) -> None:
+def test_spent_budget_stops_the_run(client: Client, kee: Caller) -> None:
     client.register_type("greeting")
     client.register_type("echo")
     root = client.queue("greeting", budget={"tokens": 10, "when_spent": "cancel"})
@@ -277,9 +273,7 @@ def test_a_worker_stops_where_a_budget_is_spent_and_asks_for_more_in_the_name_of
     assert client.status(children[0].task_id).budgets[0]["spent"]["tokens"] == 10
 
 
-def test_what_can_not_be_told_with_a_heartbeat_ends_no_lease(
-    client: Client, kee: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_heartbeat_content_ends_no_lease(client: Client, kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gatehouse_client.task._BEATS_PER_LEASE", 80)
     client.register_type("greeting", lease_seconds=20)
     talker, other = client.queue("greeting", {"talks": True}), client.queue("greeting", {"talks": False})
@@ -305,7 +299,7 @@ def test_what_can_not_be_told_with_a_heartbeat_ends_no_lease(
     assert {client.status(task.task_id).run_id for task in (talker, other)} == {1}
 
 
-def test_a_cancel_order_reaches_the_handler(client: Client, kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancel_order_reaches_the_handler(client: Client, kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gatehouse_client.task._BEATS_PER_LEASE", 80)
     client.register_type("greeting", lease_seconds=20)
     task = client.queue("greeting")
@@ -330,9 +324,7 @@ def test_a_cancel_order_reaches_the_handler(client: Client, kee: Caller, monkeyp
     assert ends(kee, task) == ["task_canceled"]
 
 
-def test_a_lost_lease_stops_the_handler_and_its_result_is_not_told(
-    client: Client, shaky: Client, proxy: Proxy, kee: Caller
-) -> None:
+def test_lost_lease_stops_the_handler(client: Client, shaky: Client, proxy: Proxy, kee: Caller) -> None:
     client.register_type("greeting", lease_seconds=1)
     task = client.queue("greeting")
     begun = Event()
@@ -366,9 +358,7 @@ def test_a_lost_lease_stops_the_handler_and_its_result_is_not_told(
     assert ends(kee, task) == ["task_complete"]
 
 
-def test_a_result_is_told_though_the_hub_is_away_when_it_is_there(
-    client: Client, shaky: Client, proxy: Proxy, kee: Caller
-) -> None:
+def test_result_is_reported_when_the_hub_is_back(client: Client, shaky: Client, proxy: Proxy, kee: Caller) -> None:
     client.register_type("greeting", lease_seconds=30)
     task = client.queue("greeting")
     begun, may_end = Event(), Event()
@@ -391,26 +381,7 @@ def test_a_result_is_told_though_the_hub_is_away_when_it_is_there(
     assert ends(kee, task) == ["task_complete"]
 
 
-def test_a_checkpoint_is_safe_when_save_returns_and_the_next_run_gets_it(client: Client) -> None:
-    client.register_type("greeting")
-    task = client.queue("greeting")
-    seen: list[Any] = []
-
-    def work(task: Task) -> str:
-        seen.append(task.checkpoint)
-        if task.run_id == 1:
-            task.save({"line": 40})
-            task.give_back()
-        return "done"
-
-    with running(make_worker(client, work)):
-        until(has_ended(client, task))
-
-    assert seen == [None, {"line": 40}]
-    assert client.status(task.task_id).failures == 0
-
-
-def test_a_checkpoint_is_sent_until_it_is_saved_and_an_order_for_one_is_done_with_then() -> None:
+def test_checkpoint_is_sent_until_it_is_saved() -> None:
     def answers(status: str, order: str) -> remotes.Behaviour:
         return says(200, {"results": [{"task_id": "task_1", "status": status, "order": order, "lease_ms": 60_000}]})
 
@@ -440,7 +411,7 @@ def test_a_checkpoint_is_sent_until_it_is_saved_and_an_order_for_one_is_done_wit
         assert task.checkpoint == {"line": 40}
 
 
-def test_a_lease_that_is_not_renewed_any_more_is_not_asked_for_ever_more_often() -> None:
+def test_heartbeat_interval_has_a_minimum() -> None:
     lease = gatehouse.Lease(
         task_id="task_1", run_id=1, lease_token="lt", task_type="greeting", params={}, checkpoint=None, lease_ms=60_000
     )
@@ -455,7 +426,7 @@ def test_a_lease_that_is_not_renewed_any_more_is_not_asked_for_ever_more_often()
             assert task.due_at - before >= interval
 
 
-def test_a_worker_whose_hub_is_away_asks_once_for_all_it_holds_and_ends() -> None:
+def test_worker_ends_in_time_without_its_hub() -> None:
     def leased(number: int) -> dict[str, Any]:
         return {
             "task_id": f"task_{number}",
@@ -492,9 +463,7 @@ def test_a_worker_whose_hub_is_away_asks_once_for_all_it_holds_and_ends() -> Non
     assert {one.path for one in asked} == {"/api/v1/tasks/heartbeat", "/api/v1/tasks/release"}
 
 
-def test_a_worker_that_is_stopped_finishes_what_it_can_and_gives_the_rest_back(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_worker_finishes_or_releases(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gatehouse_client.worker._LAST_WORDS", 10.0)
     client.register_type("greeting", lease_seconds=60)
     quick, slow, deaf = (client.queue("greeting", {"name": name}) for name in ("quick", "slow", "deaf"))
@@ -529,9 +498,7 @@ def test_a_worker_that_is_stopped_finishes_what_it_can_and_gives_the_rest_back(
 
 
 @pytest.mark.ci
-def test_each_task_ends_once_though_one_reply_in_five_is_lost(
-    client: Client, shaky: Client, proxy: Proxy, kee: Caller
-) -> None:
+def test_tasks_end_once_with_lost_replies(client: Client, shaky: Client, proxy: Proxy, kee: Caller) -> None:
     client.register_type("greeting", lease_seconds=2, max_expiries=100)
     chance = random.Random(7)  # noqa: S311  # a fault, no secret
     proxy.loses = lambda: chance.random() < 0.2
@@ -552,6 +519,6 @@ def test_each_task_ends_once_though_one_reply_in_five_is_lost(
     assert {tuple(ends(kee, task)) for task in tasks} == {("task_complete",)}
 
 
-def test_one_who_may_not_work_is_told_so_at_once(client: Client) -> None:
+def test_missing_scope_is_raised_at_once(client: Client) -> None:
     with pytest.raises(gatehouse.Refused):
         Worker(client).run()

@@ -1,6 +1,7 @@
-"""One method for each verb. All of them may be repeated, and are, until the hub has answered."""
+"""The client: one method for each verb. Every call may be repeated, and is, until the hub has answered."""
 
 import json
+import logging
 import os
 import random
 import time
@@ -11,7 +12,7 @@ from urllib.parse import quote
 
 import httpx2
 
-from gatehouse_client.errors import RateLimited, Refused, Unreachable
+from gatehouse_client.errors import GatehouseError, RateLimited, Refused, Unreachable
 from gatehouse_client.shapes import (
     Acked,
     Beat,
@@ -46,6 +47,8 @@ from gatehouse_client.shapes import (
     shaped,
 )
 
+logger = logging.getLogger("gatehouse_client")
+
 T = TypeVar("T")
 _NO_ANSWER: Final = (httpx2.NetworkError, httpx2.TimeoutException, httpx2.ProxyError, httpx2.RemoteProtocolError)
 _TOO_MANY: Final = 429
@@ -58,9 +61,9 @@ _LONGEST_POLL: Final = 50.0
 class Client:
     """A principal's access to a hub. Threads may share one.
 
-    A call that meets a broken connection, 429, 502, 503 or 504 is sent again, the same to the byte, until `patience`
-    seconds are over. Nothing happens twice by that: the hub knows a repeated request by its key or its lease and
-    answers as it did at first. Any other refusal is raised at once.
+    A call that meets a broken connection, 429, 502, 503 or 504 is sent again, unchanged, until `patience` seconds are
+    over; the first failure is logged. Nothing happens twice: the hub recognises a repeated request by its key or its
+    lease and repeats its answer. Any other refusal is raised at once.
     """
 
     def __init__(
@@ -84,8 +87,14 @@ class Client:
 
     @classmethod
     def from_environment(cls) -> Self:
-        """By GATEHOUSE_URL and GATEHOUSE_TOKEN."""
-        return cls(os.environ["GATEHOUSE_URL"], os.environ["GATEHOUSE_TOKEN"])
+        """Configured by GATEHOUSE_URL and GATEHOUSE_TOKEN.
+
+        :raises GatehouseError: naming the variables that are not set.
+        """
+        names = ("GATEHOUSE_URL", "GATEHOUSE_TOKEN")
+        if missing := [name for name in names if not os.environ.get(name)]:
+            raise GatehouseError(f"Set {' and '.join(missing)} in the environment: the hub's address and your token.")
+        return cls(*(os.environ[name] for name in names))
 
     def within(self, *, patience: float, timeout: float | None = None) -> "Client":
         """The same access with other limits of time."""
@@ -392,6 +401,7 @@ class Client:
         )
         until = time.monotonic() + self._patience
         pause = _FIRST_PAUSE
+        is_first = True
         while True:
             try:
                 return self._send(request)
@@ -400,6 +410,9 @@ class Client:
                 sleep = max(exc.retry_after, random.uniform(0, pause))  # noqa: S311  # spreads load, hides nothing
                 if time.monotonic() + sleep > until:
                     raise
+                if is_first:
+                    logger.warning("%s does not answer; trying again for %g s: %s", self._url, self._patience, exc)
+                is_first = False
             time.sleep(sleep)
             pause = min(pause * 2, _LONGEST_PAUSE)
 
