@@ -102,9 +102,9 @@ PLANNER_MODEL_TOKEN = env.str("GATEHOUSE_PLANNER_MODEL_TOKEN", default="")
 INSTALLED_APPS = [
     "apps.core",
     "apps.principals",
+    "apps.delivery",
     "apps.receipts",
     "apps.digests",
-    "apps.activation",
     "apps.memory",
     "apps.tasks",
     "apps.workers",
@@ -364,8 +364,8 @@ CELERY_TASK_DEFAULT_QUEUE = "sweep"
 CELERY_TASK_ROUTES = {
     "tasks.execute": {"queue": "execute"},
     "executions.*": {"queue": "execute"},
-    "receipts.deliver": {"queue": "deliver"},
-    "activation.*": {"queue": "deliver"},
+    "delivery.*": {"queue": "deliver"},
+    "digests.queue_wakes": {"queue": "deliver"},
 }
 CELERY_TASK_PUBLISH_RETRY_POLICY = {"max_retries": 1, "interval_start": 0, "interval_step": 0.1, "interval_max": 0.1}
 CELERY_WORKER_PREFETCH_MULTIPLIER = 1

@@ -11,9 +11,9 @@ from django_celery_beat.models import PeriodicTask
 
 from apps.console import selectors
 from apps.core import notifications
+from apps.delivery.models import Target
 from apps.digests.models import Inbox
 from apps.memory.models import Concept, Observation, Pattern
-from apps.receipts.models import RemoteTarget
 from apps.tasks.models import LiveTask
 from apps.workers.models import Worker
 from apps.workers.states import State
@@ -41,7 +41,7 @@ class Card:
 
 def cards(*, now: datetime) -> list[Card]:
     """What the dashboard shows."""
-    return [_work(now), _inbox(now), _letters(now), _workers(), _memory(), _life()]
+    return [_work(now), _inbox(now), _deliveries(now), _workers(), _memory(), _life()]
 
 
 def _work(now: datetime) -> Card:
@@ -75,17 +75,17 @@ def _inbox(now: datetime) -> Card:
     )
 
 
-def _letters(now: datetime) -> Card:
-    found = selectors.retry_figures(now=now)
+def _deliveries(now: datetime) -> Card:
+    found = selectors.delivery_figures(now=now)
     oldest = now - found.oldest_at if found.oldest_at else None
     return Card(
-        title="Letters to elsewhere",
-        link=_listing(RemoteTarget),
+        title="Deliveries",
+        link=_listing(Target),
         figures=[
-            Figure(label="On their way", value=str(found.waiting)),
+            Figure(label="Pending", value=str(found.pending)),
             Figure(label="Oldest", value=_age(oldest), tone=_late(oldest, timedelta(minutes=5))),
             _none_is_good("Targets that don't answer", found.open_breakers, "warning"),
-            _none_is_good("Dead letters", found.dead, "danger"),
+            _none_is_good("Dead deliveries", found.dead, "danger"),
         ],
     )
 

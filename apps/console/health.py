@@ -17,10 +17,10 @@ from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 from django_celery_beat.models import PeriodicTask
 
-from apps.activation import selectors as activation
 from apps.console import selectors
 from apps.core import notifications, ticks
 from apps.core.sql import database_now
+from apps.delivery import selectors as delivery
 from apps.digests import soundness
 from apps.memory import selectors as memory
 from apps.principals.tenancy import acting_as_system
@@ -60,7 +60,7 @@ def readiness() -> list[Finding]:
             _worker,
             _digests,
             _targets,
-            _letters,
+            _deliveries,
         ]
     )
 
@@ -83,7 +83,7 @@ def examination() -> list[Finding]:
             _worker,
             _digests,
             _targets,
-            _letters,
+            _deliveries,
             _inboxes,
             _partitions,
             _embedder,
@@ -276,7 +276,7 @@ def _digests() -> Finding:
 
 def _targets() -> Finding:
     with acting_as_system("readiness"):
-        kinds = activation.figures()
+        kinds = delivery.figures()
     # An agent whose address is gone, or that wants to sleep, is no fault of this deployment.
     return Finding(
         part="targets",
@@ -286,10 +286,10 @@ def _targets() -> Finding:
     )
 
 
-def _letters() -> Finding:
+def _deliveries() -> Finding:
     with acting_as_system("readiness"):
         now = database_now()
-        found = selectors.retry_figures(now=now)
+        found = selectors.delivery_figures(now=now)
     late = now - found.overdue_since if found.overdue_since is not None else timedelta(0)
     troubles = [
         *([f"the longest overdue is {late.total_seconds():.0f} s late"] if late > notifications.SILENT_AFTER else []),
@@ -297,10 +297,10 @@ def _letters() -> Finding:
         *([f"{found.dead} are dead"] if found.dead else []),
     ]
     return Finding(
-        part="letters",
+        part="deliveries",
         ok=not troubles,
-        says=", ".join(troubles) or f"{found.waiting} on their way to other deployments",
-        mend="Remote targets in the console say why; what is dead can be replayed there.",
+        says=", ".join(troubles) or f"{found.pending} pending to other deployments",
+        mend="Targets in the console say why; dead deliveries can be replayed there.",
         needed=False,
     )
 

@@ -9,7 +9,7 @@ from django.urls import reverse
 
 # Group, and the apps whose models stand in it; what no group names stands under System.
 _GROUPS: Final = {
-    "Inbox": ["digests", "receipts", "activation"],
+    "Inbox": ["digests", "receipts", "delivery"],
     "Tasks": ["tasks"],
     "DeleGate": ["executions", "plans", "workers"],
     "Memory": ["memory", "handoff"],

@@ -10,13 +10,14 @@ from typing import Any, Final
 
 from django.db.models import Count, Min, Q, Sum
 
-from apps.activation import selectors as activation
 from apps.core import notifications
+from apps.delivery import selectors as delivery
+from apps.delivery.models import Delivery, Kind, Target
+from apps.delivery.models import State as DeliveryState
 from apps.digests import selectors as digests
 from apps.digests.models import Inbox, ReceiptState, Thread
 from apps.plans import selectors as plans
-from apps.receipts.models import Letter, Obligation, RemoteTarget
-from apps.receipts.states import Breaker, LetterState
+from apps.receipts.models import Obligation
 from apps.tasks import selectors as tasks
 from apps.tasks.models import FinishedTask, LiveTask
 from apps.tasks.states import Status
@@ -90,51 +91,72 @@ def inbox_figures(*, now: datetime) -> InboxFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RetryFigures:
-    """What is on its way to other deployments."""
+class DeliveryFigures:
+    """Receipts on their way to other deployments."""
 
-    waiting: int
+    pending: int
     dead: int
     oldest_at: datetime | None
     overdue_since: datetime | None
-    """Since when the letter longest due waits, of those whose target is called."""
+    """Since when the delivery that is due the longest waits, of targets that may be called."""
     open_breakers: int
 
 
-def retry_figures(*, now: datetime) -> RetryFigures:
-    """The letters that wait or are dead; those delivered, which are many, are not read."""
-    waiting = Letter.objects.filter(state=LetterState.PENDING)
-    called = waiting.filter(due_at__lt=now - FLUSHED_WITHIN, target__breaker=Breaker.CLOSED)
-    return RetryFigures(
-        **waiting.aggregate(waiting=Count("pk"), oldest_at=Min("created_at")),
-        **called.aggregate(overdue_since=Min("due_at")),
-        dead=Letter.objects.filter(state=LetterState.DEAD).count(),
-        open_breakers=RemoteTarget.objects.exclude(breaker=Breaker.CLOSED).count(),
+def delivery_figures(*, now: datetime) -> DeliveryFigures:
+    """What is pending or dead; delivered ones, which are many, are not read."""
+    pending = Delivery.objects.filter(state=DeliveryState.PENDING, target__kind=Kind.REMOTE)
+    callable_ = pending.filter(due_at__lt=now - FLUSHED_WITHIN, target__retry_at=None, target__stopped_at=None)
+    return DeliveryFigures(
+        **pending.aggregate(pending=Count("pk"), oldest_at=Min("created_at")),
+        **callable_.aggregate(overdue_since=Min("due_at")),
+        dead=Delivery.objects.filter(state=DeliveryState.DEAD).count(),
+        open_breakers=Target.objects.filter(kind=Kind.REMOTE, retry_at__isnull=False).count(),
     )
 
 
-def _retry_gauges(*, now: datetime) -> "list[Gauge]":
-    """By target, and targets of one name together: no label names a tenant."""
-    retries = retry_figures(now=now)
-    age = (now - retries.oldest_at).total_seconds() if retries.oldest_at else 0.0
-    sums = {
-        "delivered": ("Letters that a target has.", Sum("delivered_count")),
-        "delivery_seconds": ("From posting to delivery, in sum: divide by those delivered.", Sum("delivery_seconds")),
-        "attempts_failed": ("Attempts that delivered nothing.", Sum("failed_count")),
-        "died": ("Letters that were given up.", Sum("dead_count")),
+def _delivery_gauges(*, now: datetime) -> "list[Gauge]":
+    """By kind, and by the name of a remote target: no label names a tenant."""
+    found = delivery_figures(now=now)
+    age = (now - found.oldest_at).total_seconds() if found.oldest_at else 0.0
+    of_kinds = (
+        ("enabled", "Targets that are called."),
+        ("stopped", "Targets that are not called until they are resumed."),
+        ("sent", "Calls that delivered, of the targets that exist."),
+        ("failed", "Calls that failed."),
+        ("wasted", "Wakes for which everything had been acked before the call."),
+    )
+    of_targets = {
+        "sent": ("Receipts that a target has.", Sum("sent")),
+        "seconds": ("Sum of the times from posting to delivery: divide by those sent.", Sum("delivery_seconds")),
+        "failed": ("Calls that delivered nothing.", Sum("failed")),
+        "given_up": ("Deliveries that died.", Sum("dead")),
     }
-    by_target: Any = RemoteTarget.objects.values("name").annotate(
-        **{f"sum_{name}": figure for name, (_, figure) in sums.items()}
+    by_target: Any = (
+        Target.objects.filter(kind=Kind.REMOTE)
+        .values("name")
+        .annotate(**{f"sum_{name}": figure for name, (_, figure) in of_targets.items()})
     )
     return [
-        Gauge(name="delegate_receipt_retry_queue_size", says="Receipts queued for retry.", value=retries.waiting),
-        Gauge(name="gatehouse_letters_oldest_seconds", says="Age of the oldest letter that waits.", value=age),
-        Gauge(name="gatehouse_letters_dead", says="Letters that wait for an operator.", value=retries.dead),
-        Gauge(name="gatehouse_targets_shut", says="Targets whose breaker is not closed.", value=retries.open_breakers),
+        Gauge(name="delegate_receipt_retry_queue_size", says="Receipts queued for retry.", value=found.pending),
+        Gauge(name="gatehouse_deliveries_oldest_seconds", says="Age of the oldest pending delivery.", value=age),
+        Gauge(name="gatehouse_deliveries_dead", says="Deliveries that wait for an operator.", value=found.dead),
+        Gauge(name="gatehouse_targets_open", says="Remote targets with an open breaker.", value=found.open_breakers),
         *(
-            Gauge(name=f"gatehouse_letters_{name}", says=says, value=row[f"sum_{name}"], labels={"target": row["name"]})
+            Gauge(
+                name=f"gatehouse_targets_{name}", says=says, value=getattr(of_kind, name), labels={"kind": of_kind.kind}
+            )
+            for of_kind in delivery.figures()
+            for name, says in of_kinds
+        ),
+        *(
+            Gauge(
+                name=f"gatehouse_deliveries_{name}",
+                says=says,
+                value=row[f"sum_{name}"],
+                labels={"target": row["name"]},
+            )
             for row in by_target.order_by("name")
-            for name, (says, _) in sums.items()
+            for name, (says, _) in of_targets.items()
         ),
     ]
 
@@ -210,15 +232,6 @@ def _of_queue(found: tasks.QueueFigures) -> "list[Gauge]":
     ]
 
 
-_WAKING: Final = (
-    ("targets_enabled", "enabled", "Addresses at which agents are woken."),
-    ("targets_stopped", "stopped", "Targets that are called no more."),
-    ("wakes_sent", "sent", "Wakes that arrived, of the targets that there are."),
-    ("wakes_failed", "failed", "Calls of targets that failed."),
-    ("wakes_wasted", "wasted", "Wakes for which everything had been acked before the call."),
-)
-
-
 def _age(moment: datetime | None, now: datetime) -> float:
     return (now - moment).total_seconds() if moment else float("inf")
 
@@ -245,11 +258,6 @@ def gauges(*, now: datetime) -> list[Gauge]:
         Gauge(name="gatehouse_inbox_oldest_pending_seconds", says="Age of the oldest gathered receipt.", value=waited),
         Gauge(name="gatehouse_digests_overdue", says="Digests past their moment.", value=inboxes.overdue),
         Gauge(name="gatehouse_digests_lateness_seconds", says="Of the digest longest overdue.", value=lateness),
-        *(
-            Gauge(name=f"gatehouse_{name}", says=says, value=getattr(of_kind, field), labels={"kind": of_kind.kind})
-            for of_kind in activation.figures()
-            for name, field, says in _WAKING
-        ),
         Gauge(
             name="gatehouse_planner_calibration_error",
             says="Of the learned models in use the worst: how far confidence lies from how often a plan is right.",
@@ -261,7 +269,7 @@ def gauges(*, now: datetime) -> list[Gauge]:
             value=_age(retained_at, now),
         ),
         Gauge(name="gatehouse_obligations_open", says="What is owed.", value=inboxes.obligations),
-        *_retry_gauges(now=now),
+        *_delivery_gauges(now=now),
         *(
             Gauge(name="gatehouse_workers", says="Workers by health.", value=count, labels={"state": state})
             for state, count in workers_by_health().items()

@@ -8,8 +8,14 @@ class DigestsConfig(AppConfig):
     name = "apps.digests"
 
     def ready(self) -> None:
-        from apps.digests.hooks import github  # noqa: F401, PLC0415  # registers its hooks
+        # Models can be imported only now; hooks, the receiver of changes and the tick register themselves.
+        from apps.delivery.models import Kind  # noqa: PLC0415
+        from apps.delivery.senders import register  # noqa: PLC0415
+        from apps.digests import jobs  # noqa: F401, PLC0415
+        from apps.digests.hooks import github  # noqa: F401, PLC0415
+        from apps.digests.services.waking import WakeSender  # noqa: PLC0415
 
+        register(Kind.WEBHOOK, WakeSender())
         inbox_changed.connect(_notify, dispatch_uid="digests_inbox_changed")
 
 

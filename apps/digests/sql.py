@@ -485,7 +485,7 @@ cross join lateral (
 """
 
 # What of these receipts has served its time: acked, or of no inbox here, and nothing open because of it, delivered
-# wherever it goes; by inbox. Primary keys, receipts_letter_by_receipt.
+# wherever it goes; by inbox. Primary keys, delivery_delivery_by_object.
 RECEIPTS_DUE: Final = """
 select r.tenant_id, s.inbox_id, array_agg(r.id order by r.id)
 from receipts_receipt r
@@ -498,7 +498,7 @@ left join receipts_obligation o on o.receipt_id = r.id and o.receipt_id = any(%(
 where r.id = any(%(receipts)s) and r.pruned_at is null and r.created_at <= cut
       and case when s.receipt_id is null then r.surface <> 'inbox' else s.acked_at <= cut end
       and (o.receipt_id is null or o.closed_at <= cut)
-      and not exists (select from receipts_letter l where l.receipt_id = r.id and l.state <> 'delivered')
+      and not exists (select from delivery_delivery d where d.object_id = r.id and d.state <> 'delivered')
 group by r.tenant_id, s.inbox_id order by s.inbox_id
 """
 

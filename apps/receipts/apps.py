@@ -5,7 +5,9 @@ class ReceiptsConfig(AppConfig):
     name = "apps.receipts"
 
     def ready(self) -> None:
-        # The announcements on commit become Celery messages; connected here because signals know no listener.
-        from apps.receipts import jobs  # noqa: PLC0415
+        # Models can be imported only now.
+        from apps.delivery.models import Kind  # noqa: PLC0415
+        from apps.delivery.senders import register  # noqa: PLC0415
+        from apps.receipts.deliveries import ReceiptSender  # noqa: PLC0415
 
-        jobs.listen()
+        register(Kind.REMOTE, ReceiptSender())

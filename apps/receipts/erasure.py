@@ -5,5 +5,4 @@ from apps.receipts.models import REDACTED
 
 register(
     Rows(table="receipts_receipt", redacted=REDACTED),
-    Rows(table="receipts_letter", redacted={"said": "null"}),
 )

@@ -2,15 +2,9 @@ from apps.core.errors import Conflict, Invalid, NotFound
 
 
 class UnknownReceipt(NotFound):
-    """No receipt of this id or uuid is visible to the caller."""
+    """No receipt with this id or uuid is visible to the caller."""
 
     code = "unknown_receipt"
-
-
-class UnknownRecipient(NotFound):
-    """The tenant has no principal of the recipient's name."""
-
-    code = "unknown_recipient"
 
 
 class DuplicateReceipt(Conflict):
@@ -20,7 +14,7 @@ class DuplicateReceipt(Conflict):
 
 
 class DedupeConflict(Conflict):
-    """The source has used this dedupe key for another content; nothing was changed."""
+    """The source has used this dedupe key for other content; nothing was changed."""
 
     code = "dedupe_conflict"
 
@@ -31,36 +25,6 @@ class ReceiptIdConflict(Conflict):
     code = "receipt_id_conflict"
 
 
-class UnknownTarget(NotFound):
-    """The tenant has no remote target of this name."""
-
-    code = "unknown_target"
-
-
-class UnusableTarget(Invalid):
-    """The target's address or credential can't be used as it was given."""
-
-    code = "unusable_target"
-
-
-class LivesHere(NotFound):
-    """The principal has its inbox here, not elsewhere."""
-
-    code = "lives_here"
-
-
-class LivesElsewhere(Invalid):
-    """The principal has its inbox elsewhere, and what comes by a service door is not sent on."""
-
-    code = "lives_elsewhere"
-
-
-class NotDead(Conflict):
-    """Only dead letters are replayed."""
-
-    code = "not_dead"
-
-
 class ChainCycle(Invalid):
     """The receipt would be its own cause."""
 
@@ -68,6 +32,12 @@ class ChainCycle(Invalid):
 
 
 class ChainTooLong(Invalid):
-    """So much hangs from the receipt, and it from so much, that nobody looks whether it would be its own cause."""
+    """So many receipts follow from it, and it follows from so many, that finding a cycle takes too long."""
 
     code = "chain_too_long"
+
+
+class LivesElsewhere(Invalid):
+    """The recipient has moved elsewhere, and what comes by a service endpoint is not sent on."""
+
+    code = "lives_elsewhere"

@@ -6,7 +6,6 @@ from django.db import models
 from django.db.models import F, Q
 
 from apps.principals.models import Principal, TenantModel
-from apps.receipts.states import Breaker, Door, LetterState
 
 MAX_METADATA: Final = 64 * 1024
 """Bytes of a receipt's metadata, as JSON."""
@@ -112,11 +111,16 @@ class Receipt(TenantModel):
                 name="receipts_receipt_of_source",
                 condition=Q(surface="inbox", pruned_at=None),
             ),
-            # Serves sql.ARRIVING: who waits for a cause that has just arrived.
+            # These two serve sql.ARRIVING: the receipts that wait for one that has just arrived.
             models.Index(
                 fields=["tenant", "caused_by_ref"],
-                name="receipts_receipt_dangling",
+                name="receipts_receipt_no_cause_yet",
                 condition=Q(caused_by=None, caused_by_ref__isnull=False),
+            ),
+            models.Index(
+                fields=["tenant", "pairs_with_ref"],
+                name="receipts_receipt_no_pair_yet",
+                condition=Q(pairs_with=None, pairs_with_ref__isnull=False),
             ),
         ]
 
@@ -190,147 +194,3 @@ class Obligation(TenantModel):
 
     def __str__(self) -> str:
         return f"{self.debtor} owes {self.creditor}"
-
-
-class UnmatchedCloser(TenantModel):
-    """A receipt that pairs with one not yet known; matched, and gone, when that one arrives."""
-
-    receipt = models.OneToOneField(Receipt, on_delete=models.CASCADE, primary_key=True, related_name="unmatched")
-    reference = models.CharField(max_length=100)
-
-    class Meta:
-        indexes = [
-            # Serves sql.ARRIVING: which closers wait for a receipt that has just arrived.
-            models.Index(fields=["tenant", "reference", "receipt"], name="receipts_unmatched_by_ref"),
-        ]
-
-    def __str__(self) -> str:
-        return f"waits for {self.reference}"
-
-
-class Arrival(TenantModel):
-    """A receipt for which more had waited than its post could link; gone as soon as all of them are.
-
-    Until then the chain finds them by what they refer to. What the receipt opened, if none of the first of them may
-    close it, is open until it is the turn of one that may.
-    """
-
-    receipt = models.OneToOneField(Receipt, on_delete=models.CASCADE, primary_key=True, related_name="arrival")
-
-    def __str__(self) -> str:
-        return f"more wait for {self.receipt}"
-
-
-class RemoteTarget(TenantModel):
-    """An inbox service elsewhere: another deployment, or whatever speaks the service doors.
-
-    Its token is sealed and never shown. The breaker opens after several failures in a row, so that a target that is
-    down is asked by one letter at a time; `retry_at` says when the next one may go.
-
-    Worker processes take what was announced, in turn: `announced_until` stands while a target waits for one of them,
-    and as long as it is in the future no tick announces it again. Until `busy_until` one of them works for it, so that
-    one call at a time goes there; when it is past, that is when the last of them left it.
-    """
-
-    name = models.CharField(max_length=50)
-    base_url = models.CharField(max_length=500)
-    door = models.CharField(max_length=9, choices=Door)
-    known_as = models.CharField(
-        max_length=50, null=True, help_text="The source system that it knows this deployment by; none: each its own."
-    )
-    sealed_token = models.TextField(editable=False)
-    timeout_seconds = models.PositiveSmallIntegerField(default=5)
-    breaker = models.CharField(max_length=9, choices=Breaker, default=Breaker.CLOSED)
-    failures_in_a_row = models.PositiveIntegerField(default=0)
-    retry_at = models.DateTimeField(null=True)
-    announced_until = models.DateTimeField(null=True)
-    busy_until = models.DateTimeField(null=True)
-    # Kept here, so that the figures survive every process and cost no count.
-    delivered_count = models.PositiveBigIntegerField(default=0)
-    delivery_seconds = models.FloatField(default=0, help_text="From posting to delivery, in sum.")
-    failed_count = models.PositiveBigIntegerField(default=0)
-    dead_count = models.PositiveBigIntegerField(default=0)
-    created_at = models.DateTimeField()
-
-    class Meta:
-        permissions = [("replay_remotetarget", "Can replay dead letters")]
-        constraints = [
-            models.UniqueConstraint(fields=["tenant", "name"], name="receipts_remotetarget_name_once"),
-            models.CheckConstraint(condition=Q(door__in=Door.values), name="receipts_remotetarget_door_known"),
-            models.CheckConstraint(
-                condition=Q(timeout_seconds__gte=1, timeout_seconds__lte=60),
-                name="receipts_remotetarget_timeout_in_bounds",
-            ),
-            models.CheckConstraint(
-                condition=Q(breaker=Breaker.CLOSED, retry_at=None)
-                | Q(breaker__in=[Breaker.OPEN, Breaker.HALF_OPEN], retry_at__isnull=False),
-                name="receipts_remotetarget_closed_or_has_a_retry",
-            ),
-        ]
-
-    def __str__(self) -> str:
-        return self.name
-
-
-class Residence(TenantModel):
-    """That a principal lives elsewhere: what is posted to it goes to a target, and into no inbox here."""
-
-    principal = models.OneToOneField(Principal, on_delete=models.PROTECT, primary_key=True, related_name="residence")
-    target = models.ForeignKey(RemoteTarget, on_delete=models.PROTECT, related_name="residents")
-    name_there = models.CharField(max_length=50)
-
-    def __str__(self) -> str:
-        return f"{self.name_there} at {self.target}"
-
-
-class Letter(TenantModel):
-    """One receipt on its way to a target, written in the transaction that caused it.
-
-    Whoever delivers it claims it first: the fence counts the claims, and `due_at` moves to the moment from which the
-    claim counts as lost. So a letter may be sent twice; the remote knows it by its dedupe key, and therefore the first
-    call settles the name that it is sent under, whatever becomes of the target's `known_as`.
-    """
-
-    target = models.ForeignKey(RemoteTarget, on_delete=models.PROTECT, related_name="letters", db_index=False)
-    receipt = models.ForeignKey(Receipt, on_delete=models.CASCADE, related_name="letters", db_index=False)
-    recipient_name = models.CharField(max_length=50)
-    state = models.CharField(max_length=9, choices=LetterState, default=LetterState.PENDING)
-    due_at = models.DateTimeField(null=True)
-    claimed = models.BooleanField(default=False, db_default=False, help_text="A call is under way, or was lost.")
-    sent_as = models.CharField(
-        max_length=50,
-        null=True,
-        help_text="The source system that it is sent under; empty: its own; none: not settled.",
-    )
-    attempts = models.PositiveIntegerField(default=0)
-    fence = models.PositiveIntegerField(default=0)
-    failure = models.CharField(max_length=50, null=True)
-    said = models.CharField(max_length=600, null=True)
-    created_at = models.DateTimeField()
-    settled_at = models.DateTimeField(null=True)
-    remote_receipt_id = models.CharField(max_length=100, null=True)
-    remote_uuid = models.UUIDField(null=True)
-
-    class Meta:
-        constraints = [
-            models.UniqueConstraint(fields=["tenant", "receipt", "target"], name="receipts_letter_once_per_target"),
-            models.CheckConstraint(
-                condition=Q(state=LetterState.PENDING, due_at__isnull=False, settled_at=None)
-                | Q(state=LetterState.DELIVERED, due_at=None, settled_at__isnull=False)
-                | Q(state=LetterState.DEAD, due_at=None, settled_at__isnull=False, failure__isnull=False),
-                name="receipts_letter_due_iff_pending",
-            ),
-        ]
-        indexes = [
-            # Serves sql.CLAIM_LETTER and the counts of what waits.
-            models.Index(
-                fields=["target", "due_at", "id"], name="receipts_letter_due", condition=Q(state=LetterState.PENDING)
-            ),
-            # Serves selectors.letters() and the replay of what is dead.
-            models.Index(fields=["target", "state", "id"], name="receipts_letter_by_state"),
-            # Serves the removal of a receipt.
-            models.Index(fields=["receipt"], name="receipts_letter_by_receipt"),
-        ]
-
-    def __str__(self) -> str:
-        return f"letter_{self.pk}"

@@ -1,24 +1,19 @@
-"""Questions about facts: one receipt, its chain, what is owed, and what is on its way elsewhere."""
+"""One receipt, its chain, and open obligations."""
 
 import uuid as uuids
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
-from typing import Any, Final
+from typing import Final
 from uuid import UUID
 
 from django.db import connection
-from django.db.models import Aggregate, Count, Min, OuterRef, QuerySet, Subquery
-from django.db.models.functions import Coalesce
 
 from apps.core.sql import hot_cursor
-from apps.principals.scopes import Kind
 from apps.receipts import sql
-from apps.receipts.errors import UnknownReceipt, UnknownTarget
-from apps.receipts.letters import Content
-from apps.receipts.models import FlushClass, Letter, Receipt, ReceiptKey, RemoteTarget, Residence, Surface
-from apps.receipts.states import LetterState
+from apps.receipts.errors import UnknownReceipt
+from apps.receipts.models import Receipt, ReceiptKey
 
 CHAIN_LIMIT: Final = 1000
 
@@ -153,126 +148,3 @@ def used_keys(tenant_id: int, source_system: str, dedupe_keys: Sequence[str]) ->
     by_digest = {sha256(key.encode()).digest(): key for key in dedupe_keys}
     used = ReceiptKey.objects.filter(tenant_id=tenant_id, source_system=source_system, key_digest__in=by_digest)
     return {by_digest[bytes(digest)] for digest in used.values_list("key_digest", flat=True)}
-
-
-def target_named(name: str) -> RemoteTarget:
-    """The remote target of this name in the current tenant.
-
-    :raises UnknownTarget: if there is none.
-    """
-    found = RemoteTarget.objects.filter(name=name).first()
-    if found is None:
-        raise UnknownTarget(f"There is no target {name[:50]!r}.")
-    return found
-
-
-def content_of(receipt_pk: int, *, recipient_name: str) -> tuple[Content, str | None, UUID]:
-    """A receipt as it is told elsewhere, the DeleGate that posted it, if one did, and its uuid, which is told nobody."""
-    fact = Receipt.objects.select_related("poster", "caused_by", "pairs_with").get(pk=receipt_pk)
-    content = Content(
-        recipient=recipient_name,
-        source_system=fact.source_system,
-        event_type=fact.event_type,
-        dedupe_key=fact.dedupe_key,
-        receipt_id=fact.receipt_id,
-        title=fact.title,
-        summary=fact.summary,
-        metadata=fact.metadata,
-        artifact_pointer=fact.artifact_pointer,
-        artifact_location=fact.artifact_location,
-        requires_action=fact.requires_action,
-        suggested_next_step=fact.suggested_next_step,
-        # The poster may have named a uuid, which is ours alone.
-        caused_by=fact.caused_by.receipt_id if fact.caused_by else fact.caused_by_ref,
-        pairs_with=fact.pairs_with.receipt_id if fact.pairs_with else fact.pairs_with_ref,
-        group=_group(fact),
-        delivery_handle=fact.delivery_handle,
-        surface=Surface.LEDGER if fact.surface == Surface.LEDGER else Surface.INBOX,
-    )
-    return content, fact.poster.name if fact.poster.kind == Kind.DELEGATE else None, fact.uuid
-
-
-def _group(fact: Receipt) -> dict[str, Any] | None:
-    said = {
-        "resource_ref": fact.resource_ref,
-        "event_family": fact.event_family,
-        "flush_class": fact.flush_class if fact.flush_class != FlushClass.NORMAL else None,
-        "summary_hint": fact.summary_hint,
-        "break_thread": fact.break_thread or None,
-        "groupable": fact.groupable,
-    }
-    return {name: value for name, value in said.items() if value is not None} or None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetView:
-    """A target and how it fares; never its token."""
-
-    id: int
-    name: str
-    base_url: str
-    door: str
-    known_as: str | None
-    timeout_seconds: int
-    breaker: str
-    failures_in_a_row: int
-    retry_at: datetime | None
-    pending: int
-    dead: int
-    oldest_pending_at: datetime | None
-    delivered: int
-
-
-def with_letters() -> QuerySet[RemoteTarget]:
-    """Targets with what waits for them and what is dead, counted within one statement."""
-    return RemoteTarget.objects.annotate(
-        pending=Coalesce(_of_its_letters(LetterState.PENDING, Count("pk")), 0),
-        dead=Coalesce(_of_its_letters(LetterState.DEAD, Count("pk")), 0),
-        oldest_pending_at=_of_its_letters(LetterState.PENDING, Min("created_at")),
-    )
-
-
-def targets(*, after: int = 0, limit: int = 50) -> list[TargetView]:
-    """The remote targets of the current tenant, in the order in which they were added."""
-    return [_target(row) for row in with_letters().filter(pk__gt=after).order_by("pk")[:limit]]
-
-
-def target_view(target_id: int) -> TargetView:
-    """One target, with what waits for it."""
-    return _target(with_letters().get(pk=target_id))
-
-
-def _of_its_letters(state: LetterState, figure: Aggregate) -> Subquery:
-    """A figure over a target's letters of one state; those delivered, which are many, are not read."""
-    letters_of_it = Letter.objects.filter(target=OuterRef("pk"), state=state).order_by()
-    return Subquery(letters_of_it.values("target").annotate(figure=figure).values("figure"))
-
-
-def _target(row: Any) -> TargetView:
-    return TargetView(
-        id=row.pk,
-        name=row.name,
-        base_url=row.base_url,
-        door=row.door,
-        known_as=row.known_as,
-        timeout_seconds=row.timeout_seconds,
-        breaker=row.breaker,
-        failures_in_a_row=row.failures_in_a_row,
-        retry_at=row.retry_at,
-        pending=row.pending,
-        dead=row.dead,
-        oldest_pending_at=row.oldest_pending_at,
-        delivered=row.delivered_count,
-    )
-
-
-def letters(*, target: RemoteTarget, state: LetterState | None = None, after: int = 0, limit: int = 50) -> list[Letter]:
-    """Letters to a target with their receipts, oldest first."""
-    found = Letter.objects.filter(target=target, pk__gt=after).select_related("receipt")
-    return list((found if state is None else found.filter(state=state)).order_by("pk")[:limit])
-
-
-def residences(*, after: int = 0, limit: int = 50) -> list[Residence]:
-    """Who lives elsewhere, with the target."""
-    found = Residence.objects.filter(pk__gt=after).select_related("principal", "target")
-    return list(found.order_by("pk")[:limit])

@@ -2,9 +2,10 @@
 
 from typing import Final
 
-# Takes the keys and writes the facts in one go, with the obligations that they open, and the letters for recipients that live elsewhere; the ledger's facts
-# are no business of a mere inbox. Answers the drafts whose keys were free. Numbers are drawn in the order of the
-# drafts; keys are taken in an order that is everybody's: rivals wait there, never in a circle.
+# Takes the keys and writes the receipts in one statement, with the obligations that they open, and the deliveries for
+# recipients that have moved; an endpoint of the kind `inbox` is not told what belongs to the ledger only. Answers the
+# drafts whose keys were free. Ids are drawn in the order of the drafts. Keys are taken in sorted order, so that concurrent
+# batches wait there and don't deadlock.
 _RECORD: Final = """
 with draft as materialized (
     select nextval('receipts_receipt_id_seq') as id, uuidv7() as uuid, given.*
@@ -25,12 +26,12 @@ with draft as materialized (
     on conflict (tenant_id, source_system, key_digest) do nothing
     returning receipt_pk
 ), {stored} as materialized (
-    select draft.*, home.target_id, home.name_there, home.door,
+    select draft.*, home.target_id, home.remote_name, home.endpoint,
            case when draft.surface = 'inbox' and home.target_id is not null then 'remote' else draft.surface end as shown
     from draft join key on key.receipt_pk = draft.id
     left join (
-        select r.principal_id, r.target_id, r.name_there, t.door
-        from receipts_residence r join receipts_remotetarget t on t.id = r.target_id
+        select r.principal_id, r.target_id, r.remote_name, t.endpoint
+        from delivery_remoteroute r join delivery_target t on t.id = r.target_id
         where r.principal_id = any(array(select recipient from draft))
     ) home on home.principal_id = draft.recipient
 {closing}), fact as (
@@ -48,23 +49,23 @@ with draft as materialized (
 ), owed as (
     insert into receipts_obligation (tenant_id, receipt_id, debtor_id, creditor_id, opened_at)
     select %(tenant)s::bigint, id, debtor, creditor, %(now)s::timestamptz from stored where debtor is not null
-), letter as (
-    insert into receipts_letter
-        (tenant_id, target_id, receipt_id, recipient_name, state, due_at, attempts, fence, created_at)
-    select %(tenant)s::bigint, target_id, id, name_there, 'pending', gatehouse_now(), 0, 0, gatehouse_now()
-    from stored where target_id is not null and (shown = 'remote' or door <> 'inbox')
-    returning receipt_id, target_id
+), delivery as (
+    insert into delivery_delivery
+        (tenant_id, target_id, object_id, reference, recipient, state, due_at, attempts, created_at)
+    select %(tenant)s::bigint, target_id, id, receipt_id, remote_name, 'pending', gatehouse_now(), 0, gatehouse_now()
+    from stored where target_id is not null and (shown = 'remote' or endpoint <> 'inbox')
+    returning object_id, target_id
 ){placing}
-select nth, stored.id, uuid, shown, letter.target_id{placed}
-from stored left join letter on letter.receipt_id = stored.id {placed_by}
+select nth, stored.id, uuid, shown, delivery.target_id{placed}
+from stored left join delivery on delivery.object_id = stored.id {placed_by}
 """
 
 
-# What was sent to another deployment is answered from there by whichever poster may post as the source that has the
-# target's name. Index: receipts_letter_by_receipt.
+# A receipt that was sent to another deployment is answered from there by whichever poster may post as the source that has
+# the target's name. Index: delivery_delivery_by_object.
 _FROM_THERE: Final = """
     owed.debtor_id = root.recipient_id and closer.source_system = any(array(
-        select t.name from receipts_letter l join receipts_remotetarget t on t.id = l.target_id where l.receipt_id = root.id
+        select t.name from delivery_delivery d join delivery_target t on t.id = d.target_id where d.object_id = root.id
     ))
 """
 # What a receipt may close: what its poster owes or is owed; a queued task ends by its gate's word, a plan by a plan's
@@ -150,9 +151,9 @@ where tenant_id = %s and (receipt_id = any(%s::text[]) or uuid = any(%s::uuid[])
 for key share
 """
 
-# Whoever writes a reference to an unknown receipt and whoever brings that receipt meet here, so that one of them
-# sees the other. Sorted, hence free of deadlocks. At few enough points for the server's table of locks, whatever a batch
-# names; strangers who meet there wait for each other without need, which is rare.
+# A transaction that refers to an unknown receipt and one that writes this receipt meet here, so that one of them sees the
+# other. Sorted, so that they don't deadlock. There are few meeting points, so that a batch of any size fits the server's
+# lock table; unrelated transactions that share one wait for each other, which is rare.
 MEET: Final = """
 select pg_advisory_xact_lock(key) from (
     select distinct hashtextextended(%s::text, hashtextextended(reference, 0) & 127) as key
@@ -160,59 +161,37 @@ select pg_advisory_xact_lock(key) from (
     order by 1
 ) keys
 """
-# Taken after the points above, hence none of them.
-TURN: Final = "select pg_advisory_xact_lock(hashtextextended(%s::text, 128))"
+# Taken after the points above, and different from all of them.
+SERIALIZE_ARRIVALS: Final = "select pg_advisory_xact_lock(hashtextextended(%s::text, 128))"
 
-# Receipts with ids that arrive now, and what waits for each of them: so many that have it as their cause, and so many
-# first ones that pair with it, however many there are. Indexes: receipts_receipt_id_once, receipts_receipt_dangling, receipts_unmatched_by_ref.
+# The receipts that have one of these ids, with their uuid; and without one, those that refer to it and are not linked.
+# Indexes: receipts_receipt_id_once, receipts_receipt_no_cause_yet, receipts_receipt_no_pair_yet.
 ARRIVING: Final = """
-select id, receipt_id, uuid, false from receipts_receipt
+select id, receipt_id, uuid from receipts_receipt
 where tenant_id = %(tenant)s and receipt_id = any(%(references)s)
 union all
-select waiting.id, awaited.reference, null::uuid, waiting.pairs from unnest(%(references)s::text[]) awaited(reference)
-cross join lateral (
-    (
-        select id, false as pairs from receipts_receipt
-        where tenant_id = %(tenant)s and caused_by_ref = awaited.reference and caused_by_id is null limit %(limit)s
-    )
-    union all
-    (
-        select receipt_id, true from receipts_unmatchedcloser u
-        where tenant_id = %(tenant)s and u.reference = awaited.reference order by receipt_id limit %(limit)s
-    )
-) waiting
+select id, caused_by_ref, null from receipts_receipt
+where tenant_id = %(tenant)s and caused_by_ref = any(%(references)s) and caused_by_id is null
+union all
+select id, pairs_with_ref, null from receipts_receipt
+where tenant_id = %(tenant)s and pairs_with_ref = any(%(references)s) and pairs_with_id is null
 """
 
 # Locked in one order before anything else is.
 HOLD_WAITING: Final = "select id from receipts_receipt where id = any(%s) order by id for no key update"
 
-# Primary key only.
-LINK_CONSEQUENCES: Final = """
-update receipts_receipt r set caused_by_id = arrived.receipt
-from unnest(%(references)s::text[], %(receipts)s::bigint[]) arrived(reference, receipt)
-where r.id = any(%(waiting)s) and r.tenant_id = %(tenant)s and r.caused_by_ref = arrived.reference
-      and r.caused_by_id is null
-"""
-
-# Primary key only.
-MATCH: Final = """
-delete from receipts_unmatchedcloser u
-using unnest(%(references)s::text[], %(receipts)s::bigint[]) arrived(reference, receipt)
-where u.receipt_id = any(%(closers)s) and u.tenant_id = %(tenant)s and u.reference = arrived.reference
-returning arrived.receipt, u.receipt_id
-"""
-# A statement of its own: of how many the other has matched the planner knows nothing. Primary key only.
-LINK_PAIRS: Final = """
-update receipts_receipt r set pairs_with_id = pair.root
-from unnest(%(roots)s::bigint[], %(closers)s::bigint[]) pair(root, closer)
-where r.id = any(%(closers)s::bigint[]) and r.id = pair.closer
-"""
-
-# For which receipts more wait: each tenant's oldest before anybody's second. By lot among tenants, so that one whose
-# crowds take long has no more turns than the others. Reads the whole table, which is small.
-ARRIVALS: Final = """
-select tenant_id, receipt_id from receipts_arrival where receipt_id <> all(%(passed_by)s::bigint[])
-order by row_number() over (partition by tenant_id order by receipt_id), random() limit %(limit)s
+# Links what has waited for these receipts; answers the new pairs. Primary key only.
+LINK_WAITING: Final = """
+with arrived as (
+    select * from unnest(%(references)s::text[], %(receipts)s::bigint[]) arrived(reference, receipt)
+), linked as (
+    update receipts_receipt
+    set caused_by_id = coalesce(caused_by_id, (select receipt from arrived where reference = caused_by_ref)),
+        pairs_with_id = coalesce(pairs_with_id, (select receipt from arrived where reference = pairs_with_ref))
+    where id = any(%(waiting)s)
+    returning id, new.pairs_with_id as root, old.pairs_with_id as root_before
+)
+select root, id from linked where root is not null and root_before is null order by root, id
 """
 
 # Several are locked in one order first; an update alone would take them in any.
@@ -267,31 +246,15 @@ AWAITED_BY: Final = "and creditor_id = any(array[%(awaited_by)s::bigint])"
 BY_DEBTOR: Final = "debtor_id, "
 BY_CREDITOR: Final = "creditor_id, "
 
-# What a receipt `at` hangs from, and what hangs from it; also what is not linked yet, as long as there is any of it.
-# Indexes upwards: primary keys, receipts_receipt_id_once; downwards: receipts_receipt_by_cause, receipts_receipt_by_pair,
-# receipts_receipt_dangling, receipts_unmatched_by_ref.
-_ANY_UNLINKED: Final = "(select exists (select from receipts_arrival))"
-_CAUSES: Final = f"""
-    select target as id from unnest(array[at.caused_by_id, at.pairs_with_id]) target where target is not null
-    union all
-    select arrived.id from receipts_receipt arrived
-    where {_ANY_UNLINKED} and arrived.tenant_id = at.tenant_id
-          and arrived.receipt_id = case when at.caused_by_id is null then at.caused_by_ref end
-    union all
-    select arrived.id from receipts_unmatchedcloser u
-    join receipts_receipt arrived on arrived.tenant_id = u.tenant_id and arrived.receipt_id = u.reference
-    where {_ANY_UNLINKED} and u.receipt_id = at.id
-"""
-_CONSEQUENCES: Final = f"""
+# What a receipt `at` is linked to, and what is linked to it. Indexes: the primary key; receipts_receipt_by_cause,
+# receipts_receipt_by_pair.
+_CAUSES: Final = (
+    "select target as id from unnest(array[at.caused_by_id, at.pairs_with_id]) target where target is not null"
+)
+_CONSEQUENCES: Final = """
     select c.id from receipts_receipt c where c.caused_by_id = at.id
     union all
     select p.id from receipts_receipt p where p.pairs_with_id = at.id
-    union all
-    select c.id from receipts_receipt c
-    where {_ANY_UNLINKED} and c.tenant_id = at.tenant_id and c.caused_by_ref = at.receipt_id and c.caused_by_id is null
-    union all
-    select u.receipt_id from receipts_unmatchedcloser u
-    where {_ANY_UNLINKED} and u.tenant_id = at.tenant_id and u.reference = at.receipt_id
 """
 
 # Receipts with all their causes and roots: what each hangs from, and what it refers to in vain. As everywhere, the limit
@@ -320,8 +283,8 @@ with recursive hanging(reference, id) as (
         select r.id from receipts_receipt r
         where r.tenant_id = %(tenant)s and r.caused_by_ref = awaited.reference and r.caused_by_id is null
         union all
-        select u.receipt_id from receipts_unmatchedcloser u
-        where u.tenant_id = %(tenant)s and u.reference = awaited.reference
+        select r.id from receipts_receipt r
+        where r.tenant_id = %(tenant)s and r.pairs_with_ref = awaited.reference and r.pairs_with_id is null
     ) waiting
     union
     select hanging.reference, next.id from hanging
@@ -367,150 +330,6 @@ CHAIN_FOR: Final = _CHAIN.format(
     )"""
 )
 
-# What a target is asked next: nothing while its breaker is open, one letter when it has cooled down. The target's row
-# is held until the claim is committed; letters that others hold are passed by. Index: receipts_letter_due.
-HOLD_TARGET: Final = """
-select base_url, door, known_as, sealed_token, timeout_seconds, breaker from receipts_remotetarget
-where id = %(target)s and (breaker = 'closed' or retry_at <= gatehouse_now()) for no key update
-"""
-CLAIM_LETTER: Final = """
-update receipts_letter
-set fence = fence + 1, attempts = attempts + 1, due_at = gatehouse_now() + %(patience)s::interval, claimed = true,
-    sent_as = coalesce(sent_as, %(known_as)s)
-where id = (
-    select id from receipts_letter
-    where target_id = %(target)s and state = 'pending' and due_at <= gatehouse_now()
-    order by due_at, id limit 1 for no key update skip locked
-)
-returning id, fence, attempts, receipt_id, recipient_name, sent_as, old.sent_as is null
-"""
-PROBE: Final = """
-update receipts_remotetarget set breaker = 'half_open', retry_at = gatehouse_now() + %(patience)s::interval
-where id = %(target)s and breaker <> 'closed'
-"""
-
-# That a remote has a letter is true whoever learns it, and however late.
-DELIVERED: Final = """
-update receipts_letter
-set state = 'delivered', due_at = null, claimed = false, settled_at = gatehouse_now(),
-    failure = null, said = null, remote_receipt_id = %(receipt_id)s, remote_uuid = %(uuid)s
-where id = %(letter)s and state <> 'delivered'
-returning extract(epoch from settled_at - created_at)::float
-"""
-# A failure counts only for whoever still holds the claim. What has only ever been turned away at the door is nowhere
-# yet, and may be sent under another name the next time.
-DEFERRED: Final = """
-update receipts_letter
-set due_at = gatehouse_now() + %(pause)s::interval, claimed = false, failure = %(failure)s, said = %(said)s,
-    sent_as = case when not %(nowhere)s then sent_as end
-where id = %(letter)s and state = 'pending' and fence = %(fence)s
-"""
-# The attempt was none, since the target takes nothing from anybody.
-UNTRIED: Final = """
-update receipts_letter
-set due_at = gatehouse_now(), claimed = false, attempts = attempts - 1, failure = %(failure)s, said = %(said)s
-where id = %(letter)s and state = 'pending' and fence = %(fence)s
-"""
-BURIED: Final = """
-update receipts_letter
-set state = 'dead', due_at = null, claimed = false, settled_at = gatehouse_now(), failure = %(failure)s, said = %(said)s,
-    sent_as = case when not %(nowhere)s then sent_as end
-where id = %(letter)s and state = 'pending' and fence = %(fence)s
-returning id
-"""
-
-# What a call says of the target itself. An answer closes the breaker; a failure opens it at the limit, or again, and so
-# does an answer that was long in coming.
-TARGET_ANSWERED: Final = """
-update receipts_remotetarget
-set breaker = case when %(slow)s and (breaker <> 'closed' or failures_in_a_row + 1 >= %(limit)s)
-                   then 'open' else 'closed' end,
-    retry_at = case when %(slow)s and (breaker <> 'closed' or failures_in_a_row + 1 >= %(limit)s)
-                    then gatehouse_now() + %(cool_down)s::interval end,
-    failures_in_a_row = case when %(slow)s then failures_in_a_row + 1 else 0 end,
-    delivered_count = delivered_count + %(delivered)s, delivery_seconds = delivery_seconds + %(seconds)s,
-    failed_count = failed_count + %(failed)s, dead_count = dead_count + %(dead)s
-where id = %(target)s
-"""
-TARGET_FAILED: Final = """
-update receipts_remotetarget
-set failures_in_a_row = failures_in_a_row + 1, failed_count = failed_count + 1, dead_count = dead_count + %(dead)s,
-    breaker = case when breaker <> 'closed' or failures_in_a_row + 1 >= %(limit)s then 'open' else 'closed' end,
-    retry_at = case when breaker <> 'closed' or failures_in_a_row + 1 >= %(limit)s
-                    then gatehouse_now() + %(cool_down)s::interval end
-where id = %(target)s
-"""
-
-# The first letter after the rest goes as a probe.
-TARGET_RESTS: Final = """
-update receipts_remotetarget
-set breaker = 'open', retry_at = gatehouse_now() + %(wait)s::interval, failed_count = failed_count + 1
-where id = %(target)s
-"""
-
-# Where a call could be made now, and no message says so yet. Index: receipts_letter_due, once per target.
-ANNOUNCE: Final = """
-update receipts_remotetarget set announced_until = gatehouse_now() + %(fresh)s::interval
-where id in (
-    select t.id from receipts_remotetarget t
-    where (t.breaker = 'closed' or t.retry_at <= gatehouse_now())
-          and (t.announced_until is null or t.announced_until <= gatehouse_now())
-          and (t.busy_until is null or t.busy_until <= gatehouse_now())
-          and exists (
-              select from receipts_letter l
-              where l.target_id = t.id and l.state = 'pending' and l.due_at <= gatehouse_now()
-          )
-    order by t.id for no key update of t skip locked
-)
-returning tenant_id, id
-"""
-# What a message says though no tick has: it waits for its turn too. One in trouble is left to the tick.
-AWAIT_TURN: Final = """
-update receipts_remotetarget set announced_until = gatehouse_now() + %(fresh)s::interval
-where id = %(target)s and announced_until is null and failures_in_a_row = 0
-"""
-# Turns are given one after the other, so that nobody's share is counted twice at once.
-TAKE_IN_TURN: Final = "select pg_advisory_xact_lock(hashtextextended('letters', 7))"
-# The next target that waits for its turn: of the tenant for which the fewest are called, then who had none for the
-# longest. There are few targets; what they have due is found when letters are claimed.
-TAKE_TARGET: Final = """
-with busy as materialized (select tenant_id from receipts_remotetarget where busy_until > gatehouse_now())
-update receipts_remotetarget
-set announced_until = null,
-    busy_until = gatehouse_now() + %(patience)s::interval + make_interval(secs => timeout_seconds)
-where id = (
-    select t.id from receipts_remotetarget t
-    where t.announced_until is not null and (t.busy_until is null or t.busy_until <= gatehouse_now())
-          and (select count(*) from busy b where b.tenant_id = t.tenant_id) < %(of_tenant)s
-    order by (select count(*) from busy b where b.tenant_id = t.tenant_id), t.busy_until nulls first, t.id
-    limit 1 for no key update of t skip locked
-)
-returning tenant_id, id, busy_until
-"""
-# Unless it ran out, and another has it. With more to do the target waits for its next turn.
-GIVE_BACK: Final = """
-update receipts_remotetarget
-set busy_until = gatehouse_now(),
-    announced_until = case when %(again)s then gatehouse_now() + %(fresh)s::interval else announced_until end
-where id = %(target)s and busy_until = %(until)s
-"""
-
-REPLAY: Final = """
-with chosen as (
-    select id from receipts_letter
-    where target_id = %(target)s and state = 'dead' and (%(letters)s::bigint[] is null or id = any(%(letters)s))
-    order by id limit %(limit)s for no key update skip locked
-), revived as (
-    update receipts_letter
-    set state = 'pending', due_at = gatehouse_now(), settled_at = null, attempts = 0
-    where id in (select id from chosen)
-    returning id
-)
-select count(*) from revived
-"""
-
-# What retention removes. Rows that somebody holds are left to the next round, so that it waits for nobody.
-HOLD_PRUNED: Final = "select id from receipts_receipt where id = any(%s) order by id for update skip locked"
 # Of a receipt with links a tombstone stays. As an array of those that have some, since the planner reads whole tables for
 # an `exists` behind an `or`. Indexes: the primary keys, receipts_receipt_by_cause, receipts_receipt_by_pair.
 STRIP: Final = """
@@ -520,20 +339,13 @@ set title = null, summary = '', metadata = '{}', dedupe_key = '', artifact_point
     pruned_at = gatehouse_now()
 where r.id = any(array(
     select id from receipts_receipt
-    where id = any(%(receipts)s) and (caused_by_id is not null or pairs_with_id is not null)
+    where id = any(%(receipts)s)
+          and (caused_by_id is not null or pairs_with_id is not null or pairs_with_ref is not null)
     union select caused_by_id from receipts_receipt where caused_by_id = any(%(receipts)s)
     union select pairs_with_id from receipts_receipt where pairs_with_id = any(%(receipts)s)
-    union select receipt_id from receipts_unmatchedcloser where receipt_id = any(%(receipts)s)
-    union select receipt_id from receipts_arrival where receipt_id = any(%(receipts)s)
 ))
 returning id
 """
-# Index: receipts_obligation_by_closer.
-FORGET_CLOSERS: Final = "update receipts_obligation set closed_by_id = null where closed_by_id = any(%s)"
-DROP_OBLIGATIONS: Final = "delete from receipts_obligation where receipt_id = any(%s)"
-DROP_ARRIVALS: Final = "delete from receipts_arrival where receipt_id = any(%s)"
-DROP_UNMATCHED: Final = "delete from receipts_unmatchedcloser where receipt_id = any(%s)"
-DROP_LETTERS: Final = "delete from receipts_letter where receipt_id = any(%s)"
 DROP: Final = "delete from receipts_receipt where id = any(%s)"
 
 # Of these the tombstones that have stood their time, held, and what each hangs from. Primary key only.

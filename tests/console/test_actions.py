@@ -12,7 +12,7 @@ from django.urls import reverse
 from apps.core.admin import ReasonForm
 from apps.principals.models import Membership, Operator, Principal, Tenant
 from apps.principals.tenancy import acting_as_system
-from tests.activation.making import dispatch_of, make_target
+from tests.delivery.making import make_webhook, reloaded
 from tests.factories import make_caller, make_principal, make_tenant
 
 
@@ -110,16 +110,16 @@ def test_a_refusal_is_shown_and_nothing_is_noted(console: Client, tenant: Tenant
 
 
 def test_a_target_is_stopped_and_resumed_with_a_reason(console: Client, tenant: Tenant) -> None:
-    target = make_target(make_caller(tenant), "https://agent.example/").target
+    target = make_webhook(make_caller(tenant), "https://agent.example/").target
 
     def act(name: str) -> str:
-        console.post(reverse(f"admin:activation_target_{name}", args=[target.pk]), SENT)
-        return dispatch_of(target).target.state
+        console.post(reverse(f"admin:delivery_target_{name}", args=[target.pk]), SENT)
+        return reloaded(target).state
 
     assert act("stop") == "stopped"
     assert act("stop") == "stopped"  # which is refused, and stands nowhere
-    assert dispatch_of(target).target.stopped_reason == "Stopped by an operator: ticket 7"
-    page = console.get(reverse("admin:activation_target_change", args=[target.pk])).content.decode()
+    assert reloaded(target).stopped_reason == "Stopped by an operator: ticket 7"
+    page = console.get(reverse("admin:delivery_target_change", args=[target.pk])).content.decode()
     assert "ticket 7" in page
     assert target.secret not in page
     assert act("resume") == "enabled"

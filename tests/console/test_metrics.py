@@ -13,11 +13,10 @@ from apps.plans.services import PlanRequest
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
-from apps.receipts import jobs
 from tests import remote as remotes
+from tests.delivery.making import STORED, deliver, make_remote, move_away
 from tests.digests.makers import post, post_grouped, read
 from tests.factories import T0, make_caller, make_tenant, make_token
-from tests.receipts.mailing import STORED, make_target, move_away
 from tests.remote import says
 
 
@@ -86,8 +85,8 @@ def repeat(tenant: Tenant) -> None:
 def send_elsewhere(tenant: Tenant, kee: Caller) -> None:
     lee, manager = make_caller(tenant, "Lee"), make_caller(tenant, "Manager", Kind.DELEGATE)
     with remotes.serving(says(200, STORED)) as remote:
-        target = make_target(kee, remote.url)
+        make_remote(kee, remote.url)
         move_away(kee, lee)
         with acting_as(manager):
             post(lee, poster=manager, surface="ledger", event_type="plan_created")
-        jobs.work(tenant.pk, target.pk)
+        deliver()

@@ -12,15 +12,13 @@ from apps.plans import services as plans
 from apps.plans.services import PlanRequest
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from apps.receipts.models import Arrival
 from apps.tasks import services
 from apps.tasks.services import ScheduleDraft
-from tests.activation.making import make_target as make_wake_target
+from tests.delivery.making import make_remote, make_webhook, move_away
 from tests.digests.makers import post, post_grouped
 from tests.factories import T0, make_caller, make_tenant, make_token
 from tests.memory import subjects
 from tests.plans.test_stored_plans import FLAGSHIP, register_example_workers
-from tests.receipts.mailing import make_target, move_away
 from tests.tasks import making as tasks
 
 
@@ -29,7 +27,7 @@ def fill(slug: str = "acme") -> Caller:
     tenant = make_tenant(slug)
     make_token(tenant)
     kee = make_caller(tenant)
-    make_wake_target(kee, "https://agent.example/wake")
+    make_webhook(kee, "https://agent.example/wake")
     _remember(kee)
     _work(kee, make_caller(tenant, "worker-1", Kind.WORKER))
     with acting_as(kee):
@@ -47,9 +45,7 @@ def fill(slug: str = "acme") -> Caller:
         for number in range(5):
             post_grouped(kee, summary=f"Check {number} is green")
         post_grouped(kee, summary="All checks are green", flush_class="immediate")
-        awaited = post_grouped(kee, "pr:2", pairs_with="rcpt_not_yet")
-        # Only very many that wait for a receipt make one.
-        Arrival.objects.create(receipt_id=awaited.id, tenant_id=kee.tenant_id)
+        post_grouped(kee, "pr:2", pairs_with="rcpt_not_yet")
     _write_away(kee, make_caller(tenant, "Lee North"))
     return kee
 
@@ -78,7 +74,7 @@ def _remember_somebody(kee: Caller) -> None:
 
 
 def _write_away(kee: Caller, lee: Caller) -> None:
-    make_target(kee, "https://north.example")
+    make_remote(kee, "https://north.example")
     move_away(kee, lee)
     with acting_as(kee):
         post(lee, poster=kee, title="For <b>Lee</b>")

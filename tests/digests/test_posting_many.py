@@ -19,7 +19,7 @@ from apps.digests.services import Group, Posted, Poster, ReceiptDraft
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.errors import ChainCycle, DedupeConflict, DuplicateReceipt, ReceiptIdConflict
-from apps.receipts.models import Obligation, Receipt, ReceiptKey, UnmatchedCloser
+from apps.receipts.models import Obligation, Receipt, ReceiptKey
 from tests.digests.makers import ack_through, make_draft, post, post_grouped, read, unsound
 from tests.digests.test_races import acting, check, race
 from tests.factories import T0, make_caller
@@ -48,13 +48,13 @@ KINDS: dict[str, tuple[int, Callable[[int], dict[str, Any]]]] = {
     "immediate": (9, lambda nth: {"group": replace(CI, resource_ref=f"pr:{nth}", flush_class="immediate")}),
     # fact, with what it opens
     "owed": (1, lambda _: {"surface": "ledger", "requires_action": True}),
-    # what it refers to, meeting point, look again, fact, who closes early
-    "early": (5, lambda nth: {"surface": "ledger", "pairs_with": f"unknown.{nth}", "caused_by": f"unknown.{nth}"}),
+    # what it refers to, meeting point, look again, receipts
+    "early": (4, lambda nth: {"surface": "ledger", "pairs_with": f"unknown.{nth}", "caused_by": f"unknown.{nth}"}),
     # meeting point, what stands or waits, fact
     "named": (3, lambda nth: {"surface": "ledger", "receipt_id": f"R.{nth}"}),
-    # and: what it refers to, look again, who closes early, holding the roots, closing
+    # and: what it refers to, look again, holding the roots, closing
     "in a row": (
-        8,
+        7,
         lambda nth: {
             "surface": "ledger",
             "receipt_id": f"R.{nth}",
@@ -220,7 +220,6 @@ def _state(recipients: list[Caller]) -> dict[str, Any]:
         "owed": [
             (of(one.receipt_id), of(one.closed_by_id), one.closed_at) for one in Obligation.objects.order_by("pk")
         ],
-        "early": sorted((key[one.receipt_id], one.reference) for one in UnmatchedCloser.objects.all()),
         "places": {
             key[one.receipt_id]: (
                 one.inbox.principal_id,
@@ -366,13 +365,14 @@ def test_rival_batches_and_single_posts_lose_nothing(tenant: Tenant, kee: Caller
         arrived = set(Receipt.objects.values_list("receipt_id", flat=True))
         dangling = Receipt.objects.filter(caused_by=None, caused_by_ref__isnull=False)
         assert not arrived & set(dangling.values_list("caused_by_ref", flat=True))
-        assert not arrived & set(UnmatchedCloser.objects.values_list("reference", flat=True))
+        unpaired = Receipt.objects.filter(pairs_with=None, pairs_with_ref__isnull=False)
+        assert not arrived & set(unpaired.values_list("pairs_with_ref", flat=True))
     check()
 
 
 @pytest.mark.django_db(transaction=True)
 def test_post_overtaken_before_writing_is_judged_again(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    from apps.receipts.services import recording  # noqa: PLC0415
+    from apps.receipts import services as recording  # noqa: PLC0415
 
     contested = make_draft(kee, dedupe_key="k1", receipt_id="R.1")
     heir = make_draft(kee, dedupe_key="k2", receipt_id="R.1")

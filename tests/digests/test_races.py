@@ -22,7 +22,6 @@ from apps.principals.models import Principal, Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.errors import ChainCycle
 from apps.receipts.models import Receipt
-from apps.receipts.services import link_waiting
 from tests.digests.makers import ack_through, flush, make_draft, post, post_grouped, read, unsound
 from tests.factories import T0, make_caller
 
@@ -307,28 +306,6 @@ def test_a_held_inbox_keeps_no_other_waiting(tenant: Tenant, kee: Caller, monkey
         assert Thread.objects.get(inbox_id=held.id).pending_count == 1
     assert services.flush_due() == 1
     check()
-
-
-def test_locked_receipt_does_not_stop_linking(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apps.receipts.services.linking.AT_ONCE", 2)
-    with acting_as(kee):
-        for name in ("R.1", "R.2"):
-            for _ in range(4):
-                post(kee, caused_by=name)
-            post(kee, receipt_id=name)
-
-    def link() -> int:
-        try:
-            return link_waiting(patience=timedelta(seconds=20))
-        finally:
-            connection.close()
-
-    unlinked = Receipt.objects.filter(caused_by=None).exclude(caused_by_ref=None)
-    with acting_as(kee), ThreadPoolExecutor(1) as pool:
-        assert len(unlinked.filter(caused_by_ref="R.1").select_for_update()) == 2
-        assert pool.submit(link).result(timeout=60) == 2
-        assert {one.caused_by_ref for one in unlinked} == {"R.1"}
-    assert link_waiting() == 2
 
 
 def test_batches_in_crossed_order_do_not_deadlock(tenant: Tenant, kee: Caller) -> None:

@@ -10,6 +10,9 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from apps.core.ticks import run
+from apps.delivery.models import Delivery
+from apps.delivery.senders import Delivered, Refused
+from apps.delivery.services import sending
 from apps.digests import selectors, services
 from apps.digests.errors import UnknownEntry
 from apps.digests.models import Entry, Inbox, ReceiptState, Sweep, Thread
@@ -18,15 +21,12 @@ from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts import selectors as facts
 from apps.receipts.errors import DuplicateReceipt, ReceiptIdConflict, UnknownReceipt
-from apps.receipts.letters import Delivered, Refused
-from apps.receipts.models import Letter, Obligation, Receipt, ReceiptKey, UnmatchedCloser
-from apps.receipts.services import claim as claim_letter
-from apps.receipts.services import settle
+from apps.receipts.models import Obligation, Receipt, ReceiptKey
+from tests.delivery.making import make_remote, move_away
 from tests.digests.makers import ack_through, make_draft, post, post_grouped, read, unsound
 from tests.digests.test_races import acting, check, race
 from tests.digests.test_self_check import break_rows
 from tests.factories import T0, make_caller, make_tenant
-from tests.receipts.mailing import make_target, move_away
 
 DAY = timedelta(days=1).total_seconds()
 
@@ -57,7 +57,7 @@ def ack_everything(reader: Caller, *, days: float = 0) -> None:
 
 def everything() -> list[Any]:
     """All rows of receipts and inboxes."""
-    tables = (Receipt, ReceiptKey, Obligation, UnmatchedCloser, Inbox, Thread, Entry, ReceiptState)
+    tables = (Receipt, ReceiptKey, Obligation, Inbox, Thread, Entry, ReceiptState)
     return [list(model._default_manager.order_by("pk").values()) for model in tables]
 
 
@@ -122,19 +122,19 @@ def test_the_time_of_a_receipt_begins_with_its_ack(as_kee_then: Caller) -> None:
 @pytest.mark.parametrize("state", ["pending", "dead", "delivered"])
 def test_undelivered_receipt_is_kept(tenant: Tenant, as_kee_then: Caller, state: str) -> None:
     kee, lee = as_kee_then, make_caller(tenant, "Lee")
-    make_target(kee, "http://127.0.0.1:1")
+    target = make_remote(kee, "http://127.0.0.1:1")
     move_away(kee, lee)
     post(lee, poster=kee)
-    claim = claim_letter(tenant_id=kee.tenant_id, target_id=Letter.objects.get().target_id)
+    claim = sending.claim(target_id=target.pk)
     assert claim is not None
     if state == "dead":
-        settle(claim=claim, verdict=Refused(code="http_422", said="no"))
+        sending.settle(claim=claim, verdict=Refused(code="http_422", said="no"), result="HTTP 422")
     elif state == "delivered":
-        settle(claim=claim, verdict=Delivered(receipt_id="rcpt_there", uuid=None))
-    assert Letter.objects.get().state == state
+        sending.settle(claim=claim, verdict=Delivered(remote_id="rcpt_there"), result="HTTP 200")
+    assert Delivery.objects.get().state == state
     set_clock(200)
     assert retain() == ({"receipts": 1} if state == "delivered" else {})
-    assert Receipt.objects.exists() == Letter.objects.exists() == (state != "delivered")
+    assert Receipt.objects.exists() == Delivery.objects.exists() == (state != "delivered")
 
 
 def test_a_receipt_without_a_state_is_not_removed(as_kee_then: Caller) -> None:
@@ -335,7 +335,7 @@ def test_tombstone_of_a_kept_cause_is_kept(as_kee_then: Caller) -> None:
 
 
 def test_receipt_with_many_consequences_is_cut_in_parts(as_kee_then: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apps.receipts.services.pruning._CUT_AT_ONCE", 2)
+    monkeypatch.setattr("apps.receipts.services._CUT_AT_ONCE", 2)
     kee = as_kee_then
     cause = post(kee, surface="ledger")
     root = post(kee, surface="ledger", caused_by=cause.receipt_id)

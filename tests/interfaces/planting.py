@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from apps.core.ids import format_ref
+from apps.delivery.models import Delivery
 from apps.digests import services as digests
 from apps.digests.models import Entry
 from apps.digests.services import PolicyChange
@@ -23,16 +24,15 @@ from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from apps.receipts.models import Letter, Receipt
+from apps.receipts.models import Receipt
 from apps.tasks import services as tasks
 from apps.tasks.services import Failure, Grant, ScheduleDraft
 from apps.workers.services import registry as workers
-from tests.activation.making import make_target as make_wake
+from tests.delivery.making import TOKEN, make_remote, make_webhook, move_away
 from tests.digests.makers import post
 from tests.executions import making as executions
 from tests.factories import T0, make_caller, make_principal
 from tests.memory.subjects import ALICE, plant
-from tests.receipts.mailing import TOKEN, make_target, move_away
 from tests.tasks import making
 from tests.workers.factories import NOTHING, make_manifest
 
@@ -219,17 +219,17 @@ def _executions(planted: Planted) -> None:
 
 def _elsewhere(planted: Planted) -> None:
     kee, canary = planted.kee, planted.canary
-    make_target(kee, f"{NOWHERE}/{canary}", known_as=canary)
+    make_remote(kee, f"{NOWHERE}/{canary}", known_as=canary)
     mia = make_caller(planted.tenant, "Mia")
-    move_away(kee, mia, name_there=canary)
+    move_away(kee, mia, remote_name=canary)
     with acting_as(kee):
         post(mia, poster=kee, title=canary, summary=canary)
-        letter = str(Letter.objects.get())
-    wake = make_wake(kee, f"{NOWHERE}/{canary}").target
-    planted.know(target=format_ref("tgt", wake.pk), url=NOWHERE, base_url=NOWHERE, token=TOKEN, letters=[letter])
-    planted.ask("list_letters", "put_remote_target", "replay_letters", name="north")
-    planted.ask("keep_here", principal_ai="Mia")
-    planted.ask("send_elsewhere", target="north")
+        waiting = str(Delivery.objects.get())
+    wake = make_webhook(kee, f"{NOWHERE}/{canary}").target
+    planted.know(target=format_ref("tgt", wake.pk), url=NOWHERE, token=TOKEN, deliveries=[waiting])
+    planted.ask("list_deliveries", "put_remote_target", "replay_deliveries", name="north")
+    planted.ask("remove_remote_route", principal_ai="Mia")
+    planted.ask("set_remote_route", target="north")
 
 
 def _inbox(planted: Planted) -> None:

@@ -30,8 +30,8 @@ pytestmark = [pytest.mark.ci, pytest.mark.usefixtures("own_artifacts")]
 
 # Tables whose rows stay, with whatever ids clients put there: what workers and operators say of themselves.
 STAYING_TABLES: Final = {
-    "activation_dispatch",
-    "activation_target",
+    "delivery_remoteroute",
+    "delivery_target",
     "digests_source",
     "digests_sourcepolicy",
     "executions_workerjob",
@@ -41,9 +41,6 @@ STAYING_TABLES: Final = {
     "principals_principal",
     "principals_token",
     "receipts_receiptkey",
-    "receipts_remotetarget",
-    "receipts_residence",
-    "receipts_unmatchedcloser",
     "task_live",
     "tasks_idempotencykey",
     "tasks_queue",
@@ -59,6 +56,7 @@ STAYING_TABLES: Final = {
 # Columns that stay in rows that lose the rest: names and ids by which rows are found. A new column is either erased with
 # its row (`erasure.py` of its app) or named here.
 STAYING: Final = {
+    "delivery_delivery": {"failure", "recipient", "reference", "remote_id", "sent_as"},
     "digests_entry": {"delivery_handle", "source_system"},
     "digests_thread": {"event_family", "source_system"},
     "executions_execution": {"delegate_id", "plan_id", "plan_receipt_id", "trace_ref"},
@@ -67,7 +65,6 @@ STAYING: Final = {
     "plans_outcome": {"links", "tools"},
     "plans_plan": {"plan_hash", "plan_id", "planner_version", "receipt_id"},
     "plans_planstep": {"depends_on", "step_id", "tool_name", "tool_uid", "worker_id"},
-    "receipts_letter": {"failure", "recipient_name", "remote_receipt_id", "sent_as"},
     "receipts_receipt": {
         "caused_by_ref",
         "event_family",

@@ -162,10 +162,10 @@ def deployment_of(department: Department, home: Ground) -> Iterator[Ground]:
     }
     with deployment(tokens) as away:
         operator = away.tokens["operator"]
-        secret = home.tokens[f"letters of {department.name}"]
-        target = {"base_url": f"http://127.0.0.1:{home.port}", "token": secret, "known_as": department.name}
+        secret = home.tokens[f"deliveries of {department.name}"]
+        target = {"url": f"http://127.0.0.1:{home.port}", "token": secret, "known_as": department.name}
         put(away, operator, "/api/v1/remote-targets/home", target)
-        put(away, operator, "/api/v1/residences/general-manager", {"target": "home", "name_there": "delegate"})
+        put(away, operator, "/api/v1/remote-routes/general-manager", {"target": "home", "remote_name": "delegate"})
         start_bundled(away, department.pool, away.tokens)
         workers_ready(away, away.tokens["manager"], department.pool)
         start_department(home, department, away, asking=away.tokens["manager"], one_deployment=False)
@@ -183,7 +183,9 @@ def test_departments_of_their_own_deployments_report_home_and_the_chain_goes_thr
     tokens = {"kee": token("Kee", "ai", *KEE)}
     for one in departments:
         tokens[one.name] = token(one.name, "worker", *WORKER)
-        tokens[f"letters of {one.name}"] = token(f"letters-of-{one.name}", "service", "receipts:write", source=one.name)
+        tokens[f"deliveries of {one.name}"] = token(
+            f"deliveries-of-{one.name}", "service", "receipts:write", source=one.name
+        )
     with deployment(tokens) as home, ExitStack() as others:
         away = {one.name: others.enter_context(deployment_of(one, home)) for one in departments}
         kee = home.tokens["kee"]
@@ -208,7 +210,7 @@ def test_departments_of_their_own_deployments_report_home_and_the_chain_goes_thr
             told = Counter(fact.event_type for fact in facts(home).values() if fact.recipient == "delegate")
             return all(told[event] >= len(away) for event in ("plan_created", "plan_complete", "escalation"))
 
-        until(all_home, "the letters of all departments", home)
+        until(all_home, "the deliveries of all departments", home)
         here = facts(home)
         reported = [fact for fact in here.values() if (fact.recipient, fact.event_type) == ("delegate", "escalation")]
         for fact in reported:

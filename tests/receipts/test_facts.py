@@ -1,7 +1,6 @@
 """Facts, the chain between them, and what is owed because of them."""
 
 from dataclasses import fields, replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from django.test.utils import CaptureQueriesContext
 
 from apps.digests.services import Group, ObligationDraft, Posted, Poster, ReceiptDraft, post_many
 from apps.principals.models import Tenant
-from apps.principals.tenancy import Caller, acting_as
+from apps.principals.tenancy import Caller
 from apps.receipts import selectors
 from apps.receipts.errors import (
     ChainCycle,
@@ -20,10 +19,9 @@ from apps.receipts.errors import (
     ReceiptIdConflict,
     UnknownReceipt,
 )
-from apps.receipts.models import Arrival, Obligation, Receipt, ReceiptKey, UnmatchedCloser
-from apps.receipts.services import link_waiting
+from apps.receipts.models import Obligation, Receipt, ReceiptKey
 from tests.digests.makers import make_draft, post
-from tests.factories import T0, make_caller, make_tenant
+from tests.factories import T0, make_caller
 
 
 def chain_of(reference: str) -> list[str]:
@@ -69,11 +67,10 @@ def test_an_obligation_closes_with_the_receipt_that_pairs_with_it(tenant: Tenant
 
 def test_a_closer_that_comes_before_its_root_waits_for_it(as_kee: Caller) -> None:
     closer = post(as_kee, pairs_with="R.9")
-    assert UnmatchedCloser.objects.get().receipt_id == closer.id
+    assert Receipt.objects.get(pk=closer.id).pairs_with is None
     root = post(as_kee, receipt_id="R.9", requires_action=True)
     obligation = Obligation.objects.get(pk=root.id)
     assert (obligation.closed_by_id, obligation.closed_at) == (closer.id, obligation.opened_at)
-    assert not UnmatchedCloser.objects.exists()
     assert chain_of("R.9") == [closer.receipt_id, "R.9"]
 
 
@@ -103,7 +100,6 @@ def test_a_batch_links_its_own_receipts_in_whatever_order_it_brings_them(as_kee:
         stored = Receipt.objects.get(pk=closed.id)
         assert (stored.caused_by_id, stored.pairs_with_id) == (opened.id, opened.id)
         assert Obligation.objects.get(pk=opened.id).closed_by_id == closed.id
-    assert not UnmatchedCloser.objects.exists()
 
 
 def test_a_cycle_within_a_batch_is_refused_and_the_rest_stays(as_kee: Caller) -> None:
@@ -122,126 +118,31 @@ def test_a_cycle_is_refused_and_changes_nothing(as_kee: Caller) -> None:
         with pytest.raises(ChainCycle):
             post(as_kee, receipt_id=own, caused_by=cause)
     assert list(Receipt.objects.order_by("pk").values()) == before
-    assert UnmatchedCloser.objects.count() == 1
 
 
-@pytest.fixture
-def two_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apps.receipts.services.linking.AT_ONCE", 2)
-
-
-@pytest.mark.usefixtures("two_at_once")
-def test_a_post_that_many_wait_for_links_a_bounded_number_and_a_tick_the_rest(as_kee: Caller) -> None:
+def test_everything_that_waits_for_a_receipt_is_linked_with_it(as_kee: Caller) -> None:
     waiting = [post(as_kee, receipt_id=f"w.{n}", caused_by="R.1", pairs_with="R.1") for n in range(7)]
     post(as_kee, caused_by="w.6")
     root = post(as_kee, receipt_id="R.1", caused_by="R.0")
-    linked = Receipt.objects.filter(caused_by=root.id, pairs_with=root.id)
-    assert 2 <= linked.count() <= 4
-    assert Arrival.objects.get().pk == root.id
+    assert Receipt.objects.filter(caused_by=root.id, pairs_with=root.id).count() == 7
     whole = chain_of("R.1")
     assert len(whole) == 9
     assert [chain_of(one.receipt_id) for one in waiting] == [whole] * 7
-
-    while link_waiting():
-        pass
-    assert linked.count() == 7
-    assert not Arrival.objects.exists()
-    assert not UnmatchedCloser.objects.exists()
-    assert [chain_of(one.receipt_id) for one in waiting] == [whole] * 7
+    for cause in ("w.0", "w.6"):
+        with pytest.raises(ChainCycle):
+            post(as_kee, receipt_id="R.0", caused_by=cause)
 
 
-@pytest.mark.usefixtures("two_at_once")
-def test_a_post_reads_no_more_of_a_crowd_than_it_links_and_a_tick_closes_by_the_first_that_may(
-    tenant: Tenant, as_kee: Caller
-) -> None:
-    hexy, mal = make_caller(tenant, "Hexy"), make_caller(tenant, "Mal")
-    for _ in range(4):
-        post(mal, pairs_with="R.1")
-    closer, *_ = [post(hexy, pairs_with="R.1", caused_by=cause) for cause in (None, "R.1", None)]
-    with CaptureQueriesContext(connection) as spoken:
-        root = post(hexy, poster=as_kee, receipt_id="R.1", requires_action=True)
-    readers = [one["sql"] for one in spoken if "from receipts_unmatchedcloser" in one["sql"]]
-    assert len(readers) == 2, "what waits, so many of it, and the matching of these"
-    assert Obligation.objects.get().closed_at is None
-    while link_waiting():
-        pass
-    assert Receipt.objects.filter(pairs_with=root.id).count() == 7
-    assert Obligation.objects.get().closed_by_id == closer.id
+def test_the_number_of_waiting_receipts_costs_no_statements(as_kee: Caller) -> None:
+    def statements(name: str, number: int) -> int:
+        for _ in range(number):
+            post(as_kee, caused_by=name, pairs_with=name)
+        with CaptureQueriesContext(connection) as spoken:
+            post(as_kee, receipt_id=name, requires_action=True)
+        return len(spoken)
 
-
-@pytest.mark.usefixtures("two_at_once")
-def test_nothing_is_left_to_the_tick_where_all_that_waits_is_linked(as_kee: Caller) -> None:
-    for name in ("R.1", "R.2", "R.2", "R.3", "R.4", "R.4"):
-        post(as_kee, caused_by=name)
-    for name in ("R.2", "R.2", "R.3", "R.4"):
-        post(as_kee, pairs_with=name)
-    post(as_kee, receipt_id="R.1")
-    post(as_kee, receipt_id="R.2")
-    assert not Arrival.objects.exists()
-    batch = [make_draft(as_kee, receipt_id=f"R.{n}") for n in (3, 4)]
-    post_many(poster=Poster.of(as_kee), drafts=batch, now=T0)
-    assert [arrival.receipt.receipt_id for arrival in Arrival.objects.all()] == ["R.4"]
-
-
-def _crowds(poster: Caller, number: int) -> None:
-    """So many receipts for each of which more wait than one post or turn links."""
-    roots = [make_draft(poster, receipt_id=f"crowd.{n}") for n in range(number)]
-    waiting = [make_draft(poster, caused_by=root.receipt_id) for root in roots for _ in range(4)]
-    for batch in (waiting, roots):
-        post_many(poster=Poster.of(poster), drafts=batch, now=T0)
-
-
-@pytest.mark.usefixtures("two_at_once")
-def test_the_tick_goes_on_while_it_has_patience(as_kee: Caller) -> None:
-    _crowds(as_kee, 25)
-    assert Arrival.objects.count() == 25
-    assert link_waiting(patience=timedelta(0)) == 2
-    assert link_waiting(patience=timedelta(minutes=5)) == 25 * 3 - 2
-    assert not Arrival.objects.exists()
-
-
-@pytest.mark.usefixtures("two_at_once")
-def test_one_tenants_crowds_do_not_keep_back_anothers(kee: Caller) -> None:
-    other = make_caller(make_tenant("bystander"), "Mal")
-    for caller, number in ((kee, 60), (other, 1)):
-        with acting_as(caller):
-            _crowds(caller, number)
-    while True:
-        # Whose turn comes first is drawn by lot, which does not fall to the same one a hundred times in a row.
-        link_waiting(patience=timedelta(0))
-        with acting_as(other):
-            if not Arrival.objects.exists():
-                break
-    with acting_as(kee):
-        assert Arrival.objects.count() > 10
-
-
-@pytest.mark.usefixtures("two_at_once")
-def test_a_cycle_over_what_is_not_linked_yet_is_refused(as_kee: Caller) -> None:
-    for n in range(4):
-        post(as_kee, receipt_id=f"c.{n}", caused_by="R.1")
-        post(as_kee, receipt_id=f"p.{n}", pairs_with="R.1")
-    post(as_kee, receipt_id="R.1", caused_by="R.0")
-    assert Receipt.objects.get(receipt_id="p.3").pairs_with_id is None
-    assert Receipt.objects.filter(caused_by_ref="R.1", caused_by=None).exists()
-    for n in range(4):
-        for cause in (f"c.{n}", f"p.{n}"):
-            with pytest.raises(ChainCycle):
-                post(as_kee, receipt_id="R.0", caused_by=cause)
-
-
-@pytest.mark.usefixtures("two_at_once")
-def test_a_batch_shares_what_it_may_link(as_kee: Caller) -> None:
-    for n in range(6):
-        post(as_kee, caused_by=f"R.{n % 2}")
-    roots = [make_draft(as_kee, receipt_id=f"R.{n}") for n in range(3)]
-    stored = post_many(poster=Poster.of(as_kee), drafts=roots, now=T0)
-    assert all(isinstance(one, Posted) for one in stored)
-    assert Receipt.objects.exclude(caused_by=None).count() == 2
-    assert Arrival.objects.count() == 2
-    assert len(chain_of("R.0")) == 4
-    assert (link_waiting(patience=timedelta(minutes=5)), link_waiting()) == (4, 0)
-    assert not Receipt.objects.filter(caused_by=None).exclude(caused_by_ref=None).exists()
+    statements("R.0", 1)
+    assert statements("R.1", 1) == statements("R.2", 20)
 
 
 def test_a_batch_brings_both_that_one_receipt_has_waited_for(as_kee: Caller) -> None:
@@ -252,7 +153,6 @@ def test_a_batch_brings_both_that_one_receipt_has_waited_for(as_kee: Caller) -> 
     assert isinstance(root, Posted)
     assert set(Receipt.objects.filter(pk=effect.id).values_list("caused_by", "pairs_with")) == {(cause.id, root.id)}
     assert Obligation.objects.get(pk=root.id).closed_by_id == effect.id
-    assert not UnmatchedCloser.objects.exists()
 
 
 def _hang(poster: Caller, name: str, *, number: int, under: str) -> str:
@@ -264,7 +164,7 @@ def _hang(poster: Caller, name: str, *, number: int, under: str) -> str:
 
 @pytest.fixture
 def three_walked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apps.receipts.services.recording._WALKED", 3)
+    monkeypatch.setattr("apps.receipts.services._WALKED", 3)
 
 
 @pytest.mark.usefixtures("three_walked")

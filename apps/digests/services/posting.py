@@ -14,7 +14,7 @@ from uuid import UUID
 
 from django.db import connection, transaction
 
-from apps.core.errors import DomainError
+from apps.core.errors import DomainError, NotFound
 from apps.core.ids import fits_an_address
 from apps.core.metrics import once_committed
 from apps.core.sql import hot_cursor
@@ -32,7 +32,6 @@ from apps.principals.errors import NameTaken, UnknownPrincipal
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.receipts import services as receipts
-from apps.receipts.errors import UnknownRecipient
 from apps.receipts.models import Surface
 from apps.receipts.services import Placing, Poster, ReceiptDraft, Recorded
 
@@ -48,7 +47,7 @@ class Posted:
     created_at: datetime
     entry_ref: str | None
     goes_elsewhere: bool
-    """Its recipient lives at another deployment, to which it is delivered."""
+    """Its recipient has moved to another deployment, to which it is delivered."""
 
 
 def post(*, poster: Poster, draft: ReceiptDraft, now: datetime) -> Posted:
@@ -58,7 +57,7 @@ def post(*, poster: Poster, draft: ReceiptDraft, now: datetime) -> Posted:
     :raises DedupeConflict: if the source has used the key for another content.
     :raises ReceiptIdConflict: if another receipt has the given id.
     :raises ChainCycle: if the receipt would be its own cause.
-    :raises ChainTooLong: if that can't be told, since so much hangs from it, and it from so much.
+    :raises ChainTooLong: if that takes too long to find out.
     """
     (answer,) = post_many(poster=poster, drafts=[draft], now=now)
     if isinstance(answer, DomainError):
@@ -109,12 +108,12 @@ def post_many(*, poster: Poster, drafts: Sequence[ReceiptDraft], now: datetime) 
 def recipient_named(*, tenant_id: int, name: str, now: datetime) -> int:
     """The key of the one principal of this name; made where the tenant lets receipts make recipients.
 
-    :raises UnknownRecipient: if there is none.
+    :raises NotFound: `unknown_recipient`, if there is none.
     """
     try:
         return principals.principal_id_named(name, tenant_id=tenant_id)
     except UnknownPrincipal:
-        refusal = UnknownRecipient(f"There is no recipient {name[:50]!r}.")
+        refusal = NotFound(f"There is no recipient {name[:50]!r}.", code="unknown_recipient")
     if not fits_an_address(name) or not Tenant.objects.filter(pk=tenant_id, creates_recipients=True).exists():
         raise refusal
     with transaction.atomic():

@@ -1,0 +1,148 @@
+"""Targets, deliveries and routes as operators see them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.html import format_html
+
+from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, verb
+from apps.core.errors import Conflict
+from apps.delivery import selectors
+from apps.delivery.models import Delivery, RemoteRoute, State, Target
+from apps.delivery.services import sending, targets
+
+
+@admin.register(Target)
+class TargetAdmin(OperatorAdmin):
+    actions_detail = ["stop", "resume", "replay"]
+    list_display = [
+        "__str__",
+        "kind",
+        "principal_link",
+        "url",
+        "state",
+        "breaker",
+        "retry_at",
+        "pending",
+        "dead_deliveries",
+        "result",
+        "sent",
+        "failed",
+        "wasted",
+    ]
+    list_select_related = ["principal", "tenant"]
+    list_filter = ["tenant", "kind", ("stopped_at", admin.EmptyFieldListFilter)]
+    search_fields = ["name", "principal__name__exact", "url"]
+    readonly_fields = ["principal_link", "state", "breaker", "pending", "dead_deliveries"]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Target]:
+        return selectors.with_deliveries()
+
+    @admin.display(description="Principal")
+    def principal_link(self, target: Target) -> str:
+        return link_to(target.principal)
+
+    @admin.display(description="Pending")
+    def pending(self, target: Any) -> str:
+        return _deliveries_link(target, State.PENDING, target.pending)
+
+    @admin.display(description="Dead")
+    def dead_deliveries(self, target: Any) -> str:
+        return _deliveries_link(target, State.DEAD, target.dead_now)
+
+    @verb(
+        "Stop",
+        explanation="It is not called until somebody resumes it; its owner sees why.",
+        permission="delivery.operate_target",
+    )
+    def stop(self, target: Target, given: Mapping[str, Any]) -> str:
+        reason = f"Stopped by an operator: {given['reason']}"
+        if not targets.stop(target_id=target.pk, reason=reason[:200], now=timezone.now()):
+            raise Conflict(f"{target} is stopped already.", code="already_stopped")
+        return f"{target} is stopped."
+
+    @verb(
+        "Resume",
+        explanation="It is called again, at once if something is waiting.",
+        permission="delivery.operate_target",
+    )
+    def resume(self, target: Target, given: Mapping[str, Any]) -> str:
+        targets.resume(target_id=target.pk)
+        return f"{target} is called again."
+
+    @verb(
+        "Replay dead deliveries",
+        explanation="Send this target's dead deliveries again, a thousand at once. It recognizes what it has already.",
+        permission="delivery.operate_target",
+    )
+    def replay(self, target: Target, given: Mapping[str, Any]) -> str:
+        replayed = sending.replay(target=target)
+        if not replayed:
+            raise Conflict(f"No delivery to {target} is dead.", code="not_dead")
+        return f"{replayed} deliveries to {target} are sent again."
+
+
+def _deliveries_link(target: Target, state: State, count: int) -> str:
+    return format_html(
+        '<a href="{}?target__id__exact={}&state__exact={}" class="text-primary-600">{}</a>',
+        reverse("admin:delivery_delivery_changelist"),
+        target.pk,
+        state.value,
+        count,
+    )
+
+
+@admin.register(Delivery)
+class DeliveryAdmin(OperatorAdmin):
+    list_display = [
+        "__str__",
+        "target_link",
+        "reference",
+        "recipient",
+        "state",
+        "attempts",
+        "due_at",
+        "failure",
+        "created_at",
+        "settled_at",
+    ]
+    list_filter = ["state", "target", ("failure", ExactTextFilter), "tenant"]
+    list_select_related = ["target"]
+    search_fields = ["reference__exact"]
+    ordering = ["-id"]
+    actions_detail = ["replay"]
+
+    @admin.display(description="Target")
+    def target_link(self, delivery: Delivery) -> str:
+        return link_to(delivery.target)
+
+    @verb(
+        "Replay",
+        explanation="If it is dead, send it again. If the target has it already, it recognizes it.",
+        permission="delivery.operate_target",
+    )
+    def replay(self, delivery: Delivery, given: Mapping[str, Any]) -> str:
+        if not sending.replay(target=delivery.target, delivery_ids=[delivery.pk]):
+            raise Conflict(f"{delivery} is not dead.", code="not_dead")
+        return f"{delivery} is sent again."
+
+
+@admin.register(RemoteRoute)
+class RemoteRouteAdmin(OperatorAdmin):
+    list_display = ["principal_link", "remote_name", "target_link", "tenant"]
+    list_filter = ["target", "tenant"]
+    list_select_related = ["principal", "target", "tenant"]
+    search_fields = ["remote_name", "principal__name"]
+
+    @admin.display(description="Principal")
+    def principal_link(self, route: RemoteRoute) -> str:
+        return link_to(route.principal)
+
+    @admin.display(description="Target")
+    def target_link(self, route: RemoteRoute) -> str:
+        return link_to(route.target)

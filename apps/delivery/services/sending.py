@@ -1,0 +1,330 @@
+"""Sending: take a target, claim a delivery, call, settle. Nothing is locked during the call.
+
+Calls of this module open their own transactions where they say so. The target's row is locked before a delivery's.
+A worker process that dies after its call leaves a claim, which runs out; the delivery is then sent once more.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import logging
+import random
+import secrets
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from django.db import connection, transaction
+
+from apps.core import outbound
+from apps.core.ids import random_id
+from apps.core.outbound import Answer, CallFailed
+from apps.core.sealing import SealBroken, unseal
+from apps.core.sql import database_now
+from apps.delivery import selectors, sql
+from apps.delivery.models import Delivery, Kind, State, Target
+from apps.delivery.notifications import notify_on_commit
+from apps.delivery.senders import Delivered, Later, Payload, Refused, Resting, Verdict, sender_of, webhook_body
+from apps.principals.tenancy import Caller, acting_as_system, acting_in
+
+logger = logging.getLogger(__name__)
+
+FAILURES_TO_OPEN: Final = 5
+COOL_DOWN: Final = timedelta(seconds=30)
+SLOW: Final = timedelta(seconds=10)
+"""A longer call counts as a failure of the target, whatever is answered."""
+SHARE_OF_TENANT: Final = 12
+"""So many targets of one tenant are called at once: slow targets leave places to others."""
+SHARE_OF_PRINCIPAL: Final = 4
+PATIENCE: Final = timedelta(seconds=5)
+"""A worker process begins no call to a target after it has worked for this time."""
+REPLAYED_AT_ONCE: Final = 1000
+_FIRST_PAUSE: Final = timedelta(seconds=5)
+_NOTING: Final = timedelta(seconds=25)
+"""Beside the timeout of the call: after this, a claim counts as lost."""
+_WHY: Final = "send deliveries"
+_SECRET_PREFIX: Final = "whsec_"  # noqa: S105  # a prefix, no secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """The right to send one delivery once, and what is sent."""
+
+    target: Target
+    delivery: Delivery
+    """As claimed: its `due_at` identifies the claim."""
+    payload: Payload
+
+
+def deliver_next() -> bool:
+    """Send what the next target has due; False if no target may be called now. Opens its own transactions.
+
+    At most a few targets of one principal, and of one tenant, are called at once, and each by one process. Processes
+    may call this at the same time.
+    """
+    shares: dict[str, Any] = {
+        "of_tenant": SHARE_OF_TENANT,
+        "of_principal": SHARE_OF_PRINCIPAL,
+        "patience": PATIENCE + _NOTING,
+    }
+    with acting_as_system(_WHY), connection.cursor() as cursor:
+        cursor.execute(sql.LOCK_SHARES)
+        cursor.execute(sql.TAKE_TARGET, shares)
+        taken = cursor.fetchone()
+    if taken is None:
+        return False
+    tenant_id, target_id, until = taken
+    try:
+        deliver_to(tenant_id=tenant_id, target_id=target_id)
+    finally:
+        with acting_in(tenant_id, _WHY):
+            Target.objects.filter(pk=target_id, busy_until=until).update(busy_until=database_now())
+    return True
+
+
+def deliver_to(*, tenant_id: int, target_id: int) -> int:
+    """Send what a target has due, one after the other; answers how many calls that took. Opens its own transactions.
+
+    A target that fails or is slow is left alone after one call, so that others are called.
+    """
+    started = time.monotonic()
+    calls = 0
+    while time.monotonic() - started < PATIENCE.total_seconds():
+        with acting_in(tenant_id, _WHY):
+            claimed = claim(target_id=target_id)
+        if claimed is None:
+            break
+        calls += 1
+        began = time.monotonic()
+        verdict, result = send(claimed)
+        slow = time.monotonic() - began > SLOW.total_seconds()
+        with acting_in(tenant_id, _WHY):
+            settle(claim=claimed, verdict=verdict, result=result, slow=slow)
+        if slow or isinstance(verdict, Resting) or (isinstance(verdict, Later) and verdict.unwell):
+            break
+    return calls
+
+
+@transaction.atomic
+def claim(*, target_id: int) -> Claim | None:
+    """Claim the delivery of a target that has been due the longest; None if there is none, or the breaker is open.
+
+    Commit before sending. Deliveries that others hold are passed by.
+    """
+    now = database_now()
+    target = Target.objects.select_for_update(no_key=True).filter(pk=target_id, stopped_at=None).first()
+    if target is None or (target.retry_at is not None and target.retry_at > now):
+        return None
+    due = Delivery.objects.filter(target=target, state=State.PENDING, due_at__lte=now).order_by("due_at", "pk")
+    delivery = due.select_for_update(no_key=True, skip_locked=True).first()
+    if delivery is None:
+        return None
+    delivery.target = target
+    payload = sender_of(target).prepare(target, delivery, now)
+    if payload is None:
+        delivery.delete()
+        return None
+    delivery.attempts += 1
+    delivery.due_at = now + timedelta(seconds=target.timeout_seconds) + _NOTING
+    delivery.save()
+    return Claim(target=target, delivery=delivery, payload=payload)
+
+
+def send(claim: Claim) -> tuple[Verdict, str]:
+    """Make the call of a claim; answers its verdict, and the result in words for the target."""
+    now, began = database_now(), time.monotonic()
+    try:
+        outcome = call(claim.target, claim.payload, now=now)
+        seconds = time.monotonic() - began
+        verdict = sender_of(claim.target).judge(claim.payload, outcome, seconds=seconds, now=now)
+    except Exception:  # every claim must end in a verdict, or the delivery would return forever
+        logger.exception("%s could not be sent", claim.delivery)
+        verdict = Later(code="defect", said="This deployment could not make the call, or not read the answer.")
+        return verdict, f"{verdict.code}: {verdict.said}"
+    logger.info("delivery_sent", extra={"delivery": claim.delivery.pk, "verdict": type(verdict).__name__.lower()})
+    return verdict, result_of(outcome)
+
+
+class SecretUnreadable(CallFailed):
+    """The target's secret can't be opened with this deployment's keys; nothing was sent."""
+
+    code = "seal_broken"
+    reached = False
+
+
+def call(target: Target, payload: Payload, *, now: datetime) -> Answer | CallFailed:
+    """POST a payload to a target, with the proof of who sends it. Blocks; call it outside of transactions."""
+    sealed = [target.secret]
+    if target.former_secret is not None and target.former_secret_until is not None and now < target.former_secret_until:
+        sealed.append(target.former_secret)
+    try:
+        opened = [unseal(one) for one in sealed]
+    except SealBroken:
+        return SecretUnreadable("The target's secret can't be opened with this deployment's keys; give a new one.")
+    try:
+        return outbound.post(
+            payload.url,
+            body=payload.body,
+            headers=_signed(payload, opened) if target.kind == Kind.WEBHOOK else _with_token(opened[0]),
+            deadline=timedelta(seconds=target.timeout_seconds),
+            max_answer_bytes=payload.max_answer_bytes,
+        )
+    except CallFailed as failure:
+        return failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pinged:
+    """How a target answered a test."""
+
+    delivered: bool
+    result: str
+
+
+def ping(*, caller: Caller, target_id: int) -> Pinged:
+    """Send a message of type `ping` to one of the caller's webhooks now. It changes nothing.
+
+    Opens its own transaction, which has ended before the call.
+
+    :raises NotFound: `unknown_target`, if the caller has no such target.
+    """
+    with caller.acting():
+        target = selectors.target_of(caller.principal_id, target_id)
+        now = database_now()
+    body = webhook_body("ping", now, target=str(target), principal=caller.name)
+    outcome = call(target, Payload(url=target.url, message_id=random_id("ping"), body=body), now=now)
+    return Pinged(
+        delivered=isinstance(outcome, Answer) and 200 <= outcome.status < 300,  # noqa: PLR2004  # success, by HTTP
+        result=result_of(outcome),
+    )
+
+
+def result_of(outcome: Answer | CallFailed) -> str:
+    """The result of a call in words, as a target stores it."""
+    return f"HTTP {outcome.status}" if isinstance(outcome, Answer) else f"{outcome.code}: {outcome}"[:200]
+
+
+def _with_token(token: str) -> Mapping[str, str]:
+    return {"X-Service-Token": token, "Content-Type": "application/json"}
+
+
+def new_webhook_secret() -> str:
+    """A new signing secret (Standard Webhooks 1.0): `whsec_` and 256 random bits in base64."""
+    return _SECRET_PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+def _signed(payload: Payload, signing: Collection[str]) -> Mapping[str, str]:
+    """The headers of Standard Webhooks 1.0, with one signature for each secret."""
+    timestamp = str(int(time.time()))
+    signed = b".".join((payload.message_id.encode(), timestamp.encode(), payload.body))
+    keys = [binascii.a2b_base64(secret.removeprefix(_SECRET_PREFIX)) for secret in signing]
+    signatures = [base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode() for key in keys]
+    return {
+        "content-type": "application/json",
+        "user-agent": "Gatehouse",
+        "webhook-id": payload.message_id,
+        "webhook-timestamp": timestamp,
+        "webhook-signature": " ".join(f"v1,{signature}" for signature in signatures),
+    }
+
+
+@transaction.atomic
+def settle(*, claim: Claim, verdict: Verdict, result: str, slow: bool = False) -> None:
+    """Note what became of a call.
+
+    Of a claim that was lost meanwhile only one thing still counts: that the target has what a delivery carries.
+
+    :param slow: the call took so long that it counts as a failure of the target.
+    """
+    now = database_now()
+    target = Target.objects.select_for_update(no_key=True).filter(pk=claim.target.pk).first()
+    delivery = Delivery.objects.select_for_update(no_key=True).filter(pk=claim.delivery.pk).first()
+    if target is None or delivery is None:
+        return
+    delivery.target = target
+    ours = delivery.state == State.PENDING and delivery.due_at == claim.delivery.due_at
+    proven = isinstance(verdict, Delivered) and delivery.object_id is not None and delivery.state != State.DELIVERED
+    if not ours and not proven:
+        logger.info("the call for %s is not noted: its claim was lost", delivery)
+        return
+    sender = sender_of(target)
+    target.result = result
+    match verdict:
+        case Delivered():
+            delivery.state, delivery.remote_id = State.DELIVERED, verdict.remote_id
+            delivery.failure = delivery.said = None
+            target.sent += 1
+            target.delivery_seconds += (now - delivery.created_at).total_seconds()
+        case Refused():
+            _bury(target, delivery, verdict.code, verdict.said)
+            target.failed += 1
+        case Later():
+            delivery.failure, delivery.said = verdict.code, verdict.said
+            delivery.due_at = now + _pause(delivery.attempts, sender.longest_pause)
+            target.failed += 1
+            if sender.max_attempts is not None and delivery.attempts >= sender.max_attempts:
+                _bury(target, delivery, "attempts", f"Given up after {delivery.attempts} attempts. {verdict.said}")
+        case Resting():
+            delivery.failure, delivery.said = verdict.code, verdict.said
+            delivery.due_at = now
+            delivery.attempts -= 1
+            target.failed += 1
+    if delivery.state != State.PENDING:
+        delivery.due_at, delivery.settled_at = None, now
+    _note_health(target, verdict, slow=slow, now=now)
+    sender.settled(target, delivery, claim.payload, verdict, now)
+    target.save()
+    if delivery.object_id is None and delivery.state != State.PENDING:
+        delivery.delete()
+    else:
+        delivery.save()
+
+
+def _bury(target: Target, delivery: Delivery, failure: str, said: str) -> None:
+    delivery.state, delivery.failure, delivery.said = State.DEAD, failure, said
+    target.dead += 1
+    logger.warning("delivery_dead", extra={"delivery": delivery.pk, "target": target.pk, "failure": failure})
+
+
+def _note_health(target: Target, verdict: Verdict, *, slow: bool, now: datetime) -> None:
+    """Open or close the breaker. An answer in time closes it; it opens at the limit, and again after a bad probe."""
+    if isinstance(verdict, Resting):
+        target.retry_at = now + verdict.wait * (1 + 0.1 * random.random())  # noqa: S311  # jitter, no secret
+    elif slow or (isinstance(verdict, Later) and verdict.unwell):
+        target.failures_in_a_row += 1
+        if target.retry_at is not None or target.failures_in_a_row >= FAILURES_TO_OPEN:
+            target.retry_at = now + COOL_DOWN
+    else:
+        target.failures_in_a_row, target.retry_at = 0, None
+
+
+def _pause(attempts: int, longest: timedelta) -> timedelta:
+    """After so many failed attempts: at most 5, 10, 20 … seconds, up to a fifth less by chance."""
+    pause: timedelta = min(longest, _FIRST_PAUSE * 2 ** min(attempts - 1, 20))
+    return pause * (1 - 0.2 * random.random())  # noqa: S311  # jitter, no secret
+
+
+@transaction.atomic
+def replay(*, target: Target, delivery_ids: Collection[int] | None = None) -> int:
+    """Send dead deliveries again, all of a target or those with these keys; answers how many, at most a thousand."""
+    dead = Delivery.objects.filter(target=target, state=State.DEAD).order_by("pk")
+    if delivery_ids is not None:
+        dead = dead.filter(pk__in=delivery_ids)
+    chosen = list(dead.select_for_update(no_key=True, skip_locked=True).values_list("pk", flat=True)[:REPLAYED_AT_ONCE])
+    Delivery.objects.filter(pk__in=chosen).update(
+        state=State.PENDING, due_at=database_now(), settled_at=None, attempts=0
+    )
+    if chosen:
+        notify_on_commit()
+    return len(chosen)
+
+
+def count_callable(*, limit: int) -> int:
+    """How many targets could be called now, at most the limit. Opens its own transaction."""
+    with acting_as_system(_WHY), connection.cursor() as cursor:
+        cursor.execute(sql.COUNT_CALLABLE, {"limit": limit})
+        count: int = cursor.fetchone()[0]
+    return count

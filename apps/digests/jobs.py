@@ -1,0 +1,52 @@
+"""Celery's part in waking: a message says which inboxes have changed; the tick covers what no message said."""
+
+import time
+from datetime import timedelta
+from typing import Any, Final
+
+from celery import shared_task
+from django.dispatch import receiver
+
+from apps.core.notifications import Publisher
+from apps.core.ticks import tick
+from apps.delivery.notifications import FRESH_SECONDS
+from apps.digests.services import waking
+from apps.digests.signals import inbox_changed
+
+_GATHERED_FOR: Final = 0.1
+"""A burst of changes is one message, however many inboxes and changes it was."""
+_MOST_GATHERED: Final = 1000
+
+_changed: Final[set[int]] = set()
+
+
+# Acked early: the tick replaces a message that dies with its worker process.
+@shared_task(name="digests.queue_wakes", ignore_result=True, acks_late=False)
+def queue_wakes(principals: list[int]) -> None:
+    """Queue wakes for principals whose inbox has changed."""
+    waking.queue_wakes(principals=principals)
+
+
+def _publish() -> None:
+    time.sleep(_GATHERED_FOR)
+    principals = []
+    while _changed:
+        principals.append(_changed.pop())
+    queue_wakes.apply_async(args=(sorted(principals),), expires=FRESH_SECONDS, retry=False)
+
+
+_publisher: Final = Publisher(_publish)
+
+
+@receiver(inbox_changed, dispatch_uid="digests_queue_wakes")
+def note_change(principal_id: int, **_: Any) -> None:
+    """Have a worker process look for wakes; returns at once."""
+    if len(_changed) < _MOST_GATHERED:
+        _changed.add(principal_id)
+        _publisher.publish()
+
+
+@tick(every=timedelta(seconds=1))
+def queue_all_wakes() -> None:
+    """Queue the wakes that no message asked for."""
+    waking.queue_wakes()

@@ -1,0 +1,655 @@
+"""Recording receipts, with their links and the obligations that they open and close, and removing them."""
+
+import hashlib
+import json
+import uuid as uuids
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import Any, Final, Self
+from uuid import UUID
+
+from django.db import connection, transaction
+
+from apps.core import strict_json
+from apps.core.errors import DomainError, Unavailable
+from apps.core.ids import random_id
+from apps.core.sql import hot_cursor
+from apps.delivery.models import Delivery
+from apps.delivery.notifications import notify_on_commit
+from apps.principals.tenancy import Caller
+from apps.receipts import sql
+from apps.receipts.errors import ChainCycle, ChainTooLong, DedupeConflict, DuplicateReceipt, ReceiptIdConflict
+from apps.receipts.models import FlushClass, Obligation, Receipt, Surface
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Poster:
+    """The principal that posts."""
+
+    tenant_id: int
+    principal_id: int
+    name: str
+
+    @classmethod
+    def of(cls, caller: Caller) -> Self:
+        return cls(tenant_id=caller.tenant_id, principal_id=caller.principal_id, name=caller.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """What the poster says about grouping. Without a resource and a family there is none."""
+
+    resource_ref: str | None = None
+    event_family: str | None = None
+    flush_class: str = FlushClass.NORMAL
+    summary_hint: str | None = None
+    break_thread: bool = False
+    groupable: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObligationDraft:
+    """Who owes whom because of a receipt; principals' ids."""
+
+    debtor_id: int
+    creditor_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiptDraft:
+    """A receipt to be posted. `caused_by` and `pairs_with` name a receipt id or a uuid, known or not yet."""
+
+    recipient_id: int
+    source_system: str
+    event_type: str
+    dedupe_key: str
+    summary: str
+    title: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    receipt_id: str | None = None
+    receipt_id_is_fresh: bool = False
+    """The poster has just drawn the id at random, so that no other receipt can have named it yet."""
+    artifact_pointer: str | None = None
+    artifact_location: str | None = None
+    requires_action: bool = False
+    suggested_next_step: str | None = None
+    caused_by: str | None = None
+    pairs_with: str | None = None
+    group: Group | None = None
+    delivery_handle: str | None = None
+    surface: str = Surface.INBOX
+    obligation: ObligationDraft | None = None
+    """Left out, a receipt that requires action makes its recipient the poster's debtor."""
+
+    def content_digest(self) -> bytes:
+        """What makes two posts of one key the same. Ids are not content: a repetition may be given a new one."""
+        content = {name: getattr(self, name) for name in _CONTENT}
+        if self.group is not None:
+            content["group"] = {name: getattr(self.group, name) for name in Group.__dataclass_fields__}
+        return strict_json.digest(content)
+
+
+_CONTENT: Final = sorted(
+    ReceiptDraft.__dataclass_fields__.keys()
+    - {"receipt_id", "receipt_id_is_fresh", "obligation", "dedupe_key", "source_system"}
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placing:
+    """What a layer above has to do with each new fact, done by the statement that writes them.
+
+    `statements` are further parts of its WITH: they read `stored` (id, nth, recipient, shown, and what the draft says)
+    and have its parameters `tenant` and `now`. The columns of `answer`, joined by `join`, are what
+    :attr:`Recorded.place` says.
+    """
+
+    statements: str
+    answer: str
+    join: str
+
+    @cached_property
+    def statements_by_closing(self) -> Mapping[bool, str]:
+        """By whether a draft may close what another has opened."""
+        return {
+            closing: sql.recording(
+                closing=closing, placing=f", {self.statements}", placed=f", {self.answer}", placed_by=self.join
+            )
+            for closing in (True, False)
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A fact, now in the database."""
+
+    id: int
+    receipt_id: str
+    uuid: UUID
+    dedupe_key: str
+    created_at: datetime
+    surface: str
+    """Where it shows, which is not in an inbox here if its recipient lives elsewhere."""
+    goes_elsewhere: bool
+    """A letter takes it to another deployment."""
+    place: tuple[Any, ...]
+    """What the caller's :class:`Placing` answered; empty where it was not asked."""
+
+
+@transaction.atomic(savepoint=False)
+def record_many(
+    *, poster: Poster, drafts: Sequence[ReceiptDraft], now: datetime, placing: Placing | None = None
+) -> list[Recorded | DomainError]:
+    """Write receipts, link them into the chain, open and close obligations; a verdict in the place of each draft.
+
+    The verdicts are those of drafts recorded one after another. What is refused is decided before anything is written,
+    so that it changes nothing and does not affect the others:
+
+    - :class:`DuplicateReceipt`: the source has posted it before;
+    - :class:`DedupeConflict`: the source has used the key for other content;
+    - :class:`ReceiptIdConflict`: another receipt has the given id;
+    - :class:`ChainCycle`: the receipt would be its own cause;
+    - :class:`ChainTooLong`: whether it would be its own cause takes too long to find out.
+
+    A receipt closes the obligation that it pairs with if its poster is the debtor or the creditor. A queued task is
+    closed by the poster that queued it, or handed on by its debtor with another task that is queued. A created plan is
+    closed by a plan's receipt. For a recipient that has moved, whoever posts as the source named like its target
+    counts as the debtor.
+
+    Each kind of lock is taken once for the whole batch, in the same order everywhere: meeting points, waiting receipts,
+    keys, obligations. So batches don't deadlock. `placing` takes its locks after all of these; it is used only if
+    nothing is locked after the receipts are written: no draft refers to an unknown receipt, or has an id that another
+    receipt may refer to.
+    """
+    met = _meet(poster, drafts)
+    batch = _Batch(poster, drafts, met, placing if met.settled else None)
+    batch.write(now)
+    verdicts = [batch.verdict(nth) for nth in range(len(drafts))]
+    written = [(draft, it) for draft, it in zip(drafts, verdicts, strict=True) if isinstance(it, Recorded)]
+    arrived = {recorded.receipt_id: recorded.id for _, recorded in written}
+    pairs = _link_waiting(met, arrived)
+    # What the statement of the receipts has not closed: roots in the same batch.
+    pairs += [
+        (arrived[draft.pairs_with], recorded.id)
+        for draft, recorded in written
+        if draft.pairs_with in arrived and draft.pairs_with not in met.links
+    ]
+    if pairs:
+        _close(pairs, now)
+    return verdicts
+
+
+@dataclass(frozen=True, slots=True)
+class _Met:
+    """What the drafts' references and ids meet in the database, locked until the transaction ends."""
+
+    links: dict[str, int]
+    """The receipts that the drafts refer to, by reference, as far as they are known."""
+    standing: dict[str, UUID] = field(default_factory=dict)
+    """The given ids that a receipt has already, and its uuid."""
+    awaited: frozenset[str] = frozenset()
+    """The given ids that receipts have referred to before their arrival."""
+    waiting: Sequence[int] = ()
+    """These receipts."""
+    settled: bool = False
+    """Whether every reference is known, and nobody can have referred to any of the drafts."""
+
+
+def _references(draft: ReceiptDraft) -> set[str]:
+    return {reference for reference in (draft.caused_by, draft.pairs_with) if reference is not None}
+
+
+def _given_id(draft: ReceiptDraft) -> str | None:
+    """The id, if another receipt may have referred to it."""
+    return None if draft.receipt_id_is_fresh else draft.receipt_id
+
+
+def _meet(poster: Poster, drafts: Sequence[ReceiptDraft]) -> _Met:
+    """Wait for transactions that refer to these drafts, or write what these refer to; then look."""
+    references = set[str]().union(*(_references(draft) for draft in drafts))
+    given = {receipt_id for draft in drafts if (receipt_id := _given_id(draft)) is not None}
+    links = _look_up(poster, references) if references else {}
+    unknown = references - links.keys()
+    if not unknown and not given:
+        return _Met(links, settled=True)
+    standing: dict[str, UUID] = {}
+    waiting, awaited = set[int](), set[str]()
+    with connection.cursor() as cursor:
+        cursor.execute(sql.MEET, [poster.tenant_id, sorted(unknown | given)])
+        if unknown:
+            links |= _look_up(poster, unknown)
+        if given:
+            cursor.execute(sql.ARRIVING, {"tenant": poster.tenant_id, "references": sorted(given)})
+            for pk, reference, uuid in cursor.fetchall():
+                if uuid is not None:
+                    standing[reference] = uuid
+                else:
+                    waiting.add(pk)
+                    awaited.add(reference)
+        if waiting:
+            cursor.execute(sql.HOLD_WAITING, [sorted(waiting)])
+        # Two arrivals that others wait for may close a cycle together; they are recorded one after the other.
+        if any(_given_id(draft) in awaited and _references(draft) for draft in drafts):
+            cursor.execute(sql.SERIALIZE_ARRIVALS, [poster.tenant_id])
+    return _Met(links, standing, frozenset(awaited), sorted(waiting))
+
+
+def _link_waiting(met: _Met, arrived: Mapping[str, int]) -> list[tuple[int, int]]:
+    """Link the receipts that have waited for these, by id; answers the new pairs of root and closer."""
+    found = sorted(met.awaited & arrived.keys())
+    if not found:
+        return []
+    given: dict[str, Any] = {
+        "references": found,
+        "receipts": [arrived[reference] for reference in found],
+        "waiting": met.waiting,
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(sql.LINK_WAITING, given)
+        return [(root, closer) for root, closer in cursor.fetchall()]
+
+
+def _close(pairs: Sequence[tuple[int, int]], now: datetime) -> None:
+    """Close the obligations of these roots, as far as these closers may; the first of several closes."""
+    roots = sorted({root for root, _ in pairs})
+    with hot_cursor() as cursor:
+        if len(roots) > 1:
+            cursor.execute(sql.HOLD_OBLIGATIONS, [roots])
+        cursor.execute(
+            sql.CLOSE, {"roots": [root for root, _ in pairs], "closers": [closer for _, closer in pairs], "now": now}
+        )
+
+
+def _look_up(poster: Poster, references: set[str]) -> dict[str, int]:
+    as_uuid = {reference: text for reference in references if (text := _uuid(reference)) is not None}
+    with hot_cursor() as cursor:
+        cursor.execute(sql.RESOLVE, [poster.tenant_id, list(references), list(as_uuid.values())])
+        rows = cursor.fetchall()
+    by_uuid = {uuid: pk for pk, _, uuid in rows}
+    by_id = {receipt_id: pk for pk, receipt_id, _ in rows}
+    found = {reference: by_uuid[uuid] for reference, uuid in as_uuid.items() if uuid in by_uuid}
+    return {reference: by_id[reference] for reference in references if reference in by_id} | found
+
+
+def _uuid(reference: str) -> str | None:
+    try:
+        return str(uuids.UUID(reference))
+    except ValueError:
+        return None
+
+
+_Key = tuple[str, str]
+"""Source system and digest of the dedupe key."""
+_Node = int | str
+"""A receipt of the chain: by its primary key, or by its id where it has none yet."""
+
+_ATTEMPTS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """A dedupe key that is used up: for what, and by which receipt."""
+
+    content_digest: bytes
+    receipt_id: str
+    uuid: UUID
+
+
+class _Batch:
+    """Drafts on their way to become facts, and what becomes of each."""
+
+    def __init__(self, poster: Poster, drafts: Sequence[ReceiptDraft], met: _Met, placing: Placing | None) -> None:
+        self._poster = poster
+        self._drafts = drafts
+        self._met = met
+        self._placing = placing
+        self._keys: list[_Key] = [
+            (draft.source_system, hashlib.sha256(draft.dedupe_key.encode()).hexdigest()) for draft in drafts
+        ]
+        self._digests = [draft.content_digest() for draft in drafts]
+        self._ids = [draft.receipt_id or random_id("rcpt") for draft in drafts]
+        self._taken: dict[_Key, _Taken] = {}
+        self._standing = dict(met.standing)
+        self._cyclic: set[int] = set()
+        self._unjudged: set[int] = set()
+        self._clashing: set[int] = set()
+        self._recorded: dict[int, Recorded] = {}
+
+    def write(self, now: datetime) -> None:
+        """Write what is not refused.
+
+        Where the fate of one draft hangs on that of another, all keys are looked up first; should a rival take one
+        of them between that look and the writing, what was written is taken back and judged again.
+        """
+        turners = self._turners()
+        entangled = bool(turners or self._standing or len(set(self._ids)) < len(self._ids))
+        if entangled:
+            self._look_up_keys(range(len(self._drafts)))
+        ancestry = _ways(self._poster, self._met) if turners else {}
+        for _ in range(_ATTEMPTS):
+            accepted = self._accepted(turners, ancestry)
+            with transaction.atomic() if entangled else nullcontext():
+                self._store(accepted, now)
+                missing = [nth for nth in accepted if nth not in self._recorded]
+                if entangled and missing:
+                    transaction.set_rollback(True)
+            self._look_up_keys(missing)
+            if not entangled or not missing:
+                break
+            self._recorded.clear()
+        for nth, recorded in self._recorded.items():
+            self._taken[self._keys[nth]] = _Taken(self._digests[nth], recorded.receipt_id, recorded.uuid)
+            self._standing[recorded.receipt_id] = recorded.uuid
+
+    def verdict(self, nth: int) -> Recorded | DomainError:
+        if nth in self._recorded:
+            return self._recorded[nth]
+        if (fault := self._fault_of_chain(nth)) is not None:
+            return fault
+        receipt_id = self._ids[nth]
+        if nth in self._clashing:
+            return ReceiptIdConflict(
+                f"The receipt id {receipt_id!r} belongs to a receipt with another dedupe key.",
+                existing_receipt_id=receipt_id,
+                existing_uuid=str(self._standing[receipt_id]),
+            )
+        if (taken := self._taken.get(self._keys[nth])) is not None:
+            return _repetition(taken, self._digests[nth])
+        return Unavailable("This dedupe key was released at this moment; post again.")
+
+    def _fault_of_chain(self, nth: int) -> DomainError | None:
+        if self._refers_to_itself(nth):
+            return ChainCycle("A receipt can't refer to itself.")
+        if nth in self._cyclic:
+            return ChainCycle(f"{self._ids[nth]} would be its own cause.")
+        if nth in self._unjudged:
+            return ChainTooLong(
+                f"Over {_WALKED} receipts follow from {self._ids[nth]}, and it would follow from as many."
+            )
+        return None
+
+    def _refers_to_itself(self, nth: int) -> bool:
+        return self._ids[nth] in _references(self._drafts[nth])
+
+    def _turners(self) -> set[int]:
+        """The drafts that could close a cycle: what waits for them is there, and what they refer to."""
+        turners, named = set[int](), set(self._met.awaited)
+        for nth, draft in enumerate(self._drafts):
+            references = _references(draft)
+            if references and self._ids[nth] in named:
+                turners.add(nth)
+            named |= references
+        return turners
+
+    def _accepted(self, turners: set[int], ancestry: Mapping[_Node, set[_Node]] | None) -> list[int]:
+        """The drafts that become facts unless a rival takes a key meanwhile; each is judged after those before it."""
+        accepted: list[int] = []
+        keys, ids, chain = set(self._taken), set(self._standing), dict(ancestry or {})
+        self._cyclic.clear()
+        self._unjudged.clear()
+        self._clashing.clear()
+        for nth, draft in enumerate(self._drafts):
+            key, own = self._keys[nth], self._ids[nth]
+            if key in keys or self._refers_to_itself(nth):
+                continue
+            if own in ids:
+                self._clashing.add(nth)
+                continue
+            if nth in turners and ancestry is None:
+                self._unjudged.add(nth)
+                continue
+            causes: set[_Node] = {self._met.links.get(reference, reference) for reference in _references(draft)}
+            if nth in turners and _reaches(chain, causes, own):
+                self._cyclic.add(nth)
+                continue
+            chain[own] = causes
+            keys.add(key)
+            ids.add(own)
+            accepted.append(nth)
+        return accepted
+
+    def _store(self, accepted: Sequence[int], now: datetime) -> None:
+        if not accepted:
+            return
+        rows = [self._row(nth) for nth in accepted]
+        own = {self._ids[nth] for nth in accepted}
+        linked = any(not own.isdisjoint(_references(self._drafts[nth])) for nth in accepted)
+        with hot_cursor() as cursor:
+            cursor.execute(
+                self._statement(linked=linked),
+                {
+                    "tenant": self._poster.tenant_id,
+                    "poster": self._poster.principal_id,
+                    "now": now,
+                    "drafts": json.dumps(rows),
+                },
+            )
+            stored = cursor.fetchall()
+        if any(row[4] is not None for row in stored):
+            notify_on_commit()
+        for nth, pk, uuid, surface, target_id, *place in stored:
+            self._recorded[nth] = Recorded(
+                id=pk,
+                receipt_id=self._ids[nth],
+                uuid=uuid,
+                dedupe_key=self._drafts[nth].dedupe_key,
+                created_at=now,
+                surface=surface,
+                goes_elsewhere=target_id is not None,
+                place=tuple(place),
+            )
+
+    def _statement(self, *, linked: bool) -> str:
+        if linked:
+            return sql.RECORD_LINKED
+        closing = any(draft.pairs_with in self._met.links for draft in self._drafts)
+        return sql.RECORD[closing] if self._placing is None else self._placing.statements_by_closing[closing]
+
+    def _row(self, nth: int) -> dict[str, Any]:
+        """A draft as the statement takes it; what is left out is null."""
+        draft = self._drafts[nth]
+        group = draft.group or _NO_GROUP
+        source_system, key_digest = self._keys[nth]
+        owed = _owed(self._poster, draft)
+        return {
+            "nth": nth,
+            "key_digest": key_digest,
+            "content_digest": self._digests[nth].hex(),
+            "receipt_id": self._ids[nth],
+            "recipient": draft.recipient_id,
+            "source_system": source_system,
+            "event_type": draft.event_type,
+            "dedupe_key": draft.dedupe_key,
+            "title": draft.title,
+            "summary": draft.summary,
+            "metadata": dict(draft.metadata),
+            "artifact_pointer": draft.artifact_pointer,
+            "artifact_location": draft.artifact_location,
+            "requires_action": draft.requires_action,
+            "suggested_next_step": draft.suggested_next_step,
+            "caused_by_ref": draft.caused_by,
+            "pairs_with_ref": draft.pairs_with,
+            "caused_by": self._met.links.get(draft.caused_by) if draft.caused_by else None,
+            "pairs_with": self._met.links.get(draft.pairs_with) if draft.pairs_with else None,
+            "surface": draft.surface,
+            "groupable": group.groupable,
+            "resource_ref": group.resource_ref,
+            "event_family": group.event_family,
+            "flush_class": group.flush_class,
+            "summary_hint": group.summary_hint,
+            "break_thread": group.break_thread,
+            "delivery_handle": draft.delivery_handle,
+            "debtor": owed and owed.debtor_id,
+            "creditor": owed and owed.creditor_id,
+        }
+
+    def _look_up_keys(self, which: Sequence[int]) -> None:
+        if not which:
+            return
+        keys = {self._keys[nth] for nth in which}
+        with connection.cursor() as cursor:
+            cursor.execute(
+                sql.TAKEN,
+                [
+                    [source_system for source_system, _ in keys],
+                    [bytes.fromhex(digest) for _, digest in keys],
+                    self._poster.tenant_id,
+                ],
+            )
+            for source_system, key_digest, content_digest, receipt_id, uuid in cursor.fetchall():
+                self._taken[source_system, bytes(key_digest).hex()] = _Taken(bytes(content_digest), receipt_id, uuid)
+
+
+_NO_GROUP: Final = Group()
+
+
+def _repetition(taken: _Taken, content_digest: bytes) -> DuplicateReceipt | DedupeConflict:
+    ids: dict[str, Any] = {"existing_receipt_id": taken.receipt_id, "existing_uuid": str(taken.uuid)}
+    if taken.content_digest == content_digest:
+        return DuplicateReceipt("Receipt with this dedupe_key already exists", **ids)
+    return DedupeConflict("This dedupe_key was used for a receipt with other content", **ids)
+
+
+_WALKED: Final = 5_000
+"""Of the receipts that one hangs from, or that hang from it, no more are looked through."""
+
+
+def _ways(poster: Poster, met: _Met) -> dict[_Node, set[_Node]] | None:
+    """What leads upwards from receipts that the drafts refer to, to ids that the drafts bring; None if it is too much.
+
+    Without an id that others have named nothing does. Else it is looked for from either end: as long as one of them
+    is short, no cycle is missed.
+    """
+    if not met.awaited or not met.links:
+        return {}
+    with connection.cursor() as cursor:
+        given: dict[str, Any] = {"tenant": poster.tenant_id, "limit": _WALKED + 1}
+        cursor.execute(sql.DESCENT, given | {"references": sorted(met.awaited)})
+        hanging = cursor.fetchall()
+        if len(hanging) <= _WALKED:
+            ways = defaultdict[_Node, set[_Node]](set)
+            for reference, pk in hanging:
+                ways[pk].add(reference)
+            return ways
+        cursor.execute(sql.ANCESTRY, given | {"receipts": list(met.links.values())})
+        causes = cursor.fetchall()
+        return {pk: {*links, *references} for pk, links, references in causes} if len(causes) <= _WALKED else None
+
+
+def _reaches(chain: Mapping[_Node, set[_Node]], start: set[_Node], goal: _Node) -> bool:
+    seen, front = set(start), list(start)
+    while front:
+        node = front.pop()
+        if node == goal:
+            return True
+        following = chain.get(node, set()) - seen
+        seen |= following
+        front.extend(following)
+    return False
+
+
+def _owed(poster: Poster, draft: ReceiptDraft) -> ObligationDraft | None:
+    if draft.obligation is None and draft.requires_action:
+        return ObligationDraft(debtor_id=draft.recipient_id, creditor_id=poster.principal_id)
+    return draft.obligation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """What retention has made of facts."""
+
+    deleted: int
+    stripped: int
+    """Those with links, of which a tombstone stays in the chain."""
+
+
+@transaction.atomic
+def hold_for_pruning(*, receipt_pks: Collection[int]) -> list[int]:
+    """Lock those of these receipts that no other transaction is linking to; answers them."""
+    held = Receipt.objects.filter(pk__in=receipt_pks).order_by("pk").select_for_update(skip_locked=True)
+    return list(held.values_list("pk", flat=True))
+
+
+@transaction.atomic
+def prune(*, receipt_pks: Collection[int]) -> Pruned:
+    """Remove facts that have had their time, which the caller holds and has judged; their keys stay.
+
+    Runs as the system, in a transaction that has allowed pruning.
+    """
+    if not receipt_pks:
+        return Pruned(deleted=0, stripped=0)
+    with connection.cursor() as cursor:
+        cursor.execute(sql.STRIP, {"receipts": list(receipt_pks)})
+        stripped = {pk for (pk,) in cursor.fetchall()}
+        _drop(cursor, [pk for pk in receipt_pks if pk not in stripped])
+    return Pruned(deleted=len(receipt_pks) - len(stripped), stripped=len(stripped))
+
+
+@transaction.atomic
+def prune_tombstones(*, receipt_pks: Collection[int], traces: timedelta, kept: timedelta) -> int:
+    """Remove those of these tombstones that have stood their time; answers how many.
+
+    They go from the old end of a chain: those that hang, over whatever many links, from what stays do stay. What hangs
+    from one that goes keeps the words of its poster and loses the link; of a tombstone from which very much hangs, a
+    part at each call, and it goes with the last part.
+    """
+    given: dict[str, Any] = {"receipts": list(receipt_pks), "traces": traces, "kept": kept}
+    with connection.cursor() as cursor:
+        cursor.execute(sql.SPENT_TOMBSTONES, given)
+        causes: dict[int, list[int]] = dict(cursor.fetchall())
+        consequences = defaultdict[int, list[int]](list)
+        for pk, its_causes in causes.items():
+            for cause in its_causes:
+                consequences[cause].append(pk)
+        staying = _reached(consequences.keys() - causes.keys(), consequences)
+        going = causes.keys() - staying
+        if not going:
+            return 0
+        cursor.execute(sql.HOLD_HANGING, {"going": list(going), "limit": _CUT_AT_ONCE})
+        hanging = [pk for (pk,) in cursor.fetchall()]
+        if hanging:
+            cursor.execute(sql.CUT_OFF, {"going": list(going), "hanging": hanging})
+        cursor.execute(sql.STILL_HANGING, {"going": list(going)})
+        going -= _reached([pk for (pk,) in cursor.fetchall()], causes)
+        _drop(cursor, sorted(going))
+    return len(going)
+
+
+_CUT_AT_ONCE: Final = 1_000
+
+
+def _reached(start: Iterable[int], steps: Mapping[int, Collection[int]]) -> set[int]:
+    """These, and whatever the steps lead to."""
+    front = list(start)
+    reached = set(front)
+    while front:
+        following = set(steps.get(front.pop(), ())) - reached
+        reached |= following
+        front.extend(following)
+    return reached
+
+
+def _drop(cursor: Any, receipt_pks: Sequence[int]) -> None:
+    if receipt_pks:
+        Obligation.objects.filter(closed_by__in=receipt_pks).update(closed_by=None)
+        Obligation.objects.filter(receipt__in=receipt_pks).delete()
+        Delivery.objects.filter(object_id__in=receipt_pks).delete()
+        # By SQL, since the ORM would first look for everything that could refer to them.
+        cursor.execute(sql.DROP, [list(receipt_pks)])
+
+
+@transaction.atomic
+def prune_keys(*, after: int, limit: int, traces: timedelta, kept: timedelta) -> tuple[int | None, int]:
+    """Remove spent keys among the next ones; answers where these end, None at the end of the old ones, and how many."""
+    given: dict[str, Any] = {"after": after, "limit": limit, "traces": traces, "kept": kept}
+    with connection.cursor() as cursor:
+        cursor.execute(sql.NEXT_KEYS, given)
+        row = cursor.fetchone()
+        if row is None or row[0] is None:
+            return None, 0
+        cursor.execute(sql.DROP_KEYS, given | {"upto": row[0]})
+        return row[0], cursor.rowcount

@@ -1,0 +1,421 @@
+"""Concurrent worker processes, crashes and lost messages, with real connections; the journey between two deployments."""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import partial
+from urllib.parse import urlsplit
+
+import pytest
+from django.conf import settings
+from django.db import connection, transaction
+from pytest_django.live_server_helper import LiveServer
+
+from apps.core import outbound
+from apps.core.errors import Conflict
+from apps.core.sql import database_now
+from apps.delivery.models import Delivery, Endpoint, State, Target
+from apps.delivery.services import sending, targets
+from apps.delivery.services.targets import TargetChange, TargetWithSecret
+from apps.digests import services as digests
+from apps.digests.services import Group, waking
+from apps.principals.models import Principal, Tenant
+from apps.principals.scopes import Scope
+from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in
+from apps.receipts.models import Receipt
+from apps.receipts.selectors import find
+from config.celery import app
+from tests import remote as remotes
+from tests.broker import listening_at, take
+from tests.delivery.making import deliver, make_remote, make_webhook, move_away, pass_time, reloaded, wake
+from tests.digests.makers import post, read, unsound
+from tests.digests.test_races import race, race_behind
+from tests.factories import make_caller, make_tenant, make_token
+from tests.remote import Exchange, Received, Remote, says
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def door(live_server: LiveServer) -> str:
+    return live_server.url.replace("localhost", "127.0.0.1")
+
+
+@pytest.fixture
+def far(db: None) -> Tenant:
+    """The other deployment: a tenant that is called through its real endpoint."""
+    return make_tenant("north")
+
+
+@pytest.fixture
+def northern_lee(far: Tenant) -> Caller:
+    return make_caller(far, "Lee")
+
+
+@pytest.fixture
+def token(far: Tenant, northern_lee: Caller) -> str:
+    """With which the south posts in the north."""
+    return make_token(far, "south", scopes=[Scope.RECEIPTS_WRITE], source_systems=["github", "asyncgate"])
+
+
+@pytest.fixture
+def deployment(kee: Caller, lee: Caller, door: str, token: str) -> Target:
+    """The other deployment as a target, to which Lee has moved."""
+    target = make_remote(kee, door, token=token)
+    move_away(kee, lee)
+    return target
+
+
+def write(poster: Caller, recipient: Caller, number: int = 1) -> list[str]:
+    with acting_as(poster):
+        return [post(recipient, poster=poster).receipt_id for _ in range(number)]
+
+
+def there() -> list[str]:
+    """The receipts that the north has, in its order."""
+    with acting_as_system("test"):
+        return list(Receipt.objects.filter(tenant__slug="north").order_by("id").values_list("receipt_id", flat=True))
+
+
+def states() -> set[str]:
+    with acting_as_system("test"):
+        return set(Delivery.objects.values_list("state", flat=True))
+
+
+def come_due() -> None:
+    """Claims and pauses run out."""
+    with acting_as_system("test"):
+        Delivery.objects.filter(state=State.PENDING).update(due_at=database_now())
+        Target.objects.update(busy_until=None)
+
+
+def ack(reader: Caller, receipt_pk: int) -> None:
+    """As an interface does it: the moment is that of the request."""
+    with acting_as(reader):
+        digests.ack_receipts(principal_id=reader.principal_id, receipt_pks=[receipt_pk], now=database_now())
+
+
+@pytest.mark.usefixtures("deployment")
+def test_question_arrives_there_and_its_answer_here(
+    kee: Caller, lee: Caller, northern_lee: Caller, tenant: Tenant, door: str
+) -> None:
+    with acting_as(kee):
+        asked = post(
+            lee,
+            poster=kee,
+            requires_action=True,
+            title="Please look",
+            group=Group(resource_ref="pr:7", event_family="ci", flush_class="immediate"),
+        )
+    deliver()
+    with acting_as(northern_lee):
+        (entry,) = read(northern_lee).entries
+        assert (entry.receipt_ids, entry.kind) == ([asked.receipt_id], "digest_snapshot")
+        arrived = find(asked.receipt_id)
+        assert arrived.requires_action
+        assert arrived.uuid != asked.uuid
+
+    back = make_token(tenant, "Lee North", scopes=[Scope.RECEIPTS_WRITE], source_systems=["lee"])
+    southern_kee = make_caller(make_tenant("north"), "Kee South")
+    make_remote(northern_lee, door, "south", token=back)
+    move_away(northern_lee, southern_kee, "south", "Kee")
+    with acting_as(northern_lee):
+        answer = post(
+            southern_kee, poster=northern_lee, source="lee", pairs_with=str(arrived.uuid), caused_by=asked.receipt_id
+        )
+    deliver()
+    with acting_as(kee):
+        came = find(answer.receipt_id)
+        assert (came.pairs_with_id, came.caused_by_id) == (asked.id, asked.id)
+        assert find(asked.receipt_id).obligation.closed_by_id == came.pk
+        assert read(kee).entries[0].receipt_ids == [answer.receipt_id]
+        assert unsound() == {}
+
+
+@pytest.mark.parametrize("endpoint", Endpoint)
+@pytest.mark.parametrize("known_as", ["elsewhere", None])
+def test_deployment_that_sends_to_itself_sends_in_no_circle(
+    kee: Caller, lee: Caller, door: str, endpoint: Endpoint, known_as: str | None
+) -> None:
+    sources = ["github", *([known_as] if known_as else [])]
+    itself = make_token(make_tenant("acme"), "itself", scopes=[Scope.RECEIPTS_WRITE], source_systems=sources)
+    make_remote(kee, door, token=itself, endpoint=endpoint, known_as=known_as)
+    move_away(kee, lee, remote_name="Lee North")
+    written = write(kee, lee)
+    for _ in range(3):
+        deliver()
+    with acting_as(kee):
+        assert list(Receipt.objects.values_list("receipt_id", flat=True)) == written
+        (dead,) = Delivery.objects.all()
+    # It is recognized, or refused.
+    recognized = {"came_back", "receipt_id_conflict", "dedupe_conflict"}
+    assert dead.state == State.DEAD
+    assert dead.failure in recognized or "lives_elsewhere" in (dead.said or "")
+
+
+@pytest.mark.usefixtures("deployment")
+def test_what_was_delivered_is_not_sent_on(kee: Caller, lee: Caller, northern_lee: Caller, remote: Remote) -> None:
+    make_remote(northern_lee, remote.url, "further")
+    move_away(northern_lee, northern_lee, "further", "Lee")
+    write(kee, lee)
+    deliver()
+    assert (there(), remote.received) == ([], [])
+    with acting_as(kee):
+        dead = Delivery.objects.get()
+        assert (dead.state, dead.failure) == (State.DEAD, "http_422")
+        assert "lives_elsewhere" in (dead.said or "")
+
+
+def test_worker_that_dies_before_it_notes_the_answer_doubles_nothing(
+    kee: Caller, lee: Caller, deployment: Target
+) -> None:
+    written = write(kee, lee)
+    with acting_in(kee.tenant_id, "test"):
+        claim = sending.claim(target_id=deployment.pk)
+    assert claim is not None
+    sending.send(claim)  # and then the process is gone
+    assert (there(), states()) == (written, {State.PENDING})
+    deliver()
+    assert states() == {State.PENDING}
+    come_due()
+    deliver()
+    assert (there(), states()) == (written, {State.DELIVERED})
+
+
+@pytest.mark.usefixtures("deployment")
+def test_lost_answer_doubles_nothing(kee: Caller, lee: Caller, door: str, token: str, remote: Remote) -> None:
+    def pass_on(received: Received) -> None:
+        headers = {"X-Service-Token": received.headers["X-Service-Token"], "Content-Type": "application/json"}
+        outbound.post(f"{door}{received.path}", body=received.body, headers=headers, deadline=timedelta(seconds=20))
+
+    remote.script = [remotes.then_hangs_up(pass_on)]
+    make_remote(kee, remote.url, token=token)
+    written = write(kee, lee)
+    deliver()
+    assert (there(), states()) == (written, {State.PENDING})
+    make_remote(kee, door, token=token)
+    deliver()
+    assert (there(), states()) == (written, {State.DELIVERED})
+
+
+@pytest.mark.parametrize("task", ["delivery.deliver", None], ids=["targets in turn", "one target"])
+def test_concurrent_workers_send_each_delivery_once(
+    kee: Caller, lee: Caller, north: Target, remote: Remote, task: str | None
+) -> None:
+    written = write(kee, lee, 20)
+    work = app.tasks[task] if task else partial(sending.deliver_to, tenant_id=kee.tenant_id, target_id=north.pk)
+    race(*[work] * 4)
+    deliver()
+    assert sorted(one.json["receipt_id"] for one in remote.received) == sorted(written)
+    assert states() == {State.DELIVERED}
+
+
+@pytest.mark.usefixtures("north")
+def test_post_to_a_remote_notifies_a_worker_through_the_broker(kee: Caller, lee: Caller, remote: Remote) -> None:
+    with listening_at("deliver") as queue:
+        write(kee, lee)
+        assert take(queue, "delivery.deliver") == []
+    app.tasks["delivery.deliver"]()
+    assert (len(remote.received), states()) == (1, {State.DELIVERED})
+
+
+def test_burst_of_posts_is_one_message_and_one_wake(kee: Caller, agent: Remote) -> None:
+    target = make_webhook(kee, agent.url).target
+    with listening_at("deliver") as queue:
+        for _ in range(50):
+            write(kee, kee)
+        (principals,) = take(queue, "digests.queue_wakes")
+        assert principals == [kee.principal_id]
+        app.tasks["digests.queue_wakes"](principals)
+        assert take(queue, "delivery.deliver") == []
+    app.tasks["delivery.deliver"]()
+    assert (len(agent.received), reloaded(target).sent) == (1, 1)
+
+
+def _and_close(run: Callable[[], object]) -> Callable[[], None]:
+    def concurrent() -> None:
+        run()
+        connection.close()
+
+    return concurrent
+
+
+def test_hanging_target_holds_no_lock_and_delays_no_other(
+    kee: Caller, lee: Caller, deployment: Target, remote: Remote, tenant: Tenant
+) -> None:
+    remote.always = remotes.hangs
+    slow = make_remote(kee, remote.url, "slow", timeout_seconds=20)
+    mo = make_caller(tenant, "Mo")
+    move_away(kee, mo, "slow", "Mo")
+    write(kee, mo, 3)
+    hanging = threading.Thread(target=_and_close(sending.deliver_next))
+    hanging.start()
+    while not remote.received:
+        assert hanging.is_alive()
+    written = write(kee, lee, 3)
+    deliver()
+    with acting_as_system("test"), connection.cursor() as cursor:
+        cursor.execute("set local lock_timeout = '1s'")
+        cursor.execute("select from delivery_delivery for update")
+        cursor.execute("select from delivery_target for update")
+    assert hanging.is_alive()
+    assert (there(), len(remote.received)) == (written, 1), "one call at a time goes to a target"
+    remote.closing.set()
+    hanging.join(timeout=30)
+    with acting_as_system("test"):
+        assert Delivery.objects.get(target=slow, attempts=1).failure == "disconnected"
+
+
+# Wakes.
+
+
+def test_agent_may_ack_and_change_its_target_while_it_is_called(kee: Caller, agent: Remote) -> None:
+    target = make_webhook(kee, agent.url).target
+    with acting_as(kee):
+        receipt = post(kee)
+
+    def acts(exchange: Exchange) -> None:
+        try:
+            ack(kee, receipt.id)
+            with acting_as(kee):
+                targets.rotate_secret(principal_id=kee.principal_id, target_id=target.pk, overlap=timedelta(minutes=1))
+        finally:
+            connection.close()
+        says(200)(exchange)
+
+    agent.always = acts
+    assert wake(target)
+    done = reloaded(target)
+    assert (done.sent, done.wasted, done.former_secret) == (1, 0, target.secret)
+
+
+def test_ack_that_was_not_committed_before_the_call_makes_a_wasted_wake(kee: Caller, agent: Remote) -> None:
+    target = make_webhook(kee, agent.url).target
+    with acting_as(kee):
+        receipt = post(kee)
+    acked, called, committed = threading.Event(), threading.Event(), threading.Event()
+
+    def ack_slowly() -> None:
+        with acting_as(kee):
+            digests.ack_receipts(principal_id=kee.principal_id, receipt_pks=[receipt.id], now=database_now())
+            acked.set()
+            assert called.wait(20)
+        committed.set()
+
+    def answer(exchange: Exchange) -> None:
+        called.set()
+        assert committed.wait(20)
+        says(200)(exchange)
+
+    def send() -> bool:
+        assert acked.wait(20)
+        return wake(target)
+
+    agent.always = answer
+    assert race(ack_slowly, send) == [None, True]
+    assert (reloaded(target).sent, reloaded(target).wasted) == (1, 1)
+    assert waking.queue_wakes() == 0
+
+
+@pytest.mark.parametrize("status", [200, 410])
+def test_answer_of_the_old_address_says_nothing_of_the_new_one(kee: Caller, agent: Remote, status: int) -> None:
+    target = make_webhook(kee, agent.url).target
+    write(kee, kee)
+
+    def moves(exchange: Exchange) -> None:
+        try:
+            with acting_as(kee):
+                change = TargetChange(url=f"{agent.url}/new")
+                targets.change(principal_id=kee.principal_id, target_id=target.pk, change=change, now=database_now())
+        finally:
+            connection.close()
+        says(status)(exchange)
+
+    agent.script = [moves]
+    with acting_in(kee.tenant_id, "test"):
+        waking.queue_wakes()
+    with acting_in(kee.tenant_id, "test"):
+        claim = sending.claim(target_id=target.pk)
+    assert claim is not None
+    verdict, result = sending.send(claim)
+    with acting_in(kee.tenant_id, "test"):
+        sending.settle(claim=claim, verdict=verdict, result=result)
+    after = reloaded(target)
+    assert (after.sent, after.failed, after.covered_seq, after.state) == (0, 0, 0, "enabled")
+    deliver()
+    assert (agent.received[-1].path, reloaded(target).sent) == ("/new", 1)
+
+
+def test_worker_killed_after_its_call_leads_to_one_more_wake(kee: Caller, agent: Remote) -> None:
+    target = make_webhook(kee, agent.url).target
+    write(kee, kee)
+    waking.queue_wakes()
+    pids: list[int] = []
+    known = threading.Event()
+
+    def kill(exchange: Exchange) -> None:
+        assert known.wait(60)
+        os.kill(pids[0], 9)
+
+    agent.script = [kill]
+    script = (
+        "import django; django.setup()\n"
+        "from apps.delivery.services import sending\n"
+        f"sending.deliver_to(tenant_id={target.tenant_id}, target_id={target.pk})"
+    )
+    database = urlsplit(settings.DATABASE_URL)._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
+    child = subprocess.Popen(
+        [sys.executable, "-c", script],
+        cwd=settings.BASE_DIR,
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "config.settings", "DATABASE_URL": database},
+    )
+    pids.append(child.pid)
+    known.set()
+    assert child.wait(timeout=120) == -9
+    assert not wake(target), "the claim of the dead process stands"
+    with transaction.atomic():
+        pass_time(36)
+        assert wake(target)
+        pass_time(3600)
+        assert not wake(target)
+    assert [call.headers["webhook-id"] for call in agent.received] == [f"wake_{target.pk}_1"] * 2
+    assert reloaded(target).sent == 1
+
+
+def test_deleting_or_changing_a_target_during_its_call_does_not_deadlock(kee: Caller, agent: Remote) -> None:
+    target = make_webhook(kee, agent.url).target
+
+    def rotate() -> None:
+        with acting_as(kee):
+            targets.rotate_secret(principal_id=kee.principal_id, target_id=target.pk, overlap=timedelta(minutes=1))
+
+    def delete() -> None:
+        with acting_as(kee):
+            targets.delete(principal_id=kee.principal_id, target_id=target.pk)
+
+    for change in (rotate, rotate, delete):
+        write(kee, kee)
+        called, changed = race(lambda: wake(target), change)
+        assert changed is None
+        assert not isinstance(called, Exception)
+    with acting_as_system("test"):
+        assert not Delivery.objects.exists()
+
+
+@contextmanager
+def _holding(owner: Caller) -> Iterator[None]:
+    with acting_as(owner):
+        Principal.objects.select_for_update(no_key=True).get(pk=owner.principal_id)
+        yield
+
+
+def test_concurrent_additions_stay_within_the_limit(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apps.delivery.services.targets.MOST", 1)
+    adds = [partial(make_webhook, kee, f"https://agent.example/{number}") for number in range(2)]
+    assert {type(one) for one in race_behind(partial(_holding, kee), *adds)} == {TargetWithSecret, Conflict}
+    with acting_as(kee):
+        assert Target.objects.count() == 1
