@@ -106,7 +106,7 @@ def test_metrics_speak_prometheus_and_name_no_tenant(tenant: object) -> None:
     assert answer.headers["Content-Type"].startswith("text/plain")
     text = answer.content.decode()
     assert "gatehouse_tasks_ready 0.0" in text
-    assert 'gatehouse_wakes_wasted{kind="webhook"} 0.0' in text
+    assert 'gatehouse_targets_wasted{kind="webhook"} 0.0' in text
     assert "acme" not in text
 
 

@@ -88,7 +88,7 @@ MUTANTS: Final = (
     Mutant(
         name="receipt-dedupe",
         breaks="A used dedupe key with other content is answered as a repetition.",
-        file="apps/receipts/services/recording.py",
+        file="apps/receipts/services.py",
         text="if taken.content_digest == content_digest:",
         replacement="if taken.content_digest:",
         tests=("tests/receipts/test_facts.py",),
