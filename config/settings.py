@@ -113,7 +113,6 @@ INSTALLED_APPS = [
     "apps.handoff",
     "apps.mcp",
     "apps.console",
-    "apps.chaos",
     "unfold.apps.BasicAppConfig",
     "unfold.contrib.filters",
     "apps.console.apps.ConsoleAdminConfig",

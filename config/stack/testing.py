@@ -43,7 +43,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = [item for item in items if named or runs({mark.name for mark in item.iter_markers()})]
     if dropped := [item for item in items if item not in set(chosen)]:
         config.hook.pytest_deselected(items=dropped)
-        items[:] = chosen
+    # The longest first, so that no process works alone at the end.
+    items[:] = sorted(chosen, key=lambda item: item.get_closest_marker("ci") is None)
 
 
 def _own_number(url: str, number: int) -> str:

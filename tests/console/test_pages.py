@@ -1,11 +1,15 @@
 """Every list and every thing in it can be looked at."""
 
+from collections.abc import Iterator
+
 import pytest
 from django.apps import apps
 from django.contrib import admin
+from django.core.management import call_command
 from django.db.models import Model
 from django.test import Client
 from django.urls import reverse
+from pytest_django.plugin import DjangoDbBlocker
 
 from apps.principals.tenancy import acting_as_system
 from apps.receipts.models import Receipt
@@ -14,9 +18,18 @@ from tests.console.world import fill
 SHOWN = sorted((model for model in apps.get_models() if model in admin.site._registry), key=lambda m: m._meta.label)
 
 
+@pytest.fixture(scope="module")
+def filled(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    """One tenant in which everything has happened, for all tests here: they only look."""
+    with django_db_blocker.unblock():
+        fill()
+        yield
+        call_command("flush", interactive=False, verbosity=0)
+
+
 @pytest.fixture
-def world(db: None) -> None:
-    fill()
+def world(filled: None, db: None) -> None:
+    """The filled tenant; what a test adds is rolled back."""
 
 
 @pytest.mark.parametrize("model", SHOWN, ids=lambda model: model._meta.label)

@@ -234,3 +234,67 @@ class Inbox:
     @property
     def unread_visible(self) -> int:
         return len(self.receipts - self.acked - self.pending)
+
+
+# The invariants of the inbox as statements: each must find nothing.
+CONTRADICTIONS: Final = {
+    "I1 neither acked, nor visible, nor pending": """
+        select r.id from receipts_receipt r
+        left join digests_receiptstate s on s.receipt_id = r.id
+        left join digests_thread t on t.id = s.thread_id
+        where r.surface = 'inbox' and not coalesce(
+            s.acked_at is not null
+            or (s.pending and t.flush_due_at is not null and t.closed_at is null)
+            or exists (select from digests_entry e where e.inbox_id = s.inbox_id and r.id = any(e.receipt_ids)
+                       and e.acked_at is null and e.superseded_by_seq is null), false)
+    """,
+    "I2 unacked in several places, or acked and visible": """
+        select r.id, count(e.id), bool_or(s.pending), s.acked_at
+        from receipts_receipt r join digests_receiptstate s on s.receipt_id = r.id
+        left join digests_entry e on e.inbox_id = s.inbox_id and r.id = any(e.receipt_ids)
+                  and e.acked_at is null and e.superseded_by_seq is null
+        group by r.id, s.acked_at
+        having (s.acked_at is null and count(e.id) + bool_or(s.pending)::int <> 1)
+               or (s.acked_at is not null and count(e.id) > 0)
+    """,
+    "I2 in the inbox of another": """
+        select r.id from receipts_receipt r join digests_receiptstate s on s.receipt_id = r.id
+        join digests_inbox i on i.id = s.inbox_id where i.principal_id <> r.recipient_id
+    """,
+    "rule 1 in the thread of another group": """
+        select r.id from receipts_receipt r join digests_receiptstate s on s.receipt_id = r.id
+        join digests_thread t on t.id = s.thread_id
+        where (r.source_system, r.resource_ref, r.event_family) <> (t.source_system, t.resource_ref, t.event_family)
+    """,
+    "I3 several visible snapshots of a thread": """
+        select thread_id from digests_entry
+        where thread_id is not null and acked_at is null and superseded_by_seq is null
+        group by thread_id having count(*) > 1
+    """,
+    "I3 several open threads of a key": """
+        select inbox_id, source_system, resource_ref, event_family from digests_thread where closed_at is null
+        group by 1, 2, 3, 4 having count(*) > 1
+    """,
+    "I5 sequences with holes": """
+        select i.id from digests_inbox i left join digests_entry e on e.inbox_id = i.id
+        group by i.id
+        having i.last_seq <> count(e.id) or i.last_seq <> coalesce(max(e.sequence), 0)
+               or count(distinct e.sequence) <> count(e.id)
+    """,
+    "I8 superseded by nothing": """
+        select e.id from digests_entry e
+        left join digests_entry n on n.inbox_id = e.inbox_id and n.sequence = e.superseded_by_seq
+        where e.superseded_by_seq is not null and (n.id is null or n.thread_id <> e.thread_id or n.supersedes_id <> e.id)
+    """,
+    "rule 5 a revision is left out": """
+        select thread_id from digests_entry where thread_id is not null
+        group by thread_id having max(revision) <> count(*) or min(revision) <> 1
+    """,
+    "rule 14 counters that differ from counting": """
+        select i.id from digests_inbox i
+        left join digests_receiptstate s on s.inbox_id = i.id and s.acked_at is null
+        group by i.id
+        having i.visible_unread <> count(s.receipt_id) filter (where not s.pending)
+               or i.pending_unread <> count(s.receipt_id) filter (where s.pending)
+    """,
+}

@@ -11,8 +11,8 @@ from apps.digests.models import Entry, Thread
 from apps.digests.services import PolicyChange, Poster
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller
-from tests.digests.chaos import CONTRADICTIONS
 from tests.digests.makers import ack_through, make_draft, pass_time, post, post_grouped, read
+from tests.digests.model import CONTRADICTIONS
 from tests.factories import T0, make_caller
 
 

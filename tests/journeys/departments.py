@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import anyio
 
-from apps.chaos.ground import Ground, prepared
+from tests.chaos.ground import Ground, prepared
 from config.stack import programs
 from config.stack.processes import last_lines
 from tests.mcp.conftest import Server
@@ -72,7 +72,7 @@ def token(principal: str, kind: str, *scopes: str, source: str | None = None) ->
 @contextmanager
 def deployment(tokens: Mapping[str, list[str]]) -> Iterator[Ground]:
     """A whole product of its own, which trusts the key that its departments sign with."""
-    with prepared(settings="config.settings", clock_of_executors=0, tokens=tokens) as ground:
+    with prepared(settings="config.settings", tokens=tokens) as ground:
         yield ground
 
 
@@ -201,8 +201,7 @@ _FACTS: Final = """
 
 def facts(ground: Ground) -> dict[str, Fact]:
     """Every receipt of a deployment, by its id."""
-    with ground.system() as connection:
-        rows = connection.execute(_FACTS).fetchall()
+    rows = ground.ask_database(_FACTS)
     names = (
         *("receipt_id", "event_type", "recipient", "surface", "summary", "caused_by_ref", "caused_by"),
         *("pairs_with", "plan_id"),
@@ -222,6 +221,5 @@ def upwards(known: Mapping[str, Fact], receipt_id: str) -> list[Fact]:
 
 
 def open_obligations(ground: Ground) -> int:
-    with ground.system() as connection:
-        row = connection.execute("select count(*) from receipts_obligation where closed_at is null").fetchone()
-    return 0 if row is None else int(row[0])
+    ((count,),) = ground.ask_database("select count(*) from receipts_obligation where closed_at is null")
+    return int(count)

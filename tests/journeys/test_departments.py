@@ -9,7 +9,7 @@ from typing import Any, Final
 import httpx2
 import pytest
 
-from apps.chaos.ground import Ground
+from tests.chaos.ground import Ground
 from config.stack import programs
 from tests.bundled_workers.pdfs import GRADIENTS, RECEIPTS, write_pdf
 from tests.journeys.departments import (

@@ -1,1 +1,0 @@
-"""Chaos: the product as it is started everywhere, broken on purpose, and a judge who reads what was answered."""

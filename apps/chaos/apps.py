@@ -1,5 +1,0 @@
-from django.apps import AppConfig
-
-
-class ChaosConfig(AppConfig):
-    name = "apps.chaos"

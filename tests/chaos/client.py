@@ -1,0 +1,169 @@
+"""A client of the product's HTTP that writes down everything that it asks and is answered."""
+
+import http.client
+import json
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tests.chaos.history import Call, History, Json, now
+
+PATIENCE: Final = 20.0
+# The server closes connections that are idle for longer.
+_IDLE: Final = 2.0
+# Of each verb the method, the path, and for several at once the path and what names them.
+_VERBS: Final[dict[str, tuple[str, str, str, str]]] = {
+    "queue": ("POST", "/api/v1/tasks", "/api/v1/tasks/batch", "tasks"),
+    "lease": ("POST", "/api/v1/tasks/lease", "", ""),
+    "heartbeat": ("POST", "", "/api/v1/tasks/heartbeat", "leases"),
+    "complete": ("POST", "/api/v1/tasks/{task_id}/complete", "/api/v1/tasks/complete", "completions"),
+    "fail": ("POST", "/api/v1/tasks/{task_id}/fail", "/api/v1/tasks/fail", "failures"),
+    "release": ("POST", "/api/v1/tasks/{task_id}/release", "/api/v1/tasks/release", "releases"),
+    "cancel": ("POST", "/api/v1/tasks/{task_id}/cancel", "", ""),
+    "look_up": ("GET", "/api/v1/tasks/{task_id}", "", ""),
+    "post": ("POST", "/api/v1/receipts", "/api/v1/receipts/batch", "receipts"),
+    "read": ("GET", "/api/v1/inbox?limit={limit}&after={after}", "", ""),
+    "ack": ("POST", "/api/v1/inbox/ack-through", "", ""),
+    "submit": ("POST", "/api/v1/plans/submit", "", ""),
+    "execute": ("POST", "/api/v1/executions", "", ""),
+    "report": ("GET", "/api/v1/executions/{execution_id}", "", ""),
+}
+# A refusal with one of these codes may be asked again.
+_LATER: Final = frozenset({"busy", "unavailable"})
+
+
+@dataclass(slots=True, kw_only=True)
+class Client:
+    """One actor's connection. One thread uses it, but for the copies of its requests."""
+
+    actor: str
+    tenant: str
+    token: str
+    port: int
+    history: History
+    chance: random.Random
+    _connection: http.client.HTTPConnection | None = None
+    _used: float = 0.0
+    _late: list[threading.Timer] = field(default_factory=list)
+
+    def insist(self, verb: str, *requests: Json, until: Callable[[], bool]) -> list[Call]:
+        """Ask until there is an answer other than "not now"; the same request, so that it happens once."""
+        pause = 0.05
+        while True:
+            calls = self.ask(verb, *requests)
+            if all(call.status is not None and call.status < 500 for call in calls) or until():
+                return calls
+            time.sleep(pause * (0.5 + self.chance.random()))
+            pause = min(pause * 2, 0.5)
+
+    def ask(self, verb: str, *requests: Json, calm: bool = False) -> list[Call]:
+        """One call, for one or for several. Its answer may get lost, and it may arrive twice."""
+        dice = 100 if calm else self.chance.randrange(100)
+        if dice < 3:  # of a hundred
+            return self._exchange(self._kept(), verb, requests, "swallowed")
+        if dice < 6:
+            other = threading.Thread(target=self._copy, args=(verb, requests[::-1], "doubled"))
+            other.start()
+            calls = self._exchange(self._kept(), verb, requests, "clear")
+            other.join()
+            return calls
+        if dice < 8:
+            timer = threading.Timer(self.chance.uniform(0.1, 4.0), self._copy, args=(verb, requests, "late"))
+            timer.daemon = True
+            timer.start()
+            self._late.append(timer)
+        return self._exchange(self._kept(), verb, requests, "clear")
+
+    def aside(self, method: str, path: str, body: Json | None = None) -> tuple[int, Json]:
+        """Ask something that is no part of the history, until there is an answer."""
+        while True:
+            try:
+                status, answer = self._send(self._kept(), method, path, body)
+            except (OSError, http.client.HTTPException):
+                self.reset()
+                time.sleep(0.1)
+            else:
+                if status < 500:  # HTTP
+                    return status, answer
+                time.sleep(0.1)
+
+    def reset(self) -> None:
+        """Break the connection, as the death of a process would."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def close(self) -> None:
+        """Wait for the copies that are still on their way."""
+        for timer in self._late:
+            timer.join(timeout=PATIENCE)
+        self.reset()
+
+    def _kept(self) -> http.client.HTTPConnection:
+        if self._connection is None or time.monotonic() - self._used > _IDLE:
+            self.reset()
+            self._connection = self._new()
+        self._used = time.monotonic()
+        return self._connection
+
+    def _new(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+
+    def _copy(self, verb: str, requests: tuple[Json, ...], weather: str) -> None:
+        connection = self._new()
+        try:
+            self._exchange(connection, verb, requests, weather)
+        finally:
+            connection.close()
+
+    def _exchange(
+        self, connection: http.client.HTTPConnection, verb: str, requests: tuple[Json, ...], weather: str
+    ) -> list[Call]:
+        method, path, path_of_many, named = _VERBS[verb]
+        about: Json = {"actor": self.actor, "tenant": self.tenant, "verb": verb, "weather": weather}
+        calls = [Call(**about, request=request, begin=now()) for request in requests]
+        self.history.calls.extend(calls)
+        many = not path or len(requests) > 1
+        body = {named: list(requests)} if many else _body(path, requests[0])
+        try:
+            status, answer = self._send(connection, method, path_of_many if many else path.format(**requests[0]), body)
+        except (OSError, http.client.HTTPException):
+            self.reset()
+            status, answer = None, {}
+        moment = now()
+        for nth, call in enumerate(calls):
+            if status is None or weather == "swallowed":
+                call.lost = moment
+            else:
+                call.end, call.status = moment, status
+                call.body = answer
+                if many and call.ok:
+                    call.status, call.body = _of_one(answer["results"][nth])
+        return calls
+
+    def _send(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: Json | None
+    ) -> tuple[int, Any]:
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        connection.request(method, path, json.dumps(body) if method == "POST" else None, headers)
+        answer = connection.getresponse()
+        text = answer.read()
+        try:
+            return answer.status, json.loads(text) if text else {}
+        except ValueError:
+            return answer.status, {"text": text[:200].decode(errors="replace")}
+
+
+def _body(path: str, request: Json) -> Json:
+    """What is sent: neither what stands in the path nor what only the judge needs."""
+    return {name: value for name, value in request.items() if f"{{{name}}}" not in path and name != "shown"}
+
+
+def _of_one(told: Json) -> tuple[int, Json]:
+    """The answer to one of several, as the verb for one would have told it."""
+    if told.get("status") == "refused":
+        return 503 if told["code"] in _LATER else 409, told
+    return 200, told

@@ -1,0 +1,3 @@
+"""A task type whose handler runs in Celery."""
+
+EXECUTED = "chaos_executed"

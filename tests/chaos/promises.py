@@ -1,0 +1,263 @@
+"""The judge of a history: what was promised, and what was answered instead.
+
+Each promise is a function that yields a sentence for each violation. What a call without an answer did is unknown, so
+it convicts nobody. The effect of a call lies between its begin and its end.
+"""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from itertools import pairwise
+from typing import Final
+
+from tests.chaos.history import ENDINGS, NEVER, Call, History, Json, Run, canonical
+
+# What the clocks of the machine's processes may differ by.
+_SLACK: Final = 0.05
+# What is broken is felt a little longer than it is broken.
+_FELT: Final = 2.0
+
+Promise = Callable[[History], Iterator[str]]
+
+
+def violations(history: History) -> list[str]:
+    """Everything in this history that was promised otherwise."""
+    return [f"{name}: {found}" for name, promise in PROMISES.items() for found in promise(history)]
+
+
+def ends_once(history: History) -> Iterator[str]:
+    """An accepted task ends once, with one receipt."""
+    yield from history.unrest
+    receipts = defaultdict(list)
+    for receipt in history.receipts:
+        if receipt.event_type in {"task_complete", "task_failed", "task_canceled"} and receipt.task:
+            receipts[receipt.task].append(receipt.receipt_id)
+    for task in history.accepted:
+        ended = history.tasks.get(task, {})
+        if not ended.get("complete"):
+            yield f"{task} was accepted and has no end"
+        elif receipts[task] != [ended["terminal_receipt_id"]]:
+            yield f"{task} ended by {ended['terminal_receipt_id']}, and its receipts are {receipts[task]}"
+        for call in history.endings.get(task, ()):
+            told = (call.body.get("status"), call.body.get("receipt_id"))
+            if call.ok and told[1] and told != (ended.get("status"), ended.get("terminal_receipt_id")):
+                yield f"{call} said that {task} is {told}, and it is {ended.get('status')}"
+
+
+def one_holder(history: History) -> Iterator[str]:
+    """Two workers never hold one task."""
+    granted: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for call in history.of("lease"):
+        for given in call.body.get("tasks", ()):
+            granted[given["task_id"], given["run_id"]].add(id(call))
+    yield from (f"{task} run {run} was granted {len(by)} times" for (task, run), by in granted.items() if len(by) > 1)
+    for runs in history.runs.values():
+        for before, after in pairwise(runs):
+            if after.call.end + _SLACK < _held_until(history, before, after.call.end):
+                yield f"{after.task} run {after.number} was granted while run {before.number} had it"
+
+
+def _held_until(history: History, run: Run, asked: float) -> float:
+    """Until when a run has its task for certain: its deadline, or the first call that may have ended it.
+
+    A database that is killed may forget a renewal: then only what came later counts.
+    """
+    beats = [beat for beat in history.beats.get(run.task, ()) if beat.run == run.number]
+    signs = [(run.call.begin, run.lease)]
+    signs += [(beat.begin, beat.body["lease_ms"] / 1000) for beat in beats if beat.ok and beat.body["status"] == "ok"]
+    certain = [begin + s for begin, s in signs if not history.harmed(begin, min(asked, begin + s), "database")]
+    ends = [call.begin for call in history.endings.get(run.task, ()) if call.run == run.number]
+    return min([max(certain, default=0.0), *ends])
+
+
+def no_stale_fence(history: History) -> Iterator[str]:
+    """An earlier run of a task changes nothing once a later one is granted."""
+    for task, runs in history.runs.items():
+        for call in [*history.endings.get(task, ()), *history.beats.get(task, ())]:
+            later = next((run for run in runs if run.number > call.run and run.call.end < call.begin), None)
+            if later is None or not call.ok or call.body.get("status") in {"lost", "retry"}:
+                continue
+            if call.verb == "heartbeat" or not _repeats(history, call, later.call.end):
+                yield f"{call} of run {call.run} of {task} succeeded after run {later.number} was granted"
+            elif call.body.get("receipt_id"):
+                yield f"{call} of run {call.run} ended {task}, and run {later.number} was granted"
+
+
+def _repeats(history: History, call: Call, moment: float) -> bool:
+    """Whether the same call was made before this moment: then it is answered as it was."""
+    return any(one.key == call.key and one.begin < moment for one in history.endings[call.task])
+
+
+def no_lost_receipt(history: History) -> Iterator[str]:
+    """A receipt that was acknowledged is in its recipient's inbox until it is acked, once."""
+    stored = {(receipt.tenant, receipt.receipt_id): receipt for receipt in history.receipts}
+    for call in history.of("post"):
+        receipt = stored.get((call.tenant, call.body.get("receipt_id", "")))
+        if call.ok and (receipt is None or receipt.recipient != call.request["recipient_ai"]):
+            yield f"{call.request['dedupe_key']} was acknowledged as {call.body['receipt_id']} and is {receipt}"
+    possible, _ = _acked(history)
+    for receipt in history.receipts:
+        if receipt.in_inbox:
+            times = history.visible.get((receipt.tenant, receipt.recipient), []).count(receipt.receipt_id)
+            if times > 1 or (not times and receipt.receipt_id not in possible):
+                yield f"{receipt.receipt_id} of {receipt.recipient} is shown {times} times, and nobody has acked it"
+
+
+def receipt_once(history: History) -> Iterator[str]:
+    """A dedupe key makes one receipt, whatever is repeated, and keeps its content."""
+    names = Counter((receipt.tenant, receipt.source, receipt.dedupe_key) for receipt in history.receipts)
+    yield from (f"{key[2]} has made {count} receipts" for key, count in names.items() if count > 1)
+    told: dict[str, set[str]] = defaultdict(set)
+    for call in history.of("post"):
+        known = call.body.get("receipt_id") if call.ok else call.body.get("existing_receipt_id")
+        if known:
+            told[call.request["dedupe_key"]].add(known)
+    yield from (f"{key} was told to be each of {sorted(ids)}" for key, ids in told.items() if len(ids) > 1)
+    yield from _accepted_twice(history, "post", "dedupe_key", "dedupe_conflict")
+
+
+def idempotent(history: History) -> Iterator[str]:
+    """A call that is repeated gives the same answer, and an idempotency key makes one task."""
+    yield from _accepted_twice(history, "queue", "idempotency_key", "idempotency_conflict")
+    made: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for call in history.of("queue"):
+        if call.ok:
+            made[call.actor, call.request["idempotency_key"]].add(call.body["task_id"])
+    yield from (f"{key} has made {sorted(tasks)}" for (_, key), tasks in made.items() if len(tasks) > 1)
+    same: dict[str, list[Call]] = defaultdict(list)
+    for call in history.of(*ENDINGS):
+        same[call.key].append(call)
+    for calls in same.values():
+        done = [call for call in calls if call.ok]
+        # The verb for several says more than the verb for one.
+        if len({(call.body["status"], call.body.get("receipt_id"), call.body.get("retry_at")) for call in done}) > 1:
+            yield f"{done[0]} and its repetitions were answered differently"
+        first = min((call.end for call in done), default=NEVER)
+        yield from (f"{call} had succeeded before" for call in calls if call.refused and call.begin > first)
+
+
+def _accepted_twice(history: History, verb: str, key: str, conflict: str) -> Iterator[str]:
+    """What one key was accepted for with two contents, and what is in conflict with itself."""
+    calls: dict[tuple[str, str], list[Call]] = defaultdict(list)
+    for call in history.of(verb):
+        calls[call.tenant, call.request[key]].append(call)
+    for (_, name), same in calls.items():
+        if len({canonical(call.request) for call in same if call.ok}) > 1:
+            yield f"{name} was accepted for two contents"
+        if len({canonical(call.request) for call in same}) == 1:
+            yield from (f"{call} is in conflict with itself" for call in same if call.body.get("code") == conflict)
+
+
+def canceled_or_completed(history: History) -> Iterator[str]:
+    """A task is canceled or completed, never both."""
+    for call in history.of("cancel"):
+        status = history.tasks.get(call.task, {}).get("status")
+        completed = [one for one in history.endings.get(call.task, ()) if one.verb == "complete" and one.ok]
+        if call.status == 200 and (status != "canceled" or completed):  # 202 is a request
+            yield f"{call.task} was canceled, and is {status}, completed by {completed[:1]}"
+        if call.refused and status == "canceled":
+            yield f"{call} was refused, and {call.task} is canceled"
+
+
+def in_order(history: History) -> Iterator[str]:
+    """Nothing runs before its moment, nor before what it depends on has succeeded."""
+    for task, call in history.accepted.items():
+        for run in history.runs.get(task, ()):
+            due = call.request.get("run_at")
+            if due and _wall(run.call.end) < datetime.fromisoformat(due).timestamp() - _SLACK:
+                yield f"{task} run {run.number} was granted before {due}"
+            for needed in call.request.get("depends_on", ()):
+                done = [one.begin for one in history.endings.get(needed, ()) if one.verb == "complete"]
+                if run.call.end < min(done, default=NEVER) or history.tasks[needed]["status"] != "succeeded":
+                    yield f"{task} run {run.number} was granted, and {needed} had not succeeded"
+
+
+def _wall(moment: float) -> float:
+    """The time of day of a moment of the monotonic clock."""
+    return moment + _OFFSET
+
+
+_OFFSET: Final = time.time() - time.monotonic()
+
+
+def acks_as_of(history: History) -> Iterator[str]:
+    """An ack takes what its token's page showed up to there, and nothing that came later."""
+    possible, certain = _acked(history)
+    everything = {(receipt.tenant, receipt.receipt_id) for receipt in history.receipts if receipt.in_inbox}
+    for (tenant, name), visible in history.visible.items():
+        if again := sorted(certain & set(visible)):
+            yield f"{name} acked {again[:5]} and is shown them"
+        own = {r.receipt_id for r in history.receipts if (r.tenant, r.recipient, r.in_inbox) == (tenant, name, True)}
+        if unseen := sorted(own - set(visible) - possible):
+            yield f"{name} is not shown {unseen[:5]}, and was never shown them before an ack"
+        if foreign := [one for one in visible if (tenant, one) not in everything or one not in own]:
+            yield f"{name} is shown {foreign[:5]} of others"
+
+
+def _acked(history: History) -> tuple[set[str], set[str]]:
+    """The receipts that may be acked, and those that are for certain."""
+    acks = history.of("ack")
+    possible = {receipt for call in acks for receipt in call.request["shown"]}
+    return possible, {receipt for call in acks if call.ok for receipt in call.request["shown"]}
+
+
+def no_failure(history: History) -> Iterator[str]:
+    """No answer is a failure, and none is missing, but while the web or the database is broken."""
+    for call in history.calls:
+        failed = call.status is not None and call.status >= 500  # HTTP
+        missing = call.status is None and call.weather == "clear"
+        busy = call.body.get("code") == "busy"
+        until = min(call.end, call.lost)
+        broken = history.harmed(call.begin - _FELT, until, "web", "database")
+        if (failed or missing) and not busy and (not broken or call.status == 500):  # a defect
+            yield str(call)
+
+
+def no_stranger(history: History) -> Iterator[str]:
+    """Nobody is given a task of another tenant."""
+    for runs in history.runs.values():
+        for run in runs:
+            if run.params.get("tenant", run.call.tenant) != run.call.tenant:
+                yield f"{run.call.actor} of {run.call.tenant} was given {run.task} of {run.params['tenant']}"
+
+
+def executions_go_on(history: History) -> Iterator[str]:
+    """An execution ends completely, with its own results, and calls nothing again once its step has ended."""
+    for report in history.executions:
+        name = report["execution_id"]
+        if report["status"] != "complete":
+            yield f"{name} ended {report['status']}: {report['summary'][:200]}"
+            continue
+        steps: dict[str, Json] = {step["step_id"]: step for step in report["steps"]}
+        batch = report["plan_id"].removeprefix("plan-")
+        texts = {"pick": batch, "press": f"{batch}>pick", "taste": f"{batch}>pick>press"}
+        for step_id, text in texts.items():
+            tool, step = "press" if step_id == "press" else "pick", steps[step_id]
+            if (step["envelope"] or {}).get("payload") != {"text": f"{text}>{tool}"}:
+                yield f"{name} {step_id} brought {step['envelope']}"
+            called = [at for used, given, at in history.tool_calls if (used, given) == (tool, text)]
+            ended = datetime.fromisoformat(step["ended_at"]).timestamp()
+            if not called or max(called) > ended + _SLACK:
+                yield f"{name} {step_id} was called {len(called)} times, the last after it had ended"
+            if step_id != "press" and len(called) > step["attempts"]:
+                yield f"{name} {step_id} was called {len(called)} times in {step['attempts']} attempts"
+
+
+PROMISES: Final[dict[str, Promise]] = {
+    promise.__name__: promise
+    for promise in (
+        ends_once,
+        one_holder,
+        no_stale_fence,
+        no_lost_receipt,
+        receipt_once,
+        idempotent,
+        canceled_or_completed,
+        in_order,
+        acks_as_of,
+        no_failure,
+        no_stranger,
+        executions_go_on,
+    )
+}
