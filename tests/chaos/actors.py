@@ -325,15 +325,15 @@ class Planner(Actor):
         if self._number == 0:
             self._register()
         self._number += 1
-        plan = self._plan(f"batch-{self.client.actor}-{self._number}")
-        made = self._answer("submit", {"plan": plan})
+        batch = f"batch-{self._number}"
+        made = self._answer("submit", {"plan": self._plan(batch)})
         begun = self._answer("execute", {"plan_id": made["plan_id"]})
         report = begun
         while report.get("ended_at") is None:
             self._beat()
             time.sleep(0.2)
             report = self._answer("report", {"execution_id": begun["execution_id"]})
-        self.reports.append(report)
+        self.reports.append({**report, "batch": batch})
 
     def _answer(self, verb: str, request: Json) -> Json:
         (call,) = self.client.insist(verb, request, until=lambda: False)

@@ -230,7 +230,7 @@ def executions_go_on(history: History) -> Iterator[str]:
             yield f"{name} ended {report['status']}: {report['summary'][:200]}"
             continue
         steps: dict[str, Json] = {step["step_id"]: step for step in report["steps"]}
-        batch = report["plan_id"].removeprefix("plan-")
+        batch = report["batch"]
         texts = {"pick": batch, "press": f"{batch}>pick", "taste": f"{batch}>pick>press"}
         for step_id, text in texts.items():
             tool, step = "press" if step_id == "press" else "pick", steps[step_id]

@@ -64,7 +64,7 @@ def execution(**changes: Any) -> Json:
     ]
     return {
         "execution_id": "exec_1",
-        "plan_id": "plan-b",
+        "batch": "b",
         "status": "complete",
         "summary": "",
         "steps": steps,
@@ -148,7 +148,7 @@ def told(**members: Any) -> Callable[[History], object]:
         ("no_failure", add(queue(3.0, status=None))),
         ("no_stranger", add(lease(9.0, 3, tenant="other"))),
         ("executions_go_on", lambda history: history.executions.append(execution(status="failed"))),
-        ("executions_go_on", lambda history: history.executions.append(execution(plan_id="plan-c"))),
+        ("executions_go_on", lambda history: history.executions.append(execution(batch="c"))),
         ("executions_go_on", lambda history: history.tool_calls.append(("press", "b>pick", ENDED + 1))),
         ("executions_go_on", lambda history: history.tool_calls.append(("pick", "b", ENDED - 8))),
     ],
