@@ -106,6 +106,12 @@ def test_sound_history_has_no_violations() -> None:
     assert [found for promise in PROMISES.values() for found in promise(sound())] == []
 
 
+REFUSED = called("cancel", {"task_id": TASK}, 8.0, {"code": "already_finished"}, status=409)
+
+
+DEPENDENT = queue(-1.0, asked={"depends_on": ["task_9"]})
+
+
 def add(*calls: Call) -> Callable[[History], object]:
     return lambda history: history.calls.extend(calls)
 
@@ -157,10 +163,6 @@ def test_spoiled_history_is_found(promise: str, spoil: Callable[[History], objec
     history = sound()
     spoil(history)
     assert list(PROMISES[promise](history)) != []
-
-
-REFUSED = called("cancel", {"task_id": TASK}, 8.0, {"code": "already_finished"}, status=409)
-DEPENDENT = queue(-1.0, asked={"depends_on": ["task_9"]})
 
 
 @pytest.mark.parametrize("status", [500, 503, None])

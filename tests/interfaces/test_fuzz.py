@@ -83,7 +83,7 @@ def site(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[
             "all scopes": make_token(acme, scopes=set(Scope), source_systems=["asyncgate", "github"]),
             "no scope": make_token(acme, "Lee", Kind.SERVICE, scopes=set()),
         }
-        process, url = start_server()
+        process, url = start_server("tests.interfaces.short_streams:application")
         try:
             yield Site(url=url, schema=_document(), tokens=tokens, known=known)
         finally:
@@ -166,12 +166,12 @@ def _edges(schema: BaseSchema, operation: APIOperation[Any, Any, Any, Any], most
 
 def _check(site: Site, case: Case[Any], token: str) -> None:
     # Nothing that is waited for would come. A wait that is no valid one is still refused.
-    for given in (case.body, case.query):
-        for name in {"wait", "wait_seconds"} & set(given if isinstance(given, dict) else ()):
-            if _is_a_wait(given[name]):
-                given[name] = 0
+    for asked in [asked for asked in (case.body, case.query) if isinstance(asked, dict)]:
+        for name in {"wait", "wait_seconds"} & asked.keys():
+            if _is_a_wait(asked[name]):
+                asked[name] = 0
     case.call_and_validate(base_url=site.url, headers={"Authorization": f"Bearer {token}"}, timeout=60)
 
 
-def _is_a_wait(asked: object) -> bool:
-    return isinstance(asked, int | float) and not isinstance(asked, bool) and 0 < asked <= 60
+def _is_a_wait(seconds: object) -> bool:
+    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= 60

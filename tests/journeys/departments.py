@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import anyio
 
-from tests.chaos.ground import Ground, prepared
 from config.stack import programs
 from config.stack.processes import last_lines
+from tests.chaos.ground import Ground, prepared
 from tests.mcp.conftest import Server
 
 SCRIPT: Final = programs.PRODUCT / "examples" / "delegates" / "department.py"

@@ -9,9 +9,9 @@ from typing import Any, Final
 import httpx2
 import pytest
 
-from tests.chaos.ground import Ground
 from config.stack import programs
 from tests.bundled_workers.pdfs import GRADIENTS, RECEIPTS, write_pdf
+from tests.chaos.ground import Ground
 from tests.journeys.departments import (
     BUNDLED,
     CODE,
@@ -31,7 +31,7 @@ from tests.journeys.departments import (
     upwards,
 )
 
-pytestmark = pytest.mark.ci
+pytestmark = pytest.mark.long
 
 KEE: Final = ("plans", "tasks:queue", "inbox", "memory")
 WORKER: Final = ("workers:register", "tasks:work")
