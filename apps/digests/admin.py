@@ -1,4 +1,4 @@
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +20,20 @@ from apps.principals.tenancy import acting_in
 from apps.receipts.models import Receipt
 
 _SHOWN = 50
+
+
+def _link(name: str, title: str | None = None) -> Callable[[Any], str]:
+    """A column that links to a related thing."""
+
+    @admin.display(description=title or name.capitalize())
+    def show(row: Any) -> str:
+        return link_to(getattr(row, name))
+
+    return show
+
+
+def _links(things: Iterable[Any]) -> str:
+    return format_html_join(", ", "{}", ((link_to(one),) for one in things)) or "-"
 
 
 class SourceForm(forms.ModelForm):  # type: ignore[type-arg]  # not subscriptable at run time
@@ -121,7 +135,7 @@ def _replay(inbox: Inbox, given: Mapping[str, int]) -> ReplayOutput:
 
 @admin.register(Inbox)
 class InboxAdmin(OperatorAdmin):
-    list_display = ["__str__", "principal_link", "last_seq", "visible_unread", "pending_unread", "enabled", "window"]
+    list_display = ["__str__", _link("principal"), "last_seq", "visible_unread", "pending_unread", "enabled", "window"]
     list_filter = ["enabled", "tenant"]
     list_select_related = ["principal"]
     search_fields = ["principal__name"]
@@ -144,44 +158,38 @@ class InboxAdmin(OperatorAdmin):
         answer: HttpResponse = super().change_view(request, object_id, form_url, {**shown, **(extra_context or {})})
         return answer
 
-    @admin.display(description="Principal")
-    def principal_link(self, inbox: Inbox) -> str:
-        return link_to(inbox.principal)
-
     @admin.display(description="Policies of sources")
     def policy_links(self, inbox: Inbox) -> str:
-        policies = inbox.source_policies.order_by("source_system")
-        return format_html_join(", ", "{}", ((link_to(policy),) for policy in policies)) or "-"
+        return _links(inbox.source_policies.order_by("source_system"))
 
     @admin.display(description="Open threads")
     def thread_links(self, inbox: Inbox) -> str:
-        threads = inbox.threads.filter(closed_at=None).order_by("id")[:_SHOWN]
-        return format_html_join(", ", "{}", ((link_to(thread),) for thread in threads)) or "-"
+        return _links(inbox.threads.filter(closed_at=None).order_by("id")[:_SHOWN])
 
 
 @admin.register(SourcePolicy)
 class SourcePolicyAdmin(OperatorAdmin):
-    list_display = ["source_system", "inbox_link", "enabled", "window", "max_items", "max_thread_age"]
+    list_display = ["source_system", _link("inbox"), "enabled", "window", "max_items", "max_thread_age"]
     list_filter = [("source_system", ExactTextFilter), "tenant"]
     list_select_related = ["inbox__principal"]
-
-    @admin.display(description="Inbox")
-    def inbox_link(self, policy: SourcePolicy) -> str:
-        return link_to(policy.inbox)
 
 
 @admin.register(Thread)
 class ThreadAdmin(OperatorAdmin):
-    list_display = ["__str__", "inbox_link", "revision", "receipt_count", "pending_count", "flush_due_at", "closed_at"]
+    list_display = [
+        "__str__",
+        _link("inbox"),
+        "revision",
+        "receipt_count",
+        "pending_count",
+        "flush_due_at",
+        "closed_at",
+    ]
     list_filter = [("closed_at", admin.EmptyFieldListFilter), ("source_system", ExactTextFilter), "tenant"]
     list_select_related = ["inbox__principal"]
     search_fields = ["resource_ref"]
     ordering = ["-id"]
     readonly_fields = ["snapshot_links"]
-
-    @admin.display(description="Inbox")
-    def inbox_link(self, thread: Thread) -> str:
-        return link_to(thread.inbox)
 
     @admin.display(description="Snapshots")
     def snapshot_links(self, thread: Thread) -> str:
@@ -203,10 +211,10 @@ def _fate(entry: Entry) -> str:
 class EntryAdmin(OperatorAdmin):
     list_display = [
         "__str__",
-        "inbox_link",
+        _link("inbox"),
         "sequence",
         "kind",
-        "thread_link",
+        _link("thread"),
         "count",
         "flush_reason",
         "published_at",
@@ -224,38 +232,20 @@ class EntryAdmin(OperatorAdmin):
     ordering = ["-id"]
     readonly_fields = ["receipt_links"]
 
-    @admin.display(description="Inbox")
-    def inbox_link(self, entry: Entry) -> str:
-        return link_to(entry.inbox)
-
-    @admin.display(description="Thread")
-    def thread_link(self, entry: Entry) -> str:
-        return link_to(entry.thread)
-
     @admin.display(description="Receipts")
     def receipt_links(self, entry: Entry) -> str:
-        receipts = Receipt.objects.filter(pk__in=entry.receipt_ids).order_by("id")
-        return format_html_join(", ", "{}", ((link_to(receipt),) for receipt in receipts)) or "-"
+        return _links(Receipt.objects.filter(pk__in=entry.receipt_ids).order_by("id"))
 
 
 @admin.register(ReceiptState)
 class ReceiptStateAdmin(OperatorAdmin):
-    list_display = ["receipt_link", "inbox_link", "place_link", "pending", "delivered_at", "acked_at", "archived_at"]
+    list_display = [
+        *(_link("receipt"), _link("inbox"), _link("entry"), _link("thread")),
+        *("pending", "delivered_at", "acked_at", "archived_at"),
+    ]
     list_filter = ["pending", ("acked_at", admin.EmptyFieldListFilter), "tenant"]
     list_select_related = ["receipt", "inbox__principal", "entry", "thread"]
     ordering = ["-receipt_id"]
-
-    @admin.display(description="Receipt")
-    def receipt_link(self, state: ReceiptState) -> str:
-        return link_to(state.receipt)
-
-    @admin.display(description="Inbox")
-    def inbox_link(self, state: ReceiptState) -> str:
-        return link_to(state.inbox)
-
-    @admin.display(description="Place")
-    def place_link(self, state: ReceiptState) -> str:
-        return link_to(state.entry or state.thread)
 
 
 @admin.register(Sweep)

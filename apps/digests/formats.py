@@ -1,42 +1,39 @@
 """As-of tokens: `ent_42@57`, and `ent_42@57~…` where the read was narrower than the whole inbox from its start.
 
-The token says which entry and which state of the inbox its reader was shown; the part after `~` binds what the read
-left out, so that acking through it never reaches beyond what was shown.
+The token names the entry and the state of the inbox that its reader was shown. The part after `~` binds what the read
+left out, so that an ack through it never reaches beyond what was shown.
 """
 
 import base64
-import binascii
-import json
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Final
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from apps.core import strict_json
 from apps.core.errors import DomainError
 from apps.core.ids import format_ref, parse_ref
+from apps.core.schemas import parse
 from apps.digests.errors import BadToken
 
 ENTRY: Final = "ent"
 THREAD: Final = "thr"
 MAX_TOKEN: Final = 8000
-_MAX_IDS: Final = 500
-_MAX_SOURCE: Final = 50
 _TOKEN: Final = re.compile(
     r"(?P<ref>[a-z]+_[0-9]+)@(?P<as_of>0|[1-9][0-9]{0,17})(?:~(?P<bound>[A-Za-z0-9_-]+))?", re.ASCII
 )
+_Number = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
+class Bound(BaseModel):
     """What a read left out: entries up to `after`, other sources, all but these ids."""
 
-    after: int = 0
-    source: str | None = None
-    ids: tuple[int, ...] | None = None
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
-    @property
-    def is_everything(self) -> bool:
-        return self == _EVERYTHING
+    after: _Number = 0
+    source: Annotated[str, StringConstraints(max_length=50, pattern=r"^[^\x00]*$")] | None = None
+    ids: Annotated[tuple[_Number, ...], Field(max_length=500)] | None = None
 
 
 _EVERYTHING: Final = Bound()
@@ -70,13 +67,9 @@ def parse_entry(ref: str) -> int:
 def format_token(through: Through) -> str:
     """The opaque string that an agent is handed with an entry and hands back."""
     token = f"{entry_ref(through.entry_id)}@{through.as_of}"
-    bound = through.bound
-    if bound.is_everything:
+    if through.bound == _EVERYTHING:
         return token
-    members: dict[str, Any] = {"after": bound.after} if bound.after else {}
-    members |= {"source": bound.source} if bound.source is not None else {}
-    members |= {"ids": list(bound.ids)} if bound.ids is not None else {}
-    text = json.dumps(members, separators=(",", ":")).encode()
+    text = through.bound.model_dump_json(exclude_defaults=True).encode()
     return f"{token}~{base64.urlsafe_b64encode(text).rstrip(b'=').decode()}"
 
 
@@ -90,37 +83,13 @@ def parse_through(text: str) -> Through:
     match = _TOKEN.fullmatch(text) if len(text) <= MAX_TOKEN else None
     if match is None:
         raise BadToken(f"{text[:40]!r} is not a token of the form ent_<number>@<number>.")
-    bound = _parse_bound(match["bound"]) if match["bound"] else _EVERYTHING
+    bound = _EVERYTHING
+    if match["bound"]:
+        try:
+            padded = match["bound"] + "=" * (-len(match["bound"]) % 4)
+            bound = parse(Bound, strict_json.loads(base64.urlsafe_b64decode(padded)))
+        except (DomainError, ValueError) as exc:
+            raise BadToken("The part of the token after ~ can't be read.") from exc
+        if bound == _EVERYTHING:
+            raise BadToken("The part of the token after ~ binds nothing.")
     return Through(entry_id=parse_ref(ENTRY, match["ref"]), as_of=int(match["as_of"]), bound=bound)
-
-
-def _parse_bound(text: str) -> Bound:
-    try:
-        members = strict_json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-    except (DomainError, ValueError, binascii.Error) as exc:
-        raise BadToken("The part of the token after ~ can't be read.") from exc
-    if not isinstance(members, dict) or not members or not members.keys() <= {"after", "source", "ids"}:
-        raise BadToken("The part of the token after ~ is of no known form.")
-    return Bound(
-        after=_number(members.get("after", 0)),
-        source=_source(members.get("source")),
-        ids=_ids(members["ids"]) if "ids" in members else None,
-    )
-
-
-def _number(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise BadToken("The token holds something that is no sequence.")
-    return value
-
-
-def _source(value: Any) -> str | None:
-    if value is not None and (not isinstance(value, str) or len(value) > _MAX_SOURCE or "\x00" in value):
-        raise BadToken("The token holds something that is no source.")
-    return value
-
-
-def _ids(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > _MAX_IDS:
-        raise BadToken("The token holds something that is no list of entries.")
-    return tuple(_number(one) for one in value)

@@ -38,7 +38,7 @@ class Source(TenantModel):
     """What operators have set for the receipts of one source system; a source without a row has the defaults.
 
     `rate_per_hour` takes the place of the deployment's rate limit. With `groups_by_dedupe_key`, receipts without a
-    group of their own are gathered by keys of the form `{source}:{event_type}:{entity}:{version}`.
+    group of their own are grouped by keys of the form `{source}:{event_type}:{entity}:{version}`.
     """
 
     name = models.CharField(max_length=50)
@@ -51,7 +51,7 @@ class Source(TenantModel):
     groups_by_dedupe_key = models.BooleanField(
         default=False,
         db_default=False,
-        help_text="Gather its receipts by the event type and entity in their dedupe keys.",
+        help_text="Group its receipts by the event type and entity in their dedupe keys.",
     )
 
     class Meta:
@@ -79,7 +79,7 @@ class Inbox(TenantModel):
     last_seq = models.BigIntegerField(default=0, db_default=0)
     visible_unread = models.IntegerField(default=0, db_default=0)
     pending_unread = models.IntegerField(default=0, db_default=0)
-    # The policy: how receipts with a group are gathered.
+    # The policy: how receipts with a group are buffered.
     enabled = models.BooleanField(default=True)
     window = models.DurationField(default=timedelta(seconds=30))
     max_items = models.IntegerField(default=20)
@@ -110,7 +110,7 @@ class Inbox(TenantModel):
 
 
 class SourcePolicy(TenantModel):
-    """How an inbox gathers the receipts of one source; what is null is as in the inbox's own policy.
+    """How an inbox buffers the receipts of one source; what is null is as in the inbox's own policy.
 
     Written and read under the lock of the inbox.
     """

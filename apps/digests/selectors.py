@@ -297,7 +297,7 @@ def _inbox_of(principal_id: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A state of an inbox that somebody was told of."""
+    """A state of an inbox that somebody was notified of."""
 
     tenant_id: int
     principal_id: int
@@ -459,7 +459,7 @@ def replay(
     entries_then, entries_now = count_entries(concerned, held.of), count_entries(concerned, lambda _: asked)
     return ReplayOutput(
         receipts=len(concerned),
-        gathered=sum(one.key is not None for one in concerned),
+        grouped=sum(one.key is not None for one in concerned),
         entries_then=entries_then,
         entries_now=entries_now,
         wakes_saved=entries_then - entries_now,

@@ -241,7 +241,7 @@ class ReplayOutput(Output):
     """What came, and how many entries it makes under either policy. Groups are those that it would get today."""
 
     receipts: int
-    gathered: int
+    grouped: int
     """How many of the receipts have a group; each of the others is an entry under any policy."""
     entries_then: int
     """With the policies that your inbox has."""

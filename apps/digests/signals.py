@@ -1,8 +1,8 @@
-"""Hints on commit. Losing one costs latency, never truth."""
+"""The signal that an inbox has changed. Losing one costs latency only."""
 
 from django.dispatch import Signal
 
-# With `principal_id` and `tenant_id`: what this principal would read is another thing than before.
+# Sent on commit with `principal_id` and `tenant_id`.
 inbox_changed = Signal()
 
 

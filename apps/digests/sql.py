@@ -20,9 +20,9 @@ select inbox_id, source_system, enabled, "window", max_items, max_thread_age fro
 where tenant_id = %s and inbox_id = any(%s) and source_system = any(%s)
 """
 
-# Whether something waits in this inbox that is due. One probe; an `exists` may be hashed, over all inboxes. In the order
-# of the inbox too, named by an array: the order of the due times alone digests_thread_due has as well, of all inboxes. The
-# clock is asked first: behind the tenant wall a comparison with its call is no condition of an index, and ends no walk.
+# Whether a buffer of this inbox is due, by one probe of an index; the planner may hash an `exists` over all inboxes. The
+# order begins with the inbox, given as an array, so that digests_thread_due, which has the threads of all inboxes, does not
+# serve. The clock is a subquery: under row-level security a comparison with the function itself is no index condition.
 # Index: digests_thread_pending.
 _IS_DUE: Final = """
     (
@@ -31,7 +31,7 @@ _IS_DUE: Final = """
         order by inbox_id, flush_due_at limit 1
     ) as is_due"""
 
-# Receipts as entries of their own. Sequences, entries and states in one statement; also says whose inbox has what is due.
+# Receipts as entries of their own: sequences, entries and states in one statement. Returns which inboxes have something due.
 POST_ITEMS: Final = f"""
 with item as materialized (
     select * from jsonb_to_recordset(%(items)s::jsonb) as given(
@@ -57,9 +57,9 @@ with item as materialized (
 select entry.receipt, entry.id, inbox.id, inbox.is_due from entry join inbox on inbox.id = entry.inbox_id
 """
 
-# As above, in the statement that writes the facts: these parts of its WITH read what it has stored. An inbox is locked
-# once the keys are taken, several in the order of their ids; its update follows to the newest version of the row.
-# Inboxes are made before any is locked: where one of them is not there yet, none gets an entry. Index: digests_inbox_once.
+# The same as parts of the statement that writes the facts: they read what it has stored. Inboxes are locked after the
+# dedupe keys, in the order of their ids; the update follows to the newest version of the row. If one of the inboxes does
+# not exist yet, none gets an entry here. Index: digests_inbox_once.
 _PLACE: Final = """
 {inbox}, entry as (
     insert into digests_entry
@@ -116,7 +116,7 @@ cross join lateral (
 """
 DUE_THREADS: Final = f"select t.id {_DUE}"
 
-# Index: digests_thread_one_open_per_key; what is due comes without a number.
+# The open threads of groups, and without a number what is due. Index: digests_thread_one_open_per_key.
 OPEN_THREADS: Final = f"""
 select asked.nth, t.id, t.receipt_count, gatehouse_now() - t.opened_at >= make_interval(secs => asked.max_age)
 from jsonb_to_recordset(%(asked)s::jsonb) as asked(
@@ -132,8 +132,8 @@ union all
 select null, t.id, null, null {_DUE}
 """
 
-# Puts receipts into the buffers of threads. A buffer's due time is set by its first receipt and by no other. A thread
-# that rolls over closes here, its buffer empty by name: its receipts wait for the snapshot of this transaction.
+# Puts receipts into the buffers of threads. The first receipt of a buffer sets its due time. A thread that rolls over
+# closes here with an empty count: its pending receipts are in the snapshot that the same transaction makes.
 _FILL: Final = """
 with run as materialized (
     select given.*, cardinality(receipts) as number, make_interval(secs => given.window) as patience, {id} as id
@@ -176,7 +176,7 @@ OPEN: Final = _FILL.format(
 """,
 )
 
-# What a snapshot of each thread would hold now: its unacked receipts, with the pending ones or without.
+# The members of a snapshot of each thread: its unacked receipts, with the pending ones or without.
 # Index: digests_receiptstate_by_thread.
 MEMBERS: Final = """
 select t.id, t.tenant_id, t.inbox_id, t.source_system, t.resource_ref, t.event_family, t.revision,
@@ -192,7 +192,7 @@ where t.id = any(%(threads)s)
 group by t.id order by t.id
 """
 
-# What the hook of a source sees of receipts. `offset 0` keeps the metadata unpacked once for all of its paths.
+# Receipts as the hook of a source sees them. `offset 0` unpacks the metadata once for all of its paths.
 # Index: the primary key.
 FACTS: Final = """
 select r.id, r.event_type, r.dedupe_key, r.title, left(r.summary, %(length)s::int), coalesce(found.texts, '{}')
@@ -207,9 +207,8 @@ cross join lateral (
 where r.id = any(%(receipts)s::bigint[])
 """
 
-# Where the newest receipts of an inbox stand, before one of them. In the order of the inbox too, which is named by an
-# array lest that be void: the order of the receipts alone the primary key has as well, and of an inbox with a large
-# share of all receipts the planner expects some to be near its end, where those of others may be.
+# The newest receipts of an inbox, before one of them. The order begins with the inbox, given as an array, so that the
+# planner does not walk the primary key, whose end may hold the receipts of other inboxes only.
 _LISTED: Final = """
     select receipt_id from digests_receiptstate
     where inbox_id = any(array[%(inbox)s::bigint]) and acked_at is {acked} and receipt_id < %(before)s::bigint
@@ -230,9 +229,8 @@ where recipient_id = any(array[%(recipient)s::bigint]) and source_system = %(sou
       and pruned_at is null and id < %(before)s::bigint
 order by recipient_id desc, id desc limit %(limit)s
 """
-# Of them the unread: among the newest few, with a look at each, so that the walk stays in the order of the index; and
-# if these are not enough, all that the inbox shows or gathers of the source, which is as much as is unread, however much
-# is acked. Indexes: as above, digests_receiptstate_pkey; digests_entry_live_by_source, digests_thread_pending,
+# The unread ones among them. First the newest few are looked at one by one, in the order of the index. If these are not
+# enough, all that the inbox shows or buffers of the source is read, which is as much as is unread. Indexes: as above, digests_receiptstate_pkey; digests_entry_live_by_source, digests_thread_pending,
 # digests_receiptstate_by_thread.
 UNREAD_OF_SOURCE: Final = f"""
 with newest as materialized (
@@ -266,7 +264,7 @@ from unnest(%s::bigint[], %s::int[], %s::int[], %s::int[]) move(inbox, sequences
 where i.id = move.inbox returning i.id, i.last_seq
 """
 
-# The live snapshot of each thread gives way to the one with the sequence beside it.
+# Supersedes the live snapshot of each thread by the one with the given sequence.
 # Index: digests_entry_one_live_per_thread.
 SUPERSEDE: Final = """
 update digests_entry e set superseded_by_seq = next.sequence, superseded_at = %(now)s
@@ -298,7 +296,7 @@ select distinct inbox_id from digests_thread
 where tenant_id = %s and source_system = %s and flush_due_at is not null order by 1
 """
 
-# What is shown: as_of and entries of the same statement. No inbox yet: no row.
+# One page of the inbox, with `as_of` from the same statement; no row if there is no inbox yet.
 # Index: digests_entry_live, or digests_entry_live_by_source.
 READ: Final = """
 select i.last_seq, i.visible_unread, i.pending_unread,
@@ -325,7 +323,7 @@ order by e.sequence {direction}
 """
 OF_SOURCE: Final = "and source_system = %(source)s"
 
-# What a reader was shown as of a sequence, up to an entry, less what is acked: still live, or superseded since.
+# The unacked entries that a reader was shown as of a sequence, up to an entry: still live, or superseded since.
 # Indexes: digests_entry_live and digests_entry_superseded.
 BOUNDARY: Final = """
 select id, receipt_ids from (
@@ -342,8 +340,8 @@ union all
 select id, receipt_ids from digests_entry where id = %(anchor)s and acked_at is null
 """
 
-# Acks the receipts of entries, or the named ones. One row per place: a thread, or none for the items. What is acked is
-# an array, so that it is looked up by primary key however much the planner expects it to be.
+# Acks the receipts of entries, or the named ones. Returns one row per thread, and one without a thread for the items. The
+# keys are an array, so that they are looked up by primary key whatever the planner expects.
 _ACK: Final = """
 with acked as (
     update digests_receiptstate s
@@ -363,7 +361,7 @@ ACK_ENTRIES: Final = _ACK.format(
     which="array(select unnest(receipt_ids) from digests_entry where id = any(%(entries)s))", items=_ITEMS
 )
 ACK_RECEIPTS: Final = _ACK.format(which="%(receipts)s::bigint[]", items=_ITEMS)
-# However much the boundary holds, none of it leaves the database.
+# The boundary may be large, and does not leave the database.
 ACK_THROUGH: Final = _ACK.format(
     which=f"array(select unnest(boundary.receipt_ids) from ({BOUNDARY}) boundary)", items="'{}'::bigint[]"
 )
@@ -391,7 +389,7 @@ CLOSE_FINISHED: Final = """
 update digests_thread set closed_at = %s where id = any(%s) and closed_at is null and pending_count = 0
 """
 
-# Outside the lock: rows that somebody else holds are theirs to stamp, or the next reader's.
+# Runs without the lock of the inbox: rows that somebody else has locked are skipped.
 DELIVERED: Final = """
 with shown as (
     update digests_receiptstate set delivered_at = %(now)s
@@ -405,9 +403,9 @@ with shown as (
 select greatest(%(now)s - r.created_at, interval '0') from receipts_receipt r join shown on shown.receipt_id = r.id
 """
 
-# Which of these inboxes show a receipt that they did not show at a mark, with how many are unacked, and whether any of
-# what they did show is. A snapshot is news by what it holds: one that only narrows what was shown before is none, one
-# that narrows what nobody was told of is. The limits keep the planner to one look into each inbox.
+# Which of these inboxes show a receipt that they did not show at a mark, how many are unacked, and whether any shown then
+# is still unacked. A snapshot is news if it holds a receipt that its thread did not show at the mark. The limits keep the
+# planner to one look into each inbox.
 # Indexes: digests_inbox_once, digests_entry_live, digests_entry_revision_once; for what is left also
 # digests_entry_superseded and digests_entry_one_live_per_thread.
 _LEFT: Final = """
@@ -422,7 +420,7 @@ _LEFT: Final = """
               and shown.sequence <= mark.seq
     )
 """
-# Of what an entry `e` holds, whether any was not shown in its thread up to a sequence. Index: digests_entry_revision_once.
+# Whether an entry `e` holds a receipt that its thread did not show up to a sequence. Index: digests_entry_revision_once.
 _IS_NEWS: Final = """
     (e.thread_id is null or not e.receipt_ids <@ coalesce((
         select shown.receipt_ids from digests_entry shown
@@ -447,7 +445,7 @@ cross join lateral (
 ) news
 order by mark.place
 """
-# As above, of these entries; by primary key.
+# The same for the given entries, by primary key.
 ANY_NEWS: Final = f"""
 select exists (
     select from digests_entry e
@@ -459,8 +457,8 @@ select {_LEFT} from digests_inbox i cross join (select %(mark)s::bigint as seq) 
 where i.tenant_id = %(tenant)s and i.principal_id = %(principal)s
 """
 
-# The next receipts, in the order of their posting, of the first tenant that has one which can have served its time: of
-# the tenant where the walk stands from there on, of those behind it from their first. Says which are tombstones.
+# The next receipts, in the order of posting, of the first tenant that has one old enough: in the tenant where the sweep
+# stands from there on, in later tenants from the first. Returns which are tombstones.
 # Index: receipts_receipt_uuid_once, as uuids are drawn in the order of time.
 NEXT_RECEIPTS: Final = """
 select due.tenant_id, next.id, next.uuid, next.pruned_at is not null
@@ -484,8 +482,8 @@ cross join lateral (
 ) next
 """
 
-# What of these receipts has served its time: acked, or of no inbox here, and nothing open because of it, delivered
-# wherever it goes; by inbox. Primary keys, delivery_delivery_by_object.
+# Which of these receipts are to be deleted, by inbox: acked, or in no inbox here; without an open obligation; delivered if
+# they go to another deployment. Primary keys, delivery_delivery_by_object.
 RECEIPTS_DUE: Final = """
 select r.tenant_id, s.inbox_id, array_agg(r.id order by r.id)
 from receipts_receipt r
@@ -502,7 +500,7 @@ where r.id = any(%(receipts)s) and r.pruned_at is null and r.created_at <= cut
 group by r.tenant_id, s.inbox_id order by s.inbox_id
 """
 
-# What the snapshots of these threads have lost is said of them; those that have lost everything are named.
+# Counts what the snapshots of these threads have lost; returns those that have lost everything.
 # Indexes: digests_entry_revision_once, then primary keys.
 TRIM: Final = """
 with snapshot as (
@@ -517,8 +515,8 @@ with snapshot as (
 )
 select id from snapshot where left_over = 0
 """
-# The next superseded snapshots that have served their time, in microseconds of when they were superseded; those
-# that still hold something unacked are left. Indexes: digests_entry_superseded_since, digests_receiptstate_by_thread.
+# The next superseded snapshots that are old enough, in the order in which they were superseded. Those that still hold
+# something unacked are left. Indexes: digests_entry_superseded_since, digests_receiptstate_by_thread.
 NEXT_SUPERSEDED: Final = """
 with next as materialized (
     select id, inbox_id, thread_id, receipt_ids, superseded_at from digests_entry

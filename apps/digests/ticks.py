@@ -1,4 +1,4 @@
-"""What an inbox does by itself."""
+"""Scheduled work on inboxes."""
 
 from datetime import timedelta
 
@@ -8,11 +8,11 @@ from apps.digests import services
 
 @tick(every=timedelta(seconds=1))
 def flush_due() -> None:
-    """Publish the burst buffers that are due."""
+    """Flush the buffers that are due."""
     services.flush_due()
 
 
 @tick(every=timedelta(seconds=15))
 def retain() -> None:
-    """Remove for a while what has been kept its time."""
+    """Delete for a second what has been kept long enough."""
     services.retain()

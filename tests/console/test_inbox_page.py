@@ -37,7 +37,7 @@ def test_the_inbox_page_shows_what_its_principal_sees(kee: Caller, console: Clie
         seen = read(kee)
         inbox = Inbox.objects.get()
     page = page_of(console, "inbox", inbox.pk)
-    assert "6 unread in visible entries, 1 still gathered; as of 3." in page
+    assert "6 unread in visible entries, 1 in buffers; as of 3." in page
     assert [entry.ref in page for entry in seen.entries] == [True, True]
     assert "Nightly &lt;b&gt;run&lt;/b&gt;" in page
     assert "digest_snapshot, 5 receipts, immediate, github:pr:1:ci" in page

@@ -53,7 +53,7 @@ def test_it_prints_lines_for_people(filled: Caller) -> None:
     lines = inbox("read").splitlines()
     assert lines[0].endswith("First  (1)")
     assert lines[1].endswith("4 ci on pr:1  (4)")
-    assert lines[2] == "as of 2: 5 visible, 0 still gathered"
+    assert lines[2] == "as of 2: 5 visible, 0 in buffers"
     token = lines[1].split()[0]
     assert inbox("expand", "--through", token).splitlines()[0].endswith("github  Check 0")
     assert inbox("ack", "--through", token) == "acked 2 entries, 5 receipts"

@@ -142,7 +142,7 @@ def test_replay_compares_held_policies_with_the_given_one(as_kee: Caller) -> Non
         post_grouped(as_kee, now=T0 + timedelta(seconds=20 * number))
     post(as_kee, now=T0 + timedelta(seconds=300))
     longer = selectors.replay(as_kee.principal_id, since=T0, window=timedelta(minutes=5))
-    assert (longer.receipts, longer.gathered, longer.entries_then, longer.entries_now) == (11, 10, 6, 2)
+    assert (longer.receipts, longer.grouped, longer.entries_then, longer.entries_now) == (11, 10, 6, 2)
     assert longer.wakes_saved == 4
     smaller = selectors.replay(as_kee.principal_id, since=T0, window=timedelta(minutes=5), max_items=1)
     assert (smaller.entries_now, smaller.wakes_saved) == (11, -5)
@@ -156,10 +156,10 @@ def test_replay_groups_by_hooks_and_keys(as_kee: Caller) -> None:
     for version in range(3):
         post(as_kee, dedupe_key=f"github:ci:pr-1:v{version}")
     before = selectors.replay(as_kee.principal_id, since=T0)
-    assert (before.receipts, before.gathered, before.entries_now) == (6, 3, 4)
+    assert (before.receipts, before.grouped, before.entries_now) == (6, 3, 4)
     set_source(as_kee, by_key=True)
     after = selectors.replay(as_kee.principal_id, since=T0)
-    assert (after.receipts, after.gathered, after.entries_now) == (6, 6, 2)
+    assert (after.receipts, after.grouped, after.entries_now) == (6, 6, 2)
 
 
 def test_replay_is_truncated_to_the_newest_receipts(as_kee: Caller) -> None:
@@ -187,7 +187,7 @@ def test_replay_is_of_the_reader_and_changes_nothing(tenant: Tenant) -> None:
     )
     assert answer.json() == {
         "receipts": 3,
-        "gathered": 3,
+        "grouped": 3,
         "entries_then": 1,
         "entries_now": 3,
         "wakes_saved": -2,

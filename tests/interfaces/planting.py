@@ -255,7 +255,7 @@ def _inbox(planted: Planted) -> None:
     planted.know(source_system="github", since=T0.isoformat(), project="shop", session="earlier")
     planted.ask("inherit", session="later")
     planted.ask(
-        *("post_receipt", "post_at_inbox_door", "post_at_universal_door"),
+        *("post_receipt", "post_inbox_receipt", "post_universal_receipt"),
         **asked,
         receipt_id="rcpt_asked",
         pairs_with=receipt,

@@ -49,7 +49,7 @@ def group_repo_event(fact: Fact) -> Group | None:
 
 
 def summarize_repo_thread(facts: Sequence[Fact], context: Context) -> tuple[str, str] | None:
-    """Who said how much, and the newest words."""
+    """Who commented how often, and the newest comment."""
     if context.event_family == "pr_updates":
         return None
     authors = Counter(author for fact in facts if (author := fact.get("sender.login")))

@@ -498,7 +498,7 @@ class Migration(migrations.Migration):
                         models.BooleanField(
                             db_default=False,
                             default=False,
-                            help_text="Gather its receipts by the event type and entity in their dedupe keys.",
+                            help_text="Group its receipts by the event type and entity in their dedupe keys.",
                         ),
                     ),
                     (

@@ -51,7 +51,7 @@ class RemovePolicy(Input):
     read_only=True,
 )
 def get_inbox_policy(caller: Caller, given: GetPolicy) -> PolicyOutput:
-    """How your inbox gathers receipts that belong together, by itself or for one source."""
+    """How your inbox groups receipts into digests, for all sources or for one."""
     return selectors.policy(caller.principal_id, given.source_system)
 
 
@@ -62,7 +62,8 @@ def get_inbox_policy(caller: Caller, given: GetPolicy) -> PolicyOutput:
     idempotent=True,
 )
 def set_inbox_policy(caller: Caller, given: SetPolicy) -> PolicyOutput:
-    """Change how your inbox gathers, for all sources or for one. What waits keeps its due time; switching off shows it.
+    """Change how your inbox groups receipts, for all sources or for one. Pending receipts keep their due time; disabling
+    shows them.
 
     A longer window means fewer and larger digests; `replay_inbox_policy` says how many there would have been.
     """
@@ -88,7 +89,7 @@ def set_inbox_policy(caller: Caller, given: SetPolicy) -> PolicyOutput:
     destructive=True,
 )
 def remove_inbox_policy(caller: Caller, given: RemovePolicy) -> PolicyOutput:
-    """Have a source gathered as your inbox gathers all others. What waits of it is shown at once."""
+    """Return a source to your inbox's own policy. Its pending receipts are shown at once."""
     services.remove_source_policy(
         principal_id=caller.principal_id, source_system=given.source_system, now=timezone.now()
     )
@@ -119,7 +120,7 @@ def replay_inbox_policy(caller: Caller, given: ReplayPolicy) -> ReplayOutput:
     """How many entries another window or size would have made of what came to your inbox. Changes nothing.
 
     Ask this before you change the policy: "with a window of 60 s these 770 receipts would have been 94 entries". Nobody
-    acks in a replay, and what still waits at its end counts as published.
+    acks in a replay, and what is pending at its end counts as shown.
     """
     return selectors.replay(
         caller.principal_id,
@@ -169,7 +170,7 @@ class SetSource(Input):
     tool=False,
 )
 def set_source(caller: Caller, given: SetSource) -> SourceOutput:
-    """Set how much a source may post and whether it is gathered by its keys. Switching that off shows what waits."""
+    """Set how much a source may post and whether it is grouped by its keys. Switching that off shows pending receipts."""
     stored = services.set_source(
         tenant_id=caller.tenant_id,
         name=given.source_system,

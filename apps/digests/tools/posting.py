@@ -94,7 +94,7 @@ class PostedOutput(Output):
     dedupe_key: str
     created_at: datetime
     entry: str | None
-    """The entry that this post made visible; null where the receipt is gathered first, or stands in the ledger."""
+    """The entry that this post made visible; null if the receipt waits in a buffer, or stands in the ledger."""
 
 
 class VerdictOutput(Output):
@@ -112,13 +112,13 @@ class VerdictsOutput(Output):
     """One per receipt, in the order given."""
 
 
-class InboxDoorOutput(Output):
+class InboxReceiptOutput(Output):
     receipt_id: str
     dedupe_key: str
     created_at: datetime
 
 
-class UniversalDoorOutput(Output):
+class UniversalReceiptOutput(Output):
     status: Literal["stored"]
     uuid: str
     receipt_id: str
@@ -143,7 +143,7 @@ def post_receipt(caller: Caller, given: PostReceipt) -> PostedOutput:
     """Tell one principal that something happened.
 
     A receipt is a signal with pointers, never the payload. The same dedupe key again changes nothing and names the
-    receipt that is there. With a group, receipts about one thing are gathered into one digest.
+    receipt that is there. With a group, receipts about one thing become one digest.
     """
     return _output(_post_one(caller, given))
 
@@ -161,27 +161,27 @@ def post_receipts(caller: Caller, given: PostReceipts) -> VerdictsOutput:
 
 
 @operation(
-    title="The inbox door",
+    title="Post a receipt to an inbox",
     scope=Scope.RECEIPTS_WRITE,
     routes=[Route("POST", "/internal/inbox/receipt", manner="service")],
     tool=False,
 )
-def post_at_inbox_door(caller: Caller, given: InboxReceipt) -> InboxDoorOutput:
+def post_inbox_receipt(caller: Caller, given: InboxReceipt) -> InboxReceiptOutput:
     """Post a receipt to an inbox here, service to service."""
     posted = _post_one(caller, given, existing="existing_receipt_id")
-    return InboxDoorOutput(receipt_id=posted.receipt_id, dedupe_key=posted.dedupe_key, created_at=posted.created_at)
+    return InboxReceiptOutput(receipt_id=posted.receipt_id, dedupe_key=posted.dedupe_key, created_at=posted.created_at)
 
 
 @operation(
-    title="The universal door",
+    title="Post a receipt of any kind",
     scope=Scope.RECEIPTS_WRITE,
     routes=[Route("POST", "/internal/receipt", manner="service")],
     tool=False,
 )
-def post_at_universal_door(caller: Caller, given: UniversalReceipt) -> UniversalDoorOutput:
+def post_universal_receipt(caller: Caller, given: UniversalReceipt) -> UniversalReceiptOutput:
     """Post a receipt of any kind to a principal that lives here, service to service."""
     posted = _post_one(caller, given, existing="existing_uuid")
-    return UniversalDoorOutput(status="stored", uuid=str(posted.uuid), receipt_id=posted.receipt_id)
+    return UniversalReceiptOutput(status="stored", uuid=str(posted.uuid), receipt_id=posted.receipt_id)
 
 
 def _post_one(caller: Caller, given: InboxReceipt, *, existing: str | None = None) -> Posted:

@@ -253,9 +253,9 @@ class InboxReceipts(Input):
     read_only=True,
 )
 def get_inbox_receipts(caller: Caller, given: InboxReceipts) -> ReceiptsOutput:
-    """The single receipts of your inbox, newest first, those still being gathered too.
+    """The single receipts of your inbox, newest first, buffered ones too.
 
-    `read_inbox` is the better way in: it gathers what belongs together and lets you ack what you were shown.
+    `read_inbox` is the better start: it groups what belongs together and lets you ack what you were shown.
     """
     seen = selectors.inbox_receipts(
         caller.principal_id,

@@ -13,7 +13,7 @@ from apps.core.schemas import parse
 from apps.principals import selectors as principals
 from apps.principals.tenancy import Caller, acting_as_system, acting_in, on_behalf_of
 
-Told = Mapping[str, Any]
+Answer = Mapping[str, Any]
 
 _OPERATIONS: Final = {
     "read": "read_inbox",
@@ -48,8 +48,8 @@ class Command(BaseCommand):
             answer = operations.call(declared, caller, parse(declared.input, _given(verb, options))).output
         except DomainError as refusal:
             raise CommandError(refusal.detail) from refusal
-        told = answer.model_dump(mode="json") if answer is not None else {}
-        self.stdout.write(json.dumps(told, indent=2) if options["json"] else _TEXTS[verb](told))
+        shown = answer.model_dump(mode="json") if answer is not None else {}
+        self.stdout.write(json.dumps(shown, indent=2) if options["json"] else _TEXTS[verb](shown))
 
 
 def _principal(slug: str, name: str) -> Caller:
@@ -72,38 +72,38 @@ def _given(verb: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in named.items() if value is not None}
 
 
-def _entry(entry: Told) -> str:
+def _entry(entry: Answer) -> str:
     return f"{entry['token'] or entry['ref']}  {entry['title'] or entry['summary']}  ({entry['count']})"
 
 
-def _inbox(page: Told) -> str:
+def _inbox(page: Answer) -> str:
     lines = [_entry(entry) for entry in page["entries"]]
-    return "\n".join([*lines, f"as of {page['as_of']}: {page['visible']} visible, {page['pending']} still gathered"])
+    return "\n".join([*lines, f"as of {page['as_of']}: {page['visible']} visible, {page['pending']} in buffers"])
 
 
-def _past(page: Told) -> str:
+def _past(page: Answer) -> str:
     return "\n".join(
         f"{_entry(entry)}  {entry['flush_reason'] or entry['kind']}, {_fate(entry)}" for entry in page["entries"]
     )
 
 
-def _fate(entry: Told) -> str:
+def _fate(entry: Answer) -> str:
     if entry["acked_at"] is not None:
         return "acked"
     return "visible" if entry["superseded_by_seq"] is None else f"superseded by {entry['superseded_by_seq']}"
 
 
-def _members(page: Told) -> str:
+def _members(page: Answer) -> str:
     return "\n".join(
         f"{one['receipt_id']}  {one['source_system']}  {one['title'] or one['summary']}" for one in page["receipts"]
     )
 
 
-def _acked(told: Told) -> str:
-    return f"acked {told['acked_entries']} entries, {told['acked_receipts']} receipts"
+def _acked(page: Answer) -> str:
+    return f"acked {page['acked_entries']} entries, {page['acked_receipts']} receipts"
 
 
-_TEXTS: Final[dict[str, Callable[[Told], str]]] = {
+_TEXTS: Final[dict[str, Callable[[Answer], str]]] = {
     "read": _inbox,
     "history": _past,
     "expand": _members,
