@@ -7,7 +7,7 @@ from ipaddress import ip_network
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import connection, transaction
 from joserfc import jws
 from joserfc.jwk import OctKey
 
@@ -128,29 +128,6 @@ def _unsigned_header(manifest: dict[str, Any], _key: dict[str, str]) -> dict[str
 
 def _garbage(manifest: dict[str, Any], _key: dict[str, str]) -> dict[str, Any]:
     return {**manifest, "trust": {"tier": "verified", "key_id": "bundled", "signature": "Ü.a"}}
-
-
-def test_a_revoked_key_strips_its_workers_and_signs_no_more(as_kee: Caller) -> None:
-    key = make_key()
-    enroll(as_kee, key)
-    register(as_kee, signed(make_manifest(), key))
-    epoch = selectors.epochs()
-
-    registry.revoke_key(tenant_id=as_kee.tenant_id, key_id="bundled", why="stolen")
-
-    assert selectors.worker_named("code-analyzer-001").effective_tier == Tier.UNTRUSTED
-    assert selectors.epochs() != epoch
-    with refused("key_revoked"):
-        register(as_kee, signed(make_manifest(), key))
-    with refused("key_id_taken"):
-        enroll(as_kee, key)
-
-
-def test_the_database_itself_refuses_trust_without_a_signature(as_kee: Caller) -> None:
-    register(as_kee, make_manifest())
-
-    with pytest.raises(IntegrityError), transaction.atomic():
-        Worker.objects.update(effective_tier="trusted")
 
 
 @pytest.mark.parametrize(
@@ -308,19 +285,6 @@ def test_a_heartbeat_that_changes_nothing_leaves_the_epoch_alone(as_kee: Caller)
     assert selectors.epochs() == epoch
     heartbeat(as_kee, status="maintenance")
     assert selectors.epochs() != epoch
-
-
-def test_what_a_worker_says_of_itself_while_it_is_late_is_what_counts_afterwards(as_kee: Caller) -> None:
-    move_clock(timedelta(0))
-    register(as_kee, make_manifest())
-    move_clock(health.LATE_AFTER + timedelta(seconds=1))
-    health.mark_late()
-    assert selectors.worker_named("code-analyzer-001").state == "degraded"
-
-    heartbeat(as_kee, status="degraded")
-
-    assert Worker.objects.get().condition == State.DEGRADED
-    assert heartbeat(as_kee).status == "ready"
 
 
 def test_a_quarantined_worker_cannot_talk_itself_out(as_kee: Caller) -> None:
