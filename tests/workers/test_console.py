@@ -54,7 +54,7 @@ def act(client: Client, model: str, name: str, pk: int) -> int:
     return client.post(reverse(f"admin:workers_{model}_{name}", args=[pk]), SENT).status_code
 
 
-def test_a_workers_page_shows_its_trust_its_tools_and_its_history(console: Client, kee: Caller) -> None:
+def test_worker_page_shows_trust_tools_and_history(console: Client, kee: Caller) -> None:
     key = make_key("vendor-key")
     worker = stored(kee, key)
     with acting_as(kee):
@@ -76,7 +76,7 @@ def test_a_workers_page_shows_its_trust_its_tools_and_its_history(console: Clien
     assert "Calls an hour: <strong>50</strong>" in text
 
 
-def test_an_operator_quarantines_releases_and_unregisters_a_worker(console: Client, kee: Caller) -> None:
+def test_operator_quarantines_releases_and_unregisters(console: Client, kee: Caller) -> None:
     worker = stored(kee, make_key())
 
     act(console, "worker", "quarantine", worker.pk)
@@ -97,7 +97,7 @@ def test_an_operator_quarantines_releases_and_unregisters_a_worker(console: Clie
     assert "by an operator: ticket 7" in text
 
 
-def test_a_key_is_enrolled_and_revoked_with_a_reason(console: Client, kee: Caller, tenant: Tenant) -> None:
+def test_operator_enrolls_and_revokes_a_key(console: Client, kee: Caller, tenant: Tenant) -> None:
     key = make_key("vendor-key")
     given: dict[str, Any] = {
         "tenant": tenant.pk,
@@ -128,7 +128,7 @@ def test_a_key_is_enrolled_and_revoked_with_a_reason(console: Client, kee: Calle
     assert address in listing
 
 
-def test_who_lacks_the_permission_does_none_of_it(tenant: Tenant, kee: Caller) -> None:
+def test_actions_need_the_permission(tenant: Tenant, kee: Caller) -> None:
     worker = stored(kee, make_key())
     olga = Operator.objects.create_user(username="olga", password="x", is_staff=True)
     olga.user_permissions.set(Permission.objects.filter(codename__in=["view_worker", "view_signingkey"]))

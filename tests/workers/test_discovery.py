@@ -8,15 +8,13 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 from pytest_django import Settings
 
-from apps.core.errors import Invalid
 from apps.core.sql import database_now, violated_constraint
-from apps.principals.models import Principal, Tenant
+from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.workers import endpoints, selectors
 from apps.workers.models import SourceEntry, Worker, WorkerEvent, WorkerSource
 from apps.workers.services import discovery, health
-from apps.workers.states import SourceKind
 from tests.factories import make_caller, make_tenant
 from tests.workers.factories import (
     NOTHING,
@@ -41,7 +39,7 @@ def fault() -> str:
     return SourceEntry.objects.get().fault or ""
 
 
-def test_a_server_that_knows_nothing_of_us_is_found_with_all_its_tools(as_kee: Caller, shouter: McpServer) -> None:
+def test_any_mcp_server_is_discovered_with_all_tools(as_kee: Caller, shouter: McpServer) -> None:
     shouter.tools = [make_tool(name) for name in ("shout", "whisper", "mutter")]
     shouter.page_size = 2
     add_source(as_kee, shouter.endpoint)
@@ -57,9 +55,7 @@ def test_a_server_that_knows_nothing_of_us_is_found_with_all_its_tools(as_kee: C
     assert matches[0].tool_name == "whisper"
 
 
-def test_what_is_found_is_untrusted_and_what_it_leaves_unsaid_counts_as_everything(
-    as_kee: Caller, shouter: McpServer
-) -> None:
+def test_discovered_worker_is_untrusted(as_kee: Caller, shouter: McpServer) -> None:
     shouter.tools = [make_tool("shout"), make_tool("look", annotations=READS)]
     add_source(as_kee, shouter.endpoint)
 
@@ -72,9 +68,7 @@ def test_what_is_found_is_untrusted_and_what_it_leaves_unsaid_counts_as_everythi
     assert all(offer.barred for offer in offers.values())
 
 
-def test_an_operator_may_say_what_a_found_worker_is_called_and_what_its_tools_touch(
-    as_kee: Caller, shouter: McpServer
-) -> None:
+def test_source_states_defaults_for_its_workers(as_kee: Caller, shouter: McpServer) -> None:
     add_source(as_kee, shouter.endpoint, worker_id="loud", side_effects=NOTHING, capabilities=["noise"])
 
     discovery.discover()
@@ -84,7 +78,7 @@ def test_an_operator_may_say_what_a_found_worker_is_called_and_what_its_tools_to
     assert selectors.terms_of("loud", "shout").offer.barred is None
 
 
-def test_a_bootstrap_manifest_is_used_where_there_is_one(as_kee: Caller, shouter: McpServer) -> None:
+def test_bootstrap_manifest_is_used(as_kee: Caller, shouter: McpServer) -> None:
     manifest = make_manifest("loud", endpoint=shouter.endpoint, side_effects=NOTHING)
     shouter.manifest = lambda: manifest
     add_source(as_kee, shouter.endpoint)
@@ -97,9 +91,7 @@ def test_a_bootstrap_manifest_is_used_where_there_is_one(as_kee: Caller, shouter
     assert selectors.manifest_of("loud").trust == {"tier": "verified"}
 
 
-def test_a_bootstrap_manifest_that_is_signed_by_an_enrolled_key_is_believed_up_to_its_ceiling(
-    as_kee: Caller, shouter: McpServer
-) -> None:
+def test_signed_bootstrap_manifest_is_trusted_up_to_the_ceiling(as_kee: Caller, shouter: McpServer) -> None:
     key = make_key()
     enroll(as_kee, key)
     manifest = signed(make_manifest("loud", endpoint=shouter.endpoint), key)
@@ -111,7 +103,7 @@ def test_a_bootstrap_manifest_that_is_signed_by_an_enrolled_key_is_believed_up_t
     assert selectors.worker_named("loud").effective_tier == "verified"
 
 
-def test_a_bootstrap_manifest_signed_wrongly_registers_nothing(as_kee: Caller, shouter: McpServer) -> None:
+def test_badly_signed_bootstrap_manifest_is_refused(as_kee: Caller, shouter: McpServer) -> None:
     key = make_key()
     enroll(as_kee, key)
     manifest = {**signed(make_manifest("loud", endpoint=shouter.endpoint), key), "capabilities": ["everything"]}
@@ -124,7 +116,7 @@ def test_a_bootstrap_manifest_signed_wrongly_registers_nothing(as_kee: Caller, s
     assert not Worker.objects.exists()
 
 
-def test_an_unsigned_manifest_leads_nobody_away_from_where_it_was_asked(as_kee: Caller, shouter: McpServer) -> None:
+def test_unsigned_manifest_keeps_the_asked_endpoint(as_kee: Caller, shouter: McpServer) -> None:
     shouter.manifest = lambda: make_manifest("loud", endpoint="https://elsewhere.example.com/mcp")
     add_source(as_kee, shouter.endpoint)
 
@@ -143,7 +135,7 @@ def test_an_unsigned_manifest_leads_nobody_away_from_where_it_was_asked(as_kee: 
         ({**make_manifest(), "surprise": True}, "invalid"),
     ],
 )
-def test_a_manifest_that_could_not_be_registered_is_not_registered_when_found(
+def test_bad_bootstrap_manifest_is_refused(
     as_kee: Caller, shouter: McpServer, manifest: dict[str, Any], code: str
 ) -> None:
     shouter.manifest = lambda: manifest
@@ -155,7 +147,7 @@ def test_a_manifest_that_could_not_be_registered_is_not_registered_when_found(
     assert not Worker.objects.exists()
 
 
-def test_a_found_server_can_not_take_the_id_of_a_worker_at_another_endpoint(as_kee: Caller, shouter: McpServer) -> None:
+def test_discovered_worker_can_not_take_a_known_id(as_kee: Caller, shouter: McpServer) -> None:
     register(as_kee, make_manifest("loud"))
     shouter.manifest = lambda: make_manifest("loud", endpoint=shouter.endpoint)
     add_source(as_kee, shouter.endpoint)
@@ -166,9 +158,7 @@ def test_a_found_server_can_not_take_the_id_of_a_worker_at_another_endpoint(as_k
     assert selectors.worker_named("loud").endpoint == make_manifest()["endpoint"]
 
 
-def test_a_found_server_can_not_take_the_id_of_another_principals_worker(
-    tenant: Tenant, as_kee: Caller, shouter: McpServer
-) -> None:
+def test_discovered_worker_can_not_take_anothers_id(tenant: Tenant, as_kee: Caller, shouter: McpServer) -> None:
     other = make_caller(tenant, "other", Kind.WORKER)
     with acting_as(other):
         register(other, make_manifest("loud", endpoint=shouter.endpoint))
@@ -181,7 +171,7 @@ def test_a_found_server_can_not_take_the_id_of_another_principals_worker(
     assert selectors.worker_named("loud").capabilities == ["code_analysis", "python", "javascript"]
 
 
-def test_a_tool_that_can_not_be_used_is_left_out_and_the_reason_kept(as_kee: Caller, shouter: McpServer) -> None:
+def test_unusable_tool_is_left_out_with_its_reason(as_kee: Caller, shouter: McpServer) -> None:
     elsewhere = {"type": "object", "properties": {"x": {"$ref": "http://10.0.0.8/schema.json"}}}
     endless = {"type": "object", "allOf": [{"$ref": "#"}]}
     shouter.tools = [
@@ -198,7 +188,7 @@ def test_a_tool_that_can_not_be_used_is_left_out_and_the_reason_kept(as_kee: Cal
     assert "loop has a schema that does not stand on its own" in fault()
 
 
-def test_a_server_without_a_usable_tool_is_no_worker(as_kee: Caller, shouter: McpServer) -> None:
+def test_server_without_tools_is_no_worker(as_kee: Caller, shouter: McpServer) -> None:
     shouter.tools = []
     add_source(as_kee, shouter.endpoint)
 
@@ -208,7 +198,7 @@ def test_a_server_without_a_usable_tool_is_no_worker(as_kee: Caller, shouter: Mc
     assert not Worker.objects.exists()
 
 
-def test_what_is_found_again_unchanged_changes_nothing(as_kee: Caller, shouter: McpServer) -> None:
+def test_unchanged_worker_changes_nothing(as_kee: Caller, shouter: McpServer) -> None:
     add_source(as_kee, shouter.endpoint)
     move_clock(timedelta(0))
     discovery.discover()
@@ -221,7 +211,7 @@ def test_what_is_found_again_unchanged_changes_nothing(as_kee: Caller, shouter: 
     assert (selectors.epochs(), WorkerEvent.objects.count()) == (epoch, events)
 
 
-def test_tools_that_have_changed_are_read_again(as_kee: Caller, shouter: McpServer) -> None:
+def test_changed_tools_are_registered(as_kee: Caller, shouter: McpServer) -> None:
     add_source(as_kee, shouter.endpoint)
     move_clock(timedelta(0))
     discovery.discover()
@@ -234,9 +224,7 @@ def test_tools_that_have_changed_are_read_again(as_kee: Caller, shouter: McpServ
     assert WorkerEvent.objects.filter(kind="replaced").count() == 1
 
 
-def test_what_an_operator_has_signed_stays_signed_as_long_as_the_server_offers_the_same(
-    as_kee: Caller, shouter: McpServer
-) -> None:
+def test_operators_signature_holds_while_tools_are_the_same(as_kee: Caller, shouter: McpServer) -> None:
     key = make_key()
     enroll(as_kee, key)
     add_source(as_kee, shouter.endpoint, worker_id="loud", side_effects=READS_ONLY)
@@ -255,7 +243,7 @@ def test_what_an_operator_has_signed_stays_signed_as_long_as_the_server_offers_t
     assert selectors.worker_named("loud").effective_tier == "untrusted"
 
 
-def test_a_place_that_does_not_answer_is_left_alone_longer_each_time(as_kee: Caller, shouter: McpServer) -> None:
+def test_silent_entry_is_asked_ever_more_seldom(as_kee: Caller, shouter: McpServer) -> None:
     shouter.stop()
     add_source(as_kee, shouter.endpoint)
     move_clock(timedelta(0))
@@ -273,7 +261,7 @@ def test_a_place_that_does_not_answer_is_left_alone_longer_each_time(as_kee: Cal
     assert not Worker.objects.exists()
 
 
-def test_a_source_that_is_removed_takes_along_what_was_found_there(as_kee: Caller, shouter: McpServer) -> None:
+def test_removed_source_removes_its_workers(as_kee: Caller, shouter: McpServer) -> None:
     add_source(as_kee, shouter.endpoint)
     discovery.discover()
 
@@ -285,7 +273,7 @@ def test_a_source_that_is_removed_takes_along_what_was_found_there(as_kee: Calle
         discovery.remove_source(tenant_id=as_kee.tenant_id, name="found")
 
 
-def test_a_worker_that_has_announced_itself_stays_when_its_source_goes(as_kee: Caller, shouter: McpServer) -> None:
+def test_worker_with_heartbeats_outlives_its_source(as_kee: Caller, shouter: McpServer) -> None:
     add_source(as_kee, shouter.endpoint, worker_id="loud")
     discovery.discover()
     health.heartbeat(caller=as_kee, worker_id="loud", status="healthy", current_load=0, available=True)
@@ -294,7 +282,7 @@ def test_a_worker_that_has_announced_itself_stays_when_its_source_goes(as_kee: C
     assert selectors.worker_named("loud").state == "ready"
 
 
-def test_a_worker_that_two_sources_name_stays_until_both_have_gone(as_kee: Caller, shouter: McpServer) -> None:
+def test_worker_of_two_sources_outlives_one(as_kee: Caller, shouter: McpServer) -> None:
     add_source(as_kee, shouter.endpoint, name="one")
     add_source(as_kee, shouter.endpoint, name="two")
     discovery.discover()
@@ -304,22 +292,7 @@ def test_a_worker_that_two_sources_name_stays_until_both_have_gone(as_kee: Calle
     assert discovery.remove_source(tenant_id=as_kee.tenant_id, name="two") == 1
 
 
-def test_a_source_is_refused_settings_that_it_does_not_have(as_kee: Caller) -> None:
-    principal = Principal.objects.get(pk=as_kee.principal_id)
-    for options in ({"color": "red"}, {"worker": {"tier": "trusted"}}, {"worker": {"worker_id": "a b"}}):
-        with pytest.raises(Invalid):
-            discovery.add_source(
-                principal=principal,
-                name="x",
-                kind=SourceKind.PULL,
-                address="https://a.example.com/mcp",
-                options=options,
-            )
-
-    assert not WorkerSource.objects.exists()
-
-
-def test_a_name_of_a_source_is_given_once(as_kee: Caller) -> None:
+def test_source_names_are_unique(as_kee: Caller) -> None:
     add_source(as_kee, "https://a.example.com/mcp")
 
     with refused("source_name_taken"):
@@ -335,7 +308,7 @@ def test_a_name_of_a_source_is_given_once(as_kee: Caller) -> None:
         ({"every": timedelta(seconds=1)}, "workers_workersource_not_too_often"),
     ],
 )
-def test_the_database_refuses_a_source_that_can_not_be(as_kee: Caller, change: dict[str, Any], constraint: str) -> None:
+def test_database_refuses_bad_sources(as_kee: Caller, change: dict[str, Any], constraint: str) -> None:
     add_source(as_kee, "https://a.example.com/mcp")
 
     with pytest.raises(IntegrityError) as refused, transaction.atomic():
@@ -344,9 +317,7 @@ def test_the_database_refuses_a_source_that_can_not_be(as_kee: Caller, change: d
     assert violated_constraint(refused.value) == constraint
 
 
-def test_loopback_is_asked_only_where_the_deployment_allows_it(
-    as_kee: Caller, shouter: McpServer, settings: Settings
-) -> None:
+def test_loopback_is_asked_only_if_allowed(as_kee: Caller, shouter: McpServer, settings: Settings) -> None:
     add_source(as_kee, shouter.endpoint)
     settings.ALLOW_LOOPBACK = False
 
@@ -357,7 +328,7 @@ def test_loopback_is_asked_only_where_the_deployment_allows_it(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_rivals_that_discover_at_once_ask_a_place_once(tenant: Tenant, shouter: McpServer) -> None:
+def test_concurrent_sweeps_ask_an_entry_once(tenant: Tenant, shouter: McpServer) -> None:
     kee = make_caller(tenant)
     with acting_as(kee):
         add_source(kee, shouter.endpoint)

@@ -41,7 +41,7 @@ def told(caller: Caller) -> set[int]:
         return set(WorkerEvent.objects.values_list("pk", flat=True))
 
 
-def test_events_go_when_they_have_been_kept_their_time_in_every_tenant(tenant: Tenant) -> None:
+def test_old_events_are_deleted_in_every_tenant(tenant: Tenant) -> None:
     kee, other = make_caller(tenant, "Kee", Kind.WORKER), make_caller(make_tenant("other"), "Hexy", Kind.WORKER)
     old, edge, young = tell(
         kee, "one", KEPT + timedelta(days=1), KEPT + timedelta(seconds=1), KEPT - timedelta(hours=1)
@@ -57,7 +57,7 @@ def test_events_go_when_they_have_been_kept_their_time_in_every_tenant(tenant: T
     assert registry.forget_events() == 0
 
 
-def test_the_last_event_of_a_worker_stays_however_old(kee: Caller) -> None:
+def test_last_event_of_a_worker_stays(kee: Caller) -> None:
     ages = [KEPT * 3, KEPT * 2]
     _, last = tell(kee, "one", *ages)
     (only,) = tell(kee, "two", KEPT * 4)
@@ -67,7 +67,7 @@ def test_the_last_event_of_a_worker_stays_however_old(kee: Caller) -> None:
     assert told(kee) == {last, only}
 
 
-def test_what_stays_at_the_beginning_keeps_nothing_behind_it(kee: Caller) -> None:
+def test_kept_events_do_not_stop_the_deletion(kee: Caller) -> None:
     kept = [tell(kee, f"steady-{number}", KEPT * 2)[0] for number in range(5)]
     flapping = tell(kee, "flapping", *([KEPT * 2] * 5), timedelta(0))
 

@@ -28,7 +28,7 @@ def beat(caller: Caller, status: str = "healthy") -> HeartbeatTaken:
     )
 
 
-def test_a_heartbeat_without_news_is_one_statement(as_kee: Caller) -> None:
+def test_heartbeat_without_news_is_one_statement(as_kee: Caller) -> None:
     register(as_kee, make_manifest())
     before = Worker.objects.get().last_heartbeat_at
 
@@ -41,7 +41,7 @@ def test_a_heartbeat_without_news_is_one_statement(as_kee: Caller) -> None:
     assert worker.last_heartbeat_at >= before
 
 
-def test_a_heartbeat_with_news_moves_the_state(as_kee: Caller) -> None:
+def test_heartbeat_with_news_changes_the_state(as_kee: Caller) -> None:
     register(as_kee, make_manifest())
 
     assert beat(as_kee, "maintenance").status == "maintenance"
@@ -49,7 +49,7 @@ def test_a_heartbeat_with_news_moves_the_state(as_kee: Caller) -> None:
     assert Worker.objects.get().state == State.MAINTENANCE
 
 
-def test_the_short_way_asks_whose_worker_it_is(tenant: Tenant, as_kee: Caller) -> None:
+def test_fast_heartbeat_checks_the_owner(tenant: Tenant, as_kee: Caller) -> None:
     register(as_kee, make_manifest())
     before = Worker.objects.values().get()
     rival = make_caller(tenant, "rival", Kind.WORKER)
@@ -72,7 +72,7 @@ def versions(caller: Caller, *verdicts: str) -> tuple[int, int]:
     return after[0] - before[0], after[1] - before[1]
 
 
-def test_a_heartbeat_without_news_overwrites_its_row_in_place_and_writes_nothing_else(as_kee: Caller) -> None:
+def test_heartbeat_without_news_updates_in_place(as_kee: Caller) -> None:
     tools = [{**make_manifest()["tools"][0], "name": f"tool_{number}"} for number in range(10)]
     register(as_kee, make_manifest(tools=tools))
     epoch, events = selectors.epochs(), WorkerEvent.objects.count()
@@ -83,7 +83,7 @@ def test_a_heartbeat_without_news_overwrites_its_row_in_place_and_writes_nothing
     assert WorkerEvent.objects.count() == events
 
 
-def test_only_a_commit_that_says_nothing_new_waits_for_no_disk(as_kee: Caller) -> None:
+def test_only_heartbeats_without_news_skip_the_disk(as_kee: Caller) -> None:
     register(as_kee, make_manifest())
 
     def waits() -> str:
@@ -100,7 +100,7 @@ def test_only_a_commit_that_says_nothing_new_waits_for_no_disk(as_kee: Caller) -
     assert waits() == "off"
 
 
-def test_the_look_for_late_workers_is_two_statements_and_finds_one_among_many(as_kee: Caller) -> None:
+def test_late_workers_are_found_in_two_statements(as_kee: Caller) -> None:
     register(as_kee, make_manifest())
     template = Worker.objects.get()
     rows = []

@@ -111,7 +111,7 @@ HOSTILE: dict[str, tuple[Behaviour, set[type[CallFailed]]]] = {
 
 
 @pytest.mark.parametrize("behaviour", HOSTILE)
-def test_an_endpoint_that_does_not_answer_as_it_should_is_refused_by_name(behaviour: str) -> None:
+def test_hostile_answer_is_named(behaviour: str) -> None:
     always, faults = HOSTILE[behaviour]
     with remotes.serving(always) as remote:
         assert refused(f"{remote.url}/mcp", deadline=SOON if TimedOut in faults else DEADLINE) in faults
@@ -131,7 +131,7 @@ def refuses(*, packed: bool) -> Behaviour:
     return answer
 
 
-def test_an_answer_that_was_packed_against_our_word_is_not_unpacked() -> None:
+def test_unrequested_compression_is_not_unpacked() -> None:
     with remotes.serving(refuses(packed=False)) as remote, pytest.raises(Refused, match="in so many words"):
         look(f"{remote.url}/mcp", deadline=DEADLINE)
 
@@ -158,23 +158,19 @@ def test_an_answer_that_was_packed_against_our_word_is_not_unpacked() -> None:
         "gopher://127.0.0.1/",
     ],
 )
-def test_private_places_are_not_called_however_they_are_spelt(endpoint: str) -> None:
+def test_private_addresses_are_not_called(endpoint: str) -> None:
     assert refused(endpoint) in {NotCalled, Unreachable}
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "2130706433", "0x7f.1", "localhost", "[::1]", "[::ffff:127.0.0.1]"])
-def test_loopback_is_not_called_however_it_is_spelt_where_the_deployment_forbids_it(
-    shouter: McpServer, settings: Settings, host: str
-) -> None:
+def test_loopback_is_not_called_if_forbidden(shouter: McpServer, settings: Settings, host: str) -> None:
     settings.ALLOW_LOOPBACK = False
 
     assert refused(shouter.endpoint.replace("127.0.0.1", host)) in {NotCalled, Unreachable}
     assert not shouter.asked
 
 
-def test_a_name_that_leads_elsewhere_at_the_second_look_is_looked_up_once(
-    shouter: McpServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_name_is_resolved_once(shouter: McpServer, monkeypatch: pytest.MonkeyPatch) -> None:
     real, looked_up = socket.getaddrinfo, list[str]()
 
     def rebinding(host: Any, *rest: Any, **options: Any) -> Any:
@@ -190,13 +186,13 @@ def test_a_name_that_leads_elsewhere_at_the_second_look_is_looked_up_once(
     assert looked_up == ["rebinding.test"]
 
 
-def test_thousands_of_tools_are_too_many(shouter: McpServer) -> None:
+def test_too_many_tools_are_refused(shouter: McpServer) -> None:
     shouter.tools = [make_tool(f"tool_{number}") for number in range(5_000)]
 
     assert refused(shouter.endpoint) is TooManyTools
 
 
-def test_a_list_whose_pages_never_end_is_given_up(shouter: McpServer) -> None:
+def test_endless_list_is_refused(shouter: McpServer) -> None:
     shouter.tools = [make_tool(f"tool_{number}") for number in range(100)]
     shouter.page_size = 1
 
@@ -211,13 +207,13 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
-def test_a_tool_whose_schema_is_too_deep_to_be_kept_is_refused(shouter: McpServer) -> None:
+def test_deep_schema_is_refused(shouter: McpServer) -> None:
     shouter.tools = [make_tool().model_copy(update={"input_schema": nested(60)})]
 
     assert refused(shouter.endpoint) is NotMCP
 
 
-def test_a_tool_whose_schema_is_too_large_is_not_read_to_its_end(shouter: McpServer) -> None:
+def test_large_schema_is_not_read(shouter: McpServer) -> None:
     large = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(200_000)}}
     shouter.tools = [make_tool().model_copy(update={"input_schema": large})]
 
@@ -237,9 +233,7 @@ def test_a_tool_whose_schema_is_too_large_is_not_read_to_its_end(shouter: McpSer
         {"type": "array"},
     ],
 )
-def test_a_tool_whose_schema_does_not_stand_on_its_own_is_no_tool(
-    as_kee: Caller, shouter: McpServer, schema: dict[str, Any]
-) -> None:
+def test_bad_schema_leaves_the_tool_out(as_kee: Caller, shouter: McpServer, schema: dict[str, Any]) -> None:
     shouter.tools = [make_tool().model_copy(update={"input_schema": {"type": "object", **schema}})]
     add_source(as_kee, shouter.endpoint)
 
@@ -249,7 +243,7 @@ def test_a_tool_whose_schema_does_not_stand_on_its_own_is_no_tool(
     assert not Worker.objects.exists()
 
 
-def test_a_manifest_that_is_too_deep_is_refused_by_name(as_kee: Caller, shouter: McpServer) -> None:
+def test_deep_manifest_is_refused(as_kee: Caller, shouter: McpServer) -> None:
     shouter.manifest = lambda: {**make_manifest(), "hints": nested(60)}
     add_source(as_kee, shouter.endpoint)
 
@@ -259,7 +253,7 @@ def test_a_manifest_that_is_too_deep_is_refused_by_name(as_kee: Caller, shouter:
     assert not Worker.objects.exists()
 
 
-def test_one_that_hangs_keeps_nobody_else_from_being_found(as_kee: Caller, shouter: McpServer) -> None:
+def test_hanging_endpoint_delays_no_other(as_kee: Caller, shouter: McpServer) -> None:
     with remotes.serving(remotes.hangs) as hanging:
         add_source(as_kee, f"{hanging.url}/mcp", name="hanging")
         add_source(as_kee, shouter.endpoint, name="well")

@@ -46,21 +46,19 @@ def taken(worker_id: str = "w", most: int = 50) -> int:
         (Tier.TRUSTED, 0, 0),
     ],
 )
-def test_a_tier_has_its_share_of_the_workers_own_limit(tier: Tier, stated: int | None, an_hour: float) -> None:
+def test_tier_scales_the_limit(tier: Tier, stated: int | None, an_hour: float) -> None:
     assert calls_per_hour(stated, tier) == pytest.approx(an_hour)
 
 
 @pytest.mark.parametrize("per_hour", [1, 7, 11, 100, 3_600, 7_000, 9_999])
-def test_an_hour_has_room_for_all_its_calls(per_hour: int) -> None:
+def test_hour_fits_all_its_calls(per_hour: int) -> None:
     assert timedelta(0) <= timedelta(hours=1) - share_of_an_hour(per_hour) * per_hour < timedelta(milliseconds=10)
 
 
 @pytest.mark.parametrize(
     ("tier", "room"), [(Tier.TRUSTED, 20), (Tier.VERIFIED, 10), (Tier.SANDBOX, 2), (Tier.UNTRUSTED, 1)]
 )
-def test_a_worker_is_sent_its_hours_calls_at_once_and_then_one_in_each_share_of_the_hour(
-    as_kee: Caller, tier: Tier, room: int
-) -> None:
+def test_limit_allows_a_burst_and_then_a_steady_rate(as_kee: Caller, tier: Tier, room: int) -> None:
     move_clock(timedelta(0))
     limited(as_kee, 20, tier)
 
@@ -76,7 +74,7 @@ def test_a_worker_is_sent_its_hours_calls_at_once_and_then_one_in_each_share_of_
     assert taken() == room
 
 
-def test_a_lost_tier_bites_at_the_next_call(as_kee: Caller) -> None:
+def test_lost_tier_limits_the_next_call(as_kee: Caller) -> None:
     move_clock(timedelta(0))
     limited(as_kee, 100)
     registry.take_call(worker_id="w")
@@ -86,7 +84,7 @@ def test_a_lost_tier_bites_at_the_next_call(as_kee: Caller) -> None:
     assert taken() == 0
 
 
-def test_a_worker_whose_limit_is_nothing_is_barred_and_none_is_taken(as_kee: Caller) -> None:
+def test_limit_of_zero_bars_the_worker(as_kee: Caller) -> None:
     limited(as_kee, 0)
 
     (offer,) = selectors.catalogue().offers
@@ -95,7 +93,7 @@ def test_a_worker_whose_limit_is_nothing_is_barred_and_none_is_taken(as_kee: Cal
 
 
 @pytest.mark.django_db(transaction=True)
-def test_callers_at_once_take_no_more_than_there_is(tenant: Tenant) -> None:
+def test_concurrent_callers_share_the_limit(tenant: Tenant) -> None:
     kee = make_caller(tenant, "kee", Kind.WORKER)
     with acting_as(kee):
         limited(kee, 10)

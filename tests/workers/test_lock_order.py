@@ -77,7 +77,7 @@ def find(caller: Caller, file: Path, *worker_ids: str) -> None:
     discovery.discover()
 
 
-def test_places_may_go_while_a_worker_that_was_found_there_changes_its_state(tenant: Tenant, tmp_path: Path) -> None:
+def test_source_removal_and_heartbeat_do_not_deadlock(tenant: Tenant, tmp_path: Path) -> None:
     kee = make_caller(tenant)
     find(kee, tmp_path / "workers.yaml", "a", "b")
 
@@ -92,7 +92,7 @@ def test_places_may_go_while_a_worker_that_was_found_there_changes_its_state(ten
         assert Worker.objects.registered().get().worker_id == "b"
 
 
-def test_a_place_may_get_another_worker_while_the_one_before_changes_its_state(tenant: Tenant, tmp_path: Path) -> None:
+def test_entry_change_and_heartbeat_do_not_deadlock(tenant: Tenant, tmp_path: Path) -> None:
     kee = make_caller(tenant)
     find(kee, tmp_path / "workers.yaml", "a")
     with acting_as(kee):
@@ -106,7 +106,7 @@ def test_a_place_may_get_another_worker_while_the_one_before_changes_its_state(t
         assert place.worker == Worker.objects.get(worker_id="b")
 
 
-def test_a_rebuild_goes_on_while_a_lost_worker_registers(tenant: Tenant) -> None:
+def test_rebuild_and_registration_do_not_deadlock(tenant: Tenant) -> None:
     kee = make_caller(tenant)
     with acting_as(kee):
         for worker_id in ("a", "b"):
@@ -143,7 +143,7 @@ def test_a_rebuild_goes_on_while_a_lost_worker_registers(tenant: Tenant) -> None
         assert sorted(Worker.objects.values_list("worker_id", flat=True)) == ["a", "b"]
 
 
-def test_a_manifest_may_be_replaced_while_calls_are_counted(tenant: Tenant) -> None:
+def test_new_manifest_and_counting_do_not_deadlock(tenant: Tenant) -> None:
     kee = make_caller(tenant)
 
     def announce(*names: str) -> None:

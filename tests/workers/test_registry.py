@@ -31,7 +31,7 @@ def heartbeat(caller: Caller, worker_id: str = "code-analyzer-001", status: str 
         return health.heartbeat(caller=caller, worker_id=worker_id, status=status, current_load=0.3, available=True)
 
 
-def test_a_first_registration_is_new_and_the_same_again_changes_nothing(as_kee: Caller) -> None:
+def test_repeated_registration_changes_nothing(as_kee: Caller) -> None:
     first = register(as_kee, make_manifest())
     epoch = selectors.epochs()
     again = register(as_kee, make_manifest())
@@ -43,7 +43,7 @@ def test_a_first_registration_is_new_and_the_same_again_changes_nothing(as_kee: 
     assert Offer.objects.count() == 1
 
 
-def test_an_unsigned_claim_of_trust_is_untrusted_and_may_do_nothing_with_effects(as_kee: Caller) -> None:
+def test_unsigned_claim_allows_no_effects(as_kee: Caller) -> None:
     done = register(as_kee, make_manifest(trust={"tier": "trusted"}))
     register(as_kee, make_manifest("harmless", trust={"tier": "trusted"}, side_effects=NOTHING))
     register(as_kee, {**make_manifest("silent"), "side_effects": None})
@@ -68,9 +68,7 @@ def test_an_unsigned_claim_of_trust_is_untrusted_and_may_do_nothing_with_effects
         ("sandbox", Tier.TRUSTED, "sandbox"),
     ],
 )
-def test_an_enrolled_key_grants_what_is_claimed_up_to_its_ceiling(
-    as_kee: Caller, claim: str, ceiling: Tier, granted: str
-) -> None:
+def test_key_grants_the_claim_up_to_its_ceiling(as_kee: Caller, claim: str, ceiling: Tier, granted: str) -> None:
     key = make_key()
     enroll(as_kee, key, ceiling)
 
@@ -80,7 +78,7 @@ def test_an_enrolled_key_grants_what_is_claimed_up_to_its_ceiling(
     assert "signed by bundled" in done.worker.tier_reason
 
 
-def test_a_key_that_nobody_enrolled_gives_no_trust(as_kee: Caller) -> None:
+def test_unknown_key_gives_no_trust(as_kee: Caller) -> None:
     done = register(as_kee, signed(make_manifest(), make_key("stranger")))
     claimed = register(
         as_kee, make_manifest("claimed", trust={"tier": "verified", "signature": "...", "key_id": "..."})
@@ -148,12 +146,12 @@ def _garbage(manifest: dict[str, Any], _key: dict[str, str]) -> dict[str, Any]:
         "https://[half",
     ],
 )
-def test_an_endpoint_that_no_call_should_reach_is_refused(endpoint: str) -> None:
+def test_unsafe_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(Invalid, match=r"endpoint|address|machine"):
         manifests.endpoint(endpoint, allow_loopback=True)
 
 
-def test_loopback_is_for_deployments_that_allow_it() -> None:
+def test_loopback_must_be_allowed() -> None:
     assert manifests.endpoint("http://127.0.0.1:8801/mcp", allow_loopback=True)
     for url in ("http://127.0.0.1:8801/mcp", "https://localhost/mcp", "http://[::1]/mcp"):
         with pytest.raises(Invalid, match=r"endpoint|address|machine"):
@@ -173,7 +171,7 @@ def test_loopback_is_for_deployments_that_allow_it() -> None:
         ("http://localhost/mcp", False),
     ],
 )
-def test_a_worker_in_a_network_that_the_operator_allows_may_be_registered(url: str, allowed: bool) -> None:
+def test_allowed_network_may_be_registered(url: str, allowed: bool) -> None:
     networks = [ip_network("10.8.0.0/16"), ip_network("127.9.0.0/16")]
 
     if allowed:
@@ -193,7 +191,7 @@ def test_a_worker_in_a_network_that_the_operator_allows_may_be_registered(url: s
         {"type": "object", "maxProperties": 2**60, "x": 2**60},
     ],
 )
-def test_a_schema_that_does_not_stand_on_its_own_is_refused(as_kee: Caller, schema: dict[str, Any]) -> None:
+def test_unusable_schema_is_refused(as_kee: Caller, schema: dict[str, Any]) -> None:
     manifest = make_manifest(tools=[{"name": "t", "input_schema": schema}])
 
     with refused("unusable_schema") as caught:
@@ -202,7 +200,7 @@ def test_a_schema_that_does_not_stand_on_its_own_is_refused(as_kee: Caller, sche
     assert caught.value.errors[0].pointer.startswith("/tools/0")
 
 
-def test_what_a_manifest_says_to_be_null_is_as_left_out(as_kee: Caller) -> None:
+def test_null_members_count_as_left_out(as_kee: Caller) -> None:
     constraints = {"rate_limit_per_hour": None, "rate_limit": 0, "timeout_seconds": None}
     hints = {"cost_estimate": None, "cost_band": None, "latency_band": "fast"}
 
@@ -215,7 +213,7 @@ def test_what_a_manifest_says_to_be_null_is_as_left_out(as_kee: Caller) -> None:
     assert (offer.cost, offer.calls_per_hour, offer.barred) == (0.0, 0.0, "its limit is no calls at all")
 
 
-def test_a_stored_null_hint_does_not_keep_the_other_tools_from_being_read(as_kee: Caller) -> None:
+def test_stored_null_hint_is_ignored(as_kee: Caller) -> None:
     register(as_kee, make_manifest("other", hints={"cost_estimate": 2}))
     register(as_kee, make_manifest("odd"))
     Worker.objects.filter(worker_id="odd").update(hints={"cost_estimate": None, "cost_band": None})
@@ -223,14 +221,14 @@ def test_a_stored_null_hint_does_not_keep_the_other_tools_from_being_read(as_kee
     assert {offer.worker_id: offer.cost for offer in selectors.catalogue().offers} == {"other": 2.0, "odd": 0.0}
 
 
-def test_two_tools_of_one_name_are_refused(as_kee: Caller) -> None:
+def test_repeated_tool_is_refused(as_kee: Caller) -> None:
     tools = make_manifest()["tools"]
 
     with refused("repeated_tool"):
         register(as_kee, make_manifest(tools=tools * 2))
 
 
-def test_a_changed_tool_is_a_new_version_and_the_old_offer_is_withdrawn(as_kee: Caller) -> None:
+def test_changed_tool_is_a_new_version(as_kee: Caller) -> None:
     register(as_kee, make_manifest())
     epoch, _ = selectors.epochs()
     changed = make_manifest()
@@ -245,7 +243,7 @@ def test_a_changed_tool_is_a_new_version_and_the_old_offer_is_withdrawn(as_kee: 
     assert Offer.objects.count() == 2
 
 
-def test_workers_with_the_same_tool_share_its_version(as_kee: Caller) -> None:
+def test_equal_tools_share_a_version(as_kee: Caller) -> None:
     register(as_kee, make_manifest("one"))
     register(as_kee, make_manifest("two"))
 
@@ -253,7 +251,7 @@ def test_workers_with_the_same_tool_share_its_version(as_kee: Caller) -> None:
     assert (len(view.tools), len(view.offers)) == (1, 2)
 
 
-def test_a_worker_falls_silent_and_comes_back(as_kee: Caller) -> None:
+def test_silent_worker_is_degraded_then_offline(as_kee: Caller) -> None:
     move_clock(timedelta(0))
     register(as_kee, make_manifest(side_effects=NOTHING))
 
@@ -277,7 +275,7 @@ def test_a_worker_falls_silent_and_comes_back(as_kee: Caller) -> None:
     ]
 
 
-def test_a_heartbeat_that_changes_nothing_leaves_the_epoch_alone(as_kee: Caller) -> None:
+def test_heartbeat_without_news_keeps_the_epoch(as_kee: Caller) -> None:
     register(as_kee, make_manifest())
     epoch = selectors.epochs()
 
@@ -287,7 +285,7 @@ def test_a_heartbeat_that_changes_nothing_leaves_the_epoch_alone(as_kee: Caller)
     assert selectors.epochs() != epoch
 
 
-def test_a_quarantined_worker_cannot_talk_itself_out(as_kee: Caller) -> None:
+def test_quarantine_outlasts_heartbeat_and_registration(as_kee: Caller) -> None:
     register(as_kee, make_manifest())
     Worker.objects.update(state=State.QUARANTINED)
 
@@ -295,7 +293,7 @@ def test_a_quarantined_worker_cannot_talk_itself_out(as_kee: Caller) -> None:
     assert register(as_kee, make_manifest()).worker.state == "quarantined"
 
 
-def test_another_principals_worker_is_unknown_and_its_id_taken(tenant: Tenant, as_kee: Caller) -> None:
+def test_anothers_worker_is_unknown_and_its_id_taken(tenant: Tenant, as_kee: Caller) -> None:
     register(as_kee, make_manifest())
     other = make_caller(tenant, "rival", Kind.WORKER)
 
@@ -310,7 +308,7 @@ def test_another_principals_worker_is_unknown_and_its_id_taken(tenant: Tenant, a
     assert selectors.worker_named("code-analyzer-001").endpoint == "https://code-analyzer.example.com/mcp"
 
 
-def test_an_unregistered_worker_is_gone_and_may_come_back(as_kee: Caller) -> None:
+def test_unregistered_worker_may_come_back(as_kee: Caller) -> None:
     register(as_kee, make_manifest())
 
     registry.unregister(caller=as_kee, worker_id="code-analyzer-001")
@@ -324,7 +322,7 @@ def test_an_unregistered_worker_is_gone_and_may_come_back(as_kee: Caller) -> Non
     assert len(selectors.catalogue().offers) == 1
 
 
-def test_calls_are_counted_into_their_offer_by_the_tick(as_kee: Caller) -> None:
+def test_recorded_calls_are_counted_by_the_job(as_kee: Caller) -> None:
     register(as_kee, make_manifest(side_effects=NOTHING))
     for number in range(20):
         registry.record_call(
@@ -375,7 +373,7 @@ def test_states_follow_the_table(source: State, target: State) -> None:
         ),
     ],
 )
-def test_what_is_left_unsaid_counts_as_everything(declared: dict[str, str] | None, effects: set[str]) -> None:
+def test_undeclared_effects_count_as_all(declared: dict[str, str] | None, effects: set[str]) -> None:
     assert effects_of(declared) == effects
 
 
@@ -390,7 +388,7 @@ def test_tiers_allow_what_the_table_says() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_rival_first_registrations_meet_in_one_worker(tenant: Tenant) -> None:
+def test_concurrent_first_registrations_make_one_worker(tenant: Tenant) -> None:
     kee = make_caller(tenant)
     barrier = threading.Barrier(4)
     created: list[bool] = []

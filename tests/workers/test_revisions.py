@@ -115,7 +115,7 @@ def find_and_call(caller: Caller, endpoint: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("revision", ["2025-03-26", "2025-06-18", "2025-11-25"])
-def test_an_endpoint_of_an_old_revision_is_found_searched_and_called(as_kee: Caller, revision: str) -> None:
+def test_old_mcp_revision_is_discovered_and_called(as_kee: Caller, revision: str) -> None:
     old = OldServer(revision)
     with listening(old) as endpoint:
         assert look(endpoint, deadline=PATIENCE).revision == revision
@@ -125,7 +125,7 @@ def test_an_endpoint_of_an_old_revision_is_found_searched_and_called(as_kee: Cal
     assert {named for method, named in old.asked if method in {"tools/list", "tools/call"}} == {revision}
 
 
-def test_an_endpoint_of_the_newest_revision_is_found_searched_and_called(as_kee: Caller) -> None:
+def test_newest_mcp_revision_is_discovered_and_called(as_kee: Caller) -> None:
     with serving() as shouter:
         assert look(shouter.endpoint, deadline=PATIENCE).revision == NEWEST
         assert "HELLO" in str(find_and_call(as_kee, shouter.endpoint))

@@ -61,7 +61,7 @@ def shelf(as_kee: Caller) -> Caller:
     return as_kee
 
 
-def test_a_match_says_which_words_it_was_found_by_where_and_what_it_misses(shelf: Caller) -> None:
+def test_match_explains_its_words(shelf: Caller) -> None:
     (found, *_) = search(shelf, "Please analyze the sentiment of tomorrow")
 
     assert (found.worker_id, found.tool_name) == ("judge", "analyze_sentiment")
@@ -83,24 +83,24 @@ def test_a_match_says_which_words_it_was_found_by_where_and_what_it_misses(shelf
         ("trnscode", "trnscode", "transcode"),
     ],
 )
-def test_a_typo_is_read_as_the_nearest_word_and_named(shelf: Caller, query: str, word: str, known: str) -> None:
+def test_typo_matches_the_nearest_word(shelf: Caller, query: str, word: str, known: str) -> None:
     matched = {one.word: one for one in search(shelf, query)[0].matched}
 
     assert (matched[word].found, matched[word].typo) == (known, True)
 
 
-def test_relevance_is_the_share_of_the_query_that_a_tool_carries(shelf: Caller) -> None:
+def test_relevance_is_the_matched_share(shelf: Caller) -> None:
     whole, partly = search(shelf, "analyzing repositories")[0], search(shelf, "analyze the weather")[0]
 
     assert whole.tool_name == "analyze_repository"
     assert whole.relevance_score > partly.relevance_score > 0
 
 
-def test_a_typo_counts_less_than_the_word_itself(shelf: Caller) -> None:
+def test_typo_counts_less_than_the_word(shelf: Caller) -> None:
     assert search(shelf, "sentimant")[0].relevance_score < search(shelf, "sentiment")[0].relevance_score
 
 
-def test_behind_many_unknown_words_typos_are_not_looked_for_and_known_words_count_still(shelf: Caller) -> None:
+def test_typo_search_is_bounded(shelf: Caller) -> None:
     noise = [f"zq{first}{second}zqzq" for first in "abcd" for second in "efgh"]
 
     (found,) = search(shelf, " ".join(["sentimnet", *noise, "texxt", "emotion", "sentiment"]))[:1]
@@ -109,18 +109,18 @@ def test_behind_many_unknown_words_typos_are_not_looked_for_and_known_words_coun
 
 
 @pytest.mark.parametrize("query", ["weather", "cat", "x1y2", ""])
-def test_what_no_tool_carries_finds_nothing(shelf: Caller, query: str) -> None:
+def test_unknown_words_find_nothing(shelf: Caller, query: str) -> None:
     assert search(shelf, query) == []
 
 
-def test_words_in_the_name_weigh_more_than_in_the_description(as_kee: Caller) -> None:
+def test_name_weighs_more_than_description(as_kee: Caller) -> None:
     register(as_kee, make_manifest("one", tools=[tool("index", "Reads documents.")], capabilities=[]))
     register(as_kee, make_manifest("two", tools=[tool("documents", "Makes an index.")], capabilities=[]))
 
     assert names(search(as_kee, "index")) == ["index", "documents"]
 
 
-def test_a_worker_that_falls_ill_is_not_found_until_it_is_well(shelf: Caller) -> None:
+def test_only_ready_workers_are_found(shelf: Caller) -> None:
     assert names(search(shelf, "sentiment")) == ["analyze_sentiment"]
 
     beat(shelf, "judge", "maintenance")
@@ -129,7 +129,7 @@ def test_a_worker_that_falls_ill_is_not_found_until_it_is_well(shelf: Caller) ->
     assert names(search(shelf, "sentiment")) == ["analyze_sentiment"]
 
 
-def test_those_who_are_well_are_found_behind_many_who_are_not(as_kee: Caller) -> None:
+def test_ready_worker_is_found_behind_many_others(as_kee: Caller) -> None:
     for number in range(70):
         register(as_kee, make_manifest(f"w{number:02}", tools=[SENTIMENT]))
     for number in range(69):
@@ -138,7 +138,7 @@ def test_those_who_are_well_are_found_behind_many_who_are_not(as_kee: Caller) ->
     assert [one.worker_id for one in search(as_kee, "sentiment", limit=5)] == ["w69"]
 
 
-def test_what_is_registered_replaced_or_withdrawn_is_seen_at_the_next_search(shelf: Caller) -> None:
+def test_search_sees_every_change(shelf: Caller) -> None:
     assert search(shelf, "pictures") == []
 
     register(shelf, make_manifest("painter", tools=[tool("draw", "Draws pictures.")]))
@@ -151,7 +151,7 @@ def test_what_is_registered_replaced_or_withdrawn_is_seen_at_the_next_search(she
     assert names(search(shelf, "maps")) == ["draw"]
 
 
-def test_a_registry_that_goes_back_is_searched_as_it_is_then(shelf: Caller) -> None:
+def test_search_follows_a_rollback(shelf: Caller) -> None:
     register(shelf, make_manifest("painter", tools=[tool("draw", "Draws pictures.")]))
     with transaction.atomic():
         register(shelf, make_manifest("painter", tools=[tool("draw", "Draws maps.")]))
@@ -161,7 +161,7 @@ def test_a_registry_that_goes_back_is_searched_as_it_is_then(shelf: Caller) -> N
     assert (search(shelf, "maps"), names(search(shelf, "pictures"))) == ([], ["draw"])
 
 
-def test_after_a_change_of_state_no_tool_is_read_again(shelf: Caller) -> None:
+def test_state_change_reads_no_tool(shelf: Caller) -> None:
     search(shelf, "sentiment")
     beat(shelf, "coder", "degraded")
 
@@ -172,7 +172,7 @@ def test_after_a_change_of_state_no_tool_is_read_again(shelf: Caller) -> None:
     assert not any("workers_offer" in query["sql"] or "workers_toolversion" in query["sql"] for query in queries)
 
 
-def test_an_index_is_the_same_in_whatever_order_its_tools_came() -> None:
+def test_index_does_not_depend_on_order() -> None:
     entries = [entry(f"w{number}", one) for number, one in enumerate((ANALYZE, SENTIMENT, TRANSCODE))]
     forward, backward = SearchIndex(), SearchIndex()
     for one in entries:

@@ -137,7 +137,7 @@ def found(query: str, caller: Caller) -> list[tuple[str, str]]:
     return [(match.worker_id, match.tool_name) for match in selectors.search(query, tenant_id=caller.tenant_id)]
 
 
-def test_the_reference_server_is_found_searched_called_and_missed(as_kee: Caller, packages: Path, start: Start) -> None:
+def test_reference_server_is_discovered_called_and_missed(as_kee: Caller, packages: Path, start: Start) -> None:
     port = _free_port()
     process = start(NODE, packages / "server-everything/dist/index.js", "streamableHttp", PORT=str(port))
     move_clock(timedelta(0))
@@ -155,9 +155,7 @@ def test_the_reference_server_is_found_searched_called_and_missed(as_kee: Caller
     assert found("echo back", as_kee) == []
 
 
-def test_a_stdio_server_behind_the_adapter_reads_files_once_an_operator_has_signed_for_it(
-    as_kee: Caller, packages: Path, start: Start, tmp_path: Path
-) -> None:
+def test_signed_stdio_server_reads_files(as_kee: Caller, packages: Path, start: Start, tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("what the note says")
     adapter = start(
         *(sys.executable, "manage.py", "mcp_adapter", "--"),
@@ -179,7 +177,7 @@ def test_a_stdio_server_behind_the_adapter_reads_files_once_an_operator_has_sign
     assert "what the note says" in str(call("files", "read_text_file", path=note))
 
 
-def test_a_server_on_another_library_is_found_and_called(as_kee: Caller, fastmcp: Path, start: Start) -> None:
+def test_fastmcp_server_is_discovered_and_called(as_kee: Caller, fastmcp: Path, start: Start) -> None:
     port = _free_port()
     start(fastmcp, HERE / "abacus.py", str(port))
     find(as_kee, _listening(port), "abacus", NOTHING)

@@ -52,7 +52,7 @@ def events(kind: str = "state") -> list[str]:
 
 
 @given(st.lists(st.booleans()))
-def test_a_verdict_changes_only_when_enough_probes_in_a_row_contradict_it(answers: list[bool]) -> None:
+def test_verdict_changes_after_enough_probes_in_a_row(answers: list[bool]) -> None:
     standing = Reachability(Reach.UNKNOWN)
     for number, answered in enumerate(answers, start=1):
         before, standing = standing, standing.after(answered=answered)
@@ -63,7 +63,7 @@ def test_a_verdict_changes_only_when_enough_probes_in_a_row_contradict_it(answer
 
 
 @given(st.sampled_from(Reach), st.integers(0, DOWN_AFTER - 1), st.booleans())
-def test_enough_equal_probes_settle_every_verdict(reach: Reach, against: int, answered: bool) -> None:
+def test_equal_probes_settle_every_verdict(reach: Reach, against: int, answered: bool) -> None:
     standing = Reachability(reach, against)
 
     for _ in range(max(UP_AFTER, DOWN_AFTER)):
@@ -73,7 +73,7 @@ def test_enough_equal_probes_settle_every_verdict(reach: Reach, against: int, an
 
 
 @given(st.lists(st.booleans(), min_size=1))
-def test_a_probe_that_agrees_ends_all_doubt(answers: list[bool]) -> None:
+def test_agreeing_probe_resets_the_count(answers: list[bool]) -> None:
     standing = Reachability(Reach.UP)
     for answered in answers:
         standing = standing.after(answered=answered)
@@ -86,7 +86,7 @@ def test_pauses_grow_up_to_five_minutes(faults: int) -> None:
     assert timedelta(seconds=5) <= pause_after(faults) <= pause_after(faults + 1) <= timedelta(minutes=5)
 
 
-def test_a_found_worker_that_dies_is_offline_within_its_interval_plus_grace(as_kee: Caller, shouter: McpServer) -> None:
+def test_dead_discovered_worker_is_offline_in_time(as_kee: Caller, shouter: McpServer) -> None:
     move_clock(timedelta(0))
     find(as_kee, shouter)
     health.probe()
@@ -101,7 +101,7 @@ def test_a_found_worker_that_dies_is_offline_within_its_interval_plus_grace(as_k
     assert events()[-1].startswith("ready to offline: it does not answer: unreachable")
 
 
-def test_a_found_worker_that_answers_stays_ready_without_any_heartbeat(as_kee: Caller, shouter: McpServer) -> None:
+def test_discovered_worker_needs_no_heartbeat(as_kee: Caller, shouter: McpServer) -> None:
     move_clock(timedelta(0))
     find(as_kee, shouter)
 
@@ -111,7 +111,7 @@ def test_a_found_worker_that_answers_stays_ready_without_any_heartbeat(as_kee: C
             assert health.mark_late() == 0
 
 
-def test_a_worker_that_comes_back_is_ready_once_it_has_answered_twice(as_kee: Caller, shouter: McpServer) -> None:
+def test_two_answers_bring_a_worker_back(as_kee: Caller, shouter: McpServer) -> None:
     move_clock(timedelta(0))
     find(as_kee, shouter)
     Worker.objects.update(reach=Reach.DOWN, state=State.OFFLINE)
@@ -122,7 +122,7 @@ def test_a_worker_that_comes_back_is_ready_once_it_has_answered_twice(as_kee: Ca
     assert events()[-1] == "offline to ready: it answers"
 
 
-def test_a_heartbeat_does_not_talk_a_worker_up_whose_endpoint_is_down(as_kee: Caller, shouter: McpServer) -> None:
+def test_heartbeat_does_not_hide_a_dead_endpoint(as_kee: Caller, shouter: McpServer) -> None:
     move_clock(timedelta(0))
     announce(as_kee, shouter)
     health.probe()
@@ -135,9 +135,7 @@ def test_a_heartbeat_does_not_talk_a_worker_up_whose_endpoint_is_down(as_kee: Ca
     assert selectors.epochs() == epoch
 
 
-def test_an_endpoint_that_answers_does_not_talk_up_a_worker_that_has_fallen_silent(
-    as_kee: Caller, shouter: McpServer
-) -> None:
+def test_answer_does_not_replace_a_heartbeat(as_kee: Caller, shouter: McpServer) -> None:
     move_clock(timedelta(0))
     announce(as_kee, shouter)
     beat(as_kee)
@@ -150,7 +148,7 @@ def test_an_endpoint_that_answers_does_not_talk_up_a_worker_that_has_fallen_sile
     assert beat(as_kee) == "ready"
 
 
-def test_a_worker_in_maintenance_is_left_in_peace(as_kee: Caller, shouter: McpServer) -> None:
+def test_maintenance_survives_lost_probes(as_kee: Caller, shouter: McpServer) -> None:
     move_clock(timedelta(0))
     announce(as_kee, shouter)
     health.probe()
@@ -163,7 +161,7 @@ def test_a_worker_in_maintenance_is_left_in_peace(as_kee: Caller, shouter: McpSe
         assert state_after(timedelta(0)) == "maintenance"
 
 
-def test_a_quarantined_worker_is_not_asked(as_kee: Caller, shouter: McpServer) -> None:
+def test_quarantined_worker_is_not_probed(as_kee: Caller, shouter: McpServer) -> None:
     find(as_kee, shouter)
     Worker.objects.update(state=State.QUARANTINED)
     shouter.asked.clear()
@@ -172,9 +170,7 @@ def test_a_quarantined_worker_is_not_asked(as_kee: Caller, shouter: McpServer) -
     assert not shouter.asked
 
 
-def test_a_worker_of_a_disabled_principal_is_offline_and_not_asked_until_that_is_enabled(
-    as_kee: Caller, shouter: McpServer
-) -> None:
+def test_disabled_principal_takes_its_workers_offline(as_kee: Caller, shouter: McpServer) -> None:
     move_clock(timedelta(0))
     find(as_kee, shouter)
     register(as_kee, make_manifest("beating"))
@@ -197,9 +193,7 @@ def test_a_worker_of_a_disabled_principal_is_offline_and_not_asked_until_that_is
     assert beat(as_kee) == "ready"
 
 
-def test_the_answer_of_a_found_worker_is_its_sign_of_life_and_that_of_a_beating_one_is_not(
-    as_kee: Caller, shouter: McpServer
-) -> None:
+def test_only_discovered_workers_live_by_probes(as_kee: Caller, shouter: McpServer) -> None:
     move_clock(timedelta(0))
     find(as_kee, shouter)
     announce(as_kee, shouter, "beating")
@@ -211,9 +205,7 @@ def test_the_answer_of_a_found_worker_is_its_sign_of_life_and_that_of_a_beating_
     assert heard == {"loud": database_now(), "beating": registered_at}
 
 
-def test_a_worker_that_offers_other_than_its_manifest_says_is_degraded_until_it_says_so(
-    as_kee: Caller, shouter: McpServer
-) -> None:
+def test_drift_degrades_until_registered(as_kee: Caller, shouter: McpServer) -> None:
     move_clock(timedelta(0))
     announce(as_kee, shouter)
     health.probe()
@@ -231,9 +223,7 @@ def test_a_worker_that_offers_other_than_its_manifest_says_is_degraded_until_it_
     assert state_after(health.PROBE_EVERY) == "ready"
 
 
-def test_who_beats_and_is_well_is_probed_more_rarely_until_something_is_wrong(
-    as_kee: Caller, shouter: McpServer
-) -> None:
+def test_healthy_worker_is_probed_seldom(as_kee: Caller, shouter: McpServer) -> None:
     def next_probe() -> timedelta:
         health.probe()
         worker = Worker.objects.get()
@@ -255,7 +245,7 @@ def test_who_beats_and_is_well_is_probed_more_rarely_until_something_is_wrong(
 @pytest.mark.parametrize(
     ("beats", "expected"), [(True, [5, 5, *[30] * 6]), (False, [5, 5, 30, 30, 60, 120, 240, 300, 300])]
 )
-def test_who_is_down_and_gives_no_sign_of_life_is_probed_ever_more_rarely(
+def test_lost_worker_is_probed_ever_more_seldom(
     as_kee: Caller, shouter: McpServer, *, beats: bool, expected: list[int]
 ) -> None:
     move_clock(timedelta(0))
@@ -276,9 +266,7 @@ def test_who_is_down_and_gives_no_sign_of_life_is_probed_ever_more_rarely(
     assert Worker.objects.get().probe_at == database_now()
 
 
-def test_the_same_manifest_again_does_not_talk_a_worker_up_whose_endpoint_is_down(
-    as_kee: Caller, shouter: McpServer
-) -> None:
+def test_registration_does_not_hide_a_dead_endpoint(as_kee: Caller, shouter: McpServer) -> None:
     move_clock(timedelta(0))
     announce(as_kee, shouter)
     health.probe()
@@ -292,7 +280,7 @@ def test_the_same_manifest_again_does_not_talk_a_worker_up_whose_endpoint_is_dow
     assert states == ["ready"] * (DOWN_AFTER - 1) + ["offline"] * 3
 
 
-def test_a_found_worker_that_drifts_is_asked_again_at_once(as_kee: Caller, shouter: McpServer) -> None:
+def test_drifted_discovered_worker_is_asked_at_once(as_kee: Caller, shouter: McpServer) -> None:
     move_clock(timedelta(0))
     find(as_kee, shouter)
     shouter.tools = [make_tool("whisper")]
@@ -304,7 +292,7 @@ def test_a_found_worker_that_drifts_is_asked_again_at_once(as_kee: Caller, shout
     assert state_after(health.PROBE_EVERY) == "ready"
 
 
-def test_what_an_old_endpoint_answers_says_nothing_of_the_new_one(as_kee: Caller, shouter: McpServer) -> None:
+def test_answer_of_an_old_endpoint_is_ignored(as_kee: Caller, shouter: McpServer) -> None:
     announce(as_kee, shouter)
     (claim,) = claims()
     with serving() as other:
@@ -315,7 +303,7 @@ def test_what_an_old_endpoint_answers_says_nothing_of_the_new_one(as_kee: Caller
     assert Worker.objects.get().probed_at is None
 
 
-def test_a_probe_that_comes_back_after_another_has_taken_over_is_not_noted(as_kee: Caller, shouter: McpServer) -> None:
+def test_outdated_probe_is_not_stored(as_kee: Caller, shouter: McpServer) -> None:
     announce(as_kee, shouter)
     (late,) = claims()
     Worker.objects.update(probe_at="2000-01-01T00:00Z")
@@ -343,7 +331,7 @@ def listed(name: str = "shout", **members: object) -> ListedTool:
         ([listed(output_schema={"type": "object", "required": ["x"]})], "shout answers otherwise"),
     ],
 )
-def test_drift_is_what_a_caller_would_stumble_over(now: list[ListedTool], drift: str | None) -> None:
+def test_drift_is_what_breaks_a_caller(now: list[ListedTool], drift: str | None) -> None:
     registered = {"name": "shout", "input_schema": A_TEXT, "output_schema": {"type": "object"}}
 
     assert endpoints.drift([registered], now) == drift

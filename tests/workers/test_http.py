@@ -1,4 +1,4 @@
-"""The doors of the registry, over HTTP."""
+"""The registry over HTTP, and the list of workers."""
 
 import json
 from typing import Any
@@ -53,17 +53,16 @@ def stored() -> int:
         ({"surprise": 1}, 422, "invalid"),
     ],
 )
-def test_a_wrong_registration_is_refused_by_name_and_nothing_is_stored(
-    token: str, change: dict[str, Any], status: int, code: str
-) -> None:
+def test_bad_registration_is_refused(token: str, change: dict[str, Any], status: int, code: str) -> None:
     found, answer = post("/workers/register", make_manifest(**change), token)
 
     assert (found, answer["code"]) == (status, code)
     assert stored() == 0
 
 
-def test_what_was_registered_can_be_listed_read_and_found(token: str) -> None:
-    post("/workers/register", make_manifest(), token)
+def test_worker_is_registered_listed_read_found_and_removed(token: str) -> None:
+    answers = [post("/workers/register", make_manifest(), token) for _ in range(2)]
+    beaten = post("/workers/code-analyzer-001/heartbeat", HEARTBEAT, token)
     headers = {"Authorization": f"Bearer {token}"}
 
     listed = Client().get("/api/v1/workers?capability=python", headers=headers).json()
@@ -73,13 +72,16 @@ def test_what_was_registered_can_be_listed_read_and_found(token: str) -> None:
     assert [(one["worker_id"], one["tools"], one["status"]) for one in listed["workers"]] == [
         ("code-analyzer-001", ["analyze_repository"], "ready")
     ]
+    assert [status for status, _ in answers] == [201, 200]
+    assert answers[0][1]["tools"][0]["name"] == "analyze_repository"
+    assert beaten == (200, {"status": "ready", "next_heartbeat_seconds": 30, "register_again": False})
     assert manifest["tools"] == make_manifest()["tools"]
     assert found["matches"][0]["tool_name"] == "analyze_repository"
     assert Client().delete("/workers/code-analyzer-001", headers=headers).json()["status"] == "unregistered"
     assert Client().get("/api/v1/workers/code-analyzer-001/manifest", headers=headers).status_code == 404
 
 
-def test_a_list_of_workers_reads_no_manifest_and_no_offer_that_was_withdrawn(as_kee: Caller) -> None:
+def test_list_reads_no_manifest(as_kee: Caller) -> None:
     for number in range(3):
         register(as_kee, make_manifest(f"w{number}"))
     tool = {"name": "other", "input_schema": {"type": "object"}}
@@ -98,7 +100,7 @@ def test_a_list_of_workers_reads_no_manifest_and_no_offer_that_was_withdrawn(as_
         assert not any('"manifest"' in query["sql"] for query in queries)
 
 
-def test_the_list_of_workers_is_read_page_by_page(tenant: Tenant, token: str) -> None:
+def test_list_has_pages(tenant: Tenant, token: str) -> None:
     names = [f"worker-{number}" for number in range(5)]
     for name in names:
         post("/workers/register", make_manifest(name), token)
