@@ -50,7 +50,7 @@ def test_plain_http_is_for_loopback_only() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:8080/mcp", "http://[::1]/mcp"])
-def test_loopback_is_called_only_where_the_deployment_allows_it(url: str, settings: Settings) -> None:
+def test_loopback_needs_the_deployments_permission(url: str, settings: Settings) -> None:
     settings.ALLOW_LOOPBACK = True
     assert guard(url) in {"127.0.0.1", "::1"}
     settings.ALLOW_LOOPBACK = False
@@ -58,7 +58,7 @@ def test_loopback_is_called_only_where_the_deployment_allows_it(url: str, settin
         guard(url)
 
 
-def test_a_network_that_the_operator_allows_is_called_and_none_beside_it(settings: Settings) -> None:
+def test_allowed_network_is_called_and_no_other(settings: Settings) -> None:
     settings.ALLOW_LOOPBACK = False
     settings.ALLOWED_NETWORKS = [ip_network("10.8.0.0/16"), ip_network("fd00:8::/32")]
 

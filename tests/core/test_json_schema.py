@@ -14,12 +14,12 @@ from tests.mcp.samples import Shapes
 TOOLS = [declared for declared in operations.all_operations() if declared.tool]
 
 
-def test_an_input_without_members_is_an_empty_object() -> None:
+def test_input_without_members_is_an_empty_object() -> None:
     schema = json_schema.of(Empty, "validation")
     assert schema == {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def test_references_are_written_out_unless_they_lead_back() -> None:
+def test_references_are_inlined_unless_recursive() -> None:
     schema = json_schema.of(Shapes, "validation")
 
     assert schema["properties"]["leaf"]["properties"]["name"] == {
@@ -37,7 +37,7 @@ def test_references_are_written_out_unless_they_lead_back() -> None:
 
 
 @pytest.mark.parametrize("declared", TOOLS, ids=lambda declared: declared.name)
-def test_every_tool_shows_valid_schemas(declared: Operation) -> None:
+def test_every_tool_has_valid_schemas(declared: Operation) -> None:
     shown = calls.describe(declared)
 
     assert shown.title
@@ -52,7 +52,7 @@ def test_every_tool_shows_valid_schemas(declared: Operation) -> None:
         assert member, f"{name} says nothing of what it takes"
 
 
-def test_pages_begin_after_the_last_name() -> None:
+def test_page_begins_after_the_last_name() -> None:
     names = ["d", "a", "c", "b"]
     first, cursor = calls.page(names, str, None, size=2)
     second, end = calls.page(names, str, cursor, size=2)

@@ -23,14 +23,14 @@ def made_by_another_release(transactional_db: None) -> Iterator[None]:
     MigrationRecorder(connection).record_unapplied(*STRANGE)
 
 
-def test_it_is_refused_and_left_as_it_is(made_by_another_release: None) -> None:
+def test_database_of_another_release_is_left_unchanged(made_by_another_release: None) -> None:
     before = MigrationRecorder(connection).applied_migrations()
     with pytest.raises(CommandError, match=r"memory\.9999_of_another_release.*bin/up reset"):
         call_command("migrate", "memory", "zero", verbosity=0)
     assert MigrationRecorder(connection).applied_migrations() == before
 
 
-def test_bin_up_is_told_so_in_a_sentence(made_by_another_release: None, tmp_path: Path) -> None:
+def test_bin_up_prints_the_refusal_in_a_sentence(made_by_another_release: None, tmp_path: Path) -> None:
     url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
     told = subprocess.run(
         [sys.executable, "-m", "config.stack.provision", str(tmp_path / "password"), str(tmp_path / "key")],

@@ -38,7 +38,7 @@ def post(url: str, *, seconds: float = 10) -> Answer:
 
 
 @pytest.mark.parametrize("status", [200, 204, 304, 404, 409, 500, 503])
-def test_an_answer_of_any_status_comes_back(remote: Remote, status: int) -> None:
+def test_answer_of_any_status_is_returned(remote: Remote, status: int) -> None:
     remote.always = says(status, b"" if status in {204, 304} else b"said", Retry_After="7")
 
     answer = post(f"{remote.url}/door?x=1")
@@ -50,7 +50,7 @@ def test_an_answer_of_any_status_comes_back(remote: Remote, status: int) -> None
     assert received.headers["Accept-Encoding"] == "identity"
 
 
-def test_nobody_listening_is_unreachable_and_nothing_was_sent() -> None:
+def test_closed_port_is_unreachable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
 
@@ -60,20 +60,20 @@ def test_nobody_listening_is_unreachable_and_nothing_was_sent() -> None:
     assert not failure.value.reached
 
 
-def test_a_name_that_leads_nowhere_is_unreachable() -> None:
+def test_unresolved_name_is_unreachable() -> None:
     with pytest.raises(Unreachable):
         post("https://no-such-host.invalid/")
 
 
 @pytest.mark.parametrize("url", ["http://10.0.0.8/", "https://169.254.169.254/latest", "ftp://127.0.0.1/"])
-def test_an_address_that_this_deployment_does_not_call_is_not_called(url: str) -> None:
+def test_forbidden_address_is_not_called(url: str) -> None:
     with pytest.raises(NotCalled) as failure:
         post(url)
 
     assert not failure.value.reached
 
 
-def test_loopback_is_called_only_where_the_deployment_allows_it(remote: Remote, settings: Settings) -> None:
+def test_loopback_needs_the_deployments_permission(remote: Remote, settings: Settings) -> None:
     settings.ALLOW_LOOPBACK = False
 
     with pytest.raises(NotCalled):
@@ -83,7 +83,7 @@ def test_loopback_is_called_only_where_the_deployment_allows_it(remote: Remote, 
 
 
 @pytest.mark.parametrize("behaviour", [remotes.hangs, remotes.drips])
-def test_an_answer_that_is_not_whole_by_the_deadline_is_cut(remote: Remote, behaviour: remotes.Behaviour) -> None:
+def test_answer_is_cut_at_the_deadline(remote: Remote, behaviour: remotes.Behaviour) -> None:
     remote.always = behaviour
 
     with pytest.raises(TimedOut) as failure:
@@ -92,7 +92,7 @@ def test_an_answer_that_is_not_whole_by_the_deadline_is_cut(remote: Remote, beha
     assert failure.value.reached
 
 
-def test_a_look_up_of_a_name_counts_against_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_lookup_counts_against_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
 
     def never(*_: Any, **__: Any) -> Any:
@@ -106,7 +106,7 @@ def test_a_look_up_of_a_name_counts_against_the_deadline(monkeypatch: pytest.Mon
         answered.set()
 
 
-def test_a_connection_that_breaks_may_have_reached_the_other_side(remote: Remote) -> None:
+def test_broken_connection_counts_as_reached(remote: Remote) -> None:
     remote.always = remotes.hangs_up
 
     with pytest.raises(Disconnected) as failure:
@@ -116,7 +116,7 @@ def test_a_connection_that_breaks_may_have_reached_the_other_side(remote: Remote
     assert len(remote.received) == 1
 
 
-def test_what_is_not_http_counts_as_a_broken_connection() -> None:
+def test_answer_that_is_not_http_is_a_broken_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def babble() -> None:
@@ -132,7 +132,7 @@ def test_what_is_not_http_counts_as_a_broken_connection() -> None:
         babbling.join()
 
 
-def test_a_redirect_is_not_followed(remote: Remote) -> None:
+def test_redirect_is_not_followed(remote: Remote) -> None:
     with remotes.serving() as elsewhere:
         remote.always = says(307, b"", Location=elsewhere.url)
         with pytest.raises(outbound.Redirected):
@@ -140,7 +140,7 @@ def test_a_redirect_is_not_followed(remote: Remote) -> None:
         assert not elsewhere.received
 
 
-def test_an_answer_over_the_limit_is_not_read_to_its_end(remote: Remote) -> None:
+def test_answer_over_the_limit_is_refused(remote: Remote) -> None:
     remote.always = remotes.floods
 
     with pytest.raises(AnswerTooLarge):
@@ -148,7 +148,7 @@ def test_an_answer_over_the_limit_is_not_read_to_its_end(remote: Remote) -> None
 
 
 @pytest.mark.parametrize("behaviour", [remotes.floods, remotes.drips])
-def test_who_wants_no_body_has_the_answer_with_its_head(remote: Remote, behaviour: remotes.Behaviour) -> None:
+def test_answer_without_body_returns_after_its_head(remote: Remote, behaviour: remotes.Behaviour) -> None:
     remote.always = behaviour
 
     answer = outbound.post(remote.url, body=b"{}", headers={}, deadline=timedelta(seconds=20), max_answer_bytes=0)
@@ -156,7 +156,7 @@ def test_who_wants_no_body_has_the_answer_with_its_head(remote: Remote, behaviou
     assert (answer.status, answer.body) == (200, b"")
 
 
-def test_a_compressed_answer_is_not_unpacked(remote: Remote) -> None:
+def test_compressed_answer_is_not_unpacked(remote: Remote) -> None:
     packed = gzip.compress(b"x" * 100_000)
     remote.always = says(200, packed, Content_Encoding="gzip")
 
@@ -164,7 +164,7 @@ def test_a_compressed_answer_is_not_unpacked(remote: Remote) -> None:
 
 
 @pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy", "ALL_PROXY"])
-def test_no_proxy_of_the_environment_is_asked(remote: Remote, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_environment_proxy_is_not_used(remote: Remote, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
     with remotes.serving() as proxy:
@@ -193,7 +193,7 @@ def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_the_address_that_was_checked_is_the_one_connected_to(remote: Remote, looked_up: list[str]) -> None:
+def test_checked_address_is_the_one_connected_to(remote: Remote, looked_up: list[str]) -> None:
     assert post(remote.url.replace("127.0.0.1", "remote.test")).status == 200
     assert looked_up == ["remote.test"]
     assert remote.received[0].headers["Host"].startswith("remote.test:")
@@ -243,9 +243,7 @@ def trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("trusted")
-def test_over_tls_the_name_is_proved_by_its_certificate_at_the_address_that_was_checked(
-    tmp_path: Path, looked_up: list[str]
-) -> None:
+def test_tls_checks_the_name_at_the_checked_address(tmp_path: Path, looked_up: list[str]) -> None:
     with certified("remote.test", tmp_path) as there:
         answer = post(there.remote.url.replace("127.0.0.1", "remote.test"))
 
@@ -256,7 +254,7 @@ def test_over_tls_the_name_is_proved_by_its_certificate_at_the_address_that_was_
 
 
 @pytest.mark.usefixtures("trusted", "looked_up")
-def test_over_tls_who_proves_another_name_is_sent_nothing(tmp_path: Path) -> None:
+def test_tls_refuses_a_certificate_of_another_name(tmp_path: Path) -> None:
     with certified("elsewhere.test", tmp_path) as there:
         with pytest.raises(Unreachable) as failure:
             post(there.remote.url.replace("127.0.0.1", "remote.test"))
@@ -266,14 +264,14 @@ def test_over_tls_who_proves_another_name_is_sent_nothing(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("looked_up")
-def test_over_tls_who_is_vouched_for_by_nobody_we_trust_is_sent_nothing(tmp_path: Path) -> None:
+def test_tls_refuses_an_untrusted_certificate(tmp_path: Path) -> None:
     with certified("remote.test", tmp_path) as there:
         with pytest.raises(Unreachable):
             post(there.remote.url.replace("127.0.0.1", "remote.test"))
         assert not there.remote.received
 
 
-def test_a_failure_does_not_repeat_what_was_sent(remote: Remote) -> None:
+def test_failure_does_not_quote_the_request(remote: Remote) -> None:
     remote.always = remotes.hangs_up
 
     with pytest.raises(CallFailed) as failure:

@@ -58,7 +58,7 @@ def _end_sessions(count: int) -> None:
         owner.close()
 
 
-def test_a_restart_that_ended_every_idle_connection_costs_no_request_its_patience() -> None:
+def test_pool_survives_a_restart_of_the_database() -> None:
     with _pooled() as pooled:
         assert _asked(pooled) == 1
         pooled.close()
@@ -73,7 +73,7 @@ def test_a_restart_that_ended_every_idle_connection_costs_no_request_its_patienc
         assert pooled.pool.get_stats()["requests_num"] == before + 2
 
 
-def test_who_waits_for_a_database_that_is_long_away_gets_a_connection_when_it_is_back(tmp_path: Path) -> None:
+def test_pool_connects_again_after_a_long_outage(tmp_path: Path) -> None:
     with _pooled(HOST=str(tmp_path)) as pooled:
         answers: list[int] = []
         waiting = threading.Thread(target=lambda: answers.append(_asked(pooled)))

@@ -9,7 +9,7 @@ _LOOKED_UP = "select n from grown where n = any(%(wanted)s::int[])"
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_plan_from_when_a_table_was_empty_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_of_an_empty_table_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     with connection.cursor() as cursor:
         cursor.execute("create temporary table grown (n int primary key) with (autovacuum_enabled = off)")
     try:

@@ -44,7 +44,7 @@ _ANY = st.recursive(
         (b"[" * 200_000, UnstorableJSON, None),
     ],
 )
-def test_what_can_not_be_stored_is_refused_by_name_and_place(
+def test_unstorable_json_is_refused_with_its_place(
     body: bytes, refusal: type[NotJSON | UnstorableJSON], pointer: str | None
 ) -> None:
     with pytest.raises(refusal) as caught:
@@ -53,20 +53,20 @@ def test_what_can_not_be_stored_is_refused_by_name_and_place(
 
 
 @pytest.mark.parametrize("number", [1e20, -1e23, 9.999999999999999e63, 1e-64, -0.0, 2.0**63, 12345678901234567890.0])
-def test_a_number_that_was_taken_is_taken_again_as_the_database_writes_it(db: None, number: float) -> None:
+def test_stored_number_is_accepted_again(db: None, number: float) -> None:
     strict_json.check(number)
     with connection.cursor() as cursor:
         cursor.execute("select %s::jsonb", [json.dumps([number])])
         assert float(strict_json.loads(cursor.fetchone()[0].encode())[0]) == number
 
 
-def test_thirty_two_levels_are_let_in() -> None:
+def test_thirty_two_levels_are_accepted() -> None:
     assert strict_json.loads(b"[" * 32 + b"]" * 32)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(document=_ANY)
-def test_what_is_let_in_comes_back_from_the_database_as_it_was(db: None, document: Any) -> None:
+def test_accepted_document_is_stored_unchanged(db: None, document: Any) -> None:
     try:
         strict_json.check(document)
     except UnstorableJSON:
@@ -80,7 +80,7 @@ def test_what_is_let_in_comes_back_from_the_database_as_it_was(db: None, documen
 
 
 @given(document=_ANY)
-def test_equal_documents_have_one_digest_whatever_the_order_of_their_keys(document: Any) -> None:
+def test_digest_ignores_the_order_of_keys(document: Any) -> None:
     try:
         strict_json.check(document)
     except UnstorableJSON:
@@ -89,7 +89,7 @@ def test_equal_documents_have_one_digest_whatever_the_order_of_their_keys(docume
     assert strict_json.digest(document) == strict_json.digest(_reversed(document))
 
 
-def test_neighbouring_large_integers_have_different_digests() -> None:
+def test_neighbouring_large_integers_differ_in_digest() -> None:
     assert strict_json.digest(2**53) != strict_json.digest(2**53 + 1)
 
 
@@ -102,7 +102,7 @@ def _reversed(document: Any) -> Any:
 
 
 @given(_ANY)
-def test_a_digest_is_of_the_canonical_form_however_it_is_written(document: Any) -> None:
+def test_digest_is_of_the_canonical_form(document: Any) -> None:
     try:
         strict_json.check(document)
         form = rfc8785.dumps(document)
@@ -115,5 +115,5 @@ def test_a_digest_is_of_the_canonical_form_however_it_is_written(document: Any) 
     "document",
     [{"\ue000": 1, "\U0001f600": 2, "a": '\x1f\x7f\u2028/"\\\n'}, {"b": 1.0, "a": [1e21, -0.0]}, [True, "\ud7ff"]],
 )
-def test_keys_and_numbers_stand_in_the_canonical_form_as_it_has_them(document: Any) -> None:
+def test_digest_uses_canonical_keys_and_numbers(document: Any) -> None:
     assert strict_json.digest(document) == hashlib.sha256(rfc8785.dumps(document)).digest()

@@ -45,7 +45,7 @@ def test_a_tick_that_runs_elsewhere_is_left_alone(transactional_db: None) -> Non
         rival.join(20)
 
 
-def test_a_failing_tick_is_tried_again_and_stops_no_other(transactional_db: None) -> None:
+def test_failing_tick_is_repeated_and_stops_no_other(transactional_db: None) -> None:
     stop, failures, others = threading.Event(), [], []
 
     def failing() -> None:
@@ -74,7 +74,7 @@ def test_a_failing_tick_is_tried_again_and_stops_no_other(transactional_db: None
     assert (len(failures), len(others)) == (3, 3)
 
 
-def test_a_tick_that_waits_for_another_server_holds_up_only_its_like(transactional_db: None) -> None:
+def test_tick_that_calls_out_delays_only_its_kind(transactional_db: None) -> None:
     stop, leave, entered, others = threading.Event(), threading.Event(), threading.Event(), []
 
     def waiting() -> None:

@@ -50,7 +50,7 @@ def faulty(tenant: Tenant) -> dict[str, str | None]:
 
 
 @ROUTES
-def test_a_route_refuses_every_faulty_credential(
+def test_route_refuses_every_invalid_credential(
     faulty: dict[str, str | None], declared: Operation, route: Route
 ) -> None:
     refusal = Answer(403, "invalid_service_token") if route.manner == "service" else None
@@ -63,7 +63,7 @@ def test_a_route_refuses_every_faulty_credential(
 
 
 @SCOPED_ROUTES
-def test_a_route_refuses_a_token_without_its_scope(tenant: Tenant, declared: Operation, route: Route) -> None:
+def test_route_refuses_a_token_without_its_scope(tenant: Tenant, declared: Operation, route: Route) -> None:
     token = make_token(tenant, "Lee", scopes=set(Scope) - declared.scopes)
     with nothing_changes():
         answer = ask_rest(route, least(route), token)
@@ -71,7 +71,7 @@ def test_a_route_refuses_a_token_without_its_scope(tenant: Tenant, declared: Ope
 
 
 @EVERY_TOOL
-def test_a_tool_refuses_every_faulty_credential(faulty: dict[str, str | None], declared: Operation) -> None:
+def test_tool_refuses_every_invalid_credential(faulty: dict[str, str | None], declared: Operation) -> None:
     with nothing_changes():
         answers = {fault: ask_tool(declared, {}, token) for fault, token in faulty.items()}
     assert answers == {
@@ -80,7 +80,7 @@ def test_a_tool_refuses_every_faulty_credential(faulty: dict[str, str | None], d
 
 
 @SCOPED_TOOLS
-def test_a_tool_refuses_a_token_without_its_scope(tenant: Tenant, declared: Operation) -> None:
+def test_tool_refuses_a_token_without_its_scope(tenant: Tenant, declared: Operation) -> None:
     token = make_token(tenant, "Lee", scopes=set(Scope) - declared.scopes)
     with nothing_changes():
         answer = ask_tool(declared, {}, token)

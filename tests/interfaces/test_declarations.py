@@ -12,14 +12,14 @@ _NAMES = {declared.name for declared in all_operations()}
 
 
 @pytest.mark.parametrize("declared", all_operations(), ids=lambda declared: declared.name)
-def test_an_operation_asks_for_scopes_that_exist_and_says_what_it_does(declared: Operation) -> None:
+def test_operation_has_known_scopes_and_a_description(declared: Operation) -> None:
     assert declared.scopes <= set(Scope.values)
     assert len(declared.description) > 20
     assert declared.routes or declared.tool
 
 
 @pytest.mark.parametrize("habit", HABITS, ids=lambda habit: habit.name)
-def test_a_prompt_names_only_tools_that_exist(habit: Habit) -> None:
+def test_prompt_names_only_existing_tools(habit: Habit) -> None:
     text = f"{habit.text} {' '.join(habit.reads)}"
     named = set(re.findall(r"\b[a-z]+(?:_[a-z]+)+\b", text))
     assert named <= _NAMES

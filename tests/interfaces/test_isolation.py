@@ -193,7 +193,7 @@ def meet(declared: Operation, ask: Callable[[Mapping[str, Any], str], Said], two
     return reached, [given for given in asked if leaks(said(given, two.stranger), given)]
 
 
-def test_no_route_answers_with_a_word_of_another_tenant(two: Two) -> None:
+def test_no_route_shows_data_of_another_tenant(two: Two) -> None:
     out_of_reach, leaking = [], []
     for declared, route in lasting_first(ROUTED):
         reached, told = meet(declared, partial(ask_rest, declared, route), two)
@@ -202,7 +202,7 @@ def test_no_route_answers_with_a_word_of_another_tenant(two: Two) -> None:
     assert (out_of_reach, leaking) == ([], [])
 
 
-def test_no_tool_answers_with_a_word_of_another_tenant(two: Two) -> None:
+def test_no_tool_shows_data_of_another_tenant(two: Two) -> None:
     out_of_reach, leaking = [], []
     for declared, _ in lasting_first((declared, None) for declared in TOOLS):
         reached, told = meet(declared, partial(ask_tool, declared), two)
@@ -223,7 +223,7 @@ def addressed(address: Address, planted: Planted) -> list[str]:
     return [blank.format(*given), blank.format(*(quote(value, safe="") for value in given))]
 
 
-def test_no_resource_shows_a_word_of_another_tenant(two: Two) -> None:
+def test_no_resource_shows_data_of_another_tenant(two: Two) -> None:
     for uri in (uri for address in ADDRESSES for uri in addressed(address, two.planted)):
         assert leaks(read(uri, two.owner), uri), uri
         assert not leaks(read(uri, two.stranger), uri), uri

@@ -24,7 +24,7 @@ def document() -> dict[str, Any]:
     return read
 
 
-def test_the_document_is_openapi_3_1(document: dict[str, Any]) -> None:
+def test_document_is_openapi_3_1(document: dict[str, Any]) -> None:
     assert document["openapi"].startswith("3.1")
     assert set(document["components"]["securitySchemes"]) == {"bearer", "serviceToken"}
 
@@ -55,7 +55,7 @@ def _members(document: dict[str, Any], described: dict[str, Any]) -> dict[str, A
     return found
 
 
-def test_no_two_routes_share_an_id(document: dict[str, Any]) -> None:
+def test_each_route_has_its_own_id(document: dict[str, Any]) -> None:
     ids = [described["operationId"] for methods in document["paths"].values() for described in methods.values()]
     assert len(ids) == len(set(ids))
 
@@ -65,7 +65,7 @@ def test_every_schema_is_json_schema(document: dict[str, Any]) -> None:
         jsonschema_rs.meta.validate(schema)
 
 
-def test_the_document_and_its_browser_are_served_from_here(db: None) -> None:
+def test_document_and_browser_are_served_locally(db: None) -> None:
     assert Client().get("/api/schema/").status_code == 200
     page = Client().get("/api/docs/").content.decode()
     assert "cdn" not in page

@@ -25,7 +25,7 @@ from config.request_log import RequestLog
         (1, None, "192.0.2.7"),
     ],
 )
-def test_the_address_in_the_log_is_believed_from_as_many_proxies_as_there_are(
+def test_logged_address_is_taken_from_trusted_proxies(
     settings: Any, proxies: int, forwarded: str | None, address: str
 ) -> None:
     settings.AXES_IPWARE_PROXY_COUNT = proxies
@@ -51,9 +51,7 @@ def test_the_address_in_the_log_is_believed_from_as_many_proxies_as_there_are(
         ("info", "task_finished", "POST /workers/x/heartbeat", True),
     ],
 )
-def test_what_comes_for_ever_and_was_served_is_not_told(
-    level: str, event: str, request_line: str, is_told: bool
-) -> None:
+def test_served_routine_requests_are_not_logged(level: str, event: str, request_line: str, is_told: bool) -> None:
     told = {"event": event, "request": request_line}
     if is_told:
         assert drop_routine(None, level, told) is told
@@ -62,7 +60,7 @@ def test_what_comes_for_ever_and_was_served_is_not_told(
             drop_routine(None, level, told)
 
 
-def test_what_stands_behind_the_question_mark_is_not_told() -> None:
+def test_query_string_is_not_logged() -> None:
     request = RequestFactory().get("/api/v1/memory/recall?q=Lives+in+zanzibar&subject=USER:alice")
     assert RequestLog.format_request(request) == "GET /api/v1/memory/recall"
 
@@ -78,7 +76,7 @@ def refused(by: type[Exception], statement: str, *given: Any) -> Exception:
 
 
 @pytest.mark.parametrize("is_handled", [True, False])
-def test_an_exception_is_told_without_the_row_that_was_refused(db: None, is_handled: bool) -> None:
+def test_logged_exception_omits_the_refused_row(db: None, is_handled: bool) -> None:
     # Where there is no wall between tenants the database tells the row.
     with connection.cursor() as cursor:
         cursor.execute("create temporary table kept (word text constraint said check (word is null)) on commit drop")
@@ -93,7 +91,7 @@ def test_an_exception_is_told_without_the_row_that_was_refused(db: None, is_hand
     assert "Traceback" in told["exception"]
 
 
-def test_an_exception_is_told_without_the_value_that_was_refused(db: None) -> None:
+def test_logged_exception_omits_the_refused_value(db: None) -> None:
     exc = refused(DataError, "select %s::int", SECRET)
     told = tell_exception(None, "error", {"event": "x", "exc_info": exc})
     assert (SECRET in json.dumps(told), "22P02" in told["exception"]) == (False, True)

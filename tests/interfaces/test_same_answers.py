@@ -23,7 +23,9 @@ BOTH = [
     ("declared", "route"), BOTH, ids=lambda one: one.name if isinstance(one, Operation) else one.method
 )
 @pytest.mark.parametrize("further", [{}, {"nonesuch": "1"}], ids=["least", "unknown_member"])
-def test_both_skins_answer_alike(tenant: Tenant, declared: Operation, route: Route, further: dict[str, Any]) -> None:
+def test_route_and_tool_answer_alike(
+    tenant: Tenant, declared: Operation, route: Route, further: dict[str, Any]
+) -> None:
     token = make_token(tenant)
     given = {**least(route), **further}
 

@@ -19,8 +19,10 @@ from django.db import connection
 
 from apps.core import notifications
 from apps.core.notifications import in_thread
+from apps.core.operations import find
 from apps.digests import services as digests
 from apps.digests.signals import inbox_topic
+from apps.digests.tools.reading import ReadInbox, read_inbox
 from apps.executions.models import Execution
 from apps.executions.states import Strategy
 from apps.executions.wakeups import execution_topic
@@ -248,6 +250,21 @@ def test_unseen_rest_of_a_narrowed_digest_is_news(kee: Agent, is_streamed: bool)
     page = run(story)
     assert [entry["flush_reason"] for entry in page["entries"]] == ["narrow"]
     assert shown(page) == news
+
+
+def test_shown_rest_of_a_narrowed_digest_is_no_news(tenant: Tenant) -> None:
+    caller = make_caller(tenant)
+    with caller.acting():
+        makers.post_grouped(caller, flush_class="immediate")
+        first = read_inbox(caller, ReadInbox()).entries[0].token
+        makers.post_grouped(caller, flush_class="immediate")
+        given = ReadInbox(after=read_inbox(caller, ReadInbox()).as_of)
+        makers.ack_through(caller, first or "")
+        page = read_inbox(caller, given)
+    assert [entry.flush_reason for entry in page.entries] == ["narrow"]
+    waits = find("read_inbox").waits
+    assert waits is not None
+    assert not waits.worth_waking(given, page)
 
 
 def test_lost_notification_costs_latency_only(kee: Agent) -> None:

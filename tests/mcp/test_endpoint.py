@@ -36,7 +36,7 @@ def sampled() -> Iterator[None]:
 
 @pytest.mark.parametrize("method", ["GET", "DELETE", "PUT"])
 @pytest.mark.parametrize("accept", ["text/event-stream", "application/json", "image/png"])
-def test_only_posts_are_answered(token: str, method: str, accept: str) -> None:
+def test_only_post_is_answered(token: str, method: str, accept: str) -> None:
     answer = Client().generic(method, "/mcp", headers={"Authorization": f"Bearer {token}", "Accept": accept})
     assert answer.status_code == 405
     assert "POST" in answer["Allow"]
@@ -61,7 +61,7 @@ def test_without_a_token_the_challenge(tenant: Tenant, ask: Ask, header: str | N
         ("http://[broken", 403),
     ],
 )
-def test_pages_of_other_sites_are_refused(token: str, settings: Settings, origin: str, status: int) -> None:
+def test_foreign_origin_is_refused(token: str, settings: Settings, origin: str, status: int) -> None:
     settings.CSRF_TRUSTED_ORIGINS = ["https://console.example"]
     assert legacy("ping", None, token, Origin=origin).status_code == status
 
@@ -91,26 +91,26 @@ def test_another_host_is_refused(token: str) -> None:
         ({"jsonrpc": "2.0", "id": 1, "result": {}}, -32600),
     ],
 )
-def test_what_is_no_single_message_is_named(token: str, body: object, code: int) -> None:
+def test_body_that_is_no_message_is_refused(token: str, body: object, code: int) -> None:
     answer = post(body, token)
     assert answer.status_code == 400
     assert (answer.json()["id"], answer.json()["error"]["code"]) == (None, code)
 
 
-def test_another_media_type_and_too_large_a_body_are_refused(token: str) -> None:
+def test_foreign_media_type_and_large_body_are_refused(token: str) -> None:
     assert post({}, token, **{"Content-Type": "text/plain"}).status_code == 415
     assert post(b" " * (max_body_of_any() + 1), token).status_code == 413
 
 
 @pytest.mark.parametrize("version", [MODERN, "2025-11-25", None])
-def test_notifications_are_taken_and_not_answered(token: str, version: str | None) -> None:
+def test_notification_is_accepted_without_answer(token: str, version: str | None) -> None:
     headers = {"MCP-Protocol-Version": version} if version else {}
     answer = post({"jsonrpc": "2.0", "method": "notifications/initialized"}, token, **headers)
     assert (answer.status_code, answer.content) == (202, b"")
 
 
 @ERAS
-def test_an_unknown_method_is_named(token: str, ask: Ask) -> None:
+def test_unknown_method_is_refused(token: str, ask: Ask) -> None:
     answer = ask("no/such", {}, token)
     assert answer.status_code == (404 if ask is modern else 200)
     assert answer.json() == {
@@ -121,22 +121,22 @@ def test_an_unknown_method_is_named(token: str, ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("method", ["initialize", "ping", "logging/setLevel", "resources/subscribe"])
-def test_the_stateless_revision_has_no_methods_of_sessions(token: str, method: str) -> None:
+def test_stateless_revision_has_no_session_methods(token: str, method: str) -> None:
     assert modern(method, {}, token).json()["error"]["code"] == -32601
 
 
-def test_older_revisions_have_no_discovery(token: str) -> None:
+def test_older_revision_has_no_discovery(token: str) -> None:
     assert legacy("server/discover", {}, token).json()["error"]["code"] == -32601
 
 
 @ERAS
 @pytest.mark.parametrize("params", [{}, {"arguments": {}}, {"name": "whoami", "arguments": []}, {"name": "\ud800"}])
-def test_parameters_of_another_shape_are_named(token: str, ask: Ask, params: dict[str, object]) -> None:
+def test_wrong_parameters_are_refused_with_their_place(token: str, ask: Ask, params: dict[str, object]) -> None:
     assert ask("tools/call", params, token).json()["error"]["code"] == -32602
 
 
 @pytest.mark.parametrize("version", ["2099-01-01", "nonsense"])
-def test_an_unknown_version_is_told_what_there_is(token: str, version: str) -> None:
+def test_unknown_version_is_refused_with_those_supported(token: str, version: str) -> None:
     meta = {"io.modelcontextprotocol/protocolVersion": version, "io.modelcontextprotocol/clientCapabilities": {}}
     answer = modern("tools/list", {"_meta": meta}, token, **{"MCP-Protocol-Version": version})
     assert answer.status_code == 400
@@ -153,24 +153,24 @@ def test_an_unknown_version_is_told_what_there_is(token: str, version: str) -> N
         {"Mcp-Method": f"{MODERN},{MODERN}"},
     ],
 )
-def test_headers_that_contradict_the_message_are_refused(token: str, headers: dict[str, str]) -> None:
+def test_contradicting_headers_are_refused(token: str, headers: dict[str, str]) -> None:
     answer = modern("tools/list", {}, token, **headers)
     assert (answer.status_code, answer.json()["id"], answer.json()["error"]["code"]) == (400, 7, -32020)
 
 
-def test_a_name_in_the_header_is_the_one_that_is_called(token: str) -> None:
+def test_name_header_must_match_the_call(token: str) -> None:
     answer = modern("tools/call", {"name": "whoami"}, token, **{"Mcp-Name": "other"})
     assert answer.json()["error"]["code"] == -32020
 
 
-def test_a_stateless_request_carries_its_envelope(token: str) -> None:
+def test_stateless_request_needs_its_envelope(token: str) -> None:
     message = {"jsonrpc": "2.0", "id": 7, "method": "tools/list"}
     answer = post(message, token, **{"MCP-Protocol-Version": MODERN, "Mcp-Method": "tools/list"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, -32602)
 
 
 @pytest.mark.parametrize("version", [*HANDSHAKE_PROTOCOL_VERSIONS, "2099-01-01"])
-def test_the_handshake_agrees_on_a_version_or_offers_the_newest(token: str, version: str) -> None:
+def test_handshake_agrees_on_a_version(token: str, version: str) -> None:
     params = {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
     answer = post({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}, token)
     result = answer.json()["result"]
@@ -179,25 +179,25 @@ def test_the_handshake_agrees_on_a_version_or_offers_the_newest(token: str, vers
     assert "Mcp-Session-Id" not in answer.headers
 
 
-def test_discovery_says_what_there_is(token: str) -> None:
+def test_discovery_lists_capabilities(token: str) -> None:
     result = modern("server/discover", {}, token).json()["result"]
     assert result["supportedVersions"] == [MODERN]
     assert result["_meta"]["io.modelcontextprotocol/serverInfo"]["name"] == "gatehouse"
     assert set(result["capabilities"]) == {"tools", "resources", "prompts", "completions"}
 
 
-def test_the_server_names_the_products_version() -> None:
+def test_server_version_is_the_products() -> None:
     assert f'version = "{SERVER.version}"' in Path("pyproject.toml").read_text()
 
 
-def test_older_clients_may_ping_and_ask_for_logs(token: str) -> None:
+def test_older_client_may_ping_and_set_the_log_level(token: str) -> None:
     assert legacy("ping", None, token).json()["result"] == {}
     assert legacy("logging/setLevel", {"level": "info"}, token).json()["result"] == {}
     assert legacy("logging/setLevel", {"level": "loud"}, token).json()["error"]["code"] == -32602
 
 
 @ERAS
-def test_a_tool_is_shown_only_with_its_scope(tenant: Tenant, sampled: None, ask: Ask) -> None:
+def test_tool_is_listed_only_with_its_scope(tenant: Tenant, sampled: None, ask: Ask) -> None:
     def shown(scopes: list[Scope]) -> set[str]:
         listed = ask("tools/list", {}, make_token(tenant, scopes=scopes)).json()
         return {tool["name"] for tool in listed["result"]["tools"]}
@@ -207,7 +207,7 @@ def test_a_tool_is_shown_only_with_its_scope(tenant: Tenant, sampled: None, ask:
 
 
 @ERAS
-def test_a_foreign_cursor_is_named(token: str, ask: Ask) -> None:
+def test_foreign_cursor_is_refused(token: str, ask: Ask) -> None:
     assert ask("tools/list", {"cursor": "abc"}, token).json()["error"]["code"] == -32602
 
 
@@ -223,9 +223,7 @@ def test_a_foreign_cursor_is_named(token: str, ask: Ask) -> None:
         ({"name": "sample_wait", "arguments": {"text": "x"}}, "rate_limited"),
     ],
 )
-def test_a_refusal_is_a_result_that_the_model_can_read(
-    token: str, sampled: None, ask: Ask, call: dict[str, object], code: str
-) -> None:
+def test_refusal_is_a_readable_result(token: str, sampled: None, ask: Ask, call: dict[str, object], code: str) -> None:
     answer = ask("tools/call", call, token)
     result = answer.json()["result"]
     assert answer.status_code == 200
@@ -235,7 +233,7 @@ def test_a_refusal_is_a_result_that_the_model_can_read(
 
 
 @ERAS
-def test_a_defect_is_logged_and_tells_nothing_but_where_to_look(
+def test_defect_is_answered_by_its_trace_id_only(
     token: str, sampled: None, ask: Ask, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.ERROR):
@@ -247,14 +245,14 @@ def test_a_defect_is_logged_and_tells_nothing_but_where_to_look(
 
 
 @ERAS
-def test_nothing_is_an_output_without_members(token: str, sampled: None, ask: Ask) -> None:
+def test_missing_output_is_an_empty_one(token: str, sampled: None, ask: Ask) -> None:
     result = ask("tools/call", {"name": "sample_nothing", "arguments": {"text": "x"}}, token).json()["result"]
     assert result["structuredContent"] == {"said": None}
     assert strict_json.loads(result["content"][0]["text"].encode()) == result["structuredContent"]
 
 
 @ERAS
-def test_a_resource_is_read_by_its_address(token: str, sampled: None, ask: Ask) -> None:
+def test_resource_is_read_by_its_uri(token: str, sampled: None, ask: Ask) -> None:
     templates = ask("resources/templates/list", {}, token).json()["result"]["resourceTemplates"]
     assert "inbox://me/entries/{ref}" in {template["uriTemplate"] for template in templates}
 
@@ -265,13 +263,13 @@ def test_a_resource_is_read_by_its_address(token: str, sampled: None, ask: Ask) 
 
 @pytest.mark.parametrize(("ask", "code"), [(modern, -32602), (legacy, -32002)])
 @pytest.mark.parametrize("uri", ["inbox://me/entries/ent_404", "nonesuch://x", "no uri"])
-def test_a_resource_that_is_not_there_is_named(token: str, sampled: None, ask: Ask, code: int, uri: str) -> None:
+def test_unknown_resource_is_refused(token: str, sampled: None, ask: Ask, code: int, uri: str) -> None:
     error = ask("resources/read", {"uri": uri}, token).json()["error"]
     assert (error["code"], error["data"]["uri"]) == (code, uri)
 
 
 @ERAS
-def test_a_resource_needs_its_scope(tenant: Tenant, sampled: None, ask: Ask) -> None:
+def test_resource_needs_its_scope(tenant: Tenant, sampled: None, ask: Ask) -> None:
     token = make_token(tenant, scopes=[Scope.ADMIN])
     assert ask("resources/templates/list", {}, token).json()["result"]["resourceTemplates"] == []
     answer = ask("resources/read", {"uri": "inbox://me/entries/ent_42"}, token).json()
@@ -279,7 +277,7 @@ def test_a_resource_needs_its_scope(tenant: Tenant, sampled: None, ask: Ask) -> 
 
 
 @ERAS
-def test_prompts_are_listed_and_filled_in(token: str, ask: Ask) -> None:
+def test_prompts_are_listed_and_filled(token: str, ask: Ask) -> None:
     listed = ask("prompts/list", {}, token).json()["result"]["prompts"]
     assert [prompt["name"] for prompt in listed] == ["close_session", "delegate", "start_session", "triage_inbox"]
 
@@ -291,12 +289,12 @@ def test_prompts_are_listed_and_filled_in(token: str, ask: Ask) -> None:
 @pytest.mark.parametrize(
     "params", [{"name": "nonesuch"}, {"name": "delegate"}, {"name": "close_session", "arguments": {"mood": "good"}}]
 )
-def test_a_prompt_asked_for_wrongly_is_named(token: str, ask: Ask, params: dict[str, object]) -> None:
+def test_wrong_prompt_arguments_are_refused(token: str, ask: Ask, params: dict[str, object]) -> None:
     assert ask("prompts/get", params, token).json()["error"]["code"] == -32602
 
 
 @ERAS
-def test_completion_knows_its_templates_and_arguments(token: str, ask: Ask) -> None:
+def test_completion_needs_a_known_template_and_argument(token: str, ask: Ask) -> None:
     def code(ref: dict[str, str], argument: str) -> int:
         params = {"ref": ref, "argument": {"name": argument, "value": ""}}
         return int(ask("completion/complete", params, token).json().get("error", {}).get("code", 0))

@@ -14,9 +14,8 @@ from apps.core.notifications import in_thread
 from apps.digests import selectors
 from apps.digests.signals import inbox_changed, inbox_topic
 from apps.mcp.resources import task_topic
-from apps.principals.models import Principal, Tenant
+from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
-from apps.principals.tenancy import acting_as_system
 from apps.tasks.signals import tasks_finished
 from tests.asgi import ask
 from tests.digests import makers
@@ -26,32 +25,11 @@ from tests.mcp.raw import modern_message
 from tests.waiters import later
 
 
-def _id_of(name: str) -> int:
-    with acting_as_system("test"):
-        return Principal.objects.get(name=name).pk
-
-
-def test_a_client_hears_that_its_inbox_changed(server: Server, acme: Tenant) -> None:
-    async def converse() -> tuple[list[str] | None, str]:
-        async with server.client(token) as client, client.listen(resource_subscriptions=["inbox://me"]) as heard:
-            await run_sync(notifications.notify, inbox_topic(kee))
-            with anyio.fail_after(30):
-                event = await anext(aiter(heard))
-            return heard.honored.resource_subscriptions, str(event)
-
-    token = make_token(acme)
-    kee = _id_of("Kee")
-    honored, event = anyio.run(converse)
-
-    assert honored == ["inbox://me"]
-    assert event == "ResourceUpdated(uri='inbox://me')"
-
-
-def test_a_client_hears_of_a_post_and_of_an_ack(server: Server, acme: Tenant) -> None:
+def test_client_is_notified_of_a_post_and_of_an_ack(server: Server, acme: Tenant) -> None:
     async def converse() -> list[str]:
         async with server.client(token) as client, client.listen(resource_subscriptions=["inbox://me"]) as heard:
-            updates = aiter(heard)
-            told = []
+            assert heard.honored.resource_subscriptions == ["inbox://me"]
+            updates, told = aiter(heard), []
             with anyio.fail_after(30):
                 await in_thread(post)
                 told.append(str(await anext(updates)))
@@ -69,7 +47,7 @@ def test_a_client_hears_of_a_post_and_of_an_ack(server: Server, acme: Tenant) ->
     assert anyio.run(converse) == ["ResourceUpdated(uri='inbox://me')"] * 2
 
 
-def test_a_client_that_comes_again_hears_of_what_waits_and_was_shown_nothing_yet(server: Server, acme: Tenant) -> None:
+def test_client_is_notified_at_once_of_an_unread_entry(server: Server, acme: Tenant) -> None:
     async def converse() -> str:
         async with server.client(token) as client, client.listen(resource_subscriptions=["inbox://me"]) as heard:
             with anyio.fail_after(30):
@@ -86,7 +64,7 @@ def test_a_client_that_comes_again_hears_of_what_waits_and_was_shown_nothing_yet
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-def test_a_tool_waits_for_the_inbox(server: Server, acme: Tenant, mode: str) -> None:
+def test_tool_waits_for_the_inbox(server: Server, acme: Tenant, mode: str) -> None:
     async def converse() -> tuple[Any, Any]:
         async with server.client(token, mode) as client:
             async with anyio.create_task_group() as tasks:
@@ -107,7 +85,7 @@ def test_a_tool_waits_for_the_inbox(server: Server, acme: Tenant, mode: str) -> 
     assert [entry["sequence"] for entry in page["entries"]] == [1]
 
 
-def test_a_tool_that_waits_beats(acme: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_tool_sends_heartbeats(acme: Tenant, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(notifications, "LOOK_SECONDS", 0.05)
     monkeypatch.setattr(notifications, "HEARTBEAT_SECONDS", 0.1)
     said: list[bytes] = []
@@ -129,7 +107,7 @@ def test_a_tool_that_waits_beats(acme: Tenant, monkeypatch: pytest.MonkeyPatch) 
     assert answer.startswith(b"event: message\r\ndata: ")
 
 
-def test_a_tool_says_how_long_it_can_wait(server: Server, acme: Tenant) -> None:
+def test_tool_refuses_too_long_a_wait(server: Server, acme: Tenant) -> None:
     async def converse() -> Any:
         async with server.client(token) as client:
             return await client.call_tool("read_inbox", {"wait": 61})
@@ -140,7 +118,7 @@ def test_a_tool_says_how_long_it_can_wait(server: Server, acme: Tenant) -> None:
     assert "/wait" in str(answer.content)
 
 
-def test_what_a_caller_may_not_read_is_not_honored(server: Server, acme: Tenant) -> None:
+def test_subscription_to_an_unreadable_resource_is_not_honored(server: Server, acme: Tenant) -> None:
     async def converse() -> list[str] | None:
         uris = ["inbox://me", "task://task_404", "nonesuch://x"]
         async with server.client(token) as client, client.listen(resource_subscriptions=uris) as heard:
@@ -178,7 +156,7 @@ def test_open_streams_hold_no_database_connection(server: Server, acme: Tenant) 
         (tasks_finished, {"task_ids": [6, 7], "tenant_id": 1}, task_topic(1, "task_7")),
     ],
 )
-def test_what_commits_below_is_cued(signal: Signal, facts: dict[str, Any], topic: str) -> None:
+def test_commit_notifies_its_topic(signal: Signal, facts: dict[str, Any], topic: str) -> None:
     async def hear() -> str | None:
         async with aclosing(notifications.listen([topic], lasting=30, heartbeat=30)) as heard:
             await anext(heard)
@@ -186,7 +164,3 @@ def test_what_commits_below_is_cued(signal: Signal, facts: dict[str, Any], topic
             return await anext(heard)
 
     assert anyio.run(hear) == topic
-
-
-def test_topics_keep_tenants_apart() -> None:
-    assert task_topic(1, "task_7") != task_topic(2, "task_7")

@@ -28,13 +28,13 @@ def _kind(name: str) -> str:
         return Principal.objects.get(name=name).kind
 
 
-def test_a_new_principal_is_an_agent_unless_it_is_told_to_be_something_else(db: None) -> None:
+def test_new_principal_is_an_agent_by_default(db: None) -> None:
     assert _issue("--principal", "Hexy", "--scope", "inbox")["principal"] == "Hexy"
     _issue("--principal", "billing", "--kind", "service", "--scope", "receipts:write")
     assert (_kind("Hexy"), _kind("billing")) == ("ai", "service")
 
 
-def test_a_principal_that_exists_keeps_its_kind_and_another_is_refused(db: None) -> None:
+def test_existing_principal_keeps_its_kind(db: None) -> None:
     _issue("--principal", "billing", "--kind", "service", "--scope", "receipts:write")
     _issue("--principal", "billing", "--scope", "receipts:write")
     before = _rows()
@@ -68,7 +68,7 @@ def test_a_new_principal_reports_to_the_parent_that_is_named(db: None) -> None:
         ("Kee", "Ada", "Kee exists and reports to nobody, not Ada"),
     ],
 )
-def test_a_parent_is_of_the_tenant_and_no_principal_is_moved(db: None, name: str, parent: str, reason: str) -> None:
+def test_impossible_parent_is_refused(db: None, name: str, parent: str, reason: str) -> None:
     for known in ("Ada", "Kee"):
         _issue("--principal", known, "--scope", "inbox")
     _issue("--principal", "elsewhere", "--tenant", "other", "--scope", "inbox")
@@ -105,7 +105,7 @@ def test_no_principal_has_a_name_that_no_address_can_hold(db: None) -> None:
         (["--kind", "worker", "--scope", "tasks:queue"], "A worker can't hold tasks:queue"),
     ],
 )
-def test_a_refusal_leaves_neither_tenant_nor_principal(db: None, arguments: list[str], reason: str) -> None:
+def test_refused_command_creates_nothing(db: None, arguments: list[str], reason: str) -> None:
     before = _rows()
 
     with pytest.raises(CommandError, match=reason):
@@ -114,7 +114,7 @@ def test_a_refusal_leaves_neither_tenant_nor_principal(db: None, arguments: list
     assert _rows() == before
 
 
-def test_every_option_says_what_it_is_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_option_has_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         call_command("issue_token", "--help")
     shown = " ".join(capsys.readouterr().out.split())

@@ -33,7 +33,7 @@ def admin(tenant: Tenant) -> str:
     return make_token(tenant, "ops", Kind.SERVICE, scopes=[Scope.ADMIN])
 
 
-def test_a_disabled_principal_is_refused_until_it_is_enabled(tenant: Tenant, admin: str) -> None:
+def test_disabled_principal_is_refused_until_enabled(tenant: Tenant, admin: str) -> None:
     kee = make_token(tenant, "Kee")
     assert ask("POST", "principals/Kee/disable", admin)[0] == 200
     assert ask("GET", "whoami", kee)[0] == 401
@@ -44,14 +44,14 @@ def test_a_disabled_principal_is_refused_until_it_is_enabled(tenant: Tenant, adm
     assert ask("GET", "whoami", kee)[0] == 200
 
 
-def test_a_renamed_principal_keeps_its_token_and_its_old_name_leads_nowhere(tenant: Tenant, admin: str) -> None:
+def test_renamed_principal_keeps_its_token(tenant: Tenant, admin: str) -> None:
     kee = make_token(tenant, "Kee")
     assert ask("POST", "principals/Kee/rename", admin, {"new_name": "Kay"})[1]["name"] == "Kay"
     assert ask("GET", "whoami", kee)[1]["principal"] == "Kay"
     assert ask("POST", "principals/Kee/disable", admin)[1]["code"] == "unknown_principal"
 
 
-def test_a_name_that_another_has_is_refused_and_nothing_changes(tenant: Tenant, admin: str) -> None:
+def test_taken_name_is_refused(tenant: Tenant, admin: str) -> None:
     make_token(tenant, "Kee")
     make_token(tenant, "Hexy")
     status, answer = ask("POST", "principals/Kee/rename", admin, {"new_name": "Hexy"})
@@ -62,7 +62,7 @@ def test_a_name_that_another_has_is_refused_and_nothing_changes(tenant: Tenant, 
 
 
 @pytest.mark.parametrize("name", ["a/b", ".", "..", ""])
-def test_a_name_that_no_address_can_hold_is_refused(tenant: Tenant, admin: str, name: str) -> None:
+def test_name_that_fits_no_address_is_refused(tenant: Tenant, admin: str, name: str) -> None:
     make_token(tenant, "Kee")
     status, answer = ask("POST", "principals/Kee/rename", admin, {"new_name": name})
     assert (status, answer["errors"][0]["pointer"]) == (422, "/new_name")
@@ -71,7 +71,7 @@ def test_a_name_that_no_address_can_hold_is_refused(tenant: Tenant, admin: str, 
 
 
 @pytest.mark.parametrize("verb", ["disable", "enable", "rename", "revoke-tokens"])
-def test_another_tenants_principal_is_unknown(tenant: Tenant, admin: str, verb: str) -> None:
+def test_principal_of_another_tenant_is_unknown(tenant: Tenant, admin: str, verb: str) -> None:
     make_token(make_tenant("globex"), "theirs")
     make_token(tenant, "Kee")
     body = {"new_name": "x"} if verb == "rename" else None
@@ -82,7 +82,7 @@ def test_another_tenants_principal_is_unknown(tenant: Tenant, admin: str, verb: 
 
 
 @pytest.mark.parametrize("name", sorted(services.BUILT_IN))
-def test_the_gates_own_principals_stay(tenant: Tenant, name: str) -> None:
+def test_built_in_principals_can_not_be_changed(tenant: Tenant, name: str) -> None:
     with acting_as(make_caller(tenant)):
         gate = Principal.objects.get(name=name)
         with pytest.raises(Conflict, match="own principal"):
@@ -95,14 +95,14 @@ def test_the_gates_own_principals_stay(tenant: Tenant, name: str) -> None:
         assert (gate.name, gate.disabled_at) == (name, None)
 
 
-def test_all_tokens_of_a_principal_end_at_once_and_nobody_elses(tenant: Tenant, admin: str) -> None:
+def test_all_tokens_of_a_principal_end_at_once(tenant: Tenant, admin: str) -> None:
     first, second, other = make_token(tenant, "Kee"), make_token(tenant, "Kee"), make_token(tenant, "Hexy")
     assert ask("POST", "principals/Kee/revoke-tokens", admin) == (200, {"revoked": 2})
     assert ask("POST", "principals/Kee/revoke-tokens", admin) == (200, {"revoked": 0})
     assert [ask("GET", "whoami", token)[0] for token in (first, second, other)] == [401, 401, 200]
 
 
-def test_one_sees_and_revokes_ones_own_tokens_and_no_others(tenant: Tenant) -> None:
+def test_principal_sees_and_revokes_only_its_own_tokens(tenant: Tenant) -> None:
     first, second = make_token(tenant, "Kee", source_systems=["ci"]), make_token(tenant, "Kee")
     make_token(tenant, "Hexy")
     status, page = ask("GET", "tokens?limit=1", first)

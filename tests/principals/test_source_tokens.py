@@ -37,7 +37,7 @@ def rows() -> tuple[int, int]:
         return Principal.objects.count(), Token.objects.count()
 
 
-def test_a_given_text_posts_as_its_source_and_as_no_other(kee: Caller, settings: Any) -> None:
+def test_accepted_text_posts_as_its_source_only(kee: Caller, settings: Any) -> None:
     assert status(TEXT) == 401
     for _ in range(2):
         accept(settings, CI_SERVICE_TOKEN=TEXT)
@@ -52,7 +52,7 @@ def test_a_given_text_posts_as_its_source_and_as_no_other(kee: Caller, settings:
     )
 
 
-def test_a_built_in_principal_is_the_one_that_posts(kee: Caller, settings: Any) -> None:
+def test_text_of_a_built_in_source_posts_as_it(kee: Caller, settings: Any) -> None:
     with acting_as_system("test"):
         before = Principal.objects.filter(name="asyncgate").count()
     accept(settings, ASYNCGATE_SERVICE_TOKEN=TEXT)
@@ -61,7 +61,7 @@ def test_a_built_in_principal_is_the_one_that_posts(kee: Caller, settings: Any) 
     assert status(TEXT, "asyncgate") == 201
 
 
-def test_another_text_ends_the_one_before_and_a_revoked_one_stays_so(kee: Caller, settings: Any) -> None:
+def test_new_text_ends_the_one_before(kee: Caller, settings: Any) -> None:
     accept(settings, CI_SERVICE_TOKEN=TEXT)
     accept(settings, CI_SERVICE_TOKEN=NEXT)
     assert (status(TEXT), status(NEXT)) == (401, 201)
@@ -79,7 +79,7 @@ def test_a_weak_text_is_refused(kee: Caller, settings: Any, text: str) -> None:
     assert rows() == before
 
 
-def test_a_text_that_stands_for_something_else_and_a_name_of_an_agent_are_refused(kee: Caller, settings: Any) -> None:
+def test_text_of_another_token_or_an_agents_name_is_refused(kee: Caller, settings: Any) -> None:
     accept(settings, CI_SERVICE_TOKEN=TEXT)
     before = rows()
     with pytest.raises(CommandError, match="something else"):

@@ -16,13 +16,13 @@ TENANT_TABLES = sorted(
 )
 
 
-def test_the_login_role_is_plain_and_starts_in_the_applications_role(db: None) -> None:
+def test_login_role_starts_as_the_application(db: None) -> None:
     with connection.cursor() as cursor:
         cursor.execute("select current_user, rolsuper, rolbypassrls from pg_roles where rolname = session_user")
         assert cursor.fetchone() == ("gatehouse_app", False, False)
 
 
-def test_every_tenant_table_is_walled_and_every_walled_table_is_known(db: None) -> None:
+def test_every_tenant_table_has_row_level_security(db: None) -> None:
     with connection.cursor() as cursor:
         cursor.execute(
             """select c.relname, p.polname, p.polcmd, p.polpermissive, p.polroles::regrole[]::text[],
@@ -53,7 +53,7 @@ def test_every_tenant_table_is_walled_and_every_walled_table_is_known(db: None) 
         }, table
 
 
-def test_a_raw_connection_sees_no_row_of_any_tenant_table_until_the_tenant_is_set(transactional_db: None) -> None:
+def test_raw_connection_sees_no_rows_without_a_tenant(transactional_db: None) -> None:
     fill("acme")
     filled = _counts()
     assert sum(1 for count in filled.values() if count) > 20, "the wall is only seen where rows stand behind it"
@@ -103,7 +103,7 @@ def test_the_tenant_ends_with_the_transaction(transactional_db: None) -> None:
     assert Principal.objects.count() == 0
 
 
-def test_a_tenant_within_a_system_transaction_gives_the_system_back(db: None) -> None:
+def test_nested_tenant_transaction_restores_the_system_role(db: None) -> None:
     kee = make_caller(make_tenant("acme"))
     make_tenant("globex")
     with acting_as_system("test"):

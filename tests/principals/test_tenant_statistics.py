@@ -9,7 +9,7 @@ from tests import ground
 
 
 @pytest.mark.parametrize("counted", [False, True])
-def test_an_uncounted_table_is_taken_to_have_one_tenant_until_it_is_counted(tenant: Tenant, counted: bool) -> None:
+def test_uncounted_table_is_planned_for_one_tenant(tenant: Tenant, counted: bool) -> None:
     with acting_as_system("test"), connection.cursor() as cursor:
         cursor.execute(
             "with t as (insert into principals_tenant (slug, name, created_at, creates_recipients)"

@@ -22,7 +22,7 @@ def _whoami(token: str, header: str = "Authorization") -> tuple[int, dict[str, o
 
 
 @pytest.mark.parametrize("header", ["Authorization", "X-Service-Token"])
-def test_a_token_says_who_calls_in_either_header(tenant: Tenant, header: str) -> None:
+def test_token_is_read_from_either_header(tenant: Tenant, header: str) -> None:
     status, body = _whoami(make_token(tenant, "Kee", scopes=[Scope.INBOX], source_systems=["ci"]), header)
 
     assert status == 200
@@ -42,7 +42,7 @@ def test_only_the_digest_is_stored(tenant: Tenant) -> None:
         assert text.rpartition("_")[2] not in str(cursor.fetchall())
 
 
-def test_unknown_revoked_expired_and_disabled_tokens_answer_alike(tenant: Tenant) -> None:
+def test_invalid_tokens_get_one_answer(tenant: Tenant) -> None:
     revoked, expired = make_token(tenant, "A"), make_token(tenant, "B", expires_at=T0 + timedelta(seconds=1))
     disabled = make_token(tenant, "C")
     with acting_as_system("test"):
@@ -62,7 +62,7 @@ def test_no_token_is_answered_with_the_challenge(db: None) -> None:
 
 
 @pytest.mark.parametrize("scope", [Scope.TASKS_QUEUE, Scope.PLANS])
-def test_a_worker_can_not_hold_what_creates_work(tenant: Tenant, scope: Scope) -> None:
+def test_worker_can_not_hold_scopes_that_create_work(tenant: Tenant, scope: Scope) -> None:
     with pytest.raises(Invalid, match="hold"):
         make_token(tenant, "worker-1", Kind.WORKER, scopes=[scope])
     with acting_as_system("test"):
@@ -82,7 +82,7 @@ def test_a_name_is_taken_once_per_tenant(as_kee: Caller) -> None:
         ({"parent": "self"}, "principals_principal_not_its_own_parent"),
     ],
 )
-def test_the_database_refuses_impossible_principals(tenant: Tenant, change: dict[str, str], constraint: str) -> None:
+def test_database_refuses_impossible_principals(tenant: Tenant, change: dict[str, str], constraint: str) -> None:
     principal = make_principal(tenant, "Kee")
     changes = {name: principal if value == "self" else value for name, value in change.items()}
     with acting_as_system("test"), pytest.raises(IntegrityError, match=constraint), transaction.atomic():
