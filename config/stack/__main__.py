@@ -54,7 +54,7 @@ def _demo_parser() -> argparse.ArgumentParser:
         prog="bin/demo", usage="bin/demo [PATH] [--port N] [--data DIR]", description=demo.__doc__
     )
     parser.set_defaults(run=demo)
-    parser.add_argument("path", nargs="?", metavar="PATH", help="a Python code base (default: this product's)")
+    parser.add_argument("path", nargs="?", metavar="PATH", help="a Python code base (default: this product's own apps)")
     _add_place(parser)
     _add_port(parser)
     return parser
@@ -115,7 +115,7 @@ def up(options: argparse.Namespace, data: DataFolder) -> int:
 
 def demo(options: argparse.Namespace, data: DataFolder) -> int:
     """Run the main job once on a Python code base and show it; what was started for it is ended."""
-    path = programs.PRODUCT if options.path is None else _code_base(_given(options.path))
+    path = programs.PRODUCT / "apps" if options.path is None else _code_base(_given(options.path))
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
         with _claimed(data) as claimed:
