@@ -230,7 +230,7 @@ def database(process: str) -> dict[str, Any]:
             f"lock_timeout={'2s' if process == 'web' else '10s'}",
             "statement_timeout=30s",
             "idle_in_transaction_session_timeout=60s",
-            # An index of vectors goes on looking until a tenant has its share, nearest first (see apps/memory/sql/meaning.py).
+            # An index of vectors goes on looking until a tenant has its share, nearest first (see apps/memory/vectors.py).
             "hnsw.iterative_scan=strict_order",
             "hnsw.ef_search=200",
         )

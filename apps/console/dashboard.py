@@ -13,7 +13,8 @@ from apps.console import selectors
 from apps.core import notifications
 from apps.delivery.models import Target
 from apps.digests.models import Inbox
-from apps.memory.models import Concept, Observation, Pattern
+from apps.memory.models import Memory
+from apps.memory.states import Kind
 from apps.tasks.models import LiveTask
 from apps.workers.models import Worker
 from apps.workers.states import State
@@ -105,11 +106,11 @@ def _workers() -> Card:
 def _memory() -> Card:
     return Card(
         title="Memory",
-        link=_listing(Observation),
+        link=_listing(Memory),
         figures=[
-            Figure(label="Observations", value=str(Observation.objects.count())),
-            Figure(label="Patterns", value=str(Pattern.objects.count())),
-            Figure(label="Concepts", value=str(Concept.objects.count())),
+            Figure(label="Observations", value=str(Memory.objects.of_kind(Kind.OBSERVATION).count())),
+            Figure(label="Patterns", value=str(Memory.objects.of_kind(Kind.PATTERN).count())),
+            Figure(label="Concepts", value=str(Memory.objects.of_kind(Kind.CONCEPT).count())),
         ],
     )
 

@@ -348,7 +348,7 @@ def _embedder() -> Finding:
         waits += f", but for {found.refused:,} that it refuses"
     return Finding(
         part="embedder",
-        ok=found.indexed or found.largest <= memory.LOOKED_AT,
+        ok=not found.lacks_index,
         says=waits if found.indexed else f"{waits}, none stands in an index, a tenant has {found.largest:,}",
         mend="manage.py index_vectors",
         needed=False,

@@ -49,8 +49,9 @@ def immutable(
     except_columns: tuple[str, ...] = (),
     redactable: tuple[str, ...] = (),
     prunable: tuple[str, ...] = (),
+    when: str = "true",
 ) -> migrations.RunSQL:
-    """Refuse changes to a table's rows once they are written.
+    """Refuse changes to a table's rows once they are written, or to those that this SQL is true for.
 
     `except_columns` may change freely (a link that is resolved later). The others change for the system role only,
     inside a transaction that has set a switch: `redactable` ones under `gatehouse.redacting`, which erasure alone
@@ -79,7 +80,7 @@ def immutable(
                 return new;
             end $$;
             create trigger {table}_is_immutable before update on {table}
-                for each row execute function {table}_is_immutable();
+                for each row when ({when}) execute function {table}_is_immutable();
         """,
         reverse_sql=f"drop trigger {table}_is_immutable on {table}; drop function {table}_is_immutable();",
     )

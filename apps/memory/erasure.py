@@ -1,4 +1,4 @@
-"""What memory loses when a subject is forgotten, beside the subject's own rows (see services.forgetting)."""
+"""What memory loses when a subject is forgotten, beside the subject's own rows (see services.forget)."""
 
 from apps.core.erasure import Rows, register, skip
 from apps.memory import services
@@ -16,15 +16,8 @@ register(
         },
         then=lambda _, numbers: services.revise_subjects(numbers),
     ),
-    Rows(table="memory_item", remove=services.forget_items),
-    Rows(table="memory_concept", remove=services.forget_concepts),
-    Rows(table="memory_observation", remove=services.forget_observations),
-    Rows(table="memory_pattern", remove=services.forget_patterns),
-    Rows(table="memory_patternrevision", redacted={"text": "''", "evidence": "'[]'"}),
-    Rows(
-        table="memory_conceptrevision",
-        redacted={"type": "''", "aliases": "'{}'", "description": "''", "metadata": "'{}'", "is_forgotten": "true"},
-    ),
+    Rows(table="memory_memory", remove=services.forget_memories),
+    Rows(table="memory_revision"),
     Rows(table="memory_relationship"),
 )
-skip("memory_posting", "memory_commonword")
+skip("memory_searchterm", "memory_termfrequency")

@@ -4,10 +4,11 @@ import re
 import unicodedata
 from typing import Final
 
-from apps.memory.errors import MalformedMemoryReference
+from apps.core.errors import Malformed
 
+MALFORMED: Final = "malformed_memory_reference"
 _OBSERVATION: Final = re.compile(r"(?:observation:|obs-)?([1-9][0-9]{0,17})", re.ASCII)
-# What is cited of memory; other references are those of other parts, and of elsewhere.
+# References to memories. Others name rows of other rooms, or things elsewhere.
 _CITED: Final = re.compile(r"(observation|obs|pattern|concept|item)([:-])(.*)", re.ASCII | re.DOTALL | re.IGNORECASE)
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,17}", re.ASCII)
 
@@ -17,54 +18,43 @@ _KIND: Final = "[A-Z][A-Z0-9_]{0,29}"
 _NAME: Final = rf"[^{_OTHERS}]*[^_:@.+~\-{_OTHERS}]"
 SUBJECT_ID: Final = f"{_KIND}:{_NAME}"
 LONGEST_SUBJECT_ID: Final = 200
-# Of what key_of() makes of a name.
+# Of the result of key_of().
 LONGEST_KEY: Final = 200
 
 
-def observation_ref(number: int) -> str:
-    return f"observation:{number}"
-
-
-def item_ref(number: int) -> str:
-    return f"item:{number}"
-
-
-def pattern_ref(number: int) -> str:
-    return f"pattern:{number}"
-
-
-def concept_ref(key: str) -> str:
-    return f"concept:{key}"
+def ref_of(kind: str, number: int) -> str:
+    """The reference of a memory that is named by its number."""
+    return f"{kind}:{number}"
 
 
 def observation_number(text: str) -> int:
     """The number in `observation:123`, `obs-123` or `123`.
 
-    :raises MalformedMemoryReference: if the text has none of these forms.
+    :raises Malformed: `malformed_memory_reference`, if the text has none of these forms.
     """
     match = _OBSERVATION.fullmatch(text)
     if match is None:
-        raise MalformedMemoryReference(f"{text[:60]!r} is no reference of the form observation:<number>.")
+        raise Malformed(f"{text[:60]!r} is no reference of the form observation:<number>.", code=MALFORMED)
     return int(match[1])
 
 
 def cited_in(ref: str) -> tuple[str, str] | None:
-    """The kind of memory that a reference names, and its number, or the key of a concept's name; None if it names no memory.
+    """The kind and the number of the memory that a reference names, or the key of a concept; None if it names no memory.
 
-    :raises MalformedMemoryReference: if it should name a memory by its number, and has none.
+    :raises Malformed: `malformed_memory_reference`, if it has the form of one and no number.
     """
     match = _CITED.fullmatch(ref.strip())
     called = "" if match is None else match[1].lower()
-    # `concept-7` and `item-7` are no references of ours.
+    # `concept-7` and `item-7` are no references to memories.
     if match is None or (match[2] == "-" and called not in {"obs", "pattern"}):
         return None
     if called == "concept":
         return called, key_of(match[3])
     if _NUMBER.fullmatch(match[3]) is None:
-        raise MalformedMemoryReference(f"{ref[:60]!r} is no reference to a memory by its number.")
+        raise Malformed(f"{ref[:60]!r} is no reference to a memory by its number.", code=MALFORMED)
     return "observation" if called == "obs" else called, match[3]
 
 
 def key_of(name: str) -> str:
-    """What a concept's name or alias, or a slot, is compared by: case, width and spacing do not tell names apart."""
+    """The normalized form of a concept's name or alias, or of a slot: case, width and spacing are folded."""
     return " ".join(unicodedata.normalize("NFKC", name).casefold().split())

@@ -1,15 +1,20 @@
-"""Text as it is compared with other text, and as it may stand on a line among others. Pure."""
+"""What texts say: normalization, quoting, token counts, comparison of statements, and reading of questions. Pure."""
 
 import hashlib
 import json
 import re
 import unicodedata
 from collections import Counter
-from itertools import chain
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Final
 
-# What Unicode calls default ignorable: nobody sees it, and it can carry a message. Those among them that Python
-# calls printable; the others it does not let through anyway.
+from apps.core.lexical import stem
+from apps.core.lexical import words as words_in
+from apps.memory.references import key_of
+
+# Characters that Unicode calls default ignorable and Python calls printable: they are invisible and can carry a message.
 _UNSEEN: Final = (
     (0x034F, 0x034F),
     (0x115F, 0x1160),
@@ -27,7 +32,7 @@ _NO_LETTERS: Final = frozenset({"Cf", "Cs", "Co", "Cn"})
 
 
 class _Printable(dict[int, int | str | None]):
-    """What stands in the place of each character; it is found out once of each."""
+    """The replacement of each character, computed once."""
 
     def __missing__(self, character: int) -> int | str | None:
         category = unicodedata.category(chr(character))
@@ -38,34 +43,34 @@ class _Printable(dict[int, int | str | None]):
 
 _PRINTABLE: Final = _Printable()
 _ENDS: Final = " .!?…;:,"
-# Those of other scripts, by which texts that were stored are not told to be the same.
+# Full stops and the like of other scripts.
 _OTHER_ENDS: Final = (
     "\u3002\u3001\uff0e\uff0c\uff01\uff1f\uff1b\uff1a\uff61\uff64\u0964\u0965\u06d4\u061f\u060c\u061b\u037e\u0589\u1362"
 )
-# The most bytes that a sign takes.
+# The most bytes of a character.
 _WIDEST: Final = 4
 
 
 def one_line(text: str) -> str:
-    """The text on one line, without anything that is not seen: controls, marks of direction, characters of no width.
+    """The text on one line without invisible characters: controls, direction marks, zero-width characters.
 
-    What separates words, lines or paragraphs becomes a space.
+    Separators of words, lines and paragraphs become a space.
     """
     seen = text if text.isprintable() else text.translate(_PRINTABLE)
     return " ".join((seen if seen.isascii() else seen.translate(_DROPPED)).split())
 
 
 def as_sought(text: str) -> str:
-    """The text as its words are looked for: composed letters, width and ligatures don't tell words apart, nor do capitals."""
+    """The text as its words are indexed and searched: compatibility forms and capitals are folded."""
     return unicodedata.normalize("NFKC", text).casefold()
 
 
 def beginning(text: str, most: int) -> str:
-    """As much of the beginning of the text as takes no more bytes than these; no half of a sign."""
+    """The beginning of the text in at most so many bytes, without half a character."""
     return text if len(text) * _WIDEST <= most else text.encode()[:most].decode(errors="ignore")
 
 
-# As json.dumps() would, which makes such a one for each text.
+# json.dumps() would make an encoder for each text.
 _QUOTED: Final = json.JSONEncoder(ensure_ascii=False).encode
 
 
@@ -75,23 +80,23 @@ def quoted(text: str) -> str:
 
 
 def bare(text: str) -> str:
-    """The text without the full stop, or the like, at its end, unless it is nothing else."""
+    """The text without a full stop or the like at its end, unless it is nothing else."""
     return text.strip().rstrip(_ENDS + _OTHER_ENDS) or text
 
 
 def same_text(text: str) -> bytes:
-    """What texts have in common that say the same in the same words: case, width, spacing and full stops don't tell."""
-    return hashlib.sha256(_compared(text)).digest()
+    """A digest that is equal for texts that differ only in case, width, spacing or a full stop at the end."""
+    return hashlib.sha256(_folded(text)).digest()
 
 
-def _compared(text: str) -> bytes:
-    told = one_line(unicodedata.normalize("NFKC", one_line(text))).casefold()
-    return (told.rstrip(_ENDS) or told).encode()
+def _folded(text: str) -> bytes:
+    folded = one_line(unicodedata.normalize("NFKC", one_line(text))).casefold()
+    return (folded.rstrip(_ENDS) or folded).encode()
 
 
 _WORD: Final = re.compile(r"[A-Za-z0-9]+")
 _PLAIN: Final = re.compile(r"[A-Z]?[a-z]+|[A-Z]{1,4}")
-# Letters that hardly follow each other in words: what has any of these is spelled out, as are keys and codes.
+# Sequences of letters that are rare in words: a word with one is counted letter by letter, as are keys and codes.
 _ODD: Final = re.compile(
     r"[^aeiouy]{5}|[aeiou]{4}|uu|ii|aa|wu|yi|iy|uw|h[fhn]|[jqvxz][^aeiouy]|[^aeiouyn][jqxz]|[bcdfgkmpw]{2}[^aeiouylr]"
     r"|[hwy][bcdfgjkmpqvwxz]|[bdfgkmpw][bdfgkpwv]|^[^aeiouyAEIOUY]+$"
@@ -100,17 +105,165 @@ _SPACES: Final = re.compile("  +")
 
 
 def tokens(text: str) -> int:
-    """How many tokens of a model's context the text takes, by a count that errs on the safe side.
+    """An upper bound of the tokens that the text takes in a model's context.
 
-    Three letters of a plain word make one, and so does each byte of anything else: no model that reads bytes makes more
-    of it. One space between words costs nothing.
+    Three letters of a plain word count as one, and so does each byte of anything else. One space between words is free.
     """
     words = _WORD.findall(text)
     rest = len(text.encode(errors="surrogatepass")) - sum(map(len, words)) - text.count(" ")
     spaces = sum(len(run) - 1 for run in _SPACES.findall(text))
-    # Words come again, and telling plain ones from others is what takes time.
+    # Words repeat, and the test for plain ones takes time.
     return sum(times * _tokens_of_word(word) for word, times in Counter(words).items()) + rest + spaces
 
 
 def _tokens_of_word(word: str) -> int:
     return (len(word) + 2) // 3 if _PLAIN.fullmatch(word) and not _ODD.search(word) else len(word)
+
+
+# Whether statements say the same.
+
+_FIGURE: Final = re.compile(r"\d+(?:[.,:]\d+)*")
+_COUNTED: Final = (
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+)  # fmt: skip
+# "one" is as often an article.
+_FIGURES: Final = {word: str(number) for number, word in enumerate(_COUNTED) if word != "one"}
+# Words that make no difference. Past forms, modals, negations, limits and prepositions do make one.
+_LITTLE: Final = frozenset({"a", "an", "the", "am", "is", "are", "be", "been", "being", "do", "does", "has", "have"})
+_DENIED: Final = re.compile(r"n't\b")
+# Words that begin a phrase which may open a statement or end it.
+_OPENING: Final = frozenset({
+    "after", "at", "because", "before", "by", "during", "for", "from", "if", "in", "on", "since", "to", "unless", "until",
+    "when", "where", "while", "with", "within", "without",
+})  # fmt: skip
+_SIGNS: Final = frozenset("%#&*@\\")
+_MINUS: Final = re.compile(r"(?<![\w.])[-\u2212](?=\d)")
+
+
+def says_the_same(text: str, other: str) -> bool:
+    """Whether two statements have the same stems, numbers and signs, in the same order; a phrase at the end may open the other.
+
+    Nothing looser: a missing word may be what limits a statement, and a changed one what denies it. A duplicate does less
+    harm than a loss.
+    """
+    if same_text(text) == same_text(other):
+        return bool(one_line(text))
+    ours, theirs = list(_stems(text)), list(_stems(other))
+    alike = bool(ours) and (ours == theirs or _turned(ours, theirs))
+    return alike and _numbers(text) == _numbers(other) and _signs(text) == _signs(other)
+
+
+def _turned(ours: list[str], theirs: list[str]) -> bool:
+    """Whether one is the other with a phrase moved from one end to the other."""
+    if Counter(ours) != Counter(theirs):
+        return False
+    return any(
+        ours[place:] + ours[:place] == theirs
+        for place in range(1, len(ours))
+        if ours[0] in _OPENING or ours[place] in _OPENING
+    )
+
+
+def _stems(text: str) -> Iterator[str]:
+    for word in words_in(_DENIED.sub(" not", unicodedata.normalize("NFKC", text).replace("\u2019", "'"))):
+        if word not in _LITTLE:
+            yield _FIGURES.get(word) or stem(word)
+
+
+def _numbers(text: str) -> Counter[str]:
+    """Numbers in figures, and small numbers in words."""
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    spelled = (_FIGURES[word] for word in words_in(plain) if word in _FIGURES)
+    return Counter([*_FIGURE.findall(plain), *spelled])
+
+
+def _signs(text: str) -> list[str]:
+    """Characters that mean something and are no words: signs of mathematics, currencies, pictures, marks on letters."""
+    plain = unicodedata.normalize("NFKC", text)
+    signs = [sign for sign in plain if sign in _SIGNS or unicodedata.category(sign) in {"Sm", "Sc", "So", "Mn", "Mc"}]
+    return [*signs, *(["-"] * len(_MINUS.findall(plain)))]
+
+
+# What a question asks for.
+
+_TERM: Final = re.compile(r"\w+(?:['\u2019]\w+)*")
+_EDGES: Final = "?!.,;:\"'()[]{}«»“”\u2018\u2019…"
+_POSSESSIVE: Final = re.compile(r"['\u2019]s?$")
+# The most words of a name, and of a question in which names and pairs are searched.
+_NAME: Final = 4
+_LOOKED_AT: Final = 40
+_PAIRS: Final = 16
+
+# Forms that stemming does not bring together.
+_FORMS: Final = """
+begin began begun; bite bit bitten; break broke broken; bring brought; build built; burn burnt; buy bought;
+catch caught; choose chose chosen; come came; dig dug; draw drew drawn; dream dreamt; drink drank drunk;
+drive drove driven; eat ate eaten; fall fell fallen; feed fed; feel felt; fight fought; find found; fly flew flown;
+forget forgot forgotten; forgive forgave forgiven; freeze froze frozen; get got gotten; give gave given; go went gone;
+grow grew grown; hang hung; hear heard; hide hid hidden; hold held; keep kept; know knew known; lay laid; lead led;
+learn learnt; leave left; lend lent; lose lost; make made; mean meant; meet met; pay paid; ride rode ridden;
+ring rang rung; rise rose risen; run ran; say said; see saw seen; seek sought; sell sold; send sent; sew sewn;
+shake shook shaken; shine shone; shoot shot; show shown; shrink shrank shrunk; sing sang sung; sink sank sunk;
+sit sat; sleep slept; speak spoke spoken; spend spent; spin spun; stand stood; steal stole stolen; stick stuck;
+strike struck; swear swore sworn; sweep swept; swim swam swum; take took taken; teach taught; tear tore torn;
+tell told; think thought; throw threw thrown; understand understood; wake woke woken; wear wore worn;
+weave wove woven; weep wept; win won; write wrote written;
+child children; man men; woman women; person people; foot feet; tooth teeth; mouse mice; wife wives; knife knives;
+good better best; bad worse worst
+"""
+_FAMILIES: Final = [family.split() for family in _FORMS.split(";")]
+_OTHERS: Final = {form: [other for other in family if other != form] for family in _FAMILIES for form in family}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """The words of a question, and what else to search for."""
+
+    text: str
+    """Normalized by :func:`as_sought`."""
+    forms: list[tuple[str, str]]
+    """A word of the question, and another form of that word."""
+    names: list[str]
+    """Runs of words that may be a name, normalized by :func:`key_of`."""
+    proper: list[str]
+    """Those that are the whole question or have a capital: they count as names even if they consist of stop words."""
+    pairs: list[str]
+    """Pairs of words that follow each other, with at most one between them."""
+
+
+def read_question(text: str) -> Question:
+    """Read a question. Names and pairs are searched in its beginning only."""
+    written = [word for word in (part.strip(_EDGES) for part in unicodedata.normalize("NFKC", text).split()) if word]
+    text = as_sought(text)
+    words = list(islice((match[0] for match in _TERM.finditer(text)), _LOOKED_AT))
+    lowered = list(dict.fromkeys(_POSSESSIVE.sub("", word) for word in words))
+    runs = list(_runs(written))
+    return Question(
+        text=text,
+        forms=[(word, other) for word in lowered for other in _OTHERS.get(word, ())],
+        names=sorted({name for name, _ in runs}),
+        proper=sorted({name for name, is_proper in runs if is_proper}),
+        pairs=list(islice(dict.fromkeys(_pairs(words)), _PAIRS)),
+    )
+
+
+def _runs(written: list[str]) -> Iterator[tuple[str, bool]]:
+    words = written[:_LOOKED_AT]
+    # The first letter of a question is often a capital.
+    capitals = [_has_capital(word if place else word[1:]) for place, word in enumerate(words)]
+    for start in range(len(words)):
+        for end in range(start + 1, min(start + _NAME, len(words)) + 1):
+            name = key_of(" ".join(words[start:end]))
+            is_proper = end - start == len(written) or any(capitals[start:end])
+            yield name, is_proper
+            yield _POSSESSIVE.sub("", name), is_proper
+
+
+def _has_capital(word: str) -> bool:
+    return word != word.lower()
+
+
+def _pairs(words: list[str]) -> Iterator[str]:
+    for size in (2, 3):
+        for start in range(len(words) - size + 1):
+            yield " ".join(words[start : start + size])

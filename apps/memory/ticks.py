@@ -1,31 +1,31 @@
-"""What memory does by itself."""
+"""The periodic jobs of memory."""
 
 from datetime import timedelta
 
 from apps.core.ticks import tick
-from apps.memory import services
+from apps.memory import search, services, vectors
 
 
 @tick(every=timedelta(seconds=5))
-def fold_tallies() -> None:
-    """Sum up what each tenant's writers have added to its tally."""
-    services.fold_tallies()
+def fold_totals() -> None:
+    """Sum up what writers have added to the totals of the search index."""
+    search.fold_totals()
 
 
 @tick(every=timedelta(seconds=20))
-def count_common_words() -> None:
-    """Count what stands in so many passages that a question can't."""
-    services.count_common_words()
+def count_frequencies() -> None:
+    """Count the memories of frequent terms, of which there are too many to count at each question."""
+    search.count_frequencies()
 
 
 @tick(every=timedelta(minutes=1))
 def forget_expired() -> None:
-    """Delete what subjects wish to have deleted after so many days."""
+    """Delete memories that are due by their subjects' `delete_after_days`."""
     services.forget_expired()
 
 
-# In a thread of its own: it waits for somebody else's server.
+# In a thread of its own: it waits for the embedder.
 @tick(every=timedelta(seconds=5), calls_out=True)
 def embed_memories() -> None:
-    """Have what was written since embedded, where the deployment names an embedder."""
-    services.embed_memories()
+    """Ask the embedder, if this deployment names one, for the vectors of memories that have none."""
+    vectors.embed_memories()

@@ -11,7 +11,8 @@ from django.db.models import Exists, Max, Min, OuterRef
 from django.db.models.functions import Left
 from django.utils.safestring import SafeString
 
-from apps.memory.models import Observation, Pattern
+from apps.memory.models import Memory
+from apps.memory.states import Kind
 from apps.plans import drawing, shelf, sql, validation
 from apps.plans.catalogue import Catalogue
 from apps.plans.documents import SUBMITTED, PlanStatus
@@ -294,8 +295,8 @@ def _unknown_references(document: Mapping[str, Any], principal_id: int) -> list[
 def known_memory(refs: Iterable[MemoryRef]) -> frozenset[MemoryRef]:
     """Those among the references that name something this tenant remembers."""
     asked = list(refs)
-    observations = _existing(Observation, [ref.number for ref in asked if ref.is_observation])
-    patterns = _existing(Pattern, [ref.number for ref in asked if ref.is_pattern])
+    observations = _existing(Kind.OBSERVATION, [ref.number for ref in asked if ref.is_observation])
+    patterns = _existing(Kind.PATTERN, [ref.number for ref in asked if ref.is_pattern])
     return frozenset(
         ref
         for ref in asked
@@ -303,8 +304,8 @@ def known_memory(refs: Iterable[MemoryRef]) -> frozenset[MemoryRef]:
     )
 
 
-def _existing(model: type[Observation] | type[Pattern], numbers: list[int]) -> frozenset[int]:
-    return frozenset(model._default_manager.filter(pk__in=numbers).values_list("pk", flat=True))  # noqa: SLF001  # Django documents it as public
+def _existing(kind: Kind, numbers: list[int]) -> frozenset[int]:
+    return frozenset(Memory.objects.filter(kind=kind, pk__in=numbers).values_list("pk", flat=True))
 
 
 def known_receipt_ids(receipt_ids: Iterable[str], principal_id: int) -> frozenset[str]:
@@ -343,7 +344,7 @@ def is_worth_learning(fresh: int, learned_from: int) -> bool:
 
 def written_habits() -> dict[str, str]:
     """What memory holds of the habits of past plans, text by name."""
-    return dict(Pattern.objects.filter(category=HABITS).values_list("name", "text"))
+    return dict(Memory.objects.filter(kind=Kind.PATTERN, domain=HABITS).values_list("name", "text"))
 
 
 def offered_tools(worker_id: str, *, tenant_id: int) -> dict[str, str]:

@@ -111,7 +111,9 @@ def _envelopes(bench: Bench) -> Iterator[Row]:
         return services.get_memory_envelope(viewer=agent, subject_id=_SUBJECT, now=timezone.now())
 
     def bootstrap() -> object:
-        return services.bootstrap(principal_id=agent.principal_id, tenant_id=agent.tenant_id, now=timezone.now())
+        return services.bootstrap(
+            principal_id=agent.principal_id, tenant_id=agent.tenant_id, ai_name=agent.name, now=timezone.now()
+        )
 
     for case, ask, goal in (("envelope", envelope, 16), ("bootstrap", bootstrap, 16)):
         yield _timed(bench, case, partial(_asking, agent, ask), partial(_selecting, agent), _ONE_ROW).at_most(goal)

@@ -14,7 +14,8 @@ from django.utils import timezone
 from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints, ValidationError
 
 from apps.memory.selectors import recall
-from apps.memory.services import embed_memories, meaning_of, store_observation
+from apps.memory.services import store_observation
+from apps.memory.vectors import embed_memories, meaning_of
 from apps.principals import services as principals
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as_system, on_behalf_of

@@ -45,7 +45,7 @@ def test_a_list_and_what_it_holds_can_be_looked_at(world: None, console: Client,
 
 
 def test_stored_text_is_never_markup(world: None, console: Client) -> None:
-    page = console.get(reverse("admin:memory_observation_changelist")).content.decode()
+    page = console.get(reverse("admin:memory_memory_changelist")).content.decode()
     assert "&lt;b&gt;slow&lt;/b&gt;" in page
     assert "<b>slow</b>" not in page
 

@@ -14,7 +14,7 @@ from django.urls import reverse
 from apps.console.site import ConsoleSite
 from apps.digests.models import Source
 from apps.memory import services as memory
-from apps.memory.models import Forgotten, Item, Observation, Subject
+from apps.memory.models import Forgotten, Memory, Subject
 from apps.principals.models import Membership, Operator, Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.workers.models import Allowance, Call, Offer, Registry, SourceEntry, WorkerEvent
@@ -31,7 +31,7 @@ def address(model: type[models.Model], page: str, *args: object) -> str:
     return reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_{page}", args=args)
 
 
-def observed(author: Caller, text: str) -> Observation:
+def observed(author: Caller, text: str) -> Memory:
     with acting_as(author):
         return memory.store_observation(author=author, text=text, now=T0)
 
@@ -66,9 +66,9 @@ def test_the_dashboard_and_the_sidebar_show_what_there_is(console: Client) -> No
 
 def test_the_sidebar_has_no_plurals_that_are_no_words(console: Client) -> None:
     page = console.get(reverse("admin:index")).content.decode()
-    for plural in ("Memory policies", "Promotion policies", "Tallies", "Envelopes loaded"):
+    for plural in ("Memory policies", "Promotion policies", "Search totals", "Term frequencies", "Envelopes loaded"):
         assert plural in page
-    assert not re.search(r"policys|Tallys|loadeds|Forgottens", page)
+    assert not re.search(r"policys|frequencys|totalss|loadeds|Forgottens", page)
 
 
 def test_the_page_of_a_subject_shows_what_is_remembered_of_it(console: Client) -> None:
@@ -81,7 +81,7 @@ def test_the_page_of_a_subject_shows_what_is_remembered_of_it(console: Client) -
         subjects.remember(kee, "Sings", "USER:bob")
 
     page = console.get(address(Subject, "change", alice.pk)).content.decode()
-    (all_of_them,) = re.findall(rf'href="({address(Item, "changelist")}\?[^"]+)"', page)
+    (all_of_them,) = re.findall(rf'href="({address(Memory, "changelist")}\?[^"]+)"', page)
     listing = console.get(unescape(all_of_them)).content.decode()
 
     assert "Lives in Paris" in page
@@ -103,12 +103,12 @@ def test_an_operator_sees_its_tenants_and_no_other(db: None) -> None:
     client = Client()
     client.force_login(operator, backend="django.contrib.auth.backends.ModelBackend")
 
-    listing = client.get(address(Observation, "changelist")).content.decode()
+    listing = client.get(address(Memory, "changelist")).content.decode()
     assert "ours to see" in listing
     assert "theirs alone" not in listing
     assert "globex" not in listing
-    assert client.get(address(Observation, "change", mine.pk)).status_code == 200
-    assert client.get(address(Observation, "change", other.pk)).status_code == 302
+    assert client.get(address(Memory, "change", mine.pk)).status_code == 200
+    assert client.get(address(Memory, "change", other.pk)).status_code == 302
     assert "globex" not in client.get(address(Tenant, "changelist")).content.decode()
 
 

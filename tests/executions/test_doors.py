@@ -10,7 +10,6 @@ from django.test import Client
 from apps.core.ids import parse_ref
 from apps.executions import tools
 from apps.executions.models import Execution
-from apps.memory.models import Observation
 from apps.plans import services as planning
 from apps.plans.models import Outcome
 from apps.plans.services import PlanRequest
@@ -23,6 +22,7 @@ from apps.workers.models import Call
 from tests.executions.making import REPORT, call_step, do_task, example_steps, make_plan, make_worker, queue_step
 from tests.executions.workers import WorkerServer
 from tests.factories import T0, make_caller, make_token
+from tests.memory.subjects import observations
 
 BASE = "/api/v1/executions"
 
@@ -172,7 +172,7 @@ def test_a_plan_that_only_says_what_is_missing_is_refused_and_nobody_hears_that_
     with kee.acting():
         assert counted() == (0, 0, 0)
         assert not Outcome.objects.exists()
-        assert not Observation.objects.exists()
+        assert not observations().exists()
 
 
 @pytest.mark.parametrize(

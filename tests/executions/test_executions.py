@@ -16,7 +16,6 @@ from apps.executions.services.answering import Decision, Submitted
 from apps.executions.services.starting import Budget
 from apps.executions.services.steps import RECEIPTS_EVERY
 from apps.executions.states import Mode, Strategy
-from apps.memory.models import Observation
 from apps.plans.errors import UnknownPlan
 from apps.plans.models import Outcome
 from apps.principals.models import Principal, Tenant
@@ -50,6 +49,7 @@ from tests.executions.making import (
 )
 from tests.executions.workers import WorkerServer
 from tests.factories import T0, make_caller, make_tenant
+from tests.memory.subjects import observations
 
 HANDED = Submitted(result={"text": "both"}, result_pointer="artifact:sha256-" + "0" * 64, summary="Both say hello.")
 
@@ -235,7 +235,7 @@ def test_an_execution_leaves_one_trace_in_memory(kee: Caller, server: WorkerServ
     advance(execution)
 
     with kee.acting():
-        trace = Observation.objects.get(domain="delegation_trace")
+        trace = observations().get(domain="delegation_trace")
     assert trace.confidence == 1.0
     assert trace.evidence == [f"plan:{execution.plan_id}", f"exec:{execution.ref}"]
     assert set(trace.metadata) == {

@@ -8,7 +8,6 @@ import pytest
 from apps.executions.envelopes import recommended
 from apps.executions.models import Execution
 from apps.memory import services as memory
-from apps.memory.models import Observation
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.services import DELEGATE
@@ -16,6 +15,7 @@ from apps.principals.tenancy import Caller
 from tests.executions.making import REPORT, advance, begin, do_task, make_worker, queue_step, report
 from tests.executions.workers import WorkerServer
 from tests.factories import T0, make_caller
+from tests.memory.subjects import observations
 
 LEARNED = "The nightly build of the parser fails on Mondays."
 ASKED = {"promote": True, "domain": "builds", "observation": LEARNED, "reasoning": "Seen thrice", "confidence": 0.9}
@@ -56,7 +56,7 @@ def told(owner: Caller, execution: Execution) -> dict[str, Any]:
 
 def known(caller: Caller) -> list[tuple[str, str, list[str]]]:
     with caller.acting():
-        rows = Observation.objects.exclude(domain="delegation_trace").order_by("pk")
+        rows = observations().exclude(domain="delegation_trace").order_by("pk")
         return [(row.text, row.author.name, row.evidence) for row in rows.select_related("author")]
 
 
@@ -73,7 +73,7 @@ def test_what_the_policy_allows_is_known_when_the_execution_ends(
     outcome = told(coder, execution)
     assert (outcome["promote"], outcome["verdict"]) == (False, "promoted")
     with kee.acting():
-        assert outcome["promoted_as"] == Observation.objects.get(text=LEARNED).ref
+        assert outcome["promoted_as"] == observations().get(text=LEARNED).ref
 
 
 def test_without_a_policy_it_is_a_recommendation_in_the_report(

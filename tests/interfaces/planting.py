@@ -16,7 +16,6 @@ from apps.handoff.items import Kind as NoteKind
 from apps.handoff.items import Priority
 from apps.handoff.services import Note
 from apps.memory import services as memory
-from apps.memory.models import Item, Observation
 from apps.plans import services as plans
 from apps.plans.services import PlanRequest
 from apps.principals import services as principals
@@ -32,7 +31,7 @@ from tests.delivery.making import TOKEN, make_remote, make_webhook, move_away
 from tests.digests.makers import post
 from tests.executions import making as executions
 from tests.factories import T0, make_caller, make_principal
-from tests.memory.subjects import ALICE, plant
+from tests.memory.subjects import ALICE, items, observations, plant
 from tests.tasks import making
 from tests.workers.factories import NOTHING, make_manifest
 
@@ -107,7 +106,7 @@ def _memory(planted: Planted) -> None:
         memory.set_promotion_policy(
             author=kee, delegate="coder", domains=[canary], confidence_threshold=0.5, requires_novel=False, now=T0
         )
-        observation, item = Observation.objects.latest("pk"), Item.objects.latest("pk")
+        observation, item = observations().latest("pk"), items().latest("pk")
     planted.know(subject_id=ALICE, subject=ALICE, subject_ids=[ALICE], filters={"subject_id": ALICE})
     planted.know(item=f"item:{item.pk}", evidence_observation_ids=[observation.pk], delegate="coder")
     planted.know(query=canary.split("-")[-1])

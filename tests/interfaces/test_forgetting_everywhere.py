@@ -13,7 +13,7 @@ from django.db.utils import DataError
 from apps.core.sql import database_now
 from apps.executions.models import WorkerJob
 from apps.memory import services as memory
-from apps.memory.models import CommonWord, Posting
+from apps.memory.models import SearchTerm, TermFrequency
 from apps.plans import services as plans
 from apps.plans.history import Past
 from apps.principals.models import TenantModel
@@ -84,7 +84,7 @@ Field = Any  # models.Field takes no parameters at run time
 def columns() -> Iterator[tuple[type[models.Model], Field, Any]]:
     """Every column of a tenant's table that can hold an id, and such a value. The search index holds words alone."""
     for model in apps.get_models():
-        if issubclass(model, TenantModel) and model not in (CommonWord, Posting):
+        if issubclass(model, TenantModel) and model not in (TermFrequency, SearchTerm):
             for field in model._meta.concrete_fields:
                 if field.name == "share_with":  # principals, not subjects
                     continue

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from apps.core.lexical import stem, words
-from apps.memory.embedding import Embedder
+from apps.memory.vectors import Embedder
 from tests.remote import Behaviour, Exchange, Remote, says, serving
 
 DIMENSIONS: Final = 64

@@ -1,18 +1,22 @@
 """Subjects and what is remembered of them, by the product's services."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+import pytest
 from django.db import connection
 
+from apps.core.errors import DomainError
 from apps.memory import services
 from apps.memory.envelopes import Envelope
-from apps.memory.models import Observation, Subject
+from apps.memory.models import Memory, MemoryQuerySet, Subject
 from apps.memory.services import ItemDraft, Remembered, SubjectChange
-from apps.memory.states import ItemType
+from apps.memory.states import ItemType, Kind
 from apps.plans import services as plans
 from apps.plans.services import PlanRequest
-from apps.principals.scopes import Kind
+from apps.principals.scopes import Kind as PrincipalKind
 from apps.principals.tenancy import Caller, acting_as
 from tests.digests.makers import post, post_grouped
 from tests.factories import T0, make_caller, make_tenant
@@ -21,6 +25,30 @@ from tests.tasks import making as tasks
 ALICE: Final = "USER:alice"
 CANARY: Final = "zanzibar-quokka"
 DAY: Final = timedelta(days=1)
+
+
+def observations() -> MemoryQuerySet:
+    return Memory.objects.of_kind(Kind.OBSERVATION)
+
+
+def patterns() -> MemoryQuerySet:
+    return Memory.objects.of_kind(Kind.PATTERN)
+
+
+def concepts() -> MemoryQuerySet:
+    return Memory.objects.of_kind(Kind.CONCEPT)
+
+
+def items() -> MemoryQuerySet:
+    return Memory.objects.of_kind(Kind.ITEM)
+
+
+@contextmanager
+def refused(code: str) -> Iterator[pytest.ExceptionInfo[DomainError]]:
+    """Expect a refusal with this code."""
+    with pytest.raises(DomainError) as caught:
+        yield caught
+    assert caught.value.code == code
 
 
 def add(author: Caller, subject_id: str = ALICE, *, now: datetime = T0, **given: Any) -> Subject:
@@ -52,7 +80,7 @@ def facts(viewer: Caller, subject_id: str = ALICE, *, now: datetime = T0) -> lis
     return [one.fact for one in envelope(viewer, subject_id, now=now).relational.memorable_facts]
 
 
-def talk(author: Caller, text: str, *, now: datetime = T0, conversation_id: str = "c", **given: Any) -> Observation:
+def talk(author: Caller, text: str, *, now: datetime = T0, conversation_id: str = "c", **given: Any) -> Memory:
     return services.store_observation(author=author, text=text, conversation_id=conversation_id, now=now, **given)
 
 
@@ -98,7 +126,7 @@ def plant(slug: str = "acme", subject_id: str = ALICE, canary: str = CANARY) -> 
         envelope(kee, subject_id)
         post(kee, title=canary, summary=canary, metadata={**about, "said": canary}, requires_action=True)
         post_grouped(kee, f"{subject_id}", summary=canary, title=canary, flush_class="immediate")
-    worker = make_caller(tenant, "worker-1", Kind.WORKER)
+    worker = make_caller(tenant, "worker-1", PrincipalKind.WORKER)
     tasks.make_type(kee)
     for content in ({"said": canary}, {"said": [canary] * 9000}):
         tasks.queue(kee, params={"path": "/x", **about, "said": canary})

@@ -86,8 +86,8 @@ def test_twenty_first_bootstraps_at_once_all_answer(transactional_db: None) -> N
         try:
             barrier.wait()
             with acting_as(kee):
-                found = memory.bootstrap(principal_id=kee.principal_id, tenant_id=kee.tenant_id, now=T0)
-            unread.append(found.inbox.unread)
+                found = memory.bootstrap(principal_id=kee.principal_id, tenant_id=kee.tenant_id, ai_name="Kee", now=T0)
+            unread.append(found.inbox_unread_count)
         finally:
             connection.close()
 

@@ -6,11 +6,12 @@ import pytest
 from django.db import IntegrityError, transaction
 
 from apps.memory import services
-from apps.memory.models import Concept, Item, Observation, Pattern, PatternRevision
+from apps.memory.models import Memory, Revision, Session
 from apps.memory.selectors import recall
+from apps.memory.states import Kind
 from apps.principals.tenancy import Caller
 from tests.factories import T0
-from tests.memory.subjects import ALICE, add, facts, remember
+from tests.memory.subjects import ALICE, add, concepts, facts, patterns, remember
 
 BEHIND = T0 - timedelta(minutes=5)
 
@@ -32,37 +33,36 @@ def test_a_statement_is_superseded_when_it_was_recorded_and_no_sooner(as_kee: Ca
     assert [hit.text for hit in recall("green red", caller=as_kee)] == ["It is red."]
 
 
-@pytest.mark.parametrize("model", [Item, Observation])
-def test_the_database_refuses_what_was_superseded_before_it_was_known(
-    as_kee: Caller, model: type[Item] | type[Observation]
-) -> None:
+@pytest.mark.parametrize("kind", [Kind.ITEM, Kind.OBSERVATION])
+def test_the_database_refuses_what_was_superseded_before_it_was_known(as_kee: Caller, kind: Kind) -> None:
     add(as_kee)
     newer = remember(as_kee, "Lives in Paris").item.pk
     older = remember(as_kee, "Has a zebra").item.pk
-    if model is Observation:
+    if kind == Kind.OBSERVATION:
         newer, older = (services.store_observation(author=as_kee, text=text, now=T0).pk for text in ("newer", "older"))
     with pytest.raises(IntegrityError, match="known_before_superseded"), transaction.atomic():
-        model.objects.filter(pk=older).update(superseded_at=BEHIND, superseded_by=newer)
+        Memory.objects.filter(pk=older).update(superseded_at=BEHIND, superseded_by=newer)
 
 
 def test_no_revision_of_a_pattern_is_older_than_the_one_before_it(as_kee: Caller) -> None:
     for text, now in (("once", T0), ("twice", BEHIND), ("often", T0 + timedelta(days=1))):
         services.update_pattern(author=as_kee, category="c", pattern_name="n", pattern_text=text, confidence=1, now=now)
-    recorded = PatternRevision.objects.order_by("number").values_list("recorded_at", flat=True)
-    assert list(recorded) == [T0, T0, T0 + timedelta(days=1)]
+    recorded = Revision.objects.order_by("number").values_list("recorded_at", "superseded_at")
+    assert list(recorded) == [(T0, T0), (T0, T0 + timedelta(days=1))]
     (hit,) = recall("", caller=as_kee, as_of=T0 + timedelta(hours=1))
-    assert (hit.text, Pattern.objects.get().revised_at) == ("n: twice", T0 + timedelta(days=1))
+    assert (hit.text, patterns().get().revised_at) == ("n: twice", T0 + timedelta(days=1))
 
 
 def test_a_concept_is_described_otherwise_from_when_it_was_last_and_no_sooner(as_kee: Caller) -> None:
     for description, now in (("A cat.", T0), ("A dog.", BEHIND)):
         services.store_concept(author=as_kee, name="Tom", description=description, now=now)
-    told = Concept.objects.get()
-    assert (told.description, told.revised_at) == ("A dog.", T0)
+    told = concepts().get()
+    assert (told.text, told.revised_at) == ("A dog.", T0)
 
 
 def test_a_conversation_is_noted_as_active_no_sooner_than_it_was(as_kee: Caller) -> None:
     add(as_kee)
     services.record_session(principal=as_kee, conversation_id="c", now=T0)
-    noted = services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, title="Zebras", now=BEHIND)
+    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, title="Zebras", now=BEHIND)
+    noted = Session.objects.get()
     assert (noted.title, noted.started_at, noted.last_active_at) == ("Zebras", T0, T0)

@@ -7,13 +7,13 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 
 from apps.core.ticks import run
-from apps.memory import services, sql
-from apps.memory.errors import ConversationFull
-from apps.memory.models import MOST_TURNS, CommonWord, Observation, Passage, Session
+from apps.memory import search, services
+from apps.memory.models import MOST_TURNS, Memory, Session, TermFrequency
 from apps.memory.selectors import recall
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from tests.factories import T0, make_caller, make_tenant
+from tests.memory.subjects import observations, refused
 from tests.memory.test_store import observe
 from tests.waiters import Other, until_somebody_waits_for_this_transaction
 
@@ -182,9 +182,9 @@ def test_a_conversation_is_no_younger_than_what_was_last_stored_of_it(as_kee: Ca
 def test_a_conversation_that_is_full_takes_no_turn_and_nothing_is_stored(as_kee: Caller) -> None:
     say(as_kee, "c", "Hello.")
     Session.objects.update(turns=MOST_TURNS)
-    with pytest.raises(ConversationFull):
+    with refused("conversation_full"):
         say(as_kee, "c", "One too many.")
-    assert Observation.objects.count() == 1
+    assert observations().count() == 1
     with pytest.raises(IntegrityError, match="memory_session_turns_have_places"), transaction.atomic():
         Session.objects.update(turns=MOST_TURNS + 1)
 
@@ -219,7 +219,7 @@ def test_places_go_by_when_a_note_or_a_conversation_began(as_kee: Caller) -> Non
     observe(as_kee, "note 7")
     say(as_kee, "two", "turn 6")
     say(as_kee, "one", "turn 4")
-    by_place = Passage.objects.order_by("pk").values_list("observation__text", flat=True)
+    by_place = Memory.objects.order_by("place").values_list("text", flat=True)
     assert [text.split()[1] for text in by_place] == list("1234567")
 
 
@@ -244,7 +244,7 @@ def test_who_begins_a_conversation_that_another_is_beginning_takes_the_turn_afte
     assert other.ends() is None
     with acting_as(kee):
         session = Session.objects.get()
-        places = dict(Passage.objects.values_list("observation__text", "pk"))
+        places = dict(Memory.objects.values_list("text", "place"))
         assert (places["The one."], places["The other."]) == (session.place_of(0), session.place_of(1))
         assert places["The other."] < places["A note."]
 
@@ -256,29 +256,29 @@ def test_a_conversation_whose_beginning_is_undone_begins_with_who_waited(transac
         transaction.set_rollback(True)
     assert other.ends() is None
     with acting_as(kee):
-        passage = Passage.objects.get()
-        assert (passage.pk, Session.objects.get().turns) == (Session.objects.get().place_of(0), 1)
+        message = Memory.objects.get()
+        assert (message.place, Session.objects.get().turns) == (Session.objects.get().place_of(0), 1)
 
 
 def test_what_is_too_common_to_be_counted_at_each_question_is_counted_by_a_tick(
-    transactional_db: None, monkeypatch: pytest.MonkeyPatch
+    transactional_db: None,
 ) -> None:
-    monkeypatch.setattr(sql, "COMMON", 3)
     kee, stranger = make_caller(make_tenant("acme")), make_caller(make_tenant("globex"))
     for caller, times in ((kee, 5), (stranger, 2)):
         with acting_as(caller):
             for number in range(times):
                 observe(caller, f"walrus {number}")
-    run("memory.fold_tallies")
-    assert run("memory.count_common_words")
+    run("memory.fold_totals")
+    run("memory.count_frequencies")
+    assert search.count_frequencies(common=3) == 1
     with acting_as(kee):
-        assert list(CommonWord.objects.values_list("term", "passages")) == [("walrus", 5)]
-        CommonWord.objects.update(passages=4)
-    assert services.count_common_words() == 0
+        assert dict(TermFrequency.objects.values_list("term", "memories")) == {"": 5, "walrus": 5}
+        TermFrequency.objects.filter(term="walrus").update(memories=4)
+    assert search.count_frequencies(common=3) == 0
     with acting_as(kee):
         observe(kee, "walrus and more")
-    assert services.count_common_words() == 1
+    assert search.count_frequencies(common=3) == 1
     with acting_as(kee):
-        assert CommonWord.objects.get().passages == 6
+        assert dict(TermFrequency.objects.values_list("term", "memories")) == {"": 6, "walrus": 6}
     with acting_as(stranger):
-        assert not CommonWord.objects.exists()
+        assert not TermFrequency.objects.exists()

@@ -15,12 +15,11 @@ from django.test.utils import CaptureQueriesContext
 
 from apps.console import health
 from apps.core import ticks
-from apps.memory import services, sql
-from apps.memory.embedding import NotEmbedded
-from apps.memory.models import Passage, Vector
-from apps.memory.selectors import Hit, recall
-from apps.memory.services import meaning_of
-from apps.memory.services.embedding import _Failing
+from apps.memory import services, vectors
+from apps.memory.models import Memory, Vector
+from apps.memory.selectors import recall
+from apps.memory.shapes import RecalledMemory
+from apps.memory.vectors import NotEmbedded, _Failing, embed_memories, meaning_of
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from benchmarks.suites import recall as quality
 from benchmarks.suites.recall import Figures
@@ -53,7 +52,7 @@ def kee(transactional_db: None) -> Caller:
 
 @pytest.fixture(autouse=True)
 def no_failures_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apps.memory.services.embedding._failing", _Failing())
+    monkeypatch.setattr("apps.memory.vectors._failing", _Failing())
 
 
 @pytest.fixture
@@ -68,7 +67,7 @@ def tell(author: Caller, *texts: str) -> None:
             observe(author, text)
 
 
-def ask(caller: Caller, query: str, *, patience: timedelta = LONG, **narrowed: Any) -> list[Hit]:
+def ask(caller: Caller, query: str, *, patience: timedelta = LONG, **narrowed: Any) -> list[RecalledMemory]:
     meant = meaning_of(query, patience=patience)
     with acting_as(caller):
         return recall(query, caller=caller, meant=meant, **narrowed)
@@ -77,7 +76,7 @@ def ask(caller: Caller, query: str, *, patience: timedelta = LONG, **narrowed: A
 def held() -> dict[int, int]:
     """Which embedder has told of which passage."""
     with acting_as_system("test"):
-        return dict(Vector.objects.values_list("passage_id", "embedder"))
+        return dict(Vector.objects.values_list("memory_id", "embedder"))
 
 
 # What is asked, and what is believed.
@@ -280,7 +279,7 @@ def test_what_is_revised_means_something_else(kee: Caller, embedder: Remote) -> 
     ticks.run("memory.embed_memories")
     assert "foot" not in str([hit.text for hit in ask(kee, "vehicle")][:1])
     with acting_as_system("test"):
-        assert Vector.objects.count() == Passage.objects.count() == 3
+        assert Vector.objects.count() == Memory.objects.count() == 3
 
 
 def test_what_is_revised_while_the_embedder_thinks_is_asked_again(kee: Caller, settings: Any) -> None:
@@ -304,7 +303,7 @@ def test_what_is_revised_while_the_embedder_thinks_is_asked_again(kee: Caller, s
         told = [text for received in remote.received for text in received.json["input"]]
         assert [text.split()[-1] for text in told] == ["automobile.", "physician."]
     with acting_as_system("test"):
-        assert Passage.objects.filter(embedder=None).count() == 0
+        assert Memory.objects.filter(embedder=None).count() == 0
 
 
 def test_another_model_is_told_everything_anew(kee: Caller, embedder: Remote, settings: Any) -> None:
@@ -326,12 +325,11 @@ def test_what_is_forgotten_is_forgotten_as_a_vector_too(kee: Caller, embedder: R
         remember(kee, "Likes rain")
         services.record_session(principal=kee, conversation_id="c", subject_id=ALICE, now=T0)
         services.store_observation(author=kee, text="I drive", conversation_id="c", now=T0)
-        services.store_observation(author=kee, text="Of her", metadata={"subject_id": ALICE}, now=T0)
     ticks.run("memory.embed_memories")
-    assert len(held()) == 4
+    assert len(held()) == 3
     with acting_as(kee):
         services.forget(author=kee, subject_id=ALICE, item=item.pk, now=T0)
-    assert len(held()) == 3
+    assert len(held()) == 2
     with acting_as(kee):
         services.forget(author=kee, subject_id=ALICE, now=T0)
     assert held() == {}
@@ -392,7 +390,7 @@ def test_what_the_embedder_failed_to_tell_is_asked_again(
         ticks.run("memory.embed_memories")
         assert held() == {}
         # By another process, or a minute later.
-        monkeypatch.setattr("apps.memory.services.embedding._failing", _Failing())
+        monkeypatch.setattr("apps.memory.vectors._failing", _Failing())
         ticks.run("memory.embed_memories")
         assert len(held()) == 1
 
@@ -428,7 +426,7 @@ def test_an_embedder_that_begins_to_refuse_everything_within_a_batch_marks_nothi
 def test_a_batch_of_nothing_but_texts_that_are_refused_keeps_no_other_waiting(
     kee: Caller, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("apps.memory.services.embedding._AT_ONCE", 4)
+    monkeypatch.setattr("apps.memory.vectors._AT_ONCE", 4)
     tell(kee, *(f"unspeakable {number}" for number in range(4)), "She sold the automobile.")
     with endpoint(settings, refusing("unspeakable")):
         ticks.run("memory.embed_memories")
@@ -448,7 +446,7 @@ def test_a_batch_of_nothing_but_texts_that_are_refused_keeps_no_other_waiting(
 def test_texts_that_the_embedder_fails_at_keep_no_other_waiting_and_are_asked_again(
     kee: Caller, settings: Any, monkeypatch: pytest.MonkeyPatch, failure: Behaviour
 ) -> None:
-    monkeypatch.setattr("apps.memory.services.embedding._AT_ONCE", 4)
+    monkeypatch.setattr("apps.memory.vectors._AT_ONCE", 4)
     tell(kee, *(f"unspeakable {number}" for number in range(5)), *(f"memory {number}" for number in range(9)))
     with endpoint(settings, refusing("unspeakable", failure)):
         ticks.run("memory.embed_memories")
@@ -478,8 +476,8 @@ def test_what_has_nothing_to_do_with_texts_is_asked_once(kee: Caller, settings: 
 def test_a_search_for_texts_that_the_embedder_does_not_fail_at_ends(
     kee: Caller, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("apps.memory.services.embedding._AT_ONCE", 2)
-    monkeypatch.setattr("apps.memory.services.embedding._FAILURES", 3)
+    monkeypatch.setattr("apps.memory.vectors._AT_ONCE", 2)
+    monkeypatch.setattr("apps.memory.vectors._FAILURES", 3)
     tell(kee, *(f"unspeakable {number}" for number in range(8)), "She sold the automobile.")
     with endpoint(settings, refusing("unspeakable", says(500))) as remote:
         ticks.run("memory.embed_memories")
@@ -499,7 +497,7 @@ def test_what_an_embedder_failed_at_is_asked_about_again_when_its_time_has_come(
     kee: Caller, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tell(kee, "unspeakable", "She sold the automobile.")
-    monkeypatch.setattr("apps.memory.services.embedding._AGAIN", 0.0)
+    monkeypatch.setattr("apps.memory.vectors._AGAIN", 0.0)
     with endpoint(settings) as remote:
         # Both, the plain word, and the first alone; the plain word, and the second.
         remote.script.extend([says(500), answers(), says(500), answers(), answers()])
@@ -528,7 +526,8 @@ def test_no_index_is_asked_for_where_few_vectors_are(kee: Caller, embedder: Remo
     tell(kee, "She sold the automobile.")
     ticks.run("memory.embed_memories")
     with acting_as_system("test"):
-        assert sql.vectors_held(named("").mark) == (False, 1, 0, 0)
+        found = vectors.status()
+        assert (found.indexed, found.largest, found.waiting, found.refused) == (False, 1, 0, 0)
 
 
 # Without pgvector.
@@ -558,7 +557,7 @@ def test_without_pgvector_recall_goes_by_words_and_says_so(
     with acting_as(kee):
         add(kee)
         remember(kee, "Loves dogs")
-    assert services.embed_memories() == 0
+    assert embed_memories() == 0
     meant = meaning_of("Which dog barks?")
     assert meant is None
     assert embedder.received == []

@@ -12,13 +12,12 @@ from django.test.utils import CaptureQueriesContext
 from apps.core.errors import Invalid
 from apps.memory import envelopes, services
 from apps.memory.envelopes import Envelope
-from apps.memory.errors import UnknownSubject
 from apps.memory.models import EnvelopeLoaded, MemoryPolicy, Subject
 from apps.memory.states import ItemType
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from tests.factories import T0, make_caller, make_tenant
-from tests.memory.subjects import ALICE, add, change, envelope, facts, remember
+from tests.memory.subjects import ALICE, add, at, change, envelope, facts, refused, remember
 
 SCHEMA = jsonschema_rs.validator_for(Envelope.model_json_schema(mode="serialization"))
 DAY, TICK = timedelta(days=1), timedelta(microseconds=1)
@@ -231,7 +230,7 @@ def test_whom_a_subject_is_not_shared_with_gets_the_answer_of_one_that_is_not_th
     assert facts(as_kee) == []
     refusals = []
     for subject_id in (ALICE, "USER:nobody"):
-        with pytest.raises(UnknownSubject) as refusal:
+        with refused("unknown_subject") as refusal:
             envelope(lee, subject_id)
         refusals.append((refusal.value.detail.replace(subject_id, "…"), refusal.value.extra, refusal.value.code))
     assert refusals[0] == refusals[1]
@@ -259,7 +258,7 @@ def test_sharing_is_the_subjects_own_else_the_tenants(
     if seen:
         assert shown(lee)["constraints"]["share_with"] == (own if own is not None else tenants)
     else:
-        with pytest.raises(UnknownSubject):
+        with refused("unknown_subject"):
             envelope(lee)
 
 
@@ -322,28 +321,15 @@ def test_notes_of_readers_can_not_be_changed(as_kee: Caller) -> None:
         EnvelopeLoaded.objects.update(rev=7)
 
 
-def test_old_notes_of_readers_go_however_many_there_are_a_part_in_each_transaction(
-    as_kee: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("apps.memory.services.forgetting._AT_ONCE", 2)
-    monkeypatch.setattr("apps.memory.services.forgetting._PARTS", 3)
+def test_old_audit_records_are_deleted_in_parts(as_kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apps.memory.services._AT_ONCE", 2)
+    monkeypatch.setattr("apps.memory.services._PARTS", 3)
     add(as_kee)
     for _ in range(9):
         envelope(as_kee)
 
-    def swept() -> tuple[int, int]:
-        """How many were dropped, and in how many parts, each a transaction of its own within the test's."""
-        with CaptureQueriesContext(connection) as captured:
-            with connection.cursor() as cursor:
-                cursor.execute("select set_config('gatehouse.now', %s, true)", [(T0 + 366 * DAY).isoformat()])
-            dropped = services.forget_expired()
-        said = [query["sql"] for query in captured]
-        parts = [number for number, one in enumerate(said) if "delete from memory_envelopeloaded" in one]
-        for begin, end in zip(parts, [*parts[1:], len(said)], strict=True):
-            assert any("RELEASE SAVEPOINT" in one for one in said[begin:end])
-        return dropped, len(parts)
-
-    assert [swept() for _ in range(3)] == [(6, 3), (3, 2), (0, 1)]
+    at(T0 + 366 * DAY)
+    assert [services.forget_expired() for _ in range(3)] == [6, 3, 0]
 
 
 # Versions, statements, plans.

@@ -9,15 +9,13 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from pydantic import BaseModel
 
-from apps.core.errors import DomainError
 from apps.core.operations import Operation, all_operations
 from apps.memory import services
-from apps.memory.errors import UnknownMemory, UnknownSubject
 from apps.memory.selectors import memory_of
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from tests.factories import T0, make_caller
-from tests.memory.subjects import ALICE, add, remember
+from tests.memory.subjects import ALICE, add, refused, remember
 
 NOBODY = "USER:nobody"
 # What operations ask for besides a subject.
@@ -50,12 +48,12 @@ def asked(declared: Operation, subject_id: str) -> BaseModel:
 
 def statements(caller: Caller, declared: Operation, subject_id: str) -> int:
     with acting_as(caller):
-        return refused(lambda: declared.run(caller, asked(declared, subject_id)), UnknownSubject)
+        return cost(lambda: declared.run(caller, asked(declared, subject_id)), "unknown_subject")
 
 
-def refused(act: Callable[[], Any], refusal: type[DomainError]) -> int:
+def cost(act: Callable[[], Any], code: str) -> int:
     """How many statements it takes until something is refused."""
-    with CaptureQueriesContext(connection) as captured, pytest.raises(refusal), transaction.atomic():
+    with CaptureQueriesContext(connection) as captured, refused(code), transaction.atomic():
         act()
     return len(captured)
 
@@ -105,7 +103,7 @@ def test_what_was_said_with_a_subject_that_is_not_shared_costs_as_many_statement
 
     with acting_as(lee):
         for act in (supersede, cite, find, read):
-            hidden, none = (refused(partial(act, number), UnknownMemory) for number in (said.pk, said.pk + 1000))
+            hidden, none = (cost(partial(act, number), "unknown_memory") for number in (said.pk, said.pk + 1000))
             assert hidden == none
 
 
@@ -117,7 +115,7 @@ def test_an_item_of_a_subject_that_is_not_shared_costs_as_many_statements_as_non
     lee = make_caller(tenant, "Lee")
     with acting_as(lee):
         hidden, none = (
-            refused(partial(memory_of, f"item:{number}", viewer=lee, now=T0), UnknownMemory)
+            cost(partial(memory_of, f"item:{number}", viewer=lee, now=T0), "unknown_memory")
             for number in (item.pk, item.pk + 1000)
         )
     assert hidden == none

@@ -12,42 +12,24 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, connection, transaction
 from django.test import Client
-from django.test.utils import CaptureQueriesContext
 from pydantic import BaseModel
 
 from apps.core import erasure
+from apps.core.errors import Conflict, NotFound
 from apps.core.operations import Operation, all_operations
 from apps.memory import selectors, services
 from apps.memory.envelopes import format_envelope_for_llm
-from apps.memory.errors import (
-    AlreadySuperseded,
-    Echo,
-    ImpossiblePeriod,
-    MalformedMemoryReference,
-    MemoryDisabled,
-    PatternsNotLearned,
-    SettledByAnother,
-    SharedByAnother,
-    StatementStands,
-    SubjectExists,
-    TooManyPreferences,
-    UnknownMemory,
-    UnknownSubject,
-    UnusableName,
-)
-from apps.memory.models import Item, MemoryPolicy, Observation, Session, Subject
+from apps.memory.models import Memory, MemoryPolicy, Session, Subject
 from apps.memory.services import MOST_PREFERENCES, Outcome
-from apps.memory.states import ItemType
-from apps.memory.tools.items import ListItems, list_memory_items
-from apps.memory.tools.subjects import OfSubject, get_subject
+from apps.memory.states import ItemType, Kind
+from apps.memory.tools.subjects import ListItems, OfSubject, get_subject, list_memory_items
 from apps.principals import services as principals
 from apps.principals.errors import UnknownPrincipal
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from tests import ground
 from tests.factories import T0, make_caller, make_principal, make_tenant, make_token
-from tests.memory.subjects import ALICE, add, change, envelope, facts, remember
+from tests.memory.subjects import ALICE, add, change, envelope, facts, items, observations, refused, remember
 
 DAY, TICK = timedelta(days=1), timedelta(microseconds=1)
 
@@ -87,7 +69,7 @@ def test_what_is_remembered_says_by_whom_on_what_evidence_and_for_what_time(as_k
     add(as_kee)
     evidence = [seen(as_kee), "task:task_7"]
     stored = remember(as_kee, evidence=evidence, source="session c-1", slot="food", stated=True)
-    item = Item.objects.get()
+    item = items().get()
     assert (stored.outcome, stored.replaced, stored.item) == (Outcome.STORED, [], item)
     assert (item.author.name, item.evidence, item.source, item.slot) == (
         "Kee",
@@ -95,7 +77,7 @@ def test_what_is_remembered_says_by_whom_on_what_evidence_and_for_what_time(as_k
         "session c-1",
         "food",
     )
-    assert (item.valid_from, item.valid_to, item.said_at, item.recorded_at) == (T0, None, T0, T0)
+    assert (item.valid_from, item.valid_to, item.occurred_at, item.recorded_at) == (T0, None, T0, T0)
 
 
 def test_every_write_raises_the_revision(as_kee: Caller) -> None:
@@ -113,13 +95,6 @@ def test_every_write_raises_the_revision(as_kee: Caller) -> None:
     assert revisions == [1, 2, 3, 4, 5, 6]
 
 
-def test_what_was_said_long_ago_revises_its_subject_when_it_is_told(as_kee: Caller) -> None:
-    add(as_kee)
-    services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0)
-    services.store_observation(author=as_kee, text="x", conversation_id="c", occurred_at=T0 - 2_000 * DAY, now=T0 + DAY)
-    assert Subject.objects.get().revised_at == T0 + DAY
-
-
 def test_a_session_that_changes_its_subject_raises_both_revisions(as_kee: Caller) -> None:
     add(as_kee)
     add(as_kee, "USER:bob")
@@ -135,12 +110,12 @@ def test_the_database_refuses_to_rewrite_an_item(as_kee: Caller) -> None:
     add(as_kee)
     remember(as_kee)
     with pytest.raises(IntegrityError, match="immutable"), transaction.atomic():
-        Item.objects.update(text="Never mind.")
+        items().update(text="Never mind.")
 
 
 def test_a_subject_is_added_once(as_kee: Caller) -> None:
     add(as_kee, display_name="Alice")
-    with pytest.raises(SubjectExists), transaction.atomic():
+    with refused("subject_exists"), transaction.atomic():
         add(as_kee, display_name="Other")
     assert Subject.objects.get().display_name == "Alice"
 
@@ -158,19 +133,10 @@ def test_a_change_leaves_what_it_does_not_name(as_kee: Caller) -> None:
 
 def test_a_subject_has_so_many_preferences_and_no_more(as_kee: Caller) -> None:
     add(as_kee, preferences={f"k{number}": "v" for number in range(MOST_PREFERENCES)})
-    with pytest.raises(TooManyPreferences), transaction.atomic():
+    with refused("too_many_preferences"), transaction.atomic():
         change(as_kee, preferences={"one": "more"})
     subject = change(as_kee, preferences={"one": "more", "k0": None})
     assert len(subject.preferences) == MOST_PREFERENCES
-
-
-def test_what_a_subject_has_settled_holds_for_lists_of_its_items_too(tenant: Tenant, as_kee: Caller) -> None:
-    add(as_kee, delete_after_days=2)
-    remember(as_kee)
-    subject = Subject.objects.get()
-    assert history(subject, now=T0 + 2 * DAY - TICK) == ["Loves fettuccini"]
-    assert history(subject, now=T0 + 2 * DAY) == []
-    assert history(change(as_kee, memory_enabled=False), now=T0) == []
 
 
 def test_what_has_had_its_days_is_in_no_export_though_no_tick_has_deleted_it(as_kee: Caller) -> None:
@@ -180,22 +146,13 @@ def test_what_has_had_its_days_is_in_no_export_though_no_tick_has_deleted_it(as_
     services.store_observation(author=as_kee, text="Hello.", conversation_id="c", now=T0)
 
     def parts(now: datetime) -> list[int]:
-        rows = selectors.export(subject, now=now).rows
-        return [len(rows[name]) for name in ("items", "sessions", "turns")]
+        found = selectors.export(subject, now=now)
+        return [len(rows) for rows in (found.items, found.sessions, found.turns)]
 
     assert [parts(T0 + 2 * DAY - TICK), parts(T0 + 2 * DAY)] == [[1, 1, 1], [0, 0, 0]]
     services.record_session(principal=as_kee, conversation_id="c", tone="dry", now=T0 + DAY)
     assert parts(T0 + 2 * DAY) == [0, 1, 0]
     assert [parts(now) for now in (T0 + 3 * DAY, T0)] == [[0, 0, 0], [1, 1, 1]]
-
-
-def test_an_anonymized_items_dates_are_months(as_kee: Caller) -> None:
-    subject = add(as_kee, anonymize_dates=True)
-    remember(as_kee)
-    (shown,) = list_memory_items(as_kee, ListItems(subject_id=ALICE)).items
-    month = T0.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    assert {shown.said_at, shown.recorded_at, shown.valid_from} == {month}
-    assert subject.anonymize_dates
 
 
 @pytest.mark.parametrize("month", [1, 12])
@@ -217,31 +174,6 @@ def test_the_day_of_an_anonymized_item_is_not_found_out_by_asking_for_one_moment
         assert "lives in Rome" in within[0]
         assert told(**{name: first - DAY}) == []
     assert told(true_at=datetime(9999, 12, 29, tzinfo=UTC)) == ["lives in Rome"]
-
-
-def test_no_answer_about_an_anonymized_subject_tells_a_day_but_an_administrators_export(tenant: Tenant) -> None:
-    kee = make_token(tenant, "Kee", scopes=[Scope.MEMORY])
-    call(kee, "POST", "", {"subject_id": ALICE, "constraints": {"anonymize_dates": True}})
-    call(kee, "POST", f"/{ALICE}/items", {"fact": "Loves fettuccini"})
-    caller = make_caller(tenant)
-    with acting_as(caller):
-        services.record_session(principal=caller, conversation_id="c", subject_id=ALICE, summary="s", now=T0)
-        services.store_observation(author=caller, text="Hello.", conversation_id="c", now=T0 + DAY)
-        remember(caller, "Went to the clinic", now=T0 + DAY)
-    answers = [
-        call(kee, "POST", f"/{ALICE}/items", {"fact": "went to the clinic", "stated": True}),
-        call(kee, "GET", f"/{ALICE}"),
-        call(kee, "PATCH", f"/{ALICE}", {"display_name": "Alice"}),
-        call(kee, "GET", f"/{ALICE}/items"),
-        call(kee, "GET", f"/{ALICE}/export"),
-        call(kee, "GET", f"/{ALICE}/export?turns_after=1&items_after=1&sessions_after=1"),
-    ]
-    found = [re.findall(r"\d{4}-\d\d-\d\dT[^\"]*", json.dumps(answer)) for answer in answers]
-    assert all(found[:5])
-    assert {moment[7:].replace("+00:00", "Z") for moments in found for moment in moments} == {"-01T00:00:00Z"}
-    admin = make_token(tenant, "Ada", scopes=[Scope.MEMORY, Scope.ADMIN])
-    exact = call(admin, "GET", f"/{ALICE}/export")
-    assert str((T0 + DAY).date()) in json.dumps([exact["items"], exact["turns"]])
 
 
 # What operations are asked for besides a subject, and those that answer of none.
@@ -279,7 +211,7 @@ def test_no_operation_tells_a_day_of_an_anonymized_subject(as_kee: Caller, decla
     for ref, left_out in ((said.ref, set()), (item.ref, optional & {"subject_id", "subject"})):
         named = asked | {"ref": ref}
         given = {name: named[name] for name in declared.input.model_fields if name in named and name not in left_out}
-        with suppress(UnknownSubject, SubjectExists):
+        with suppress(NotFound, Conflict):
             answer = declared.run(as_kee, declared.input.model_validate(given))
             assert isinstance(answer, BaseModel)
             answers.append(answer.model_dump_json())
@@ -294,11 +226,11 @@ def test_who_may_know_a_subject_is_for_who_added_it_and_administrators_to_say(as
     lee, ada = make_caller(tenant, "Lee"), make_caller(tenant, "Ada")
     ada = replace(ada, scopes=ada.scopes | {Scope.ADMIN})
     add(as_kee)
-    with pytest.raises(SharedByAnother), transaction.atomic():
+    with refused("shared_by_another"), transaction.atomic():
         change(lee, share_with=["Lee"])
     change(lee, share_with=None, anonymize_dates=True)
     change(as_kee, share_with=["Kee", "Lee"])
-    with pytest.raises(SharedByAnother), transaction.atomic():
+    with refused("shared_by_another"), transaction.atomic():
         change(lee, share_with=None)
     change(ada, share_with=["Lee"])
     # Of what was added when nobody noted by whom, all that may know it may say.
@@ -333,7 +265,7 @@ def test_what_a_subject_has_settled_is_lifted_by_none_of_those_whom_it_binds(
     ada = replace(ada, scopes=ada.scopes | {Scope.ADMIN})
     add(as_kee, **STRICT)
     before = Subject.objects.values().get()
-    with pytest.raises(SettledByAnother), transaction.atomic():
+    with refused("settled_by_another"), transaction.atomic():
         change(lee, **lifted)
     assert Subject.objects.values().get() == before
     for settler in (as_kee, ada):
@@ -351,14 +283,6 @@ def test_whoever_may_know_a_subject_may_have_it_settle_more(
     add(as_kee, **before)
     change(make_caller(tenant, "Lee"), **STRICT)
     assert Subject.objects.filter(**STRICT).exists()
-
-
-def test_exact_dates_are_no_request_away_for_whom_an_anonymized_subject_is_shared_with(tenant: Tenant) -> None:
-    kee, lee = (make_token(tenant, name, scopes=[Scope.MEMORY]) for name in ("Kee", "Lee"))
-    call(kee, "POST", "", {"subject_id": ALICE, "constraints": {"anonymize_dates": True}})
-    refused = call(lee, "PATCH", f"/{ALICE}", {"constraints": {"anonymize_dates": False}})
-    assert refused["code"] == "settled_by_another"
-    assert call(lee, "GET", f"/{ALICE}")["constraints"]["anonymize_dates"]
 
 
 def test_a_name_of_nobody_shuts_nobody_out(as_kee: Caller, tenant: Tenant) -> None:
@@ -404,13 +328,14 @@ def test_who_added_a_subject_can_share_it_with_itself_again(as_kee: Caller, tena
     ]
     for ask in asking:
         for who in (as_kee, lee):
-            with pytest.raises(UnknownSubject), transaction.atomic():
+            with refused("unknown_subject"), transaction.atomic():
                 ask(who)
     itself = OfSubject(subject_id=ALICE)
     assert get_subject(as_kee, itself).display_name == "Alice"
-    for refused in (lambda: get_subject(lee, itself), lambda: change(lee, share_with=["Lee"])):
-        with pytest.raises(UnknownSubject), transaction.atomic():
-            refused()
+    with refused("unknown_subject"):
+        get_subject(lee, itself)
+    with refused("unknown_subject"), transaction.atomic():
+        change(lee, share_with=["Lee"])
     change(as_kee, share_with=["Kee", "Mia"])
     assert facts(as_kee) == ["Loves fettuccini"]
 
@@ -435,9 +360,9 @@ def test_nothing_is_remembered_of_a_subject_that_forbids_it(as_kee: Caller) -> N
         lambda: remember(as_kee),
         lambda: services.record_session(principal=as_kee, conversation_id="c", subject_id=ALICE, now=T0),
     ):
-        with pytest.raises(MemoryDisabled), transaction.atomic():
+        with refused("memory_disabled"), transaction.atomic():
             write()
-    assert not Item.objects.exists()
+    assert not items().exists()
     assert not Session.objects.exists()
     assert rev() == 1
 
@@ -450,9 +375,9 @@ def test_no_conversation_goes_on_with_a_subject_that_forbids_it_by_now(as_kee: C
         lambda: services.store_observation(author=as_kee, text="I have a dog.", conversation_id="c", now=T0),
         lambda: services.record_session(principal=as_kee, conversation_id="c", summary="Of a dog.", now=T0),
     ):
-        with pytest.raises(MemoryDisabled), transaction.atomic():
+        with refused("memory_disabled"), transaction.atomic():
             write()
-    assert not Observation.objects.exists()
+    assert not observations().exists()
     assert (Session.objects.get().turns, Session.objects.get().summary) == (0, "")
 
 
@@ -462,13 +387,13 @@ def test_no_conversation_goes_on_with_a_subject_that_forbids_it_by_now(as_kee: C
 def test_nothing_is_told_or_shown_of_a_subject_itself_that_forbids_it_but_may_be_taken_back(
     as_kee: Caller, told: dict[str, Any]
 ) -> None:
-    with pytest.raises(MemoryDisabled), transaction.atomic():
+    with refused("memory_disabled"), transaction.atomic():
         add(as_kee, memory_enabled=False, **told)
     add(as_kee, **told)
-    with pytest.raises(MemoryDisabled), transaction.atomic():
+    with refused("memory_disabled"), transaction.atomic():
         change(as_kee, memory_enabled=False, **told)
     change(as_kee, memory_enabled=False)
-    with pytest.raises(MemoryDisabled), transaction.atomic():
+    with refused("memory_disabled"), transaction.atomic():
         change(as_kee, **told)
     shown = get_subject(as_kee, OfSubject(subject_id=ALICE))
     assert (shown.preferences, shown.learning_level, shown.domains) == ({}, None, [])
@@ -479,9 +404,9 @@ def test_nothing_is_told_or_shown_of_a_subject_itself_that_forbids_it_but_may_be
 
 def test_no_pattern_is_learned_of_a_subject_that_forbids_it(as_kee: Caller) -> None:
     add(as_kee, learn_patterns=False)
-    with pytest.raises(PatternsNotLearned), transaction.atomic():
+    with refused("patterns_not_learned"), transaction.atomic():
         remember(as_kee, type=ItemType.USER_PATTERN)
-    assert not Item.objects.exists()
+    assert not items().exists()
     remember(as_kee)
 
 
@@ -497,10 +422,10 @@ def test_who_may_not_know_a_subject_is_answered_as_if_there_were_none(as_kee: Ca
             lambda key: selectors.subject_of(key, viewer=lee),
             lambda key: services.record_session(principal=lee, conversation_id="c", subject_id=key, now=T0),
         ):
-            with pytest.raises(UnknownSubject) as refusal, transaction.atomic():
+            with refused("unknown_subject") as refusal, transaction.atomic():
                 ask(subject_id)
             assert refusal.value.detail == f"Nothing is known of {subject_id!r}."
-    assert (Item.objects.count(), rev(), Session.objects.count()) == (1, 2, 0)
+    assert (items().count(), rev(), Session.objects.count()) == (1, 2, 0)
 
 
 @pytest.mark.parametrize("sharing", ["own", "tenant's"])
@@ -510,13 +435,13 @@ def test_who_may_no_longer_know_a_subject_finds_their_conversation_as_if_it_were
 ) -> None:
     def known(lee: Caller) -> list[Any]:
         """What somebody is told, and finds, of a conversation that goes on."""
-        begun = services.bootstrap(principal_id=lee.principal_id, tenant_id=lee.tenant_id, now=T0).sessions
+        begun = selectors.recent_sessions(principal_id=lee.principal_id, now=T0)
         if speaks:
             services.store_observation(author=lee, text="Go on.", conversation_id="c", now=T0 + DAY)
-        session = services.record_session(principal=lee, conversation_id="c", tone="dry", now=T0 + DAY)
+        services.record_session(principal=lee, conversation_id="c", tone="dry", now=T0 + DAY)
+        session = Session.objects.get(principal_id=lee.principal_id, conversation_id="c")
         told = (session.title, session.tone, session.turns, session.subject, session.started_at)
-        after = services.bootstrap(principal_id=lee.principal_id, tenant_id=lee.tenant_id, now=T0 + DAY)
-        return [begun, told, after.sessions]
+        return [begun, told, selectors.recent_sessions(principal_id=lee.principal_id, now=T0 + DAY)]
 
     lee, mia = make_caller(tenant, "Lee"), make_caller(tenant, "Mia")
     for who, subject_id in ((lee, ALICE), (mia, "USER:bob")):
@@ -545,7 +470,7 @@ def test_the_same_words_are_one_item_that_new_evidence_makes_surer(as_kee: Calle
     second = remember(as_kee, "loves  FETTUCCINI", confidence=0.5, evidence=[other], now=T0 + DAY)
     assert (second.outcome, second.replaced) == (Outcome.MERGED, [first.item.pk])
     assert (second.item.confidence, second.item.evidence) == (0.75, [one, other])
-    assert (second.item.valid_from, second.item.said_at) == (T0, T0 + DAY)
+    assert (second.item.valid_from, second.item.occurred_at) == (T0, T0 + DAY)
     assert facts(as_kee, now=T0 + DAY) == ["loves  FETTUCCINI"]
 
 
@@ -554,7 +479,7 @@ def test_saying_it_again_without_new_evidence_makes_nothing_surer(as_kee: Caller
     one = seen(as_kee)
     said: list[list[str]] = [[one], [one], [one.replace("observation:", "obs-")], []]
     assert {remember(as_kee, confidence=0.5, evidence=each).item.confidence for each in said} == {0.5}
-    assert Item.objects.get(superseded_at=None).evidence == [one]
+    assert items().get(superseded_at=None).evidence == [one]
 
 
 @pytest.mark.parametrize("ref", ["item", f"envelope:{ALICE}"])
@@ -639,7 +564,7 @@ def test_words_to_no_question_join_the_answer_of_these_words_that_was_said_last(
     born = remember(as_kee, "Berlin", slot="birth place", now=T0 + DAY).item
     joined = remember(as_kee, "Berlin", now=T0 + 2 * DAY)
     assert (joined.outcome, joined.replaced, joined.item.slot) == (Outcome.MERGED, [born.pk], "birth place")
-    assert selectors.items(subject, now=T0, slot="home town") == [home]
+    assert [one.ref for one in selectors.items(subject, now=T0, slot="home town")] == [home.ref]
 
 
 def test_an_answer_takes_up_the_same_words_to_no_question(as_kee: Caller) -> None:
@@ -669,9 +594,9 @@ def test_slots_are_told_apart_as_names_are(as_kee: Caller) -> None:
 @pytest.mark.parametrize("slot", [" ", "\ufdfa" * 12], ids=["nothing", "too long"])
 def test_what_names_nothing_is_no_slot(as_kee: Caller, slot: str) -> None:
     add(as_kee)
-    with pytest.raises(UnusableName), transaction.atomic():
+    with refused("unusable_name"), transaction.atomic():
         remember(as_kee, slot=slot)
-    assert not Item.objects.exists()
+    assert not items().exists()
 
 
 # Contradictions.
@@ -730,9 +655,9 @@ def test_an_item_is_superseded_by_name(as_kee: Caller) -> None:
     newer = remember(as_kee, "Hates fettuccini", supersedes=older.pk)
     older.refresh_from_db()
     assert (newer.outcome, older.superseded_by, older.superseded_at) == (Outcome.SUPERSEDED, newer.item, T0)
-    with pytest.raises(AlreadySuperseded), transaction.atomic():
+    with refused("already_superseded"), transaction.atomic():
         remember(as_kee, "Likes fettuccini", supersedes=older.pk)
-    with pytest.raises(UnknownMemory), transaction.atomic():
+    with refused("unknown_memory"), transaction.atomic():
         remember(as_kee, "Likes fettuccini", supersedes=10**15)
     assert facts(as_kee) == ["Hates fettuccini"]
 
@@ -741,7 +666,7 @@ def test_an_item_of_another_subject_can_not_be_superseded(as_kee: Caller) -> Non
     add(as_kee)
     add(as_kee, "USER:bob")
     older = remember(as_kee).item
-    with pytest.raises(UnknownMemory), transaction.atomic():
+    with refused("unknown_memory"), transaction.atomic():
         remember(as_kee, "x", "USER:bob", supersedes=older.pk)
 
 
@@ -749,10 +674,10 @@ def test_what_is_learned_does_not_undo_what_the_subject_said(as_kee: Caller) -> 
     add(as_kee)
     said = remember(as_kee, "Wants short answers", slot="length", stated=True).item
     for given in ({"slot": "length"}, {"supersedes": said.pk}):
-        with pytest.raises(StatementStands) as refusal, transaction.atomic():
+        with refused("statement_stands") as refusal, transaction.atomic():
             remember(as_kee, "Prefers long answers", type=ItemType.USER_PATTERN, confidence=1, **given)
         assert refusal.value.extra == {"existing": said.ref}
-    assert Item.objects.count() == 1
+    assert items().count() == 1
 
     remember(as_kee, "Wants long answers", slot="length", stated=True)
     assert facts(as_kee) == ["Wants long answers"]
@@ -774,10 +699,10 @@ def test_what_is_learned_in_the_subjects_own_words_changes_neither_their_time_no
     said = remember(as_kee, "Wants short answers", slot="length", stated=True).item
     lee = make_caller(tenant, "Lee")
     for supersedes in (None, said.pk):
-        with pytest.raises(StatementStands) as refusal, transaction.atomic():
+        with refused("statement_stands") as refusal, transaction.atomic():
             remember(lee, "Wants short answers", now=T0 + DAY, supersedes=supersedes, **given)
         assert refusal.value.extra == {"existing": said.ref}
-    assert Item.objects.get() == said
+    assert items().get() == said
 
 
 def test_what_is_learned_in_the_subjects_own_words_to_another_question_stands_beside_them_not_in_their_place(
@@ -786,10 +711,10 @@ def test_what_is_learned_in_the_subjects_own_words_to_another_question_stands_be
     add(as_kee)
     said = remember(as_kee, "Wants short answers", slot="length", stated=True).item
     lee = make_caller(tenant, "Lee")
-    with pytest.raises(StatementStands), transaction.atomic():
+    with refused("statement_stands"), transaction.atomic():
         remember(lee, "Wants short answers", slot="other", supersedes=said.pk)
     assert remember(lee, "Wants short answers", slot="other").replaced == []
-    assert Item.objects.get(stated=True) == said
+    assert items().get(stated=True) == said
 
 
 def test_what_is_learned_in_the_subjects_own_words_makes_them_surer_and_they_stay_its_own(
@@ -801,7 +726,7 @@ def test_what_is_learned_in_the_subjects_own_words_makes_them_surer_and_they_sta
     merged = remember(lee, "Wants short answers", confidence=0.5, now=T0 + DAY).item
     assert (merged.stated, merged.slot, merged.confidence) == (True, "length", 0.75)
     assert (merged.valid_from, merged.valid_to) == (T0, T0 + 9 * DAY)
-    with pytest.raises(StatementStands), transaction.atomic():
+    with refused("statement_stands"), transaction.atomic():
         remember(lee, "Wants long answers", slot="length", now=T0 + DAY)
 
 
@@ -816,16 +741,16 @@ def test_what_the_subject_says_undoes_what_was_learned(as_kee: Caller) -> None:
 def test_what_ends_before_it_begins_was_never_so(as_kee: Caller) -> None:
     add(as_kee)
     for begin, end in ((T0, T0), (None, T0 - DAY)):
-        with pytest.raises(ImpossiblePeriod), transaction.atomic():
+        with refused("impossible_period"), transaction.atomic():
             remember(as_kee, valid_from=begin, valid_to=end)
-    assert not Item.objects.exists()
+    assert not items().exists()
 
 
 @pytest.mark.parametrize("fact", ["\u200b", "\u2060 \u00ad", "\u202e\u202c", "\u3164", "\u2800", " \t"], ids=ascii)
 def test_a_fact_that_nobody_sees_is_refused(as_kee: Caller, tenant: Tenant, fact: str) -> None:
     add(as_kee)
     assert call(make_token(tenant), "POST", f"/{ALICE}/items", {"fact": fact})["status"] == 422
-    assert not Item.objects.exists()
+    assert not items().exists()
     assert call(make_token(tenant), "POST", f"/{ALICE}/items", {"fact": f"{fact}🎉"})["status"] == "stored"
 
 
@@ -843,9 +768,9 @@ def test_what_was_read_in_an_envelope_is_no_new_evidence(as_kee: Caller) -> None
         ("Loves fettuccini", {"evidence": [f"envelope:{ALICE}", known.ref]}),
         ("Often asks twice", {"type": ItemType.USER_PATTERN}),
     ):
-        with pytest.raises(Echo), transaction.atomic():
+        with refused("echo"), transaction.atomic():
             remember(as_kee, text, **given)
-    assert Item.objects.count() == 2
+    assert items().count() == 2
 
 
 @pytest.mark.parametrize("text", ['Says "ciao" often', "Often says C:\\new", '"Quoted"', "Was\nhere", "東京が好き"])
@@ -856,9 +781,9 @@ def test_a_line_of_a_formatted_envelope_is_no_new_evidence(as_kee: Caller, text:
     prompt = format_envelope_for_llm(envelope(as_kee)).text
     (line,) = [line for line in prompt.splitlines() if line.startswith("  - ")]
     for said in (line, line.removeprefix("  - "), f"{line}."):
-        with pytest.raises(Echo), transaction.atomic():
+        with refused("echo"), transaction.atomic():
             remember(as_kee, said, type=type_)
-        with pytest.raises(Echo), transaction.atomic():
+        with refused("echo"), transaction.atomic():
             remember(as_kee, said, type=type_, evidence=[seen(as_kee, line)])
     remember(as_kee, f"{text}, and more", type=type_)
 
@@ -892,7 +817,7 @@ def test_what_was_read_in_an_envelope_is_no_evidence_for_itself_when_it_was_stor
     lee, joe = make_caller(tenant, "Lee"), make_caller(tenant, "Joe")
     envelope(lee)
     echo = stored(lee, "loves FETTUCCINI!")
-    with pytest.raises(Echo), transaction.atomic():
+    with refused("echo"), transaction.atomic():
         remember(lee, evidence=[echo])
     assert remember(as_kee, confidence=0.5, evidence=[echo]).item.confidence == 0.5
     # What one says before one is given it, one has seen.
@@ -910,7 +835,7 @@ def test_what_one_saw_before_one_was_given_the_same_is_evidence_and_what_one_wro
         for moment in (T0, T0 + 2 * DAY)
     )
     envelope(lee, now=T0 + DAY)
-    with pytest.raises(Echo), transaction.atomic():
+    with refused("echo"), transaction.atomic():
         remember(lee, evidence=[after], now=T0 + 3 * DAY)
     assert remember(lee, confidence=0.5, evidence=[before], now=T0 + 3 * DAY).item.confidence == 0.75
 
@@ -924,15 +849,15 @@ def test_evidence_that_is_not_there_or_not_for_the_author_is_none(as_kee: Caller
     add(as_kee, "USER:bob", share_with=["Kee"])
     hidden, gone = remember(as_kee, "Loves tea", "USER:bob").item.ref, seen(as_kee)
     with acting_as_system("a test"), erasure.redacting():
-        services.forget_observations([int(gone.removeprefix("observation:"))])
+        services.forget_memories([int(gone.removeprefix("observation:"))])
     cited = {"gone": gone, "hidden": hidden}.get(ref, ref)
     for write in (
         lambda: remember(lee, evidence=[cited]),
         lambda: services.store_observation(author=lee, text="x", evidence=[cited], now=T0),
     ):
-        with pytest.raises(UnknownMemory), transaction.atomic():
+        with refused("unknown_memory"), transaction.atomic():
             write()
-    assert Item.objects.count() == 1
+    assert items().count() == 1
 
 
 @pytest.mark.parametrize(
@@ -954,7 +879,7 @@ def test_what_names_an_envelope_or_an_item_is_no_evidence_however_it_is_written(
     known = remember(as_kee, confidence=0.5).item
     envelope(as_kee)
     for cited in [f" {known.ref}", known.ref.upper()] if ref == "item" else [ref]:
-        with pytest.raises(Echo), transaction.atomic():
+        with refused("echo"), transaction.atomic():
             remember(as_kee, confidence=0.5, evidence=[cited])
     assert remember(as_kee, confidence=0.5, evidence=["item-of-the-shop", "envelopes:3"]).item.confidence == 0.75
 
@@ -971,7 +896,7 @@ def test_a_memory_is_cited_in_capitals_or_not(as_kee: Caller) -> None:
 def test_evidence_of_memory_is_named_by_its_number(as_kee: Caller) -> None:
     add(as_kee)
     for ref in ("observation:abc", "obs-0", "pattern:", "item:one", "Item:one", " item:one", "OBS-x"):
-        with pytest.raises(MalformedMemoryReference), transaction.atomic():
+        with refused("malformed_memory_reference"), transaction.atomic():
             remember(as_kee, evidence=[ref])
     remember(as_kee, evidence=["item-7", "concept-7", "what I saw", "plan:p-1"])
 
@@ -985,7 +910,7 @@ def test_it_stays_an_echo_when_another_has_said_it_since_or_it_was_superseded(as
     remember(lee, confidence=0.5, now=T0 + DAY)
     remember(lee, "Lives in Paris", slot="home", now=T0 + DAY)
     for text, given in (("Loves fettuccini", {}), ("Lives in Berlin", {"slot": "home"}), ("Lives in Berlin", {})):
-        with pytest.raises(Echo), transaction.atomic():
+        with refused("echo"), transaction.atomic():
             remember(as_kee, text, now=T0 + 2 * DAY, **given)
     assert facts(as_kee, now=T0 + 2 * DAY) == ["Lives in Paris", "Loves fettuccini"]
 
@@ -1013,7 +938,7 @@ def test_what_counted_no_more_when_an_envelope_was_given_is_no_echo_of_it(
     last = T0 + days * DAY - TICK
     envelope(lee, now=last)
     envelope(joe, now=last + TICK)
-    with pytest.raises(Echo), transaction.atomic():
+    with refused("echo"), transaction.atomic():
         remember(lee, type=type_, now=last + DAY)
     assert remember(joe, type=type_, now=last + DAY).outcome == Outcome.MERGED
 
@@ -1024,7 +949,7 @@ def test_what_was_not_yet_true_when_an_envelope_was_given_is_no_echo_of_it(as_ke
     remember(as_kee, valid_from=T0 + DAY)
     envelope(lee, now=T0 + DAY)
     envelope(joe, now=T0 + DAY - TICK)
-    with pytest.raises(Echo), transaction.atomic():
+    with refused("echo"), transaction.atomic():
         remember(lee, now=T0 + 2 * DAY)
     assert remember(joe, now=T0 + 2 * DAY).outcome == Outcome.MERGED
 
@@ -1037,7 +962,7 @@ def test_what_was_not_yet_true_when_an_envelope_was_given_is_no_echo_of_it(as_ke
     [
         {"confidence": 1.01},
         {"confidence": -0.01},
-        {"type": "USER_SECRET"},
+        {"domain": "USER_SECRET"},
         {"slot": "", "slot_key": "x"},
         {"slot": "x", "slot_key": ""},
         {"slot": "x"},
@@ -1052,27 +977,27 @@ def test_what_was_not_yet_true_when_an_envelope_was_given_is_no_echo_of_it(as_ke
 def test_the_database_refuses_what_no_item_can_be(as_kee: Caller, values: dict[str, Any]) -> None:
     subject = add(as_kee)
     sound = {
-        "tenant_id": as_kee.tenant_id, "subject": subject, "author_id": as_kee.principal_id, "type": "USER_FACT",
-        "text": "x", "confidence": 0.5, "valid_from": T0, "said_at": T0, "recorded_at": T0,
+        "tenant_id": as_kee.tenant_id, "subject": subject, "author_id": as_kee.principal_id, "domain": "USER_FACT",
+        "text": "x", "confidence": 0.5, "valid_from": T0, "occurred_at": T0, "recorded_at": T0, "kind": Kind.ITEM,
     }  # fmt: skip
-    Item.objects.create(**sound, text_digest=b"1", slot="home", slot_key="home")
-    Item.objects.create(**sound, text_digest=b"2")
+    Memory.objects.create(**sound, text_digest=b"1", slot="home", slot_key="home")
+    Memory.objects.create(**sound, text_digest=b"2")
     with pytest.raises(IntegrityError), transaction.atomic():
-        Item.objects.create(**{**sound, "text_digest": b"3", **values})
+        Memory.objects.create(**{**sound, "text_digest": b"3", **values})
 
 
 def test_an_item_is_not_superseded_without_a_time(as_kee: Caller) -> None:
     add(as_kee)
     older, newer = remember(as_kee).item, remember(as_kee, "Hates fettuccini").item
     with pytest.raises(IntegrityError, match="at_a_time"), transaction.atomic():
-        Item.objects.filter(pk=older.pk).update(superseded_by=newer)
+        items().filter(pk=older.pk).update(superseded_by=newer)
 
 
 def test_an_item_is_not_superseded_by_itself(as_kee: Caller) -> None:
     add(as_kee)
     item = remember(as_kee).item
     with pytest.raises(IntegrityError), transaction.atomic():
-        Item.objects.update(superseded_at=T0, superseded_by=item)
+        items().update(superseded_at=T0, superseded_by=item)
 
 
 # Rivals.
@@ -1101,32 +1026,4 @@ def test_of_rivals_for_one_slot_one_answer_stands_and_all_are_known(transactiona
 
     assert sorted(outcomes) == [Outcome.STORED, *[Outcome.SUPERSEDED] * 5]
     with acting_as(kee):
-        assert (Item.objects.count(), len(history(subject)), rev()) == (6, 1, 7)
-
-
-@pytest.mark.parametrize("current", [10, 2_000])
-def test_listing_what_stands_reads_nothing_of_what_was_superseded(as_kee: Caller, current: int) -> None:
-    add(as_kee)
-    remember(as_kee)
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "insert into memory_item (tenant_id, subject_id, author_id, type, text, text_digest, slot, confidence, source,"
-            " stated, evidence, valid_from, said_at, recorded_at, superseded_at)"
-            " select tenant_id, subject_id, author_id, type, 'was ' || n, decode(md5(n::text), 'hex'), null, 0.5, '', false,"
-            " '[]', valid_from, said_at, recorded_at, case when n > %s then recorded_at end"
-            " from memory_item, generate_series(2, 20000) n order by n",
-            [current],
-        )
-    ground.analyzed("memory_item")
-    subject = Subject.objects.get()
-    with CaptureQueriesContext(connection) as captured:
-        assert len(selectors.items(subject, now=T0, limit=50)) == min(current, 50)
-    with connection.cursor() as cursor:
-        cursor.execute(f"explain (analyze, format json) {captured[-1]['sql']}")
-        (found,) = cursor.fetchone()
-    nodes = [json.loads(found)[0]["Plan"] if isinstance(found, str) else found[0]["Plan"]]
-    for node in nodes:
-        nodes += node.get("Plans", [])
-        assert node["Actual Rows"] + node.get("Rows Removed by Filter", 0) <= 50, found
-    # The few are sorted off whichever index holds them alone.
-    assert current <= 50 or "memory_item_standing" in str(found)
+        assert (items().count(), len(history(subject)), rev()) == (6, 1, 7)

@@ -6,11 +6,11 @@ import pytest
 from django.test import Client
 
 from apps.memory import services
-from apps.memory.models import Concept, Observation
 from apps.memory.selectors import recall
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from tests.factories import T0, make_token
+from tests.memory.subjects import concepts, observations
 
 
 def call(token: str, path: str, body: object) -> tuple[int, dict[str, Any]]:
@@ -109,8 +109,8 @@ def test_wrong_input_is_named_and_nothing_is_stored(
     answered, problem = call(make_token(tenant), path, body)
     assert (answered, problem["status"]) == (status, status)
     with acting_as(kee):
-        assert not Observation.objects.exists()
-        assert not Concept.objects.exists()
+        assert not observations().exists()
+        assert not concepts().exists()
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,16 @@ from django.db import IntegrityError, connection, transaction
 from django.test import Client
 
 from apps.memory import services
-from apps.memory.errors import NotADelegate
-from apps.memory.models import Concept, Item, Observation, Pattern, PromotionPolicy, Relationship
-from apps.memory.novelty import says_the_same
+from apps.memory.models import Memory, PromotionPolicy, Relationship
 from apps.memory.selectors import recall
-from apps.memory.services import Promotion, Verdict
-from apps.principals.errors import UnknownPrincipal
+from apps.memory.services import Verdict
+from apps.memory.shapes import PromotionOutput
+from apps.memory.texts import says_the_same
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as
 from tests.factories import T0, make_caller, make_tenant, make_token
-from tests.memory.subjects import ALICE, add
+from tests.memory.subjects import ALICE, add, observations, refused
 from tests.memory.test_store import observe
 
 LEARNED = "The nightly build of the parser fails on Mondays."
@@ -38,15 +37,15 @@ def allow(
     )
 
 
-def learn(delegate: Caller, text: str = LEARNED, *, domain: str = "builds", confidence: float = 0.7) -> Promotion:
+def learn(delegate: Caller, text: str = LEARNED, *, domain: str = "builds", confidence: float = 0.7) -> PromotionOutput:
     return services.promote(delegate=delegate, text=text, domain=domain, confidence=confidence, now=T0)
 
 
 def test_what_the_policy_allows_is_knowledge_at_once(as_kee: Caller, coder: Caller) -> None:
     allow(as_kee)
     promotion = learn(coder)
-    assert (promotion.verdict, promotion.observation) == (Verdict.PROMOTED, Observation.objects.get())
-    assert Observation.objects.get().author_id == coder.principal_id
+    assert (promotion.verdict, promotion.ref) == (Verdict.PROMOTED, observations().get().ref)
+    assert observations().get().author_id == coder.principal_id
 
 
 def test_without_a_policy_and_outside_of_it_nothing_is_written(as_kee: Caller, coder: Caller) -> None:
@@ -57,7 +56,7 @@ def test_without_a_policy_and_outside_of_it_nothing_is_written(as_kee: Caller, c
     assert learn(as_kee).verdict == Verdict.NO_POLICY
     allow(as_kee, domains=())
     assert learn(coder).verdict == Verdict.OTHER_DOMAIN
-    assert not Observation.objects.exists()
+    assert not observations().exists()
 
 
 def test_what_memory_says_already_in_other_forms_and_order_is_not_new(as_kee: Caller, coder: Caller) -> None:
@@ -65,7 +64,7 @@ def test_what_memory_says_already_in_other_forms_and_order_is_not_new(as_kee: Ca
     known = observe(as_kee, "On Mondays the nightly builds of the parser are failing.")
     promotion = learn(coder)
     assert (promotion.verdict, promotion.reason) == (Verdict.KNOWN_ALREADY, f"{known.ref} says the same.")
-    assert Observation.objects.count() == 1
+    assert observations().count() == 1
     assert learn(coder, "The nightly build of the lexer fails on Tuesdays.").verdict == Verdict.PROMOTED
     allow(as_kee, novel=False)
     assert learn(coder).verdict == Verdict.PROMOTED
@@ -100,9 +99,8 @@ def test_the_very_same_words_are_not_new_also_where_recall_finds_none_of_them(
 
 def test_what_was_said_so_and_stands_no_more_is_new_again(as_kee: Caller, coder: Caller) -> None:
     allow(as_kee)
-    said = learn(coder, "It is so").observation
-    assert said is not None
-    services.store_observation(author=as_kee, text="It was so once", supersedes=said.ref, now=T0)
+    said = learn(coder, "It is so").ref
+    services.store_observation(author=as_kee, text="It was so once", supersedes=said, now=T0)
     assert learn(coder, "It is so").verdict == Verdict.PROMOTED
 
 
@@ -118,8 +116,8 @@ def test_what_says_the_same_is_found_behind_nine_that_come_nearer(as_kee: Caller
 
 def test_only_delegates_have_policies(as_kee: Caller, tenant: Tenant) -> None:
     make_caller(tenant, "Hexy")
-    for name, refusal in (("Hexy", NotADelegate), ("Nobody", UnknownPrincipal)):
-        with pytest.raises(refusal):
+    for name, code in (("Hexy", "not_a_delegate"), ("Nobody", "unknown_principal")):
+        with refused(code):
             services.set_promotion_policy(
                 author=as_kee, delegate=name, domains=["x"], confidence_threshold=1, requires_novel=True, now=T0
             )
@@ -292,8 +290,8 @@ def test_a_delegate_writes_no_knowledge_past_its_policy(tenant: Tenant, as_kee: 
     token = make_token(tenant, "coder", Kind.DELEGATE)
     status, refusal = post(token, path, WRITES[path])
     assert (status, refusal["code"]) == (403, "promotion_needed")
-    written = (Observation, Pattern, Concept, Relationship, Item)
-    assert not any(model.objects.exists() for model in written)
+    assert not Memory.objects.exists()
+    assert not Relationship.objects.exists()
     assert post(make_token(tenant, "Lee"), path, WRITES[path])[0] == 201
 
 
@@ -307,5 +305,5 @@ def test_a_delegate_writes_its_trace_in_the_place_of_traces_alone(tenant: Tenant
     for ref, answer in ((known.ref, (403, "promotion_needed")), ("observation:1000000", (404, "unknown_memory"))):
         status, refusal = post(token, "memory/observations", traced | {"supersedes": ref})
         assert (status, refusal["code"]) == answer
-    assert Observation.objects.count() == 3
-    assert Observation.objects.get(pk=known.pk).superseded_at is None
+    assert observations().count() == 3
+    assert observations().get(pk=known.pk).superseded_at is None

@@ -8,12 +8,10 @@ import pytest
 from django.db import transaction
 
 from apps.memory import services
-from apps.memory.errors import UnknownMemory
 from apps.memory.selectors import memory_of
-from apps.memory.tools.subjects import ExportSubject, export_subject
 from apps.principals.tenancy import Caller, acting_as
 from tests.factories import T0, make_caller, make_tenant
-from tests.memory.subjects import ALICE, add, remember
+from tests.memory.subjects import ALICE, add, refused, remember
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,9 +62,6 @@ DOORS: dict[str, Callable[[Caller, Rows], Any]] = {
     "read a pattern": lambda kee, of: memory_of(f"pattern:{of.pattern}", viewer=kee, now=T0),
     "read an item": lambda kee, of: memory_of(f"item:{of.item}", viewer=kee, now=T0),
     "forget an item": lambda kee, of: services.forget(author=kee, subject_id=ALICE, item=of.item, now=T0),
-    "go on after a turn": lambda kee, of: export_subject(
-        kee, ExportSubject(subject_id=ALICE, turns_after=of.observation)
-    ),
 }
 
 
@@ -79,11 +74,11 @@ def test_a_number_of_another_tenants_is_refused_as_one_of_nobodys(db: None, act:
         own = told(kee)
 
     def refusal(rows: Rows) -> str:
-        with acting_as(kee), pytest.raises(UnknownMemory) as refused, transaction.atomic():
+        with acting_as(kee), refused("unknown_memory") as refusal_, transaction.atomic():
             act(kee, rows)
         numbers = {str(number) for number in (rows.observation, rows.pattern, rows.item)}
         return " ".join(
-            "n" if word.strip("'.").split(":")[-1] in numbers else word for word in str(refused.value).split()
+            "n" if word.strip("'.").split(":")[-1] in numbers else word for word in str(refusal_.value).split()
         )
 
     nobodys = Rows(observation=2**40, pattern=2**40, item=2**40)

@@ -9,7 +9,6 @@ import pytest
 
 from apps.console.metrics import exposition
 from apps.core import erasure, ticks
-from apps.memory.models import Pattern
 from apps.plans import errors, learning, selectors, services
 from apps.plans import shelf as shelves
 from apps.plans.catalogue import Tool
@@ -20,6 +19,7 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in
 from apps.workers.services import registry as workers
 from tests.factories import T0, make_caller, make_tenant
+from tests.memory.subjects import patterns
 from tests.plans.test_stored_plans import FLAGSHIP, create, register_example_workers
 from tests.waiters import (
     Other,
@@ -356,7 +356,7 @@ def test_old_plans_count_less_than_new_ones(tenant: Tenant, kee: Caller) -> None
 @pytest.mark.django_db(transaction=True)
 def test_what_often_follows_what_is_written_to_memory_in_words(taught: Caller) -> None:
     with acting_as(taught):
-        texts = list(Pattern.objects.filter(category="delegation").order_by("name").values_list("text", flat=True))
+        texts = list(patterns().filter(domain="delegation").order_by("name").values_list("text", flat=True))
 
     assert texts[0].startswith("Often inspect_alder is followed by inspect_birch: in 15 of 30 plans")
     assert len(texts) == 4

@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from apps.core.sql import violated_constraint
-from apps.memory.models import Concept
 from apps.plans import errors, selectors, services, shelf
 from apps.plans.catalogue import Catalogue, Pool
 from apps.plans.choosing import Memo
@@ -31,6 +30,7 @@ from apps.workers import selectors as registry
 from apps.workers.services import memory as worker_memory
 from apps.workers.services import registry as workers
 from tests.factories import T0, make_caller, make_principal, make_tenant, make_token
+from tests.memory.subjects import concepts
 from tests.plans.registries import INTENTS, registries
 from tests.plans.shelf import FULL, ranker
 from tests.plans.test_stored_plans import NOTHING
@@ -244,12 +244,12 @@ def test_memory_learns_who_has_a_delegate_that_moved(tenant: Tenant, as_kee: Cal
     papers = put(tenant, "papers")
     register(papers, "papers", "tin")
     worker_memory.remember()
-    assert Concept.objects.get(name="papers").metadata["managed_by_delegate"] == "delegate"
+    assert concepts().get(name="papers").metadata["managed_by_delegate"] == "delegate"
 
     set_up(tenant, "papers", principal="papers", parent="research")
     worker_memory.remember()
 
-    assert Concept.objects.get(name="papers").metadata["managed_by_delegate"] == "research"
+    assert concepts().get(name="papers").metadata["managed_by_delegate"] == "research"
 
 
 REFUSALS: list[tuple[type[Exception], dict[str, str]]] = [

@@ -9,7 +9,7 @@ from django.core.management import CommandError, call_command
 
 from apps.core.sql import database_now
 from apps.memory import services as memory
-from apps.memory.models import Concept, Relationship
+from apps.memory.models import Relationship
 from apps.principals import services as principals
 from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind
@@ -18,6 +18,7 @@ from apps.workers import selectors, ticks
 from apps.workers.models import Offer, SourceEntry, Worker, WorkerEvent
 from apps.workers.services import discovery, health, registry
 from apps.workers.services import memory as remembering
+from tests.memory.subjects import concepts
 from tests.workers.factories import (
     NOTHING,
     add_source,
@@ -47,7 +48,7 @@ def lose_and_restore(caller: Caller, **changes: Any) -> list[tuple[str, str | No
     for model in (WorkerEvent, Offer, Worker):
         model.objects.all().delete()
     if changes:
-        concept = Concept.objects.get(name=ID)
+        concept = concepts().get(name=ID)
         concept.metadata |= changes
         concept.save()
     return [(one.worker_id, one.tier) for one in remembering.restore(tenant_id=caller.tenant_id)]
@@ -58,8 +59,8 @@ def test_worker_is_a_concept_with_relationships(as_kee: Caller) -> None:
 
     assert remembering.remember() == 1
 
-    concept = Concept.objects.get(name=ID)
-    assert concept.type == "worker"
+    concept = concepts().get(name=ID)
+    assert concept.domain == "worker"
     assert {name: concept.metadata[name] for name in ("endpoint", "tools", "capabilities", "trust_tier")} == {
         "endpoint": "https://code-analyzer.example.com/mcp",
         "tools": ["analyze_repository"],
@@ -84,7 +85,7 @@ def test_memory_follows_changes_of_the_manifest_only(as_kee: Caller) -> None:
     assert {one for one in relations() if one[1] == "provides"} == {(ID, "provides", "rust")}
     registry.unregister(caller=as_kee, worker_id=ID)
     assert remembering.remember() == 1
-    assert Concept.objects.get(name=ID).metadata["unregistered_at"]
+    assert concepts().get(name=ID).metadata["unregistered_at"]
     assert not [one for one in relations() if one[1] == "manages"]
 
 
@@ -134,14 +135,14 @@ def test_tag_that_is_no_name_is_left_out(as_kee: Caller, tag: str) -> None:
 @pytest.mark.parametrize("taken", [{"name": "Ada", "aliases": [ID]}, {"name": ID.upper(), "concept_type": "book"}])
 def test_taken_name_leaves_the_worker_out_and_the_others_in(as_kee: Caller, taken: dict[str, Any]) -> None:
     memory.store_concept(author=as_kee, now=database_now(), **taken)
-    before = Concept.objects.values().get()
+    before = concepts().values().get()
     register(as_kee, make_manifest())
     register(as_kee, make_manifest("other"))
 
     assert (remembering.remember(), remembering.remember()) == (2, 0)
 
-    assert Concept.objects.filter(pk=before["id"]).values().get() == before
-    assert [one.name for one in Concept.objects.filter(type="worker")] == ["other"]
+    assert concepts().filter(pk=before["id"]).values().get() == before
+    assert [one.name for one in concepts().filter(domain="worker")] == ["other"]
 
 
 def test_lost_registry_comes_back_with_its_tools_and_trust(as_kee: Caller) -> None:

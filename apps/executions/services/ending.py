@@ -95,10 +95,9 @@ def _promoted(work: UnitOfWork, step: ExecutionStep, asked: Mapping[str, Any]) -
         evidence=[f"plan:{work.execution.plan_id}", f"exec:{work.execution.ref}", f"step:{step.step_id}"],
         now=work.now,
     )
-    known = promotion.observation
     return {
-        "promote": known is None and promotion.verdict != memory.Verdict.KNOWN_ALREADY,
+        "promote": promotion.ref is None and promotion.verdict != memory.Verdict.KNOWN_ALREADY,
         "verdict": promotion.verdict,
         "reason": promotion.reason,
-        "promoted_as": None if known is None else known.ref,
+        "promoted_as": promotion.ref,
     }

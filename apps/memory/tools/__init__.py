@@ -1,31 +1,5 @@
 """Operations on memory."""
 
-from apps.memory.tools import (
-    concepts,
-    envelopes,
-    forgetting,
-    items,
-    observations,
-    patterns,
-    promotions,
-    reading,
-    recalling,
-    sessions,
-    starting,
-    subjects,
-)
+from apps.memory.tools import memories, sessions, subjects
 
-__all__ = [
-    "concepts",
-    "envelopes",
-    "forgetting",
-    "items",
-    "observations",
-    "patterns",
-    "promotions",
-    "reading",
-    "recalling",
-    "sessions",
-    "starting",
-    "subjects",
-]
+__all__ = ["memories", "sessions", "subjects"]

@@ -1,16 +1,41 @@
-"""The conversation that an agent is in."""
+"""Operations on an agent's own sessions: where one begins, and what it was about."""
 
-from datetime import datetime
 from typing import Annotated
 
 from django.utils import timezone
 from pydantic import Field, StringConstraints
 
 from apps.core.operations import Route, operation
-from apps.core.schemas import Input, Output, Text
-from apps.memory import selectors, services
-from apps.memory.tools.shapes import Domain, Label, SubjectId
+from apps.core.schemas import Input, Name, Text
+from apps.memory import services
+from apps.memory.shapes import Conversation, Domain, Label, Start, SubjectId
+from apps.principals.selectors import caller_or_named
 from apps.principals.tenancy import Caller
+
+
+class Bootstrap(Input):
+    ai_name: Name | None = None
+    """Your own name; left out, the token says it."""
+    ai_platform: Annotated[Text, StringConstraints(max_length=50)] | None = None
+    """Where you run."""
+
+
+@operation(
+    title="Start a session",
+    scope="memory",
+    routes=[Route("GET", "/api/v1/memory/bootstrap"), Route("POST", "/api/v1/memory/bootstrap")],
+    idempotent=True,
+)
+def memory_bootstrap(caller: Caller, given: Bootstrap) -> Start:
+    """Begin here: your recent sessions, your inbox's ten newest entries, and what you owe and await.
+
+    Shown entries count as delivered, not as acked. Hand the `token` of an item to `ack_through` once you have dealt
+    with the items shown; ack nothing that you have not dealt with. `inbox_more_waiting` receipts are not shown.
+    """
+    principal_id = caller_or_named(caller, given.ai_name)
+    return services.bootstrap(
+        principal_id=principal_id, tenant_id=caller.tenant_id, ai_name=caller.name, now=timezone.now()
+    )
 
 
 class RecordSession(Input):
@@ -26,16 +51,6 @@ class RecordSession(Input):
     tone: Annotated[Text, StringConstraints(max_length=100)] | None = None
 
 
-class Conversation(Output):
-    conversation_id: str
-    platform: str
-    title: str
-    summary: str
-    topics: list[str]
-    tone: str
-    updated_at: datetime
-
-
 @operation(
     title="Record a session",
     scope="memory",
@@ -44,7 +59,7 @@ class Conversation(Output):
 )
 def record_session(caller: Caller, given: RecordSession) -> Conversation:
     """Note the conversation you are in, so that your next bootstrap shows what it was about."""
-    session = services.record_session(
+    return services.record_session(
         principal=caller,
         conversation_id=given.conversation_id,
         subject_id=given.subject_id,
@@ -54,13 +69,4 @@ def record_session(caller: Caller, given: RecordSession) -> Conversation:
         topics=given.topics,
         tone=given.tone,
         now=timezone.now(),
-    )
-    return Conversation(
-        conversation_id=session.conversation_id,
-        platform=session.platform,
-        title=session.title,
-        summary=session.summary,
-        topics=session.topics,
-        tone=session.tone,
-        updated_at=selectors.dates_of(session.subject)(session.last_active_at),
     )

@@ -16,7 +16,7 @@ from apps.core.errors import Conflict, DomainError, Invalid
 from apps.core.sql import database_now
 from apps.memory import selectors as memories
 from apps.memory import services as memory
-from apps.memory.models import Concept
+from apps.memory.models import Memory
 from apps.principals.models import Principal
 from apps.principals.selectors import principal_named
 from apps.principals.services import DELEGATE
@@ -69,7 +69,7 @@ def _store(worker: Worker, manager: str, now: datetime) -> None:
     name, author = worker.worker_id, on_behalf_of(worker.principal)
     known = memories.concept_named(name)
     if known is not None and (
-        known.key != name.casefold() or known.type not in {"", CONCEPT} or _worker_id(known) not in {None, name}
+        known.key != name.casefold() or known.domain not in {"", CONCEPT} or _worker_id(known) not in {None, name}
     ):
         raise Conflict(f"{name!r} is another concept or another worker's.")
     left = worker.unregistered_at
@@ -119,7 +119,7 @@ def _relate(author: Caller, source: str, rel_type: str, target: str, now: dateti
     )
 
 
-def _worker_id(concept: Concept) -> str | None:
+def _worker_id(concept: Memory) -> str | None:
     """The worker that a concept describes, if its manifest has the concept's name."""
     manifest = concept.metadata.get("manifest")
     worker_id = manifest.get("worker_id") if isinstance(manifest, Mapping) else None
@@ -133,7 +133,7 @@ def restore(*, tenant_id: int) -> list[Restored]:
     unregistered, or whose principal is disabled, comes back unregistered, so that its signatures stay void.
     """
     with acting_in(tenant_id, _WHY):
-        quarantined = memories.concepts_told_of(QUARANTINES)
+        quarantined = memories.targets_of(QUARANTINES)
         remembered = memories.concepts_of_type(CONCEPT)
     restored = []
     for concept in remembered:
@@ -144,7 +144,7 @@ def restore(*, tenant_id: int) -> list[Restored]:
     return restored
 
 
-def _restore(tenant_id: int, worker_id: str | None, concept: Concept, *, is_quarantined: bool) -> Restored:
+def _restore(tenant_id: int, worker_id: str | None, concept: Memory, *, is_quarantined: bool) -> Restored:
     about, owner = concept.metadata, concept.metadata.get("registered_by")
     if worker_id is None:
         return Restored(concept.name, None, "memory holds no manifest of it")

@@ -1,0 +1,305 @@
+"""The statements of memory that are too hot for the ORM, or beyond it, outside of the search index."""
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from django.db import connection
+
+from apps.core.sql import hot_cursor
+from apps.memory.envelopes import Constraints, Conversation, Known, Remembered, Windows
+from apps.memory.states import ItemType
+
+# The newest of each type that an envelope holds.
+_MOST: Final = 100
+_DEFAULT: Final = Windows()
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+# A subject that is not shared with the viewer gives no row, and costs as little as one that does not exist.
+def _shared_with(viewer: str) -> str:
+    """That a subject `s` of a tenant with the policy `p` is shared with the principal whose name this expression is."""
+    return f"(coalesce(s.share_with, p.share_with) is null or {viewer} = any(coalesce(s.share_with, p.share_with)))"
+
+
+_SHARED: Final = _shared_with("%(viewer)s")
+
+# By memory_subject_key_once and memory_memorypolicy_once. Hours, because a calendar day may have 23.
+READABLE: Final = f"""
+select s.id, s.memory_enabled, s.anonymize_dates,
+       gatehouse_now() - make_interval(hours => 24 * s.delete_after_days)
+from memory_subject s left join memory_memorypolicy p on p.tenant_id = s.tenant_id
+where s.tenant_id = %(tenant)s and s.key = %(subject)s and {_SHARED}
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readable:
+    """A subject that is shared with a viewer, and what of it may be shown."""
+
+    pk: int
+    memory_enabled: bool
+    anonymize_dates: bool
+    since: datetime | None
+    """What was said at this moment or before is not shown; None: everything is."""
+
+
+def readable(*, tenant_id: int, subject_id: str, viewer: str) -> Readable | None:
+    """A subject by its id; None if there is none, or it is not shared with the viewer."""
+    with hot_cursor() as cursor:
+        cursor.execute(READABLE, {"tenant": tenant_id, "subject": subject_id, "viewer": viewer})
+        row: tuple[int, bool, bool, datetime | None] | None = cursor.fetchone()
+    if row is None:
+        return None
+    return Readable(pk=row[0], memory_enabled=row[1], anonymize_dates=row[2], since=row[3])
+
+
+def _micros(moment: str) -> str:
+    return f"(extract(epoch from {moment}) * 1000000)::bigint"
+
+
+_COUNTED: Final = "id, text, confidence, source, occurred_at, recorded_at, valid_from, valid_to"
+
+
+# The items of a type that are current, if they have not ended.
+_COUNTING: Final = f"""
+        select {_COUNTED}
+        from memory_memory
+        where tenant_id = s.tenant_id and subject_id = s.id and kind = 'item' and domain = w.type and superseded_at is null
+          and occurred_at > %(now)s::timestamptz - make_interval(hours => 24 * (w.days + 1))
+          and valid_from <= greatest(recorded_at, %(now)s)"""
+
+
+# By the same indexes, then memory_memory_current and memory_memory_ending once for each type, and memory_session_of_subject.
+# Those with an end are read unordered: in order, those that have ended would be read too.
+ENVELOPE: Final = f"""
+select s.id, s.key, s.rev, s.display_name, s.learning_level, s.domains, s.preferences::text,
+       s.memory_enabled, s.learn_patterns, coalesce(s.share_with, p.share_with), s.anonymize_dates, s.delete_after_days,
+       coalesce(p.fact_days, {_DEFAULT.fact_days}), coalesce(p.pattern_days, {_DEFAULT.pattern_days}),
+       coalesce(p.narrative_days, {_DEFAULT.narrative_days}), items.found::text, talk.found::text
+from memory_subject s
+left join memory_memorypolicy p on p.tenant_id = s.tenant_id
+left join lateral (
+    select jsonb_agg(jsonb_build_array(i.id, w.type, i.text, i.confidence, i.source, {_micros("i.occurred_at")},
+                                       {_micros("i.recorded_at")}, {_micros("i.valid_from")}, {_micros("i.valid_to")}))
+           as found
+    from (values ('USER_FACT', coalesce(p.fact_days, {_DEFAULT.fact_days})),
+                 ('USER_PATTERN', coalesce(p.pattern_days, {_DEFAULT.pattern_days})),
+                 ('SHARED_NARRATIVE', coalesce(p.narrative_days, {_DEFAULT.narrative_days}))) w(type, days)
+    cross join lateral (
+        select {_COUNTED}
+        from (({_COUNTING} and valid_to is null
+        order by occurred_at desc, id desc
+        limit {_MOST}
+        ) union all ({_COUNTING} and valid_to > %(now)s
+        offset 0
+        )) counting
+        order by occurred_at desc, id desc
+        limit {_MOST}
+    ) i
+) items on s.memory_enabled
+left join lateral (
+    select jsonb_build_array(conversation_id, {_micros("last_active_at")}, summary, topics, tone) as found
+    from memory_session
+    where subject_id = s.id
+      and (s.delete_after_days is null
+           or last_active_at > %(now)s::timestamptz - make_interval(hours => 24 * s.delete_after_days))
+    order by last_active_at desc, id desc
+    limit 1
+) talk on s.memory_enabled
+where s.tenant_id = %(tenant)s and s.key = %(subject)s and {_SHARED}
+"""
+
+
+def known(*, tenant_id: int, subject_id: str, viewer: str, now: datetime) -> Known | None:
+    """What is known of a subject; None if there is none, or it is not shared with the viewer."""
+    given: dict[str, Any] = {"tenant": tenant_id, "subject": subject_id, "viewer": viewer, "now": now}
+    with hot_cursor() as cursor:
+        cursor.execute(ENVELOPE, given)
+        row = cursor.fetchone()
+    if row is None:
+        return None
+    pk, key, rev, display_name, learning_level, domains, preferences, *rules = row[:-5]
+    memory_enabled, learn_patterns, share_with, anonymize_dates, delete_after_days = rules
+    *days, items, talk = row[-5:]
+    return Known(
+        subject_pk=pk,
+        subject_id=key,
+        rev=rev,
+        display_name=display_name,
+        learning_level=learning_level,
+        domains=domains,
+        preferences=json.loads(preferences),
+        constraints=Constraints(
+            memory_enabled=memory_enabled,
+            learn_patterns=learn_patterns,
+            share_with=share_with,
+            anonymize_dates=anonymize_dates,
+            delete_after_days=delete_after_days,
+        ),
+        windows=Windows(fact_days=days[0], pattern_days=days[1], narrative_days=days[2]),
+        items=_items(json.loads(items or "[]")),
+        conversation=_conversation(json.loads(talk)) if talk else None,
+    )
+
+
+_TYPES: Final = {type_.value: type_ for type_ in ItemType}
+
+
+class _Moments(dict[int, datetime]):
+    """Moments by their microseconds. Most of an item's are equal."""
+
+    def __missing__(self, micros: int) -> datetime:
+        moment = self[micros] = _at(micros)
+        return moment
+
+
+def _items(rows: list[list[Any]]) -> list[Remembered]:
+    at = _Moments()
+    return [
+        Remembered(
+            id=pk,
+            type=_TYPES[type_],
+            text=text,
+            confidence=confidence,
+            source=source,
+            said_at=at[said_at],
+            recorded_at=at[recorded_at],
+            valid_from=at[valid_from],
+            valid_to=None if valid_to is None else at[valid_to],
+        )
+        for pk, type_, text, confidence, source, said_at, recorded_at, valid_from, valid_to in rows
+    ]
+
+
+def _conversation(row: list[Any]) -> Conversation:
+    conversation_id, last_active_at, summary, topics, tone = row
+    return Conversation(
+        conversation_id=conversation_id,
+        last_active_at=_at(last_active_at),
+        summary=summary,
+        topics=topics,
+        tone=tone,
+    )
+
+
+def _at(micros: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+# The subject is locked, so that it is not forgotten before this transaction ends.
+NOTE_LOAD: Final = """
+insert into memory_envelopeloaded (tenant_id, subject_id, viewer_id, rev, digest, loaded_at)
+select tenant_id, id, %(viewer)s, %(rev)s, %(digest)s, %(now)s from memory_subject where id = %(subject)s for key share
+"""
+
+
+def note_load(*, subject_pk: int, viewer_id: int, rev: int, digest: bytes, now: datetime) -> bool:
+    """Record that a principal is given an envelope; False if the subject has just been forgotten."""
+    given: dict[str, Any] = {"subject": subject_pk, "viewer": viewer_id, "rev": rev, "digest": digest, "now": now}
+    with hot_cursor() as cursor:
+        cursor.execute(NOTE_LOAD, given)
+        return bool(cursor.rowcount)
+
+
+# By memory_session_recent, each with its subject by its key.
+RECENT: Final = f"""
+select c.conversation_id, c.platform, c.title, c.summary, c.topics, c.tone, c.last_active_at,
+       coalesce(s.anonymize_dates, false)
+from principals_principal v
+left join memory_memorypolicy p on p.tenant_id = v.tenant_id
+join memory_session c on c.tenant_id = v.tenant_id and c.principal_id = v.id
+left join memory_subject s on s.id = c.subject_id
+where v.id = %(principal)s
+  and (c.subject_id is null
+       or (s.memory_enabled and {_shared_with("v.name")}
+           and c.last_active_at
+               > coalesce(%(now)s::timestamptz - make_interval(hours => 24 * s.delete_after_days), '-infinity')))
+order by c.last_active_at desc, c.id desc
+limit %(limit)s
+"""
+
+
+def recent(*, principal_id: int, now: datetime, limit: int) -> list[tuple[Any, ...]]:
+    """The latest sessions of a principal that it may read, and whether their dates are anonymized."""
+    with hot_cursor() as cursor:
+        cursor.execute(RECENT, {"principal": principal_id, "now": now, "limit": limit})
+        return list(cursor.fetchall())
+
+
+# By the key, memory_memory_saying and memory_memory_by_newer.
+_LINEAGE: Final = """
+with recursive lineage as (
+    select same.id
+    from memory_memory i cross join lateral (
+        select id from memory_memory where subject_id = i.subject_id and text_digest = i.text_digest offset 0
+    ) same
+    where i.id = %(item)s and i.subject_id = %(subject)s
+    union
+    select other.id
+    from lineage join memory_memory i on i.id = lineage.id cross join lateral (
+        select id from memory_memory where superseded_by_id = i.id
+        union all
+        select id from memory_memory where subject_id = i.subject_id and text_digest = i.text_digest offset 0
+    ) other
+)
+select id from lineage
+"""
+
+
+def lineage(*, subject_pk: int, item_pk: int) -> list[int]:
+    """An item of a subject, all items with the same text, and whatever these had superseded."""
+    with connection.cursor() as cursor:
+        cursor.execute(_LINEAGE, {"subject": subject_pk, "item": item_pk})
+        return [pk for (pk,) in cursor.fetchall()]
+
+
+_RESTING: Final = """
+select id from memory_memory
+where tenant_id = %(tenant)s and kind in ('observation', 'pattern') and session_id is null
+  and evidence <> '[]' and evidence <@ to_jsonb(%(refs)s::text[])
+"""
+_DROP_EVIDENCE: Final = """
+update {table} set evidence = coalesce((
+    select jsonb_agg(ref order by place) from jsonb_array_elements(evidence) with ordinality e(ref, place)
+    where not ref <@ to_jsonb(%(refs)s::text[])), '[]')
+where tenant_id = %(tenant)s and evidence ?| %(refs)s::text[]
+"""
+# An earlier reading may rest on these references alone where the pattern itself does not.
+_DROP_RESTING: Final = """
+delete from memory_revision
+where tenant_id = %(tenant)s and evidence <> '[]' and evidence <@ to_jsonb(%(refs)s::text[])
+"""
+
+
+def resting_on(tenant_id: int, refs: Collection[str]) -> list[int]:
+    """The observations outside of sessions, and the patterns, that cite these references and nothing else."""
+    with connection.cursor() as cursor:
+        cursor.execute(_RESTING, {"tenant": tenant_id, "refs": list(refs)})
+        return [pk for (pk,) in cursor.fetchall()]
+
+
+def drop_evidence(tenant_id: int, refs: Collection[str]) -> None:
+    """Remove these references from the evidence of all memories, and earlier readings that rest on nothing else."""
+    given: dict[str, Any] = {"tenant": tenant_id, "refs": list(refs)}
+    with connection.cursor() as cursor:
+        cursor.execute(_DROP_RESTING, given)
+        for table in ("memory_memory", "memory_revision"):
+            cursor.execute(_DROP_EVIDENCE.format(table=table), given)
+
+
+# Those before may read whole tables.
+_AWAIT: Final = """
+select set_config('lock_timeout', '1h', true),
+       pg_advisory_xact_lock(hashtextextended('memory.forgetting of ' || %(tenant)s, 0)),
+       set_config('lock_timeout', usual, true)
+from (select current_setting('lock_timeout') as usual offset 0) s
+"""
+
+
+def await_turn(tenant_id: int) -> None:
+    """Let one transaction at a time forget something of a tenant. Call it before anything is locked."""
+    with connection.cursor() as cursor:
+        cursor.execute(_AWAIT, {"tenant": tenant_id})
