@@ -14,7 +14,8 @@ _METAS: Final = [
 ]
 _ELSEWHERE: Final = "".join(
     f" when '{meta.label_lower}' then exists"
-    f" (select from {meta.db_table} where {meta.pk.column}::text = object_id and {tenant} <> %(tenant)s)"
+    f" (select from {meta.db_table} t where t.{meta.pk.column}::text = django_admin_log.object_id"
+    f" and t.{tenant} <> %(tenant)s)"
     for meta, tenant in _METAS
 )
 
