@@ -31,35 +31,10 @@ _IS_DUE: Final = """
         order by inbox_id, flush_due_at limit 1
     ) as is_due"""
 
-# Receipts as entries of their own: sequences, entries and states in one statement. Returns which inboxes have something due.
-POST_ITEMS: Final = f"""
-with item as materialized (
-    select * from jsonb_to_recordset(%(items)s::jsonb) as given(
-        inbox bigint, place int, receipt bigint, source_system text, delivery_handle text
-    )
-), inbox as (
-    update digests_inbox i set last_seq = i.last_seq + added.number, visible_unread = i.visible_unread + added.number
-    from (select inbox, count(*) as number from item group by inbox) added
-    where i.id = added.inbox returning i.id, i.last_seq - added.number as before, {_IS_DUE.format(inbox="i.id")}
-), entry as (
-    insert into digests_entry
-        (tenant_id, inbox_id, kind, sequence, source_system, receipt_ids, count, first_at, last_at,
-         delivery_handle, published_at)
-    select %(tenant)s::bigint, item.inbox, 'item', inbox.before + item.place, item.source_system,
-           array[item.receipt], 1, %(now)s::timestamptz, %(now)s::timestamptz, item.delivery_handle,
-           %(now)s::timestamptz
-    from item join inbox on inbox.id = item.inbox order by item.inbox, item.place
-    returning id, inbox_id, receipt_ids[1] as receipt
-), state as (
-    insert into digests_receiptstate (receipt_id, tenant_id, inbox_id, entry_id, pending)
-    select receipt, %(tenant)s::bigint, inbox_id, id, false from entry
-)
-select entry.receipt, entry.id, inbox.id, inbox.is_due from entry join inbox on inbox.id = entry.inbox_id
-"""
-
-# The same as parts of the statement that writes the facts: they read what it has stored. Inboxes are locked after the
-# dedupe keys, in the order of their ids; the update follows to the newest version of the row. If one of the inboxes does
-# not exist yet, none gets an entry here. Index: digests_inbox_once.
+# Receipts as entries of their own: sequences, entries and states, as parts of a statement that has `stored` the receipts.
+# In the statement that writes the facts, inboxes are locked after the dedupe keys, in the order of their ids; the update
+# follows to the newest version of the row. If one of the inboxes does not exist yet, none gets an entry here.
+# Index: digests_inbox_once.
 _PLACE: Final = """
 {inbox}, entry as (
     insert into digests_entry
@@ -104,6 +79,16 @@ recipient as materialized (
 )""",
     sequence="inbox.before + row_number() over (partition by inbox.id order by stored.id)",
 )
+
+# The same for receipts that were stored before, in inboxes that are locked. Returns which of these have something due.
+POST_ITEMS: Final = f"""
+with stored as materialized (
+    select *, 'inbox' as shown from jsonb_to_recordset(%(items)s::jsonb) as given(
+        id bigint, recipient bigint, source_system text, delivery_handle text
+    )
+), {PLACE_SEVERAL}
+select entry.receipt, entry.id, inbox.id, inbox.is_due from entry join inbox on inbox.id = entry.inbox_id
+"""
 
 # Some threads of each of these inboxes, the longest due first; as above. Index: digests_thread_pending.
 _DUE: Final = """

@@ -1,6 +1,6 @@
 """What the database itself refuses, and how many statements the hot paths cost."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -111,25 +111,6 @@ def test_the_hot_paths_cost_a_fixed_number_of_statements(as_kee: Caller) -> None
     post(as_kee)
     with statements(5):  # lock, entry, state, receipts, entries: nothing that it has not acked
         ack_through(as_kee, newest.entries[-1].token)
-
-
-def rows_visited(act: Callable[[], Any], table: str) -> int:
-    """How many rows of a table the statements of an act go through."""
-    with CaptureQueriesContext(connection) as captured:
-        act()
-    visited = 0
-    for one in captured.captured_queries:
-        with connection.cursor() as cursor:
-            cursor.execute("explain (analyze, format json) " + one["sql"])
-            visited += _visited(cursor.fetchone()[0][0]["Plan"], table)
-    return visited
-
-
-def _visited(node: dict[str, Any], table: str) -> int:
-    own = 0
-    if node.get("Relation Name") == table:
-        own = round((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"])
-    return own + sum(_visited(child, table) for child in node.get("Plans", []))
 
 
 @pytest.mark.django_db(transaction=True)

@@ -259,7 +259,7 @@ def _verdict(answer: Any) -> tuple[type, Any]:
 
 
 @settings(
-    max_examples=25,
+    max_examples=15,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # a failing batch is small as it is
 )

@@ -98,7 +98,7 @@ def set_policy(owner: Caller, source: str | None, to: Policy) -> None:
 
 
 @settings(
-    max_examples=40,
+    max_examples=20,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -188,26 +188,23 @@ def _place_items(
     tenant_id: int, items: Sequence[tuple[LockedInbox, _New]], now: datetime
 ) -> tuple[dict[int, int], list[LockedInbox]]:
     """The entry of each, by receipt; and the inboxes in which something is due."""
-    touched = Counter[LockedInbox]()
-    rows = []
-    for inbox, one in items:
-        touched[inbox] += 1
-        rows.append(
-            {
-                "inbox": inbox.id,
-                "place": touched[inbox],
-                "receipt": one.recorded.id,
-                "source_system": one.draft.source_system,
-                "delivery_handle": one.draft.delivery_handle,
-            }
-        )
+    rows = [
+        {
+            "id": one.recorded.id,
+            "recipient": one.draft.recipient_id,
+            "source_system": one.draft.source_system,
+            "delivery_handle": one.draft.delivery_handle,
+        }
+        for _, one in items
+    ]
     with hot_cursor() as cursor:
         cursor.execute(sql.POST_ITEMS, {"tenant": tenant_id, "items": json.dumps(rows), "now": now})
         placed = cursor.fetchall()
-    for inbox in touched:
+    touched = {inbox.id: inbox for inbox, _ in items}
+    for inbox in touched.values():
         inbox.notify()
     due = {inbox_id for _, _, inbox_id, is_due in placed if is_due}
-    return {receipt: entry_id for receipt, entry_id, *_ in placed}, [inbox for inbox in touched if inbox.id in due]
+    return {receipt: entry_id for receipt, entry_id, *_ in placed}, [touched[inbox_id] for inbox_id in sorted(due)]
 
 
 # Threads of one inbox that one post flushes: its poster waits for them.
