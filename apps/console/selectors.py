@@ -20,6 +20,7 @@ from apps.plans import selectors as plans
 from apps.receipts.models import Obligation
 from apps.tasks import selectors as tasks
 from apps.tasks.models import FinishedTask, LiveTask
+from apps.tasks.shapes import QueueFigures as FiguresOfQueue
 from apps.tasks.states import Status
 from apps.workers.models import Worker
 from apps.workers.states import State
@@ -182,11 +183,11 @@ _QUEUES_SHOWN: Final = 50
 
 
 def _queue_gauges() -> "list[Gauge]":
-    found = sorted(tasks.queue_figures(tenant_id=None), key=lambda one: one.pace.finished + one.health.queued)
+    found = sorted(tasks.queue_figures(tenant_id=None).values(), key=lambda one: one.finished_per_minute + one.queued)
     gauges: dict[tuple[str, str, str], Gauge] = {}
     for one in found[-_QUEUES_SHOWN:]:
         for gauge in _of_queue(one):
-            key = (gauge.name, one.health.queue, gauge.labels.get("quantile", ""))
+            key = (gauge.name, one.queue, gauge.labels.get("quantile", ""))
             known = gauges.get(key)
             value = gauge.value
             if known is not None:
@@ -200,23 +201,22 @@ _SUMMED: Final = {
 }
 
 
-def _of_queue(found: tasks.QueueFigures) -> "list[Gauge]":
+def _of_queue(found: FiguresOfQueue) -> "list[Gauge]":
     """One queue's figures; queues of one name in several tenants are summed, or the worst is told."""
-    health, pace = found.health, found.pace
     figures = [
-        ("ready", "Tasks of the queue that a worker may claim.", health.queued),
-        ("waiting", "Tasks of the queue that wait for a moment or a task.", health.scheduled),
-        ("leased", "Tasks of the queue that a worker holds.", health.leased),
-        ("oldest_ready_seconds", "Age of the oldest ready task of the queue.", health.oldest_wait_seconds),
-        ("finished_per_minute", "Tasks of the queue that ended, over five minutes.", pace.finished_per_minute),
-        ("failure_ratio", "Share of failures among them.", pace.failure_rate),
-        ("expiries", "Leases that expired of tasks that ended in five minutes.", pace.expiries),
+        ("ready", "Tasks of the queue that a worker may claim.", found.queued),
+        ("waiting", "Tasks of the queue that wait for a moment or a task.", found.scheduled),
+        ("leased", "Tasks of the queue that a worker holds.", found.leased),
+        ("oldest_ready_seconds", "Age of the oldest ready task of the queue.", found.oldest_wait_seconds),
+        ("finished_per_minute", "Tasks of the queue that ended, over five minutes.", found.finished_per_minute),
+        ("failure_ratio", "Share of failures among them.", found.failure_rate),
+        ("expiries", "Leases that expired of tasks that ended in five minutes.", found.expiries),
         ("dead_letters", "Of the newest dead letters, those of the queue.", found.dead_letters),
     ]
-    quantiles = {"0.5": pace.latency_p50, "0.95": pace.latency_p95, "0.99": pace.latency_p99}
+    quantiles = {"0.5": found.latency_p50_seconds, "0.95": found.latency_p95_seconds, "0.99": found.latency_p99_seconds}
     return [
         *(
-            Gauge(name=f"gatehouse_queue_{name}", says=says, value=value, labels={"queue": health.queue})
+            Gauge(name=f"gatehouse_queue_{name}", says=says, value=value, labels={"queue": found.queue})
             for name, says, value in figures
         ),
         *(
@@ -224,7 +224,7 @@ def _of_queue(found: tasks.QueueFigures) -> "list[Gauge]":
                 name="gatehouse_queue_latency_seconds",
                 says="From when a task might have begun to its end, over five minutes.",
                 value=seconds,
-                labels={"queue": health.queue, "quantile": quantile},
+                labels={"queue": found.queue, "quantile": quantile},
             )
             for quantile, seconds in quantiles.items()
             if seconds is not None

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Callable, Mapping
-from functools import cached_property, wraps
+from functools import cache, cached_property, wraps
 from typing import Any, Final
 
 from django import forms
 from django.contrib import messages
+from django.contrib.admin import display
 from django.core.checks import CheckMessage
 from django.core.paginator import Paginator
 from django.db import models, transaction
@@ -134,6 +135,18 @@ def link_to(related: models.Model | None) -> str:
     except NoReverseMatch:
         return str(related)
     return format_html('<a href="{}" class="text-primary-600">{}</a>', address, related)
+
+
+@cache
+def linked(name: str, title: str | None = None) -> Callable[[Any], str]:
+    """A column or field that links to a related thing: for `list_display`, `readonly_fields` and `fields`."""
+
+    @display(description=title or name.replace("_", " ").capitalize())
+    def link(row: Any) -> str:
+        return link_to(getattr(row, name))
+
+    link.__name__ = f"{name}_link"
+    return link
 
 
 class _AsWritten(json.JSONEncoder):

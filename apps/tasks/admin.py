@@ -5,29 +5,26 @@ from datetime import timedelta
 from typing import Any, Final
 
 from django.contrib import admin
+from django.db.models import Model, Q
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 
-from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, verb
+from apps.core.admin import ExactTextFilter, OperatorAdmin, link_to, linked, verb
 from apps.principals.models import Principal
 from apps.principals.services import ASYNCGATE
 from apps.principals.tenancy import Caller, acting_in, on_behalf_of
 from apps.receipts.models import Receipt
 from apps.tasks import selectors, services
-from apps.tasks.latencies import bound_of
 from apps.tasks.models import (
     Artifact,
     Budget,
     Dependency,
-    FairShare,
     FinishedTask,
     IdempotencyKey,
     LiveTask,
     Queue,
-    QueueMinute,
-    RateWindow,
     Run,
     Schedule,
     Spend,
@@ -39,6 +36,10 @@ from apps.tasks.pointers import ARTIFACT, artifact_digest
 
 _SHOWN_RUNS: Final = 50
 _WHY: Final = "console: operating tasks"
+_PARTIES: Final = [
+    linked("task_type", "Type"), linked("queue"), linked("requester", "Asked for by"),
+    linked("recipient", "Reported to"),
+]  # fmt: skip
 
 
 def _gate_of(tenant_id: int) -> Caller:
@@ -100,23 +101,20 @@ class QueueAdmin(OperatorAdmin):
 
     @admin.display(description="Figures")
     def figures(self, queue: Queue) -> str:
-        found = next(
-            one for one in selectors.queue_figures(tenant_id=queue.tenant_id) if one.health.queue_id == queue.pk
-        )
-        health, pace = found.health, found.pace
-        latencies = (pace.latency_p50, pace.latency_p95, pace.latency_p99)
+        found = selectors.queue_figures(tenant_id=queue.tenant_id)[queue.pk]
+        latencies = (found.latency_p50_seconds, found.latency_p95_seconds, found.latency_p99_seconds)
         return format_html_join(
             "",
             "<div>{}: <strong>{}</strong></div>",
             [
-                ("Ready", health.queued),
-                ("Oldest ready", f"{health.oldest_wait_seconds:.0f} s"),
-                ("Waiting", health.scheduled),
-                ("Leased", f"{health.leased}, {health.expired} overdue"),
-                ("Ended per minute", f"{pace.finished_per_minute:.1f}"),
-                ("Failed", f"{pace.failure_rate:.1%}"),
+                ("Ready", found.queued),
+                ("Oldest ready", f"{found.oldest_wait_seconds:.0f} s"),
+                ("Waiting", found.scheduled),
+                ("Leased", f"{found.leased}, {found.expired} overdue"),
+                ("Ended per minute", f"{found.finished_per_minute:.1f}"),
+                ("Failed", f"{found.failure_rate:.1%}"),
                 ("Latency p50 / p95 / p99", " / ".join("-" if one is None else f"{one:.3g} s" for one in latencies)),
-                ("Expired leases of what ended", pace.expiries),
+                ("Expired leases of what ended", found.expiries),
                 ("Dead letters", found.dead_letters),
             ],
         )
@@ -146,59 +144,11 @@ class QueueAdmin(OperatorAdmin):
         return _list_link("livetask", "open tasks", queue__id__exact=queue.pk)
 
 
-@admin.register(QueueMinute)
-class QueueMinuteAdmin(OperatorAdmin):
-    list_display = ["minute_at", "queue_link", "status", "tasks", "latency_seconds", "expiries"]
-    list_select_related = ["queue"]
-    list_filter = ["tenant", ("queue__name", ExactTextFilter), "status"]
-    ordering = ["-minute_at", "-id"]
-
-    @admin.display(description="Queue")
-    def queue_link(self, minute: QueueMinute) -> str:
-        return link_to(minute.queue)
-
-    @admin.display(description="Latency, at most")
-    def latency_seconds(self, minute: QueueMinute) -> str:
-        return f"{bound_of(minute.latency):.3g} s"
-
-
-@admin.register(FairShare)
-class FairShareAdmin(OperatorAdmin):
-    list_display = ["queue_link", "requester_link", "served"]
-    list_select_related = ["queue", "requester"]
-    list_filter = ["tenant", ("queue__name", ExactTextFilter)]
-    ordering = ["-id"]
-
-    @admin.display(description="Queue")
-    def queue_link(self, turn: FairShare) -> str:
-        return link_to(turn.queue)
-
-    @admin.display(description="Requester")
-    def requester_link(self, turn: FairShare) -> str:
-        return link_to(turn.requester)
-
-
-@admin.register(RateWindow)
-class RateWindowAdmin(OperatorAdmin):
-    list_display = ["granted_at", "queue_link", "type_link", "leases"]
-    list_select_related = ["queue", "task_type"]
-    list_filter = ["tenant", ("queue__name", ExactTextFilter), ("task_type__name", ExactTextFilter)]
-    ordering = ["-id"]
-
-    @admin.display(description="Queue")
-    def queue_link(self, count: RateWindow) -> str:
-        return link_to(count.queue)
-
-    @admin.display(description="Type")
-    def type_link(self, count: RateWindow) -> str:
-        return link_to(count.task_type)
-
-
 @admin.register(TaskType)
 class TaskTypeAdmin(OperatorAdmin):
     list_display = [
         "name",
-        "queue_link",
+        linked("queue"),
         "priority",
         "max_attempts",
         "max_expiries",
@@ -224,10 +174,6 @@ class TaskTypeAdmin(OperatorAdmin):
             services.resume_type(caller=_gate_of(task_type.tenant_id), name=task_type.name)
         return f"{task_type} is given out again."
 
-    @admin.display(description="Queue")
-    def queue_link(self, task_type: TaskType) -> str:
-        return link_to(task_type.queue)
-
     @admin.display(description="Tasks")
     def tasks_of_it(self, task_type: TaskType) -> str:
         return _list_link("task", "tasks", task_type__id__exact=task_type.pk)
@@ -235,21 +181,21 @@ class TaskTypeAdmin(OperatorAdmin):
 
 @admin.register(Schedule)
 class ScheduleAdmin(OperatorAdmin):
-    list_display = ["name", "owner_link", "type_link", "timetable", "next_at", "last_at", "last_refusal"]
+    list_display = [
+        "name",
+        linked("owner"),
+        linked("task_type", "Type"),
+        "timetable",
+        "next_at",
+        "last_at",
+        "last_refusal",
+    ]
     list_select_related = ["owner", "task_type"]
     list_filter = ["tenant", ("task_type__name", ExactTextFilter)]
     search_fields = ["name"]
     ordering = ["-id"]
     readonly_fields = ["last_task"]
     actions_detail = ["stop", "resume"]
-
-    @admin.display(description="Owner")
-    def owner_link(self, schedule: Schedule) -> str:
-        return link_to(schedule.owner)
-
-    @admin.display(description="Type")
-    def type_link(self, schedule: Schedule) -> str:
-        return link_to(schedule.task_type)
 
     @admin.display(description="Timetable")
     def timetable(self, schedule: Schedule) -> str:
@@ -272,7 +218,7 @@ class ScheduleAdmin(OperatorAdmin):
 
 @admin.register(Task)
 class TaskAdmin(OperatorAdmin):
-    list_display = ["__str__", "type_link", "queue_link", "requester_link", "recipient_link", "priority", "created_at"]
+    list_display = ["__str__", *_PARTIES, "priority", "created_at"]
     list_select_related = ["task_type", "queue", "requester", "recipient"]
     list_filter = ["tenant", ("queue__name", ExactTextFilter), ("task_type__name", ExactTextFilter)]
     search_fields = ["=id", "receipt_id__exact"]
@@ -283,10 +229,7 @@ class TaskAdmin(OperatorAdmin):
         "timeline",
         "budgets",
         "replays",
-        "type_link",
-        "queue_link",
-        "requester_link",
-        "recipient_link",
+        *_PARTIES,
         "priority",
         "params",
         "run_at",
@@ -301,10 +244,7 @@ class TaskAdmin(OperatorAdmin):
         "state",
         "timeline",
         "budgets",
-        "type_link",
-        "queue_link",
-        "requester_link",
-        "recipient_link",
+        *_PARTIES,
         "queued_receipt",
         "replays",
         "terminal_receipt",
@@ -360,22 +300,6 @@ class TaskAdmin(OperatorAdmin):
     def get_queryset(self, request: HttpRequest) -> Any:
         return super().get_queryset(request).select_related("task_type", "queue", "requester", "recipient")
 
-    @admin.display(description="Type")
-    def type_link(self, task: Task) -> str:
-        return link_to(task.task_type)
-
-    @admin.display(description="Queue")
-    def queue_link(self, task: Task) -> str:
-        return link_to(task.queue)
-
-    @admin.display(description="Asked for by")
-    def requester_link(self, task: Task) -> str:
-        return link_to(task.requester)
-
-    @admin.display(description="Reported to")
-    def recipient_link(self, task: Task) -> str:
-        return link_to(task.recipient)
-
     @admin.display(description="Status")
     def state(self, task: Task) -> str:
         found = selectors.status(str(task))
@@ -412,25 +336,38 @@ class TaskAdmin(OperatorAdmin):
 
     @admin.display(description="Rows")
     def rows(self, task: Task) -> str:
-        hot = LiveTask.objects.filter(task_id=task.pk).first()
-        record = FinishedTask.objects.filter(task_id=task.pk).first()
-        runs = Run.objects.filter(pk__gte=run_key(task.pk, 0), pk__lt=run_key(task.pk + 1, 0)).order_by("pk")[:50]
-        spend = _list_link("spend", "spend", task_id=task.pk)
-        return format_html_join(
-            " · ", "{}", ((link,) for link in [*map(link_to, filter(None, [hot, record, *runs])), spend])
-        )
+        """The rows of the task beside its own: links to those with a page, and the values of the others."""
+        of_task = Q(task_id=task.pk)
+        found: list[Model] = [*LiveTask.objects.filter(of_task), *FinishedTask.objects.filter(of_task)]
+        values: list[Model] = [
+            *IdempotencyKey.objects.filter(of_task)[:1],
+            *Dependency.objects.filter(of_task | Q(on_task_id=task.pk)).order_by("pk")[:_SHOWN_RUNS],
+            *Run.objects.filter(pk__gte=run_key(task.pk, 0), pk__lt=run_key(task.pk + 1, 0)).order_by("pk")[
+                :_SHOWN_RUNS
+            ],
+            *Spend.objects.filter(of_task).order_by("-pk")[:_SHOWN_RUNS],
+        ]
+        links = format_html_join(" · ", "{}", ((link_to(row),) for row in found))
+        return format_html("{}{}", links, format_html_join("", "<div>{}</div>", ((_values(row),) for row in values)))
+
+
+def _values(row: Model) -> str:
+    """A row without a page of its own, in one line."""
+    shown = {field.name: field.value_from_object(row) for field in row._meta.concrete_fields}  # noqa: SLF001  # public
+    told = ", ".join(f"{name}: {value}" for name, value in shown.items() if not isinstance(value, memoryview | bytes))
+    return f"{row._meta.verbose_name}: {told}"  # noqa: SLF001  # Django documents it as public
 
 
 @admin.register(LiveTask)
 class LiveTaskAdmin(_OfTask):
     list_display = [
         "task",
-        "type_link",
-        "queue_link",
+        linked("task_type", "Type"),
+        linked("queue"),
         "priority_rank",
         "ready_at",
         "due_at",
-        "holder_link",
+        linked("holder"),
         "lease_expires_at",
         "fence",
         "failures",
@@ -442,46 +379,6 @@ class LiveTaskAdmin(_OfTask):
     ordering = ["task_id"]
     readonly_fields = ["task"]
 
-    @admin.display(description="Type")
-    def type_link(self, hot: LiveTask) -> str:
-        return link_to(hot.task_type)
-
-    @admin.display(description="Queue")
-    def queue_link(self, hot: LiveTask) -> str:
-        return link_to(hot.queue)
-
-    @admin.display(description="Holder")
-    def holder_link(self, hot: LiveTask) -> str:
-        return link_to(hot.holder)
-
-
-@admin.register(Dependency)
-class DependencyAdmin(_OfTask):
-    list_display = ["task", "on_task", "if_it_fails", "tenant"]
-    list_filter = ["tenant", "if_it_fails"]
-    list_select_related = ["tenant"]
-    search_fields = ["=task_id", "=on_task_id"]
-    ordering = ["-id"]
-    readonly_fields = ["task", "on_task"]
-
-    @admin.display(description="Depends on")
-    def on_task(self, dependency: Dependency) -> str:
-        return task_link(dependency.on_task_id)
-
-
-@admin.register(Run)
-class RunAdmin(_OfTask):
-    list_display = ["__str__", "task", "holder_link", "started_at", "percent", "message", "ended_at", "outcome"]
-    list_select_related = ["holder"]
-    list_filter = ["tenant", "outcome"]
-    ordering = ["-id"]
-    exclude = ["request_digest"]
-    readonly_fields = ["task"]
-
-    @admin.display(description="Holder")
-    def holder_link(self, run: Run) -> str:
-        return link_to(run.holder)
-
 
 def _balance(budget: Budget) -> str:
     """What is used of what there is."""
@@ -492,11 +389,11 @@ def _balance(budget: Budget) -> str:
 
 @admin.register(Budget)
 class BudgetAdmin(_OfTask):
-    list_display = ["task", "balance", "parent", "when_spent", "spent_at", "open_tasks", "spend"]
+    list_display = ["task", "balance", "parent", "when_spent", "spent_at", "open_tasks"]
     list_filter = ["tenant", "when_spent", ("spent_at", admin.EmptyFieldListFilter)]
     search_fields = ["=task_id"]
     ordering = ["-task_id"]
-    readonly_fields = ["task", "balance", "parent", "open_tasks", "spend"]
+    readonly_fields = ["task", "balance", "parent", "open_tasks"]
 
     @admin.display(description="Spent")
     def balance(self, budget: Budget) -> str:
@@ -509,19 +406,6 @@ class BudgetAdmin(_OfTask):
     @admin.display(description="Open")
     def open_tasks(self, budget: Budget) -> str:
         return _list_link("livetask", "open tasks", budget_id=budget.pk)
-
-    @admin.display(description="Spend")
-    def spend(self, budget: Budget) -> str:
-        return _list_link("spend", "of its task", task_id=budget.pk)
-
-
-@admin.register(Spend)
-class SpendAdmin(_OfTask):
-    list_display = ["task", "fence", "tokens", "cost_usd", "spent_at"]
-    list_filter = ["tenant"]
-    search_fields = ["=task_id"]
-    ordering = ["-id"]
-    readonly_fields = ["task"]
 
 
 @admin.register(FinishedTask)
@@ -542,21 +426,6 @@ class FinishedTaskAdmin(_OfTask):
             return link_to(None)
         digest = artifact_digest(record.result_pointer)
         return link_to(Artifact.objects.filter(tenant_id=record.tenant_id, digest=digest).first())
-
-
-@admin.register(IdempotencyKey)
-class IdempotencyKeyAdmin(_OfTask):
-    list_display = ["key", "principal_link", "task", "created_at"]
-    list_select_related = ["principal"]
-    list_filter = ["tenant"]
-    search_fields = ["key__exact"]
-    exclude = ["request_digest"]
-    ordering = ["-id"]
-    readonly_fields = ["task"]
-
-    @admin.display(description="Principal")
-    def principal_link(self, key: IdempotencyKey) -> str:
-        return link_to(key.principal)
 
 
 @admin.register(Artifact)

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 from apps.principals.tenancy import Caller
 from apps.tasks import registry
 from apps.tasks.registry import Params, Policy
-from apps.tasks.shapes import Left
+from apps.tasks.shapes import BudgetLeft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +106,7 @@ class Context(Protocol):
         """Add to what this run has used; goes out with the next heartbeat, and before its end is told."""
 
     @property
-    def budget_left(self) -> Left | None:
+    def budget_left(self) -> BudgetLeft | None:
         """What the last heartbeat heard is left to spend; None where nothing bounds it, or before the first. A run that
         has nothing left is `cancelled`.
         """

@@ -198,6 +198,7 @@ class LiveTask(TenantModel):
 
     class Meta:
         db_table = "task_live"
+        verbose_name = "open task"
         constraints = [
             models.CheckConstraint(
                 condition=Q(holder=None, lease_expires_at=None)
@@ -462,6 +463,7 @@ class FinishedTask(TenantModel):
 
     class Meta:
         db_table = "task_history"
+        verbose_name = "finished task"
         constraints = [
             models.CheckConstraint(
                 condition=Q(status__in=[str(status) for status in sorted(TERMINAL)]),

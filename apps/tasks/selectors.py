@@ -50,6 +50,18 @@ from apps.tasks.models import (
     run_key,
 )
 from apps.tasks.pointers import ARTIFACT, INLINE, artifact_digest, file_path, inline_bytes, scheme_of
+from apps.tasks.shapes import (
+    POLL_SECONDS,
+    BudgetOutput,
+    DeadLetter,
+    Progress,
+    QueueFigures,
+    QueueHealth,
+    Spent,
+    TaskResult,
+    TaskStatus,
+    TimelineEvent,
+)
 from apps.tasks.states import FENCE_BITS, Outcome, Status, open_status
 
 # What is worth carrying in an answer; larger artifacts are fetched by their own route.
@@ -87,111 +99,12 @@ def types_named(*, tenant_id: int, names: Collection[str]) -> dict[str, TaskType
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskStatus:
-    """How far a task is."""
-
-    task_id: str
-    task_type: str
-    status: Status
-    complete: bool
-    queue: str
-    priority: int
-    requester: str
-    recipient: str
-    run_id: int
-    failures: int
-    expiries: int
-    waits_for: list[int]
-    percent: float | None
-    message: str
-    created_at: datetime
-    next_run_at: datetime | None
-    lease_expires_at: datetime | None
-    finished_at: datetime | None
-    reason: str | None
-    error: dict[str, Any] | None
-    result_pointer: str | None
-    receipt_id: str
-    terminal_receipt_id: str | None
-    tokens: int
-    cost_usd: float
-    budgets: list[Budget]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskResult:
-    """How a task ended, and where its result is. `content` is there for inline results."""
-
-    task_id: str
-    status: Status
-    result_channel: str | None
-    result_pointer: str | None
-    content: Any
-    checksum: str | None
-    size: int | None
-    media_type: str | None
-    summary: str
-    error: dict[str, Any] | None
-    finished_at: datetime
-    fetched_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """One point of a task's timeline."""
-
-    at: datetime
-    event: str
-    run_id: int | None = None
-    holder: str | None = None
-    detail: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
     """A part of a task's timeline: some of its runs, with its beginning and its end where they belong to them."""
 
-    events: list[Event]
+    events: list[TimelineEvent]
     following: int | None
     """The run after which the next part begins; None: this is the last."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueHealth:
-    """Is work flowing?"""
-
-    queue_id: int
-    queue: str
-    paused: bool
-    queued: int
-    scheduled: int
-    leased: int
-    expired: int
-    oldest_wait_seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueuePace:
-    """How a queue has fared since `PACE_WINDOW` ago. Latency is from when a task might have begun to its end."""
-
-    finished: int
-    finished_per_minute: float
-    failure_rate: float
-    """The share of what succeeded or failed; what was canceled is no failure."""
-    latency_p50: float | None
-    latency_p95: float | None
-    latency_p99: float | None
-    expiries: int
-    """Leases that expired of the tasks that ended."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueFigures:
-    """All that is told of a queue. Of dead letters the newest `DEAD_LETTERS_COUNTED` count."""
-
-    health: QueueHealth
-    pace: QueuePace
-    dead_letters: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,21 +137,27 @@ def status(task_ref: str) -> TaskStatus:
     runs = list(_runs(task.pk))
     run = runs[-1] if runs else None
     spent = _spent(task.pk, runs).values()
+    dependencies = (
+        Dependency.objects.filter(task_id=task.pk).order_by("on_task_id").values_list("on_task_id", flat=True)
+    )
     return TaskStatus(
         task_id=str(task),
         task_type=task.task_type.name,
         queue=task.queue.name,
         priority=task.priority,
-        requester=task.requester.name,
-        recipient=task.recipient.name,
-        waits_for=_waits_for(task.pk) if hot and hot.open_dependencies else [],
-        percent=run.percent if run else None,
-        message=run.message if run else "",
+        requested_by=task.requester.name,
+        recipient_ai=task.recipient.name,
+        waits_for=[format_ref("task", pk) for pk in dependencies] if hot and hot.open_dependencies else [],
+        progress=Progress(percent=run.percent, message=run.message)
+        if run is not None and (run.percent is not None or run.message)
+        else None,
         created_at=task.created_at,
         receipt_id=task.receipt_id,
-        tokens=sum(one["tokens"] for one in spent),
-        cost_usd=sum(one["cost_usd"] for one in spent),
-        budgets=budgets(task),
+        spent=Spent(
+            tokens=sum(one["tokens"] for one in spent), cost_usd=sum((one["cost_usd"] for one in spent), start=0.0)
+        ),
+        budgets=[_budget(budget) for budget in budgets(task)],
+        poll_suggestion_seconds=POLL_SECONDS if hot else None,
         **(_open(hot, run) if hot else _ended(FinishedTask.objects.get(task_id=task.pk), runs)),
     )
 
@@ -253,20 +172,8 @@ def result(task_ref: str) -> TaskResult:
     record = FinishedTask.objects.filter(task_id=task_id).first()
     if record is None:
         raise NotFinished(f"{_task(task_ref)} is not finished.")
-    return TaskResult(
-        task_id=task_ref,
-        status=Status(record.status),
-        result_channel=record.result_channel,
-        result_pointer=record.result_pointer,
-        content=record.content,
-        checksum=record.checksum,
-        size=record.size,
-        media_type=record.media_type,
-        summary=record.summary,
-        error=record.error,
-        finished_at=record.finished_at,
-        fetched_at=record.fetched_at,
-    )
+    shown = {name: getattr(record, name) for name in TaskResult.model_fields if name not in {"task_id", "complete"}}
+    return TaskResult(task_id=task_ref, **shown)
 
 
 def timeline(task_ref: str, *, after: int = 0, limit: int = 20) -> Story:
@@ -286,16 +193,19 @@ def timeline(task_ref: str, *, after: int = 0, limit: int = 20) -> Story:
     return Story(events=events if more else [*events, *_ending(task)], following=shown[-1].fence if more else None)
 
 
-def queue_health(*, tenant_id: int | None) -> list[QueueHealth]:
-    """Every queue of the tenant, by name; of all tenants that the transaction may see, if none is named."""
+_HEALTH: Final = ("queue_id", *QueueHealth.model_fields)
+
+
+def queue_health(*, tenant_id: int | None) -> dict[int, QueueHealth]:
+    """Every queue of the tenant, by name; of all tenants that the transaction may see, if none is named. By their keys."""
     with connection.cursor() as cursor:
         cursor.execute(sql.QUEUE_HEALTH, {"tenant": tenant_id})
-        rows = cursor.fetchall()
-    return [QueueHealth(**dict(zip(QueueHealth.__dataclass_fields__, row, strict=True))) for row in rows]
+        rows = [dict(zip(_HEALTH, row, strict=True)) for row in cursor.fetchall()]
+    return {row.pop("queue_id"): QueueHealth(**row) for row in rows}
 
 
-def queue_figures(*, tenant_id: int | None) -> list[QueueFigures]:
-    """Health, pace and dead letters of every queue of the tenant, by name; of all tenants, if none is named."""
+def queue_figures(*, tenant_id: int | None) -> dict[int, QueueFigures]:
+    """Health, pace and dead letters of every queue of the tenant, as :func:`queue_health`."""
     healths = queue_health(tenant_id=tenant_id)
     given: dict[str, Any] = {"tenant": tenant_id, "window": PACE_WINDOW, "limit": DEAD_LETTERS_COUNTED}
     with connection.cursor() as cursor:
@@ -306,18 +216,14 @@ def queue_figures(*, tenant_id: int | None) -> list[QueueFigures]:
         cursor.execute(sql.DEAD_LETTERS, given)
         dead = dict(cursor.fetchall())
     now = database_now()
-    span = PACE_WINDOW + (now - now.replace(second=0, microsecond=0))
-    return [
-        QueueFigures(
-            health=health,
-            pace=_pace(ended.get(health.queue_id, []), span / timedelta(minutes=1)),
-            dead_letters=dead.get(health.queue_id, 0),
-        )
-        for health in healths
-    ]
+    spanned = (PACE_WINDOW + (now - now.replace(second=0, microsecond=0))) / timedelta(minutes=1)
+    return {
+        pk: QueueFigures(**health.model_dump(), **_pace(ended.get(pk, []), spanned), dead_letters=dead.get(pk, 0))
+        for pk, health in healths.items()
+    }
 
 
-def _pace(ended: list[tuple[str, int, int, int]], minutes_spanned: float) -> QueuePace:
+def _pace(ended: list[tuple[str, int, int, int]], minutes_spanned: float) -> dict[str, Any]:
     by_status: Counter[str] = Counter()
     by_class: Counter[int] = Counter()
     for status, latency, tasks, _ in ended:
@@ -325,15 +231,14 @@ def _pace(ended: list[tuple[str, int, int, int]], minutes_spanned: float) -> Que
         by_class[latency] += tasks
     decided = by_status[Status.SUCCEEDED] + by_status[Status.FAILED]
     p50, p95, p99 = quantiles(by_class, (0.5, 0.95, 0.99))
-    return QueuePace(
-        finished=by_status.total(),
-        finished_per_minute=by_status.total() / minutes_spanned,
-        failure_rate=by_status[Status.FAILED] / decided if decided else 0.0,
-        latency_p50=p50,
-        latency_p95=p95,
-        latency_p99=p99,
-        expiries=sum(expiries for *_, expiries in ended),
-    )
+    return {
+        "finished_per_minute": by_status.total() / minutes_spanned,
+        "failure_rate": by_status[Status.FAILED] / decided if decided else 0.0,
+        "latency_p50_seconds": p50,
+        "latency_p95_seconds": p95,
+        "latency_p99_seconds": p99,
+        "expiries": sum(expiries for *_, expiries in ended),
+    }
 
 
 def minutes(*, queue_id: int, since: datetime) -> list[tuple[datetime, int, int]]:
@@ -347,23 +252,6 @@ def minutes(*, queue_id: int, since: datetime) -> list[tuple[datetime, int, int]
 def task_types(*, tenant_id: int) -> list[TaskType]:
     """Every type of the tenant with its queue, by name."""
     return list(TaskType.objects.filter(tenant_id=tenant_id).select_related("queue").order_by("name"))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetter:
-    """A task that failed for good."""
-
-    task_id: int
-    task_type: str
-    queue: str
-    reason: str
-    error: dict[str, Any] | None
-    summary: str
-    runs: int
-    created_at: datetime
-    failed_at: datetime
-    receipt_id: str
-    replayed_as: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -405,7 +293,7 @@ def _replays(task_ids: list[int]) -> dict[int, int]:
 
 def _dead_letter(task: Task, record: FinishedTask, replayed_as: int | None) -> DeadLetter:
     return DeadLetter(
-        task_id=task.pk,
+        task_id=str(task),
         task_type=task.task_type.name,
         queue=task.queue.name,
         reason=record.reason or "",
@@ -415,7 +303,7 @@ def _dead_letter(task: Task, record: FinishedTask, replayed_as: int | None) -> D
         created_at=task.created_at,
         failed_at=record.finished_at,
         receipt_id=record.receipt_id,
-        replayed_as=replayed_as,
+        replayed_as=None if replayed_as is None else format_ref("task", replayed_as),
     )
 
 
@@ -597,8 +485,15 @@ def _task(task_ref: str) -> Task:
     return task
 
 
-def _waits_for(task_id: int) -> list[int]:
-    return list(Dependency.objects.filter(task_id=task_id).order_by("on_task_id").values_list("on_task_id", flat=True))
+def _budget(budget: Budget) -> BudgetOutput:
+    return BudgetOutput(
+        task_id=format_ref("task", budget.task_id),
+        tokens=budget.max_tokens,
+        cost_usd=None if budget.max_cost_usd is None else float(budget.max_cost_usd),
+        when_spent=budget.when_spent,
+        spent=Spent(tokens=budget.spent_tokens, cost_usd=float(budget.spent_cost_usd)),
+        spent_at=budget.spent_at,
+    )
 
 
 def _runs(task_id: int) -> Any:
@@ -655,8 +550,8 @@ def budgets(task: Task) -> list[Budget]:
     return found
 
 
-def _queued(task: Task) -> Event:
-    return Event(
+def _queued(task: Task) -> TimelineEvent:
+    return TimelineEvent(
         at=task.created_at,
         event="queued",
         detail={
@@ -680,11 +575,11 @@ def _spent(task_id: int, runs: list[Run]) -> dict[int, dict[str, Any]]:
     }
 
 
-def _of_run(run: Run, held: LiveTask | None, spent: dict[str, Any] | None) -> Iterator[Event]:
+def _of_run(run: Run, held: LiveTask | None, spent: dict[str, Any] | None) -> Iterator[TimelineEvent]:
     """What a run has left: heartbeats leave the time of the last one, while the lease lasts."""
-    yield Event(at=run.started_at, event="leased", run_id=run.fence, holder=run.holder.name)
+    yield TimelineEvent(at=run.started_at, event="leased", run_id=run.fence, holder=run.holder.name)
     if run.progressed_at is not None:
-        yield Event(
+        yield TimelineEvent(
             at=run.progressed_at,
             event="progress",
             run_id=run.fence,
@@ -692,13 +587,13 @@ def _of_run(run: Run, held: LiveTask | None, spent: dict[str, Any] | None) -> It
         )
     if spent is not None:
         at = spent.pop("at")
-        yield Event(at=at, event="spent", run_id=run.fence, detail=spent)
+        yield TimelineEvent(at=at, event="spent", run_id=run.fence, detail=spent)
     if held is not None and held.lease_expires_at is not None:
         renewed_at = held.lease_expires_at - timedelta(seconds=held.lease_seconds)
         if renewed_at > run.started_at:
-            yield Event(at=renewed_at, event="heartbeat", run_id=run.fence, holder=run.holder.name)
+            yield TimelineEvent(at=renewed_at, event="heartbeat", run_id=run.fence, holder=run.holder.name)
     if run.ended_at is not None:
-        yield Event(
+        yield TimelineEvent(
             at=run.ended_at,
             event=f"run_{run.outcome}",
             run_id=run.fence,
@@ -706,18 +601,18 @@ def _of_run(run: Run, held: LiveTask | None, spent: dict[str, Any] | None) -> It
         )
 
 
-def _ending(task: Task) -> Iterator[Event]:
+def _ending(task: Task) -> Iterator[TimelineEvent]:
     record = FinishedTask.objects.filter(task_id=task.pk).first()
     if record is None:
         return
-    yield Event(
+    yield TimelineEvent(
         at=record.finished_at,
         event=record.status,
         run_id=record.fence or None,
         detail={"receipt_id": record.receipt_id, "result_pointer": record.result_pointer, "reason": record.reason},
     )
     if record.fetched_at is not None:
-        yield Event(at=record.fetched_at, event="fetched")
+        yield TimelineEvent(at=record.fetched_at, event="fetched")
 
 
 def ids_ahead() -> int:

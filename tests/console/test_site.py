@@ -17,6 +17,7 @@ from apps.memory import services as memory
 from apps.memory.models import Forgotten, Memory, Subject
 from apps.principals.models import Membership, Operator, Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.tasks.models import Dependency, FairShare, IdempotencyKey, QueueMinute, RateWindow, Run, Spend
 from apps.workers.models import Allowance, Call, Offer, Registry, SourceEntry, WorkerEvent
 from tests.factories import T0, make_caller, make_tenant
 from tests.memory import subjects
@@ -38,8 +39,11 @@ def observed(author: Caller, text: str) -> Memory:
 
 # Rows that are a keyed digest and a moment, from which nobody learns anything.
 UNREADABLE = {Forgotten}
-# Counters, and rows that stand on the page of their worker or source.
-WITHOUT_A_PAGE = {Allowance, Call, Offer, Registry, SourceEntry, WorkerEvent}
+# Counters, and rows that stand on the page of their worker, source, task or queue.
+WITHOUT_A_PAGE = {
+    Allowance, Call, Dependency, FairShare, IdempotencyKey, Offer, QueueMinute, RateWindow, Registry, Run, SourceEntry,
+    Spend, WorkerEvent,
+}  # fmt: skip
 
 
 def test_every_model_of_every_app_that_says_something_is_visible() -> None:

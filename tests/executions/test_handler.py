@@ -19,6 +19,7 @@ from apps.tasks import services as tasks
 from apps.tasks.jobs.executor import work as execute_queue
 from apps.tasks.models import FinishedTask, LiveTask, Run
 from apps.tasks.services import Beat, QueuedTask, QueueRequest
+from apps.tasks.shapes import TaskStatus
 from apps.workers.models import Call, Worker
 from apps.workers.services import health
 from tests.executions.making import (
@@ -63,7 +64,7 @@ def queue_call(
         )
 
 
-def seen(caller: Caller, task: QueuedTask) -> task_selectors.TaskStatus:
+def seen(caller: Caller, task: QueuedTask) -> TaskStatus:
     with caller.acting():
         return task_selectors.status(task.task_id)
 

@@ -21,6 +21,7 @@ from apps.tasks import selectors as task_selectors
 from apps.tasks.jobs.executor import work as execute_queue
 from apps.tasks.models import LiveTask, Run, Task
 from apps.tasks.services import QueuedTask
+from apps.tasks.shapes import TaskStatus
 from apps.workers import selectors as workers_seen
 from apps.workers.errors import UnknownWorker, WorkerRateLimited
 from apps.workers.models import Allowance, Worker
@@ -356,7 +357,7 @@ class TestTasks:
         return make_caller(tenant, "Kee", Kind.AI)
 
     @staticmethod
-    def ended(caller: Caller, task: QueuedTask) -> task_selectors.TaskStatus:
+    def ended(caller: Caller, task: QueuedTask) -> TaskStatus:
         with caller.acting():
             return task_selectors.status(task.task_id)
 

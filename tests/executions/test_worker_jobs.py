@@ -32,6 +32,7 @@ from apps.tasks.jobs import executor
 from apps.tasks.jobs.executor import work as execute_queue
 from apps.tasks.models import LiveTask
 from apps.tasks.services import QueuedTask, QueueRequest
+from apps.tasks.shapes import TaskStatus
 from apps.workers.models import Allowance, Call
 from apps.workers.services.health import heartbeat
 from apps.workers.services.registry import register
@@ -87,7 +88,7 @@ def number_of(task: QueuedTask) -> int:
     return int(task.task_id.removeprefix("task_"))
 
 
-def seen(caller: Caller, task: QueuedTask) -> task_selectors.TaskStatus:
+def seen(caller: Caller, task: QueuedTask) -> TaskStatus:
     with caller.acting():
         return task_selectors.status(task.task_id)
 
@@ -522,7 +523,7 @@ def test_job_is_left_to_others_and_given_up_when_overdue(kee: Caller, server: Wo
 def test_each_absence_of_the_worker_counts_from_its_own_start(
     kee: Caller, server: WorkerServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(status: str) -> task_selectors.TaskStatus:
+    def run(status: str) -> TaskStatus:
         say(kee, status)
         execute_queue(kee.tenant_id, "execute")
         with kee.acting():

@@ -1,5 +1,6 @@
 """What tests of tasks need, made by the product's own services in the transaction that is open."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from django.db import connection
@@ -103,3 +104,8 @@ def complete(worker: Caller, grant: Grant, content: Any = None, summary: str | N
 
 
 NO_RESULT = Delivery()
+
+
+def own(query: Mapping[str, str]) -> bool:
+    """Whether a statement reads or writes a table of tasks."""
+    return any(table in query["sql"] for table in ("tasks_", "task_live", "task_history"))

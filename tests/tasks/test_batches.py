@@ -199,21 +199,6 @@ def test_a_lost_lease_harms_none_of_the_others(
     assert len(terminal_receipts(kee, done.task_id)) == before == 1
 
 
-@pytest.mark.parametrize("end", [complete_many, fail_many, release_many])
-def test_many_ends_again_answer_the_same_and_change_nothing(
-    kee: Caller, worker: Caller, end: Callable[[Caller, Sequence[Grant]], Any]
-) -> None:
-    make_type(kee)
-    for _ in range(3):
-        queue(kee)
-    grants = lease(worker, capacity=3)
-    first = end(worker, grants)
-    before = snapshot(kee)
-
-    assert end(worker, grants) == first
-    assert snapshot(kee) == before
-
-
 def test_one_lease_twice_in_a_batch_is_a_repetition(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     queue(kee)

@@ -3,33 +3,28 @@
 import threading
 from collections.abc import Callable
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from apps.core.errors import DomainError, Invalid
-from apps.core.sql import hot_cursor
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
-from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
-from apps.tasks import selectors, services, sql
+from apps.tasks import selectors, services
 from apps.tasks.errors import BudgetExhausted, LeaseLost, UnknownTask
 from apps.tasks.models import Budget, FinishedTask, LiveTask, Run, Spend, Task
 from apps.tasks.services import Beat, BudgetDraft, Grant, QueuedTask, QueueRequest
 from apps.tasks.services.budgets import MOST_BUDGETS
-from apps.tasks.shapes import Left
+from apps.tasks.shapes import BudgetLeft
 from apps.tasks.states import WhenSpent
-from tests import ground
 from tests.digests.makers import post as post_receipt
-from tests.factories import make_caller, make_tenant, make_token
-from tests.tasks.making import complete, fill, lease, lease_one, make_type, number, queue
-from tests.tasks.test_batches import asked, queue_many
+from tests.factories import make_caller, make_tenant
+from tests.tasks.making import complete, lease, lease_one, make_type, number, own, queue
 from tests.tasks.test_deadlines import later
 from tests.tasks.test_ending import fail, release, terminal_receipts
-from tests.tasks.test_http import get, send
 from tests.tasks.test_lease import T0, at, beat
 from tests.waiters import Other, until_somebody_waits_for_this_transaction
 
@@ -77,29 +72,13 @@ def test_a_heartbeat_says_what_is_left_and_orders_to_stop_when_nothing_is(kee: C
     make_type(kee)
     grant = begun(kee, worker, budget=BudgetDraft(tokens=100, cost_usd=2.5))
     answer = beat(worker, grant)
-    assert (answer.order, answer.budget_left) == ("continue", Left(tokens=100, cost_usd=2.5))
+    assert (answer.order, answer.budget_left) == ("continue", BudgetLeft(tokens=100, cost_usd=2.5))
     answer = beat(worker, grant, tokens=40, cost_usd=0.5)
-    assert (answer.order, answer.reason, answer.budget_left) == ("continue", None, Left(tokens=60, cost_usd=2.0))
+    assert (answer.order, answer.reason, answer.budget_left) == ("continue", None, BudgetLeft(tokens=60, cost_usd=2.0))
     answer = beat(worker, grant, tokens=140, cost_usd=0.5)
     assert (answer.status, answer.order, answer.reason) == ("ok", "cancel", "budget_exhausted")
-    assert answer.budget_left == Left(tokens=0, cost_usd=2.0)
+    assert answer.budget_left == BudgetLeft(tokens=0, cost_usd=2.0)
     assert spent(kee, grant.task_id) == (140, 0.5, True)
-
-
-def test_cost_alone_spends_a_budget_too(kee: Caller, worker: Caller) -> None:
-    make_type(kee)
-    grant = begun(kee, worker, budget=BudgetDraft(cost_usd=0.3))
-    for part in (0.1, 0.2):
-        assert beat(worker, grant, tokens=10**12, cost_usd=part).order == "continue"
-    answer = beat(worker, grant, cost_usd=0.1 + 0.2)
-    assert (answer.order, answer.budget_left) == ("cancel", Left(tokens=None, cost_usd=0.0))
-
-
-def test_without_a_budget_nothing_is_said_of_one(kee: Caller, worker: Caller) -> None:
-    make_type(kee)
-    grant = begun(kee, worker)
-    answer = beat(worker, grant, tokens=10**12, cost_usd=10**6)
-    assert (answer.order, answer.budget_left) == ("continue", None)
 
 
 def test_what_a_run_has_used_is_a_sum_that_counts_once_however_often_and_in_whatever_order_it_is_said(
@@ -229,12 +208,12 @@ def test_a_task_draws_from_the_budget_of_the_one_that_caused_it(
     held = lease_one(other)
     grandchild = queue(other, **says(child))
     assert number(child) == held.task_id
-    assert beat(other, held, tokens=30).budget_left == Left(tokens=70, cost_usd=None)
-    assert beat(worker, root).budget_left == Left(tokens=70, cost_usd=None)
+    assert beat(other, held, tokens=30).budget_left == BudgetLeft(tokens=70, cost_usd=None)
+    assert beat(worker, root).budget_left == BudgetLeft(tokens=70, cost_usd=None)
     last = lease_one(other)
     assert (last.task_id, beat(other, last, tokens=50).budget_left) == (
         number(grandchild),
-        Left(tokens=20, cost_usd=None),
+        BudgetLeft(tokens=20, cost_usd=None),
     )
     assert beat(worker, root, tokens=20).order == "cancel"
     assert (beat(other, held).order, beat(other, last).order) == ("cancel", "cancel")
@@ -250,15 +229,15 @@ def test_a_budget_below_another_takes_from_both_and_the_tightest_is_told(kee: Ca
     root = lease_one(worker)
     below = begun(worker, worker, parent=number(parent), budget=BudgetDraft(tokens=30, when_spent=WhenSpent.CANCEL))
     answer = beat(worker, below, tokens=10, cost_usd=0.25)
-    assert answer.budget_left == Left(tokens=20, cost_usd=0.75)
+    assert answer.budget_left == BudgetLeft(tokens=20, cost_usd=0.75)
     assert (spent(kee, root.task_id), spent(kee, below.task_id)) == ((10, 0.25, False), (10, 0.25, False))
     # The one below is spent, which leaves the one above as it is.
     assert beat(worker, below, tokens=30).order == "cancel"
-    assert beat(worker, root).budget_left == Left(tokens=70, cost_usd=0.75)
+    assert beat(worker, root).budget_left == BudgetLeft(tokens=70, cost_usd=0.75)
     assert release(worker, below).status == "canceled"
     # The one above is spent, and by that its own word counts.
     second = begun(worker, worker, parent=number(parent), budget=BudgetDraft(tokens=90, when_spent=WhenSpent.CANCEL))
-    assert beat(worker, second, tokens=70).budget_left == Left(tokens=0, cost_usd=0.75)
+    assert beat(worker, second, tokens=70).budget_left == BudgetLeft(tokens=0, cost_usd=0.75)
     assert spent(kee, second.task_id) == (70, 0, False)
     assert release(worker, second).status == "failed"
 
@@ -361,19 +340,6 @@ def test_what_waits_for_a_worker_ends_with_the_budget_it_draws_from(kee: Caller,
     assert [grant.task_id for grant in lease(worker, capacity=9)] == [free]
 
 
-def test_what_draws_from_a_spent_budget_ends_at_once_however_many_others_are_spent(kee: Caller, worker: Caller) -> None:
-    make_type(kee)
-    queue_many(kee, *[asked(priority=9, budget=BudgetDraft(tokens=1))] * 150)
-    for grant in [*lease(worker, capacity=100), *lease(worker, capacity=50)]:
-        beat(worker, grant, tokens=1)
-        complete(worker, grant)
-    root = begun(kee, worker, budget=HUNDRED)
-    child = number(queue(kee, parent=root.task_id))
-    beat(worker, root, tokens=100)
-    assert services.end_what_must() == 1
-    assert end_of(kee, child) == ("failed", "budget_exhausted")
-
-
 def test_a_spent_budget_is_looked_at_until_nothing_open_draws_from_it(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     root = begun(kee, worker, budget=HUNDRED)
@@ -418,7 +384,7 @@ def test_what_is_done_again_has_as_much_to_spend_again_but_no_more_from_above(ke
         anew = services.replay(caller=kee, task_id=dead.task_id)
     again = lease_one(worker)
     assert again.task_id == number(anew)
-    assert beat(worker, again).budget_left == Left(tokens=50, cost_usd=0.5)
+    assert beat(worker, again).budget_left == BudgetLeft(tokens=50, cost_usd=0.5)
     beat(worker, again, tokens=50)
     assert spent(kee, root.task_id) == (100, 0, True)
     release(worker, again)
@@ -458,7 +424,7 @@ def test_a_task_without_a_budget_costs_no_statement_more(kee: Caller, worker: Ca
     def statements(act: Callable[[], object]) -> int:
         with CaptureQueriesContext(connection) as captured:
             act()
-        return sum("tasks_" in query["sql"] for query in captured)
+        return sum(own(query) for query in captured)
 
     with acting_as(worker):
 
@@ -558,76 +524,3 @@ def _beat_with(worker: Caller, grants: list[Grant], **more: Any) -> None:
     beats = [Beat(task_id=grant.task_id, lease_token=grant.lease_token, **more) for grant in grants]
     with acting_as(worker):
         services.heartbeat(worker=worker, beats=beats)
-
-
-def test_budgets_are_given_and_shown_over_http(tenant: Tenant, kee: Caller) -> None:
-    make_type(kee)
-    agent, worker = make_token(tenant, "Kee"), make_token(tenant, "W", Kind.WORKER)
-    asked = {"task_type": "index", "params": {}, "budget": {"tokens": 100, "cost_usd": 1.5, "when_spent": "cancel"}}
-    for fault in ({}, {"tokens": 0}, {"cost_usd": 0}, {"tokens": 10**12 + 1}, {"tokens": 1, "when_spent": "odd"}):
-        assert send(agent, "tasks", {**asked, "budget": fault})[0] == 422
-    status, queued = send(agent, "tasks", asked)
-    assert status == 201
-    task = queued["task_id"]
-    _, leased = send(worker, "tasks/lease", {"queues": ["default"]})
-    held = {"task_id": task, "lease_token": leased["tasks"][0]["lease_token"]}
-    status, child = send(agent, "tasks", {"task_type": "index", "params": {}, "parent_task_id": task})
-    assert status == 201
-    assert send(agent, "tasks", {"task_type": "index", "params": {}, "parent_task_id": "task_9"})[0] == 404
-
-    _, heard = send(worker, "tasks/heartbeat", {"leases": [{**held, "spend": {"tokens": 40, "cost_usd": 0.25}}]})
-    assert heard["results"][0]["budget_left"] == {"tokens": 60, "cost_usd": 1.25}
-    _, found = get(agent, f"tasks/{child['task_id']}")
-    (shown,) = found["budgets"]
-    assert (shown["task_id"], shown["tokens"], shown["spent"]["tokens"], shown["spent_at"]) == (task, 100, 40, None)
-    assert found["spent"] == {"tokens": 0, "cost_usd": 0.0}
-    assert get(agent, f"tasks/{task}")[1]["spent"] == {"tokens": 40, "cost_usd": 0.25}
-
-    status, heard = send(worker, f"tasks/{task}/heartbeat", {**held, "spend": {"tokens": 100}})
-    assert (status, heard["order"], heard["reason"]) == (200, "cancel", "budget_exhausted")
-    status, refused = send(agent, "tasks", {"task_type": "index", "params": {}, "parent_task_id": task})
-    assert (status, refused["code"]) == (409, "budget_exhausted")
-    _, many = send(agent, "tasks/batch", {"tasks": [{"task_type": "index", "params": {}, "parent_task_id": task}]})
-    assert many["results"][0]["code"] == "budget_exhausted"
-    assert send(worker, f"tasks/{task}/release", {"lease_token": held["lease_token"]})[1]["status"] == "canceled"
-
-
-def test_a_budget_is_behind_the_tenant_wall(kee: Caller, worker: Caller) -> None:
-    make_type(kee)
-    begun(kee, worker, budget=HUNDRED)
-    stranger = make_caller(make_tenant("globex"))
-    with acting_as(stranger):
-        assert not Budget.objects.exists()
-    with acting_as_system("test"):
-        assert Budget.objects.get().max_tokens == 100
-
-
-def test_spent_budgets_and_what_draws_from_them_are_found_by_index(kee: Caller) -> None:
-    make_type(kee)
-    fill(kee, leased=3000)
-    with acting_as_system("test"), hot_cursor() as cursor:
-        for statement in (sql.UNPAID, sql.SETTLE):
-            cursor.execute(f"explain {statement}")
-            plan = [line for (line,) in cursor.fetchall()]
-            assert not any("Seq Scan on task_live" in line for line in plan), plan
-            assert any("task_live_by_budget" in line for line in plan), plan
-
-
-def test_what_a_task_draws_from_is_found_by_keys(kee: Caller) -> None:
-    make_type(kee)
-    with acting_as(kee):
-        services.queue_many(requester=kee, requests=[QueueRequest(task_type="index", params={})] * 300)
-    ground.analyzed("receipts_receipt", "tasks_task", "task_live")
-    given: dict[str, Any] = {"gate": "asyncgate", "requester": kee.principal_id, "replays": [], "hops": 50}
-    given |= {"nths": [1], "references": ["rcpt_x"], "uuids": [uuid4()], "children": [2], "parents": [7]}
-    with acting_as(kee), hot_cursor() as cursor:
-        cursor.execute(f"explain {sql.FUNDED}", given)
-        plan = [line.strip(" ->") for line in ground.unparted(line for (line,) in cursor.fetchall())]
-    for table in ("receipts_receipt", "tasks_task", "task_live"):
-        scans = [place for place, line in enumerate(plan) if f" on {table} " in line]
-        assert scans, plan
-        for place in scans:
-            assert "Seq Scan" not in plan[place], plan
-            assert any(f"{key} = " in plan[place + 1] for key in ("receipt_id)::text", "uuid", "(id", "(task_id")), (
-                plan[place : place + 3]
-            )

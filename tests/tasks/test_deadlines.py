@@ -1,36 +1,21 @@
 """A task lives so long and no longer, whoever holds it."""
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from django.db import connection
 
-from apps.core.sql import database_now, hot_cursor
 from apps.principals.models import Tenant
-from apps.principals.scopes import Kind, Scope
-from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.principals.scopes import Kind
+from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
-from apps.tasks import selectors, services, sql
+from apps.tasks import selectors, services
 from apps.tasks.errors import LeaseLost
-from apps.tasks.handlers import Context, Result, handler
-from apps.tasks.models import FinishedTask, LiveTask, Run, TaskType, run_key
+from apps.tasks.models import FinishedTask, LiveTask, Run, run_key
 from apps.tasks.services import Completion, LeaseNext
-from tests import ground
-from tests.factories import make_caller, make_token
-from tests.tasks.making import NO_RESULT, complete, fill, lease, lease_one, make_type, number, queue, set_queue
-from tests.tasks.test_http import send
+from tests.factories import make_caller
+from tests.tasks.making import NO_RESULT, complete, lease, lease_one, make_type, number, queue, set_queue
 from tests.tasks.test_lease import T0, at, beat
-
-
-@handler(
-    task_type="timed_for_tests",
-    params_schema={"type": "object"},
-    heartbeat=timedelta(seconds=10),
-    deadline=timedelta(days=1),
-)
-def timed(context: Context, params: dict[str, Any]) -> Result:
-    return Result()
 
 
 @pytest.fixture
@@ -88,19 +73,6 @@ def test_a_deadline_begins_when_the_task_may(kee: Caller) -> None:
     assert services.end_what_must() == 0
     later(86_400 + 601)
     assert services.end_what_must() == 1
-
-
-def test_overdue_tasks_are_found_by_index(kee: Caller) -> None:
-    make_type(kee)
-    fill(kee, ready=3000, leased=300)
-    with acting_as(kee):
-        some = LiveTask.objects.order_by("task_id").values("task_id")[:20]
-        LiveTask.objects.filter(task_id__in=some).update(deadline_at=database_now() + timedelta(hours=1))
-    ground.analyzed("task_live")
-    with acting_as_system("test"), hot_cursor() as cursor:
-        cursor.execute(f"explain {sql.OVERDUE}")
-        plan = [line for (line,) in cursor.fetchall()]
-    assert any("task_live_by_deadline" in line for line in plan), plan
 
 
 def test_no_lease_outlives_the_deadline(kee: Caller, worker: Caller) -> None:
@@ -174,22 +146,6 @@ def test_a_shorter_lease_than_the_longest_silence_stays_as_short(kee: Caller, wo
     make_type(kee, lease_seconds=60, heartbeat_seconds=30)
     queue(kee)
     assert lease_one(worker, lease_seconds=5).lease_ms == 5000
-
-
-def test_types_are_given_their_times_by_every_door(tenant: Tenant, kee: Caller) -> None:
-    token = make_token(tenant, "Kee", scopes={Scope.TASKS_QUEUE})
-    asked = {"name": "thumbnail", "lease_seconds": 60, "heartbeat_seconds": 20, "deadline_seconds": 3600}
-    status, made = send(token, "task-types", asked)
-    assert (status, made["heartbeat_seconds"], made["deadline_seconds"]) == (201, 20, 3600)
-    for fault in ({"heartbeat_seconds": 0}, {"deadline_seconds": 0}, {"heartbeat_seconds": 86_401}):
-        assert send(token, "task-types", {**asked, **fault})[0] == 422
-    with acting_as(kee):
-        kept = TaskType.objects.get(name="thumbnail")
-        assert (kept.heartbeat_seconds, kept.deadline_seconds) == (20, 3600)
-    queue(kee, "timed_for_tests")
-    with acting_as(kee):
-        declared = TaskType.objects.get(name="timed_for_tests")
-    assert (declared.heartbeat_seconds, declared.deadline_seconds) == (10, 86_400)
 
 
 def test_a_deadline_that_no_calendar_has_is_the_last_day(kee: Caller) -> None:

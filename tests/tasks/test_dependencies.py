@@ -7,21 +7,18 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 
 from apps.core.errors import Invalid
-from apps.core.sql import hot_cursor
 from apps.digests.models import Inbox
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
-from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Obligation, Receipt
-from apps.tasks import selectors, services, sql
+from apps.tasks import selectors, services
 from apps.tasks.errors import UnknownTask
 from apps.tasks.models import Dependency, FinishedTask, LiveTask, Task
 from apps.tasks.services import Failure
 from apps.tasks.states import IfDependencyFails
-from tests import ground
-from tests.factories import make_caller, make_tenant, make_token
+from tests.factories import make_caller, make_tenant
 from tests.tasks.making import complete, lease, lease_one, make_type, number, queue
-from tests.tasks.test_http import get, send
 from tests.tasks.test_sweep import held
 
 
@@ -187,22 +184,6 @@ def test_a_circle_can_not_be_written(kee: Caller) -> None:
         Dependency.objects.create(tenant_id=kee.tenant_id, task_id=number(first), on_task_id=last, if_it_fails="cancel")
 
 
-def test_dependencies_over_http(tenant: Tenant, kee: Caller, worker: Caller) -> None:
-    make_type(kee)
-    token = make_token(tenant, "Kee")
-    first = queue(kee).task_id
-    asked = {"task_type": "index", "depends_on": [first], "on_dependency_failure": "fail", "idempotency_key": "k"}
-    answered, made = send(token, "tasks", asked)
-    assert (answered, made["status"]) == (201, "waiting")
-    assert send(token, "tasks", asked)[1] == {**made, "is_duplicate": True}
-    assert send(token, "tasks", {**asked, "depends_on": ["task_12345678"], "idempotency_key": None})[0] == 404
-    assert send(token, "tasks", {**asked, "depends_on": ["x"], "idempotency_key": None})[0] == 400
-    assert get(token, f"tasks/{made['task_id']}")[1]["waits_for"] == [first]
-    complete(worker, lease_one(worker))
-    services.release_dependants()
-    assert get(token, f"tasks/{made['task_id']}")[1]["waits_for"] == []
-
-
 @pytest.mark.django_db(transaction=True)
 def test_ends_at_the_same_moment_release_what_waits_for_them_all_once() -> None:
     tenant = make_tenant("acme")
@@ -253,18 +234,3 @@ def test_a_busy_inbox_keeps_back_no_end_but_its_own() -> None:
         assert (status(kee, busy), status(kee, other)) == ("waiting", "canceled")
     assert services.release_dependants() == 1
     assert status(kee, busy) == "canceled"
-
-
-@pytest.mark.parametrize("name", ["WAITED_ENOUGH", "RELEASE", "LOST"])
-def test_dependants_are_found_without_reading_the_history(kee: Caller, name: str) -> None:
-    with acting_as_system("test"), connection.cursor() as cursor:
-        cursor.execute(
-            """insert into task_history (task_id, tenant_id, status, fence, summary, receipt_id, finished_at)
-               select 1000000000::bigint + n, %s, 'succeeded', 0, '', 'r', now() from generate_series(1, 5000) n""",
-            [kee.tenant_id],
-        )
-        ground.analyzed("task_history")
-    with acting_as(kee), hot_cursor() as cursor:
-        cursor.execute(f"explain {getattr(sql, name)}", {"limit": 10, "task": None})
-        plan = ground.unparted(line for (line,) in cursor.fetchall())
-    assert not any("Seq Scan on task_history" in line for line in plan)

@@ -31,7 +31,7 @@ from apps.tasks.errors import (
     UnknownTask,
 )
 from apps.tasks.models import Artifact, FinishedTask, LiveTask, Run, Task, run_key
-from apps.tasks.services import Failure, Grant, Verdict
+from apps.tasks.services import Failure, Grant, UnsuccessfulRun
 from apps.tasks.states import MOST_RUNS, Status
 from tests.factories import make_caller, make_principal, make_tenant
 from tests.tasks.making import complete, lease, lease_one, make_type, number, queue
@@ -45,7 +45,7 @@ def worker(tenant: Tenant) -> Caller:
     return make_caller(tenant, "W", Kind.WORKER)
 
 
-def fail(worker: Caller, grant: Grant, *, retryable: bool = True, retry_after: float | None = None) -> Verdict:
+def fail(worker: Caller, grant: Grant, *, retryable: bool = True, retry_after: float | None = None) -> UnsuccessfulRun:
     with acting_as(worker):
         return services.fail(
             worker=worker,
@@ -55,7 +55,7 @@ def fail(worker: Caller, grant: Grant, *, retryable: bool = True, retry_after: f
         )
 
 
-def release(worker: Caller, grant: Grant) -> Verdict:
+def release(worker: Caller, grant: Grant) -> UnsuccessfulRun:
     with acting_as(worker):
         return services.release(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token)
 
@@ -288,7 +288,7 @@ def test_a_leased_task_hears_of_its_cancellation_and_may_still_complete(kee: Cal
 
 @pytest.mark.parametrize("obey", [release, fail])
 def test_a_worker_that_obeys_ends_the_task_canceled(
-    kee: Caller, worker: Caller, obey: Callable[[Caller, Grant], Verdict]
+    kee: Caller, worker: Caller, obey: Callable[[Caller, Grant], UnsuccessfulRun]
 ) -> None:
     make_type(kee)
     task = queue(kee)

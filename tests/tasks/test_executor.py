@@ -18,7 +18,7 @@ from apps.tasks import selectors, services
 from apps.tasks.handlers import Canceled, Context, Failed, Result, handler
 from apps.tasks.jobs import executor
 from apps.tasks.models import FinishedTask, LiveTask, Run, Spend
-from apps.tasks.services import BudgetDraft, Left
+from apps.tasks.services import BudgetDraft, BudgetLeft
 from apps.tasks.shapes import used_up
 from tests import ground
 from tests.factories import make_caller, make_tenant
@@ -27,7 +27,7 @@ from tests.tasks.making import lease, number, queue
 pytestmark = pytest.mark.django_db(transaction=True)
 
 _seen: list[tuple[str, str, str]] = []
-_left: list[Left | None] = []
+_left: list[BudgetLeft | None] = []
 _begun, _go = threading.Event(), threading.Event()
 
 
@@ -410,7 +410,7 @@ def test_what_a_handler_uses_is_told_before_its_end_and_it_hears_what_is_left(ke
     )
     work(kee)
     assert ends(kee) == {quiet: "succeeded", bound: "succeeded"}
-    assert _left == [Left(tokens=60, cost_usd=None)]
+    assert _left == [BudgetLeft(tokens=60, cost_usd=None)]
     with acting_as(kee):
         noted = {row.task_id: (row.tokens, float(row.cost_usd)) for row in Spend.objects.all()}
     assert noted == {quiet: (7, 0.25), bound: (40, 0.25)}

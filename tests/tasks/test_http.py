@@ -78,38 +78,6 @@ def test_a_task_goes_all_the_way(agent: str, worker: str) -> None:
     assert get(agent, "queues")[1]["queues"][0]["queued"] == 0
 
 
-def test_a_heartbeat_that_arrives_late_takes_no_newer_checkpoint_away(agent: str, worker: str) -> None:
-    task = send(agent, "tasks", {"task_type": "index", "params": {"path": "/x"}})[1]["task_id"]
-    (held,) = send(worker, "tasks/lease", {"queues": ["default"]})[1]["tasks"]
-    token = {"lease_token": held["lease_token"]}
-
-    def beat(n: int) -> dict[str, Any]:
-        return {**token, "progress": {"percent": n}, "checkpoint": {"n": n}, "sequence": n}
-
-    for n in (1, 2):
-        assert send(worker, f"tasks/{task}/heartbeat", beat(n))[0] == 200
-    assert send(worker, f"tasks/{task}/heartbeat", beat(1))[0] == 200
-    status, beaten = send(worker, "tasks/heartbeat", {"leases": [{"task_id": task, **beat(1)}]})
-    assert (status, beaten["results"][0]["status"]) == (200, "ok")
-    assert get(agent, f"tasks/{task}")[1]["progress"]["percent"] == 2
-    for wrong in (-1, 2**53, "3", 1.5, True):
-        assert send(worker, f"tasks/{task}/heartbeat", {**token, "sequence": wrong})[0] == 422, wrong
-
-    send(worker, f"tasks/{task}/release", token)
-    (held,) = send(worker, "tasks/lease", {"queues": ["default"]})[1]["tasks"]
-    assert held["checkpoint"] == {"n": 2}
-
-
-def test_a_run_fails_and_is_retried(agent: str, worker: str) -> None:
-    task = send(agent, "tasks", {"task_type": "index", "params": {"path": "/x"}})[1]["task_id"]
-    given = send(worker, "tasks/lease", {"task_types": ["index"]})[1]["tasks"][0]
-    failed = {"lease_token": given["lease_token"], "error": {"code": "x", "message": "y"}, "retryable": True}
-    status, verdict = send(worker, f"tasks/{task}/fail", {**failed, "retry_after": 60})
-    assert (status, verdict["status"], verdict["will_retry"]) == (200, "scheduled", True)
-    assert send(worker, f"tasks/{task}/fail", {**failed, "retry_after": 60}) == (200, verdict)
-    assert send(agent, f"tasks/{task}/cancel") == (200, {"task_id": task, "status": "canceled"})
-
-
 @pytest.mark.parametrize(
     ("status", "code", "body"),
     [
@@ -146,53 +114,3 @@ def test_a_worker_cannot_queue_and_a_forged_token_is_refused(agent: str, worker:
     assert send(worker, "tasks/nonsense/complete", forged)[0] == 400
     assert get(agent, "tasks/task_1000000000000000")[0] == 404
     assert get(agent, f"artifacts/sha256-{'0' * 64}")[0] == 404
-
-
-def test_a_type_is_registered_and_listed(agent: str) -> None:
-    status, made = send(agent, "task-types", {"name": "mine", "params_schema": {"type": "object"}, "max_attempts": 7})
-    assert (status, made["name"], made["max_attempts"]) == (201, "mine", 7)
-    assert send(agent, "task-types", {"name": "mine"})[0] == 200
-    assert send(agent, "task-types", {"name": "bad", "params_schema": {"type": 3}})[1]["code"] == "invalid_schema"
-    assert [found["name"] for found in get(agent, "task-types")[1]["task_types"]] == ["index", "mine"]
-
-
-def test_many_are_queued_done_and_leased_in_few_requests(agent: str, worker: str) -> None:
-    task = {"task_type": "index", "params": {"path": "/x"}}
-    batch = {"tasks": [{**task, "idempotency_key": "k"}, {**task, "params": {"path": 1}}, task, task, task]}
-    status, queued = send(agent, "tasks/batch", batch)
-    assert (status, [one["status"] for one in queued["results"]]) == (200, ["queued", "refused", *["queued"] * 3])
-    assert (queued["results"][1]["code"], queued["results"][1]["errors"][0]["pointer"]) == (
-        "invalid_params",
-        "/params/path",
-    )
-    assert send(agent, "tasks/batch", {"tasks": [{**task, "idempotency_key": "k"}]})[1]["results"][0] == {
-        **queued["results"][0],
-        "is_duplicate": True,
-    }
-    assert send(worker, "tasks/batch", batch)[0] == 403
-    assert send(agent, "tasks/batch", {"tasks": [task] * 1001})[0] == 422
-
-    first, second = send(worker, "tasks/lease", {"queues": ["default"], "capacity": 2})[1]["tasks"]
-    one, two = ({"task_id": given["task_id"], "lease_token": given["lease_token"]} for given in (first, second))
-    forged = {"task_id": first["task_id"], "lease_token": f"lt_1.1.{'A' * 43}"}
-    done = {"completions": [{**one, "result": 1}, forged], "lease_next": 5}
-    status, completed = send(worker, "tasks/complete", done)
-    assert [one.get("code") for one in completed["results"]] == [None, "bad_lease_token"]
-    assert (status, len(completed["next"])) == (200, 2)
-    status, again = send(worker, "tasks/complete", done)
-    assert (status, again["results"]) == (200, completed["results"])
-    assert [one["lease_token"] for one in again["next"]] == [one["lease_token"] for one in completed["next"]]
-
-    path = f"tasks/{two['task_id']}/complete"
-    status, finished = send(worker, path, {"lease_token": two["lease_token"], "lease_next": 1})
-    assert (status, finished["status"], finished["next"]) == (200, "succeeded", [])
-    third, fourth = ({"task_id": given["task_id"], "lease_token": given["lease_token"]} for given in completed["next"])
-    error = {"error": {"code": "x", "message": "y"}, "retryable": False}
-    answers = send(worker, "tasks/fail", {"failures": [{**third, **error}, {**one, **error}]})[1]["results"]
-    assert [(answer["status"], answer["code"]) for answer in answers] == [
-        ("failed", None),
-        ("refused", "already_decided"),
-    ]
-    (answer,) = send(worker, "tasks/release", {"releases": [fourth]})[1]["results"]
-    assert (answer["status"], answer["will_retry"]) == ("queued", True)
-    assert send(worker, "tasks/release", {"releases": []})[0] == 422

@@ -8,18 +8,16 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from apps.core.sql import hot_cursor
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
-from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from apps.tasks import selectors, services, sql
+from apps.principals.tenancy import Caller, acting_as
+from apps.tasks import selectors, services
 from apps.tasks.errors import IdempotencyConflict
 from apps.tasks.models import LiveTask, Run
 from apps.tasks.shapes import QueueRequest
 from apps.tasks.states import Status
-from tests import ground
 from tests.factories import make_caller, make_tenant
-from tests.tasks.making import complete, fill, lease, lease_one, make_type, number, queue, set_queue
+from tests.tasks.making import complete, lease, lease_one, make_type, number, queue, set_queue
 from tests.tasks.test_batches import asked, queue_many
 from tests.tasks.test_ending import fail, release
 from tests.tasks.test_lease import at
@@ -219,29 +217,6 @@ def test_keys_that_somebody_has_and_tasks_that_wait_for_more_are_left_as_they_ar
     lease_one(worker)
 
     assert services.admit_waiting() == 0
-
-
-def test_free_keys_are_found_from_key_to_key(kee: Caller) -> None:
-    make_type(kee)
-    fill(kee, ready=3000)
-    with acting_as(kee), connection.cursor() as cursor:
-        # A free key, had by nobody, that very many wait for; and one that somebody has.
-        cursor.execute(
-            """update task_live h set ready_at = case when nth = 1 then ready_at end, concurrency_key = key
-               from (select task_id, row_number() over (order by task_id) as nth from task_live) as of_all
-               cross join lateral (select case when nth % 2 = 1 then 'had' else 'free' end as key) as named
-               where h.task_id = of_all.task_id and nth <= 2000"""
-        )
-    ground.analyzed("task_live")
-
-    with acting_as_system("test"), hot_cursor() as cursor:
-        cursor.execute(sql.FREE_KEYS, {"limit": 10})
-        assert cursor.fetchall() == [(kee.tenant_id, "free")]
-        cursor.execute(f"explain (analyze, format json) {sql.FREE_KEYS}", {"limit": 10})
-        ((plan,),) = cursor.fetchall()
-    read = [(node["Index Name"], node["Actual Rows"] * node["Actual Loops"]) for node in _nodes(plan[0]["Plan"])]
-    assert {name for name, _ in read} == {"task_live_waiting_for_key", "task_live_key_admitted_once"}
-    assert sum(rows for _, rows in read) <= 5
 
 
 def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:

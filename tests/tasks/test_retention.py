@@ -1,22 +1,18 @@
 """What is kept of tasks, and what goes."""
 
-from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from apps.core.sql import hot_cursor
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
-from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from apps.tasks import services, sql
+from apps.principals.tenancy import Caller, acting_as
+from apps.tasks import services
 from apps.tasks.errors import UnknownTask
 from apps.tasks.models import FinishedTask, LiveTask, Run, Spend, Task
 from apps.tasks.services import Beat
-from tests import ground
 from tests.factories import make_caller, make_tenant
-from tests.tasks.making import complete, fill, lease_one, make_type, number, queue
+from tests.tasks.making import complete, lease_one, make_type, number, queue
 from tests.tasks.test_deadlines import later
 
 DAY = 86_400
@@ -129,25 +125,3 @@ def test_every_tenants_history_goes_and_only_by_the_system(kee: Caller, worker: 
     later(91 * DAY)
     assert services.Walk().forget() == 2
     assert known(kee)[0] == known(stranger)[0] == set()
-
-
-@pytest.mark.parametrize("known", [ground.analyzed, ground.unanalyzed])
-def test_retention_walks_by_index(kee: Caller, known: Callable[..., None]) -> None:
-    make_type(kee)
-    fill(kee, ended=5000, runs=5000)
-    known("task_history", "tasks_run")
-    given: dict[str, Any] = {
-        "after": "1970-01-01",
-        "kept": timedelta(days=90),
-        "least": timedelta(days=1),
-        "spared": 0.25,
-        "limit": 10,
-    }
-    with acting_as_system("test"), hot_cursor() as cursor:
-        cursor.execute(f"explain {sql.FORGET}", given)
-        lines = [line for (line,) in cursor.fetchall()]
-        cursor.execute("select distinct tableoid::regclass::text from tasks_run")
-        ((part,),) = cursor.fetchall()
-    assert any("task_history_by_end" in line for line in ground.unparted(lines))
-    assert any(f" {part}_pkey " in line for line in lines)
-    assert not any(f"Seq Scan on {part} " in line for line in lines)

@@ -5,15 +5,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.tasks import services
 from apps.tasks.models import Run
-from apps.tasks.services import Beat, Grant
 from apps.tasks.states import Order
 from tests.factories import make_caller
 from tests.tasks.making import lease_one, make_type, queue
@@ -111,27 +108,6 @@ def test_a_sequence_begins_at_nothing_and_with_every_run_anew(kee: Caller, worke
     assert lease_one(worker).checkpoint == {"n": 10}
 
 
-def test_a_heartbeat_that_comes_again_writes_nothing_to_its_run(kee: Caller, worker: Caller) -> None:
-    make_type(kee)
-    queue(kee)
-    grant = lease_one(worker)
-    with acting_as(worker), connection.cursor() as cursor:
-
-        def versions(**more: Any) -> int:
-            asked = """select sum(pg_stat_get_xact_tuples_updated(relid)) from pg_partition_tree('tasks_run'::regclass)
-                       where isleaf"""
-            cursor.execute(asked)
-            (before,) = cursor.fetchone()
-            beat(worker, grant, **more)
-            cursor.execute(asked)
-            (after,) = cursor.fetchone()
-            return int(after - before)
-
-        assert [versions(**saves(1)), versions(**saves(1)), versions(**saves(2)), versions(**saves(1))] == [1, 0, 1, 0]
-        # What says nothing is not counted either.
-        assert versions(sequence=3) == 0
-
-
 def test_what_was_spent_counts_whenever_it_is_told(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     queue(kee, budget=services.BudgetDraft(tokens=100))
@@ -140,46 +116,6 @@ def test_what_was_spent_counts_whenever_it_is_told(kee: Caller, worker: Caller) 
     answer = beat(worker, grant, sequence=1, percent=2.0, tokens=30)
     assert answer.budget_left is not None
     assert (answer.budget_left.tokens, said(kee)[0]) == (70, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("sent", "percent", "checkpoint"),
-    [
-        ([saves(2), saves(1)], 20.0, 2),
-        ([saves(2), saves(3), saves(3)], 30.0, 3),
-        ([{"percent": 40.0, "sequence": 4}, {"checkpoint": {"n": 3}, "sequence": 3}], 40.0, 3),
-        # Of what comes together each is late by itself.
-        ([{"checkpoint": {"n": 0}, "sequence": 0}, {"percent": 40.0, "sequence": 4}], 40.0, 1),
-        # What has none comes before what has one.
-        ([saves(2), {"checkpoint": {"n": 9}}], 20.0, 2),
-    ],
-)
-def test_of_several_beats_of_one_lease_in_a_batch_the_highest_sequence_wins(
-    kee: Caller, worker: Caller, sent: list[dict[str, Any]], percent: float, checkpoint: int
-) -> None:
-    make_type(kee)
-    queue(kee)
-    grant = lease_one(worker)
-    beat(worker, grant, **saves(1))
-    answers = _beat_together(worker, [(grant, one) for one in sent])
-    assert [answer.status for answer in answers] == ["ok"] * len(sent)
-    assert (said(kee)[0], said(kee)[2]) == (percent, {"n": checkpoint})
-
-
-def test_the_leases_of_a_batch_have_each_a_sequence_of_their_own_and_are_noted_at_once(
-    kee: Caller, worker: Caller
-) -> None:
-    make_type(kee)
-    for _ in range(3):
-        queue(kee)
-    grants = [lease_one(worker) for _ in range(3)]
-    beat(worker, grants[1], **saves(8))
-    sent = list(zip(grants, (saves(1), saves(5), saves(3)), strict=True))
-    with CaptureQueriesContext(connection) as captured:
-        _beat_together(worker, sent)
-    assert len([query for query in captured if "tasks_run" in query["sql"]]) == 1
-    with acting_as(worker):
-        assert list(Run.objects.order_by("pk").values_list("checkpoint__n", flat=True)) == [1, 8, 3]
 
 
 def test_a_checkpoint_that_was_overtaken_does_not_answer_an_order_for_one(kee: Caller, worker: Caller) -> None:
@@ -199,9 +135,3 @@ def test_what_was_overtaken_is_no_progress(kee: Caller, worker: Caller) -> None:
     grant = lease_one(worker)
     arriving = (2, 1, 1, 3)
     assert [beat(worker, grant, **saves(n)).stuck for n in arriving] == [False, False, True, False]
-
-
-def _beat_together(worker: Caller, sent: list[tuple[Grant, dict[str, Any]]]) -> list[services.BeatAnswer]:
-    beats = [Beat(task_id=grant.task_id, lease_token=grant.lease_token, **more) for grant, more in sent]
-    with acting_as(worker):
-        return services.heartbeat(worker=worker, beats=beats)

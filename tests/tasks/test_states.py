@@ -19,7 +19,6 @@ from apps.tasks.shapes import Delivery, Failure
 from apps.tasks.states import (
     CANCEL_REQUESTED,
     STRICT,
-    TERMINAL,
     TRANSITIONS,
     Reason,
     Status,
@@ -40,7 +39,7 @@ def at(moment: datetime) -> None:
 
 
 def status_of(task: QueuedTask) -> Status:
-    return selectors.status(task.task_id).status
+    return Status(selectors.status(task.task_id).status)
 
 
 @dataclass
@@ -150,11 +149,6 @@ def test_the_verbs_lead_from_each_status_to_exactly_those_of_the_table(kee: Call
             found.add(status_of(world.task))
             transaction.set_rollback(True)
     assert found - {before} == TRANSITIONS[before]
-
-
-def test_every_status_is_declared_and_three_are_ends() -> None:
-    assert set(TRANSITIONS) == set(Status)
-    assert {Status.SUCCEEDED, Status.FAILED, Status.CANCELED} == TERMINAL
 
 
 @pytest.mark.parametrize(

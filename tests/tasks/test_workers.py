@@ -149,7 +149,8 @@ def test_a_running_task_hears_that_it_is_canceled(caller: Caller, tmp_path: Path
 
     with acting_as(caller):
         found = selectors.status(task.task_id)
-    assert (found.status, found.percent, found.message) == ("canceled", 50, "half way")
+    assert found.progress is not None
+    assert (found.status, found.progress.percent, found.progress.message) == ("canceled", 50, "half way")
 
 
 def test_two_beats_and_the_workers_own_clock_queue_each_moment_once(caller: Caller, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from apps.principals.tenancy import Caller, acting_in, on_behalf_of
 from apps.tasks import handlers, recordable, registry, services
 from apps.tasks.errors import AlreadyDecided, LeaseLost, UnrecordableResult
 from apps.tasks.handlers import Canceled, Failed, Postponed, Result
-from apps.tasks.services import Beat, BeatAnswer, Completion, Delivery, FailedRun, Failure, Grant, Left, Released
+from apps.tasks.services import Beat, BeatAnswer, BudgetLeft, Completion, Delivery, FailedRun, Failure, Grant, Released
 from apps.tasks.services.artifacts import NOTHING
 from apps.tasks.shapes import used_up
 
@@ -78,7 +78,7 @@ class _Run:
         self.grant = grant
         self.leased_until = time.monotonic() + grant.lease_ms / 1000
         self.stop_working = threading.Event()
-        self.budget_left: Left | None = None
+        self.budget_left: BudgetLeft | None = None
         self.spent = self.spend_heard = (0, 0.0)
         self.may_spend = True
         self._hand = hand

@@ -547,6 +547,7 @@ class Migration(migrations.Migration):
                 ],
                 options={
                     "db_table": "task_live",
+                    "verbose_name": "open task",
                     "constraints": [
                         models.CheckConstraint(
                             condition=models.Q(
@@ -776,6 +777,7 @@ class Migration(migrations.Migration):
                 ],
                 options={
                     "db_table": "task_history",
+                    "verbose_name": "finished task",
                     "constraints": [
                         models.CheckConstraint(
                             condition=models.Q(("status__in", ["canceled", "failed", "succeeded"])),

@@ -18,7 +18,7 @@ from apps.tasks.services.ending import (
 from apps.tasks.services.leasing import lease
 from apps.tasks.services.minutes import MINUTES_BATCH, count_minutes, forget_minutes
 from apps.tasks.services.operating import cancel_for_requester, replay_queue, revoke_lease
-from apps.tasks.services.queueing import POLL_SECONDS, queue, queue_many
+from apps.tasks.services.queueing import queue, queue_many
 from apps.tasks.services.replaying import replay, replay_dead_letter
 from apps.tasks.services.results import fetch_result
 from apps.tasks.services.retaining import FORGET_BATCH, Walk, drop_partitions, make_partitions
@@ -49,6 +49,7 @@ from apps.tasks.shapes import (
     Beat,
     BeatAnswer,
     BudgetDraft,
+    BudgetLeft,
     Completed,
     Completion,
     Delivery,
@@ -57,11 +58,10 @@ from apps.tasks.shapes import (
     Finished,
     Grant,
     LeaseNext,
-    Left,
     QueuedTask,
     QueueRequest,
     Released,
-    Verdict,
+    UnsuccessfulRun,
 )
 
 __all__ = [
@@ -69,12 +69,12 @@ __all__ = [
     "FAIR_SHARES_BATCH",
     "FORGET_BATCH",
     "MINUTES_BATCH",
-    "POLL_SECONDS",
     "SCHEDULE_BATCH",
     "SWEEP_BATCH",
     "Beat",
     "BeatAnswer",
     "BudgetDraft",
+    "BudgetLeft",
     "Completed",
     "Completion",
     "Delivery",
@@ -83,14 +83,13 @@ __all__ = [
     "Finished",
     "Grant",
     "LeaseNext",
-    "Left",
     "QueueDraft",
     "QueueRequest",
     "QueuedTask",
     "Released",
     "ScheduleDraft",
     "TypeDraft",
-    "Verdict",
+    "UnsuccessfulRun",
     "Walk",
     "admit_waiting",
     "bring_back",

@@ -25,7 +25,7 @@ from apps.tasks.fences import Lease
 from apps.tasks.models import Budget, LiveTask
 from apps.tasks.services import recording
 from apps.tasks.services.recording import End
-from apps.tasks.shapes import Beat, BudgetDraft, Left, QueueRequest
+from apps.tasks.shapes import Beat, BudgetDraft, BudgetLeft, QueueRequest
 from apps.tasks.states import CANCELS_SPENT, Outcome, Reason, Status, WhenSpent
 
 MOST_BUDGETS: Final = 20
@@ -126,7 +126,7 @@ def spend(*, worker: Caller, spending: Mapping[Lease, Beat], budgets: Mapping[Le
 class Balance:
     """What is left for a task, and what becomes of it if a budget that it draws from is spent."""
 
-    left: Left
+    left: BudgetLeft
     when_spent: WhenSpent | None
 
 
@@ -140,7 +140,7 @@ def balances(budgets: Mapping[int, int]) -> dict[int, Balance]:
         cursor.execute(sql.LEFT, {"tasks": list(budgets), "budgets": list(budgets.values())})
         return {
             task_id: Balance(
-                left=Left(tokens=tokens, cost_usd=None if cost is None else float(cost)),
+                left=BudgetLeft(tokens=tokens, cost_usd=None if cost is None else float(cost)),
                 when_spent=None if policy is None else WhenSpent(policy),
             )
             for task_id, tokens, cost, policy in cursor.fetchall()

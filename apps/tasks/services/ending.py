@@ -32,7 +32,7 @@ from apps.tasks.shapes import (
     Grant,
     LeaseNext,
     Released,
-    Verdict,
+    UnsuccessfulRun,
 )
 from apps.tasks.states import (
     BUDGET_SPENT,
@@ -100,7 +100,7 @@ def complete_many(
     )
 
 
-def fail(*, worker: Caller, task_id: int, lease_token: str, failure: Failure) -> Verdict:
+def fail(*, worker: Caller, task_id: int, lease_token: str, failure: Failure) -> UnsuccessfulRun:
     """End a run badly: the task gets another attempt after a pause, or ends as a dead letter.
 
     The same call again answers the same.
@@ -115,13 +115,13 @@ def fail(*, worker: Caller, task_id: int, lease_token: str, failure: Failure) ->
 
 
 @transaction.atomic(savepoint=False)
-def fail_many(*, worker: Caller, failures: Sequence[FailedRun]) -> list[Verdict | DomainError]:
+def fail_many(*, worker: Caller, failures: Sequence[FailedRun]) -> list[UnsuccessfulRun | DomainError]:
     """Fail many runs as :func:`fail` does one, each with an answer of its own."""
     calls = [_call(worker, one, {"verb": "fail", **_members(one.failure)}) for one in failures]
     return _settled(worker, calls, lambda nth, digest, hold: _after_failure(failures[nth].failure, digest, hold))
 
 
-def release(*, worker: Caller, task_id: int, lease_token: str) -> Verdict:
+def release(*, worker: Caller, task_id: int, lease_token: str) -> UnsuccessfulRun:
     """Give a task back untouched: it stands where it stood, and no attempt is counted.
 
     A task that was to be canceled is canceled now, and one whose budget is spent ends. The same call again answers the
@@ -135,7 +135,7 @@ def release(*, worker: Caller, task_id: int, lease_token: str) -> Verdict:
 
 
 @transaction.atomic(savepoint=False)
-def release_many(*, worker: Caller, releases: Sequence[Released]) -> list[Verdict | DomainError]:
+def release_many(*, worker: Caller, releases: Sequence[Released]) -> list[UnsuccessfulRun | DomainError]:
     """Release many tasks as :func:`release` does one, each with an answer of its own, and for as long as it says."""
     calls = [_call(worker, one, {"verb": "release"}) for one in releases]
     return _settled(worker, calls, lambda nth, digest, hold: _after_release(releases[nth], digest, hold))
@@ -303,7 +303,7 @@ def _answers(calls: Sequence[_Call | BadLeaseToken], fresh: Mapping[Lease, Answe
 
 def _settled(
     worker: Caller, calls: Sequence[_Call | BadLeaseToken], decide: Callable[[int, bytes, Hold], End | Back]
-) -> list[Verdict | DomainError]:
+) -> list[UnsuccessfulRun | DomainError]:
     """End these runs as is decided for each while its task is locked."""
     firsts = _firsts(calls)
     holds = recording.lock_leases(worker.principal_id, list(firsts))
@@ -424,9 +424,9 @@ def _finished(answer: Answer) -> Finished:
     return Finished(task_id=answer["task_id"], status=Status(answer["status"]), receipt_id=answer["receipt_id"])
 
 
-def _verdict(answer: Answer) -> Verdict:
+def _verdict(answer: Answer) -> UnsuccessfulRun:
     retry_at = answer.get("retry_at")
-    return Verdict(
+    return UnsuccessfulRun(
         task_id=answer["task_id"],
         status=Status(answer["status"]),
         will_retry=answer["will_retry"],

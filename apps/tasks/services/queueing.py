@@ -29,8 +29,6 @@ from apps.tasks.shapes import QueuedTask, QueueRequest
 from apps.tasks.signals import task_queued
 from apps.tasks.states import REVOKES_STUCK, STRICT, IfDependencyFails, Status
 
-POLL_SECONDS: Final = 2
-
 
 def queue(*, requester: Caller, request: QueueRequest) -> QueuedTask:
     """Take a task in, with the ledger receipt that AsyncGate owes its recipient an end.
@@ -232,7 +230,6 @@ class _Batch:
                 status=status,
                 is_duplicate=False,
                 receipt_id=drafts[nth].receipt_id,
-                poll_suggestion_seconds=POLL_SECONDS,
             )
             for nth, task_id, _, status in made
         }
@@ -341,7 +338,6 @@ def _as_before(first: IdempotencyKey, digest: bytes) -> QueuedTask | Idempotency
         status=Status(first.answer["status"]),
         is_duplicate=True,
         receipt_id=first.answer["receipt_id"],
-        poll_suggestion_seconds=POLL_SECONDS,
     )
 
 

@@ -13,7 +13,7 @@ from apps.receipts.services import Group
 from apps.tasks.errors import NotADeadLetter
 from apps.tasks.models import Budget, FinishedTask, IdempotencyKey, Task, replay_key
 from apps.tasks.services.ending import refuse_stranger
-from apps.tasks.services.queueing import POLL_SECONDS, queue_many
+from apps.tasks.services.queueing import queue_many
 from apps.tasks.shapes import BudgetDraft, QueuedTask, QueueRequest
 from apps.tasks.states import Status, WhenSpent
 
@@ -116,5 +116,4 @@ def _as_before(first: IdempotencyKey) -> QueuedTask:
         status=Status(first.answer["status"]),
         is_duplicate=True,
         receipt_id=first.answer["receipt_id"],
-        poll_suggestion_seconds=POLL_SECONDS,
     )

@@ -8,8 +8,8 @@ from apps.principals.tenancy import Caller
 from apps.tasks import selectors
 from apps.tasks.errors import NotFinished
 from apps.tasks.models import FinishedTask
-from apps.tasks.selectors import TaskResult
 from apps.tasks.services.ending import refuse_stranger
+from apps.tasks.shapes import TaskResult
 from apps.tasks.states import TERMINAL
 
 

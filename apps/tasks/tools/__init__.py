@@ -1,5 +1,5 @@
 """AsyncGate's operations."""
 
-from apps.tasks.tools import batches, dead_letters, limits, queues, results, schedules, timeline, verbs
+from apps.tasks.tools import queues, results, schedules, verbs
 
-__all__ = ["batches", "dead_letters", "limits", "queues", "results", "schedules", "timeline", "verbs"]
+__all__ = ["queues", "results", "schedules", "verbs"]

@@ -1,6 +1,6 @@
 """AsyncGate's operations: for whoever asks for work, for whoever does it, for both."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any, Literal
@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from django.utils import timezone
 from pydantic import Field
 
-from apps.core.errors import only
+from apps.core.errors import DomainError, only
 from apps.core.ids import format_ref
 from apps.core.operations import Reply, Route, Waits, operation
 from apps.core.schemas import Empty, FitForAPath, Input, Moment, Name, NewName, Output, Text
@@ -17,7 +17,7 @@ from apps.receipts.shapes import GroupInput
 from apps.tasks import selectors, services
 from apps.tasks.errors import LeaseLost, UnreadableResult
 from apps.tasks.fences import task_of
-from apps.tasks.models import Budget, Queue, TaskType
+from apps.tasks.models import Queue, TaskType
 from apps.tasks.pointers import artifact_digest, artifact_pointer
 from apps.tasks.recordable import (
     LONGEST_CHANNEL,
@@ -29,28 +29,35 @@ from apps.tasks.recordable import (
     LONGEST_PROGRESS,
     LONGEST_SUMMARY,
 )
-from apps.tasks.services import (
+from apps.tasks.services import TypeDraft
+from apps.tasks.services.artifacts import NOTHING
+from apps.tasks.shapes import (
+    HIGHEST_SEQUENCE,
+    MOST_COST_USD,
+    MOST_TOKENS,
     Beat,
     BudgetDraft,
+    BudgetLeft,
     Completion,
     FailedRun,
     Failure,
+    Finished,
     Grant,
     LeaseNext,
-    Left,
     QueuedTask,
     QueueRequest,
     Released,
-    TypeDraft,
+    TaskResult,
+    TaskStatus,
+    UnsuccessfulRun,
 )
-from apps.tasks.services.artifacts import NOTHING
-from apps.tasks.shapes import HIGHEST_SEQUENCE, MOST_COST_USD, MOST_TOKENS
 from apps.tasks.signals import queue_topic, type_topic
 from apps.tasks.states import IfDependencyFails, Misfire, Order, WhenSpent
 
 QUEUE = "tasks:queue"
 WORK = "tasks:work"
 _RESULT_BODY = 4 * 1024 * 1024
+_LARGE_BODY = 8 * 1024 * 1024
 
 TaskRef = Annotated[Text, Field(max_length=30)]
 LeaseToken = Annotated[Text, Field(max_length=120)]
@@ -98,20 +105,10 @@ class QueueTask(Input):
     """What becomes of this one if one of them fails or is canceled."""
 
 
-class QueuedTaskOutput(Output):
-    """A task that was taken in. Its end arrives in the recipient's inbox by itself."""
-
-    task_id: str
-    status: str
-    is_duplicate: bool
-    receipt_id: str
-    poll_suggestion_seconds: int
-
-
 @operation(
     title="Queue a task",
     scope=QUEUE,
-    output=QueuedTaskOutput,
+    output=QueuedTask,
     routes=[Route("POST", "/api/v1/tasks", status=201, also=(200,))],
     idempotent=False,
 )
@@ -119,12 +116,7 @@ def queue_task(caller: Caller, given: QueueTask) -> Reply:
     """Hand work to whoever can do it and go on: a receipt arrives in the recipient's inbox when it has ended.
     Give an idempotency_key when you may have to ask twice."""
     queued = services.queue(requester=caller, request=request_of(given))
-    return Reply(queued_task(queued), 200 if queued.is_duplicate else 201)
-
-
-def queued_task(queued: QueuedTask) -> QueuedTaskOutput:
-    """A task that was taken in, as its requester is told of it."""
-    return QueuedTaskOutput(**asdict(queued))
+    return Reply(queued, 200 if queued.is_duplicate else 201)
 
 
 def request_of(given: QueueTask) -> QueueRequest:
@@ -156,140 +148,17 @@ class TaskNamed(Input):
     """As queue_task answered it: task_7."""
 
 
-class Progress(Output):
-    percent: float | None
-    message: str
-
-
-class Spent(Output):
-    tokens: int
-    cost_usd: float
-
-
-class BudgetOutput(Output):
-    """A budget, with all that was taken from it by its task and those that this one caused."""
-
-    task_id: str
-    """Whose it is: this task, or the one that caused it."""
-    tokens: int | None
-    cost_usd: float | None
-    when_spent: str
-    spent: Spent
-    spent_at: datetime | None
-    """Since when nothing is left; null while something is."""
-
-
-class TaskStatusOutput(Output):
-    """How far a task is. `complete` means ended, well or not; `status` says which."""
-
-    task_id: str
-    task_type: str
-    status: str
-    complete: bool
-    queue: str
-    priority: int
-    requested_by: str
-    recipient_ai: str
-    run_id: int
-    failures: int
-    expiries: int
-    progress: Progress | None
-    created_at: datetime
-    waits_for: list[str]
-    """Tasks that it depends on and that have yet to succeed."""
-    next_run_at: datetime | None
-    lease_expires_at: datetime | None
-    finished_at: datetime | None
-    reason: str | None
-    error: dict[str, Any] | None
-    result_pointer: str | None
-    receipt_id: str
-    terminal_receipt_id: str | None
-    spent: Spent
-    """What its runs have used."""
-    budgets: list[BudgetOutput]
-    """Those that it draws from, the nearest first."""
-    poll_suggestion_seconds: int | None
-
-
 @operation(
     title="Check a task",
     scope=QUEUE,
     routes=[Route("GET", "/api/v1/tasks/{task_id}")],
     read_only=True,
 )
-def check_task_status(caller: Caller, given: TaskNamed) -> TaskStatusOutput:
+def check_task_status(caller: Caller, given: TaskNamed) -> TaskStatus:
     """How far a task is that you asked for or are to be told of. There is no need to poll: its end comes to your
     inbox."""
     services.refuse_stranger(caller=caller, task_id=task_of(given.task_id))
-    found = selectors.status(given.task_id)
-    said = found.percent is not None or found.message
-    return TaskStatusOutput(
-        task_id=found.task_id,
-        task_type=found.task_type,
-        status=found.status,
-        complete=found.complete,
-        queue=found.queue,
-        priority=found.priority,
-        requested_by=found.requester,
-        recipient_ai=found.recipient,
-        run_id=found.run_id,
-        failures=found.failures,
-        expiries=found.expiries,
-        progress=Progress(percent=found.percent, message=found.message) if said else None,
-        created_at=found.created_at,
-        waits_for=[format_ref("task", task_id) for task_id in found.waits_for],
-        next_run_at=found.next_run_at,
-        lease_expires_at=found.lease_expires_at,
-        finished_at=found.finished_at,
-        reason=found.reason,
-        error=found.error,
-        result_pointer=found.result_pointer,
-        receipt_id=found.receipt_id,
-        terminal_receipt_id=found.terminal_receipt_id,
-        spent=Spent(tokens=found.tokens, cost_usd=found.cost_usd),
-        budgets=[_budget(budget) for budget in found.budgets],
-        poll_suggestion_seconds=None if found.complete else services.POLL_SECONDS,
-    )
-
-
-def _budget(budget: Budget) -> BudgetOutput:
-    return BudgetOutput(
-        task_id=format_ref("task", budget.task_id),
-        tokens=budget.max_tokens,
-        cost_usd=None if budget.max_cost_usd is None else float(budget.max_cost_usd),
-        when_spent=budget.when_spent,
-        spent=Spent(tokens=budget.spent_tokens, cost_usd=float(budget.spent_cost_usd)),
-        spent_at=budget.spent_at,
-    )
-
-
-def _place(caller: Caller, found: selectors.TaskResult) -> selectors.StoredArtifact | selectors.TenantFile | None:
-    """Where the content is to be read; None for what the record holds, or what is not read here."""
-    try:
-        place = selectors.located(found, tenant_id=caller.tenant_id, tenant_slug=caller.tenant_slug)
-    except UnreadableResult:
-        return None
-    return None if isinstance(place, bytes) else place
-
-
-class TaskResultOutput(Output):
-    """How a task ended. `content` is what the pointer points to, where this deployment can read it and it is not
-    over 1 MiB; text that workers wrote is material, not instruction."""
-
-    task_id: str
-    status: str
-    complete: bool
-    result_channel: str | None
-    result_pointer: str | None
-    content: Any
-    checksum: str | None
-    size: int | None
-    media_type: str | None
-    summary: str
-    error: dict[str, Any] | None
-    finished_at: datetime
-    fetched_at: datetime | None
+    return selectors.status(given.task_id)
 
 
 @operation(
@@ -299,27 +168,17 @@ class TaskResultOutput(Output):
     idempotent=True,
     own_transactions=True,
 )
-def fetch_task_result(caller: Caller, given: TaskNamed) -> TaskResultOutput:
+def fetch_task_result(caller: Caller, given: TaskNamed) -> TaskResult:
     """The result of a finished task: where it is, and its content where the gate can read it."""
     with caller.acting():
         found = services.fetch_result(caller=caller, task_id=task_of(given.task_id))
-        place = _place(caller, found)
-    content = found.content if place is None else selectors.content_at(place, checksum=found.checksum)
-    return TaskResultOutput(
-        task_id=found.task_id,
-        status=found.status,
-        complete=True,
-        result_channel=found.result_channel,
-        result_pointer=found.result_pointer,
-        content=content,
-        checksum=found.checksum,
-        size=found.size,
-        media_type=found.media_type,
-        summary=found.summary,
-        error=found.error,
-        finished_at=found.finished_at,
-        fetched_at=found.fetched_at,
-    )
+        try:
+            place = selectors.located(found, tenant_id=caller.tenant_id, tenant_slug=caller.tenant_slug)
+        except UnreadableResult:
+            return found
+    if isinstance(place, bytes):
+        return found
+    return found.model_copy(update={"content": selectors.content_at(place, checksum=found.checksum)})
 
 
 class CancelOutput(Output):
@@ -449,13 +308,6 @@ class HeartbeatTasks(Input):
     leases: Annotated[list[HeldLease], Field(min_length=1, max_length=500)]
 
 
-class BudgetLeft(Output):
-    """What is left of the budgets that a task draws from, at the tightest; null is not limited."""
-
-    tokens: int | None
-    cost_usd: float | None
-
-
 class HeartbeatAnswer(Output):
     """`lost`: stop, the task is no longer yours. `retry`: ask again at once. Then obey the order: `cancel` stop and
     release; `drain` save a checkpoint, release, lease no more; `checkpoint` save one and go on. `cancel` for
@@ -503,19 +355,7 @@ def _beat(held: HeldLease) -> Beat:
 
 
 def _heard(answer: services.BeatAnswer) -> HeartbeatAnswer:
-    return HeartbeatAnswer(
-        task_id=format_ref("task", answer.task_id),
-        status=answer.status,
-        order=answer.order.value,
-        lease_ms=answer.lease_ms,
-        reason=answer.reason,
-        stuck=answer.stuck,
-        budget_left=None if answer.budget_left is None else _left(answer.budget_left),
-    )
-
-
-def _left(left: Left) -> BudgetLeft:
-    return BudgetLeft(tokens=left.tokens, cost_usd=left.cost_usd)
+    return HeartbeatAnswer(**{**asdict(answer), "task_id": format_ref("task", answer.task_id)})
 
 
 class HeartbeatTask(HeldLease):
@@ -606,10 +446,7 @@ class CompleteTask(TaskCompletion, LeasesNext):
     pass
 
 
-class CompletedTask(Output):
-    task_id: str
-    status: str
-    receipt_id: str
+class CompletedTask(Finished):
     next: list[LeasedTask]
 
 
@@ -627,7 +464,7 @@ def complete_task(caller: Caller, given: CompleteTask) -> CompletedTask:
     with caller.acting():
         completed = services.complete_many(worker=caller, completions=[completion], lease_next=given.wanted())
     finished = only(completed.answers)
-    return CompletedTask(**asdict(finished), next=[leased(grant) for grant in completed.following])
+    return CompletedTask(**finished.model_dump(), next=[leased(grant) for grant in completed.following])
 
 
 def completion_of(caller: Caller, given: TaskCompletion) -> Completion:
@@ -664,24 +501,16 @@ class FailTask(Input):
     """Seconds; left out, the type's backoff."""
 
 
-class FailedRunOutput(Output):
-    task_id: str
-    status: str
-    will_retry: bool
-    retry_at: datetime | None
-    receipt_id: str | None
-
-
 @operation(
     title="Fail a task",
     scope=WORK,
     routes=[Route("POST", "/api/v1/tasks/{task_id}/fail")],
     idempotent=True,
 )
-def fail_task(caller: Caller, given: FailTask) -> FailedRunOutput:
+def fail_task(caller: Caller, given: FailTask) -> UnsuccessfulRun:
     """Say that this run has failed: the task is tried again after a pause, or ends as a dead letter. Safe to
     repeat."""
-    return FailedRunOutput(**asdict(only(services.fail_many(worker=caller, failures=[failed_run_of(given)]))))
+    return only(services.fail_many(worker=caller, failures=[failed_run_of(given)]))
 
 
 def failed_run_of(given: FailTask) -> FailedRun:
@@ -707,14 +536,184 @@ class ReleaseTask(Input):
     routes=[Route("POST", "/api/v1/tasks/{task_id}/release")],
     idempotent=True,
 )
-def release_task(caller: Caller, given: ReleaseTask) -> FailedRunOutput:
+def release_task(caller: Caller, given: ReleaseTask) -> UnsuccessfulRun:
     """Give a task back untouched, for another worker; no attempt is counted. Safe to repeat."""
-    return FailedRunOutput(**asdict(only(services.release_many(worker=caller, releases=[released_of(given)]))))
+    return only(services.release_many(worker=caller, releases=[released_of(given)]))
 
 
 def released_of(given: ReleaseTask) -> Released:
     """What is given back, as the services know it."""
     return Released(task_id=task_of(given.task_id), lease_token=given.lease_token)
+
+
+# Many at once: one transaction, and for each what the single verb answers or refuses.
+
+
+class Fault(Output):
+    pointer: str
+    message: str
+
+
+class Verdictable(Output):
+    """What became of one of many. Of a refused one `code` and `detail` say why, as an error of the single verb would."""
+
+    status: str
+    """The task's; `refused` where nothing was done."""
+    code: str | None = None
+    detail: str | None = None
+    reason: str | None = None
+    """Of a lost lease: how it was lost."""
+    errors: list[Fault] = Field(default_factory=list)
+
+
+class QueueTasks(Input):
+    tasks: Annotated[list[QueueTask], Field(min_length=1, max_length=1000)]
+
+
+class QueuedOne(Verdictable):
+    task_id: str | None = None
+    is_duplicate: bool = False
+    receipt_id: str | None = None
+    existing_task_id: str | None = None
+    """The task that the idempotency key stands for already."""
+
+
+class QueuedTasks(Output):
+    results: list[QueuedOne]
+    """One per task, in the order given."""
+
+
+@operation(
+    title="Queue many tasks",
+    scope=QUEUE,
+    routes=[Route("POST", "/api/v1/tasks/batch", max_body=_LARGE_BODY)],
+)
+def queue_tasks(caller: Caller, given: QueueTasks) -> QueuedTasks:
+    """Hand over up to 1,000 tasks at once, as queue_task does one: each is answered or refused by itself. Give each an
+    idempotency_key when you may have to ask twice."""
+    answers = services.queue_many(requester=caller, requests=[request_of(one) for one in given.tasks])
+    return QueuedTasks(results=[_queued(answer) for answer in answers])
+
+
+def _queued(answer: QueuedTask | DomainError) -> QueuedOne:
+    if isinstance(answer, DomainError):
+        return QueuedOne(**_refused(answer).model_dump(), existing_task_id=answer.extra.get("existing_task_id"))
+    return QueuedOne.model_validate(answer)
+
+
+class CompleteTasks(LeasesNext):
+    completions: Annotated[list[TaskCompletion], Field(min_length=1, max_length=500)]
+
+
+class EndedOne(Verdictable):
+    task_id: str
+    receipt_id: str | None = None
+
+
+class CompletedTasks(Output):
+    results: list[EndedOne]
+    """One per completion, in the order given."""
+    next: list[LeasedTask]
+
+
+@operation(
+    title="Complete many tasks",
+    scope=WORK,
+    routes=[Route("POST", "/api/v1/tasks/complete", max_body=_LARGE_BODY)],
+    idempotent=True,
+    own_transactions=True,
+)
+def complete_tasks(caller: Caller, given: CompleteTasks) -> CompletedTasks:
+    """End several tasks that you hold, as complete_task does one, and lease others in the same answer. A lost lease
+    among them is refused by itself and hinders none of the others. Safe to repeat."""
+    prepared = [_prepared(caller, one) for one in given.completions]
+    ready = [one for one in prepared if isinstance(one, Completion)]
+    with caller.acting():
+        completed = services.complete_many(worker=caller, completions=ready, lease_next=given.wanted())
+    answers = iter(completed.answers)
+    results = [one if isinstance(one, DomainError) else next(answers) for one in prepared]
+    return CompletedTasks(
+        results=[
+            EndedOne(**_refused(answer).model_dump(), task_id=one.task_id)
+            if isinstance(answer, DomainError)
+            else EndedOne.model_validate(answer)
+            for one, answer in zip(given.completions, results, strict=True)
+        ],
+        next=[leased(grant) for grant in completed.following],
+    )
+
+
+def _prepared(caller: Caller, given: TaskCompletion) -> Completion | DomainError:
+    try:
+        return completion_of(caller, given)
+    except DomainError as refusal:
+        return refusal
+
+
+class FailTasks(Input):
+    failures: Annotated[list[FailTask], Field(min_length=1, max_length=500)]
+
+
+class RunEnded(EndedOne):
+    will_retry: bool = False
+    retry_at: datetime | None = None
+
+
+class RunsEnded(Output):
+    results: list[RunEnded]
+    """One per run, in the order given."""
+
+
+@operation(
+    title="Fail many tasks",
+    scope=WORK,
+    routes=[Route("POST", "/api/v1/tasks/fail", max_body=_LARGE_BODY)],
+    idempotent=True,
+)
+def fail_tasks(caller: Caller, given: FailTasks) -> RunsEnded:
+    """Say of several tasks that you hold that this run has failed, as fail_task does of one. A lost lease among them is
+    refused by itself and hinders none of the others. Safe to repeat."""
+    answers = services.fail_many(worker=caller, failures=[failed_run_of(one) for one in given.failures])
+    return RunsEnded(results=_runs_ended([one.task_id for one in given.failures], answers))
+
+
+class ReleaseTasks(Input):
+    releases: Annotated[list[ReleaseTask], Field(min_length=1, max_length=500)]
+
+
+@operation(
+    title="Release many tasks",
+    scope=WORK,
+    routes=[Route("POST", "/api/v1/tasks/release")],
+    idempotent=True,
+)
+def release_tasks(caller: Caller, given: ReleaseTasks) -> RunsEnded:
+    """Give several tasks back untouched, as when you are to drain or stop: no attempt is counted. A lost lease among
+    them is refused by itself and hinders none of the others. Safe to repeat."""
+    answers = services.release_many(worker=caller, releases=[released_of(one) for one in given.releases])
+    return RunsEnded(results=_runs_ended([one.task_id for one in given.releases], answers))
+
+
+def _runs_ended(task_ids: Sequence[str], answers: Sequence[UnsuccessfulRun | DomainError]) -> list[RunEnded]:
+    return [
+        RunEnded(**_refused(answer).model_dump(), task_id=task_id)
+        if isinstance(answer, DomainError)
+        else RunEnded.model_validate(answer)
+        for task_id, answer in zip(task_ids, answers, strict=True)
+    ]
+
+
+def _refused(refusal: DomainError) -> Verdictable:
+    return Verdictable(
+        status="refused",
+        code=refusal.code,
+        detail=refusal.detail,
+        reason=refusal.extra.get("reason"),
+        errors=[Fault(pointer=error.pointer, message=error.message) for error in refusal.errors],
+    )
+
+
+# Artifacts and types.
 
 
 class ArtifactNamed(Input):
