@@ -258,7 +258,7 @@ def test_shown_rest_of_a_narrowed_digest_is_no_news(tenant: Tenant) -> None:
         makers.post_grouped(caller, flush_class="immediate")
         first = read_inbox(caller, ReadInbox()).entries[0].token
         makers.post_grouped(caller, flush_class="immediate")
-        given = ReadInbox(after=read_inbox(caller, ReadInbox()).as_of)
+        given = ReadInbox(after=read_inbox(caller, ReadInbox()).as_of, wait=1)
         makers.ack_through(caller, first or "")
         page = read_inbox(caller, given)
     assert [entry.flush_reason for entry in page.entries] == ["narrow"]
