@@ -10,7 +10,6 @@ from django.urls import reverse
 
 from apps.executions import reports
 from apps.executions.models import Execution, ExecutionStep
-from apps.plans.models import Plan
 from apps.principals.models import Operator, Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as_system
@@ -21,15 +20,14 @@ from tests.executions.making import (
     call_step,
     do_task,
     example_steps,
-    make_plan,
     make_worker,
     queue_step,
 )
 from tests.executions.workers import WorkerServer
-from tests.factories import T0, make_caller
+from tests.factories import make_caller
 
 
-def test_the_page_of_an_execution_leads_to_its_plan_tasks_and_receipts(kee: Caller, server: WorkerServer) -> None:
+def test_page_links_plan_tasks_and_receipts(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, example_steps())
     advance(execution)
@@ -50,28 +48,7 @@ def test_the_page_of_an_execution_leads_to_its_plan_tasks_and_receipts(kee: Call
     assert of_step.status_code == 200
 
 
-def test_the_page_of_a_plan_leads_to_its_own_executions_alone(kee: Caller) -> None:
-    mine = begin(kee, [REPORT])
-    with kee.acting():
-        naming_it = make_plan(kee, [REPORT], intent=f"As in {mine.plan_id}")
-        plan = Plan.objects.get(plan_id=mine.plan_id)
-    other = begin(kee, [], plan_id=naming_it)
-    with acting_as_system("test"):
-        operator = Operator.objects.create_superuser("olga", password=None)
-    client = Client()
-    client.force_login(operator, backend="django.contrib.auth.backends.ModelBackend")
-
-    page = client.get(reverse("admin:plans_plan_change", args=[plan.pk])).content.decode()
-    (address,) = re.findall(rf'href="({reverse("admin:executions_execution_changelist")}\?[^"]+)"', page)
-    listing = client.get(unescape(address)).content.decode()
-
-    assert reverse("admin:executions_execution_change", args=[mine.pk]) in listing
-    assert reverse("admin:executions_execution_change", args=[other.pk]) not in listing
-
-
-def test_the_page_draws_the_plan_with_the_state_of_each_step_and_where_its_params_are_from(
-    kee: Caller, server: WorkerServer
-) -> None:
+def test_page_draws_the_plan_and_its_provenance(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     told: dict[str, Any] = {
         "provenance": {"text": {"source": "literal", "text": "hello"}},
@@ -120,9 +97,7 @@ def page_of(execution: Execution) -> str:
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", page)).split())
 
 
-def test_the_page_of_an_execution_says_why_a_step_failed_and_with_it_the_whole(
-    kee: Caller, server: WorkerServer
-) -> None:
+def test_page_says_why_a_step_failed(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     gather = {"step_id": "sum", "step_type": "aggregate", "aggregate_step_ids": ["step-2"]}
     execution = begin(
@@ -139,9 +114,7 @@ def test_the_page_of_an_execution_says_why_a_step_failed_and_with_it_the_whole(
     assert f"step-1 (call_worker) Change Failed {why}" in page
 
 
-def test_the_page_of_an_execution_says_what_came_of_its_steps_and_that_its_owner_is_waited_for(
-    kee: Caller, tenant: Tenant, server: WorkerServer
-) -> None:
+def test_page_says_what_the_owner_owes(kee: Caller, tenant: Tenant, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, example_steps())
     advance(execution)
@@ -154,9 +127,7 @@ def test_the_page_of_an_execution_says_what_came_of_its_steps_and_that_its_owner
     assert "Waits for step-4 waits for its owner, Kee, to combine the results and hand them in." in page
 
 
-def test_the_page_of_an_execution_names_the_task_and_the_receipts_that_it_waits_for(
-    kee: Caller, server: WorkerServer
-) -> None:
+def test_page_names_awaited_task_and_receipts(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     wait = {"step_id": "wait", "step_type": "wait_for", "wait_for_receipts": ["rcpt_to_come"]}
     execution = begin(kee, [queue_step("step-1"), wait, REPORT])
@@ -168,14 +139,3 @@ def test_the_page_of_an_execution_names_the_task_and_the_receipts_that_it_waits_
 
     assert f"step-1 waits for {task}, a task for texter." in page
     assert "wait waits for receipts: rcpt_to_come." in page
-
-
-def test_the_page_of_an_execution_says_that_a_step_waits_for_its_worker_to_be_back(
-    kee: Caller, server: WorkerServer
-) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [call_step("step-1"), REPORT])
-    with acting_as_system("test"):
-        ExecutionStep.objects.filter(step_id="step-1").update(retry_at=T0)
-
-    assert f"step-1 waits for texter, to be called at {T0:%Y-%m-%d %H:%M:%S} UTC." in page_of(execution)

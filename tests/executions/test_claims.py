@@ -92,7 +92,7 @@ def make_hurried_writer(caller: Caller, server: WorkerServer) -> None:
         workers.register(caller=caller, original=signed(manifest, key))
 
 
-def test_a_writing_tool_that_was_reached_and_did_not_answer_is_called_once(kee: Caller, server: WorkerServer) -> None:
+def test_writing_tool_without_an_answer_is_called_once(kee: Caller, server: WorkerServer) -> None:
     make_hurried_writer(kee, server)
     execution = begin(kee, [{**call_step("a", "hold"), "worker_id": "writer"}, REPORT])
 
@@ -112,7 +112,7 @@ def test_a_writing_tool_that_was_reached_and_did_not_answer_is_called_once(kee: 
     [lambda: call_step("a"), lambda: call_step("a", "complain"), lambda: queue_step("a")],
     ids=["answered", "refused", "queued"],
 )
-def test_what_the_holder_of_an_older_claim_brings_is_dropped_while_the_next_is_calling(
+def test_result_of_an_older_claim_is_dropped(
     kee: Caller, server: WorkerServer, make_step: Callable[[], dict[str, Any]]
 ) -> None:
     make_worker(kee, server)
@@ -130,7 +130,7 @@ def test_what_the_holder_of_an_older_claim_brings_is_dropped_while_the_next_is_c
     assert statuses(kee, execution)["a"] != "calling"
 
 
-def test_a_claim_that_is_renewed_stands_for_another_period_from_then(kee: Caller, server: WorkerServer) -> None:
+def test_renewed_claim_lasts_another_period(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a"), REPORT])
     claim = claim_and_die(kee, execution)
@@ -148,7 +148,7 @@ def test_a_claim_that_is_renewed_stands_for_another_period_from_then(kee: Caller
     assert (step(kee).status, step(kee).attempts) == ("complete", 2)
 
 
-def test_a_step_of_which_every_process_dies_is_given_up(kee: Caller, server: WorkerServer) -> None:
+def test_step_is_given_up_after_too_many_lost_claims(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a"), REPORT])
     for _ in range(MAX_CLAIMS):
@@ -162,9 +162,7 @@ def test_a_step_of_which_every_process_dies_is_given_up(kee: Caller, server: Wor
     assert (step(kee).attempts, server.calls["echo"]) == (MAX_CLAIMS, 0)
 
 
-def test_calls_are_counted_in_the_order_of_their_workers_so_that_rounds_do_not_lock_each_other_out(
-    kee: Caller, server: WorkerServer
-) -> None:
+def test_calls_are_counted_in_the_order_of_their_workers(kee: Caller, server: WorkerServer) -> None:
     names = ("zeta", "alpha", "mu")
     for name in names:
         make_worker(kee, server, name)
@@ -180,7 +178,7 @@ def test_calls_are_counted_in_the_order_of_their_workers_so_that_rounds_do_not_l
     assert len(claimed) == 3
 
 
-def test_a_claim_that_is_lost_is_not_renewed_and_its_holder_hears_of_it(kee: Caller, server: WorkerServer) -> None:
+def test_lost_claim_is_not_renewed(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a"), REPORT])
     first = claim_and_die(kee, execution)
@@ -200,7 +198,7 @@ def test_a_claim_that_is_lost_is_not_renewed_and_its_holder_hears_of_it(kee: Cal
     [(queue_step, Mode.AUTO), (call_step, Mode.ASYNC_ONLY)],
     ids=["a step that queues", "a call in a mode that queues"],
 )
-def test_a_writing_tool_whose_task_was_not_queued_yet_was_not_called_and_is_queued_by_the_next_process(
+def test_lost_claim_of_a_task_is_queued_by_the_next_process(
     kee: Caller, server: WorkerServer, make_step: Callable[..., dict[str, Any]], mode: Mode
 ) -> None:
     make_writing_worker(kee, server)
@@ -218,19 +216,6 @@ def test_a_writing_tool_whose_task_was_not_queued_yet_was_not_called_and_is_queu
     assert (money(report(kee, execution).total_cost), step(kee).cost) == (Decimal("0.1"), Decimal("0.1"))
 
 
-def test_a_step_of_which_no_process_comes_to_queue_a_task_costs_nothing(kee: Caller, server: WorkerServer) -> None:
-    make_writing_worker(kee, server)
-    execution = begin(kee, [{**queue_step("a", estimated_cost=0.1), "worker_id": "writer"}, REPORT])
-    for _ in range(MAX_CLAIMS):
-        claim_and_die(kee, execution)
-        later(LATER)
-
-    advance(execution)
-
-    done = report(kee, execution)
-    assert (failure(done)["code"], money(done.total_cost)) == ("claims_exhausted", Decimal(0))
-
-
 BUDGET = Budget(max_total_cost=Decimal("0.25"))
 ONE = Budget(max_total_cost=Decimal(1))
 
@@ -245,7 +230,7 @@ ONE = Budget(max_total_cost=Decimal(1))
     ],
     ids=["may run twice", "may have run", "was no task yet"],
 )
-def test_after_a_halt_no_call_of_a_process_that_is_gone_is_made_again(
+def test_lost_call_is_not_repeated_after_a_halt(
     kee: Caller,
     server: WorkerServer,
     first: dict[str, Any],
@@ -267,9 +252,7 @@ def test_after_a_halt_no_call_of_a_process_that_is_gone_is_made_again(
     assert (statuses(kee, execution)["a"], money(done.total_cost)) == came_of_it
 
 
-def test_of_two_calls_to_be_made_again_none_is_once_the_first_does_not_fit_the_budget(
-    kee: Caller, server: WorkerServer
-) -> None:
+def test_lost_calls_over_the_budget_are_not_repeated(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     steps = [call_step("a", estimated_cost=0.2), call_step("b", "shout", estimated_cost=0.01), REPORT]
     execution = begin(kee, steps, budget=BUDGET)
@@ -284,9 +267,7 @@ def test_of_two_calls_to_be_made_again_none_is_once_the_first_does_not_fit_the_b
     assert not server.calls
 
 
-def test_a_call_is_paid_for_by_what_its_worker_asks_by_now_where_that_is_more_than_was_planned(
-    kee: Caller, server: WorkerServer
-) -> None:
+def test_higher_present_price_is_charged(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server, hints={"expected_runtime": "fast", "cost_estimate": 0.01})
     steps = [call_step("a", estimated_cost=0.01), call_step("b", estimated_cost=0.01, depends_on=["a"]), REPORT]
     execution = begin(kee, steps, budget=Budget(max_total_cost=Decimal("0.05")))
@@ -304,7 +285,7 @@ def test_a_call_is_paid_for_by_what_its_worker_asks_by_now_where_that_is_more_th
     [(0.15, None, 1), (0.15, "9", 1), (0.25, "0.15", 1), (0.25, "9", 2)],
     ids=["none is given", "a wider one is given", "a tighter one is given", "two calls fit"],
 )
-def test_the_bounds_that_a_plan_was_made_under_hold_for_all_calls_of_its_execution(
+def test_bounds_of_the_plan_hold_for_its_execution(
     kee: Caller, server: WorkerServer, bound: str, *, of_plan: float, given: str | None, fit: int
 ) -> None:
     make_worker(kee, server)
@@ -324,9 +305,7 @@ def test_the_bounds_that_a_plan_was_made_under_hold_for_all_calls_of_its_executi
     assert (done.status, money(done.total_cost), server.calls) == ("budget_exceeded", Decimal("0.1") * fit, {})
 
 
-def test_a_call_that_is_made_again_after_its_process_is_gone_is_paid_for_again(
-    kee: Caller, server: WorkerServer
-) -> None:
+def test_repeated_call_is_charged_again(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a", estimated_cost=0.1), REPORT], budget=BUDGET)
     claim_and_die(kee, execution)
@@ -342,9 +321,7 @@ def test_a_call_that_is_made_again_after_its_process_is_gone_is_paid_for_again(
 @pytest.mark.parametrize(
     "budget", [BUDGET, Budget(max_cost_per_step=Decimal("0.25"))], ids=["for the whole", "for each step"]
 )
-def test_no_call_is_made_again_that_the_budget_does_not_pay_for(
-    kee: Caller, server: WorkerServer, budget: Budget
-) -> None:
+def test_call_over_the_budget_is_not_repeated(kee: Caller, server: WorkerServer, budget: Budget) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a", estimated_cost=0.1), REPORT], budget=budget)
     for _ in range(2):
@@ -359,9 +336,7 @@ def test_no_call_is_made_again_that_the_budget_does_not_pay_for(
     assert failure(done)["code"] == "budget_exceeded"
 
 
-def test_a_call_that_breaks_after_it_reached_its_worker_is_paid_for_each_time(
-    kee: Caller, server: WorkerServer
-) -> None:
+def test_broken_call_is_charged_each_time(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a", "crash", estimated_cost=0.1), REPORT], budget=BUDGET)
 
@@ -374,7 +349,7 @@ def test_a_call_that_breaks_after_it_reached_its_worker_is_paid_for_each_time(
     assert (step(kee).attempts, step(kee).cost) == (2, Decimal("0.2"))
 
 
-def test_a_call_that_never_reached_its_worker_costs_nothing(kee: Caller, server: WorkerServer) -> None:
+def test_unreached_call_costs_nothing(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server, endpoint="http://127.0.0.1:9/mcp")
     execution = begin(kee, [call_step("a", estimated_cost=0.1), REPORT], budget=BUDGET)
 
@@ -393,7 +368,7 @@ def say(caller: Caller, status: str) -> None:
 
 
 @pytest.mark.parametrize("status", ["degraded", "maintenance", "offline"])
-def test_a_step_waits_for_a_worker_that_takes_no_calls_just_now(kee: Caller, server: WorkerServer, status: str) -> None:
+def test_step_waits_for_an_unavailable_worker(kee: Caller, server: WorkerServer, status: str) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a", estimated_cost=0.1), queue_step("b"), REPORT])
     say(kee, status)
@@ -410,25 +385,7 @@ def test_a_step_waits_for_a_worker_that_takes_no_calls_just_now(kee: Caller, ser
     assert server.calls == {"echo": 1}
 
 
-def test_a_call_that_is_taken_over_waits_for_its_worker_too(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [call_step("a"), REPORT])
-    claim_and_die(kee, execution)
-    later(CLAIM)
-    say(kee, "offline")
-    advance(execution)
-    before = statuses(kee, execution)["a"]
-
-    later(timedelta(seconds=10))
-    say(kee, "healthy")
-    advance(execution)
-
-    assert (before, statuses(kee, execution)["a"]) == ("pending", "complete")
-
-
-def test_a_step_whose_process_was_gone_for_long_waits_for_its_worker_from_when_it_is_missed(
-    kee: Caller, server: WorkerServer
-) -> None:
+def test_wait_counts_from_the_first_look_at_the_absence(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a"), REPORT])
     claim_and_die(kee, execution)
@@ -445,7 +402,7 @@ def test_a_step_whose_process_was_gone_for_long_waits_for_its_worker_from_when_i
     assert step(kee).away_since is None
 
 
-def test_while_nobody_looks_no_worker_is_waited_for(kee: Caller, server: WorkerServer) -> None:
+def test_downtime_of_this_side_does_not_count_as_absence(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a"), REPORT])
     say(kee, "offline")
@@ -461,7 +418,7 @@ def test_while_nobody_looks_no_worker_is_waited_for(kee: Caller, server: WorkerS
     assert (before, statuses(kee, execution)["a"]) == ("pending", "failed")
 
 
-def test_a_worker_that_stays_away_fails_the_step(kee: Caller, server: WorkerServer) -> None:
+def test_step_fails_if_its_worker_stays_away(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a"), REPORT])
     say(kee, "offline")

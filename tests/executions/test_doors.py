@@ -13,9 +13,8 @@ from apps.executions.models import Execution
 from apps.plans import services as planning
 from apps.plans.models import Outcome
 from apps.plans.services import PlanRequest
-from apps.plans.shapes import MOST_MONEY
 from apps.principals.models import Tenant
-from apps.principals.scopes import Kind, Scope
+from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.tasks.models import Task
 from apps.workers.models import Call
@@ -65,7 +64,7 @@ def counted() -> tuple[int, int, int]:
 
 
 @pytest.mark.usefixtures("patient")
-def test_fast_steps_are_answered_at_once(kee: Caller, token: str, server: WorkerServer) -> None:
+def test_fast_steps_are_in_the_answer(kee: Caller, token: str, server: WorkerServer) -> None:
     make_worker(kee, server)
     plan_id = plan_of(kee, [call_step("step-1"), REPORT])
 
@@ -78,9 +77,7 @@ def test_fast_steps_are_answered_at_once(kee: Caller, token: str, server: Worker
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_direct_result_has_its_own_steps_id_and_leads_to_the_whole_of_it(
-    kee: Caller, token: str, server: WorkerServer
-) -> None:
+def test_direct_result_has_step_id_and_pointer(kee: Caller, token: str, server: WorkerServer) -> None:
     make_worker(kee, server)
     steps = [
         call_step("a", "say", '{"step_id": "other", "x": 1}'),
@@ -96,7 +93,7 @@ def test_a_direct_result_has_its_own_steps_id_and_leads_to_the_whole_of_it(
 
 
 @pytest.mark.usefixtures("patient")
-def test_an_answer_is_partial_while_tasks_are_under_way(kee: Caller, token: str, server: WorkerServer) -> None:
+def test_answer_is_partial_while_tasks_run(kee: Caller, token: str, server: WorkerServer) -> None:
     make_worker(kee, server)
     plan_id = plan_of(kee, [call_step("step-1"), queue_step("step-2", depends_on=["step-1"]), REPORT])
 
@@ -107,7 +104,7 @@ def test_an_answer_is_partial_while_tasks_are_under_way(kee: Caller, token: str,
     assert send("POST", BASE, token, {"plan_id": plan_id, "budget": {"max_total_cost": 1.0}})[1] == answer
 
 
-def test_a_plan_can_be_followed_to_its_report(kee: Caller, token: str, tenant: Tenant, server: WorkerServer) -> None:
+def test_plan_is_executed_over_http(kee: Caller, token: str, tenant: Tenant, server: WorkerServer) -> None:
     make_worker(kee, server)
     plan_id = plan_of(kee, example_steps())
     before = send("GET", f"/api/v1/plans/{plan_id}/execution", token)
@@ -132,29 +129,7 @@ def test_a_plan_can_be_followed_to_its_report(kee: Caller, token: str, tenant: T
     assert send("GET", BASE, token)[1]["executions"][0]["execution_id"] == ref
 
 
-def test_cancel_is_a_verdict_when_nobody_is_at_work(kee: Caller, token: str, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    plan_id = plan_of(kee, [queue_step("step-1"), REPORT])
-    ref = send("POST", BASE, token, {"plan_id": plan_id})[1]["execution_id"]
-
-    status, answer = send("POST", f"{BASE}/{ref}/cancel", token, {"reason": "Not now"})
-
-    assert (status, answer["status"]) == (200, "canceled")
-
-
-def test_a_decision_can_be_given(kee: Caller, token: str) -> None:
-    plan_id = plan_of(kee, [{**REPORT, "decision_required": True}])
-    started = send("POST", BASE, token, {"plan_id": plan_id})[1]
-    assert started["status"] == "needs_escalation"
-
-    path = f"{BASE}/{started['execution_id']}/steps/report/decide"
-    assert send("POST", path, token, {"decision": "maybe"})[0] == 422
-    assert send("POST", path, token, {"decision": "accept"})[1]["status"] == "complete"
-
-
-def test_a_plan_that_only_says_what_is_missing_is_refused_and_nobody_hears_that_it_was_done(
-    kee: Caller, token: str, server: WorkerServer
-) -> None:
+def test_incomplete_plan_is_refused(kee: Caller, token: str, server: WorkerServer) -> None:
     make_worker(kee, server)
     with kee.acting():
         request = PlanRequest(intent="Delete all files from the production server")
@@ -176,30 +151,6 @@ def test_a_plan_that_only_says_what_is_missing_is_refused_and_nobody_hears_that_
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "code"),
-    [
-        ({"plan_id": "plan-unknown"}, 404, "unknown_plan"),
-        ({}, 422, "invalid"),
-        ({"plan_id": 5}, 422, "invalid"),
-        ({"plan_id": "p", "mode": "fast"}, 422, "invalid"),
-        ({"plan_id": "p", "budget": {"max_total_cost": -1}}, 422, "invalid"),
-        ({"plan_id": "p", "budget": {"max_total_cost": MOST_MONEY + 1}}, 422, "invalid"),
-        ({"plan_id": "p", "budget": {"currency": "EUR"}}, 422, "invalid"),
-        ({"plan_id": "p", "extra": 1}, 422, "invalid"),
-        ({"plan_id": "a\u0000b"}, 422, None),
-    ],
-)
-def test_a_faulty_start_is_refused_and_nothing_is_stored(
-    token: str, body: dict[str, Any], status: int, code: str | None
-) -> None:
-    answered, problem = send("POST", BASE, token, body)
-
-    assert answered == status
-    assert code is None or problem["code"] == code
-    assert counted() == (0, 0, 0)
-
-
-@pytest.mark.parametrize(
     ("path", "body", "expected"),
     [
         ("exec_1000000000000000", None, (404, "unknown_execution")),
@@ -213,7 +164,7 @@ def test_a_faulty_start_is_refused_and_nothing_is_stored(
         ("{ref}/cancel", {}, (409, "execution_ended")),
     ],
 )
-def test_each_refusal_has_its_name_and_changes_nothing(
+def test_refusal_has_its_code_and_changes_nothing(
     kee: Caller, token: str, path: str, body: dict[str, Any] | None, expected: tuple[int, str]
 ) -> None:
     plan_id = plan_of(kee, [REPORT])
@@ -226,18 +177,7 @@ def test_each_refusal_has_its_name_and_changes_nothing(
     assert send("GET", f"{BASE}/{ref}", token) == before
 
 
-def test_another_principal_sees_no_execution(kee: Caller, token: str, tenant: Tenant) -> None:
-    ref = send("POST", BASE, token, {"plan_id": plan_of(kee, [REPORT])})[1]["execution_id"]
-    stranger = make_token(tenant, "Mallory")
-
-    assert send("GET", f"{BASE}/{ref}", stranger)[0] == 404
-    assert send("GET", BASE, stranger)[1] == {"executions": [], "next": None}
-    assert send("POST", f"{BASE}/{ref}/cancel", make_token(tenant, "Poor", scopes=[Scope.INBOX]), {})[0] == 403
-
-
-def test_the_list_has_what_one_owns_and_what_one_asked_for_page_by_page(
-    kee: Caller, token: str, tenant: Tenant
-) -> None:
+def test_list_is_paged(kee: Caller, token: str, tenant: Tenant) -> None:
     other = make_caller(tenant, "Dept")
     refs = [send("POST", BASE, token, {"plan_id": plan_of(kee, [REPORT])})[1]["execution_id"] for _ in range(5)]
     with acting_as_system("test"):
@@ -259,7 +199,7 @@ def test_the_list_has_what_one_owns_and_what_one_asked_for_page_by_page(
     assert send("GET", f"{BASE}?cursor=nonsense", token)[1]["code"] == "bad_cursor"
 
 
-def test_a_tool_can_be_called_without_a_plan(kee: Caller, token: str, server: WorkerServer) -> None:
+def test_tool_is_called_without_a_plan(kee: Caller, token: str, server: WorkerServer) -> None:
     make_worker(kee, server)
     path = "/api/v1/workers/texter/tools/echo/call"
 
@@ -271,18 +211,6 @@ def test_a_tool_can_be_called_without_a_plan(kee: Caller, token: str, server: Wo
     assert (queued[0], queued[1]["status"], queued[1]["is_duplicate"]) == (200, "queued", False)
     assert (again[1]["task_id"], again[1]["is_duplicate"]) == (queued[1]["task_id"], True)
     assert server.calls == {"echo": 1}
-
-
-def test_a_call_with_a_key_is_made_once_also_of_a_tool_that_could_be_called_at_once(
-    kee: Caller, token: str, server: WorkerServer
-) -> None:
-    make_worker(kee, server)
-    path, body = "/api/v1/workers/texter/tools/echo/call", {"params": {"text": "hi"}, "idempotency_key": "once"}
-
-    first, again = send("POST", path, token, body)[1], send("POST", path, token, body)[1]
-
-    assert (first["status"], first["is_duplicate"]) == ("queued", False)
-    assert (again["task_id"], again["is_duplicate"]) == (first["task_id"], True)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +236,7 @@ def test_a_call_with_a_key_is_made_once_also_of_a_tool_that_could_be_called_at_o
         ("barred/tools/echo", {"params": {"text": "x"}}, (403, "worker_barred")),
     ],
 )
-def test_a_faulty_call_is_refused_by_name(
+def test_faulty_call_is_refused_with_a_code(
     kee: Caller, server: WorkerServer, path: str, body: dict[str, Any], expected: tuple[int, str]
 ) -> None:
     token = make_token(kee_tenant(kee), "Kee")

@@ -24,7 +24,7 @@ _AROUND = len('{"text": ""}')
 
 
 @pytest.mark.parametrize("letter", ["x", "é", "漢"])
-def test_an_envelope_carries_a_result_up_to_its_limit_in_bytes(letter: str) -> None:
+def test_envelope_carries_a_result_up_to_its_limit(letter: str) -> None:
     room, size = MAX_PAYLOAD_BYTES - _AROUND, len(letter.encode())
     fits = letter * (room // size) + "x" * (room % size)
 
@@ -34,7 +34,7 @@ def test_an_envelope_carries_a_result_up_to_its_limit_in_bytes(letter: str) -> N
         assert envelope["payload"] == (result if carried else None)
 
 
-def test_a_finding_whose_name_is_longer_than_a_report_is_left_to_the_payload() -> None:
+def test_finding_with_a_long_name_is_left_out() -> None:
     assert key_findings({"k" * 101: 1, "k" * 100: 2, "note": "n"}) == {"k" * 100: 2, "note": "n"}
 
 
@@ -63,7 +63,7 @@ RESULTS = st.one_of(
 
 
 @given(st.lists(RESULTS, max_size=120))
-def test_what_a_receipt_tells_of_results_leaves_room_for_the_rest_of_it(found: list[dict[str, Any] | str]) -> None:
+def test_results_in_a_receipt_leave_room(found: list[dict[str, Any] | str]) -> None:
     steps = [line(number, one) for number, one in enumerate(found)]
     whole = [one.model_dump() for one in reports.results(steps)]
 
@@ -75,7 +75,7 @@ def test_what_a_receipt_tells_of_results_leaves_room_for_the_rest_of_it(found: l
     assert len(told) >= min(len(whole), 30)
 
 
-def test_results_that_are_too_large_together_are_told_by_their_pointers() -> None:
+def test_large_results_in_a_receipt_are_pointers() -> None:
     steps = [
         line(number, {"text": "x" * 500, "more": ["é" * 500] * 3, **{f"k{one}": "漢" * 500 for one in range(9)}})
         for number in range(4)

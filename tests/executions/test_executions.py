@@ -12,13 +12,12 @@ from apps.core.sql import database_now
 from apps.executions import selectors
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import advancing, answering
-from apps.executions.services.answering import Decision, Submitted
+from apps.executions.services.answering import Submitted
 from apps.executions.services.starting import Budget
 from apps.executions.services.steps import RECEIPTS_EVERY
 from apps.executions.states import Mode, Strategy
-from apps.plans.errors import UnknownPlan
 from apps.plans.models import Outcome
-from apps.principals.models import Principal, Tenant
+from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts import selectors as receipts
@@ -38,7 +37,6 @@ from tests.executions.making import (
     ended,
     example_steps,
     failure,
-    make_plan,
     make_worker,
     make_writing_worker,
     money,
@@ -71,7 +69,7 @@ def outside(tenant: Tenant) -> Caller:
     return make_caller(tenant, "hands", Kind.WORKER)
 
 
-def test_direct_steps_run_at_once_and_pass_their_results_on(kee: Caller, server: WorkerServer) -> None:
+def test_direct_steps_pass_their_results_on(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a"), call_step("b", "shout", "{{a.text}} {{a.length}}"), REPORT])
 
@@ -87,9 +85,7 @@ def test_direct_steps_run_at_once_and_pass_their_results_on(kee: Caller, server:
     assert server.calls == {"echo": 1, "shout": 1}
 
 
-def test_a_plan_goes_from_task_to_call_to_aggregate_to_report(
-    kee: Caller, outside: Caller, server: WorkerServer
-) -> None:
+def test_plan_goes_from_task_to_call_to_aggregate_to_report(kee: Caller, outside: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, example_steps())
 
@@ -116,9 +112,7 @@ def test_a_plan_goes_from_task_to_call_to_aggregate_to_report(
     assert open_obligations(kee) == 0
 
 
-def test_the_receipts_of_an_execution_are_one_chain_that_closes_the_plan(
-    kee: Caller, outside: Caller, server: WorkerServer
-) -> None:
+def test_receipts_are_one_chain_that_closes_the_plan(kee: Caller, outside: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, example_steps())
     advance(execution)
@@ -143,7 +137,7 @@ def test_the_receipts_of_an_execution_are_one_chain_that_closes_the_plan(
     assert (closing.event_type, closing.surface) == ("plan_complete", "ledger")
 
 
-def test_each_step_tells_what_came_of_it_in_an_envelope(kee: Caller, outside: Caller, server: WorkerServer) -> None:
+def test_each_step_has_an_envelope(kee: Caller, outside: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a"), queue_step("b"), call_step("c", "break_down", critical=False), REPORT])
     advance(execution)
@@ -186,9 +180,7 @@ def test_each_step_tells_what_came_of_it_in_an_envelope(kee: Caller, outside: Ca
     assert all(envelope["provenance"]["completed_at"] for envelope in told.values())
 
 
-def test_what_a_delegate_asks_of_another_is_carried_out_on_behalf_of_the_other(
-    tenant: Tenant, outside: Caller, server: WorkerServer
-) -> None:
+def test_asked_delegate_owns_the_execution(tenant: Tenant, outside: Caller, server: WorkerServer) -> None:
     manager = make_caller(tenant, "general-manager", Kind.DELEGATE)
     make_worker(manager, server)
     execution = begin(manager, example_steps())
@@ -215,7 +207,7 @@ def test_what_a_delegate_asks_of_another_is_carried_out_on_behalf_of_the_other(
     assert open_obligations(manager) == 0
 
 
-def test_a_tool_that_asks_for_its_cause_is_told_the_plans_receipt(kee: Caller, server: WorkerServer) -> None:
+def test_tool_with_a_cause_parameter_gets_the_plan_receipt(kee: Caller, server: WorkerServer) -> None:
     asking = {"type": "object", "properties": {"text": {}, "caused_by_receipt_id": {}}}
     make_worker(
         kee, server, tools=[{"name": name, "description": name, "input_schema": asking} for name in ("echo", "tell")]
@@ -228,7 +220,7 @@ def test_a_tool_that_asks_for_its_cause_is_told_the_plans_receipt(kee: Caller, s
     assert told == [{"text": "hello", "caused_by_receipt_id": execution.plan_receipt_id}, named]
 
 
-def test_an_execution_leaves_one_trace_in_memory(kee: Caller, server: WorkerServer) -> None:
+def test_execution_leaves_one_trace_in_memory(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a"), REPORT])
     advance(execution)
@@ -249,9 +241,7 @@ def test_an_execution_leaves_one_trace_in_memory(kee: Caller, server: WorkerServ
     }
 
 
-def test_the_planner_is_told_which_tools_ran_to_their_end_and_took_whose_result(
-    kee: Caller, server: WorkerServer
-) -> None:
+def test_planner_learns_tools_and_links(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     with kee.acting():
         uids = dict(ToolVersion.objects.values_list("name", "uid"))
@@ -277,7 +267,7 @@ def test_the_planner_is_told_which_tools_ran_to_their_end_and_took_whose_result(
     assert 0 < outcome.weight < 1
 
 
-def test_what_ended_before_any_tool_ran_teaches_the_planner_nothing(kee: Caller, server: WorkerServer) -> None:
+def test_planner_learns_nothing_without_a_completed_tool(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     with kee.acting():
         uid = ToolVersion.objects.get(name="break_down").uid
@@ -290,7 +280,7 @@ def test_what_ended_before_any_tool_ran_teaches_the_planner_nothing(kee: Caller,
         assert not Outcome.objects.exists()
 
 
-def test_a_plan_is_carried_out_once(kee: Caller, server: WorkerServer) -> None:
+def test_plan_is_executed_once(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     first = begin(kee, [call_step("a"), REPORT])
     advance(first)
@@ -309,7 +299,7 @@ def test_a_plan_is_carried_out_once(kee: Caller, server: WorkerServer) -> None:
     "other",
     [Budget(), Budget(max_total_cost=Decimal(2)), Budget(max_total_cost=Decimal(1), max_cost_per_step=Decimal(1))],
 )
-def test_a_plan_is_not_carried_out_again_with_another_budget(kee: Caller, other: Budget) -> None:
+def test_second_start_with_another_budget_is_refused(kee: Caller, other: Budget) -> None:
     budget = Budget(max_total_cost=Decimal(1))
     first = begin(kee, [REPORT], budget=budget)
 
@@ -319,19 +309,7 @@ def test_a_plan_is_not_carried_out_again_with_another_budget(kee: Caller, other:
     assert begin(kee, [], plan_id=first.plan_id, budget=budget).pk == first.pk
 
 
-def test_nobody_carries_out_another_principals_plan(kee: Caller, tenant: Tenant) -> None:
-    stranger = make_caller(tenant, "Mallory")
-    with kee.acting():
-        plan_id = make_plan(kee, [REPORT])
-
-    with pytest.raises(UnknownPlan):
-        begin(stranger, [], plan_id=plan_id)
-
-    with kee.acting():
-        assert not Execution.objects.exists()
-
-
-def test_nobody_reads_answers_or_cancels_another_principals_execution(kee: Caller, tenant: Tenant) -> None:
+def test_execution_is_hidden_from_other_principals(kee: Caller, tenant: Tenant) -> None:
     stranger = make_caller(tenant, "Mallory")
     execution = begin(kee, [REPORT])
 
@@ -345,7 +323,7 @@ def test_nobody_reads_answers_or_cancels_another_principals_execution(kee: Calle
     assert report(kee, execution).status == "queued"
 
 
-def test_in_async_only_mode_every_call_is_a_task(kee: Caller, server: WorkerServer) -> None:
+def test_async_only_queues_every_call(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a"), REPORT], mode=Mode.ASYNC_ONLY)
 
@@ -355,7 +333,7 @@ def test_in_async_only_mode_every_call_is_a_task(kee: Caller, server: WorkerServ
     assert not server.calls
 
 
-def test_in_auto_mode_a_tool_that_takes_long_becomes_a_task(kee: Caller, server: WorkerServer) -> None:
+def test_auto_queues_long_tools(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server, hints={"expected_runtime": "long"})
     patient = begin(kee, [call_step("a"), REPORT])
     direct = begin(kee, [call_step("a"), REPORT], mode=Mode.DIRECT_ONLY)
@@ -367,7 +345,7 @@ def test_in_auto_mode_a_tool_that_takes_long_becomes_a_task(kee: Caller, server:
     assert statuses(kee, direct)["a"] == "complete"
 
 
-def test_without_patience_calls_are_left_to_a_worker_process(kee: Caller, server: WorkerServer) -> None:
+def test_calls_without_patience_are_left_to_a_worker_process(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a"), REPORT])
 
@@ -379,20 +357,9 @@ def test_without_patience_calls_are_left_to_a_worker_process(kee: Caller, server
         assert Execution.objects.get().wake_at is not None
 
 
-def test_nothing_begins_once_a_step_did_not_fit_the_budget(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    steps = [call_step("a", estimated_cost=9), call_step("b", "shout", estimated_cost=0.5), REPORT]
-    execution = begin(kee, steps, budget=Budget(max_total_cost=Decimal(1)))
-
-    advance(execution)
-
-    assert (report(kee, execution).status, statuses(kee, execution)["b"]) == ("budget_exceeded", "skipped")
-    assert not server.calls
-
-
 @pytest.mark.parametrize("calls_in_the_hour_before", [0, 2])
 @pytest.mark.parametrize("other", [{"estimated_cost": 9}, {"worker_id": "nobody", "critical": True}])
-def test_what_is_let_go_in_the_look_that_claimed_it_is_neither_called_nor_paid(
+def test_claim_of_a_halted_look_is_neither_called_nor_charged(
     kee: Caller, server: WorkerServer, other: dict[str, Any], calls_in_the_hour_before: int
 ) -> None:
     make_worker(kee, server, constraints={"rate_limit_per_hour": 1, "timeout_seconds": 20})
@@ -410,7 +377,7 @@ def test_what_is_let_go_in_the_look_that_claimed_it_is_neither_called_nor_paid(
 
 
 @pytest.mark.parametrize("budget", [Budget(max_total_cost=Decimal("0.25")), Budget(max_cost_per_step=Decimal("0.05"))])
-def test_a_step_that_does_not_fit_the_budget_does_not_begin(kee: Caller, server: WorkerServer, budget: Budget) -> None:
+def test_step_over_the_budget_does_not_begin(kee: Caller, server: WorkerServer, budget: Budget) -> None:
     make_worker(kee, server)
     steps = [call_step(name, estimated_cost=0.1) for name in ("a", "b", "c")]
     execution = begin(kee, [*steps, REPORT], budget=budget)
@@ -425,7 +392,7 @@ def test_a_step_that_does_not_fit_the_budget_does_not_begin(kee: Caller, server:
     assert open_obligations(kee) == 0
 
 
-def test_a_tool_that_fails_ends_the_plan_when_others_need_it(kee: Caller, server: WorkerServer) -> None:
+def test_failed_critical_step_ends_the_plan(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a", "break_down"), call_step("b", "echo", "{{a.text}}"), REPORT])
 
@@ -440,33 +407,7 @@ def test_a_tool_that_fails_ends_the_plan_when_others_need_it(kee: Caller, server
     assert open_obligations(kee) == 0
 
 
-def test_an_answer_that_can_not_be_stored_fails_its_step(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [call_step("a", "say", r'{"text": "a\u0000b"}'), {**REPORT, "depends_on": ["a"]}])
-
-    advance(execution)
-
-    done = report(kee, execution)
-    assert done.status == "failed"
-    assert failure(done)["code"] == "worker_refused"
-    assert "NUL" in failure(done)["message"]
-    assert server.calls == {"say": 1}
-
-
-def test_a_workers_summary_is_kept_within_its_bounds(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [{**call_step("a", "sum_up"), "params": {"size": 20_000}}, REPORT])
-
-    advance(execution)
-
-    envelope = report(kee, execution).steps[0].envelope
-    assert envelope is not None
-    assert envelope["summary"] == "é" * (16 * 1024 // 2)
-
-
-def test_a_result_that_the_storage_does_not_give_out_is_taken_in_when_it_does(
-    kee: Caller, outside: Caller, server: WorkerServer
-) -> None:
+def test_result_is_read_when_the_storage_is_back(kee: Caller, outside: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [queue_step("a"), {**REPORT, "depends_on": ["a"]}])
     advance(execution)
@@ -486,7 +427,7 @@ def test_a_result_that_the_storage_does_not_give_out_is_taken_in_when_it_does(
 
 
 @pytest.mark.parametrize("crowd", ["by the clock", "by tasks"])
-def test_tenants_take_turns_in_having_executions_advanced(kee: Caller, server: WorkerServer, crowd: str) -> None:
+def test_tenants_share_the_due_executions_fairly(kee: Caller, server: WorkerServer, crowd: str) -> None:
     other = make_caller(make_tenant("other"), "Kay", Kind.AI)
     callers = [kee, kee, kee, other]
     for caller, way in zip(callers, [crowd] * 3 + ["by tasks"], strict=True):
@@ -506,7 +447,7 @@ def test_tenants_take_turns_in_having_executions_advanced(kee: Caller, server: W
 
 
 @pytest.mark.parametrize("pointer", ["s3://bucket/key", "artifact"])
-def test_a_result_that_can_never_be_read_stays_behind_its_pointer(
+def test_unreadable_result_stays_behind_its_pointer(
     kee: Caller, outside: Caller, server: WorkerServer, pointer: str
 ) -> None:
     make_worker(kee, server)
@@ -526,31 +467,7 @@ def test_a_result_that_can_never_be_read_stays_behind_its_pointer(
     assert report(kee, execution).status == "complete"
 
 
-def test_a_step_that_needs_a_result_waits_for_the_storage(kee: Caller, outside: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(
-        kee, [queue_step("a"), call_step("b", "sum_up", params={"size": "{{a.size}}"}, depends_on=["a"]), REPORT]
-    )
-    advance(execution)
-    do_task(outside, {"text": "x" * 65_600, "size": 3})
-    advance(execution, patience=timedelta(0))
-    assert statuses(kee, execution)["a"] == "complete"
-
-    with artifacts_away():
-        advance(execution)
-    assert statuses(kee, execution)["b"] == "pending"
-    assert not server.calls
-    with kee.acting():
-        ExecutionStep.objects.update(retry_at=None)
-    advance(execution)
-
-    assert server.calls == {"sum_up": 1}
-    assert report(kee, execution).status == "complete"
-
-
-def test_a_tool_that_may_not_run_twice_waits_for_the_storage_too_for_it_was_not_called(
-    kee: Caller, outside: Caller, server: WorkerServer
-) -> None:
+def test_step_waits_for_the_storage_of_its_input(kee: Caller, outside: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     make_writing_worker(kee, server)
     summing = {**call_step("b", "sum_up", params={"size": "{{a.size}}"}, depends_on=["a"]), "worker_id": "writer"}
@@ -570,7 +487,7 @@ def test_a_tool_that_may_not_run_twice_waits_for_the_storage_too_for_it_was_not_
     assert report(kee, execution).status == "complete"
 
 
-def test_a_step_that_waits_for_a_receipt_is_looked_at_again_by_the_clock(kee: Caller) -> None:
+def test_wait_step_is_looked_at_by_the_clock(kee: Caller) -> None:
     execution = begin(kee, [{"step_id": "a", "step_type": "wait_for", "wait_for_receipts": ["rcpt_to_come"]}, REPORT])
     with kee.acting():
         before = database_now()
@@ -584,9 +501,7 @@ def test_a_step_that_waits_for_a_receipt_is_looked_at_again_by_the_clock(kee: Ca
     assert before + RECEIPTS_EVERY <= execution.wake_at <= after + RECEIPTS_EVERY
 
 
-def test_a_cancel_stands_over_an_end_that_was_certain_and_takes_back_what_is_still_done(
-    kee: Caller, server: WorkerServer
-) -> None:
+def test_cancel_replaces_another_halt(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(
         kee, [queue_step("a"), call_step("b", estimated_cost=9), REPORT], budget=Budget(max_total_cost=Decimal(1))
@@ -609,7 +524,7 @@ def test_a_cancel_stands_over_an_end_that_was_certain_and_takes_back_what_is_sti
     ],
     ids=["failed", "budget_exceeded"],
 )
-def test_a_task_that_the_execution_takes_back_itself_does_not_change_how_it_ends(
+def test_task_canceled_by_its_execution_keeps_the_verdict(
     kee: Caller, outside: Caller, server: WorkerServer, others: list[dict[str, Any]], verdict: str
 ) -> None:
     make_worker(kee, server)
@@ -632,7 +547,7 @@ def test_a_task_that_the_execution_takes_back_itself_does_not_change_how_it_ends
     assert report(kee, execution).status == verdict
 
 
-def test_a_task_that_somebody_else_cancels_ends_its_execution_as_canceled(kee: Caller, server: WorkerServer) -> None:
+def test_canceled_task_cancels_its_execution(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [queue_step("a"), {**REPORT, "depends_on": []}, call_step("c", depends_on=["a"])])
     advance(execution)
@@ -650,16 +565,7 @@ def test_a_task_that_somebody_else_cancels_ends_its_execution_as_canceled(kee: C
     assert "The task of a was canceled." in done.summary
 
 
-def test_an_uncritical_failure_leaves_a_partial_success(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [call_step("a", "break_down"), call_step("b"), REPORT])
-
-    advance(execution)
-
-    assert report(kee, execution).status == "partial"
-
-
-def test_the_escalate_strategy_tells_the_owner_of_a_critical_failure(kee: Caller, server: WorkerServer) -> None:
+def test_escalate_strategy_alarms_the_owner(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(
         kee,
@@ -685,7 +591,7 @@ def test_the_escalate_strategy_tells_the_owner_of_a_critical_failure(kee: Caller
         ({**call_step("a"), "tool_name": "nothing"}, "unknown_tool"),
     ],
 )
-def test_a_step_that_can_not_be_called_fails_by_name(
+def test_uncallable_step_fails_with_a_code(
     kee: Caller, server: WorkerServer, step: dict[str, object], code: str
 ) -> None:
     make_worker(kee, server)
@@ -698,7 +604,7 @@ def test_a_step_that_can_not_be_called_fails_by_name(
     assert not server.calls
 
 
-def test_a_result_may_be_handed_in_twice_but_not_two(kee: Caller, outside: Caller, server: WorkerServer) -> None:
+def test_same_result_twice_changes_nothing(kee: Caller, outside: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, example_steps())
     with refused("step_not_open"):
@@ -718,7 +624,7 @@ def test_a_result_may_be_handed_in_twice_but_not_two(kee: Caller, outside: Calle
     assert report(kee, execution) == before
 
 
-def test_a_decision_is_asked_for_and_ends_the_wait(kee: Caller) -> None:
+def test_decision_ends_the_wait(kee: Caller) -> None:
     execution = begin(kee, [{**REPORT, "decision_required": True}])
     advance(execution)
     asked = report(kee, execution)
@@ -734,9 +640,7 @@ def test_a_decision_is_asked_for_and_ends_the_wait(kee: Caller) -> None:
     assert open_obligations(kee) == 0
 
 
-def test_a_decision_on_what_wants_a_result_hears_which_call_it_wants(
-    kee: Caller, outside: Caller, server: WorkerServer
-) -> None:
+def test_refused_decision_names_the_right_call(kee: Caller, outside: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, example_steps())
     advance(execution)
@@ -749,7 +653,7 @@ def test_a_decision_on_what_wants_a_result_hears_which_call_it_wants(
     assert str(refusal.value) == (f"step-4 of {execution.ref} is aggregate, awaiting: end it with submit_step_result.")
 
 
-def test_what_failed_plainly_is_to_be_planned_again_by_a_call_that_is_named(kee: Caller, server: WorkerServer) -> None:
+def test_failed_plan_suggests_a_replan(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a", "complain"), {**REPORT, "depends_on": ["a"]}])
     advance(execution)
@@ -761,7 +665,7 @@ def test_what_failed_plainly_is_to_be_planned_again_by_a_call_that_is_named(kee:
     ]
 
 
-def test_a_rejected_recommendation_ends_the_plan_as_failed(kee: Caller) -> None:
+def test_rejection_fails_the_plan(kee: Caller) -> None:
     execution = begin(kee, [{**REPORT, "decision_required": True}])
     advance(execution)
 
@@ -776,30 +680,8 @@ def test_a_rejected_recommendation_ends_the_plan_as_failed(kee: Caller) -> None:
     assert open_obligations(kee) == 0
 
 
-@pytest.mark.parametrize("decision", ["accept", "reject"])
-@pytest.mark.parametrize("is_told", [True, False], ids=["told upward", "told to nobody"])
-def test_a_report_that_asked_for_no_decision_takes_none(
-    kee: Caller, tenant: Tenant, decision: Decision, is_told: bool
-) -> None:
-    if is_told:
-        boss = make_caller(tenant, "Boss")
-        with acting_as_system("test"):
-            Principal.objects.filter(pk=kee.principal_id).update(parent_id=boss.principal_id)
-    execution = begin(kee, [REPORT])
-    advance(execution)
-
-    with kee.acting():
-        assert (ExecutionStep.objects.get().receipt_id is not None) == is_told
-        with refused("step_not_open"):
-            answering.decide_step(
-                caller=kee, execution_ref=execution.ref, step_id="report", decision=decision, note=None
-            )
-
-
 @pytest.mark.parametrize("by_owner", [True, False], ids=["execution", "task"])
-def test_a_task_that_is_canceled_before_anybody_begins_it_costs_nothing(
-    kee: Caller, server: WorkerServer, by_owner: bool
-) -> None:
+def test_task_canceled_before_its_first_run_is_refunded(kee: Caller, server: WorkerServer, by_owner: bool) -> None:
     make_worker(kee, server)
     execution = begin(kee, [queue_step("a", estimated_cost=0.5), REPORT], budget=Budget(max_total_cost=Decimal(1)))
     advance(execution)
@@ -816,7 +698,7 @@ def test_a_task_that_is_canceled_before_anybody_begins_it_costs_nothing(
     assert sum(server.calls.values()) == 0
 
 
-def test_a_task_that_somebody_has_begun_keeps_its_charge(kee: Caller, outside: Caller, server: WorkerServer) -> None:
+def test_task_canceled_after_its_lease_keeps_its_charge(kee: Caller, outside: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [queue_step("a", estimated_cost=0.5), REPORT], budget=Budget(max_total_cost=Decimal(1)))
     advance(execution)
@@ -831,7 +713,7 @@ def test_a_task_that_somebody_has_begun_keeps_its_charge(kee: Caller, outside: C
     assert (report(kee, execution).status, money(report(kee, execution).total_cost)) == ("canceled", Decimal("0.5"))
 
 
-def test_cancel_takes_back_open_tasks_and_what_was_asked(kee: Caller, outside: Caller, server: WorkerServer) -> None:
+def test_cancel_cancels_tasks_and_closes_obligations(kee: Caller, outside: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [queue_step("a"), {**REPORT, "depends_on": ["a"]}])
     advance(execution)
@@ -848,7 +730,7 @@ def test_cancel_takes_back_open_tasks_and_what_was_asked(kee: Caller, outside: C
         assert Receipt.objects.filter(event_type="plan_canceled").count() == 1
 
 
-def test_cancel_ends_an_aggregates_obligation(kee: Caller, outside: Caller, server: WorkerServer) -> None:
+def test_cancel_closes_the_obligation_of_an_aggregate(kee: Caller, outside: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, example_steps())
     advance(execution)
@@ -862,32 +744,7 @@ def test_cancel_ends_an_aggregates_obligation(kee: Caller, outside: Caller, serv
     assert open_obligations(kee) == 0
 
 
-def test_what_is_over_can_not_be_canceled(kee: Caller) -> None:
-    execution = begin(kee, [REPORT])
-    advance(execution)
-    before = report(kee, execution)
-
-    with kee.acting(), refused("execution_ended"):
-        answering.cancel(caller=kee, execution_ref=execution.ref, reason=None)
-
-    assert report(kee, execution) == before
-
-
-def test_a_call_whose_process_died_is_made_again_after_its_claim(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [call_step("a"), REPORT])
-    claim_and_die(kee, execution)
-
-    advance(execution)
-    assert statuses(kee, execution)["a"] == "calling"
-
-    later(timedelta(minutes=1))
-    advance(execution)
-    assert statuses(kee, execution)["a"] == "complete"
-    assert server.calls == {"echo": 1}
-
-
-def test_a_tool_that_may_not_run_twice_is_not_called_again(kee: Caller, server: WorkerServer) -> None:
+def test_lost_call_of_a_writing_tool_is_not_repeated(kee: Caller, server: WorkerServer) -> None:
     make_writing_worker(kee, server)
     execution = begin(kee, [{**call_step("a"), "worker_id": "writer"}, REPORT])
     claim_and_die(kee, execution)
@@ -897,19 +754,6 @@ def test_a_tool_that_may_not_run_twice_is_not_called_again(kee: Caller, server: 
 
     assert failure(report(kee, execution))["code"] == "outcome_unknown"
     assert not server.calls
-
-
-def test_what_a_process_brings_back_after_it_lost_its_claim_is_dropped(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [call_step("a"), REPORT])
-    (late,) = claim_and_die(kee, execution)
-    later(timedelta(minutes=1))
-    advance(execution)
-    before = report(kee, execution)
-
-    advancing._carry_out([late])
-
-    assert report(kee, execution) == before
 
 
 @pytest.mark.parametrize(
@@ -924,7 +768,7 @@ def test_what_a_process_brings_back_after_it_lost_its_claim_is_dropped(kee: Call
         {"ended_at": T0},
     ],
 )
-def test_the_database_forbids_a_step_that_contradicts_itself(kee: Caller, fault: dict[str, object]) -> None:
+def test_database_forbids_contradictory_steps(kee: Caller, fault: dict[str, object]) -> None:
     execution = begin(kee, [REPORT])
 
     with kee.acting(), pytest.raises(Exception, match="executions_step_"), transaction.atomic():
@@ -945,14 +789,14 @@ def test_the_database_forbids_a_step_that_contradicts_itself(kee: Caller, fault:
         ),
     ],
 )
-def test_the_database_names_the_rule_that_a_step_breaks(kee: Caller, rule: str, fault: dict[str, object]) -> None:
+def test_database_names_the_broken_step_constraint(kee: Caller, rule: str, fault: dict[str, object]) -> None:
     execution = begin(kee, [REPORT])
 
     with kee.acting(), pytest.raises(Exception, match=f"executions_step_{rule}"), transaction.atomic():
         ExecutionStep.objects.filter(execution=execution).update(**fault)
 
 
-def test_the_database_lets_no_two_steps_wait_for_one_task(kee: Caller) -> None:
+def test_database_forbids_two_steps_of_one_task(kee: Caller) -> None:
     execution = begin(kee, [queue_step("a"), queue_step("b"), REPORT])
 
     with kee.acting():
@@ -962,7 +806,7 @@ def test_the_database_lets_no_two_steps_wait_for_one_task(kee: Caller) -> None:
         waiting.update(task_id=1)
 
 
-def test_the_database_lets_no_execution_cost_more_than_it_may(kee: Caller) -> None:
+def test_database_forbids_costs_over_the_budget(kee: Caller) -> None:
     execution = begin(kee, [REPORT], budget=Budget(max_total_cost=Decimal(1)))
 
     with kee.acting():
@@ -972,9 +816,7 @@ def test_the_database_lets_no_execution_cost_more_than_it_may(kee: Caller) -> No
             found.update(total_cost=Decimal("1.000001"))
 
 
-def test_what_costs_less_than_a_row_holds_is_given_back_without_a_rest(
-    kee: Caller, outside: Caller, server: WorkerServer
-) -> None:
+def test_refund_leaves_no_rounding_remainder(kee: Caller, outside: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     dear = [queue_step(name, estimated_cost=0.0000015) for name in ("a", "b", "c")]
     execution = begin(kee, [*dear, REPORT])
@@ -993,7 +835,7 @@ def test_what_costs_less_than_a_row_holds_is_given_back_without_a_rest(
 @pytest.mark.parametrize(
     "fault", [{"status": "complete"}, {"ended_at": T0}, {"status": "odd"}, {"halted_as": "queued"}, {"total_cost": -1}]
 )
-def test_the_database_forbids_an_execution_that_contradicts_itself(kee: Caller, fault: dict[str, object]) -> None:
+def test_database_forbids_contradictory_executions(kee: Caller, fault: dict[str, object]) -> None:
     execution = begin(kee, [REPORT])
 
     with kee.acting(), pytest.raises(Exception, match="executions_execution_"), transaction.atomic():

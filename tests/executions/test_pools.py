@@ -48,7 +48,7 @@ def call(token: str, mode: str = "direct") -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("mode", ["auto", "direct", "async"])
-def test_a_delegate_calls_no_worker_of_a_siblings_pool(
+def test_delegate_may_not_call_a_siblings_worker(
     tenant: Tenant, code: Caller, data: Caller, server: WorkerServer, mode: str
 ) -> None:
     status, problem = call(make_token(tenant, "code", Kind.DELEGATE), mode)
@@ -59,9 +59,7 @@ def test_a_delegate_calls_no_worker_of_a_siblings_pool(
         assert not Task.objects.exists()
 
 
-def test_a_task_of_a_delegate_calls_no_worker_of_a_siblings_pool(
-    code: Caller, data: Caller, server: WorkerServer
-) -> None:
+def test_task_of_a_delegate_may_not_call_a_siblings_worker(code: Caller, data: Caller, server: WorkerServer) -> None:
     tasks = [queue_call(actor, "echo", {"text": "hello"}) for actor in (code, data)]
 
     execute_queue(code.tenant_id, "execute")
@@ -72,18 +70,14 @@ def test_a_task_of_a_delegate_calls_no_worker_of_a_siblings_pool(
     assert server.calls == {"echo": 1}
 
 
-def test_it_calls_those_of_its_own_and_who_is_no_delegate_has_no_pool(
-    tenant: Tenant, code: Caller, data: Caller, server: WorkerServer
-) -> None:
+def test_delegate_calls_its_own_pool(tenant: Tenant, code: Caller, data: Caller, server: WorkerServer) -> None:
     own, agent = make_token(tenant, "data", Kind.DELEGATE), make_token(tenant, "Kee")
     without = make_token(tenant, "general-manager", Kind.DELEGATE)
 
     assert [call(token)[0] for token in (own, agent, without)] == [200, 200, 200]
 
 
-def test_a_plan_whose_worker_has_left_the_pool_is_not_begun_and_can_be_once_it_is_back(
-    tenant: Tenant, kee: Caller, server: WorkerServer
-) -> None:
+def test_plan_with_a_worker_outside_the_pool_is_not_begun(tenant: Tenant, kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server, "elsewhere")
     coder = make_caller(tenant, "code", Kind.DELEGATE)
     make_worker(coder, server)
@@ -103,7 +97,7 @@ def test_a_plan_whose_worker_has_left_the_pool_is_not_begun_and_can_be_once_it_i
     assert send("POST", BASE, make_token(tenant, "Kee"), {"plan_id": plan_id})[0] == 201
 
 
-def test_where_a_finished_step_was_called_matters_no_more(tenant: Tenant, kee: Caller, server: WorkerServer) -> None:
+def test_done_step_may_be_outside_the_pool(tenant: Tenant, kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server, "elsewhere")
     coder = make_caller(tenant, "code", Kind.DELEGATE)
     make_worker(coder, server)
@@ -113,7 +107,7 @@ def test_where_a_finished_step_was_called_matters_no_more(tenant: Tenant, kee: C
     assert begin(kee, [], plan_id=plan_id).plan_id == plan_id
 
 
-def test_a_delegate_submits_no_plan_for_another_pool_than_its_own(
+def test_delegate_submits_only_plans_for_its_own_pool(
     tenant: Tenant, code: Caller, data: Caller, server: WorkerServer
 ) -> None:
     token = make_token(tenant, "code", Kind.DELEGATE)

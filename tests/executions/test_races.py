@@ -84,7 +84,7 @@ def at_once(*functions: Callable[[], Any]) -> None:
     assert not broken, broken
 
 
-def test_of_two_processes_nudged_at_once_one_calls_the_worker(kee: Caller, server: WorkerServer) -> None:
+def test_one_of_several_processes_calls_the_worker(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a"), call_step("b", "shout"), REPORT])
 
@@ -97,7 +97,7 @@ def test_of_two_processes_nudged_at_once_one_calls_the_worker(kee: Caller, serve
         assert Receipt.objects.filter(event_type="plan_complete").count() == 1
 
 
-def test_two_processes_queue_one_task(kee: Caller, server: WorkerServer) -> None:
+def test_processes_queue_one_task(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [queue_step("a"), REPORT])
 
@@ -108,9 +108,7 @@ def test_two_processes_queue_one_task(kee: Caller, server: WorkerServer) -> None
 
 
 @pytest.mark.parametrize("costs", [[30, 10, 20, 10, 20, 10], [10, 10, 10, 10, 10, 10], [60, 10, 5, 50, 5, 10]])
-def test_processes_at_once_never_begin_more_than_the_budget_pays_for(
-    kee: Caller, server: WorkerServer, costs: list[int]
-) -> None:
+def test_concurrent_processes_stay_within_the_budget(kee: Caller, server: WorkerServer, costs: list[int]) -> None:
     make_worker(kee, server)
     steps = [
         (queue_step if number % 2 else call_step)(f"s{number}", estimated_cost=cost / 100)
@@ -132,7 +130,7 @@ def test_processes_at_once_never_begin_more_than_the_budget_pays_for(
     assert sum(server.calls.values()) == len(begun)
 
 
-def test_two_starts_of_one_plan_are_one_execution(kee: Caller, server: WorkerServer) -> None:
+def test_concurrent_starts_make_one_execution(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     with kee.acting():
         plan_id = make_plan(kee, [call_step("a"), REPORT])
@@ -144,7 +142,7 @@ def test_two_starts_of_one_plan_are_one_execution(kee: Caller, server: WorkerSer
         assert [step.step_id for step in Execution.objects.get().steps.order_by("position")] == ["a", "report"]
 
 
-def test_a_call_that_is_still_running_is_not_taken_over(kee: Caller, server: WorkerServer) -> None:
+def test_running_call_is_not_taken_over(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a", "hold"), REPORT])
     caller = threading.Thread(target=lambda: at_once(lambda: advance(execution)))
@@ -160,9 +158,7 @@ def test_a_call_that_is_still_running_is_not_taken_over(kee: Caller, server: Wor
     assert report(kee, execution).status == "complete"
 
 
-def test_who_calls_renews_its_claim_for_as_long_as_the_call_takes(
-    kee: Caller, server: WorkerServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_claim_is_renewed_during_the_call(kee: Caller, server: WorkerServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advancing, "_RENEW_SECONDS", 0.05)
     make_worker(kee, server)
     execution = begin(kee, [call_step("a", "hold"), REPORT])
@@ -185,7 +181,7 @@ def test_who_calls_renews_its_claim_for_as_long_as_the_call_takes(
     assert report(kee, execution).status == "complete"
 
 
-def test_independent_steps_are_called_at_the_same_time(kee: Caller, server: WorkerServer) -> None:
+def test_independent_steps_are_called_at_once(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a", "hold"), call_step("b", "hold"), REPORT])
     caller = threading.Thread(target=lambda: at_once(lambda: advance(execution)))
@@ -200,7 +196,7 @@ def test_independent_steps_are_called_at_the_same_time(kee: Caller, server: Work
     assert report(kee, execution).status == "complete"
 
 
-def test_the_answer_to_execute_waits_for_a_call_that_another_process_makes(
+def test_execute_waits_for_a_call_of_another_process(
     kee: Caller, server: WorkerServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tools, "_PATIENCE", timedelta(seconds=60))
@@ -218,32 +214,12 @@ def test_the_answer_to_execute_waits_for_a_call_that_another_process_makes(
     assert [result["text"] for result in answer.direct_results] == ["hello"]
 
 
-def test_a_canceled_execution_gives_up_the_call_in_the_air(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [call_step("a", "hold"), REPORT])
-    caller = threading.Thread(target=lambda: at_once(lambda: advance(execution)))
-    caller.start()
-    assert server.entered.wait(20)
-
-    with kee.acting():
-        answering.cancel(caller=kee, execution_ref=execution.ref, reason="Enough")
-    canceled = report(kee, execution)
-    server.gate.set()
-    caller.join(30)
-
-    assert not caller.is_alive()
-    assert canceled.status == "canceled"
-    assert report(kee, execution) == canceled
-
-
 def canceled(kee: Caller, execution: Execution) -> None:
     with kee.acting():
         answering.cancel(caller=kee, execution_ref=execution.ref, reason="Enough")
 
 
-def test_what_waits_for_a_free_thread_when_its_execution_is_canceled_is_not_called(
-    kee: Caller, server: WorkerServer
-) -> None:
+def test_waiting_call_of_a_canceled_execution_is_not_made(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     make_writing_worker(kee, server)
     held = [call_step(f"held-{number}", "hold") for number in range(8)]
@@ -262,7 +238,7 @@ def test_what_waits_for_a_free_thread_when_its_execution_is_canceled_is_not_call
     assert report(kee, execution).status == "canceled"
 
 
-def test_more_calls_than_there_are_threads_are_all_made(kee: Caller, server: WorkerServer) -> None:
+def test_more_calls_than_threads_are_all_made(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [*(call_step(f"step-{number}") for number in range(20)), REPORT])
 
@@ -283,7 +259,7 @@ def taken_over(kee: Caller, execution: Execution) -> None:
     [("writer", "echo", canceled, 0), ("texter", "echo", taken_over, 1), ("counter", "start_count", canceled, 0)],
     ids=["canceled", "taken over", "would begin a job"],
 )
-def test_a_process_that_stood_still_before_its_call_does_not_make_it_once_its_claim_is_lost(
+def test_stopped_process_does_not_call_after_losing_its_claim(
     kee: Caller,
     server: WorkerServer,
     monkeypatch: pytest.MonkeyPatch,
@@ -324,7 +300,7 @@ def test_a_process_that_stood_still_before_its_call_does_not_make_it_once_its_cl
     assert report(kee, execution) == ended
 
 
-def test_an_execution_that_somebody_has_at_hand_does_not_hold_up_the_tick(kee: Caller) -> None:
+def test_locked_execution_does_not_hold_up_the_tick(kee: Caller) -> None:
     held, other = (begin(kee, [{**REPORT, "step_id": "only"}]) for _ in range(2))
     locked, looked = threading.Event(), threading.Event()
 
@@ -347,7 +323,7 @@ def test_an_execution_that_somebody_has_at_hand_does_not_hold_up_the_tick(kee: C
     assert report(kee, held).status == "queued"
 
 
-def test_what_can_go_on_is_published_after_the_commit_by_a_thread_of_its_own(kee: Caller) -> None:
+def test_message_is_published_after_commit_by_a_thread(kee: Caller) -> None:
     publishers: list[str] = []
 
     def note(sender: str | None = None, **_: Any) -> None:
@@ -375,7 +351,7 @@ def looked_at(kee: Caller, execution: Execution) -> None:
 
 
 @pytest.mark.parametrize("taking_back", [canceled, looked_at])
-def test_taking_tasks_back_does_not_wait_for_one_while_it_holds_the_inbox_that_its_end_needs(
+def test_canceling_tasks_does_not_deadlock_with_their_ends(
     kee: Caller, tenant: Tenant, server: WorkerServer, taking_back: Callable[[Caller, Execution], None]
 ) -> None:
     make_worker(kee, server)
@@ -414,7 +390,7 @@ def complete(worker: Caller, grant: Grant) -> None:
         tasks.complete(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token, delivery=delivery)
 
 
-def test_a_task_runs_the_tool_tells_progress_and_the_tick_goes_on(kee: Caller, server: WorkerServer) -> None:
+def test_task_reports_progress_and_the_tick_continues(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, example_steps())
     advance(execution)
@@ -440,7 +416,7 @@ def test_a_task_runs_the_tool_tells_progress_and_the_tick_goes_on(kee: Caller, s
     assert server.calls == {"echo": 1, "shout": 1}
 
 
-def test_a_task_that_fails_for_good_fails_its_step(kee: Caller, server: WorkerServer) -> None:
+def test_failed_task_fails_its_step(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(
         kee, [{**queue_step("a"), "tool_name": "break_down", "params": {}}, {**REPORT, "depends_on": ["a"]}]
@@ -457,7 +433,7 @@ def test_a_task_that_fails_for_good_fails_its_step(kee: Caller, server: WorkerSe
         assert Run.objects.count() == 1
 
 
-def test_the_tick_finds_what_no_message_announced_and_nothing_else(kee: Caller, server: WorkerServer) -> None:
+def test_tick_finds_ended_tasks_without_a_message(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     waiting = begin(kee, [queue_step("a"), REPORT])
     advance(waiting)
@@ -472,9 +448,7 @@ def test_the_tick_finds_what_no_message_announced_and_nothing_else(kee: Caller, 
         assert selectors.due(limit=10) == []
 
 
-def test_a_look_at_an_execution_costs_few_statements(
-    kee: Caller, server: WorkerServer, django_assert_max_num_queries: Any
-) -> None:
+def test_look_takes_few_statements(kee: Caller, server: WorkerServer, django_assert_max_num_queries: Any) -> None:
     make_worker(kee, server)
     execution = begin(kee, [queue_step(f"step-{number}") for number in range(12)] + [REPORT])
     advance(execution)

@@ -1,7 +1,6 @@
 """A plan of which a step failed is planned again: what is done stays done, what failed is not used again."""
 
 import threading
-from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -9,11 +8,10 @@ import pytest
 from django.db import connection
 from django.test import Client
 
-from apps.core.sql import database_now
 from apps.executions.models import Execution, ExecutionStep
 from apps.executions.services import answering, starting
 from apps.executions.services.starting import Budget
-from apps.executions.states import Mode, StepStatus
+from apps.executions.states import Mode
 from apps.plans import errors
 from apps.plans import selectors as plans
 from apps.plans import services as planning
@@ -38,7 +36,7 @@ from tests.executions.making import (
     statuses,
 )
 from tests.executions.workers import WorkerServer
-from tests.factories import T0, make_caller, make_token
+from tests.factories import T0, make_token
 from tests.workers.factories import NOTHING
 
 INTENT = "Echo 'hello', then shout it"
@@ -99,7 +97,7 @@ def worker_steps(made: MadePlan) -> dict[str, tuple[str, bool]]:
     return {one["step_id"]: (one["worker_id"], one.get("done", False)) for one in steps if one.get("worker_id")}
 
 
-def test_what_is_done_stays_done_and_the_rest_goes_to_another_worker(team: Caller, server: WorkerServer) -> None:
+def test_replan_keeps_done_steps_and_uses_another_worker(team: Caller, server: WorkerServer) -> None:
     made = make(team)
     assert worker_steps(made) == {"step-1": ("echoer", False), "step-2": ("hoarse", False)}
     failed = carry_out(team, made.plan_id)
@@ -123,7 +121,7 @@ def test_what_is_done_stays_done_and_the_rest_goes_to_another_worker(team: Calle
         assert plans.problems_of(document, tenant_id=team.tenant_id, principal_id=team.principal_id) == []
 
 
-def test_the_new_plan_runs_only_what_was_left_with_the_results_of_before(team: Caller, server: WorkerServer) -> None:
+def test_new_plan_runs_only_the_rest(team: Caller, server: WorkerServer) -> None:
     made = make(team)
     before = report(team, carry_out(team, made.plan_id))
 
@@ -141,20 +139,6 @@ def test_the_new_plan_runs_only_what_was_left_with_the_results_of_before(team: C
     assert [one["step_id"] for one in asked.metadata["results"]] == ["step-1", "step-5"]
 
 
-def test_a_budget_holds_over_all_revisions_of_a_plan(kee: Caller, server: WorkerServer) -> None:
-    register(kee, server.endpoint, "echoer", "echo", cost_estimate=0.5)
-    register(kee, server.redirecting, "hoarse", "shout", cost_estimate=0.3)
-    register(kee, server.endpoint, "loud", "shout", cost_estimate=0.45)
-    made = make(kee, limits=Limits(max_total_cost=0.9, max_cost_per_step=0.6))
-    spent = report(kee, carry_out(kee, made.plan_id)).total_cost
-    assert float(spent) == 0.5
-
-    again = replan(kee, made.plan_id)
-
-    assert again.document["constraints"] == {"max_total_cost": 0.4, "max_cost_per_step": 0.6}
-    assert [one["kind"] for one in again.document["missing"]] == ["budget"]
-
-
 @pytest.mark.parametrize(
     ("limits", "budget", "left"),
     [
@@ -163,7 +147,7 @@ def test_a_budget_holds_over_all_revisions_of_a_plan(kee: Caller, server: Worker
         (Limits(max_total_cost=0.9), Budget(max_total_cost=Decimal(5), max_cost_per_step=Decimal(1)), (0.4, 1.0)),
     ],
 )
-def test_the_budget_of_an_execution_binds_the_plan_that_takes_its_place(
+def test_execution_budget_binds_the_new_plan(
     kee: Caller, server: WorkerServer, limits: Limits, budget: Budget, left: tuple[float, float]
 ) -> None:
     register(kee, server.endpoint, "echoer", "echo", cost_estimate=0.5)
@@ -179,9 +163,7 @@ def test_the_budget_of_an_execution_binds_the_plan_that_takes_its_place(
     assert [one["kind"] for one in again.document["missing"]] == ["budget"]
 
 
-def test_a_bound_that_is_given_with_a_revision_takes_the_place_of_what_is_left(
-    kee: Caller, server: WorkerServer
-) -> None:
+def test_new_bound_replaces_the_remaining_budget(kee: Caller, server: WorkerServer) -> None:
     register(kee, server.endpoint, "echoer", "echo", cost_estimate=0.5)
     register(kee, server.redirecting, "hoarse", "shout", cost_estimate=0.3)
     register(kee, server.endpoint, "loud", "shout", cost_estimate=0.45)
@@ -193,7 +175,7 @@ def test_a_bound_that_is_given_with_a_revision_takes_the_place_of_what_is_left(
     assert worker_steps(again)["step-5"] == ("loud", False)
 
 
-def test_the_chain_leads_from_the_first_wish_over_the_failure_to_the_new_plan(team: Caller) -> None:
+def test_receipts_of_a_replan_are_one_chain(team: Caller) -> None:
     made = make(team, "Shout 'hello', then echo it")
     carry_out(team, made.plan_id)
 
@@ -207,7 +189,7 @@ def test_the_chain_leads_from_the_first_wish_over_the_failure_to_the_new_plan(te
     assert chain == ["task_received", "plan_created", "plan_failed", "plan_created"]
 
 
-def test_a_plan_that_nobody_began_is_abandoned_for_the_new_one(team: Caller) -> None:
+def test_plan_without_execution_is_abandoned_by_replan(team: Caller) -> None:
     made = make(team)
 
     again = replan(team, made.plan_id, reason="hoarse has a cold")
@@ -223,7 +205,7 @@ def test_a_plan_that_nobody_began_is_abandoned_for_the_new_one(team: Caller) -> 
         carry_out(team, made.plan_id)
 
 
-def test_a_plan_that_can_be_begun_no_more_is_not_offered_for_it(tenant: Tenant, team: Caller) -> None:
+def test_abandoned_plan_is_not_offered_for_execution(tenant: Tenant, team: Caller) -> None:
     token = make_token(tenant)
     late, begun, old = make(team), make(team), make(team)
     assert read(token, begun)["can_execute_now"]
@@ -248,7 +230,7 @@ def read(token: str, made: MadePlan, further: str = "") -> dict[str, Any]:
     return found
 
 
-def test_what_failed_in_any_revision_is_never_used_again(team: Caller, server: WorkerServer) -> None:
+def test_failed_tools_of_all_revisions_are_excluded(team: Caller, server: WorkerServer) -> None:
     register(team, server.endpoint, "third", "shout", cost_estimate=2)
     first = make(team)
     second = replan(team, first.plan_id, reason="one")
@@ -259,7 +241,7 @@ def test_what_failed_in_any_revision_is_never_used_again(team: Caller, server: W
     assert [one["reason"] for one in third.document["excluded"]] == ["one", "two"]
 
 
-def test_results_are_kept_over_a_revision_that_was_never_begun(team: Caller, server: WorkerServer) -> None:
+def test_results_are_kept_over_an_unexecuted_revision(team: Caller, server: WorkerServer) -> None:
     register(team, server.endpoint, "third", "shout", cost_estimate=2)
     first = make(team)
     carry_out(team, first.plan_id)
@@ -272,7 +254,7 @@ def test_results_are_kept_over_a_revision_that_was_never_begun(team: Caller, ser
     assert server.calls == {"echo": 1, "shout": 1}
 
 
-def test_where_nobody_else_can_do_it_the_new_plan_says_so(team: Caller) -> None:
+def test_replan_without_another_worker_needs_escalation(team: Caller) -> None:
     with team.acting():
         workers.unregister(caller=team, worker_id="loud")
     made = make(team)
@@ -287,7 +269,7 @@ def test_where_nobody_else_can_do_it_the_new_plan_says_so(team: Caller) -> None:
     assert [(one["step_id"], one["done"]) for one in again.document["partial_plan"]["steps"]] == [("step-1", True)]
 
 
-def test_a_done_step_needs_its_worker_no_more(team: Caller, server: WorkerServer) -> None:
+def test_done_step_does_not_need_its_worker(team: Caller, server: WorkerServer) -> None:
     made = make(team)
     carry_out(team, made.plan_id)
     with team.acting():
@@ -301,7 +283,7 @@ def test_a_done_step_needs_its_worker_no_more(team: Caller, server: WorkerServer
     assert server.calls == {"echo": 1, "shout": 1}
 
 
-def test_an_execution_that_waits_for_its_owner_alone_ends_with_the_new_plan(team: Caller) -> None:
+def test_replan_cancels_an_execution_that_waits_for_its_owner(team: Caller) -> None:
     made = make(team)
     waiting = carry_out(team, made.plan_id)
     assert report(team, waiting).status == "executing"
@@ -314,19 +296,8 @@ def test_an_execution_that_waits_for_its_owner_alone_ends_with_the_new_plan(team
         assert [one.receipt.event_type for one in open_ones.select_related("receipt")] == ["plan_created"]
 
 
-def test_the_bounds_of_the_first_plan_hold_for_the_next(team: Caller, server: WorkerServer) -> None:
-    register(team, server.endpoint, "third", "shout", cost_estimate=2)
-    made = make(team, excluded_workers=frozenset({"loud"}))
-
-    again = replan(team, made.plan_id, reason="cold")
-
-    assert worker_steps(again)["step-6"] == ("third", False)
-    refused = replan(team, again.plan_id, failed_step="step-6", reason="cold as well")
-    assert refused.document["status"] == "needs_escalation"
-
-
 @pytest.mark.parametrize(("is_out", "shouts"), [(True, "loud"), (False, "both")])
-def test_where_a_worker_is_out_nothing_else_of_it_is_planned_with(
+def test_worker_that_is_out_is_excluded_as_a_whole(
     kee: Caller, server: WorkerServer, is_out: bool, shouts: str
 ) -> None:
     manifest = {
@@ -351,7 +322,7 @@ def test_where_a_worker_is_out_nothing_else_of_it_is_planned_with(
     assert list(worker_steps(again).values()) == [("echoer", False), (shouts, False)]
 
 
-def test_the_new_plan_has_the_context_the_bounds_and_the_path_of_the_old(kee: Caller, server: WorkerServer) -> None:
+def test_new_plan_keeps_context_bounds_and_path(kee: Caller, server: WorkerServer) -> None:
     for worker_id in ("echoer", "parrot"):
         register(kee, server.endpoint, worker_id, "echo")
     made = make(
@@ -372,7 +343,7 @@ def test_the_new_plan_has_the_context_the_bounds_and_the_path_of_the_old(kee: Ca
     assert (new["constraints"]["max_cost_per_step"], new["constraints"]["timeout_seconds"]) == (1.0, 600.0)
 
 
-def test_what_the_planner_learns_of_the_new_plan_is_all_of_it(team: Caller) -> None:
+def test_planner_learns_from_all_steps_of_the_new_plan(team: Caller) -> None:
     made = make(team)
     carry_out(team, made.plan_id)
     again = replan(team, made.plan_id)
@@ -393,9 +364,7 @@ def test_what_the_planner_learns_of_the_new_plan_is_all_of_it(team: Caller) -> N
     ("step_id", "refusal"),
     [("step-9", errors.UnknownStep), ("step-3", errors.NoTool), ("step-1", errors.StepDone)],
 )
-def test_a_step_that_cannot_have_failed_is_refused_and_nothing_changes(
-    team: Caller, step_id: str, refusal: type[Exception]
-) -> None:
+def test_replan_of_a_step_that_did_not_fail_is_refused(team: Caller, step_id: str, refusal: type[Exception]) -> None:
     made = make(team)
     carry_out(team, made.plan_id)
     before = plan_facts(team)
@@ -406,19 +375,7 @@ def test_a_step_that_cannot_have_failed_is_refused_and_nothing_changes(
     assert plan_facts(team) == before
 
 
-def test_unknown_plans_and_those_of_others_are_not_replaced(tenant: Tenant, team: Caller) -> None:
-    made = make(team)
-    before = plan_facts(team)
-
-    for caller, plan_id in ((team, "plan-0"), (make_caller(tenant, "Rival"), made.plan_id)):
-        with pytest.raises(errors.UnknownPlan):
-            replan(caller, plan_id)
-
-    assert plan_facts(team) == before
-    assert carry_out(team, made.plan_id).pk
-
-
-def test_a_plan_is_replaced_once_and_the_refusal_names_its_successor(team: Caller) -> None:
+def test_plan_is_replaced_once(team: Caller) -> None:
     made = make(team)
     again = replan(team, made.plan_id, reason="cold")
     before = plan_facts(team)
@@ -430,7 +387,7 @@ def test_a_plan_is_replaced_once_and_the_refusal_names_its_successor(team: Calle
     assert plan_facts(team) == before
 
 
-def test_while_a_worker_has_a_step_nothing_is_planned_again(kee: Caller, server: WorkerServer) -> None:
+def test_replan_is_refused_while_a_worker_has_a_step(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [queue_step("step-1"), call_step("step-2", depends_on=["step-1"])])
     advance(execution)
@@ -441,21 +398,6 @@ def test_while_a_worker_has_a_step_nothing_is_planned_again(kee: Caller, server:
 
     assert plan_facts(kee) == before
     assert report(kee, execution).status == "executing"
-
-
-def test_in_the_middle_of_a_direct_call_nothing_is_planned_again(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [call_step("step-1")])
-    with kee.acting():
-        ExecutionStep.objects.update(
-            status=StepStatus.CALLING, attempts=1, call_expires_at=database_now() + timedelta(minutes=1)
-        )
-    before = plan_facts(kee)
-
-    with refused("still_at_work"):
-        replan(kee, execution.plan_id)
-
-    assert plan_facts(kee) == before
 
 
 @pytest.mark.django_db(transaction=True)
@@ -544,7 +486,7 @@ def test_the_door_plans_again_and_says_what_is_kept(tenant: Tenant, team: Caller
     assert post(made.plan_id, "step-2")[1]["successor_plan_id"] == answer["plan_id"]
 
 
-def test_a_step_is_done_only_if_an_execution_has_its_result(team: Caller) -> None:
+def test_done_step_without_a_result_is_refused(team: Caller) -> None:
     made = make(team)
     carry_out(team, made.plan_id)
     again = replan(team, made.plan_id)
@@ -588,9 +530,7 @@ def escalation(**more: Any) -> dict[str, Any]:
     }
 
 
-def test_what_is_escalated_in_a_plan_of_which_a_part_is_done_is_to_be_planned_again(
-    departments: Caller, server: WorkerServer
-) -> None:
+def test_escalation_in_a_partial_plan_suggests_a_replan(departments: Caller, server: WorkerServer) -> None:
     make_worker(departments, server)
     server.escalations[REVIEW] = escalation(suggested_delegate="code-dept")
     asked = {
@@ -607,9 +547,7 @@ def test_what_is_escalated_in_a_plan_of_which_a_part_is_done_is_to_be_planned_ag
     assert f"Plan again, with code-dept in its place: replan_plan({execution.plan_id}, b)." in told.next_actions
 
 
-def test_what_a_department_escalates_is_planned_onto_the_sibling_that_it_names(
-    departments: Caller, server: WorkerServer
-) -> None:
+def test_escalated_step_is_planned_onto_the_named_sibling(departments: Caller, server: WorkerServer) -> None:
     server.escalations[REVIEW] = escalation(suggested_delegate="code-dept")
     made = make(departments, REVIEW)
     failed = carry_out(departments, made.plan_id)
@@ -638,9 +576,7 @@ def test_what_a_department_escalates_is_planned_onto_the_sibling_that_it_names(
     assert (done.status, done.summary) == ("complete", "Audited: Run them.")
 
 
-def test_what_is_handed_on_stands_among_the_other_parts_where_it_was_asked_for(
-    departments: Caller, server: WorkerServer
-) -> None:
+def test_escalated_step_keeps_its_position(departments: Caller, server: WorkerServer) -> None:
     register(departments, server.endpoint, "echoer", "echo")
     server.escalations[REVIEW] = escalation(suggested_delegate="code-dept")
     made = make(departments, f"Echo 'hello', then {REVIEW}, then echo 'goodbye'")
@@ -653,9 +589,7 @@ def test_what_is_handed_on_stands_among_the_other_parts_where_it_was_asked_for(
 
 
 @pytest.mark.parametrize("named", [None, "nobody-known", "research-dept", "quiet"])
-def test_where_nobody_usable_is_named_the_part_is_planned_as_after_any_failure(
-    departments: Caller, server: WorkerServer, named: str | None
-) -> None:
+def test_unusable_suggestion_is_ignored(departments: Caller, server: WorkerServer, named: str | None) -> None:
     register(departments, server.endpoint, "quiet", "hush")
     server.escalations[REVIEW] = escalation(suggested_delegate=named)
     made = make(departments, REVIEW)
@@ -675,9 +609,7 @@ def test_where_nobody_usable_is_named_the_part_is_planned_as_after_any_failure(
         {"status": "complete", "escalation": {"intent": "Run them"}},
     ],
 )
-def test_an_answer_that_asks_nobody_for_anything_is_a_result(
-    departments: Caller, server: WorkerServer, answer: dict[str, Any]
-) -> None:
+def test_malformed_escalation_is_a_result(departments: Caller, server: WorkerServer, answer: dict[str, Any]) -> None:
     server.escalations[REVIEW] = answer
 
     execution = carry_out(departments, make(departments, REVIEW).plan_id)

@@ -44,7 +44,6 @@ from tests.executions.making import (
 )
 from tests.executions.workers import WorkerServer
 from tests.factories import make_caller, make_tenant
-from tests.workers.factories import NOTHING, enroll, make_key, signed
 
 HOUR = timedelta(hours=1)
 Act = Callable[[Caller], object]
@@ -93,7 +92,7 @@ LOSSES = [revoke, let_the_signature_end, come_back_unsigned]
 
 
 @pytest.mark.parametrize("lose", LOSSES)
-def test_trust_that_is_lost_after_planning_bars_the_step(kee: Caller, server: WorkerServer, lose: Act) -> None:
+def test_lost_trust_bars_the_step(kee: Caller, server: WorkerServer, lose: Act) -> None:
     make_writing_worker(kee, server)
     execution = begin(kee, [writer_step(), REPORT])
 
@@ -107,7 +106,7 @@ def test_trust_that_is_lost_after_planning_bars_the_step(kee: Caller, server: Wo
 
 
 @pytest.mark.parametrize("lose", LOSSES)
-def test_trust_that_is_lost_bars_the_next_call_of_a_tool(kee: Caller, server: WorkerServer, lose: Act) -> None:
+def test_lost_trust_bars_the_next_call(kee: Caller, server: WorkerServer, lose: Act) -> None:
     make_writing_worker(kee, server)
     assert call(kee).payload["length"] == 1
 
@@ -119,16 +118,8 @@ def test_trust_that_is_lost_bars_the_next_call_of_a_tool(kee: Caller, server: Wo
     assert server.calls == {"echo": 1}
 
 
-def test_an_untrusted_worker_may_be_called_for_what_touches_nothing(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server, trust={"tier": "trusted"})
-
-    assert call(kee, "texter").payload["length"] == 1
-
-
 @pytest.mark.parametrize("ends_by", ["heartbeat", "registration", "coming back"])
-def test_a_quarantined_worker_is_not_called_whatever_it_says_until_it_is_released(
-    kee: Caller, server: WorkerServer, ends_by: str
-) -> None:
+def test_quarantined_worker_is_not_called_until_released(kee: Caller, server: WorkerServer, ends_by: str) -> None:
     make_worker(kee, server)
     quarantine(kee, "texter")
     with kee.acting():
@@ -154,9 +145,7 @@ def test_a_quarantined_worker_is_not_called_whatever_it_says_until_it_is_release
     assert call(kee, "texter").payload["length"] == 1
 
 
-def test_parameters_over_the_workers_limit_are_refused_before_anything_is_sent_or_queued(
-    kee: Caller, server: WorkerServer
-) -> None:
+def test_large_parameters_are_refused_before_the_call(kee: Caller, server: WorkerServer) -> None:
     whole = len('{"text":"xx"}')
     make_worker(kee, server, constraints={"max_payload_bytes": whole})
 
@@ -171,14 +160,14 @@ def test_parameters_over_the_workers_limit_are_refused_before_anything_is_sent_o
         assert Allowance.objects.count() == 1
 
 
-def test_a_direct_call_is_given_up_when_the_workers_own_time_is_over(kee: Caller, server: WorkerServer) -> None:
+def test_direct_call_times_out_by_the_workers_limit(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server, constraints={"timeout_seconds": 0.5})
 
     with refused("worker_timed_out", match=r"within 0\.5 s"):
         calls.call_worker(caller=kee, worker_id="texter", tool_name="hold", params={"text": "x"}, mode=CallMode.DIRECT)
 
 
-def test_a_direct_call_over_the_rate_is_refused_with_the_time_to_wait(kee: Caller, server: WorkerServer) -> None:
+def test_direct_call_over_the_rate_names_the_wait(kee: Caller, server: WorkerServer) -> None:
     later(timedelta(0))
     make_worker(kee, server, constraints={"rate_limit_per_hour": 200})
     assert [call(kee, "texter").payload["length"] for _ in range(2)] == [1, 1]
@@ -192,7 +181,7 @@ def test_a_direct_call_over_the_rate_is_refused_with_the_time_to_wait(kee: Calle
     assert call(kee, "texter").payload["length"] == 1
 
 
-def test_steps_over_the_rate_wait_for_room_and_are_charged_once(kee: Caller, server: WorkerServer) -> None:
+def test_steps_over_the_rate_wait_and_are_charged_once(kee: Caller, server: WorkerServer) -> None:
     later(timedelta(0))
     make_worker(
         kee,
@@ -219,7 +208,7 @@ def test_steps_over_the_rate_wait_for_room_and_are_charged_once(kee: Caller, ser
     assert report(kee, execution).status == "complete"
 
 
-def test_a_worker_that_leaves_while_it_is_called_is_heard_to_the_end(kee: Caller, server: WorkerServer) -> None:
+def test_answer_of_an_unregistered_worker_is_taken(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [call_step("a", "say"), call_step("b", depends_on=["a"]), REPORT])
     with kee.acting():
@@ -258,7 +247,7 @@ CHANGES = [let_it_write, let_it_take_other_params]
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_another_tool_under_the_name_of_the_one_that_was_planned_is_not_called(
+def test_changed_tool_is_not_called(
     kee: Caller, server: WorkerServer, change: Callable[[Caller, WorkerServer], None]
 ) -> None:
     make_worker(kee, server)
@@ -273,9 +262,7 @@ def test_another_tool_under_the_name_of_the_one_that_was_planned_is_not_called(
     assert not server.calls
 
 
-def test_a_tool_that_only_describes_itself_otherwise_is_the_one_that_was_planned(
-    kee: Caller, server: WorkerServer
-) -> None:
+def test_tool_with_a_new_description_is_called(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server)
     execution = begin(kee, [pinned(kee, call_step("a")), REPORT])
 
@@ -285,18 +272,7 @@ def test_a_tool_that_only_describes_itself_otherwise_is_the_one_that_was_planned
     assert statuses(kee, execution)["a"] == "complete"
 
 
-def test_a_step_that_names_a_version_that_never_was_is_not_called(kee: Caller, server: WorkerServer) -> None:
-    make_worker(kee, server)
-    execution = begin(kee, [call_step("a", tool_uid="0" * 32), REPORT])
-
-    advance(execution)
-
-    assert failure(report(kee, execution))["code"] == "tool_changed"
-
-
-def test_what_a_call_keeps_to_is_read_at_once(
-    kee: Caller, server: WorkerServer, django_assert_num_queries: Any
-) -> None:
+def test_target_is_read_by_one_statement(kee: Caller, server: WorkerServer, django_assert_num_queries: Any) -> None:
     make_worker(kee, server)
     with kee.acting():
         uid = workers_seen.terms_of("texter", "echo").tool.tool_uid
@@ -304,7 +280,7 @@ def test_what_a_call_keeps_to_is_read_at_once(
             calls.target_of(worker_id="texter", tool_name="echo", tool_uid=uid)
 
 
-def test_a_call_goes_to_where_the_tool_is_registered_when_it_is_made(kee: Caller, server: WorkerServer) -> None:
+def test_call_goes_to_the_present_endpoint(kee: Caller, server: WorkerServer) -> None:
     make_worker(kee, server, endpoint="http://127.0.0.1:9/mcp")
     execution = begin(kee, [call_step("a"), call_step("b", "shout"), REPORT])
 
@@ -314,33 +290,6 @@ def test_a_call_goes_to_where_the_tool_is_registered_when_it_is_made(kee: Caller
     found = {one.step_id: one for one in report(kee, execution).results}
     assert found["a"].status == "complete"
     assert (found["b"].error or {})["code"] == "unknown_tool"
-
-
-def test_a_delegate_registers_its_delegation_tools_like_any_worker(
-    tenant: Tenant, kee: Caller, server: WorkerServer
-) -> None:
-    research = make_caller(tenant, "research", Kind.DELEGATE)
-    key = make_key("departments")
-    tools = [
-        {"name": name, "description": f"Research department: {name}", "input_schema": ANY, "output_schema": ANY}
-        for name in ("create_delegation_plan", "execute_delegation_plan", "echo")
-    ]
-    manifest = {
-        "worker_id": "delegate-research",
-        "endpoint": server.endpoint,
-        "tools": tools,
-        "capabilities": ["research", "delegation"],
-        "hints": {"expected_runtime": "fast"},
-        "side_effects": NOTHING,
-        "trust": {"tier": "trusted"},
-    }
-    with research.acting():
-        enroll(research, key)
-        done = workers.register(caller=research, original=signed(manifest, key))
-
-    assert (done.worker.effective_tier, done.worker.principal_id) == ("verified", research.principal_id)
-    assert [tool.name for tool in done.tools] == ["create_delegation_plan", "execute_delegation_plan", "echo"]
-    assert call(kee, "delegate-research").payload["length"] == 1
 
 
 class TestTasks:
@@ -362,7 +311,7 @@ class TestTasks:
             return task_selectors.status(task.task_id)
 
     @pytest.mark.parametrize("change", CHANGES)
-    def test_a_tool_that_changes_while_a_task_waits_is_not_called_by_its_run(
+    def test_changed_tool_is_not_called_by_a_task(
         self, kee: Caller, server: WorkerServer, change: Callable[[Caller, WorkerServer], None]
     ) -> None:
         make_worker(kee, server)
@@ -377,9 +326,7 @@ class TestTasks:
         assert not server.calls
 
     @pytest.mark.parametrize("lose", LOSSES)
-    def test_trust_that_is_lost_while_a_task_waits_bars_its_run(
-        self, kee: Caller, server: WorkerServer, lose: Act
-    ) -> None:
+    def test_lost_trust_bars_a_waiting_task(self, kee: Caller, server: WorkerServer, lose: Act) -> None:
         make_writing_worker(kee, server)
         task = call(kee, mode=CallMode.ASYNC)
 
@@ -390,7 +337,7 @@ class TestTasks:
         assert (done.status, done.run_id, (done.error or {})["code"]) == ("failed", 1, "worker_barred")
         assert not server.calls
 
-    def test_a_run_is_given_up_when_the_workers_own_time_is_over(self, kee: Caller, server: WorkerServer) -> None:
+    def test_run_times_out_by_the_workers_limit(self, kee: Caller, server: WorkerServer) -> None:
         make_worker(kee, server, constraints={"timeout_seconds": 0.5})
         calls.call_worker(caller=kee, worker_id="texter", tool_name="hold", params={"text": "x"}, mode=CallMode.ASYNC)
         # Or it would wait for the gate of the test's worker, which nobody opens.
@@ -404,9 +351,7 @@ class TestTasks:
             assert LiveTask.objects.get().failures == 1
             assert (Run.objects.get().error or {})["code"] == "worker_timed_out"
 
-    def test_a_task_over_the_rate_waits_without_an_attempt_and_is_done_when_there_is_room(
-        self, kee: Caller, server: WorkerServer
-    ) -> None:
+    def test_task_over_the_rate_waits_without_an_attempt(self, kee: Caller, server: WorkerServer) -> None:
         make_worker(kee, server, constraints={"rate_limit_per_hour": 100})
         assert call(kee, "texter").payload["length"] == 1
         task = call(kee, "texter", CallMode.ASYNC)
@@ -427,7 +372,7 @@ class TestTasks:
         assert self.ended(kee, task).status == "succeeded"
         assert server.calls == {"echo": 2}
 
-    def test_a_queued_step_over_the_rate_waits_as_its_task(self, kee: Caller, server: WorkerServer) -> None:
+    def test_queued_step_over_the_rate_waits(self, kee: Caller, server: WorkerServer) -> None:
         make_worker(kee, server, constraints={"rate_limit_per_hour": 100})
         call(kee, "texter")
         execution = begin(kee, [queue_step("a"), REPORT])
