@@ -1,6 +1,6 @@
-"""Handoff: what one session leaves to the next one, so that nobody has to search for it.
+"""Handoff: the items that one session leaves to the next.
 
-In files it works in any git repository, with neither Django nor a server: `items`, `places`, `files`, `outbox` and
-`cli` need the standard library and a reader of YAML. With a server an item is a receipt of the source
-`session_handoff`, and `sync` carries items across, each of them once.
+The file protocol works in any git repository without Django or a server: `items`, `places`, `files` and `cli` need
+the standard library and PyYAML. With a server an item is a receipt of the source `session_handoff`. `sync` moves items
+between the two, each once.
 """

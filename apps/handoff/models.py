@@ -1,4 +1,4 @@
-"""What became of items that were kept as receipts."""
+"""The items that are receipts, and the sessions that inherited them."""
 
 from django.db import models
 from django.db.models import Q
@@ -8,10 +8,9 @@ from apps.principals.models import Principal, TenantModel
 
 
 class Handoff(TenantModel):
-    """That a session left an item for a principal, and which session inherited it.
+    """An item that a session left for a principal, and the session that inherited it.
 
-    What it says stands in the receipt of this id; this row outlives neither it nor its time. An item that came as a
-    plain receipt of the source has a row from when it is inherited.
+    The text is in the receipt. A plain receipt of the source gets a row when it is inherited.
     """
 
     recipient = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
@@ -26,7 +25,7 @@ class Handoff(TenantModel):
 
     class Meta:
         constraints = [
-            # Is where two sessions that inherit at once meet.
+            # Decides between two sessions that inherit at once.
             models.UniqueConstraint(fields=["tenant", "receipt_id"], name="handoff_handoff_receipt_once"),
             models.CheckConstraint(
                 condition=Q(inherited_by=None, inherited_at=None)

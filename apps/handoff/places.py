@@ -89,9 +89,9 @@ def _git_folder(folder: Path) -> Path | None:
     if link.is_dir() and (link / "HEAD").is_file():
         return link.resolve()
     if link.is_file():
-        said = link.read_text(encoding="utf-8", errors="surrogateescape").strip()
-        if said.startswith("gitdir:"):
-            target = (folder / said.removeprefix("gitdir:").strip()).resolve()
+        text = link.read_text(encoding="utf-8", errors="surrogateescape").strip()
+        if text.startswith("gitdir:"):
+            target = (folder / text.removeprefix("gitdir:").strip()).resolve()
             return target if target.is_dir() else None
     bare = all((folder / part).exists() for part in ("HEAD", "objects", "refs"))
     return folder if bare else None

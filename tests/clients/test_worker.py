@@ -393,7 +393,7 @@ def test_checkpoint_is_sent_until_it_is_saved() -> None:
         hub.script = [answers("ok", "checkpoint")]
         beat = task.next_beat()
         (answer,) = client.heartbeat([beat])
-        task.heard(answer, beat)
+        task.handle(answer, beat)
         assert task.checkpoint_wanted
 
         hub.script = [answers("retry", "continue"), answers("ok", "drain")]
@@ -422,7 +422,7 @@ def test_heartbeat_interval_has_a_minimum() -> None:
             answer = gatehouse.BeatAnswer(
                 task_id="task_1", status="ok", order="cancel", lease_ms=left, reason=reason, budget_left=None
             )
-            task.heard(answer, task.next_beat())
+            task.handle(answer, task.next_beat())
             assert task.due_at - before >= interval
 
 

@@ -1,7 +1,7 @@
-"""Gatehouse from Python: `Client` speaks to a hub, `Worker` does what is queued there.
+"""Gatehouse from Python: `Client` calls a hub, `Worker` executes its tasks.
 
-client.py has one method for each verb, worker.py the loop around them, task.py what a handler sees, shapes.py what
-goes over the wire, errors.py what may be refused.
+client.py has one method for each verb, and worker.py the loop around them. task.py is the run as a handler sees it.
+shapes.py has the data of the API, errors.py its refusals.
 """
 
 from gatehouse_client.client import Client

@@ -59,7 +59,7 @@ _LONGEST_POLL: Final = 50.0
 
 
 class Client:
-    """A principal's access to a hub. Threads may share one.
+    """The API of a hub for one principal. Threads may share a client.
 
     A call that meets a broken connection, 429, 502, 503 or 504 is sent again, unchanged, until `patience` seconds are
     over; the first failure is logged. Nothing happens twice: the hub recognises a repeated request by its key or its
@@ -76,8 +76,8 @@ class Client:
         http: httpx2.Client | None = None,
     ) -> None:
         """
-        :param timeout: how long to wait for one answer, in seconds; waiting that was asked for comes on top.
-        :param http: your own, where proxies or certificates ask for it.
+        :param timeout: seconds to wait for one answer, beside `wait_seconds` of a call.
+        :param http: your own HTTP client, for proxies or certificates.
         """
         self._url = url.rstrip("/")
         self._token = token
@@ -97,7 +97,7 @@ class Client:
         return cls(*(os.environ[name] for name in names))
 
     def within(self, *, patience: float, timeout: float | None = None) -> "Client":
-        """The same access with other limits of time."""
+        """The same client with other limits of time."""
         timeout = self._timeout if timeout is None else timeout
         return Client(self._url, self._token, patience=patience, timeout=timeout, http=self._http)
 
@@ -110,21 +110,21 @@ class Client:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # Asking for work
+    # Requesting work
 
     def register_type(
         self, name: str, params_schema: dict[str, Any] | None = None, **policy: Unpack[TypePolicy]
     ) -> None:
-        """Declare a kind of work, or change it."""
+        """Register or change a task type."""
         self._ask("POST", "/api/v1/task-types", {"name": name, "params_schema": params_schema or {}, **policy})
 
     def queue(self, task_type: str, params: dict[str, Any] | None = None, **options: Unpack[TaskOptions]) -> Queued:
-        """Hand work over. Your own `idempotency_key` makes two calls one, across restarts too."""
+        """Queue a task. Your own `idempotency_key` makes two calls one, also across restarts."""
         task = {"task_type": task_type, "params": params or {}, **_with_key(options)}
         return shaped(Queued, self._ask("POST", "/api/v1/tasks", task))
 
     def queue_many(self, tasks: Sequence[NewTask]) -> list[Queued | Refused]:
-        """Hand over up to 1,000 at once; for each, in their order, what became of it."""
+        """Queue up to 1,000 tasks; returns an answer for each, in their order."""
         answer = self._ask("POST", "/api/v1/tasks/batch", {"tasks": [_with_key(task) for task in tasks]})
         return _answers(Queued, answer)
 
@@ -136,27 +136,27 @@ class Client:
         return shaped(TaskResult, self._ask("GET", _task(task_id, "result")))
 
     def cancel(self, task_id: str) -> str:
-        """`canceled`; or `canceling`, where a worker holds the task and may still finish it first."""
+        """`canceled`; or `canceling`, if a worker holds the task and may still finish it."""
         return str(self._ask("POST", _task(task_id, "cancel"), {})["status"])
 
     def order(self, task_id: str, order: Literal["checkpoint", "drain"]) -> None:
-        """Have whoever holds a task told at its next heartbeat: save a checkpoint, or save one and give it back.
+        """Send an order with the task's next heartbeat: save a checkpoint, or save one and release the task.
 
-        :raises NotLeased: if nobody does.
+        :raises NotLeased: if the task is not leased.
         """
         self._ask("POST", _task(task_id, "order"), {"order": order})
 
     def timeline(self, task_id: str, *, limit: int = 20, cursor: str | None = None) -> Timeline:
-        """What happened to a task, in order.
+        """The events of a task, in order.
 
-        :param limit: how many runs at a time; each has several events.
+        :param limit: runs per page; each has several events.
         :param cursor: `next` of the page before.
         """
         answer = self._ask("GET", _task(task_id, "timeline"), query=_page(limit, cursor))
         return shaped(Timeline, {**answer, "events": [shaped(TimelineEvent, one) for one in answer["events"]]})
 
     def dead_letters(self, *, limit: int = 50, cursor: str | None = None) -> DeadLetters:
-        """What failed for good, of the tasks that you asked for or are to be told of, newest first.
+        """The failed tasks that you queued or receive, newest first.
 
         :param cursor: `next` of the page before.
         """
@@ -166,7 +166,7 @@ class Client:
         )
 
     def replay(self, task_id: str) -> Queued:
-        """Have a dead letter done again, as a new task; asked again, this answers the task of the first time.
+        """Queue a dead letter again, as a new task; a repeated call returns the same task.
 
         :raises NotADeadLetter: if the task has not failed for good.
         """
@@ -175,7 +175,7 @@ class Client:
     def schedule(
         self, name: str, task_type: str, params: dict[str, Any] | None = None, **options: Unpack[ScheduleOptions]
     ) -> Schedule:
-        """Queue a task at every moment of a timetable. The name is yours: used again, it changes the schedule."""
+        """Queue a task periodically. The same name again changes the schedule."""
         body = {"name": name, "task_type": task_type, "params": params or {}, **options}
         return shaped(Schedule, self._ask("POST", "/api/v1/schedules", body))
 
@@ -185,7 +185,7 @@ class Client:
         return Schedules(schedules=[shaped(Schedule, one) for one in answer["schedules"]], next=answer["next"])
 
     def remove_schedule(self, name: str) -> bool:
-        """Queue no more by a schedule. False if there is none of this name: no longer, if an answer was lost."""
+        """Remove a schedule. False if there is none of this name, also after a lost answer."""
         try:
             self._ask("DELETE", f"/api/v1/schedules/{quote(name, safe='')}")
         except Refused as refusal:
@@ -194,27 +194,27 @@ class Client:
             return False
         return True
 
-    # How much of it is given out
+    # Limits
 
     def queues(self) -> list[QueueFigures]:
-        """How much waits in each queue, for how long, and how fast and how well it is done."""
+        """Figures of each queue: waiting tasks, ages, throughput, failures."""
         return [shaped(QueueFigures, one) for one in self._ask("GET", "/api/v1/queues")["queues"]]
 
     def set_queue_limits(
         self, queue: str, *, concurrency: int | None = None, rate: Rate | None = None, fair: bool = False
     ) -> QueuePolicy:
-        """Give a queue these limits, in place of those it has; those of a type are part of `register_type`.
+        """Set the limits of a queue; the limits of a type are part of `register_type`.
 
-        :param concurrency: how many of its tasks may be leased at a time.
-        :param fair: whether its requesters are served by turns.
+        :param concurrency: how many of its tasks may be leased at once.
+        :param fair: whether its requesters share it fairly.
         """
         body = {"concurrency": concurrency, "rate": rate, "fair": fair}
         return shaped(QueuePolicy, self._ask("PUT", _queue(queue), body))
 
     def pause_queue(self, queue: str, *, drain: bool = False) -> QueuePolicy:
-        """Have nothing of a queue given out until it is resumed.
+        """Lease no tasks of a queue until it is resumed.
 
-        :param drain: whether those who hold its tasks are told to give them back.
+        :param drain: whether holders of its tasks are ordered to release them.
         """
         return shaped(QueuePolicy, self._ask("POST", _queue(queue, "pause"), {"drain": drain}))
 
@@ -222,24 +222,23 @@ class Client:
         return shaped(QueuePolicy, self._ask("POST", _queue(queue, "resume"), {}))
 
     def pause_type(self, task_type: str) -> None:
-        """Have no task of a type given out until it is resumed; what is leased goes on."""
+        """Lease no task of a type until it is resumed. Leased tasks go on."""
         self._ask("POST", _type(task_type, "pause"), {})
 
     def resume_type(self, task_type: str) -> None:
         self._ask("POST", _type(task_type, "resume"), {})
 
-    # Doing it
+    # Working
 
     def lease(self, *, capacity: int = 1, wait_seconds: float = 0.0, **source: Unpack[LeaseSource]) -> list[Lease]:
         """Take up to `capacity` tasks; none if there are none, and none come within `wait_seconds` (30 at most)."""
-        # What a lost answer has given away is not held by anybody: it comes back when its lease ends.
+        # The leases of a lost answer are held by nobody, and expire.
         body = {**source, "capacity": capacity, "wait_seconds": wait_seconds}
         answer = self._ask("POST", "/api/v1/tasks/lease", body, wait=wait_seconds)
         return _leases(answer, "tasks")
 
     def heartbeat(self, beats: Sequence[Beat]) -> list[BeatAnswer]:
-        """Renew leases and hear what to do, one answer for each in their order. A checkpoint is saved once this
-        returns."""
+        """Renew leases and receive orders, one answer for each in their order. Checkpoints are saved when this returns."""
         body = {"leases": [beat.as_member() for beat in beats]}
         answer = self._ask("POST", "/api/v1/tasks/heartbeat", body)
         return [shaped(BeatAnswer, one) for one in answer["results"]]
@@ -256,10 +255,10 @@ class Client:
         lease_next: int = 0,
         lease_from: LeaseSource | None = None,
     ) -> Completed:
-        """End a task well, with its result or a pointer to it; the requester hears of it exactly once.
+        """Complete a task, with its result or a pointer to it. The requester gets one receipt.
 
         :param lease_next: how many tasks to lease by the same request; they come as `next`.
-        :raises LeaseLost: if the task is not yours any more.
+        :raises LeaseLost: if the lease is over.
         :raises AlreadyDecided: if this run has ended otherwise.
         """
         completion = Completion(
@@ -277,7 +276,7 @@ class Client:
     def complete_many(
         self, completions: Sequence[Completion], *, lease_next: int = 0, lease_from: LeaseSource | None = None
     ) -> CompletedMany:
-        """End up to 500 tasks well at once. A lost lease among them is refused by itself and hinders none of the others.
+        """Complete up to 500 tasks. A lost lease among them is refused alone.
 
         :param lease_next: how many tasks to lease by the same request.
         """
@@ -295,9 +294,9 @@ class Client:
         retry_after: float | None = None,
         details: dict[str, Any] | None = None,
     ) -> Verdict:
-        """Say that this run has failed: another is made after a pause, or the task ends as a dead letter.
+        """Fail a run. Another run follows after a pause, or the task ends as a dead letter.
 
-        :raises LeaseLost: if the task is not yours any more.
+        :raises LeaseLost: if the lease is over.
         :raises AlreadyDecided: if this run has ended otherwise.
         """
         failure = Failure(
@@ -307,29 +306,29 @@ class Client:
         return shaped(Verdict, self._ask("POST", _task(lease.task_id, "fail"), body))
 
     def fail_many(self, failures: Sequence[Failure]) -> list[Verdict | Refused]:
-        """Say of up to 500 runs at once that they have failed; for each, in their order, what becomes of its task."""
+        """Fail up to 500 runs; returns an answer for each, in their order."""
         body = {"failures": [one.as_member() for one in failures]}
         return _answers(Verdict, self._ask("POST", "/api/v1/tasks/fail", body))
 
     def release(self, lease: Lease) -> Verdict:
-        """Give a task back untouched; one that is to be canceled is canceled by that.
+        """Release a task. If it was to be canceled, this cancels it.
 
-        :raises LeaseLost: if the task is not yours any more.
+        :raises LeaseLost: if the lease is over.
         :raises AlreadyDecided: if this run has ended otherwise.
         """
         return shaped(Verdict, self._ask("POST", _task(lease.task_id, "release"), {"lease_token": lease.lease_token}))
 
     def release_many(self, leases: Sequence[Lease]) -> list[Verdict | Refused]:
-        """Give up to 500 tasks back at once; for each, in their order, what becomes of it."""
+        """Release up to 500 tasks; returns an answer for each, in their order."""
         body = {"releases": [{"task_id": one.task_id, "lease_token": one.lease_token} for one in leases]}
         return _answers(Verdict, self._ask("POST", "/api/v1/tasks/release", body))
 
-    # Telling and hearing
+    # Receipts
 
     def post(
         self, recipient_ai: str, *, source_system: str, dedupe_key: str, summary: str, **options: Unpack[ReceiptOptions]
     ) -> Posted:
-        """Tell one principal that something happened. The same receipt again changes nothing (`is_duplicate`).
+        """Post a receipt to one principal. The same receipt again changes nothing (`is_duplicate`).
 
         :raises DedupeConflict: if the key was used for another receipt.
         """
@@ -357,17 +356,17 @@ class Client:
         max_tokens: int | None = None,
         wait: float = 0.0,
     ) -> Inbox:
-        """What waits for you, oldest first; consumes nothing.
+        """Your unread entries, oldest first; consumes nothing.
 
         :param after: only entries with a greater sequence.
-        :param wait: up to so many seconds (60) for something to read, where there is nothing.
+        :param wait: if there are none, wait up to so many seconds (60).
         """
         query = {"after": after, "limit": limit, "source_system": source_system, "max_tokens": max_tokens, "wait": wait}
         answer = self._ask("GET", "/api/v1/inbox", query={k: v for k, v in query.items() if v is not None}, wait=wait)
         return shaped(Inbox, {**answer, "entries": [shaped(Entry, one) for one in answer["entries"]]})
 
     def wait(self, seconds: float, *, after: int = 0, source_system: str | None = None) -> Inbox:
-        """Read as soon as there is something to read; what is there, be it nothing, when the time is over."""
+        """Read as soon as there is an entry, at the latest after so many seconds."""
         until = time.monotonic() + seconds
         while True:
             left = max(until - time.monotonic(), 0.0)
@@ -376,14 +375,14 @@ class Client:
                 return inbox
 
     def ack(self, token: str) -> Acked:
-        """Done with everything up to an entry, as the read that its `token` comes from has shown it."""
+        """Ack all entries up to one, as shown by the read that its `token` comes from."""
         return shaped(Acked, self._ask("POST", "/api/v1/inbox/ack-through", {"through": token}))
 
     def ack_entries(self, refs: Sequence[str]) -> Acked:
-        """Done with just these entries."""
+        """Ack just these entries."""
         return shaped(Acked, self._ask("POST", "/api/v1/inbox/ack", {"entries": refs}))
 
-    # How
+    # Transport
 
     def _ask(
         self,
@@ -406,7 +405,7 @@ class Client:
             try:
                 return self._send(request)
             except (Unreachable, RateLimited) as exc:
-                # Full jitter: those who were turned away together do not come again together.
+                # Full jitter: clients that failed together do not retry together.
                 sleep = max(exc.retry_after, random.uniform(0, pause))  # noqa: S311  # spreads load, hides nothing
                 if time.monotonic() + sleep > until:
                     raise
@@ -434,7 +433,7 @@ class Client:
 
 
 def _with_key(task: Mapping[str, Any]) -> dict[str, Any]:
-    """With a key of its own, if it has none: then it may be sent again."""
+    """With a key, so that it may be sent again."""
     return {"idempotency_key": str(uuid.uuid4()), **task}
 
 
@@ -459,7 +458,7 @@ def _next(lease_next: int, lease_from: LeaseSource | None) -> dict[str, Any]:
 
 
 def _but_task(member: dict[str, Any]) -> dict[str, Any]:
-    """One of many as the body of the single verb, whose path names the task."""
+    """A member of a batch as the body of the single verb, whose path names the task."""
     return {name: value for name, value in member.items() if name != "task_id"}
 
 
@@ -468,12 +467,12 @@ def _leases(answer: Mapping[str, Any], name: str = "next") -> list[Lease]:
 
 
 def _answers(shape: type[T], answer: Mapping[str, Any]) -> list[T | Refused]:
-    """What became of each of many."""
+    """The answers of a batch."""
     return [Refused.of(0, one) if one["code"] else shaped(shape, one) for one in answer["results"]]
 
 
 def _document(response: httpx2.Response) -> dict[str, Any]:
-    """The JSON object of an answer; of one that is none (a proxy's page), something that says so."""
+    """The JSON object of an answer, or a document that says that it is none (a proxy's page)."""
     if not response.content:
         return {}
     try:
@@ -489,6 +488,6 @@ def _document(response: httpx2.Response) -> dict[str, Any]:
 
 
 def _retry_after(response: httpx2.Response) -> float:
-    """In seconds; the other form that the header may have, a date, is read as if it were not there."""
-    told = response.headers.get("Retry-After", "")
-    return float(told) if told.isdecimal() else 0.0
+    """In seconds; the header's other form, a date, is ignored."""
+    given = response.headers.get("Retry-After", "")
+    return float(given) if given.isdecimal() else 0.0

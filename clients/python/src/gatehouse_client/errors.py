@@ -1,25 +1,24 @@
-"""What can go wrong, by name. All that this package raises by itself is a GatehouseError."""
+"""The errors of this package: all are a GatehouseError."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 
 class GatehouseError(Exception):
-    """Something that was asked of a hub did not come about, or is not known to have."""
+    """A request failed, or its outcome is unknown."""
 
 
 class Unreachable(GatehouseError):
-    """The hub gave no answer for as long as the client had patience. What was asked may have happened or not; to
-    ask again with the same arguments is safe."""
+    """The hub did not answer in time. The request may have happened; repeating it with the same arguments is safe."""
 
     def __init__(self, message: str, *, retry_after: float = 0.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
-        """Seconds, if the answer named any."""
+        """In seconds, if the answer named it."""
 
 
 class Refused(GatehouseError):
-    """The hub said no, and why: an RFC 9457 problem document. Subclasses are named for its `code`."""
+    """The hub refused, with an RFC 9457 problem document. Subclasses are named after its `code`."""
 
     _by_code: ClassVar[dict[str, "type[Refused]"]] = {}
 
@@ -30,13 +29,13 @@ class Refused(GatehouseError):
     def __init__(self, status: int, document: Mapping[str, Any]) -> None:
         self.status = status
         self.document = document
-        """All members of the answer, those of this code alone too (`existing_receipt_id`)."""
+        """All members of the answer, also those of this code only (`existing_receipt_id`)."""
         self.code = str(document.get("code") or "refused")
         self.detail = str(document.get("detail", ""))
         self.errors: list[dict[str, str]] = document.get("errors", [])
         """The faults of the input: a JSON `pointer` to each, and a `message`."""
         self.trace_id = str(document.get("trace_id", ""))
-        """Finds this very request in the hub's logs."""
+        """Identifies this request in the hub's logs."""
         super().__init__(f"{status} {self.code}: {self.detail}")
 
     @classmethod
@@ -46,7 +45,7 @@ class Refused(GatehouseError):
 
 
 class Unauthorized(Refused, code="not_authenticated authentication_failed"):
-    """No token, or none that the hub knows (any more)."""
+    """No token, or one that the hub does not accept."""
 
 
 class MissingScope(Refused, code="missing_scope"):
@@ -54,12 +53,12 @@ class MissingScope(Refused, code="missing_scope"):
 
 
 class RateLimited(Refused, code="rate_limited"):
-    """Too many requests, for longer than the client had patience."""
+    """Too many requests, for longer than the client retries."""
 
     def __init__(self, status: int, document: Mapping[str, Any], *, retry_after: float = 0.0) -> None:
         super().__init__(status, document)
         self.retry_after = retry_after
-        """Seconds, if the answer named any."""
+        """In seconds, if the answer named it."""
 
 
 class UnknownTask(Refused, code="unknown_task"):
@@ -71,7 +70,7 @@ class UnknownTaskType(Refused, code="unknown_task_type"):
 
 
 class UnknownQueue(Refused, code="unknown_queue"):
-    """A queue comes with the first type that names it."""
+    """A queue is created by the first task type that names it."""
 
 
 class UnknownRecipient(Refused, code="unknown_recipient"):
@@ -91,11 +90,11 @@ class DedupeConflict(Refused, code="dedupe_conflict"):
 
 
 class BadLeaseToken(Refused, code="bad_lease_token"):
-    """The lease was never given to this principal."""
+    """The lease was never granted to this principal."""
 
 
 class LeaseLost(Refused, code="lease_lost"):
-    """The run is over: the task is somebody else's, in the queue again, or has ended."""
+    """The run is over: the task is leased by another worker, queued again, or has ended."""
 
     @property
     def reason(self) -> str:
@@ -116,7 +115,7 @@ class NotADeadLetter(Refused, code="not_a_dead_letter"):
 
 
 class NotLeased(Refused, code="not_leased"):
-    """Nobody holds the task."""
+    """The task is not leased."""
 
 
 class NotFinished(Refused, code="not_finished"):

@@ -1,4 +1,4 @@
-"""What goes to the hub and what comes back, as plain data. Names are those of the API."""
+"""The data of requests and answers. Names are those of the API."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def shaped(shape: type[T], document: Mapping[str, Any]) -> T:
-    """A shape from an answer; members that this release does not know are passed over."""
+    """A shape from an answer. Unknown members are ignored."""
     known = {one.name for one in fields(shape)}  # type: ignore[arg-type]  # every shape is a dataclass
     return shape(**{name: _value(name, value) for name, value in document.items() if name in known})
 
@@ -21,7 +21,7 @@ def _value(name: str, value: Any) -> Any:
 
 
 class Group(TypedDict, total=False):
-    """What gathers receipts about one thing into one digest."""
+    """Groups receipts about one thing into one digest."""
 
     resource_ref: str
     event_family: str
@@ -32,7 +32,7 @@ class Group(TypedDict, total=False):
 
 
 class Budget(TypedDict, total=False):
-    """What a task and all that it causes may use up together."""
+    """The budget of a task and of all tasks that it causes."""
 
     tokens: int
     cost_usd: float
@@ -55,14 +55,14 @@ class TaskOptions(TypedDict, total=False):
 
 
 class NewTask(TaskOptions, total=False):
-    """One of many to be queued."""
+    """A task of a batch."""
 
     task_type: Required[str]
     params: dict[str, Any]
 
 
 class LeaseSource(TypedDict, total=False):
-    """Which tasks are asked for."""
+    """Which tasks to lease."""
 
     task_types: Sequence[str]
     queues: Sequence[str]
@@ -71,7 +71,7 @@ class LeaseSource(TypedDict, total=False):
 
 
 class Rate(TypedDict):
-    """At most so many leases in any period."""
+    """A limit of leases per period."""
 
     leases: int
     per_seconds: float
@@ -100,7 +100,7 @@ class TypePolicy(TypedDict, total=False):
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """When, by `cron` or `every_seconds`, and for whom."""
+    """The times, by `cron` or `every_seconds`, and the recipient."""
 
     cron: str
     every_seconds: int
@@ -129,7 +129,7 @@ class ReceiptOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Queued:
-    """A task that the hub has taken in; its end will be in the recipient's inbox."""
+    """A queued task; its end will be in the recipient's inbox."""
 
     task_id: str
     status: str
@@ -160,7 +160,7 @@ class TaskStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskResult:
-    """How a task ended; `content` is the result itself where the hub can show it."""
+    """The outcome of a task; `content` is the result itself, if the hub can show it."""
 
     task_id: str
     status: str
@@ -176,7 +176,7 @@ class TaskResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """Permission to act on a task for `lease_ms` from the last heartbeat on; the token proves it."""
+    """The right to work on a task for `lease_ms` after the last heartbeat; the token proves it."""
 
     task_id: str
     run_id: int
@@ -184,15 +184,16 @@ class Lease:
     task_type: str
     params: dict[str, Any]
     checkpoint: Any
-    """What the run before this one saved; None at first."""
+    """The checkpoint of the run before; None at first."""
     lease_ms: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """A sign of life for one lease, and what there is to tell with it. `tokens` and `cost_usd` are all that its run has
-    used so far: told again, they count once. `sequence` grows with each of a run's, so that one which arrives late
-    replaces nothing that was told since; left out, what arrives last counts."""
+    """A heartbeat for one lease. `tokens` and `cost_usd` are totals of the run, so repeating them counts once.
+
+    `sequence` grows with each heartbeat of a run, so that a late one replaces nothing newer.
+    """
 
     lease: Lease
     percent: float | None = None
@@ -217,7 +218,7 @@ class Beat:
 
 @dataclass(frozen=True, kw_only=True)
 class BeatAnswer:
-    """`lost`: stop, the task is no longer yours. `retry`: ask again at once. Else obey the order."""
+    """`lost`: stop, the lease is over. `retry`: send it again at once. Else obey the order."""
 
     task_id: str
     status: Literal["ok", "lost", "retry"]
@@ -225,12 +226,12 @@ class BeatAnswer:
     lease_ms: int
     reason: str | None = None
     budget_left: dict[str, Any] | None = None
-    """What is left of the budgets that the task draws from; a limit that is None is none."""
+    """The rest of the task's budgets; None is no limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Completion:
-    """A run that went well, as one of many: its result, or a pointer to it."""
+    """A completed run of a batch: its result, or a pointer to it."""
 
     lease: Lease
     result: Any = None
@@ -253,7 +254,7 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A run that failed, as one of many."""
+    """A failed run of a batch."""
 
     lease: Lease
     code: str
@@ -289,7 +290,7 @@ class CompletedMany:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What becomes of a task whose run failed or was given back."""
+    """The state of a task after a failed or released run."""
 
     task_id: str
     status: str
@@ -300,7 +301,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class DeadLetter:
-    """A task that failed for good, kept whole: it can be replayed."""
+    """A failed task, which can be replayed."""
 
     task_id: str
     task_type: str
@@ -313,7 +314,7 @@ class DeadLetter:
     failed_at: datetime
     receipt_id: str
     replayed_as: str | None
-    """The task that its replay has made."""
+    """The task of its replay."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -369,7 +370,7 @@ class Timeline:
 
 @dataclass(frozen=True, kw_only=True)
 class QueuePolicy:
-    """How much of a queue is given out; None is no limit."""
+    """The limits of a queue; None is no limit."""
 
     queue: str
     paused: bool
@@ -380,7 +381,7 @@ class QueuePolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueFigures:
-    """A queue as it is, and how it fared in the last five minutes."""
+    """A queue now, and in the last five minutes."""
 
     queue: str
     paused: bool
@@ -392,7 +393,7 @@ class QueueFigures:
     finished_per_minute: float
     failure_rate: float
     latency_p50_seconds: float | None
-    """From when a task might have begun to its end; None where nothing ended."""
+    """From the readiness of a task to its end; None if nothing ended."""
     latency_p95_seconds: float | None
     latency_p99_seconds: float | None
     expiries: int
@@ -404,18 +405,18 @@ class Posted:
     receipt_id: str
     uuid: str
     entry: str | None = None
-    """The entry that this post made visible, if it did at once."""
+    """The entry that this post made visible, if any."""
     is_duplicate: bool = False
-    """Whether this very receipt was there already."""
+    """Whether the receipt existed already."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What an agent reads and acks: one receipt, or a digest of many."""
+    """An entry of the inbox: one receipt, or a digest of many."""
 
     ref: str
     token: str
-    """Hand it to `ack`: it acks what the read that it came from has shown, up to here, and nothing that came later."""
+    """For `ack`: it acks what its read has shown up to here, and nothing later."""
     kind: str
     sequence: int
     count: int
@@ -438,7 +439,7 @@ class Inbox:
 
 @dataclass(frozen=True, kw_only=True)
 class Acked:
-    """What this call has added; zeros where all of it was acked before."""
+    """What this call acked; zeros if all was acked before."""
 
     acked_entries: int
     acked_receipts: int

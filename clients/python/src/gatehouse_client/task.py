@@ -1,4 +1,4 @@
-"""A run as its handler sees it, and the ways in which a handler ends."""
+"""A run as its handler sees it, and the ways to end it."""
 
 import threading
 import time
@@ -10,10 +10,10 @@ from gatehouse_client.client import Client
 from gatehouse_client.errors import GatehouseError
 from gatehouse_client.shapes import Beat, BeatAnswer, Lease
 
-# So that a lease survives a few heartbeats that do not get through.
+# A lease survives a few failed heartbeats.
 _BEATS_PER_LEASE: Final = 4
 _SOON: Final = 0.1
-# A lease lasts a second at least; of one that is not renewed any more ever less is left.
+# A lease lasts a second at least; what is left of an unrenewed one shrinks.
 _SHORTEST_INTERVAL: Final = 0.25
 _LONGEST_MESSAGE: Final = 500
 _ALL: Final = 100
@@ -25,20 +25,22 @@ Why = Literal["canceled", "lost", "drained"]
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a handler returns if there is more to say than the result itself."""
+    """The return value of a handler that gives more than the result itself."""
 
     content: Any = None
     summary: str | None = None
-    """What the requester reads in its inbox."""
+    """The text of the receipt in the requester's inbox."""
     pointer: str | None = None
-    """Where the result is, instead of the content: s3:, https:, …"""
+    """The place of the result, instead of the content: s3:, https:, …"""
     channel: str | None = None
     checksum: str | None = None
 
 
 class Failed(Exception):
-    """Raise it in a handler: this run has failed, with a code and a sentence for whoever asked: without a sentence, the
-    class of what it came from; over 4,000 characters, cut."""
+    """Raise it in a handler: the run has failed, with a code and a message for the requester.
+
+    An empty message becomes the class of the cause; one over 4,000 characters is cut.
+    """
 
     def __init__(
         self,
@@ -58,9 +60,9 @@ class Failed(Exception):
 
 
 class Stop(BaseException):
-    """Raised in a handler that asks whether to go on, and is not to. Nothing that it could still return is wanted.
+    """Raised in a handler that checks whether to go on, and must not. Its result is not wanted.
 
-    No Exception, so that a handler which survives the faults of single items does not survive this.
+    It is no Exception, so that a handler that catches the faults of single items does not catch it.
     """
 
     def __init__(self, why: Why) -> None:
@@ -69,20 +71,20 @@ class Stop(BaseException):
 
 
 class Task:
-    """What there is to do, how to tell how far it is, and how to hear that it is to stop.
+    """The task of a handler: its parameters, its progress and checkpoint, and its stop.
 
-    Heartbeats go out by themselves. A handler that takes longer than a moment calls `check`, `wait`, `progress` or
-    `save` now and then: each raises `Stop` when the task was canceled, its lease is lost, or the worker must end.
+    Heartbeats are sent automatically. A long handler calls `check`, `wait`, `progress` or `save` now and then: each
+    raises `Stop` when the task was canceled, its lease is lost, or the worker must end.
     """
 
     def __init__(self, lease: Lease, client: Client, *, is_ending: Callable[[], bool]) -> None:
-        """:param is_ending: whether its worker is."""
+        """:param is_ending: whether the worker is ending."""
         self.lease = lease
         self.task_id = lease.task_id
         self.run_id = lease.run_id
         self.params = lease.params
         self.checkpoint = lease.checkpoint
-        """What was saved last, by this run or one before it; None at first."""
+        """The last checkpoint, of this run or an earlier one; None at first."""
         self.checkpoint_wanted = False
         """Whether the hub asks for a checkpoint."""
         self._client = client
@@ -94,10 +96,10 @@ class Task:
         self._sequence = 0
         self._progress: tuple[float | None, str | None] = (None, None)
         self._spent: tuple[int, float] = (0, 0.0)
-        self._spend_heard: tuple[int, float] = (0, 0.0)
+        self._spend_reported: tuple[int, float] = (0, 0.0)
         self._may_spend = True
         self.budget_left: dict[str, Any] | None = None
-        """What the last heartbeat heard is left to spend; None where nothing bounds it, or before the first."""
+        """The rest of the budget as of the last heartbeat; None without a budget, or before the first."""
         self.due_at = 0.0
         """When the next heartbeat is due."""
         self._interval = _SHORTEST_INTERVAL
@@ -107,7 +109,7 @@ class Task:
 
     @property
     def draining(self) -> bool:
-        """Whether there is little time left: finish soon, or `save` and `give_back`."""
+        """Whether to finish soon, or `save` and `give_back`."""
         return self._is_to_drain or self._is_ending()
 
     def check(self) -> None:
@@ -123,7 +125,7 @@ class Task:
             raise Stop(self._why)
 
     def progress(self, percent: float | None = None, message: str | None = None) -> None:
-        """Say how far it is; goes out with the next heartbeat.
+        """Report progress, with the next heartbeat.
 
         :raises Stop: if there is a reason to.
         """
@@ -133,9 +135,9 @@ class Task:
         self.check()
 
     def spend(self, *, tokens: int = 0, cost_usd: float = 0.0) -> None:
-        """Add to what this run has used; goes out with the next heartbeat, and before the end is told.
+        """Add to the spend of this run, with the next heartbeat and before the outcome.
 
-        Where nothing is left of a budget, the run is told to stop.
+        If the budget is spent, the run is ordered to stop.
         """
         with self._lock:
             spent = (self._spent[0] + tokens, self._spent[1] + cost_usd)
@@ -144,10 +146,10 @@ class Task:
             self._spent = spent
 
     def save(self, checkpoint: dict[str, Any]) -> None:
-        """Save from where the next run shall go on, should there be one; it is safe once this returns.
+        """Save the state from which a next run continues. It is saved when this returns.
 
         :raises Stop: if there is a reason to.
-        :raises GatehouseError: if the hub can't be told.
+        :raises GatehouseError: if the hub can't be reached.
         """
         while self._saving(checkpoint) == "retry":
             self.wait(_SOON)
@@ -155,7 +157,7 @@ class Task:
         self.checkpoint, self.checkpoint_wanted = checkpoint, False
 
     def give_back(self) -> None:
-        """End this run here; the task goes on elsewhere, from what was saved last.
+        """End this run; the task continues elsewhere from its last checkpoint.
 
         :raises Stop: always.
         """
@@ -168,7 +170,7 @@ class Task:
         return self._why == "lost"
 
     def stop(self, why: Why) -> None:
-        # A lost lease is lost whatever was ordered before.
+        # A lost lease overrides every order.
         if self._why is None or why == "lost":
             self._why = why
         self._stopped.set()
@@ -178,14 +180,17 @@ class Task:
         try:
             (answer,) = self._client.heartbeat([beat])
         except GatehouseError:
-            self.unsaid(beat)
+            self.restore(beat)
             raise
-        self.heard(answer, beat)
+        self.handle(answer, beat)
         return answer.status
 
     def next_beat(self, checkpoint: dict[str, Any] | None = None) -> Beat:
         with self._lock:
-            (percent, message), (tokens, cost) = self._progress, self._spent if self._has_spend_to_tell() else (0, 0.0)
+            (percent, message), (tokens, cost) = (
+                self._progress,
+                self._spent if self._has_spend_to_report() else (0, 0.0),
+            )
             self._progress = (None, None)
             self._sequence += 1
             return Beat(
@@ -198,34 +203,34 @@ class Task:
                 sequence=self._sequence,
             )
 
-    def _has_spend_to_tell(self) -> bool:
-        return self._spent != self._spend_heard and self._may_spend
+    def _has_spend_to_report(self) -> bool:
+        return self._spent != self._spend_reported and self._may_spend
 
     def last_beat(self) -> Beat | None:
-        """What is to be told before the end is, if anything is."""
-        return self.next_beat() if self._has_spend_to_tell() else None
+        """The heartbeat to send before the outcome, if there is spend to report."""
+        return self.next_beat() if self._has_spend_to_report() else None
 
-    def unsaid(self, beat: Beat) -> None:
-        """It is not known to have been heard: what it told goes with the next one."""
+    def restore(self, beat: Beat) -> None:
+        """A heartbeat may be lost: send its content with the next one."""
         with self._lock:
             if self._progress == (None, None):
                 self._progress = (beat.percent, beat.message)
         self.due_at = time.monotonic() + _SOON
 
-    def heard(self, answer: BeatAnswer, beat: Beat) -> None:
-        """Take in what the hub answered."""
-        # Of a run that knows that its budget is spent nothing more is taken: it would be revoked.
+    def handle(self, answer: BeatAnswer, beat: Beat) -> None:
+        """Handle the answer to a heartbeat."""
+        # More spend of a run whose budget is spent would revoke its lease.
         self._may_spend = self._may_spend and answer.reason is None
         if answer.status == "lost":
             self.stop("lost")
         elif answer.status == "retry":
-            self.unsaid(beat)
+            self.restore(beat)
         else:
-            # Where a budget is spent the lease is not renewed: to ask more often makes it no longer.
+            # The lease of a run whose budget is spent is not renewed.
             self._renewed(answer.lease_ms if answer.reason is None else None)
             self.budget_left = answer.budget_left
             if beat.tokens or beat.cost_usd:
-                self._spend_heard = (beat.tokens, beat.cost_usd)
+                self._spend_reported = (beat.tokens, beat.cost_usd)
             self._obey(answer.order)
 
     def _obey(self, order: str) -> None:

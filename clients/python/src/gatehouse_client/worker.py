@@ -1,4 +1,4 @@
-"""A worker: takes tasks, keeps their leases alive while your functions work, and reports how each ended.
+"""A worker: leases tasks, renews the leases while your functions work, and reports the outcomes.
 
     worker = Worker(Client.from_environment())
 
@@ -8,7 +8,7 @@
 
     worker.run()
 
-Each task has a thread of its own. A handler may run again for the same task, here or elsewhere, if this run breaks off.
+Each task has its own thread. A handler may run again for the same task, here or elsewhere, if a run is cut off.
 """
 
 import logging
@@ -36,17 +36,17 @@ from gatehouse_client.task import Failed, Result, Stop, Task
 
 logger = logging.getLogger("gatehouse_client")
 
-# How often a waiting thread looks whether it is to stop.
+# How often a waiting thread checks whether to stop.
 _GLANCE: Final = 0.1
 _IDLE: Final = 1.0
-# What handlers get to come to their end once they are told to, and then the hub to hear of it.
+# The time for handlers to end after the stop, and then for the last reports.
 _LAST_WORDS: Final = 2.0
 _BEAT_TIMEOUT: Final = 5.0
-# After heartbeats that did not get through.
+# After failed heartbeats.
 _AGAIN: Final = 0.5
-# What the hub takes of one request.
+# The hub's limits of one request.
 _MOST_LEASED: Final = 100
-_MOST_TOLD: Final = 500
+_MOST_REPORTED: Final = 500
 _LONGEST_CODE: Final = 100
 _LONGEST_MESSAGE: Final = 4000
 _LONGEST_PAUSE: Final = 604_800.0
@@ -56,10 +56,10 @@ H = TypeVar("H", bound=Handler)
 
 
 class Worker:
-    """Works until it is told to stop, by `stop()`, SIGTERM or SIGINT.
+    """Works until `stop()`, SIGTERM or SIGINT.
 
-    Then it takes nothing more, gives what it has begun `grace` seconds to finish, and gives back what did not. A
-    second signal ends the grace.
+    Then it leases nothing more, gives running handlers `grace` seconds to finish, and releases the rest. A second signal
+    ends the grace.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class Worker:
     ) -> None:
         """
         :param capacity: how many tasks to work on at once.
-        :param queues: where to look; left out, the queues of the types that there are handlers for.
-        :param lease_seconds: left out, the type's.
-        :param wait_seconds: how long a request for work waits for some; so long it may take until an idle worker ends.
+        :param queues: default: the queues of the handled types.
+        :param lease_seconds: default: the type's.
+        :param wait_seconds: how long a lease request waits. An idle worker may take as long to end.
         """
         self._client = client
         self._capacity = capacity
@@ -89,12 +89,11 @@ class Worker:
         self._handlers: dict[str, Handler] = {}
         self._running: dict[str, Task] = {}
         self._changed = threading.Condition()
-        # Set in signals, which may come while the main thread holds the lock: so it has none, and is looked at often.
+        # Set by signal handlers, which may interrupt a holder of the lock: so it is polled without one.
         self._stop_at: float | None = None
 
     def handles(self, *task_types: str) -> Callable[[H], H]:
-        """Declare a function as what does tasks of these types. What it returns is the result: any JSON, or a
-        `Result`."""
+        """Register the handler of these task types. It returns the result: any JSON, or a `Result`."""
 
         def declare(handler: H) -> H:
             self._handlers.update(dict.fromkeys(task_types, handler))
@@ -103,20 +102,20 @@ class Worker:
         return declare
 
     def stop(self) -> None:
-        """Begin to end: `run` returns when nothing is held any more. Called again: without grace."""
+        """Stop: `run` returns when no task is held. A second call ends the grace."""
         again = self._stop_at is not None
         self._stop_at = time.monotonic() + (0 if again else self._grace)
 
     def run(self) -> None:
-        """Work until told to stop.
+        """Work until stopped.
 
-        :raises Refused: if the hub takes no such worker: an unknown token, a missing scope, no handlers.
+        :raises Refused: if the hub refuses the worker: an unknown token, a missing scope, no handlers.
         """
         over = threading.Event()
         heart = threading.Thread(target=self._keep_alive, args=(over,), name="heartbeats", daemon=True)
         heart.start()
         try:
-            with self._told_by_signals():
+            with self._stopped_by_signals():
                 try:
                     self._take_tasks()
                 finally:
@@ -136,7 +135,7 @@ class Worker:
             for lease in leases:
                 self._begin(lease)
             if not leases:
-                # So that a hub which lets nobody wait is not asked without a pause.
+                # A hub that does not let the request wait is not asked without a pause.
                 self._rest(asked_at + _IDLE - time.monotonic())
 
     def _lease(self, capacity: int) -> list[Lease]:
@@ -144,7 +143,7 @@ class Worker:
         try:
             return hub.lease(capacity=capacity, wait_seconds=self._wait_seconds, **self._source())
         except (Unreachable, RateLimited) as exc:
-            logger.warning("no work is to be had: %s", exc)
+            logger.warning("no tasks were leased: %s", exc)
             self._rest(exc.retry_after)
             return []
 
@@ -164,7 +163,7 @@ class Worker:
         threading.Thread(target=self._execute, args=(task,), name=lease.task_id, daemon=True).start()
 
     def _rest(self, seconds: float) -> None:
-        """Until the time is over, a task has ended, or it is time to stop."""
+        """Wait for the time, the end of a task, or the stop."""
         until = time.monotonic() + seconds * random.uniform(0.7, 1.0)  # noqa: S311  # spreads load, hides nothing
         with self._changed:
             held = len(self._running)
@@ -181,23 +180,23 @@ class Worker:
         self._wait_for_all(lambda: last)
         held = [task for task in self._held() if not task.is_lost]
         until = time.monotonic() + _LAST_WORDS
-        for start in range(0, len(held), _MOST_TOLD):
-            self._give_back(held[start : start + _MOST_TOLD], until)
+        for start in range(0, len(held), _MOST_REPORTED):
+            self._give_back(held[start : start + _MOST_REPORTED], until)
 
     def _give_back(self, tasks: Sequence[Task], until: float) -> None:
-        """Of handlers that do not listen, be the hub there or not. What they still do is kept out by the fence."""
+        """Release the tasks of handlers that do not stop. Their later writes are refused by the fencing token."""
         try:
-            self._tell_spend(tasks, until)
+            self._report_spend(tasks, until)
         except GatehouseError as exc:
-            logger.warning("what %s runs have spent is not told: %s", len(tasks), exc)
+            logger.warning("the spend of %s runs was not reported: %s", len(tasks), exc)
         try:
             refusals = self._hurried(until).release_many([task.lease for task in tasks])
         except GatehouseError as exc:
-            logger.warning("%s tasks are not given back, their leases will run out: %s", len(tasks), exc)
+            logger.warning("%s tasks were not released, their leases will expire: %s", len(tasks), exc)
             return
         for task, refusal in zip(tasks, refusals, strict=True):
             if isinstance(refusal, Refused):
-                logger.warning("%s run %s is not given back: %s", task.task_id, task.run_id, refusal)
+                logger.warning("%s run %s was not released: %s", task.task_id, task.run_id, refusal)
 
     def _hurried(self, until: float) -> Client:
         left = max(until - time.monotonic(), _GLANCE)
@@ -217,7 +216,7 @@ class Worker:
             self._changed.notify_all()
 
     @contextmanager
-    def _told_by_signals(self) -> Iterator[None]:
+    def _stopped_by_signals(self) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -236,8 +235,8 @@ class Worker:
         try:
             came_too_late = self._stop_at is not None
             report: partial[Any] = partial(self._client.release, task.lease) if came_too_late else self._outcome(task)
-            told = self._report(task, report)
-            for following in told.next if isinstance(told, Completed) else []:
+            answer = self._report(task, report)
+            for following in answer.next if isinstance(answer, Completed) else []:
                 self._begin(following)
         finally:
             with self._changed:
@@ -245,7 +244,7 @@ class Worker:
             self._notify()
 
     def _outcome(self, task: Task) -> partial[Any]:
-        """How the handler ended, as what there is to tell the hub; nothing that it raises gets any further."""
+        """Run the handler; returns the report of its outcome. Its exceptions go no further."""
         client, lease = self._client, task.lease
         try:
             answer = self._handlers[lease.task_type](task)
@@ -262,7 +261,7 @@ class Worker:
                 details=failed.details,
             )
         except Refused as refusal:
-            # What the handler itself asked of the hub.
+            # A refusal of the handler's own request.
             message = _sendable(refusal.detail, _LONGEST_MESSAGE) or "Refused."
             pause = min(refusal.retry_after, _LONGEST_PAUSE) if isinstance(refusal, RateLimited) else 0.0
             code = _sendable(refusal.code, _LONGEST_CODE)
@@ -285,48 +284,48 @@ class Worker:
         )
 
     def _report(self, task: Task, report: partial[Any]) -> object:
-        """Tell the hub, for as long as it takes; the lease is kept alive meanwhile."""
+        """Report to the hub, for as long as it takes. The lease is renewed meanwhile."""
         if task.is_lost:
             logger.warning("the lease of %s run %s was lost", task.task_id, task.run_id)
             return None
         while True:
             try:
-                self._tell_spend([task])
+                self._report_spend([task])
                 return report()
             except (LeaseLost, AlreadyDecided, BadLeaseToken) as refusal:
-                logger.warning("the end of %s run %s was not taken: %s", task.task_id, task.run_id, refusal)
+                logger.warning("the outcome of %s run %s was refused: %s", task.task_id, task.run_id, refusal)
             except (Unreachable, RateLimited) as exc:
-                logger.warning("the end of %s is still to be told: %s", task.task_id, exc)
+                logger.warning("the outcome of %s is not reported yet: %s", task.task_id, exc)
                 if self._stop_at is None or time.monotonic() < self._stop_at:
                     continue
             except (Refused, TypeError, ValueError) as exc:
-                logger.exception("the end of %s can't be told so", task.task_id)
-                # A result that is not taken is not made again; a failure is what it said it is.
-                self._tell_that_it_cannot_be_told(task, exc, retryable=bool(report.keywords.get("retryable")))
+                logger.exception("the outcome of %s can't be reported", task.task_id)
+                # A refused result is not computed again; a failure keeps its retryability.
+                self._report_refused_outcome(task, exc, retryable=bool(report.keywords.get("retryable")))
             return None
 
-    def _tell_spend(self, tasks: Sequence[Task], until: float | None = None) -> None:
-        """What their handlers have used since the last heartbeat.
+    def _report_spend(self, tasks: Sequence[Task], until: float | None = None) -> None:
+        """Report the spend since the last heartbeat.
 
-        :param until: when to give up; left out, it takes as long as the client has patience each time.
+        :param until: when to give up; default: never.
         """
         while beats := {task: beat for task in tasks if (beat := task.last_beat()) is not None}:
             hub = self._client if until is None else self._hurried(until)
             answers = hub.heartbeat(list(beats.values()))
             for (task, beat), answer in zip(beats.items(), answers, strict=True):
-                task.heard(answer, beat)
+                task.handle(answer, beat)
             if until is not None and time.monotonic() >= until:
                 return
             if any(answer.status == "retry" for answer in answers):
                 time.sleep(_GLANCE)
 
-    def _tell_that_it_cannot_be_told(self, task: Task, exc: Exception, *, retryable: bool) -> None:
+    def _report_refused_outcome(self, task: Task, exc: Exception, *, retryable: bool) -> None:
         code = exc.code if isinstance(exc, Refused) else "unsendable_result"
         message = _sendable(f"The result was not taken: {exc}", _LONGEST_MESSAGE)
         try:
             self._client.fail(task.lease, code, message, retryable=retryable)
         except GatehouseError:
-            logger.exception("nor can it otherwise; the lease of %s will run out", task.task_id)
+            logger.exception("the failure can't be reported either; the lease of %s will expire", task.task_id)
 
     # One thread for all heartbeats
 
@@ -339,33 +338,33 @@ class Worker:
                 if next_at > now:
                     self._changed.wait(next_at - now)
                     continue
-            self._beat([task for task in tasks if task.due_at <= now + _GLANCE][:_MOST_TOLD])
+            self._beat([task for task in tasks if task.due_at <= now + _GLANCE][:_MOST_REPORTED])
 
     def _beat(self, tasks: list[Task]) -> None:
         beats = [task.next_beat() for task in tasks]
         try:
             answers = self._client.within(patience=0, timeout=_BEAT_TIMEOUT).heartbeat(beats)
         except (Unreachable, RateLimited) as exc:
-            logger.warning("%s heartbeats did not get through: %s", len(beats), exc)
+            logger.warning("%s heartbeats failed: %s", len(beats), exc)
             for task, beat in zip(tasks, beats, strict=True):
-                task.unsaid(beat)
+                task.restore(beat)
                 task.due_at = time.monotonic() + _AGAIN
         except Exception:
-            # What one of them told was not taken, and is not told again: bare heartbeats keep all of them alive.
+            # The content of one was refused, and is dropped: bare heartbeats renew all leases.
             logger.exception("%s heartbeats were refused", len(beats))
             for task in tasks:
                 task.due_at = time.monotonic() + _AGAIN
         else:
             for task, beat, answer in zip(tasks, beats, answers, strict=True):
-                task.heard(answer, beat)
+                task.handle(answer, beat)
 
 
 def _sentence(failed: Failed) -> str:
-    """What a failure says; of one that says nothing, what it came from."""
+    """The message of a failure, or the class of its cause."""
     origin = failed.__cause__ or failed.__context__ or failed
     return _sendable(failed.message, _LONGEST_MESSAGE) or f"{type(origin).__name__}."
 
 
 def _sendable(text: str, longest: int) -> str:
-    """As much of a text as the hub takes."""
+    """A text within the hub's limits."""
     return text[:longest].replace("\x00", "\N{REPLACEMENT CHARACTER}").encode(errors="replace").decode()
