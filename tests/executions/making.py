@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.core.files.storage import storages
+from django.db import connection
 
 from apps.core.errors import DomainError
 from apps.executions import selectors
@@ -214,6 +215,15 @@ def begin(
 
 def advance(execution: Execution, *, patience: timedelta | None = None) -> None:
     advancing.advance(tenant_id=execution.tenant_id, execution_id=execution.pk, patience=patience)
+
+
+def later(period: timedelta) -> None:
+    """Move the database's clock, in the test's transaction."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "select set_config('gatehouse.now', (gatehouse_now() + make_interval(secs => %s))::text, true)",
+            [period.total_seconds()],
+        )
 
 
 def report(caller: Caller, execution: Execution) -> ExecutionReport:

@@ -28,6 +28,7 @@ from tests.executions.making import (
     begin,
     call_step,
     failure,
+    later,
     make_plan,
     make_worker,
     make_writing_worker,
@@ -40,15 +41,6 @@ from tests.executions.workers import WorkerServer
 from tests.workers.factories import enroll, make_key, signed
 
 LATER = timedelta(minutes=1)
-
-
-def later(period: timedelta) -> None:
-    """Move the database's clock, in the test's transaction."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "select set_config('gatehouse.now', (gatehouse_now() + make_interval(secs => %s))::text, true)",
-            [period.total_seconds()],
-        )
 
 
 def keep_looking(execution: Execution, period: timedelta) -> None:

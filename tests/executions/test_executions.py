@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
 
 from apps.core.sql import database_now
 from apps.executions import selectors
@@ -37,6 +37,7 @@ from tests.executions.making import (
     ended,
     example_steps,
     failure,
+    later,
     make_worker,
     make_writing_worker,
     money,
@@ -846,12 +847,3 @@ def claim_and_die(caller: Caller, execution: Execution) -> list[advancing.Claim]
     """What a process leaves behind that dies between claiming its steps and calling."""
     with caller.acting():
         return advancing.look(execution.pk, may_call=True)
-
-
-def later(period: timedelta) -> None:
-    """Move the database's clock, in the test's transaction."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "select set_config('gatehouse.now', (gatehouse_now() + make_interval(secs => %s))::text, true)",
-            [period.total_seconds()],
-        )

@@ -342,7 +342,7 @@ def test_message_is_published_after_commit_by_a_thread(kee: Caller) -> None:
         before_task_publish.disconnect(note)
 
     assert message.payload[0] == [kee.tenant_id, execution.pk]
-    assert set(publishers) == {"nudges"}
+    assert set(publishers) == {"publisher"}
 
 
 def looked_at(kee: Caller, execution: Execution) -> None:

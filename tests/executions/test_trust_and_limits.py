@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
 
 from apps.core.sql import database_now
 from apps.executions import calls
@@ -35,6 +34,7 @@ from tests.executions.making import (
     begin,
     call_step,
     failure,
+    later,
     make_worker,
     make_writing_worker,
     queue_step,
@@ -47,15 +47,6 @@ from tests.factories import make_caller, make_tenant
 
 HOUR = timedelta(hours=1)
 Act = Callable[[Caller], object]
-
-
-def later(period: timedelta) -> None:
-    """Move the database's clock, in the test's transaction."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "select set_config('gatehouse.now', (gatehouse_now() + make_interval(secs => %s))::text, true)",
-            [period.total_seconds()],
-        )
 
 
 def call(caller: Caller, worker_id: str = "writer", mode: CallMode = CallMode.DIRECT, text: str = "x") -> Any:
