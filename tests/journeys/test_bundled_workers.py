@@ -24,6 +24,7 @@ from tests.factories import make_caller, make_token
 from tests.mcp.conftest import Server, acme, server, started_server
 from tests.workers.factories import enroll, make_key
 
+pytestmark = pytest.mark.ci
 __all__ = ["acme", "server", "started_server"]
 
 SCRIPTS = (

@@ -102,12 +102,18 @@ def _works(data: Path) -> bool:
 
 
 @pytest.mark.ci
-def test_it_comes_up_and_ctrl_c_leaves_nothing_behind(data: Path) -> None:
+def test_stack_survives_kills_and_leaves_nothing_behind(data: Path) -> None:
     with _up(data, "--no-workers") as child:
         assert _works(data)
         for name in ("stack.json", "secrets.json", "api-token", "admin-password"):
             assert stat.S_IMODE((data / name).stat().st_mode) == 0o600, name
         assert _call("up", "status", "--data", data.name, cwd=data.parent).returncode == 0
+
+        before = dict(_processes(data))
+        for pid in before.values():
+            os.kill(pid, signal.SIGKILL)
+        _wait(lambda: not set(before.values()) & set(_processes(data).values()), why=lambda: _processes(data))
+        _wait(lambda: _works(data), why=lambda: ask(f"{_stack(data)['url']}/readyz"))
         running = marked(_mark(data))
 
         child.send_signal(signal.SIGINT)
@@ -143,17 +149,6 @@ def _second_stacks(data: Path, other: Path) -> None:
         assert _call("up", "down", "--data", str(other)).returncode == 0
         assert neighbour.wait(timeout=PATIENCE) == 0
         assert _works(data)
-
-
-@pytest.mark.ci
-def test_whatever_is_killed_comes_back_with_all_data(data: Path) -> None:
-    with _up(data, "--no-workers"):
-        before = dict(_processes(data))
-        for pid in before.values():
-            os.kill(pid, signal.SIGKILL)
-
-        _wait(lambda: not set(before.values()) & set(_processes(data).values()), why=lambda: _processes(data))
-        _wait(lambda: _works(data), why=lambda: ask(f"{_stack(data)['url']}/readyz"))
 
 
 @pytest.mark.ci
