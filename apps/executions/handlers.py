@@ -8,7 +8,7 @@ from typing import Any, Final
 from apps.core.errors import DomainError
 from apps.core.ids import parse_ref
 from apps.core.sql import database_now
-from apps.executions import calls, selectors, sql, worker_jobs
+from apps.executions import calls, selectors, sql
 from apps.executions.errors import (
     BUDGET_EXCEEDED,
     OUTCOME_UNKNOWN,
@@ -17,7 +17,7 @@ from apps.executions.errors import (
     WorkerCallFailed,
     WorkerUnavailable,
 )
-from apps.executions.models import WorkerJob
+from apps.executions.services import worker_jobs
 from apps.tasks import services as tasks
 from apps.tasks.handlers import Canceled, Context, Failed, Postponed, Result, handler
 from apps.workers.errors import WorkerRateLimited
@@ -179,7 +179,7 @@ def _begun(context: Context, target: calls.Target, called: calls.Called) -> work
         # Another run has the task, and does not know of this job.
         if row is not None:
             with context.caller.acting():
-                WorkerJob.objects.filter(pk=row.pk).update(task_id=None)
+                worker_jobs.detach(row)
         raise
     return job
 

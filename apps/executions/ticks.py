@@ -7,8 +7,8 @@ from django.db import DatabaseError
 
 from apps.core.errors import DomainError
 from apps.core.ticks import tick
-from apps.executions import selectors, worker_jobs
-from apps.executions.services import advancing
+from apps.executions import selectors
+from apps.executions.services import advancing, worker_jobs
 from apps.principals.tenancy import acting_as_system
 
 logger = structlog.get_logger(__name__)

@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from apps.core.sql import database_now
-from apps.executions import calls, handlers, worker_jobs
+from apps.executions import calls, handlers
 from apps.executions.models import Execution, ExecutionStep, WorkerJob
-from apps.executions.services import advancing, answering
+from apps.executions.services import advancing, answering, worker_jobs
 from apps.executions.states import Mode
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind

@@ -21,12 +21,12 @@ import structlog
 from apps.core.errors import DomainError, Unavailable
 from apps.core.ids import parse_ref
 from apps.core.retries import retried
-from apps.executions import calls, references, selectors, sql, wakeups, worker_jobs
+from apps.executions import calls, references, selectors, sql, wakeups
 from apps.executions.envelopes import queued
 from apps.executions.errors import BUDGET_EXCEEDED, OUTCOME_UNKNOWN, WorkerCallFailed
 from apps.executions.models import ExecutionStep
 from apps.executions.routing import Moves, next_moves
-from apps.executions.services import ending
+from apps.executions.services import ending, worker_jobs
 from apps.executions.services.steps import (
     CLAIM,
     MAX_CLAIMS,

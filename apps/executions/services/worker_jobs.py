@@ -316,3 +316,8 @@ def _cancel(job: WorkerJob) -> DomainError | None:
     except DomainError as refusal:
         return refusal
     return None
+
+
+def detach(row: WorkerJob) -> None:
+    """Let the job go from its task, which another run has; the tick then cancels it."""
+    WorkerJob.objects.filter(pk=row.pk).update(task_id=None)
