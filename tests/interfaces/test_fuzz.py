@@ -173,5 +173,9 @@ def _check(site: Site, case: Case[Any], token: str) -> None:
     case.call_and_validate(base_url=site.url, headers={"Authorization": f"Bearer {token}"}, timeout=60)
 
 
-def _is_a_wait(seconds: object) -> bool:
-    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= 60
+def _is_a_wait(seconds: Any) -> bool:
+    """Whether this is an allowed wait, also as text of an address."""
+    try:
+        return not isinstance(seconds, bool) and 0 < float(seconds) <= 60
+    except (TypeError, ValueError):
+        return False
