@@ -129,7 +129,7 @@ def test_demo_ends_well_twice_on_the_same_data(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stdout + again.stderr
     assert "exec_2" in again.stdout
     assert "earlier run" not in again.stdout
-    assert "1 Python file," in again.stdout
+    assert "1 Python file" in again.stdout
 
 
 @pytest.mark.long
@@ -144,11 +144,8 @@ def test_interrupted_demo_ends_with_its_exit_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("kind", ["missing", "empty"])
-def test_path_without_python_is_refused(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / kind
-    if kind == "empty":
-        path.mkdir()
+def test_missing_folder_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "missing"
 
     refused = subprocess.run(
         [sys.executable, "manage.py", "demo", str(path)],
