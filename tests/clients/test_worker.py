@@ -33,7 +33,8 @@ def until(happened: Callable[[], bool]) -> None:
 
 
 def make_worker(client: Client, handler: Callable[[Task], Any], **more: Any) -> Worker:
-    worker = Worker(client, **more)
+    # Idle workers end as soon as their request for work is answered.
+    worker = Worker(client, **{"wait_seconds": 0.2} | more)
     worker.handles("greeting")(handler)
     return worker
 
