@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from apps.plans.catalogue import Catalogue, Offer, Tool
@@ -14,7 +13,6 @@ from apps.workers.trust import effects_of
 from config.stack import programs
 from tests.plans.shelf import offer, tool
 
-ORCHARD_SCRIPT = Path(__file__).resolve().parents[1] / "executions" / "killing" / "orchard.py"
 _PRINT = """
 import asyncio, importlib, json, sys
 made = [getattr(importlib.import_module(module), name) for module, _, name in (one.partition(":") for one in sys.argv[1:])]
@@ -29,22 +27,16 @@ def bundled() -> Catalogue:
     return _catalogue(*(f"{script.stem}:worker" for script in programs.bundled_worker_scripts()))
 
 
-@cache
-def orchard() -> Catalogue:
-    """What the workers offer whose executions go on while processes are killed."""
-    return _catalogue("orchard:fast", "orchard:slow")
-
-
 def _catalogue(*workers: str) -> Catalogue:
     found = [one for manifest in _manifests(*workers) for one in _offered(manifest)]
     return Catalogue(len(found), [tool for tool, _ in found], [offer for _, offer in found])
 
 
 def _manifests(*workers: str) -> list[dict[str, Any]]:
-    path = os.pathsep.join((str(programs.BUNDLED_WORKERS), str(ORCHARD_SCRIPT.parent)))
+    path = str(programs.BUNDLED_WORKERS)
     told = subprocess.run(
         [sys.executable, "-c", _PRINT, *workers],
-        env={**os.environ, "PYTHONPATH": path, "ORCHARD_WRITES": ""},
+        env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=True,

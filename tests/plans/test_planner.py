@@ -41,7 +41,6 @@ from tests.plans.wishes import (
     LATER_UNSERVED,
     MET_SERVED,
     MET_UNSERVED,
-    ORCHARD_SERVED,
 )
 
 TRANSLATORS = [one for one in FULL.offers if one.tool_uid == TRANSLATE.uid]
@@ -416,14 +415,6 @@ def test_a_wish_may_be_put_behind_what_it_is_about_or_be_interrupted(wish: str, 
     assert served_by(wish) == tools
 
 
-def test_an_unknown_verb_behind_a_comma_begins_a_part_and_what_the_step_before_bears_is_only_shown() -> None:
-    wish = "Pick the apples of the batch, wash the apples, press the apples, ferment the juice and give me the cider"
-
-    found = served_by(wish, manifests.orchard(), context={"batch": "first"})
-
-    assert found == ["pick_apples", "wash_apples", "press_apples", "ferment_juice"]
-
-
 def test_a_quote_may_hold_an_apostrophe() -> None:
     (step,) = [one for one in make_plan("Translate 'I can't, won't or don't' into French").steps if one.tool_name]
 
@@ -434,11 +425,6 @@ def test_a_quote_may_hold_an_apostrophe() -> None:
 def test_what_is_told_to_have_been_done_is_not_done_again() -> None:
     assert served_by("I have already resized /tmp/a.png to 300 pixels") is None
     assert served_by("I want to have /tmp/a.png resized to a width of 300 pixels") == ["resize_image"]
-
-
-@pytest.mark.parametrize(("wish", "tools"), ORCHARD_SERVED)
-def test_what_a_step_bears_is_matter_of_its_own_where_a_tool_speaks_of_it(wish: str, tools: list[str]) -> None:
-    assert served_by(wish, manifests.orchard(), context={"batch": "first"}) == tools
 
 
 @pytest.mark.parametrize(("wish", "tools"), BUNDLED_SERVED)

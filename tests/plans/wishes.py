@@ -370,27 +370,6 @@ LAST_UNSERVED = [
     "From Bob's account, send an email to eva@example.org: 'hi'",
 ]
 
-CIDER = (
-    "Pick the apples of the batch, then wash the apples, then press the apples, then ferment the juice,"
-    " then taste the cider and weigh the cider"
-)
-"""What the executions are asked for that go on while processes are killed."""
-
-_APPLES = ["pick_apples", "wash_apples", "press_apples", "ferment_juice"]
-ORCHARD_SERVED = [
-    (CIDER, [*_APPLES, "taste_cider", "weigh_cider"]),
-    (
-        "First pick the apples of the batch. Wash the apples. Press the apples. Ferment the juice. Weigh the cider. Taste the cider.",
-        [*_APPLES, "weigh_cider", "taste_cider"],
-    ),
-    (
-        "Pick the apples of the batch, wash the apples, press the apples, then ferment the juice, then weigh it and taste it",
-        [*_APPLES, "weigh_cider", "taste_cider"],
-    ),
-    ("Please pick the apples of the batch and wash them", ["pick_apples", "wash_apples"]),
-]
-"""What names things that the step before bears, and that the tools for it speak of themselves."""
-
 _ANALYZED = ["analyze_repository", "suggest_optimizations"]
 BUNDLED_SERVED = [
     ("Analyze the Python codebase at /tmp/fresh ü/examples and suggest optimizations", _ANALYZED),
@@ -402,7 +381,6 @@ BUNDLED_SERVED = [
     ("Tell me which files lie in /srv/drop, subfolders included", ["scan_directory"]),
     ("Judge the sentiment of 'the food was cold and the waiter colder'", ["analyze_sentiment"]),
     ("Analyze the repository at /srv/shop and find issues", ["analyze_repository"]),
-    ("Analyze the repository at /srv/shop and find slow patterns", ["analyze_repository"]),
     (
         "Index all PDFs in /tmp/fresh ü/documents, extract key concepts, and generate summary",
         ["scan_directory", "index_pdfs", "extract_concepts"],
