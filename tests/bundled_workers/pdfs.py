@@ -3,18 +3,19 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.backends.backend_pdf import PdfPages
-from matplotlib.figure import Figure
+from fpdf import FPDF
 
 
 def write_pdf(path: Path, pages: Sequence[Sequence[str]], *, title: str = "") -> Path:
     """Write a PDF with these lines on its pages."""
-    with PdfPages(path, metadata={"Title": title}) as pdf:
-        for lines in pages:
-            figure = Figure(figsize=(8.3, 11.7))
-            for number, line in enumerate(lines):
-                figure.text(0.1, 0.9 - 0.03 * number, line, fontsize=10)
-            pdf.savefig(figure)
+    pdf = FPDF()
+    pdf.set_title(title)
+    pdf.set_font("Helvetica", size=10)
+    for lines in pages:
+        pdf.add_page()
+        for line in lines:
+            pdf.cell(text=line, new_x="LMARGIN", new_y="NEXT")
+    pdf.output(str(path))
     return path
 
 
