@@ -38,8 +38,7 @@ from tests.executions.making import REPORT, advance, begin, do_task, make_plan, 
 from tests.executions.workers import WorkerServer
 from tests.factories import T0, make_caller, make_token
 from tests.mcp.conftest import Server, end_server, start_server
-from tests.tasks.making import lease_one, make_type, queue
-from tests.tasks.test_ending import release
+from tests.tasks.making import lease_one, make_type, queue, release
 from tests.waiters import later, until_heard
 
 

@@ -66,7 +66,7 @@ MUTANTS: Final = (
         file="apps/tasks/services/queueing.py",
         text="if bytes(first.request_digest) != digest:",
         replacement="if not digest:",
-        tests=("tests/tasks/test_idempotency.py",),
+        tests=("tests/tasks/test_queue.py",),
     ),
     Mutant(
         name="task-dependency",

@@ -1,15 +1,40 @@
 """What tests of tasks need, made by the product's own services in the transaction that is open."""
 
-from collections.abc import Mapping
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
-from django.db import connection
+import pytest
+from django.db import IntegrityError, connection, transaction
+from django.test import Client
 
+from apps.core.errors import DomainError
+from apps.core.sql import violated_constraint
+from apps.digests.models import Entry
 from apps.principals.tenancy import Caller, acting_as
-from apps.tasks import services
-from apps.tasks.models import TaskType
+from apps.receipts.models import Obligation, Receipt
+from apps.tasks import selectors, services
+from apps.tasks.models import Budget, FinishedTask, IdempotencyKey, LiveTask, Run, Spend, Task, TaskType
 from apps.tasks.services.types import QueueDraft, TypeDraft
-from apps.tasks.shapes import Delivery, Grant, QueuedTask, QueueRequest
+from apps.tasks.shapes import (
+    Beat,
+    BeatAnswer,
+    Completed,
+    Completion,
+    Delivery,
+    Failure,
+    Finished,
+    Grant,
+    LeaseNext,
+    QueuedTask,
+    QueueRequest,
+    UnsuccessfulRun,
+)
+from apps.tasks.states import Order
+from tests import ground
 from tests.factories import T0
 
 SCHEMA = {
@@ -18,6 +43,11 @@ SCHEMA = {
     "required": ["path"],
     "additionalProperties": False,
 }
+NO_RESULT = Delivery()
+# Later, and earlier, than anything that a test queues.
+FUTURE = datetime(2100, 1, 1, tzinfo=UTC)
+LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
+DAY = 86_400
 
 
 def make_type(
@@ -38,12 +68,6 @@ def make_type(
     return made
 
 
-def make_types(caller: Caller) -> None:
-    """Some, each with a queue of its own."""
-    for number_of_it in range(10):
-        make_type(caller, f"kind-{number_of_it}", queue=f"line-{number_of_it}")
-
-
 def set_queue(caller: Caller, name: str = "default", **limits: Any) -> None:
     with acting_as(caller):
         services.set_queue(caller=caller, draft=QueueDraft(name=name, **limits))
@@ -54,27 +78,13 @@ def queue(caller: Caller, task_type: str = "index", params: dict[str, Any] | Non
         return services.queue(requester=caller, request=QueueRequest(task_type=task_type, params=params or {}, **more))
 
 
-def fill(caller: Caller, *, leased: int = 0, ready: int = 0, ended: int = 0, runs: int = 0) -> None:
-    """Rows in bulk, so that reading a table whole is dear; in the caller's own queue and type."""
-    row = """insert into task_live (task_id, tenant_id, queue_id, task_type_id, ready_at, fence, lease_seconds,
-                 priority_rank, failures, max_attempts, expiries, max_expiries, flags, holder_id, lease_expires_at)
-             select nextval('tasks_task_id_seq'), k.tenant_id, k.queue_id, k.id, now() - interval '1 hour', 1, 60,
-                    5, 0, 3, 0, 3, 0, {holder} from tasks_tasktype k, generate_series(1, %(rows)s) where not k.in_code"""
-    with acting_as(caller), connection.cursor() as cursor:
-        given = {"tenant": caller.tenant_id, "holder": caller.principal_id}
-        cursor.execute(row.format(holder="%(holder)s, now() + interval '1 hour'"), {**given, "rows": leased})
-        cursor.execute(row.format(holder="null, null"), {**given, "rows": ready})
-        cursor.execute(
-            """insert into task_history (task_id, tenant_id, status, fence, summary, receipt_id, finished_at)
-               select nextval('tasks_task_id_seq'), %(tenant)s, 'succeeded', 1, '', 'r', now() - n * interval '1 second'
-               from generate_series(1, %(rows)s) n""",
-            {**given, "rows": ended},
-        )
-        cursor.execute(
-            """insert into tasks_run (id, tenant_id, holder_id, started_at, message)
-               select (1000000::bigint + n) << 16, %(tenant)s, %(holder)s, now(), '' from generate_series(1, %(rows)s) n""",
-            {**given, "rows": runs},
-        )
+def asked(task_type: str = "index", **more: Any) -> QueueRequest:
+    return QueueRequest(task_type=task_type, **{"params": {}, **more})
+
+
+def queue_many(caller: Caller, *requests: QueueRequest) -> list[Any]:
+    with acting_as(caller):
+        return services.queue_many(requester=caller, requests=requests)
 
 
 def number(task: QueuedTask | str) -> int:
@@ -91,7 +101,14 @@ def lease_one(worker: Caller, **more: Any) -> Grant:
     return grant
 
 
-def complete(worker: Caller, grant: Grant, content: Any = None, summary: str | None = None) -> Any:
+def beat(worker: Caller, grant: Grant, **more: Any) -> BeatAnswer:
+    said = Beat(task_id=grant.task_id, lease_token=grant.lease_token, **more)
+    with acting_as(worker):
+        (answer,) = services.heartbeat(worker=worker, beats=[said])
+    return answer
+
+
+def complete(worker: Caller, grant: Grant, content: Any = None, summary: str | None = None) -> Finished:
     delivery = services.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result=content)
     with acting_as(worker):
         return services.complete(
@@ -103,9 +120,188 @@ def complete(worker: Caller, grant: Grant, content: Any = None, summary: str | N
         )
 
 
-NO_RESULT = Delivery()
+def complete_many(
+    worker: Caller, grants: Sequence[Grant], *, lease_next: LeaseNext | None = None, content: Any = None
+) -> Completed:
+    completions = [
+        Completion(
+            task_id=grant.task_id,
+            lease_token=grant.lease_token,
+            delivery=services.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result=content),
+        )
+        for grant in grants
+    ]
+    with acting_as(worker):
+        return services.complete_many(worker=worker, completions=completions, lease_next=lease_next)
+
+
+def fail(worker: Caller, grant: Grant, *, retryable: bool = True, retry_after: float | None = None) -> UnsuccessfulRun:
+    failure = Failure(code="broken", message="It broke.", retryable=retryable, retry_after=retry_after)
+    with acting_as(worker):
+        return services.fail(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token, failure=failure)
+
+
+def fail_next(worker: Caller) -> int:
+    """Lease a task and fail it for good."""
+    grant = lease_one(worker)
+    fail(worker, grant, retryable=False)
+    return grant.task_id
+
+
+def release(worker: Caller, grant: Grant) -> UnsuccessfulRun:
+    with acting_as(worker):
+        return services.release(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token)
+
+
+def cancel(caller: Caller, task_id: int) -> str:
+    with acting_as(caller):
+        return services.cancel(caller=caller, task_id=task_id)
+
+
+def order(caller: Caller, task_id: int, what: Order) -> None:
+    with acting_as(caller):
+        services.order(caller=caller, task_id=task_id, what=what)
+
+
+def status(caller: Caller, task_id: int) -> str:
+    with acting_as(caller):
+        return str(selectors.status(f"task_{task_id}").status)
+
+
+def do(kee: Caller, worker: Caller, task_type: str = "index", **more: Any) -> int:
+    """A task with a run, spend and an end."""
+    task = number(queue(kee, task_type, **more))
+    grant = lease_one(worker, task_types=[task_type])
+    beat(worker, grant, tokens=1)
+    complete(worker, grant)
+    return task
+
+
+def known(caller: Caller) -> list[set[int]]:
+    """The tasks that are known of, by their rows, records, runs and spend."""
+    with acting_as(caller):
+        return [
+            set(Task.objects.values_list("pk", flat=True)),
+            set(FinishedTask.objects.values_list("pk", flat=True)),
+            {run.task_id for run in Run.objects.all()},
+            set(Spend.objects.values_list("task_id", flat=True)),
+        ]
+
+
+def terminal_receipts(caller: Caller, task_id: int) -> list[Receipt]:
+    with acting_as(caller):
+        found = Receipt.objects.filter(source_system="asyncgate", metadata__task_id=f"task_{task_id}")
+        return list(found.exclude(event_type="task_queued"))
+
+
+def snapshot(caller: Caller) -> list[list[Any]]:
+    """Every row that a verb could change."""
+    models: tuple[Any, ...] = (Task, LiveTask, Run, Spend, Budget, FinishedTask, IdempotencyKey, Receipt, Entry)
+    with acting_as(caller):
+        rows = [list(model.objects.order_by("pk").values()) for model in models]
+        return [*rows, list(Obligation.objects.order_by("pk").values_list("closed_at"))]
+
+
+def at(moment: datetime) -> None:
+    """Set the database's clock for the rest of the test."""
+    with connection.cursor() as cursor:
+        cursor.execute("select set_config('gatehouse.now', %s, true)", [moment.isoformat()])
+
+
+def later(seconds: float) -> None:
+    """Move the database's clock for the rest of the test."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "select set_config('gatehouse.now', (statement_timestamp() + make_interval(secs => %s))::text, true)",
+            [seconds],
+        )
+
+
+@contextmanager
+def refused(code: str) -> Iterator[pytest.ExceptionInfo[DomainError]]:
+    """What the block does is refused with this code."""
+    with pytest.raises(DomainError) as refusal:
+        yield refusal
+    assert refusal.value.code == code
+
+
+def codes(answers: Sequence[Any]) -> list[str]:
+    return [answer.code if isinstance(answer, DomainError) else str(answer.status) for answer in answers]
+
+
+def violates(constraint: str, change: Callable[[], object]) -> None:
+    with pytest.raises(IntegrityError) as refusal, transaction.atomic():
+        change()
+    # A partition's keys have names of their own.
+    (violated,) = ground.unparted([violated_constraint(refusal.value)])
+    assert violated == constraint
+
+
+def together(*acts: Callable[[], Any]) -> list[Any]:
+    """Do these at the same moment, each in a thread with its own connection; their answers, in order."""
+    barrier = threading.Barrier(len(acts))
+    answers: list[Any] = [None] * len(acts)
+    failures: list[BaseException] = []
+
+    def run(place: int) -> None:
+        try:
+            barrier.wait(20)
+            answers[place] = acts[place]()
+        except BaseException as failure:  # noqa: BLE001  # raised where the threads are joined
+            failures.append(failure)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=run, args=(place,)) for place in range(len(acts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    if failures:
+        raise failures[0]
+    return answers
+
+
+@contextmanager
+def held(caller: Caller, rows: Any) -> Iterator[None]:
+    """The rows of a queryset are locked by another transaction until the block ends."""
+    locked, let_go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        try:
+            with acting_as(caller):
+                list(rows.select_for_update())
+                locked.set()
+                let_go.wait(60)
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert locked.wait(20)
+        yield
+    finally:
+        let_go.set()
+        thread.join(20)
 
 
 def own(query: Mapping[str, str]) -> bool:
     """Whether a statement reads or writes a table of tasks."""
     return any(table in query["sql"] for table in ("tasks_", "task_live", "task_history"))
+
+
+def send(token: str, path: str, body: dict[str, Any] | None = None, *, method: str = "POST") -> tuple[int, Any]:
+    answer = Client().generic(
+        method,
+        f"/api/v1/{path}",
+        data=json.dumps(body) if body is not None else "",
+        content_type="application/json",
+        headers={"Authorization": f"Bearer {token}"},
+    )
+    return answer.status_code, answer.json() if answer.content else None
+
+
+def get(token: str, path: str) -> tuple[int, Any]:
+    return send(token, path, method="GET")

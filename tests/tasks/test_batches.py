@@ -1,6 +1,5 @@
-"""Many at once: each with an answer of its own, with as many statements as one."""
+"""Batches: an answer for each item, and as many statements as for one."""
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -19,48 +18,38 @@ from apps.receipts.models import Obligation, Receipt
 from apps.tasks import services
 from apps.tasks.models import FinishedTask, IdempotencyKey, LiveTask, Task
 from apps.tasks.services import (
+    Beat,
     Completed,
-    Completion,
     FailedRun,
     Failure,
     Grant,
     LeaseNext,
-    QueueRequest,
     Released,
 )
+from apps.tasks.shapes import BudgetDraft
 from tests.factories import make_caller, make_principal, make_tenant
-from tests.tasks.making import SCHEMA, complete, lease, lease_one, make_type, number, queue
-from tests.tasks.test_ending import snapshot, terminal_receipts
-from tests.tasks.test_schedules import NOON, at
-
-
-@pytest.fixture
-def worker(tenant: Tenant) -> Caller:
-    return make_caller(tenant, "W", Kind.WORKER)
-
-
-def queue_many(caller: Caller, *requests: QueueRequest) -> list[Any]:
-    with acting_as(caller):
-        return services.queue_many(requester=caller, requests=requests)
-
-
-def asked(task_type: str = "index", **more: Any) -> QueueRequest:
-    return QueueRequest(task_type=task_type, **{"params": {}, **more})
-
-
-def complete_many(
-    worker: Caller, grants: Sequence[Grant], *, lease_next: LeaseNext | None = None, content: Any = None
-) -> Completed:
-    completions = [
-        Completion(
-            task_id=grant.task_id,
-            lease_token=grant.lease_token,
-            delivery=services.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, result=content),
-        )
-        for grant in grants
-    ]
-    with acting_as(worker):
-        return services.complete_many(worker=worker, completions=completions, lease_next=lease_next)
+from tests.tasks.making import (
+    FUTURE,
+    SCHEMA,
+    asked,
+    at,
+    cancel,
+    codes,
+    complete,
+    complete_many,
+    fail,
+    lease,
+    lease_one,
+    make_type,
+    number,
+    own,
+    queue,
+    queue_many,
+    release,
+    snapshot,
+    terminal_receipts,
+    together,
+)
 
 
 def fail_many(worker: Caller, grants: Sequence[Grant], *, retryable: bool = True) -> list[Any]:
@@ -76,11 +65,7 @@ def release_many(worker: Caller, grants: Sequence[Grant]) -> list[Any]:
         return services.release_many(worker=worker, releases=releases)
 
 
-def codes(answers: Sequence[Any]) -> list[str]:
-    return [answer.code if isinstance(answer, DomainError) else str(answer.status) for answer in answers]
-
-
-def test_each_request_of_a_batch_gets_what_it_would_get_alone(tenant: Tenant, kee: Caller) -> None:
+def test_each_request_of_a_batch_is_answered_as_alone(tenant: Tenant, kee: Caller) -> None:
     make_principal(tenant, "Hexy")
     make_type(kee, schema=SCHEMA)
     make_type(kee, "closed", enabled=False)
@@ -121,7 +106,7 @@ def test_each_request_of_a_batch_gets_what_it_would_get_alone(tenant: Tenant, ke
         assert Receipt.objects.filter(event_type="task_queued").count() == 4
 
 
-def test_a_key_of_one_that_is_refused_serves_the_next_of_its_batch(kee: Caller) -> None:
+def test_key_of_a_refused_request_is_free_for_the_next(kee: Caller) -> None:
     make_type(kee)
     asked_for = [
         asked("nothing", idempotency_key="k"),
@@ -133,7 +118,7 @@ def test_a_key_of_one_that_is_refused_serves_the_next_of_its_batch(kee: Caller) 
     assert (again.task_id, again.is_duplicate) == (taken.task_id, True)
 
 
-def test_a_batch_again_answers_the_same_and_changes_nothing(kee: Caller) -> None:
+def test_repeated_batch_answers_the_same(kee: Caller) -> None:
     make_type(kee)
     requests = [asked(idempotency_key=f"k{nth}") for nth in range(5)]
     first = queue_many(kee, *requests)
@@ -147,36 +132,25 @@ def test_a_batch_again_answers_the_same_and_changes_nothing(kee: Caller) -> None
 
 
 @pytest.mark.django_db(transaction=True)
-def test_rival_batches_with_the_same_keys_in_any_order_make_each_task_once() -> None:
+def test_rival_batches_with_the_same_keys_make_each_task_once() -> None:
     kee = make_caller(make_tenant("acme"))
     make_type(kee)
     keys = [f"k{nth}" for nth in range(20)]
-    barrier = threading.Barrier(4)
-    answers: list[dict[str, str]] = []
 
-    def ask(order: list[str]) -> None:
-        try:
-            barrier.wait(10)
-            made = queue_many(kee, *(asked(idempotency_key=key) for key in order))
-            answers.append(dict(zip(order, [answer.task_id for answer in made], strict=True)))
-        finally:
-            connection.close()
+    def ask(order: list[str]) -> dict[str, str]:
+        made = queue_many(kee, *(asked(idempotency_key=key) for key in order))
+        return dict(zip(order, [answer.task_id for answer in made], strict=True))
 
     orders = [keys, keys[::-1], keys[::2] + keys[1::2], keys[10:] + keys[:10]]
-    threads = [threading.Thread(target=ask, args=[order]) for order in orders]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    answers = together(*(partial(ask, order) for order in orders))
 
-    assert len(answers) == 4
     assert all(answer == answers[0] for answer in answers)
     with acting_as(kee):
         assert Task.objects.count() == LiveTask.objects.count() == 20
 
 
 @pytest.mark.parametrize("end", [complete_many, fail_many, release_many])
-def test_a_lost_lease_harms_none_of_the_others(
+def test_lost_lease_in_a_batch_does_not_affect_the_others(
     kee: Caller, worker: Caller, end: Callable[[Caller, Sequence[Grant]], Any]
 ) -> None:
     rival = kee
@@ -199,7 +173,7 @@ def test_a_lost_lease_harms_none_of_the_others(
     assert len(terminal_receipts(kee, done.task_id)) == before == 1
 
 
-def test_one_lease_twice_in_a_batch_is_a_repetition(kee: Caller, worker: Caller) -> None:
+def test_lease_twice_in_a_batch_ends_once(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     queue(kee)
     grant = lease_one(worker)
@@ -208,7 +182,7 @@ def test_one_lease_twice_in_a_batch_is_a_repetition(kee: Caller, worker: Caller)
     assert len(terminal_receipts(kee, grant.task_id)) == 1
 
 
-def test_failures_of_a_batch_are_judged_each_by_its_own_task(kee: Caller, worker: Caller) -> None:
+def test_failures_of_a_batch_are_judged_by_their_tasks(kee: Caller, worker: Caller) -> None:
     make_type(kee, "once", max_attempts=1)
     make_type(kee, "twice", max_attempts=2)
     for name in ("once", "twice", "twice"):
@@ -221,10 +195,10 @@ def test_failures_of_a_batch_are_judged_each_by_its_own_task(kee: Caller, worker
     assert [len(terminal_receipts(kee, grant.task_id)) for grant in (once, twice, canceled)] == [1, 0, 1]
 
 
-def test_a_completion_gives_the_next_leases_and_gives_them_again(kee: Caller, worker: Caller) -> None:
+def test_completion_leases_next_and_repeats_the_answer(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     make_type(kee, "other")
-    at(NOON)
+    at(FUTURE)
     for _ in range(4):
         queue(kee)
     queue(kee, "other", priority=10)
@@ -245,9 +219,9 @@ def test_a_completion_gives_the_next_leases_and_gives_them_again(kee: Caller, wo
     assert complete_many(worker, [one, two], lease_next=LeaseNext(capacity=2)) == both
 
 
-def test_leases_that_are_told_again_are_those_that_stand_in_the_time_that_is_left(kee: Caller, worker: Caller) -> None:
+def test_repeated_next_leases_are_those_that_still_stand(kee: Caller, worker: Caller) -> None:
     make_type(kee)
-    at(NOON)
+    at(FUTURE)
     for _ in range(3):
         queue(kee)
     one = lease_one(worker)
@@ -255,15 +229,15 @@ def test_leases_that_are_told_again_are_those_that_stand_in_the_time_that_is_lef
     two, three = again().following
     assert [two.lease_ms, three.lease_ms] == [2000, 2000]
 
-    at(NOON + timedelta(seconds=1.5))
+    at(FUTURE + timedelta(seconds=1.5))
     assert again().following == [replace(two, lease_ms=500), replace(three, lease_ms=500)]
     release_many(worker, [two])
     assert again().following == [replace(three, lease_ms=500)]
-    at(NOON + timedelta(seconds=2))
+    at(FUTURE + timedelta(seconds=2))
     assert again().following == []
 
 
-def test_the_next_leases_may_come_from_elsewhere(kee: Caller, worker: Caller) -> None:
+def test_next_leases_may_come_from_other_queues(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     make_type(kee, "heavy", queue="second", requires=["gpu"])
     queue(kee)
@@ -273,7 +247,7 @@ def test_the_next_leases_may_come_from_elsewhere(kee: Caller, worker: Caller) ->
     assert [(grant.task_type, grant.lease_ms) for grant in completed.following] == [("heavy", 7000)]
 
 
-def test_a_completion_that_ends_nothing_leases_nothing(kee: Caller, worker: Caller) -> None:
+def test_completion_that_ends_nothing_leases_nothing(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     queue(kee)
     queue(kee)
@@ -297,30 +271,14 @@ def test_rival_batches_end_each_task_once() -> None:
     make_type(kee)
     ids = [number(queue(kee, recipient=name)) for name in ("A", "B", "C") * 5]
     grants = lease(worker, capacity=len(ids))
-    barrier = threading.Barrier(4)
-    outcomes: list[list[str]] = []
 
-    def end(act: Callable[[Caller, Sequence[Grant]], Any], order: list[Grant]) -> None:
-        try:
-            barrier.wait(10)
-            answers = act(worker, order)
-            outcomes.append(codes(answers.answers if isinstance(answers, Completed) else answers))
-        finally:
-            connection.close()
+    together(
+        partial(complete_many, worker, grants),
+        partial(complete_many, worker, grants[::-1]),
+        partial(release_many, worker, grants[5:] + grants[:5]),
+        partial(fail_many, worker, grants[::2] + grants[1::2], retryable=False),
+    )
 
-    acts: list[tuple[Any, list[Grant]]] = [
-        (complete_many, grants),
-        (complete_many, grants[::-1]),
-        (release_many, grants[5:] + grants[:5]),
-        (lambda caller, order: fail_many(caller, order, retryable=False), grants[::2] + grants[1::2]),
-    ]
-    threads = [threading.Thread(target=end, args=act) for act in acts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-
-    assert len(outcomes) == 4
     with acting_as(kee):
         records = dict(FinishedTask.objects.values_list("task_id", "status"))
         waiting = set(LiveTask.objects.filter(holder=None).values_list("task_id", flat=True))
@@ -329,13 +287,14 @@ def test_rival_batches_end_each_task_once() -> None:
     assert [len(terminal_receipts(kee, task)) for task in ids] == [int(task in records) for task in ids]
 
 
-def _statements(act: Callable[[], Any]) -> int:
+def _statements(act: Callable[[], Any], *, own_only: bool = False) -> int:
+    """How many statements this makes; its transaction's own are not counted."""
     with CaptureQueriesContext(connection) as captured:
         act()
-    return len(captured)
+    return len([query for query in captured if "SAVEPOINT" not in query["sql"] and (own(query) or not own_only)])
 
 
-def test_a_batch_makes_as_many_statements_as_one(tenant: Tenant, kee: Caller, worker: Caller) -> None:
+def test_statements_do_not_grow_with_the_batch(tenant: Tenant, kee: Caller, worker: Caller) -> None:
     names = [f"P{nth}" for nth in range(5)]
     for name in names:
         make_principal(tenant, name)
@@ -355,3 +314,139 @@ def test_a_batch_makes_as_many_statements_as_one(tenant: Tenant, kee: Caller, wo
 
     counts(10, "first")  # makes the inboxes
     assert counts(10, "few") == counts(40, "many")
+
+
+_UPDATES = """
+select pg_stat_get_tuples_updated('task_live'::regclass), pg_stat_get_tuples_hot_updated('task_live'::regclass)
+"""
+
+
+def test_task_costs_eight_statements(kee: Caller) -> None:
+    make_type(kee)
+    # The first receipt of all makes an inbox besides.
+    queue(kee)
+    complete(kee, lease_one(kee))
+    with acting_as(kee):
+        # Its type and queue; who is named; the task; its receipt.
+        assert _statements(lambda: services.queue(requester=kee, request=asked())) == 4
+        queue(kee)
+        assert _statements(lambda: services.lease(worker=kee, queues=["default"])) == 1
+        (grant,) = services.lease(worker=kee, queues=["default"])
+        # The end; the receipt that it answers; its own receipt with what that closes and its place.
+        assert _statements(lambda: complete(kee, grant)) == 3
+
+
+def test_each_verb_makes_few_statements(kee: Caller) -> None:
+    make_type(kee)
+    for _ in range(8):
+        queue(kee)
+    with acting_as(kee):
+        keyed = asked(idempotency_key="k")
+        one, other, third, fourth = services.lease(worker=kee, queues=["default"], capacity=4)
+        beats = [Beat(task_id=grant.task_id, lease_token=grant.lease_token) for grant in (one, other, third)]
+        spending = [Beat(task_id=one.task_id, lease_token=one.lease_token, tokens=1)]
+        verbs: dict[str, tuple[Callable[[], Any], int]] = {
+            "queue": (lambda: services.queue(requester=kee, request=asked()), 2),
+            "queue with key": (lambda: services.queue(requester=kee, request=keyed), 3),
+            "queue with budget": (
+                lambda: services.queue(requester=kee, request=asked(budget=BudgetDraft(tokens=9))),
+                3,
+            ),
+            "lease": (lambda: services.lease(worker=kee, queues=["default"]), 1),
+            "heartbeat of three": (lambda: services.heartbeat(worker=kee, beats=beats), 1),
+            "heartbeat with spend": (lambda: services.heartbeat(worker=kee, beats=spending), 2),
+            "complete": (lambda: complete(kee, one), 1),
+            "release": (lambda: release(kee, other), 2),
+            "fail": (lambda: fail(kee, third), 2),
+            "cancel": (lambda: cancel(kee, fourth.task_id), 3),
+        }
+        counts = {verb: _statements(act, own_only=True) for verb, (act, _) in verbs.items()}
+
+    assert counts == {verb: count for verb, (_, count) in verbs.items()}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_heartbeats_touch_no_index() -> None:
+    kee = make_caller(make_tenant("acme"))
+    make_type(kee)
+    for _ in range(5):  # all their versions have room in one page, whatever is pruned when
+        queue(kee)
+    grants = lease(kee, capacity=5)
+    beats = [Beat(task_id=grant.task_id, lease_token=grant.lease_token) for grant in grants]
+    with connection.cursor() as cursor:
+        cursor.execute("select pg_stat_force_next_flush()")
+        cursor.execute(_UPDATES)
+        updated, hot = cursor.fetchone()
+        for _ in range(5):
+            with acting_as(kee):
+                services.heartbeat(worker=kee, beats=beats)
+        cursor.execute("select pg_stat_force_next_flush()")
+        cursor.execute(_UPDATES)
+        updated_then, hot_then = cursor.fetchone()
+
+    assert (updated_then - updated, hot_then - hot) == (25, 25)
+
+
+def _waits_for_the_disk(act: Callable[[], Any]) -> bool:
+    """Whether the commit of a transaction in which this was done does."""
+    with connection.cursor() as cursor:
+        cursor.execute("set local synchronous_commit = on")
+        act()
+        cursor.execute("show synchronous_commit")
+        (setting,) = cursor.fetchone()
+    return str(setting) != "off"
+
+
+@pytest.mark.parametrize(
+    ("told", "waits"),
+    [
+        ([{}], False),
+        ([{"percent": 5.0, "message": "some", "sequence": 1}], False),
+        ([{"checkpoint": {"n": 1}}], True),
+        ([{"checkpoint": {}}], True),
+        ([{"tokens": 1}], True),
+        ([{"cost_usd": 0.01}], True),
+        ([{}, {}], False),
+        ([{}, {"checkpoint": {"n": 1}}], True),
+        ([{"tokens": 1}, {}], True),
+    ],
+)
+def test_checkpoint_and_spend_are_durable_when_acknowledged(
+    kee: Caller, told: list[dict[str, Any]], *, waits: bool
+) -> None:
+    make_type(kee)
+    for _ in told:
+        queue(kee)
+    beats = [
+        Beat(task_id=grant.task_id, lease_token=grant.lease_token, **more)
+        for grant, more in zip(lease(kee, capacity=len(told)), told, strict=True)
+    ]
+    with acting_as(kee):
+        assert _waits_for_the_disk(lambda: services.heartbeat(worker=kee, beats=beats)) is waits
+
+
+@pytest.mark.parametrize("revokes", [False, True])
+def test_revocation_by_a_heartbeat_is_durable(kee: Caller, *, revokes: bool) -> None:
+    make_type(kee, stuck_after=1, revokes_stuck=revokes)
+    queue(kee)
+    grant = lease_one(kee)
+    beats = [Beat(task_id=grant.task_id, lease_token=grant.lease_token)]
+    answers: list[services.BeatAnswer] = []
+    with acting_as(kee):
+        waits = _waits_for_the_disk(lambda: answers.extend(services.heartbeat(worker=kee, beats=beats)))
+
+    assert (answers[0].status, waits) == (("lost", True) if revokes else ("ok", False))
+
+
+def test_claim_is_one_statement_and_three_within_limits(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    make_type(kee, "narrow", queue="second", concurrency=3)
+    queue_many(kee, *[asked()] * 3, *[asked("narrow")] * 3)
+    with acting_as(worker):
+        counts = [
+            _statements(
+                lambda types=types: services.lease(worker=worker, queues=["default", "second"], task_types=types)
+            )  # type: ignore[misc]  # bound at once
+            for types in (["index"], None)
+        ]
+    assert counts == [1, 3]

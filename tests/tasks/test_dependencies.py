@@ -1,30 +1,37 @@
 """Tasks that wait for others."""
 
-import threading
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, transaction
 
-from apps.core.errors import Invalid
 from apps.digests.models import Inbox
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Obligation, Receipt
-from apps.tasks import selectors, services
-from apps.tasks.errors import UnknownTask
+from apps.tasks import services
 from apps.tasks.models import Dependency, FinishedTask, LiveTask, Task
-from apps.tasks.services import Failure
+from apps.tasks.shapes import Grant
 from apps.tasks.states import IfDependencyFails
 from tests.factories import make_caller, make_tenant
-from tests.tasks.making import complete, lease, lease_one, make_type, number, queue
-from tests.tasks.test_sweep import held
-
-
-@pytest.fixture
-def worker(tenant: Tenant) -> Caller:
-    return make_caller(tenant, "W", Kind.WORKER)
+from tests.tasks.making import (
+    FUTURE,
+    at,
+    complete,
+    fail_next,
+    held,
+    lease,
+    lease_one,
+    make_type,
+    number,
+    queue,
+    refused,
+    status,
+    together,
+)
 
 
 def after(caller: Caller, *tasks: Any, **more: Any) -> int:
@@ -32,20 +39,7 @@ def after(caller: Caller, *tasks: Any, **more: Any) -> int:
     return number(queue(caller, depends_on=tuple(number(task) for task in tasks), **more))
 
 
-def fail(worker: Caller) -> int:
-    grant = lease_one(worker)
-    failure = Failure(code="x", message="It broke.", retryable=False)
-    with acting_as(worker):
-        services.fail(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token, failure=failure)
-    return grant.task_id
-
-
-def status(caller: Caller, task_id: int) -> str:
-    with acting_as(caller):
-        return str(selectors.status(f"task_{task_id}").status)
-
-
-def test_a_task_is_ready_when_all_that_it_depends_on_have_succeeded(kee: Caller, worker: Caller) -> None:
+def test_task_is_ready_when_all_dependencies_have_succeeded(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     first, second = queue(kee), queue(kee)
     last = after(kee, first, second)
@@ -61,7 +55,7 @@ def test_a_task_is_ready_when_all_that_it_depends_on_have_succeeded(kee: Caller,
         assert not Dependency.objects.exists()
 
 
-def test_what_has_succeeded_already_is_not_waited_for(kee: Caller, worker: Caller) -> None:
+def test_succeeded_dependency_is_not_waited_for(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     first = queue(kee)
     complete(worker, lease_one(worker))
@@ -74,14 +68,12 @@ def test_what_has_succeeded_already_is_not_waited_for(kee: Caller, worker: Calle
 
 
 @pytest.mark.parametrize(("policy", "end"), [(None, "canceled"), ("cancel", "canceled"), ("fail", "failed")])
-def test_a_failure_ends_what_depends_on_it_by_its_policy(
-    kee: Caller, worker: Caller, policy: str | None, end: str
-) -> None:
+def test_failed_dependency_ends_its_dependants(kee: Caller, worker: Caller, policy: str | None, end: str) -> None:
     make_type(kee)
     first = queue(kee)
     more = {} if policy is None else {"if_dependency_fails": IfDependencyFails(policy)}
     last = after(kee, first, **more)
-    fail(worker)
+    fail_next(worker)
     assert services.release_dependants() == 1
     with acting_as(kee):
         record = FinishedTask.objects.get(task_id=last)
@@ -93,7 +85,7 @@ def test_a_failure_ends_what_depends_on_it_by_its_policy(
         assert not Obligation.objects.filter(closed_at=None).exists()
 
 
-def test_a_canceled_task_takes_a_chain_with_it_link_by_link(kee: Caller) -> None:
+def test_canceled_task_cancels_its_chain(kee: Caller) -> None:
     make_type(kee)
     first = queue(kee)
     chain = [number(first)]
@@ -105,38 +97,32 @@ def test_a_canceled_task_takes_a_chain_with_it_link_by_link(kee: Caller) -> None
     assert {status(kee, task) for task in chain} == {"canceled"}
 
 
-def test_a_dependant_that_waits_for_a_moment_too_waits_for_both(kee: Caller, worker: Caller) -> None:
+def test_dependant_with_run_at_waits_for_both(kee: Caller, worker: Caller) -> None:
     make_type(kee)
+    at(FUTURE)
     first = queue(kee)
-    with acting_as(kee), connection.cursor() as cursor:
-        cursor.execute("select gatehouse_now() + interval '1 hour'")
-        (later,) = cursor.fetchone()
-    last = after(kee, first, run_at=later)
+    last = after(kee, first, run_at=FUTURE + timedelta(hours=1))
     complete(worker, lease_one(worker))
     services.release_dependants()
     assert status(kee, last) == "scheduled"
-    with connection.cursor() as cursor:
-        cursor.execute("select set_config('gatehouse.now', (statement_timestamp() + '2 hours')::text, true)")
+    at(FUTURE + timedelta(hours=2))
     assert lease_one(worker).task_id == last
 
 
-def test_a_dependant_that_was_due_first_waits_on(kee: Caller, worker: Caller) -> None:
+def test_due_dependant_waits_for_its_dependency(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     make_type(kee, "other", queue="other")
+    at(FUTURE)
     first = queue(kee, "other")
-    with acting_as(kee), connection.cursor() as cursor:
-        cursor.execute("select gatehouse_now() + interval '1 hour'")
-        (later,) = cursor.fetchone()
-    last = after(kee, first, run_at=later)
-    with connection.cursor() as cursor:
-        cursor.execute("select set_config('gatehouse.now', (statement_timestamp() + '2 hours')::text, true)")
+    last = after(kee, first, run_at=FUTURE + timedelta(hours=1))
+    at(FUTURE + timedelta(hours=2))
     assert lease(worker) == []
     complete(worker, lease_one(worker, queues=("other",)))
     services.release_dependants()
     assert lease_one(worker).task_id == last
 
 
-def test_a_dependant_with_a_concurrency_key_waits_its_turn(kee: Caller, worker: Caller) -> None:
+def test_dependant_with_a_concurrency_key_waits_for_it(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     first = queue(kee, priority=9)
     holds = queue(kee, concurrency_key="k")
@@ -150,7 +136,7 @@ def test_a_dependant_with_a_concurrency_key_waits_its_turn(kee: Caller, worker: 
     assert lease_one(worker).task_id == last
 
 
-def test_a_dependant_that_is_canceled_waits_for_nothing(kee: Caller, worker: Caller) -> None:
+def test_canceled_dependant_waits_for_nothing(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     last = after(kee, queue(kee))
     with acting_as(kee):
@@ -161,14 +147,14 @@ def test_a_dependant_that_is_canceled_waits_for_nothing(kee: Caller, worker: Cal
         assert not Dependency.objects.exists()
 
 
-def test_only_what_the_requester_may_see_can_be_waited_for(tenant: Tenant, kee: Caller) -> None:
+def test_only_visible_tasks_can_be_dependencies(tenant: Tenant, kee: Caller) -> None:
     make_type(kee)
     hexy, stranger = make_caller(tenant, "Hexy"), make_caller(make_tenant("globex"))
     make_type(stranger)
     for foreign in (queue(hexy).task_id, queue(stranger).task_id, "task_999999999"):
-        with pytest.raises(UnknownTask):
+        with refused("unknown_task"):
             after(kee, foreign)
-    with pytest.raises(Invalid):
+    with refused("invalid"):
         queue(kee, depends_on=tuple(range(1, 102)))
     with acting_as(kee):
         assert not Task.objects.filter(requester_id=kee.principal_id).exists()
@@ -176,7 +162,7 @@ def test_only_what_the_requester_may_see_can_be_waited_for(tenant: Tenant, kee: 
     assert status(kee, after(kee, told)) == "waiting"
 
 
-def test_a_circle_can_not_be_written(kee: Caller) -> None:
+def test_cycle_of_dependencies_is_refused(kee: Caller) -> None:
     make_type(kee)
     first = queue(kee)
     last = after(kee, first)
@@ -185,32 +171,18 @@ def test_a_circle_can_not_be_written(kee: Caller) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_ends_at_the_same_moment_release_what_waits_for_them_all_once() -> None:
+def test_simultaneous_ends_release_a_dependant_once() -> None:
     tenant = make_tenant("acme")
     kee, worker = make_caller(tenant), make_caller(tenant, "W", Kind.WORKER)
     make_type(kee)
     firsts = [queue(kee) for _ in range(6)]
     last = after(kee, *firsts)
-    grants = lease(worker, capacity=6)
-    together = threading.Barrier(6)
-    faults: list[BaseException] = []
 
-    def finish(place: int) -> None:
-        try:
-            together.wait(20)
-            complete(worker, grants[place])
-            services.release_dependants()
-        except BaseException as exc:  # noqa: BLE001  # told by the main thread
-            faults.append(exc)
-        finally:
-            connection.close()
+    def finish(grant: Grant) -> None:
+        complete(worker, grant)
+        services.release_dependants()
 
-    workers = [threading.Thread(target=finish, args=(place,)) for place in range(6)]
-    for thread in workers:
-        thread.start()
-    for thread in workers:
-        thread.join(30)
-    assert faults == []
+    together(*(partial(finish, grant) for grant in lease(worker, capacity=6)))
     services.release_dependants()
     assert lease_one(worker).task_id == last
     with acting_as(kee):
@@ -218,7 +190,7 @@ def test_ends_at_the_same_moment_release_what_waits_for_them_all_once() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_busy_inbox_keeps_back_no_end_but_its_own() -> None:
+def test_locked_inbox_delays_only_its_own_ends() -> None:
     tenant = make_tenant("acme")
     kee, worker = make_caller(tenant), make_caller(tenant, "W", Kind.WORKER)
     hexy, _ = make_caller(tenant, "Hexy"), make_caller(tenant, "Ona")
@@ -227,7 +199,7 @@ def test_a_busy_inbox_keeps_back_no_end_but_its_own() -> None:
     complete(worker, lease_one(worker))
     first = queue(kee)
     busy, other = (after(kee, first, recipient=name) for name in ("Hexy", "Ona"))
-    fail(worker)
+    fail_next(worker)
 
     with held(hexy, Inbox.objects.filter(principal_id=hexy.principal_id)):
         assert services.release_dependants() == 1

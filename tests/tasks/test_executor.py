@@ -1,10 +1,10 @@
-"""How this product's own workers execute: many at a time, each kept alive, nothing kept waiting."""
+"""How this product's own task workers execute: many at a time, each kept alive."""
 
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,7 +14,6 @@ from django.test.utils import CaptureQueriesContext
 from apps.core.sql import database_now
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
-from apps.tasks import selectors, services
 from apps.tasks.handlers import Canceled, Context, Failed, Result, handler
 from apps.tasks.jobs import executor
 from apps.tasks.models import FinishedTask, LiveTask, Run, Spend
@@ -22,13 +21,14 @@ from apps.tasks.services import BudgetDraft, BudgetLeft
 from apps.tasks.shapes import used_up
 from tests import ground
 from tests.factories import make_caller, make_tenant
-from tests.tasks.making import lease, number, queue
+from tests.tasks.making import cancel, lease, number, queue, status
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
+
 _seen: list[tuple[str, str, str]] = []
 _left: list[BudgetLeft | None] = []
-_begun, _go = threading.Event(), threading.Event()
+_begun, _go, _beaten, _stopped = (threading.Event() for _ in range(4))
 
 
 @handler(task_type="quick_for_tests", params_schema={"type": "object"}, queue="by_hand", lease=timedelta(seconds=3))
@@ -51,9 +51,6 @@ def quick(context: Context, params: dict[str, Any]) -> Result:
             raise Canceled
     context.spend(tokens=params.get("later", 0))
     return Result(content={"n": params.get("n")})
-
-
-_beaten, _stopped = threading.Event(), threading.Event()
 
 
 def _note_beat(execute: Callable[..., Any], sql: str, *more: Any) -> Any:
@@ -115,12 +112,8 @@ def returns(context: Context, params: dict[str, Any]) -> Result:
 
 @pytest.fixture
 def kee() -> Caller:
-    _seen.clear()
-    _left.clear()
-    _begun.clear()
-    _go.clear()
-    _beaten.clear()
-    _stopped.clear()
+    for kept in (_seen, _left, _begun, _go, _beaten, _stopped):
+        kept.clear()
     return make_caller(make_tenant("acme"))
 
 
@@ -132,7 +125,10 @@ def work(kee: Caller) -> None:
     assert executor.work(kee.tenant_id, "by_hand")
 
 
-def aside(kee: Caller) -> threading.Thread:
+@contextmanager
+def aside(kee: Caller) -> Iterator[None]:
+    """The queue is worked in another thread, whose handler has begun; at the end it may go on, and is waited for."""
+
     def run() -> None:
         try:
             executor.work(kee.tenant_id, "by_hand")
@@ -141,7 +137,12 @@ def aside(kee: Caller) -> threading.Thread:
 
     thread = threading.Thread(target=run)
     thread.start()
-    return thread
+    try:
+        assert _begun.wait(30)
+        yield
+    finally:
+        _go.set()
+        thread.join(30)
 
 
 def until(happened: Callable[[], bool]) -> None:
@@ -151,12 +152,23 @@ def until(happened: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+def until_renewed(kee: Caller, task: int, *, by: timedelta = timedelta(0)) -> None:
+    def expires_at() -> datetime:
+        with acting_as(kee):
+            found = LiveTask.objects.get(pk=task).lease_expires_at
+        assert found is not None
+        return found
+
+    before = expires_at()
+    until(lambda: expires_at() > before + by)
+
+
 def ends(kee: Caller) -> dict[int, str]:
     with acting_as(kee):
         return dict(FinishedTask.objects.values_list("task_id", "status"))
 
 
-def test_many_quick_tasks_take_few_statements(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quick_tasks_are_leased_and_reported_in_batches(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     for patience in ("_QUICK_SECONDS", "_REPORT_WITHIN_SECONDS", "_BEGIN_WITHIN_SECONDS"):
         monkeypatch.setattr(executor, patience, 60.0)
     tasks = [ask(kee, n=n) for n in range(31)]
@@ -169,13 +181,12 @@ def test_many_quick_tasks_take_few_statements(kee: Caller, monkeypatch: pytest.M
     assert (len(claims), len(endings)) == (7, 5)
 
 
-def test_each_of_a_batch_ends_in_its_own_way(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_run_of_a_batch_ends_by_itself(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "_QUICK_SECONDS", 60.0)
     ask(kee)
     well, bad, again, defect = ask(kee, n=1), ask(kee, fail="no"), ask(kee, fail="again"), ask(kee, defect=True)
     canceled = ask(kee)
-    with acting_as(kee):
-        services.cancel(caller=kee, task_id=canceled)
+    cancel(kee, canceled)
     work(kee)
     found = ends(kee)
     assert (found[well], found[bad], found[canceled]) == ("succeeded", "failed", "canceled")
@@ -186,7 +197,7 @@ def test_each_of_a_batch_ends_in_its_own_way(kee: Caller, monkeypatch: pytest.Mo
     assert errors == {bad: "broken", again: "broken", defect: "handler_error"}
 
 
-def test_keys_tell_tasks_and_runs_apart(kee: Caller) -> None:
+def test_idempotency_keys_of_tasks_and_runs(kee: Caller) -> None:
     task = ask(kee, fail="again")
     work(kee)
     with acting_as(kee), connection.cursor() as cursor:
@@ -197,32 +208,24 @@ def test_keys_tell_tasks_and_runs_apart(kee: Caller) -> None:
     assert (first_run, second_run) == (f"{first}:run_1", f"{first}:run_2")
 
 
-def test_what_waits_behind_a_long_task_is_given_back_and_what_is_done_is_reported(
-    kee: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_task_does_not_delay_others_of_its_batch(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "_QUICK_SECONDS", 60.0)
     monkeypatch.setattr(executor, "_BEGIN_WITHIN_SECONDS", 0.1)
     first, second = ask(kee), ask(kee, n=2)
     long = ask(kee, wait=True)
     behind = [ask(kee) for _ in range(3)]
-    thread = aside(kee)
-    try:
-        assert _begun.wait(30)
+    rival = make_caller(Tenant(pk=kee.tenant_id, slug=kee.tenant_slug), "W")
+    taken: list[int] = []
+
+    def rival_gets_it() -> bool:
+        taken.extend(grant.task_id for grant in lease(rival, queues=("by_hand",), capacity=5))
+        return bool(taken)
+
+    with aside(kee):
         until(lambda: set(ends(kee)) == {first, second})
-        other = make_caller(Tenant(pk=kee.tenant_id, slug=kee.tenant_slug), "W")
-        taken: list[int] = []
-
-        def others_get_it() -> bool:
-            taken.extend(grant.task_id for grant in lease(other, queues=("by_hand",), capacity=5))
-            return len(taken) >= 1
-
-        until(others_get_it)
+        until(rival_gets_it)
         assert set(taken) <= set(behind)
-        with acting_as(kee):
-            assert selectors.status(f"task_{long}").status == "leased"
-    finally:
-        _go.set()
-        thread.join(30)
+        assert status(kee, long) == "leased"
     assert ends(kee)[long] == "succeeded"
     with acting_as(kee):
         given_back = Run.objects.filter(outcome="released")
@@ -230,59 +233,39 @@ def test_what_waits_behind_a_long_task_is_given_back_and_what_is_done_is_reporte
         assert set(LiveTask.objects.values_list("failures", "expiries")) <= {(0, 0)}
 
 
-def test_a_long_task_is_kept_alive_and_hears_of_its_end(kee: Caller) -> None:
+def test_long_task_is_renewed_and_can_be_canceled(kee: Caller) -> None:
     long = ask(kee, wait=True)
-    thread = aside(kee)
-    try:
-        assert _begun.wait(30)
-        with acting_as(kee):
-            before = LiveTask.objects.get().lease_expires_at
-        assert before is not None
-
-        def renewed() -> bool:
-            with acting_as(kee):
-                now = LiveTask.objects.get().lease_expires_at
-            return now is not None and now > before
-
-        until(renewed)
-        with acting_as(kee):
-            assert services.cancel(caller=kee, task_id=long) == "canceling"
+    with aside(kee):
+        until_renewed(kee, long)
+        assert cancel(kee, long) == "canceling"
         until(lambda: ends(kee) == {long: "canceled"})
-    finally:
-        _go.set()
-        thread.join(30)
 
 
-def test_a_checkpoint_is_saved_when_heartbeat_returns_though_another_has_the_row_at_hand(kee: Caller) -> None:
-    task = number(queue(kee, "saves_for_tests"))
-    thread = aside(kee)
-    try:
-        assert _begun.wait(30)
-        with acting_as(kee):
-            LiveTask.objects.select_for_update().get(pk=task)
-            _go.set()
-            assert _beaten.wait(30)
-            assert _seen == []
-    finally:
-        _go.set()
-        thread.join(30)
+def first_run(kee: Caller) -> Run:
     with acting_as(kee):
-        run = Run.objects.order_by("pk").first()
-    assert run is not None
+        return Run.objects.earliest("pk")
+
+
+def test_checkpoint_is_saved_when_heartbeat_returns(kee: Caller) -> None:
+    task = number(queue(kee, "saves_for_tests"))
+    with aside(kee), acting_as(kee):
+        LiveTask.objects.select_for_update().get(pk=task)
+        _go.set()
+        assert _beaten.wait(30)
+        assert _seen == []
+    run = first_run(kee)
     assert (run.outcome, run.checkpoint) == ("failed", {"line": 40})
 
 
 @pytest.mark.parametrize("taken", [True, False], ids=["taken by another", "out of reach for longer than it lasts"])
-def test_a_handler_whose_lease_is_lost_goes_no_further_than_its_heartbeat(kee: Caller, taken: bool) -> None:
+def test_handler_stops_at_its_heartbeat_when_the_lease_is_lost(kee: Caller, taken: bool) -> None:
     task = number(queue(kee, "saves_for_tests"))
-    thread = aside(kee)
-    try:
-        assert _begun.wait(30)
+    rival = make_caller(Tenant(pk=kee.tenant_id, slug=kee.tenant_slug), "W")
+    with aside(kee):
         if taken:
             with acting_as(kee):
                 LiveTask.objects.update(lease_expires_at=database_now() - timedelta(seconds=1))
-            other = make_caller(Tenant(pk=kee.tenant_id, slug=kee.tenant_slug), "W")
-            assert [grant.fence for grant in lease(other, queues=("by_hand",))] == [2]
+            assert [grant.fence for grant in lease(rival, queues=("by_hand",))] == [2]
             _go.set()
             assert _stopped.wait(30)
         else:
@@ -290,43 +273,20 @@ def test_a_handler_whose_lease_is_lost_goes_no_further_than_its_heartbeat(kee: C
                 LiveTask.objects.select_for_update().get(pk=task)
                 _go.set()
                 assert _stopped.wait(30)
-    finally:
-        _go.set()
-        thread.join(30)
     assert _seen == []
-    with acting_as(kee):
-        run = Run.objects.order_by("pk").first()
-    assert run is not None
-    assert run.checkpoint is None
+    assert first_run(kee).checkpoint is None
 
 
-def test_progress_that_a_heartbeat_told_is_not_undone_by_the_next(kee: Caller) -> None:
+def test_later_heartbeat_keeps_reported_progress(kee: Caller) -> None:
     task = number(queue(kee, "tells_for_tests"))
-    thread = aside(kee)
-    try:
-        assert _begun.wait(30)
-        with acting_as(kee):
-            before = LiveTask.objects.get(pk=task).lease_expires_at
-        assert before is not None
-
-        def renewed() -> bool:
-            with acting_as(kee):
-                now = LiveTask.objects.get(pk=task).lease_expires_at
-            return now is not None and now > before
-
-        until(renewed)
-        with acting_as(kee):
-            run = Run.objects.get()
-    finally:
-        _go.set()
-        thread.join(30)
+    with aside(kee):
+        until_renewed(kee, task)
+        run = first_run(kee)
     assert (run.percent, run.message) == (90, "NUL is no text: \N{REPLACEMENT CHARACTER}")
 
 
 @pytest.mark.parametrize("what", _UNRECORDABLE)
-def test_a_result_that_can_not_be_recorded_fails_its_run_by_name_and_no_other(
-    kee: Caller, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_unrecordable_result_fails_only_its_run(kee: Caller, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     monkeypatch.setattr(executor, "_QUICK_SECONDS", 60.0)
     ask(kee)
     before, bad, after = ask(kee), number(queue(kee, "returns_for_tests", {"what": what})), ask(kee)
@@ -338,7 +298,7 @@ def test_a_result_that_can_not_be_recorded_fails_its_run_by_name_and_no_other(
     assert (record.reason, (record.error or {})["code"]) == ("not_retryable", "unrecordable_result")
 
 
-def test_a_failure_that_can_not_be_recorded_as_it_is_is_cut_and_may_be_tried_again_as_it_says(kee: Caller) -> None:
+def test_unrecordable_failure_is_cut_and_retried(kee: Caller) -> None:
     queue(kee, "returns_for_tests", {"fails": True})
     work(kee)
     with acting_as(kee):
@@ -350,7 +310,7 @@ def test_a_failure_that_can_not_be_recorded_as_it_is_is_cut_and_may_be_tried_aga
 
 
 @contextmanager
-def refused(table: str, column: str, text: str) -> Iterator[None]:
+def database_refuses(table: str, column: str, text: str) -> Iterator[None]:
     """The database takes no such text, for a reason that nothing but the database knows."""
     with transaction.atomic(), ground.as_owner() as cursor:
         cursor.execute(f"alter table {table} add constraint for_tests check ({column} <> '{text}') not valid")
@@ -361,13 +321,13 @@ def refused(table: str, column: str, text: str) -> Iterator[None]:
             cursor.execute(f"alter table {table} drop constraint for_tests")
 
 
-def test_what_only_the_database_refuses_keeps_no_other_run_back(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_that_the_database_refuses_fails_only_its_run(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "_QUICK_SECONDS", 60.0)
     _go.set()
     ask(kee)
     before, bad = ask(kee, tokens=7), number(queue(kee, "returns_for_tests", {"says": "poison"}))
     after = ask(kee, fail="no")
-    with refused("task_history", "summary", "poison"):
+    with database_refuses("task_history", "summary", "poison"):
         work(kee)
     found = ends(kee)
     assert (found[before], found[bad], found[after]) == ("succeeded", "failed", "failed")
@@ -375,35 +335,18 @@ def test_what_only_the_database_refuses_keeps_no_other_run_back(kee: Caller, mon
         assert (FinishedTask.objects.get(task_id=bad).error or {})["code"] == "unrecordable_result"
 
 
-def test_a_heartbeat_that_only_the_database_refuses_ends_no_other_lease(
-    kee: Caller, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_heartbeat_that_the_database_refuses_keeps_other_leases(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor, "_QUICK_SECONDS", 60.0)
     monkeypatch.setattr(executor, "_BEGIN_WITHIN_SECONDS", 60.0)
     ask(kee)
     queue(kee, "returns_for_tests", {"says": "poison"})
     waiting = ask(kee)
-    with refused("tasks_run", "message", "poison"):
-        thread = aside(kee)
-        try:
-            assert _begun.wait(30)
-            with acting_as(kee):
-                before = LiveTask.objects.get(pk=waiting).lease_expires_at
-            assert before is not None
-
-            def renewed() -> bool:
-                with acting_as(kee):
-                    now = LiveTask.objects.get(pk=waiting).lease_expires_at
-                return now is not None and now > before + timedelta(seconds=2)
-
-            until(renewed)
-        finally:
-            _go.set()
-            thread.join(30)
+    with database_refuses("tasks_run", "message", "poison"), aside(kee):
+        until_renewed(kee, waiting, by=timedelta(seconds=2))
     assert ends(kee)[waiting] == "succeeded"
 
 
-def test_what_a_handler_uses_is_told_before_its_end_and_it_hears_what_is_left(kee: Caller) -> None:
+def test_spend_of_a_handler_is_reported_before_its_end(kee: Caller) -> None:
     quiet, bound = (
         ask(kee, tokens=7),
         number(queue(kee, "quick_for_tests", {"tokens": 40, "beat": True}, budget=BudgetDraft(tokens=100))),
@@ -416,7 +359,7 @@ def test_what_a_handler_uses_is_told_before_its_end_and_it_hears_what_is_left(ke
     assert noted == {quiet: (7, 0.25), bound: (40, 0.25)}
 
 
-def test_a_handler_without_anything_left_to_spend_is_told_to_stop(kee: Caller) -> None:
+def test_handler_with_a_spent_budget_is_canceled(kee: Caller) -> None:
     task = number(
         queue(kee, "quick_for_tests", {"tokens": 40, "beat": True, "wait": True}, budget=BudgetDraft(tokens=40))
     )
@@ -426,7 +369,7 @@ def test_a_handler_without_anything_left_to_spend_is_told_to_stop(kee: Caller) -
         assert FinishedTask.objects.get().reason == "budget_exhausted"
 
 
-def test_of_a_run_that_was_told_that_nothing_is_left_no_more_is_told_and_its_result_is_taken(kee: Caller) -> None:
+def test_run_with_a_spent_budget_reports_no_more_and_completes(kee: Caller) -> None:
     task = number(
         queue(kee, "quick_for_tests", {"tokens": 40, "beat": True, "later": 5}, budget=BudgetDraft(tokens=40))
     )
@@ -437,6 +380,6 @@ def test_of_a_run_that_was_told_that_nothing_is_left_no_more_is_told_and_its_res
 
 
 @pytest.mark.parametrize("more", [{"tokens": -1}, {"cost_usd": -0.5}, {"cost_usd": float("nan")}, {"tokens": 10**12}])
-def test_what_no_run_can_have_used_is_refused_to_its_handler(more: dict[str, Any]) -> None:
+def test_impossible_spend_is_refused(more: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="used"):
         used_up((1, 0.5), more.get("tokens", 0), more.get("cost_usd", 0.0))

@@ -1,37 +1,44 @@
-"""Limits bite when leases are granted: never exceeded, and what they keep back holds up nothing else."""
+"""Limits and concurrency keys: never exceeded, and they hold back nothing else."""
 
-import threading
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from django.db import connection
-from django.test.utils import CaptureQueriesContext
 
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
-from apps.tasks import services, ticks
-from apps.tasks.errors import UnknownQueue, UnknownTaskType
-from apps.tasks.models import FairShare, LiveTask, Queue, RateWindow
+from apps.tasks import selectors, services, ticks
+from apps.tasks.errors import IdempotencyConflict, UnknownQueue, UnknownTaskType
+from apps.tasks.models import FairShare, LiveTask, Queue, RateWindow, Run
 from apps.tasks.services import LeaseNext
+from apps.tasks.shapes import Completed, QueueRequest
+from apps.tasks.states import Status
 from tests.factories import make_caller, make_tenant
-from tests.tasks.making import complete, lease, lease_one, make_type, number, own, queue, set_queue
-from tests.tasks.test_batches import asked, complete_many, queue_many
-from tests.tasks.test_ending import fail, release
-from tests.tasks.test_lease import at
-from tests.tasks.test_rows import _violates
+from tests.tasks.making import (
+    FUTURE,
+    asked,
+    at,
+    complete,
+    complete_many,
+    fail,
+    held,
+    lease,
+    lease_one,
+    make_type,
+    number,
+    queue,
+    queue_many,
+    release,
+    set_queue,
+    together,
+)
+from tests.waiters import Other, until_somebody_waits_for_this_transaction
 
-T0 = datetime(2100, 1, 1, tzinfo=UTC)
 
-
-@pytest.fixture
-def worker(tenant: Tenant) -> Caller:
-    return make_caller(tenant, "W", Kind.WORKER)
-
-
-def test_a_queue_gives_out_as_much_as_it_may(kee: Caller, worker: Caller) -> None:
+def test_queue_concurrency_limits_leases(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     set_queue(kee, concurrency=2)
     queue_many(kee, *[asked()] * 6)
@@ -48,20 +55,20 @@ def test_a_queue_gives_out_as_much_as_it_may(kee: Caller, worker: Caller) -> Non
     assert len(lease(worker, capacity=9)) == 1
 
 
-def test_an_expired_lease_counts_until_it_is_taken_back(kee: Caller, worker: Caller) -> None:
+def test_expired_lease_counts_until_reclaimed(kee: Caller, worker: Caller) -> None:
     make_type(kee, lease_seconds=10)
     set_queue(kee, concurrency=1)
     queue_many(kee, *[asked()] * 2)
     with acting_as(kee):
-        at(T0)
+        at(FUTURE)
         first = lease_one(worker)
-        at(T0 + timedelta(seconds=10))
+        at(FUTURE + timedelta(seconds=10))
         again = lease_one(worker)
         assert (again.task_id, again.fence) == (first.task_id, 2)
         assert lease(worker) == []
 
 
-def test_a_type_is_limited_over_all_queues_and_holds_up_no_other(kee: Caller, worker: Caller) -> None:
+def test_type_limit_counts_over_all_queues(kee: Caller, worker: Caller) -> None:
     make_type(kee, "narrow", concurrency=2)
     make_type(kee, "wide", queue="second")
     queue_many(kee, *[asked("narrow", priority=10)] * 3, *[asked("narrow", queue="second", priority=10)] * 3)
@@ -75,7 +82,7 @@ def test_a_type_is_limited_over_all_queues_and_holds_up_no_other(kee: Caller, wo
     assert [grant.task_type for grant in lease(worker, queues=("second",), capacity=9)] == ["narrow"]
 
 
-def test_the_most_urgent_goes_first_within_limits_too(kee: Caller, worker: Caller) -> None:
+def test_priority_orders_leases_within_limits(kee: Caller, worker: Caller) -> None:
     make_type(kee, "narrow", concurrency=5)
     make_type(kee, "wide")
     set_queue(kee, concurrency=3)
@@ -90,7 +97,7 @@ def test_the_most_urgent_goes_first_within_limits_too(kee: Caller, worker: Calle
     assert [grant.task_id for grant in lease(worker, capacity=9)] == order
 
 
-def test_work_that_a_worker_cannot_do_takes_none_of_the_room(kee: Caller, worker: Caller) -> None:
+def test_work_out_of_reach_takes_no_room(kee: Caller, worker: Caller) -> None:
     make_type(kee, "heavy", requires=["gpu"])
     make_type(kee, "light")
     set_queue(kee, concurrency=1)
@@ -99,7 +106,7 @@ def test_work_that_a_worker_cannot_do_takes_none_of_the_room(kee: Caller, worker
 
 
 @pytest.mark.parametrize("of_type", [False, True])
-def test_a_rate_holds_in_any_period(kee: Caller, worker: Caller, *, of_type: bool) -> None:
+def test_rate_holds_in_any_period(kee: Caller, worker: Caller, *, of_type: bool) -> None:
     rate: dict[str, Any] = {"rate": 3, "rate_seconds": 60.0}
     make_type(kee, **(rate if of_type else {}))
     set_queue(kee, **({} if of_type else rate))
@@ -107,7 +114,7 @@ def test_a_rate_holds_in_any_period(kee: Caller, worker: Caller, *, of_type: boo
     with acting_as(kee):
         given = []
         for second in (0, 30, 59.999, 60, 89.999, 90, 500):
-            at(T0 + timedelta(seconds=second))
+            at(FUTURE + timedelta(seconds=second))
             grants = lease(worker, capacity=1 if second == 0 else 9)
             given.append(len(grants))
             for grant in grants:
@@ -117,18 +124,18 @@ def test_a_rate_holds_in_any_period(kee: Caller, worker: Caller, *, of_type: boo
         assert RateWindow.objects.count() == 1
 
 
-def test_a_retry_and_what_follows_a_completion_count_against_a_rate(kee: Caller, worker: Caller) -> None:
+def test_retries_and_next_leases_count_against_a_rate(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     set_queue(kee, rate=2, rate_seconds=60.0)
     queue_many(kee, *[asked()] * 5)
     with acting_as(kee):
-        at(T0)
+        at(FUTURE)
         fail(worker, lease_one(worker), retry_after=0)
         completed = complete_many(worker, [lease_one(worker)], lease_next=LeaseNext(capacity=3))
         assert completed.following == []
 
 
-def test_a_completion_at_the_limit_makes_room_for_what_follows_it(kee: Caller, worker: Caller) -> None:
+def test_completion_at_the_limit_makes_room(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     set_queue(kee, concurrency=1)
     queue_many(kee, *[asked()] * 5)
@@ -136,26 +143,26 @@ def test_a_completion_at_the_limit_makes_room_for_what_follows_it(kee: Caller, w
     assert len(completed.following) == 1
 
 
-def test_a_paused_type_gives_out_nothing_and_holds_up_no_other(kee: Caller, worker: Caller) -> None:
+def test_paused_type_does_not_block_others(kee: Caller, worker: Caller) -> None:
     make_type(kee, "still")
     make_type(kee, "going")
     queue_many(kee, asked("still", priority=10), asked("going"))
     with acting_as(kee):
-        services.pause_type(caller=kee, name="still", now=T0)
+        services.pause_type(caller=kee, name="still", now=FUTURE)
     assert [grant.task_type for grant in lease(worker, capacity=9)] == ["going"]
     with acting_as(kee):
         services.resume_type(caller=kee, name="still")
     assert [grant.task_type for grant in lease(worker, capacity=9)] == ["still"]
 
 
-def test_what_is_not_there_is_neither_paused_nor_resumed(kee: Caller) -> None:
+def test_unknown_queue_or_type_is_not_paused(kee: Caller) -> None:
     with acting_as(kee):
         for verb in (services.resume_type, services.resume_queue):
             with pytest.raises((UnknownTaskType, UnknownQueue)):
                 verb(caller=kee, name="nothing")
         for pause in (services.pause_type, services.pause_queue):
             with pytest.raises((UnknownTaskType, UnknownQueue)):
-                pause(caller=kee, name="nothing", now=T0)
+                pause(caller=kee, name="nothing", now=FUTURE)
         assert not Queue.objects.exists()
 
 
@@ -169,9 +176,7 @@ def _requesters(caller: Caller, worker: Caller, *, times: int, **more: Any) -> l
     return found
 
 
-def test_requesters_take_turns_whatever_their_numbers_and_priorities(
-    tenant: Tenant, kee: Caller, worker: Caller
-) -> None:
+def test_fair_queue_alternates_between_requesters(tenant: Tenant, kee: Caller, worker: Caller) -> None:
     quiet, late = make_caller(tenant, "Quiet"), make_caller(tenant, "Late")
     make_type(kee)
     set_queue(kee, fair=True)
@@ -192,7 +197,7 @@ def test_requesters_take_turns_whatever_their_numbers_and_priorities(
         assert FairShare.objects.count() == 3
 
 
-def test_a_queue_that_becomes_fair_puts_what_waits_on_turns(tenant: Tenant, kee: Caller, worker: Caller) -> None:
+def test_queue_that_becomes_fair_includes_waiting_tasks(tenant: Tenant, kee: Caller, worker: Caller) -> None:
     quiet = make_caller(tenant, "Quiet")
     make_type(kee)
     queue_many(kee, *[asked(priority=10)] * 5)
@@ -208,7 +213,7 @@ def test_a_queue_that_becomes_fair_puts_what_waits_on_turns(tenant: Tenant, kee:
     assert services.settle_fair_shares() == 0
 
 
-def test_a_backlog_of_a_queue_that_becomes_fair_is_on_turns_after_one_tick(kee: Caller, worker: Caller) -> None:
+def test_backlog_is_fair_after_one_tick(kee: Caller, worker: Caller) -> None:
     make_type(kee)
     for size in (1_000, 1_000, 1):
         queue_many(kee, *[asked()] * size)
@@ -218,7 +223,7 @@ def test_a_backlog_of_a_queue_that_becomes_fair_is_on_turns_after_one_tick(kee: 
         assert not LiveTask.objects.filter(requester=None).exists()
 
 
-def test_what_a_queues_limit_keeps_back_takes_no_room_of_its_type_elsewhere(kee: Caller, worker: Caller) -> None:
+def test_queue_limit_leaves_room_of_the_type_elsewhere(kee: Caller, worker: Caller) -> None:
     make_type(kee, "narrow", queue="first", concurrency=1)
     make_type(kee, "wide", queue="first")
     make_type(kee, "other", queue="second")
@@ -231,7 +236,7 @@ def test_what_a_queues_limit_keeps_back_takes_no_room_of_its_type_elsewhere(kee:
     assert [grant.task_id for grant in given] == [wide, narrow]
 
 
-def test_a_fair_queue_keeps_its_limits_and_those_of_types(tenant: Tenant, kee: Caller, worker: Caller) -> None:
+def test_fair_queue_keeps_all_limits(tenant: Tenant, kee: Caller, worker: Caller) -> None:
     quiet = make_caller(tenant, "Quiet")
     make_type(kee, "narrow", concurrency=1)
     make_type(kee, "wide")
@@ -250,28 +255,13 @@ select max((select count(*) from tasks_run b where b.started_at <= a.started_at
                                                and coalesce(b.ended_at, 'infinity') > a.started_at))
 from tasks_run a
 """
+
+
 _MOST_IN_A_PERIOD = """
 select max((select count(*) from tasks_run b
             where b.started_at >= a.started_at and b.started_at < a.started_at + interval '1 second'))
 from tasks_run a
 """
-
-
-def _rivals(workers: list[Caller], act: Callable[[Caller], None]) -> None:
-    barrier = threading.Barrier(len(workers))
-
-    def go(worker: Caller) -> None:
-        try:
-            barrier.wait(10)
-            act(worker)
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=go, args=[worker]) for worker in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
 
 
 def _work(worker: Caller) -> None:
@@ -284,9 +274,14 @@ def _work(worker: Caller) -> None:
         complete(worker, grant)
 
 
+def _rivals(tenant: Tenant) -> None:
+    """Four workers lease and complete at the same time."""
+    together(*(partial(_work, make_caller(tenant, f"W{nth}", Kind.WORKER)) for nth in range(4)))
+
+
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("of_type", [False, True])
-def test_rivals_never_hold_more_than_the_limit(*, of_type: bool) -> None:
+def test_rivals_never_exceed_concurrency(*, of_type: bool) -> None:
     tenant = make_tenant("acme")
     kee = make_caller(tenant)
     limit: dict[str, Any] = {"concurrency": 3}
@@ -294,7 +289,7 @@ def test_rivals_never_hold_more_than_the_limit(*, of_type: bool) -> None:
     set_queue(kee, fair=True, **({} if of_type else limit))
     queue_many(kee, *[asked()] * 60)
 
-    _rivals([make_caller(tenant, f"W{nth}", Kind.WORKER) for nth in range(4)], _work)
+    _rivals(tenant)
 
     with acting_as(kee), connection.cursor() as cursor:
         cursor.execute("select count(*) from tasks_run")
@@ -304,41 +299,231 @@ def test_rivals_never_hold_more_than_the_limit(*, of_type: bool) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_rivals_never_get_more_leases_in_a_period_than_the_rate() -> None:
+def test_rivals_never_exceed_a_rate() -> None:
     tenant = make_tenant("acme")
     kee = make_caller(tenant)
     make_type(kee)
     set_queue(kee, rate=5, rate_seconds=1.0)
     queue_many(kee, *[asked()] * 60)
 
-    _rivals([make_caller(tenant, f"W{nth}", Kind.WORKER) for nth in range(4)], _work)
+    _rivals(tenant)
 
     with acting_as(kee), connection.cursor() as cursor:
         cursor.execute(_MOST_IN_A_PERIOD)
         assert cursor.fetchone() == (5,)
 
 
-def test_a_claim_without_limits_is_one_statement_and_three_with_them(kee: Caller, worker: Caller) -> None:
+def test_tasks_of_a_key_run_one_at_a_time_by_priority(kee: Caller, worker: Caller) -> None:
     make_type(kee)
-    make_type(kee, "narrow", queue="second", concurrency=3)
-    queue_many(kee, *[asked()] * 3, *[asked("narrow")] * 3)
-    counts = []
-    with acting_as(worker):
-        for task_types in (["index"], None):
-            with CaptureQueriesContext(connection) as captured:
-                services.lease(worker=worker, queues=["default", "second"], capacity=2, task_types=task_types)
-            counts.append(len([query for query in captured if own(query)]))
-    assert counts == [1, 3]
+    make_type(kee, "other", queue="second")
+    first, low, urgent, free = queue_many(
+        kee,
+        asked(concurrency_key="k", priority=9),
+        asked(concurrency_key="k", priority=1),
+        asked("other", concurrency_key="k", priority=8),
+        asked(concurrency_key="another", priority=1),
+    )
+    assert [task.status for task in (first, low, urgent, free)] == ["queued", "waiting", "waiting", "queued"]
+
+    order = []
+    for _ in range(3):
+        grants = lease(worker, queues=("default", "second"), capacity=9)
+        keyed = [grant for grant in grants if grant.task_id != number(free)]
+        assert len(keyed) == 1
+        order.append(keyed[0].task_id)
+        complete(worker, keyed[0])
+    assert order == [number(first), number(urgent), number(low)]
 
 
-def test_counts_of_leases_are_in_no_impossible_state(kee: Caller) -> None:
+def test_concurrency_key_belongs_to_its_tenant(kee: Caller) -> None:
+    stranger = make_caller(make_tenant("globex"))
+    for caller in (kee, stranger):
+        make_type(caller)
+        assert queue(caller, concurrency_key="k").status == "queued"
+
+
+def test_retry_frees_the_key_and_release_keeps_it(kee: Caller, worker: Caller) -> None:
     make_type(kee)
-    stamp = {"tenant_id": kee.tenant_id, "granted_at": T0}
+    first, second = queue(kee, concurrency_key="k"), queue(kee, concurrency_key="k")
     with acting_as(kee):
-        line = Queue.objects.get()
-        of_neither = "tasks_ratewindow_of_a_queue_or_a_type"
-        _violates(of_neither, lambda: RateWindow.objects.create(leases=1, **stamp))
-        _violates("tasks_ratewindow_counts_something", lambda: RateWindow.objects.create(queue=line, leases=0, **stamp))
-        turn = {"tenant_id": kee.tenant_id, "queue": line, "requester_id": kee.principal_id}
-        FairShare.objects.create(served=1, **turn)
-        _violates("tasks_fairshare_once", lambda: FairShare.objects.create(served=2, **turn))
+        at(FUTURE)
+        release(worker, lease_one(worker))
+        grant = lease_one(worker)
+        assert grant.task_id == number(first)
+        fail(worker, grant, retry_after=10)
+        other = lease_one(worker)
+        assert other.task_id == number(second)
+        at(FUTURE + timedelta(seconds=10))
+        assert lease(worker) == []
+        assert selectors.status(first.task_id).status == Status.WAITING
+        complete(worker, other)
+        assert lease_one(worker).task_id == number(first)
+
+
+def test_due_task_takes_a_free_key(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    with acting_as(kee):
+        at(FUTURE)
+        soon, later = (queue(kee, concurrency_key="k", run_at=FUTURE + timedelta(seconds=wait)) for wait in (10, 20))
+        assert [soon.status, later.status] == ["scheduled", "scheduled"]
+        at(FUTURE + timedelta(seconds=10))
+        services.bring_back()
+        assert lease_one(worker).task_id == number(soon)
+        at(FUTURE + timedelta(seconds=20))
+        services.bring_back()
+        assert lease(worker) == []
+
+
+@pytest.mark.parametrize("leased", [False, True])
+def test_canceled_task_frees_its_key(kee: Caller, worker: Caller, *, leased: bool) -> None:
+    make_type(kee, lease_seconds=10)
+    first, second = queue(kee, concurrency_key="k"), queue(kee, concurrency_key="k")
+    with acting_as(kee):
+        at(FUTURE)
+        if leased:
+            lease_one(worker)
+        services.cancel(caller=kee, task_id=number(first))
+        at(FUTURE + timedelta(seconds=10))
+        services.end_what_must()
+        assert lease_one(worker).task_id == number(second)
+
+
+def test_cancel_many_leaves_the_key_to_the_next(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    ids = [number(queue(kee, concurrency_key="k")) for _ in range(4)]
+    with acting_as(kee):
+        services.cancel_many(caller=kee, task_ids=ids[:3])
+    assert lease_one(worker).task_id == ids[3]
+
+
+def test_task_that_waits_for_more_is_passed_over(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    make_type(kee, "other", queue="second")
+    needed = number(queue(kee, "other"))
+    queue(kee, concurrency_key="k")
+    depending = number(queue(kee, concurrency_key="k", priority=10, depends_on=(needed,)))
+    later = number(queue(kee, concurrency_key="k", priority=10, run_at=FUTURE))
+    ready = number(queue(kee, concurrency_key="k", priority=1))
+
+    complete(worker, lease_one(worker))
+    (grant,) = lease(worker, capacity=5)
+    assert grant.task_id == ready
+    complete(worker, grant)
+    assert lease(worker, capacity=5) == []
+
+    complete(worker, lease_one(worker, queues=("second",)))
+    services.release_dependants()
+    assert [grant.task_id for grant in lease(worker, capacity=5)] == [depending]
+    with acting_as(kee):
+        assert LiveTask.objects.get(task_id=later).ready_at is None
+
+
+_AT_ONCE = """
+select count(*) from tasks_run a join tasks_task s on s.id = a.id >> 16,
+       tasks_run b join tasks_task t on t.id = b.id >> 16
+where a.id < b.id and s.concurrency_key = t.concurrency_key and a.started_at < b.ended_at and b.started_at < a.ended_at
+"""
+
+
+@pytest.mark.django_db(transaction=True)
+def test_rivals_never_run_two_tasks_of_a_key() -> None:
+    tenant = make_tenant("acme")
+    kee = make_caller(tenant)
+    make_type(kee)
+
+    def ask() -> None:
+        for nth in range(12):
+            queue(kee, concurrency_key=f"k{nth % 2}")
+
+    def work(worker: Caller) -> None:
+        for _ in range(60):
+            for grant in lease(worker, capacity=2):
+                complete(worker, grant)
+
+    workers = [make_caller(tenant, f"W{nth}", Kind.WORKER) for nth in range(3)]
+    together(ask, ask, *(partial(work, worker) for worker in workers))
+    work(kee)
+
+    with acting_as(kee), connection.cursor() as cursor:
+        assert not LiveTask.objects.exists()
+        assert Run.objects.count() == 24
+        cursor.execute(_AT_ONCE)
+        assert cursor.fetchone() == (0,)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_locked_task_gets_its_key_later() -> None:
+    tenant = make_tenant("acme")
+    kee, worker = make_caller(tenant), make_caller(tenant, "W", Kind.WORKER)
+    make_type(kee)
+    queue(kee, concurrency_key="k")
+    waiting = number(queue(kee, concurrency_key="k"))
+    grant = lease_one(worker)
+
+    with held(kee, LiveTask.objects.filter(task_id=waiting)):
+        complete(worker, grant)
+    assert lease(worker) == []
+
+    assert (services.admit_waiting(), services.admit_waiting()) == (1, 0)
+    assert lease_one(worker).task_id == waiting
+
+
+def test_taken_keys_are_not_admitted_again(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    for key in ("had", "held"):
+        queue(kee, concurrency_key=key)
+        queue(kee, concurrency_key=key)
+    queue(kee, concurrency_key="later", run_at=FUTURE)
+    first = queue(kee)
+    queue(kee, concurrency_key="depends", depends_on=(number(first),))
+    lease_one(worker)
+
+    assert services.admit_waiting() == 0
+
+
+@pytest.mark.django_db(transaction=True)
+def test_refused_rival_frees_its_concurrency_key() -> None:
+    tenant = make_tenant("acme")
+    kee, worker = make_caller(tenant), make_caller(tenant, "W", Kind.WORKER)
+    make_type(kee)
+    answers: list[Any] = []
+
+    with acting_as(kee):
+        services.queue(requester=kee, request=QueueRequest(task_type="index", params={}, idempotency_key="i"))
+        batch = Other(
+            lambda: answers.extend(
+                queue_many(kee, asked(idempotency_key="i", concurrency_key="k"), asked(concurrency_key="k"))
+            )
+        )
+        until_somebody_waits_for_this_transaction()
+    batch.join()
+
+    assert batch.failure is None
+    refused, taken = answers
+    assert isinstance(refused, IdempotencyConflict)
+    assert number(taken) in {grant.task_id for grant in lease(worker, capacity=5)}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_completion_that_leases_next_does_not_wait_at_a_limit() -> None:
+    tenant = make_tenant("acme")
+    kee, worker = make_caller(tenant), make_caller(tenant, "W", Kind.WORKER)
+    make_type(kee)
+    set_queue(kee, concurrency=5)
+    queue(kee, concurrency_key="k")
+    grant = lease_one(worker)
+    queue(kee)
+    answers: list[Completed] = []
+
+    with acting_as(kee):
+        # Who is at the limit holds it until it commits.
+        services.lease(worker=kee, queues=("default",), capacity=1)
+        services.queue(requester=kee, request=asked())
+        going_on = Other(lambda: answers.append(complete_many(worker, [grant], lease_next=LeaseNext(capacity=1))))
+        going_on.join(20)
+        assert not going_on.is_alive()
+
+    assert going_on.failure is None
+    (completed,) = answers
+    assert completed.following == []
+    assert len(lease(worker)) == 1

@@ -1,41 +1,34 @@
-"""Taking work in: once per key, checked against its type, announced in the ledger."""
+"""Queueing: once for each key, checked against its type, noted in the ledger."""
 
-import threading
+from dataclasses import fields, replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.db import connection
 
-from apps.core.errors import DomainError, Invalid
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Obligation, Receipt
+from apps.receipts.services import Group
 from apps.tasks import selectors, services
-from apps.tasks.errors import (
-    IdempotencyConflict,
-    InvalidParams,
-    InvalidSchema,
-    ParamsTooLarge,
-    TaskTypeDisabled,
-    TaskTypeInCode,
-    UnknownQueue,
-    UnknownRecipient,
-    UnknownTaskType,
-)
-from apps.tasks.models import IdempotencyKey, LiveTask, Task, TaskType
+from apps.tasks.models import LiveTask, TaskType
+from apps.tasks.services import BudgetDraft, QueueRequest
 from apps.tasks.services.types import TypeDraft
-from tests.factories import T0, make_caller, make_principal, make_tenant
-from tests.tasks import slow_handler  # noqa: F401  # registers a type in code
-from tests.tasks.making import SCHEMA, lease, make_type, number, queue
+from apps.tasks.states import IfDependencyFails, WhenSpent
+from tests.factories import T0, make_caller, make_principal
+from tests.tasks.making import (
+    SCHEMA,
+    lease,
+    make_type,
+    number,
+    queue,
+    refused,
+    snapshot,
+)
 
 
-def _counts(caller: Caller) -> tuple[int, ...]:
-    with acting_as(caller):
-        return tuple(model.objects.count() for model in (Task, LiveTask, IdempotencyKey, Receipt, Obligation))
-
-
-def test_a_queued_task_is_owed_to_its_recipient_in_the_ledger(tenant: Tenant, kee: Caller) -> None:
+def test_queued_task_is_an_obligation_in_the_ledger(tenant: Tenant, kee: Caller) -> None:
     hexy = make_principal(tenant, "Hexy")
     make_type(kee, schema=SCHEMA)
 
@@ -52,101 +45,52 @@ def test_a_queued_task_is_owed_to_its_recipient_in_the_ledger(tenant: Tenant, ke
 @pytest.mark.parametrize(
     ("refusal", "asked"),
     [
-        (UnknownTaskType, {"task_type": "nothing"}),
-        (InvalidParams, {"params": {}}),
-        (InvalidParams, {"params": {"path": 3}}),
-        (InvalidParams, {"params": {"path": "/x", "extra": 1}}),
-        (ParamsTooLarge, {"params": {"path": "x" * 262_144}}),
-        (UnknownQueue, {"params": {"path": "/x"}, "queue": "nowhere"}),
-        (UnknownRecipient, {"params": {"path": "/x"}, "recipient": "Nobody"}),
-        (Invalid, {"params": {"path": "/x"}, "priority": 11}),
-        (Invalid, {"params": {"path": "/x"}, "priority": 0}),
+        ("unknown_task_type", {"task_type": "nothing"}),
+        ("invalid_params", {"params": {}}),
+        ("invalid_params", {"params": {"path": 3}}),
+        ("invalid_params", {"params": {"path": "/x", "extra": 1}}),
+        ("params_too_large", {"params": {"path": "x" * 262_144}}),
+        ("unknown_queue", {"params": {"path": "/x"}, "queue": "nowhere"}),
+        ("unknown_recipient", {"params": {"path": "/x"}, "recipient": "Nobody"}),
+        ("invalid", {"params": {"path": "/x"}, "priority": 11}),
+        ("invalid", {"params": {"path": "/x"}, "priority": 0}),
     ],
 )
-def test_a_refused_request_leaves_nothing(kee: Caller, refusal: type[DomainError], asked: dict[str, Any]) -> None:
+def test_refused_request_leaves_nothing(kee: Caller, refusal: str, asked: dict[str, Any]) -> None:
     make_type(kee, schema=SCHEMA)
-    before = _counts(kee)
+    before = snapshot(kee)
 
-    with pytest.raises(refusal):
+    with refused(refusal):
         queue(kee, idempotency_key="k", **asked)
 
-    assert _counts(kee) == before
+    assert snapshot(kee) == before
 
 
-def test_a_disabled_type_takes_no_tasks(kee: Caller) -> None:
-    make_type(kee, enabled=False)
-    with pytest.raises(TaskTypeDisabled):
-        queue(kee)
-    assert _counts(kee) == (0, 0, 0, 0, 0)
-
-
-def test_a_fault_of_the_params_is_named_by_its_place(kee: Caller) -> None:
+def test_invalid_params_are_named_by_their_place(kee: Caller) -> None:
     make_type(kee, schema=SCHEMA)
-    with pytest.raises(InvalidParams) as refused:
+    with refused("invalid_params") as refusal:
         queue(kee, params={"path": "/x", "depth": -1})
-    assert [error.pointer for error in refused.value.errors] == ["/params/depth"]
+    assert [error.pointer for error in refusal.value.errors] == ["/params/depth"]
 
 
-def test_the_same_key_with_the_same_request_answers_the_first_task(kee: Caller) -> None:
+def test_key_with_the_same_request_answers_the_first_task(kee: Caller) -> None:
     make_type(kee)
     first = queue(kee, params={"a": 1, "b": 2}, idempotency_key="k")
-    before = _counts(kee)
+    before = snapshot(kee)
 
     again = queue(kee, params={"b": 2, "a": 1}, idempotency_key="k")
 
-    assert (again.task_id, again.receipt_id, again.status) == (first.task_id, first.receipt_id, first.status)
-    assert (first.is_duplicate, again.is_duplicate) == (False, True)
-    assert _counts(kee) == before
+    assert again == first.model_copy(update={"is_duplicate": True})
+    assert snapshot(kee) == before
 
 
-@pytest.mark.parametrize(
-    "other", [{"params": {"a": 2}}, {"priority": 9}, {"recipient": "Kee"}, {"run_at": T0}, {"task_type": "other"}]
-)
-def test_the_same_key_with_another_request_is_refused(kee: Caller, other: dict[str, Any]) -> None:
-    make_type(kee)
-    make_type(kee, "other")
-    first = queue(kee, params={"a": 1}, idempotency_key="k")
-    before = _counts(kee)
-
-    with pytest.raises(IdempotencyConflict) as refused:
-        queue(kee, **{"params": {"a": 1}, **other}, idempotency_key="k")
-
-    assert refused.value.extra == {"existing_task_id": first.task_id}
-    assert _counts(kee) == before
-
-
-def test_a_key_is_its_principals_own(tenant: Tenant, kee: Caller) -> None:
+def test_idempotency_key_belongs_to_its_principal(tenant: Tenant, kee: Caller) -> None:
     make_type(kee)
     first = queue(kee, idempotency_key="k")
     assert queue(make_caller(tenant, "Hexy"), params={"a": 1}, idempotency_key="k").task_id != first.task_id
 
 
-@pytest.mark.django_db(transaction=True)
-def test_rivals_with_one_key_make_one_task() -> None:
-    kee = make_caller(make_tenant("acme"))
-    make_type(kee)
-    barrier = threading.Barrier(6)
-    answers = []
-
-    def ask() -> None:
-        try:
-            barrier.wait(10)
-            answers.append(queue(kee, idempotency_key="k"))
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=ask) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-
-    assert len({answer.task_id for answer in answers}) == 1
-    assert sorted(answer.is_duplicate for answer in answers) == [False] + [True] * 5
-    assert _counts(kee) == (1, 1, 1, 1, 1)
-
-
-def test_a_task_for_later_is_given_out_when_its_moment_has_come(kee: Caller) -> None:
+def test_scheduled_task_is_leased_at_run_at(kee: Caller) -> None:
     make_type(kee)
     with acting_as(kee), connection.cursor() as cursor:
         cursor.execute("select set_config('gatehouse.now', %s, true)", [T0.isoformat()])
@@ -165,7 +109,7 @@ def test_a_task_for_later_is_given_out_when_its_moment_has_come(kee: Caller) -> 
             assert len(services.lease(worker=kee, queues=["default"])) == given
 
 
-def test_a_moment_in_the_past_is_now(kee: Caller) -> None:
+def test_run_at_in_the_past_is_now(kee: Caller) -> None:
     make_type(kee)
     assert queue(kee, run_at=T0 - timedelta(days=3650)).status == "queued"
     assert len(lease(kee)) == 1
@@ -180,23 +124,121 @@ def test_a_moment_in_the_past_is_now(kee: Caller) -> None:
         {"minimum": "x"},
     ],
 )
-def test_a_schema_that_is_none_or_lies_elsewhere_is_refused(kee: Caller, schema: dict[str, Any]) -> None:
-    with pytest.raises(InvalidSchema):
+def test_invalid_or_remote_schema_is_refused(kee: Caller, schema: dict[str, Any]) -> None:
+    with refused("invalid_schema"):
         make_type(kee, schema=schema)
     with acting_as(kee):
         assert not TaskType.objects.exists()
 
 
-def test_a_type_in_code_is_made_at_its_first_use_and_belongs_to_the_code(kee: Caller) -> None:
+def test_type_in_code_is_made_at_first_use(kee: Caller) -> None:
     queued = queue(kee, "slow_for_tests", {"folder": "/tmp"})  # noqa: S108  # never opened
     with acting_as(kee):
         made = TaskType.objects.get(name="slow_for_tests")
         assert (made.in_code, made.lease_seconds, made.queue.name) == (True, 3, "execute")
         assert LiveTask.objects.get(task_id=number(queued)).lease_seconds == 3
-        with pytest.raises(TaskTypeInCode):
+        with refused("task_type_in_code"):
             services.register_type(caller=kee, draft=TypeDraft(name="slow_for_tests", queue="default"), now=T0)
 
 
-def test_a_type_registered_again_is_changed(kee: Caller) -> None:
+def test_type_registered_again_is_changed(kee: Caller) -> None:
     first, second = make_type(kee, priority=3), make_type(kee, priority=7, schema=SCHEMA)
     assert (first.pk, second.priority, second.params_schema) == (second.pk, 7, SCHEMA)
+
+
+GROUP = Group(resource_ref="repo:1", event_family="builds", summary_hint="Builds of 1")
+
+
+OTHER_GROUPS: dict[str, Any] = {
+    "resource_ref": "repo:2",
+    "event_family": "tests",
+    "flush_class": "immediate",
+    "summary_hint": "Builds of 2",
+    "break_thread": True,
+    "groupable": False,
+}
+
+
+FIRST: dict[str, Any] = {
+    "task_type": "index",
+    "params": {"a": 1},
+    "recipient": "Hexy",
+    "queue": "default",
+    "priority": 3,
+    "run_at": T0,
+    "caused_by": "rcpt_before",
+    "group": GROUP,
+    "concurrency_key": "tree",
+    "depends_on": None,
+    "if_dependency_fails": None,
+    "replay_of": None,
+    "budget": BudgetDraft(tokens=100),
+}
+
+
+EARLIER = "tasks that there are"
+
+
+OTHERS: list[tuple[str, Any]] = [
+    ("task_type", "other"),
+    ("params", {"a": 2}),
+    ("params", {"a": 1, "b": None}),
+    ("params", {"a": "1"}),
+    ("params", {"a": True}),
+    ("params", {}),
+    ("recipient", "Mallory"),
+    ("recipient", None),
+    ("queue", "second"),
+    ("queue", None),
+    ("priority", 4),
+    ("priority", None),
+    ("run_at", T0 + timedelta(microseconds=1)),
+    ("run_at", None),
+    ("caused_by", "rcpt_after"),
+    ("caused_by", None),
+    *(("group", replace(GROUP, **{name: value})) for name, value in OTHER_GROUPS.items()),
+    ("group", None),
+    ("concurrency_key", "bush"),
+    ("concurrency_key", None),
+    ("depends_on", EARLIER),
+    ("if_dependency_fails", IfDependencyFails.FAIL),
+    ("replay_of", 7),
+    ("budget", BudgetDraft(tokens=101)),
+    ("budget", BudgetDraft(tokens=100, cost_usd=1.0)),
+    ("budget", BudgetDraft(tokens=100, when_spent=WhenSpent.CANCEL)),
+    ("budget", None),
+]
+
+
+@pytest.fixture
+def asking(tenant: Tenant, kee: Caller) -> Caller:
+    """Kee, where each of these requests would be taken on its own."""
+    for name in ("Hexy", "Mallory"):
+        make_principal(tenant, name)
+    make_type(kee)
+    make_type(kee, "other")
+    make_type(kee, "elsewhere", queue="second")
+    return kee
+
+
+def test_every_field_of_a_request_is_listed() -> None:
+    names = {field.name for field in fields(QueueRequest)} - {"idempotency_key"}
+    assert set(FIRST) == names == {name for name, _ in OTHERS}
+    assert set(OTHER_GROUPS) == {field.name for field in fields(Group)}
+
+
+@pytest.mark.parametrize(("name", "value"), OTHERS)
+def test_key_with_another_value_of_any_field_conflicts(asking: Caller, name: str, value: Any) -> None:
+    if value == EARLIER:
+        value = (number(queue(asking)),)
+    first = queue(asking, **FIRST, idempotency_key="k")
+    before = snapshot(asking)
+
+    with refused("idempotency_conflict") as refusal:
+        queue(asking, **{**FIRST, name: value}, idempotency_key="k")
+
+    assert refusal.value.extra == {"existing_task_id": first.task_id}
+    assert snapshot(asking) == before
+    again = queue(asking, **FIRST, idempotency_key="k")
+    assert (again.task_id, again.is_duplicate) == (first.task_id, True)
+    assert not queue(asking, **{**FIRST, name: value}, idempotency_key="another").is_duplicate

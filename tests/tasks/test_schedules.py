@@ -1,33 +1,27 @@
-"""Tasks that are queued again and again: once for each moment, whatever strikes."""
+"""Schedules: one task for each time, whatever happens, and when these times are."""
 
+import itertools
 import json
-import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
-from django.db import connection
 from django_celery_beat.models import CrontabSchedule, IntervalSchedule, PeriodicTask
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
-from apps.core.errors import DomainError
 from apps.principals.models import Principal, Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from apps.tasks import services
-from apps.tasks.errors import InvalidParams, InvalidTimetable, UnknownQueue, UnknownRecipient, UnknownTaskType
+from apps.tasks import services, timetables
 from apps.tasks.models import Schedule, Task
 from apps.tasks.services import ScheduleDraft
 from apps.tasks.states import Misfire
+from apps.tasks.timetables import Timetable
 from tests.factories import make_caller, make_tenant, make_token
-from tests.tasks.making import SCHEMA, make_type
-from tests.tasks.test_http import get, send
+from tests.tasks.making import SCHEMA, at, get, make_type, refused, send, together
 
 NOON = datetime(2026, 5, 4, 12, tzinfo=UTC)
-
-
-def at(moment: datetime) -> None:
-    """The database's clock, for the rest of the test."""
-    with connection.cursor() as cursor:
-        cursor.execute("select set_config('gatehouse.now', %s, true)", [moment.isoformat()])
 
 
 def schedule(caller: Caller, *, name: str = "daily", **more: Any) -> Schedule:
@@ -51,7 +45,7 @@ def kept(caller: Caller) -> Schedule:
         return Schedule.objects.get()
 
 
-def test_a_moment_queues_one_task_and_nothing_runs_early(kee: Caller) -> None:
+def test_schedule_queues_one_task_at_its_time(kee: Caller) -> None:
     make_type(kee)
     at(NOON)
     schedule(kee)
@@ -70,7 +64,7 @@ def test_a_moment_queues_one_task_and_nothing_runs_early(kee: Caller) -> None:
 
 
 @pytest.mark.parametrize(("misfire", "tasks"), [(Misfire.ONCE, 1), (Misfire.SKIP, 0), (Misfire.ALL, 3), (None, 1)])
-def test_missed_moments_are_made_up_for_by_their_policy(kee: Caller, misfire: Misfire | None, tasks: int) -> None:
+def test_misfire_policy_decides_about_missed_times(kee: Caller, misfire: Misfire | None, tasks: int) -> None:
     make_type(kee)
     at(NOON)
     schedule(kee, misfire=misfire)
@@ -81,9 +75,7 @@ def test_missed_moments_are_made_up_for_by_their_policy(kee: Caller, misfire: Mi
 
 
 @pytest.mark.parametrize("misfire", Misfire)
-def test_a_moment_that_is_late_by_less_than_a_minute_queues_its_task_whatever_the_policy(
-    kee: Caller, misfire: Misfire
-) -> None:
+def test_time_late_by_under_a_minute_is_not_missed(kee: Caller, misfire: Misfire) -> None:
     make_type(kee)
     at(NOON)
     schedule(kee, cron=None, every_seconds=20, misfire=misfire)
@@ -93,7 +85,7 @@ def test_a_moment_that_is_late_by_less_than_a_minute_queues_its_task_whatever_th
 
 
 @pytest.mark.parametrize(("misfire", "tasks"), [(Misfire.ONCE, 4), (Misfire.SKIP, 3), (Misfire.ALL, 9)])
-def test_what_was_missed_is_made_up_for_beside_what_is_late(kee: Caller, misfire: Misfire, tasks: int) -> None:
+def test_missed_and_late_times_are_told_apart(kee: Caller, misfire: Misfire, tasks: int) -> None:
     make_type(kee)
     at(NOON)
     schedule(kee, cron=None, every_seconds=20, misfire=misfire)
@@ -102,7 +94,7 @@ def test_what_was_missed_is_made_up_for_beside_what_is_late(kee: Caller, misfire
     assert len(queued()) == tasks
 
 
-def test_many_missed_moments_are_made_up_for_in_portions(kee: Caller) -> None:
+def test_many_missed_times_are_queued_in_batches(kee: Caller) -> None:
     make_type(kee)
     at(NOON)
     schedule(kee, cron=None, every_seconds=60, misfire=Misfire.ALL)
@@ -111,7 +103,7 @@ def test_many_missed_moments_are_made_up_for_in_portions(kee: Caller) -> None:
     assert len(queued()) == 120
 
 
-def test_a_schedule_that_cannot_queue_says_why_and_goes_on(kee: Caller) -> None:
+def test_schedule_notes_a_refusal_and_goes_on(kee: Caller) -> None:
     make_type(kee)
     at(NOON)
     schedule(kee)
@@ -130,7 +122,7 @@ def test_a_schedule_that_cannot_queue_says_why_and_goes_on(kee: Caller) -> None:
     assert (len(queued()), kept(kee).last_refusal) == (1, "Kee is disabled.")
 
 
-def test_beat_knows_each_schedule_and_its_message_fires_it(kee: Caller) -> None:
+def test_beat_has_a_row_for_each_schedule(kee: Caller) -> None:
     make_type(kee)
     at(NOON)
     made = schedule(kee, timezone="Europe/Vienna")
@@ -163,7 +155,7 @@ def test_beat_knows_each_schedule_and_its_message_fires_it(kee: Caller) -> None:
     assert not PeriodicTask.objects.filter(pk=row.pk).exists()
 
 
-def test_two_rows_of_beats_with_one_timetable_are_no_trouble(kee: Caller) -> None:
+def test_duplicate_timetables_of_beat_are_tolerated(kee: Caller) -> None:
     make_type(kee)
     for _ in range(2):
         IntervalSchedule.objects.create(every=30, period=IntervalSchedule.SECONDS)
@@ -174,27 +166,13 @@ def test_two_rows_of_beats_with_one_timetable_are_no_trouble(kee: Caller) -> Non
 
 
 @pytest.mark.django_db(transaction=True)
-def test_clocks_that_strike_together_queue_one_task() -> None:
+def test_rival_clocks_queue_one_task() -> None:
     kee = make_caller(make_tenant("acme"))
     make_type(kee)
     made = schedule(kee, cron=None, every_seconds=3600)
     with acting_as(kee):
         Schedule.objects.update(anchor_at=made.anchor_at - timedelta(hours=1), next_at=made.anchor_at)
-    together = threading.Barrier(6)
-    fired: list[bool] = []
-
-    def strike() -> None:
-        try:
-            together.wait(20)
-            fired.append(services.fire_schedule(tenant_id=kee.tenant_id, schedule_id=made.pk))
-        finally:
-            connection.close()
-
-    clocks = [threading.Thread(target=strike) for _ in range(6)]
-    for clock in clocks:
-        clock.start()
-    for clock in clocks:
-        clock.join(30)
+    fired = together(*[lambda: services.fire_schedule(tenant_id=kee.tenant_id, schedule_id=made.pk)] * 6)
     assert sorted(fired) == [False] * 5 + [True]
     assert len(queued()) == 1
 
@@ -202,26 +180,24 @@ def test_clocks_that_strike_together_queue_one_task() -> None:
 @pytest.mark.parametrize(
     ("refusal", "given"),
     [
-        (UnknownTaskType, {"task_type": "nothing"}),
-        (InvalidParams, {"params": {"path": 1}}),
-        (UnknownQueue, {"params": {"path": "/"}, "queue": "nowhere"}),
-        (UnknownRecipient, {"params": {"path": "/"}, "recipient": "Nobody"}),
-        (InvalidTimetable, {"params": {"path": "/"}, "cron": "0 0 30 2 *"}),
-        (InvalidTimetable, {"params": {"path": "/"}, "every_seconds": 5}),
+        ("unknown_task_type", {"task_type": "nothing"}),
+        ("invalid_params", {"params": {"path": 1}}),
+        ("unknown_queue", {"params": {"path": "/"}, "queue": "nowhere"}),
+        ("unknown_recipient", {"params": {"path": "/"}, "recipient": "Nobody"}),
+        ("invalid_timetable", {"params": {"path": "/"}, "cron": "0 0 30 2 *"}),
+        ("invalid_timetable", {"params": {"path": "/"}, "every_seconds": 5}),
     ],
 )
-def test_what_could_never_queue_is_refused_at_once(
-    kee: Caller, refusal: type[DomainError], given: dict[str, Any]
-) -> None:
+def test_impossible_schedule_is_refused(kee: Caller, refusal: str, given: dict[str, Any]) -> None:
     make_type(kee, schema=SCHEMA)
-    with pytest.raises(refusal):
+    with refused(refusal):
         schedule(kee, **given)
     with acting_as(kee):
         assert not Schedule.objects.exists()
     assert not PeriodicTask.objects.filter(name__startswith="schedule:").exists()
 
 
-def test_schedules_are_kept_listed_and_removed_by_their_owner_alone(tenant: Tenant, kee: Caller) -> None:
+def test_schedules_belong_to_their_owner(tenant: Tenant, kee: Caller) -> None:
     make_type(kee)
     token, stranger = make_token(tenant, "Kee"), make_token(tenant, "Hexy")
     asked = {"name": "a b", "task_type": "index", "cron": "*/5 * * * *"}
@@ -239,3 +215,109 @@ def test_schedules_are_kept_listed_and_removed_by_their_owner_alone(tenant: Tena
     assert send(stranger, "schedules/b", method="DELETE")[1]["code"] == "unknown_schedule"
     assert send(token, "schedules/b", method="DELETE") == (200, {"name": "b"})
     assert [one["name"] for one in get(token, "schedules")[1]["schedules"]] == ["a b"]
+
+
+ANCHOR = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+VIENNA = ZoneInfo("Europe/Vienna")
+
+
+def cron(text: str, timezone: str = "UTC") -> Timetable:
+    return timetables.read(cron=text, every_seconds=None, timezone=timezone, anchor=ANCHOR)
+
+
+def every(seconds: int) -> Timetable:
+    return timetables.read(cron=None, every_seconds=seconds, timezone="UTC", anchor=ANCHOR)
+
+
+def moments(timetable: Timetable, after: datetime, count: int) -> list[datetime]:
+    found = []
+    for _ in range(count):
+        following = timetable.following(after)
+        assert following is not None
+        after = following
+        found.append(after)
+    return found
+
+
+def test_intervals_keep_their_rhythm() -> None:
+    assert every(90).following(ANCHOR) == ANCHOR + timedelta(seconds=90)
+    assert every(90).following(ANCHOR + timedelta(seconds=90)) == ANCHOR + timedelta(seconds=180)
+    assert every(90).latest(ANCHOR + timedelta(seconds=89)) is None
+    assert every(90).latest(ANCHOR + timedelta(days=1)) == ANCHOR + timedelta(seconds=86_400)
+
+
+def test_cron_follows_the_local_clock() -> None:
+    found = moments(cron("0 8 * * 1-5", "Europe/Vienna"), datetime(2026, 3, 26, 12, tzinfo=UTC), 3)
+    local = [moment.astimezone(VIENNA) for moment in found]
+    assert [f"{moment:%a %d %H:%M}" for moment in local] == ["Fri 27 08:00", "Mon 30 08:00", "Tue 31 08:00"]
+    # The clocks went forward between the first and the second.
+    assert [moment.hour for moment in found] == [7, 6, 6]
+
+
+def test_skipped_local_time_runs_an_hour_later() -> None:
+    night = datetime(2026, 3, 28, 23, tzinfo=UTC)
+    (moment,) = moments(cron("30 2 * * *", "Europe/Vienna"), night, 1)
+    assert f"{moment.astimezone(VIENNA):%d %H:%M}" == "29 03:30"
+
+
+def test_repeated_local_time_counts_once() -> None:
+    evening = datetime(2026, 10, 24, 22, tzinfo=UTC)
+    nightly = moments(cron("30 2 * * *", "Europe/Vienna"), evening, 2)
+    assert [f"{moment:%d %H:%M}" for moment in nightly] == ["25 00:30", "26 01:30"]
+    hourly = moments(cron("30 * * * *", "Europe/Vienna"), evening, 5)
+    assert {later - earlier for earlier, later in itertools.pairwise(hourly)} == {timedelta(hours=1)}
+
+
+def test_rare_day_is_found_in_both_directions() -> None:
+    leap = cron("0 0 29 2 *")
+    assert leap.following(ANCHOR) == datetime(2028, 2, 29, tzinfo=UTC)
+    assert leap.latest(ANCHOR) == datetime(2024, 2, 29, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"cron": "* * * *", "every_seconds": None},
+        {"cron": "61 * * * *", "every_seconds": None},
+        {"cron": "a b c d e", "every_seconds": None},
+        {"cron": None, "every_seconds": None},
+        {"cron": "* * * * *", "every_seconds": 5},
+        {"cron": "* * * * *", "every_seconds": None, "timezone": "Mars/Olympus"},
+        {"cron": "* * * * *", "every_seconds": None, "timezone": "../../etc/passwd"},
+        {"cron": "*/0 * * * *", "every_seconds": None},
+        {"cron": f"0 {'1,' * 48}1 * * *", "every_seconds": None},
+        {"cron": "0 0 30 2 *", "every_seconds": None},
+    ],
+)
+def test_invalid_timetable_is_refused(given: dict[str, object]) -> None:
+    with refused("invalid_timetable"):
+        timetables.read(**{"timezone": "UTC", "anchor": ANCHOR, **given})  # type: ignore[arg-type]  # as it was given
+
+
+_FIELD = {
+    0: ["*", "*/15", "7", "3,40"],
+    1: ["*", "*/6", "2", "1-3"],
+    2: ["*", "1", "*/10", "31"],
+    3: ["*", "2", "3,10"],
+    4: ["*", "0", "1-5"],
+}
+
+
+@settings(max_examples=60)
+@given(
+    fields=st.tuples(*(st.sampled_from(_FIELD[place]) for place in range(5))),
+    start=st.datetimes(datetime(2026, 1, 1), datetime(2027, 1, 1)),  # noqa: DTZ001  # hypothesis takes naive bounds
+    timezone=st.sampled_from(["UTC", "Europe/Vienna", "Australia/Lord_Howe", "America/New_York"]),
+)
+def test_following_and_latest_agree(fields: tuple[str, ...], start: datetime, timezone: str) -> None:
+    assume(fields[2:4] != ("31", "2"))
+    timetable = cron(" ".join(fields), timezone)
+    after = start.replace(tzinfo=UTC)
+    following = timetable.following(after)
+    assert following is not None
+    assert following > after
+    assert timetable.latest(following) == following
+    latest = timetable.latest(following - timedelta(microseconds=1))
+    assert latest is None or latest <= after

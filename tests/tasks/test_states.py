@@ -1,9 +1,11 @@
-"""The machine is data, and the services keep to it."""
+"""The state machine is data, the services keep to it, and the database forbids the rest."""
 
+import random
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,120 +13,110 @@ from django.db import connection, transaction
 from django.db.models import F
 
 from apps.core.errors import DomainError
+from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
-from apps.tasks import selectors, services
-from apps.tasks.models import LiveTask
-from apps.tasks.services import Beat, Grant, QueuedTask
-from apps.tasks.shapes import Delivery, Failure
-from apps.tasks.states import (
-    CANCEL_REQUESTED,
-    STRICT,
-    TRANSITIONS,
-    Reason,
-    Status,
-    after_failure,
-    open_status,
+from apps.tasks import services
+from apps.tasks.models import (
+    Budget,
+    FinishedTask,
+    IdempotencyKey,
+    LiveTask,
+    Run,
+    Task,
 )
-from tests.tasks.making import make_type, number, queue
+from apps.tasks.services import BudgetDraft, Grant, ending, recording
+from apps.tasks.states import CANCEL_REQUESTED, STRICT, TRANSITIONS, Reason, Status, after_failure, open_status
+from tests.tasks.making import (
+    FUTURE,
+    at,
+    beat,
+    cancel,
+    complete,
+    fail,
+    lease,
+    lease_one,
+    make_type,
+    number,
+    queue,
+    release,
+    status,
+    violates,
+)
 
-LEASE = timedelta(seconds=30)
-# Later than anything that a test queues.
-T0 = datetime(2100, 1, 1, tzinfo=UTC)
-
-
-def at(moment: datetime) -> None:
-    """Set the database's clock for the rest of the test."""
-    with connection.cursor() as cursor:
-        cursor.execute("select set_config('gatehouse.now', %s, true)", [moment.isoformat()])
-
-
-def status_of(task: QueuedTask) -> Status:
-    return Status(selectors.status(task.task_id).status)
+# A lease that was never granted.
+FORGED = Grant(
+    task_id=1,
+    fence=1,
+    lease_token="lt_1.1." + "A" * 43,
+    task_type="index",
+    params={},
+    checkpoint=None,
+    lease_ms=0,
+    requester_id=1,
+    queue="default",
+)
 
 
 @dataclass
 class World:
-    """One task, its requester who also works on it, and the last lease that was granted."""
+    """One task, its requester who also works on it, and the last lease that was granted, or a forged one."""
 
     caller: Caller
-    task: QueuedTask
-    grant: Grant | None = None
+    task_id: int
+    grant: Grant
 
     @property
-    def lease(self) -> dict[str, Any]:
-        """What proves the lease; refused, as every wrong token is, if there has been none."""
-        token = "lt_1.1." + "A" * 43 if self.grant is None else self.grant.lease_token
-        return {"worker": self.caller, "task_id": number(self.task), "lease_token": token}
+    def status(self) -> Status:
+        return Status(status(self.caller, self.task_id))
 
 
-def lease(world: World) -> None:
-    granted = services.lease(worker=world.caller, queues=["default"])
-    world.grant = granted[0] if granted else world.grant
-
-
-def complete(world: World) -> None:
-    services.complete(**world.lease, delivery=Delivery())
-
-
-def fail_for_now(world: World) -> None:
-    services.fail(**world.lease, failure=Failure(code="broken", message="It broke.", retryable=True))
-
-
-def fail_for_good(world: World) -> None:
-    services.fail(**world.lease, failure=Failure(code="broken", message="It broke."))
-
-
-def release(world: World) -> None:
-    services.release(**world.lease)
-
-
-def beat(world: World) -> None:
-    proof = world.lease
-    services.heartbeat(
-        worker=world.caller, beats=[Beat(task_id=proof["task_id"], lease_token=proof["lease_token"], percent=1)]
-    )
-
-
-def cancel(world: World) -> None:
-    services.cancel(caller=world.caller, task_id=number(world.task))
+def take(world: World) -> None:
+    world.grant = next(iter(lease(world.caller)), world.grant)
 
 
 def cancel_with_others(world: World) -> None:
-    services.cancel_many(caller=world.caller, task_ids=[number(world.task)])
+    with acting_as(world.caller):
+        services.cancel_many(caller=world.caller, task_ids=[world.task_id])
 
 
-def sweep_now(world: World) -> None:
+def sweep(world: World) -> None:
     services.bring_back()
     services.end_what_must()
 
 
 def sweep_later(world: World) -> None:
-    at(T0 + timedelta(days=1))
-    services.bring_back()
-    services.end_what_must()
+    at(FUTURE + timedelta(days=1))
+    sweep(world)
 
 
-def sweep_later_for_the_last_time(world: World) -> None:
+def sweep_after_the_last_expiry(world: World) -> None:
     LiveTask.objects.update(expiries=F("max_expiries") - 1)
     sweep_later(world)
 
 
 def fetch(world: World) -> None:
-    services.fetch_result(caller=world.caller, task_id=number(world.task))
+    services.fetch_result(caller=world.caller, task_id=world.task_id)
 
 
-VERBS = [
-    lease, complete, fail_for_now, fail_for_good, release, beat, cancel, cancel_with_others, sweep_now, sweep_later,
-    sweep_later_for_the_last_time, fetch,
+Verb = Callable[[World], object]
+COMPLETE: Verb = lambda world: complete(world.caller, world.grant)  # noqa: E731  # one of a table
+FAIL: Verb = lambda world: fail(world.caller, world.grant)  # noqa: E731  # likewise
+FAIL_FOR_GOOD: Verb = lambda world: fail(world.caller, world.grant, retryable=False)  # noqa: E731  # likewise
+RELEASE: Verb = lambda world: release(world.caller, world.grant)  # noqa: E731  # likewise
+BEAT: Verb = lambda world: beat(world.caller, world.grant, percent=1)  # noqa: E731  # likewise
+CANCEL: Verb = lambda world: cancel(world.caller, world.task_id)  # noqa: E731  # likewise
+VERBS: list[Verb] = [
+    take, COMPLETE, FAIL, FAIL_FOR_GOOD, RELEASE, BEAT, CANCEL, cancel_with_others, sweep, sweep_later,
+    sweep_after_the_last_expiry, fetch,
 ]  # fmt: skip
-WAYS: dict[Status, list[Callable[[World], None]]] = {
+WAYS: dict[Status, list[Verb]] = {
     Status.QUEUED: [],
-    Status.SCHEDULED: [lease, fail_for_now],
-    Status.LEASED: [lease],
-    Status.CANCELING: [lease, cancel],
-    Status.SUCCEEDED: [lease, complete],
-    Status.FAILED: [lease, fail_for_good],
-    Status.CANCELED: [cancel],
+    Status.SCHEDULED: [take, FAIL],
+    Status.LEASED: [take],
+    Status.CANCELING: [take, CANCEL],
+    Status.SUCCEEDED: [take, COMPLETE],
+    Status.FAILED: [take, FAIL_FOR_GOOD],
+    Status.CANCELED: [CANCEL],
 }
 
 
@@ -134,19 +126,20 @@ def become_waiting(world: World) -> None:
 
 
 @pytest.mark.parametrize("before", Status)
-def test_the_verbs_lead_from_each_status_to_exactly_those_of_the_table(kee: Caller, before: Status) -> None:
-    make_type(kee, lease_seconds=LEASE.seconds)
+def test_verbs_make_exactly_the_declared_transitions(kee: Caller, before: Status) -> None:
+    make_type(kee, lease_seconds=30)
     found = set()
     for verb in VERBS:
         with acting_as(kee):
-            at(T0)
-            world = World(kee, queue(kee))
+            at(FUTURE)
+            task = number(queue(kee))
+            world = World(kee, task, replace(FORGED, task_id=task))
             for step in WAYS.get(before, [become_waiting]):
                 step(world)
-            assert status_of(world.task) == before
+            assert world.status == before
             with suppress(DomainError):
                 verb(world)
-            found.add(status_of(world.task))
+            found.add(world.status)
             transaction.set_rollback(True)
     assert found - {before} == TRANSITIONS[before]
 
@@ -163,7 +156,7 @@ def test_the_verbs_lead_from_each_status_to_exactly_those_of_the_table(kee: Call
         (False, False, False, 0, Status.WAITING),
     ],
 )
-def test_an_open_tasks_status_is_read_off_its_row(
+def test_status_is_derived_from_the_live_row(
     leased: bool, ready: bool, scheduled: bool, flags: int, expected: Status
 ) -> None:
     assert open_status(leased=leased, ready=ready, scheduled=scheduled, flags=flags) == expected
@@ -180,5 +173,136 @@ def test_an_open_tasks_status_is_read_off_its_row(
         (CANCEL_REQUESTED, False, 1, Reason.NOT_RETRYABLE),
     ],
 )
-def test_what_a_failure_leads_to(flags: int, retryable: bool, failures: int, expected: Reason | None) -> None:
+def test_failure_ends_or_retries(flags: int, retryable: bool, failures: int, expected: Reason | None) -> None:
     assert after_failure(flags=flags, retryable=retryable, failures=failures, max_attempts=3, runs=failures) == expected
+
+
+DRAWS = 400
+
+
+@pytest.mark.parametrize(
+    ("failures", "base", "cap", "ceiling"),
+    [
+        (0, 2.0, 300.0, 2.0),
+        (2, 2.0, 300.0, 8.0),
+        (7, 2.0, 300.0, 256.0),
+        (8, 2.0, 300.0, 300.0),
+        (500, 2.0, 300.0, 300.0),
+        (1100, 0.5, 60.0, 60.0),
+        (9, 0.0, 300.0, 0.0),
+    ],
+)
+def test_backoff_doubles_with_full_jitter_up_to_the_cap(failures: int, base: float, cap: float, ceiling: float) -> None:
+    random.seed(1)
+    counts = {"failures": failures, "max_attempts": 1000, "expiries": 0, "max_expiries": 3, "flags": 0}
+    hold = recording.Hold(task_id=1, fence=1, holder_id=1, expired=False, backoff=base, backoff_cap=cap, **counts)
+    drawn = sorted(ending._backoff(hold) for _ in range(DRAWS))
+
+    assert drawn[0] >= 0
+    assert drawn[-1] <= ceiling
+    # Full jitter: the draws reach both ends, and their middle is the ceiling's half.
+    assert drawn[0] <= 0.02 * ceiling
+    assert drawn[-1] >= 0.98 * ceiling
+    assert 0.4 * ceiling <= drawn[DRAWS // 2] <= 0.6 * ceiling
+
+
+@pytest.mark.parametrize(
+    ("constraint", "values"),
+    [
+        ("task_live_leased_iff_holder_and_deadline", {"holder_id": 1, "fence": 1}),
+        ("task_live_leased_iff_holder_and_deadline", {"lease_expires_at": FUTURE, "fence": 1}),
+        ("task_live_leased_was_ready_and_fenced", {"holder_id": 1, "lease_expires_at": FUTURE}),
+        (
+            "task_live_leased_was_ready_and_fenced",
+            {"holder_id": 1, "lease_expires_at": FUTURE, "fence": 1, "ready_at": None},
+        ),
+        ("task_live_ready_waits_for_nothing", {"due_at": FUTURE}),
+        ("task_live_ready_waits_for_nothing", {"open_dependencies": 1}),
+        ("task_live_has_tries_left", {"failures": 3}),
+        ("task_live_has_tries_left", {"expiries": 3}),
+        ("task_live_has_tries_left", {"fence": 65_536}),
+    ],
+)
+def test_live_task_is_in_no_impossible_state(kee: Caller, constraint: str, values: dict[str, Any]) -> None:
+    make_type(kee)
+    queue(kee)
+    with acting_as(kee):
+        violates(constraint, lambda: LiveTask.objects.update(**values))
+
+
+@pytest.mark.parametrize(
+    ("constraint", "values"),
+    [
+        ("tasks_budget_limits_something", {"max_tokens": None, "max_cost_usd": None}),
+        ("tasks_budget_limits_something", {"max_tokens": 0, "spent_at": FUTURE}),
+        ("tasks_budget_limits_something", {"max_cost_usd": 0, "spent_at": FUTURE}),
+        ("tasks_budget_spent_at_iff_spent", {"spent_tokens": 100}),
+        ("tasks_budget_spent_at_iff_spent", {"spent_cost_usd": 1}),
+        ("tasks_budget_spent_at_iff_spent", {"spent_tokens": 99, "spent_at": FUTURE}),
+    ],
+)
+def test_budget_is_in_no_impossible_state(tenant: Tenant, kee: Caller, constraint: str, values: dict[str, Any]) -> None:
+    given = {"task_id": 7, "max_tokens": 100, "max_cost_usd": 1, "when_spent": "fail", "created_at": FUTURE}
+    with acting_as(kee):
+        violates(constraint, lambda: Budget.objects.create(tenant_id=tenant.pk, **{**given, **values}))
+
+
+def test_one_task_of_a_key_is_ready_at_a_time(kee: Caller) -> None:
+    make_type(kee)
+    queue(kee)
+    queue(kee)
+    with acting_as(kee):
+        violates("task_live_key_admitted_once", lambda: LiveTask.objects.update(concurrency_key="k"))
+        LiveTask.objects.update(concurrency_key="k", ready_at=None)
+
+
+def test_runs_and_records_are_in_no_impossible_state(tenant: Tenant, kee: Caller) -> None:
+    make_type(kee)
+    queue(kee)
+    lease_one(kee)
+    record = {"tenant_id": tenant.pk, "fence": 1, "summary": "", "receipt_id": "r", "finished_at": FUTURE}
+    with acting_as(kee):
+        violates("tasks_run_ended_iff_outcome", lambda: Run.objects.update(outcome="failed"))
+        for values in ({"status": "failed"}, {"status": "succeeded", "reason": "canceled"}):
+            violates(
+                "task_history_reason_iff_not_succeeded",
+                lambda values=values: FinishedTask.objects.create(task_id=9, **values, **record),  # type: ignore[misc]  # bound at once
+            )
+
+
+def test_task_has_one_end(tenant: Tenant, kee: Caller) -> None:
+    make_type(kee)
+    task = number(queue(kee))
+    complete(kee, lease_one(kee))
+    record = {"tenant_id": tenant.pk, "fence": 1, "summary": "", "receipt_id": "r", "finished_at": FUTURE}
+    with acting_as(kee):
+        end = partial(FinishedTask.objects.create, task_id=task, status="canceled", reason="canceled", **record)
+        violates("task_history_pkey", end)
+
+
+def test_immutable_rows_are_not_changed(kee: Caller) -> None:
+    make_type(kee)
+    queue(kee, idempotency_key="k", budget=BudgetDraft(tokens=5))
+    complete(kee, lease_one(kee), 1)
+    with acting_as(kee):
+        violates("tasks_budget_is_immutable", lambda: Budget.objects.update(max_tokens=6))
+        violates("tasks_task_is_immutable", lambda: Task.objects.update(params={"changed": True}))
+        violates("task_history_is_immutable", lambda: FinishedTask.objects.update(content=2))
+        violates("tasks_idempotencykey_is_immutable", lambda: IdempotencyKey.objects.update(task_id=99))
+        Budget.objects.update(spent_tokens=4)
+        FinishedTask.objects.update(fetched_at=FUTURE)
+
+
+def test_nothing_points_at_tasks_runs_and_records(db: None) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """select conrelid::regclass::text from pg_constraint where contype = 'f' and confrelid = any(array[
+                   'tasks_task'::regclass, 'tasks_run'::regclass, 'task_history'::regclass,
+                   'tasks_spend'::regclass, 'task_live'::regclass])"""
+        )
+        assert cursor.fetchall() == []
+        cursor.execute(
+            """select count(*) from pg_index where indisunique and indrelid = any(array[
+                   'tasks_task'::regclass, 'tasks_run'::regclass, 'task_history'::regclass])"""
+        )
+        assert cursor.fetchone() == (3,)

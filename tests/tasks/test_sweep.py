@@ -1,54 +1,53 @@
-"""What happens by itself, whoever stands in the way."""
+"""What happens by itself: expired leases, deadlines, announcements of work."""
 
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import transaction
+from django.dispatch import Signal
 
 from apps.core.sql import hot_cursor
 from apps.digests.models import Inbox
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.receipts.models import Receipt
 from apps.tasks import registry, selectors, services, sql
-from apps.tasks.models import FinishedTask, LiveTask, TaskType
-from apps.tasks.services import ending
+from apps.tasks.models import FinishedTask, LiveTask, Run, TaskType, run_key
+from apps.tasks.services import LeaseNext, ending
+from apps.tasks.signals import task_queued, tasks_finished
 from tests.factories import make_caller, make_tenant
 from tests.ground import as_owner
-from tests.tasks import slow_handler  # noqa: F401  # registers the type
-from tests.tasks.making import complete, lease, lease_one, make_type, number, queue, set_queue
-from tests.tasks.test_ending import snapshot
-from tests.tasks.test_lease import beat
+from tests.tasks.making import (
+    FUTURE,
+    LONG_AGO,
+    at,
+    beat,
+    cancel,
+    complete,
+    complete_many,
+    fail_next,
+    held,
+    later,
+    lease,
+    lease_one,
+    make_type,
+    number,
+    queue,
+    refused,
+    release,
+    set_queue,
+    snapshot,
+)
 
-LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 
-
-@contextmanager
-def held(caller: Caller, rows: object) -> Iterator[None]:
-    """Rows locked by somebody else meanwhile."""
-    locked, let_go = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        try:
-            with acting_as(caller):
-                list(rows.select_for_update())  # type: ignore[attr-defined]  # a queryset of whatever model
-                locked.set()
-                let_go.wait(60)
-        finally:
-            connection.close()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
-        assert locked.wait(20)
-        yield
-    finally:
-        let_go.set()
-        thread.join(20)
+def expire(caller: Caller) -> None:
+    """Every lease of this tenant has expired."""
+    with acting_as(caller):
+        LiveTask.objects.update(lease_expires_at=LONG_AGO)
 
 
 def _ended(caller: Caller) -> set[int]:
@@ -57,7 +56,7 @@ def _ended(caller: Caller) -> set[int]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_busy_inbox_keeps_back_no_end_but_its_own() -> None:
+def test_locked_inbox_delays_only_its_own_ends() -> None:
     tenant = make_tenant("acme")
     kee, worker = make_caller(tenant), make_caller(tenant, "W", Kind.WORKER)
     hexy, _ = make_caller(tenant, "Hexy"), make_caller(tenant, "Ona")
@@ -68,8 +67,7 @@ def test_a_busy_inbox_keeps_back_no_end_but_its_own() -> None:
     busy = {number(queue(kee, recipient="Hexy")) for _ in range(services.SWEEP_BATCH + 1)}
     others = {number(queue(kee, recipient="Ona")) for _ in range(3)}
     lease(worker, capacity=len(busy) + len(others))
-    with acting_as(kee):
-        LiveTask.objects.update(lease_expires_at=LONG_AGO)
+    expire(kee)
 
     with held(hexy, Inbox.objects.filter(principal_id=hexy.principal_id)):
         assert services.end_what_must() == len(others)
@@ -80,14 +78,13 @@ def test_a_busy_inbox_keeps_back_no_end_but_its_own() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_task_that_somebody_has_at_hand_keeps_back_no_end_of_another() -> None:
+def test_locked_task_delays_no_other_end() -> None:
     tenant = make_tenant("acme")
     kee, worker = make_caller(tenant), make_caller(tenant, "W", Kind.WORKER)
     make_type(kee, max_expiries=1)
     at_hand, other = number(queue(kee)), number(queue(kee))
     lease(worker, capacity=2)
-    with acting_as(kee):
-        LiveTask.objects.update(lease_expires_at=LONG_AGO)
+    expire(kee)
 
     with held(kee, LiveTask.objects.filter(task_id=at_hand)):
         assert services.end_what_must() == 1
@@ -95,21 +92,20 @@ def test_a_task_that_somebody_has_at_hand_keeps_back_no_end_of_another() -> None
     assert services.end_what_must() == 1
 
 
-def test_expired_leases_of_every_queue_and_tenant_are_brought_back(tenant: Tenant, kee: Caller) -> None:
+def test_sweep_reclaims_leases_of_every_tenant(tenant: Tenant, kee: Caller) -> None:
     stranger = make_caller(make_tenant("globex"))
     for caller, name in ((kee, "first"), (kee, "second"), (stranger, "first")):
         make_type(caller, name, queue=name)
         queue(caller, name)
         lease(caller, queues=(name,))
-        with acting_as(caller):
-            LiveTask.objects.update(lease_expires_at=LONG_AGO)
+        expire(caller)
     # A claim brings back those of its own queues.
     assert [grant.fence for grant in lease(kee, queues=("first",))] == [2]
     assert services.bring_back().requeued == 2
     assert services.bring_back().requeued == 0
 
 
-def test_work_for_handlers_that_lies_about_is_found_once_a_queue(kee: Caller) -> None:
+def test_unannounced_work_is_found_once_a_queue(kee: Caller) -> None:
     make_type(kee)
     queue(kee)
     for _ in range(3):
@@ -128,7 +124,7 @@ def test_work_for_handlers_that_lies_about_is_found_once_a_queue(kee: Caller) ->
 
 
 @pytest.mark.parametrize("limited", ["queue", "type"])
-def test_where_a_limit_may_keep_work_back_is_found_as_long_as_there_is_any(kee: Caller, limited: str) -> None:
+def test_work_kept_back_by_a_limit_is_found(kee: Caller, limited: str) -> None:
     rate: dict[str, Any] = {"rate": 1, "rate_seconds": 3600.0}
     make_type(kee)
     make_type(kee, "slow", **(rate if limited == "type" else {}))
@@ -149,12 +145,12 @@ def test_where_a_limit_may_keep_work_back_is_found_as_long_as_there_is_any(kee: 
     assert services.kept_back() == []
 
 
-def test_the_health_of_a_queue_tells_ready_waiting_and_leased_apart(kee: Caller) -> None:
+def test_queue_health_counts_by_status(kee: Caller) -> None:
     make_type(kee)
     make_type(kee, "idle", queue="idle")
     for _ in range(3):
         queue(kee)
-    queue(kee, run_at=datetime(2100, 1, 1, tzinfo=UTC))
+    queue(kee, run_at=FUTURE)
     lease(kee, capacity=2)
     with acting_as(kee):
         LiveTask.objects.filter(holder__isnull=False).update(lease_expires_at=LONG_AGO)
@@ -170,14 +166,13 @@ def test_the_health_of_a_queue_tells_ready_waiting_and_leased_apart(kee: Caller)
 
 
 @pytest.mark.django_db(transaction=True)
-def test_one_that_can_not_be_ended_keeps_back_no_other_of_its_recipient() -> None:
+def test_task_that_can_not_end_delays_no_other() -> None:
     tenant = make_tenant("acme")
     kee = make_caller(tenant)
     make_type(kee, max_expiries=1)
     broken, *others = (number(queue(kee)) for _ in range(4))
     lease(kee, capacity=4)
-    with acting_as(kee):
-        LiveTask.objects.update(lease_expires_at=LONG_AGO)
+    expire(kee)
     with transaction.atomic(), as_owner() as cursor:
         # Its end can't be recorded: there is one already.
         cursor.execute(
@@ -193,7 +188,7 @@ def test_one_that_can_not_be_ended_keeps_back_no_other_of_its_recipient() -> Non
 
 
 @pytest.mark.parametrize("order", ["last lease", "cancel"])
-def test_what_was_found_expired_and_is_held_again_by_then_does_not_end(kee: Caller, order: str) -> None:
+def test_renewed_lease_is_not_ended(kee: Caller, order: str) -> None:
     make_type(kee, max_expiries=1 if order == "last lease" else 3)
     task = number(queue(kee))
     grant = lease_one(kee)
@@ -211,6 +206,226 @@ def test_what_was_found_expired_and_is_held_again_by_then_does_not_end(kee: Call
         assert ending.bury(task_ids=[task]) == 0
     assert snapshot(kee) == before
 
+    expire(kee)
     with acting_as(kee):
-        LiveTask.objects.update(lease_expires_at=LONG_AGO)
         assert ending.bury(task_ids=[task]) == 1
+
+
+def deadline_of(kee: Caller, task: int) -> datetime:
+    with acting_as(kee):
+        deadline = LiveTask.objects.get(task_id=task).deadline_at
+    assert deadline is not None
+    return deadline
+
+
+@pytest.mark.parametrize("leased", [False, True])
+def test_task_past_its_deadline_becomes_a_dead_letter(kee: Caller, worker: Caller, leased: bool) -> None:
+    make_type(kee, deadline_seconds=600, lease_seconds=900, max_expiries=1)
+    task = number(queue(kee))
+    grant = lease_one(worker) if leased else None
+    later(595)
+    assert services.end_what_must() == 0
+    later(601)
+    assert [services.end_what_must(), services.end_what_must()] == [1, 0]
+    with acting_as(kee):
+        record = FinishedTask.objects.get(task_id=task)
+        assert (record.status, record.reason, record.fence) == ("failed", "deadline_passed", int(leased))
+        assert not LiveTask.objects.exists()
+        assert Receipt.objects.filter(event_type="task_failed").count() == 1
+        events = [event.event for event in selectors.timeline(f"task_{task}").events]
+    assert events == ["queued", *(["leased", "run_revoked"] if leased else []), "failed"]
+    if grant is not None:
+        with refused("lease_lost"):
+            complete(worker, grant)
+        with acting_as(kee):
+            assert Run.objects.get(pk=run_key(task, 1)).outcome == "revoked"
+
+
+def test_deadline_counts_from_run_at(kee: Caller) -> None:
+    make_type(kee, deadline_seconds=600)
+    queue(kee, run_at=FUTURE)
+    at(FUTURE + timedelta(seconds=599))
+    assert services.end_what_must() == 0
+    at(FUTURE + timedelta(seconds=601))
+    assert services.end_what_must() == 1
+
+
+def test_no_lease_outlives_the_deadline(kee: Caller, worker: Caller) -> None:
+    make_type(kee, deadline_seconds=100, lease_seconds=60, max_lease_seconds=900)
+    task = number(queue(kee))
+    deadline = deadline_of(kee, task)
+    at(deadline - timedelta(seconds=70))
+    grant = lease_one(worker, lease_seconds=900)
+    assert grant.lease_ms == 70_000
+    with acting_as(kee):
+        assert LiveTask.objects.get(task_id=task).lease_expires_at == deadline
+    at(deadline - timedelta(milliseconds=1500))
+    answer = beat(worker, grant)
+    assert (answer.status, answer.order, answer.lease_ms) == ("ok", "continue", 1500)
+    with acting_as(kee):
+        assert LiveTask.objects.get(task_id=task).lease_expires_at == deadline
+    at(deadline)
+    assert (beat(worker, grant).order, beat(worker, grant).lease_ms) == ("cancel", 0)
+
+
+def test_task_past_its_deadline_is_not_leased(kee: Caller, worker: Caller) -> None:
+    make_type(kee, deadline_seconds=60)
+    make_type(kee, "endless")
+    queue(kee, priority=10)
+    other = number(queue(kee, "endless", priority=1))
+    later(61)
+    assert [grant.task_id for grant in lease(worker, capacity=5)] == [other]
+    set_queue(kee, concurrency=5, fair=True)
+    assert lease(worker, capacity=5) == []
+    set_queue(kee, concurrency=5)
+    assert lease(worker, capacity=5) == []
+    assert services.end_what_must() == 1
+
+
+def test_repeated_next_lease_is_cut_by_the_deadline(kee: Caller, worker: Caller) -> None:
+    make_type(kee, deadline_seconds=100, lease_seconds=60)
+    queue(kee)
+    grant = lease_one(worker)
+    task = number(queue(kee))
+    deadline = deadline_of(kee, task)
+    at(deadline - timedelta(milliseconds=400))
+    for _ in range(2):
+        completed = complete_many(worker, [grant], lease_next=LeaseNext(capacity=1))
+        assert [following.lease_ms for following in completed.following] == [400]
+
+
+def test_deadline_is_capped_at_the_last_day(kee: Caller) -> None:
+    make_type(kee, deadline_seconds=31_536_000)
+    task = queue(kee, run_at=datetime(9999, 12, 28, tzinfo=UTC))
+
+    with acting_as(kee):
+        assert LiveTask.objects.get().deadline_at == datetime(9999, 12, 30, tzinfo=UTC)
+        assert selectors.status(task.task_id).status == "scheduled"
+
+
+@contextmanager
+def heard(signal: Signal) -> Iterator[list[dict[str, Any]]]:
+    """What a listener hears until the block ends."""
+    facts: list[dict[str, Any]] = []
+
+    def listen(*, signal: Signal, sender: object, **told: Any) -> None:
+        facts.append(told)
+
+    signal.connect(listen)
+    try:
+        yield facts
+    finally:
+        signal.disconnect(listen)
+
+
+def work(caller: Caller) -> dict[str, Any]:
+    return {"tenant_id": caller.tenant_id, "queue": "default", "task_type": "index"}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_queued_task_is_announced_on_commit(kee: Caller) -> None:
+    make_type(kee)
+    with heard(task_queued) as announced:
+        with transaction.atomic():
+            queue(kee)
+            assert announced == []
+        assert announced == [work(kee)]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_rolled_back_repeated_or_later_task_is_not_announced(kee: Caller) -> None:
+    make_type(kee)
+    queue(kee, idempotency_key="k")
+    with heard(task_queued) as announced:
+        with transaction.atomic():
+            queue(kee)
+            transaction.set_rollback(True)
+        queue(kee, idempotency_key="k")
+        queue(kee, run_at=FUTURE)
+        assert announced == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_released_task_is_announced_again(kee: Caller) -> None:
+    make_type(kee)
+    queue(kee)
+    grant = lease_one(kee)
+    with heard(task_queued) as announced:
+        release(kee, grant)
+        assert announced == [work(kee)]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_resumed_work_is_announced(kee: Caller) -> None:
+    make_type(kee)
+    make_type(kee, "still", queue="second")
+    for task_type, line in (("index", "default"), ("index", "default"), ("still", "default"), ("index", "second")):
+        queue(kee, task_type, queue=line)
+    with acting_as(kee):
+        services.pause_type(caller=kee, name="still", now=FUTURE)
+        services.pause_queue(caller=kee, name="default", now=FUTURE)
+
+    with heard(task_queued) as announced:
+        with acting_as(kee):
+            services.resume_queue(caller=kee, name="default")
+            assert announced == []
+        assert announced == [work(kee)]
+        with acting_as(kee):
+            services.pause_queue(caller=kee, name="second", now=FUTURE)
+            services.resume_type(caller=kee, name="still")
+        assert announced[1:] == [{**work(kee), "task_type": "still"}]
+        with acting_as(kee):
+            services.resume_type(caller=kee, name="index")
+        assert announced[2:] == [work(kee)]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_work_is_announced_when_a_limit_is_lifted(kee: Caller) -> None:
+    make_type(kee)
+    set_queue(kee, concurrency=1)
+    queue(kee)
+    queue(kee)
+    lease_one(kee)
+    with heard(task_queued) as announced:
+        set_queue(kee)
+        assert announced == [work(kee)]
+
+
+def cancel_several(caller: Caller, task: int) -> None:
+    with acting_as(caller):
+        services.cancel_many(caller=caller, task_ids=[task])
+
+
+ENDS: list[Callable[[Caller, int], object]] = [
+    lambda caller, _: complete(caller, lease_one(caller)),
+    lambda caller, _: fail_next(caller),
+    cancel,
+    cancel_several,
+]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("end", ENDS)
+def test_end_is_announced_on_commit(kee: Caller, end: Callable[[Caller, int], object]) -> None:
+    make_type(kee)
+    task = number(queue(kee))
+    with heard(tasks_finished) as announced:
+        with transaction.atomic():
+            end(kee, task)
+            assert announced == []
+        assert announced == [{"tenant_id": kee.tenant_id, "task_ids": [task]}]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("limited", ["queue", "type", None])
+def test_end_below_a_limit_announces_more_work(kee: Caller, limited: str | None) -> None:
+    make_type(kee, concurrency=1 if limited == "type" else None)
+    if limited == "queue":
+        set_queue(kee, concurrency=1)
+    queue(kee)
+    grant = lease_one(kee)
+    with heard(task_queued) as announced:
+        with transaction.atomic():
+            complete(kee, grant)
+            assert announced == []
+        assert announced == ([work(kee)] if limited else [])

@@ -1,4 +1,4 @@
-"""Real Celery workers, killed and cut off in the middle of it."""
+"""Real Celery workers, killed and cut off in the middle of their work."""
 
 import os
 import signal
@@ -24,10 +24,10 @@ from apps.tasks.services import ScheduleDraft
 from apps.tasks.shapes import QueuedTask
 from apps.tasks.states import Misfire
 from tests.factories import make_caller, make_tenant
-from tests.tasks import slow_handler  # noqa: F401  # registers the type
 from tests.tasks.making import make_type, number, queue
 
 pytestmark = [pytest.mark.ci, pytest.mark.django_db(transaction=True)]
+
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -97,7 +97,7 @@ def _assert_ended_once(caller: Caller, task: QueuedTask, *, run: int) -> None:
         assert sorted(receipts.values_list("event_type", flat=True)) == ["task_complete", "task_queued"]
 
 
-def test_a_task_survives_the_kill_of_its_worker(caller: Caller, tmp_path: Path) -> None:
+def test_task_survives_the_kill_of_its_worker(caller: Caller, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     task = queue(caller, "slow_for_tests", {"folder": str(tmp_path)})
     with _worker(tmp_path / "log") as first:
@@ -113,7 +113,7 @@ def test_a_task_survives_the_kill_of_its_worker(caller: Caller, tmp_path: Path) 
         assert Run.objects.get(pk=run_key(number(task), 1)).outcome == "expired"
 
 
-def test_a_flushed_broker_costs_latency_only(caller: Caller, tmp_path: Path) -> None:
+def test_flushed_broker_costs_latency_only(caller: Caller, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     with _worker(tmp_path / "log"):
         before = queue(caller, "slow_for_tests", {"folder": str(tmp_path)})
@@ -128,7 +128,7 @@ def test_a_flushed_broker_costs_latency_only(caller: Caller, tmp_path: Path) -> 
     _assert_ended_once(caller, after, run=1)
 
 
-def test_a_task_queued_while_no_worker_lives_is_found_by_the_next(caller: Caller, tmp_path: Path) -> None:
+def test_task_queued_without_a_worker_is_found_later(caller: Caller, tmp_path: Path) -> None:
     task = queue(caller, "slow_for_tests", {"folder": str(tmp_path)})
     with _broker() as broker:
         broker.flushdb()
@@ -139,7 +139,7 @@ def test_a_task_queued_while_no_worker_lives_is_found_by_the_next(caller: Caller
     _assert_ended_once(caller, task, run=1)
 
 
-def test_a_running_task_hears_that_it_is_canceled(caller: Caller, tmp_path: Path) -> None:
+def test_running_task_is_canceled(caller: Caller, tmp_path: Path) -> None:
     task = queue(caller, "slow_for_tests", {"folder": str(tmp_path)})
     with _worker(tmp_path / "log"):
         _until((tmp_path / "running-1").exists)
@@ -153,7 +153,7 @@ def test_a_running_task_hears_that_it_is_canceled(caller: Caller, tmp_path: Path
     assert (found.status, found.progress.percent, found.progress.message) == ("canceled", 50, "half way")
 
 
-def test_two_beats_and_the_workers_own_clock_queue_each_moment_once(caller: Caller, tmp_path: Path) -> None:
+def test_rival_clocks_queue_each_time_once(caller: Caller, tmp_path: Path) -> None:
     make_type(caller)
     with acting_as(caller):
         draft = ScheduleDraft(name="s", task_type="index", every_seconds=1, misfire=Misfire.ALL)

@@ -1,0 +1,294 @@
+"""Tasks over HTTP, in the console, and the figures of queues."""
+
+import math
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.db import connection
+from django.test import Client
+from django.urls import reverse
+
+from apps.principals.models import Membership, Operator, Tenant
+from apps.principals.scopes import Kind, Scope
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.tasks import latencies, selectors, services
+from apps.tasks.models import LiveTask, Queue, Run, Task
+from tests.console.test_actions import SENT
+from tests.factories import make_caller, make_tenant, make_token
+from tests.tasks.making import (
+    LONG_AGO,
+    SCHEMA,
+    cancel,
+    complete,
+    fail_next,
+    get,
+    later,
+    lease,
+    lease_one,
+    make_type,
+    number,
+    queue,
+    refused,
+    send,
+    status,
+)
+
+
+@pytest.fixture
+def agent(tenant: Tenant, kee: Caller) -> str:
+    make_type(kee, schema=SCHEMA)
+    return make_token(tenant, "Kee")
+
+
+@pytest.fixture
+def worker_token(tenant: Tenant) -> str:
+    return make_token(tenant, "W", Kind.WORKER)
+
+
+def test_task_from_queueing_to_its_timeline(agent: str, worker_token: str) -> None:
+    asked = {"task_type": "index", "params": {"path": "/x"}, "idempotency_key": "k"}
+    status, queued = send(agent, "tasks", asked)
+    assert (status, queued["task_id"][:5], queued["is_duplicate"]) == (201, "task_", False)
+    assert send(agent, "tasks", asked) == (200, {**queued, "is_duplicate": True})
+    task = queued["task_id"]
+
+    status, leased = send(worker_token, "tasks/lease", {"queues": ["default"], "capacity": 5})
+    (given,) = leased["tasks"]
+    assert (status, given["task_id"], given["run_id"], given["params"]) == (200, task, 1, {"path": "/x"})
+    assert send(worker_token, "tasks/lease", {"queues": ["default"]}) == (204, None)
+
+    token = {"lease_token": given["lease_token"]}
+    beat = {"leases": [{"task_id": task, **token, "progress": {"percent": 50}, "checkpoint": {"at": 1}}]}
+    status, beaten = send(worker_token, "tasks/heartbeat", beat)
+    assert (status, beaten["results"][0]["status"], beaten["results"][0]["order"]) == (200, "ok", "continue")
+    status, found = get(agent, f"tasks/{task}")
+    assert (status, found["status"], found["complete"], found["progress"]["percent"]) == (200, "leased", False, 50)
+    assert get(agent, f"tasks/{task}/result")[0] == 409
+    assert send(agent, f"tasks/{task}/cancel")[0] == 202
+
+    done = {**token, "result": {"text": "x" * 70_000}, "summary": "Indexed."}
+    status, completed = send(worker_token, f"tasks/{task}/complete", done)
+    assert (status, completed["status"]) == (200, "succeeded")
+    assert send(worker_token, f"tasks/{task}/complete", done) == (200, completed)
+    assert send(worker_token, f"tasks/{task}/complete", {**token, "result": 1})[0] == 409
+    assert send(worker_token, f"tasks/{task}/release", token)[0] == 409
+    assert send(worker_token, f"tasks/{task}/heartbeat", token)[0] == 409
+
+    status, result = get(agent, f"tasks/{task}/result")
+    assert (status, result["result_channel"], result["content"]) == (200, "artifact", done["result"])
+    digest = result["result_pointer"].removeprefix("artifact:")
+    status, artifact = get(worker_token, f"artifacts/{digest}")
+    assert (status, artifact["content"], artifact["checksum"]) == (200, done["result"], result["checksum"])
+    status, story = get(agent, f"tasks/{task}/timeline")
+    assert [event["event"] for event in story["events"]][-2:] == ["succeeded", "fetched"]
+    assert get(agent, "queues")[1]["queues"][0]["queued"] == 0
+
+
+def test_names_that_do_not_fit_a_path_are_refused(tenant: Tenant, agent: str) -> None:
+    owner = make_token(tenant, "Owner", scopes=[Scope.ADMIN, Scope.TASKS_QUEUE])
+    for draft in ({"name": "a/b"}, {"name": ".."}, {"name": "parse", "queue": "a/b"}):
+        answered, problem = send(owner, "task-types", draft)
+        assert (answered, problem["code"]) == (422, "invalid")
+    assert [one["name"] for one in get(agent, "task-types")[1]["task_types"]] == ["index"]
+
+
+def test_worker_can_not_queue_and_forged_token_is_refused(agent: str, worker_token: str) -> None:
+    assert send(worker_token, "tasks", {"task_type": "index", "params": {"path": "/x"}})[0] == 403
+    forged = {"lease_token": f"lt_1.1.{'A' * 43}", "result": 1}
+    assert send(worker_token, "tasks/task_1/complete", forged)[1]["code"] == "bad_lease_token"
+    assert send(worker_token, "tasks/nonsense/complete", forged)[0] == 400
+    assert get(agent, "tasks/task_1000000000000000")[0] == 404
+    assert get(agent, f"artifacts/sha256-{'0' * 64}")[0] == 404
+
+
+@pytest.fixture
+def console(db: None) -> Client:
+    client = Client()
+    root = Operator.objects.create_superuser(username="root", password="a long enough password")
+    client.force_login(root, backend="django.contrib.auth.backends.ModelBackend")
+    return client
+
+
+def act(console: Client, model: str, name: str, pk: int) -> Any:
+    return console.post(reverse(f"admin:tasks_{model}_{name}", args=[pk]), SENT)
+
+
+def page(console: Client, model: str, pk: int) -> str:
+    return console.get(reverse(f"admin:tasks_{model}_change", args=[pk])).content.decode()
+
+
+def test_operator_cancels_a_task_with_a_reason(console: Client, kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    waiting = number(queue(kee))
+    act(console, "task", "cancel", waiting)
+    assert status(kee, waiting) == "canceled"
+    held = number(queue(kee))
+    grant = lease_one(worker)
+    act(console, "task", "cancel", held)
+    assert status(kee, held) == "canceling"
+    complete(worker, grant)
+    act(console, "task", "cancel", held)
+    assert "has succeeded already" in page(console, "task", held)
+    assert [entry.change_message for entry in LogEntry.objects.order_by("pk")] == ["Cancel: ticket 7"] * 2
+
+
+def test_revoked_lease_costs_no_attempt(console: Client, kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    task = number(queue(kee))
+    act(console, "task", "revoke_lease", task)
+    assert "Nobody holds" in page(console, "task", task)
+    grant = lease_one(worker)
+    act(console, "task", "revoke_lease", task)
+    with acting_as(kee):
+        hot = LiveTask.objects.get()
+        assert (hot.holder_id, hot.failures, hot.expiries, Run.objects.get().outcome) == (None, 0, 0, "revoked")
+    with refused("lease_lost"):
+        complete(worker, grant)
+    again = lease_one(worker)
+    assert again.fence == 2
+    cancel(kee, task)
+    act(console, "task", "revoke_lease", task)
+    assert status(kee, task) == "canceled"
+
+
+def test_operator_replays_dead_letters(console: Client, kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    dead = []
+    for _ in range(3):
+        queue(kee)
+        dead.append(fail_next(worker))
+    for _ in range(2):
+        act(console, "task", "replay", dead[0])
+    with acting_as(kee):
+        (made,) = Task.objects.filter(replay_of=dead[0])
+        line = Queue.objects.get()
+    shown = page(console, "task", dead[0])
+    assert f"was replayed as task_{made.pk} before" in shown
+    act(console, "queue", "replay_dead_letters", line.pk)
+    assert "2 dead letters of default are queued again." in page(console, "queue", line.pk)
+    with acting_as(kee):
+        assert Task.objects.filter(replay_of__isnull=False).count() == 3
+
+
+@pytest.mark.parametrize("model", ["queue", "tasktype"])
+def test_paused_queue_or_type_gives_out_nothing(console: Client, kee: Caller, worker: Caller, model: str) -> None:
+    made = make_type(kee)
+    queue(kee)
+    pk = made.queue_id if model == "queue" else made.pk
+    act(console, model, "pause", pk)
+    assert lease(worker) == []
+    act(console, model, "resume", pk)
+    lease_one(worker)
+
+
+def test_operator_of_another_tenant_is_refused(tenant: Tenant, kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    task = number(queue(kee))
+    olga = Operator.objects.create_user(username="olga", password="x", is_staff=True)
+    client = Client()
+    client.force_login(olga, backend="django.contrib.auth.backends.ModelBackend")
+    assert act(client, "task", "cancel", task).status_code in {403, 404}
+    with acting_as_system("test"):
+        Membership.objects.create(operator=olga, tenant=tenant, role="operator")
+    assert act(client, "task", "cancel", task).status_code == 403
+    assert status(kee, task) == "queued"
+
+
+def test_operator_stops_and_resumes_a_schedule(console: Client, kee: Caller) -> None:
+    make_type(kee)
+    with acting_as(kee):
+        made, _ = services.set_schedule(
+            caller=kee, draft=services.ScheduleDraft(name="s", task_type="index", every_seconds=60)
+        )
+    act(console, "schedule", "stop", made.pk)
+    with acting_as(kee):
+        made.refresh_from_db()
+        assert made.next_at is None
+    act(console, "schedule", "resume", made.pk)
+    with acting_as(kee):
+        made.refresh_from_db()
+        assert made.next_at is not None
+
+
+def test_ends_are_counted_once_by_queue_and_status(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    for _ in range(4):
+        queue(kee)
+    for _ in range(3):
+        complete(worker, lease_one(worker))
+    fail_next(worker)
+    assert services.count_minutes() == 0, "what has just ended may not be committed everywhere"
+    later(6)
+
+    assert [services.count_minutes(), services.count_minutes()] == [4, 0]
+    with acting_as(kee):
+        (found,) = selectors.queue_figures(tenant_id=kee.tenant_id).values()
+    assert (found.failure_rate, found.expiries, found.dead_letters) == (0.25, 0, 1)
+    assert 4 / 6 <= found.finished_per_minute <= 4 / 5
+    assert found.latency_p99_seconds is not None
+    assert 0 < found.latency_p99_seconds < 60
+    queue(kee)
+    complete(worker, lease_one(worker))
+    later(12)
+    assert services.count_minutes() == 1
+
+
+def test_ends_at_one_moment_are_counted_together(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("apps.tasks.services.minutes.MINUTES_BATCH", 2)
+    make_type(kee)
+    for _ in range(5):
+        queue(kee)
+    with connection.cursor() as cursor, acting_as(kee):
+        cursor.execute(
+            """insert into task_history (task_id, tenant_id, status, fence, summary, receipt_id, finished_at)
+               select task_id, tenant_id, 'succeeded', 0, '', 'r', now() - interval '1 minute' from task_live"""
+        )
+    assert [services.count_minutes(), services.count_minutes()] == [5, 0]
+
+
+def test_expired_leases_are_counted_with_the_end(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    queue(kee)
+    for _ in range(2):
+        lease_one(worker)
+        with acting_as(kee):
+            LiveTask.objects.update(lease_expires_at=LONG_AGO)
+    complete(worker, lease_one(worker))
+    later(6)
+    services.count_minutes()
+    with acting_as(kee):
+        (found,) = selectors.queue_figures(tenant_id=kee.tenant_id).values()
+    assert found.expiries == 2
+    assert services.forget_minutes() == 0
+    later(3 * 86_400)
+    assert services.forget_minutes() == 1
+
+
+def test_figures_belong_to_their_tenant(tenant: Tenant, kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    queue(kee)
+    complete(worker, lease_one(worker))
+    stranger = make_tenant("globex")
+    make_type(make_caller(stranger))
+    later(6)
+    services.count_minutes()
+    status, found = get(make_token(tenant, "Kee"), "queues")
+    assert (status, found["queues"][0]["finished_per_minute"] > 0) == (200, True)
+    assert get(make_token(stranger), "queues")[1]["queues"][0]["finished_per_minute"] == 0
+    with acting_as_system("test"):
+        assert sum(one.finished_per_minute > 0 for one in selectors.queue_figures(tenant_id=None).values()) == 1
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.01, 0.5, 3, 60, 86_400])
+def test_quantile_is_at_most_a_fifth_too_high(seconds: float) -> None:
+    measured = max(0, math.ceil(latencies.CLASSES_PER_DOUBLING * math.log2(seconds * 1000)))
+    (p50,) = latencies.quantiles({measured: 10}, [0.5])
+    assert p50 is not None
+    assert seconds <= p50 * 1.000001 <= seconds * 1.2
+
+
+def test_quantiles_are_told_apart() -> None:
+    counts = {0: 50, 40: 45, 80: 5}
+    assert latencies.quantiles(counts, [0.5, 0.95, 0.99]) == [latencies.bound_of(c) for c in (0, 40, 80)]
+    assert latencies.quantiles({}, [0.5]) == [None]

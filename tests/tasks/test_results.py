@@ -1,0 +1,288 @@
+"""Results: inline, artifacts, files, read in parts; and timelines."""
+
+import base64
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.files.storage import storages
+
+from apps.principals.models import Tenant
+from apps.principals.tenancy import Caller, acting_as
+from apps.tasks import selectors, services
+from apps.tasks.models import Artifact, FinishedTask, Run, Task, run_key
+from apps.tasks.services import Beat
+from tests.factories import make_caller, make_tenant, make_token
+from tests.tasks.making import (
+    beat,
+    complete,
+    get,
+    lease_one,
+    make_type,
+    number,
+    queue,
+    refused,
+    release,
+)
+
+
+def test_result_is_fetched_and_the_first_time_is_kept(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    task = queue(kee)
+    with acting_as(kee), refused("not_finished"):
+        services.fetch_result(caller=kee, task_id=number(task))
+    complete(worker, lease_one(worker), [1, None, "x"])
+    with acting_as(kee):
+        first = services.fetch_result(caller=kee, task_id=number(task))
+    with acting_as(kee):
+        second = services.fetch_result(caller=kee, task_id=number(task))
+        opened = selectors.open_pointer(f"inline:{task.task_id}", tenant_id=kee.tenant_id)
+    assert (first.content, first.result_pointer) == ([1, None, "x"], f"inline:{task.task_id}")
+    assert first.fetched_at == second.fetched_at is not None
+    assert (opened.content, opened.checksum) == (b'[1,null,"x"]', first.checksum)
+
+
+def test_result_over_64_kib_becomes_an_artifact(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    inline, large = queue(kee), queue(kee)
+    complete(worker, lease_one(worker), "x" * 65_534)
+    complete(worker, lease_one(worker), "x" * 65_535)
+    with acting_as(kee):
+        assert selectors.result(inline.task_id).result_pointer == f"inline:{inline.task_id}"
+        found = selectors.result(large.task_id)
+        assert found.result_pointer is not None
+        assert (found.result_channel, found.content, found.size) == ("artifact", None, 65_537)
+        opened = selectors.open_pointer(found.result_pointer, tenant_id=kee.tenant_id)
+    assert (len(opened.content), opened.media_type, opened.checksum) == (65_537, "application/json", found.checksum)
+
+
+def test_artifact_is_stored_once_for_its_tenant(kee: Caller) -> None:
+    pointers = {services.store_artifact(tenant_id=kee.tenant_id, content=b"abc", media_type="text/plain") for _ in "12"}
+    stranger = make_caller(make_tenant("globex"))
+    (pointer,) = pointers
+    with acting_as(kee):
+        assert Artifact.objects.count() == 1
+        assert selectors.open_pointer(pointer, tenant_id=kee.tenant_id).content == b"abc"
+    with acting_as(stranger), refused("unknown_artifact"):
+        selectors.open_pointer(pointer, tenant_id=stranger.tenant_id)
+
+
+def test_damaged_artifact_is_rewritten_and_not_shown(kee: Caller) -> None:
+    pointer = services.store_artifact(tenant_id=kee.tenant_id, content=b"whole", media_type="text/plain")
+    place = Path(storages["artifacts"].path(selectors.place_of(kee.tenant_id, pointer.rpartition("-")[2])))
+    place.write_bytes(b"wh")
+    services.store_artifact(tenant_id=kee.tenant_id, content=b"whole", media_type="text/plain")
+    assert place.read_bytes() == b"whole"
+    place.write_bytes(b"other")
+    with acting_as(kee), refused("artifacts_unavailable"):
+        selectors.open_pointer(pointer, tenant_id=kee.tenant_id)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "given"),
+    [
+        ("invalid", {"pointer": "s3://b/k", "result": 1}),
+        ("invalid_pointer", {"pointer": "no scheme"}),
+        ("invalid_pointer", {"pointer": "inline:task_1"}),
+        ("invalid_pointer", {"pointer": "artifact:sha256-" + "0" * 64}),
+        ("invalid_pointer", {"pointer": "artifact:md5-0"}),
+        ("artifact_too_large", {"result": "x" * 70_000}),
+    ],
+)
+def test_unusable_result_is_refused(kee: Caller, settings: Any, refusal: str, given: dict[str, Any]) -> None:
+    settings.ARTIFACT_MAX_BYTES = 66_000
+    with refused(refusal):
+        services.prepare(tenant_id=kee.tenant_id, task_id=1, **given)
+    with acting_as(kee):
+        assert not Artifact.objects.exists()
+
+
+def test_timeline_has_every_event_in_order(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    task = queue(kee)
+    release(worker, lease_one(worker))
+    grant = lease_one(worker)
+    beat(worker, grant, percent=10)
+    complete(worker, grant)
+    with acting_as(kee):
+        services.fetch_result(caller=kee, task_id=number(task))
+        story = selectors.timeline(task.task_id)
+        events = story.events
+        assert story.following is None
+        assert [event.event for event in events] == [
+            "queued",
+            "leased",
+            "run_released",
+            "leased",
+            "progress",
+            "run_succeeded",
+            "succeeded",
+            "fetched",
+        ]
+        assert [event.at for event in events] == sorted(event.at for event in events)
+        assert Run.objects.get(pk=run_key(number(task), 2)).fence == 2
+        assert Task.objects.get(pk=number(task)).pk == number(task)
+
+
+def test_checksum_of_an_inline_result_is_of_its_bytes(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    queue(kee)
+    grant = lease_one(worker)
+    complete(worker, grant, {"zz": 1, "a": 2, "b": "é"})
+
+    with acting_as(kee):
+        pointer = FinishedTask.objects.get().result_pointer or ""
+        opened = selectors.open_pointer(pointer, tenant_id=kee.tenant_id)
+    assert opened.checksum == f"sha256:{hashlib.sha256(opened.content).hexdigest()}"
+
+
+@pytest.fixture
+def root(tmp_path: Path, settings: Any) -> Path:
+    settings.RESULT_FILES = tmp_path / "results"
+    own = tmp_path / "results" / "acme"
+    own.mkdir(parents=True)
+    return own
+
+
+def delivered(kee: Caller, worker: Caller, **result: Any) -> str:
+    make_type(kee)
+    task = queue(kee)
+    grant = lease_one(worker)
+    delivery = services.prepare(tenant_id=worker.tenant_id, task_id=grant.task_id, **result)
+    with acting_as(worker):
+        services.complete(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token, delivery=delivery)
+    return task.task_id
+
+
+def test_file_in_the_tenants_folder_is_read(tenant: Tenant, kee: Caller, worker: Caller, root: Path) -> None:
+    content = b'{"files": 12}'
+    (root / "a b.json").write_bytes(content)
+    checksum = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    pointer = f"file://{root}/a%20b.json"
+    task = delivered(kee, worker, pointer=pointer, checksum=checksum)
+    token = make_token(tenant, "Kee")
+    status, found = get(token, f"tasks/{task}/result")
+    assert (status, found["content"], found["result_pointer"]) == (200, {"files": 12}, pointer)
+    (root / "a b.json").write_bytes(b'{"files": 13}')
+    assert get(token, f"tasks/{task}/result")[1]["content"] is None
+
+
+@pytest.mark.parametrize(
+    "name", ["../globex/secret", "link", "linked/secret", "nothing", "", "%2e%2e/globex/secret", "secret%00", "%ff"]
+)
+def test_nothing_outside_the_tenants_folder_is_read(
+    tenant: Tenant, kee: Caller, worker: Caller, root: Path, name: str
+) -> None:
+    other = root.parent / "globex"
+    other.mkdir()
+    (other / "secret").write_text("secret")
+    (root / "link").symlink_to(other / "secret")
+    (root / "linked").symlink_to(other)
+    task = delivered(kee, worker, pointer=f"file://{root}/{name}")
+    token = make_token(tenant, "Kee")
+    status, found = get(token, f"tasks/{task}/result")
+    assert (status, found["content"]) == (200, None)
+    assert get(token, f"tasks/{task}/result/content")[1]["code"] == "unknown_file"
+
+
+def test_no_file_is_read_without_a_folder(tenant: Tenant, kee: Caller, worker: Caller, tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("x")
+    task = delivered(kee, worker, pointer=f"file://{tmp_path}/x")
+    token = make_token(tenant, "Kee")
+    assert get(token, f"tasks/{task}/result")[1]["content"] is None
+    status, problem = get(token, f"tasks/{task}/result/content")
+    assert (status, problem["code"]) == (409, "unreadable_result")
+
+
+@pytest.mark.parametrize("size", [10, 100_000, 2_500_000])
+def test_result_is_read_in_parts(tenant: Tenant, kee: Caller, worker: Caller, root: Path, size: int) -> None:
+    content = "x" * size
+    (root / "big").write_text(content)
+    token = make_token(tenant, "Kee")
+    for task, whole in (
+        (delivered(kee, worker, result=content), f'"{content}"'),
+        (delivered(kee, worker, pointer=f"file:{root}/big"), content),
+    ):
+        read, offset = b"", 0
+        while offset is not None:
+            status, part = get(token, f"tasks/{task}/result/content?offset={offset}")
+            assert (status, part["size"]) == (200, len(whole))
+            read += base64.b64decode(part["base64"])
+            offset = part["next_offset"]
+        assert read.decode() == whole
+        assert get(token, f"tasks/{task}/result/content?offset={size + 100}")[1]["base64"] == ""
+
+
+def test_only_parties_read_a_result_in_parts(tenant: Tenant, kee: Caller, worker: Caller) -> None:
+    task = delivered(kee, worker, result=1)
+    assert get(make_token(tenant, "Hexy"), f"tasks/{task}/result/content")[0] == 404
+    assert get(make_token(make_tenant("globex")), f"tasks/{task}/result/content")[0] == 404
+    assert get(make_token(tenant, "Kee"), f"tasks/{task}/result/content?limit=0")[0] == 422
+
+
+def test_file_of_another_host_is_not_read(tenant: Tenant, kee: Caller, worker: Caller, root: Path) -> None:
+    (root / "x").write_text("x")
+    task = delivered(kee, worker, pointer=f"file://elsewhere{root}/x")
+    assert get(make_token(tenant, "Kee"), f"tasks/{task}/result/content")[1]["code"] == "unknown_file"
+
+
+def test_unreadable_file_is_unknown(tenant: Tenant, kee: Caller, worker: Caller, root: Path) -> None:
+    (root / "folder").mkdir()
+    task = delivered(kee, worker, pointer=f"file://{root}/folder")
+    assert get(make_token(tenant, "Kee"), f"tasks/{task}/result/content")[1]["code"] == "unknown_file"
+    complete_again = delivered(kee, worker, result=None)
+    assert get(make_token(tenant, "Kee"), f"tasks/{complete_again}/result/content")[1]["size"] == 4
+
+
+def _runs_released(worker: Caller, count: int) -> None:
+    for _ in range(count):
+        grant = lease_one(worker)
+        with acting_as(worker):
+            services.release(worker=worker, task_id=grant.task_id, lease_token=grant.lease_token)
+
+
+def test_timeline_is_read_in_pages(tenant: Tenant, kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    task = queue(kee).task_id
+    _runs_released(worker, 5)
+    complete(worker, lease_one(worker))
+    token = make_token(tenant, "Kee")
+
+    status, whole = get(token, f"tasks/{task}/timeline")
+    assert (status, whole["next"]) == (200, None)
+    pages, cursor = [], ""
+    while cursor is not None:
+        _, page = get(token, f"tasks/{task}/timeline?limit=4{cursor and f'&cursor={cursor}'}")
+        pages.append(page["events"])
+        cursor = page["next"]
+    assert [event for page in pages for event in page] == whole["events"]
+    assert [sum(event["event"] == "leased" for event in page) for page in pages] == [4, 2]
+    assert [page[0]["event"] for page in pages] == ["queued", "leased"]
+    assert [page[-1]["event"] for page in pages] == ["run_released", "succeeded"]
+
+
+def test_timeline_has_heartbeat_and_spend(kee: Caller, worker: Caller) -> None:
+    make_type(kee)
+    task = queue(kee).task_id
+    grant = lease_one(worker)
+    beat = Beat(task_id=grant.task_id, lease_token=grant.lease_token, tokens=5, cost_usd=0.25, message="half")
+    for said in (beat, beat, replace(beat, tokens=10, cost_usd=0.5)):
+        with acting_as(worker):
+            services.heartbeat(worker=worker, beats=[said])
+    with acting_as(kee):
+        events = {event.event: event for event in selectors.timeline(task).events}
+
+    assert events["spent"].detail == {"tokens": 10, "cost_usd": 0.5}
+    assert (events["heartbeat"].run_id, events["heartbeat"].holder) == (1, "W")
+    assert events["progress"].detail == {"percent": None, "message": "half", "checkpoint": False}
+
+
+def test_only_parties_read_a_timeline(tenant: Tenant, kee: Caller) -> None:
+    make_type(kee)
+    task = queue(kee, recipient=None).task_id
+    stranger = make_token(tenant, "Hexy")
+    assert get(stranger, f"tasks/{task}/timeline")[0] == 404
+    assert get(make_token(tenant, "Kee"), f"tasks/{task}/timeline?cursor=x")[0] == 400
+    assert get(make_token(tenant, "Kee"), f"tasks/{task}/timeline?limit=101")[0] == 422
