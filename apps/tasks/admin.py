@@ -227,7 +227,7 @@ class TaskAdmin(OperatorAdmin):
     fields = [
         "state",
         "timeline",
-        "budgets",
+        "budget",
         "replays",
         *_PARTIES,
         "priority",
@@ -243,7 +243,7 @@ class TaskAdmin(OperatorAdmin):
     readonly_fields = [
         "state",
         "timeline",
-        "budgets",
+        "budget",
         *_PARTIES,
         "queued_receipt",
         "replays",
@@ -305,12 +305,15 @@ class TaskAdmin(OperatorAdmin):
         found = selectors.status(str(task))
         return f"{found.status}{f' ({found.reason})' if found.reason else ''}"
 
-    @admin.display(description="Draws from")
-    def budgets(self, task: Task) -> str:
-        found = selectors.budgets(task)
-        if not found:
+    @admin.display(description="Budget")
+    def budget(self, task: Task) -> str:
+        """What is used of what there is."""
+        budget = Budget.objects.filter(task_id=task.pk).first()
+        if budget is None:
             return "-"
-        return format_html_join("", "<div>{}: {}</div>", ((link_to(budget), _balance(budget)) for budget in found))
+        tokens = "" if budget.max_tokens is None else f"{budget.spent_tokens} of {budget.max_tokens} tokens"
+        cost = "" if budget.max_cost_usd is None else f"{budget.spent_cost_usd:f} of {budget.max_cost_usd:f} USD"
+        return ", ".join(filter(None, [tokens, cost, "" if budget.spent_at is None else "spent"]))
 
     @admin.display(description="Receipt of queueing")
     def queued_receipt(self, task: Task) -> str:
@@ -378,34 +381,6 @@ class LiveTaskAdmin(_OfTask):
     search_fields = ["=task_id"]
     ordering = ["task_id"]
     readonly_fields = ["task"]
-
-
-def _balance(budget: Budget) -> str:
-    """What is used of what there is."""
-    tokens = "" if budget.max_tokens is None else f"{budget.spent_tokens} of {budget.max_tokens} tokens"
-    cost = "" if budget.max_cost_usd is None else f"{budget.spent_cost_usd:f} of {budget.max_cost_usd:f} USD"
-    return ", ".join(filter(None, [tokens, cost, "" if budget.spent_at is None else "spent"]))
-
-
-@admin.register(Budget)
-class BudgetAdmin(_OfTask):
-    list_display = ["task", "balance", "parent", "when_spent", "spent_at", "open_tasks"]
-    list_filter = ["tenant", "when_spent", ("spent_at", admin.EmptyFieldListFilter)]
-    search_fields = ["=task_id"]
-    ordering = ["-task_id"]
-    readonly_fields = ["task", "balance", "parent", "open_tasks"]
-
-    @admin.display(description="Spent")
-    def balance(self, budget: Budget) -> str:
-        return _balance(budget)
-
-    @admin.display(description="Draws from that of")
-    def parent(self, budget: Budget) -> str:
-        return "-" if budget.parent_id is None else task_link(budget.parent_id)
-
-    @admin.display(description="Open")
-    def open_tasks(self, budget: Budget) -> str:
-        return _list_link("livetask", "open tasks", budget_id=budget.pk)
 
 
 @admin.register(FinishedTask)

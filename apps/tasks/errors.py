@@ -55,12 +55,6 @@ class IdempotencyConflict(Conflict):
     code = "idempotency_conflict"
 
 
-class BudgetExhausted(Conflict):
-    """A budget that the task would draw from is spent."""
-
-    code = "budget_exhausted"
-
-
 class InvalidParams(Invalid):
     """The parameters do not fit the type's schema."""
 

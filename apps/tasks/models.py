@@ -128,11 +128,9 @@ class TaskType(TenantModel):
 
 
 class Task(TenantModel):
-    """What was asked for: written once, never changed, read rarely (the cold half of a task).
+    """What was asked for: written once, never changed, read rarely.
 
-    Nothing in the database points here: tasks, their runs, spend and ends are partitioned by ranges of
-    the task's id, and dropped so. `budget_id` is the task
-    whose budget this one draws from: itself, or the nearest of those that caused it and have one.
+    Nothing in the database points here. Tasks, their runs, spend and ends are partitioned by ranges of the task's id.
     """
 
     queue = models.ForeignKey(Queue, on_delete=models.PROTECT, related_name="tasks", db_index=False)
@@ -146,7 +144,6 @@ class Task(TenantModel):
     replay_of = models.BigIntegerField(null=True)
     group = models.JSONField(null=True)
     caused_by = models.CharField(max_length=100, null=True)
-    budget_id = models.BigIntegerField(null=True)
     receipt_id = models.CharField(max_length=100)
     created_at = models.DateTimeField()
 
@@ -163,8 +160,8 @@ class LiveTask(TenantModel):
 
     Ready exactly if `ready_at` is set; waiting tasks have none, and a `due_at` if they wait for a moment.
     `fence` counts the leases granted and is the number of the current run. Of the tasks with one `concurrency_key`
-    one at a time is ready or leased. `requester` is set in fair queues only. `budget_id` is the task's: whose
-    budget this one draws from. `silent_beats` counts the heartbeats since the last progress.
+    one at a time is ready or leased. `requester` is set in fair queues only. `silent_beats` counts the heartbeats
+    since the last progress.
     """
 
     task_id = models.BigIntegerField(primary_key=True)
@@ -192,7 +189,7 @@ class LiveTask(TenantModel):
     requester = models.ForeignKey(
         Principal, on_delete=models.DO_NOTHING, related_name="+", null=True, db_index=False, db_constraint=False
     )
-    budget_id = models.BigIntegerField(null=True)
+    has_budget = models.BooleanField(default=False, db_default=False)
     deadline_at = models.DateTimeField(null=True)
     concurrency_key = models.CharField(max_length=200, null=True)
 
@@ -260,8 +257,6 @@ class LiveTask(TenantModel):
             ),
             # Serves the search for tasks past their deadline. It is written once, so heartbeats stay HOT.
             models.Index(name="task_live_by_deadline", fields=["deadline_at"], condition=Q(deadline_at__isnull=False)),
-            # Serves sql.UNPAID and sql.SETTLE, and keeps a budget that something draws from. Written once likewise.
-            models.Index(name="task_live_by_budget", fields=["budget_id"], condition=Q(budget_id__isnull=False)),
         ]
 
     def __str__(self) -> str:
@@ -349,22 +344,18 @@ class Run(TenantModel):
 
 
 class Budget(TenantModel):
-    """What a task and those that it causes may use up together, and what they have used up so far.
+    """What a task may use up, and what it has used up so far: the sums of its `Spend`.
 
-    `parent_id` is the task whose budget this one draws from in turn: what is spent here is spent there too. The sums
-    are those of `Spend`; a run that adds to them holds the rows in the order of their ids until it commits. `spent_at`
-    is when nothing was left; `settled_at`, when after that no open task drew from it any more.
+    Whoever adds to the sums has locked the live task. `spent_at` is when nothing was left.
     """
 
     task_id = models.BigIntegerField(primary_key=True)
-    parent_id = models.BigIntegerField(null=True)
     max_tokens = models.BigIntegerField(null=True)
     max_cost_usd = models.DecimalField(max_digits=20, decimal_places=6, null=True)
     spent_tokens = models.BigIntegerField(default=0)
     spent_cost_usd = models.DecimalField(max_digits=20, decimal_places=6, default=0)
     when_spent = models.CharField(max_length=10, choices=WhenSpent)
     spent_at = models.DateTimeField(null=True)
-    settled_at = models.DateTimeField(null=True)
     created_at = models.DateTimeField()
 
     class Meta:
@@ -393,24 +384,7 @@ class Budget(TenantModel):
                 ),
                 name="tasks_budget_spent_at_iff_spent",
             ),
-            models.CheckConstraint(
-                condition=Q(settled_at=None) | Q(spent_at__isnull=False), name="tasks_budget_settled_once_spent"
-            ),
-            models.CheckConstraint(
-                condition=Q(parent_id=None) | Q(parent_id__lt=F("task_id")),
-                name="tasks_budget_draws_from_what_was_before",
-            ),
             models.CheckConstraint(condition=Q(when_spent__in=WhenSpent.values), name="tasks_budget_policy_known"),
-        ]
-        indexes = [
-            # Serves sql.UNPAID and sql.SETTLE, which go down, and keeps a budget that another draws from.
-            models.Index(name="tasks_budget_by_parent", fields=["parent_id"], condition=Q(parent_id__isnull=False)),
-            # Serves the same two, which begin with what is spent.
-            models.Index(
-                name="tasks_budget_unsettled",
-                fields=["spent_at"],
-                condition=Q(spent_at__isnull=False, settled_at=None),
-            ),
         ]
 
     def __str__(self) -> str:

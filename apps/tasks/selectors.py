@@ -156,7 +156,7 @@ def status(task_ref: str) -> TaskStatus:
         spent=Spent(
             tokens=sum(one["tokens"] for one in spent), cost_usd=sum((one["cost_usd"] for one in spent), start=0.0)
         ),
-        budgets=[_budget(budget) for budget in budgets(task)],
+        budget=_budget(task.pk),
         poll_suggestion_seconds=POLL_SECONDS if hot else None,
         **(_open(hot, run) if hot else _ended(FinishedTask.objects.get(task_id=task.pk), runs)),
     )
@@ -485,9 +485,11 @@ def _task(task_ref: str) -> Task:
     return task
 
 
-def _budget(budget: Budget) -> BudgetOutput:
+def _budget(task_id: int) -> BudgetOutput | None:
+    budget = Budget.objects.filter(task_id=task_id).first()
+    if budget is None:
+        return None
     return BudgetOutput(
-        task_id=format_ref("task", budget.task_id),
         tokens=budget.max_tokens,
         cost_usd=None if budget.max_cost_usd is None else float(budget.max_cost_usd),
         when_spent=budget.when_spent,
@@ -538,16 +540,6 @@ def _open(hot: LiveTask, run: Run | None) -> dict[str, Any]:
         "result_pointer": None,
         "terminal_receipt_id": None,
     }
-
-
-def budgets(task: Task) -> list[Budget]:
-    """The budgets that a task draws from, the nearest first."""
-    found: list[Budget] = []
-    at_id = task.budget_id
-    while at_id is not None and (budget := Budget.objects.filter(task_id=at_id).first()) is not None:
-        found.append(budget)
-        at_id = budget.parent_id
-    return found
 
 
 def _queued(task: Task) -> TimelineEvent:

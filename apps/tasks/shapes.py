@@ -15,7 +15,7 @@ POLL_SECONDS: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetDraft:
-    """What a task and those that it causes may use up together; what is left out is not limited."""
+    """What a task may use up; what is left out is not limited."""
 
     tokens: int | None = None
     cost_usd: float | None = None
@@ -42,10 +42,7 @@ def used_up(so_far: tuple[int, float], tokens: int, cost_usd: float) -> tuple[in
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueRequest:
-    """What a requester asks for. `recipient` is who is told of the end; left out, the requester.
-
-    `parent` is the task in whose course this one is asked for.
-    """
+    """What a requester asks for. `recipient` is who is told of the end; left out, the requester."""
 
     task_type: str
     params: dict[str, Any]
@@ -60,7 +57,6 @@ class QueueRequest:
     depends_on: tuple[int, ...] | None = None
     if_dependency_fails: IfDependencyFails | None = None
     replay_of: int | None = None
-    parent: int | None = None
     budget: BudgetDraft | None = None
 
 
@@ -122,7 +118,7 @@ class Beat:
 
 
 class BudgetLeft(Output):
-    """What is left of the budgets that a task draws from, at the tightest; null is not limited."""
+    """What is left of a task's budget; null is not limited."""
 
     tokens: int | None
     cost_usd: float | None
@@ -246,10 +242,8 @@ class Spent(Output):
 
 
 class BudgetOutput(Output):
-    """A budget, with all that was taken from it by its task and those that this one caused."""
+    """A task's budget, and what was taken from it."""
 
-    task_id: str
-    """Whose it is: this task, or the one that caused it."""
     tokens: int | None
     cost_usd: float | None
     when_spent: str
@@ -286,8 +280,7 @@ class TaskStatus(Output):
     terminal_receipt_id: str | None
     spent: Spent
     """What its runs have used."""
-    budgets: list[BudgetOutput]
-    """Those that it draws from, the nearest first."""
+    budget: BudgetOutput | None
     poll_suggestion_seconds: int | None
 
 

@@ -24,7 +24,6 @@ from apps.tasks.states import (
 _LATEST: Final = "timestamptz '9999-12-30T00:00:00Z'"
 # Takes tasks in, each by itself: records the key unless it is there, and the task only if its key was recorded. A rival
 # with the same key is waited for, then its task answers no row. Keys are taken in their order, which is everybody's.
-# The budget 0 is the task's own.
 ENQUEUE: Final = f"""
 with given as materialized (
     select t.*, nextval('tasks_task_id_seq') as id, gatehouse_now() as at,
@@ -36,7 +35,7 @@ with given as materialized (
             priority smallint, params jsonb, run_at timestamptz, is_later bool, waits bool, concurrency_key text,
             replay_of bigint, "group" jsonb, caused_by text, receipt text, open_dependencies smallint,
             lease_seconds int, max_attempts smallint, max_expiries smallint, flags smallint, stuck_after smallint,
-            deadline_seconds int, budget bigint)
+            deadline_seconds int, has_budget bool)
         order by nth
     ) as t
 ), keyed as (
@@ -48,19 +47,19 @@ with given as materialized (
     returning task_id
 ), cold as (
     insert into tasks_task (id, tenant_id, queue_id, task_type_id, requester_id, recipient_id, priority, params,
-                            run_at, concurrency_key, replay_of, "group", caused_by, receipt_id, created_at, budget_id)
+                            run_at, concurrency_key, replay_of, "group", caused_by, receipt_id, created_at)
     select id, %(tenant)s::bigint, queue, task_type, %(requester)s::bigint, recipient, priority, params,
-           run_at, concurrency_key, replay_of, "group", caused_by, receipt, at, case budget when 0 then id else budget end
+           run_at, concurrency_key, replay_of, "group", caused_by, receipt, at
     from given where key is null or id in (select task_id from keyed)
     returning id
 ), hot as (
     insert into task_live (task_id, tenant_id, queue_id, task_type_id, ready_at, due_at, fence, lease_seconds,
                                priority_rank, failures, max_attempts, expiries, max_expiries, flags,
-                               open_dependencies, stuck_after, requester_id, budget_id, deadline_at, concurrency_key)
+                               open_dependencies, stuck_after, requester_id, has_budget, deadline_at, concurrency_key)
     select id, %(tenant)s::bigint, queue, task_type,
            case status when 'queued' then at end, case status when 'scheduled' then run_at end,
            0, lease_seconds, 10 - priority, 0, max_attempts, 0, max_expiries, flags,
-           open_dependencies, stuck_after, turn_of, case budget when 0 then id else budget end,
+           open_dependencies, stuck_after, turn_of, has_budget,
            case when deadline_seconds is not null
                 then least(greatest(at, run_at) + make_interval(secs => deadline_seconds), {_LATEST}) end, concurrency_key
     from given where id in (select id from cold)
@@ -475,7 +474,7 @@ set lease_expires_at = case when h.flags & {BUDGET_SPENT} = 0
 from mine where h.task_id = mine.task_id
 returning h.task_id, h.fence, h.flags,
           greatest(0, ceil(extract(epoch from h.lease_expires_at - gatehouse_now()) * 1000))::int,
-          h.silent_beats >= h.stuck_after, h.budget_id
+          h.silent_beats >= h.stuck_after, h.has_budget
 """
 
 # Why a heartbeat or an ending call found nothing to change.
@@ -535,17 +534,17 @@ update task_live set flags = flags | {DRAINING} where task_id = any(array(
 # Where a transaction that began with heartbeats has done more.
 LASTING: Final = "select set_config('synchronous_commit', 'on', true)"
 
-# After HEARTBEAT, which holds the tasks: notes by how much the sums of runs have grown since they were told last, and
-# takes that from the budgets, each with all those above it, in the order of their ids. Of a run that knows that its
-# budget is spent, nothing more is taken: it is answered. Index: the primary key of tasks_spend.
+# After HEARTBEAT, which holds the tasks: notes by how much the sums of runs have grown since they were reported last, and
+# takes that from the tasks' budgets. Of a run that knows that its budget is spent, nothing more is taken: it is answered.
+# Index: the primary key of tasks_spend.
 SPEND: Final = """
-with recursive grown as materialized (
-    select s.task_id, s.fence, s.budget_id, s.knows, s.tokens - noted.tokens as tokens, s.cost_usd - noted.cost_usd as cost_usd
+with grown as materialized (
+    select s.task_id, s.fence, s.knows, greatest(s.tokens - noted.tokens, 0) as tokens,
+           greatest(s.cost_usd - noted.cost_usd, 0) as cost_usd
     from (
-        select u.task_id, u.fence, u.budget_id, u.knows, u.tokens, round(u.cost_usd, 6) as cost_usd
-        from unnest(%(tasks)s::bigint[], %(fences)s::int[], %(budgets)s::bigint[], %(knowing)s::bool[],
-                    %(tokens)s::bigint[], %(costs)s::numeric[])
-            as u(task_id, fence, budget_id, knows, tokens, cost_usd)
+        select u.task_id, u.fence, u.knows, u.tokens, round(u.cost_usd, 6) as cost_usd
+        from unnest(%(tasks)s::bigint[], %(fences)s::int[], %(knowing)s::bool[], %(tokens)s::bigint[],
+                    %(costs)s::numeric[]) as u(task_id, fence, knows, tokens, cost_usd)
     ) as s
     cross join lateral (
         select coalesce(sum(p.tokens), 0)::bigint as tokens, coalesce(sum(p.cost_usd), 0) as cost_usd
@@ -554,157 +553,31 @@ with recursive grown as materialized (
     where s.tokens > noted.tokens or s.cost_usd > noted.cost_usd
 ), noted as (
     insert into tasks_spend (tenant_id, task_id, fence, tokens, cost_usd, spent_at)
-    select %(tenant)s::bigint, task_id, fence, greatest(tokens, 0), greatest(cost_usd, 0), gatehouse_now()
-    from grown where not knows
-), drawn as (
-    select budget_id as task_id, greatest(tokens, 0) as tokens, greatest(cost_usd, 0) as cost_usd
-    from grown where not knows and budget_id is not null
-    union all
-    select b.parent_id, d.tokens, d.cost_usd from drawn d join tasks_budget b on b.task_id = d.task_id
-    where b.parent_id is not null
-), owed as materialized (
-    select task_id, sum(tokens)::bigint as tokens, sum(cost_usd) as cost_usd from drawn group by task_id
-), held as materialized (
-    select b.task_id from tasks_budget b where b.task_id = any(array(select task_id from owed))
-    order by b.task_id for update
+    select %(tenant)s::bigint, task_id, fence, tokens, cost_usd, gatehouse_now() from grown where not knows
 ), taken as (
     update tasks_budget b
     set spent_tokens = b.spent_tokens + o.tokens, spent_cost_usd = b.spent_cost_usd + o.cost_usd,
         spent_at = case when b.spent_at is null and (
                 b.spent_tokens + o.tokens >= b.max_tokens or b.spent_cost_usd + o.cost_usd >= b.max_cost_usd)
             then gatehouse_now() else b.spent_at end
-    from held join owed o on o.task_id = held.task_id where b.task_id = held.task_id
+    from grown o where b.task_id = o.task_id and not o.knows
 )
 select task_id, fence from grown where knows
 """
-# What is left of the budgets that tasks draw from, at the tightest of each and those above it, and whether one is spent:
-# such tasks, whose holders hear it now, are marked.
+# What is left of these tasks' budgets, and what becomes of a task whose budget is spent: such tasks, whose holders hear it
+# now, are marked.
 LEFT: Final = f"""
-with recursive line as (
-    select a.task_id, a.budget_id as at_id from unnest(%(tasks)s::bigint[], %(budgets)s::bigint[]) as a(task_id, budget_id)
-    union all
-    select l.task_id, b.parent_id from line l join tasks_budget b on b.task_id = l.at_id where b.parent_id is not null
-), found as materialized (
-    select l.task_id, greatest(min(b.max_tokens - b.spent_tokens), 0) as tokens,
-           min(b.max_tokens) is null as any_tokens, greatest(min(b.max_cost_usd - b.spent_cost_usd), 0) as cost_usd,
-           min(b.max_cost_usd) is null as any_cost,
-           (array_agg(b.when_spent order by b.task_id desc) filter (where b.spent_at is not null))[1] as policy
-    from line l join tasks_budget b on b.task_id = l.at_id group by l.task_id
+with found as materialized (
+    select b.task_id, case when b.max_tokens is not null then greatest(b.max_tokens - b.spent_tokens, 0) end as tokens,
+           case when b.max_cost_usd is not null then greatest(b.max_cost_usd - b.spent_cost_usd, 0) end as cost_usd,
+           case when b.spent_at is not null then b.when_spent end as policy
+    from tasks_budget b where b.task_id = any(%(tasks)s::bigint[])
 ), marked as (
     update task_live h
     set flags = h.flags | case found.policy when '{WhenSpent.CANCEL}' then {BUDGET_SPENT | CANCELS_SPENT} else {BUDGET_SPENT} end
     from found where h.task_id = found.task_id and found.policy is not null and h.flags & {BUDGET_SPENT} = 0
 )
-select task_id, case when not any_tokens then tokens end, case when not any_cost then cost_usd end, policy from found
-"""
-
-# What new tasks draw from: the budget of the task that each was asked for in the course of, or of the first task that
-# the receipts lead up to which caused it. Of a parent its requester, recipient or holder may speak; of a receipt, whoever
-# has received or posted it, and of those of the gate, whose ids nobody guesses, whoever knows it; so up to the first of
-# the gate's. Answers the parent or cause that was found, how many budgets there are above, and the nearest that is spent.
-# The limits of one keep the planner to one probe a row.
-# Indexes: receipts_receipt_id_once, receipts_receipt_uuid_once, and primary keys.
-FUNDED: Final = """
-with recursive up as (
-    select a.nth, r.caused_by_id, r.poster_id, p.name = %(gate)s::text as is_gates, 1 as hops,
-           case when p.name = %(gate)s::text then r.metadata ->> 'task_id' end as task
-    from unnest(%(nths)s::int[], %(references)s::text[], %(uuids)s::uuid[]) as a(nth, reference, uuid)
-    cross join lateral (
-        select c.caused_by_id, c.poster_id, c.recipient_id, c.metadata from receipts_receipt c
-        where c.tenant_id = gatehouse_tenant() and c.receipt_id = a.reference
-        union all
-        select c.caused_by_id, c.poster_id, c.recipient_id, c.metadata from receipts_receipt c
-        where c.tenant_id = gatehouse_tenant() and c.uuid = a.uuid
-        limit 1
-    ) as r
-    join principals_principal p on p.id = r.poster_id
-    where p.name = %(gate)s::text or %(requester)s::bigint in (r.poster_id, r.recipient_id)
-    union all
-    select u.nth, r.caused_by_id, r.poster_id, p.name = %(gate)s::text, u.hops + 1,
-           case when p.name = %(gate)s::text then r.metadata ->> 'task_id' end
-    from up u
-    cross join lateral (
-        select c.caused_by_id, c.poster_id, c.recipient_id, c.metadata from receipts_receipt c
-        where c.id = u.caused_by_id limit 1
-    ) as r
-    join principals_principal p on p.id = r.poster_id
-    where not u.is_gates and u.hops < %(hops)s::int
-      and (p.name = %(gate)s::text or u.poster_id in (r.poster_id, r.recipient_id))
-), cause as materialized (
-    select u.nth, substr(u.task, 6)::bigint as task_id from up u where u.task ~ '^task_[0-9]{1,18}$'
-    union all
-    select a.nth, t.id
-    from unnest(%(children)s::int[], %(parents)s::bigint[]) as a(nth, task_id)
-    cross join lateral (select id, requester_id, recipient_id from tasks_task where id = a.task_id limit 1) as t
-    where %(requester)s::bigint in (t.requester_id, t.recipient_id)
-       or %(requester)s::bigint = (select h.holder_id from task_live h where h.task_id = t.id)
-), funded as materialized (
-    -- What is done again has a budget of its own again.
-    select c.nth, t.receipt_id, case when t.budget_id = t.id and c.nth = any(%(replays)s::int[])
-               then (select b.parent_id from tasks_budget b where b.task_id = t.id) else t.budget_id end as budget_id
-    from cause c
-    cross join lateral (select id, receipt_id, budget_id from tasks_task where id = c.task_id limit 1) as t
-), line as (
-    select f.nth, f.budget_id as at_id from funded f where f.budget_id is not null
-    union all
-    select l.nth, b.parent_id from line l join tasks_budget b on b.task_id = l.at_id where b.parent_id is not null
-)
-select f.nth, f.receipt_id, f.budget_id, above.budgets, above.spent
-from funded f
-cross join lateral (
-    select count(*) as budgets, max(b.task_id) filter (where b.spent_at is not null) as spent
-    from line l join tasks_budget b on b.task_id = l.at_id where l.nth = f.nth
-) as above
-"""
-
-# Open tasks that nobody holds and that draw from a spent budget, be it from one below it; recipients take turns as in
-# DOOMED. A budget stays among the spent for a minute or more, though nothing draws from it any more: all of them are looked
-# at while they are not too many, and otherwise others each time. Downwards budget by budget: offset and limit keep the
-# planner from reading tables whole. Indexes: tasks_budget_unsettled, tasks_budget_by_parent, task_live_by_budget.
-UNPAID: Final = """
-with recursive below as (
-    select task_id from (
-        select b.task_id from tasks_budget b
-        where b.spent_at is not null and b.settled_at is null order by random() limit 5000
-    ) as spent
-    union
-    select c.task_id from below cross join lateral (
-        select b.task_id from tasks_budget b where b.parent_id = below.task_id offset 0) as c
-)
-select h.tenant_id, h.task_id, cold.recipient_id
-from (
-    select drawing.* from below cross join lateral (
-        select o.tenant_id, o.task_id from task_live o
-        where o.budget_id = below.task_id and o.holder_id is null limit 1000
-    ) as drawing
-    limit 5000
-) as h
-join lateral (select recipient_id from tasks_task where id = h.task_id) cold on true
-order by row_number() over (partition by cold.recipient_id order by random()) limit 100
-"""
-# Budgets that are spent, and from which nothing open draws any more, not even what was being queued at the time; and
-# whether any are left. Indexes as for UNPAID.
-SETTLE: Final = """
-with recursive spent as materialized (
-    select b.task_id from tasks_budget b
-    where b.spent_at is not null and b.settled_at is null and b.spent_at <= gatehouse_now() - interval '1 minute'
-    order by b.spent_at limit 100 for update skip locked
-), below as (
-    select task_id as spent_id, task_id from spent
-    union
-    select below.spent_id, c.task_id from below cross join lateral (
-        select b.task_id from tasks_budget b where b.parent_id = below.task_id offset 0) as c
-), settled as (
-    update tasks_budget b set settled_at = gatehouse_now()
-    from spent where b.task_id = spent.task_id and not exists (
-        select from below
-        cross join lateral (select from task_live h where h.budget_id = below.task_id limit 1) as open
-        where below.spent_id = spent.task_id)
-    returning b.task_id
-)
-select exists (
-    select from tasks_budget b where b.spent_at is not null and b.settled_at is null
-      and b.task_id not in (select task_id from settled))
+select task_id, tokens, cost_usd, policy from found
 """
 
 # The ends of tasks, each guarded by a lease (fence and holder), or by nothing where the row is locked already. Locks by
@@ -1078,15 +951,12 @@ DROP_PARTITION: Final = "select tasks_drop_partition(%(lower)s::bigint, %(since)
 IDS_AHEAD: Final = """
 select (select max(upper) from tasks_partition) - 1 - (select last_value from tasks_task_id_seq)
 """
-# Ranges of ids that have been used up and in which nothing is open, waited for or drawn from by what is not in them.
+# Ranges of ids that have been used up and in which nothing is open or waited for.
 QUIET_PARTITIONS: Final = """
 select p.lower, p.upper from tasks_partition p
 where p.upper <= (select last_value from tasks_task_id_seq)
   and not exists (select from task_live h where h.task_id >= p.lower and h.task_id < p.upper)
-  and not exists (select from task_live h where h.budget_id >= p.lower and h.budget_id < p.upper)
   and not exists (select from tasks_dependency w where w.on_task_id >= p.lower and w.on_task_id < p.upper)
-  and not exists (
-      select from tasks_budget b where b.parent_id >= p.lower and b.parent_id < p.upper and b.task_id >= p.upper)
 order by p.lower
 """
 _KEPT_AS_LONG: Final = (
@@ -1116,7 +986,7 @@ with gone as (
 select count(*) from gone
 """
 # Of the ends after one moment, in their order, those kept long enough, with all that is known of their tasks. One that
-# something still waits for, or draws from, stays; one in a partition whose ids are used up is left to the drop for a
+# something still waits for stays; one in a partition whose ids are used up is left to the drop for a
 # while. Index: task_history_by_end. The limit, which no task's runs reach, keeps the planner to one look for the
 # runs of each.
 FORGET: Final = f"""
@@ -1137,8 +1007,6 @@ with full_ones as materialized (
             when exists (select from full_ones f where l.task_id >= f.lower and l.task_id < f.upper)
             then 1 + %(spared)s::float8 else 1 end
       and not exists (select from tasks_dependency w where w.on_task_id = l.task_id)
-      and not exists (select from task_live h where h.budget_id = l.task_id)
-      and not exists (select from tasks_budget b where b.parent_id = l.task_id)
 ), runs as (
     delete from tasks_run r where r.id = any(array(
         select run.id from doomed cross join lateral (

@@ -141,7 +141,7 @@ def _tasks(planted: Planted) -> None:
 
     lease = {"task_id": _ref(held), "lease_token": held.lease_token}
     failed = {"error": {"code": "x", "message": "It broke."}, "retryable": False}
-    planted.know(task_id=_ref(done), parent_task_id=waiting, digest=artifact.removeprefix("artifact:"))
+    planted.know(task_id=_ref(done), digest=artifact.removeprefix("artifact:"))
     planted.know(task_type="survey", task_types=["survey"], queue=LINE, queues=[LINE], every_seconds=60)
     planted.know(leases=[lease], completions=[lease], releases=[lease], failures=[{**lease, **failed}])
     planted.ask("complete_task", "fail_task", "heartbeat_task", "release_task", **lease)

@@ -93,7 +93,7 @@ def test_repeated_ending_answers_the_same(kee: Caller, worker: Caller, call: Cal
     assert snapshot(kee) == before
 
 
-@pytest.mark.parametrize(("first", "then"), permutations([complete, fail, release], 2))
+@pytest.mark.parametrize(("first", "then"), list(permutations([complete, fail, release], 2)))
 def test_another_outcome_for_an_ended_run_is_refused(
     kee: Caller, worker: Caller, first: Callable[[Caller, Grant], Any], then: Callable[[Caller, Grant], Any]
 ) -> None:

@@ -1,11 +1,12 @@
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import django.contrib.postgres.fields
-import django.db.models.deletion
 from django.db import migrations, models
 
 from apps.core.rls import immutable, protect
 from apps.core.tables import CreateModels
+
+Named: TypeAlias = "tuple[str, models.Field[Any, Any]]"
 
 # Short-lived rows that are updated at every heartbeat: room in each page for new versions, and dead ones removed
 # by number, early and at full speed.
@@ -118,7 +119,7 @@ grant execute on function tasks_make_partitions() to gatehouse_system;
 """
 
 # Drops the partitions of a range, unless a lock is not to be had at once. Whether what ended in it has been kept its
-# time its caller knows; that nothing is open in it, is waited for or drawn from, and that nothing has ended in it since
+# time its caller knows; that nothing is open in it or is waited for, and that nothing has ended in it since
 # a moment, is looked at under the lock.
 _DROP: Final = f"""
 create function tasks_drop_partition(first bigint, since timestamptz) returns boolean language plpgsql security definer
@@ -137,9 +138,7 @@ begin
     end if;
     lock table only {", only ".join(_TABLES)} in access exclusive mode;
     if exists (select from task_live where task_id >= first and task_id < past)
-       or exists (select from task_live where budget_id >= first and budget_id < past)
        or exists (select from tasks_dependency where on_task_id >= first and on_task_id < past)
-       or exists (select from tasks_budget where parent_id >= first and parent_id < past and task_id >= past)
        or since <= (
             select finished_at from task_history
             where task_id >= first and task_id < past order by finished_at desc limit 1) then
@@ -218,6 +217,30 @@ drop function tasks_wall_partition(text);
 """
 
 
+def _id() -> Named:
+    return "id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")
+
+
+def _tenant() -> Named:
+    return "tenant", models.ForeignKey(
+        db_index=False, editable=False, on_delete=models.PROTECT, related_name="+", to="principals.tenant"
+    )
+
+
+def _kept(name: str, to: str, *, related_name: str = "+", null: bool = False) -> Named:
+    """A reference that keeps its row from being deleted."""
+    return name, models.ForeignKey(
+        db_index=False, null=null, on_delete=models.PROTECT, related_name=related_name, to=to
+    )
+
+
+def _loose(name: str, to: str, *, null: bool = False) -> Named:
+    """A reference without a constraint, in rows that are written often."""
+    return name, models.ForeignKey(
+        db_constraint=False, db_index=False, null=null, on_delete=models.DO_NOTHING, related_name="+", to=to
+    )
+
+
 class Migration(migrations.Migration):
     initial = True
 
@@ -228,23 +251,11 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Queue",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    _id(),
                     ("name", models.CharField(max_length=50)),
                     ("paused_at", models.DateTimeField(null=True)),
                     ("created_at", models.DateTimeField()),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    _tenant(),
                     ("concurrency", models.PositiveIntegerField(null=True)),
                     ("fair", models.BooleanField(db_default=False, default=False)),
                     ("rate", models.PositiveIntegerField(null=True)),
@@ -276,10 +287,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="TaskType",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    _id(),
                     ("name", models.CharField(max_length=100)),
                     ("params_schema", models.JSONField(default=dict)),
                     ("title", models.CharField(blank=True, max_length=200)),
@@ -306,25 +314,8 @@ class Migration(migrations.Migration):
                     ("enabled", models.BooleanField(default=True)),
                     ("created_at", models.DateTimeField()),
                     ("changed_at", models.DateTimeField()),
-                    (
-                        "queue",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="task_types",
-                            to="tasks.queue",
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    _kept("queue", "tasks.queue", related_name="task_types"),
+                    _tenant(),
                     ("concurrency", models.PositiveIntegerField(null=True)),
                     ("deadline_seconds", models.PositiveIntegerField(null=True)),
                     ("heartbeat_seconds", models.PositiveIntegerField(null=True)),
@@ -401,10 +392,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Task",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    _id(),
                     ("priority", models.PositiveSmallIntegerField()),
                     ("params", models.JSONField()),
                     ("run_at", models.DateTimeField(null=True)),
@@ -412,55 +400,13 @@ class Migration(migrations.Migration):
                     ("caused_by", models.CharField(max_length=100, null=True)),
                     ("receipt_id", models.CharField(max_length=100)),
                     ("created_at", models.DateTimeField()),
-                    (
-                        "queue",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="tasks",
-                            to="tasks.queue",
-                        ),
-                    ),
-                    (
-                        "recipient",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.principal",
-                        ),
-                    ),
-                    (
-                        "requester",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.principal",
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
-                    (
-                        "task_type",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="tasks",
-                            to="tasks.tasktype",
-                        ),
-                    ),
+                    _kept("queue", "tasks.queue", related_name="tasks"),
+                    _kept("recipient", "principals.principal"),
+                    _kept("requester", "principals.principal"),
+                    _tenant(),
+                    _kept("task_type", "tasks.tasktype", related_name="tasks"),
                     ("concurrency_key", models.CharField(max_length=200, null=True)),
                     ("replay_of", models.BigIntegerField(null=True)),
-                    ("budget_id", models.BigIntegerField(null=True)),
                 ],
                 options={
                     "constraints": [
@@ -486,62 +432,15 @@ class Migration(migrations.Migration):
                     ("expiries", models.SmallIntegerField(default=0)),
                     ("max_expiries", models.SmallIntegerField()),
                     ("flags", models.SmallIntegerField(default=0)),
-                    (
-                        "holder",
-                        models.ForeignKey(
-                            db_constraint=False,
-                            db_index=False,
-                            null=True,
-                            on_delete=django.db.models.deletion.DO_NOTHING,
-                            related_name="+",
-                            to="principals.principal",
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
-                    (
-                        "queue",
-                        models.ForeignKey(
-                            db_constraint=False,
-                            db_index=False,
-                            on_delete=django.db.models.deletion.DO_NOTHING,
-                            related_name="+",
-                            to="tasks.queue",
-                        ),
-                    ),
-                    (
-                        "task_type",
-                        models.ForeignKey(
-                            db_constraint=False,
-                            db_index=False,
-                            on_delete=django.db.models.deletion.DO_NOTHING,
-                            related_name="+",
-                            to="tasks.tasktype",
-                        ),
-                    ),
-                    ("budget_id", models.BigIntegerField(null=True)),
+                    _loose("holder", "principals.principal", null=True),
+                    _tenant(),
+                    _loose("queue", "tasks.queue"),
+                    _loose("task_type", "tasks.tasktype"),
+                    ("has_budget", models.BooleanField(db_default=False, default=False)),
                     ("concurrency_key", models.CharField(max_length=200, null=True)),
                     ("deadline_at", models.DateTimeField(null=True)),
                     ("open_dependencies", models.SmallIntegerField(db_default=0, default=0)),
-                    (
-                        "requester",
-                        models.ForeignKey(
-                            db_constraint=False,
-                            db_index=False,
-                            null=True,
-                            on_delete=django.db.models.deletion.DO_NOTHING,
-                            related_name="+",
-                            to="principals.principal",
-                        ),
-                    ),
+                    _loose("requester", "principals.principal", null=True),
                     ("silent_beats", models.SmallIntegerField(db_default=0, default=0)),
                     ("stuck_after", models.SmallIntegerField(null=True)),
                 ],
@@ -632,11 +531,6 @@ class Migration(migrations.Migration):
                             fields=["deadline_at"],
                             name="task_live_by_deadline",
                         ),
-                        models.Index(
-                            condition=models.Q(("budget_id__isnull", False)),
-                            fields=["budget_id"],
-                            name="task_live_by_budget",
-                        ),
                     ],
                 },
             ),
@@ -668,26 +562,8 @@ class Migration(migrations.Migration):
                     ("error", models.JSONField(null=True)),
                     ("request_digest", models.BinaryField(max_length=32, null=True)),
                     ("answer", models.JSONField(null=True)),
-                    (
-                        "holder",
-                        models.ForeignKey(
-                            db_constraint=False,
-                            db_index=False,
-                            on_delete=django.db.models.deletion.DO_NOTHING,
-                            related_name="+",
-                            to="principals.principal",
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    _loose("holder", "principals.principal"),
+                    _tenant(),
                     ("progress_sequence", models.BigIntegerField(null=True)),
                     ("checkpoint_sequence", models.BigIntegerField(null=True)),
                 ],
@@ -764,16 +640,7 @@ class Migration(migrations.Migration):
                     ("receipt_id", models.CharField(max_length=100)),
                     ("finished_at", models.DateTimeField()),
                     ("fetched_at", models.DateTimeField(null=True)),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    _tenant(),
                 ],
                 options={
                     "db_table": "task_history",
@@ -820,25 +687,13 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Spend",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    _id(),
                     ("task_id", models.BigIntegerField()),
                     ("fence", models.IntegerField()),
                     ("tokens", models.BigIntegerField(default=0)),
                     ("cost_usd", models.DecimalField(decimal_places=6, default=0, max_digits=14)),
                     ("spent_at", models.DateTimeField()),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    _tenant(),
                 ],
                 options={
                     "constraints": [
@@ -852,24 +707,12 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Artifact",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    _id(),
                     ("digest", models.CharField(max_length=64)),
                     ("media_type", models.CharField(max_length=100)),
                     ("size", models.BigIntegerField()),
                     ("created_at", models.DateTimeField()),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    _tenant(),
                 ],
                 options={
                     "constraints": [
@@ -884,34 +727,14 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="IdempotencyKey",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    _id(),
                     ("key", models.CharField(max_length=200)),
                     ("task_id", models.BigIntegerField()),
                     ("request_digest", models.BinaryField(max_length=32)),
                     ("answer", models.JSONField()),
                     ("created_at", models.DateTimeField()),
-                    (
-                        "principal",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.principal",
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    _kept("principal", "principals.principal"),
+                    _tenant(),
                 ],
                 options={
                     "constraints": [
@@ -922,10 +745,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="QueueMinute",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    _id(),
                     ("minute_at", models.DateTimeField()),
                     (
                         "status",
@@ -947,26 +767,8 @@ class Migration(migrations.Migration):
                     ("tasks", models.BigIntegerField()),
                     ("expiries", models.BigIntegerField()),
                     ("counted_to", models.DateTimeField()),
-                    (
-                        "queue",
-                        models.ForeignKey(
-                            db_constraint=False,
-                            db_index=False,
-                            on_delete=django.db.models.deletion.DO_NOTHING,
-                            related_name="+",
-                            to="tasks.queue",
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    _loose("queue", "tasks.queue"),
+                    _tenant(),
                 ],
                 options={
                     "indexes": [models.Index(fields=["minute_at"], name="tasks_queueminute_by_time")],
@@ -984,10 +786,7 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Schedule",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    _id(),
                     ("name", models.CharField(max_length=100)),
                     ("priority", models.PositiveSmallIntegerField(null=True)),
                     ("params", models.JSONField(default=dict)),
@@ -1007,53 +806,11 @@ class Migration(migrations.Migration):
                     ("last_refusal", models.CharField(blank=True, default="", max_length=500)),
                     ("created_at", models.DateTimeField()),
                     ("changed_at", models.DateTimeField()),
-                    (
-                        "owner",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.principal",
-                        ),
-                    ),
-                    (
-                        "queue",
-                        models.ForeignKey(
-                            db_index=False,
-                            null=True,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="tasks.queue",
-                        ),
-                    ),
-                    (
-                        "recipient",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.principal",
-                        ),
-                    ),
-                    (
-                        "task_type",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="schedules",
-                            to="tasks.tasktype",
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    _kept("owner", "principals.principal"),
+                    _kept("queue", "tasks.queue", null=True),
+                    _kept("recipient", "principals.principal"),
+                    _kept("task_type", "tasks.tasktype", related_name="schedules"),
+                    _tenant(),
                 ],
                 options={
                     "permissions": [("operate_schedule", "Can stop and resume schedules")],
@@ -1090,23 +847,11 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Dependency",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    _id(),
                     ("task_id", models.BigIntegerField()),
                     ("on_task_id", models.BigIntegerField()),
                     ("if_it_fails", models.CharField(choices=[("cancel", "Cancel"), ("fail", "Fail")], max_length=10)),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    _tenant(),
                 ],
                 options={
                     "indexes": [models.Index(fields=["on_task_id"], name="tasks_dependency_on")],
@@ -1128,44 +873,12 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="RateWindow",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    _id(),
                     ("granted_at", models.DateTimeField()),
                     ("leases", models.IntegerField()),
-                    (
-                        "queue",
-                        models.ForeignKey(
-                            db_constraint=False,
-                            db_index=False,
-                            null=True,
-                            on_delete=django.db.models.deletion.DO_NOTHING,
-                            related_name="+",
-                            to="tasks.queue",
-                        ),
-                    ),
-                    (
-                        "task_type",
-                        models.ForeignKey(
-                            db_constraint=False,
-                            db_index=False,
-                            null=True,
-                            on_delete=django.db.models.deletion.DO_NOTHING,
-                            related_name="+",
-                            to="tasks.tasktype",
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    _loose("queue", "tasks.queue", null=True),
+                    _loose("task_type", "tasks.tasktype", null=True),
+                    _tenant(),
                 ],
                 options={
                     "indexes": [
@@ -1198,41 +911,11 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="FairShare",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
+                    _id(),
                     ("served", models.BigIntegerField()),
-                    (
-                        "queue",
-                        models.ForeignKey(
-                            db_constraint=False,
-                            db_index=False,
-                            on_delete=django.db.models.deletion.DO_NOTHING,
-                            related_name="+",
-                            to="tasks.queue",
-                        ),
-                    ),
-                    (
-                        "requester",
-                        models.ForeignKey(
-                            db_constraint=False,
-                            db_index=False,
-                            on_delete=django.db.models.deletion.DO_NOTHING,
-                            related_name="+",
-                            to="principals.principal",
-                        ),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    _loose("queue", "tasks.queue"),
+                    _loose("requester", "principals.principal"),
+                    _tenant(),
                 ],
                 options={
                     "constraints": [
@@ -1244,39 +927,16 @@ class Migration(migrations.Migration):
                 name="Budget",
                 fields=[
                     ("task_id", models.BigIntegerField(primary_key=True, serialize=False)),
-                    ("parent_id", models.BigIntegerField(null=True)),
                     ("max_tokens", models.BigIntegerField(null=True)),
                     ("max_cost_usd", models.DecimalField(decimal_places=6, max_digits=20, null=True)),
                     ("spent_tokens", models.BigIntegerField(default=0)),
                     ("spent_cost_usd", models.DecimalField(decimal_places=6, default=0, max_digits=20)),
                     ("when_spent", models.CharField(choices=[("fail", "Fail"), ("cancel", "Cancel")], max_length=10)),
                     ("spent_at", models.DateTimeField(null=True)),
-                    ("settled_at", models.DateTimeField(null=True)),
                     ("created_at", models.DateTimeField()),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    _tenant(),
                 ],
                 options={
-                    "indexes": [
-                        models.Index(
-                            condition=models.Q(("parent_id__isnull", False)),
-                            fields=["parent_id"],
-                            name="tasks_budget_by_parent",
-                        ),
-                        models.Index(
-                            condition=models.Q(("settled_at", None), ("spent_at__isnull", False)),
-                            fields=["spent_at"],
-                            name="tasks_budget_unsettled",
-                        ),
-                    ],
                     "constraints": [
                         models.CheckConstraint(
                             condition=models.Q(
@@ -1325,16 +985,6 @@ class Migration(migrations.Migration):
                             name="tasks_budget_spent_at_iff_spent",
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("settled_at", None), ("spent_at__isnull", False), _connector="OR"),
-                            name="tasks_budget_settled_once_spent",
-                        ),
-                        models.CheckConstraint(
-                            condition=models.Q(
-                                ("parent_id", None), ("parent_id__lt", models.F("task_id")), _connector="OR"
-                            ),
-                            name="tasks_budget_draws_from_what_was_before",
-                        ),
-                        models.CheckConstraint(
                             condition=models.Q(("when_spent__in", ["fail", "cancel"])), name="tasks_budget_policy_known"
                         ),
                     ],
@@ -1371,7 +1021,7 @@ class Migration(migrations.Migration):
         immutable("tasks_artifact"),
         immutable("tasks_idempotencykey"),
         immutable("tasks_ratewindow"),
-        immutable("tasks_budget", except_columns=("spent_tokens", "spent_cost_usd", "spent_at", "settled_at")),
+        immutable("tasks_budget", except_columns=("spent_tokens", "spent_cost_usd", "spent_at")),
         migrations.RunSQL(STORAGE, STORAGE_BACK),
         migrations.RunSQL(PARTITIONS, PARTITIONS_BACK),
     ]

@@ -15,7 +15,7 @@ from apps.tasks.errors import BadLeaseToken, NotLeased
 from apps.tasks.fences import Lease
 from apps.tasks.models import run_key
 from apps.tasks.services import budgets, recording
-from apps.tasks.services.budgets import Balance, told_end
+from apps.tasks.services.budgets import Balance, spent_end
 from apps.tasks.services.ending import refuse_stranger
 from apps.tasks.services.leasing import reason_lost
 from apps.tasks.services.recording import Back, End, Hold
@@ -43,30 +43,27 @@ class _Kept:
     flags: int
     lease_ms: int
     stuck: bool
-    budget_id: int | None
-    """The task whose budget it draws from."""
+    has_budget: bool
 
 
 @transaction.atomic
 def heartbeat(*, worker: Caller, beats: Sequence[Beat]) -> list[BeatAnswer]:
-    """Renew leases and hear what to do; one answer per lease, in order.
+    """Renew leases and answer what to do, for each lease in order.
 
-    A lost lease is an answer, not an error: the others of the batch are renewed all the same. No lease outlives its
-    task's deadline; one that has reached it is told to stop. A run that has said
-    nothing new for as many heartbeats as its type allows is stuck, and by the type's policy revoked: that counts as
+    A lost lease is an answer, not an error: the others of the batch are renewed. No lease outlives its task's deadline.
+    A run without new progress for `stuck_after` heartbeats is stuck. If its type says so, it is revoked, which counts as
     an expiry.
 
-    What runs have used is taken from the budgets that their tasks draw from. Where one is spent the answer orders to stop,
-    and the lease is not renewed again: released, failed or expired, the task ends; it may still be completed. A run that
-    reports more after that is revoked, and its task ends at once.
+    What a run has used is taken from its task's budget. When the budget is spent, the answer orders to stop, and the lease
+    is not renewed again. The task may still be completed; otherwise it ends with the run. A run that reports more after
+    that is revoked.
     """
     proved = [_proved(worker, beat) for beat in beats]
     renewed = _renew(worker, beats, proved)
     kept = [(beat, lease) for beat, lease in zip(beats, proved, strict=True) if lease is not None and lease in renewed]
     news = _note_progress([(beat, lease) for beat, lease in kept if beat.says_something])
     overspent = _note_spend(worker, kept, renewed)
-    funded = {lease: one.budget_id for lease, one in renewed.items() if one.budget_id is not None}
-    balances = budgets.balances({lease.task_id: budget_id for lease, budget_id in funded.items()})
+    balances = budgets.balances([lease.task_id for lease, one in renewed.items() if one.has_budget])
     stuck = {lease for lease, one in renewed.items() if one.stuck and lease not in news}
     revoked = {lease for lease in stuck if renewed[lease].flags & REVOKES_STUCK}
     _revoke(worker, revoked | overspent)
@@ -123,8 +120,8 @@ def _renew(worker: Caller, beats: Sequence[Beat], proved: Sequence[Lease | None]
             },
         )
         return {
-            Lease(task_id, fence): _Kept(flags=flags, lease_ms=lease_ms, stuck=bool(stuck), budget_id=budget_id)
-            for task_id, fence, flags, lease_ms, stuck, budget_id in cursor.fetchall()
+            Lease(task_id, fence): _Kept(flags=flags, lease_ms=lease_ms, stuck=bool(stuck), has_budget=has_budget)
+            for task_id, fence, flags, lease_ms, stuck, has_budget in cursor.fetchall()
         }
 
 
@@ -184,8 +181,8 @@ def _note_spend(worker: Caller, kept: Sequence[tuple[Beat, Lease]], renewed: Map
             spending[lease] = replace(
                 beat, tokens=max(beat.tokens, before.tokens), cost_usd=max(beat.cost_usd, before.cost_usd)
             )
-    untold = {lease: renewed[lease].budget_id for lease in spending if not renewed[lease].flags & BUDGET_SPENT}
-    return budgets.spend(worker=worker, spending=spending, budgets=untold)
+    knowing = {lease for lease in spending if renewed[lease].flags & BUDGET_SPENT}
+    return budgets.spend(worker=worker, spending=spending, knowing=knowing)
 
 
 def _reasons(leases: Sequence[Lease]) -> dict[Lease, str | None]:
@@ -232,7 +229,7 @@ def _revocation(hold: Hold) -> End | Back:
             reason=Reason.CANCELED,
         )
     if hold.flags & BUDGET_SPENT:
-        return told_end(task_id=hold.task_id, flags=hold.flags, outcome=Outcome.REVOKED, fence=hold.fence)
+        return spent_end(task_id=hold.task_id, flags=hold.flags, outcome=Outcome.REVOKED, fence=hold.fence)
     if hold.is_used_up:
         return End(
             task_id=hold.task_id,

@@ -20,7 +20,7 @@ from apps.tasks.errors import AlreadyFinished, BadLeaseToken, UnknownTask
 from apps.tasks.fences import Lease
 from apps.tasks.models import FinishedTask, LiveTask, Task, run_key
 from apps.tasks.services import leasing, recording
-from apps.tasks.services.budgets import told_end
+from apps.tasks.services.budgets import spent_end
 from apps.tasks.services.recording import Answer, Back, End, Ended, Hold
 from apps.tasks.shapes import (
     Completed,
@@ -197,7 +197,7 @@ def _burial(hold: Hold) -> End | None:
     if hold.flags & CANCEL_REQUESTED:
         return _cancellation(hold.task_id)
     if hold.flags & BUDGET_SPENT:
-        return told_end(task_id=hold.task_id, flags=hold.flags, outcome=Outcome.EXPIRED)
+        return spent_end(task_id=hold.task_id, flags=hold.flags, outcome=Outcome.EXPIRED)
     if not hold.is_used_up:
         return None
     message = f"The lease expired {hold.expiries + 1} times."
@@ -355,7 +355,7 @@ def _after_release(released: Released, digest: bytes, hold: Hold) -> End | Back:
     if hold.flags & CANCEL_REQUESTED:
         return _cancellation(hold.task_id, fence=hold.fence, digest=digest)
     if hold.flags & BUDGET_SPENT:
-        return told_end(
+        return spent_end(
             task_id=hold.task_id, flags=hold.flags, outcome=Outcome.RELEASED, fence=hold.fence, digest=digest
         )
     if hold.fence >= MOST_RUNS:

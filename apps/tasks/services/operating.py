@@ -11,7 +11,7 @@ from apps.tasks import sql
 from apps.tasks.errors import NotLeased
 from apps.tasks.models import Task
 from apps.tasks.services import recording
-from apps.tasks.services.budgets import told_end
+from apps.tasks.services.budgets import spent_end
 from apps.tasks.services.ending import cancel
 from apps.tasks.services.recording import Back, End
 from apps.tasks.services.replaying import REPLAY_BATCH, replay_many
@@ -46,7 +46,7 @@ def revoke_lease(*, task_id: int) -> Status:
     if hold.flags & CANCEL_REQUESTED:
         end = End(task_id=task_id, status=Status.CANCELED, outcome=Outcome.REVOKED, reason=Reason.CANCELED)
     elif hold.flags & BUDGET_SPENT:
-        end = told_end(task_id=task_id, flags=hold.flags, outcome=Outcome.REVOKED)
+        end = spent_end(task_id=task_id, flags=hold.flags, outcome=Outcome.REVOKED)
     elif hold.fence >= MOST_RUNS:
         end = End(task_id=task_id, status=Status.FAILED, outcome=Outcome.REVOKED, reason=Reason.ATTEMPTS_EXHAUSTED)
     if end is not None:

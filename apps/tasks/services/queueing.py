@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 from django.db import transaction
 
@@ -23,7 +23,6 @@ from apps.tasks.errors import IdempotencyConflict, TaskTypeDisabled, UnknownQueu
 from apps.tasks.models import REPLAY, IdempotencyKey, Queue, TaskType
 from apps.tasks.params import check_params
 from apps.tasks.services import admission, budgets, dependencies
-from apps.tasks.services.budgets import Funds
 from apps.tasks.services.types import types_for
 from apps.tasks.shapes import QueuedTask, QueueRequest
 from apps.tasks.signals import task_queued
@@ -40,10 +39,9 @@ def queue(*, requester: Caller, request: QueueRequest) -> QueuedTask:
     :raises InvalidParams: if the params do not fit the type's schema.
     :raises UnknownQueue: if a queue is named that the tenant does not have.
     :raises UnknownRecipient: if the tenant has no such principal.
-    :raises UnknownTask: if it names a task, to depend on or as its parent, that there is not, or not for its requester.
-    :raises BudgetExhausted: if a budget that it would draw from is spent.
+    :raises UnknownTask: if it depends on a task that does not exist, or not for its requester.
     :raises IdempotencyConflict: if the key stands for another request.
-    :raises Invalid: if the key is of the kind under which dead letters are queued again, or the priority is none.
+    :raises Invalid: if the key is reserved for replays, the priority is not 1 to 10, or the budget limits nothing.
     """
     return only(queue_many(requester=requester, requests=[request]))
 
@@ -72,7 +70,6 @@ class _Draft:
     priority: int
     params: dict[str, Any]
     receipt_id: str
-    funds: Funds = budgets.UNLIMITED
     waits_for: tuple[int, ...] = ()
     """Tasks that it depends on and that have yet to succeed."""
 
@@ -114,7 +111,6 @@ class _Batch:
             requester=self._requester,
             task_ids={task_id for nth in places for task_id in self._requests[nth].depends_on or ()},
         )
-        funds = budgets.funds_of(requester=self._requester, requests={nth: self._requests[nth] for nth in places})
         drafts: dict[int, _Draft] = {}
         answers: dict[int, QueuedTask | DomainError] = {}
         keys: set[str | None] = set()
@@ -126,7 +122,6 @@ class _Batch:
                 waits_for = dependencies.to_wait_for(request.depends_on or (), known)
                 drafts[nth] = replace(
                     self._draft(request, only([types[name]]), params, lines, principals),
-                    funds=only([funds[nth]]),
                     waits_for=waits_for,
                 )
             except DomainError as refusal:
@@ -161,6 +156,7 @@ class _Batch:
         if not task_type.enabled:
             raise TaskTypeDisabled(f"The task type {task_type.name!r} takes no new tasks just now.")
         check_params(params, task_type.params_schema)
+        budgets.check(request.budget)
         line = task_type.queue if request.queue is None else lines.get(request.queue)
         if line is None:
             raise UnknownQueue(f"There is no queue {(request.queue or '')[:50]!r}.")
@@ -205,7 +201,9 @@ class _Batch:
                 for nth, task_id, *_ in made
             },
         )
-        budgets.keep(self._requester.tenant_id, {task_id: (drafts[nth].funds, at) for nth, task_id, at, _ in made})
+        budgets.keep(
+            self._requester.tenant_id, {task_id: (self._requests[nth].budget, at) for nth, task_id, at, _ in made}
+        )
         posted = digests.post_many(
             poster=Poster(tenant_id=self._requester.tenant_id, principal_id=gate_id, name=ASYNCGATE),
             drafts=[
@@ -271,7 +269,7 @@ class _Batch:
             "concurrency_key": request.concurrency_key,
             "replay_of": request.replay_of,
             "group": None if request.group is None else asdict(request.group),
-            "caused_by": draft.funds.caused_by,
+            "caused_by": request.caused_by,
             "receipt": draft.receipt_id,
             "open_dependencies": len(draft.waits_for),
             "lease_seconds": task_type.lease_seconds,
@@ -280,7 +278,7 @@ class _Batch:
             "flags": (STRICT if task_type.strict else 0) | (REVOKES_STUCK if task_type.revokes_stuck else 0),
             "stuck_after": task_type.stuck_after,
             "deadline_seconds": task_type.deadline_seconds,
-            "budget": draft.funds.budget_id,
+            "has_budget": request.budget is not None,
         }
 
     def _receipt(
@@ -307,25 +305,18 @@ class _Batch:
                 **({"replay_of": format_ref("task", request.replay_of)} if request.replay_of else {}),
             },
             requires_action=True,
-            caused_by=draft.funds.caused_by,
+            caused_by=request.caused_by,
             surface="ledger",
             obligation=ObligationDraft(debtor_id=gate_id, creditor_id=draft.recipient_id),
         )
 
 
 def _digest(request: QueueRequest) -> bytes:
-    """What makes two requests the same: everything but the key, and what is not asked for."""
+    """What makes two requests the same: everything but the key."""
     document: dict[str, Any] = asdict(request)
     del document["idempotency_key"]
     document["run_at"] = None if request.run_at is None else request.run_at.isoformat()
-    for later in _LATER:
-        if document[later] is None:
-            del document[later]
     return strict_json.digest(document)
-
-
-# Members that keys recorded before them do not know.
-_LATER: Final = ("concurrency_key", "depends_on", "if_dependency_fails", "replay_of", "parent", "budget")
 
 
 def _as_before(first: IdempotencyKey, digest: bytes) -> QueuedTask | IdempotencyConflict:

@@ -77,7 +77,7 @@ def _replayed(
     fresh = [task for task in tasks if task.pk not in answers]
     if fresh:
         requester = on_behalf_of(Principal.objects.select_related("tenant").get(pk=requester_id))
-        budgets = Budget.objects.in_bulk([task.pk for task in fresh if task.budget_id == task.pk])
+        budgets = Budget.objects.in_bulk([task.pk for task in fresh])
         requests = [_request(task, dead[task.pk], budgets.get(task.pk)) for task in fresh]
         answers |= dict(
             zip([task.pk for task in fresh], queue_many(requester=requester, requests=requests), strict=True)

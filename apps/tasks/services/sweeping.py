@@ -4,7 +4,7 @@ import json
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import psycopg
 from django.db import DatabaseError, connection
@@ -15,7 +15,6 @@ from apps.core.sql import hot_cursor
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.tasks import registry, sql
 from apps.tasks.services.admission import admit
-from apps.tasks.services.budgets import end_unpaid
 from apps.tasks.services.ending import bury, end_overdue
 from apps.tasks.signals import task_queued
 
@@ -71,19 +70,7 @@ def end_what_must() -> int:
         doomed = cursor.fetchall()
         cursor.execute(sql.OVERDUE)
         overdue = cursor.fetchall()
-        unpaid = _unpaid(cursor)
-    return _end_all(bury, doomed) + _end_all(end_overdue, overdue) + _end_all(end_unpaid, unpaid)
-
-
-def _unpaid(cursor: Any) -> list[tuple[int, int, int]]:
-    """Tasks that nobody holds and whose budget is spent."""
-    cursor.execute(sql.SETTLE)
-    (any_left,) = cursor.fetchone()
-    if not any_left:
-        return []
-    cursor.execute(sql.UNPAID)
-    found: list[tuple[int, int, int]] = cursor.fetchall()
-    return found
+    return _end_all(bury, doomed) + _end_all(end_overdue, overdue)
 
 
 class _Ending(Protocol):

@@ -66,12 +66,12 @@ Reference = Annotated[Text, Field(min_length=1, max_length=100)]
 
 
 class BudgetInput(Input):
-    """What a task and all that it causes may use up together, as heartbeats tell it. Name one limit, or both."""
+    """What a task may use up, as its heartbeats report it. Name one limit, or both."""
 
     tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
     cost_usd: Annotated[float, Field(ge=0.000001, le=MOST_COST_USD)] | None = None
     when_spent: WhenSpent = WhenSpent.FAIL
-    """What becomes of the tasks that draw from it when nothing is left: `fail` leaves dead letters, to be replayed."""
+    """How the task ends when nothing is left: `fail` makes a dead letter, which can be replayed."""
 
 
 class QueueTask(Input):
@@ -90,11 +90,8 @@ class QueueTask(Input):
     run_at: Moment | None = None
     """Not before this moment."""
     caused_by_receipt_id: Reference | None = None
-    """The receipt that this follows from, for the chain. If a task's receipt is at its root, this draws from its budget."""
-    parent_task_id: TaskRef | None = None
-    """The task in whose course you ask for this, held or asked for by you: this draws from its budget."""
+    """The receipt that this follows from, for the chain."""
     budget: BudgetInput | None = None
-    """Left out, only those of the tasks that caused this bound it."""
     group: GroupInput | None = None
     """What the receipt of its end belongs to."""
     concurrency_key: Annotated[Text, Field(min_length=1, max_length=200)] | None = None
@@ -134,7 +131,6 @@ def request_of(given: QueueTask) -> QueueRequest:
         concurrency_key=given.concurrency_key,
         depends_on=tuple(task_of(ref) for ref in given.depends_on) or None,
         if_dependency_fails=given.on_dependency_failure if given.depends_on else None,
-        parent=None if given.parent_task_id is None else task_of(given.parent_task_id),
         budget=None
         if given.budget is None
         else BudgetDraft(

@@ -32,7 +32,7 @@ class Group(TypedDict, total=False):
 
 
 class Budget(TypedDict, total=False):
-    """The budget of a task and of all tasks that it causes."""
+    """What a task may use up."""
 
     tokens: int
     cost_usd: float
@@ -46,7 +46,6 @@ class TaskOptions(TypedDict, total=False):
     idempotency_key: str
     run_at: str
     caused_by_receipt_id: str
-    parent_task_id: str
     budget: Budget
     group: Group
     concurrency_key: str
@@ -155,7 +154,7 @@ class TaskStatus:
     receipt_id: str
     terminal_receipt_id: str | None
     spent: dict[str, Any]
-    budgets: list[dict[str, Any]]
+    budget: dict[str, Any] | None
 
 
 @dataclass(frozen=True, kw_only=True)
