@@ -446,9 +446,7 @@ def test_claim_is_one_statement_and_three_within_limits(kee: Caller, worker: Cal
     queue_many(kee, *[asked()] * 3, *[asked("narrow")] * 3)
     with acting_as(worker):
         counts = [
-            _statements(
-                lambda types=types: services.lease(worker=worker, queues=["default", "second"], task_types=types)
-            )  # type: ignore[misc]  # bound at once
+            _statements(partial(services.lease, worker=worker, queues=["default", "second"], task_types=types))
             for types in (["index"], None)
         ]
     assert counts == [1, 3]
