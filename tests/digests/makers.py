@@ -5,13 +5,13 @@ from datetime import datetime, timedelta
 from itertools import count
 from typing import Any
 
-from django.db import transaction
+from django.db import connection, transaction
 
 from apps.core.sql import database_now
 from apps.digests import selectors, services, soundness
 from apps.digests.formats import parse_through
 from apps.digests.models import Entry, FlushReason
-from apps.digests.services import Group, Posted, Poster, ReceiptDraft, locking
+from apps.digests.services import Group, PolicyChange, Posted, Poster, ReceiptDraft, locking
 from apps.digests.services.flushing import flush_threads
 from apps.digests.shapes import AckedOutput, InboxOutput
 from apps.principals.tenancy import Caller
@@ -53,14 +53,37 @@ def ack_through(reader: Caller, token: str | None, *, now: datetime = T0) -> Ack
     return services.ack_through(principal_id=reader.principal_id, through=parse_through(token or ""), now=now)
 
 
+def ack_entries(reader: Caller, *entry_ids: int) -> AckedOutput:
+    return services.ack(principal_id=reader.principal_id, entry_ids=entry_ids, now=T0)
+
+
+def ack_receipts(reader: Caller, *receipt_pks: int, now: datetime = T0, archive: bool = False) -> AckedOutput:
+    return services.ack_receipts(principal_id=reader.principal_id, receipt_pks=receipt_pks, now=now, archive=archive)
+
+
+def set_policy(owner: Caller, source: str | None = None, *, now: datetime = T0, **change: Any) -> None:
+    services.set_policy(
+        tenant_id=owner.tenant_id,
+        principal_id=owner.principal_id,
+        change=PolicyChange(**change),
+        source_system=source,
+        now=now,
+    )
+
+
+def set_source(owner: Caller, name: str = "github", *, rate: int | None = None, by_key: bool = False) -> None:
+    services.set_source(tenant_id=owner.tenant_id, name=name, rate_per_hour=rate, groups_by_dedupe_key=by_key)
+
+
+def set_clock(at: datetime) -> None:
+    """Stop the database's clock at a moment within this transaction."""
+    with connection.cursor() as cursor:
+        cursor.execute("select set_config('gatehouse.now', %s, true)", [at.isoformat()])
+
+
 def pass_time(seconds: float) -> None:
     """Move the database's clock within this transaction."""
-    from django.db import connection  # noqa: PLC0415
-
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "select set_config('gatehouse.now', %s, true)", [(database_now() + timedelta(seconds=seconds)).isoformat()]
-        )
+    set_clock(database_now() + timedelta(seconds=seconds))
 
 
 def receipt_ids(page: InboxOutput) -> list[list[str]]:

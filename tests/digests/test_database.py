@@ -1,4 +1,4 @@
-"""What the database itself refuses, and how many statements the hot paths cost."""
+"""What the database refuses, how many statements the hot paths cost, and the damage that the self-check finds."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,12 +8,14 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from apps.digests import selectors, services
-from apps.digests.models import ReceiptState
+from apps.console import health
+from apps.digests import selectors
+from apps.digests.models import Inbox, ReceiptState
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.models import Receipt
-from tests.digests.makers import ack_through, post, post_grouped, read, unsound
-from tests.factories import T0, make_caller, make_tenant
+from tests.console.world import fill
+from tests.digests.makers import ack_receipts, ack_through, post, post_grouped, read, unsound
+from tests.factories import make_caller, make_tenant
 
 
 def execute(statement: str, parameters: list[Any] | dict[str, Any] | None = None) -> None:
@@ -22,56 +24,19 @@ def execute(statement: str, parameters: list[Any] | dict[str, Any] | None = None
 
 
 @pytest.mark.parametrize(
-    ("statement", "constraint"),
+    "change",
     [
-        ("update digests_entry set receipt_ids = array[1::bigint], count = 1 where count = 2", "immutable"),
-        ("update digests_entry set sequence = sequence + 100", "immutable"),
-        ("update digests_entry set title = 'x' where kind = 'digest_snapshot'", "immutable"),
-        (
-            (
-                "insert into digests_thread (tenant_id, inbox_id, source_system, resource_ref, event_family, receipt_count,"
-                " pending_count, revision, opened_at) select tenant_id, inbox_id, source_system, resource_ref, event_family,"
-                " 0, 0, 0, opened_at from digests_thread where closed_at is null"
-            ),
-            "digests_thread_one_open_per_key",
-        ),
-        ("update digests_thread set flush_due_at = null", "digests_thread_due_iff_pending"),
-        ("update digests_thread set pending_count = 0", "digests_thread_due_iff_pending"),
-        (
-            (
-                "insert into digests_entry (tenant_id, inbox_id, kind, sequence, thread_id, revision, source_system,"
-                " receipt_ids, count, title, summary, first_at, last_at, flush_reason, published_at)"
-                " select tenant_id, inbox_id, kind, 99, thread_id, 99, source_system, receipt_ids, count, title, summary,"
-                " first_at, last_at, flush_reason, published_at from digests_entry where kind = 'digest_snapshot'"
-            ),
-            "digests_entry_one_live_per_thread",
-        ),
-        (
-            (
-                "insert into digests_entry (tenant_id, inbox_id, kind, sequence, source_system, receipt_ids, count,"
-                " first_at, last_at, published_at) select tenant_id, inbox_id, kind, sequence, source_system, receipt_ids,"
-                " count, first_at, last_at, published_at from digests_entry where kind = 'item'"
-            ),
-            "digests_entry_sequence_once",
-        ),
-        ("update digests_receiptstate set entry_id = (select max(id) from digests_entry)", "in_one_place"),
-        ("update digests_receiptstate set thread_id = null where entry_id is null", "in_one_place"),
-        ("update digests_receiptstate set acked_at = now(), read_at = now() where pending", "acked_is_not_pending"),
-        ("update digests_receiptstate set read_at = now() where not pending", "read_iff_acked"),
-        ("update digests_receiptstate set archived_at = now() where not pending", "archived_is_acked"),
-        ("update digests_inbox set visible_unread = -1", "digests_inbox_counts_from_zero"),
-        ("update digests_entry set superseded_by_seq = sequence, superseded_at = now()", "superseded_by_a_later_one"),
-        ("update digests_entry set superseded_by_seq = 99", "superseded_has_a_time"),
+        "receipt_ids = array[1::bigint], count = 1 where count = 2",
+        "sequence = sequence + 100",
+        "title = 'x' where kind = 'digest_snapshot'",
     ],
 )
-def test_the_database_refuses_a_contradiction(as_kee: Caller, statement: str, constraint: str) -> None:
+def test_the_database_refuses_to_change_an_entry(as_kee: Caller, change: str) -> None:
     post(as_kee)
     post_grouped(as_kee)
     post_grouped(as_kee, flush_class="immediate")
-    post_grouped(as_kee)
-    with pytest.raises(IntegrityError, match=constraint):
-        execute(statement)
-    assert unsound() == {}
+    with pytest.raises(IntegrityError, match="immutable"):
+        execute(f"update digests_entry set {change}")
 
 
 @contextmanager
@@ -86,15 +51,9 @@ def statements(at_most: int) -> Iterator[None]:
 def test_the_hot_paths_cost_a_fixed_number_of_statements(as_kee: Caller) -> None:
     post(as_kee)
     post_grouped(as_kee)
-    with statements(1):  # fact and place
-        post(as_kee)
-    with statements(4):  # fact, lock, thread, place
-        post_grouped(as_kee)
     root = post(as_kee, surface="ledger", requires_action=True).receipt_id
     with statements(2):  # what it refers to; fact, what it closes, place: nobody can have named a fresh id
         post(as_kee, receipt_id="rcpt_fresh", receipt_id_is_fresh=True, caused_by=root, pairs_with=root)
-    with statements(5):  # meeting point, who waits, fact, lock, place
-        post(as_kee, receipt_id="R.1")
     for number in range(20):
         post(as_kee)
         post_grouped(as_kee, resource=f"pr:{number}", flush_class="immediate")
@@ -141,7 +100,7 @@ def test_nothing_is_deleted_but_by_the_system_that_prunes(as_kee: Caller, role: 
     for _ in range(2):
         post_grouped(as_kee, flush_class="immediate")
     kept, acked = post(as_kee), post(as_kee)
-    services.ack_receipts(principal_id=as_kee.principal_id, receipt_pks=[acked.id], now=T0)
+    ack_receipts(as_kee, acked.id)
     tables = ("digests_receiptstate", "digests_entry", "digests_thread", "receipts_receipt", "receipts_receiptkey")
     execute(f"select set_config('gatehouse.tenants', '{as_kee.tenant_id}', true); set local role {role}")
     for table in tables:
@@ -169,11 +128,109 @@ def test_nothing_is_deleted_but_by_the_system_that_prunes(as_kee: Caller, role: 
         execute("update receipts_receipt set event_type = 'x'")
 
 
-def test_nothing_of_an_inbox_shows_in_another_tenant(as_kee: Caller) -> None:
-    posted = post(as_kee)
-    services.mark_delivered(receipt_pks=[posted.id], now=T0)
-    execute("select set_config('gatehouse.tenant', '', true)")
-    for table in ("digests_inbox", "digests_entry", "digests_receiptstate", "receipts_receipt", "receipts_receiptkey"):
-        with connection.cursor() as cursor:
-            cursor.execute(f"select count(*) from {table}")
-            assert cursor.fetchone() == (0,), table
+TABLES = ("digests_inbox", "digests_thread", "digests_entry", "digests_receiptstate", "receipts_receipt")
+
+
+def break_rows(*statements: str) -> None:
+    """As the owner of the tables, past every trigger."""
+    execute("set constraints all immediate; set local role none")
+    for table in TABLES:
+        execute(f"alter table {table} disable trigger user")
+    for statement in statements:
+        execute(statement)
+    for table in TABLES:
+        execute(f"alter table {table} enable trigger user")
+    execute("set local role gatehouse_app")
+
+
+def fill_inbox(kee: Caller) -> None:
+    """Something of everything: items and digests, acked, visible, superseded, pending."""
+    for _ in range(2):
+        post(kee)
+        post_grouped(kee, flush_class="immediate")
+    ack_through(kee, read(kee).entries[0].token)
+    ack_receipts(kee, read(kee).entries[-1].receipt_pks[0])
+    for number in range(3):
+        post_grouped(kee, f"pr:{number}", flush_class="immediate")
+        post_grouped(kee, f"pr:{number}")
+        post(kee)
+    post(kee, surface="ledger")
+
+
+DAMAGE = {
+    "an item's entry is acked and its receipt is not": (
+        "lost_receipts",
+        "update digests_entry set acked_at = now() where kind = 'item' and acked_at is null",
+    ),
+    "the state of a buffered receipt is gone": ("lost_receipts", "delete from digests_receiptstate where pending"),
+    "a live snapshot is acked and its receipts are not": (
+        "lost_receipts",
+        "update digests_entry set acked_at = now() where kind = 'digest_snapshot' and superseded_by_seq is null",
+    ),
+    "a live snapshot holds what is acked": (
+        "missing_heads",
+        (
+            "update digests_receiptstate set acked_at = now(), read_at = now() where receipt_id in"
+            " (select receipt_ids[1] from digests_entry where kind = 'digest_snapshot' and acked_at is null"
+            "  and superseded_by_seq is null)"
+        ),
+    ),
+    "a buffer is miscounted": (
+        "missing_heads",
+        "update digests_thread set pending_count = pending_count + 3 where pending_count > 0",
+    ),
+    "a buffer is forgotten": ("lost_receipts", "update digests_thread set pending_count = 0, flush_due_at = null"),
+    "a buffer is overdue": (
+        "overdue_threads",
+        "update digests_thread set flush_due_at = gatehouse_now() - interval '2 minutes' where pending_count > 0",
+    ),
+    "an inbox is miscounted": (
+        "miscounted_inboxes",
+        "update digests_inbox set visible_unread = visible_unread + 7, pending_unread = 0",
+    ),
+    "a snapshot counts what does not exist": (
+        "untrue_entries",
+        (
+            "update digests_entry set receipt_ids = receipt_ids || 999999::bigint, count = count + 1"
+            " where superseded_by_seq is not null"
+        ),
+    ),
+    "a ledger receipt has a place": (
+        "stray_states",
+        (
+            "insert into digests_receiptstate (receipt_id, tenant_id, inbox_id, entry_id, pending)"
+            " select r.id, r.tenant_id, e.inbox_id, e.id, false from receipts_receipt r, digests_entry e"
+            " where r.surface = 'ledger' and e.kind = 'item' and e.acked_at is not null"
+        ),
+    ),
+    "a tombstone has a place": (
+        "stray_states",
+        (
+            "update receipts_receipt set pruned_at = now() where id in"
+            " (select receipt_id from digests_receiptstate where acked_at is not null)"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("kind", "damage"), DAMAGE.values(), ids=DAMAGE)
+def test_damage_is_found(as_kee: Caller, kind: str, damage: str) -> None:
+    fill_inbox(as_kee)
+    assert unsound() == {}
+    break_rows(*damage.split(";"))
+    assert unsound()[kind]
+
+
+def test_a_full_deployment_is_sound(db: None) -> None:
+    kee = fill()
+    with acting_as(kee):
+        fill_inbox(kee)
+    assert health._inboxes().ok
+
+
+def test_doctor_reports_damage_and_changes_nothing(as_kee: Caller) -> None:
+    fill_inbox(as_kee)
+    break_rows("update digests_inbox set visible_unread = 0")
+    finding = health._inboxes()
+    assert (finding.ok, finding.needed, finding.says) == (False, False, "1 miscounted inboxes")
+    assert Inbox.objects.get().visible_unread == 0

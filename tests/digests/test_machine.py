@@ -1,9 +1,10 @@
 """Random lives of two inboxes, step by step beside a model in memory, with every invariant asked after every step."""
 
+import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import count
 from typing import Any, Final
@@ -22,12 +23,276 @@ from apps.digests.formats import Bound, Through, format_token
 from apps.digests.policy import Policy
 from apps.digests.services import Group, PolicyChange, Posted, Poster, ReceiptDraft
 from apps.digests.shapes import AckedOutput, EntryOutput, InboxOutput
+from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.errors import DedupeConflict, DuplicateReceipt
-from tests.digests import model
-from tests.digests.makers import make_draft, unsound
-from tests.digests.model import CONTRADICTIONS
+from tests.digests.makers import make_draft, post, post_grouped, unsound
 from tests.factories import T0, make_caller, make_tenant
+
+THREAD_LIMIT: Final = 500
+_Key = tuple[str, str, str]
+"""Source, resource, family."""
+
+
+@dataclass(eq=False, slots=True)
+class ModelEntry:
+    receipts: frozenset[int]
+    thread: "ModelThread | None" = None
+    revision: int | None = None
+    reason: str | None = None
+    source: str = ""
+    successor: "ModelEntry | None" = None
+    id: int = 0
+    sequence: int = 0
+
+    @property
+    def looks(self) -> tuple[object, ...]:
+        """What tells it from others before its sequence is known."""
+        return (self.receipts, self.revision, self.reason)
+
+    def superseded_as_of(self, as_of: int) -> bool:
+        return self.successor is not None and self.successor.sequence <= as_of
+
+
+@dataclass(eq=False, slots=True)
+class ModelThread:
+    key: _Key
+    opened_at: datetime
+    receipts: set[int] = field(default_factory=set)
+    pending: set[int] = field(default_factory=set)
+    due: datetime | None = None
+    revision: int = 0
+    is_open: bool = True
+    live: ModelEntry | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReceipt:
+    """A receipt, as far as an inbox cares."""
+
+    pk: int
+    source: str
+    key: _Key | None
+    immediate: bool = False
+    breaks: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class ModelInbox:
+    """What one principal owns."""
+
+    enabled: bool = True
+    window: timedelta = timedelta(seconds=30)
+    max_items: int = 20
+    max_thread_age: timedelta = timedelta(hours=24)
+    last_seq: int = 0
+    entries: list[ModelEntry] = field(default_factory=list)
+    threads: list[ModelThread] = field(default_factory=list)
+    receipts: set[int] = field(default_factory=set)
+    acked: set[int] = field(default_factory=set)
+    fresh: list[ModelEntry] = field(default_factory=list)
+    """Published by the step in hand; their sequences are not known yet."""
+
+    def copied(self) -> "ModelInbox":
+        return copy.deepcopy(self)
+
+    # Rules 1 to 5
+
+    def post(self, said: ModelReceipt, now: datetime) -> None:
+        overdue = self._overdue(now)
+        self._post(said, now)
+        self._flush_all(overdue)
+
+    def _post(self, said: ModelReceipt, now: datetime) -> None:
+        self.receipts.add(said.pk)
+        if said.key is None or not self.enabled:
+            self._publish(ModelEntry(frozenset([said.pk]), source=said.source))
+            return
+        thread = self._thread_for(said, now)
+        self._gather(thread, said, now)
+        if said.immediate:
+            self._flush(thread, "immediate")
+        elif len(thread.pending) >= self.max_items:
+            self._flush(thread, "size")
+
+    def post_together(self, batch: Sequence[ModelReceipt], now: datetime) -> None:
+        """As one: each thread is flushed once, when the whole batch is in."""
+        due: dict[int, tuple[ModelThread, str]] = {}
+        overdue = self._overdue(now)
+        for said in batch:
+            if said.key is None or not self.enabled:
+                self._post(said, now)
+                continue
+            self.receipts.add(said.pk)
+            thread = self._thread_for(said, now)
+            self._gather(thread, said, now)
+            if said.immediate:
+                due[id(thread)] = (thread, "immediate")
+            elif len(thread.pending) >= self.max_items:
+                due.setdefault(id(thread), (thread, "size"))
+        for thread, reason in due.values():
+            self._flush(thread, reason)
+        if batch:
+            self._flush_all(overdue)
+
+    def _gather(self, thread: ModelThread, said: ModelReceipt, now: datetime) -> None:
+        thread.receipts.add(said.pk)
+        thread.pending.add(said.pk)
+        if thread.due is None:
+            thread.due = now + self.window
+
+    def _thread_for(self, said: ModelReceipt, now: datetime) -> ModelThread:
+        assert said.key is not None
+        thread = next((one for one in self.threads if one.is_open and one.key == said.key), None)
+        if thread is not None:
+            aged = now - thread.opened_at >= self.max_thread_age
+            if not (aged or len(thread.receipts) >= THREAD_LIMIT or said.breaks):
+                return thread
+            self._flush(thread, "rollover")
+            thread.is_open = False
+        opened = ModelThread(said.key, opened_at=now)
+        self.threads.append(opened)
+        return opened
+
+    def tick(self, now: datetime) -> None:
+        self._flush_all(self._overdue(now))
+
+    def _overdue(self, now: datetime) -> list[ModelThread]:
+        return [thread for thread in self.threads if thread.due is not None and thread.due <= now]
+
+    def _flush_all(self, threads: Iterable[ModelThread]) -> None:
+        for thread in threads:
+            self._flush(thread, "window")
+
+    def switch_off(self) -> None:
+        if self.enabled:
+            for thread in self.threads:
+                self._flush(thread, "lifecycle")
+        self.enabled = False
+
+    def _flush(self, thread: ModelThread, reason: str) -> None:
+        if thread.pending:
+            thread.pending.clear()
+            thread.due = None
+            self._snapshot(thread, reason)
+
+    def _snapshot(self, thread: ModelThread, reason: str) -> None:
+        thread.revision += 1
+        members = frozenset(thread.receipts - thread.pending - self.acked)
+        entry = ModelEntry(members, thread, thread.revision, reason, source=thread.key[0])
+        if thread.live is not None:
+            thread.live.successor = entry
+        thread.live = entry
+        self._publish(entry)
+
+    def _publish(self, entry: ModelEntry) -> None:
+        self.entries.append(entry)
+        self.fresh.append(entry)
+
+    # Rules 7 to 10
+
+    def is_acked(self, entry: ModelEntry) -> bool:
+        return entry.receipts <= self.acked
+
+    def visible(self) -> list[ModelEntry]:
+        shown = [one for one in self.entries if one.successor is None and not self.is_acked(one)]
+        return sorted(shown, key=lambda one: one.sequence)
+
+    def boundary(
+        self,
+        anchor: ModelEntry,
+        as_of: int,
+        *,
+        after: int = 0,
+        source: str | None = None,
+        ids: Collection[int] | None = None,
+    ) -> set[int]:
+        """The receipts that acking through an entry, as shown at a state, names."""
+        return {
+            pk
+            for one in self.entries
+            if one.sequence <= min(anchor.sequence, as_of)
+            and not one.superseded_as_of(as_of)
+            and not self.is_acked(one)
+            and one.sequence > after
+            and (source is None or one.source == source)
+            and (ids is None or one.id in ids)
+            for pk in one.receipts
+        }
+
+    def boundary_now(self, anchor: ModelEntry) -> set[int]:
+        """Without a state: what is visible up to the entry, and the entry itself."""
+        return self.boundary(anchor, self.last_seq) | anchor.receipts
+
+    def ack(self, receipts: Collection[int]) -> int:
+        """Ack these; answers how many were not acked before."""
+        new = set(receipts) - self.acked
+        self.acked |= new
+        for thread in self.threads:
+            if touched := new & thread.receipts:
+                self._settle(thread, touched)
+        return len(new)
+
+    def _settle(self, thread: ModelThread, touched: set[int]) -> None:
+        published = touched - thread.pending
+        thread.pending -= touched
+        if not thread.pending:
+            thread.due = None
+        rest = thread.receipts - thread.pending - self.acked
+        if published and rest:
+            self._snapshot(thread, "narrow")
+        if not rest:
+            thread.live = None
+            thread.is_open = thread.is_open and bool(thread.pending)
+
+    # Counts
+
+    @property
+    def pending(self) -> set[int]:
+        return set().union(*(thread.pending for thread in self.threads))
+
+    @property
+    def unread_visible(self) -> int:
+        return len(self.receipts - self.acked - self.pending)
+
+
+# The invariants that neither a constraint nor `soundness.unsound` checks: each statement must find nothing.
+CONTRADICTIONS: Final = {
+    "I2 unacked in several places, or acked and visible": """
+        select r.id, count(e.id), bool_or(s.pending), s.acked_at
+        from receipts_receipt r join digests_receiptstate s on s.receipt_id = r.id
+        left join digests_entry e on e.inbox_id = s.inbox_id and r.id = any(e.receipt_ids)
+                  and e.acked_at is null and e.superseded_by_seq is null
+        group by r.id, s.acked_at
+        having (s.acked_at is null and count(e.id) + bool_or(s.pending)::int <> 1)
+               or (s.acked_at is not null and count(e.id) > 0)
+    """,
+    "I2 in the inbox of another": """
+        select r.id from receipts_receipt r join digests_receiptstate s on s.receipt_id = r.id
+        join digests_inbox i on i.id = s.inbox_id where i.principal_id <> r.recipient_id
+    """,
+    "rule 1 in the thread of another group": """
+        select r.id from receipts_receipt r join digests_receiptstate s on s.receipt_id = r.id
+        join digests_thread t on t.id = s.thread_id
+        where (r.source_system, r.resource_ref, r.event_family) <> (t.source_system, t.resource_ref, t.event_family)
+    """,
+    "I5 sequences with holes": """
+        select i.id from digests_inbox i left join digests_entry e on e.inbox_id = i.id
+        group by i.id
+        having i.last_seq <> count(e.id) or i.last_seq <> coalesce(max(e.sequence), 0)
+               or count(distinct e.sequence) <> count(e.id)
+    """,
+    "I8 superseded by nothing": """
+        select e.id from digests_entry e
+        left join digests_entry n on n.inbox_id = e.inbox_id and n.sequence = e.superseded_by_seq
+        where e.superseded_by_seq is not null and (n.id is null or n.thread_id <> e.thread_id or n.supersedes_id <> e.id)
+    """,
+    "rule 5 a revision is left out": """
+        select thread_id from digests_entry where thread_id is not null
+        group by thread_id having max(revision) <> count(*) or min(revision) <> 1
+    """,
+}
+
 
 OWNERS: Final = ("Kee", "Hexy")
 WINDOWS: Final = [timedelta(0), timedelta(seconds=5), timedelta(seconds=60)]
@@ -103,7 +368,7 @@ class Inboxes(RuleBasedStateMachine):
         with connection.cursor() as cursor:
             # Beside the callers' own turns everything is looked at from above.
             cursor.execute("select set_config('role', 'gatehouse_system', true)")
-        self.inboxes = {name: model.Inbox() for name in OWNERS}
+        self.inboxes = {name: ModelInbox() for name in OWNERS}
         self.numbers = count(1)
         self.posted: list[tuple[ReceiptDraft, str, str]] = []
         self.shown: list[Shown] = []
@@ -178,14 +443,14 @@ class Inboxes(RuleBasedStateMachine):
             more = {"flush_class": "immediate"} if chance < 2 else {"break_thread": True} if chance == 2 else {}
         return self._draft(owner, source, resource, family, **more), owner
 
-    def _said(self, draft: ReceiptDraft, pk: int) -> model.Said:
+    def _said(self, draft: ReceiptDraft, pk: int) -> ModelReceipt:
         group = draft.group
         if group is None:
-            return model.Said(pk, draft.source_system, None)
+            return ModelReceipt(pk, draft.source_system, None)
         assert group.resource_ref is not None
         assert group.event_family is not None
         key = (draft.source_system, group.resource_ref, group.event_family)
-        return model.Said(
+        return ModelReceipt(
             pk, draft.source_system, key, immediate=group.flush_class == "immediate", breaks=group.break_thread
         )
 
@@ -213,7 +478,7 @@ class Inboxes(RuleBasedStateMachine):
         answers = self._do(act)
         assert len(answers) == len(drafts)
         assert known is None or isinstance(answers[-1], DuplicateReceipt)
-        said: dict[str, list[model.Said]] = {name: [] for name in OWNERS}
+        said: dict[str, list[ModelReceipt]] = {name: [] for name in OWNERS}
         for (draft, owner), answer in zip(made, answers, strict=False):
             assert isinstance(answer, Posted)
             self.posted.append((draft, owner, answer.receipt_id))
@@ -222,7 +487,7 @@ class Inboxes(RuleBasedStateMachine):
         repeated = self._repeat(act)
         assert repeated is None or all(isinstance(one, DuplicateReceipt) for one in repeated)
 
-    def _settle_batch(self, said: dict[str, list[model.Said]]) -> None:
+    def _settle_batch(self, said: dict[str, list[ModelReceipt]]) -> None:
         """A batch is its posts one after the other, or each of its threads flushed once at its end."""
         one_by_one = {name: inbox.copied() for name, inbox in self.inboxes.items()}
         together = {name: inbox.copied() for name, inbox in self.inboxes.items()}
@@ -396,7 +661,7 @@ class Inboxes(RuleBasedStateMachine):
                 members += [one.pk for one in page.receipts]
         assert members == sorted(entry.receipts)
 
-    def _some_entry(self, which: int) -> tuple[str, model.Entry]:
+    def _some_entry(self, which: int) -> tuple[str, ModelEntry]:
         everything = [(name, entry) for name, inbox in self.inboxes.items() for entry in inbox.entries]
         return everything[which % len(everything)]
 
@@ -527,7 +792,7 @@ class Inboxes(RuleBasedStateMachine):
                 return f"{name} has no inbox"
         return ""
 
-    def _compare_inbox(self, inbox: model.Inbox, stored: dict[str, Any]) -> str:
+    def _compare_inbox(self, inbox: ModelInbox, stored: dict[str, Any]) -> str:
         rows = stored["entries"]
         if found := _adopt(inbox, [row for row in rows if row["sequence"] > inbox.last_seq]):
             return found
@@ -551,7 +816,7 @@ class Inboxes(RuleBasedStateMachine):
             return f"threads {own} are {threads}"
         return self._compare_receipts(inbox, stored)
 
-    def _compare_receipts(self, inbox: model.Inbox, stored: dict[str, Any]) -> str:
+    def _compare_receipts(self, inbox: ModelInbox, stored: dict[str, Any]) -> str:
         for pk, acked, delivered, archived, read, _ in stored["receipts"]:
             if acked != (pk in inbox.acked) or read != acked or archived != (pk in self.archived):
                 return f"receipt {pk}: acked {acked}, read {read}, archived {archived}"
@@ -580,7 +845,7 @@ class Inboxes(RuleBasedStateMachine):
             assert (counts.visible, counts.pending) == expected
 
 
-def _adopt(inbox: model.Inbox, rows: list[dict[str, Any]]) -> str:
+def _adopt(inbox: ModelInbox, rows: list[dict[str, Any]]) -> str:
     """Give the entries that a step has published the sequences that they got."""
     open_ones = list(inbox.fresh)
     for row in rows:
@@ -596,7 +861,7 @@ def _adopt(inbox: model.Inbox, rows: list[dict[str, Any]]) -> str:
     return ""
 
 
-def _entry_row(entry: model.Entry, inbox: model.Inbox) -> dict[str, Any]:
+def _entry_row(entry: ModelEntry, inbox: ModelInbox) -> dict[str, Any]:
     predecessor = next((one for one in inbox.entries if one.successor is entry), None)
     return {
         "id": entry.id,
@@ -611,10 +876,10 @@ def _entry_row(entry: model.Entry, inbox: model.Inbox) -> dict[str, Any]:
     }
 
 
-_ThreadRow = tuple[model.Key, list[int], list[int], str, int, bool]
+_ThreadRow = tuple[_Key, list[int], list[int], str, int, bool]
 
 
-def _thread_row(thread: model.Thread) -> _ThreadRow:
+def _thread_row(thread: ModelThread) -> _ThreadRow:
     due = thread.due.isoformat() if thread.due else ""
     return (thread.key, sorted(thread.receipts), sorted(thread.pending), due, thread.revision, thread.is_open)
 
@@ -663,6 +928,33 @@ def _live(lives: int, *, steps: int, number: int = 0) -> None:
             phases=[Phase.generate, Phase.shrink],
         ),
     )
+
+
+def _contradictions(number: str) -> list[str]:
+    found = []
+    for name, statement in CONTRADICTIONS.items():
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+            found += [name] if name.startswith(f"{number} ") and cursor.fetchall() else []
+    return found
+
+
+@pytest.mark.parametrize(
+    ("number", "damage"),
+    [
+        ("I2", "update digests_receiptstate set acked_at = now(), read_at = now() where not pending"),
+        ("I2", "update digests_inbox set principal_id = {hexy}"),
+        ("I5", "update digests_inbox set last_seq = last_seq + 1"),
+        ("I8", "update digests_entry set superseded_by_seq = 99, superseded_at = now() where kind = 'item'"),
+    ],
+)
+def test_contradictions_are_found(tenant: Tenant, as_kee: Caller, number: str, damage: str) -> None:
+    post(as_kee)
+    post_grouped(as_kee, flush_class="immediate")
+    assert _contradictions(number) == []
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(damage.format(hexy=make_caller(tenant, "Hexy").principal_id))
+    assert _contradictions(number)
 
 
 @pytest.mark.django_db(transaction=True)

@@ -1,21 +1,36 @@
-"""How an inbox gathers: rules 2, 3 and 4 where single sources have policies of their own."""
+"""The policies of an inbox and of single sources, and the replay of the past under another policy."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, connection, transaction
+from django.db import connection
 from django.test import Client
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from apps.core.errors import Conflict, NotFound
+from apps.core.errors import Conflict
+from apps.core.sql import database_now
 from apps.digests import selectors, services
-from apps.digests.models import Inbox, SourcePolicy, Thread
-from apps.digests.services import PolicyChange
+from apps.digests.models import Entry, FlushReason, Inbox, SourcePolicy, Thread
+from apps.digests.policy import Policy
 from apps.digests.services.policies import MOST_SOURCE_POLICIES
 from apps.principals.models import Tenant
-from apps.principals.tenancy import Caller
-from tests.digests.makers import ack_through, make_draft, pass_time, post, post_grouped, read, unsound
+from apps.principals.tenancy import Caller, acting_as
+from tests.digests.makers import (
+    make_draft,
+    pass_time,
+    post,
+    post_grouped,
+    read,
+    set_clock,
+    set_policy,
+    set_source,
+    unsound,
+)
 from tests.digests.test_database import statements
 from tests.factories import T0, make_caller, make_token
 
@@ -24,16 +39,6 @@ from tests.factories import T0, make_caller, make_token
 def sound(as_kee: Caller) -> Iterator[Caller]:
     yield as_kee
     assert unsound() == {}
-
-
-def set_policy(owner: Caller, source: str | None = None, **change: Any) -> None:
-    services.set_policy(
-        tenant_id=owner.tenant_id,
-        principal_id=owner.principal_id,
-        change=PolicyChange(**change),
-        source_system=source,
-        now=T0,
-    )
 
 
 def remove(owner: Caller, source: str) -> None:
@@ -52,24 +57,6 @@ def due_in(resource: str) -> float:
         cursor.execute("select extract(epoch from %s - gatehouse_now())", [due])
         seconds: float = float(cursor.fetchone()[0])
     return seconds
-
-
-def test_disabled_source_makes_items(sound: Caller) -> None:
-    set_policy(sound, "github", enabled=False)
-    post_grouped(sound, source="github")
-    post_grouped(sound, source="gitlab")
-    assert shown(sound) == [("item", "github", None)]
-    assert read(sound).pending == 1
-
-
-def test_source_may_be_enabled_where_the_inbox_is_not(sound: Caller) -> None:
-    set_policy(sound, enabled=False)
-    set_policy(sound, "github", enabled=True)
-    post_grouped(sound, source="github")
-    post_grouped(sound, source="gitlab")
-    assert shown(sound) == [("item", "gitlab", None)]
-    set_policy(sound, enabled=False)  # again: what is gathered goes on waiting
-    assert read(sound).pending == 1
 
 
 def test_source_window_overrides_the_inbox(sound: Caller) -> None:
@@ -126,33 +113,6 @@ def test_removing_a_source_policy_flushes_the_source(sound: Caller) -> None:
     assert due_in("new") == 30
 
 
-def test_every_reason_is_stored(sound: Caller) -> None:
-    set_policy(sound, max_items=2)
-    for source in ("by size", "by size"):
-        post_grouped(sound, source=source)
-    post_grouped(sound, source="at once", flush_class="immediate")
-    post_grouped(sound, source="broken")
-    post_grouped(sound, source="broken", break_thread=True)
-    pass_time(31)
-    services.flush_due()
-    older = next(one for one in read(sound).entries if one.source_systems == ["by size"])
-    post_grouped(sound, source="by size", flush_class="immediate")
-    ack_through(sound, older.token)
-    post_grouped(sound, source="off")
-    set_policy(sound, enabled=False)
-    reasons = {one.flush_reason for one in selectors.history(sound.principal_id).entries}
-    assert reasons == {"size", "immediate", "rollover", "window", "narrow", "lifecycle"}
-
-
-def test_removing_what_is_not_there_changes_nothing(sound: Caller, tenant: Tenant) -> None:
-    hexy = make_caller(tenant, "Hexy")
-    set_policy(sound, "github", enabled=False)
-    for owner, source in ((sound, "gitlab"), (hexy, "github")):
-        with pytest.raises(NotFound):
-            remove(owner, source)
-    assert SourcePolicy.objects.count() == 1
-
-
 def test_an_inbox_has_room_for_so_many_policies(sound: Caller) -> None:
     set_policy(sound, "github", max_items=2)
     inbox = Inbox.objects.get()
@@ -165,14 +125,6 @@ def test_an_inbox_has_room_for_so_many_policies(sound: Caller) -> None:
     assert SourcePolicy.objects.count() == MOST_SOURCE_POLICIES
     set_policy(sound, "github", max_items=3)
     assert selectors.policies(sound.principal_id).of("github").max_items == 3
-
-
-@pytest.mark.parametrize("change", [{"max_items": 0}, {"max_items": 501}, {"window": timedelta(seconds=-1)}])
-def test_the_database_refuses_an_impossible_policy(sound: Caller, change: dict[str, Any]) -> None:
-    for source in (None, "github"):
-        with pytest.raises(IntegrityError, match="possible"), transaction.atomic():
-            set_policy(sound, source, **change)
-    assert not SourcePolicy.objects.exists()
 
 
 def test_post_reads_source_policies_only_if_there_are_any(sound: Caller) -> None:
@@ -228,3 +180,132 @@ def test_source_policy_over_http(tenant: Tenant) -> None:
     assert ask("DELETE", "?source_system=github") == (200, removed)
     status, refusal = ask("DELETE", "?source_system=github")
     assert (status, refusal["code"]) == (404, "unknown_policy")
+
+
+def policy(*, window: float = 30, max_items: int = 20, age: float = 86_400, enabled: bool = True) -> Policy:
+    return Policy(
+        enabled=enabled,
+        window=timedelta(seconds=window),
+        max_items=max_items,
+        max_thread_age=timedelta(seconds=age),
+    )
+
+
+_names = count(1)
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from([0, 1, 5, 10, 20, 45]),
+        st.sampled_from(["a", "b", None]),
+        st.sampled_from(["github", "gitlab"]),
+        st.sampled_from(["", "", "", "immediate", "break"]),
+    ),
+    min_size=1,
+    max_size=25,
+)
+POLICIES = st.builds(
+    policy,
+    window=st.sampled_from([0, 1, 10, 30]),
+    max_items=st.sampled_from([1, 2, 3, 20]),
+    age=st.sampled_from([1, 30, 60, 86_400]),
+    enabled=st.sampled_from([True, True, True, False]),
+)
+
+
+@settings(
+    max_examples=20,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(events=EVENTS, default=POLICIES, of_github=st.none() | POLICIES)
+def test_replay_counts_what_the_inbox_makes(
+    as_kee: Caller,
+    tenant: Tenant,
+    events: list[tuple[int, str | None, str, str]],
+    default: Policy,
+    of_github: Policy | None,
+) -> None:
+    reader = make_caller(tenant, f"Reader {next(_names)}")
+    set_policy(reader, **asdict(default))
+    if of_github is not None:
+        set_policy(reader, "github", **asdict(of_github))
+    at = T0
+    for pause, resource, source, what in events:
+        at += timedelta(seconds=pause)
+        set_clock(at)
+        services.flush_due()
+        if resource is None:
+            post(reader, source=source, poster=as_kee, now=at)
+        else:
+            flush_class = "immediate" if what == "immediate" else "normal"
+            breaks = what == "break"
+            post_grouped(
+                reader, resource, source=source, poster=as_kee, now=at, flush_class=flush_class, break_thread=breaks
+            )
+    set_clock(at + timedelta(days=1))
+    services.flush_due()
+
+    made = Entry.objects.filter(inbox__principal_id=reader.principal_id).exclude(flush_reason=FlushReason.NARROW)
+    replayed = selectors.replay(reader.principal_id, since=T0)
+    assert (replayed.receipts, replayed.entries_then) == (len(events), made.count())
+    if of_github is None and default.enabled:
+        assert replayed.entries_now == replayed.entries_then
+
+
+def test_replay_compares_held_policies_with_the_given_one(as_kee: Caller) -> None:
+    for number in range(10):
+        post_grouped(as_kee, now=T0 + timedelta(seconds=20 * number))
+    post(as_kee, now=T0 + timedelta(seconds=300))
+    longer = selectors.replay(as_kee.principal_id, since=T0, window=timedelta(minutes=5))
+    assert (longer.receipts, longer.grouped, longer.entries_then, longer.entries_now) == (11, 10, 6, 2)
+    assert longer.wakes_saved == 4
+    smaller = selectors.replay(as_kee.principal_id, since=T0, window=timedelta(minutes=5), max_items=1)
+    assert (smaller.entries_now, smaller.wakes_saved) == (11, -5)
+    later = selectors.replay(as_kee.principal_id, since=T0 + timedelta(seconds=100))
+    assert later.receipts == 6
+
+
+def test_replay_groups_by_hooks_and_keys(as_kee: Caller) -> None:
+    for name in ("build", "lint", "docs"):
+        payload = {"check_run": {"name": name, "pull_requests": [{"number": 1}]}}
+        post(as_kee, source="github_repo_ci", event_type="check_run", metadata=payload)
+    for version in range(3):
+        post(as_kee, dedupe_key=f"github:ci:pr-1:v{version}")
+    before = selectors.replay(as_kee.principal_id, since=T0)
+    assert (before.receipts, before.grouped, before.entries_now) == (6, 3, 4)
+    set_source(as_kee, by_key=True)
+    after = selectors.replay(as_kee.principal_id, since=T0)
+    assert (after.receipts, after.grouped, after.entries_now) == (6, 6, 2)
+
+
+def test_replay_is_truncated_to_the_newest_receipts(as_kee: Caller) -> None:
+    for number in range(6):
+        post(as_kee, now=T0 + timedelta(seconds=number))
+    cut = selectors.replay(as_kee.principal_id, since=T0, limit=4)
+    assert (cut.receipts, cut.truncated, cut.since) == (4, True, T0 + timedelta(seconds=2))
+    whole = selectors.replay(as_kee.principal_id, since=T0, limit=6)
+    assert (whole.receipts, whole.truncated, whole.since) == (6, False, T0)
+
+
+def test_replay_is_of_the_reader_and_changes_nothing(tenant: Tenant) -> None:
+    kee, hexy = make_caller(tenant), make_caller(tenant, "Hexy")
+    with acting_as(kee):
+        pass_time(0)
+        for _ in range(3):
+            post_grouped(kee, now=database_now())
+        post(hexy, poster=kee, now=database_now())
+    status, replayed = asking(tenant)("POST", "/replay", {"since": "2026-01-01T00:00:00Z", "window_ms": 0})
+    assert (status, replayed) == (
+        200,
+        {
+            "receipts": 3,
+            "grouped": 3,
+            "entries_then": 1,
+            "entries_now": 3,
+            "wakes_saved": -2,
+            "since": "2026-01-01T00:00:00Z",
+            "truncated": False,
+        },
+    )
+    assert asking(tenant)("POST", "/replay", {"window_ms": 0})[1]["receipts"] == 3
+    with acting_as(kee):
+        assert not Entry.objects.filter(inbox__principal_id=kee.principal_id).exists()

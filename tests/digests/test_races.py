@@ -102,25 +102,6 @@ def check() -> None:
             assert taken == list(range(1, inbox.last_seq + 1))
 
 
-def test_rival_posts_take_contiguous_sequences(kee: Caller) -> None:
-    def rival(number: int) -> Callable[[], Any]:
-        def run() -> None:
-            for turn in range(10):
-                with acting_as(kee):
-                    if (number + turn) % 3:
-                        post(kee)
-                    else:
-                        post_grouped(kee, resource=f"pr:{turn % 2}", flush_class="immediate")
-
-        return run
-
-    assert race(*(rival(number) for number in range(8))) == [None] * 8
-    with acting_as(kee):
-        assert Inbox.objects.get().last_seq == Receipt.objects.count() == 80
-        assert read(kee).visible == 80
-    check()
-
-
 def test_paging_readers_miss_nothing_of_eight_writers(kee: Caller) -> None:
     with acting_as(kee):
         change = services.PolicyChange(window=timedelta(milliseconds=20), max_items=5)
@@ -440,44 +421,29 @@ def test_batches_that_make_an_inbox_do_not_deadlock(tenant: Tenant, kee: Caller)
     check()
 
 
-@pytest.mark.parametrize("group", [None, "immediate"])
-def test_a_post_tells_on_commit_that_its_inbox_changed(kee: Caller, group: str | None) -> None:
+def test_posts_and_acks_notify_on_commit(kee: Caller) -> None:
     heard: list[tuple[int, int]] = []
 
     def hear(principal_id: int, tenant_id: int, **_: Any) -> None:
         heard.append((principal_id, tenant_id))
 
-    inbox_changed.connect(hear)
-    try:
+    def notifies(act: Callable[[], Any]) -> bool:
         with acting_as(kee):
-            post(kee) if group is None else post_grouped(kee, flush_class=group)
+            act()
             assert not heard
-    finally:
-        inbox_changed.disconnect(hear)
-    assert (kee.principal_id, kee.tenant_id) in heard
-
-
-def test_ack_notifies_on_commit_unless_it_adds_nothing(kee: Caller) -> None:
-    with acting_as(kee):
-        post(kee)
-        post_grouped(kee, flush_class="immediate")
-        tokens = [entry.token for entry in read(kee).entries]
-    heard: list[tuple[int, int]] = []
-
-    def hear(principal_id: int, tenant_id: int, **_: Any) -> None:
-        heard.append((principal_id, tenant_id))
+        notified = (kee.principal_id, kee.tenant_id) in heard
+        heard.clear()
+        return notified
 
     inbox_changed.connect(hear)
     try:
+        assert notifies(lambda: post(kee))
+        assert notifies(lambda: post_grouped(kee, flush_class="immediate"))
+        with acting_as(kee):
+            tokens = [entry.token for entry in read(kee).entries]
         for token in tokens:
-            with acting_as(kee):
-                ack_through(kee, token)
-                assert not heard
-            assert heard == [(kee.principal_id, kee.tenant_id)]
-            heard.clear()
-            with acting_as(kee):
-                ack_through(kee, token)
-            assert not heard
+            assert notifies(partial(ack_through, kee, token))
+            assert not notifies(partial(ack_through, kee, token))
     finally:
         inbox_changed.disconnect(hear)
 

@@ -23,26 +23,21 @@ from apps.receipts import selectors as facts
 from apps.receipts.errors import DuplicateReceipt, ReceiptIdConflict, UnknownReceipt
 from apps.receipts.models import Obligation, Receipt, ReceiptKey
 from tests.delivery.making import make_remote, move_away
-from tests.digests.makers import ack_through, make_draft, post, post_grouped, read, unsound
+from tests.digests.makers import ack_receipts, ack_through, make_draft, post, post_grouped, read, set_clock, unsound
+from tests.digests.test_database import break_rows
 from tests.digests.test_races import acting, check, race
-from tests.digests.test_self_check import break_rows
 from tests.factories import T0, make_caller, make_tenant
 
-DAY = timedelta(days=1).total_seconds()
+
+def to_day(days: float) -> None:
+    set_clock(T0 + timedelta(days=days))
 
 
 @pytest.fixture
 def as_kee_then(as_kee: Caller) -> Caller:
     """Kee, at the moment that receipts are posted at."""
-    set_clock(0)
+    to_day(0)
     return as_kee
-
-
-def set_clock(days: float) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "select set_config('gatehouse.now', %s, true)", [(T0 + timedelta(seconds=days * DAY)).isoformat()]
-        )
 
 
 def retain() -> dict[str, int]:
@@ -77,10 +72,10 @@ def test_acked_receipts_are_deleted_after_their_period(as_kee_then: Caller) -> N
     kept = post(kee)
     assert Thread.objects.get().closed_at is not None
 
-    set_clock(89.9)
+    to_day(89.9)
     assert retain() == {"entries": 2}  # superseded snapshots
     assert Receipt.objects.count() == 7
-    set_clock(90)
+    to_day(90)
     assert retain() == {"receipts": 6, "entries": 4}
 
     assert [receipt.pk for receipt in Receipt.objects.all()] == [kept.id]
@@ -99,7 +94,7 @@ def test_unacked_receipts_stay_for_ever_wherever_they_are(as_kee_then: Caller) -
     post_grouped(as_kee_then, flush_class="immediate")
     post_grouped(as_kee_then)
     before = everything()
-    set_clock(4000)
+    to_day(4000)
     assert retain() == {}
     assert everything() == before
 
@@ -108,13 +103,13 @@ def test_the_time_of_a_receipt_begins_with_its_ack(as_kee_then: Caller) -> None:
     kee = as_kee_then
     late = post(kee)
     gathered = post_grouped(kee, flush_class="immediate")
-    set_clock(200)
+    to_day(200)
     ack_everything(kee, days=200)
     before = everything()
-    set_clock(289)
+    to_day(289)
     assert retain() == {}
     assert everything() == before
-    set_clock(290)
+    to_day(290)
     assert retain() == {"receipts": 2, "entries": 2}
     assert not Receipt.objects.filter(pk__in=[late.id, gathered.id]).exists()
 
@@ -132,7 +127,7 @@ def test_undelivered_receipt_is_kept(tenant: Tenant, as_kee_then: Caller, state:
     elif state == "delivered":
         sending.settle(claim=claim, verdict=Delivered(remote_id="rcpt_there"), result="HTTP 200")
     assert Delivery.objects.get().state == state
-    set_clock(200)
+    to_day(200)
     assert retain() == ({"receipts": 1} if state == "delivered" else {})
     assert Receipt.objects.exists() == Delivery.objects.exists() == (state != "delivered")
 
@@ -140,7 +135,7 @@ def test_undelivered_receipt_is_kept(tenant: Tenant, as_kee_then: Caller, state:
 def test_a_receipt_without_a_state_is_not_removed(as_kee_then: Caller) -> None:
     posted = post(as_kee_then)
     break_rows("delete from digests_receiptstate", "delete from digests_entry")
-    set_clock(4000)
+    to_day(4000)
     assert retain() == {}
     assert Receipt.objects.filter(pk=posted.id).exists()
 
@@ -150,16 +145,16 @@ def test_superseded_snapshot_with_unacked_receipts_is_kept(as_kee_then: Caller) 
     first = post_grouped(kee, flush_class="immediate")
     old_token = read(kee).entries[0].token
     post_grouped(kee, flush_class="immediate")
-    set_clock(2)
+    to_day(2)
     assert retain() == {}
     assert ack_through(kee, old_token).acked_receipts == 1  # an old token still acks what it was shown
     assert selectors.read_inbox(kee.principal_id).visible == 1
     shown = Entry.objects.order_by("sequence").first()
     assert shown is not None
     assert shown.receipt_ids == [first.id]
-    set_clock(0.9)
+    to_day(0.9)
     assert retain() == {}  # the second was superseded by the narrowing, whenever that was
-    set_clock(40)
+    to_day(40)
     assert retain() == {"entries": 1}
     with pytest.raises(UnknownEntry):
         ack_through(kee, old_token)
@@ -170,9 +165,8 @@ def test_a_snapshot_that_outlives_receipts_says_so(as_kee_then: Caller) -> None:
     kee = as_kee_then
     posted = [post_grouped(kee, flush_class="immediate" if number == 4 else "normal") for number in range(5)]
     (whole,) = read(kee).entries
-    for one in posted[:2]:
-        services.ack_receipts(principal_id=kee.principal_id, receipt_pks=[one.id], now=T0)
-    set_clock(100)
+    ack_receipts(kee, *(one.id for one in posted[:2]))
+    to_day(100)
     assert retain() == {"receipts": 2}  # the narrowed one between holds what is unacked too
 
     entry = selectors.entry(kee.principal_id, whole.id)
@@ -189,27 +183,14 @@ def test_late_duplicate_is_refused_after_retention(as_kee_then: Caller) -> None:
     poster = services.Poster.of(as_kee_then)
     first = services.post(poster=poster, draft=draft, now=T0)
     ack_everything(as_kee_then)
-    set_clock(399)
+    to_day(399)
     assert retain() == {"entries": 1, "receipts": 1}
     with pytest.raises(DuplicateReceipt) as refusal:
         services.post(poster=poster, draft=draft, now=T0)
     assert refusal.value.extra["existing_receipt_id"] == first.receipt_id
-    set_clock(400)
+    to_day(400)
     assert retain() == {"keys": 1}
     assert services.post(poster=poster, draft=draft, now=T0).receipt_id != first.receipt_id
-
-
-def test_a_sequence_is_never_used_again(as_kee_then: Caller) -> None:
-    kee = as_kee_then
-    for _ in range(3):
-        post(kee)
-    ack_everything(kee)
-    set_clock(1000)
-    retain()
-    assert not Entry.objects.exists()
-    assert unsound() == {}
-    post(kee)
-    assert read(kee).as_of == Entry.objects.get().sequence == 4
 
 
 def test_receipt_with_an_open_obligation_is_kept(tenant: Tenant, as_kee_then: Caller) -> None:
@@ -220,7 +201,7 @@ def test_receipt_with_an_open_obligation_is_kept(tenant: Tenant, as_kee_then: Ca
     proof = post(kee, surface="ledger")
     for reader in (kee, hexy):
         ack_everything(reader)
-    set_clock(200)
+    to_day(200)
     assert retain() == {"receipts": 1}
     assert set(Receipt.objects.values_list("pk", flat=True)) == {root.id, asked.id}
     assert not Receipt.objects.filter(pk=proof.id).exists()
@@ -228,9 +209,9 @@ def test_receipt_with_an_open_obligation_is_kept(tenant: Tenant, as_kee_then: Ca
     closed = T0 + timedelta(days=200)
     closer = post(kee, surface="ledger", pairs_with=root.receipt_id, now=closed)
     post(kee, surface="ledger", pairs_with=asked.receipt_id, now=closed)
-    set_clock(289)
+    to_day(289)
     assert retain() == {}
-    set_clock(290)
+    to_day(290)
     assert retain() == {"stripped": 4, "entries": 1}
     assert Obligation.objects.get(pk=root.id).closed_by_id == closer.id
     assert unsound() == {}
@@ -242,7 +223,7 @@ def test_chain_keeps_a_tombstone(as_kee_then: Caller) -> None:
     middle = post(kee, event_type="plan_note", title="secret", caused_by=root.receipt_id)
     ack_everything(kee)
     living = post(kee, caused_by=middle.receipt_id)
-    set_clock(100)
+    to_day(100)
     assert retain() == {"entries": 1, "stripped": 2}
 
     links = facts.chain_for(living.receipt_id, principal_id=kee.principal_id)
@@ -265,45 +246,13 @@ def test_chain_keeps_a_tombstone(as_kee_then: Caller) -> None:
     check_members()
 
 
-def test_tombstones_take_no_place_in_the_list_of_a_source(as_kee_then: Caller) -> None:
-    kee = as_kee_then
-    kept, first = post(kee), post(kee)
-    second = post(kee, caused_by=first.receipt_id)
-    services.ack(
-        principal_id=kee.principal_id,
-        entry_ids=[entry.id for entry in read(kee).entries if entry.receipt_pks != [kept.id]],
-        now=T0,
-    )
-    set_clock(100)
-    assert retain() == {"entries": 2, "stripped": 2}
-    assert Receipt.objects.filter(pk__in=[first.id, second.id]).count() == 2
-    listed = selectors.inbox_receipts(kee.principal_id, source_system="github", unread_only=False, limit=2)
-    assert [one.pk for one in listed] == [kept.id]
-
-
-def test_tombstones_of_a_whole_chain_go_at_once(as_kee_then: Caller) -> None:
-    kee = as_kee_then
-    root = post(kee, surface="ledger", requires_action=True)
-    closer = post(kee, surface="ledger", pairs_with=root.receipt_id)
-    for _ in range(5):
-        last = post(kee, surface="ledger", caused_by=closer.receipt_id, pairs_with=root.receipt_id)
-        closer = last
-    set_clock(100)
-    assert retain() == {"stripped": 7}
-    assert retain() == {}
-    set_clock(400)
-    assert retain() == {"tombstones": 7, "keys": 7}
-    assert not Receipt.objects.exists()
-    assert not Obligation.objects.exists()
-
-
 def test_tombstones_are_deleted_from_the_old_end(as_kee_then: Caller) -> None:
     kee = as_kee_then
     chain = [post(kee, surface="ledger")]
     for days in (0, 0, 200, 499):
         now = T0 + timedelta(days=days)
         chain.append(post(kee, surface="ledger", caused_by=chain[-1].receipt_id, now=now))
-    set_clock(500)
+    to_day(500)
     assert retain() == {"stripped": 4}
     assert retain() == {"tombstones": 3, "keys": 3}
     young, living = chain[3:]
@@ -324,7 +273,7 @@ def test_tombstone_of_a_kept_cause_is_kept(as_kee_then: Caller) -> None:
     owed = post(kee, surface="ledger", requires_action=True)
     middle = post(kee, surface="ledger", caused_by=owed.receipt_id)
     last = post(kee, surface="ledger", caused_by=middle.receipt_id)
-    set_clock(500)
+    to_day(500)
     assert retain() == {"stripped": 2}
     assert retain() == {}
     assert [one.receipt_id for one in facts.chain(last.receipt_id)] == [
@@ -341,21 +290,11 @@ def test_receipt_with_many_consequences_is_cut_in_parts(as_kee_then: Caller, mon
     root = post(kee, surface="ledger", caused_by=cause.receipt_id)
     for _ in range(5):
         post(kee, caused_by=root.receipt_id, pairs_with=root.receipt_id)
-    set_clock(500)
+    to_day(500)
     assert [retain(), retain(), retain()] == [{"stripped": 2}, {}, {}]
     assert Receipt.objects.filter(caused_by=root.id).count() == Receipt.objects.filter(pairs_with=root.id).count() == 1
     assert retain() == {"tombstones": 2, "keys": 2}
     assert Receipt.objects.count() == 5
-
-
-def test_tombstone_of_a_waiting_closer_still_closes(as_kee_then: Caller) -> None:
-    kee = as_kee_then
-    post(kee, pairs_with="R.9")
-    ack_everything(kee)
-    set_clock(100)
-    assert retain() == {"entries": 1, "stripped": 1}
-    root = post(kee, receipt_id="R.9", requires_action=True)
-    assert Obligation.objects.get(pk=root.id).closed_at is not None
 
 
 def test_a_tenant_may_keep_receipts_for_a_time_of_its_own(as_kee_then: Caller) -> None:
@@ -367,12 +306,12 @@ def test_a_tenant_may_keep_receipts_for_a_time_of_its_own(as_kee_then: Caller) -
         ack_everything(other)
     with acting_as_system("test"):
         Tenant.objects.filter(slug="globex").update(keep_receipts=timedelta(days=10))
-    set_clock(20)
+    to_day(20)
     assert retain() == {"entries": 1, "receipts": 1}
     assert Receipt.objects.count() == 1
     with acting_as_system("test"):
         Tenant.objects.filter(slug="acme").update(keep_receipts=timedelta(days=1000))
-    set_clock(900)
+    to_day(900)
     assert retain() == {"keys": 1}  # the other's; this one's receipt is kept, and its key with it
     assert (Receipt.objects.count(), ReceiptKey.objects.count()) == (1, 1)
 
@@ -382,7 +321,7 @@ def test_sweep_goes_in_steps_and_rests(as_kee_then: Caller, monkeypatch: pytest.
     for _ in range(10):
         post(as_kee_then)
     ack_everything(as_kee_then)
-    set_clock(100)
+    to_day(100)
     found = [services.retain(patience=timedelta(0)).get("receipts", 0) for _ in range(6)]
     assert found == [3, 3, 3, 1, 0, 0]
     walked = Sweep.objects.get(name="retention.receipts")
@@ -391,26 +330,6 @@ def test_sweep_goes_in_steps_and_rests(as_kee_then: Caller, monkeypatch: pytest.
     with CaptureQueriesContext(connection) as captured:
         services.retain()
     assert not [one for one in captured.captured_queries if "receipts_receipt" in one["sql"]]
-
-
-def test_an_inbox_is_held_for_a_few_receipts_at_once(as_kee_then: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apps.digests.services.retention._AT_ONCE", 3)
-    kee = as_kee_then
-    cause = post(kee, surface="ledger")
-    for _ in range(8):
-        post(kee, surface="ledger", caused_by=cause.receipt_id)
-    for _ in range(8):
-        post_grouped(kee, "pr:2", flush_class="immediate")
-        post(kee)
-    ack_everything(kee)
-    set_clock(100)
-    with CaptureQueriesContext(connection) as captured:
-        assert retain() == {"receipts": 16, "entries": 16, "stripped": 9}
-    states = [one["sql"] for one in captured.captured_queries if 'DELETE FROM "digests_receiptstate"' in one["sql"]]
-    assert len(states) == 6
-    set_clock(500)
-    assert retain() == {"tombstones": 9, "keys": 25}
-    assert unsound() == {}
 
 
 @pytest.mark.django_db(transaction=True)

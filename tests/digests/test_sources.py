@@ -1,25 +1,35 @@
-"""What operators set for a source."""
+"""What operators set for a source, and the hourly limits of sources at the endpoints that receive receipts."""
 
 import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
+import time_machine
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Permission
 from django.test import Client
 from django.urls import reverse
+from prometheus_client import REGISTRY
 
+from apps.core.notifications import broker
 from apps.digests import selectors, services
 from apps.digests.models import Source
 from apps.digests.selectors import SourceRule
+from apps.digests.tools.posting import _Admission
+from apps.principals import limits
+from apps.principals.limits import Quota
 from apps.principals.models import Membership, Operator, Tenant
-from apps.principals.scopes import Scope
-from apps.principals.tenancy import Caller, acting_as
-from tests.factories import make_caller, make_tenant, make_token
-
-
-def set_source(owner: Caller, name: str = "github", *, rate: int | None = None, by_key: bool = False) -> None:
-    services.set_source(tenant_id=owner.tenant_id, name=name, rate_per_hour=rate, groups_by_dedupe_key=by_key)
+from apps.principals.scopes import Kind, Scope
+from apps.principals.tenancy import Caller, acting_as, acting_in
+from apps.receipts.models import Receipt
+from tests.digests.makers import make_draft, set_source
+from tests.factories import T0, make_caller, make_tenant, make_token
 
 
 def test_a_source_has_the_defaults_until_somebody_sets_it(as_kee: Caller) -> None:
@@ -65,22 +75,13 @@ def test_an_operator_sets_a_source_and_says_why(tenant: Tenant, console: Client)
 
     with acting_as(make_caller(tenant)):
         address = reverse(CHANGE, args=[Source.objects.get().pk])
-    assert console.get(address).status_code == 200
+    assert console.post(address, {"rate_per_hour": 70, "reason": ""}).status_code == 200
+    assert rules(tenant) == [("github", 60, False)]
     changed = {"rate_per_hour": "", "groups_by_dedupe_key": "on", "reason": "Gather instead."}
     assert console.post(address, changed).status_code == 302
     assert rules(tenant) == [("github", None, True)]
     said = [entry.get_change_message() for entry in LogEntry.objects.order_by("pk")]
     assert ["They flood us." in said[0], "Gather instead." in said[1]] == [True, True]
-
-
-@pytest.mark.parametrize(
-    "fault", [{"reason": ""}, {"rate_per_hour": "0"}, {"name": ""}, {"name": "x" * 51}, {"in_tenant": "0"}], ids=str
-)
-def test_a_faulty_form_changes_nothing(tenant: Tenant, console: Client, fault: dict[str, str]) -> None:
-    join(tenant, Membership.Role.OPERATOR)
-    given = {"in_tenant": tenant.pk, "name": "github", "rate_per_hour": 60, "reason": "Why not?"}
-    assert console.post(reverse(ADD), given | fault).status_code == 200
-    assert rules(tenant) == []
 
 
 def test_viewer_or_stranger_sets_no_source(tenant: Tenant, console: Client) -> None:
@@ -115,3 +116,153 @@ def test_an_admin_sets_and_lists_sources_page_by_page(tenant: Tenant) -> None:
     assert ([one["source_system"] for one in second["sources"]], second["next"]) == (["d"], None)
     cleared = {"source_system": "a", "rate_per_hour": None, "groups_by_dedupe_key": False}
     assert ask(admin, "PUT", body={"source_system": "a"}) == (200, cleared)
+
+
+ENDPOINTS = ["/internal/inbox/receipt", "/internal/receipt", "/api/v1/receipts"]
+
+
+@pytest.fixture
+def token(tenant: Tenant, kee: Caller, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Of a service that posts as three sources, at a moment from which the hour lasts for as long as a test may."""
+    # Wait for Redis: a post is granted where Redis does not answer in time.
+    monkeypatch.setattr(limits, "_PATIENCE_SECONDS", 20.0)
+    settings.SOURCE_RATE_LIMITS = {"default": 2, "generous": 50}
+    broker().flushdb()
+    with time_machine.travel(T0):
+        yield make_token(
+            tenant, "ci", Kind.SERVICE, scopes=[Scope.RECEIPTS_WRITE], source_systems=["ci", "generous", "other"]
+        )
+
+
+def receipt(key: str, *, source: str = "ci", **changes: Any) -> dict[str, Any]:
+    return {
+        "recipient_ai": "Kee",
+        "source_system": source,
+        "event_type": "build",
+        "dedupe_key": key,
+        "summary": "Built.",
+        **changes,
+    }
+
+
+def send(token: str, body: dict[str, Any], endpoint: str = "/api/v1/receipts") -> Any:
+    if endpoint == "/internal/inbox/receipt":
+        body = {name: value for name, value in body.items() if name != "event_type"}
+    return Client().post(endpoint, body, content_type="application/json", headers={"X-Service-Token": token})
+
+
+def stored(tenant: Tenant) -> list[str]:
+    with acting_in(tenant.pk, "test"):
+        return list(Receipt.objects.order_by("pk").values_list("dedupe_key", flat=True))
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS)
+def test_over_the_limit_is_429_and_a_repetition_409(tenant: Tenant, token: str, endpoint: str) -> None:
+    send(token, receipt("1"), endpoint)
+    assert [send(token, receipt("1"), endpoint).status_code for _ in range(5)] == [409] * 5
+    assert send(token, receipt("2"), endpoint).status_code < 300
+    refused = send(token, receipt("3"), endpoint)
+    body = refused.json()
+    assert (refused.status_code, body.get("code", body.get("error"))) == (429, "rate_limited")
+    assert 0 < int(refused.headers["Retry-After"]) <= 3600
+    assert send(token, receipt("2"), endpoint).status_code == 409
+    assert stored(tenant) == ["1", "2"]
+
+
+def refused(source: str, reason: str) -> float:
+    labels = {"source": source, "reason": reason}
+    return REGISTRY.get_sample_value("gatehouse_receipts_refused_total", labels) or 0.0
+
+
+@pytest.mark.parametrize("endpoint", ["/internal/receipt", "/api/v1/receipts", "/api/v1/receipts/batch"])
+@pytest.mark.parametrize(
+    ("changes", "label", "reason"),
+    [
+        ({"recipient_ai": "Nobody"}, "generous", "unknown_recipient"),
+        ({"metadata": {"text": "x" * 70_000}}, "generous", "too_large"),
+        ({"source": "invented"}, "other", "not_this_caller"),
+    ],
+)
+def test_refusal_is_counted_for_a_source_of_the_token(
+    token: str,
+    endpoint: str,
+    *,
+    changes: dict[str, Any],
+    label: str,
+    reason: str,
+    django_capture_on_commit_callbacks: Callable[..., AbstractContextManager[list[Any]]],
+) -> None:
+    before = refused(label, reason)
+    body = receipt("generous:build:1:v1", **({"source": "generous"} | changes))
+    with django_capture_on_commit_callbacks(execute=True):
+        send(token, {"receipts": [body]} if endpoint.endswith("batch") else body, endpoint)
+    assert refused(label, reason) == before + 1
+    assert not refused("invented", reason)
+
+
+def test_what_was_refused_for_another_reason_does_not_count(tenant: Tenant, token: str) -> None:
+    for key in ("1", "2", "3"):
+        assert send(token, receipt(key, recipient_ai="Nobody")).status_code == 404
+    itself = receipt("4", receipt_id="R.1", caused_by_receipt_id="R.1")
+    assert [send(token, itself).status_code for _ in range(3)] == [422] * 3
+    assert [send(token, receipt(key)).status_code for key in ("5", "6")] == [201, 201]
+
+
+def test_each_source_and_tenant_has_a_limit_of_its_own(tenant: Tenant, token: str) -> None:
+    for key in ("1", "2"):
+        send(token, receipt(key))
+    assert send(token, receipt("1", source="other")).status_code == 201
+    assert [send(token, receipt(str(n), source="generous")).status_code for n in range(5)] == [201] * 5
+    hour = datetime(2026, 1, 3, 20, 15, tzinfo=UTC)
+    assert Quota(tenant_id=tenant.pk + 1, source_system="ci", per_hour=2, now=hour).take(1) == 1
+
+
+def test_an_operators_limit_stands_over_the_deployments(tenant: Tenant, kee: Caller, token: str) -> None:
+    with acting_as(kee):
+        set_source(kee, "ci", rate=3)
+    selectors.forget_source_rules(tenant.pk)
+    assert [send(token, receipt(str(n))).status_code for n in range(4)] == [201, 201, 201, 429]
+
+
+def test_a_batch_is_let_in_as_far_as_there_is_room(tenant: Tenant, token: str) -> None:
+    send(token, receipt("1"))
+    batch = {"receipts": [receipt("1"), receipt("2"), receipt("3"), receipt("1", source="other")]}
+    answer = send(token, batch, "/api/v1/receipts/batch").json()["results"]
+    assert [one["code"] for one in answer] == ["duplicate_receipt", None, "rate_limited", None]
+    assert stored(tenant) == ["1", "2", "1"]
+
+
+def test_duplicates_take_no_room_from_new_receipts(tenant: Tenant, token: str, kee: Caller) -> None:
+    for number in range(1, 4):
+        broker().flushdb()
+        with acting_as(kee):
+            set_source(kee, "ci", rate=number)
+            known = make_draft(kee, source="ci", dedupe_key=f"known-{number}")
+            services.post(poster=services.Poster.of(kee), draft=known, now=T0)
+            under_way = [admit(kee, f"known-{number}") for _ in range(number + 1)]
+            assert not admit(kee, f"new-{number}").refused
+        assert not any(one.refused for one in under_way)
+
+
+def admit(kee: Caller, key: str) -> _Admission:
+    drafts = [make_draft(kee, source="ci", dedupe_key=key)]
+    return _Admission(tenant_id=kee.tenant_id, drafts=drafts, now=T0)
+
+
+def test_a_redis_that_is_away_lets_posts_through(tenant: Tenant, token: str, settings: Any) -> None:
+    settings.REDIS_URL = "redis://127.0.0.1:1/0"
+    assert [send(token, receipt(str(n))).status_code for n in range(4)] == [201] * 4
+
+
+@pytest.mark.parametrize("given", ["[]", '{"ci": true}'])
+def test_limits_that_make_no_sense_are_refused_at_the_start(given: str) -> None:
+    root = Path(__file__).parents[2]
+    started = subprocess.run(
+        [sys.executable, "-c", "import config.settings"],
+        cwd=root,
+        env={"SOURCE_RATE_LIMITS": given, "PATH": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "SOURCE_RATE_LIMITS must be a JSON object" in started.stderr

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from django.db import IntegrityError, connection, transaction
-from django.test.utils import CaptureQueriesContext
 
 from apps.digests.services import Group, ObligationDraft, Posted, Poster, ReceiptDraft, post_many
 from apps.principals.models import Tenant
@@ -86,30 +85,6 @@ def test_the_first_of_several_closers_closes(as_kee: Caller, early: bool) -> Non
     assert Obligation.objects.get().closed_by_id == first.pk
 
 
-def test_a_batch_links_its_own_receipts_in_whatever_order_it_brings_them(as_kee: Caller) -> None:
-    for root, closer in (("1", "2"), ("4", "3")):
-        drafts = [
-            make_draft(as_kee, dedupe_key=root, receipt_id=f"R.{root}", requires_action=True),
-            make_draft(as_kee, dedupe_key=closer, caused_by=f"R.{root}", pairs_with=f"R.{root}"),
-            make_draft(as_kee, dedupe_key=f"{root}-again", receipt_id=f"R.{root}"),
-        ]
-        opened, closed, refused = post_many(poster=Poster.of(as_kee), drafts=drafts, now=T0)
-        assert isinstance(opened, Posted)
-        assert isinstance(closed, Posted)
-        assert isinstance(refused, ReceiptIdConflict)
-        stored = Receipt.objects.get(pk=closed.id)
-        assert (stored.caused_by_id, stored.pairs_with_id) == (opened.id, opened.id)
-        assert Obligation.objects.get(pk=opened.id).closed_by_id == closed.id
-
-
-def test_a_cycle_within_a_batch_is_refused_and_the_rest_stays(as_kee: Caller) -> None:
-    drafts = [make_draft(as_kee, dedupe_key=own, receipt_id=own, caused_by=cause) for own, cause in ("ab", "ba", "cc")]
-    stored, *refused = post_many(poster=Poster.of(as_kee), drafts=drafts, now=T0)
-    assert isinstance(stored, Posted)
-    assert [type(one) for one in refused] == [ChainCycle, ChainCycle]
-    assert [one.receipt_id for one in Receipt.objects.all()] == ["a"]
-
-
 def test_a_cycle_is_refused_and_changes_nothing(as_kee: Caller) -> None:
     post(as_kee, receipt_id="a", caused_by="b")
     post(as_kee, receipt_id="b", pairs_with="c")
@@ -131,28 +106,6 @@ def test_everything_that_waits_for_a_receipt_is_linked_with_it(as_kee: Caller) -
     for cause in ("w.0", "w.6"):
         with pytest.raises(ChainCycle):
             post(as_kee, receipt_id="R.0", caused_by=cause)
-
-
-def test_the_number_of_waiting_receipts_costs_no_statements(as_kee: Caller) -> None:
-    def statements(name: str, number: int) -> int:
-        for _ in range(number):
-            post(as_kee, caused_by=name, pairs_with=name)
-        with CaptureQueriesContext(connection) as spoken:
-            post(as_kee, receipt_id=name, requires_action=True)
-        return len(spoken)
-
-    statements("R.0", 1)
-    assert statements("R.1", 1) == statements("R.2", 20)
-
-
-def test_a_batch_brings_both_that_one_receipt_has_waited_for(as_kee: Caller) -> None:
-    effect = post(as_kee, caused_by="R.1", pairs_with="R.2")
-    drafts = [make_draft(as_kee, receipt_id=name, requires_action=True) for name in ("R.1", "R.2")]
-    cause, root = post_many(poster=Poster.of(as_kee), drafts=drafts, now=T0)
-    assert isinstance(cause, Posted)
-    assert isinstance(root, Posted)
-    assert set(Receipt.objects.filter(pk=effect.id).values_list("caused_by", "pairs_with")) == {(cause.id, root.id)}
-    assert Obligation.objects.get(pk=root.id).closed_by_id == effect.id
 
 
 def _hang(poster: Caller, name: str, *, number: int, under: str) -> str:
@@ -193,18 +146,6 @@ def test_a_chain_that_is_long_on_both_sides_is_refused_by_name(as_kee: Caller) -
     assert isinstance(refused, ChainTooLong)
     assert isinstance(stored, Posted)
     assert post(as_kee, receipt_id="R.1").receipt_id == "R.1"
-
-
-def test_ids_that_only_a_batch_itself_has_named_need_no_walk(as_kee: Caller) -> None:
-    top = _hang(as_kee, "above", number=3, under="nowhere")
-    drafts = [
-        make_draft(as_kee, caused_by="R.1"),
-        make_draft(as_kee, receipt_id="R.1", caused_by=top),
-    ]
-    with CaptureQueriesContext(connection) as captured:
-        post_many(poster=Poster.of(as_kee), drafts=drafts, now=T0)
-    assert not [one for one in captured.captured_queries if "recursive" in one["sql"]]
-    assert len(chain_of("R.1")) == 5
 
 
 def test_repetitions_and_conflicts_are_told_apart(as_kee: Caller) -> None:
@@ -308,13 +249,6 @@ def test_only_whom_it_concerns_closes_an_obligation(
     root = Receipt.objects.get(receipt_id="R.root")
     assert Receipt.objects.get(pk=closer.id).pairs_with_id == root.pk
     assert Obligation.objects.get(pk=root.pk).closed_by_id == (closer.id if closes else None)
-
-
-def test_in_a_batch_too_a_stranger_closes_nothing(tenant: Tenant, as_kee: Caller) -> None:
-    _, _, stranger = _owed(tenant, "review")
-    drafts = [make_draft(stranger, pairs_with="R.root") for _ in range(2)]
-    assert all(isinstance(one, Posted) for one in post_many(poster=Poster.of(stranger), drafts=drafts, now=T0))
-    assert Obligation.objects.get().closed_at is None
 
 
 def test_a_uuid_names_the_receipt_that_has_it_whatever_another_is_called(as_kee: Caller) -> None:
