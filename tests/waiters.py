@@ -11,7 +11,7 @@ from anyio.to_thread import run_sync
 from django.conf import settings
 from django.db import connection
 
-from apps.digests.signals import inbox_topic
+from apps.digests.services import inbox_topic
 from apps.principals.tenancy import Caller
 
 

@@ -313,7 +313,7 @@ def _inboxes() -> Finding:
         part="inboxes",
         ok=not found,
         says=faults or "every receipt is acked, visible or pending",
-        mend="manage.py self_check prints the ids. Report the fault: no service can cause it.",
+        mend="Report the fault: no service can cause it.",
         needed=False,
     )
 

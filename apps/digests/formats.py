@@ -12,10 +12,22 @@ from typing import Annotated, Final
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from apps.core import strict_json
-from apps.core.errors import DomainError
+from apps.core.errors import DomainError, Malformed, NotFound
 from apps.core.ids import format_ref, parse_ref
 from apps.core.schemas import parse
-from apps.digests.errors import BadToken
+
+
+class UnknownEntry(NotFound):
+    """The inbox has no entry of this reference."""
+
+    code = "unknown_entry"
+
+
+class BadToken(Malformed):
+    """An as-of token that no read of this inbox has given out."""
+
+    code = "bad_token"
+
 
 ENTRY: Final = "ent"
 THREAD: Final = "thr"

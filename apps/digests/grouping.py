@@ -1,11 +1,16 @@
-"""Which thread a receipt belongs to: its poster says, else the hook of its source, else its dedupe key; else none."""
+"""The group of a receipt, the policy of an inbox, and how many entries both make of receipts that came at known times.
 
-from collections.abc import Callable
+The group is what the poster says, else what the hook of the source says, else what the dedupe key says, else none.
+"""
+
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Final, Self
+from datetime import datetime, timedelta
+from typing import Any, Final, Self
 
 from apps.digests import hooks
 from apps.digests.hooks import Fact
+from apps.digests.models import THREAD_LIMIT
 from apps.receipts.models import FlushClass
 from apps.receipts.services import Group
 
@@ -38,9 +43,9 @@ def key_of(group: Group | None, fact: Fact, *, opted_in: Callable[[str], bool]) 
     """
     if group is None or group == _EMPTY:
         group = hooks.group_of(fact)
-        usual = read_key(fact.source_system, fact.dedupe_key) if group is None else None
-        if usual is not None and opted_in(fact.source_system):
-            group = Group(resource_ref=usual.entity, event_family=usual.event_type)
+        named = read_key(fact.source_system, fact.dedupe_key) if group is None else None
+        if named is not None and opted_in(fact.source_system):
+            group = Group(event_family=named[0], resource_ref=named[1])
     if group is None or group.groupable is False:
         return None
     resource, family = group.resource_ref, group.event_family
@@ -61,22 +66,76 @@ def key_of(group: Group | None, fact: Fact, *, opted_in: Callable[[str], bool]) 
 _EMPTY: Final = Group()
 
 
+def read_key(source_system: str, dedupe_key: str) -> tuple[str, str] | None:
+    """Event type and entity in a key of the form `{source}:{event_type}:{entity}:{version}`; an entity may hold colons."""
+    source, _, rest = dedupe_key.partition(f"{source_system}:")
+    event_type, _, rest = rest.partition(":")
+    entity, _, version = rest.rpartition(":")
+    parts = [event_type, *entity.split(":"), version]
+    return (event_type, entity) if not source and all(parts) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How an inbox buffers receipts that have a group."""
+
+    enabled: bool
+    window: timedelta
+    max_items: int
+    max_thread_age: timedelta
+
+    def overridden(self, **own: Any) -> Self:
+        """This policy with the values that a source has of its own; None leaves a value as it is."""
+        return replace(self, **{name: value for name, value in own.items() if value is not None})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UsualKey:
-    """What a dedupe key of the usual form says."""
+class Received:
+    """When a receipt came, and its group; None: it has none."""
 
-    event_type: str
-    entity: str
-
-
-_FEWEST_PARTS: Final = 3
+    at: datetime
+    source_system: str
+    key: Key | None
 
 
-def read_key(source_system: str, dedupe_key: str) -> UsualKey | None:
-    """A key of the form `{source}:{event_type}:{entity}:{version}`; an entity may hold colons."""
-    if not dedupe_key.startswith(f"{source_system}:"):
-        return None
-    parts = dedupe_key.removeprefix(f"{source_system}:").split(":")
-    if len(parts) < _FEWEST_PARTS or not all(parts):
-        return None
-    return UsualKey(event_type=parts[0], entity=":".join(parts[1:-1]))
+@dataclass(slots=True)
+class _Thread:
+    opened_at: datetime
+    due_at: datetime | None = None
+    receipts: int = 0
+    pending: int = 0
+
+    def flush(self) -> int:
+        """The number of entries that a flush makes: one, or none if the buffer is empty."""
+        entries = 1 if self.pending else 0
+        self.pending, self.due_at = 0, None
+        return entries
+
+
+def count_entries(received: Iterable[Received], policy_of: Callable[[str], Policy]) -> int:
+    """How many entries these receipts, in the order of their coming, make under the policies of their sources.
+
+    Each buffer is flushed the moment it is due; what is pending at the end is one more entry of its thread. Nobody acks.
+    """
+    threads: dict[Key, _Thread] = {}
+    entries = 0
+    for one in received:
+        policy, key = policy_of(one.source_system), one.key
+        if key is None or not policy.enabled:
+            entries += 1
+            continue
+        thread = threads.get(key.of_thread)
+        if thread is not None and thread.due_at is not None and one.at >= thread.due_at:
+            entries += thread.flush()
+        is_over = thread is not None and (
+            key.breaks_thread or thread.receipts >= THREAD_LIMIT or one.at - thread.opened_at >= policy.max_thread_age
+        )
+        if thread is None or is_over:
+            entries += thread.flush() if thread is not None else 0
+            thread = threads[key.of_thread] = _Thread(opened_at=one.at)
+        thread.receipts += 1
+        thread.pending += 1
+        thread.due_at = thread.due_at or one.at + policy.window
+        if key.is_immediate or thread.pending >= policy.max_items:
+            entries += thread.flush()
+    return entries + sum(thread.flush() for thread in threads.values())

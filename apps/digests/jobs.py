@@ -1,4 +1,4 @@
-"""Celery's part in waking: a message says which inboxes have changed; the tick covers what no message said."""
+"""Scheduled work on inboxes, and the Celery message that says which inboxes have changed."""
 
 import time
 from datetime import timedelta
@@ -10,12 +10,12 @@ from django.dispatch import receiver
 from apps.core.notifications import Publisher
 from apps.core.ticks import tick
 from apps.delivery.notifications import FRESH_SECONDS
-from apps.digests.services import waking
-from apps.digests.signals import inbox_changed
+from apps.digests import services
+from apps.digests.services import inbox_changed
 
-_GATHERED_FOR: Final = 0.1
+_COLLECTED_FOR: Final = 0.1
 """A burst of changes is one message, however many inboxes and changes it was."""
-_MOST_GATHERED: Final = 1000
+_MOST_COLLECTED: Final = 1000
 
 _changed: Final[set[int]] = set()
 
@@ -24,11 +24,11 @@ _changed: Final[set[int]] = set()
 @shared_task(name="digests.queue_wakes", ignore_result=True, acks_late=False)
 def queue_wakes(principals: list[int]) -> None:
     """Queue wakes for principals whose inbox has changed."""
-    waking.queue_wakes(principals=principals)
+    services.queue_wakes(principals=principals)
 
 
 def _publish() -> None:
-    time.sleep(_GATHERED_FOR)
+    time.sleep(_COLLECTED_FOR)
     principals = []
     while _changed:
         principals.append(_changed.pop())
@@ -41,7 +41,7 @@ _publisher: Final = Publisher(_publish)
 @receiver(inbox_changed, dispatch_uid="digests_queue_wakes")
 def note_change(principal_id: int, **_: Any) -> None:
     """Have a worker process look for wakes; returns at once."""
-    if len(_changed) < _MOST_GATHERED:
+    if len(_changed) < _MOST_COLLECTED:
         _changed.add(principal_id)
         _publisher.publish()
 
@@ -49,4 +49,16 @@ def note_change(principal_id: int, **_: Any) -> None:
 @tick(every=timedelta(seconds=1))
 def queue_all_wakes() -> None:
     """Queue the wakes that no message asked for."""
-    waking.queue_wakes()
+    services.queue_wakes()
+
+
+@tick(every=timedelta(seconds=1))
+def flush_due() -> None:
+    """Flush the buffers that are due."""
+    services.flush_due()
+
+
+@tick(every=timedelta(seconds=15))
+def retain() -> None:
+    """Delete for a second what has been kept long enough."""
+    services.retain()

@@ -13,12 +13,10 @@ from django.db import connection
 from apps.core.ids import encode_cursor
 from apps.core.sql import hot_cursor
 from apps.digests import formats, grouping, hooks, sql
-from apps.digests.errors import UnknownEntry
-from apps.digests.formats import Bound, Through
-from apps.digests.grouping import Key
+from apps.digests.formats import Bound, Through, UnknownEntry
+from apps.digests.grouping import Key, Policy, Received, count_entries
 from apps.digests.hooks import VALUE_LENGTH, Fact
 from apps.digests.models import Entry, Inbox, ReceiptState, Source, SourcePolicy, Sweep
-from apps.digests.policy import Policy, Received, count_entries
 from apps.digests.shapes import (
     EntryOutput,
     ExpandedOutput,
@@ -376,18 +374,13 @@ class Policies:
 def policies(principal_id: int) -> Policies:
     """The policies of an inbox; the default where there is no inbox yet."""
     inbox = Inbox.objects.filter(principal_id=principal_id).first() or _DEFAULTS
-    default = Policy(
-        enabled=inbox.enabled,
-        window=inbox.window,
-        max_items=inbox.max_items,
-        max_thread_age=inbox.max_thread_age,
-    )
+    default = Policy(inbox.enabled, inbox.window, inbox.max_items, inbox.max_thread_age)
     own = SourcePolicy.objects.filter(inbox_id=inbox.pk or _NO_INBOX).order_by("source_system")
+    parts = ("enabled", "window", "max_items", "max_thread_age")
     return Policies(
         default=default,
         of_sources={
-            row.source_system: default.overridden(row.enabled, row.window, row.max_items, row.max_thread_age)
-            for row in own
+            row.source_system: default.overridden(**{part: getattr(row, part) for part in parts}) for row in own
         },
     )
 
@@ -453,7 +446,7 @@ def replay(
     Hooks group the receipts as they do today. Nothing changes.
     """
     held = policies(principal_id)
-    asked = held.of(source_system or "").overridden(True, window, max_items, None)  # noqa: FBT003  # by position
+    asked = held.of(source_system or "").overridden(enabled=True, window=window, max_items=max_items)
     received, since, truncated = _received(principal_id, since, limit)
     concerned = [one for one in received if source_system in {None, one.source_system}]
     entries_then, entries_now = count_entries(concerned, held.of), count_entries(concerned, lambda _: asked)
@@ -579,11 +572,6 @@ from (
 ) due
 group by inbox_id, tenant_id order by min(flush_due_at), inbox_id
 """
-# In the order of the inbox too, lest digests_thread_due serve, which has those of all. Index: digests_thread_pending.
-_DUE_THREADS: Final = """
-select id from digests_thread where inbox_id = any(array[%s::bigint]) and flush_due_at <= (select gatehouse_now())
-order by inbox_id, flush_due_at limit %s
-"""
 
 
 def due_inboxes() -> list[DueInbox]:
@@ -593,11 +581,9 @@ def due_inboxes() -> list[DueInbox]:
         return [DueInbox(*row) for row in cursor.fetchall()]
 
 
-def due_threads(inbox_id: int, *, limit: int) -> list[int]:
-    """Threads of one inbox whose buffer is due, the longest due first."""
-    with connection.cursor() as cursor:
-        cursor.execute(_DUE_THREADS, [inbox_id, limit])
-        return [pk for (pk,) in cursor.fetchall()]
+def due_threads(inbox_ids: Collection[int], *, limit: int) -> list[int]:
+    """Some threads of each inbox whose buffer is due, the longest due first."""
+    return _keys(sql.DUE_THREADS, {"inboxes": list(inbox_ids), "due": limit})
 
 
 def last_retention() -> datetime | None:

@@ -3,7 +3,7 @@
 from typing import Final
 
 # "window" is a word of SQL, hence the quotes.
-_INBOX: Final = 'id, tenant_id, principal_id, enabled, "window", max_items, max_thread_age, has_source_policies'
+_INBOX: Final = 'id, tenant_id, principal_id, has_source_policies, enabled, "window", max_items, max_thread_age'
 
 # The mutex: taken first, alone in its statement, so that everything after it reads what is committed.
 # Index: digests_inbox_once.
@@ -14,11 +14,6 @@ select {_INBOX} from digests_inbox where principal_id = any(%s) order by id for 
 LOCK_BY_ID: Final = f"select {_INBOX} from digests_inbox where id = %s for no key update"
 LOCK_BY_ID_UNLESS_BUSY: Final = f"{LOCK_BY_ID} skip locked"
 
-# Index: digests_sourcepolicy_once_per_source.
-SOURCE_POLICIES: Final = """
-select inbox_id, source_system, enabled, "window", max_items, max_thread_age from digests_sourcepolicy
-where tenant_id = %s and inbox_id = any(%s) and source_system = any(%s)
-"""
 
 # Whether a buffer of this inbox is due, by one probe of an index; the planner may hash an `exists` over all inboxes. The
 # order begins with the inbox, given as an array, so that digests_thread_due, which has the threads of all inboxes, does not
@@ -266,20 +261,7 @@ with surfaced as (
 )
 update digests_thread set pending_count = 0, flush_due_at = null, revision = revision + 1 where id = any(%(threads)s)
 """
-NARROWED: Final = "update digests_thread set revision = revision + 1 where id = any(%s)"
 
-# Index of both: digests_thread_pending.
-PENDING_THREADS: Final = """
-select id from digests_thread where inbox_id = %s and flush_due_at is not null and source_system = any(%s) order by id
-"""
-PENDING_SOURCES: Final = """
-select distinct source_system from digests_thread where inbox_id = %s and flush_due_at is not null order by 1
-"""
-# Index: digests_thread_due, all of it: what waits anywhere in the tenant.
-INBOXES_WITH_PENDING: Final = """
-select distinct inbox_id from digests_thread
-where tenant_id = %s and source_system = %s and flush_due_at is not null order by 1
-"""
 
 # One page of the inbox, with `as_of` from the same statement; no row if there is no inbox yet.
 # Index: digests_entry_live, or digests_entry_live_by_source.
@@ -351,17 +333,11 @@ ACK_THROUGH: Final = _ACK.format(
     which=f"array(select unnest(boundary.receipt_ids) from ({BOUNDARY}) boundary)", items="'{}'::bigint[]"
 )
 
-ENTRIES_ACKED: Final = "update digests_entry set acked_at = %s where id = any(%s) and acked_at is null"
 ENTRIES_ACKED_THROUGH: Final = f"""
 update digests_entry set acked_at = %(now)s
 where id = any(array(select boundary.id from ({BOUNDARY}) boundary)) and acked_at is null
 """
 
-# Index: digests_entry_one_live_per_thread.
-HEADS_ACKED: Final = """
-update digests_entry set acked_at = %(now)s
-where tenant_id = %(tenant)s and thread_id = any(%(threads)s) and acked_at is null and superseded_by_seq is null
-"""
 
 THREADS_DRAINED: Final = """
 update digests_thread t
@@ -370,9 +346,6 @@ set pending_count = t.pending_count - drained.count,
 from unnest(%s::bigint[], %s::int[]) drained(thread, count) where t.id = drained.thread
 """
 
-CLOSE_FINISHED: Final = """
-update digests_thread set closed_at = %s where id = any(%s) and closed_at is null and pending_count = 0
-"""
 
 # Runs without the lock of the inbox: rows that somebody else has locked are skipped.
 DELIVERED: Final = """

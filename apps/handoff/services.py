@@ -10,7 +10,6 @@ from typing import Final
 from django.db import connection, transaction
 
 from apps.digests import services as inboxes
-from apps.digests.services import Group, Poster, ReceiptDraft
 from apps.handoff import selectors, sql
 from apps.handoff.items import Kind, Priority, choose, moment_text
 from apps.handoff.models import Handoff
@@ -19,6 +18,7 @@ from apps.memory.services import HANDOFF
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts.errors import DuplicateReceipt
 from apps.receipts.models import FlushClass
+from apps.receipts.services import Group, Poster, ReceiptDraft
 
 _LONGEST_TITLE: Final = 200
 _TIDIED_AT_ONCE: Final = 5000

@@ -25,7 +25,7 @@ from apps.core.errors import DomainError, NotFound, RateLimited, Unavailable
 from apps.core.operations import Operation
 from apps.core.schemas import parse_strings
 from apps.digests import selectors as digests
-from apps.digests.signals import inbox_topic
+from apps.digests.services import inbox_topic
 from apps.mcp.calls import LIST_TTL_MS, page
 from apps.mcp.protocol import Exchange, ProtocolError
 from apps.principals.tenancy import Caller

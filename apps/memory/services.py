@@ -22,7 +22,6 @@ from apps.core.sealing import keyed_digest
 from apps.core.sql import database_now, violated_constraint
 from apps.digests import selectors as digests
 from apps.digests import services as inboxes
-from apps.digests.services import Poster, ReceiptDraft
 from apps.memory import envelopes, search, selectors, sql
 from apps.memory.envelopes import OFTEN, Envelope
 from apps.memory.errors import AliasTaken, UnusableName
@@ -52,6 +51,7 @@ from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts import selectors as receipts
 from apps.receipts.models import Surface
+from apps.receipts.services import Poster, ReceiptDraft
 from apps.receipts.shapes import ObligationOutput
 
 _DAY: Final = timedelta(days=1)

@@ -15,8 +15,9 @@ from django.utils import timezone
 from apps.digests import services
 from apps.digests.formats import parse_through
 from apps.digests.selectors import read_inbox
-from apps.digests.services import Group, PolicyChange, Posted, Poster, ReceiptDraft
+from apps.digests.services import PolicyChange, Posted
 from apps.principals.tenancy import Caller
+from apps.receipts.services import Group, Poster, ReceiptDraft
 from benchmarks import load
 from benchmarks.bench import SOURCE, Bench
 from benchmarks.load import Operation, Work

@@ -8,7 +8,7 @@ from django.db import connection
 from apps.delivery.models import Delivery, Endpoint, Target
 from apps.delivery.services import sending, targets
 from apps.delivery.services.targets import TargetWithSecret
-from apps.digests.services import waking
+from apps.digests import services as digests
 from apps.principals.models import Principal
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from tests.factories import T0
@@ -52,7 +52,7 @@ def deliver() -> None:
 
 def wake(target: Target) -> bool:
     """Queue and send the wakes of a target; says whether it was called."""
-    waking.queue_wakes(principals=[target.principal_id or 0])
+    digests.queue_wakes(principals=[target.principal_id or 0])
     return bool(sending.deliver_to(tenant_id=target.tenant_id, target_id=target.pk))
 
 

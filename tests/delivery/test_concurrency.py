@@ -22,12 +22,12 @@ from apps.delivery.models import Delivery, Endpoint, State, Target
 from apps.delivery.services import sending, targets
 from apps.delivery.services.targets import TargetChange, TargetWithSecret
 from apps.digests import services as digests
-from apps.digests.services import Group, waking
 from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in
 from apps.receipts.models import Receipt
 from apps.receipts.selectors import find
+from apps.receipts.services import Group
 from config.celery import app
 from tests import remote as remotes
 from tests.broker import listening_at, take
@@ -318,7 +318,7 @@ def test_ack_that_was_not_committed_before_the_call_makes_a_wasted_wake(kee: Cal
     agent.always = answer
     assert race(ack_slowly, send) == [None, True]
     assert (reloaded(target).sent, reloaded(target).wasted) == (1, 1)
-    assert waking.queue_wakes() == 0
+    assert digests.queue_wakes() == 0
 
 
 @pytest.mark.parametrize("status", [200, 410])
@@ -337,7 +337,7 @@ def test_answer_of_the_old_address_says_nothing_of_the_new_one(kee: Caller, agen
 
     agent.script = [moves]
     with acting_in(kee.tenant_id, "test"):
-        waking.queue_wakes()
+        digests.queue_wakes()
     with acting_in(kee.tenant_id, "test"):
         claim = sending.claim(target_id=target.pk)
     assert claim is not None
@@ -353,7 +353,7 @@ def test_answer_of_the_old_address_says_nothing_of_the_new_one(kee: Caller, agen
 def test_worker_killed_after_its_call_leads_to_one_more_wake(kee: Caller, agent: Remote) -> None:
     target = make_webhook(kee, agent.url).target
     write(kee, kee)
-    waking.queue_wakes()
+    digests.queue_wakes()
     pids: list[int] = []
     known = threading.Event()
 

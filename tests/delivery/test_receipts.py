@@ -12,7 +12,6 @@ from apps.delivery.senders import Later, Refused, Verdict
 from apps.delivery.services import sending, targets
 from apps.delivery.services.sending import Claim
 from apps.digests.models import Entry, Inbox
-from apps.digests.services import Group, Poster
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
@@ -20,7 +19,7 @@ from apps.receipts import metrics, services
 from apps.receipts.errors import DedupeConflict, DuplicateReceipt
 from apps.receipts.models import Surface
 from apps.receipts.selectors import chain, find, obligations
-from apps.receipts.services import ObligationDraft
+from apps.receipts.services import Group, ObligationDraft, Poster
 from tests import remote as remotes
 from tests.delivery.making import STORED, TOKEN, deliver, delivery, make_remote, move_away, pass_time
 from tests.digests.makers import make_draft, post, unsound

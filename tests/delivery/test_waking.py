@@ -15,10 +15,10 @@ from apps.delivery.services.targets import TargetChange
 from apps.digests import jobs
 from apps.digests import selectors as inboxes
 from apps.digests import services as digests
-from apps.digests.services import waking
 from apps.principals import services as principals
 from apps.principals.models import Principal
 from apps.principals.tenancy import Caller
+from apps.receipts.services import Poster
 from tests import remote as remotes
 from tests.delivery.making import make_webhook, pass_time, reloaded, wake
 from tests.digests.makers import ack_through, make_draft, post, post_grouped, read
@@ -72,7 +72,7 @@ def test_burst_of_a_thousand_receipts_is_one_wake(as_kee: Caller, agent: Remote)
     target = make_webhook(as_kee, agent.url).target
     for _ in range(20):
         drafts = [make_draft(as_kee) for _ in range(50)]
-        digests.post_many(poster=digests.Poster.of(as_kee), drafts=drafts, now=T0)
+        digests.post_many(poster=Poster.of(as_kee), drafts=drafts, now=T0)
         wake(target)
     assert [call.json["data"]["visible"] for call in agent.received] == [50]
     pass_time(600)
@@ -155,7 +155,7 @@ def test_fewer_than_min_unacked_wake_nobody(as_kee: Caller, agent: Remote) -> No
 def test_what_is_acked_after_a_wake_was_queued_is_not_told(as_kee: Caller, agent: Remote) -> None:
     target = make_webhook(as_kee, agent.url).target
     post(as_kee)
-    assert (waking.queue_wakes(), waking.queue_wakes()) == (1, 0), "a target has one wake at a time"
+    assert (digests.queue_wakes(), digests.queue_wakes()) == (1, 0), "a target has one wake at a time"
     ack_all(as_kee)
     assert not wake(target)
     assert (agent.received, Delivery.objects.count()) == ([], 0)
@@ -177,10 +177,10 @@ def test_disabled_principal_and_stopped_target_are_not_called(as_kee: Caller, ag
     targets.stop(target_id=target.pk, reason="enough", now=T0)
     assert not wake(target)
     targets.resume(target_id=target.pk)
-    waking.queue_wakes()
+    digests.queue_wakes()
     principals.disable_principal(principal_id=as_kee.principal_id, now=T0)
     assert not sending.deliver_next()
-    assert waking.queue_wakes() == 0
+    assert digests.queue_wakes() == 0
     Principal.objects.filter(pk=as_kee.principal_id).update(disabled_at=None)
     assert sending.deliver_next()
     assert reloaded(target).sent == 1
@@ -282,7 +282,7 @@ def test_loopback_is_called_only_if_the_deployment_allows_it(as_kee: Caller, age
 
 def _send_while_acking(target: Target, *acked: Any, later: timedelta) -> None:
     """Ack receipts between the claim and the note of a call, so much later than the claim."""
-    waking.queue_wakes()
+    digests.queue_wakes()
     claim = sending.claim(target_id=target.pk)
     assert claim is not None
     for one in acked:
@@ -339,7 +339,7 @@ def test_tick_alone_queues_wakes(as_kee: Caller, agent: Remote) -> None:
 def test_number_of_webhooks_does_not_matter_to_the_number_of_statements(as_kee: Caller) -> None:
     def statements() -> int:
         with CaptureQueriesContext(connection) as captured:
-            waking.queue_wakes()
+            digests.queue_wakes()
         return len(captured)
 
     make_webhook(as_kee, "https://agent.example/one")

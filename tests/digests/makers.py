@@ -11,10 +11,10 @@ from apps.core.sql import database_now
 from apps.digests import selectors, services, soundness
 from apps.digests.formats import parse_through
 from apps.digests.models import Entry, FlushReason
-from apps.digests.services import Group, PolicyChange, Posted, Poster, ReceiptDraft, locking
-from apps.digests.services.flushing import flush_threads
+from apps.digests.services import PolicyChange, Posted
 from apps.digests.shapes import AckedOutput, InboxOutput
 from apps.principals.tenancy import Caller
+from apps.receipts.services import Group, Poster, ReceiptDraft
 from tests.factories import T0
 
 _numbers = count(1)
@@ -93,7 +93,7 @@ def receipt_ids(page: InboxOutput) -> list[list[str]]:
 @transaction.atomic
 def flush(*, inbox_id: int, thread_ids: Collection[int], reason: FlushReason) -> list[Entry]:
     """Publish what is pending in these threads of one inbox, due or not."""
-    inbox = locking.lock_by_id(inbox_id, wait=True)
+    inbox = services.lock_by_id(inbox_id, wait=True)
     if inbox is None:
         return []
-    return flush_threads({inbox.id: inbox}, dict.fromkeys(thread_ids, reason), now=database_now())
+    return services.flush_threads({inbox.id: inbox}, dict.fromkeys(thread_ids, reason), now=database_now())

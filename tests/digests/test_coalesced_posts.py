@@ -17,7 +17,7 @@ from django.utils import timezone
 from apps.core import coalescing, operations
 from apps.core.errors import DomainError
 from apps.core.schemas import parse
-from apps.digests.services import locking
+from apps.digests import services as digests
 from apps.principals import services
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
@@ -61,7 +61,7 @@ def held(owner: Caller) -> Iterator[threading.Event]:
 
     def hold() -> None:
         with acting_as(owner):
-            locking.lock(principal_id=owner.principal_id)
+            digests.lock(principal_id=owner.principal_id)
             holding.set()
             assert release.wait(20)
         connection.close()

@@ -284,7 +284,7 @@ def test_wrong_references_over_http(kee_says: dict[str, str], token: str) -> Non
     assert ack({"entries": ["thr_1"]}) == ack({"through": "nonsense"}) == 400
     assert ack({"entries": ["ent_999999999999999999"]}) == 404
     assert ack({"entries": []}) == ack({"through": "ent_1@1", "as_of": 0}) == 422
-    for query in ("limit=501", "after=-1", "after=1"):
+    for query in ("limit=501", "after=-1", "after=2"):
         assert client.get(f"/api/v1/inbox?{query}", headers=kee_says).status_code == 422
     assert client.get("/api/v1/inbox", headers=kee_says).json()["visible"] == 1
 

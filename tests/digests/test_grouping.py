@@ -7,9 +7,9 @@ import pytest
 
 from apps.digests import hooks, selectors, services
 from apps.digests.hooks import Context, Fact, Hook
-from apps.digests.services import Group
 from apps.digests.shapes import EntryOutput, NextActionOutput, ReceiptOutput
 from apps.principals.tenancy import Caller
+from apps.receipts.services import Group, Poster
 from tests.digests.makers import make_draft, pass_time, post, post_grouped, read, set_policy, set_source, unsound
 from tests.factories import T0
 
@@ -131,7 +131,7 @@ def test_a_batch_is_grouped_like_single_posts(as_kee: Caller, hook: Callable[...
         make_draft(as_kee, source="crm"),
         make_draft(as_kee, source="mail"),
     ]
-    services.post_many(poster=services.Poster.of(as_kee), drafts=drafts, now=T0)
+    services.post_many(poster=Poster.of(as_kee), drafts=drafts, now=T0)
     assert [(entry.kind, entry.group_key, entry.count) for entry in published(as_kee)] == [
         ("item", None, 1),
         ("digest_snapshot", "crm:theirs:deals", 2),
@@ -194,7 +194,7 @@ def test_a_snapshot_speaks_the_words_of_its_source(as_kee: Caller, hook: Callabl
 def test_the_database_cuts_out_of_metadata_what_python_does(as_kee: Caller) -> None:
     payloads = [check_run("build", "failure", 135), STATUS, {}, {"branches": [{"name": 7}]}]
     drafts = [make_draft(as_kee, source="github_repo_ci", summary="s" * 999, metadata=one) for one in payloads]
-    posted = [services.post(poster=services.Poster.of(as_kee), draft=draft, now=T0).id for draft in drafts]
+    posted = [services.post(poster=Poster.of(as_kee), draft=draft, now=T0).id for draft in drafts]
     stored = selectors.facts("github_repo_ci", posted)
     assert [stored[pk] for pk in posted] == [hooks.fact_of(draft) for draft in drafts]
 
@@ -250,9 +250,11 @@ def check_run(name: str, conclusion: str | None, *pull_requests: int) -> dict[st
     return event(check_run=run)
 
 
-PR = {"pull_request": {"number": 135}}
-ISSUE = {"issue": {"number": 9}}
-ON_PR = {"issue": {"number": 135, "pull_request": {"url": "https://api.github.com/repos/acme/site/pulls/135"}}}
+PR: dict[str, Any] = {"pull_request": {"number": 135}}
+ISSUE: dict[str, Any] = {"issue": {"number": 9}}
+ON_PR: dict[str, Any] = {
+    "issue": {"number": 135, "pull_request": {"url": "https://api.github.com/repos/acme/site/pulls/135"}}
+}
 STATUS = event(context="lint", state="error", branches=[{"name": "main"}])
 
 

@@ -18,14 +18,14 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 from apps.core.errors import DomainError
 from apps.core.ids import decode_position
 from apps.digests import selectors, services
-from apps.digests.errors import BadToken, UnknownEntry
-from apps.digests.formats import Bound, Through, format_token
-from apps.digests.policy import Policy
-from apps.digests.services import Group, PolicyChange, Posted, Poster, ReceiptDraft
+from apps.digests.formats import BadToken, Bound, Through, UnknownEntry, format_token
+from apps.digests.grouping import Policy
+from apps.digests.services import PolicyChange, Posted
 from apps.digests.shapes import AckedOutput, EntryOutput, InboxOutput
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.errors import DedupeConflict, DuplicateReceipt
+from apps.receipts.services import Group, Poster, ReceiptDraft
 from tests.digests.makers import make_draft, post, post_grouped, unsound
 from tests.factories import T0, make_caller, make_tenant
 

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from apps.core.errors import Conflict
 from apps.core.sql import database_now
 from apps.digests import selectors, services
+from apps.digests.grouping import Policy
 from apps.digests.models import Entry, FlushReason, Inbox, SourcePolicy, Thread
-from apps.digests.policy import Policy
-from apps.digests.services.policies import MOST_SOURCE_POLICIES
+from apps.digests.services import MOST_SOURCE_POLICIES
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
+from apps.receipts.services import Group, Poster
 from tests.digests.makers import (
     make_draft,
     pass_time,
@@ -142,11 +143,11 @@ def test_post_reads_source_policies_only_if_there_are_any(sound: Caller) -> None
 def test_batch_follows_the_policy_of_each_inbox_and_source(sound: Caller, tenant: Tenant) -> None:
     hexy = make_caller(tenant, "Hexy")
     set_policy(sound, "github", enabled=False)
-    group = services.Group(resource_ref="pr:1", event_family="ci")
+    group = Group(resource_ref="pr:1", event_family="ci")
     drafts = [
         make_draft(owner, source=source, group=group) for owner in (sound, hexy) for source in ("github", "gitlab")
     ]
-    services.post_many(poster=services.Poster.of(sound), drafts=drafts, now=T0)
+    services.post_many(poster=Poster.of(sound), drafts=drafts, now=T0)
     assert (shown(sound), read(sound).pending) == ([("item", "github", None)], 1)
     assert (shown(hexy), read(hexy).pending) == ([], 2)
 

@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from apps.core.errors import DomainError
 from apps.digests import services
 from apps.digests.models import Entry, Inbox, ReceiptState, Thread
-from apps.digests.services import Group, Posted, Poster, ReceiptDraft
+from apps.digests.services import Posted
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as
 from apps.receipts.errors import ChainCycle, DuplicateReceipt
 from apps.receipts.models import Obligation, Receipt, ReceiptKey
+from apps.receipts.services import Group, Poster, ReceiptDraft
 from tests.digests.makers import make_draft, post, post_grouped, read, unsound
 from tests.digests.test_races import acting, check, race
 from tests.factories import T0, make_caller
@@ -270,8 +271,10 @@ def test_a_batch_leaves_what_one_post_after_another_would(
 @pytest.mark.parametrize(("contents", "refusal"), [(1, "DuplicateReceipt"), (20, "DedupeConflict")])
 def test_rival_posts_of_one_key_store_one(kee: Caller, contents: int, refusal: str) -> None:
     made = [make_draft(kee, dedupe_key="k", title="t", summary=str(nth % contents)) for nth in range(20)]
-    singly = [partial(services.post, poster=Poster.of(kee), draft=one, now=T0) for one in made[::2]]
-    batches = [partial(post_many, kee, [one]) for one in made[1::2]]
+    singly: list[Callable[[], Any]] = [
+        partial(services.post, poster=Poster.of(kee), draft=one, now=T0) for one in made[::2]
+    ]
+    batches: list[Callable[[], Any]] = [partial(post_many, kee, [one]) for one in made[1::2]]
     outcomes = race(*(acting(kee, rival) for rival in [*singly, *batches]))
     flat = [one[0] if isinstance(one, list) else one for one in outcomes]
     (posted,) = (one for one in flat if isinstance(one, Posted))
@@ -358,7 +361,7 @@ def test_batch_of_unknown_references_takes_few_locks(as_kee: Caller) -> None:
     drafts = [
         make_draft(as_kee, receipt_id=f"R.{n}", caused_by=f"before.{n}", pairs_with=f"beside.{n}") for n in range(500)
     ]
-    services.post_many(poster=services.Poster.of(as_kee), drafts=drafts, now=T0)
+    services.post_many(poster=Poster.of(as_kee), drafts=drafts, now=T0)
     with connection.cursor() as cursor:
         cursor.execute("select count(*) from pg_locks where pid = pg_backend_pid() and locktype = 'advisory'")
         assert 0 < cursor.fetchone()[0] <= 129

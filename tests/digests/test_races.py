@@ -15,13 +15,13 @@ from django.db import connection
 from apps.digests import services
 from apps.digests.hooks import Fact
 from apps.digests.models import Entry, FlushReason, Inbox, ReceiptState, Thread
-from apps.digests.services import flushing, locking
+from apps.digests.services import inbox_changed
 from apps.digests.shapes import AckedOutput
-from apps.digests.signals import inbox_changed
 from apps.principals.models import Principal, Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts.errors import ChainCycle
 from apps.receipts.models import Receipt
+from apps.receipts.services import Group, Poster, ReceiptDraft
 from tests.digests.makers import ack_through, flush, make_draft, post, post_grouped, read, unsound
 from tests.factories import T0, make_caller
 
@@ -210,7 +210,7 @@ def test_rival_flushers_publish_once(kee: Caller) -> None:
 
 
 def test_flusher_that_waited_asks_again_what_is_due(kee: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flushing, "_PATIENCE", "20s")
+    monkeypatch.setattr(services, "_PATIENCE", "20s")
     overdue(kee, 1)
     flushers = ThreadPoolExecutor(2)
 
@@ -221,7 +221,7 @@ def test_flusher_that_waited_asks_again_what_is_due(kee: Caller, monkeypatch: py
             connection.close()
 
     with acting_as(kee):
-        held = locking.lock(principal_id=kee.principal_id)
+        held = services.lock(principal_id=kee.principal_id)
         assert held is not None
         outcomes = [flushers.submit(flush_due) for _ in range(2)]
         until_they_wait(2)
@@ -275,7 +275,7 @@ def test_a_held_inbox_keeps_no_other_waiting(tenant: Tenant, kee: Caller, monkey
 
     flusher = threading.Thread(target=flush)
     with acting_as(kee):
-        held = locking.lock(principal_id=kee.principal_id)
+        held = services.lock(principal_id=kee.principal_id)
         flusher.start()
         deadline = time.monotonic() + 45
         while not Entry.objects.exists() and time.monotonic() < deadline:
@@ -293,8 +293,8 @@ def test_batches_in_crossed_order_do_not_deadlock(tenant: Tenant, kee: Caller) -
     owners = [kee, make_caller(tenant, "Hexy"), make_caller(tenant, "Lee")]
     drafts = [make_draft(owners[number % 3], dedupe_key=f"k{number % 10}", summary=str(number)) for number in range(30)]
 
-    def rival(order: list[services.ReceiptDraft]) -> Callable[[], Any]:
-        return acting(kee, lambda: services.post_many(poster=services.Poster.of(kee), drafts=order, now=T0))
+    def rival(order: list[ReceiptDraft]) -> Callable[[], Any]:
+        return acting(kee, lambda: services.post_many(poster=Poster.of(kee), drafts=order, now=T0))
 
     outcomes = race(*(rival(order) for order in (drafts, drafts[::-1], drafts[15:] + drafts[:15]) for _ in range(2)))
 
@@ -358,7 +358,7 @@ def _naming(kee: Caller, link: str, references: list[str]) -> Callable[[], Any]:
         make_draft(kee, dedupe_key=f"{number:02}:{references[0]}", surface="ledger", **{link: reference})
         for number, reference in enumerate(references)
     ]
-    return acting(kee, lambda: services.post_many(poster=services.Poster.of(kee), drafts=drafts, now=T0))
+    return acting(kee, lambda: services.post_many(poster=Poster.of(kee), drafts=drafts, now=T0))
 
 
 def test_a_closer_and_its_root_at_once_always_meet(kee: Caller) -> None:
@@ -387,7 +387,7 @@ def test_crossed_batches_for_two_inboxes_do_not_deadlock(tenant: Tenant, kee: Ca
             for turn in range(15):
                 drafts = [make_draft(owner, dedupe_key=f"{number}:{turn}:{at}") for at, owner in enumerate(owners)]
                 with acting_as(kee):
-                    services.post_many(poster=services.Poster.of(kee), drafts=drafts, now=T0)
+                    services.post_many(poster=Poster.of(kee), drafts=drafts, now=T0)
 
         return run
 
@@ -402,19 +402,19 @@ def test_batches_that_make_an_inbox_do_not_deadlock(tenant: Tenant, kee: Caller)
     with acting_as(kee):
         post(kee)
 
-    def batch(group: services.Group | None) -> Any:
+    def batch(group: Group | None) -> Any:
         drafts = [make_draft(owner, group=group) for owner in (kee, new)]
         try:
-            return acting(kee, lambda: services.post_many(poster=services.Poster.of(kee), drafts=drafts, now=T0))()
+            return acting(kee, lambda: services.post_many(poster=Poster.of(kee), drafts=drafts, now=T0))()
         finally:
             connection.close()
 
     with ThreadPoolExecutor(2) as pool:
         with acting_as(kee):
-            locking.lock(principal_id=kee.principal_id)
+            services.lock(principal_id=kee.principal_id)
             plain = pool.submit(batch, None)
             until_they_wait(1)
-            gathered = pool.submit(batch, services.Group(resource_ref="pr:1", event_family="ci"))
+            gathered = pool.submit(batch, Group(resource_ref="pr:1", event_family="ci"))
             until_they_wait(2)
         answers = plain.result(timeout=30) + gathered.result(timeout=30)
     assert [type(one) for one in answers] == [services.Posted] * 4
@@ -474,14 +474,14 @@ def test_failing_inbox_does_not_stop_the_flush_of_others(
     for owner, resource in ((kee, "odd"), (hexy, "pr-1")):
         with acting_as(owner):
             post_grouped(owner, resource)
-    written = flushing._text
+    written = services._text
 
-    def broken(one: flushing.Members, facts: Sequence[Fact]) -> tuple[str, str]:
+    def broken(one: services.Members, facts: Sequence[Fact]) -> tuple[str, str]:
         if one.resource_ref == "odd":
             raise ZeroDivisionError
         return written(one, facts)
 
-    monkeypatch.setattr(flushing, "_text", broken)
+    monkeypatch.setattr(services, "_text", broken)
     for owner in (kee, hexy):
         with acting_as(owner):
             Thread.objects.filter(inbox__principal=owner.principal_id).update(flush_due_at=T0)
@@ -500,5 +500,5 @@ def test_inboxes_are_locked_in_the_order_of_their_ids(tenant: Tenant, kee: Calle
         with acting_as(owner):
             post(owner)
     with acting_as(kee):
-        held = locking.lock_several(tenant_id=kee.tenant_id, principal_ids=[kee.principal_id, hexy.principal_id])
+        held = services.lock_several(tenant_id=kee.tenant_id, principal_ids=[kee.principal_id, hexy.principal_id])
     assert list(held) == [hexy.principal_id, kee.principal_id]

@@ -14,14 +14,14 @@ from apps.delivery.models import Delivery
 from apps.delivery.senders import Delivered, Refused
 from apps.delivery.services import sending
 from apps.digests import selectors, services
-from apps.digests.errors import UnknownEntry
+from apps.digests.formats import UnknownEntry
 from apps.digests.models import Entry, Inbox, ReceiptState, Sweep, Thread
-from apps.digests.services import Group, ObligationDraft, locking
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.receipts import selectors as facts
 from apps.receipts.errors import DuplicateReceipt, ReceiptIdConflict, UnknownReceipt
 from apps.receipts.models import Obligation, Receipt, ReceiptKey
+from apps.receipts.services import Group, ObligationDraft, Poster
 from tests.delivery.making import make_remote, move_away
 from tests.digests.makers import ack_receipts, ack_through, make_draft, post, post_grouped, read, set_clock, unsound
 from tests.digests.test_database import break_rows
@@ -180,7 +180,7 @@ def test_a_snapshot_that_outlives_receipts_says_so(as_kee_then: Caller) -> None:
 
 def test_late_duplicate_is_refused_after_retention(as_kee_then: Caller) -> None:
     draft = make_draft(as_kee_then, dedupe_key="k")
-    poster = services.Poster.of(as_kee_then)
+    poster = Poster.of(as_kee_then)
     first = services.post(poster=poster, draft=draft, now=T0)
     ack_everything(as_kee_then)
     to_day(399)
@@ -317,7 +317,7 @@ def test_a_tenant_may_keep_receipts_for_a_time_of_its_own(as_kee_then: Caller) -
 
 
 def test_sweep_goes_in_steps_and_rests(as_kee_then: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("apps.digests.services.retention._RANGE", 3)
+    monkeypatch.setattr("apps.digests.services._RANGE", 3)
     for _ in range(10):
         post(as_kee_then)
     ack_everything(as_kee_then)
@@ -344,7 +344,7 @@ def test_locked_inbox_is_left_to_the_next_sweep() -> None:
 
     def hold() -> None:
         with acting_as(kee):
-            locking.lock(principal_id=kee.principal_id)
+            services.lock(principal_id=kee.principal_id)
             held.set()
             let_go.wait(20)
         connection.close()

@@ -28,6 +28,7 @@ from apps.principals.models import Membership, Operator, Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as, acting_in
 from apps.receipts.models import Receipt
+from apps.receipts.services import Poster
 from tests.digests.makers import make_draft, set_source
 from tests.factories import T0, make_caller, make_tenant, make_token
 
@@ -238,7 +239,7 @@ def test_duplicates_take_no_room_from_new_receipts(tenant: Tenant, token: str, k
         with acting_as(kee):
             set_source(kee, "ci", rate=number)
             known = make_draft(kee, source="ci", dedupe_key=f"known-{number}")
-            services.post(poster=services.Poster.of(kee), draft=known, now=T0)
+            services.post(poster=Poster.of(kee), draft=known, now=T0)
             under_way = [admit(kee, f"known-{number}") for _ in range(number + 1)]
             assert not admit(kee, f"new-{number}").refused
         assert not any(one.refused for one in under_way)

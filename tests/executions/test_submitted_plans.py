@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from apps.digests import services as digests
-from apps.digests.services import Poster, ReceiptDraft
 from apps.plans.documents import plan_hash
 from apps.plans.models import Delegate, Plan, PlanStep, WaitingPlan
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as_system
 from apps.receipts.models import Receipt
+from apps.receipts.services import Poster, ReceiptDraft
 from tests.executions.making import call_step, do_task, make_worker
 from tests.executions.test_doors import BASE, send
 from tests.executions.workers import WorkerServer

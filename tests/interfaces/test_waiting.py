@@ -21,7 +21,7 @@ from apps.core import notifications
 from apps.core.notifications import in_thread
 from apps.core.operations import find
 from apps.digests import services as digests
-from apps.digests.signals import inbox_topic
+from apps.digests.services import inbox_topic
 from apps.digests.tools.reading import ReadInbox, read_inbox
 from apps.executions.models import Execution
 from apps.executions.states import Strategy

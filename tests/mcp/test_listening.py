@@ -12,7 +12,7 @@ from django.dispatch import Signal
 from apps.core import notifications
 from apps.core.notifications import in_thread
 from apps.digests import selectors
-from apps.digests.signals import inbox_changed, inbox_topic
+from apps.digests.services import inbox_changed, inbox_topic
 from apps.mcp.resources import task_topic
 from apps.principals.models import Tenant
 from apps.principals.scopes import Scope

@@ -130,7 +130,7 @@ MUTANTS: Final = (
     Mutant(
         name="digest-ack-boundary",
         breaks="An ack takes entries behind the one that it names.",
-        file="apps/digests/services/acking.py",
+        file="apps/digests/services.py",
         text='"upto": min(anchor.sequence, as_of),',
         replacement='"upto": as_of,',
         tests=("tests/digests/test_rules.py",),
@@ -162,7 +162,7 @@ MUTANTS: Final = (
     Mutant(
         name="digest-narrow",
         breaks="An ack of a part leaves no snapshot of the rest.",
-        file="apps/digests/services/acking.py",
+        file="apps/digests/services.py",
         text="narrowed = [one for one in remainders if touched[one.thread_id].published]",
         replacement="narrowed = [one for one in remainders if not touched[one.thread_id].published]",
         tests=("tests/digests/test_rules.py",),

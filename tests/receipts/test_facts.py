@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from django.db import IntegrityError, connection, transaction
 
-from apps.digests.services import Group, ObligationDraft, Posted, Poster, ReceiptDraft, post_many
+from apps.digests.services import Posted, post_many
 from apps.principals.models import Tenant
 from apps.principals.tenancy import Caller
 from apps.receipts import selectors
@@ -19,6 +19,7 @@ from apps.receipts.errors import (
     UnknownReceipt,
 )
 from apps.receipts.models import Obligation, Receipt, ReceiptKey
+from apps.receipts.services import Group, ObligationDraft, Poster, ReceiptDraft
 from tests.digests.makers import make_draft, post
 from tests.factories import T0, make_caller
 

@@ -1,5 +1,5 @@
-"""Operations on inboxes, and the endpoints by which receipts come in."""
+"""Operations on inboxes, and the endpoints that receive receipts."""
 
-from apps.digests.tools import acking, policies, posting, reading
+from apps.digests.tools import policies, posting, reading
 
-__all__ = ["acking", "policies", "posting", "reading"]
+__all__ = ["policies", "posting", "reading"]

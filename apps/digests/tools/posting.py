@@ -19,7 +19,7 @@ from apps.core.operations import Coalesces, Route, operation
 from apps.core.schemas import Input, Name, Output, Text
 from apps.digests import metrics, selectors, services
 from apps.digests.grouping import read_key
-from apps.digests.services import Posted, Poster, ReceiptDraft
+from apps.digests.services import Posted
 from apps.digests.shapes import NewReference, Reference, Source
 from apps.principals import limits
 from apps.principals import selectors as principals
@@ -29,6 +29,7 @@ from apps.principals.tenancy import Caller
 from apps.receipts import selectors as receipts
 from apps.receipts.errors import LivesElsewhere
 from apps.receipts.models import MAX_METADATA, Surface
+from apps.receipts.services import Poster, ReceiptDraft
 from apps.receipts.shapes import GroupInput
 
 MAX_SUMMARY: Final = 16 * 1024
@@ -270,9 +271,9 @@ def _check(caller: Caller, given: InboxReceipt) -> None:
 
 def _draft(given: InboxReceipt, recipient_id: int) -> ReceiptDraft:
     members = {name: getattr(given, name) for name in type(given).model_fields if name in _OF_DRAFT}
-    usual = read_key(given.source_system, given.dedupe_key)
     # A dedupe key of the usual form names the event; without one it is just a message.
-    named = usual.event_type if usual is not None and len(usual.event_type) <= _MAX_EVENT_TYPE else "message"
+    named, _ = read_key(given.source_system, given.dedupe_key) or ("message", "")
+    named = named if len(named) <= _MAX_EVENT_TYPE else "message"
     event_type, surface = named, "inbox"
     if isinstance(given, PostReceipt):
         event_type = given.event_type or named

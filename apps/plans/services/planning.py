@@ -12,7 +12,6 @@ from django.db import transaction
 
 from apps.core.metrics import once_committed
 from apps.digests import services as digests
-from apps.digests.services import ObligationDraft, Poster, ReceiptDraft
 from apps.plans import documents, metrics, planner, selectors, shelf
 from apps.plans.documents import PlanStatus
 from apps.plans.errors import DelegationLoop, DelegationTooDeep, UnknownCurrency
@@ -24,6 +23,7 @@ from apps.plans.suggestions import Suggested
 from apps.plans.validation import Limits
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
+from apps.receipts.services import ObligationDraft, Poster, ReceiptDraft
 
 SOURCE: Final = "delegate"
 EXPIRY: Final = timedelta(days=7)

@@ -9,7 +9,6 @@ from typing import Any, Final
 from django.db import transaction
 
 from apps.digests import services as digests
-from apps.digests.services import Poster, ReceiptDraft
 from apps.plans import planner, selectors, sql
 from apps.plans.catalogue import Tool
 from apps.plans.documents import Step
@@ -22,6 +21,7 @@ from apps.plans.shapes import WORKER_STEPS, StepType
 from apps.plans.validation import Limits, bounds_of
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
+from apps.receipts.services import Poster, ReceiptDraft
 from apps.workers import selectors as workers
 
 _NUMBERED: Final = re.compile(r"step-(\d{1,6})")

@@ -1,0 +1,1251 @@
+"""Commands on inboxes: buffer, flush, post, ack, retain, wake, and the policies behind them.
+
+Each command locks the row of the inbox first, in a statement of its own, and neither calls out nor waits while it holds
+it. The sections stand in this order: the lock, policies, flushing, posting, acking, retention, wakes.
+"""
+
+import json
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import Any, Final, Self
+from uuid import UUID
+
+import psycopg
+from django.conf import settings
+from django.db import DatabaseError, connection, transaction
+from django.db.models import Exists, F, OuterRef, Q
+from django.dispatch import Signal
+
+from apps.core.errors import Conflict, DomainError, NotFound
+from apps.core.ids import fits_an_address
+from apps.core.metrics import once_committed
+from apps.core.notifications import send_on_commit
+from apps.core.outbound import Answer, CallFailed
+from apps.core.sql import database_now, hot_cursor
+from apps.delivery.models import Delivery, State, Target
+from apps.delivery.models import Kind as TargetKind
+from apps.delivery.notifications import MOST_AT_ONCE
+from apps.delivery.notifications import notify as notify_delivery
+from apps.delivery.senders import Delivered, Payload, Refused, Sender, Verdict, webhook_body
+from apps.digests import formats, hooks, metrics, selectors, sql
+from apps.digests.formats import BadToken, Through, UnknownEntry, entry_ref
+from apps.digests.grouping import Key, Policy
+from apps.digests.hooks import Context, Fact
+from apps.digests.models import (
+    NIL,
+    THREAD_LIMIT,
+    Entry,
+    FlushReason,
+    Inbox,
+    Kind,
+    ReceiptState,
+    Source,
+    SourcePolicy,
+    Sweep,
+    Thread,
+)
+from apps.digests.shapes import AckedOutput, EntryOutput
+from apps.principals import selectors as principals
+from apps.principals import services as principals_services
+from apps.principals.errors import NameTaken, UnknownPrincipal
+from apps.principals.models import Tenant
+from apps.principals.scopes import Kind as PrincipalKind
+from apps.principals.tenancy import acting_as_system, acting_in
+from apps.receipts import services as receipts
+from apps.receipts.models import Surface
+from apps.receipts.services import Placing, Poster, ReceiptDraft, Recorded
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE: Final = "500ms"
+"""How long a tick waits for the lock of an inbox."""
+
+# Sent on commit with `principal_id` and `tenant_id` when an inbox has changed. Losing one costs latency only.
+inbox_changed = Signal()
+
+
+def inbox_topic(principal_id: int) -> str:
+    """The topic that is notified when the inbox of a principal changes."""
+    return f"inbox:{principal_id}"
+
+
+# The lock: one mutex per inbox. Whatever changes an inbox locks its row first.
+
+
+@dataclass(frozen=True, slots=True)
+class LockedInbox:
+    """Proof that this transaction holds the inbox. What it carries can't change while it does."""
+
+    id: int
+    tenant_id: int
+    principal_id: int
+    has_source_policies: bool
+    policy: Policy
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> Self:
+        """From the columns that `sql.LOCK` returns."""
+        return cls(row[0], row[1], row[2], row[3], policy=Policy(*row[4:]))
+
+    def notify(self) -> None:
+        """Notify on commit that a reader would now see another inbox."""
+        _notify(tenant_id=self.tenant_id, principal_id=self.principal_id)
+
+
+def _notify(*, tenant_id: int, principal_id: int) -> None:
+    send_on_commit(inbox_changed, principal_id=principal_id, tenant_id=tenant_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """How many sequences an inbox takes, and how far its unread counters go."""
+
+    sequences: int = 0
+    visible: int = 0
+    pending: int = 0
+
+
+def advance(moves: Mapping[int, Move]) -> dict[int, int]:
+    """Take sequences and move the unread counters of locked inboxes; returns the last sequence of each."""
+    columns = [[getattr(move, name) for move in moves.values()] for name in ("sequences", "visible", "pending")]
+    with connection.cursor() as cursor:
+        cursor.execute(sql.ADVANCE, [list(moves), *columns])
+        return dict(cursor.fetchall())
+
+
+def lock(*, principal_id: int) -> LockedInbox | None:
+    """The principal's inbox, held until the transaction ends; None if it has none yet."""
+    return _first(sql.LOCK, [principal_id])
+
+
+def lock_or_create(*, tenant_id: int, principal_id: int) -> LockedInbox:
+    """As :func:`lock`; the first receipt makes the inbox."""
+    found = lock(principal_id=principal_id)
+    while found is None:
+        Inbox.objects.bulk_create([Inbox(tenant_id=tenant_id, principal_id=principal_id)], ignore_conflicts=True)
+        found = lock(principal_id=principal_id)
+    return found
+
+
+def lock_several(*, tenant_id: int, principal_ids: Collection[int]) -> dict[int, LockedInbox]:
+    """Several inboxes in the order of their ids, by principal; missing ones are made."""
+    wanted = sorted(set(principal_ids))
+    if len(wanted) == 1:
+        return {wanted[0]: lock_or_create(tenant_id=tenant_id, principal_id=wanted[0])}
+    missing = set(wanted) - set(Inbox.objects.filter(principal_id__in=wanted).values_list("principal_id", flat=True))
+    Inbox.objects.bulk_create(
+        [Inbox(tenant_id=tenant_id, principal_id=principal) for principal in sorted(missing)], ignore_conflicts=True
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(sql.LOCK_SEVERAL, [wanted])
+        held = [LockedInbox.of(row) for row in cursor.fetchall()]
+    return {inbox.principal_id: inbox for inbox in held}
+
+
+def lock_by_id(inbox_id: int, *, wait: bool) -> LockedInbox | None:
+    """One inbox; None if it is gone, or if somebody holds it and we don't wait."""
+    return _first(sql.LOCK_BY_ID if wait else sql.LOCK_BY_ID_UNLESS_BUSY, [inbox_id])
+
+
+def _first(statement: str, parameters: list[Any]) -> LockedInbox | None:
+    with hot_cursor() as cursor:
+        cursor.execute(statement, parameters)
+        row = cursor.fetchone()
+    return LockedInbox.of(row) if row else None
+
+
+# Policies
+
+MOST_SOURCE_POLICIES: Final = 100
+_PARTS: Final = ("enabled", "window", "max_items", "max_thread_age")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyChange:
+    """What to change; None leaves it as it is."""
+
+    enabled: bool | None = None
+    window: timedelta | None = None
+    max_items: int | None = None
+    max_thread_age: timedelta | None = None
+
+    def changes(self) -> dict[str, Any]:
+        return {part: value for part in _PARTS if (value := getattr(self, part)) is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class LockedPolicies:
+    """The policies of locked inboxes."""
+
+    _own: Mapping[tuple[int, str], Mapping[str, Any]]
+
+    def of(self, inbox: LockedInbox, source_system: str) -> Policy:
+        own = self._own.get((inbox.id, source_system))
+        return inbox.policy if own is None else inbox.policy.overridden(**own)
+
+
+def policies_of(inboxes: Iterable[LockedInbox], source_systems: Collection[str]) -> LockedPolicies:
+    """The policies of these inboxes for these sources; no statement where no source has one of its own."""
+    asked = [inbox for inbox in inboxes if inbox.has_source_policies]
+    if not asked or not source_systems:
+        return LockedPolicies({})
+    held = SourcePolicy.objects.filter(tenant_id=asked[0].tenant_id, inbox_id__in=[inbox.id for inbox in asked])
+    rows = held.filter(source_system__in=source_systems).values("inbox_id", "source_system", *_PARTS)
+    return LockedPolicies({(row.pop("inbox_id"), row.pop("source_system")): row for row in rows})
+
+
+@transaction.atomic
+def set_policy(
+    *, tenant_id: int, principal_id: int, change: PolicyChange, source_system: str | None = None, now: datetime
+) -> Policy:
+    """Change the policy of an inbox, or of one source in it; returns the policy that holds then.
+
+    Due times that are set stay. What is pending of sources that are not buffered any more is flushed.
+
+    :raises Conflict: `too_many_policies`, if a hundred other sources have policies of their own here.
+    """
+    inbox = lock_or_create(tenant_id=tenant_id, principal_id=principal_id)
+    if source_system is None:
+        inbox = replace(inbox, policy=replace(inbox.policy, **change.changes()))
+        Inbox.objects.filter(pk=inbox.id).update(**asdict(inbox.policy))
+    else:
+        own = SourcePolicy.objects.filter(inbox_id=inbox.id)
+        if own.exclude(source_system=source_system).count() >= MOST_SOURCE_POLICIES:
+            raise Conflict(
+                f"An inbox has room for policies of {MOST_SOURCE_POLICIES} sources.", code="too_many_policies"
+            )
+        SourcePolicy.objects.update_or_create(
+            tenant_id=tenant_id, inbox_id=inbox.id, source_system=source_system, defaults=change.changes()
+        )
+        Inbox.objects.filter(pk=inbox.id).update(has_source_policies=True)
+        inbox = replace(inbox, has_source_policies=True)
+    pending = Thread.objects.filter(inbox_id=inbox.id, flush_due_at__isnull=False)
+    sources = sorted(set(pending.values_list("source_system", flat=True)))
+    policies = policies_of([inbox], {*sources, source_system or ""})
+    disabled = [source for source in sources if not policies.of(inbox, source).enabled]
+    flush_sources(inbox, disabled, reason=FlushReason.LIFECYCLE, now=now)
+    return policies.of(inbox, source_system or "")
+
+
+@transaction.atomic
+def remove_source_policy(*, principal_id: int, source_system: str, now: datetime) -> None:
+    """Return a source to the inbox's own policy; what is pending of it is flushed.
+
+    :raises NotFound: `unknown_policy`, if the source has no policy of its own here.
+    """
+    inbox = lock(principal_id=principal_id)
+    removed = 0
+    if inbox is not None:
+        removed, _ = SourcePolicy.objects.filter(inbox_id=inbox.id, source_system=source_system).delete()
+    if inbox is None or not removed:
+        raise NotFound(f"There is no policy of its own for {source_system!r} in this inbox.", code="unknown_policy")
+    left = SourcePolicy.objects.filter(inbox_id=inbox.id).exists()
+    Inbox.objects.filter(pk=inbox.id).update(has_source_policies=left)
+    flush_sources(inbox, [source_system], reason=FlushReason.LIFECYCLE, now=now)
+
+
+@transaction.atomic
+def set_source(*, tenant_id: int, name: str, rate_per_hour: int | None, groups_by_dedupe_key: bool) -> Source:
+    """Set all that holds for the receipts of a source.
+
+    If its receipts are not to be grouped by their keys any more, its buffers are flushed. Other processes follow
+    within half a minute; what they still buffer surfaces after its window.
+    """
+    before = Source.objects.select_for_update().filter(tenant_id=tenant_id, name=name).first()
+    source, _ = Source.objects.update_or_create(
+        tenant_id=tenant_id,
+        name=name,
+        defaults={"rate_per_hour": rate_per_hour, "groups_by_dedupe_key": groups_by_dedupe_key},
+    )
+    if before is not None and before.groups_by_dedupe_key and not groups_by_dedupe_key:
+        pending = Thread.objects.filter(tenant_id=tenant_id, source_system=name, flush_due_at__isnull=False)
+        for inbox_id in sorted(set(pending.values_list("inbox_id", flat=True))):
+            inbox = lock_by_id(inbox_id, wait=True)
+            if inbox is not None:
+                flush_sources(inbox, [name], reason=FlushReason.LIFECYCLE, now=database_now())
+    selectors.forget_source_rules(tenant_id)
+    transaction.on_commit(partial(selectors.forget_source_rules, tenant_id), robust=True)
+    return source
+
+
+# Flushing: the pending receipts of a thread become visible in one immutable snapshot.
+
+
+_MOST_WAITED_FOR: Final = 4
+
+
+def flush_due(*, limit: int = 500) -> int:
+    """Flush whatever is due, in all tenants, each inbox in a transaction of its own; returns the number of snapshots.
+
+    Locked inboxes are passed over. After all others a few of those that are overdue are waited for, briefly. At most
+    `limit` threads of an inbox are flushed at a time, then the next inbox follows. Running it twice, or twice at
+    once, is harmless.
+    """
+    with acting_as_system("flush due threads"):
+        due = selectors.due_inboxes()
+    flushed = 0
+    held: list[selectors.DueInbox] = []
+    while due:
+        unfinished = []
+        for inbox in due:
+            snapshots = _try_to_flush(inbox, limit=limit, wait=False)
+            flushed += snapshots or 0
+            if snapshots is None:
+                held.append(inbox)
+            elif snapshots == limit:
+                unfinished.append(inbox)
+        due = unfinished
+    overdue = [inbox for inbox in held if inbox.overdue]
+    # Drawn at random, so that inboxes held for long don't keep the tick from the others.
+    for inbox in random.sample(overdue, min(len(overdue), _MOST_WAITED_FOR)):
+        flushed += _try_to_flush(inbox, limit=limit, wait=True) or 0
+    return flushed
+
+
+def _try_to_flush(inbox: selectors.DueInbox, *, limit: int, wait: bool) -> int | None:
+    """The number of snapshots; None if somebody else holds the inbox."""
+    try:
+        with acting_in(inbox.tenant_id, "flush due threads"):
+            if wait:
+                with connection.cursor() as cursor:
+                    cursor.execute("select set_config('lock_timeout', %s, true)", [_PATIENCE])
+            held = lock_by_id(inbox.inbox_id, wait=wait)
+            if held is None:
+                return None
+            # Asked again under the lock.
+            due = selectors.due_threads([held.id], limit=limit)
+            return len(flush_threads({held.id: held}, dict.fromkeys(due, FlushReason.WINDOW), now=database_now()))
+    except Exception:
+        # A failing inbox must not keep the others from their readers; it stays due.
+        logger.exception("inbox %s could not be flushed", inbox.inbox_id)
+        return 0
+
+
+def flush_sources(
+    inbox: LockedInbox, source_systems: Collection[str], *, reason: FlushReason, now: datetime
+) -> list[Entry]:
+    """Flush all that is pending of these sources in a locked inbox."""
+    pending = Thread.objects.filter(inbox_id=inbox.id, flush_due_at__isnull=False, source_system__in=source_systems)
+    threads = pending.order_by("pk").values_list("pk", flat=True) if source_systems else []
+    return flush_threads({inbox.id: inbox}, dict.fromkeys(threads, reason), now=now)
+
+
+def flush_threads(
+    inboxes: Mapping[int, LockedInbox], reasons: Mapping[int, FlushReason], *, now: datetime
+) -> list[Entry]:
+    """One snapshot of each of these threads of locked inboxes that has something pending: all its unacked receipts.
+
+    :param reasons: why each thread is flushed, by thread.
+    """
+    due = [one for one in members(reasons, with_pending=True) if one.pending] if reasons else []
+    if not due:
+        return []
+    sequences = Counter(one.inbox_id for one in due)
+    moved = Counter[int]()
+    for one in due:
+        moved[one.inbox_id] += one.pending
+    last = advance(
+        {
+            inbox_id: Move(sequences=number, visible=moved[inbox_id], pending=-moved[inbox_id])
+            for inbox_id, number in sequences.items()
+        }
+    )
+    entries = _write(due, last, reasons, now)
+    with connection.cursor() as cursor:
+        cursor.execute(sql.SURFACE, {"threads": [one.thread_id for one in due]})
+    for inbox_id in sequences:
+        inboxes[inbox_id].notify()
+    return entries
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """What a snapshot of a thread would hold now."""
+
+    thread_id: int
+    tenant_id: int
+    inbox_id: int
+    source_system: str
+    resource_ref: str
+    event_family: str
+    revision: int
+    receipt_ids: list[int]
+    first_at: datetime
+    last_at: datetime
+    latest_titles: list[str]
+    hint: str | None
+    delivery_handle: str | None
+    pending: int
+
+
+def members(thread_ids: Collection[int], *, with_pending: bool) -> list[Members]:
+    """The unacked receipts of each thread that has any, by thread."""
+    with connection.cursor() as cursor:
+        cursor.execute(sql.MEMBERS, {"threads": list(thread_ids), "with_pending": with_pending})
+        return [Members(*row) for row in cursor.fetchall()]
+
+
+def narrow(inbox: LockedInbox, rest: Sequence[Members], *, last: int, now: datetime) -> None:
+    """Snapshots of what an ack has left of these threads, under the sequences that end with `last`."""
+    if rest:
+        threads = [one.thread_id for one in rest]
+        _write(rest, {inbox.id: last}, dict.fromkeys(threads, FlushReason.NARROW), now)
+        Thread.objects.filter(pk__in=threads).update(revision=F("revision") + 1)
+
+
+def _write(
+    snapshots: Sequence[Members], last: Mapping[int, int], reasons: Mapping[int, FlushReason], now: datetime
+) -> list[Entry]:
+    """Write the snapshots in their order: the sequences of each inbox end with its last one."""
+    following, sequences = dict(last), list[int]()
+    for one in reversed(snapshots):
+        sequences.insert(0, following[one.inbox_id])
+        following[one.inbox_id] -= 1
+    given = {"threads": [one.thread_id for one in snapshots], "sequences": sequences}
+    with connection.cursor() as cursor:
+        cursor.execute(sql.SUPERSEDE, given | {"tenant": snapshots[0].tenant_id, "now": now})
+        superseded: dict[int, int] = dict(cursor.fetchall())
+    texts = _texts(snapshots)
+    for reason, number in Counter(reasons[one.thread_id] for one in snapshots).items():
+        once_committed(metrics.SNAPSHOTS.labels(reason).inc, number)
+    once_committed(metrics.MERGES.inc, len(superseded))
+    for one in snapshots:
+        once_committed(metrics.GROUP_SIZE.observe, len(one.receipt_ids))
+    return Entry.objects.bulk_create(
+        Entry(
+            tenant_id=one.tenant_id,
+            inbox_id=one.inbox_id,
+            kind=Kind.DIGEST_SNAPSHOT,
+            sequence=sequence,
+            thread_id=one.thread_id,
+            revision=one.revision + 1,
+            source_system=one.source_system,
+            receipt_ids=one.receipt_ids,
+            count=len(one.receipt_ids),
+            title=texts[one.thread_id][0],
+            summary=texts[one.thread_id][1],
+            first_at=one.first_at,
+            last_at=one.last_at,
+            flush_reason=reasons[one.thread_id],
+            delivery_handle=one.delivery_handle,
+            published_at=now,
+            supersedes_id=superseded.get(one.thread_id),
+        )
+        for one, sequence in zip(snapshots, sequences, strict=True)
+    )
+
+
+# A hook runs while the inbox is locked, so it sees a bounded number of the newest receipts, and of their metadata only
+# short texts that the database cuts out.
+_MOST_OF_A_THREAD: Final = 50
+_MOST_IN_ALL: Final = 1000
+_FEWEST_OF_A_THREAD: Final = 3
+_TITLE: Final = 200
+_SUMMARY: Final = 1000
+
+
+def _texts(snapshots: Sequence[Members]) -> dict[int, tuple[str, str]]:
+    """Title and summary of a snapshot of each thread: by the hook of its source, else by the default."""
+    hooked = [one for one in snapshots if hooks.hook_of(one.source_system) is not None]
+    most = max(_FEWEST_OF_A_THREAD, min(_MOST_OF_A_THREAD, _MOST_IN_ALL // len(hooked))) if hooked else 0
+    found: dict[int, Fact] = {}
+    for source in sorted({one.source_system for one in hooked}):
+        wanted = [pk for one in hooked if one.source_system == source for pk in one.receipt_ids[-most:]]
+        found |= selectors.facts(source, wanted)
+    return {
+        one.thread_id: _text(one, [found[pk] for pk in one.receipt_ids[-most:] if pk in found]) for one in snapshots
+    }
+
+
+def _text(one: Members, facts: Sequence[Fact]) -> tuple[str, str]:
+    """:param facts: the newest receipts, oldest first; none if the source has no hook."""
+    count = len(one.receipt_ids)
+    context = Context(resource_ref=one.resource_ref, event_family=one.event_family, count=count)
+    texts = hooks.summarize_thread(one.source_system, facts, context) if facts else None
+    if texts is None:
+        title = f"{count} {one.event_family} on {one.resource_ref}"
+        hints = (group.summary_hint for fact in reversed(facts) if (group := hooks.group_of(fact)) is not None)
+        hint = one.hint or next(filter(None, hints), None)
+        latest = "; ".join(_cut(text, 120) for text in one.latest_titles)
+        texts = title, hint or f"{title}. Latest: {latest}"
+    return _cut(texts[0], _TITLE), _cut(texts[1], _SUMMARY)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+# Posting: the fact, and its place in the recipient's inbox, in one transaction.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Posted:
+    """A receipt that is stored. `entry_ref` is there if its transaction made the receipt visible in an entry."""
+
+    id: int
+    receipt_id: str
+    uuid: UUID
+    dedupe_key: str
+    created_at: datetime
+    entry_ref: str | None
+    goes_elsewhere: bool
+    """Its recipient has moved to another deployment, to which it is delivered."""
+
+
+def post(*, poster: Poster, draft: ReceiptDraft, now: datetime) -> Posted:
+    """Post one receipt.
+
+    :raises DuplicateReceipt: if the source has posted it before.
+    :raises DedupeConflict: if the source has used the key for another content.
+    :raises ReceiptIdConflict: if another receipt has the given id.
+    :raises ChainCycle: if the receipt would be its own cause.
+    :raises ChainTooLong: if that takes too long to find out.
+    """
+    (answer,) = post_many(poster=poster, drafts=[draft], now=now)
+    if isinstance(answer, DomainError):
+        raise answer
+    return answer
+
+
+# No savepoint: a refusal is an answer, and changes nothing.
+@transaction.atomic(savepoint=False)
+def post_many(*, poster: Poster, drafts: Sequence[ReceiptDraft], now: datetime) -> list[Posted | DomainError]:
+    """Post receipts in one transaction; returns for each draft, in order, what became of it.
+
+    Verdicts and facts are those of drafts posted one after another; a refused draft changes nothing and does not
+    hinder the others. What a batch brings to a thread comes at once: receipts without a group stand first, in
+    their order; then a thread that becomes due, by its size or by one immediate receipt, shows all of the batch in
+    one snapshot. A thread that is full, or broken, rolls over at that receipt, as it does between posts.
+    """
+    keys = [selectors.group_of(poster.tenant_id, draft) for draft in drafts]
+    # Facts first: rivals of one key meet there, before anybody holds an inbox.
+    verdicts = receipts.record_many(poster=poster, drafts=drafts, now=now, placing=_placing(keys))
+    new = [
+        _New(draft, verdict, key)
+        for draft, verdict, key in zip(drafts, verdicts, keys, strict=True)
+        if isinstance(verdict, Recorded)
+    ]
+    for source, count in Counter(one.draft.source_system for one in new).items():
+        once_committed(metrics.POSTED.labels(source).inc, count)
+    shown = [one for one in new if one.recorded.surface == Surface.INBOX]
+    entries = _follow(poster.tenant_id, [one for one in shown if any(one.recorded.place)], now)
+    if rest := [one for one in shown if not any(one.recorded.place)]:
+        entries |= _place(poster.tenant_id, rest, now)
+    return [
+        Posted(
+            id=verdict.id,
+            receipt_id=verdict.receipt_id,
+            uuid=verdict.uuid,
+            dedupe_key=verdict.dedupe_key,
+            created_at=verdict.created_at,
+            entry_ref=formats.entry_ref(entries[verdict.id]) if verdict.id in entries else None,
+            goes_elsewhere=verdict.goes_elsewhere,
+        )
+        if isinstance(verdict, Recorded)
+        else verdict
+        for verdict in verdicts
+    ]
+
+
+def recipient_named(*, tenant_id: int, name: str, now: datetime) -> int:
+    """The key of the one principal of this name; made where the tenant lets receipts make recipients.
+
+    :raises NotFound: `unknown_recipient`, if there is none.
+    """
+    try:
+        return principals.principal_id_named(name, tenant_id=tenant_id)
+    except UnknownPrincipal:
+        refusal = NotFound(f"There is no recipient {name[:50]!r}.", code="unknown_recipient")
+    if not fits_an_address(name) or not Tenant.objects.filter(pk=tenant_id, creates_recipients=True).exists():
+        raise refusal
+    with transaction.atomic():
+        try:
+            return principals_services.add_principal(tenant_id=tenant_id, name=name, kind=PrincipalKind.AI, now=now).pk
+        except NameTaken:
+            pass
+        # Somebody else has just made it, or it is disabled.
+        try:
+            return principals.principal_id_named(name, tenant_id=tenant_id)
+        except UnknownPrincipal:
+            raise refusal from None
+
+
+_ONE: Final = Placing(
+    statements=sql.PLACE_ONE,
+    answer="entry.id, inbox.is_due",
+    join="left join entry on entry.receipt = stored.id left join inbox on inbox.id = entry.inbox_id",
+)
+_SEVERAL: Final = replace(_ONE, statements=sql.PLACE_SEVERAL)
+
+
+def _placing(keys: Sequence[Key | None]) -> Placing | None:
+    """The statements that make entries of the new facts while they are written; None if one of them has a group."""
+    if any(keys):
+        return None
+    return _ONE if len(keys) == 1 else _SEVERAL
+
+
+@dataclass(frozen=True, slots=True)
+class _New:
+    """A new fact, and its group."""
+
+    draft: ReceiptDraft
+    recorded: Recorded
+    key: Key | None
+
+
+def _follow(tenant_id: int, placed: Sequence[_New], now: datetime) -> dict[int, int]:
+    """What remains to do for facts that were written with their entries; returns these entries, by receipt."""
+    due = {one.draft.recipient_id for one in placed if one.recorded.place[1]}
+    for principal_id in {one.draft.recipient_id for one in placed}:
+        _notify(tenant_id=tenant_id, principal_id=principal_id)
+    if due:
+        _flush_due(lock_several(tenant_id=tenant_id, principal_ids=due).values(), now)
+    return {one.recorded.id: one.recorded.place[0] for one in placed}
+
+
+def _place(tenant_id: int, new: Sequence[_New], now: datetime) -> dict[int, int]:
+    """Put each fact into its inbox; returns the entries of those that are visible now, by receipt."""
+    inboxes = lock_several(tenant_id=tenant_id, principal_ids={one.draft.recipient_id for one in new})
+    policies = policies_of(inboxes.values(), {one.key.source_system for one in new if one.key})
+    items: list[tuple[LockedInbox, _New]] = []
+    groups: dict[tuple[int, Key], _Group] = {}
+    for one in new:
+        inbox, key = inboxes[one.draft.recipient_id], one.key
+        policy = policies.of(inbox, one.draft.source_system)
+        if key is None or not policy.enabled:
+            items.append((inbox, one))
+        else:
+            group = groups.setdefault((inbox.id, key.of_thread), _Group(inbox, policy, key))
+            group.receipts.append(one)
+    entries, due = _place_items(tenant_id, items, now) if items else ({}, [])
+    if groups:
+        entries |= _buffer(tenant_id, list(groups.values()), inboxes.values(), now)
+    elif due:
+        _flush_due(due, now)
+    return entries
+
+
+def _place_items(
+    tenant_id: int, items: Sequence[tuple[LockedInbox, _New]], now: datetime
+) -> tuple[dict[int, int], list[LockedInbox]]:
+    """The entry of each, by receipt; and the inboxes in which something is due."""
+    rows = [
+        {
+            "id": one.recorded.id,
+            "recipient": one.draft.recipient_id,
+            "source_system": one.draft.source_system,
+            "delivery_handle": one.draft.delivery_handle,
+        }
+        for _, one in items
+    ]
+    with hot_cursor() as cursor:
+        cursor.execute(sql.POST_ITEMS, {"tenant": tenant_id, "items": json.dumps(rows), "now": now})
+        placed = cursor.fetchall()
+    touched = {inbox.id: inbox for inbox, _ in items}
+    for inbox in touched.values():
+        inbox.notify()
+    due = {inbox_id for _, _, inbox_id, is_due in placed if is_due}
+    return {receipt: entry_id for receipt, entry_id, *_ in placed}, [touched[inbox_id] for inbox_id in sorted(due)]
+
+
+# Threads of one inbox that one post flushes: its poster waits for them.
+_DUE_AT_ONCE: Final = 20
+
+
+# The tick passes over a locked inbox: without the help of its posters an inbox without a pause would never be flushed.
+def _flush_due(inboxes: Iterable[LockedInbox], now: datetime) -> None:
+    """Flush some of what is due in these inboxes, the longest due first."""
+    held = {inbox.id: inbox for inbox in inboxes}
+    due = selectors.due_threads(held, limit=_DUE_AT_ONCE)
+    flush_threads(held, dict.fromkeys(due, FlushReason.WINDOW), now=now)
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """What a batch brings to one group of an inbox."""
+
+    inbox: LockedInbox
+    policy: Policy
+    key: Key
+    receipts: list[_New] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Run:
+    """The part of a group that goes into one thread: an open one, or one that is opened for it."""
+
+    group: _Group
+    thread_id: int | None
+    room: int
+    rolls_over: bool = False
+    receipts: list[_New] = field(default_factory=list)
+
+    def reason(self, pending: int) -> FlushReason | None:
+        """Why the thread must be flushed now, with so many pending; None if it may wait."""
+        if self.rolls_over:
+            return FlushReason.ROLLOVER
+        if any(one.key is not None and one.key.is_immediate for one in self.receipts):
+            return FlushReason.IMMEDIATE
+        return FlushReason.SIZE if pending >= self.group.policy.max_items else None
+
+
+def _buffer(
+    tenant_id: int, groups: Sequence[_Group], inboxes: Collection[LockedInbox], now: datetime
+) -> dict[int, int]:
+    """Fill the buffers of these groups; flush those that are due then, and some of what else is due in the inboxes."""
+    held = {inbox.id: inbox for inbox in inboxes}
+    threads, overdue = _open_threads(tenant_id, groups, held)
+    runs = [run for group, thread in zip(groups, threads, strict=True) for run in _runs(group, thread)]
+    reasons = dict.fromkeys(overdue, FlushReason.WINDOW)
+    filled: list[tuple[_Run, int]] = []
+    # Threads that roll over close before others of their group open.
+    for statement, chosen in (
+        (sql.APPEND, [run for run in runs if run.thread_id is not None]),
+        (sql.OPEN, [run for run in runs if run.thread_id is None]),
+    ):
+        for run, thread_id, pending in _fill(statement, tenant_id, chosen, now):
+            filled.append((run, thread_id))
+            if (reason := run.reason(pending)) is not None:
+                reasons[thread_id] = reason
+    once_committed(metrics.THREADS_OPENED.inc, sum(run.thread_id is None for run in runs))
+    snapshots = {entry.thread_id: entry.pk for entry in flush_threads(held, reasons, now=now)}
+    return {
+        one.recorded.id: snapshots[thread_id]
+        for run, thread_id in filled
+        if thread_id in snapshots
+        for one in run.receipts
+    }
+
+
+def _open_threads(
+    tenant_id: int, groups: Sequence[_Group], inbox_ids: Iterable[int]
+) -> tuple[list[tuple[int, int] | None], list[int]]:
+    """For each group the open thread, and for how many more receipts it has room; and some threads that are due."""
+    asked = [
+        _asked(nth, group) | {"max_age": group.policy.max_thread_age.total_seconds()}
+        for nth, group in enumerate(groups)
+    ]
+    with connection.cursor() as cursor:
+        cursor.execute(
+            sql.OPEN_THREADS,
+            {"asked": json.dumps(asked), "tenant": tenant_id, "inboxes": list(inbox_ids), "due": _DUE_AT_ONCE},
+        )
+        rows = cursor.fetchall()
+    found = {
+        nth: (thread_id, 0 if aged else max(THREAD_LIMIT - count, 0))
+        for nth, thread_id, count, aged in rows
+        if nth is not None
+    }
+    return [found.get(nth) for nth in range(len(groups))], [thread_id for nth, thread_id, *_ in rows if nth is None]
+
+
+def _asked(nth: int, group: _Group) -> dict[str, Any]:
+    return {
+        "nth": nth,
+        "inbox": group.inbox.id,
+        "source_system": group.key.source_system,
+        "resource_ref": group.key.resource_ref,
+        "event_family": group.key.event_family,
+    }
+
+
+def _runs(group: _Group, thread: tuple[int, int] | None) -> list[_Run]:
+    """The receipts of a group, thread by thread."""
+    runs = [_Run(group, *thread) if thread is not None else _Run(group, None, THREAD_LIMIT)]
+    for one in group.receipts:
+        last = runs[-1]
+        breaks = one.key is not None and one.key.breaks_thread and (last.thread_id is not None or last.receipts)
+        if breaks or last.room == 0:
+            last.rolls_over = True
+            runs.append(_Run(group, None, THREAD_LIMIT))
+        runs[-1].receipts.append(one)
+        runs[-1].room -= 1
+    return runs
+
+
+def _fill(statement: str, tenant_id: int, runs: Sequence[_Run], now: datetime) -> list[tuple[_Run, int, int]]:
+    """Put the receipts of these runs into their threads; returns each with its thread and the number pending there."""
+    if not runs:
+        return []
+    rows = [
+        _asked(nth, run.group)
+        | {
+            "thread": run.thread_id,
+            "receipts": [one.recorded.id for one in run.receipts],
+            "rolls_over": run.rolls_over,
+            "window": run.group.policy.window.total_seconds(),
+        }
+        for nth, run in enumerate(runs)
+    ]
+    with connection.cursor() as cursor:
+        cursor.execute(statement, {"tenant": tenant_id, "runs": json.dumps(rows), "now": now})
+        return [(runs[nth], thread_id, pending) for nth, thread_id, pending in cursor.fetchall()]
+
+
+# Acking: each ack adds exactly what its boundary names.
+
+
+# No savepoint: one statement, which changes all or nothing.
+@transaction.atomic(savepoint=False)
+def mark_delivered(*, receipt_pks: Collection[int], now: datetime) -> None:
+    """Stamp receipts as shown for the first time. Needs no inbox lock and waits for nobody."""
+    if not receipt_pks:
+        return
+    with hot_cursor() as cursor:
+        cursor.execute(sql.DELIVERED, {"receipts": sorted(receipt_pks), "now": now})
+        for (waited,) in cursor.fetchall():
+            once_committed(metrics.DELIVERY.observe, waited.total_seconds())
+
+
+@transaction.atomic
+def ack(*, principal_id: int, entry_ids: Collection[int], now: datetime) -> AckedOutput:
+    """Ack these entries, all or none.
+
+    :raises UnknownEntry: if the inbox lacks one of them.
+    """
+    inbox = lock(principal_id=principal_id)
+    wanted = set(entry_ids)
+    known = set(Entry.objects.filter(inbox_id=inbox.id, pk__in=wanted).values_list("pk", flat=True)) if inbox else set()
+    if inbox is None or known != wanted:
+        raise _unknown(min(wanted - known))
+    if not wanted:
+        return AckedOutput()
+    acked = _mark(sql.ACK_ENTRIES, {"inbox": inbox.id, "entries": list(wanted), "archive": False, "now": now})
+    return _settle(inbox, acked, _mark_entries(acked, wanted, now), now)
+
+
+@transaction.atomic
+def ack_through(*, principal_id: int, through: Through, now: datetime) -> AckedOutput:
+    """Ack the entries up to this one that its reader was shown.
+
+    With a state of the inbox: what was visible then, within what the read was bound to, and nothing else. Without:
+    what is visible now up to the entry, and the entry itself even if it has been superseded.
+
+    :raises UnknownEntry: if the inbox has no such entry.
+    :raises BadToken: if the inbox has never been in that state.
+    """
+    inbox = lock(principal_id=principal_id)
+    anchor = Entry.objects.filter(inbox_id=inbox.id, pk=through.entry_id).first() if inbox else None
+    if inbox is None or anchor is None:
+        raise _unknown(through.entry_id)
+    last_seq = Inbox.objects.values_list("last_seq", flat=True).get(pk=inbox.id)
+    if through.as_of is not None and through.as_of > last_seq:
+        raise BadToken(f"This inbox has no state {through.as_of}; its newest is {last_seq}.")
+    as_of = last_seq if through.as_of is None else through.as_of
+    bound = through.bound
+    given: dict[str, Any] = {
+        "inbox": inbox.id,
+        "as_of": as_of,
+        "upto": min(anchor.sequence, as_of),
+        "after": bound.after,
+        "source": bound.source,
+        "ids": list(bound.ids) if bound.ids is not None else None,
+        "anchor": anchor.pk if through.as_of is None else None,
+        "archive": False,
+        "now": now,
+    }
+    acked = _mark(sql.ACK_THROUGH, given)
+    with connection.cursor() as cursor:
+        cursor.execute(sql.ENTRIES_ACKED_THROUGH, given)
+        return _settle(inbox, acked, cursor.rowcount, now)
+
+
+@transaction.atomic
+def ack_receipts(
+    *, principal_id: int, receipt_pks: Collection[int], now: datetime, archive: bool = False
+) -> AckedOutput:
+    """Ack single receipts, in whatever entry or buffer they are; a digest around them narrows.
+
+    :param archive: put them away too.
+    """
+    inbox = lock(principal_id=principal_id)
+    if inbox is None:
+        return AckedOutput()
+    given = {"inbox": inbox.id, "receipts": list(receipt_pks), "archive": archive, "now": now}
+    acked = _mark(sql.ACK_RECEIPTS, given)
+    return _settle(inbox, acked, _mark_entries(acked, set(), now), now)
+
+
+def _unknown(entry_id: int) -> UnknownEntry:
+    return UnknownEntry(f"This inbox has no entry {entry_ref(entry_id)}.")
+
+
+@dataclass(frozen=True, slots=True)
+class _Acked:
+    """The receipts that were acked in one thread, or among the items (no thread)."""
+
+    thread_id: int | None
+    pending: int
+    published: int
+    item_entries: list[int]
+
+
+def _mark(statement: str, given: dict[str, Any]) -> list[_Acked]:
+    with connection.cursor() as cursor:
+        cursor.execute(statement, given)
+        return [_Acked(*row) for row in cursor.fetchall()]
+
+
+def _mark_entries(acked: Collection[_Acked], entry_ids: set[int], now: datetime) -> int:
+    """Ack these entries, and those of the items that were acked; returns how many were not acked before."""
+    items = {entry for one in acked for entry in one.item_entries}
+    return Entry.objects.filter(pk__in=entry_ids | items, acked_at=None).update(acked_at=now)
+
+
+def _settle(inbox: LockedInbox, acked: Collection[_Acked], entries: int, now: datetime) -> AckedOutput:
+    """Bring threads and counters in line with the receipts that were just acked, in so many entries."""
+    pending, published = sum(one.pending for one in acked), sum(one.published for one in acked)
+    if not pending and not published:
+        return AckedOutput(acked_entries=entries)
+    touched = {one.thread_id: one for one in acked if one.thread_id is not None}
+    remainders = members(touched, with_pending=False) if touched else []
+    # A thread of which only pending receipts were acked keeps its live snapshot.
+    narrowed = [one for one in remainders if touched[one.thread_id].published]
+    move = Move(sequences=len(narrowed), visible=-published, pending=-pending)
+    last = advance({inbox.id: move})[inbox.id]
+    if touched:
+        empty = touched.keys() - {one.thread_id for one in remainders}
+        live = Entry.objects.filter(tenant_id=inbox.tenant_id, acked_at=None, superseded_by_seq=None)
+        live.filter(thread_id__in=empty).update(acked_at=now)
+        drained = {thread: one.pending for thread, one in touched.items() if one.pending}
+        if drained:
+            with connection.cursor() as cursor:
+                cursor.execute(sql.THREADS_DRAINED, [list(drained), list(drained.values())])
+        Thread.objects.filter(pk__in=empty, closed_at=None, pending_count=0).update(closed_at=now)
+        narrow(inbox, narrowed, last=last, now=now)
+    inbox.notify()
+    return AckedOutput(acked_entries=entries, acked_receipts=pending + published)
+
+
+# Retention: delete what was acked long enough ago. What is unacked is never deleted.
+
+
+_RANGE: Final = 2_000
+# Rows of one transaction: whoever posts to the inbox, or refers to one of the receipts, waits for its end.
+_AT_ONCE: Final = 250
+_REST: Final = timedelta(minutes=10)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a sweep has come: a key, or a tenant and a uuid within it."""
+
+    key: int = 0
+    within: UUID = NIL
+
+
+_Step = Callable[[Position], tuple[Position | None, Counter[str]]]
+
+
+def retain(*, patience: timedelta | None = timedelta(seconds=1)) -> dict[str, int]:
+    """Delete what has been kept long enough, in all tenants; returns the number of rows by kind.
+
+    These are superseded snapshots whose receipts are all acked; acked receipts with their entries and threads;
+    receipts of the ledger without an open obligation; and later tombstones and dedupe keys. Each sweep stops when
+    `patience` is over, and the next call continues it. Without a patience the call makes one whole sweep of each.
+    Idempotent; two calls at once are harmless.
+    """
+    found: Counter[str] = Counter()
+    steps: tuple[tuple[str, _Step], ...] = (
+        ("retention.entries", _superseded),
+        ("retention.receipts", _receipts),
+        ("retention.keys", _keys),
+    )
+    for name, step in steps:
+        found.update(_sweep(name, step, patience))
+    return dict(found)
+
+
+def _sweep(name: str, step: _Step, patience: timedelta | None) -> Counter[str]:
+    """Continue a sweep, or begin one if the last began long enough ago. Each step opens its own transactions."""
+    found: Counter[str] = Counter()
+    with acting_as_system("retention"):
+        now = database_now()
+        sweep, _ = Sweep.objects.get_or_create(name=name, defaults={"begun_at": now})
+        is_over = sweep.ended_at is not None and sweep.ended_at >= sweep.begun_at
+        if patience is not None and is_over and sweep.begun_at + _REST > now:
+            return found
+        if patience is None or is_over:
+            sweep.begun_at, sweep.position, sweep.within = now, 0, NIL
+            sweep.save()
+    deadline = None if patience is None else time.monotonic() + patience.total_seconds()
+    position: Position | None = Position(sweep.position, sweep.within)
+    while position is not None:
+        position, deleted = step(position)
+        found += deleted
+        with acting_as_system("retention"):
+            sweep.position, sweep.within = (0, NIL) if position is None else (position.key, position.within)
+            sweep.ended_at = database_now() if position is None else sweep.ended_at
+            sweep.save(update_fields=["position", "within", "ended_at"])
+        if deadline is not None and time.monotonic() > deadline:
+            break
+    return found
+
+
+def _superseded(after: Position) -> tuple[Position | None, Counter[str]]:
+    """Superseded snapshots in the order in which they were superseded; the key is that moment in microseconds."""
+    given: dict[str, Any] = {
+        "after": _EPOCH + timedelta(microseconds=after.key),
+        "kept": settings.SUPERSEDED_ENTRIES_KEPT,
+        "limit": _RANGE,
+    }
+    with acting_as_system("retention"), connection.cursor() as cursor:
+        cursor.execute(sql.NEXT_SUPERSEDED, given)
+        groups = cursor.fetchall()
+    found: Counter[str] = Counter()
+    for inbox_id, entries, _ in groups:
+        found += _in_parts(inbox_id, entries or (), partial(_delete_superseded, inbox_id))
+    if not groups:
+        return None, found
+    return Position((max(last for *_, last in groups) - _EPOCH) // timedelta(microseconds=1)), found
+
+
+def _delete_superseded(inbox_id: int, entries: Sequence[int]) -> Counter[str]:
+    with connection.cursor() as cursor:
+        cursor.execute(sql.STILL_SUPERSEDED, {"entries": list(entries), "inbox": inbox_id})
+        deleted = [pk for (pk,) in cursor.fetchall()]
+    _delete_entries(deleted)
+    return Counter(entries=len(deleted))
+
+
+def _receipts(after: Position) -> tuple[Position | None, Counter[str]]:
+    """Receipts in the order of their posting, tenant by tenant."""
+    given: dict[str, Any] = {
+        "tenant": after.key,
+        "after": after.within,
+        "limit": _RANGE,
+        "kept": settings.RECEIPTS_KEPT,
+    }
+    found: Counter[str] = Counter()
+    with acting_as_system("retention"), connection.cursor() as cursor:
+        cursor.execute(sql.NEXT_RECEIPTS, given)
+        rows = cursor.fetchall()
+        if not rows:
+            return None, found
+        given["receipts"] = [pk for _, pk, *_ in rows]
+        cursor.execute(sql.RECEIPTS_DUE, given)
+        due = cursor.fetchall()
+    for tenant_id, inbox_id, receipt_pks in due:
+        found += _in_parts(inbox_id, receipt_pks, partial(_delete_receipts, tenant_id, inbox_id))
+    tombstones = sorted(pk for _, pk, _, is_tombstone in rows if is_tombstone)
+    found += _in_parts(None, tombstones, _delete_tombstones)
+    last_tenant, _, last, _ = rows[-1]
+    return Position(last_tenant, last), found
+
+
+def _delete_tombstones(receipt_pks: Collection[int]) -> Counter[str]:
+    deleted = receipts.prune_tombstones(
+        receipt_pks=receipt_pks, traces=settings.RECEIPT_TRACES_KEPT, kept=settings.RECEIPTS_KEPT
+    )
+    return Counter(tombstones=deleted)
+
+
+def _delete_receipts(tenant_id: int, inbox_id: int | None, receipt_pks: Collection[int]) -> Counter[str]:
+    held = receipts.hold_for_pruning(receipt_pks=receipt_pks)
+    found: Counter[str] = Counter()
+    if inbox_id is not None:
+        held, found = _delete_states(tenant_id, inbox_id, held)
+    pruned = receipts.prune(receipt_pks=held)
+    return found + Counter(receipts=pruned.deleted, stripped=pruned.stripped)
+
+
+def _delete_states(tenant_id: int, inbox_id: int, receipt_pks: Collection[int]) -> tuple[list[int], Counter[str]]:
+    """Take receipts out of their inbox: their states, their own entries, their part in snapshots."""
+    # An item entry is deleted with its receipt, so the entry must be acked too.
+    is_free = Q(entry=None) | Q(entry__acked_at__isnull=False)
+    acked = ReceiptState.objects.filter(is_free, pk__in=receipt_pks, inbox_id=inbox_id, acked_at__isnull=False)
+    states: list[tuple[int, int | None, int | None]] = list(acked.values_list("pk", "entry_id", "thread_id"))
+    deleted = [pk for pk, *_ in states]
+    ReceiptState.objects.filter(pk__in=deleted).delete()
+    emptied = [entry for _, entry, _ in states if entry is not None]
+    threads = sorted({thread for *_, thread in states if thread is not None})
+    if threads:
+        with connection.cursor() as cursor:
+            cursor.execute(sql.TRIM, {"tenant": tenant_id, "threads": threads})
+            emptied += [pk for (pk,) in cursor.fetchall()]
+    _delete_entries(emptied)
+    if threads:
+        snapshots = Entry.objects.filter(tenant_id=tenant_id, thread=OuterRef("pk"))
+        left = ReceiptState.objects.filter(thread=OuterRef("pk"))
+        closed = Thread.objects.filter(pk__in=threads, closed_at__isnull=False)
+        closed.filter(~Exists(snapshots), ~Exists(left)).delete()
+    return deleted, Counter(entries=len(emptied))
+
+
+def _delete_entries(entry_ids: Collection[int]) -> None:
+    if entry_ids:
+        Entry.objects.filter(pk__in=entry_ids).delete()
+
+
+def _keys(after: Position) -> tuple[Position | None, Counter[str]]:
+    try:
+        with _pruning():
+            position, deleted = receipts.prune_keys(
+                after=after.key, limit=_RANGE, traces=settings.RECEIPT_TRACES_KEPT, kept=settings.RECEIPTS_KEPT
+            )
+    except DatabaseError as exc:
+        logger.warning("keys after %s are left to the next sweep of retention", after.key, exc_info=exc)
+        return None, Counter(left=1)
+    return None if position is None else Position(position), Counter(keys=deleted)
+
+
+def _in_parts(
+    inbox_id: int | None, keys: Sequence[int], delete: Callable[[Sequence[int]], Counter[str]]
+) -> Counter[str]:
+    """Delete part by part, each under the lock of the inbox; stop at an inbox that is busy or fails."""
+    found: Counter[str] = Counter()
+    for start in range(0, len(keys), _AT_ONCE):
+        try:
+            with _pruning():
+                with connection.cursor() as cursor:
+                    cursor.execute("select set_config('lock_timeout', %s, true)", [_PATIENCE])
+                if inbox_id is not None and lock_by_id(inbox_id, wait=True) is None:
+                    break
+                deleted = delete(keys[start : start + _AT_ONCE])
+        except DatabaseError as exc:
+            # Ledger receipts and tombstones have no inbox.
+            busy = isinstance(exc.__cause__, psycopg.errors.LockNotAvailable)
+            logger.warning("inbox %s is left to the next sweep of retention", inbox_id, exc_info=None if busy else exc)
+            return found + Counter(left=1)
+        found += deleted
+    return found
+
+
+@contextmanager
+def _pruning() -> Iterator[None]:
+    """A transaction in which the triggers let rows be deleted."""
+    with acting_as_system("retention"):
+        with connection.cursor() as cursor:
+            cursor.execute("select set_config('gatehouse.pruning', 'on', true)")
+        yield
+        with connection.cursor() as cursor:
+            cursor.execute("select set_config('gatehouse.pruning', '', true)")
+
+
+# Wakes: a webhook is called when its principal's inbox has something new, once for a burst.
+
+_NAMED: Final = 5
+_STOPPING: Final = frozenset({404, 409, 410, 422})
+"""Answers that ask not to be called again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Told:
+    """What a wake tells."""
+
+    mark: selectors.Mark
+    receipt_pks: list[int]
+    claimed_at: datetime
+
+
+class WakeSender(Sender):
+    """Wakes never die: they are sent again until the agent answers, there is nothing to tell, or the target is stopped.
+
+    The inbox is looked up again right before each call, so that nobody is woken for nothing.
+    """
+
+    def prepare(self, target: Target, delivery: Delivery, now: datetime) -> Payload | None:
+        if not _worth_a_wake([target], now):
+            return None
+        mark = _mark_of(target)
+        page = selectors.newest_entries(mark.principal_id, limit=_NAMED)
+        if page.visible < target.min_unacked:
+            return None
+        body = webhook_body(
+            "inbox.changed",
+            now,
+            target=str(target),
+            principal=_owner(target),
+            as_of=page.as_of,
+            unread=page.unread,
+            visible=page.visible,
+            pending=page.pending,
+            newest=[_named(entry, with_titles=target.with_titles) for entry in page.entries],
+        )
+        # The id stays the same until there is something new to tell, so that a receiver can drop the repetition.
+        return Payload(
+            url=target.url,
+            message_id=f"wake_{target.pk}_{page.as_of}",
+            body=body,
+            context=_Told(
+                mark=selectors.Mark(tenant_id=mark.tenant_id, principal_id=mark.principal_id, sequence=page.as_of),
+                receipt_pks=[pk for entry in page.entries for pk in entry.receipt_pks],
+                claimed_at=now,
+            ),
+        )
+
+    def judge(self, payload: Payload, outcome: Answer | CallFailed, *, seconds: float, now: datetime) -> Verdict:
+        if isinstance(outcome, Answer) and outcome.status in _STOPPING:
+            return Refused(code=f"http_{outcome.status}", said=f"Answered {outcome.status}.")
+        return super().judge(payload, outcome, seconds=seconds, now=now)
+
+    def settled(self, target: Target, delivery: Delivery, payload: Payload, verdict: Verdict, now: datetime) -> None:
+        if isinstance(verdict, Refused):
+            target.stopped_at, target.stopped_reason = now, target.result
+        elif isinstance(verdict, Delivered):
+            told: _Told = payload.context
+            target.covered_seq, target.woken_at = max(target.covered_seq, told.mark.sequence), now
+            # An agent that acks while it is being called was not woken in vain.
+            acked_before = selectors.all_acked_by(told.receipt_pks, told.claimed_at)
+            target.wasted += acked_before and not selectors.anything_left(told.mark)
+
+
+def _owner(target: Target) -> str:
+    return target.principal.name if target.principal is not None else ""
+
+
+def _mark_of(target: Target) -> selectors.Mark:
+    """What a target has been told of."""
+    return selectors.Mark(
+        tenant_id=target.tenant_id, principal_id=target.principal_id or 0, sequence=target.covered_seq
+    )
+
+
+def _worth_a_wake(targets: Sequence[Target], now: datetime) -> list[Target]:
+    """The targets for which something new is waiting.
+
+    A target that was woken within its lease is left alone while anything that it was woken for is unacked.
+    """
+    found = {news.mark: news for news in selectors.news(list({_mark_of(target) for target in targets}))}
+    worth = []
+    for target in targets:
+        news = found.get(_mark_of(target))
+        leased = target.woken_at is not None and target.woken_at + target.notify_lease > now
+        if news and news.visible >= target.min_unacked and not (leased and news.leftover):
+            worth.append(target)
+    return worth
+
+
+def queue_wakes(*, principals: Collection[int] | None = None) -> int:
+    """Queue a delivery to each webhook that is to be woken now, of these principals or of all; answers how many.
+
+    Opens its own transaction. A target that has a delivery pending gets no second one.
+    """
+    with acting_as_system("queue wakes"):
+        pending = Delivery.objects.filter(target=OuterRef("pk"), state=State.PENDING)
+        webhooks = Target.objects.filter(kind=TargetKind.WEBHOOK, stopped_at=None, principal__disabled_at=None)
+        if principals is not None:
+            webhooks = webhooks.filter(principal_id__in=principals)
+        now = database_now()
+        due = _worth_a_wake(list(webhooks.exclude(Exists(pending)).order_by("pk")), now)
+        Delivery.objects.bulk_create(
+            [Delivery(tenant_id=one.tenant_id, target=one, due_at=now, created_at=now) for one in due],
+            ignore_conflicts=True,
+        )
+    for _ in range(min(len(due), MOST_AT_ONCE)):
+        notify_delivery()
+    return len(due)
+
+
+def _named(entry: EntryOutput, *, with_titles: bool) -> dict[str, Any]:
+    named = {"ref": entry.ref, "kind": entry.kind, "sequence": entry.sequence, "count": entry.count}
+    return named | {"title": entry.title, "source_systems": entry.source_systems} if with_titles else named
