@@ -308,7 +308,10 @@ def _deliveries() -> Finding:
 def _inboxes() -> Finding:
     with acting_as_system("self-check"):
         found = soundness.unsound()
-    faults = ", ".join(f"{len(ids)} {kind.replace('_', ' ')}" for kind, ids in sorted(found.items()))
+    faults = ", ".join(
+        f"{len(ids)} {kind.replace('_', ' ')} (ids {', '.join(map(str, ids[:10]))})"
+        for kind, ids in sorted(found.items())
+    )
     return Finding(
         part="inboxes",
         ok=not found,

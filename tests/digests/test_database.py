@@ -232,5 +232,9 @@ def test_doctor_reports_damage_and_changes_nothing(as_kee: Caller) -> None:
     fill_inbox(as_kee)
     break_rows("update digests_inbox set visible_unread = 0")
     finding = health._inboxes()
-    assert (finding.ok, finding.needed, finding.says) == (False, False, "1 miscounted inboxes")
+    assert (finding.ok, finding.needed, finding.says) == (
+        False,
+        False,
+        f"1 miscounted inboxes (ids {Inbox.objects.get().pk})",
+    )
     assert Inbox.objects.get().visible_unread == 0
