@@ -5,21 +5,17 @@ import io
 import json
 import os
 import secrets
-import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 import django
 from django.core.management import call_command
 from rich.console import Console
 
 from benchmarks import suites
-from benchmarks.report import Report
-from config.stack.temporary import start_servers
+from config.stack.servers import start_servers
 
 _FILE_WIDTH = 200
 
@@ -27,7 +23,6 @@ _FILE_WIDTH = 200
 def main(argv: Sequence[str]) -> int:
     """Run the suites that are asked for, and print their rows."""
     asked = _arguments(argv)
-    signal.signal(signal.SIGTERM, _end)
     environ = {name: text for name, text in os.environ.items() if name not in {"DATABASE_URL", "REDIS_URL"}}
     stop = start_servers(environ, durable=True)
     try:
@@ -45,52 +40,51 @@ def _measure(asked: argparse.Namespace, environ: dict[str, str]) -> int:
         "SOURCE_RATE_LIMITS": '{"default": 1000000000}',
     }
     django.setup()
-    from benchmarks.bench import SCALES, Bench  # noqa: PLC0415  # needs the settings
+    # These need the settings.
+    from benchmarks.bench import SCALES, Bench  # noqa: PLC0415
+    from benchmarks.measure import show  # noqa: PLC0415
 
     aside = Console(stderr=True)
     call_command("migrate", interactive=False, verbosity=0)
     call_command("sync_schedules", stdout=io.StringIO())
     bench = Bench.begin(SCALES[asked.scale], data=Path(environ["GATEHOUSE_DATA"]), file=asked.data)
-    report = Report(machine=bench.machine)
+    rows = []
     try:
         for name in asked.suite:
             for row in suites.load(name)(bench):
-                report.rows.append(replace(row, suite=name))
+                rows.append(replace(row, suite=name))
                 aside.print(f"[dim]{name}: {row.case}[/]", highlight=False)
     finally:
-        bench.processes.end()
+        bench.end()
     if asked.json:
-        print(json.dumps(report.objects(), indent=2))
+        print(json.dumps([{**asdict(row), "machine": bench.machine} for row in rows], indent=2))
     else:
-        report.print(Console(width=None if sys.stdout.isatty() else _FILE_WIDTH))
+        show(rows, bench.machine, Console(width=None if sys.stdout.isatty() else _FILE_WIDTH))
     return 0
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="manage.py bench", description=__doc__)
     parser.add_argument(
-        "suite", nargs="*", help=f"which: {', '.join(suites.names())} (default: all that need no --data)"
+        "suite", nargs="*", help=f"which: {', '.join(suites.SUITES)} (default: all that need no --data)"
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--quick", action="store_const", const="quick", dest="scale", help="a few minutes for a suite")
     length.add_argument("--tiny", action="store_const", const="tiny", dest="scale", help="only see that it works")
     parser.set_defaults(scale="full")
-    parser.add_argument("--data", metavar="PATH", type=Path, help="the data of recall or planning: docs/benchmarks.md")
+    parser.add_argument(
+        "--data", metavar="PATH", type=Path, help="a file for recall or a folder for planning: docs/benchmarks.md"
+    )
     parser.add_argument("--json", action="store_true", help="print one object for each row")
     asked = parser.parse_args(argv)
-    if unknown := sorted(set(asked.suite) - set(suites.names())):
-        parser.error(f"There is no suite {', '.join(unknown)}; there are {', '.join(suites.names())}.")
+    if unknown := sorted(set(asked.suite) - suites.SUITES.keys()):
+        parser.error(f"There is no suite {', '.join(unknown)}; there are {', '.join(suites.SUITES)}.")
     if asked.data is not None and not asked.data.exists():
         parser.error(f"There is no {asked.data}.")
-    lacking = [name for name in asked.suite if suites.needs_data(name)] if asked.data is None else []
-    if lacking:
-        parser.error(f"{', '.join(lacking)}: needs --data.")
-    asked.suite = asked.suite or [name for name in suites.names() if not suites.needs_data(name)]
+    if asked.data is None and suites.NEEDS_DATA & set(asked.suite):
+        parser.error(f"{', '.join(suites.NEEDS_DATA)}: needs --data.")
+    asked.suite = asked.suite or [name for name in suites.SUITES if name not in suites.NEEDS_DATA]
     return asked
-
-
-def _end(number: int, _frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,49 @@
-"""What a suite is handed: how much to do, who acts, and the processes of the product."""
+"""What a suite is handed: how much to do, who acts, the processes of the product, and clients of its HTTP.
 
+It is also the URLconf of the web process that is measured: the product's routes and `hello`, the least that a view
+behind the product's authentication can do.
+"""
+
+import http.client
+import json
 import os
 import platform
+import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import psutil
 import psycopg
 from django.conf import settings
+from django.urls import path
 from django.utils import timezone
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
 
 from apps.principals import services
 from apps.principals.models import Principal
 from apps.principals.scopes import FORBIDDEN, Kind, Scope
 from apps.principals.tenancy import Caller, acting_as_system, on_behalf_of
-from benchmarks.web import Processes
+from benchmarks.measure import Measure, Operation, Row, Work, compare, drive
+from config import urls
+from config.stack import programs
 from config.stack.folders import DataFolder
+from config.stack.processes import Program, end_all, exit_code, last_lines, spawn
+from config.stack.supervisor import listen, readiness
 
 SOURCE: Final = "bench"
 AGENTS: Final = 64
+PATIENCE: Final = 60.0
+HELLO: Final = "/api/v1/hello"
+_AT_REST: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,18 +71,25 @@ SCALES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class NotServed(Exception):
+    """An answer that no measurement may count."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Bench:
     """The run that a suite is a part of. One tenant, a service that posts, and agents that read."""
 
     scale: Scale
+    data: DataFolder
+    file: Path | None
     poster: Caller
     agents: list[Caller]
     tokens: list[str]
     """The agents' tokens: each may do everything that an agent may, and post as the source."""
     machine: dict[str, Any]
-    processes: Processes
-    file: Path | None
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _url: str = ""
+    _celery: bool = False
 
     @classmethod
     def begin(cls, scale: Scale, *, data: Path, file: Path | None) -> "Bench":
@@ -80,13 +110,108 @@ class Bench:
             ]
             return cls(
                 scale=scale,
+                data=DataFolder(data),
+                file=file,
                 poster=on_behalf_of(add("poster", Kind.SERVICE)),
                 agents=[on_behalf_of(agent) for agent in agents],
                 tokens=tokens,
                 machine=_machine(),
-                processes=Processes(DataFolder(data)),
-                file=file,
             )
+
+    def driving(self, work: Work, clients: int = 1) -> Measure:
+        """Clients that work as fast as they can, for one turn."""
+        return partial(drive, work, clients=clients, seconds=self.scale.seconds)
+
+    def row(self, case: str, work: Work, peer: Work, peer_is: str, *, clients: int = 1, **about: Any) -> Row:
+        """Work and a peer's, measured in turns."""
+        peers = {peer_is: self.driving(peer, clients)}
+        (row,) = self.compare(case, self.driving(work, clients), peers, clients=clients, **about)
+        return row
+
+    def compare(self, case: str, ours: Measure, peers: Mapping[str, Measure], **about: Any) -> list[Row]:
+        """A row for each peer."""
+        return compare(case, ours, peers, rounds=self.scale.rounds, **about)
+
+    def asking(self, method: str, path: str, body: Callable[[], Any] | None = None, token: str | None = None) -> Work:
+        """The same request to the web process again and again, with a new body each time."""
+
+        def work(_number: int) -> Operation:
+            client = Client(self.web(), token or self.tokens[0])
+
+            def ask() -> int:
+                client.ask(method, path, None if body is None else body())
+                return 1
+
+            return ask
+
+        self.web()
+        return work
+
+    def web(self) -> str:
+        """Where the web process answers, ready and at rest; it is started once."""
+        if not self._url:
+            listener = listen(None, None)
+            self._stack.callback(listener.close)
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            # Every process of the product logs as it does everywhere.
+            environ = {name: text for name, text in os.environ.items() if name != "GATEHOUSE_LOG_LEVEL"}
+            child = self.start(programs.web(self.data, {**environ, "GATEHOUSE_URL": url}, fd=listener.fileno()))
+            deadline = time.monotonic() + PATIENCE
+            while readiness(url)[0] != HTTPStatus.OK or not _is_at_rest(child):
+                if exit_code(child) is not None or time.monotonic() > deadline:
+                    raise NotServed(f"The web did not start:\n{last_lines(self.data.log('web'))}")
+            self._url = url
+        return self._url
+
+    def celery(self) -> None:
+        """Start the Celery workers of the product, once: they sweep, flush and execute."""
+        if not self._celery:
+            for program in programs.celery_workers(self.data, os.environ):
+                self.start(program)
+            self._celery = True
+
+    def python(self, name: str, *argv: str, **environ: str) -> psutil.Process:
+        """Start another Python program that ends with the run."""
+        env = {**os.environ, **environ}
+        argv = (sys.executable, *argv)
+        return self.start(Program(name=name, argv=argv, env=env, cwd=settings.BASE_DIR, log=self.data.log(name)))
+
+    def start(self, program: Program) -> psutil.Process:
+        """Start a program that ends with the run."""
+        child = spawn(program)
+        self._stack.callback(end_all, [child], program.farewell)
+        return child
+
+    def end(self) -> None:
+        """End all programs."""
+        self._stack.close()
+
+
+class Client:
+    """One who asks over a kept connection."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
+        self._headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The JSON that is answered; None for an answer without content.
+
+        :raises NotServed: if the answer is no success.
+        """
+        self._connection.request(method, path, None if body is None else json.dumps(body), self._headers)
+        answer = self._connection.getresponse()
+        text = answer.read()
+        if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
+            raise NotServed(f"{method} {path} was answered {answer.status} {text[:500]!r}")
+        return json.loads(text) if text else None
+
+
+def _is_at_rest(process: psutil.Process) -> bool:
+    """Whether the process does nothing: after its start it reads what it will need."""
+    before = sum(process.cpu_times()[:2])
+    time.sleep(0.5)
+    return sum(process.cpu_times()[:2]) - before < 0.5 * _AT_REST
 
 
 def _machine() -> dict[str, Any]:
@@ -106,3 +231,17 @@ def _machine() -> dict[str, Any]:
         "postgresql": server,
         "commits_per_second": done,
     }
+
+
+class HelloView(APIView):
+    """Answers whoever holds a token, and reads nothing of what was sent."""
+
+    def get(self, request: Request) -> Response:
+        return Response({"hello": "world"})
+
+    def post(self, request: Request) -> Response:
+        return Response({"hello": "world"}, status=201)
+
+
+urlpatterns = [path(HELLO.lstrip("/"), HelloView.as_view()), *urls.urlpatterns]
+handler400, handler404, handler500 = urls.handler400, urls.handler404, urls.handler500

@@ -17,9 +17,9 @@ import structlog
 from csp.constants import NONE, SELF, UNSAFE_INLINE
 from django.core.exceptions import ImproperlyConfigured
 from django.templatetags.static import static
+from psycopg_pool import ConnectionPool
 
 from config.logs import drop_routine, tell_exception
-from config.pooled import PERSISTENT
 
 # Before numpy is loaded. Its products here take a millisecond: threads that share one wait for each other far longer where
 # anything else runs, and give other last digits on other machines.
@@ -243,7 +243,10 @@ def database(process: str) -> dict[str, Any]:
     if process == "web":
         config["ENGINE"] = "config.pooled"
         most = env.int("GATEHOUSE_POOL", default=16)
-        options["pool"] = {"min_size": 2, "max_size": most, "timeout": 10, **PERSISTENT}
+        # The pool doubles its pause after each failed attempt. It gives up after a second and begins anew, so that requests
+        # get connections as soon as the database is back.
+        again = {"reconnect_timeout": 1.0, "reconnect_failed": ConnectionPool.check}
+        options["pool"] = {"min_size": 2, "max_size": most, "timeout": 10, **again}
     else:
         config["CONN_MAX_AGE"] = 300 if PROCESS in {"worker", "beat"} else 0
         config["CONN_HEALTH_CHECKS"] = True

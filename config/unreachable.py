@@ -1,4 +1,4 @@
-"""What a command says when the settings are wrong or the database can't be reached: one sentence, and what to do."""
+"""One sentence in place of a traceback: the settings are wrong, or the database can't be reached."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from django.db import OperationalError
 
 @contextmanager
 def told_in_a_sentence(code: int) -> Iterator[None]:
-    """Exit with this code and one sentence when the settings are wrong or no connection to the database can be made."""
+    """Exit with this code and one sentence. Other errors pass."""
     try:
         yield
     except ImproperlyConfigured as fault:

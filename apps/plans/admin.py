@@ -50,7 +50,7 @@ class PlanAdmin(OperatorAdmin):
     ]
 
     def get_fields(self, request: HttpRequest, obj: Plan | None = None) -> list[str]:
-        """What it does is seen before how it is written down; of a refusal, what is missing before what was found."""
+        """A plan shows what it does before its document. A refusal shows what is missing before what was found."""
         is_refused = obj is not None and obj.status == PlanStatus.NEEDS_ESCALATION
         return [
             *("plan_id", "intent", "status", *(["refusal"] if is_refused else []), "scope", "confidence"),

@@ -218,8 +218,10 @@ class _Words:
         return clause.verb in lexicon.GENERIC and not set(clause.head) - {_NOTHING} and some
 
     def _without_results(self, clause: Clause) -> Clause:
-        """A result named for the deed of a step before (the transcript), or as the last one names it (the text), is what that bears,
-        and no matter of its own; nor is what such steps were about (the transcript of the interview).
+        """The clause without words that name the result of an earlier step.
+
+        "The transcript" is named for an earlier step's action, "the text" as the last step's output names it. What such
+        steps were about goes too ("the transcript of the interview").
         """
         results = {self.ranker.profiles[one.tool.uid].action for one in self.choice.chosen} - {clause.verb}
         if self.choice.chosen and all(span.kind == "email" for span in clause.spans):

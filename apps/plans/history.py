@@ -1,8 +1,8 @@
 """What past plans teach: which tools requests of such words came to, what followed what. Learned once, then only read.
 
-A request is a vector of its words. A linear model (ridge regression in its dual form) says which tools they come to, and
-another which words the names of those tools have: so what one request taught is of use for tools that none has used. The
-nearest past requests vote, and the tools' own words count. A small logistic model weighs all this.
+A request is a vector of its words. One linear model (ridge regression in its dual form) predicts the tools of a request.
+Another predicts the words in the names of those tools, so that it also serves tools that no past plan used. The nearest
+past requests vote, and the tools' own words count. A small logistic model weighs all this.
 All is keyed by tool uid; nothing here knows a tenant, a clock or a database.
 """
 

@@ -197,8 +197,8 @@ def _as_sure_as_right(
 ) -> tuple[float, ...]:
     """The same weights, stretched and shifted so that what is promised comes true as often.
 
-    The pull to the defaults keeps the features in proportion where there is little to learn from, and by that keeps all of them
-    small as well: two numbers more are learned from little without it.
+    Where there is little to learn from, regularization keeps the features in proportion, and also keeps all of them small.
+    This step therefore learns two more numbers without it.
     """
     told = np.stack([np.ones(len(rows)), rows @ np.array(weights)], axis=1)
     shift, stretch = _logistic(told, right, held, np.array([0.0, 1.0]), trust=_TRUST)

@@ -1,8 +1,8 @@
 """An inverted index of words that grows and shrinks document by document: a flat base, a small delta, and what is gone.
 
-What a search answers depends on the documents alone, never on the order in which they came or on when the delta was merged:
-lengths are weighed against typical ones, counts are exact, terms are summed from the rarest on, ties go by key. So every
-process that has read the same rows gives the same answer.
+The answer of a search depends on the documents alone, never on their order or on when the delta was merged. Lengths are
+weighed against typical ones and counts are exact. Terms are summed from the rarest on, and ties go by key. So every process
+that has read the same rows gives the same answer.
 """
 
 from __future__ import annotations

@@ -191,8 +191,9 @@ def delegates(*, after: int = 0, limit: int) -> list[Delegate]:
 
 
 def picture(plan_id: str, *, marks: Mapping[str, tuple[str, str]]) -> SafeString:
-    """A plan of the current tenant as a graph, each step with a word and the colour of its edge, by its id; and below it
-    where params are from, what might have stood in a step's place, and how sure it is.
+    """A plan of the current tenant as a graph, with the sources of params, the alternatives and the confidence below it.
+
+    :param marks: a word and the colour of the edge, by step id.
 
     :raises UnknownPlan: if there is none.
     """

@@ -1,7 +1,7 @@
 """The registry and what was learned, as a process keeps them in memory to plan with: brought up to date, never built anew.
 
-Rows are the truth. What is kept says by the registry's epochs and the model's number which rows it has read; whoever plans asks
-for those first, in the same transaction, so that what was registered a moment ago is planned for at once, in every process.
+Rows are the truth. The registry's epochs and the model's number tell which rows have been read. Whoever plans asks for them
+first, in the same transaction. So a worker that was registered a moment ago is used at once, in every process.
 """
 
 import threading

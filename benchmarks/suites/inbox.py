@@ -18,10 +18,19 @@ from apps.digests.selectors import read_inbox
 from apps.digests.services import PolicyChange, Posted
 from apps.principals.tenancy import Caller
 from apps.receipts.services import Group, Poster, ReceiptDraft
-from benchmarks import load
-from benchmarks.bench import SOURCE, Bench
-from benchmarks.load import Operation, Work
-from benchmarks.report import Comparison, Row, Slice
+from benchmarks.bench import HELLO, SOURCE, Bench
+from benchmarks.measure import (
+    ClientFailed,
+    Countdown,
+    Operation,
+    Row,
+    Slice,
+    Work,
+    apart,
+    drive,
+    side_by_side,
+    statements,
+)
 
 _SUMMARY: Final = "What happened. " * 8
 _BATCHES: Final = (10, 50, 500)
@@ -33,7 +42,7 @@ _BARE: Final = "a bare INSERT"
 
 def run(bench: Bench) -> Iterator[Row]:
     """Every case of the suite."""
-    load.apart(_make_table)
+    apart(_make_table)
     yield from _posts(bench)
     yield from _reads(bench)
     yield from _over_http(bench)
@@ -53,81 +62,61 @@ def _posts(bench: Bench) -> Iterator[Row]:
     ]
     for case, among, batch, things, clients in cases:
         work = _posting(poster, among, batch=batch, things=things)
-        (compared,) = load.beside(
-            partial(load.drive, work, clients=clients, seconds=scale.seconds),
-            partial(load.drive, partial(_inserting, batch), clients=clients, seconds=scale.seconds),
-            rounds=scale.rounds,
-        )
-        yield Row.of_rates(
-            compared,
-            case=case,
-            unit="posts/s",
-            peer_is=_BARE,
-            clients=clients,
-            batch=batch,
-            statements=load.statements(work),
-        )
+        about = {"clients": clients, "batch": batch, "statements": statements(work)}
+        yield bench.row(case, work, partial(_inserting, batch), _BARE, unit="posts/s", **about)
 
 
 def _reads(bench: Bench) -> Iterator[Row]:
     reader = bench.agents[-1]
-    load.drive(_posting(bench.poster, [reader], batch=500), times=2)
-    for case, work in (("read 50 entries", _reading(reader)), ("read and ack ten entries", _acking(reader))):
-        done = load.drive(work, times=20)
-        yield Row.of_latencies(Comparison(ours=[done]), case=case, statements=load.statements(work))
+    drive(_posting(bench.poster, [reader], batch=500), times=2)
+    for case, act in (("read 50 entries", _read), ("read and ack ten entries", _read_and_ack)):
+        work = partial(_repeating, partial(act, reader))
+        yield Row.of(case, [drive(work, times=20)], statements=statements(work))
 
 
 def _over_http(bench: Bench) -> Iterator[Row]:
-    scale, token, web = bench.scale, bench.tokens[0], bench.processes.web()
     agents = [agent.name for agent in bench.agents[-_INBOXES:]]
 
     def receipt() -> dict[str, Any]:
         names = {"recipient_ai": secrets.choice(agents), "source_system": SOURCE, "dedupe_key": _key()}
         return {**names, "title": "A receipt", "summary": _SUMMARY, "metadata": {"n": 1}}
 
-    hello = "/api/v1/hello"
-    for case, ours, peer in (
-        ("post", ("POST", "/api/v1/receipts", token, receipt), ("POST", hello, token, receipt)),
-        ("read", ("GET", "/api/v1/inbox?limit=10", token), ("GET", hello, token)),
-    ):
-        sides = [
-            partial(load.drive, web.asking(*one), clients=scale.clients, seconds=scale.seconds) for one in (ours, peer)
-        ]
-        (compared,) = load.beside(*sides, rounds=scale.rounds)
-        about: dict[str, Any] = {"unit": "requests/s", "peer_is": "hello view", "clients": scale.clients}
-        yield Row.of_rates(compared, case=f"{case} over HTTP", **about)
+    about: dict[str, Any] = {"unit": "requests/s", "clients": bench.scale.clients}
+    post, hello = bench.asking("POST", "/api/v1/receipts", receipt), bench.asking("POST", HELLO, receipt)
+    yield bench.row("post over HTTP", post, hello, "hello view", **about)
+    read, hello = bench.asking("GET", "/api/v1/inbox?limit=10"), bench.asking("GET", HELLO)
+    yield bench.row("read over HTTP", read, hello, "hello view", **about)
 
 
 def _visible(bench: Bench) -> Row:
     """From the commit of a gathered receipt to the read that shows it, while writers keep its inbox busy."""
     scale, reader = bench.scale, bench.agents[0]
-    bench.processes.celery()
+    bench.celery()
 
     def set_window() -> None:
         names = {"tenant_id": reader.tenant_id, "principal_id": reader.principal_id}
         with reader.acting():
             services.set_policy(**names, change=PolicyChange(window=_WINDOW), now=timezone.now())
 
-    load.apart(set_window)
+    apart(set_window)
     # The Celery workers have started once they have published something.
-    first = load.Countdown(1)
-    load.side_by_side([partial(_seen, reader, first), partial(_writing, bench.poster, reader, 0.0, first)])
+    first = Countdown(1)
+    side_by_side([partial(_seen, reader, first), partial(_writing, bench.poster, reader, 0.0, first)])
     until = time.monotonic() + 2 * _WINDOW.total_seconds() + scale.seconds * scale.rounds
-    writing = load.Countdown(scale.clients)
-    seen, *written = load.side_by_side(
+    writing = Countdown(scale.clients)
+    seen, *written = side_by_side(
         [partial(_seen, reader, writing), *[partial(_writing, bench.poster, reader, until, writing)] * scale.clients]
     )
     committed = {receipt: at for one in written for receipt, at in one.items()}
     if lost := committed.keys() - seen.keys():
-        raise load.ClientFailed(f"{len(lost)} receipts were posted and never shown.")
+        raise ClientFailed(f"{len(lost)} receipts were posted and never shown.")
     latencies = [seen[receipt] - at for receipt, at in committed.items()]
-    compared = Comparison(ours=[Slice(units=len(latencies), seconds=scale.seconds, latencies=latencies)])
-    row = Row.of_latencies(compared, case="post to visible, gathered, one inbox", clients=scale.clients)
+    row = Row.of("post to visible, gathered, one inbox", [Slice.of(latencies)], clients=scale.clients)
     limit = _WINDOW.total_seconds() * 1000 + 1000
     return row.judged(f"p99 under {limit:,.0f} ms", met=row.p99 is not None and row.p99 < limit)
 
 
-def _writing(poster: Caller, reader: Caller, until: float, writing: load.Countdown) -> dict[str, float]:
+def _writing(poster: Caller, reader: Caller, until: float, writing: Countdown) -> dict[str, float]:
     """When each receipt was committed."""
     post, committed = _posts_to(poster, [reader], things=_THINGS), dict[str, float]()
     with writing.one():
@@ -136,7 +125,7 @@ def _writing(poster: Caller, reader: Caller, until: float, writing: load.Countdo
     return committed
 
 
-def _seen(reader: Caller, writing: load.Countdown) -> dict[str, float]:
+def _seen(reader: Caller, writing: Countdown) -> dict[str, float]:
     """When each receipt was first shown. It ends when nobody writes and nothing waits, or nothing comes for long."""
     seen: dict[str, float] = {}
     patient_until = time.monotonic() + 60
@@ -162,29 +151,23 @@ def _ack_through(reader: Caller, entry: Any) -> None:
         services.ack_through(principal_id=reader.principal_id, through=through, now=timezone.now())
 
 
-def _reading(reader: Caller) -> Work:
-    def work(_number: int) -> Operation:
-        def read() -> int:
-            with reader.acting():
-                read_inbox(reader.principal_id, limit=50)
-            return 1
+def _repeating(act: Callable[[], object], _number: int) -> Operation:
+    def once() -> int:
+        act()
+        return 1
 
-        return read
-
-    return work
+    return once
 
 
-def _acking(reader: Caller) -> Work:
-    def work(_number: int) -> Operation:
-        def ack() -> int:
-            with reader.acting():
-                entries = read_inbox(reader.principal_id, limit=10).entries
-            _ack_through(reader, entries[-1])
-            return 1
+def _read(reader: Caller) -> None:
+    with reader.acting():
+        read_inbox(reader.principal_id, limit=50)
 
-        return ack
 
-    return work
+def _read_and_ack(reader: Caller) -> None:
+    with reader.acting():
+        entries = read_inbox(reader.principal_id, limit=10).entries
+    _ack_through(reader, entries[-1])
 
 
 def _posting(poster: Caller, among: list[Caller], *, batch: int = 1, things: int = 0) -> Work:

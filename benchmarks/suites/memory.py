@@ -15,17 +15,14 @@ from apps.memory.selectors import recall
 from apps.memory.services import ItemDraft, SubjectChange
 from apps.memory.states import ItemType
 from apps.principals.tenancy import Caller
-from benchmarks import load
-from benchmarks.bench import Bench
-from benchmarks.load import Operation
-from benchmarks.report import Row
+from benchmarks.bench import HELLO, Bench
+from benchmarks.measure import Operation, Row, Work, apart, statements
 
 # How many times its peer each may take.
 _GOALS: Final = {200: 0, 1_000: 12, 10_000: 20, 100_000: 35}
 _SUBJECT: Final = "USER:typical"
 _AT_ONCE: Final = 500
 _SPEAKERS: Final = ("Nadia", "Tom")
-_ONE_ROW: Final = "one row by its key"
 
 
 def run(bench: Bench) -> Iterator[Row]:
@@ -39,17 +36,16 @@ def _recalls(bench: Bench) -> Iterator[Row]:
     reader, held = bench.agents[0], 0
     for size in [size for size in _GOALS if size <= bench.scale.memories]:
         parts = [range(start, min(start + _AT_ONCE, size)) for start in range(held, size, _AT_ONCE)]
-        load.apart(partial(_store, reader, parts))
+        apart(partial(_store, reader, parts))
         held = size
         work = partial(_recalling, reader)
-        row = _timed(bench, f"recall among {size:,} memories", work, partial(_selecting, reader), _ONE_ROW)
+        row = _timed(bench, f"recall among {size:,} memories", work)
         yield row.at_most(_GOALS[size]) if _GOALS[size] else row
 
 
-def _timed(bench: Bench, case: str, work: load.Work, peer: load.Work, peer_is: str) -> Row:
-    sides = [partial(load.drive, one, seconds=bench.scale.seconds) for one in (work, peer)]
-    (compared,) = load.beside(*sides, rounds=bench.scale.rounds)
-    return Row.of_latencies(compared, case=case, peer_is=peer_is, statements=load.statements(work))
+def _timed(bench: Bench, case: str, work: Work) -> Row:
+    peer = partial(_selecting, bench.agents[0])
+    return bench.row(case, work, peer, "one row by its key", statements=statements(work))
 
 
 def _texts(seed: int) -> Iterator[str]:
@@ -104,8 +100,8 @@ def _selecting(reader: Caller, _number: int) -> Operation:
 
 def _envelopes(bench: Bench) -> Iterator[Row]:
     """An envelope of a subject with many items, and what an agent begins with; in process and over HTTP."""
-    agent, token, web = bench.agents[0], bench.tokens[0], bench.processes.web()
-    load.apart(partial(_remember, agent))
+    agent = bench.agents[0]
+    apart(partial(_remember, agent))
 
     def envelope() -> object:
         return services.get_memory_envelope(viewer=agent, subject_id=_SUBJECT, now=timezone.now())
@@ -116,12 +112,9 @@ def _envelopes(bench: Bench) -> Iterator[Row]:
         )
 
     for case, ask, goal in (("envelope", envelope, 16), ("bootstrap", bootstrap, 16)):
-        yield _timed(bench, case, partial(_asking, agent, ask), partial(_selecting, agent), _ONE_ROW).at_most(goal)
-    hello = web.asking("GET", "/api/v1/hello", token)
-    over_http = web.asking("GET", f"/api/v1/subjects/{_SUBJECT}/envelope", token)
-    sides = [partial(load.drive, one, seconds=bench.scale.seconds) for one in (over_http, hello)]
-    (compared,) = load.beside(*sides, rounds=bench.scale.rounds)
-    yield Row.of_latencies(compared, case="envelope over HTTP", peer_is="hello view").at_most(3.5)
+        yield _timed(bench, case, partial(_asking, agent, ask)).at_most(goal)
+    over_http = bench.asking("GET", f"/api/v1/subjects/{_SUBJECT}/envelope")
+    yield bench.row("envelope over HTTP", over_http, bench.asking("GET", HELLO), "hello view").at_most(3.5)
 
 
 def _asking(agent: Caller, ask: Callable[[], object], _number: int) -> Operation:

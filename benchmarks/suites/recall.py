@@ -1,17 +1,15 @@
 """Recall: how much of what answers a question it finds, in conversations that the user brings."""
 
-import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 from django.utils import timezone
-from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints, ValidationError
 
 from apps.memory.selectors import recall
 from apps.memory.services import store_observation
@@ -19,96 +17,16 @@ from apps.memory.vectors import embed_memories, meaning_of
 from apps.principals import services as principals
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as_system, on_behalf_of
-from benchmarks import load
 from benchmarks.bench import Bench
-from benchmarks.report import Row, percentiles
+from benchmarks.data import BadData, Conversations, Question, Session, Turn, read_conversations
+from benchmarks.measure import Row, apart, percentiles
 
-NEEDS_DATA = True
 AT: Final = (5, 10)
 _GOALS: Final = {("turns", 5): 72.0, ("turns", 10): 80.0, ("sessions", 5): 90.0, ("sessions", 10): 95.0}
 # As many hits as it takes to see which sessions come first.
 _DEEP: Final = 200
 # What is measured is what an embedder knows, not how fast this machine is.
 _PATIENCE: Final = timedelta(seconds=20)
-# Forms of dates beside ISO 8601.
-_DATES: Final = ("%Y/%m/%d", "%Y/%m/%d (%a) %H:%M", "%d %B %Y", "%d %B, %Y", "%B %d, %Y", "%I:%M %p on %d %B, %Y")
-
-
-class MalformedData(Exception):
-    """The file is not of the form that docs/benchmarks.md describes; the message says where."""
-
-
-def moment(text: str | None) -> datetime | None:
-    """When a session was; None for a date that can't be read."""
-    for form in (None, *_DATES):
-        try:
-            found = datetime.fromisoformat(text or "") if form is None else datetime.strptime(text or "", form)  # noqa: DTZ007
-        except ValueError:
-            continue
-        return found if found.tzinfo else found.replace(tzinfo=UTC)
-    return None
-
-
-# What memory takes.
-_Id = Annotated[str, BeforeValidator(str), StringConstraints(max_length=200, pattern=r"^[^\x00]+$")]
-_Speaker = Annotated[str, StringConstraints(max_length=100, pattern=r"^[^\x00]*$")]
-_Text = Annotated[str, StringConstraints(max_length=65_536, pattern=r"^[^\x00]*$")]
-_Date = Annotated[datetime | None, BeforeValidator(moment)]
-
-
-class Turn(BaseModel):
-    id: _Id
-    speaker: _Speaker
-    text: _Text
-
-
-class Session(BaseModel):
-    id: _Id
-    date: _Date = None
-    turns: list[Turn]
-
-
-class Conversation(BaseModel):
-    id: _Id
-    sessions: list[Session]
-
-
-class Question(BaseModel):
-    """A question, and the turns that answer it."""
-
-    conversation: _Id
-    question: str
-    evidence: frozenset[_Id]
-
-
-class Data(BaseModel):
-    """A whole file."""
-
-    model_config = ConfigDict(frozen=True)
-    conversations: list[Conversation]
-    questions: list[Question]
-
-
-def read(path: Path) -> Data:
-    """Read a file.
-
-    :raises MalformedData: if it is not of the form.
-    """
-    form = f"{path} is not of the form in docs/benchmarks.md"
-    try:
-        data = Data.model_validate(json.loads(path.read_text()))
-    except ValidationError as exc:
-        first = exc.errors()[0]
-        raise MalformedData(f"{form}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from exc
-    except (OSError, ValueError) as exc:
-        raise MalformedData(f"{form}: {exc}") from exc
-    for one in data.conversations:
-        ids = [turn.id for session in one.sessions for turn in session.turns]
-        if repeated := sorted({found for found in ids if ids.count(found) > 1}):
-            raise MalformedData(f"{form}: the turn {repeated[0]!r} of {one.id!r} is there more than once.")
-    if unknown := {asked.conversation for asked in data.questions} - {one.id for one in data.conversations}:
-        raise MalformedData(f"{form}: it asks about the conversation {min(unknown)!r}, which it does not hold.")
-    return data
 
 
 @dataclass(slots=True)
@@ -128,7 +46,7 @@ class Figures:
         return 100 * sum(found) / len(found) if found else 0.0
 
 
-def measure(data: Data, *, prefix: str = "recall") -> Figures:
+def measure(data: Conversations, *, prefix: str = "recall") -> Figures:
     """Store every conversation in a tenant of its own, turn by turn, and ask its questions."""
     figures = Figures()
     for number, conversation in enumerate(data.conversations):
@@ -183,10 +101,10 @@ def _ask(
 def run(bench: Bench) -> Iterator[Row]:
     """The share of the evidence that is found, at the level of turns and of sessions."""
     try:
-        data = read(bench.file or Path())
-    except MalformedData as exc:
+        data = read_conversations(bench.file or Path())
+    except BadData as exc:
         raise SystemExit(str(exc)) from exc
-    figures: Figures = load.apart(partial(_measured, data))
+    figures: Figures = apart(partial(_measured, data))
     note = f"{len(figures.seconds):,} questions; {figures.missing:,} more name no turn that is there."
     for (level, k), goal in _GOALS.items():
         share = Figures.share(getattr(figures, level)[k])
@@ -195,7 +113,7 @@ def run(bench: Bench) -> Iterator[Row]:
         yield row.judged(f"{goal:.0f} %", met=share >= goal)
 
 
-def _measured(data: Data) -> Figures:
+def _measured(data: Conversations) -> Figures:
     figures = measure(data)
     # Pickled: a factory that is a lambda is not.
     figures.turns, figures.sessions = dict(figures.turns), dict(figures.sessions)

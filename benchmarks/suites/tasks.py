@@ -14,13 +14,21 @@ from apps.principals.tenancy import Caller
 from apps.tasks import services
 from apps.tasks.fences import task_of
 from apps.tasks.services import Completion, Delivery, QueueRequest, TypeDraft
-from benchmarks import load
-from benchmarks.bench import AGENTS, Bench
-from benchmarks.load import Operation, Work
-from benchmarks.peers.celery import Celery
-from benchmarks.peers.procrastinate import Procrastinate
-from benchmarks.report import Comparison, Row, Slice
-from benchmarks.web import Client, Web
+from benchmarks.bench import AGENTS, Bench, Client
+from benchmarks.measure import (
+    ClientFailed,
+    Countdown,
+    Measure,
+    Operation,
+    Row,
+    Slice,
+    Work,
+    apart,
+    drive,
+    side_by_side,
+    statements,
+)
+from benchmarks.peers import CELERY, PROCRASTINATE, CeleryPeer, Procrastinate
 
 BATCH: Final = 50
 _WAKING: Final = "wake"
@@ -42,8 +50,8 @@ _LEASE: Final = "/api/v1/tasks/lease"
 def run(bench: Bench) -> Iterator[Row]:
     """Every case of the suite."""
     owner = bench.agents[0]
-    load.apart(partial(_make_lines, owner, bench.scale.clients))
-    celery = Celery(bench.processes, workers=bench.machine["cores"])
+    apart(partial(_make_lines, owner, bench.scale.clients))
+    celery = CeleryPeer(bench)
     procrastinate = Procrastinate() if Procrastinate.is_installed() else None
     yield from _producers(bench, owner, celery, procrastinate)
     yield from _in_process(bench, owner, celery, procrastinate)
@@ -53,93 +61,75 @@ def run(bench: Bench) -> Iterator[Row]:
     yield _abandoned(bench, owner)
 
 
-def _messages(bench: Bench) -> int:
-    """How many messages Celery is given in a slice."""
-    return max(bench.scale.clients, round(400 * bench.scale.seconds))
-
-
 def _sides(bench: Bench, batch: int) -> list[int]:
     """How many clients work side by side."""
     several = bench.scale.clients if batch == 1 else min(bench.scale.clients, 4)
     return [several] if bench.scale.rounds == 1 else [1, several]
 
 
-def _rows(
-    ours: Callable[[], Slice], peers: Sequence[tuple[str, float | None, Callable[[], Slice]]], rounds: int, **about: Any
-) -> Iterator[Row]:
-    """A row for each peer: its name, the ratio that is the goal, and what measures it."""
-    compared = load.beside(ours, *(measure for _, _, measure in peers), rounds=rounds)
-    for (name, goal, _), one in zip(peers, compared, strict=True):
-        row = Row.of_rates(one, unit="tasks/s", peer_is=name, **about)
-        yield row if goal is None else row.at_least(goal)
-
-
-def _producers(bench: Bench, owner: Caller, celery: Celery, procrastinate: Procrastinate | None) -> Iterator[Row]:
+def _producers(bench: Bench, owner: Caller, celery: CeleryPeer, procrastinate: Procrastinate | None) -> Iterator[Row]:
     """Queueing alone: in process, and over HTTP."""
-    scale, web = bench.scale, bench.processes.web()
     for batch in (1, BATCH):
-        clients = _sides(bench, batch)[-1]
-        peers = [(celery.name, None, celery.producing(clients=clients, seconds=scale.seconds))]
+        at_once = {"clients": _sides(bench, batch)[-1], "seconds": bench.scale.seconds}
+        peers: dict[str, Measure] = {CELERY: partial(celery.producing, **at_once)}
         if procrastinate is not None:
-            measure = procrastinate.producing(batch=batch, clients=clients, seconds=scale.seconds)
-            peers.append((procrastinate.name, None, measure))
+            peers[PROCRASTINATE] = procrastinate.producing(batch=batch, **at_once)
+        about = {"unit": "tasks/s", "clients": at_once["clients"], "batch": batch}
         for case, work in (
             ("queue", _queues(owner, batch)),
-            ("queue over HTTP", _queues_over_http(web, bench.tokens, batch)),
+            ("queue over HTTP", _queues_over_http(bench.web(), bench.tokens, batch)),
         ):
-            ours = partial(load.drive, work, clients=clients, seconds=scale.seconds)
-            yield from _rows(ours, peers, scale.rounds, case=case, clients=clients, batch=batch)
+            yield from bench.compare(case, bench.driving(work, at_once["clients"]), peers, **about)
 
 
-def _in_process(bench: Bench, owner: Caller, celery: Celery, procrastinate: Procrastinate | None) -> Iterator[Row]:
+def _in_process(bench: Bench, owner: Caller, celery: CeleryPeer, procrastinate: Procrastinate | None) -> Iterator[Row]:
     """Whole lives of tasks, and a worker's part of them."""
-    rounds, seconds, spell = bench.scale.rounds, bench.scale.seconds, min(bench.scale.seconds, _LONGEST)
+    seconds, spell = bench.scale.seconds, min(bench.scale.seconds, _LONGEST)
     for batch in (1, BATCH):
         whole = _whole(owner, batch)
-        statements = load.statements(whole)
+        counted = statements(whole)
+        times = max(1, round(spell * _CYCLES_A_SECOND[batch]))
+        goals = {CELERY: _OF_CELERY[batch], PROCRASTINATE: _OF_PROCRASTINATE[batch]}
         for clients in _sides(bench, batch):
-            peers = [(celery.name, None, celery.whole(tasks=_messages(bench), clients=clients))]
+            lives: dict[str, Measure] = {CELERY: partial(celery.whole, clients=clients)}
+            parts: dict[str, Measure] = {CELERY: celery.consuming}
             if procrastinate is not None:
-                measure = procrastinate.whole(batch=batch, clients=clients, seconds=seconds)
-                peers.append((procrastinate.name, None, measure))
-            ours = partial(load.drive, whole, clients=clients, seconds=seconds)
-            about: dict[str, Any] = {"clients": clients, "batch": batch}
-            yield from _rows(ours, peers, rounds, case="queue, lease, complete", statements=statements, **about)
-
-            times = max(1, round(spell * _CYCLES_A_SECOND[batch]))
-            peers = [(celery.name, _OF_CELERY[batch], celery.consuming(tasks=_messages(bench)))]
-            if procrastinate is not None:
-                measure = procrastinate.finishing(batch=batch, clients=clients, seconds=spell, times=times)
-                peers.append((procrastinate.name, _OF_PROCRASTINATE[batch], measure))
+                at_once = {"batch": batch, "clients": clients}
+                lives[PROCRASTINATE] = procrastinate.whole(**at_once, seconds=seconds)
+                parts[PROCRASTINATE] = procrastinate.finishing(**at_once, seconds=spell, times=times)
+            about: dict[str, Any] = {"unit": "tasks/s", "clients": clients, "batch": batch}
+            ours = bench.driving(whole, clients)
+            yield from bench.compare("queue, lease, complete", ours, lives, statements=counted, **about)
             ours = partial(_from_stock, owner, batch=batch, clients=clients, seconds=spell, times=times)
-            yield from _rows(ours, peers, rounds, case="lease, complete", **about)
+            for row in bench.compare("lease, complete", ours, parts, **about):
+                yield row.at_least(goals[row.peer_is])
 
 
-def _over_http(bench: Bench, celery: Celery) -> Iterator[Row]:
+def _over_http(bench: Bench, celery: CeleryPeer) -> Iterator[Row]:
     """A life takes three requests, whatever the batch."""
-    scale, web = bench.scale, bench.processes.web()
+    clients = bench.scale.clients
     for batch, goal in _OVER_HTTP.items():
-        ours = web.slices(_lives(web, bench.tokens, batch), clients=scale.clients, seconds=scale.seconds)
-        theirs = celery.whole(tasks=_messages(bench), clients=scale.clients)
-        about: dict[str, Any] = {"case": "queue, lease, complete over HTTP", "clients": scale.clients, "batch": batch}
-        yield from _rows(ours, [(celery.name, goal, theirs)], scale.rounds, **about)
+        ours = bench.driving(_lives(bench.web(), bench.tokens, batch), clients)
+        peers = {CELERY: partial(celery.whole, clients=clients)}
+        about: dict[str, Any] = {"unit": "tasks/s", "clients": clients, "batch": batch}
+        for row in bench.compare("queue, lease, complete over HTTP", ours, peers, **about):
+            yield row.at_least(goal)
 
 
-def _out_of_the_box(bench: Bench, owner: Caller, celery: Celery) -> Iterator[Row]:
+def _out_of_the_box(bench: Bench, owner: Caller, celery: CeleryPeer) -> Iterator[Row]:
     """The client's worker with its defaults, and one process: from its first task to the end of the last."""
-    web, tasks = bench.processes.web(), _messages(bench)
     for capacity in (4, 32):
-        ours = partial(_worked_off, bench, owner, web.url, tasks=tasks, capacity=capacity)
-        peers = [(celery.name, None, celery.consuming(tasks=tasks))]
+        ours = partial(_worked_off, bench, owner, tasks=celery.messages, capacity=capacity)
         case = f"out-of-the-box worker, {capacity} at once"
-        yield from _rows(ours, peers, bench.scale.rounds, case=case)
+        yield from bench.compare(case, ours, {CELERY: celery.consuming}, unit="tasks/s")
 
 
-def _worked_off(bench: Bench, owner: Caller, url: str, *, tasks: int, capacity: int) -> Slice:
-    load.apart(partial(_queue_up, owner, _OUT_OF_THE_BOX, tasks))
+def _worked_off(bench: Bench, owner: Caller, *, tasks: int, capacity: int) -> Slice:
+    url = bench.web()
+    apart(partial(_queue_up, owner, _OUT_OF_THE_BOX, tasks))
     environ = {"GATEHOUSE_URL": url, "GATEHOUSE_TOKEN": bench.tokens[1], "PYTHONPATH": "clients/python/src"}
     program = _WORKER.format(task_type=_OUT_OF_THE_BOX, capacity=capacity)
-    child = bench.processes.python(f"worker-{time.monotonic_ns()}", "-c", program, **environ)
+    child = bench.python(f"worker-{time.monotonic_ns()}", "-c", program, **environ)
     try:
         client = Client(url, bench.tokens[0])
         began = _await_open(client, lambda left: left < tasks)
@@ -167,7 +157,7 @@ def _await_open(client: Client, enough: Callable[[int], bool]) -> float:
         if enough(line["queued"] + line["leased"]):
             return time.monotonic()
         if time.monotonic() > deadline:
-            raise load.ClientFailed("The worker has not done its tasks in two minutes.")
+            raise ClientFailed("The worker has not done its tasks in two minutes.")
         time.sleep(0.01)
 
 
@@ -226,7 +216,7 @@ def _whole(owner: Caller, batch: int) -> Work:
 def _from_stock(owner: Caller, *, batch: int, clients: int, seconds: float, times: int) -> Slice:
     """Lease and complete tasks that were queued before the clock runs."""
     tasks = (times + _WARM_UPS) * batch
-    load.side_by_side([partial(_queue_up, owner, f"stock_{number}", tasks) for number in range(clients)])
+    side_by_side([partial(_queue_up, owner, f"stock_{number}", tasks) for number in range(clients)])
 
     def work(number: int) -> Operation:
         def cycle() -> int:
@@ -236,7 +226,7 @@ def _from_stock(owner: Caller, *, batch: int, clients: int, seconds: float, time
             cycle()
         return cycle
 
-    return load.drive(work, clients=clients, seconds=seconds, times=times)
+    return drive(work, clients=clients, seconds=seconds, times=times)
 
 
 def _lease_and_complete(worker: Caller, name: str, batch: int) -> int:
@@ -256,9 +246,9 @@ def _complete(worker: Caller, held: Sequence[tuple[int, str]]) -> None:
             raise answer
 
 
-def _queues_over_http(web: Web, tokens: Sequence[str], batch: int) -> Work:
+def _queues_over_http(url: str, tokens: Sequence[str], batch: int) -> Work:
     def work(number: int) -> Operation:
-        client, asked = Client(web.url, tokens[number]), {"task_type": f"line_{number}", "params": {"n": 1}}
+        client, asked = Client(url, tokens[number]), {"task_type": f"line_{number}", "params": {"n": 1}}
 
         def queue() -> int:
             if batch == 1:
@@ -272,11 +262,11 @@ def _queues_over_http(web: Web, tokens: Sequence[str], batch: int) -> Work:
     return work
 
 
-def _lives(web: Web, tokens: Sequence[str], batch: int) -> Work:
+def _lives(url: str, tokens: Sequence[str], batch: int) -> Work:
     """Each client in a line of its own, with an agent of its own."""
 
     def work(number: int) -> Operation:
-        client, queue = Client(web.url, tokens[number]), _queues_over_http(web, tokens, batch)(number)
+        client, queue = Client(url, tokens[number]), _queues_over_http(url, tokens, batch)(number)
         leasing = {"queues": [f"line_{number}"], "capacity": batch}
 
         def live() -> int:
@@ -301,24 +291,23 @@ def _lives(web: Web, tokens: Sequence[str], batch: int) -> Work:
 
 def _wake_ups(bench: Bench, owner: Caller) -> Row:
     """From the commit of a queue call to the answer of a long poll, at a moderate rate."""
-    web, seconds, rate = bench.processes.web(), bench.scale.seconds * bench.scale.rounds, 60
-    queueing = load.Countdown(1)
-    committed, *polls = load.side_by_side(
+    url, seconds, rate = bench.web(), bench.scale.seconds * bench.scale.rounds, 60
+    queueing = Countdown(1)
+    committed, *polls = side_by_side(
         [
             partial(_queue_steadily, owner, rate, max(seconds, 1), queueing),
-            *[partial(_lease_until_over, web.url, bench.tokens[0], queueing)] * _WAITERS,
+            *[partial(_lease_until_over, url, bench.tokens[0], queueing)] * _WAITERS,
         ]
     )
     answered = {task: at for poll in polls for task, (at, _) in poll.items()}
     held = [(task_of(task), token) for poll in polls for task, (_, token) in poll.items()]
-    load.apart(partial(_complete, owner, held))
+    apart(partial(_complete, owner, held))
     latencies = [answered[task] - at for task, at in committed.items()]
-    compared = Comparison(ours=[Slice(units=len(latencies), seconds=seconds, latencies=latencies)])
-    row = Row.of_latencies(compared, case=f"wake-up at {rate} tasks/s", clients=_WAITERS)
+    row = Row.of(f"wake-up at {rate} tasks/s", [Slice.of(latencies)], clients=_WAITERS)
     return row.judged("p50 25 ms, p99 100 ms or less", met=(row.p50 or 0) <= 25 and (row.p99 or 0) <= 100)  # noqa: PLR2004
 
 
-def _queue_steadily(owner: Caller, rate: float, seconds: float, queueing: load.Countdown) -> dict[str, float]:
+def _queue_steadily(owner: Caller, rate: float, seconds: float, queueing: Countdown) -> dict[str, float]:
     """When each task was committed."""
     committed: dict[str, float] = {}
     with queueing.one():
@@ -333,7 +322,7 @@ def _queue_steadily(owner: Caller, rate: float, seconds: float, queueing: load.C
     return committed
 
 
-def _lease_until_over(url: str, token: str, queueing: load.Countdown) -> dict[str, tuple[float, str]]:
+def _lease_until_over(url: str, token: str, queueing: Countdown) -> dict[str, tuple[float, str]]:
     """When each task came, and with which token. It ends when nobody queues and nothing comes."""
     client, answered = Client(url, token), dict[str, tuple[float, str]]()
     while True:
@@ -352,19 +341,18 @@ def _lease(client: Client, asked: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _abandoned(bench: Bench, owner: Caller) -> Row:
     """From the end of a lease whose worker is dead to the answer that gives the task to another one."""
-    web = bench.processes.web()
-    bench.processes.celery()
-    polls = [partial(_lease_again, web.url, bench.tokens[0], number) for number in range(_WAITERS)]
+    url = bench.web()
+    bench.celery()
+    polls = [partial(_lease_again, url, bench.tokens[0], number) for number in range(_WAITERS)]
     # Once to see that the sweeps have begun.
-    load.apart(partial(_lease_and_die, owner))
-    load.side_by_side(polls)
-    deadlines = load.apart(partial(_lease_and_die, owner))
+    apart(partial(_lease_and_die, owner))
+    side_by_side(polls)
+    deadlines = apart(partial(_lease_and_die, owner))
     latencies = [
         answered - max(asked, deadline)
-        for (asked, answered), deadline in zip(load.side_by_side(polls), deadlines, strict=True)
+        for (asked, answered), deadline in zip(side_by_side(polls), deadlines, strict=True)
     ]
-    compared = Comparison(ours=[Slice(units=len(latencies), seconds=sum(latencies), latencies=latencies)])
-    row = Row.of_latencies(compared, case="a dead worker's task, leased again", clients=_WAITERS)
+    row = Row.of("a dead worker's task, leased again", [Slice.of(latencies)], clients=_WAITERS)
     return row.judged("2 s at worst", met=max(latencies) <= 2)  # noqa: PLR2004
 
 
@@ -385,7 +373,7 @@ def _lease_again(url: str, token: str, number: int) -> tuple[float, float]:
     client, began = Client(url, token), time.monotonic()
     while not (leased := _lease(client, {"queues": [f"{_ABANDONED}_{number}"], "wait_seconds": 20})):
         if time.monotonic() - began > 60:  # noqa: PLR2004
-            raise load.ClientFailed("The task of a dead worker was never leased again.")
+            raise ClientFailed("The task of a dead worker was never leased again.")
     came = time.monotonic()
     for task in leased:
         client.ask("POST", f"/api/v1/tasks/{task['task_id']}/complete", {"lease_token": task["lease_token"]})

@@ -10,15 +10,12 @@ from typing import Any, Final
 from apps.principals.tenancy import Caller
 from apps.workers import selectors
 from apps.workers.services import health, registry
-from benchmarks import load
-from benchmarks.bench import Bench
-from benchmarks.load import Operation, Work
-from benchmarks.report import Comparison, Row, Slice
-from benchmarks.web import Client, Web
+from benchmarks.bench import HELLO, Bench, Client
+from benchmarks.measure import Operation, Row, Slice, Work, apart
 
 TOOLS: Final = 10
-VERBS: Final = ("analyze", "index", "convert", "extract", "summarize", "translate", "scan", "resize", "merge", "split")
-NOUNS: Final = (
+VERBS: Final = ["analyze", "index", "convert", "extract", "summarize", "translate", "scan", "resize", "merge", "split"]
+NOUNS: Final = [
     "invoices",
     "contracts",
     "photos",
@@ -29,7 +26,7 @@ NOUNS: Final = (
     "maps",
     "tickets",
     "poems",
-)
+]
 _OBJECT: Final = {"type": "object", "properties": {"path": {"type": "string"}, "limit": {"type": "integer"}}}
 _NOTHING: Final = {"filesystem": "none", "network": "none", "execution": "none"}
 
@@ -37,7 +34,7 @@ _NOTHING: Final = {"filesystem": "none", "network": "none", "execution": "none"}
 def run(bench: Bench) -> Iterator[Row]:
     """Every case of the suite."""
     agent, count = bench.agents[0], bench.scale.workers
-    load.apart(partial(register_all, agent, count))
+    apart(partial(register_all, agent, count))
     yield _heartbeats(bench, count)
     yield from _searches(bench, count)
     yield _visible(bench)
@@ -79,17 +76,14 @@ def tool(name: str, description: str) -> dict[str, Any]:
 
 
 def _heartbeats(bench: Bench, count: int) -> Row:
-    web, token, seconds = bench.processes.web(), bench.tokens[0], bench.scale.seconds
-    hello = web.asking("POST", "/api/v1/hello", token, dict)
-    sides = [partial(load.drive, one, clients=2, seconds=seconds) for one in (_beats(web, token, count), hello)]
-    (compared,) = load.beside(*sides, rounds=bench.scale.rounds)
-    about: dict[str, Any] = {"unit": "requests/s", "peer_is": "hello view", "clients": 2}
-    return Row.of_rates(compared, case=f"heartbeat over HTTP, {count:,} workers", **about)
+    beats, hello = _beats(bench.web(), bench.tokens[0], count), bench.asking("POST", HELLO, dict)
+    case = f"heartbeat over HTTP, {count:,} workers"
+    return bench.row(case, beats, hello, "hello view", clients=2, unit="requests/s")
 
 
-def _beats(web: Web, token: str, count: int) -> Work:
+def _beats(url: str, token: str, count: int) -> Work:
     def work(number: int) -> Operation:
-        client, turn = Client(web.url, token), itertools.count(number * 7)
+        client, turn = Client(url, token), itertools.count(number * 7)
 
         def beat() -> int:
             body = {"status": "healthy", "current_load": 0.3, "available": True}
@@ -104,13 +98,13 @@ def _beats(web: Web, token: str, count: int) -> Work:
 def _searches(bench: Bench, count: int) -> Iterator[Row]:
     """In a process that has its index: with the registry at rest, and right after a worker's state has changed."""
     agent, scale = bench.agents[0], bench.scale
-    slices = [load.drive(partial(_searching, agent), seconds=scale.seconds) for _ in range(scale.rounds)]
-    changing = load.apart(partial(_search_after_changes, agent, count, 40 * scale.rounds))
+    at_rest = [bench.driving(partial(_searching, agent))() for _ in range(scale.rounds)]
+    changing = apart(partial(_search_after_changes, agent, count, 40 * scale.rounds))
     for case, found in (
-        (f"search by words, {count * TOOLS:,} tools", slices),
-        ("search by words after a change", [Slice(units=len(changing), seconds=sum(changing), latencies=changing)]),
+        (f"search by words, {count * TOOLS:,} tools", at_rest),
+        ("search by words after a change", [Slice.of(changing)]),
     ):
-        row = Row.of_latencies(Comparison(ours=found), case=case)
+        row = Row.of(case, found)
         yield row.judged("p50 under 5 ms", met=(row.p50 or 0) < 5)  # noqa: PLR2004
 
 
@@ -156,9 +150,8 @@ def _search_after_changes(agent: Caller, count: int, times: int) -> list[float]:
 
 def _visible(bench: Bench) -> Row:
     """From the commit of a registration to the end of the first search that finds its tool."""
-    latencies = load.apart(partial(_registering, bench.agents[0], 10 * bench.scale.rounds))
-    compared = Comparison(ours=[Slice(units=len(latencies), seconds=sum(latencies), latencies=latencies)])
-    row = Row.of_latencies(compared, case="registration to the search that finds it")
+    latencies = apart(partial(_registering, bench.agents[0], 10 * bench.scale.rounds))
+    row = Row.of("registration to the search that finds it", [Slice.of(latencies)])
     return row.judged("p99 under 50 ms", met=(row.p99 or 0) < 50)  # noqa: PLR2004
 
 

@@ -1,4 +1,4 @@
-"""The engine's connections."""
+"""A Django database engine: PostgreSQL behind a pool that is back as soon as the database is."""
 
 import select
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""The command lines behind ``bin/up`` and ``bin/demo``: ``python -m config.stack up|demo …``."""
+"""The command lines of ``bin/up`` and ``bin/demo``: ``python -m config.stack up|demo …``."""
 
 import argparse
 import os
@@ -11,12 +11,13 @@ from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 from types import FrameType
-from typing import Literal
+
+import psutil
 
 from config.stack import programs
 from config.stack.folders import DataFolder
-from config.stack.processes import MARK, Child, StackError
-from config.stack.supervisor import Supervisor, end_leftovers, readiness, say, start_program
+from config.stack.processes import MARK, Program, StackError, exit_code, spawn
+from config.stack.supervisor import Supervisor, end_leftovers, readiness, say
 
 _PATIENCE = 120.0
 _RUNNING, _NOT_RUNNING = 0, 3
@@ -26,71 +27,40 @@ _UNANALYZED = {"venv", "node_modules", "__pycache__", "site-packages"}
 
 
 def main(arguments: list[str]) -> int:
-    options = _parse(arguments[0], arguments[1:])
+    options = _parser(arguments[0]).parse_args(arguments[1:])
+    run = _COMMANDS[options.command]
     data = DataFolder(_given(options.data or os.environ.get("GATEHOUSE_DATA") or str(programs.PRODUCT / "var")))
-    if options.run in (up, demo) and os.environ.get(MARK) != data.mark:
-        # What this process forks is known by the environment that this process was started with.
+    if run in (up, demo) and os.environ.get(MARK) != data.mark:
+        # Forked processes are recognized by the environment that this process was started with.
         os.execve(sys.executable, [sys.executable, "-m", "config.stack", *arguments], os.environ | {MARK: data.mark})  # noqa: S606
     try:
-        code: int = options.run(options, data)
+        return run(options, data)
     except StackError as failure:
         sys.stderr.write(f"{failure}\n")
         return 1
-    return code
 
 
-def _parse(door: str, arguments: list[str]) -> argparse.Namespace:
-    """What a person typed after ``bin/up`` or ``bin/demo``; ``bin/up`` alone means ``bin/up up``."""
-    if door == "demo":
-        return _demo_parser().parse_args(arguments)
-    helps = arguments[:1] in (["-h"], ["--help"])
-    if not helps and (not arguments or arguments[0].startswith("-")):
-        arguments = ["up", *arguments]
-    return _up_parser().parse_args(arguments)
-
-
-def _demo_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="bin/demo", usage="bin/demo [PATH] [--port N] [--data DIR]", description=demo.__doc__
-    )
-    parser.set_defaults(run=demo)
-    parser.add_argument("path", nargs="?", metavar="PATH", help="a Python code base (default: this product's own apps)")
-    _add_place(parser)
-    _add_port(parser)
-    return parser
-
-
-def _up_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="bin/up",
-        usage="bin/up [up|status|down|reset] [options]",
-        description="Run Gatehouse on this machine. Without a command: up.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(required=True, metavar="up|status|down|reset", prog="bin/up")
-    described = []
-    for run in (up, status, down, reset):
-        command = commands.add_parser(run.__name__, help=run.__doc__, description=run.__doc__)
-        command.set_defaults(run=run)
-        _add_place(command)
-        if run is up:
-            _add_port(command)
-            command.add_argument("--no-workers", action="store_true", help="leave out the bundled MCP workers")
-        if run is reset:
-            command.add_argument("--yes", action="store_true", help="don't ask")
-        described.append(command.format_help())
-    parser.epilog = "\n".join(described)
-    return parser
-
-
-def _add_place(parser: argparse.ArgumentParser) -> None:
+def _parser(script: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"bin/{script}", formatter_class=argparse.RawDescriptionHelpFormatter)
+    if script == "demo":
+        parser.description = demo.__doc__
+        parser.set_defaults(command="demo")
+        parser.add_argument(
+            "path", nargs="?", metavar="PATH", help="a Python code base (default: this product's own apps)"
+        )
+    else:
+        commands = [name for name in _COMMANDS if name != "demo"]
+        parser.description = "Run Gatehouse on this machine:\n" + "\n".join(
+            f"  bin/up {name:<7} {_COMMANDS[name].__doc__}" for name in commands
+        )
+        parser.add_argument("command", nargs="?", choices=commands, default="up", help="(default: up)")
+        parser.add_argument("--no-workers", action="store_true", help="up: leave out the bundled MCP workers")
+        parser.add_argument("--yes", action="store_true", help="reset: don't ask")
     parser.add_argument("--data", metavar="DIR", help="the data folder (default: var/ in the product's folder)")
-
-
-def _add_port(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port", metavar="N", type=_port, help="the web port (default: the last one, 8080, or a free one)"
     )
+    return parser
 
 
 def _port(text: str) -> int:
@@ -104,7 +74,7 @@ def up(options: argparse.Namespace, data: DataFolder) -> int:
     with _claimed(data) as claimed:
         if not claimed:
             raise StackError(f"It runs already, with its data in {data.path}: {_address(data)}. To end it: bin/up down")
-        supervisor = Supervisor.of(data, port=options.port, with_workers=not options.no_workers)
+        supervisor = Supervisor(data=data, port=options.port, with_workers=not options.no_workers)
         with _supervised(supervisor):
             supervisor.start()
             if not supervisor.stopping.is_set():
@@ -120,22 +90,19 @@ def demo(options: argparse.Namespace, data: DataFolder) -> int:
     while time.monotonic() < deadline:
         with _claimed(data) as claimed:
             if claimed:
-                return _own_demo(path, Supervisor.of(data, port=options.port, with_workers=True))
-        # Somebody else's: use it when it is ready; it may also be about to end.
+                return _own_demo(path, Supervisor(data=data, port=options.port))
+        # Another process runs the stack: use it when it is ready. It may also be about to end.
         if data.stack().get("ready"):
             say(f"Using what runs already at {_address(data)}")
-            return _watched(_start_demo(path, data, stack="running"))
+            child = spawn(_demo_program(path, data, stack="running"))
+            try:
+                return child.wait() or 0
+            except KeyboardInterrupt:
+                child.send_signal(signal.SIGTERM)
+                child.wait()
+                return _INTERRUPTED
         time.sleep(0.1)
     raise StackError(f"What runs already, with its data in {data.path}, does not become ready.")
-
-
-def _watched(child: Child) -> int:
-    try:
-        return child.wait()
-    except KeyboardInterrupt:
-        child.send_signal(signal.SIGTERM)
-        child.wait()
-        return _INTERRUPTED
 
 
 def _own_demo(path: Path, supervisor: Supervisor) -> int:
@@ -145,16 +112,16 @@ def _own_demo(path: Path, supervisor: Supervisor) -> int:
         supervisor.start()
         if supervisor.stopping.is_set():
             return _INTERRUPTED
-        child = _start_demo(path, supervisor.data, stack="own")
-        supervisor.run(until=lambda: child.poll() is not None)
-        if child.poll() is None:
+        child: psutil.Process = supervisor.launch(_demo_program(path, supervisor.data, stack="own"))
+        supervisor.run(until=lambda: exit_code(child) is not None)
+        if exit_code(child) is None:
             child.send_signal(signal.SIGTERM)
-        code = child.wait()
+        code = child.wait() or 0
         return _INTERRUPTED if supervisor.stopping.is_set() else code
     return _INTERRUPTED
 
 
-def status(options: argparse.Namespace, data: DataFolder) -> int:
+def status(_options: argparse.Namespace, data: DataFolder) -> int:
     """Say what runs; the exit code is 0 when it is ready, 3 when nothing runs, 1 otherwise."""
     if not _somebody_runs(data):
         say(f"Nothing runs with its data in {data.path}.")
@@ -168,13 +135,13 @@ def status(options: argparse.Namespace, data: DataFolder) -> int:
     return _RUNNING if ready else 1
 
 
-def down(options: argparse.Namespace, data: DataFolder) -> int:
+def down(_options: argparse.Namespace, data: DataFolder) -> int:
     """End what runs, wherever it was started."""
     if not _somebody_runs(data):
-        end_leftovers(data)
+        end_leftovers(data.mark)
         say(f"Nothing runs with its data in {data.path}.")
         return 0
-    # Whoever holds the lock wrote its process id there, so this id can't be a stranger's.
+    # Whoever holds the lock wrote its process id there, so this id can't be another program's.
     os.kill(int((data.path / "lock").read_text()), signal.SIGTERM)
     deadline = time.monotonic() + _PATIENCE
     while _somebody_runs(data):
@@ -195,26 +162,28 @@ def reset(options: argparse.Namespace, data: DataFolder) -> int:
             raise StackError("It runs; end it first: bin/up down")
         if not options.yes and input(f"Erase everything in {data.path}? Type yes: ") != "yes":
             raise StackError("Nothing was erased.")
-        end_leftovers(data)
+        end_leftovers(data.mark)
         data.erase()
     say(f"Erased {data.path}.")
     return 0
 
 
+_COMMANDS = {command.__name__: command for command in (up, status, down, reset, demo)}
+
+
 def _introduce(supervisor: Supervisor) -> None:
     data, url = supervisor.data, supervisor.url
     secret = supervisor.password()
-    password = (
-        f"password in {data.password_file}"
-        if secret is None
-        else f"password {secret} (shown once, kept in {data.password_file})"
-    )
-    say(f"Console {url}/admin/  user admin  {password}")
+    shown = "password in" if secret is None else f"password {secret} (shown once, kept in"
+    say(f"Console {url}/admin/  user admin  {shown} {data.password_file}{'' if secret is None else ')'}")
     say(f"API docs {url}/api/docs/  token in {data.token_file}  Agents: MCP at {url}/mcp  Try: bin/demo  Stop: Ctrl-C")
 
 
-def _start_demo(path: Path, data: DataFolder, *, stack: Literal["own", "running"]) -> Child:
-    """The demo is an outsider: it gets an address and the token of an agent, and is told whose stack it is."""
+def _demo_program(path: Path, data: DataFolder, *, stack: str) -> Program:
+    """The demo as an outsider: it gets an address and the token of an agent.
+
+    :param stack: `own` if it was started for the demo, `running` if not.
+    """
     written = data.stack()
     token = next(tokens["kee"] for tokens in reversed(data.secrets().tokens.values()) if "kee" in tokens)
     environment = {
@@ -227,24 +196,21 @@ def _start_demo(path: Path, data: DataFolder, *, stack: Literal["own", "running"
         "GATEHOUSE_DEMO_STACK": stack,
         "GATEHOUSE_DEMO_WORKERS": "bundled" if written.get("with_workers", True) else "none",
     }
-    program = programs.python_program(
-        "demo", str(programs.PRODUCT / "manage.py"), "demo", str(path), data=data, env=environment
-    )
-    return start_program(replace(program, streams=(0, 1, 2), on_orphaned=signal.SIGTERM))
+    arguments = (str(programs.PRODUCT / "manage.py"), "demo", str(path))
+    program = programs.python_program("demo", *arguments, data=data, env=environment)
+    return replace(program, streams=(0, 1, 2), on_orphaned=signal.SIGTERM)
 
 
 def _code_base(path: Path) -> Path:
     """
     :raises StackError: if there is no Python to analyse.
     """
-    if not path.exists():
-        raise StackError(f"There is no folder {path}.")
-    if not path.is_dir():
-        raise StackError(f"{path} is a file; give the folder of a Python code base.")
     try:
         str(path).encode()
     except UnicodeEncodeError as fault:
         raise StackError(f"The name of {str(path)!r} is not text, which no request can hold.") from fault
+    if not path.is_dir():
+        raise StackError(f"There is no folder {path}; give the folder of a Python code base.")
     if not any(_python_files(path)):
         raise StackError(f"There is no Python in {path}: not one .py file, environments and hidden folders left out.")
     return path
@@ -265,14 +231,15 @@ def _given(text: str) -> Path:
 def _claimed(data: DataFolder) -> Iterator[bool]:
     data.create()
     claim = data.claim()
+    if claim is None:
+        yield False
+        return
     try:
-        if claim is not None:
-            os.truncate(claim, 0)
-            os.write(claim, str(os.getpid()).encode())
-        yield claim is not None
+        os.truncate(claim, 0)
+        os.write(claim, str(os.getpid()).encode())
+        yield True
     finally:
-        if claim is not None:
-            os.close(claim)
+        os.close(claim)
 
 
 @contextmanager

@@ -14,19 +14,17 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from config.stack.processes import Account, StackError, end_all, marked
 
 _LONGEST_BASE = 60
 _PLAIN = re.compile(r"[A-Za-z0-9/_.+-]+")
-_MADE = ("secret_key", "lease_keys", "sealing_keys")
-_KEPT = (*_MADE, "tokens", "password_shown")
 _CONTENT = (
     *("postgres", "postgres.new", "valkey", "servers-home"),
-    *("secrets.json", "stack.json", "admin-password", "api-token", "worker-key", "port", "lock"),
+    *("secrets.json", "stack.json", "admin-password", "api-token", "worker-key", "lock"),
     *("log", "metrics", "files", "artifacts", "static"),
 )
 
@@ -88,16 +86,6 @@ class DataFolder:
         """The private key with which the demo MCP workers sign their manifests."""
         return self.path / "worker-key"
 
-    def last_port(self) -> int | None:
-        """The web port of the last start here, so that noted addresses stay good."""
-        try:
-            return int((self.path / "port").read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
-            return None
-
-    def keep_port(self, port: int) -> None:
-        (self.path / "port").write_text(f"{port}\n", encoding="utf-8")
-
     def log(self, name: str) -> Path:
         return self.path / "log" / f"{name}.log"
 
@@ -127,10 +115,10 @@ class DataFolder:
         """The secrets of this folder; missing ones are made."""
         path = self.path / "secrets.json"
         kept = _read(path)
-        if missing := [name for name in _MADE if name not in kept]:
+        if missing := [name for name in Secrets.MADE if name not in kept]:
             kept |= {name: secrets.token_urlsafe(48) for name in missing}
             write_private(path, json.dumps(kept, indent=2))
-        return Secrets(path, **{name: kept[name] for name in kept if name in _KEPT})
+        return Secrets(path=path, **kept)
 
     def erase(self) -> None:
         """Remove what a stack puts here, and the folder if nothing else is in it."""
@@ -146,19 +134,21 @@ class DataFolder:
             self.path.rmdir()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Secrets:
-    """The keys of a stack, and the tokens that it issued, by database."""
+    """What a stack keeps from one start to the next: its keys, the tokens that it issued by database, its web port."""
 
+    MADE: ClassVar = ("secret_key", "lease_keys", "sealing_keys")
     path: Path
     secret_key: str
     lease_keys: str
     sealing_keys: str
     tokens: dict[str, dict[str, str]] = field(default_factory=dict)
     password_shown: bool = False
+    port: int | None = None
 
     def save(self) -> None:
-        write_private(self.path, json.dumps({name: getattr(self, name) for name in _KEPT}, indent=2))
+        write_private(self.path, json.dumps({k: v for k, v in asdict(self).items() if k != "path"}, indent=2))
 
 
 class RuntimeFolder:

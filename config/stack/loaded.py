@@ -17,7 +17,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from config.stack.processes import Forked, Program, die_with_parent
+import psutil
+
+from config.stack.processes import Program, die_with_parent
 
 # What the processes import, the largest first. A worker of the examples imports the last two.
 _MODULES = (
@@ -40,12 +42,7 @@ def load(environment: dict[str, str]) -> None:
     gc.freeze()
 
 
-def ready() -> bool:
-    """Whether the product has been loaded here."""
-    return all(module in sys.modules for module in _MODULES)
-
-
-def fork(program: Program) -> Forked:
+def fork(program: Program) -> psutil.Process:
     """Start a Python program in a fork of this process. Call from the main thread: the kernel's death signal follows it."""
     prepare = die_with_parent(program.on_orphaned)
     sys.stdout.flush()
@@ -60,7 +57,7 @@ def fork(program: Program) -> Forked:
         except BaseException as exc:  # noqa: BLE001  # this is the bottom of the new process
             raised = exc
         _end(raised)
-    return Forked(pid)
+    return psutil.Process(pid)
 
 
 def _become(program: Program) -> None:

@@ -9,14 +9,11 @@ import os
 import pwd
 import shutil
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import psutil
 
@@ -78,47 +75,12 @@ class Program:
             yield nothing.fileno(), log.fileno(), log.fileno()
 
 
-class Child(Protocol):
-    """A process that this one started: an executed one (`subprocess.Popen`) or a forked one."""
-
-    pid: int
-
-    @property
-    def returncode(self) -> Any: ...
-
-    def poll(self) -> int | None: ...
-
-    def wait(self, timeout: float | None = None) -> int: ...
-
-    def send_signal(self, sig: int) -> None: ...
-
-
-class Forked:
-    """A forked child, by the members of `subprocess.Popen` that the supervisor needs."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            ended, status = os.waitpid(self.pid, os.WNOHANG)
-            if ended:
-                self.returncode = os.waitstatus_to_exitcode(status)
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """:raises subprocess.TimeoutExpired: if it still runs then."""
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if deadline is not None and time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
-            time.sleep(0.01)
-        return code
-
-    def send_signal(self, sig: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, sig)
+def exit_code(process: psutil.Process) -> int | None:
+    """How a child ended, a negative number for a signal; None while it runs."""
+    try:
+        return process.wait(timeout=0)
+    except psutil.TimeoutExpired:
+        return None
 
 
 def server_environment(mark: str) -> dict[str, str]:
@@ -126,14 +88,14 @@ def server_environment(mark: str) -> dict[str, str]:
     return {"PATH": os.defpath, "LC_ALL": "C", MARK: mark}
 
 
-def spawn(program: Program) -> subprocess.Popen[bytes]:
+def spawn(program: Program) -> psutil.Popen:
     """Start it in a session of its own, so that a Ctrl-C at the terminal reaches the supervisor alone.
 
     Call from a thread that lives as long as the stack: the kernel's death signal follows the thread.
     """
     account = program.account
     with program.opened_streams() as (given, output, errors):
-        return subprocess.Popen(
+        return psutil.Popen(
             program.argv,
             env=dict(program.env),
             cwd=program.cwd,
@@ -145,7 +107,7 @@ def spawn(program: Program) -> subprocess.Popen[bytes]:
             user=None if account is None else account.uid,
             group=None if account is None else account.gid,
             extra_groups=None if account is None else [],
-            preexec_fn=die_with_parent(program.on_orphaned),  # noqa: PLW1509  # only prctl and getppid run between fork and exec
+            preexec_fn=die_with_parent(program.on_orphaned),  # only prctl and getppid run between fork and exec
         )
 
 
@@ -187,7 +149,10 @@ def marked(mark: str) -> list[psutil.Process]:
 
 
 def end_all(processes: Iterable[psutil.Process], farewell: Farewell = POLITE) -> None:
-    """End all of them together; psutil never signals a process id that has been reused."""
+    """End all of them together, and reap those that are children. psutil never signals a process id that was reused.
+
+    :raises StackError: if one survives the last signal.
+    """
     remaining = list(processes)
     for sign, patience in farewell:
         for process in remaining:
@@ -198,19 +163,6 @@ def end_all(processes: Iterable[psutil.Process], farewell: Farewell = POLITE) ->
             return
     if remaining:
         raise StackError(f"These processes would not end: {', '.join(str(process.pid) for process in remaining)}.")
-
-
-def end_children(children: Iterable[Child], farewell: Farewell) -> None:
-    """End children of ours together and reap them."""
-    remaining = list(children)
-    for sign, patience in farewell:
-        for child in remaining:
-            child.send_signal(sign)
-        deadline = time.monotonic() + patience
-        for child in remaining:
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(timeout=max(0.0, deadline - time.monotonic()))
-        remaining = [child for child in remaining if child.poll() is None]
 
 
 def last_lines(log: Path, count: int = 12) -> str:

@@ -1,7 +1,7 @@
 """Bring the database up to date in one process: ``python -m config.stack.provision``.
 
-Reads the tokens to issue as JSON from standard input (a list of argument lists of ``issue_token``, by name), and the
-password file and the bundled workers' key file from its arguments; answers JSON on standard output. Everything it does may be repeated.
+Standard input holds the tokens to issue as JSON: lists of arguments of ``issue_token``, by name. The arguments are the
+password file and the bundled workers' key file. The answer is JSON on standard output. Everything may be repeated.
 """
 
 import io
@@ -20,7 +20,7 @@ REFUSED = 4
 
 
 def provision(*, password_file: str, worker_key_file: str, tokens: dict[str, list[str]]) -> dict[str, object]:
-    """Migrate, write the schedules, make sure of the operator, issue tokens, make the default target, accept sources' tokens, trust the bundled workers' key."""
+    """Migrate, write the schedules, add the operator, the tokens and the default target, trust the bundled workers' key."""
     call_command("migrate", interactive=False, verbosity=0)
     call_command("sync_schedules")
     call_command("ensure_operator", "--username", "admin", "--password-file", password_file)

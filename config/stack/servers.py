@@ -9,28 +9,34 @@ import importlib.metadata
 import importlib.util
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 from urllib.parse import quote
 
 import psutil
 import psycopg
 import redis
 
-from config.stack.folders import readable_package
+from config.stack.folders import RuntimeFolder, readable_package, sweep_abandoned
 from config.stack.processes import (
     Account,
     Farewell,
     Program,
     StackError,
+    end_all,
+    exit_code,
     last_lines,
+    server_account,
     server_environment,
+    spawn,
 )
 
 ROLE = DATABASE = "gatehouse"
@@ -83,6 +89,7 @@ def programs(account: Account | None) -> Path:
 class _Embedded:
     """A server with its data below ``home`` and its socket in ``sockets``."""
 
+    name: ClassVar[str]
     home: Path
     sockets: Path
     log: Path
@@ -113,6 +120,8 @@ class _Embedded:
 class Postgres(_Embedded):
     """One embedded cluster, in ``home/postgres``."""
 
+    name = "postgres"
+
     @property
     def cluster(self) -> Path:
         return self.home / "postgres"
@@ -132,7 +141,7 @@ class Postgres(_Embedded):
         self._write_access_rules()
         settings = _SETTINGS | ({} if self.durable else _VOLATILE)
         return Program(
-            name="postgres",
+            name=self.name,
             argv=(
                 str(programs(self.account) / "postgres"),
                 *("-D", str(self.cluster), "-k", str(self.sockets)),
@@ -203,8 +212,8 @@ class Postgres(_Embedded):
     def _environment(self) -> dict[str, str]:
         """The server's environment, which tells it when the pid in a stale pid file is a stranger's.
 
-        PostgreSQL will not start while the process that its pid file names is alive, unless it is told that this
-        pid is its own grandparent's; its check for shared memory still in use stays in force.
+        PostgreSQL does not start while the process that its pid file names is alive. `PG_GRANDPARENT_PID` makes it
+        ignore that process. It still checks whether shared memory is in use.
 
         :raises StackError: if a server that this stack did not start runs on the cluster.
         """
@@ -222,6 +231,8 @@ class Postgres(_Embedded):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Valkey(_Embedded):
     """One embedded broker, in ``home/valkey``."""
+
+    name = "valkey"
 
     @property
     def socket(self) -> Path:
@@ -256,7 +267,7 @@ class Valkey(_Embedded):
             "daemonize": "no",
         }
         return Program(
-            name="valkey",
+            name=self.name,
             argv=(str(found[0]), *(part for name, value in settings.items() for part in (f"--{name}", value))),
             env=server_environment(self.mark),
             cwd=folder,
@@ -269,3 +280,52 @@ class Valkey(_Embedded):
         with redis.Redis(unix_socket_path=str(self.socket), socket_timeout=5) as client:
             version = client.info("server")["valkey_version"]
         return f"Valkey {version} (embedded, {'append-only' if self.durable else 'volatile'})"
+
+
+EMBEDDED: dict[str, type[Postgres | Valkey]] = {"DATABASE_URL": Postgres, "REDIS_URL": Valkey}
+
+
+def start_servers(environ: MutableMapping[str, str], *, durable: bool = False) -> Callable[[], None]:
+    """Start servers for a test run or a measurement; they end with this process, even when it is killed.
+
+    Servers that the environment names are used as they are. The environment gets the addresses of the others.
+
+    :param durable: whether PostgreSQL waits for the disk at each commit.
+    :returns: what ends the servers.
+    """
+    account = server_account()
+    sweep_abandoned(account)
+    folder = RuntimeFolder(account)
+    running: list[tuple[psutil.Process, Program]] = []
+
+    def stop() -> None:
+        for child, program in reversed(running):
+            end_all([child], program.farewell)
+        folder.remove()
+
+    try:
+        for variable, kind in EMBEDDED.items():
+            if environ.get(variable):
+                continue
+            server = kind(
+                home=folder.folder("servers"),
+                sockets=folder.folder("sockets"),
+                log=folder.path / f"{kind.name}.log",
+                mark=folder.path.name,
+                account=account,
+                durable=durable,
+            )
+            program = server.program()
+            running.append((spawn(program), program))
+            server.wait_ready(lambda: exit_code(running[-1][0]) is None)
+            environ[variable] = server.url
+    except BaseException:
+        stop()
+        raise
+    data = folder.path / "data"
+    data.mkdir(mode=0o700)
+    environ["GATEHOUSE_DATA"] = str(data)
+    # The same in every process of the run, so that a token of one is good in another.
+    for secret in ("GATEHOUSE_SECRET_KEY", "GATEHOUSE_LEASE_KEYS", "GATEHOUSE_SEALING_KEYS"):
+        environ.setdefault(secret, secrets.token_urlsafe(48))
+    return stop

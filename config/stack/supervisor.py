@@ -13,10 +13,11 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
+import psutil
 import psycopg
 import redis
 
@@ -25,25 +26,24 @@ from config.stack.folders import DataFolder, RuntimeFolder, Secrets, servers_hom
 from config.stack.processes import (
     MARK,
     POLITE,
-    Child,
     Farewell,
     Program,
     StackError,
     bound_log,
     end_all,
-    end_children,
+    exit_code,
     last_lines,
     marked,
     server_account,
     spawn,
 )
 from config.stack.provision import REFUSED
-from config.stack.servers import Postgres, Valkey
+from config.stack.servers import EMBEDDED, Postgres, Valkey
 
 DEFAULT_PORT = 8080
 
 _READY_WITHIN = 120.0
-# How long to wait, once it serves, for the first signs of life of beat and of the Celery workers.
+# How long to wait, once it serves, for the first heartbeats of beat and of the Celery workers.
 _SETTLED_WITHIN = 30.0
 _LONGEST_BACKOFF = 30.0
 _STEADY_AFTER = 30.0
@@ -59,18 +59,18 @@ def say(line: str) -> None:
 
 
 @dataclass(slots=True)
-class _Tended:
-    """A program that is kept running; it is described anew at each start."""
+class Kept:
+    """A program that is kept running. It is described anew at each start."""
 
     describe: Callable[[], Program]
     program: Program
-    child: Child
+    child: psutil.Process
     started: float
     failures: int = 0
     again_at: float | None = None
 
     def running(self) -> bool:
-        return self.child.poll() is None
+        return exit_code(self.child) is None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,39 +80,47 @@ class Supervisor:
     data: DataFolder
     port: int | None = None
     with_workers: bool = True
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    """What its processes inherit. It may name servers to use instead of embedded ones."""
+    mark: str = ""
+    tokens: dict[str, list[str]] = field(default_factory=dict)
+    """Tokens to issue besides those of every stack, by name, each as the arguments of ``issue_token``."""
+    forks: bool = sys.platform == "linux"
+    """Whether the product is loaded here once, and its processes are forked."""
+    tell: Callable[[str], None] = say
     stopping: threading.Event = field(default_factory=threading.Event)
     farewell: Farewell = POLITE
     url: str = ""
-    _secrets: Secrets
-    _environment: dict[str, str] = field(default_factory=dict)
-    _tended: dict[str, _Tended] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, Kept] = field(default_factory=dict)
+    servers: dict[str, Postgres | Valkey] = field(default_factory=dict)
+    _secrets: Secrets = field(init=False)
     _runtime: RuntimeFolder | None = None
     # Held open, so that the address stays ours while the web process is away.
     _listener: socket.socket | None = None
     _began: float = field(default_factory=time.monotonic)
 
-    @classmethod
-    def of(cls, data: DataFolder, *, port: int | None, with_workers: bool) -> "Supervisor":
-        return cls(data=data, port=port, with_workers=with_workers, _secrets=data.secrets())
+    def __post_init__(self) -> None:
+        self._secrets = self.data.secrets()
+        self.mark = self.mark or self.data.mark
 
-    def start(self) -> None:
-        """Bring everything up and return when it is ready; whatever happens, `stop` ends what was started.
+    def start(self) -> dict[str, str]:
+        """Bring everything up, and return the tokens by name when it is ready. `stop` ends what was started.
 
         :raises StackError: if something does not start.
         """
-        end_leftovers(self.data)
-        self._listener = listen(self.port, self.data.last_port())
-        port = self._listener.getsockname()[1]
-        self.data.keep_port(port)
-        self.url = f"http://127.0.0.1:{port}"
-        self._environment = {
-            **os.environ,
-            MARK: self.data.mark,
+        end_leftovers(self.mark)
+        self._listener = listen(self.port, self._secrets.port)
+        self._secrets.port = self._listener.getsockname()[1]
+        self._secrets.save()
+        self.url = f"http://127.0.0.1:{self._secrets.port}"
+        keys = {f"GATEHOUSE_{name.upper()}": getattr(self._secrets, name) for name in Secrets.MADE}
+        self.environment = {
+            **self.environ,
+            **{name: self.environ.get(name) or key for name, key in keys.items()},
+            MARK: self.mark,
             "GATEHOUSE_DATA": str(self.data.path),
             "GATEHOUSE_URL": self.url,
-            "GATEHOUSE_SECRET_KEY": os.environ.get("GATEHOUSE_SECRET_KEY") or self._secrets.secret_key,
-            "GATEHOUSE_LEASE_KEYS": os.environ.get("GATEHOUSE_LEASE_KEYS") or self._secrets.lease_keys,
-            "GATEHOUSE_SEALING_KEYS": os.environ.get("GATEHOUSE_SEALING_KEYS") or self._secrets.sealing_keys,
             "PROMETHEUS_MULTIPROC_DIR": str(self.data.metrics_folder()),
             "PYTHONUNBUFFERED": "1",
         }
@@ -122,6 +130,7 @@ class Supervisor:
         self._start_processes(self._listener.fileno(), tokens)
         self._wait_ready()
         self._write_stack_file(ready=True)
+        return tokens
 
     def password(self) -> str | None:
         """The operator's password, once."""
@@ -132,70 +141,89 @@ class Supervisor:
         return self.data.password_file.read_text(encoding="utf-8").strip()
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Tend the programs until the condition holds or a signal asks to stop."""
+        """Restart what ends, until the condition holds or a signal asks to stop."""
         while not self.stopping.is_set() and not until():
-            self._tend()
+            self._restart_ended()
             time.sleep(0.1)
 
     def stop(self) -> None:
         """End everything: first what uses the servers, then the servers."""
         self.data.stack_file.unlink(missing_ok=True)
-        servers = [self._tended.pop(name) for name in ("valkey", "postgres") if name in self._tended]
-        end_children([one.child for one in self._tended.values()], self.farewell)
+        servers = [self.kept.pop(name) for name in ("valkey", "postgres") if name in self.kept]
+        end_all([one.child for one in self.kept.values()], self.farewell)
         for server in servers:
-            end_children([server.child], server.program.farewell)
-        # A worker's own children, should it have been killed before them.
-        end_leftovers(self.data)
+            end_all([server.child], server.program.farewell)
+        # The children of a Celery worker that was killed before them.
+        end_leftovers(self.mark)
         if self._listener is not None:
             self._listener.close()
         if self._runtime is not None:
             self._runtime.remove()
 
-    # Bringing up
+    def launch(self, program: Program) -> psutil.Process:
+        """Start a program: fork what is Python where the product is loaded, execute all else."""
+        forks = self.forks and program.argv[0] == sys.executable
+        return loaded.fork(program) if forks else spawn(program)
+
+    def keep(self, describe: Callable[[], Program]) -> None:
+        """Start a program and keep it running."""
+        program = describe()
+        self.kept[program.name] = Kept(describe, program, self.launch(program), time.monotonic())
+
+    def restart(self, name: str) -> None:
+        """Start a program again that has ended."""
+        one = self.kept[name]
+        one.program = one.describe()
+        one.child, one.started, one.again_at = self.launch(one.program), time.monotonic(), None
+
+    def await_server(self, name: str) -> str:
+        """Wait until an embedded server answers; return what to call it.
+
+        :raises StackError: if it ends, or does not answer in time.
+        """
+        return self.servers[name].wait_ready(self.kept[name].running)
+
+    # Starting
 
     def _start_servers(self) -> None:
         account = server_account()
         sweep_abandoned(account)
-        servers: list[Postgres | Valkey] = []
-        for variable, kind in (("DATABASE_URL", Postgres), ("REDIS_URL", Valkey)):
-            if os.environ.get(variable):
-                _reach(variable, os.environ[variable])
+        for variable, kind in EMBEDDED.items():
+            if self.environ.get(variable):
+                _reach(variable, self.environ[variable])
                 self._ok(f"the server that {variable} names")
                 continue
             self._runtime = self._runtime or RuntimeFolder(account)
             server = kind(
                 home=servers_home(self.data.path, account),
                 sockets=self._runtime.folder("sockets"),
-                log=self.data.log(kind.__name__.lower()),
-                mark=self.data.mark,
+                log=self.data.log(kind.name),
+                mark=self.mark,
                 account=account,
             )
-            self._environment[variable] = server.url
-            self._launch(server.program)
-            servers.append(server)
-        if sys.platform == "linux":
-            loaded.load(self._environment)
-        for server in servers:
-            self._ok(server.wait_ready(self._tended[type(server).__name__.lower()].running))
+            self.environment[variable] = server.url
+            self.keep(server.program)
+            self.servers[kind.name] = server
+        if self.forks:
+            loaded.load(self.environment)
+        for name in self.servers:
+            self._ok(self.await_server(name))
 
     def _provision(self) -> dict[str, str]:
         """Migrate and issue what is missing; returns the tokens by name."""
         if not self.data.password_file.exists():
             write_private(self.data.password_file, secrets.token_urlsafe(12) + "\n")
         # Tokens are facts of a database: another database, other tokens.
-        database = os.environ.get("DATABASE_URL", "embedded")
+        database = self.environ.get("DATABASE_URL", "embedded")
         tokens = self._secrets.tokens.setdefault(hashlib.sha256(database.encode()).hexdigest()[:12], {})
         scripts = programs.bundled_worker_scripts() if self.with_workers else []
-        wanted = {name: how for name, how in programs.wanted_tokens(scripts).items() if name not in tokens}
-        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as answer:
-            given.write(json.dumps(wanted).encode())
+        wanted = programs.wanted_tokens(scripts) | self.tokens
+        log = self.data.log("provision")
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as answer, log.open("wb") as errors:
+            given.write(json.dumps({name: how for name, how in wanted.items() if name not in tokens}).encode())
             given.seek(0)
-            log = self.data.log("provision")
-            with log.open("wb") as errors:
-                program = programs.provision(
-                    self.data, self._environment, streams=(given.fileno(), answer.fileno(), errors.fileno())
-                )
-                code = start_program(program).wait()
+            streams = (given.fileno(), answer.fileno(), errors.fileno())
+            code = self.launch(programs.provision(self.data, self.environment, streams=streams)).wait()
             if code == REFUSED:
                 raise StackError(log.read_text().strip().splitlines()[-1])
             if code:
@@ -209,39 +237,37 @@ class Supervisor:
         return tokens
 
     def _start_processes(self, listener: int, tokens: dict[str, str]) -> None:
-        self._keep(programs.web(self.data, self._environment, fd=listener))
-        for worker in programs.celery_workers(self.data, self._environment):
-            self._keep(worker)
-        self._keep(programs.beat(self.data, self._environment))
-        if self.with_workers:
-            for script in programs.bundled_worker_scripts():
-                token = tokens[programs.worker_name(script)]
-                self._keep(programs.bundled_worker(script, self.data, self._environment, token=token))
+        started = [
+            programs.web(self.data, self.environment, fd=listener),
+            *programs.celery_workers(self.data, self.environment),
+            programs.beat(self.data, self.environment),
+        ]
+        for script in programs.bundled_worker_scripts() if self.with_workers else ():
+            token = tokens[programs.worker_name(script)]
+            started.append(programs.bundled_worker(script, self.data, self.environment, token=token))
+        for program in started:
+            self.keep(lambda program=program: program)  # type: ignore[misc]  # mypy infers no default of a lambda
         self._write_stack_file(ready=False)
 
     def _wait_ready(self) -> None:
-        """Wait until the product says that it is ready, and everything it stands on runs."""
+        """Wait until the product says that it is ready, and everything runs that it needs."""
         deadline = time.monotonic() + _READY_WITHIN
-        verdict = ""
         while not self.stopping.is_set():
-            self._tend()
-            failing = next((one.program for one in self._tended.values() if one.failures >= _ENOUGH_FAILURES), None)
+            self._restart_ended()
+            failing = next((one.program for one in self.kept.values() if one.failures >= _ENOUGH_FAILURES), None)
             if failing is not None:
                 raise StackError(f"{failing.name} keeps ending ({failing.log}):\n{last_lines(failing.log)}")
             status, verdict = readiness(self.url)
             settled = '"degraded"' not in verdict or time.monotonic() > deadline - _READY_WITHIN + _SETTLED_WITHIN
-            if status == HTTPStatus.OK and settled and self._all_running() and self._workers_registered():
-                names = [name for name in self._tended if name not in {"postgres", "valkey"}]
-                self._ok(" / ".join(names))
+            running = all(one.running() for one in self.kept.values())
+            if status == HTTPStatus.OK and settled and running and self._workers_registered():
+                self._ok(" / ".join(name for name in self.kept if name not in self.servers))
                 return
             if time.monotonic() > deadline:
                 raise StackError(
                     f"Not ready after {_READY_WITHIN:.0f} s, logs are in {self.data.path / 'log'}:\n{verdict}"
                 )
             time.sleep(0.25)
-
-    def _all_running(self) -> bool:
-        return all(one.running() for one in self._tended.values())
 
     def _workers_registered(self) -> bool:
         """Whether the hub lists the bundled workers, which register themselves a moment after they start."""
@@ -253,61 +279,41 @@ class Supervisor:
         return status != HTTPStatus.OK or all(f'"{name}"' in body for name in names)
 
     def _write_stack_file(self, *, ready: bool) -> None:
-        environment = self._environment
+        shared = ("DATABASE_URL", "REDIS_URL", *(f"GATEHOUSE_{name.upper()}" for name in Secrets.MADE))
         written = {
-            "database_url": environment["DATABASE_URL"],
-            "redis_url": environment["REDIS_URL"],
-            "gatehouse_secret_key": environment["GATEHOUSE_SECRET_KEY"],
-            "gatehouse_lease_keys": environment["GATEHOUSE_LEASE_KEYS"],
-            "gatehouse_sealing_keys": environment["GATEHOUSE_SEALING_KEYS"],
+            **{name.lower(): self.environment[name] for name in shared},
             "url": self.url,
             "ready": ready,
             "with_workers": self.with_workers,
-            "processes": {name: one.child.pid for name, one in self._tended.items()},
+            "processes": {name: one.child.pid for name, one in self.kept.items()},
         }
         write_private(self.data.stack_file, json.dumps(written, indent=2))
 
     def _ok(self, what: str) -> None:
-        say(f"[{time.monotonic() - self._began:4.1f}s] ok {what}")
+        self.tell(f"[{time.monotonic() - self._began:4.1f}s] ok {what}")
 
-    # Keeping up
-
-    def _keep(self, program: Program) -> None:
-        self._launch(lambda: program)
-
-    def _launch(self, describe: Callable[[], Program]) -> None:
-        program = describe()
-        self._tended[program.name] = _Tended(describe, program, start_program(program), time.monotonic())
-
-    def _tend(self) -> None:
+    def _restart_ended(self) -> None:
         """Notice what ended, and start it again when its pause is over."""
         now = time.monotonic()
         changed = False
-        for one in self._tended.values():
+        for name, one in self.kept.items():
             bound_log(one.program.log)
             if one.again_at is None and not one.running():
                 steady = now - one.started > _STEADY_AFTER
                 one.failures = 1 if steady else one.failures + 1
                 pause = min(0.25 * 2**one.failures, _LONGEST_BACKOFF)
                 one.again_at = now + pause
-                say(f"{one.program.name} ended ({_how(one.child.returncode)}), starting it again in {pause:.1f} s")
+                self.tell(f"{name} ended ({_how(exit_code(one.child))}), starting it again in {pause:.1f} s")
             elif one.again_at is not None and now >= one.again_at:
-                one.program = one.describe()
-                one.child, one.started, one.again_at = start_program(one.program), now, None
+                self.restart(name)
                 changed = True
         if changed and self.data.stack().get("ready"):
             self._write_stack_file(ready=True)
 
 
-def start_program(program: Program) -> Child:
-    """Fork what is Python, where the product is loaded; execute all else."""
-    forks = loaded.ready() and program.argv[0] == sys.executable
-    return loaded.fork(program) if forks else spawn(program)
-
-
-def end_leftovers(data: DataFolder) -> None:
-    """End what an earlier supervisor of this folder left running when it was killed."""
-    end_all(marked(data.mark), _LEFTOVERS)
+def end_leftovers(mark: str) -> None:
+    """End what an earlier supervisor left running when it was killed."""
+    end_all(marked(mark), _LEFTOVERS)
 
 
 def readiness(url: str) -> tuple[int, str]:
@@ -334,18 +340,14 @@ def listen(port: int | None, last: int | None) -> socket.socket:
     """
     wishes = [last or DEFAULT_PORT, DEFAULT_PORT, 0] if port is None else [port]
     for wish in wishes:
-        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted connections inherit it; uvicorn does not set it on a socket that it is handed.
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
-            listener.bind(("127.0.0.1", wish))
-            listener.listen(512)
+            listener = socket.create_server(("127.0.0.1", wish), backlog=512)
         except OSError as failure:
-            listener.close()
             if failure.errno not in {errno.EADDRINUSE, errno.EACCES}:
                 raise
         else:
+            # Accepted connections inherit it; uvicorn does not set it on a socket that it is handed.
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return listener
     raise StackError(f"Port {port} is taken; leave --port out to have a free one found.")
 
@@ -365,5 +367,5 @@ def _reach(variable: str, url: str) -> None:
         raise StackError(f"The server that {variable} names can't be used: {reason}") from failure
 
 
-def _how(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
+def _how(code: int | None) -> str:
+    return f"signal {-code}" if code and code < 0 else f"exit code {code}"

@@ -1,1 +1,6 @@
 """The product under faults: real processes, actors over HTTP, and a judge of what they were answered."""
+
+from typing import Final
+
+EXECUTED: Final = "chaos_executed"
+"""A task type whose handler runs in Celery."""

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -19,9 +19,9 @@ import uvicorn
 from mcp.server import MCPServer
 from pydantic import BaseModel
 
+from tests.chaos import EXECUTED
 from tests.chaos.client import Client
-from tests.chaos.executed import EXECUTED
-from tests.chaos.faults import LEASE_SECONDS
+from tests.chaos.ground import LEASE_SECONDS
 from tests.chaos.history import History, Json
 
 QUEUE: Final = "chaos"
@@ -424,21 +424,6 @@ def press_house(history: History) -> Iterator[Json]:
         running.should_exit = True
         thread.join(10)
         listener.close()
-
-
-@dataclass(slots=True)
-class Cast:
-    """All actors of a run."""
-
-    requesters: list[Requester] = field(default_factory=list)
-    workers: list[Worker] = field(default_factory=list)
-    posters: list[Poster] = field(default_factory=list)
-    readers: list[Reader] = field(default_factory=list)
-    planners: list[Planner] = field(default_factory=list)
-
-    @property
-    def everybody(self) -> list[Actor]:
-        return [*self.requesters, *self.workers, *self.posters, *self.readers, *self.planners]
 
 
 def chance(seed: int, name: str) -> random.Random:

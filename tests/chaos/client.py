@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from tests.chaos.history import Call, History, Json, now
 
@@ -42,7 +43,7 @@ class Client:
     actor: str
     tenant: str
     token: str
-    port: int
+    url: str
     history: History
     chance: random.Random
     _connection: http.client.HTTPConnection | None = None
@@ -110,7 +111,7 @@ class Client:
         return self._connection
 
     def _new(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
+        return http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=PATIENCE)
 
     def _copy(self, verb: str, requests: tuple[Json, ...], weather: str) -> None:
         connection = self._new()

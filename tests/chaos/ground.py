@@ -4,17 +4,14 @@ It ends only processes that it has started. Everything listens on the loopback a
 folder, and ends with the process that started it, however that ends.
 """
 
-import json
 import os
 import random
-import secrets
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -22,26 +19,20 @@ import psutil
 import psycopg
 import redis
 
-from config.stack import programs
 from config.stack.folders import DataFolder, RuntimeFolder, sweep_abandoned
 from config.stack.processes import (
-    MARK,
     Program,
     StackError,
     end_all,
-    end_children,
     last_lines,
     marked,
     server_account,
-    spawn,
 )
-from config.stack.servers import Postgres, Valkey
-from config.stack.supervisor import listen, readiness
+from config.stack.supervisor import Supervisor, readiness
 
 _PATIENCE: Final = 60.0
 # A server that was killed may hold its memory for a moment.
 _STARTS: Final = 20
-SERVERS: Final = ("postgres", "valkey")
 
 
 class Broken(Exception):
@@ -52,45 +43,42 @@ class Broken(Exception):
 class Ground:
     """What runs, by name."""
 
-    folder: RuntimeFolder
-    data: DataFolder
-    postgres: Postgres
-    valkey: Valkey
+    supervisor: Supervisor
     tokens: Mapping[str, str] = field(default_factory=dict)
-    environment: dict[str, str] = field(default_factory=dict)
-    children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    described: dict[str, Program] = field(default_factory=dict)
-    port: int = 0
+
+    @property
+    def data(self) -> DataFolder:
+        return self.supervisor.data
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return self.supervisor.environment
 
     @property
     def url(self) -> str:
         """Where the web answers."""
-        return f"http://127.0.0.1:{self.port}"
+        return self.supervisor.url
 
-    def describe(self, program: Program) -> None:
-        """Know how to start a program."""
-        self.described[program.name] = program
+    def add(self, program: Program) -> None:
+        """Start one more program."""
+        self.supervisor.keep(lambda: program)
 
     def start(self, name: str) -> None:
-        """Start what is described under this name, or start it again."""
-        self.children[name] = spawn(self.described[name])
+        """Start a program again."""
+        self.supervisor.restart(name)
 
     def kill(self, name: str) -> None:
         """End a process and its children as the loss of a machine would."""
-        child = self.children[name]
-        if child.poll() is None:
-            with suppress(psutil.NoSuchProcess):
-                family = [psutil.Process(child.pid), *psutil.Process(child.pid).children(recursive=True)]
-                for one in family:
-                    with suppress(psutil.NoSuchProcess):
-                        one.kill()
-                psutil.wait_procs(family[1:], timeout=5)
-        child.wait()
+        with suppress(psutil.NoSuchProcess):
+            family = self._family(name)
+            for one in family:
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
+            psutil.wait_procs(family, timeout=5)
 
     def pause(self, name: str, seconds: float) -> None:
         """Stop a process and its children for a while, as on a machine that sleeps."""
-        process = psutil.Process(self.children[name].pid)
-        family = [process, *process.children(recursive=True)]
+        family = self._family(name)
         try:
             for one in family:
                 with suppress(psutil.NoSuchProcess):
@@ -101,16 +89,24 @@ class Ground:
                 with suppress(psutil.NoSuchProcess):
                     one.resume()
 
+    def _family(self, name: str) -> list[psutil.Process]:
+        child = self.supervisor.kept[name].child
+        return [child, *child.children(recursive=True)]
+
     def ended(self) -> list[str]:
         """What has ended without having been asked."""
-        return [name for name, child in self.children.items() if child.poll() is not None]
+        return [name for name, one in self.supervisor.kept.items() if not one.running()]
+
+    def logs(self) -> dict[str, str]:
+        """The end of each program's log."""
+        return {name: last_lines(one.program.log) for name, one in self.supervisor.kept.items()}
 
     def await_serving(self) -> None:
         """Wait until the web is ready."""
         deadline = time.monotonic() + _PATIENCE
         while readiness(self.url)[0] != HTTPStatus.OK:
             if time.monotonic() > deadline:
-                raise Broken(f"The web does not serve:\n{last_lines(self.data.log('web'))}")
+                raise Broken(f"The web does not serve:\n{self.logs()['web']}")
             time.sleep(0.05)
 
     def stop_database(self, number: signal.Signals) -> None:
@@ -118,32 +114,36 @@ class Ground:
         if number == signal.SIGKILL:
             self.kill("postgres")
         else:
-            self.children["postgres"].send_signal(number)
-            self.children["postgres"].wait(timeout=_PATIENCE)
+            child = self.supervisor.kept["postgres"].child
+            child.send_signal(number)
+            child.wait(timeout=_PATIENCE)
 
     def start_database(self) -> None:
         """Start the database until it stands: what was killed may still be in its way."""
         for _ in range(_STARTS):
-            self.described["postgres"] = self.postgres.program()
             self.start("postgres")
             try:
-                self.postgres.wait_ready(lambda: self.children["postgres"].poll() is None)
+                self.supervisor.await_server("postgres")
             except StackError:
-                self.children["postgres"].wait(timeout=_PATIENCE)
+                self.supervisor.kept["postgres"].child.wait(timeout=_PATIENCE)
                 time.sleep(0.1)
             else:
                 return
-        raise Broken(f"PostgreSQL does not start again:\n{last_lines(self.postgres.log)}")
+        raise Broken(f"PostgreSQL does not start again:\n{self.logs()['postgres']}")
 
     def ask_database(self, query: str) -> list[tuple[Any, ...]]:
         """The rows of a query that sees all tenants."""
-        with psycopg.connect(self.postgres.url, autocommit=True, connect_timeout=10) as connection:
+        with psycopg.connect(
+            self.supervisor.servers["postgres"].url, autocommit=True, connect_timeout=10
+        ) as connection:
             connection.execute("set role gatehouse_system")
             return connection.execute(query).fetchall()
 
     def end_sessions(self, chance: random.Random, count: int) -> None:
         """Terminate some of the product's database sessions, whatever they do."""
-        with psycopg.connect(self.postgres.url, autocommit=True, connect_timeout=10) as connection:
+        with psycopg.connect(
+            self.supervisor.servers["postgres"].url, autocommit=True, connect_timeout=10
+        ) as connection:
             connection.execute("set role none")
             query = "select pid from pg_stat_activity where application_name like 'gatehouse-%'"
             pids = sorted(pid for (pid,) in connection.execute(query))
@@ -152,93 +152,137 @@ class Ground:
 
     def flush_broker(self) -> None:
         """Empty the broker."""
-        with redis.Redis(unix_socket_path=str(self.valkey.socket), socket_timeout=10) as client:
+        with redis.Redis.from_url(self.supervisor.servers["valkey"].url, socket_timeout=10) as client:
             client.flushall()
 
     def start_broker(self) -> None:
         """Start the broker."""
         self.start("valkey")
-        self.valkey.wait_ready(lambda: self.children["valkey"].poll() is None)
+        self.supervisor.await_server("valkey")
 
 
 @contextmanager
-def prepared(*, settings: str, tokens: Mapping[str, list[str]]) -> Iterator[Ground]:
-    """The whole product, ready, on a ground of its own; nothing of it is left when the block ends.
+def prepared(
+    *, settings: str, tokens: Mapping[str, list[str]], tell: Callable[[str], None] = print
+) -> Iterator[Ground]:
+    """The whole product, ready, on servers of its own; nothing of it is left when the block ends.
 
     :param settings: the Django settings of the product's processes.
     :param tokens: the tokens to issue, by name, each as the arguments of ``issue_token``.
-    :raises StackError: if a server does not start.
+    :raises StackError: if something does not start.
     """
     account = server_account()
     sweep_abandoned(account)
+    servers = {"DATABASE_URL", "REDIS_URL"}
+    environ = {name: value for name, value in os.environ.items() if name not in servers} | {
+        "DJANGO_SETTINGS_MODULE": settings,
+        "GATEHOUSE_LOG_LEVEL": "WARNING",
+        "SOURCE_RATE_LIMITS": '{"default": 1000000000}',
+    }
     with ExitStack() as stack:
         folder = RuntimeFolder(account)
         stack.callback(folder.remove)
         # The children of a killed process carry the folder's name.
         stack.callback(lambda: end_all(marked(folder.path.name)))
         data = DataFolder(folder.path / "data")
-        data.path.mkdir(mode=0o700)
-        data.log("web").parent.mkdir()
-        where: dict[str, Any] = {"mark": folder.path.name, "account": account}
-        where |= {"home": folder.folder("servers"), "sockets": folder.folder("sockets")}
-        postgres, valkey = Postgres(**where, log=data.log("postgres")), Valkey(**where, log=data.log("valkey"))
-        ground = Ground(folder=folder, data=data, postgres=postgres, valkey=valkey)
-        stack.callback(_end_everything, ground)
-        ground.start_database()
-        ground.describe(ground.valkey.program())
-        ground.start_broker()
-        listener = listen(0, None)
-        stack.callback(listener.close)
-        ground.port = listener.getsockname()[1]
-        ground.environment = _environment(ground, settings)
-        ground.tokens = _provision(ground, tokens)
-        ground.describe(programs.web(data, ground.environment, fd=listener.fileno()))
-        for program in (*programs.celery_workers(data, ground.environment), programs.beat(data, ground.environment)):
-            ground.describe(program)
-        for name in ground.described.keys() - set(SERVERS):
+        # The servers' account walks through it.
+        data.path.mkdir(mode=0o711)
+        data.create()
+        supervisor = Supervisor(
+            data=data,
+            with_workers=False,
+            environ=environ,
+            mark=folder.path.name,
+            tokens=dict(tokens),
+            # This process may have loaded the product with other settings.
+            forks=False,
+            tell=tell,
+        )
+        stack.callback(supervisor.stop)
+        issued = supervisor.start()
+        yield Ground(supervisor=supervisor, tokens={name: issued[name] for name in tokens})
+
+
+LEASE_SECONDS: Final = 2
+# After this a session that was ended has been missed by its user.
+_NOTICED: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakage:
+    """A kind of fault. `apply` breaks something, waits as it likes, and mends it."""
+
+    name: str
+    apply: Callable[[Ground, random.Random], None]
+    harms: tuple[str, ...] = ()
+    """What a caller may feel to be away meanwhile."""
+    often: int = 1
+
+
+def _kill(*names: str) -> Callable[[Ground, random.Random], None]:
+    def apply(ground: Ground, chance: random.Random) -> None:
+        for name in names:
+            ground.kill(name)
+        time.sleep(chance.choice([0, 0, 0.5, 2]))
+        for name in names:
             ground.start(name)
-        ground.await_serving()
-        yield ground
+
+    return apply
 
 
-def _end_everything(ground: Ground) -> None:
-    for names in ([name for name in ground.children if name not in SERVERS], ["valkey"], ["postgres"]):
-        if ending := [ground.children.pop(name) for name in names if name in ground.children]:
-            end_children(ending, ground.described[names[0]].farewell)
+def _kill_web(ground: Ground, _chance: random.Random) -> None:
+    ground.kill("web")
+    ground.start("web")
+    ground.await_serving()
 
 
-def _environment(ground: Ground, settings: str) -> dict[str, str]:
-    keys = ("GATEHOUSE_SECRET_KEY", "GATEHOUSE_LEASE_KEYS", "GATEHOUSE_SEALING_KEYS")
-    return {
-        **os.environ,
-        **{name: secrets.token_urlsafe(48) for name in keys},
-        "DATABASE_URL": ground.postgres.url,
-        "REDIS_URL": ground.valkey.url,
-        "DJANGO_SETTINGS_MODULE": settings,
-        MARK: ground.folder.path.name,
-        "GATEHOUSE_DATA": str(ground.data.path),
-        "GATEHOUSE_URL": ground.url,
-        "GATEHOUSE_LOG_LEVEL": "WARNING",
-        "SOURCE_RATE_LIMITS": '{"default": 1000000000}',
-        "PROMETHEUS_MULTIPROC_DIR": str(ground.data.metrics_folder()),
-        "PYTHONUNBUFFERED": "1",
-    }
+def _pause(name: str, longest: float, ground: Ground, chance: random.Random) -> None:
+    ground.pause(name, chance.uniform(LEASE_SECONDS, longest))
 
 
-def _provision(ground: Ground, tokens: Mapping[str, list[str]]) -> dict[str, str]:
-    """Bring the database up to date and issue tokens, as the supervisor does."""
-    ground.data.password_file.write_text(secrets.token_urlsafe(12), encoding="utf-8")
-    files = [str(ground.data.password_file), str(ground.data.worker_key_file)]
-    done = subprocess.run(
-        [sys.executable, "-m", "config.stack.provision", *files],
-        input=json.dumps(tokens),
-        env=ground.environment,
-        cwd=programs.PRODUCT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise StackError(f"The database could not be brought up to date:\n{done.stderr[-2000:]}")
-    issued: dict[str, str] = json.loads(done.stdout)["tokens"]
-    return issued
+def _end_sessions(ground: Ground, chance: random.Random) -> None:
+    for _ in range(chance.randint(1, 5)):
+        ground.end_sessions(chance, chance.randint(1, 6))
+        time.sleep(chance.uniform(0, 0.2))
+    time.sleep(_NOTICED)
+
+
+def _stop_database(number: signal.Signals, ground: Ground, chance: random.Random) -> None:
+    ground.stop_database(number)
+    time.sleep(chance.choice([0, 0, 1]))
+    ground.start_database()
+    time.sleep(_NOTICED)
+
+
+def _flush(ground: Ground, chance: random.Random) -> None:
+    for _ in range(chance.randint(1, 10)):
+        ground.flush_broker()
+        time.sleep(chance.uniform(0, 0.5))
+
+
+def _kill_broker(ground: Ground, chance: random.Random) -> None:
+    ground.kill("valkey")
+    time.sleep(chance.choice([0, 1, 5]))
+    ground.start_broker()
+
+
+_CELERY: Final = ("worker-core", "worker-deliver", "worker-execute", "beat")
+BREAKAGES: Final = [
+    Breakage(name="kill web", apply=_kill_web, harms=("web",), often=2),
+    *(Breakage(name=f"kill {name}", apply=_kill(name)) for name in _CELERY),
+    Breakage(name="kill all of Celery", apply=_kill(*_CELERY)),
+    Breakage(name="pause worker-execute", apply=partial(_pause, "worker-execute", LEASE_SECONDS + 2)),
+    Breakage(name="end database sessions", apply=_end_sessions, harms=("database",), often=2),
+    Breakage(name="stop database", apply=partial(_stop_database, signal.SIGQUIT), harms=("database",)),
+    Breakage(name="kill database", apply=partial(_stop_database, signal.SIGKILL), harms=("database",), often=2),
+    Breakage(name="flush broker", apply=_flush, often=2),
+    Breakage(name="pause broker", apply=partial(_pause, "valkey", 8)),
+    Breakage(name="kill broker", apply=_kill_broker),
+]
+
+
+def choices(chance: random.Random) -> list[Breakage]:
+    """Every kind, in an order of its own, some of them several times."""
+    hand = [breakage for breakage in BREAKAGES for _ in range(breakage.often)]
+    chance.shuffle(hand)
+    return hand

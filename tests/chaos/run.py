@@ -1,20 +1,26 @@
-"""One run of chaos: actors at work, faults one after the other, rest, and a history of all of it."""
+"""Break the product on purpose and judge what it answered: `manage.py chaos [--tasks N] [--seed S]`.
 
+One run: actors at work, faults one after the other, rest, and a history of all of it.
+"""
+
+import argparse
+import json
 import random
+import secrets
+import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
-from config.stack.processes import last_lines
-from tests.chaos import faults
+from config.stack.processes import StackError
 from tests.chaos.actors import (
     QUEUE,
     SOURCE,
     TYPES,
     Actor,
-    Cast,
     Planner,
     Poster,
     Reader,
@@ -24,12 +30,15 @@ from tests.chaos.actors import (
     press_house,
 )
 from tests.chaos.client import Client
-from tests.chaos.faults import LEASE_SECONDS, Breakage
-from tests.chaos.ground import Broken, Ground, prepared
+from tests.chaos.ground import LEASE_SECONDS, Breakage, Broken, Ground, choices, prepared
 from tests.chaos.history import Fault, History, Json, Receipt, now
+from tests.chaos.promises import PROMISES, violations
 
 # When nobody asks for more, so long may pass without one task less that is open.
 _REST: Final = 180.0
+# Violations that are printed.
+_SHOWN: Final = 50
+_Kind = TypeVar("_Kind", bound=Actor)
 _TENANTS: Final = ("default", "other")
 _RECEIPTS: Final = """
     select r.receipt_id, t.slug, p.name, r.source_system, r.dedupe_key, r.event_type, r.metadata ->> 'task_id',
@@ -39,31 +48,21 @@ _RECEIPTS: Final = """
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What a run is to be. The same seed makes the same choices; when they meet is the machine's affair."""
+def run(*, tasks: int, seed: int, pause: float = 1.0, tell: Callable[[str], None] = print) -> History:
+    """Run until so many tasks are accepted and every fault has been.
 
-    tasks: int
-    """The run goes on until so many tasks are accepted and every fault has been."""
-    seed: int
-    pause: float = 1.0
-    """Seconds between two faults, on average."""
-    breakages: bool = True
-    settings: str = "tests.chaos.settings"
-    longest: float = 3600.0
-    """Seconds after which it ends in any case."""
-    tell: Callable[[str], None] = print
+    The same seed makes the same choices; when they meet is the machine's affair.
 
-
-def run(plan: Plan) -> History:
-    """Run it.
-
+    :param pause: seconds between two faults, on average.
     :raises StackError: if a server does not start.
     :raises Broken: if the ground gives way otherwise.
     """
     history = History()
-    with prepared(settings=plan.settings, tokens=_tokens()) as ground, press_house(history) as manifest:
-        _Run(plan, ground, history).go(manifest)
+    with (
+        prepared(settings="tests.chaos.settings", tokens=_tokens(), tell=tell) as ground,
+        press_house(history) as manifest,
+    ):
+        _Run(tasks, seed, pause, tell, ground, history).go(manifest)
     return history
 
 
@@ -91,28 +90,31 @@ def _tokens() -> dict[str, list[str]]:
 
 @dataclass(slots=True)
 class _Run:
-    plan: Plan
+    tasks: int
+    seed: int
+    pause: float
+    tell: Callable[[str], None]
     ground: Ground
     history: History
-    cast: Cast = field(default_factory=Cast)
+    actors: list[Actor] = field(default_factory=list)
     begun: float = field(default_factory=now)
 
     def go(self, manifest: Json) -> None:
         """Let everybody act while one thing after the other breaks; then wait for the end, and read what is there."""
         for tenant in _TENANTS:
-            self._register_types(self._client(f"asker-{tenant}-1"))
+            with closing(self._client(f"asker-{tenant}-1")) as client:
+                _register_types(client)
         self._start_actors(manifest)
-        dice = random.Random(self.plan.seed)  # noqa: S311  # no secret
-        left = faults.choices(dice) if self.plan.breakages else []
+        dice = random.Random(self.seed)  # noqa: S311  # no secret
+        left = choices(dice)
         deck = list(left)
-        while now() - self.begun < self.plan.longest and (left or self._accepted() < self.plan.tasks):
-            if self.plan.breakages:
-                deck = deck or faults.choices(dice)
-                breakage = deck.pop()
-                left = [one for one in left if one is not breakage]
-                self._break(breakage, dice)
-                self._hit_a_worker(dice)
-            self._wait(dice.uniform(0, 2 * self.plan.pause))
+        while left or self._accepted() < self.tasks:
+            deck = deck or choices(dice)
+            breakage = deck.pop()
+            left = [one for one in left if one is not breakage]
+            self._break(breakage, dice)
+            self._hit_a_worker(dice)
+            self._wait(dice.uniform(0, 2 * self.pause))
         self._rest()
         self._read()
 
@@ -121,18 +123,10 @@ class _Run:
             actor=name,
             tenant=name.split("-")[1],
             token=self.ground.tokens[name],
-            port=self.ground.port,
+            url=self.ground.url,
             history=self.history,
-            chance=chance(self.plan.seed, name),
+            chance=chance(self.seed, name),
         )
-
-    def _register_types(self, client: Client) -> None:
-        for name, policy in TYPES.items():
-            wanted: Json = {**policy, "name": name, "queue": QUEUE, "lease_seconds": LEASE_SECONDS}
-            wanted |= {"max_attempts": 3, "max_expiries": 20, "backoff": {"base_seconds": 0.1, "cap_seconds": 1.0}}
-            status, answer = client.aside("POST", "/api/v1/task-types", wanted)
-            if status not in {200, 201}:
-                raise Broken(f"The task type {name} was refused: {answer}")
 
     def _start_actors(self, manifest: Json) -> None:
         names = list(self.ground.tokens)
@@ -140,19 +134,21 @@ class _Run:
             role, tenant, _ = name.split("-")
             client = self._client(name)
             if role == "asker":
-                self.cast.requesters.append(Requester(client))
+                self.actors.append(Requester(client))
             elif role == "hand":
                 # Two workers of one principal: their fences alone tell them apart.
-                self.cast.workers += [Worker(client), Worker(self._client(name))]
+                self.actors += [Worker(client), Worker(self._client(name))]
             elif role == "poster":
-                readers = [other for other in names if other.startswith(f"reader-{tenant}-")]
-                self.cast.posters.append(Poster(client, readers))
+                self.actors.append(Poster(client, [one for one in names if one.startswith(f"reader-{tenant}-")]))
             elif role == "reader":
-                self.cast.readers.append(Reader(client))
+                self.actors.append(Reader(client))
             else:
-                self.cast.planners.append(Planner(client, manifest))
-        for actor in self.cast.everybody:
+                self.actors.append(Planner(client, manifest))
+        for actor in self.actors:
             actor.start()
+
+    def _of(self, kind: type[_Kind]) -> list[_Kind]:
+        return [actor for actor in self.actors if isinstance(actor, kind)]
 
     def _accepted(self) -> int:
         return sum(1 for call in list(self.history.calls) if call.verb == "queue" and call.ok)
@@ -165,21 +161,21 @@ class _Run:
         self._tell(f"{breakage.name} ({now() - begin:.1f} s), {self._accepted():,} tasks")
 
     def _hit_a_worker(self, dice: random.Random) -> None:
-        worker, worker_fault = dice.choice(self.cast.workers), dice.choice(["kill", "stop"])
-        worker.fault = worker_fault
-        moment = now()
-        fault = Fault(name=f"{worker_fault} a task worker", harms=frozenset(), begin=moment, end=moment)
-        self.history.faults.append(fault)
+        worker, moment = dice.choice(self._of(Worker)), now()
+        worker.fault = dice.choice(["kill", "stop"])
+        name = f"{worker.fault} a task worker"
+        self.history.faults.append(Fault(name=name, harms=frozenset(), begin=moment, end=moment))
 
     def _wait(self, seconds: float) -> None:
         """Let everybody work for a while; bring back what has ended by itself."""
         until = now() + seconds
         while True:
             for name in self.ground.ended():
-                log = last_lines(self.ground.described[name].log)
-                self._tell(f"{name} ended by itself and is started again; the end of its log:\n{log}")
+                self._tell(
+                    f"{name} ended by itself and is started again; the end of its log:\n{self.ground.logs()[name]}"
+                )
                 self.ground.start(name)
-            for actor in self.cast.everybody:
+            for actor in self.actors:
                 if actor.failure is not None:
                     raise Broken(f"{actor.name} failed: {actor.failure!r}") from actor.failure
             if now() >= until:
@@ -189,22 +185,23 @@ class _Run:
     def _rest(self) -> None:
         """Nobody asks for more; what is there must come to an end by itself."""
         self._tell("nobody asks for more")
-        asking: list[Actor] = [*self.cast.requesters, *self.cast.posters, *self.cast.readers, *self.cast.planners]
+        workers, planners = self._of(Worker), self._of(Planner)
+        asking = [actor for actor in self.actors if not isinstance(actor, Worker)]
         for actor in asking:
             actor.stopping.set()
         self._await_end([one for one in asking if not isinstance(one, Planner)])
         left, since = self._open_tasks(), now()
-        while (left or any(one.is_alive() for one in self.cast.planners)) and now() - since < _REST:
+        while (left or any(one.is_alive() for one in planners)) and now() - since < _REST:
             self._wait(0.5)
             fewer = self._open_tasks()
             if len(fewer) < len(left):
                 since = now()
             left = fewer
         self.history.unrest += [f"{task} does not come to an end" for task in left]
-        self.history.unrest += [f"{one.name} waits for an execution" for one in self.cast.planners if one.is_alive()]
-        for worker in self.cast.workers:
+        self.history.unrest += [f"{one.name} waits for an execution" for one in planners if one.is_alive()]
+        for worker in workers:
             worker.stopping.set()
-        self._await_end(self.cast.workers)
+        self._await_end(workers)
         self._tell("something does not come to an end" if self.history.unrest else "everything has come to an end")
 
     def _await_end(self, actors: Sequence[Actor]) -> None:
@@ -216,28 +213,18 @@ class _Run:
     def _open_tasks(self) -> list[str]:
         """The accepted tasks that have no end yet; how the others ended is noted."""
         calls = {call.body["task_id"]: call for call in list(self.history.calls) if call.verb == "queue" and call.ok}
-        waiting = {task: call for task, call in calls.items() if task not in self.history.tasks}
-        by_actor: dict[str, list[str]] = {}
-        for task, call in waiting.items():
-            by_actor.setdefault(call.actor, []).append(task)
-        with ThreadPoolExecutor(max(1, len(by_actor))) as pool:
-            found = pool.map(lambda pair: self._look_up(*pair), by_actor.items())
-        for ended in found:
-            self.history.tasks |= ended
+        waiting = {task: call.actor for task, call in calls.items() if task not in self.history.tasks}
+        for actor in set(waiting.values()):
+            with closing(self._client(actor)) as client:
+                for task in [task for task, asker in waiting.items() if asker == actor]:
+                    _, body = client.aside("GET", f"/api/v1/tasks/{task}")
+                    if body.get("complete"):
+                        self.history.tasks[task] = body
         return [task for task in waiting if task not in self.history.tasks]
-
-    def _look_up(self, actor: str, tasks: list[str]) -> dict[str, Json]:
-        client, found = self._client(actor), {}
-        for task in tasks:
-            _, body = client.aside("GET", f"/api/v1/tasks/{task}")
-            if body.get("complete"):
-                found[task] = body
-        client.close()
-        return found
 
     def _read(self) -> None:
         """What the product holds in the end."""
-        for planner in self.cast.planners:
+        for planner in self._of(Planner):
             self.history.executions += planner.reports
         for name in self.ground.tokens:
             role, tenant, _ = name.split("-")
@@ -249,45 +236,76 @@ class _Run:
 
     def _visible(self, name: str) -> list[str]:
         """The receipts in all visible entries, once nothing waits in a buffer."""
-        client, deadline = self._client(name), now() + _REST
-        while True:
-            after, shown = 0, list[str]()
+        deadline = now() + _REST
+        with closing(self._client(name)) as client:
             while True:
-                _, page = client.aside("GET", f"/api/v1/inbox?limit=500&after={after}")
-                if not page["entries"]:
-                    break
-                shown += [receipt for entry in page["entries"] for receipt in entry["receipt_ids"]]
-                after = page["entries"][-1]["sequence"]
-            if not page["pending"]:
-                client.close()
+                after, shown = 0, list[str]()
+                while entries := (page := client.aside("GET", f"/api/v1/inbox?limit=500&after={after}")[1])["entries"]:
+                    shown += [receipt for entry in entries for receipt in entry["receipt_ids"]]
+                    after = entries[-1]["sequence"]
+                if page["pending"] and now() > deadline:
+                    self.history.unrest.append(f"{page['pending']} receipts of {name} wait in buffers")
+                elif page["pending"]:
+                    time.sleep(1.0)
+                    continue
                 return shown
-            if now() > deadline:
-                self.history.unrest.append(f"{page['pending']} receipts of {name} wait in buffers")
-                return shown
-            time.sleep(1.0)
 
     def _tell(self, what: str) -> None:
-        self.plan.tell(f"{now() - self.begun:.1f} s: {what}")
+        self.tell(f"{now() - self.begun:.1f} s: {what}")
 
 
-def summary(history: History, found: list[str]) -> Json:
+def _register_types(client: Client) -> None:
+    for name, policy in TYPES.items():
+        wanted: Json = {**policy, "name": name, "queue": QUEUE, "lease_seconds": LEASE_SECONDS}
+        wanted |= {"max_attempts": 3, "max_expiries": 20, "backoff": {"base_seconds": 0.1, "cap_seconds": 1.0}}
+        status, answer = client.aside("POST", "/api/v1/task-types", wanted)
+        if status not in {200, 201}:
+            raise Broken(f"The task type {name} was refused: {answer}")
+
+
+def _summary(history: History, found: list[str]) -> Json:
     """What a run was, in figures."""
-    calls: dict[str, int] = {}
-    ends: dict[str, int] = {}
-    for call in history.calls:
-        calls[call.verb] = calls.get(call.verb, 0) + 1
-    for task in history.tasks.values():
-        ends[task["status"]] = ends.get(task["status"], 0) + 1
-    kinds: dict[str, int] = {}
-    for fault in history.faults:
-        kinds[fault.name] = kinds.get(fault.name, 0) + 1
     return {
         "tasks": len(history.accepted),
-        "ends": ends,
-        "calls": calls,
+        "ends": Counter(task["status"] for task in history.tasks.values()),
+        "calls": Counter(call.verb for call in history.calls),
         "unanswered": sum(call.status is None for call in history.calls),
         "receipts": len(history.receipts),
         "executions": len(history.executions),
-        "faults": kinds,
+        "faults": Counter(fault.name for fault in history.faults),
         "violations": len(found),
     }
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run chaos, and print figures and violations."""
+    checks = "\n".join(f"  {name}: {promise.__doc__}" for name, promise in PROMISES.items())
+    parser = argparse.ArgumentParser(
+        prog="manage.py chaos",
+        description=__doc__,
+        epilog=f"promises:\n{checks}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--tasks", type=int, default=1_500, metavar="N", help="run until N tasks are accepted")
+    parser.add_argument("--seed", type=int, metavar="S", help="what chooses; the same seed chooses the same")
+    parser.add_argument("--pause", type=float, default=1.0, metavar="SECONDS", help="between faults, on average")
+    asked = parser.parse_args(argv)
+    seed = secrets.randbelow(10**9) if asked.seed is None else asked.seed
+    _tell(f"seed {seed}")
+    try:
+        history = run(tasks=asked.tasks, seed=seed, pause=asked.pause, tell=_tell)
+    except (StackError, Broken) as failure:
+        sys.exit(str(failure))
+    found = violations(history)
+    print(json.dumps(_summary(history, found), indent=2))
+    for violation in found[:_SHOWN]:
+        print(violation)
+    return 1 if found else 0
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

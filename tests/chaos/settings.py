@@ -3,4 +3,4 @@
 from config.settings import *
 from config.settings import INSTALLED_APPS as _PRODUCT
 
-INSTALLED_APPS = [*_PRODUCT, "tests.chaos.executed"]
+INSTALLED_APPS = [*_PRODUCT, "tests.chaos"]

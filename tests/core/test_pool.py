@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from config.pooled import PERSISTENT
 from config.pooled.base import DatabaseWrapper
+from config.settings import database
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -25,7 +25,7 @@ def _pooled(**changed: Any) -> Iterator[Any]:
     options = {
         **given["OPTIONS"],
         "application_name": _NAME,
-        "pool": {"min_size": 1, "max_size": 8, "timeout": 60, **PERSISTENT},
+        "pool": {**database("web")["OPTIONS"]["pool"], "min_size": 1, "max_size": 8, "timeout": 60},
     }
     settings = {**given, "CONN_MAX_AGE": 0, "CONN_HEALTH_CHECKS": False, "OPTIONS": options, **changed}
     pooled: Any = DatabaseWrapper(settings, alias=_NAME)

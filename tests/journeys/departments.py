@@ -12,7 +12,6 @@ from typing import Any, Final
 import anyio
 
 from config.stack import programs
-from config.stack.processes import last_lines
 from tests.chaos.ground import Ground, prepared
 from tests.mcp.conftest import Server
 
@@ -83,8 +82,7 @@ def start_bundled(ground: Ground, names: tuple[str, ...], worker_tokens: Mapping
         program = programs.bundled_worker(script, ground.data, ground.environment, token=worker_tokens[name])
         if name in DATA.pool:
             program = replace(program, argv=(sys.executable, "-c", DATA_SCANNER, "--port", "0"))
-        ground.describe(program)
-        ground.start(name)
+        ground.add(program)
 
 
 def start_department(
@@ -101,7 +99,7 @@ def start_department(
         "DEPARTMENT_TOOL": department.tool,
         "DEPARTMENT_DOES": department.does,
         "DEPARTMENT_CAPABILITIES": department.capabilities,
-        "DEPARTMENT_URL": f"http://127.0.0.1:{below.port}",
+        "DEPARTMENT_URL": below.url,
         "DEPARTMENT_TOKEN": asking,
         "GATEHOUSE_TOKEN": above.tokens[department.name],
         "GATEHOUSE_WORKER_KEY": key.read_text(encoding="utf-8"),
@@ -111,8 +109,7 @@ def start_department(
     program = programs.python_program(
         department.name, str(SCRIPT), "--port", "0", data=above.data, env={**above.environment, **about}
     )
-    above.describe(replace(program))
-    above.start(department.name)
+    above.add(program)
 
 
 def manage(ground: Ground, *command: str) -> None:
@@ -131,7 +128,7 @@ def ask(ground: Ground, secret: str, tool: str, **arguments: Any) -> dict[str, A
     """Call a tool of a deployment over MCP."""
 
     async def answer() -> dict[str, Any]:
-        async with Server(f"http://127.0.0.1:{ground.port}").client(secret) as client:
+        async with Server(ground.url).client(secret) as client:
             given = await client.call_tool(tool, arguments)
             assert not given.is_error, given.content
             assert given.structured_content is not None
@@ -145,8 +142,7 @@ def until(happened: Callable[[], Any], what: str, ground: Ground) -> Any:
     """What it answers as soon as it answers something."""
     deadline = time.monotonic() + PATIENCE
     while not (found := happened()):
-        logs = {name: last_lines(program.log) for name, program in ground.described.items()}
-        assert time.monotonic() < deadline, f"not in time: {what}\n{json.dumps(logs, indent=1)}"
+        assert time.monotonic() < deadline, f"not in time: {what}\n{json.dumps(ground.logs(), indent=1)}"
         time.sleep(0.2)
     return found
 

@@ -163,7 +163,7 @@ def deployment_of(department: Department, home: Ground) -> Iterator[Ground]:
     with deployment(tokens) as away:
         operator = away.tokens["operator"]
         secret = home.tokens[f"deliveries of {department.name}"]
-        target = {"url": f"http://127.0.0.1:{home.port}", "token": secret, "known_as": department.name}
+        target = {"url": home.url, "token": secret, "known_as": department.name}
         put(away, operator, "/api/v1/remote-targets/home", target)
         put(away, operator, "/api/v1/remote-routes/general-manager", {"target": "home", "remote_name": "delegate"})
         start_bundled(away, department.pool, away.tokens)
@@ -250,7 +250,7 @@ def is_the_same_chain_there(
 
 def put(ground: Ground, secret: str, path: str, body: dict[str, Any]) -> None:
     answer = httpx2.put(
-        f"http://127.0.0.1:{ground.port}{path}",
+        f"{ground.url}{path}",
         json=body,
         headers={"Authorization": f"Bearer {secret}"},
         timeout=30,

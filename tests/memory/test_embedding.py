@@ -21,8 +21,8 @@ from apps.memory.selectors import recall
 from apps.memory.shapes import RecalledMemory
 from apps.memory.vectors import NotEmbedded, _Failing, embed_memories, meaning_of
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from benchmarks.suites import recall as quality
-from benchmarks.suites.recall import Figures
+from benchmarks.data import read_conversations
+from benchmarks.suites.recall import Figures, measure
 from tests.factories import T0, make_caller, make_tenant
 from tests.memory.meanings import (
     DIMENSIONS,
@@ -221,11 +221,11 @@ def test_a_subjects_vectors_are_compared_within_it_alone(kee: Caller, embedder: 
 
 def figures(settings: Any, embed: Embed | None, prefix: str) -> Figures:
     """How much recall finds in the conversations of test_quality, with everything embedded so."""
-    conversations = quality.read(CONVERSATIONS)
+    conversations = read_conversations(CONVERSATIONS)
     if embed is None:
-        return quality.measure(conversations, prefix=prefix)
+        return measure(conversations, prefix=prefix)
     with endpoint(settings, answers(embed)):
-        return quality.measure(conversations, prefix=prefix)
+        return measure(conversations, prefix=prefix)
 
 
 def knowing(text: str) -> list[float]:
@@ -240,7 +240,7 @@ def knowing(text: str) -> list[float]:
 def questions_about() -> dict[str, list[str]]:
     """The questions that each text answers or is."""
     found = defaultdict(list)
-    data = quality.read(CONVERSATIONS)
+    data = read_conversations(CONVERSATIONS)
     turns = [turn for one in data.conversations for session in one.sessions for turn in session.turns]
     for asked in data.questions:
         for text in {asked.question} | {turn.text for turn in turns if turn.id in asked.evidence}:

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.suites import recall
-from benchmarks.suites.recall import Figures
+from benchmarks.data import read_conversations
+from benchmarks.suites.recall import Figures, measure
 
 CONVERSATIONS = Path(__file__).with_name("conversations.json")
 
 
 @pytest.mark.ci
 def test_the_evidence_is_found_as_often_as_promised(transactional_db: None) -> None:
-    figures = recall.measure(recall.read(CONVERSATIONS))
+    figures = measure(read_conversations(CONVERSATIONS))
     assert (len(figures.seconds), figures.missing) == (110, 0)
     assert Figures.share(figures.turns[5]) >= 72
     assert Figures.share(figures.turns[10]) >= 80

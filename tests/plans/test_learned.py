@@ -18,8 +18,7 @@ from apps.plans.history import SHIPPED_SURENESS, Arrays, History, Past
 from apps.plans.planner import plan
 from apps.plans.ranking import Ranker
 from apps.plans.validation import validate
-from benchmarks import planning_data
-from benchmarks.planning_data import Data
+from benchmarks.data import Data, own
 from tests.plans.shelf import (
     EXAMPLE_OFFERS,
     EXAMPLE_TOOLS,
@@ -109,7 +108,7 @@ print(canonical(plan(make_request({intent!r}), ranker).document()).hex())
 
 def taught(most: int) -> tuple[Ranker, Data, dict[str, str]]:
     """A ranker that has learned from the first of the bench's past plans, that data, and the uids of its tools by name."""
-    data = planning_data.own(history=most)
+    data = own(history=most)
     tools = {
         one["name"]: tool(one["name"], one["description"], one["input_schema"], one["output_schema"])
         for one in data.tools
@@ -136,7 +135,7 @@ def test_after_a_hundred_plans_steps_are_right_as_often_as_they_promise() -> Non
 def test_plans_are_right_as_often_as_they_promise_whatever_the_tools_of_the_past_change_in_the_world(most: int) -> None:
     ranker, data, uids = taught(most)
     told = []
-    for example in (*data.test, *planning_data.own().history[300:]):
+    for example in (*data.test, *own().history[300:]):
         choice = choose_tools(read(example.request), ranker, ranker.catalogue)
         told.append(
             (

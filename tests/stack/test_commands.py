@@ -45,12 +45,14 @@ def test_the_last_port_is_taken_again_and_another_one_only_when_that_is_taken() 
             listen(last, DEFAULT_PORT)
 
 
-def test_the_data_folder_remembers_its_port_until_it_is_erased(tmp_path: Path) -> None:
+def test_data_folder_keeps_its_port_until_it_is_erased(tmp_path: Path) -> None:
     data = DataFolder(tmp_path / "data")
     data.create()
-    assert data.last_port() is None
-    data.keep_port(8123)
-    assert data.last_port() == 8123
+    kept = data.secrets()
+    assert kept.port is None
+    kept.port = 8123
+    kept.save()
+    assert data.secrets() == kept
     data.erase()
     assert not data.path.exists()
 
@@ -68,7 +70,7 @@ def test_help_shows_every_command_with_its_options() -> None:
     shown = _run("-m", "config.stack", "up", "--help").stdout
     for word in ("bin/up up", "bin/up status", "bin/up down", "bin/up reset", "--port", "--no-workers", "--yes"):
         assert word in shown
-    assert _run("-m", "config.stack", "demo", "--help").stdout.startswith("usage: bin/demo [PATH]")
+    assert _run("-m", "config.stack", "demo", "--help").stdout.startswith("usage: bin/demo [-h]")
 
 
 @pytest.mark.parametrize(

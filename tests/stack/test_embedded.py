@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from config.stack.folders import RuntimeFolder, lock, sweep_abandoned
-from config.stack.processes import MARK, POLITE, StackError, end_all, end_children, marked, server_account, spawn
+from config.stack.processes import MARK, StackError, end_all, exit_code, marked, server_account, spawn
 from config.stack.servers import Postgres, Valkey
 
 
@@ -42,14 +42,14 @@ def _postgres(runtime: RuntimeFolder, home: Path) -> Postgres:
 
 
 @contextmanager
-def _running(server: Postgres | Valkey) -> Iterator[subprocess.Popen[bytes]]:
+def _running(server: Postgres | Valkey) -> Iterator[psutil.Popen]:
     program = server.program()
     child = spawn(program)
     try:
-        server.wait_ready(lambda: child.poll() is None)
+        server.wait_ready(lambda: exit_code(child) is None)
         yield child
     finally:
-        end_children([child], program.farewell)
+        end_all([child], program.farewell)
 
 
 def test_what_the_database_refused_stands_in_its_log_without_the_words(cluster: Postgres) -> None:
@@ -114,7 +114,7 @@ def test_a_database_that_somebody_else_started_is_neither_ended_nor_doubled(clus
         with pytest.raises(StackError, match=rf"pid {child.pid}"):
             cluster.program()
 
-        assert child.poll() is None
+        assert exit_code(child) is None
 
 
 def test_a_cluster_of_another_version_is_refused(cluster: Postgres) -> None:
@@ -142,7 +142,8 @@ def test_a_process_is_ours_only_if_it_carries_our_mark() -> None:
             assert ours.poll() is not None
             assert theirs.poll() is None
         finally:
-            end_children([ours, theirs], POLITE)
+            ours.kill()
+            theirs.kill()
 
 
 def test_what_a_killed_run_left_behind_is_swept_away_and_a_live_ones_is_not(runtime: RuntimeFolder) -> None:
@@ -166,7 +167,7 @@ def test_what_a_killed_run_left_behind_is_swept_away_and_a_live_ones_is_not(runt
 def test_servers_die_with_a_killed_owner(runtime: RuntimeFolder) -> None:
     script = (
         "import os\n"
-        "from config.stack.temporary import start_servers\n"
+        "from config.stack.servers import start_servers\n"
         "environ = {}\n"
         "start_servers(environ)\n"
         "print(environ['GATEHOUSE_DATA'], flush=True)\n"

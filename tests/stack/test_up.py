@@ -184,12 +184,11 @@ def test_the_demo_refuses_what_holds_no_python_before_it_starts_anything(tmp_pat
 
     for path, complaint in {
         "missing": "There is no folder",
-        "empty/notes.txt": "is a file",
+        "empty/notes.txt": "There is no folder",
         "empty": "There is no Python in",
     }.items():
         refusal = _call("demo", path, "--data", str(data), cwd=tmp_path)
 
         assert refusal.returncode == 1
-        assert refusal.stderr.startswith(("There is no", str(tmp_path)))
-        assert complaint in refusal.stderr
+        assert refusal.stderr.startswith(complaint)
         assert not data.exists()

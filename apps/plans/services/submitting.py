@@ -24,8 +24,8 @@ _ANEW = frozenset({"plan_hash", "receipt_id", "receipt_uuid"})
 def submit(*, caller: Caller, document: Mapping[str, Any], caused_by: str | None, now: datetime) -> MadePlan:
     """Keep a plan of any author that the validator finds nothing wrong with, and post its `plan_created` receipt.
 
-    It is kept as it was given, but for what only the keeper knows: an id of its own, when and against which registry it
-    was judged, the version of each tool, the hash, and what it takes and costs where its author does not say.
+    It is kept as it was given. Added are an id, the time and the registry of the validation, the version of each tool, and
+    the hash. Where the author names no duration or cost, estimates are added.
 
     :raises PlanInvalid: if anything is wrong with it, or it is none to be carried out; nothing is kept.
     :raises DelegationLoop: if it has come through its DeleGate before.

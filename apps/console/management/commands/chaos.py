@@ -1,4 +1,4 @@
-"""Break the product on purpose and judge what it answered: `python -m tests.chaos`."""
+"""Break the product on purpose and judge what it answered: `python -m tests.chaos.run`."""
 
 import os
 import sys
@@ -12,5 +12,5 @@ class Command(BaseCommand):
 
     def run_from_argv(self, argv: list[str]) -> None:
         os.chdir(settings.BASE_DIR)
-        arguments = [sys.executable, "-m", "tests.chaos", *argv[2:]]
+        arguments = [sys.executable, "-m", "tests.chaos.run", *argv[2:]]
         os.execv(sys.executable, arguments)  # noqa: S606  # the same interpreter

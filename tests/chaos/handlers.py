@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from apps.tasks.handlers import Canceled, Context, Failed, Result, handler
-from tests.chaos.executed import EXECUTED
+from tests.chaos import EXECUTED
 
 
 @handler(

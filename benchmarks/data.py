@@ -1,0 +1,245 @@
+"""Data for judging recall and plans: conversations with questions, tools with requests. The forms are in the docs."""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+
+# Forms of dates beside ISO 8601.
+_DATES: Final = ("%Y/%m/%d", "%Y/%m/%d (%a) %H:%M", "%d %B %Y", "%d %B, %Y", "%B %d, %Y", "%I:%M %p on %d %B, %Y")
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+class BadData(Exception):
+    """A file is not of the form that the docs describe; the message says where."""
+
+
+def _read(shape: type[_Model], text: str, place: object, docs: str) -> _Model:
+    """:raises BadData: with the place, if the text is not of this shape."""
+    form = f"{place} is not of the form in {docs}"
+    try:
+        return TypeAdapter(shape).validate_json(text)
+    except ValidationError as fault:
+        first = fault.errors()[0]
+        raise BadData(": ".join(filter(None, (form, ".".join(map(str, first["loc"])), first["msg"])))) from fault
+
+
+def _text(path: Path, docs: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as fault:
+        raise BadData(f"{path} is not of the form in {docs}: {fault}") from fault
+
+
+# Recall
+
+
+def moment(text: str | None) -> datetime | None:
+    """When a session was; None for a date that can't be read."""
+    for form in (None, *_DATES):
+        try:
+            found = datetime.fromisoformat(text or "") if form is None else datetime.strptime(text or "", form)  # noqa: DTZ007
+        except ValueError:
+            continue
+        return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return None
+
+
+# What memory takes.
+_Id = Annotated[str, BeforeValidator(str), StringConstraints(max_length=200, pattern=r"^[^\x00]+$")]
+_Speaker = Annotated[str, StringConstraints(max_length=100, pattern=r"^[^\x00]*$")]
+_Text = Annotated[str, StringConstraints(max_length=65_536, pattern=r"^[^\x00]*$")]
+_Date = Annotated[datetime | None, BeforeValidator(moment)]
+
+
+class Turn(BaseModel):
+    id: _Id
+    speaker: _Speaker
+    text: _Text
+
+
+class Session(BaseModel):
+    id: _Id
+    date: _Date = None
+    turns: list[Turn]
+
+
+class Conversation(BaseModel):
+    id: _Id
+    sessions: list[Session]
+
+
+class Question(BaseModel):
+    """A question, and the turns that answer it."""
+
+    conversation: _Id
+    question: str
+    evidence: frozenset[_Id]
+
+
+class Conversations(BaseModel):
+    """Conversations, and questions about them."""
+
+    model_config = ConfigDict(frozen=True)
+    conversations: list[Conversation]
+    questions: list[Question]
+
+
+def read_conversations(path: Path) -> Conversations:
+    """Read a file for recall.
+
+    :raises BadData: if it is not of the form.
+    """
+    docs = "docs/benchmarks.md"
+    data = _read(Conversations, _text(path, docs), path, docs)
+    for one in data.conversations:
+        ids = Counter(turn.id for session in one.sessions for turn in session.turns)
+        if repeated := sorted(found for found, times in ids.items() if times > 1):
+            raise BadData(f"{path}: the turn {repeated[0]!r} of {one.id!r} is there more than once.")
+    if unknown := {asked.conversation for asked in data.questions} - {one.id for one in data.conversations}:
+        raise BadData(f"{path}: it asks about the conversation {min(unknown)!r}, which it does not hold.")
+    return data
+
+
+# Planning
+
+
+class Example(BaseModel):
+    """A request, the tools that serve it in their order, and which result goes on to which tool."""
+
+    model_config = ConfigDict(frozen=True, coerce_numbers_to_str=True)
+    request: str
+    nodes: tuple[str, ...]
+    links: Annotated[frozenset[tuple[str, str]], BeforeValidator(lambda links: links or ())] = frozenset()
+
+
+class _Tool(BaseModel):
+    model_config = ConfigDict(coerce_numbers_to_str=True)
+    name: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    output_schema: dict[str, Any] | None = None
+    input_types: list[str] | None = None
+    output_types: list[str] | None = None
+
+    def described(self) -> dict[str, Any]:
+        """The tool with schemas; where there are only types, a param and a field for each."""
+        return {
+            "name": self.name,
+            "description": self.description or "",
+            "input_schema": self.input_schema or _of_types(self.input_types or (), required=True),
+            "output_schema": self.output_schema or _of_types(self.output_types or (), required=False),
+        }
+
+
+class _Tools(BaseModel):
+    tools: list[_Tool] = Field(min_length=1)
+
+
+class Data(BaseModel):
+    """What planning is judged on."""
+
+    tools: tuple[dict[str, Any], ...]
+    history: tuple[Example, ...]
+    test: tuple[Example, ...]
+
+
+def read_planning(folder: Path) -> Data:
+    """Read a folder for planning: `tools.json`, `test.jsonl` and, if there is one, `history.jsonl`.
+
+    :raises BadData: if a file is missing or not of its form.
+    """
+    docs = "docs/planner.md"
+    path = folder / "tools.json"
+    tools = _read(_Tools, f'{{"tools": {_text(path, docs)}}}', path, docs).tools
+    past = folder / "history.jsonl"
+    return Data(
+        tools=tuple(tool.described() for tool in tools),
+        history=_examples(past, docs) if past.exists() else (),
+        test=_examples(folder / "test.jsonl", docs),
+    )
+
+
+def _examples(path: Path, docs: str) -> tuple[Example, ...]:
+    lines = enumerate(_text(path, docs).splitlines(), start=1)
+    return tuple(_read(Example, line, f"{path}, line {number}", docs) for number, line in lines if line.strip())
+
+
+def _of_types(types: Sequence[str], *, required: bool) -> dict[str, Any]:
+    seen: Counter[str] = Counter()
+    names = []
+    for one in types:
+        name = "_".join(one.lower().split()) or "value"
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name}_{seen[name]}")
+    found: dict[str, Any] = {"type": "object", "properties": {name: {"type": "string"} for name in names}}
+    return {**found, "required": names} if required and names else found
+
+
+# A small set of our own: tools named by a verb and a thing, asked for in words that only some of them say.
+_THINGS: Final = {
+    "invoice": "bill",
+    "contract": "agreement",
+    "photo": "snapshot",
+    "recording": "tape",
+    "sensor": "probe",
+    "ledger": "accounts",
+    "map": "chart",
+    "patent": "filing",
+    "recipe": "dish",
+    "roster": "staffing",
+    "voucher": "coupon",
+    "warranty": "guarantee",
+}
+_VERBS: Final = {
+    "create": ("create", "set up", "put together"),
+    "update": ("update", "revise", "bring up to date"),
+    "query": ("query", "look up", "find out about"),
+    "archive": ("archive", "put away", "shelve"),
+    "compare": ("compare", "hold side by side"),
+}
+_ABOUT: Final = ("of the Miller account", "for Tokyo", "number 42", "from last year")
+_BEFORE: Final = ("", "", "Since the audit is near, ", "For the team offsite, ")
+
+
+def own(*, history: int = 600, tests: int = 120) -> Data:
+    """Tools, past plans and requests, always the same."""
+    chance = random.Random(7)  # noqa: S311  # no secret
+    names = [f"{verb}_{thing}" for thing in _THINGS for verb in _VERBS]
+    follows = {name: chance.choices(names, k=3) for name in names}
+    past = [_example(chance, names, follows) for _ in range(600)]
+    return Data(
+        tools=tuple(_tool(name) for name in names),
+        history=tuple(past[:history]),
+        test=tuple(_example(chance, names, follows) for _ in range(tests)),
+    )
+
+
+def _tool(name: str) -> dict[str, object]:
+    verb, thing = name.split("_")
+    return {
+        "name": name,
+        "description": f"{verb.capitalize()} one {thing}.",
+        "input_schema": {"type": "object", "properties": {f"{thing}_name": {"type": "string"}}},
+        "output_schema": {"type": "object", "properties": {"report": {"type": "string"}}},
+    }
+
+
+def _example(chance: random.Random, names: list[str], follows: dict[str, list[str]]) -> Example:
+    nodes = [chance.choice(names)]
+    for _ in range(chance.randrange(4)):
+        following = chance.choice(follows[nodes[-1]])
+        if following not in nodes:
+            nodes.append(following)
+    request = chance.choice(_BEFORE) + ", then ".join(_said(chance, name) for name in nodes) + "."
+    return Example(request=request, nodes=tuple(nodes), links=frozenset(pairwise(nodes)))
+
+
+def _said(chance: random.Random, name: str) -> str:
+    verb, thing = name.split("_")
+    return f"{chance.choice(_VERBS[verb])} the {chance.choice((thing, _THINGS[thing]))} {chance.choice(_ABOUT)}"

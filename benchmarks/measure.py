@@ -1,0 +1,268 @@
+"""Measuring: clients are forked processes, each with a connection of its own; what they did is a row of a table."""
+
+import gc
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import groupby
+from multiprocessing.connection import Connection
+from statistics import median, quantiles
+from typing import Any, Final, Self
+
+from django.db import connection, connections
+from django.test.utils import CaptureQueriesContext
+from rich.console import Console
+from rich.table import Table
+
+Operation = Callable[[], int]
+"""Does it once and returns how many units that were."""
+Work = Callable[[int], Operation]
+"""Prepares a client, in its own process, by its number."""
+
+_WARM_UPS: Final = 3
+_PATIENCE: Final = 120.0
+_FORK: Final = multiprocessing.get_context("fork")
+_COLUMNS: Final = ("case", "unit", "ours", "peer", "ratio", "p50 ms", "p99 ms", "SQL", "clients", "batch", "goal")
+
+
+class ClientFailed(Exception):
+    """A client ended with an exception; its traceback is the message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """One stretch of measuring. A unit is what the case counts; an operation may do several."""
+
+    units: int
+    seconds: float
+    latencies: Sequence[float] = ()
+    """Seconds of each operation."""
+    began: float = 0.0
+    """When the first client began, by `time.perf_counter`, which all processes share."""
+
+    @classmethod
+    def of(cls, latencies: Sequence[float]) -> Self:
+        """Operations that were timed one by one."""
+        return cls(units=len(latencies), seconds=sum(latencies), latencies=latencies)
+
+
+Measure = Callable[[], Slice]
+
+
+class Countdown:
+    """How many of the clients that run side by side have not finished. Make it before they start."""
+
+    def __init__(self, clients: int) -> None:
+        self._left = _FORK.Value("i", clients)
+
+    @property
+    def over(self) -> bool:
+        """Whether all of them have finished."""
+        return bool(self._left.value <= 0)
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """One of them at work, until the block ends."""
+        try:
+            yield
+        finally:
+            with self._left:
+                self._left.value -= 1
+
+
+def drive(work: Work, *, clients: int = 1, seconds: float | None = None, times: int | None = None) -> Slice:
+    """Let clients work side by side, each as fast as it can, for some seconds or a number of times each."""
+    barrier = _FORK.Barrier(clients)
+
+    def live(number: int) -> Slice:
+        operation = work(number)
+        for _ in range(_WARM_UPS if times is None else 0):
+            operation()
+        barrier.wait(_PATIENCE)
+        units, latencies = 0, []
+        began = before = time.perf_counter()
+        while (times is None or len(latencies) < times) and (seconds is None or before - began < seconds):
+            units += operation()
+            now = time.perf_counter()
+            latencies.append(now - before)
+            before = now
+        return Slice(units=units, seconds=before - began, latencies=latencies, began=began)
+
+    done = _in_processes(live, clients)
+    return Slice(
+        units=sum(one.units for one in done),
+        seconds=max(one.seconds for one in done),
+        latencies=[latency for one in done for latency in one.latencies],
+        began=min(one.began for one in done),
+    )
+
+
+def apart(question: Callable[[], Any]) -> Any:
+    """Answer a question in a process of its own, so that this one keeps neither connections nor threads."""
+    return _in_processes(lambda _: question(), 1)[0]
+
+
+def side_by_side(lives: Sequence[Callable[[], Any]]) -> Sequence[Any]:
+    """Several at once, each in a process of its own; what each returns."""
+    return _in_processes(lambda number: lives[number](), len(lives))
+
+
+def statements(work: Work) -> int:
+    """How many statements one operation costs once everything is warm."""
+
+    def count() -> int:
+        operation = work(0)
+        for _ in range(_WARM_UPS):
+            operation()
+        with CaptureQueriesContext(connection) as captured:
+            operation()
+        return len(captured)
+
+    counted: int = apart(count)
+    return counted
+
+
+def _in_processes(live: Callable[[int], Any], count: int) -> Sequence[Any]:
+    # Two processes must not share a connection.
+    connections.close_all()
+    # A garbage collection in a client would copy every object of this process.
+    gc.freeze()
+    ends = [_FORK.Pipe(duplex=False) for _ in range(count)]
+    processes = [
+        _FORK.Process(target=_answer, args=(live, number, sender), daemon=True)
+        for number, (_, sender) in enumerate(ends)
+    ]
+    for process in processes:
+        process.start()
+    for _, sender in ends:
+        sender.close()
+    try:
+        return [_heard(receiver) for receiver, _ in ends]
+    finally:
+        for process in processes:
+            process.join(timeout=5)
+            process.kill()
+            process.join()
+        gc.unfreeze()
+
+
+def _answer(live: Callable[[int], Any], number: int, sender: Connection) -> None:
+    try:
+        outcome = live(number)
+    except Exception:  # noqa: BLE001  # the parent raises it
+        sender.send((False, traceback.format_exc()))
+    else:
+        sender.send((True, outcome))
+    finally:
+        connections.close_all()
+
+
+def _heard(receiver: Connection) -> Any:
+    try:
+        well, outcome = receiver.recv()
+    except EOFError:
+        raise ClientFailed("A client ended without an answer.") from None
+    if not well:
+        raise ClientFailed(outcome)
+    return outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the report. `ratio` is ours over the peer's: the median of the rounds."""
+
+    case: str
+    unit: str
+    ours: float
+    peer: float | None = None
+    peer_is: str = ""
+    ratio: float | None = None
+    p50: float | None = None
+    """Milliseconds of an operation."""
+    p99: float | None = None
+    statements: int | None = None
+    """SQL statements of one operation, transaction control included."""
+    clients: int = 1
+    batch: int = 1
+    goal: str = ""
+    met: bool | None = None
+    note: str = ""
+    suite: str = ""
+
+    @classmethod
+    def of(
+        cls, case: str, ours: Sequence[Slice], peer: Sequence[Slice] = (), *, unit: str = "ms", **about: Any
+    ) -> Self:
+        """The median of the slices: milliseconds of an operation, or units per second."""
+
+        def value(one: Slice) -> float:
+            return 1e3 * median(one.latencies) if unit == "ms" else one.units / one.seconds
+
+        mine, theirs = [value(one) for one in ours], [value(one) for one in peer]
+        ratios = [one / other for one, other in zip(mine, theirs, strict=False) if other]
+        about |= percentiles([latency for one in ours for latency in one.latencies])
+        sides = {"ours": median(mine), "peer": median(theirs) if theirs else None}
+        return cls(case=case, unit=unit, ratio=median(ratios) if ratios else None, **sides, **about)
+
+    def judged(self, goal: str, *, met: bool) -> Self:
+        """The same row, held to a goal."""
+        return replace(self, goal=goal, met=met)
+
+    def at_least(self, times: float) -> Self:
+        """The same row, held to so many times its peer."""
+        return self.judged(f"{times:g} or more", met=self.ratio is not None and self.ratio >= times)
+
+    def at_most(self, times: float) -> Self:
+        """The same row, held to so many times its peer or less."""
+        return self.judged(f"{times:g} or less", met=self.ratio is not None and self.ratio <= times)
+
+    def cells(self) -> list[str]:
+        """The row as the table shows it."""
+        peer = "" if self.peer is None else f"{_number(self.peer)}\n[dim]{self.peer_is}[/]"
+        numbers = ["" if value is None else _number(value) for value in (self.ratio, self.p50, self.p99)]
+        verdict = {True: "[green]met[/]", False: "[red]missed[/]", None: ""}[self.met]
+        counts = ["" if value is None else str(value) for value in (self.statements, self.clients, self.batch)]
+        goal = f"{self.goal}\n{verdict}" if self.goal else ""
+        return [self.case, self.unit, _number(self.ours), peer, *numbers, *counts, goal]
+
+
+def compare(case: str, ours: Measure, peers: Mapping[str, Measure], *, rounds: int, **about: Any) -> list[Row]:
+    """Measure ours and its peers in turns, so that what disturbs one disturbs the other; one row for each peer."""
+    mine: list[Slice] = []
+    theirs: dict[str, list[Slice]] = {name: [] for name in peers}
+    for _ in range(rounds):
+        mine.append(ours())
+        for name, measure in peers.items():
+            theirs[name].append(measure())
+    return [Row.of(case, mine, slices, peer_is=name, **about) for name, slices in theirs.items()]
+
+
+def percentiles(seconds: Sequence[float]) -> dict[str, float]:
+    """The percentiles of a row, in milliseconds; empty if nothing was timed."""
+    if len(seconds) < 2:  # noqa: PLR2004  # quantiles need two
+        return dict.fromkeys(("p50", "p99"), seconds[0] * 1e3) if seconds else {}
+    cuts = quantiles(seconds, n=100, method="inclusive")
+    return {"p50": cuts[49] * 1e3, "p99": cuts[98] * 1e3}
+
+
+def show(rows: Sequence[Row], machine: Mapping[str, Any], console: Console) -> None:
+    """Print one table for each suite, with the machine above and the notes below."""
+    console.print("  ".join(f"[dim]{name}[/] {value}" for name, value in machine.items()), highlight=False)
+    for suite, found in groupby(rows, key=lambda row: row.suite):
+        table = Table(*_COLUMNS, title=suite, title_justify="left", header_style="bold")
+        shown = list(found)
+        for row in shown:
+            table.add_row(*row.cells())
+        console.print(table)
+        for row in shown:
+            if row.note:
+                console.print(f"[dim]{row.case}:[/] {row.note}", highlight=False)
+
+
+def _number(value: float) -> str:
+    if value >= 1000:  # noqa: PLR2004
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 10 else f"{value:.3g}"  # noqa: PLR2004

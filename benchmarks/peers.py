@@ -1,0 +1,213 @@
+"""Other queues, set up as their manuals say: Celery with Redis, and procrastinate in the same PostgreSQL.
+
+Celery's workers load this module without Django: `celery -A benchmarks.peers`.
+"""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+import redis
+from celery import Celery
+from django.conf import settings
+
+from benchmarks.measure import ClientFailed, Measure, Operation, Slice, Work, drive
+
+if TYPE_CHECKING:
+    from benchmarks.bench import Bench
+
+CELERY: Final = "Celery with Redis"
+PROCRASTINATE: Final = "procrastinate"
+_PATIENCE: Final = 60.0
+_PREFIX: Final = "peer:"
+# Nobody consumes from it.
+_STOCK: Final = "stock"
+
+# Messages are acknowledged when they are done, and no results are kept. Without Django's fixup, which would open and close
+# a database connection around each task.
+app = Celery("bench", fixups=[])
+app.conf.update(
+    broker_transport_options={"global_keyprefix": _PREFIX},
+    task_acks_late=True,
+    task_ignore_result=True,
+    task_default_queue="bench",
+    worker_prefetch_multiplier=1,
+    broker_connection_retry_on_startup=True,
+)
+
+
+@app.task(name="echo")
+def echo(**_params: object) -> None:
+    """Do nothing."""
+
+
+class CeleryPeer:
+    """A worker pool of its own on the run's broker."""
+
+    def __init__(self, bench: "Bench") -> None:
+        app.conf.broker_url = settings.CELERY_BROKER_URL
+        self.messages = max(bench.scale.clients, round(400 * bench.scale.seconds))
+        bench.python(
+            "peer",
+            *("-m", "celery", "-A", "benchmarks.peers", "worker", "--loglevel", "error"),
+            *("--concurrency", str(bench.machine["cores"])),
+            *("--without-gossip", "--without-mingle", "--without-heartbeat"),
+            CELERY_BROKER_URL=settings.CELERY_BROKER_URL,
+        )
+        # The workers are warm once they have done something.
+        drive(_messages("bench"), times=1)
+        _await_the_last()
+
+    def producing(self, *, clients: int, seconds: float) -> Slice:
+        """Clients queue one message after the other."""
+        done = drive(_messages(_STOCK), clients=clients, seconds=seconds)
+        with redis.Redis.from_url(settings.REDIS_URL) as broker:
+            broker.delete(_PREFIX + _STOCK)
+        return done
+
+    def whole(self, *, clients: int) -> Slice:
+        """Clients queue messages; it is over when the workers have acknowledged the last."""
+        done = drive(_messages("bench"), clients=clients, times=self.messages // clients)
+        _await_the_last()
+        return Slice(units=done.units, seconds=time.perf_counter() - done.began)
+
+    def consuming(self) -> Slice:
+        """Messages wait before the workers see the first; it is over when they have acknowledged the last."""
+        drive(_messages(_STOCK), times=self.messages)
+        began = time.perf_counter()
+        with redis.Redis.from_url(settings.REDIS_URL) as broker:
+            broker.rename(_PREFIX + _STOCK, f"{_PREFIX}bench")
+        _await_the_last()
+        return Slice(units=self.messages, seconds=time.perf_counter() - began)
+
+
+def _await_the_last() -> None:
+    deadline = time.monotonic() + _PATIENCE
+    with redis.Redis.from_url(settings.REDIS_URL) as broker:
+        while broker.llen(f"{_PREFIX}bench") or broker.hlen(f"{_PREFIX}unacked"):
+            if time.monotonic() > deadline:
+                raise ClientFailed(f"Celery has not done its tasks in {_PATIENCE:.0f} s.")
+            time.sleep(0.002)
+
+
+def _messages(queue: str) -> Work:
+    def work(_number: int) -> Operation:
+        with app.producer_or_acquire() as producer:
+            producer.connection.ensure_connection()
+
+        def queue_one() -> int:
+            echo.apply_async(kwargs={"n": 1}, queue=queue)
+            return 1
+
+        return queue_one
+
+    return work
+
+
+_OPTIONS: Final = "-c role=none -c search_path=procrastinate"
+_LEFT: Final = "select count(*) as jobs from procrastinate_jobs where queue_name = %(queue)s and status = 'todo'"
+_Cycle = Callable[[Any, Any, str], Awaitable[None]]
+
+
+class Procrastinate:
+    """Driven through its own job manager; its tables are in a schema of their own."""
+
+    def __init__(self) -> None:
+        with psycopg.connect(settings.DATABASE_URL, autocommit=True) as connection:
+            connection.execute("set role none")
+            connection.execute("create schema if not exists procrastinate")
+        asyncio.run(_make_tables())
+
+    @staticmethod
+    def is_installed() -> bool:
+        """Whether the library is there; it comes with the extra `rivals`."""
+        return find_spec("procrastinate") is not None
+
+    def producing(self, *, batch: int, clients: int, seconds: float) -> Measure:
+        """Each client defers one batch after the other."""
+
+        async def cycle(manager: Any, _worker: Any, queue: str) -> None:
+            await _defer(manager, queue, batch)
+
+        return partial(drive, _cycles("produced", cycle, batch), clients=clients, seconds=seconds)
+
+    def whole(self, *, batch: int, clients: int, seconds: float) -> Measure:
+        """Each client defers a batch of jobs, fetches them one by one, as its workers do, and finishes each."""
+
+        async def cycle(manager: Any, worker: Any, queue: str) -> None:
+            await _defer(manager, queue, batch)
+            await _finish(manager, worker, queue, batch)
+
+        return partial(drive, _cycles("bench", cycle, batch), clients=clients, seconds=seconds)
+
+    def finishing(self, *, batch: int, clients: int, seconds: float, times: int) -> Measure:
+        """Each client fetches and finishes jobs that were deferred before, so many batches at most."""
+
+        async def stock(manager: Any, _worker: Any, queue: str) -> None:
+            left = await manager.connector.execute_query_one_async(_LEFT, queue=queue)
+            await _defer(manager, queue, times * batch - left["jobs"])
+
+        async def cycle(manager: Any, worker: Any, queue: str) -> None:
+            await _finish(manager, worker, queue, batch)
+
+        def measure() -> Slice:
+            drive(_cycles(_STOCK, stock, 0), clients=clients, times=1)
+            return drive(_cycles(_STOCK, cycle, batch), clients=clients, seconds=seconds, times=times)
+
+        return measure
+
+
+def _cycles(queues: str, cycle: _Cycle, batch: int) -> Work:
+    def work(number: int) -> Operation:
+        from procrastinate.manager import JobManager  # noqa: PLC0415  # an extra
+
+        loop = asyncio.new_event_loop()
+        connector = _connector()
+        loop.run_until_complete(connector.open_async())
+        manager = JobManager(connector)
+        worker = loop.run_until_complete(manager.register_worker())
+
+        def once() -> int:
+            loop.run_until_complete(cycle(manager, worker, f"{queues}-{number}"))
+            return batch
+
+        return once
+
+    return work
+
+
+async def _defer(manager: Any, queue: str, number: int) -> None:
+    from procrastinate.jobs import Job  # noqa: PLC0415  # an extra
+
+    names: dict[str, Any] = {"id": None, "lock": None, "queueing_lock": None, "priority": 0}
+    drafts = [Job(queue=queue, task_name="echo", task_kwargs={"n": 1}, **names) for _ in range(number)]
+    if number == 1:
+        await manager.defer_job_async(drafts[0])
+    elif drafts:
+        await manager.batch_defer_jobs_async(drafts)
+
+
+async def _finish(manager: Any, worker: Any, queue: str, number: int) -> None:
+    from procrastinate.jobs import Status  # noqa: PLC0415  # an extra
+
+    for _ in range(number):
+        job = await manager.fetch_job(queues=[queue], worker_id=worker)
+        await manager.finish_job(job, status=Status.SUCCEEDED, delete_job=False)
+
+
+def _connector() -> Any:
+    from procrastinate import PsycopgConnector  # noqa: PLC0415  # an extra
+
+    return PsycopgConnector(conninfo=settings.DATABASE_URL, min_size=1, max_size=1, kwargs={"options": _OPTIONS})
+
+
+async def _make_tables() -> None:
+    from procrastinate import App  # noqa: PLC0415  # an extra
+
+    app = App(connector=_connector())
+    async with app.open_async():
+        await app.schema_manager.apply_schema_async()

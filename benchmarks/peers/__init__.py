@@ -1,1 +1,0 @@
-"""Other queues, driven as the product's own is."""

@@ -1,3 +1,0 @@
-"""A task type whose handler runs in Celery."""
-
-EXECUTED = "chaos_executed"
