@@ -16,8 +16,7 @@ from apps.digests.models import Inbox
 from apps.memory.models import Memory
 from apps.memory.states import Kind
 from apps.tasks.models import LiveTask
-from apps.workers.models import Worker
-from apps.workers.states import State
+from apps.workers.models import State, Worker
 
 Tone = Literal["good", "warning", "danger", "plain"]
 

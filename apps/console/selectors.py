@@ -22,8 +22,7 @@ from apps.tasks import selectors as tasks
 from apps.tasks.models import FinishedTask, LiveTask
 from apps.tasks.shapes import QueueFigures as FiguresOfQueue
 from apps.tasks.states import Status
-from apps.workers.models import Worker
-from apps.workers.states import State
+from apps.workers.models import State, Worker
 
 # The tick that publishes runs every second; what is due for longer was passed over.
 FLUSHED_WITHIN: Final = timedelta(seconds=3)

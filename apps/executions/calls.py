@@ -39,8 +39,8 @@ from apps.tasks import selectors as stored_results
 from apps.tasks import services as tasks
 from apps.tasks.services import QueuedTask, QueueRequest
 from apps.workers import selectors as workers
+from apps.workers.models import ROUTABLE, State
 from apps.workers.services import registry
-from apps.workers.states import ROUTABLE, State
 
 TASK_TYPE: Final = "mcp_worker_call"
 DIRECT: Final = timedelta(seconds=30)

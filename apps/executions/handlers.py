@@ -20,7 +20,7 @@ from apps.executions.errors import (
 from apps.executions.services import worker_jobs
 from apps.tasks import services as tasks
 from apps.tasks.handlers import Canceled, Context, Failed, Postponed, Result, handler
-from apps.workers.errors import WorkerRateLimited
+from apps.workers.models import WorkerRateLimited
 from apps.workers.services import registry
 
 _ALIAS: Final = "mcp_worker_"

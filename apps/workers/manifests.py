@@ -1,18 +1,31 @@
-"""Checks of an MCP worker's manifest before it is stored: its endpoint, its schemas, and the hash of each tool version."""
+"""Manifests of MCP workers: read from a registration, asked of an endpoint, made for a server that has none; their drift.
+
+:func:`look` calls foreign servers: never call it inside a transaction. A server's hints (`readOnlyHint`, `openWorldHint`)
+count as declarations. Undeclared effects count as all effects (`trust.effects_of`), and no hint gives trust.
+"""
 
 import hashlib
 import ipaddress
+import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from datetime import timedelta
+from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
 
 import rfc8785
+from mcp import Client
+from mcp.types import TextContent, Tool
+from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 
-from apps.core import foreign_schemas
+from apps.core import foreign_schemas, mcp_client, strict_json
 from apps.core.errors import FieldError, Invalid
+from apps.core.mcp_client import NotMCP, legible
+from apps.core.outbound import CallFailed
 from apps.workers import trust
+from apps.workers.shapes import MOST_TOOLS
 from apps.workers.trust import Tier
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -156,3 +169,193 @@ def _unusable(pointer: str, fault: str) -> Invalid:
 
 def _without_nulls(stated: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in stated.items() if value is not None}
+
+
+BOOTSTRAP: Final = "worker_bootstrap"
+MOST_PAGES: Final = 20
+_ANSWER_BYTES: Final = 4 * 1024 * 1024
+_SERVER_NAME: Final = 100
+_TOOL_NAME: Final = re.compile(r"[^\x00-\x1f\x7f]{1,200}")
+_NOT_IN_AN_ID: Final = re.compile(r"[^A-Za-z0-9_.-]+")
+_DESCRIPTION: Final = 20_000
+_STATED: Final = ("capabilities", "constraints", "hints")
+
+
+class TooManyTools(CallFailed):
+    """The endpoint lists more tools than a worker may have, or its list has no end."""
+
+    code: ClassVar[str] = "too_many_tools"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedTool:
+    """A tool as `tools/list` shows it. The last two members are claims of the server."""
+
+    name: str
+    description: str
+    input_schema: Mapping[str, Any]
+    output_schema: Mapping[str, Any] | None
+    claims_read_only: bool
+    claims_closed_world: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """An endpoint's answer, unjudged: its tools, and its manifest where it has a `worker_bootstrap` tool."""
+
+    server_name: str
+    revision: str
+    tools: tuple[ListedTool, ...]
+    manifest: Any = None
+
+
+def look(endpoint: str, *, deadline: timedelta, with_manifest: bool = True) -> Seen:
+    """Ask an endpoint for all its tools and, where it has a `worker_bootstrap` tool, for its manifest.
+
+    :raises CallFailed: one of its kinds.
+    """
+
+    async def dialogue(client: Client) -> Seen:
+        if client.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS:
+            await client.session.send_ping()
+        tools = await _all_tools(client)
+        has_manifest = with_manifest and any(tool.name == BOOTSTRAP for tool in tools)
+        return Seen(
+            server_name=client.server_info.name[:_SERVER_NAME] if client.server_info else "",
+            revision=client.protocol_version,
+            tools=tuple(_listed(tool) for tool in tools if tool.name != BOOTSTRAP),
+            manifest=await _manifest(client) if has_manifest else None,
+        )
+
+    return mcp_client.converse(endpoint, dialogue, deadline=deadline, max_answer_bytes=_ANSWER_BYTES)
+
+
+async def _all_tools(client: Client) -> list[Tool]:
+    tools: list[Tool] = []
+    cursor: str | None = None
+    for _ in range(MOST_PAGES):
+        page = await client.list_tools(cursor=cursor)
+        tools += page.tools
+        if len(tools) > MOST_TOOLS + 1:  # the bootstrap tool does not count
+            raise TooManyTools(f"The endpoint lists more than {MOST_TOOLS} tools.")
+        if page.next_cursor is None:
+            return tools
+        cursor = page.next_cursor
+    raise TooManyTools(f"The endpoint's list of tools has more than {MOST_PAGES} pages.")
+
+
+async def _manifest(client: Client) -> Any:
+    result = await client.call_tool(BOOTSTRAP, {})
+    if result.is_error:
+        raise NotMCP(f"{BOOTSTRAP} fails.")
+    manifest = result.structured_content
+    if manifest is None:
+        text = "\n".join(block.text for block in result.content if isinstance(block, TextContent))
+        try:
+            manifest = json.loads(text)
+        except (ValueError, RecursionError) as exc:
+            raise NotMCP(f"{BOOTSTRAP} answers no JSON.") from exc
+    _check_storable(manifest, BOOTSTRAP)
+    return manifest
+
+
+def _listed(tool: Tool) -> ListedTool:
+    hints = tool.annotations
+    listed = ListedTool(
+        name=tool.name,
+        description=tool.description or "",
+        input_schema=tool.input_schema,
+        output_schema=tool.output_schema,
+        claims_read_only=hints is not None and hints.read_only_hint is True,
+        claims_closed_world=hints is not None and hints.open_world_hint is False,
+    )
+    _check_storable([listed.name, listed.description, listed.input_schema, listed.output_schema], "A tool")
+    return listed
+
+
+def _check_storable(document: Any, what: str) -> None:
+    try:
+        strict_json.check(document)
+    except strict_json.UnstorableJSON as exc:
+        raise NotMCP(f"{what} of the endpoint can't be stored: {legible(exc.detail)}") from exc
+
+
+def manifest_of(seen: Seen, *, endpoint: str, stated: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return a manifest for a server that has none, and the reasons why tools were left out of it.
+
+    :param stated: what the source states of the worker: `worker_id`, `side_effects`, capabilities, constraints, hints.
+    """
+    tools, left_out = [], []
+    effort = foreign_schemas.Effort()
+    for tool in seen.tools:
+        fault = _fault(tool, effort)
+        if fault is not None:
+            left_out.append(f"{legible(tool.name)[:100]} {fault}")
+            continue
+        claims = ({"filesystem": "read"} if tool.claims_read_only else {}) | (
+            {"network": "none"} if tool.claims_closed_world else {}
+        )
+        contract: dict[str, Any] = {
+            "name": tool.name,
+            "description": tool.description[:_DESCRIPTION],
+            "input_schema": dict(tool.input_schema),
+        }
+        if tool.output_schema is not None:
+            contract["output_schema"] = dict(tool.output_schema)
+        if declared := {**claims, **(stated.get("side_effects") or {})}:
+            contract["side_effects"] = declared
+        tools.append(contract)
+    manifest = {
+        "worker_id": stated.get("worker_id") or _worker_id(seen.server_name, endpoint),
+        "endpoint": endpoint,
+        "tools": tools,
+        **{name: stated[name] for name in _STATED if stated.get(name)},
+    }
+    return manifest, left_out
+
+
+def _worker_id(server_name: str, endpoint: str) -> str:
+    """Servers of one name at two addresses get two ids."""
+    name = _NOT_IN_AN_ID.sub("-", server_name).strip("-._")[:80] or "worker"
+    return f"{name}-{hashlib.blake2b(endpoint.encode(), digest_size=4).hexdigest()}"
+
+
+def _fault(tool: ListedTool, effort: foreign_schemas.Effort) -> str | None:
+    if _TOOL_NAME.fullmatch(tool.name) is None:
+        return "has no usable name"
+    if tool.input_schema.get("type", "object") != "object":
+        return "takes no object"
+    for schema in (tool.input_schema, tool.output_schema or {}):
+        if (fault := foreign_schemas.fault_of_schema(schema, effort=effort)) is not None:
+            return f"has a schema that does not stand on its own: {legible(fault)}"
+        if _canonical(schema) is None:
+            return "has a schema without a canonical form"
+    return None
+
+
+def drift(registered: Sequence[Mapping[str, Any]], listed: Sequence[ListedTool]) -> str | None:
+    """Return the first difference of a listed tool from its manifest; None if there is none.
+
+    A manifest may leave out tools, and may promise outputs that the list does not describe.
+    """
+    shown = {tool.name: tool for tool in listed}
+    for tool in registered:
+        now = shown.get(tool["name"])
+        if now is None:
+            return f"{tool['name']} is not there any more"
+        if not _same(tool["input_schema"], now.input_schema):
+            return f"{tool['name']} takes other arguments"
+        if now.output_schema is not None and not _same(tool.get("output_schema") or {}, now.output_schema):
+            return f"{tool['name']} answers otherwise"
+    return None
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    return _canonical(one) == _canonical(other) is not None
+
+
+def _canonical(schema: Mapping[str, Any]) -> bytes | None:
+    try:
+        return rfc8785.dumps(dict(schema))
+    except (rfc8785.CanonicalizationError, RecursionError):
+        return None

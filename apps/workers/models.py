@@ -1,5 +1,7 @@
 """MCP workers, the versions of their tools, their offers, the outcome of calls, and the sources of discovery."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -8,10 +10,91 @@ from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from apps.core.errors import Conflict
+from apps.core.errors import Conflict, NotFound, RateLimited
 from apps.principals.models import Principal, TenantModel
-from apps.workers.states import TRANSITIONS, Reach, Reachability, SourceKind, State
 from apps.workers.trust import RENEW_BEFORE, Tier
+
+
+class UnknownWorker(NotFound):
+    """No worker of this id is registered, or the caller may not speak for it."""
+
+    code = "unknown_worker"
+
+
+class WorkerRateLimited(RateLimited):
+    """The worker has received all calls that its limit and its tier allow for now."""
+
+    code = "worker_rate_limited"
+
+
+class State(models.TextChoices):
+    READY = "ready"
+    DEGRADED = "degraded"
+    MAINTENANCE = "maintenance"
+    OFFLINE = "offline"
+    QUARANTINED = "quarantined"
+
+
+class Reach(models.TextChoices):
+    """The verdict of the probes on a worker's endpoint."""
+
+    UNKNOWN = "unknown", "not probed yet"
+    UP = "up"
+    DOWN = "down"
+
+
+class SourceKind(models.TextChoices):
+    """How a source lists workers."""
+
+    PULL = "pull", "one known MCP endpoint"
+    STATIC = "static", "a YAML file"
+    ETCD = "etcd"
+    CONSUL = "consul", "Consul"
+
+
+# Only an operator ends a quarantine; a heartbeat does not.
+TRANSITIONS: Final[Mapping[State, frozenset[State]]] = {
+    **{state: frozenset(State) - {state} for state in (State.READY, State.DEGRADED, State.MAINTENANCE, State.OFFLINE)},
+    State.QUARANTINED: frozenset({State.OFFLINE}),
+}
+
+ROUTABLE: Final = frozenset({State.READY})
+"""States in which plans may use a worker."""
+
+REPORTED: Final[Mapping[str, State]] = {
+    "healthy": State.READY,
+    "degraded": State.DEGRADED,
+    "maintenance": State.MAINTENANCE,
+    "offline": State.OFFLINE,
+}
+"""The state that each status of a heartbeat stands for."""
+
+DOWN_AFTER: Final = 3
+UP_AFTER: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Reachability:
+    """The verdict on an endpoint, and how many probes in a row have contradicted it."""
+
+    reach: Reach
+    against: int = 0
+
+    def after(self, *, answered: bool) -> "Reachability":
+        """Return the verdict after one more probe. The first answer of an unknown endpoint counts at once."""
+        if answered and self.reach == Reach.UNKNOWN:
+            return Reachability(Reach.UP)
+        seen = Reach.UP if answered else Reach.DOWN
+        against = self.against + 1
+        if seen != self.reach and against < (UP_AFTER if answered else DOWN_AFTER):
+            return Reachability(self.reach, against)
+        return Reachability(seen)
+
+
+def pause_after(faults: int) -> timedelta:
+    """Return how long to wait after so many faults in a row: five seconds at first, five minutes at most."""
+    return timedelta(seconds=min(5 * 2.0 ** min(faults - 1, 10), 300))
+
 
 NOT_REMEMBERED: Final = -1
 """Lower than every epoch: memory does not hold the worker."""

@@ -16,11 +16,20 @@ from django.db.models import F, OuterRef, Prefetch, Subquery, Sum
 from apps.core.errors import NotFound
 from apps.core.ids import decode_position, encode_cursor
 from apps.workers import sql
-from apps.workers.errors import UnknownWorker
-from apps.workers.models import Allowance, Offer, OfferQuerySet, Registry, ToolVersion, Worker, WorkerSource
+from apps.workers.models import (
+    ROUTABLE,
+    Allowance,
+    Offer,
+    OfferQuerySet,
+    Registry,
+    State,
+    ToolVersion,
+    UnknownWorker,
+    Worker,
+    WorkerSource,
+)
 from apps.workers.searching import Entry, SearchIndex
 from apps.workers.shapes import CapabilityMatch, WorkerList, WorkerManifest, WorkerSummary
-from apps.workers.states import ROUTABLE, State
 from apps.workers.trust import Tier, calls_per_hour, forbidden_effects, share_of_an_hour
 
 _HOUR: Final = timedelta(hours=1)

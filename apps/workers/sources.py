@@ -24,8 +24,8 @@ from apps.core.errors import DomainError, Invalid
 from apps.core.mcp_client import legible
 from apps.core.outbound import Answer, AnswerTooLarge, CallFailed
 from apps.core.schemas import parse
+from apps.workers.models import SourceKind
 from apps.workers.shapes import StatedWorker
-from apps.workers.states import SourceKind
 
 WAIT: Final = timedelta(seconds=1)
 DEFAULT_PREFIX: Final = "/gatehouse/workers/"

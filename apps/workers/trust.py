@@ -1,14 +1,35 @@
-"""Trust tiers of MCP workers and what they allow. Pure functions.
+"""Trust in MCP workers: the tiers and what they allow, and the signatures that a tier rests on. Touches no database.
 
-A manifest only claims a tier. The claim counts up to the ceiling of the enrolled key that signed the manifest; without such
+A manifest only claims a tier. The claim counts up to the ceiling of the enrolled key that signed the manifest. Without such
 a key it does not count.
+
+A signature is a compact JWS by Ed25519. Its payload is the canonical JSON (RFC 8785) of the manifest without it. The
+protected header holds the key id (`kid`), the time of signing (`iat`) and the end of validity (`exp`).
 """
 
+import base64
+import json
+import re
 from collections.abc import Mapping
-from datetime import timedelta
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, NamedTuple
 
+import rfc8785
 from django.db.models import TextChoices
+from joserfc import jws
+from joserfc.errors import JoseError
+from joserfc.jwk import OKPKey
+from joserfc.registry import HeaderParameter
+
+from apps.core import strict_json
+from apps.core.errors import DomainError, Invalid
+
+
+class BadSignature(Invalid):
+    """The manifest's signature does not hold; the code says why."""
+
+    code = "bad_signature"
 
 
 class Tier(TextChoices):
@@ -104,3 +125,117 @@ def effects_of(side_effects: Mapping[str, str] | None) -> frozenset[str]:
 def forbidden_effects(effects: frozenset[str], tier: Tier) -> frozenset[str]:
     """Return the effects that a tier does not allow."""
     return effects - ALLOWED[tier]
+
+
+# Signatures
+
+ALGORITHM: Final = "Ed25519"
+LONGEST_VALIDITY: Final = timedelta(days=7)
+CLOCK_SKEW: Final = timedelta(minutes=2)
+
+# Stricter than a base64 decoder: two decoders can't read the same signature differently.
+_COMPACT: Final = re.compile(r"([A-Za-z0-9_-]+)\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
+_REGISTRY: Final = jws.JWSRegistry(
+    header_registry={"iat": HeaderParameter("Signed at", "int"), "exp": HeaderParameter("Ends at", "int")},
+    algorithms=[ALGORITHM],
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Signed:
+    """The period of a valid signature."""
+
+    signed_at: datetime
+    expires_at: datetime
+
+
+def public_key(text: str) -> str:
+    """Return the canonical text of a public key given as JWK.
+
+    :raises Invalid: `bad_key`, if the text is no public Ed25519 key.
+    """
+    try:
+        document = json.loads(text)
+        key = OKPKey.import_key({name: document[name] for name in ("kty", "crv", "x")})
+    except (ValueError, KeyError, TypeError, JoseError) as exc:
+        raise Invalid("The key must be an Ed25519 public key as JWK.", code="bad_key") from exc
+    if "d" in document or key.curve_name != "Ed25519":
+        raise Invalid("The key must be the public half of an Ed25519 key.", code="bad_key")
+    return rfc8785.dumps({"kty": "OKP", "crv": "Ed25519", "x": document["x"]}).decode()
+
+
+def unsigned(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a signature covers: the manifest without the signature."""
+    trust = {name: value for name, value in manifest.get("trust", {}).items() if name != "signature"}
+    return {**manifest, "trust": trust}
+
+
+def payload(manifest: Mapping[str, Any]) -> bytes:
+    """Return the bytes that a signature covers."""
+    return rfc8785.dumps(unsigned(manifest))
+
+
+def sign(manifest: Mapping[str, Any], *, private_key: Mapping[str, str], now: datetime, validity: timedelta) -> str:
+    """Return the signature of a manifest by a private JWK that has a `kid`."""
+    header = {
+        "alg": ALGORITHM,
+        "kid": private_key["kid"],
+        "iat": int(now.timestamp()),
+        "exp": int((now + validity).timestamp()),
+    }
+    return jws.serialize_compact(header, payload(manifest), OKPKey.import_key(dict(private_key)), registry=_REGISTRY)
+
+
+def verify(manifest: Mapping[str, Any], *, signature: str, key_id: str, key: str, now: datetime) -> Signed:
+    """Return a signature's period, once it is sure that this key has signed this manifest.
+
+    :raises BadSignature: `malformed_signature`, `wrong_algorithm`, `signature_expired`, `signature_not_yet_valid`;
+        `bad_signature` where another key or another manifest was signed, or the manifest has no canonical form.
+    """
+    header = _header(signature)
+    if header.get("alg") != ALGORITHM:
+        raise BadSignature(f"Manifests are signed with {ALGORITHM}.", code="wrong_algorithm")
+    try:
+        found = jws.deserialize_compact(signature, OKPKey.import_key(json.loads(key)), registry=_REGISTRY)
+    except (JoseError, ValueError) as exc:
+        raise BadSignature(f"The signature is not by the key {key_id!r}.") from exc
+    try:
+        signed = payload(manifest)
+    except rfc8785.CanonicalizationError as exc:
+        raise BadSignature(f"The manifest has no canonical form that could be signed: {exc}") from exc
+    if header.get("kid") != key_id or found.payload != signed:
+        raise BadSignature("The signature is over another manifest.")
+    return _period(header, now)
+
+
+def _header(signature: str) -> dict[str, Any]:
+    compact = _COMPACT.fullmatch(signature)
+    if compact is None:
+        raise BadSignature("The signature is no compact JWS.", code="malformed_signature")
+    encoded = compact[1]
+    try:
+        header = strict_json.decode(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
+    except (ValueError, DomainError) as exc:
+        raise BadSignature("The signature's header can't be read.", code="malformed_signature") from exc
+    if not isinstance(header, dict) or "crit" in header:
+        raise BadSignature(
+            "The signature's header must be a JSON object without extensions (crit).", code="malformed_signature"
+        )
+    return header
+
+
+def _period(header: Mapping[str, Any], now: datetime) -> Signed:
+    try:
+        signed_at = datetime.fromtimestamp(header["iat"], UTC)
+        expires_at = datetime.fromtimestamp(header["exp"], UTC)
+    except (KeyError, TypeError, ValueError, OverflowError, OSError) as exc:
+        raise BadSignature("The signature must have a start (iat) and an end (exp).", code="signature_expired") from exc
+    if signed_at - CLOCK_SKEW > now:
+        raise BadSignature(
+            f"The signature is dated {signed_at.isoformat()}; it is {now.isoformat()}.", code="signature_not_yet_valid"
+        )
+    if now >= expires_at:
+        raise BadSignature(f"The signature expired at {expires_at.isoformat()}.", code="signature_expired")
+    if expires_at - signed_at > LONGEST_VALIDITY:
+        raise BadSignature(f"A signature is valid for {LONGEST_VALIDITY.days} days at most.", code="signature_expired")
+    return Signed(signed_at, expires_at)

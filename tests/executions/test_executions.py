@@ -24,8 +24,7 @@ from apps.receipts import selectors as receipts
 from apps.receipts.models import Obligation, Receipt
 from apps.tasks import services as tasks
 from apps.tasks.models import LiveTask
-from apps.workers.errors import WorkerRateLimited
-from apps.workers.models import ToolVersion
+from apps.workers.models import ToolVersion, WorkerRateLimited
 from apps.workers.services import registry as workers
 from tests.executions.making import (
     REPORT,

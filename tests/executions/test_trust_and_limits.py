@@ -22,8 +22,7 @@ from apps.tasks.models import LiveTask, Run, Task
 from apps.tasks.services import QueuedTask
 from apps.tasks.shapes import TaskStatus
 from apps.workers import selectors as workers_seen
-from apps.workers.errors import UnknownWorker, WorkerRateLimited
-from apps.workers.models import Allowance, Worker
+from apps.workers.models import Allowance, UnknownWorker, Worker, WorkerRateLimited
 from apps.workers.services import health
 from apps.workers.services import registry as workers
 from tests.executions.making import (

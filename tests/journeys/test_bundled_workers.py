@@ -16,8 +16,7 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller
 from apps.tasks.jobs.executor import work as execute_queue
-from apps.workers.models import Worker
-from apps.workers.states import State
+from apps.workers.models import State, Worker
 from tests.bundled_workers.pdfs import GRADIENTS, RECEIPTS, write_pdf
 from tests.bundled_workers.processes import running
 from tests.factories import make_caller, make_token

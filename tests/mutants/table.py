@@ -238,7 +238,7 @@ MUTANTS: Final = (
     Mutant(
         name="worker-signature",
         breaks="A signature counts for another manifest.",
-        file="apps/workers/signing.py",
+        file="apps/workers/trust.py",
         text='if header.get("kid") != key_id or found.payload != signed:',
         replacement='if header.get("kid") != key_id or not signed:',
         tests=("tests/workers/test_signatures.py",),

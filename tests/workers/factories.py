@@ -14,10 +14,9 @@ from apps.core.errors import DomainError
 from apps.core.sql import database_now
 from apps.principals.models import Principal
 from apps.principals.tenancy import Caller
-from apps.workers import signing
-from apps.workers.models import WorkerSource
+from apps.workers import trust
+from apps.workers.models import SourceKind, WorkerSource
 from apps.workers.services import discovery, registry
-from apps.workers.states import SourceKind
 from apps.workers.trust import Tier
 
 READS_ONLY = {"filesystem": "read", "network": "none", "execution": "none"}
@@ -74,7 +73,7 @@ def signed(
     validity: timedelta = timedelta(hours=1),
 ) -> dict[str, Any]:
     manifest = {**manifest, "trust": {**manifest.get("trust", {}), "key_id": key["kid"]}}
-    signature = signing.sign(manifest, private_key=key, now=now or database_now(), validity=validity)
+    signature = trust.sign(manifest, private_key=key, now=now or database_now(), validity=validity)
     return {**manifest, "trust": {**manifest["trust"], "signature": signature}}
 
 

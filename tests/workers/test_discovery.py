@@ -12,7 +12,7 @@ from apps.core.sql import database_now, violated_constraint
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
-from apps.workers import endpoints, selectors
+from apps.workers import manifests, selectors
 from apps.workers.models import SourceEntry, Worker, WorkerEvent, WorkerSource
 from apps.workers.services import discovery, health
 from tests.factories import make_caller, make_tenant
@@ -47,7 +47,7 @@ def test_any_mcp_server_is_discovered_with_all_tools(as_kee: Caller, shouter: Mc
     discovery.discover()
 
     worker = found()
-    assert worker.worker_id == endpoints._worker_id("shouter", shouter.endpoint)
+    assert worker.worker_id == manifests._worker_id("shouter", shouter.endpoint)
     assert worker.worker_id.startswith("shouter-")
     assert [tool["name"] for tool in worker.manifest["tools"]] == ["shout", "whisper", "mutter"]
     assert (worker.state, worker.beats) == ("ready", False)

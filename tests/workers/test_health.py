@@ -10,11 +10,10 @@ from apps.core.outbound import Unreachable
 from apps.core.sql import database_now
 from apps.principals.models import Principal
 from apps.principals.tenancy import Caller, acting_as_system
-from apps.workers import endpoints, selectors
-from apps.workers.endpoints import ListedTool
-from apps.workers.models import Worker, WorkerEvent
+from apps.workers import manifests, selectors
+from apps.workers.manifests import ListedTool
+from apps.workers.models import DOWN_AFTER, UP_AFTER, Reach, Reachability, State, Worker, WorkerEvent, pause_after
 from apps.workers.services import discovery, health
-from apps.workers.states import DOWN_AFTER, UP_AFTER, Reach, Reachability, State, pause_after
 from tests.workers.factories import NOTHING, add_source, make_manifest, move_clock, register
 from tests.workers.servers import A_TEXT, McpServer, make_tool, serving
 
@@ -334,4 +333,4 @@ def listed(name: str = "shout", **members: object) -> ListedTool:
 def test_drift_is_what_breaks_a_caller(now: list[ListedTool], drift: str | None) -> None:
     registered = {"name": "shout", "input_schema": A_TEXT, "output_schema": {"type": "object"}}
 
-    assert endpoints.drift([registered], now) == drift
+    assert manifests.drift([registered], now) == drift

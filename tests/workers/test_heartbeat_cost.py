@@ -12,10 +12,9 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.workers import selectors
-from apps.workers.models import Worker, WorkerEvent
+from apps.workers.models import State, Worker, WorkerEvent
 from apps.workers.services import health
 from apps.workers.shapes import HeartbeatTaken
-from apps.workers.states import State
 from tests.factories import make_caller
 from tests.workers.factories import make_manifest, refused, register
 

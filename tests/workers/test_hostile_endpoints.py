@@ -21,7 +21,7 @@ from apps.core.outbound import (
     Unreachable,
 )
 from apps.principals.tenancy import Caller
-from apps.workers.endpoints import TooManyTools, look
+from apps.workers.manifests import TooManyTools, look
 from apps.workers.models import SourceEntry, Worker
 from apps.workers.services import discovery
 from tests import remote as remotes

@@ -10,7 +10,7 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.workers import selectors
-from apps.workers.errors import WorkerRateLimited
+from apps.workers.models import WorkerRateLimited
 from apps.workers.services import registry
 from apps.workers.trust import CALLS_PER_HOUR, Tier, calls_per_hour, share_of_an_hour
 from tests.factories import make_caller

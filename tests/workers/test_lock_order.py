@@ -13,9 +13,8 @@ from django.db import connection
 from apps.principals.models import Principal, Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in
 from apps.workers import ticks
-from apps.workers.models import Offer, SourceEntry, Worker, WorkerEvent, WorkerSource
+from apps.workers.models import Offer, SourceEntry, SourceKind, Worker, WorkerEvent, WorkerSource
 from apps.workers.services import discovery, health, memory, registry
-from apps.workers.states import SourceKind
 from tests.factories import make_caller
 from tests.waiters import until_somebody_waits_for_this_transaction
 from tests.workers.factories import make_manifest, register

@@ -16,11 +16,10 @@ from apps.core.sql import database_now
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as, acting_as_system
-from apps.workers import manifests, selectors, signing
-from apps.workers.models import Offer, Worker, WorkerEvent
+from apps.workers import manifests, selectors, trust
+from apps.workers.models import TRANSITIONS, Offer, State, Worker, WorkerEvent
 from apps.workers.services import health, registry
 from apps.workers.shapes import HeartbeatTaken
-from apps.workers.states import TRANSITIONS, State
 from apps.workers.trust import Tier, effective_tier, effects_of, forbidden_effects
 from tests.factories import make_caller
 from tests.workers.factories import NOTHING, enroll, make_key, make_manifest, move_clock, refused, register, signed
@@ -116,7 +115,7 @@ def _endless(manifest: dict[str, Any], key: dict[str, str]) -> dict[str, Any]:
 def _symmetric(manifest: dict[str, Any], key: dict[str, str]) -> dict[str, Any]:
     manifest = {**manifest, "trust": {"tier": "verified", "key_id": "bundled"}}
     secret = OctKey.import_key(key["x"] * 2)
-    text = jws.serialize_compact({"alg": "HS256", "kid": "bundled"}, signing.payload(manifest), secret)
+    text = jws.serialize_compact({"alg": "HS256", "kid": "bundled"}, trust.payload(manifest), secret)
     return {**manifest, "trust": {**manifest["trust"], "signature": text}}
 
 

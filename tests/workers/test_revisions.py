@@ -15,7 +15,7 @@ import pytest
 from apps.executions import calls
 from apps.principals.tenancy import Caller
 from apps.workers import selectors
-from apps.workers.endpoints import look
+from apps.workers.manifests import look
 from apps.workers.models import SourceEntry
 from apps.workers.services import discovery
 from tests.workers.factories import NOTHING, add_source

@@ -24,7 +24,7 @@ from apps.core.sql import database_now
 from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in
-from apps.workers import selectors, signing
+from apps.workers import selectors, trust
 from apps.workers.models import SigningKey, ToolVersion, Worker, WorkerEvent
 from apps.workers.services import health, registry
 from apps.workers.trust import Tier
@@ -70,7 +70,7 @@ def encoded(part: bytes) -> str:
 
 
 def payload(**changes: Any) -> bytes:
-    return signing.payload({**make_manifest(**changes), "trust": {"tier": "verified", "key_id": "bundled"}})
+    return trust.payload({**make_manifest(**changes), "trust": {"tier": "verified", "key_id": "bundled"}})
 
 
 def header(**more: Any) -> str:
@@ -232,7 +232,7 @@ def test_expelling_voids_the_last_signature_even_if_dated_ahead(as_kee: Caller) 
 
     with refused("signature_replayed"):
         register(as_kee, ahead)
-    move_clock(signing.CLOCK_SKEW + timedelta(seconds=1))
+    move_clock(trust.CLOCK_SKEW + timedelta(seconds=1))
     assert register(as_kee, signed(make_manifest(), key)).worker.effective_tier == "verified"
 
 
@@ -297,15 +297,15 @@ def test_period_of_a_signature_is_exact() -> None:
     def verified(at: datetime) -> timedelta | str:
         signature = manifest["trust"]["signature"]
         try:
-            found = signing.verify(manifest, signature=signature, key_id="bundled", key=public_half(key), now=at)
+            found = trust.verify(manifest, signature=signature, key_id="bundled", key=public_half(key), now=at)
         except DomainError as refusal:
             return refusal.code
         return found.expires_at - found.signed_at
 
     tick = timedelta(microseconds=1)
-    assert verified(begun - signing.CLOCK_SKEW) == verified(begun + HOUR - tick) == HOUR
+    assert verified(begun - trust.CLOCK_SKEW) == verified(begun + HOUR - tick) == HOUR
     assert verified(begun + HOUR) == "signature_expired"
-    assert verified(begun - signing.CLOCK_SKEW - tick) == "signature_not_yet_valid"
+    assert verified(begun - trust.CLOCK_SKEW - tick) == "signature_not_yet_valid"
 
 
 def test_heartbeat_asks_to_register_once_the_key_is_enrolled(as_kee: Caller) -> None:

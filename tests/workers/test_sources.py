@@ -23,10 +23,9 @@ from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
 from apps.workers import selectors, sources
 from apps.workers.management.commands.worker_sources import Command
-from apps.workers.models import SourceEntry, Worker, WorkerSource
+from apps.workers.models import Reach, SourceEntry, SourceKind, State, Worker, WorkerSource
 from apps.workers.services import discovery, health
 from apps.workers.sources import Entry, Listing
-from apps.workers.states import Reach, SourceKind, State
 from tests.factories import make_caller
 from tests.workers.factories import (
     NOTHING,

@@ -14,7 +14,7 @@ from apps.executions.services.work import UnitOfWork
 from apps.executions.states import MONEY, Mode, Status, StepStatus, Strategy
 from apps.plans.shapes import WORKER_STEPS, StepType
 from apps.principals.scopes import Kind
-from apps.workers.errors import WorkerRateLimited
+from apps.workers.models import WorkerRateLimited
 from apps.workers.services import registry
 
 CLAIM: Final = timedelta(seconds=10)

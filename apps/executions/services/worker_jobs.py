@@ -24,7 +24,7 @@ from apps.executions.models import WorkerJob
 from apps.executions.sql import GATEHOUSE_NOW
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.workers import selectors as workers
-from apps.workers.errors import UnknownWorker
+from apps.workers.models import UnknownWorker
 
 logger = structlog.get_logger(__name__)
 

@@ -1,9 +1,9 @@
 import datetime
+from typing import Any
 
-import django.contrib.postgres.fields
-import django.db.models.deletion
-import django.db.models.functions.datetime
+from django.contrib.postgres.fields import ArrayField
 from django.db import migrations, models
+from django.db.models.functions import Now
 
 from apps.core.rls import immutable, protect
 from apps.core.tables import CreateModels
@@ -12,33 +12,37 @@ from apps.core.tables import CreateModels
 IN_PLACE = "alter table workers_worker set (fillfactor = 70, toast_tuple_target = 256)"
 IN_PLACE_BACK = "alter table workers_worker reset (fillfactor, toast_tuple_target)"
 
+TIERS = ["trusted", "verified", "sandbox", "untrusted"]
+TIER_CHOICES = [(tier, tier.title()) for tier in TIERS]
+STATES = ["ready", "degraded", "maintenance", "offline", "quarantined"]
+STATE_CHOICES = [(state, state.title()) for state in STATES]
+
+
+def _id() -> Any:
+    return models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")
+
+
+def _tenant() -> Any:
+    return _to("principals.tenant", editable=False)
+
+
+def _to(model: str, *, related_name: str = "+", **options: Any) -> Any:
+    given = {"db_index": False, "on_delete": models.PROTECT, "related_name": related_name, **options}
+    return models.ForeignKey(to=model, **given)
+
 
 class Migration(migrations.Migration):
     initial = True
 
-    dependencies = [
-        ("principals", "0001_initial"),
-    ]
+    dependencies = [("principals", "0001_initial")]
 
     operations = [
         CreateModels(
             migrations.CreateModel(
                 name="Registry",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    ("id", _id()),
+                    ("tenant", _tenant()),
                     ("epoch", models.BigIntegerField(default=0)),
                     ("history_epoch", models.BigIntegerField(default=0)),
                 ],
@@ -50,34 +54,11 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="SigningKey",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    ("id", _id()),
+                    ("tenant", _tenant()),
                     ("key_id", models.CharField(max_length=100)),
                     ("public_key", models.CharField(max_length=200)),
-                    (
-                        "ceiling",
-                        models.CharField(
-                            choices=[
-                                ("trusted", "Trusted"),
-                                ("verified", "Verified"),
-                                ("sandbox", "Sandbox"),
-                                ("untrusted", "Untrusted"),
-                            ],
-                            max_length=10,
-                        ),
-                    ),
+                    ("ceiling", models.CharField(choices=TIER_CHOICES, max_length=10)),
                     ("enrolled_at", models.DateTimeField()),
                     ("revoked_at", models.DateTimeField(null=True)),
                 ],
@@ -86,8 +67,7 @@ class Migration(migrations.Migration):
                     "constraints": [
                         models.UniqueConstraint(fields=("tenant", "key_id"), name="workers_signingkey_id_once"),
                         models.CheckConstraint(
-                            condition=models.Q(("ceiling__in", ["trusted", "verified", "sandbox", "untrusted"])),
-                            name="workers_signingkey_ceiling_known",
+                            condition=models.Q(("ceiling__in", TIERS)), name="workers_signingkey_ceiling_known"
                         ),
                     ],
                 },
@@ -95,76 +75,19 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Worker",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    ("id", _id()),
+                    ("tenant", _tenant()),
                     ("worker_id", models.CharField(max_length=100)),
-                    (
-                        "principal",
-                        models.ForeignKey(
-                            db_index=False,
-                            help_text="Registered it, and may speak for it.",
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.principal",
-                        ),
-                    ),
+                    ("principal", _to("principals.principal", help_text="Registered it, and may speak for it.")),
                     ("endpoint", models.CharField(max_length=2000)),
-                    (
-                        "capabilities",
-                        django.contrib.postgres.fields.ArrayField(
-                            base_field=models.CharField(max_length=100), default=list, size=None
-                        ),
-                    ),
+                    ("capabilities", ArrayField(base_field=models.CharField(max_length=100), default=list, size=None)),
                     ("constraints", models.JSONField(default=dict)),
                     ("hints", models.JSONField(default=dict)),
                     ("manifest", models.JSONField(help_text="The registration as it came, signature included.")),
-                    (
-                        "claimed_tier",
-                        models.CharField(
-                            choices=[
-                                ("trusted", "Trusted"),
-                                ("verified", "Verified"),
-                                ("sandbox", "Sandbox"),
-                                ("untrusted", "Untrusted"),
-                            ],
-                            max_length=10,
-                        ),
-                    ),
-                    (
-                        "effective_tier",
-                        models.CharField(
-                            choices=[
-                                ("trusted", "Trusted"),
-                                ("verified", "Verified"),
-                                ("sandbox", "Sandbox"),
-                                ("untrusted", "Untrusted"),
-                            ],
-                            max_length=10,
-                        ),
-                    ),
+                    ("claimed_tier", models.CharField(choices=TIER_CHOICES, max_length=10)),
+                    ("effective_tier", models.CharField(choices=TIER_CHOICES, max_length=10)),
                     ("tier_reason", models.CharField(max_length=300)),
-                    (
-                        "signing_key",
-                        models.ForeignKey(
-                            db_index=False,
-                            null=True,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="workers",
-                            to="workers.signingkey",
-                        ),
-                    ),
+                    ("signing_key", _to("workers.signingkey", null=True, related_name="workers")),
                     (
                         "signed_at",
                         models.DateTimeField(help_text="When the latest accepted signature was made.", null=True),
@@ -179,20 +102,7 @@ class Migration(migrations.Migration):
                         "void_until",
                         models.DateTimeField(help_text="Signatures made up to this moment are refused.", null=True),
                     ),
-                    (
-                        "state",
-                        models.CharField(
-                            choices=[
-                                ("ready", "Ready"),
-                                ("degraded", "Degraded"),
-                                ("maintenance", "Maintenance"),
-                                ("offline", "Offline"),
-                                ("quarantined", "Quarantined"),
-                            ],
-                            default="ready",
-                            max_length=12,
-                        ),
-                    ),
+                    ("state", models.CharField(choices=STATE_CHOICES, default="ready", max_length=12)),
                     ("current_load", models.FloatField(default=0)),
                     ("available", models.BooleanField(default=True)),
                     (
@@ -206,13 +116,7 @@ class Migration(migrations.Migration):
                     (
                         "reported",
                         models.CharField(
-                            choices=[
-                                ("ready", "Ready"),
-                                ("degraded", "Degraded"),
-                                ("maintenance", "Maintenance"),
-                                ("offline", "Offline"),
-                                ("quarantined", "Quarantined"),
-                            ],
+                            choices=STATE_CHOICES,
                             db_default="ready",
                             default="ready",
                             help_text="The state that its last heartbeat reported.",
@@ -235,12 +139,7 @@ class Migration(migrations.Migration):
                             db_default=0, default=0, help_text="Probes in a row that contradict `reach`."
                         ),
                     ),
-                    (
-                        "probe_at",
-                        models.DateTimeField(
-                            db_default=django.db.models.functions.datetime.Now(), help_text="Time of the next probe."
-                        ),
-                    ),
+                    ("probe_at", models.DateTimeField(db_default=Now(), help_text="Time of the next probe.")),
                     ("probe_fence", models.BigIntegerField(db_default=0, default=0)),
                     ("probed_at", models.DateTimeField(null=True)),
                     ("probe_fault", models.CharField(max_length=300, null=True)),
@@ -292,17 +191,13 @@ class Migration(migrations.Migration):
                     "constraints": [
                         models.UniqueConstraint(fields=("tenant", "worker_id"), name="workers_worker_id_once"),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                ("state__in", ["ready", "degraded", "maintenance", "offline", "quarantined"])
-                            ),
-                            name="workers_worker_state_known",
+                            condition=models.Q(("state__in", STATES)), name="workers_worker_state_known"
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("claimed_tier__in", ["trusted", "verified", "sandbox", "untrusted"])),
-                            name="workers_worker_claimed_tier_known",
+                            condition=models.Q(("claimed_tier__in", TIERS)), name="workers_worker_claimed_tier_known"
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(("effective_tier__in", ["trusted", "verified", "sandbox", "untrusted"])),
+                            condition=models.Q(("effective_tier__in", TIERS)),
                             name="workers_worker_effective_tier_known",
                         ),
                         models.CheckConstraint(
@@ -322,10 +217,7 @@ class Migration(migrations.Migration):
                             name="workers_worker_load_is_a_share",
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                ("reach__in", ["unknown", "up", "down"]),
-                                ("reported__in", ["ready", "degraded", "maintenance", "offline", "quarantined"]),
-                            ),
+                            condition=models.Q(("reach__in", ["unknown", "up", "down"]), ("reported__in", STATES)),
                             name="workers_worker_reach_known",
                         ),
                     ],
@@ -334,29 +226,9 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="WorkerEvent",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
-                    (
-                        "worker",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="events",
-                            to="workers.worker",
-                        ),
-                    ),
+                    ("id", _id()),
+                    ("tenant", _tenant()),
+                    ("worker", _to("workers.worker", related_name="events")),
                     (
                         "kind",
                         models.CharField(
@@ -371,19 +243,7 @@ class Migration(migrations.Migration):
                             max_length=12,
                         ),
                     ),
-                    (
-                        "state",
-                        models.CharField(
-                            choices=[
-                                ("ready", "Ready"),
-                                ("degraded", "Degraded"),
-                                ("maintenance", "Maintenance"),
-                                ("offline", "Offline"),
-                                ("quarantined", "Quarantined"),
-                            ],
-                            max_length=12,
-                        ),
-                    ),
+                    ("state", models.CharField(choices=STATE_CHOICES, max_length=12)),
                     ("detail", models.CharField(max_length=300)),
                     ("at", models.DateTimeField()),
                 ],
@@ -397,10 +257,7 @@ class Migration(migrations.Migration):
                             name="workers_workerevent_kind_known",
                         ),
                         models.CheckConstraint(
-                            condition=models.Q(
-                                ("state__in", ["ready", "degraded", "maintenance", "offline", "quarantined"])
-                            ),
-                            name="workers_workerevent_state_known",
+                            condition=models.Q(("state__in", STATES)), name="workers_workerevent_state_known"
                         ),
                     ],
                 },
@@ -408,32 +265,15 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="ToolVersion",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    ("id", _id()),
+                    ("tenant", _tenant()),
                     ("uid", models.CharField(max_length=32)),
                     ("name", models.CharField(max_length=200)),
                     ("description", models.TextField()),
                     ("input_schema", models.JSONField()),
                     ("output_schema", models.JSONField()),
                     ("side_effects", models.JSONField(null=True)),
-                    (
-                        "effects",
-                        django.contrib.postgres.fields.ArrayField(
-                            base_field=models.CharField(max_length=20), size=None
-                        ),
-                    ),
+                    ("effects", ArrayField(base_field=models.CharField(max_length=20), size=None)),
                     ("first_seen_at", models.DateTimeField()),
                 ],
                 options={
@@ -445,38 +285,10 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Offer",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
-                    (
-                        "worker",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="offers",
-                            to="workers.worker",
-                        ),
-                    ),
-                    (
-                        "tool",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="offers",
-                            to="workers.toolversion",
-                        ),
-                    ),
+                    ("id", _id()),
+                    ("tenant", _tenant()),
+                    ("worker", _to("workers.worker", related_name="offers")),
+                    ("tool", _to("workers.toolversion", related_name="offers")),
                     ("name", models.CharField(max_length=200)),
                     ("offered_at", models.DateTimeField()),
                     ("withdrawn_at", models.DateTimeField(null=True)),
@@ -486,7 +298,7 @@ class Migration(migrations.Migration):
                     ("total_cost", models.DecimalField(decimal_places=6, default=0, max_digits=14)),
                     (
                         "recent_seconds",
-                        django.contrib.postgres.fields.ArrayField(
+                        ArrayField(
                             base_field=models.FloatField(),
                             default=list,
                             help_text="Durations of the latest calls, oldest first.",
@@ -512,29 +324,9 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Call",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
-                    (
-                        "offer",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="workers.offer",
-                        ),
-                    ),
+                    ("id", _id()),
+                    ("tenant", _tenant()),
+                    ("offer", _to("workers.offer")),
                     ("ok", models.BooleanField()),
                     ("seconds", models.FloatField()),
                     ("cost", models.DecimalField(decimal_places=6, max_digits=14)),
@@ -546,20 +338,8 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="WorkerSource",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
+                    ("id", _id()),
+                    ("tenant", _tenant()),
                     ("name", models.CharField(max_length=100)),
                     (
                         "kind",
@@ -590,15 +370,7 @@ class Migration(migrations.Migration):
                             help_text="Password or token for the source, encrypted.",
                         ),
                     ),
-                    (
-                        "principal",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.principal",
-                        ),
-                    ),
+                    ("principal", _to("principals.principal")),
                     ("enabled", models.BooleanField(default=True)),
                     (
                         "every",
@@ -636,44 +408,15 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="SourceEntry",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
-                    (
-                        "source",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.CASCADE,
-                            related_name="entries",
-                            to="workers.workersource",
-                        ),
-                    ),
+                    ("id", _id()),
+                    ("tenant", _tenant()),
+                    ("source", _to("workers.workersource", on_delete=models.CASCADE, related_name="entries")),
                     ("key", models.CharField(max_length=500)),
                     (
                         "stated",
                         models.JSONField(help_text="The content of the entry: an endpoint, or a whole manifest."),
                     ),
-                    (
-                        "worker",
-                        models.ForeignKey(
-                            db_index=False,
-                            null=True,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="entries",
-                            to="workers.worker",
-                        ),
-                    ),
+                    ("worker", _to("workers.worker", null=True, related_name="entries")),
                     ("named_at", models.DateTimeField()),
                     ("next_at", models.DateTimeField()),
                     ("fence", models.BigIntegerField(default=0)),
@@ -695,29 +438,9 @@ class Migration(migrations.Migration):
             migrations.CreateModel(
                 name="Allowance",
                 fields=[
-                    (
-                        "id",
-                        models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID"),
-                    ),
-                    (
-                        "tenant",
-                        models.ForeignKey(
-                            db_index=False,
-                            editable=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="principals.tenant",
-                        ),
-                    ),
-                    (
-                        "worker",
-                        models.ForeignKey(
-                            db_index=False,
-                            on_delete=django.db.models.deletion.PROTECT,
-                            related_name="+",
-                            to="workers.worker",
-                        ),
-                    ),
+                    ("id", _id()),
+                    ("tenant", _tenant()),
+                    ("worker", _to("workers.worker")),
                     ("taken_until", models.DateTimeField()),
                 ],
                 options={

@@ -18,14 +18,13 @@ from apps.core.sealing import SealBroken, seal, unseal
 from apps.core.sql import database_now
 from apps.principals.models import Principal
 from apps.principals.tenancy import Caller, acting_as, acting_in, on_behalf_of
-from apps.workers import endpoints, manifests, sources
-from apps.workers.endpoints import Seen
-from apps.workers.models import SigningKey, SourceEntry, Worker, WorkerSource
+from apps.workers import manifests, sources
+from apps.workers.manifests import Seen
+from apps.workers.models import SigningKey, SourceEntry, SourceKind, Worker, WorkerSource, pause_after
 from apps.workers.services.health import CALL_DEADLINE, TEXT, claim, do_all
 from apps.workers.services.registry import register, take_out
 from apps.workers.shapes import RegisterWorker, StatedWorker
 from apps.workers.sources import BadSource, Entry, Listing, Source
-from apps.workers.states import SourceKind, pause_after
 
 DEFAULT_EVERY: Final = timedelta(minutes=5)
 _WHY: Final = "discovering workers"
@@ -192,7 +191,7 @@ def claim_entries() -> list[SourceEntry]:
 
 def ask(entry: SourceEntry) -> Seen | None:
     """Ask the endpoint of an entry; None where the source holds the whole manifest."""
-    return None if "tools" in entry.stated else endpoints.look(entry.stated["endpoint"], deadline=CALL_DEADLINE)
+    return None if "tools" in entry.stated else manifests.look(entry.stated["endpoint"], deadline=CALL_DEADLINE)
 
 
 def note_answer(claimed: SourceEntry, seen: Seen | CallFailed | None) -> None:
@@ -257,7 +256,7 @@ def _manifest_of(stated: Mapping[str, Any], seen: Seen | None) -> tuple[dict[str
             manifest["endpoint"] = stated["endpoint"]
         return manifest, []
     about = parse(StatedWorker, stated).model_dump(mode="json", exclude_unset=True)
-    derived, left_out = endpoints.manifest_of(seen, endpoint=stated["endpoint"], stated=about)
+    derived, left_out = manifests.manifest_of(seen, endpoint=stated["endpoint"], stated=about)
     if not derived["tools"]:
         raise Invalid(f"It has no tool that can be used. {'; '.join(left_out)}", code="nothing_to_offer")
     return _checked(derived), left_out

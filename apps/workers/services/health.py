@@ -1,4 +1,4 @@
-"""The health of MCP workers: heartbeats, their absence, and probes of the endpoints."""
+"""The health of MCP workers: heartbeats, their absence, and probes of the manifests."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -15,12 +15,11 @@ from apps.core.sql import database_now
 from apps.principals.models import TenantModel
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as_system, acting_in
-from apps.workers import endpoints, sql
-from apps.workers.endpoints import Seen
-from apps.workers.models import SourceEntry, Worker, WorkerEvent
+from apps.workers import manifests, sql
+from apps.workers.manifests import Seen
+from apps.workers.models import REPORTED, Reach, SourceEntry, State, Worker, WorkerEvent
 from apps.workers.services.registry import advance, lock_own, move, record
 from apps.workers.shapes import HeartbeatTaken
-from apps.workers.states import REPORTED, Reach, State
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +172,7 @@ def probe() -> int:
 
 
 def look(worker: Worker) -> Seen:
-    return endpoints.look(worker.endpoint, deadline=CALL_DEADLINE, with_manifest=False)
+    return manifests.look(worker.endpoint, deadline=CALL_DEADLINE, with_manifest=False)
 
 
 def note_probe(claimed: Worker, seen: Seen | CallFailed) -> None:
@@ -199,7 +198,7 @@ def _judge(worker: Worker, seen: Seen | CallFailed, now: datetime) -> bool:
     worker.probed_at = now
     if isinstance(seen, Seen):
         manifest: dict[str, Any] = worker.manifest
-        drift = endpoints.drift(manifest["tools"], seen.tools)
+        drift = manifests.drift(manifest["tools"], seen.tools)
         worker.probe_fault, worker.drift = None, drift and drift[:TEXT]
         if not worker.beats:
             worker.last_heartbeat_at = now

@@ -22,11 +22,10 @@ from apps.principals.selectors import principal_named
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller, acting_in, on_behalf_of
 from apps.workers import selectors
-from apps.workers.errors import BadSignature
-from apps.workers.models import Worker
+from apps.workers.models import State, Worker
 from apps.workers.services.registry import quarantine, register, take_out
 from apps.workers.shapes import RegisterWorker
-from apps.workers.states import State
+from apps.workers.trust import BadSignature
 
 logger = logging.getLogger(__name__)
 

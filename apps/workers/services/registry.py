@@ -17,23 +17,23 @@ from apps.core.sql import database_now, violated_constraint
 from apps.principals.models import Principal
 from apps.principals.scopes import Scope
 from apps.principals.tenancy import Caller, acting_as_system
-from apps.workers import manifests, selectors, signing, sql
-from apps.workers.errors import BadSignature, UnknownWorker, WorkerRateLimited
+from apps.workers import manifests, selectors, sql, trust
 from apps.workers.manifests import Manifest, ToolContract
 from apps.workers.models import (
     NOT_REMEMBERED,
     Call,
     Offer,
+    Reach,
     Registry,
     SigningKey,
+    State,
     ToolVersion,
+    UnknownWorker,
     Worker,
     WorkerEvent,
-    WorkerQuerySet,
+    WorkerRateLimited,
 )
-from apps.workers.signing import unsigned
-from apps.workers.states import Reach, State
-from apps.workers.trust import Tier, calls_per_hour, effective_tier, share_of_an_hour
+from apps.workers.trust import BadSignature, Tier, calls_per_hour, effective_tier, share_of_an_hour, unsigned
 
 RECENT_CALLS: Final = 64
 FORGET_BATCH: Final = 1000
@@ -105,7 +105,7 @@ def register(
 
 
 def _grade(
-    worker: Worker, claimed: Tier, *, key: SigningKey | None, signed: signing.Signed | None, reason: str, now: datetime
+    worker: Worker, claimed: Tier, *, key: SigningKey | None, signed: trust.Signed | None, reason: str, now: datetime
 ) -> bool:
     """Give a worker, in memory, the tier of its manifest; tells whether that is another one."""
     ceiling = None if key is None else Tier(key.ceiling)
@@ -153,7 +153,7 @@ def _lock_or_create(caller: Caller, manifest: Manifest, now: datetime) -> tuple[
     return rival, False
 
 
-def _signature(manifest: Manifest, key: SigningKey | None, now: datetime) -> tuple[signing.Signed | None, str]:
+def _signature(manifest: Manifest, key: SigningKey | None, now: datetime) -> tuple[trust.Signed | None, str]:
     """Return the signature by an enrolled key, and what the trust in the manifest rests on.
 
     :raises BadSignature: if the signature does not hold, or the key was revoked.
@@ -164,13 +164,13 @@ def _signature(manifest: Manifest, key: SigningKey | None, now: datetime) -> tup
         return None, f"the key {manifest.key_id[:100]} is not enrolled"
     if key.revoked_at is not None:
         raise BadSignature(f"The key {key.key_id!r} was revoked.", code="key_revoked")
-    signed = signing.verify(
+    signed = trust.verify(
         manifest.original, signature=manifest.signature, key_id=key.key_id, key=key.public_key, now=now
     )
     return signed, f"signed by {key.key_id}"
 
 
-def _refuse_replayed(worker: Worker, caller: Caller, signed: signing.Signed) -> None:
+def _refuse_replayed(worker: Worker, caller: Caller, signed: trust.Signed) -> None:
     """Refuse signatures that are older than the last one, or void; and another principal's use of the last one."""
     is_own = worker.principal_id == caller.principal_id
     if worker.signed_at is not None and (
@@ -357,7 +357,7 @@ def enroll_key(*, tenant_id: int, key_id: str, public_key: str, ceiling: Tier) -
     :raises Invalid: `bad_key`, if the text is no public Ed25519 JWK.
     :raises Conflict: `key_id_taken`, if the id belongs to another key, another ceiling, or a revoked key.
     """
-    text, now = signing.public_key(public_key), database_now()
+    text, now = trust.public_key(public_key), database_now()
     key, created = SigningKey.objects.get_or_create(
         tenant_id=tenant_id,
         key_id=key_id,

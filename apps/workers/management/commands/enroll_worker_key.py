@@ -17,7 +17,7 @@ from joserfc.jwk import OKPKey
 from apps.core.errors import DomainError
 from apps.principals import selectors as principals
 from apps.principals.tenancy import acting_as_system
-from apps.workers import signing
+from apps.workers import trust
 from apps.workers.services import registry
 from apps.workers.trust import Tier
 
@@ -58,7 +58,7 @@ class Command(BaseCommand):
 
 
 def _public_key(file: Path, name: str) -> dict[str, str]:
-    text = signing.public_key(file.read_text(encoding="utf-8"))
+    text = trust.public_key(file.read_text(encoding="utf-8"))
     return {**json.loads(text), "kid": _key_id(name, OKPKey.import_key(json.loads(text)))}
 
 

@@ -21,8 +21,8 @@ from apps.principals import selectors as principals
 from apps.principals.models import Principal
 from apps.principals.tenancy import acting_as_system
 from apps.workers import selectors
+from apps.workers.models import SourceKind
 from apps.workers.services import discovery
-from apps.workers.states import SourceKind
 
 
 def _json_object(text: str) -> dict[str, Any]:
