@@ -173,7 +173,7 @@ def target_of(*, worker_id: str, tool_name: str, tool_uid: str | None = None) ->
     worker, tool, offer = terms.worker, terms.tool, terms.offer
     if worker.state not in ROUTABLE:
         raise WorkerUnavailable(f"{worker_id} is {worker.state}.", may_come_back=worker.state != State.QUARANTINED)
-    if tool_uid not in {None, tool.tool_uid}:
+    if tool_uid not in {None, tool.uid}:
         planned = workers.tool_versions({tool_uid or ""}).get(tool_uid or "")
         if planned is None or (planned.effects, planned.input_schema) != (tool.effects, tool.input_schema):
             raise Invalid(
@@ -189,7 +189,7 @@ def target_of(*, worker_id: str, tool_name: str, tool_uid: str | None = None) ->
         input_schema=tool.input_schema,
         deadline=timedelta(seconds=worker.constraints.get("timeout_seconds") or _SECONDS),
         max_params_bytes=worker.constraints.get("max_payload_bytes") or MAX_PARAMS_BYTES,
-        repeatable=tool.effects <= _HARMLESS_TWICE,
+        repeatable=set(tool.effects) <= _HARMLESS_TWICE,
         runtime=worker.hints.get("expected_runtime") or "medium",
         cost=Decimal(str(offer.cost)),
     )

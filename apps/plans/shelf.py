@@ -21,6 +21,7 @@ from apps.plans.ranking import Ranker
 from apps.principals.services import DELEGATE
 from apps.principals.tenancy import acting_as_system, acting_in
 from apps.workers import selectors as workers
+from apps.workers.models import ToolVersion
 
 _MOST_HELD: Final = 200_000
 """How many offers a process holds of all tenants together; the largest registry that is measured has 100,000."""
@@ -253,7 +254,7 @@ def _take_in(kept: _Kept, news: _News) -> None:
     """Let what is kept be as the rows were. This alone takes long where much has changed, and it reads no rows."""
     ranker = kept.ranker
     if news.view is not None:
-        tools = {tool.tool_uid: _tool(tool, ranker) for tool in news.view.tools}
+        tools = {tool.uid: _tool(tool, ranker) for tool in news.view.tools}
         offered: dict[str, list[tuple[Tool, Offer]]] = {worker_id: [] for worker_id in news.changed}
         for one in news.view.offers:
             offered[one.worker_id].append((tools[one.tool_uid], _offer(one)))
@@ -265,9 +266,9 @@ def _take_in(kept: _Kept, news: _News) -> None:
     ranker.catalogue.epoch, kept.history_epoch = news.epoch, news.history_epoch
 
 
-def _tool(view: workers.ToolView, ranker: Ranker) -> Tool:
-    return ranker.catalogue.by_uid.get(view.tool_uid) or Tool(
-        uid=view.tool_uid,
+def _tool(view: ToolVersion, ranker: Ranker) -> Tool:
+    return ranker.catalogue.by_uid.get(view.uid) or Tool(
+        uid=view.uid,
         name=view.name,
         description=view.description,
         input_schema=view.input_schema,

@@ -99,22 +99,15 @@ def endpoint(url: str, *, allow_loopback: bool, networks: Sequence[Network] = ()
     :param networks: private networks that may be called.
     :raises Invalid: `unusable_endpoint`, with the reason.
     """
-    fault = _fault_of(url, allow_loopback=allow_loopback, networks=networks)
-    if fault is not None:
-        raise Invalid(fault, code="unusable_endpoint")
-    return url
-
-
-def _fault_of(url: str, *, allow_loopback: bool, networks: Sequence[Network]) -> str | None:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
-    except ValueError:
-        return f"{url[:200]!r} is no address."
+    except ValueError as exc:
+        raise _unusable_endpoint(f"{url[:200]!r} is no address.") from exc
     if parts.scheme not in {"http", "https"} or not host or port == 0:
-        return "An endpoint is an http or https address."
+        raise _unusable_endpoint("An endpoint is an http or https address.")
     if parts.username or parts.password or parts.fragment:
-        return "An endpoint holds no credentials and no fragment."
+        raise _unusable_endpoint("An endpoint holds no credentials and no fragment.")
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -127,10 +120,14 @@ def _fault_of(url: str, *, allow_loopback: bool, networks: Sequence[Network]) ->
         is_loopback, is_public = address.is_loopback, address.is_global
         is_allowed = any(address in network for network in networks)
     if is_loopback and not allow_loopback and not is_allowed:
-        return "This deployment calls no workers on its own machine."
+        raise _unusable_endpoint("This deployment calls no MCP workers on its own machine.")
     if not (is_loopback or is_allowed or (parts.scheme == "https" and is_public)):
-        return "An endpoint is public and served over https, or in a network that may be called."
-    return None
+        raise _unusable_endpoint("An endpoint is public and served over https, or in a network that may be called.")
+    return url
+
+
+def _unusable_endpoint(fault: str) -> Invalid:
+    return Invalid(fault, code="unusable_endpoint")
 
 
 def tool_uid(contract: Mapping[str, Any]) -> str:
@@ -188,24 +185,12 @@ class TooManyTools(CallFailed):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ListedTool:
-    """A tool as `tools/list` shows it. The last two members are claims of the server."""
-
-    name: str
-    description: str
-    input_schema: Mapping[str, Any]
-    output_schema: Mapping[str, Any] | None
-    claims_read_only: bool
-    claims_closed_world: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """An endpoint's answer, unjudged: its tools, and its manifest where it has a `worker_bootstrap` tool."""
 
     server_name: str
     revision: str
-    tools: tuple[ListedTool, ...]
+    tools: tuple[Tool, ...]
     manifest: Any = None
 
 
@@ -223,7 +208,7 @@ def look(endpoint: str, *, deadline: timedelta, with_manifest: bool = True) -> S
         return Seen(
             server_name=client.server_info.name[:_SERVER_NAME] if client.server_info else "",
             revision=client.protocol_version,
-            tools=tuple(_listed(tool) for tool in tools if tool.name != BOOTSTRAP),
+            tools=tuple(tool for tool in tools if tool.name != BOOTSTRAP),
             manifest=await _manifest(client) if has_manifest else None,
         )
 
@@ -238,6 +223,8 @@ async def _all_tools(client: Client) -> list[Tool]:
         tools += page.tools
         if len(tools) > MOST_TOOLS + 1:  # the bootstrap tool does not count
             raise TooManyTools(f"The endpoint lists more than {MOST_TOOLS} tools.")
+        for tool in page.tools:
+            _check_storable([tool.name, tool.description, tool.input_schema, tool.output_schema], "A tool")
         if page.next_cursor is None:
             return tools
         cursor = page.next_cursor
@@ -259,20 +246,6 @@ async def _manifest(client: Client) -> Any:
     return manifest
 
 
-def _listed(tool: Tool) -> ListedTool:
-    hints = tool.annotations
-    listed = ListedTool(
-        name=tool.name,
-        description=tool.description or "",
-        input_schema=tool.input_schema,
-        output_schema=tool.output_schema,
-        claims_read_only=hints is not None and hints.read_only_hint is True,
-        claims_closed_world=hints is not None and hints.open_world_hint is False,
-    )
-    _check_storable([listed.name, listed.description, listed.input_schema, listed.output_schema], "A tool")
-    return listed
-
-
 def _check_storable(document: Any, what: str) -> None:
     try:
         strict_json.check(document)
@@ -292,12 +265,14 @@ def manifest_of(seen: Seen, *, endpoint: str, stated: Mapping[str, Any]) -> tupl
         if fault is not None:
             left_out.append(f"{legible(tool.name)[:100]} {fault}")
             continue
-        claims = ({"filesystem": "read"} if tool.claims_read_only else {}) | (
-            {"network": "none"} if tool.claims_closed_world else {}
-        )
+        claims = {}
+        if tool.annotations is not None and tool.annotations.read_only_hint is True:
+            claims["filesystem"] = "read"
+        if tool.annotations is not None and tool.annotations.open_world_hint is False:
+            claims["network"] = "none"
         contract: dict[str, Any] = {
             "name": tool.name,
-            "description": tool.description[:_DESCRIPTION],
+            "description": (tool.description or "")[:_DESCRIPTION],
             "input_schema": dict(tool.input_schema),
         }
         if tool.output_schema is not None:
@@ -320,7 +295,7 @@ def _worker_id(server_name: str, endpoint: str) -> str:
     return f"{name}-{hashlib.blake2b(endpoint.encode(), digest_size=4).hexdigest()}"
 
 
-def _fault(tool: ListedTool, effort: foreign_schemas.Effort) -> str | None:
+def _fault(tool: Tool, effort: foreign_schemas.Effort) -> str | None:
     if _TOOL_NAME.fullmatch(tool.name) is None:
         return "has no usable name"
     if tool.input_schema.get("type", "object") != "object":
@@ -333,7 +308,7 @@ def _fault(tool: ListedTool, effort: foreign_schemas.Effort) -> str | None:
     return None
 
 
-def drift(registered: Sequence[Mapping[str, Any]], listed: Sequence[ListedTool]) -> str | None:
+def drift(registered: Sequence[Mapping[str, Any]], listed: Sequence[Tool]) -> str | None:
     """Return the first difference of a listed tool from its manifest; None if there is none.
 
     A manifest may leave out tools, and may promise outputs that the list does not describe.

@@ -138,9 +138,6 @@ class SigningKey(TenantModel):
 
 
 class WorkerQuerySet(models.QuerySet["Worker"]):
-    def named(self, worker_id: str) -> "WorkerQuerySet":
-        return self.filter(worker_id=worker_id)
-
     def light(self) -> "WorkerQuerySet":
         """Without the manifest, which may be long. It is read when it is used."""
         return self.defer("manifest")
@@ -190,23 +187,19 @@ class Worker(TenantModel):
     available = models.BooleanField(default=True)
     beats = models.BooleanField(
         default=True,
-        db_default=True,
         help_text="It sends heartbeats. A discovered worker that sends none is only probed.",
     )
     reported = models.CharField(
         max_length=12,
         choices=State,
         default=State.READY,
-        db_default=State.READY,
         help_text="The state that its last heartbeat reported.",
     )
     last_heartbeat_at = models.DateTimeField()
-    reach = models.CharField(max_length=8, choices=Reach, default=Reach.UNKNOWN, db_default=Reach.UNKNOWN)
-    probes_against = models.SmallIntegerField(
-        default=0, db_default=0, help_text="Probes in a row that contradict `reach`."
-    )
+    reach = models.CharField(max_length=8, choices=Reach, default=Reach.UNKNOWN)
+    probes_against = models.SmallIntegerField(default=0, help_text="Probes in a row that contradict `reach`.")
     probe_at = models.DateTimeField(db_default=Now(), help_text="Time of the next probe.")
-    probe_fence = models.BigIntegerField(default=0, db_default=0)
+    probe_fence = models.BigIntegerField(default=0)
     probed_at = models.DateTimeField(null=True)
     probe_fault = models.CharField(max_length=300, null=True)
     drift = models.CharField(max_length=300, null=True, help_text="The difference of its tools from its manifest.")
@@ -445,7 +438,7 @@ class WorkerSource(TenantModel):
         default=dict, help_text="What to look for there, and defaults for workers without a manifest."
     )
     sealed_secret = models.TextField(
-        default="", db_default="", editable=False, help_text="Password or token for the source, encrypted."
+        default="", editable=False, help_text="Password or token for the source, encrypted."
     )
     principal = models.ForeignKey(Principal, on_delete=models.PROTECT, related_name="+", db_index=False)
     enabled = models.BooleanField(default=True)

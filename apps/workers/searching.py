@@ -24,47 +24,10 @@ _FIELDS: Final[Mapping[str, tuple[float, int]]] = {
 }
 """The weight of a field, and how many words it typically has."""
 _STOP_WORDS: Final = frozenset(
-    [
-        "a",
-        "an",
-        "and",
-        "any",
-        "are",
-        "as",
-        "at",
-        "be",
-        "by",
-        "can",
-        "do",
-        "does",
-        "for",
-        "from",
-        "i",
-        "in",
-        "into",
-        "is",
-        "it",
-        "me",
-        "my",
-        "of",
-        "on",
-        "or",
-        "please",
-        "some",
-        "something",
-        "that",
-        "the",
-        "this",
-        "to",
-        "tool",
-        "tools",
-        "what",
-        "which",
-        "who",
-        "with",
-        "worker",
-        "workers",
-    ]
+    words(
+        "a an and any are as at be by can do does for from i in into is it me my of on or please some something that the"
+        " this to tool tools what which who with worker workers"
+    )
 )
 _ONE_EDIT: Final = 4
 _TWO_EDITS: Final = 8

@@ -38,18 +38,6 @@ _LOOKED_UP: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolView:
-    """One version of a tool."""
-
-    tool_uid: str
-    name: str
-    description: str
-    input_schema: Mapping[str, Any]
-    output_schema: Mapping[str, Any]
-    effects: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OfferView:
     """A worker's offer of a tool, with the figures of its calls. `barred` says why it may not be used now."""
 
@@ -76,7 +64,7 @@ class RegistryView:
 
     epoch: int
     history_epoch: int
-    tools: tuple[ToolView, ...]
+    tools: tuple[ToolVersion, ...]
     offers: tuple[OfferView, ...]
 
 
@@ -85,7 +73,7 @@ class Terms:
     """Everything that a call of a tool needs: the worker, the version of the tool, and the offer."""
 
     worker: Worker
-    tool: ToolView
+    tool: ToolVersion
     offer: OfferView
 
 
@@ -156,9 +144,9 @@ def tool_names(uids: Collection[str]) -> dict[str, str]:
     return dict(ToolVersion.objects.filter(uid__in=uids).values_list("uid", "name"))
 
 
-def tool_versions(uids: Collection[str]) -> dict[str, ToolView]:
+def tool_versions(uids: Collection[str]) -> dict[str, ToolVersion]:
     """Tool versions by uid, offered or not."""
-    return {tool.uid: _tool_view(tool) for tool in ToolVersion.objects.filter(uid__in=uids)}
+    return {tool.uid: tool for tool in ToolVersion.objects.filter(uid__in=uids)}
 
 
 def tried() -> dict[str, int]:
@@ -177,7 +165,7 @@ def catalogue(worker_ids: Collection[str] | None = None) -> RegistryView:
     if worker_ids is not None:
         current = current.filter(worker__in=Worker.objects.registered().filter(worker_id__in=worker_ids))
     offers = list(current.order_by("tool__uid", "worker__worker_id"))
-    tools = {offer.tool.uid: _tool_view(offer.tool) for offer in offers}
+    tools = {offer.tool.uid: offer.tool for offer in offers}
     return RegistryView(
         epoch=epoch,
         history_epoch=history_epoch,
@@ -211,9 +199,9 @@ def waits_for_room(calls: Mapping[str, int]) -> dict[str, timedelta]:
 
 def worker_named(worker_id: str) -> Worker:
     """:raises UnknownWorker: if no worker of this id is registered."""
-    worker = Worker.objects.registered().light().named(worker_id).first()
+    worker = Worker.objects.registered().light().filter(worker_id=worker_id).first()
     if worker is None:
-        raise UnknownWorker(f"There is no worker {worker_id[:100]!r}.")
+        raise UnknownWorker(f"There is no MCP worker {worker_id[:100]!r}.")
     return worker
 
 
@@ -248,11 +236,8 @@ def terms_of(worker_id: str, tool_name: str) -> Terms:
     offer: Any = _offers_named(worker_id, tool_name).current().annotate(asked_at=sql.GATEHOUSE_NOW).first()
     if offer is None:
         raise _no_offer(worker_named(worker_id).worker_id, tool_name)
-    return Terms(
-        worker=offer.worker,
-        tool=_tool_view(offer.tool),
-        offer=_offer_view(offer, offer.worker.tier_at(offer.asked_at)),
-    )
+    view = _offer_view(offer, offer.worker.tier_at(offer.asked_at))
+    return Terms(worker=offer.worker, tool=offer.tool, offer=view)
 
 
 def offer_named(worker_id: str, tool_name: str) -> Offer:
@@ -372,17 +357,6 @@ def _bring_up_to_date(tenant_id: int, kept: _KeptIndex) -> None:
     for pk, worker in workers.items():
         kept.index.put(worker.worker_id, entries[pk])
     kept.epoch = epoch
-
-
-def _tool_view(tool: ToolVersion) -> ToolView:
-    return ToolView(
-        tool_uid=tool.uid,
-        name=tool.name,
-        description=tool.description,
-        input_schema=tool.input_schema,
-        output_schema=tool.output_schema,
-        effects=frozenset(tool.effects),
-    )
 
 
 def _offer_view(offer: Offer, tier: Tier) -> OfferView:

@@ -127,8 +127,6 @@ def forbidden_effects(effects: frozenset[str], tier: Tier) -> frozenset[str]:
     return effects - ALLOWED[tier]
 
 
-# Signatures
-
 ALGORITHM: Final = "Ed25519"
 LONGEST_VALIDITY: Final = timedelta(days=7)
 CLOCK_SKEW: Final = timedelta(minutes=2)
@@ -173,17 +171,6 @@ def unsigned(manifest: Mapping[str, Any]) -> dict[str, Any]:
 def payload(manifest: Mapping[str, Any]) -> bytes:
     """Return the bytes that a signature covers."""
     return rfc8785.dumps(unsigned(manifest))
-
-
-def sign(manifest: Mapping[str, Any], *, private_key: Mapping[str, str], now: datetime, validity: timedelta) -> str:
-    """Return the signature of a manifest by a private JWK that has a `kid`."""
-    header = {
-        "alg": ALGORITHM,
-        "kid": private_key["kid"],
-        "iat": int(now.timestamp()),
-        "exp": int((now + validity).timestamp()),
-    }
-    return jws.serialize_compact(header, payload(manifest), OKPKey.import_key(dict(private_key)), registry=_REGISTRY)
 
 
 def verify(manifest: Mapping[str, Any], *, signature: str, key_id: str, key: str, now: datetime) -> Signed:

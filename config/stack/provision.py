@@ -27,7 +27,9 @@ def provision(*, password_file: str, worker_key_file: str, tokens: dict[str, lis
     issued = {name: _issue(arguments) for name, arguments in tokens.items()}
     call_command("default_target")
     call_command("source_tokens")
-    call_command("enroll_worker_key", "--name", "bundled", "--ceiling", "verified", "--private-file", worker_key_file)
+    call_command(
+        "mcp_workers", "enroll-key", "--name", "bundled", "--ceiling", "verified", "--private-file", worker_key_file
+    )
     return {"migrations": _applied_migrations(), "tokens": issued}
 
 

@@ -217,7 +217,7 @@ def test_answer_of_an_unregistered_worker_is_taken(kee: Caller, server: WorkerSe
 def pinned(caller: Caller, step: dict[str, Any]) -> dict[str, Any]:
     """The step with the version of its tool that is there now, as planners write it."""
     with caller.acting():
-        return {**step, "tool_uid": workers_seen.terms_of("texter", step["tool_name"]).tool.tool_uid}
+        return {**step, "tool_uid": workers_seen.terms_of("texter", step["tool_name"]).tool.uid}
 
 
 def let_it_write(caller: Caller, server: WorkerServer) -> None:
@@ -265,7 +265,7 @@ def test_tool_with_a_new_description_is_called(kee: Caller, server: WorkerServer
 def test_target_is_read_by_one_statement(kee: Caller, server: WorkerServer, django_assert_num_queries: Any) -> None:
     make_worker(kee, server)
     with kee.acting():
-        uid = workers_seen.terms_of("texter", "echo").tool.tool_uid
+        uid = workers_seen.terms_of("texter", "echo").tool.uid
         with django_assert_num_queries(1):
             calls.target_of(worker_id="texter", tool_name="echo", tool_uid=uid)
 

@@ -93,7 +93,9 @@ def start_department(
     :param asking: a token of the deployment below: who stands there for the DeleGate above.
     """
     key = above.data.path / "department-key"
-    manage(above, "enroll_worker_key", "--name", "departments", "--ceiling", "trusted", "--private-file", str(key))
+    manage(
+        above, "mcp_workers", "enroll-key", "--name", "departments", "--ceiling", "trusted", "--private-file", str(key)
+    )
     about = {
         "DEPARTMENT_NAME": department.name,
         "DEPARTMENT_TOOL": department.tool,

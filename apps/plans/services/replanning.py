@@ -23,6 +23,7 @@ from apps.principals.services import DELEGATE
 from apps.principals.tenancy import Caller
 from apps.receipts.services import Poster, ReceiptDraft
 from apps.workers import selectors as workers
+from apps.workers.models import ToolVersion
 
 _NUMBERED: Final = re.compile(r"step-(\d{1,6})")
 _REASON: Final = 500
@@ -166,7 +167,7 @@ def _tools(steps: Collection[Mapping[str, Any]]) -> dict[str, Tool]:
     return {step["step_id"]: _tool(step, views.get(step.get("tool_uid", ""))) for step in steps}
 
 
-def _tool(step: Mapping[str, Any], view: workers.ToolView | None) -> Tool:
+def _tool(step: Mapping[str, Any], view: ToolVersion | None) -> Tool:
     return Tool(
         uid=step.get("tool_uid", ""),
         name=step["tool_name"],

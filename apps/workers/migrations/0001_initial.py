@@ -108,7 +108,6 @@ class Migration(migrations.Migration):
                     (
                         "beats",
                         models.BooleanField(
-                            db_default=True,
                             default=True,
                             help_text="It sends heartbeats. A discovered worker that sends none is only probed.",
                         ),
@@ -117,7 +116,6 @@ class Migration(migrations.Migration):
                         "reported",
                         models.CharField(
                             choices=STATE_CHOICES,
-                            db_default="ready",
                             default="ready",
                             help_text="The state that its last heartbeat reported.",
                             max_length=12,
@@ -128,19 +126,16 @@ class Migration(migrations.Migration):
                         "reach",
                         models.CharField(
                             choices=[("unknown", "not probed yet"), ("up", "Up"), ("down", "Down")],
-                            db_default="unknown",
                             default="unknown",
                             max_length=8,
                         ),
                     ),
                     (
                         "probes_against",
-                        models.SmallIntegerField(
-                            db_default=0, default=0, help_text="Probes in a row that contradict `reach`."
-                        ),
+                        models.SmallIntegerField(default=0, help_text="Probes in a row that contradict `reach`."),
                     ),
                     ("probe_at", models.DateTimeField(db_default=Now(), help_text="Time of the next probe.")),
-                    ("probe_fence", models.BigIntegerField(db_default=0, default=0)),
+                    ("probe_fence", models.BigIntegerField(default=0)),
                     ("probed_at", models.DateTimeField(null=True)),
                     ("probe_fault", models.CharField(max_length=300, null=True)),
                     (
@@ -364,10 +359,7 @@ class Migration(migrations.Migration):
                     (
                         "sealed_secret",
                         models.TextField(
-                            db_default="",
-                            default="",
-                            editable=False,
-                            help_text="Password or token for the source, encrypted.",
+                            default="", editable=False, help_text="Password or token for the source, encrypted."
                         ),
                     ),
                     ("principal", _to("principals.principal")),

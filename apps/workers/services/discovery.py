@@ -27,6 +27,7 @@ from apps.workers.shapes import RegisterWorker, StatedWorker
 from apps.workers.sources import BadSource, Entry, Listing, Source
 
 DEFAULT_EVERY: Final = timedelta(minutes=5)
+LEAST_EVERY: Final = timedelta(seconds=5)
 _WHY: Final = "discovering workers"
 
 
@@ -51,6 +52,8 @@ def add_source(
     if kind != SourceKind.STATIC:
         manifests.endpoint(address, allow_loopback=settings.ALLOW_LOOPBACK, networks=settings.ALLOWED_NETWORKS)
     sources.check_options(kind, address, options, has_secret=bool(secret))
+    if every < LEAST_EVERY:
+        raise Invalid(f"MCP workers are asked every {LEAST_EVERY.seconds} seconds at most.", code="bad_settings")
     now = database_now()
     source, created = WorkerSource.objects.get_or_create(
         tenant_id=principal.tenant_id,
@@ -234,7 +237,9 @@ def _register_from(
         list(both.order_by("id").select_for_update())
         others = SourceEntry.objects.filter(worker=entry.worker_id).exclude(pk=entry.pk)
         moves = None if others.exists() else entry.worker_id
-    known = Worker.objects.registered().named(manifest["worker_id"]).filter(principal_id=caller.principal_id).first()
+    known = (
+        Worker.objects.registered().filter(worker_id=manifest["worker_id"], principal_id=caller.principal_id).first()
+    )
     is_signed = bool(manifest.get("trust", {}).get("signature"))
     if known is not None and not is_signed and {**known.manifest, "trust": None} == {**manifest, "trust": None}:
         worker = known  # its manifest, signed or not, says the same

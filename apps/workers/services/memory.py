@@ -138,7 +138,7 @@ def restore(*, tenant_id: int) -> list[Restored]:
     for concept in remembered:
         with acting_in(tenant_id, _WHY):
             worker_id = _worker_id(concept)
-            if not Worker.objects.named(worker_id or concept.name).exists():
+            if not Worker.objects.filter(worker_id=worker_id or concept.name).exists():
                 restored.append(_restore(tenant_id, worker_id, concept, is_quarantined=concept.pk in quarantined))
     return restored
 

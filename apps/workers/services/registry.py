@@ -67,14 +67,14 @@ def register(
     now = database_now()
     worker, created = _lock_or_create(caller, manifest, now)
     if worker.principal_id != caller.principal_id and worker.unregistered_at is None:
-        raise _taken(f"Another principal has registered {manifest.worker_id!r}.")
+        raise Conflict(f"Another principal has registered {manifest.worker_id!r}.", code="worker_id_taken")
     signed, reason = _signature(manifest, key, now)
     if signed is not None:
         _refuse_replayed(worker, caller, signed)
     is_known = not created and worker.unregistered_at is None
     is_elsewhere = worker.endpoint != manifest.endpoint
     if found and is_known and is_elsewhere and signed is None and (worker.beats or worker.pk != moves):
-        raise _taken(f"{manifest.worker_id!r} is registered at another endpoint.")
+        raise Conflict(f"{manifest.worker_id!r} is registered at another endpoint.", code="worker_id_taken")
     speaks_for_itself = found and is_known and worker.beats
     changed = not is_known or unsigned(worker.manifest) != unsigned(manifest.original)
     regraded = _grade(worker, manifest.claimed_tier, key=key if signed else None, signed=signed, reason=reason, now=now)
@@ -97,10 +97,9 @@ def register(
     if changed:
         _offer(worker, manifest, now)
         record(worker, WorkerEvent.Kind.REGISTERED if created else WorkerEvent.Kind.REPLACED, worker.tier_reason, now)
-    if changed or regraded or moved:
+        _describe(worker.tenant_id, Q(pk=worker.pk))
+    elif regraded or moved:
         advance([worker.tenant_id])
-    if changed:
-        _stamp(worker.tenant_id, Worker.objects.filter(pk=worker.pk))
     return Registration(worker, created, manifest.tools)
 
 
@@ -120,13 +119,9 @@ def _grade(
     return before != tier
 
 
-def _taken(detail: str) -> Conflict:
-    return Conflict(detail, code="worker_id_taken")
-
-
 def _lock_or_create(caller: Caller, manifest: Manifest, now: datetime) -> tuple[Worker, bool]:
     """Return the worker's row, locked, and whether it is new."""
-    named = Worker.objects.named(manifest.worker_id).select_for_update()
+    named = Worker.objects.filter(worker_id=manifest.worker_id).select_for_update()
     if (known := named.first()) is not None:
         return known, False
     try:
@@ -149,7 +144,7 @@ def _lock_or_create(caller: Caller, manifest: Manifest, now: datetime) -> tuple[
         return made, True
     rival = named.all().first()
     if rival is None:
-        raise _taken(f"{manifest.worker_id!r} is being registered elsewhere.")
+        raise Conflict(f"{manifest.worker_id!r} is being registered elsewhere.", code="worker_id_taken")
     return rival, False
 
 
@@ -236,7 +231,7 @@ def expel(*, tenant_id: int, worker_id: str, why: str) -> Worker:
 
     :raises UnknownWorker: if none of this id is registered.
     """
-    worker = _lock_registered(tenant_id, worker_id)
+    worker = _lock(worker_id, tenant_id)
     now = database_now()
     take_out(worker, f"by an operator: {why}", now, void_until=now)
     return worker
@@ -249,7 +244,7 @@ def quarantine(*, tenant_id: int, worker_id: str, why: str) -> Worker:
     :raises UnknownWorker: if none of this id is registered.
     :raises Conflict: `illegal_transition`, if it is in quarantine.
     """
-    return _order(_lock_registered(tenant_id, worker_id), State.QUARANTINED, why)
+    return _order(_lock(worker_id, tenant_id), State.QUARANTINED, why)
 
 
 @transaction.atomic
@@ -259,7 +254,7 @@ def release(*, tenant_id: int, worker_id: str, why: str) -> Worker:
     :raises UnknownWorker: if none of this id is registered.
     :raises Conflict: `illegal_transition`, if it is not in quarantine.
     """
-    worker = _lock_registered(tenant_id, worker_id)
+    worker = _lock(worker_id, tenant_id)
     if worker.state != State.QUARANTINED:
         raise Conflict(f"{worker_id} is {worker.state}, not quarantined.", code="illegal_transition")
     return _order(worker, State.OFFLINE, why)
@@ -281,16 +276,17 @@ def lock_own(caller: Caller, worker_id: str) -> Worker:
 
     :raises UnknownWorker: if there is none.
     """
-    worker = Worker.objects.registered().named(worker_id).select_for_update().first()
-    if worker is None or (worker.principal_id != caller.principal_id and Scope.ADMIN not in caller.scopes):
-        raise UnknownWorker(f"There is no worker {worker_id[:100]!r}.")
+    worker = _lock(worker_id, caller.tenant_id)
+    if worker.principal_id != caller.principal_id and Scope.ADMIN not in caller.scopes:
+        raise UnknownWorker(f"There is no MCP worker {worker_id[:100]!r}.")
     return worker
 
 
-def _lock_registered(tenant_id: int, worker_id: str) -> Worker:
-    worker = Worker.objects.registered().named(worker_id).filter(tenant_id=tenant_id).select_for_update().first()
+def _lock(worker_id: str, tenant_id: int) -> Worker:
+    found = Worker.objects.registered().filter(tenant_id=tenant_id, worker_id=worker_id)
+    worker = found.select_for_update().first()
     if worker is None:
-        raise UnknownWorker(f"There is no worker {worker_id[:100]!r}.")
+        raise UnknownWorker(f"There is no MCP worker {worker_id[:100]!r}.")
     return worker
 
 
@@ -314,8 +310,7 @@ def take_out(worker: Worker, why: str, now: datetime, *, void_until: datetime | 
         worker.void_until = max(void_until, worker.signed_at or void_until)
     worker.save(update_fields=["unregistered_at", "void_until"])
     record(worker, WorkerEvent.Kind.UNREGISTERED, why, now)
-    advance([worker.tenant_id])
-    _stamp(worker.tenant_id, Worker.objects.filter(pk=worker.pk))
+    _describe(worker.tenant_id, Q(pk=worker.pk))
 
 
 def record(worker: Worker, kind: WorkerEvent.Kind, detail: str, now: datetime) -> None:
@@ -330,10 +325,11 @@ def advance(tenant_ids: Iterable[int]) -> None:
         sql.advance_epoch(tenant_id)
 
 
-def _stamp(tenant_id: int, workers: WorkerQuerySet) -> None:
-    """Store on workers the epoch at which their tools or their pool changed."""
+def _describe(tenant_id: int, which: Q) -> None:
+    """Advance the epoch of a registry, and store it on the workers whose tools or pool have changed."""
+    advance([tenant_id])
     epoch = Registry.objects.filter(tenant_id=tenant_id).values("epoch")
-    workers.update(described_at_epoch=Subquery(epoch))
+    Worker.objects.filter(which, tenant_id=tenant_id).update(described_at_epoch=Subquery(epoch))
 
 
 @transaction.atomic
@@ -342,10 +338,8 @@ def rearrange(*, tenant_id: int, moved: Collection[int]) -> None:
 
     :param moved: keys of the principals whose parent has changed.
     """
-    advance([tenant_id])
     names = Principal.objects.filter(tenant_id=tenant_id, pk__in=moved).values("name")
-    of_tenant = Worker.objects.filter(tenant_id=tenant_id)
-    _stamp(tenant_id, of_tenant.filter(Q(principal_id__in=moved) | Q(worker_id__in=names)))
+    _describe(tenant_id, Q(principal_id__in=moved) | Q(worker_id__in=names))
 
 
 @transaction.atomic
@@ -423,7 +417,7 @@ def take_call(*, worker_id: str) -> None:
     :raises WorkerRateLimited: if the worker has received all calls that it and its tier allow for now.
     """
     # Any: a worker with the database's clock.
-    worker: Any = Worker.objects.light().named(worker_id).annotate(asked_at=sql.GATEHOUSE_NOW).get()
+    worker: Any = Worker.objects.light().filter(worker_id=worker_id).annotate(asked_at=sql.GATEHOUSE_NOW).get()
     per_hour = calls_per_hour(worker.constraints.get("rate_limit_per_hour"), worker.tier_at(worker.asked_at))
     seconds: int | None = _HOUR
     if per_hour:

@@ -1,0 +1,201 @@
+"""Keys, sources and the registry of MCP workers.
+
+Keys that sign manifests: one of this machine, made where its file does not exist, or the public half (a JWK) of another one:
+
+    manage.py mcp_workers enroll-key --name bundled --ceiling verified --private-file key.json
+    manage.py mcp_workers enroll-key --name acme-ocr --ceiling sandbox --public-file acme.json
+    manage.py mcp_workers revoke-key --key-id acme-ocr-4f1c2a9b03de --why "the laptop is gone"
+
+Sources that list MCP workers: one MCP endpoint, a YAML file, etcd, or Consul:
+
+    manage.py mcp_workers add-source files --kind pull --address https://files.example.com/mcp --principal agent \\
+        --worker '{"worker_id": "files", "side_effects": {"filesystem": "read", "network": "none"}}'
+    manage.py mcp_workers add-source shared --kind etcd --address https://etcd.example.com:2379 --principal agent \\
+        --prefix /workers/ --user gatehouse --secret-file password.txt
+    manage.py mcp_workers add-source services --kind consul --address https://consul.example.com:8501 \\
+        --principal agent --service mcp-worker --secret-file token.txt
+    manage.py mcp_workers change-secret shared --secret-file password.txt
+    manage.py mcp_workers list-sources
+    manage.py mcp_workers remove-source files
+
+After a loss of the registry's tables, the workers that memory still holds:
+
+    manage.py mcp_workers rebuild
+"""
+
+import json
+from argparse import ArgumentParser, ArgumentTypeError, RawDescriptionHelpFormatter
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from joserfc.jwk import OKPKey
+
+from apps.core.errors import DomainError
+from apps.principals import selectors as principals
+from apps.principals.models import Principal
+from apps.principals.tenancy import acting_as_system
+from apps.workers import selectors, trust
+from apps.workers.models import SourceKind
+from apps.workers.services import discovery, memory, registry
+from apps.workers.trust import Tier
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as exc:
+        raise ArgumentTypeError(f"{text!r} is no JSON: {exc}") from exc
+    if not isinstance(found, dict):
+        raise ArgumentTypeError(f"{text!r} is no JSON object")
+    return found
+
+
+class Command(BaseCommand):
+    help = __doc__
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.formatter_class = RawDescriptionHelpFormatter
+        verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+        enroll = verbs.add_parser("enroll-key", help="trust what a key signs, up to a ceiling")
+        enroll.add_argument("--name", required=True, help="the key's id is this and the beginning of its thumbprint")
+        enroll.add_argument("--ceiling", required=True, choices=Tier.values)
+        where = enroll.add_mutually_exclusive_group(required=True)
+        where.add_argument("--private-file", type=Path, help="file of the private half; made if it does not exist")
+        where.add_argument("--public-file", type=Path, help="file of the public half")
+        revoke = verbs.add_parser("revoke-key", help="end the trust in a key, and in all workers that it has signed")
+        revoke.add_argument("--key-id", required=True)
+        revoke.add_argument("--why", required=True, help="recorded in the history of each worker")
+        add = verbs.add_parser("add-source", help="add a source")
+        add.add_argument("name")
+        add.add_argument("--kind", required=True, choices=SourceKind.values)
+        add.add_argument("--address", required=True, help="a URL; the path of the YAML file for kind static")
+        add.add_argument("--principal", required=True, help="the principal that the workers are registered for")
+        add.add_argument("--prefix", help="etcd: the prefix of the keys (default: /gatehouse/workers/)")
+        add.add_argument("--user", help="etcd: the user; its password stands in --secret-file")
+        add.add_argument("--service", help="Consul: the name of the service (default: mcp-worker)")
+        add.add_argument("--worker", type=_json_object, metavar="JSON", help="defaults for servers without a manifest")
+        add.add_argument(
+            "--every", type=int, default=300, metavar="SECONDS", help="how often each worker is asked (default: 300)"
+        )
+        add.add_argument("--secret-file", type=Path, help="holds the password of etcd's user, or Consul's token")
+        secret = verbs.add_parser("change-secret", help="replace the password or token of a source")
+        secret.add_argument("name")
+        secret.add_argument("--secret-file", type=Path, required=True)
+        listed = verbs.add_parser("list-sources", help="list the sources with their workers and faults")
+        listed.add_argument("--json", action="store_true")
+        remove = verbs.add_parser("remove-source", help="remove a source, and the workers that only it lists")
+        remove.add_argument("name")
+        rebuild = verbs.add_parser(
+            "rebuild", help="register the workers again that memory holds and the registry lacks"
+        )
+        for one in (enroll, revoke, add, secret, listed, remove, rebuild):
+            one.add_argument("--tenant", default="default")
+
+    def handle(self, *_args: Any, verb: str, tenant: str, **given: Any) -> None:
+        run = getattr(self, f"_{verb.replace('-', '_')}")
+        try:
+            with acting_as_system("MCP workers: a command"):
+                tenant_id = principals.tenant_named(tenant).pk
+                if verb != "rebuild":
+                    run(tenant_id, **given)
+            if verb == "rebuild":  # opens its own transactions
+                run(tenant_id)
+        except DomainError as refusal:
+            raise CommandError(refusal.detail) from refusal
+
+    def _enroll_key(
+        self, tenant_id: int, *, name: str, ceiling: str, private_file: Path, public_file: Path | None, **_: Any
+    ) -> None:
+        if public_file is None:
+            key = _private_key(private_file, name)
+        else:
+            public = json.loads(trust.public_key(_read(public_file)))
+            key = {**public, "kid": _key_id(name, OKPKey.import_key(public))}
+        try:
+            text = json.dumps({member: key[member] for member in ("kty", "crv", "x")})
+        except (KeyError, TypeError) as exc:
+            raise CommandError(f"{private_file} holds no private key.") from exc
+        registry.enroll_key(tenant_id=tenant_id, key_id=key["kid"], public_key=text, ceiling=Tier(ceiling))
+        self.stdout.write(f"{key['kid']} may grant {ceiling}")
+
+    def _revoke_key(self, tenant_id: int, *, key_id: str, why: str, **_: Any) -> None:
+        stripped = registry.revoke_key(tenant_id=tenant_id, key_id=key_id, why=why)
+        self.stdout.write(f"{key_id} is revoked; {stripped} MCP workers are untrusted now")
+
+    def _add_source(self, tenant_id: int, **given: Any) -> None:
+        principal_id = principals.principal_id_named(given["principal"], tenant_id=tenant_id)
+        kind, address = SourceKind(given["kind"]), given["address"]
+        options = {name: given[name] for name in ("worker", "prefix", "user", "service") if given[name] is not None}
+        source = discovery.add_source(
+            principal=Principal.objects.get(pk=principal_id),
+            name=given["name"],
+            kind=kind,
+            address=str(Path(address).resolve()) if kind == SourceKind.STATIC else address,
+            options=options,
+            secret=_secret(given["secret_file"]) if given["secret_file"] else "",
+            every=timedelta(seconds=given["every"]),
+        )
+        self.stdout.write(f"{source.name} is looked at from now on, and its MCP workers every {given['every']} s")
+
+    def _change_secret(self, tenant_id: int, *, name: str, secret_file: Path, **_: Any) -> None:
+        discovery.change_secret(tenant_id=tenant_id, name=name, secret=_secret(secret_file))
+        self.stdout.write(f"{name} has another secret from now on")
+
+    def _list_sources(self, tenant_id: int, **given: Any) -> None:
+        found = selectors.sources(tenant_id=tenant_id)
+        if given["json"]:
+            self.stdout.write(json.dumps(found))
+            return
+        for source in found:
+            self.stdout.write(f"{source['name']}  {source['kind']}  {source['address']}  {source['fault'] or 'ok'}")
+            for entry in source["entries"]:
+                self.stdout.write(f"  {entry['key']}  {entry['worker_id'] or '-'}  {entry['fault'] or 'ok'}")
+
+    def _remove_source(self, tenant_id: int, *, name: str, **_: Any) -> None:
+        left = discovery.remove_source(tenant_id=tenant_id, name=name)
+        self.stdout.write(f"{name} is removed; {left} MCP workers have left")
+
+    def _rebuild(self, tenant_id: int) -> None:
+        restored = memory.restore(tenant_id=tenant_id)
+        for one in restored:
+            self.stdout.write(f"{one.worker_id}: {one.tier or 'left out'} ({one.reason})")
+        self.stdout.write(f"{sum(one.tier is not None for one in restored)} MCP workers registered again")
+
+
+def _key_id(name: str, key: OKPKey) -> str:
+    return f"{name}-{key.thumbprint()[:12]}"
+
+
+def _private_key(file: Path, name: str) -> dict[str, str]:
+    """Read the key in the file. If there is none, write a new key atomically, readable by its owner alone."""
+    if file.exists():
+        try:
+            found: dict[str, str] = json.loads(_read(file))
+        except ValueError as exc:
+            raise CommandError(f"{file} holds no private key.") from exc
+    else:
+        key = OKPKey.generate_key("Ed25519", private=True)
+        members = {member: str(value) for member, value in key.as_dict(private=True).items()}
+        found = {**members, "kid": _key_id(name, key)}
+        part = file.with_name(f"{file.name}.part")
+        part.unlink(missing_ok=True)
+        part.touch(mode=0o600)
+        part.write_text(json.dumps(found), encoding="utf-8")
+        part.replace(file)
+    return found
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as exc:
+        raise CommandError(f"{file} can't be read.") from exc
+
+
+def _secret(file: Path) -> str:
+    secret = _read(file).strip()
+    if not secret:
+        raise CommandError(f"{file} is empty.")
+    return secret
