@@ -133,7 +133,7 @@ CLOCK_SKEW: Final = timedelta(minutes=2)
 
 # Stricter than a base64 decoder: two decoders can't read the same signature differently.
 _COMPACT: Final = re.compile(r"([A-Za-z0-9_-]+)\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
-_REGISTRY: Final = jws.JWSRegistry(
+HEADERS: Final = jws.JWSRegistry(
     header_registry={"iat": HeaderParameter("Signed at", "int"), "exp": HeaderParameter("Ends at", "int")},
     algorithms=[ALGORITHM],
 )
@@ -183,7 +183,7 @@ def verify(manifest: Mapping[str, Any], *, signature: str, key_id: str, key: str
     if header.get("alg") != ALGORITHM:
         raise BadSignature(f"Manifests are signed with {ALGORITHM}.", code="wrong_algorithm")
     try:
-        found = jws.deserialize_compact(signature, OKPKey.import_key(json.loads(key)), registry=_REGISTRY)
+        found = jws.deserialize_compact(signature, OKPKey.import_key(json.loads(key)), registry=HEADERS)
     except (JoseError, ValueError) as exc:
         raise BadSignature(f"The signature is not by the key {key_id!r}.") from exc
     try:

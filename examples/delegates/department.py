@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import httpx2
 from mcp import Client, MCPError
@@ -25,7 +25,7 @@ from pydantic import BaseModel, Field
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "workers"))
 
-from worker_kit import Worker, refused
+from worker_kit import JobId, JobStatus, Started, Worker, refused
 
 SUCCEEDED: Final = frozenset({"complete", "partial"})
 FAILED: Final = frozenset({"failed", "budget_exceeded", "canceled", "abandoned"})
@@ -33,7 +33,6 @@ NAME: Final = os.environ.get("DEPARTMENT_NAME", "department")
 DOES: Final = os.environ.get("DEPARTMENT_DOES", "Plans and carries out what it is asked for.")
 
 Intent = Annotated[str, Field(min_length=1, max_length=20_000, description="What is wanted, in plain words.")]
-JobId = Annotated[str, Field(min_length=1, max_length=100)]
 
 worker = Worker(
     worker_id=NAME,
@@ -46,20 +45,6 @@ worker = Worker(
     claimed_tier="trusted",
     capacity=16,
 )
-
-
-class Started(BaseModel):
-    """A job that goes on after the call."""
-
-    job_id: str
-    estimated_duration_seconds: float
-
-
-class JobStatus(BaseModel):
-    job_id: str
-    status: Literal["running", "complete", "failed"]
-    progress: float = Field(description="Percent of the steps that are done.")
-    message: str
 
 
 class Carried(BaseModel):

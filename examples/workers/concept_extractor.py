@@ -16,8 +16,8 @@ from typing import Annotated, Any, Final
 import anyio
 import anyio.to_thread
 from mcp.server.mcpserver import Context
-from pydantic import BaseModel, Field, ValidationError
-from worker_kit import Worker, refused, resolve
+from pydantic import BaseModel, Field
+from worker_kit import Pointer, Worker, refused, resolve
 
 MAX_DOCUMENTS: Final = 2_000
 MAX_DOCUMENT: Final = 200_000
@@ -61,14 +61,6 @@ class Concepts(BaseModel):
     complete: bool = Field(description="False when a limit cut documents or their text.")
 
 
-Pointer = Annotated[
-    str | dict[str, Any],
-    Field(
-        description="Result pointer of a document index (artifact:... or inline:...), the index itself, or `{text: ...}`."
-    ),
-]
-
-
 @worker.tool(title="Extract key concepts", open_world=True)
 async def extract_concepts(
     index_pointer: Pointer, ctx: Context[Any, Any], max_concepts: Annotated[int, Field(ge=1, le=500)] = 50
@@ -76,16 +68,11 @@ async def extract_concepts(
     """Extract the key concepts from an index of documents.
 
     Finds the terms that the documents are about, the most relevant first, with the documents that they stand in.
-    `index_pointer` is the result pointer of the index, or the index.
+    `index_pointer` is the result pointer of the index, the index, or `{text: ...}`.
     """
-    is_text = isinstance(index_pointer, dict) and isinstance(index_pointer.get("text"), str)
-    given = {"documents": [index_pointer]} if is_text else await resolve(index_pointer, "documents")
-    try:
-        documents = Documents.model_validate(given).documents
-    except ValidationError as refusal:
-        first = refusal.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "document"
-        raise refused("not_an_index", f"This is no index of documents: {where}: {first['msg']}") from None
+    if isinstance(index_pointer, dict) and isinstance(index_pointer.get("text"), str):
+        index_pointer = {"documents": [index_pointer]}
+    documents = (await resolve(index_pointer, Documents, key="documents", code="not_an_index")).documents
     if not any(one.text.strip() for one in documents):
         raise refused("nothing_to_do", "The documents hold no text")
     weights: defaultdict[str, float] = defaultdict(float)

@@ -8,10 +8,10 @@ Run it: `python examples/workers/optimization_suggester.py --port 8802`
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, Field, ValidationError
-from worker_kit import Worker, refused, resolve
+from pydantic import BaseModel, Field
+from worker_kit import Pointer, Worker, resolve
 
 Level = Literal["high", "medium", "low"]
 Text = Annotated[str, Field(max_length=4_000)]
@@ -68,12 +68,6 @@ class Suggestions(BaseModel):
     suggestions: list[Suggestion] = Field(description="Ranked: highest impact first, least effort first among equals.")
 
 
-Pointer = Annotated[
-    str | dict[str, Any],
-    Field(description="Result pointer of a code analysis (artifact:... or inline:...), or the analysis itself."),
-]
-
-
 @worker.tool(title="Suggest optimizations", open_world=True)
 async def suggest_optimizations(analysis_pointer: Pointer) -> Suggestions:
     """Suggest optimizations, ranked by impact, from the analysis of a codebase.
@@ -81,12 +75,7 @@ async def suggest_optimizations(analysis_pointer: Pointer) -> Suggestions:
     Proposes improvements and refactorings: what to simplify, split, mend or delete, where, why, and with what
     effort. `analysis_pointer` is the result pointer of the analysis, or the analysis.
     """
-    try:
-        analysis = Analysis.model_validate(await resolve(analysis_pointer, "issues"))
-    except ValidationError as refusal:
-        first = refusal.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "document"
-        raise refused("not_an_analysis", f"This is not a code analysis: {where}: {first['msg']}") from None
+    analysis = await resolve(analysis_pointer, Analysis, key="issues", code="not_an_analysis")
     found = []
     for issue in analysis.issues:
         if issue.kind in ADVICE:

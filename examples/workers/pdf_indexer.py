@@ -26,7 +26,7 @@ import anyio.to_thread
 from mcp import MCPError
 from mcp.types import INTERNAL_ERROR
 from pydantic import BaseModel, Field
-from worker_kit import Worker, refused
+from worker_kit import JobId, JobStatus, Started, Worker, refused
 
 MAX_FILES: Final = 2_000
 MAX_FILE_BYTES: Final = 64 * 1_048_576
@@ -49,20 +49,6 @@ worker = Worker(
     side_effects={"filesystem": "read", "network": "none", "execution": "none"},
     capacity=4,
 )
-
-
-class Started(BaseModel):
-    """A job that goes on after the call."""
-
-    job_id: str
-    estimated_duration_seconds: int
-
-
-class JobStatus(BaseModel):
-    job_id: str
-    status: Literal["running", "complete", "failed"]
-    progress: float = Field(description="Percent of the files that are read.")
-    message: str
 
 
 class Indexed(BaseModel):
@@ -95,7 +81,6 @@ Files = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=4_096)]],
     Field(min_length=1, max_length=MAX_FILES, description="Absolute paths of PDF files."),
 ]
-JobId = Annotated[str, Field(min_length=1, max_length=100)]
 
 
 @dataclass

@@ -31,7 +31,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, Literal, TypedDict, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 from urllib.parse import quote
 
 import anyio
@@ -47,6 +47,7 @@ from mcp.server import MCPServer
 from mcp.server.context import CallNext, HandlerResult, ServerRequestContext
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import INTERNAL_ERROR, ToolAnnotations
+from pydantic import BaseModel, Field, ValidationError
 
 log = logging.getLogger("worker")
 
@@ -58,30 +59,27 @@ ARTIFACT: Final = re.compile(r"artifact:(?://)?(?:sha256[:/-])?([0-9a-f]{64})", 
 ENVELOPES: Final = ("result", "payload", "structuredContent", "structured_content", "content")
 
 ToolFunction = TypeVar("ToolFunction", bound=Callable[..., Any])
+Document = TypeVar("Document", bound=BaseModel)
+
+Pointer = Annotated[
+    str | dict[str, Any],
+    Field(description="Result pointer of the hub (artifact:... or inline:...), or the document itself."),
+]
+JobId = Annotated[str, Field(min_length=1, max_length=100)]
 
 
-class Constraints(TypedDict):
-    """What the hub must keep to when it calls this worker."""
+class Started(BaseModel):
+    """A job that goes on after the call."""
 
-    max_payload_bytes: int
-    timeout_seconds: int
-    rate_limit_per_hour: int
-
-
-class Hints(TypedDict):
-    """What a planner may expect of a call. `long` (over a minute) is queued, `fast` is called directly."""
-
-    latency_band: Literal["fast", "medium", "slow"]
-    cost_band: Literal["free", "low", "medium", "high"]
-    expected_runtime: Literal["fast", "medium", "long"]
+    job_id: str
+    estimated_duration_seconds: float
 
 
-class SideEffects(TypedDict):
-    """What a call touches outside the worker's own memory."""
-
-    filesystem: Literal["read", "write", "none"]
-    network: Literal["outbound", "bidirectional", "none"]
-    execution: Literal["subprocess", "container", "none"]
+class JobStatus(BaseModel):
+    job_id: str
+    status: Literal["running", "complete", "failed"]
+    progress: float = Field(description="Percent of the work that is done.")
+    message: str
 
 
 def refused(code: str, sentence: str) -> ToolError:
@@ -90,7 +88,11 @@ def refused(code: str, sentence: str) -> ToolError:
 
 
 class Worker:
-    """One self-describing MCP worker. `claimed_tier` is a claim; the hub grants a tier by its own rules."""
+    """One self-describing MCP worker.
+
+    `constraints`, `hints` and `side_effects` stand in the manifest: the limits of calls, what a planner may expect of
+    them, and what they touch. `claimed_tier` is a claim; the hub grants a tier by its own rules.
+    """
 
     def __init__(
         self,
@@ -98,9 +100,9 @@ class Worker:
         worker_id: str,
         description: str,
         capabilities: Sequence[str],
-        constraints: Constraints,
-        hints: Hints,
-        side_effects: SideEffects,
+        constraints: dict[str, int],
+        hints: dict[str, str],
+        side_effects: dict[str, str],
         claimed_tier: Literal["trusted", "verified", "sandbox", "untrusted"] = "verified",
         capacity: int = 4,
     ) -> None:
@@ -111,9 +113,9 @@ class Worker:
         self._active_calls = 0
         self._about: dict[str, Any] = {
             "capabilities": list(capabilities),
-            "constraints": dict(constraints),
-            "hints": dict(hints),
-            "side_effects": dict(side_effects),
+            "constraints": constraints,
+            "hints": hints,
+            "side_effects": side_effects,
             "trust": {"tier": claimed_tier},
         }
         self.server: MCPServer[Any] = MCPServer(
@@ -339,19 +341,26 @@ def signed(manifest: dict[str, Any], key: OKPKey) -> dict[str, Any]:
     return {**manifest, "trust": {**trust, "signature": jws.serialize_compact(header, payload, key, registry=registry)}}
 
 
-async def resolve(pointer: str | dict[str, Any], key: str) -> Any:
-    """Return the object with a member `key` behind a result pointer of the hub; a document stands for itself.
+async def resolve(pointer: str | dict[str, Any], model: type[Document], *, key: str, code: str) -> Document:
+    """Return the document behind a result pointer of the hub; a document stands for itself.
 
     `inline:` pointers hold the document. `artifact:` pointers are fetched from the hub that `GATEHOUSE_URL` names.
 
-    :raises ToolError: if the pointer is of another kind, or does not lead to JSON in time and size.
+    :param key: a member that the document has, and no envelope around it.
+    :raises ToolError: if the pointer is of another kind, or does not lead to JSON in time and size; `code`, if the JSON
+        is no such document.
     """
     document = pointer if isinstance(pointer, dict) else await _pointed_to(pointer.strip())
     for _ in range(3):
         if not isinstance(document, dict) or key in document:
             break
         document = next((document[name] for name in ENVELOPES if isinstance(document.get(name), dict)), None)
-    return document
+    try:
+        return model.model_validate(document)
+    except ValidationError as refusal:
+        first = refusal.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "document"
+        raise refused(code, f"{where}: {first['msg']}") from None
 
 
 async def _pointed_to(pointer: str) -> Any:

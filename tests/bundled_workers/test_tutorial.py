@@ -44,7 +44,7 @@ def test_the_tutorial_goes_as_it_is_written(server: Server, tmp_path: Path) -> N
 
     assert done.returncode == 0, done.stdout + done.stderr
     said = done.stdout.replace('": ', '":')
-    assert '{"words":7, "minutes":0.04, "summary":"7 words, 0.04 minutes"}' in said
+    assert '"summary":"7 words, 0.04 minutes"' in said
     assert '"worker_id":"reading-time"' in said
     assert '"effective_tier":"untrusted"' in said
     assert '"word":"txet","found":"text"' in said.replace(", ", ",")
@@ -53,4 +53,4 @@ def test_the_tutorial_goes_as_it_is_written(server: Server, tmp_path: Path) -> N
     assert "effective tier verified" in said
     assert '"status":"unregistered"' in said
     (folder,) = tmp_path.iterdir()
-    assert {file.name for file in folder.iterdir()} >= {"worker_kit.py", "reading_time.py", "ask.py", "key.json"}
+    assert {file.name for file in folder.iterdir()} >= {"worker_kit.py", "reading_time.py", "key.json"}

@@ -257,7 +257,7 @@ MUTANTS: Final = (
         file="apps/workers/services/registry.py",
         text="if worker.state in {state, State.QUARANTINED}:",
         replacement="if worker.state == state:",
-        tests=("tests/workers/test_registry.py",),
+        tests=("tests/workers/test_health.py",),
     ),
     # Executions
     Mutant(

@@ -1,13 +1,15 @@
-"""Manifests, keys and sources for the tests of the registry."""
+"""Manifests, keys, sources and heartbeats for the tests of the registry."""
 
 import json
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
+from joserfc import jws
 from joserfc.jwk import OKPKey
 
 from apps.core.errors import DomainError
@@ -15,15 +17,17 @@ from apps.core.sql import database_now
 from apps.principals.models import Principal
 from apps.principals.tenancy import Caller
 from apps.workers import trust
-from apps.workers.models import SourceKind, WorkerSource
-from apps.workers.services import discovery, registry
+from apps.workers.models import SourceEntry, SourceKind, Worker, WorkerEvent, WorkerSource
+from apps.workers.services import discovery, health, registry
+from apps.workers.shapes import HeartbeatTaken
 from apps.workers.trust import Tier
 
+ID = "code-analyzer-001"
 READS_ONLY = {"filesystem": "read", "network": "none", "execution": "none"}
 NOTHING = {"filesystem": "none", "network": "none", "execution": "none"}
 
 
-def make_manifest(worker_id: str = "code-analyzer-001", **changes: Any) -> dict[str, Any]:
+def make_manifest(worker_id: str = ID, **changes: Any) -> dict[str, Any]:
     """An example of a registration, with what it leaves to the reader filled in."""
     return {
         "worker_id": worker_id,
@@ -73,7 +77,11 @@ def signed(
     validity: timedelta = timedelta(hours=1),
 ) -> dict[str, Any]:
     manifest = {**manifest, "trust": {**manifest.get("trust", {}), "key_id": key["kid"]}}
-    signature = trust.sign(manifest, private_key=key, now=now or database_now(), validity=validity)
+    begun = int((now or database_now()).timestamp())
+    header = {"alg": "Ed25519", "kid": key["kid"], "iat": begun, "exp": begun + int(validity.total_seconds())}
+    signature = jws.serialize_compact(
+        header, trust.payload(manifest), OKPKey.import_key(dict(key)), registry=trust.HEADERS
+    )
     return {**manifest, "trust": {**manifest["trust"], "signature": signature}}
 
 
@@ -81,7 +89,15 @@ def register(caller: Caller, manifest: dict[str, Any]) -> registry.Registration:
     return registry.register(caller=caller, original=manifest)
 
 
-def move_clock(by: timedelta) -> None:
+def beat(caller: Caller, worker_id: str = ID, status: str = "healthy") -> HeartbeatTaken:
+    return health.heartbeat(caller=caller, worker_id=worker_id, status=status, current_load=0.0, available=True)
+
+
+def events(kind: str = "state") -> list[str]:
+    return [event.detail for event in WorkerEvent.objects.filter(kind=kind).order_by("id")]
+
+
+def move_clock(by: timedelta = timedelta(0)) -> None:
     """Let the database's clock stand at another time for the rest of the transaction."""
     with connection.cursor() as cursor:
         cursor.execute(
@@ -111,9 +127,49 @@ def add_source(
     )
 
 
+def discover(*, ask: bool = False) -> None:
+    """Look at every source, and ask the entries that are due, or all."""
+    WorkerSource.objects.update(next_at="2000-01-01T00:00Z")
+    if ask:
+        SourceEntry.objects.update(next_at="2000-01-01T00:00Z")
+    discovery.discover()
+
+
+def ids() -> list[str]:
+    """The registered workers."""
+    return sorted(worker.worker_id for worker in Worker.objects.registered())
+
+
+def fault() -> str:
+    """Of the only entry of all sources."""
+    return SourceEntry.objects.get().fault or ""
+
+
 @contextmanager
 def refused(code: str, text: str | None = None) -> Iterator[pytest.ExceptionInfo[DomainError]]:
     """Expect a refusal with this code, and this text in its message."""
     with pytest.raises(DomainError, match=text) as caught, transaction.atomic():
         yield caught
     assert caught.value.code == code
+
+
+def at_once(*acts: Callable[[], object]) -> list[object]:
+    """The results of these acts, begun at the same moment on threads of their own; refusals are results."""
+    barrier = threading.Barrier(len(acts))
+    answers: list[object] = [None] * len(acts)
+
+    def run(place: int, act: Callable[[], object]) -> None:
+        barrier.wait()
+        try:
+            answers[place] = act()
+        except DomainError as refusal:
+            answers[place] = refusal.code
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(acts)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    return answers

@@ -1,12 +1,19 @@
-"""MCP servers inside the test process that know nothing of this product, and what they may be told to be."""
+"""Servers inside the test process: MCP servers that know nothing of this product, and stand-ins for etcd and Consul.
+
+The stand-ins do as much of the documented HTTP APIs as discovery uses.
+"""
 
 import asyncio
+import base64
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import uvicorn
 from mcp.server.lowlevel import Server
@@ -43,6 +50,10 @@ class McpServer:
     page_size: int = 1000
     asked: list[str] = field(default_factory=list)
     stop: Callable[[], None] = lambda: None
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.endpoint).port or 0
 
     def _listed(self) -> list[Tool]:
         own = [Tool(name="worker_bootstrap", input_schema=NO_ARGUMENTS)] if self.manifest is not None else []
@@ -87,3 +98,134 @@ def serving(*, name: str = "shouter") -> Iterator[McpServer]:
         yield served
     finally:
         stop()
+
+
+def encoded(text: str | bytes) -> str:
+    return base64.b64encode(text if isinstance(text, bytes) else text.encode()).decode()
+
+
+@dataclass
+class Registry:
+    """etcd at `/v3/…` and Consul at `/v1/…`. Every change increases `revision`, which is Consul's index too."""
+
+    url: str = ""
+    revision: int = 10
+    keys: dict[str, str] = field(default_factory=dict)
+    """Of etcd: keys and values in base64."""
+    services: list[Any] = field(default_factory=list)
+    """Of Consul."""
+    password: str = ""
+    """Of etcd's user, where etcd asks for one."""
+    token: str = ""
+    """The token that etcd accepts now, or that Consul asks for."""
+    keeps_back: bool = False
+    """Consul's token does not see all instances."""
+    asked: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def put(self, key: str | bytes, value: Any) -> None:
+        with self.changed:
+            self.keys[encoded(key)] = encoded(value if isinstance(value, str) else json.dumps(value))
+            self._change()
+
+    def delete(self, key: str | bytes) -> None:
+        with self.changed:
+            del self.keys[encoded(key)]
+            self._change()
+
+    def serve(self, *services: Any) -> None:
+        with self.changed:
+            self.services = list(services)
+            self._change()
+
+    def _change(self) -> None:
+        self.revision += 1
+        self.changed.notify_all()
+
+    def range(self, asked: dict[str, Any]) -> dict[str, Any]:
+        first, end = base64.b64decode(asked["key"]), base64.b64decode(asked["range_end"])
+        found = [(key, value) for key, value in sorted(self.keys.items()) if first <= base64.b64decode(key) < end]
+        kvs = [{"key": key, "value": value} for key, value in found[: asked["limit"]]]
+        return {"header": {"revision": str(self.revision)}, **({"kvs": kvs} if kvs else {})}
+
+
+def service(name: str, port: int, **members: Any) -> dict[str, Any]:
+    """An instance of a service as Consul lists it."""
+    about = {"ID": name, "Service": "mcp-worker", "Address": "", "Port": port, "Tags": [], "Meta": {}, **members}
+    return {"Node": {"Node": "n1", "Address": "127.0.0.1"}, "Service": about, "Checks": [{"Status": "passing"}]}
+
+
+class Handler(BaseHTTPRequestHandler):
+    registry: Registry
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.registry.asked.append((self.path, asked))
+        if self.path == "/v3/auth/authenticate":
+            is_right = self.registry.password and asked["password"] == self.registry.password
+            self.say({"token": self.registry.token} if is_right else {"error": "failed"}, 200 if is_right else 400)
+        elif self.registry.password and self.headers.get("Authorization") != self.registry.token:
+            self.say({"error": "invalid auth token"}, 401)
+        elif self.path == "/v3/kv/range":
+            self.say(self.registry.range(asked))
+        else:
+            self.watch(int(asked["create_request"]["start_revision"]))
+
+    def watch(self, start: int) -> None:
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.tell({"result": {"header": {"revision": str(self.registry.revision)}, "created": True}})
+        with self.registry.changed:
+            if self.registry.changed.wait_for(lambda: self.registry.revision >= start, timeout=2):
+                self.tell({"result": {"header": {"revision": str(self.registry.revision)}, "events": [{}]}})
+        self.close_connection = True
+
+    def tell(self, line: Any) -> None:
+        try:
+            self.wfile.write(json.dumps(line).encode() + b"\n")
+        except OSError:
+            self.close_connection = True
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        query = {name: values[0] for name, values in parse_qs(url.query).items()}
+        self.registry.asked.append((url.path, query))
+        if self.registry.token and self.headers.get("X-Consul-Token") != self.registry.token:
+            self.say({"error": "Permission denied"}, 403)
+            return
+        with self.registry.changed:
+            if known := int(query.get("index", "0")):
+                wait = float(query["wait"].removesuffix("s"))
+                self.registry.changed.wait_for(lambda: self.registry.revision != known, timeout=wait)
+            kept_back = {"X-Consul-Results-Filtered-By-ACLs": "true"} if self.registry.keeps_back else {}
+            self.say(self.registry.services, 200, **{"X-Consul-Index": str(self.registry.revision)}, **kept_back)
+
+    def say(self, document: Any, status: int = 200, **headers: str) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base class names it so
+        """Keep the test's output clean."""
+
+
+@contextmanager
+def serving_registry() -> Iterator[Registry]:
+    registry = Registry()
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"registry": registry}))
+    server.daemon_threads = True
+    registry.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield registry
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

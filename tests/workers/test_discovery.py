@@ -1,66 +1,65 @@
-"""Workers that are found: known endpoints are asked what they offer, and what they say is judged like any registration."""
+"""Discovery: MCP endpoints, YAML files, etcd and Consul list workers; what they say is judged like any registration."""
 
 import threading
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import IntegrityError, connection, transaction
-from pytest_django import Settings
+import yaml
 
-from apps.core.sql import database_now, violated_constraint
-from apps.principals.models import Tenant
+from apps.core.sql import database_now
+from apps.principals.models import Principal, Tenant
 from apps.principals.scopes import Kind
 from apps.principals.tenancy import Caller, acting_as
-from apps.workers import manifests, selectors
-from apps.workers.models import SourceEntry, Worker, WorkerEvent, WorkerSource
+from apps.workers import manifests, selectors, sources
+from apps.workers.models import Reach, SourceEntry, SourceKind, State, Worker, WorkerEvent, WorkerSource
 from apps.workers.services import discovery, health
+from apps.workers.sources import Entry, Listing
 from tests.factories import make_caller, make_tenant
 from tests.workers.factories import (
     NOTHING,
     READS_ONLY,
     add_source,
-    enroll,
-    make_key,
+    at_once,
+    beat,
+    discover,
+    fault,
+    ids,
     make_manifest,
     move_clock,
     refused,
     register,
     signed,
 )
-from tests.workers.servers import READS, McpServer, make_tool
+from tests.workers.servers import READS, McpServer, Registry, make_tool, service, serving, serving_registry
+
+Key = dict[str, str]
 
 
-def found() -> Worker:
-    return Worker.objects.registered().get()
+def source_fault() -> str:
+    return WorkerSource.objects.get().fault or ""
 
 
-def fault() -> str:
-    return SourceEntry.objects.get().fault or ""
+def barred(worker_id: str = "loud") -> str | None:
+    return selectors.terms_of(worker_id, "shout").offer.barred
 
 
-def test_any_mcp_server_is_discovered_with_all_tools(as_kee: Caller, shouter: McpServer) -> None:
-    shouter.tools = [make_tool(name) for name in ("shout", "whisper", "mutter")]
+# One MCP endpoint
+
+
+def test_any_mcp_server_is_found_and_untrusted(as_kee: Caller, shouter: McpServer) -> None:
+    shouter.tools = [make_tool("shout"), make_tool("whisper"), make_tool("look", annotations=READS)]
     shouter.page_size = 2
     add_source(as_kee, shouter.endpoint)
 
     discovery.discover()
 
-    worker = found()
+    worker = Worker.objects.get()
     assert worker.worker_id == manifests._worker_id("shouter", shouter.endpoint)
-    assert worker.worker_id.startswith("shouter-")
-    assert [tool["name"] for tool in worker.manifest["tools"]] == ["shout", "whisper", "mutter"]
+    assert [tool["name"] for tool in worker.manifest["tools"]] == ["shout", "whisper", "look"]
     assert (worker.state, worker.beats) == ("ready", False)
-    matches = selectors.search("whisper a text", tenant_id=as_kee.tenant_id)
-    assert matches[0].tool_name == "whisper"
-
-
-def test_discovered_worker_is_untrusted(as_kee: Caller, shouter: McpServer) -> None:
-    shouter.tools = [make_tool("shout"), make_tool("look", annotations=READS)]
-    add_source(as_kee, shouter.endpoint)
-
-    discovery.discover()
-
+    assert selectors.search("whisper a text", tenant_id=as_kee.tenant_id)[0].tool_name == "whisper"
     offers = {offer.tool_name: offer for offer in selectors.catalogue().offers}
     assert {offer.tier for offer in offers.values()} == {"untrusted"}
     assert offers["shout"].effects == {"read", "write", "network", "exec", "bidirectional"}
@@ -73,56 +72,32 @@ def test_source_states_defaults_for_its_workers(as_kee: Caller, shouter: McpServ
 
     discovery.discover()
 
-    worker = selectors.worker_named("loud")
-    assert worker.capabilities == ["noise"]
-    assert selectors.terms_of("loud", "shout").offer.barred is None
+    assert selectors.worker_named("loud").capabilities == ["noise"]
+    assert barred() is None
 
 
-def test_bootstrap_manifest_is_used(as_kee: Caller, shouter: McpServer) -> None:
-    manifest = make_manifest("loud", endpoint=shouter.endpoint, side_effects=NOTHING)
-    shouter.manifest = lambda: manifest
-    add_source(as_kee, shouter.endpoint)
-
-    discovery.discover()
-
-    worker = selectors.worker_named("loud")
-    assert worker.capabilities == ["code_analysis", "python", "javascript"]
-    assert worker.effective_tier == "untrusted"
-    assert selectors.manifest_of("loud").trust == {"tier": "verified"}
-
-
-def test_signed_bootstrap_manifest_is_trusted_up_to_the_ceiling(as_kee: Caller, shouter: McpServer) -> None:
-    key = make_key()
-    enroll(as_kee, key)
-    manifest = signed(make_manifest("loud", endpoint=shouter.endpoint), key)
-    shouter.manifest = lambda: manifest
-    add_source(as_kee, shouter.endpoint)
-
-    discovery.discover()
-
-    assert selectors.worker_named("loud").effective_tier == "verified"
-
-
-def test_badly_signed_bootstrap_manifest_is_refused(as_kee: Caller, shouter: McpServer) -> None:
-    key = make_key()
-    enroll(as_kee, key)
-    manifest = {**signed(make_manifest("loud", endpoint=shouter.endpoint), key), "capabilities": ["everything"]}
-    shouter.manifest = lambda: manifest
-    add_source(as_kee, shouter.endpoint)
-
-    discovery.discover()
-
-    assert "bad_signature" in fault()
-    assert not Worker.objects.exists()
-
-
-def test_unsigned_manifest_keeps_the_asked_endpoint(as_kee: Caller, shouter: McpServer) -> None:
+def test_unsigned_bootstrap_manifest_keeps_the_asked_endpoint(as_kee: Caller, shouter: McpServer) -> None:
     shouter.manifest = lambda: make_manifest("loud", endpoint="https://elsewhere.example.com/mcp")
     add_source(as_kee, shouter.endpoint)
 
     discovery.discover()
 
-    assert found().endpoint == shouter.endpoint
+    worker = selectors.worker_named("loud")
+    assert (worker.endpoint, worker.effective_tier) == (shouter.endpoint, "untrusted")
+    assert worker.capabilities == ["code_analysis", "python", "javascript"]
+
+
+def test_signed_bootstrap_manifest_is_trusted(as_kee: Caller, shouter: McpServer, key: Key) -> None:
+    manifest = signed(make_manifest("loud", endpoint=shouter.endpoint), key)
+    shouter.manifest = lambda: manifest
+    add_source(as_kee, shouter.endpoint)
+    discovery.discover()
+    assert selectors.worker_named("loud").effective_tier == "verified"
+
+    shouter.manifest = lambda: {**manifest, "capabilities": ["everything"]}
+    discover(ask=True)
+    assert "bad_signature" in fault()
+    assert selectors.worker_named("loud").capabilities == ["code_analysis", "python", "javascript"]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +105,6 @@ def test_unsigned_manifest_keeps_the_asked_endpoint(as_kee: Caller, shouter: Mcp
     [
         ({"worker_id": "x"}, "invalid"),
         (make_manifest("../x"), "invalid"),
-        (make_manifest(tools=[]), "invalid"),
         (make_manifest(tools=make_manifest()["tools"] * 2), "repeated_tool"),
         ({**make_manifest(), "surprise": True}, "invalid"),
     ],
@@ -147,184 +121,501 @@ def test_bad_bootstrap_manifest_is_refused(
     assert not Worker.objects.exists()
 
 
-def test_discovered_worker_can_not_take_a_known_id(as_kee: Caller, shouter: McpServer) -> None:
-    register(as_kee, make_manifest("loud"))
-    shouter.manifest = lambda: make_manifest("loud", endpoint=shouter.endpoint)
-    add_source(as_kee, shouter.endpoint)
-
-    discovery.discover()
-
-    assert fault().startswith("worker_id_taken")
-    assert selectors.worker_named("loud").endpoint == make_manifest()["endpoint"]
-
-
-def test_discovered_worker_can_not_take_anothers_id(tenant: Tenant, as_kee: Caller, shouter: McpServer) -> None:
-    other = make_caller(tenant, "other", Kind.WORKER)
-    with acting_as(other):
-        register(other, make_manifest("loud", endpoint=shouter.endpoint))
+@pytest.mark.parametrize("is_own", [True, False])
+def test_discovered_worker_can_not_take_an_id(tenant: Tenant, as_kee: Caller, shouter: McpServer, is_own: bool) -> None:
+    owner = as_kee if is_own else make_caller(tenant, "other", Kind.WORKER)
+    with acting_as(owner):
+        register(owner, make_manifest("loud", **({} if is_own else {"endpoint": shouter.endpoint})))
+    before = Worker.objects.values().get()
     shouter.manifest = lambda: make_manifest("loud", endpoint=shouter.endpoint, capabilities=["mine"])
     add_source(as_kee, shouter.endpoint)
 
     discovery.discover()
 
     assert fault().startswith("worker_id_taken")
-    assert selectors.worker_named("loud").capabilities == ["code_analysis", "python", "javascript"]
+    assert Worker.objects.values().get() == before
 
 
 def test_unusable_tool_is_left_out_with_its_reason(as_kee: Caller, shouter: McpServer) -> None:
     elsewhere = {"type": "object", "properties": {"x": {"$ref": "http://10.0.0.8/schema.json"}}}
-    endless = {"type": "object", "allOf": [{"$ref": "#"}]}
-    shouter.tools = [
-        make_tool("shout"),
-        make_tool("fetch").model_copy(update={"input_schema": elsewhere}),
-        make_tool("loop").model_copy(update={"input_schema": endless}),
-    ]
+    shouter.tools = [make_tool("shout"), make_tool("fetch").model_copy(update={"input_schema": elsewhere})]
     add_source(as_kee, shouter.endpoint)
-
     discovery.discover()
 
-    assert [tool["name"] for tool in found().manifest["tools"]] == ["shout"]
+    assert [tool["name"] for tool in Worker.objects.get().manifest["tools"]] == ["shout"]
     assert "fetch has a schema that does not stand on its own" in fault()
-    assert "loop has a schema that does not stand on its own" in fault()
-
-
-def test_server_without_tools_is_no_worker(as_kee: Caller, shouter: McpServer) -> None:
     shouter.tools = []
-    add_source(as_kee, shouter.endpoint)
-
-    discovery.discover()
-
+    discover(ask=True)
     assert fault().startswith("nothing_to_offer")
-    assert not Worker.objects.exists()
 
 
-def test_unchanged_worker_changes_nothing(as_kee: Caller, shouter: McpServer) -> None:
+def test_only_changed_tools_are_registered(as_kee: Caller, shouter: McpServer) -> None:
     add_source(as_kee, shouter.endpoint)
-    move_clock(timedelta(0))
+    move_clock()
     discovery.discover()
     epoch, events = selectors.epochs(), WorkerEvent.objects.count()
 
     assert discovery.discover() == 0
     move_clock(discovery.DEFAULT_EVERY)
     assert discovery.discover() == 2
-
     assert (selectors.epochs(), WorkerEvent.objects.count()) == (epoch, events)
 
-
-def test_changed_tools_are_registered(as_kee: Caller, shouter: McpServer) -> None:
-    add_source(as_kee, shouter.endpoint)
-    move_clock(timedelta(0))
-    discovery.discover()
-
     shouter.tools = [make_tool("shout"), make_tool("whisper")]
-    move_clock(discovery.DEFAULT_EVERY)
-    discovery.discover()
-
-    assert [offer.tool_name for offer in selectors.catalogue().offers if offer.tool_name == "whisper"] == ["whisper"]
+    discover(ask=True)
+    assert {offer.tool_name for offer in selectors.catalogue().offers} == {"shout", "whisper"}
     assert WorkerEvent.objects.filter(kind="replaced").count() == 1
 
 
-def test_operators_signature_holds_while_tools_are_the_same(as_kee: Caller, shouter: McpServer) -> None:
-    key = make_key()
-    enroll(as_kee, key)
+def test_operators_signature_holds_while_tools_are_the_same(as_kee: Caller, shouter: McpServer, key: Key) -> None:
     add_source(as_kee, shouter.endpoint, worker_id="loud", side_effects=READS_ONLY)
-    move_clock(timedelta(0))
     discovery.discover()
-    assert selectors.terms_of("loud", "shout").offer.barred == "the tier untrusted does not allow read"
+    assert barred() == "the tier untrusted does not allow read"
 
-    register(as_kee, signed({**found().manifest, "trust": {"tier": "verified"}}, key))
-    move_clock(discovery.DEFAULT_EVERY)
-    discovery.discover()
-    assert selectors.terms_of("loud", "shout").offer.barred is None
+    register(as_kee, signed({**Worker.objects.get().manifest, "trust": {"tier": "verified"}}, key))
+    discover(ask=True)
+    assert barred() is None
 
     shouter.tools = [make_tool("shout", annotations=READS).model_copy(update={"description": "Now does more."})]
-    move_clock(discovery.DEFAULT_EVERY)
-    discovery.discover()
+    discover(ask=True)
     assert selectors.worker_named("loud").effective_tier == "untrusted"
 
 
 def test_silent_entry_is_asked_ever_more_seldom(as_kee: Caller, shouter: McpServer) -> None:
     shouter.stop()
     add_source(as_kee, shouter.endpoint)
-    move_clock(timedelta(0))
+    move_clock()
     pauses = []
-
     for _ in range(4):
         discovery.discover()
-        place = SourceEntry.objects.get()
-        assert place.asked_at is not None
-        pauses.append((place.next_at - place.asked_at).total_seconds())
-        move_clock(place.next_at - place.asked_at)
+        entry = SourceEntry.objects.get()
+        assert entry.asked_at is not None
+        pauses.append((entry.next_at - entry.asked_at).total_seconds())
+        move_clock(entry.next_at - entry.asked_at)
 
     assert pauses == [5, 10, 20, 40]
     assert fault().startswith("unreachable")
-    assert not Worker.objects.exists()
 
 
-def test_removed_source_removes_its_workers(as_kee: Caller, shouter: McpServer) -> None:
-    add_source(as_kee, shouter.endpoint)
+def test_removed_source_removes_the_workers_it_alone_lists(as_kee: Caller, shouter: McpServer) -> None:
+    add_source(as_kee, shouter.endpoint, name="one")
+    add_source(as_kee, shouter.endpoint, name="two")
+    with refused("source_name_taken"):
+        add_source(as_kee, shouter.endpoint, name="two")
     discovery.discover()
 
-    assert discovery.remove_source(tenant_id=as_kee.tenant_id, name="found") == 1
+    removed = [discovery.remove_source(tenant_id=as_kee.tenant_id, name=name) for name in ("one", "two")]
 
-    assert not Worker.objects.registered().exists()
-    assert not WorkerSource.objects.exists()
+    assert (removed, ids()) == ([0, 1], [])
     with refused("unknown_source"):
-        discovery.remove_source(tenant_id=as_kee.tenant_id, name="found")
+        discovery.remove_source(tenant_id=as_kee.tenant_id, name="two")
 
 
 def test_worker_with_heartbeats_outlives_its_source(as_kee: Caller, shouter: McpServer) -> None:
     add_source(as_kee, shouter.endpoint, worker_id="loud")
     discovery.discover()
-    health.heartbeat(caller=as_kee, worker_id="loud", status="healthy", current_load=0, available=True)
+    beat(as_kee, "loud")
 
     assert discovery.remove_source(tenant_id=as_kee.tenant_id, name="found") == 0
     assert selectors.worker_named("loud").state == "ready"
 
 
-def test_worker_of_two_sources_outlives_one(as_kee: Caller, shouter: McpServer) -> None:
-    add_source(as_kee, shouter.endpoint, name="one")
-    add_source(as_kee, shouter.endpoint, name="two")
+@pytest.mark.parametrize("by_principal", [True, False])
+def test_disabled_source_or_principal_is_left_alone(as_kee: Caller, shouter: McpServer, *, by_principal: bool) -> None:
+    add_source(as_kee, shouter.endpoint, worker_id="loud")
     discovery.discover()
+    shouter.asked.clear()
+    if by_principal:
+        Principal.objects.filter(pk=as_kee.principal_id).update(disabled_at=database_now())
+    else:
+        WorkerSource.objects.update(enabled=False)
 
-    assert discovery.remove_source(tenant_id=as_kee.tenant_id, name="one") == 0
-    assert Worker.objects.registered().count() == 1
-    assert discovery.remove_source(tenant_id=as_kee.tenant_id, name="two") == 1
+    discover(ask=True)
+
+    assert not shouter.asked
 
 
-def test_source_names_are_unique(as_kee: Caller) -> None:
-    add_source(as_kee, "https://a.example.com/mcp")
+# A YAML file
 
-    with refused("source_name_taken"):
-        add_source(as_kee, "https://b.example.com/mcp")
 
-    assert WorkerSource.objects.get().address == "https://a.example.com/mcp"
+def write(file: Path, *workers: Any) -> None:
+    file.write_text(yaml.safe_dump({"workers": list(workers)}))
+
+
+def add_file(caller: Caller, file: Path, *workers: Any) -> None:
+    write(file, *workers)
+    add_source(caller, str(file), kind=SourceKind.STATIC)
+
+
+def test_file_lists_endpoints_and_manifests(as_kee: Caller, shouter: McpServer, file: Path, key: Key) -> None:
+    loud = {"endpoint": shouter.endpoint, "worker_id": "loud", "side_effects": NOTHING}
+    add_file(as_kee, file, loud, signed(make_manifest("critical"), key))
+
+    discover()
+
+    assert ids() == ["critical", "loud"]
+    assert selectors.worker_named("critical").effective_tier == "verified"
+    assert barred() is None
+    write(file, make_manifest("other"), loud)
+    discover()
+    assert ids() == ["loud", "other"]
 
 
 @pytest.mark.parametrize(
-    ("change", "constraint"),
+    "content",
     [
-        ({"kind": "ftp"}, "workers_workersource_kind_known"),
-        ({"every": timedelta(seconds=1)}, "workers_workersource_not_too_often"),
+        None,
+        "workers: [",
+        "workers: 7",
+        "- endpoint: x",
+        "workers:\n- endpoint: x\n  since: 2026-01-01",
+        "workers:\n- !!python/object/apply:os.system ['true']",
+        "workers:\n- {endpoint: x}\n- {endpoint: x}",
+        "workers: []\n#" + "x" * 1024 * 1024,
+        yaml.safe_dump({"workers": [{"endpoint": f"w{number}"} for number in range(sources.MOST_ENTRIES + 1)]}),
     ],
 )
-def test_database_refuses_bad_sources(as_kee: Caller, change: dict[str, Any], constraint: str) -> None:
-    add_source(as_kee, "https://a.example.com/mcp")
+def test_bad_file_changes_nothing(as_kee: Caller, file: Path, content: str | None) -> None:
+    add_file(as_kee, file, make_manifest("one"))
+    discover()
+    if content is None:
+        file.unlink()
+    else:
+        file.write_text(content)
 
-    with pytest.raises(IntegrityError) as refused, transaction.atomic():
-        WorkerSource.objects.update(**change)
+    discover()
 
-    assert violated_constraint(refused.value) == constraint
+    assert source_fault().startswith("bad_source")
+    assert ids() == ["one"]
 
 
-def test_loopback_is_asked_only_if_allowed(as_kee: Caller, shouter: McpServer, settings: Settings) -> None:
-    add_source(as_kee, shouter.endpoint)
-    settings.ALLOW_LOOPBACK = False
+# etcd
 
+
+def test_etcd_lists_manifests_descriptions_and_endpoints(as_kee: Caller, shouter: McpServer, remote: Registry) -> None:
+    remote.put("/gatehouse/workers/critical", make_manifest("critical"))
+    remote.put("/gatehouse/workers/loud", {"endpoint": shouter.endpoint, "worker_id": "loud"})
+    remote.put("/elsewhere/other", make_manifest("other"))
+    add_source(as_kee, remote.url, kind=SourceKind.ETCD)
+
+    discover()
+
+    assert ids() == ["critical", "loud"]
+    remote.put("/gatehouse/workers/loud", shouter.endpoint)
+    discover()
+    assert ids()[1].startswith("shouter-")
+
+
+def test_etcd_is_watched(as_kee: Caller, remote: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "WAIT", timedelta(seconds=15))
+    remote.put("/gatehouse/workers/one", make_manifest("one"))
+    add_source(as_kee, remote.url, kind=SourceKind.ETCD)
+    discover()
+
+    changing = threading.Timer(0.2, remote.delete, ["/gatehouse/workers/one"])
+    changing.start()
+    discover()
+    changing.join()
+
+    assert ids() == []
+    assert [path for path, _ in remote.asked] == ["/v3/kv/range", "/v3/watch", "/v3/kv/range"]
+    assert remote.asked[1][1]["create_request"]["start_revision"] == 12
+
+
+def test_quiet_watch_reads_no_list_unless_etcd_was_restored(
+    as_kee: Caller, remote: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "WAIT", timedelta(seconds=0.3))
+    add_source(as_kee, remote.url, kind=SourceKind.ETCD)
+    discover()
+    discover()
+    assert [path for path, _ in remote.asked] == ["/v3/kv/range", "/v3/watch"]
+
+    remote.put("/gatehouse/workers/two", make_manifest("two"))
+    WorkerSource.objects.update(cursor="1000")
+    discover()
+    assert (ids(), source_fault(), WorkerSource.objects.get().cursor) == (["two"], "", "11")
+
+
+def test_unreachable_source_removes_nobody(as_kee: Caller) -> None:
+    with serving_registry() as remote:
+        remote.put("/gatehouse/workers/one", make_manifest("one"))
+        add_source(as_kee, remote.url, kind=SourceKind.ETCD)
+        discover()
+
+    discover()
+
+    assert source_fault().startswith("unreachable")
+    assert ids() == ["one"]
+
+
+@pytest.mark.parametrize("value", ["", '{"endpoint": 7}', '{"tools": []}', "http://10.0.0.8/mcp"])
+def test_bad_entry_is_reported_on_the_entry(as_kee: Caller, remote: Registry, value: str) -> None:
+    remote.put("/gatehouse/workers/x", value)
+    add_source(as_kee, remote.url, kind=SourceKind.ETCD)
+
+    discover()
+
+    assert (ids(), source_fault()) == ([], "")
+    assert fault()
+
+
+def test_etcd_user_logs_in_and_renews_a_lost_token(as_kee: Caller, remote: Registry) -> None:
+    remote.password, remote.token = "a password", "first"
+    remote.put("/gatehouse/workers/one", make_manifest("one"))
+    add_source(as_kee, remote.url, kind=SourceKind.ETCD, secret="a password", options={"user": "gate"})
+    discover()
+    assert (ids(), source_fault()) == (["one"], "")
+
+    remote.token = "second"
+    remote.put("/gatehouse/workers/two", make_manifest("two"))
+    discover()
+    assert (ids(), source_fault()) == (["one", "two"], "")
+
+    remote.password, remote.token = "another", "third"
+    discover()
+    assert source_fault() == "bad_source: The source does not take the user and its password: it answers 400."
+    assert ids() == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "secret", "options"),
+    [
+        (SourceKind.STATIC, "x", {}),
+        (SourceKind.PULL, "x", {}),
+        (SourceKind.ETCD, "x", {}),
+        (SourceKind.ETCD, "", {"user": "gate"}),
+        (SourceKind.ETCD, "", {"prefix": ""}),
+        (SourceKind.CONSUL, "x", {"user": "gate"}),
+        (SourceKind.PULL, "", {"color": "red"}),
+    ],
+)
+def test_wrong_options_are_refused(as_kee: Caller, kind: SourceKind, secret: str, options: dict[str, Any]) -> None:
+    with refused("bad_settings"):
+        add_source(as_kee, "http://127.0.0.1:9/mcp", kind=kind, secret=secret, options=options)
+    with refused("invalid"):
+        add_source(as_kee, "http://127.0.0.1:9/mcp", kind=kind, tier="trusted")
+    assert not WorkerSource.objects.exists()
+
+
+# Consul
+
+
+def test_consul_lists_instances_of_a_service(as_kee: Caller, shouter: McpServer, remote: Registry) -> None:
+    remote.serve(service("loud", shouter.port, Tags=["noise"], Meta={"worker_id": "loud"}))
+    add_source(as_kee, remote.url, kind=SourceKind.CONSUL, side_effects=NOTHING)
+
+    discover()
+
+    assert selectors.worker_named("loud").capabilities == ["noise"]
+    assert barred() is None
+    assert remote.asked == [("/v1/health/service/mcp-worker", {"passing": "true", "wait": "1s"})]
+
+
+def test_consul_is_watched(
+    as_kee: Caller, shouter: McpServer, remote: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "WAIT", timedelta(seconds=15))
+    add_source(as_kee, remote.url, kind=SourceKind.CONSUL)
+    discover()
+
+    loud = service("loud", shouter.port, Meta={"worker_id": "loud"})
+    changing = threading.Timer(0.2, remote.serve, [loud])
+    changing.start()
+    discover()
+    changing.join()
+
+    assert (remote.asked[1][1]["index"], ids()) == ("10", ["loud"])
+    remote.serve()
+    discover()
+    assert ids() == []
+
+
+def test_consul_index_that_goes_back_is_dropped(as_kee: Caller, remote: Registry) -> None:
+    add_source(as_kee, remote.url, kind=SourceKind.CONSUL)
+    discover()
+    remote.revision = 3
+
+    discover()
+    assert WorkerSource.objects.get().cursor == ""
+    discover()
+    assert "index" not in remote.asked[2][1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        ([7], "What answers there is not Consul."),
+        ([service("x", 1) | {"Service": []}], "What answers there is not Consul."),
+        ([service("x", 8), service("x", 9)], "The source names 'n1/x' twice."),
+        ([service("x", 9, Tags=["a\x00b"])], "What the source says of 'n1/x' can't be stored."),
+        (
+            [service(f"s{number}", 9) for number in range(sources.MOST_ENTRIES + 1)],
+            f"The source names more than {sources.MOST_ENTRIES} workers.",
+        ),
+    ],
+)
+def test_bad_list_changes_nothing_and_harms_no_other(
+    as_kee: Caller, remote: Registry, shouter: McpServer, answer: list[Any], text: str
+) -> None:
+    remote.serve(*answer)
+    add_source(as_kee, remote.url, kind=SourceKind.CONSUL, name="bad")
+    add_source(as_kee, shouter.endpoint, worker_id="loud")
+
+    discover()
+
+    assert (WorkerSource.objects.get(name="bad").fault or "").startswith(f"bad_source: {text}")
+    assert ids() == ["loud"]
+
+
+def test_unseen_instances_of_consul_stay(as_kee: Caller, remote: Registry, shouter: McpServer) -> None:
+    remote.serve(service("loud", shouter.port, Meta={"worker_id": "loud"}))
+    add_source(as_kee, remote.url, kind=SourceKind.CONSUL)
+    discover()
+    remote.keeps_back = True
+    remote.serve()
+
+    discover()
+
+    assert source_fault().startswith("bad_source: Consul keeps back instances")
+    assert ids() == ["loud"]
+
+
+# All sources
+
+
+def test_unexpected_exception_is_stored_on_its_source(
+    as_kee: Caller, remote: Registry, shouter: McpServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_source(as_kee, shouter.endpoint, worker_id="loud")
+    add_source(as_kee, remote.url, kind=SourceKind.CONSUL, name="many")
+    remote.revision = 10**100  # longer than its column
+
+    discover()
+
+    assert WorkerSource.objects.get(name="many").fault == "unexpected: DataError, as the log says."
+    assert ids() == ["loud"]
+    assert "one of a sweep broke" in caplog.text
+
+
+def test_secret_is_sealed_and_replaceable(as_kee: Caller, remote: Registry, settings: Any) -> None:
+    remote.token = "token-two"
+    remote.serve(service("loud", 9, Meta={"worker_id": "loud"}))
+    add_source(as_kee, remote.url, kind=SourceKind.CONSUL, secret="token-one")
+    discover()
+    assert source_fault() == "bad_source: The source answers 403."
+    assert "token-one" not in str(WorkerSource.objects.values().get())
+
+    discovery.change_secret(tenant_id=as_kee.tenant_id, name="found", secret="token-two")
     discovery.discover()
 
-    assert fault().startswith("forbidden_endpoint")
-    assert not shouter.asked
+    assert (source_fault(), SourceEntry.objects.get().key) == ("", "n1/loud")
+    settings.SEALING_KEYS = ["another deployment's"]
+    discover()
+    assert source_fault() == "bad_source: The source's secret can't be opened with this deployment's keys."
+    assert SourceEntry.objects.exists()
+
+
+def test_discovered_worker_moves_with_its_only_entry(as_kee: Caller, file: Path) -> None:
+    with serving() as one, serving() as two:
+        loud, moved = ({"endpoint": server.endpoint, "worker_id": "loud"} for server in (one, two))
+        add_source(as_kee, one.endpoint, name="pull", worker_id="loud")
+        add_file(as_kee, file, loud)
+        discover()
+        write(file, moved)
+        discover()
+        assert Worker.objects.get().endpoint == one.endpoint
+
+        assert discovery.remove_source(tenant_id=as_kee.tenant_id, name="pull") == 0
+        Worker.objects.update(reach=Reach.DOWN, state=State.OFFLINE)
+        discover(ask=True)
+        worker = Worker.objects.registered().get()
+        assert (worker.worker_id, worker.endpoint, worker.state, fault()) == ("loud", two.endpoint, "ready", "")
+
+        beat(as_kee, "loud")
+        write(file, loud)
+        discover()
+        assert fault() == "worker_id_taken: 'loud' is registered at another endpoint."
+        assert Worker.objects.get().endpoint == two.endpoint
+
+
+def test_entry_with_another_worker_removes_the_former_one(as_kee: Caller, remote: Registry) -> None:
+    add_source(as_kee, remote.url, kind=SourceKind.CONSUL)
+    with serving() as one, serving() as two:
+        remote.serve(service("loud", one.port))
+        discover()
+        (former,) = ids()
+        remote.serve(service("loud", two.port))
+        discover()
+
+        (present,) = ids()
+        assert (present == former, Worker.objects.registered().get().endpoint) == (False, two.endpoint)
+
+
+def test_file_does_not_keep_a_silent_worker_alive(as_kee: Caller, file: Path, key: Key) -> None:
+    move_clock()
+    register(as_kee, signed(make_manifest("one"), key))
+    heard_at = Worker.objects.get().last_heartbeat_at
+    move_clock(health.OFFLINE_AFTER + timedelta(seconds=1))
+    health.mark_late()
+    add_file(as_kee, file, signed(make_manifest("one", capabilities=["rust"]), key))
+
+    discover()
+
+    worker = Worker.objects.get()
+    assert SourceEntry.objects.get().worker == worker
+    assert (worker.state, worker.beats, worker.last_heartbeat_at) == ("offline", True, heard_at)
+    assert worker.capabilities == ["rust"]
+
+
+def test_signed_manifest_of_a_removed_worker_is_only_its_owners(
+    tenant: Tenant, as_kee: Caller, file: Path, key: Key
+) -> None:
+    manifest = signed(make_manifest("one"), key)
+    add_file(as_kee, file, manifest)
+    discover()
+    rival = make_caller(tenant, "rival", Kind.WORKER)
+    write(file)
+    discover()
+    assert ids() == []
+
+    with acting_as(rival), refused("signature_replayed"):
+        register(rival, manifest)
+    write(file, manifest)
+    discover()
+
+    worker = Worker.objects.registered().get()
+    assert (worker.principal_id, worker.effective_tier) == (as_kee.principal_id, "verified")
+
+
+def test_signed_manifest_moves_a_worker(as_kee: Caller, file: Path, key: Key) -> None:
+    register(as_kee, make_manifest("one"))
+    add_file(as_kee, file, signed(make_manifest("one", endpoint="https://new.example.com/mcp"), key))
+
+    discover()
+
+    assert (fault(), Worker.objects.get().endpoint) == ("", "https://new.example.com/mcp")
+
+
+def test_outdated_claims_are_not_stored(as_kee: Caller, remote: Registry, shouter: McpServer) -> None:
+    long_ago = "2000-01-01T00:00Z"
+    add_source(as_kee, remote.url, kind=SourceKind.CONSUL)
+    (late,) = discovery.claim_sources()
+    WorkerSource.objects.update(next_at=long_ago)
+    (current,) = discovery.claim_sources()
+    entry = Entry(key="x", stated={"endpoint": shouter.endpoint, "worker_id": "loud"})
+
+    discovery.note_listing(late, Listing(cursor="7", entries=[entry]))
+    assert (WorkerSource.objects.get().looked_at, SourceEntry.objects.count()) == (None, 0)
+    discovery.note_listing(current, Listing(cursor="8", entries=[entry]))
+    assert WorkerSource.objects.get().cursor == "8"
+
+    (late_entry,) = discovery.claim_entries()
+    SourceEntry.objects.update(next_at=long_ago)
+    (current_entry,) = discovery.claim_entries()
+    discovery.note_answer(late_entry, discovery.ask(late_entry))
+    assert (SourceEntry.objects.get().asked_at, ids()) == (None, [])
+    discovery.note_answer(current_entry, discovery.ask(current_entry))
+    assert ids() == ["loud"]
 
 
 @pytest.mark.django_db(transaction=True)
@@ -332,19 +623,8 @@ def test_concurrent_sweeps_ask_an_entry_once(tenant: Tenant, shouter: McpServer)
     kee = make_caller(tenant)
     with acting_as(kee):
         add_source(kee, shouter.endpoint)
-    barrier = threading.Barrier(3)
 
-    def run() -> None:
-        barrier.wait()
-        discovery.discover()
-        discovery.discover()
-        connection.close()
-
-    threads = [threading.Thread(target=run) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(*[lambda: [discovery.discover(), discovery.discover()]] * 3)
 
     with acting_as(kee):
         assert Worker.objects.registered().count() == 1
@@ -355,33 +635,22 @@ def test_concurrent_sweeps_ask_an_entry_once(tenant: Tenant, shouter: McpServer)
 
 def test_tenants_take_turns_in_a_sweep(tenant: Tenant) -> None:
     busy, quiet = make_caller(tenant), make_caller(make_tenant("quiet"))
-    with acting_as(quiet):
-        add_source(quiet, "https://a.example.com/mcp")
-    with acting_as(busy):
-        source = add_source(busy, "https://a.example.com/mcp")
-        now = database_now()
-        SourceEntry.objects.bulk_create(
-            SourceEntry(
-                tenant_id=busy.tenant_id,
-                source=source,
-                key=f"crowd-{number}",
-                stated={"endpoint": source.address},
-                named_at=now,
-                next_at=now - timedelta(seconds=number),
+    for caller, number in ((busy, health.MOST_CLAIMED + 10), (quiet, 1)):
+        with acting_as(caller):
+            source, now = add_source(caller, "https://a.example.com/mcp"), database_now()
+            SourceEntry.objects.bulk_create(
+                SourceEntry(
+                    tenant_id=caller.tenant_id,
+                    source=source,
+                    key=f"{caller.tenant_slug}-{one}",
+                    stated={"endpoint": source.address},
+                    named_at=now,
+                    next_at=now - timedelta(seconds=one),
+                )
+                for one in range(number)
             )
-            for number in range(health.MOST_CLAIMED + 10)
-        )
-    with acting_as(quiet):
-        SourceEntry.objects.create(
-            tenant_id=quiet.tenant_id,
-            source=WorkerSource.objects.get(),
-            key="quiet",
-            stated={"endpoint": source.address},
-            named_at=now,
-            next_at=now,
-        )
 
     claimed = [entry.key for entry in discovery.claim_entries()]
 
-    assert claimed[:3] == [f"crowd-{health.MOST_CLAIMED + 9}", "quiet", f"crowd-{health.MOST_CLAIMED + 8}"]
+    assert claimed[:3] == [f"acme-{health.MOST_CLAIMED + 9}", "quiet-0", f"acme-{health.MOST_CLAIMED + 8}"]
     assert len(claimed) == health.MOST_CLAIMED

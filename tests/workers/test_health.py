@@ -1,20 +1,46 @@
-"""Probes: endpoints that stop answering, answer again, or offer what their manifests do not say."""
+"""Health: heartbeats and what they cost, silence, probes of endpoints, and tools that drift from their manifests."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from hypothesis import given
 from hypothesis import strategies as st
+from mcp.types import Tool
 
+from apps.core.errors import Conflict
 from apps.core.outbound import Unreachable
 from apps.core.sql import database_now
-from apps.principals.models import Principal
-from apps.principals.tenancy import Caller, acting_as_system
+from apps.principals.models import Principal, Tenant
+from apps.principals.scopes import Kind
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
 from apps.workers import manifests, selectors
-from apps.workers.manifests import ListedTool
-from apps.workers.models import DOWN_AFTER, UP_AFTER, Reach, Reachability, State, Worker, WorkerEvent, pause_after
+from apps.workers.models import (
+    DOWN_AFTER,
+    TRANSITIONS,
+    UP_AFTER,
+    Reach,
+    Reachability,
+    State,
+    Worker,
+    WorkerEvent,
+    pause_after,
+)
 from apps.workers.services import discovery, health
-from tests.workers.factories import NOTHING, add_source, make_manifest, move_clock, register
+from tests.factories import make_caller
+from tests.workers.factories import (
+    ID,
+    NOTHING,
+    add_source,
+    beat,
+    events,
+    make_manifest,
+    move_clock,
+    refused,
+    register,
+)
 from tests.workers.servers import A_TEXT, McpServer, make_tool, serving
 
 SOON = timedelta(seconds=5)
@@ -31,9 +57,9 @@ def find(caller: Caller, server: McpServer) -> None:
     discovery.discover()
 
 
-def beat(caller: Caller, status: str = "healthy") -> str:
-    done = health.heartbeat(caller=caller, worker_id="loud", status=status, current_load=0, available=True)
-    return done.status
+def mark_late() -> int:
+    with acting_as_system("test"):
+        return health.mark_late()
 
 
 def state_after(pause: timedelta) -> str:
@@ -42,12 +68,122 @@ def state_after(pause: timedelta) -> str:
     return selectors.worker_named("loud").state
 
 
-def claims() -> list[Worker]:
-    return health.claim(Worker.objects.registered(), at="probe_at", fence="probe_fence")
+def claim() -> Worker:
+    (claimed,) = health.claim(Worker.objects.registered(), at="probe_at", fence="probe_fence")
+    return claimed
 
 
-def events(kind: str = "state") -> list[str]:
-    return [event.detail for event in WorkerEvent.objects.filter(kind=kind).order_by("id")]
+# Heartbeats
+
+
+@pytest.mark.parametrize("source", list(State))
+@pytest.mark.parametrize("target", list(State))
+def test_states_follow_the_table(source: State, target: State) -> None:
+    worker = Worker(worker_id="w", state=source)
+
+    if target in TRANSITIONS[source]:
+        worker.move_to(target)
+        assert worker.state == target
+    else:
+        with pytest.raises(Conflict, match="cannot go from"):
+            worker.move_to(target)
+        assert worker.state == source
+
+
+def test_silent_worker_is_degraded_then_offline(as_kee: Caller) -> None:
+    move_clock()
+    register(as_kee, make_manifest(side_effects=NOTHING))
+
+    def state_after(pause: timedelta) -> str:
+        move_clock(pause)
+        mark_late()
+        return selectors.worker_named(ID).state
+
+    assert state_after(health.LATE_AFTER) == "ready"
+    assert state_after(timedelta(microseconds=1)) == "degraded"
+    assert selectors.catalogue().offers[0].barred == "the worker is degraded"
+    assert state_after(health.OFFLINE_AFTER) == "offline"
+    assert selectors.workers().workers == []
+    assert beat(as_kee).status == "ready"
+    assert selectors.catalogue().offers[0].barred is None
+    assert events() == [
+        "ready to degraded: no heartbeat",
+        "degraded to offline: no heartbeat",
+        "offline to ready: the worker says healthy",
+    ]
+
+
+def test_heartbeat_with_news_changes_the_state_and_the_epoch(as_kee: Caller) -> None:
+    register(as_kee, make_manifest())
+    epoch = selectors.epochs()
+
+    assert beat(as_kee).status == "ready"
+    assert selectors.epochs() == epoch
+    assert [beat(as_kee, status="maintenance").status for _ in range(2)] == ["maintenance"] * 2
+    assert selectors.epochs() == (epoch[0] + 1, epoch[1])
+    assert Worker.objects.get().state == State.MAINTENANCE
+
+
+def test_quarantine_outlasts_heartbeat_and_registration(as_kee: Caller) -> None:
+    register(as_kee, make_manifest())
+    Worker.objects.update(state=State.QUARANTINED)
+
+    assert beat(as_kee).status == "quarantined"
+    assert beat(as_kee, status="degraded").status == "quarantined"
+    assert register(as_kee, make_manifest()).worker.state == "quarantined"
+
+
+def test_fast_heartbeat_checks_the_owner(tenant: Tenant, as_kee: Caller) -> None:
+    register(as_kee, make_manifest())
+    before = Worker.objects.values().get()
+    rival = make_caller(tenant, "rival", Kind.WORKER)
+
+    with acting_as(rival), refused("unknown_worker"):
+        beat(rival)
+    assert Worker.objects.values().get() == before
+
+
+def test_heartbeat_without_news_is_one_statement_in_place(as_kee: Caller) -> None:
+    register(as_kee, make_manifest())
+
+    def asked(statement: str, *params: str) -> Any:
+        with connection.cursor() as cursor:
+            cursor.execute(statement, params)
+            return cursor.fetchone()
+
+    def updates() -> tuple[int, int]:
+        """How many versions of rows were written, and how many of them touch no index."""
+        counted = "pg_stat_get_xact_tuples_updated(%s::regclass), pg_stat_get_xact_tuples_hot_updated(%s::regclass)"
+        found: tuple[int, int] = asked(f"select {counted}", *["workers_worker"] * 2)
+        return found
+
+    asked("select set_config('synchronous_commit', 'on', true)")
+    beat(as_kee, status="degraded")
+    assert asked("show synchronous_commit") == ("on",)
+    before, heard_at = updates(), Worker.objects.get().last_heartbeat_at
+    with CaptureQueriesContext(connection) as queries:
+        beat(as_kee, status="degraded")
+
+    assert [query["sql"].split()[0] for query in queries if "SAVEPOINT" not in query["sql"]] == ["update"]
+    assert tuple(now - then for now, then in zip(updates(), before, strict=True)) == (1, 1)
+    assert asked("show synchronous_commit") == ("off",)
+    assert Worker.objects.get().last_heartbeat_at >= heard_at
+
+
+def test_late_workers_are_found_in_two_statements(as_kee: Caller) -> None:
+    for number in range(5):
+        register(as_kee, make_manifest(f"w{number}"))
+    with CaptureQueriesContext(connection) as queries:
+        assert health.mark_late() == 0
+    assert len([query for query in queries if "SAVEPOINT" not in query["sql"]]) == 2
+
+    Worker.objects.filter(worker_id="w3").update(last_heartbeat_at=database_now() - health.OFFLINE_AFTER)
+
+    assert health.mark_late() == 1
+    assert Worker.objects.exclude(state="ready").get().worker_id == "w3"
+
+
+# Probes
 
 
 @given(st.lists(st.booleans()))
@@ -86,10 +222,11 @@ def test_pauses_grow_up_to_five_minutes(faults: int) -> None:
 
 
 def test_dead_discovered_worker_is_offline_in_time(as_kee: Caller, shouter: McpServer) -> None:
-    move_clock(timedelta(0))
+    move_clock()
     find(as_kee, shouter)
-    health.probe()
-    assert selectors.worker_named("loud").state == "ready"
+    for _ in range(3):
+        assert state_after(health.OFFLINE_AFTER) == "ready"  # it needs no heartbeat
+        assert mark_late() == 0
     shouter.stop()
 
     states = [state_after(health.PROBE_EVERY), state_after(SOON), state_after(SOON)]
@@ -100,18 +237,8 @@ def test_dead_discovered_worker_is_offline_in_time(as_kee: Caller, shouter: McpS
     assert events()[-1].startswith("ready to offline: it does not answer: unreachable")
 
 
-def test_discovered_worker_needs_no_heartbeat(as_kee: Caller, shouter: McpServer) -> None:
-    move_clock(timedelta(0))
-    find(as_kee, shouter)
-
-    for _ in range(4):
-        assert state_after(health.OFFLINE_AFTER) == "ready"
-        with acting_as_system("test"):
-            assert health.mark_late() == 0
-
-
 def test_two_answers_bring_a_worker_back(as_kee: Caller, shouter: McpServer) -> None:
-    move_clock(timedelta(0))
+    move_clock()
     find(as_kee, shouter)
     Worker.objects.update(reach=Reach.DOWN, state=State.OFFLINE)
     health.probe()
@@ -121,42 +248,45 @@ def test_two_answers_bring_a_worker_back(as_kee: Caller, shouter: McpServer) -> 
     assert events()[-1] == "offline to ready: it answers"
 
 
-def test_heartbeat_does_not_hide_a_dead_endpoint(as_kee: Caller, shouter: McpServer) -> None:
-    move_clock(timedelta(0))
+def test_heartbeat_and_registration_do_not_hide_a_dead_endpoint(as_kee: Caller, shouter: McpServer) -> None:
+    move_clock()
     announce(as_kee, shouter)
     health.probe()
     shouter.stop()
-    for pause in (health.PROBE_SELDOM, SOON, SOON):
-        state_after(pause)
+    states = []
+    for _ in range(DOWN_AFTER + 2):
+        move_clock(2 * SOON)
+        announce(as_kee, shouter)
+        states.append(state_after(timedelta(0)))
 
+    assert states == ["ready"] * (DOWN_AFTER - 1) + ["offline"] * 3
     epoch = selectors.epochs()
-    assert beat(as_kee) == "offline"
+    assert beat(as_kee, "loud").status == "offline"
     assert selectors.epochs() == epoch
 
 
 def test_answer_does_not_replace_a_heartbeat(as_kee: Caller, shouter: McpServer) -> None:
-    move_clock(timedelta(0))
+    move_clock()
     announce(as_kee, shouter)
-    beat(as_kee)
+    beat(as_kee, "loud")
     health.probe()
     move_clock(health.OFFLINE_AFTER + SOON)
-    with acting_as_system("test"):
-        health.mark_late()
+    mark_late()
 
     assert state_after(timedelta(0)) == "offline"
-    assert beat(as_kee) == "ready"
+    assert beat(as_kee, "loud").status == "ready"
 
 
 def test_maintenance_survives_lost_probes(as_kee: Caller, shouter: McpServer) -> None:
-    move_clock(timedelta(0))
+    move_clock()
     announce(as_kee, shouter)
     health.probe()
-    beat(as_kee, "maintenance")
+    beat(as_kee, "loud", "maintenance")
     shouter.stop()
 
     for pause in (health.PROBE_SELDOM, SOON, SOON):
         move_clock(pause)
-        beat(as_kee, "maintenance")
+        beat(as_kee, "loud", "maintenance")
         assert state_after(timedelta(0)) == "maintenance"
 
 
@@ -170,74 +300,68 @@ def test_quarantined_worker_is_not_probed(as_kee: Caller, shouter: McpServer) ->
 
 
 def test_disabled_principal_takes_its_workers_offline(as_kee: Caller, shouter: McpServer) -> None:
-    move_clock(timedelta(0))
+    move_clock()
     find(as_kee, shouter)
-    register(as_kee, make_manifest("beating"))
+    register(as_kee, make_manifest())
     health.probe()
-    beat(as_kee)
     shouter.asked.clear()
     owner = Principal.objects.filter(pk=as_kee.principal_id)
     owner.update(disabled_at=database_now())
 
-    health.mark_late()
+    mark_late()
 
-    assert {one.worker_id: one.status for one in selectors.workers(available_only=False).workers} == {
-        "loud": "offline",
-        "beating": "offline",
-    }
+    assert dict(Worker.objects.values_list("worker_id", "state")) == {"loud": "offline", ID: "offline"}
     assert events()[-1] == "ready to offline: Kee is disabled"
     assert state_after(health.PROBE_SELDOM) == "offline"
     assert not shouter.asked
     owner.update(disabled_at=None)
-    assert beat(as_kee) == "ready"
-
-
-def test_only_discovered_workers_live_by_probes(as_kee: Caller, shouter: McpServer) -> None:
-    move_clock(timedelta(0))
-    find(as_kee, shouter)
-    announce(as_kee, shouter, "beating")
-    registered_at = database_now()
-    move_clock(health.PROBE_SELDOM)
-    health.probe()
-
-    heard = dict(Worker.objects.values_list("worker_id", "last_heartbeat_at"))
-    assert heard == {"loud": database_now(), "beating": registered_at}
+    assert beat(as_kee, "loud").status == "ready"
 
 
 def test_drift_degrades_until_registered(as_kee: Caller, shouter: McpServer) -> None:
-    move_clock(timedelta(0))
+    move_clock()
     announce(as_kee, shouter)
     health.probe()
 
     shouter.tools = [make_tool("shout").model_copy(update={"input_schema": {**A_TEXT, "required": []}})]
     assert state_after(health.PROBE_SELDOM) == "offline"
-    assert beat(as_kee) == "degraded"
+    assert beat(as_kee, "loud").status == "degraded"
     assert state_after(health.PROBE_EVERY) == "degraded"
-    assert beat(as_kee) == "degraded"
+    assert beat(as_kee, "loud").status == "degraded"
 
     assert events("drifted") == ["shout takes other arguments"]
-    assert selectors.catalogue().offers[0].barred == "the worker is degraded"
     announce(as_kee, shouter)
     assert selectors.worker_named("loud").state == "ready"
     assert state_after(health.PROBE_EVERY) == "ready"
 
 
-def test_healthy_worker_is_probed_seldom(as_kee: Caller, shouter: McpServer) -> None:
-    def next_probe() -> timedelta:
-        health.probe()
-        worker = Worker.objects.get()
-        assert worker.probed_at is not None
-        return worker.probe_at - worker.probed_at
+def test_drifted_discovered_worker_is_asked_at_once(as_kee: Caller, shouter: McpServer) -> None:
+    move_clock()
+    find(as_kee, shouter)
+    shouter.tools = [make_tool("whisper")]
 
-    move_clock(timedelta(0))
+    assert state_after(health.PROBE_EVERY) == "degraded"
+    assert discovery.discover() == 1
+    assert selectors.worker_named("loud").state == "ready"
+    assert [offer.tool_name for offer in selectors.catalogue().offers] == ["whisper"]
+
+
+def next_probe() -> timedelta:
+    health.probe()
+    worker = Worker.objects.get()
+    assert worker.probed_at is not None
+    pause = worker.probe_at - worker.probed_at
+    move_clock(pause)
+    return pause
+
+
+def test_healthy_worker_is_probed_seldom(as_kee: Caller, shouter: McpServer) -> None:
+    move_clock()
     announce(as_kee, shouter)
     assert next_probe() == health.PROBE_SELDOM
-
     tools, shouter.tools = shouter.tools, [make_tool("whisper")]
-    move_clock(health.PROBE_SELDOM)
     assert next_probe() == health.PROBE_EVERY
     shouter.tools = tools
-    move_clock(health.PROBE_EVERY)
     assert next_probe() == health.PROBE_SELDOM
 
 
@@ -247,76 +371,42 @@ def test_healthy_worker_is_probed_seldom(as_kee: Caller, shouter: McpServer) -> 
 def test_lost_worker_is_probed_ever_more_seldom(
     as_kee: Caller, shouter: McpServer, *, beats: bool, expected: list[int]
 ) -> None:
-    move_clock(timedelta(0))
+    move_clock()
     announce(as_kee, shouter)
     shouter.stop()
     pauses = []
     for _ in expected:
         if beats:
-            beat(as_kee)
-        health.probe()
-        worker = Worker.objects.get()
-        assert worker.probed_at is not None
-        pauses.append((worker.probe_at - worker.probed_at).total_seconds())
-        move_clock(worker.probe_at - worker.probed_at)
+            beat(as_kee, "loud")
+        pauses.append(next_probe().total_seconds())
 
     assert pauses == expected
     announce(as_kee, shouter)
     assert Worker.objects.get().probe_at == database_now()
 
 
-def test_registration_does_not_hide_a_dead_endpoint(as_kee: Caller, shouter: McpServer) -> None:
-    move_clock(timedelta(0))
-    announce(as_kee, shouter)
-    health.probe()
-    shouter.stop()
-    states = []
-    for _ in range(DOWN_AFTER + 2):
-        move_clock(2 * SOON)
-        announce(as_kee, shouter)
-        states.append(state_after(timedelta(0)))
-
-    assert states == ["ready"] * (DOWN_AFTER - 1) + ["offline"] * 3
-
-
-def test_drifted_discovered_worker_is_asked_at_once(as_kee: Caller, shouter: McpServer) -> None:
-    move_clock(timedelta(0))
-    find(as_kee, shouter)
-    shouter.tools = [make_tool("whisper")]
-
-    assert state_after(health.PROBE_EVERY) == "degraded"
-    assert discovery.discover() == 1
-    assert selectors.worker_named("loud").state == "ready"
-    assert [offer.tool_name for offer in selectors.catalogue().offers] == ["whisper"]
-    assert state_after(health.PROBE_EVERY) == "ready"
-
-
-def test_answer_of_an_old_endpoint_is_ignored(as_kee: Caller, shouter: McpServer) -> None:
-    announce(as_kee, shouter)
-    (claim,) = claims()
-    with serving() as other:
-        announce(as_kee, other)
-
-        health.note_probe(claim, Unreachable("gone"))
-
-    assert Worker.objects.get().probed_at is None
-
-
 def test_outdated_probe_is_not_stored(as_kee: Caller, shouter: McpServer) -> None:
     announce(as_kee, shouter)
-    (late,) = claims()
+    late = claim()
     Worker.objects.update(probe_at="2000-01-01T00:00Z")
-    (current,) = claims()
+    current = claim()
 
     health.note_probe(late, Unreachable("gone"))
     assert Worker.objects.get().probed_at is None
     health.note_probe(current, Unreachable("gone"))
     assert Worker.objects.get().probe_fault == "unreachable: gone"
 
+    Worker.objects.update(probed_at=None, probe_at="2000-01-01T00:00Z")
+    current = claim()
+    with serving() as other:
+        announce(as_kee, other)
+        health.note_probe(current, Unreachable("gone"))  # of the old endpoint
+    assert Worker.objects.get().probed_at is None
+    assert WorkerEvent.objects.filter(kind="state").count() == 0
 
-def listed(name: str = "shout", **members: object) -> ListedTool:
-    given = {"description": "", "input_schema": A_TEXT, "output_schema": None, **members}
-    return ListedTool(name=name, claims_read_only=False, claims_closed_world=False, **given)  # type: ignore[arg-type]
+
+def listed(name: str = "shout", **members: Any) -> Tool:
+    return Tool(**{"name": name, "input_schema": A_TEXT, **members})
 
 
 @pytest.mark.parametrize(
@@ -330,7 +420,7 @@ def listed(name: str = "shout", **members: object) -> ListedTool:
         ([listed(output_schema={"type": "object", "required": ["x"]})], "shout answers otherwise"),
     ],
 )
-def test_drift_is_what_breaks_a_caller(now: list[ListedTool], drift: str | None) -> None:
+def test_drift_is_what_breaks_a_caller(now: list[Tool], drift: str | None) -> None:
     registered = {"name": "shout", "input_schema": A_TEXT, "output_schema": {"type": "object"}}
 
     assert manifests.drift([registered], now) == drift

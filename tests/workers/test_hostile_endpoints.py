@@ -1,4 +1,4 @@
-"""Endpoints that mean harm: each is refused by name, or bounded in time and size, and nothing of it is registered."""
+"""Endpoints that mean harm are refused by name, bounded in time and size; endpoints of old MCP revisions are called."""
 
 import gzip
 import json
@@ -20,13 +20,15 @@ from apps.core.outbound import (
     TimedOut,
     Unreachable,
 )
+from apps.executions import calls
 from apps.principals.tenancy import Caller
+from apps.workers import selectors
 from apps.workers.manifests import TooManyTools, look
 from apps.workers.models import SourceEntry, Worker
 from apps.workers.services import discovery
 from tests import remote as remotes
 from tests.remote import Behaviour, Exchange
-from tests.workers.factories import add_source, make_manifest
+from tests.workers.factories import NOTHING, add_source, fault, make_manifest
 from tests.workers.servers import McpServer, make_tool
 
 DEADLINE = timedelta(seconds=30)
@@ -35,9 +37,9 @@ SOON = timedelta(seconds=2)
 
 
 def refused(endpoint: str, *, deadline: timedelta = DEADLINE) -> type[CallFailed]:
-    with pytest.raises(CallFailed) as fault:
+    with pytest.raises(CallFailed) as caught:
         look(endpoint, deadline=deadline)
-    return type(fault.value)
+    return type(caught.value)
 
 
 def headers_without_end(exchange: Exchange) -> None:
@@ -135,10 +137,10 @@ def test_unrequested_compression_is_not_unpacked() -> None:
     with remotes.serving(refuses(packed=False)) as remote, pytest.raises(Refused, match="in so many words"):
         look(f"{remote.url}/mcp", deadline=DEADLINE)
 
-    with remotes.serving(refuses(packed=True)) as remote, pytest.raises(CallFailed) as fault:
+    with remotes.serving(refuses(packed=True)) as remote, pytest.raises(CallFailed) as caught:
         look(f"{remote.url}/mcp", deadline=DEADLINE)
 
-    assert "in so many words" not in str(fault.value)
+    assert "in so many words" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -207,12 +209,6 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
-def test_deep_schema_is_refused(shouter: McpServer) -> None:
-    shouter.tools = [make_tool().model_copy(update={"input_schema": nested(60)})]
-
-    assert refused(shouter.endpoint) is NotMCP
-
-
 def test_large_schema_is_not_read(shouter: McpServer) -> None:
     large = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(200_000)}}
     shouter.tools = [make_tool().model_copy(update={"input_schema": large})]
@@ -239,18 +235,20 @@ def test_bad_schema_leaves_the_tool_out(as_kee: Caller, shouter: McpServer, sche
 
     discovery.discover()
 
-    assert (SourceEntry.objects.get().fault or "").split(":")[0] in {"nothing_to_offer", "not_mcp", "refused"}
+    assert fault().split(":")[0] in {"nothing_to_offer", "not_mcp", "refused"}
     assert not Worker.objects.exists()
 
 
-def test_deep_manifest_is_refused(as_kee: Caller, shouter: McpServer) -> None:
+def test_deep_manifest_or_schema_is_refused(as_kee: Caller, shouter: McpServer) -> None:
     shouter.manifest = lambda: {**make_manifest(), "hints": nested(60)}
     add_source(as_kee, shouter.endpoint)
 
     discovery.discover()
 
-    assert (SourceEntry.objects.get().fault or "").startswith("not_mcp")
+    assert fault().startswith("not_mcp")
     assert not Worker.objects.exists()
+    shouter.manifest, shouter.tools = None, [make_tool().model_copy(update={"input_schema": nested(60)})]
+    assert refused(shouter.endpoint) is NotMCP
 
 
 def test_hanging_endpoint_delays_no_other(as_kee: Caller, shouter: McpServer) -> None:
@@ -264,3 +262,56 @@ def test_hanging_endpoint_delays_no_other(as_kee: Caller, shouter: McpServer) ->
     assert faults["well"] is None
     assert (faults["hanging"] or "").startswith("timed_out")
     assert Worker.objects.count() == 1
+
+
+# Old revisions of MCP
+
+
+def knows_only(revision: str) -> Behaviour:
+    """A server of one tool that knows this revision, keeps no session and never streams."""
+    schema = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
+    server = {"name": "old", "version": "1"}
+
+    def answer(exchange: Exchange) -> None:
+        message = exchange.received.json
+        if "id" not in message:
+            exchange.answer(202, b"", {})
+            return
+        results: dict[str, Any] = {
+            "initialize": {"protocolVersion": revision, "capabilities": {"tools": {}}, "serverInfo": server},
+            "ping": {},
+            "tools/list": {"tools": [{"name": "shout", "description": "Say it louder", "inputSchema": schema}]},
+            "tools/call": {"content": [{"type": "text", "text": "HELLO"}]},
+        }
+        unknown = {"error": {"code": -32601, "message": "Method not found"}}
+        said = {"result": results[message["method"]]} if message["method"] in results else unknown
+        remotes.says(200, {"jsonrpc": "2.0", "id": message["id"], **said})(exchange)
+
+    return answer
+
+
+def find_and_call(caller: Caller, endpoint: str) -> str:
+    """The answer of its only tool, once it was found where an operator says it is."""
+    add_source(caller, endpoint, worker_id="shouter", side_effects=NOTHING)
+    discovery.discover()
+    assert fault() == ""
+    found = selectors.search("shout", tenant_id=caller.tenant_id)
+    assert [(match.worker_id, match.tool_name) for match in found] == [("shouter", "shout")]
+    target = calls.target_of(worker_id="shouter", tool_name="shout")
+    return str(calls.call(target=target, params={"text": "hello"}, deadline=DEADLINE).payload)
+
+
+@pytest.mark.parametrize("revision", ["2025-03-26", "2025-06-18", "2025-11-25"])
+def test_old_mcp_revision_is_discovered_and_called(as_kee: Caller, revision: str) -> None:
+    with remotes.serving(knows_only(revision)) as old:
+        assert look(f"{old.url}/mcp", deadline=DEADLINE).revision == revision
+        assert "HELLO" in find_and_call(as_kee, f"{old.url}/mcp")
+
+    asked = {(one.json["method"], one.headers.get("mcp-protocol-version")) for one in old.received}
+    assert {method for method, _ in asked} >= {"initialize", "ping", "tools/list", "tools/call"}
+    assert {named for method, named in asked if method in {"tools/list", "tools/call"}} == {revision}
+
+
+def test_newest_mcp_revision_is_discovered_and_called(as_kee: Caller, shouter: McpServer) -> None:
+    assert look(shouter.endpoint, deadline=DEADLINE).revision == "2026-07-28"
+    assert "HELLO" in find_and_call(as_kee, shouter.endpoint)

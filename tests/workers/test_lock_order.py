@@ -1,7 +1,8 @@
-"""Who changes several rows of the registry holds them in one order, the registry's own row last: nobody waits in a circle."""
+"""Services lock the rows of the registry in one order, the registry's own row last, so that they do not deadlock."""
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from decimal import Decimal
 from pathlib import Path
@@ -14,18 +15,16 @@ from apps.principals.models import Principal, Tenant
 from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in
 from apps.workers import ticks
 from apps.workers.models import Offer, SourceEntry, SourceKind, Worker, WorkerEvent, WorkerSource
-from apps.workers.services import discovery, health, memory, registry
-from tests.factories import make_caller
+from apps.workers.services import discovery, memory, registry
 from tests.waiters import until_somebody_waits_for_this_transaction
-from tests.workers.factories import make_manifest, register
+from tests.workers.factories import beat, make_manifest, register
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def meeting(holding: AbstractContextManager[object], then: Callable[[], object], rival: Callable[[], object]) -> None:
-    """Hold something, do the rest once the rival waits for it; both come through."""
+    """Hold something, and do the rest once the rival waits for it; both come through."""
     held = threading.Event()
-    faults: list[BaseException] = []
 
     def first() -> None:
         with holding:
@@ -37,21 +36,16 @@ def meeting(holding: AbstractContextManager[object], then: Callable[[], object],
         assert held.wait(20)
         rival()
 
-    def run(act: Callable[[], object]) -> None:
-        try:
-            act()
-        except BaseException as exc:  # noqa: BLE001  # told below, on the thread that is looked at
-            faults.append(exc)
-        finally:
-            held.set()
-            connection.close()
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(closing, act) for act in (first, second)]:
+            done.result(30)
 
-    threads = [threading.Thread(target=run, args=(act,)) for act in (first, second)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert faults == []
+
+def closing(act: Callable[[], object]) -> None:
+    try:
+        act()
+    finally:
+        connection.close()
 
 
 @contextmanager
@@ -59,13 +53,6 @@ def holding_worker(caller: Caller, worker_id: str) -> Iterator[None]:
     with acting_as(caller):
         Worker.objects.select_for_update().get(worker_id=worker_id)
         yield
-
-
-def falls_ill(caller: Caller, worker_id: str) -> Callable[[], object]:
-    def act() -> object:
-        return health.heartbeat(caller=caller, worker_id=worker_id, status="degraded", current_load=0, available=True)
-
-    return act
 
 
 def find(caller: Caller, file: Path, *worker_ids: str) -> None:
@@ -76,28 +63,26 @@ def find(caller: Caller, file: Path, *worker_ids: str) -> None:
     discovery.discover()
 
 
-def test_source_removal_and_heartbeat_do_not_deadlock(tenant: Tenant, tmp_path: Path) -> None:
-    kee = make_caller(tenant)
-    find(kee, tmp_path / "workers.yaml", "a", "b")
+def test_source_removal_and_heartbeat_do_not_deadlock(tenant: Tenant, kee: Caller, file: Path) -> None:
+    find(kee, file, "a", "b")
 
     def remove() -> None:
         with acting_in(tenant.pk, "test"):
             discovery.remove_source(tenant_id=tenant.pk, name="many")
 
-    meeting(holding_worker(kee, "b"), falls_ill(kee, "b"), remove)
+    meeting(holding_worker(kee, "b"), lambda: beat(kee, "b", "degraded"), remove)
 
     with acting_as(kee):
         assert not WorkerSource.objects.exists()
         assert Worker.objects.registered().get().worker_id == "b"
 
 
-def test_entry_change_and_heartbeat_do_not_deadlock(tenant: Tenant, tmp_path: Path) -> None:
-    kee = make_caller(tenant)
-    find(kee, tmp_path / "workers.yaml", "a")
+def test_entry_change_and_heartbeat_do_not_deadlock(tenant: Tenant, kee: Caller, file: Path) -> None:
+    find(kee, file, "a")
     with acting_as(kee):
         SourceEntry.objects.update(stated=make_manifest("b"), next_at="2000-01-01T00:00Z")
 
-    meeting(holding_worker(kee, "a"), falls_ill(kee, "a"), discovery.discover)
+    meeting(holding_worker(kee, "a"), lambda: beat(kee, "a", "degraded"), discovery.discover)
 
     with acting_as(kee):
         place = SourceEntry.objects.get()
@@ -105,8 +90,7 @@ def test_entry_change_and_heartbeat_do_not_deadlock(tenant: Tenant, tmp_path: Pa
         assert place.worker == Worker.objects.get(worker_id="b")
 
 
-def test_rebuild_and_registration_do_not_deadlock(tenant: Tenant) -> None:
-    kee = make_caller(tenant)
+def test_rebuild_and_registration_do_not_deadlock(tenant: Tenant, kee: Caller) -> None:
     with acting_as(kee):
         for worker_id in ("a", "b"):
             register(kee, make_manifest(worker_id))
@@ -142,8 +126,7 @@ def test_rebuild_and_registration_do_not_deadlock(tenant: Tenant) -> None:
         assert sorted(Worker.objects.values_list("worker_id", flat=True)) == ["a", "b"]
 
 
-def test_new_manifest_and_counting_do_not_deadlock(tenant: Tenant) -> None:
-    kee = make_caller(tenant)
+def test_new_manifest_and_counting_do_not_deadlock(tenant: Tenant, kee: Caller) -> None:
 
     def announce(*names: str) -> None:
         with acting_as(kee):

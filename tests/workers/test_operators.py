@@ -1,0 +1,221 @@
+"""What operators do about MCP workers: in the console, and with `manage.py mcp_workers`."""
+
+import json
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import Permission
+from django.core.management import CommandError, call_command
+from django.db import transaction
+from django.test import Client
+from django.urls import reverse
+
+from apps.principals.models import Membership, Operator, Tenant
+from apps.principals.tenancy import Caller, acting_as, acting_as_system
+from apps.workers.models import SigningKey, Worker, WorkerSource
+from apps.workers.services import discovery
+from tests.workers.factories import enroll, make_key, make_manifest, public_half, register, signed
+
+SENT = {"_form_submitted": "on", "reason": "ticket 7"}
+Key = dict[str, str]
+
+
+def client_of(operator: Operator) -> Client:
+    client = Client()
+    client.force_login(operator, backend="django.contrib.auth.backends.ModelBackend")
+    return client
+
+
+@pytest.fixture
+def console(tenant: Tenant) -> Client:
+    return client_of(Operator.objects.create_superuser(username="root", password="a long enough password"))
+
+
+@pytest.fixture
+def worker(kee: Caller) -> Worker:
+    """A verified worker."""
+    key = make_key("vendor-key")
+    with acting_as(kee):
+        enroll(kee, key)
+        return register(kee, signed(make_manifest(), key)).worker
+
+
+def seen(worker: Worker) -> Worker:
+    with acting_as_system("test"):
+        return Worker.objects.get(pk=worker.pk)
+
+
+def page(client: Client, model: str, pk: int) -> str:
+    return client.get(reverse(f"admin:workers_{model}_change", args=[pk])).content.decode()
+
+
+def act(client: Client, model: str, name: str, *pk: int, **given: Any) -> int:
+    return client.post(reverse(f"admin:workers_{model}_{name}", args=pk), {**SENT, **given}).status_code
+
+
+def logged() -> list[str]:
+    return [entry.change_message for entry in LogEntry.objects.order_by("pk")]
+
+
+def test_worker_page_shows_trust_tools_and_history(console: Client, kee: Caller, worker: Worker) -> None:
+    text = page(console, "worker", worker.pk)
+    assert "signed by vendor-key" in text
+    assert "Calls an hour: <strong>50</strong>" in text
+    with acting_as(kee):
+        register(kee, make_manifest())
+        tool = worker.offers.get().tool
+
+    text = page(console, "worker", worker.pk)
+
+    assert "the manifest is not signed, or names no key" in text
+    assert "verified to untrusted" in text
+    assert "the tier untrusted does not allow read" in text
+    assert "repo_path" in page(console, "toolversion", tool.pk)
+
+
+def test_operator_quarantines_releases_and_unregisters(console: Client, worker: Worker) -> None:
+    states = []
+    for name in ("quarantine", "release", "release", "unregister"):
+        act(console, "worker", name, worker.pk)
+        states.append(seen(worker).state)
+
+    assert states == ["quarantined", "offline", "offline", "offline"]
+    assert seen(worker).unregistered_at is not None
+    assert logged() == ["Quarantine: ticket 7", "Release: ticket 7", "Unregister: ticket 7"]
+    assert "ready to quarantined: by an operator: ticket 7" in page(console, "worker", worker.pk)
+
+
+def test_operator_enrolls_and_revokes_a_key(console: Client, kee: Caller, tenant: Tenant) -> None:
+    key = make_key("vendor-key")
+    given = {"tenant": tenant.pk, "key_id": "vendor-key", "public_key": public_half(key), "ceiling": "verified"}
+
+    act(console, "signingkey", "enroll", **{**given, "public_key": "nonsense"})
+    act(console, "signingkey", "enroll", **given)
+    with acting_as(kee):
+        worker = register(kee, signed(make_manifest(), key)).worker
+        stored = SigningKey.objects.get()
+    assert worker.effective_tier == "verified"
+
+    act(console, "signingkey", "revoke", stored.pk)
+
+    assert seen(worker).tier_reason == "the key vendor-key was revoked: ticket 7"
+    assert logged() == ["Enroll: ticket 7", "Revoke: ticket 7"]
+
+
+def test_actions_need_the_permission(tenant: Tenant, worker: Worker) -> None:
+    olga = Operator.objects.create_user(username="olga", password="x", is_staff=True)
+    olga.user_permissions.set(Permission.objects.filter(codename__in=["view_worker", "view_signingkey"]))
+    with acting_as_system("test"):
+        Membership.objects.create(operator=olga, tenant=tenant, role="operator")
+        key = SigningKey.objects.get()
+    client = client_of(olga)
+
+    answers = [act(client, "worker", name, worker.pk) for name in ("quarantine", "release", "unregister")]
+    answers += [act(client, "signingkey", "revoke", key.pk), act(client, "signingkey", "enroll")]
+
+    assert answers == [403] * 5
+    found = seen(worker)
+    assert (found.state, found.effective_tier, found.unregistered_at) == ("ready", "verified", None)
+    assert reverse("admin:workers_worker_quarantine", args=[worker.pk]) not in page(client, "worker", worker.pk)
+
+
+# Commands
+
+
+def run(*command: str | Path) -> str:
+    answer = StringIO()
+    with transaction.atomic():
+        call_command("mcp_workers", *map(str, command), "--tenant", "acme", stdout=answer)
+    return answer.getvalue()
+
+
+def test_commands_make_enroll_and_revoke_keys(as_kee: Caller, tmp_path: Path) -> None:
+    private, public = tmp_path / "private.json", tmp_path / "public.json"
+    for _ in range(2):
+        run("enroll-key", "--name", "bundled", "--ceiling", "verified", "--private-file", private)
+    made = json.loads(private.read_text())
+    public.write_text(public_half(make_key()))
+    theirs = run("enroll-key", "--name", "ocr", "--ceiling", "sandbox", "--public-file", public)
+
+    assert private.stat().st_mode & 0o777 == 0o600
+    keys = dict(SigningKey.objects.values_list("key_id", "ceiling"))
+    assert keys == {made["kid"]: "verified", theirs.split()[0]: "sandbox"}
+    assert not SigningKey.objects.filter(public_key__contains=made["d"]).exists()
+    assert register(as_kee, signed(make_manifest(), made)).worker.effective_tier == "verified"
+    assert "1 MCP workers are untrusted" in run("revoke-key", "--key-id", made["kid"], "--why", "left us")
+    with pytest.raises(CommandError, match="No key 'nobody' is enrolled"):
+        run("revoke-key", "--key-id", "nobody", "--why", "x")
+    public.write_text(json.dumps(make_key()))
+    with pytest.raises(CommandError, match="public half"):
+        run("enroll-key", "--name", "ocr", "--ceiling", "sandbox", "--public-file", public)
+    for content in ("nonsense", "{}"):
+        private.write_text(content)
+        with pytest.raises(CommandError, match="holds no private key"):
+            run("enroll-key", "--name", "x", "--ceiling", "sandbox", "--private-file", private)
+
+
+def test_command_adds_lists_and_removes_sources(as_kee: Caller, file: Path, tmp_path: Path) -> None:
+    file.write_text(yaml.safe_dump({"workers": [make_manifest("one")]}))
+    secret = tmp_path / "secret"
+    secret.write_text("a password\n")
+    there = ["--address", "http://127.0.0.1:9/mcp", "--principal", "Kee"]
+    run("add-source", "mine", "--kind", "static", "--address", file, "--principal", "Kee")
+    discovery.discover()
+    (source,) = json.loads(run("list-sources", "--json"))
+    run("add-source", "e", "--kind", "etcd", *there, "--prefix", "/w/", "--user", "gate", "--secret-file", secret)
+    run("add-source", "c", "--kind", "consul", *there, "--service", "mcp", "--secret-file", secret)
+    run("add-source", "p", "--kind", "pull", *there, "--worker", '{"worker_id": "files"}', "--every", "60")
+
+    assert source["entries"] == [{"key": "one", "worker_id": "one", "fault": None}]
+    assert {source.name: source.options for source in WorkerSource.objects.all()} == {
+        "mine": {},
+        "e": {"prefix": "/w/", "user": "gate"},
+        "c": {"service": "mcp"},
+        "p": {"worker": {"worker_id": "files"}},
+    }
+    assert "mine is removed; 1 MCP workers have left" in run("remove-source", "mine")
+    for command, fault in (
+        (["add-source", "q", "--kind", "pull", *there, "--worker", "[]"], "is no JSON object"),
+        (["add-source", "q", "--kind", "pull", *there, "--every", "1"], "every 5 seconds at most"),
+        (["change-secret", "mine", "--secret-file", str(tmp_path / "nothing")], "can't be read"),
+        (["change-secret", "mine", "--secret-file", str(secret)], "There is no source 'mine'"),
+        (["rebuild", "--tenant", "nobody"], "There is no tenant"),
+    ):
+        with pytest.raises(CommandError, match=fault), transaction.atomic():
+            call_command("mcp_workers", *command, *([] if "--tenant" in command else ["--tenant", "acme"]))
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    "command",
+    [
+        "enroll-key --name x --ceiling sandbox --private-file {key}",
+        "revoke-key --key-id x --why gone",
+        "add-source x --kind etcd --address http://127.0.0.1:9 --principal nobody --prefix /w/ --user gate --worker {{}}",
+        "add-source x --kind consul --address http://127.0.0.1:9 --principal nobody --service s",
+        "change-secret x --secret-file {key}",
+        "list-sources",
+        "remove-source x",
+        "rebuild",
+    ],
+)
+def test_command_is_understood_in_a_shell(command: str, tmp_path: Path) -> None:
+    """Run as a process: `call_command` does not go through Django's own parsing of options such as `--settings`."""
+    words = command.format(key=tmp_path / "key.json").split()
+
+    done = subprocess.run(
+        [sys.executable, "manage.py", "mcp_workers", *words, "--tenant", "nobody"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert "There is no tenant" in done.stderr
+    assert "Traceback" not in done.stderr
