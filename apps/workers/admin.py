@@ -13,42 +13,46 @@ from unfold.admin import TabularInline
 from unfold.decorators import action
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
-from apps.core.admin import OperatorAdmin, ReasonForm, link_to, verb
+from apps.core.admin import OperatorAdmin, ReasonForm, linked, verb
 from apps.core.errors import DomainError
 from apps.principals.models import Tenant
 from apps.principals.tenancy import acting_in
 from apps.workers import selectors
-from apps.workers.models import (
-    Offer,
-    SigningKey,
-    SourceEntry,
-    ToolVersion,
-    Worker,
-    WorkerEvent,
-    WorkerSource,
-)
+from apps.workers.models import Offer, SigningKey, SourceEntry, ToolVersion, Worker, WorkerEvent, WorkerSource
 from apps.workers.services import registry
 from apps.workers.trust import ALLOWED, Tier, calls_per_hour
 
-_WHY: Final = "console: operating workers"
+_WHY: Final = "console: operating MCP workers"
 
 
-class OfferInline(TabularInline):
-    model = Offer
-    fields = ["name", "tool_link", "effects", "barred", "offered_at", "withdrawn_at", "runs", "successes", "total_cost"]
-    readonly_fields = fields
-    ordering = ["-withdrawn_at", "name"]
+class _Rows(TabularInline):
     extra = 0
-    per_page = 200
+    per_page = 100
     can_delete = False
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> list[Any]:
+        return list(self.fields)
+
+
+class OfferInline(_Rows):
+    model = Offer
+    fields = [
+        *(
+            "name",
+            linked("tool", "Version, with its schemas"),
+            "effects",
+            "barred",
+            "offered_at",
+            "withdrawn_at",
+            "runs",
+        ),
+        *("successes", "total_cost"),
+    ]
+    ordering = ["-withdrawn_at", "name"]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Offer]:
         found: QuerySet[Offer] = super().get_queryset(request)
         return found.select_related("tool", "worker").defer("worker__manifest")
-
-    @admin.display(description="Version, with its schemas")
-    def tool_link(self, offer: Offer) -> str:
-        return link_to(offer.tool)
 
     @admin.display(description="Effects")
     def effects(self, offer: Offer) -> str:
@@ -59,32 +63,19 @@ class OfferInline(TabularInline):
         return selectors.bar(offer, offer.worker.tier_at(timezone.now())) or "-"
 
 
-class EventInline(TabularInline):
+class EventInline(_Rows):
     model = WorkerEvent
     fields = ["at", "kind", "state", "detail"]
-    readonly_fields = fields
     ordering = ["-id"]
-    extra = 0
-    per_page = 50
-    can_delete = False
 
 
 @admin.register(Worker)
 class WorkerAdmin(OperatorAdmin):
     actions_detail = ["quarantine", "release", "unregister"]
-    list_display = [
-        "worker_id",
-        "state",
-        "effective_tier",
-        "tier_reason",
-        "current_load",
-        "available",
-        "last_heartbeat_at",
-        "unregistered_at",
-    ]
+    list_display = ["worker_id", "state", "effective_tier", "tier_reason", "current_load", "last_heartbeat_at"]
     list_filter = ["state", "effective_tier", "tenant"]
     search_fields = ["worker_id"]
-    readonly_fields = ["what_it_may", "signed_by"]
+    readonly_fields = ["what_it_may", linked("signing_key", "Signed by")]
     inlines = [OfferInline, EventInline]
 
     @verb(
@@ -131,10 +122,6 @@ class WorkerAdmin(OperatorAdmin):
             ],
         )
 
-    @admin.display(description="Signed by")
-    def signed_by(self, worker: Worker) -> str:
-        return link_to(worker.signing_key)
-
 
 @admin.register(ToolVersion)
 class ToolVersionAdmin(OperatorAdmin):
@@ -167,7 +154,7 @@ class SigningKeyAdmin(OperatorAdmin):
         permissions=["workers.operate_signingkey"],
         dialog={
             "title": "Enroll a key",
-            "description": "Trust what it signs, up to a ceiling. Workers that have named it before are asked to register again.",
+            "description": "Trust what it signs, up to a ceiling. MCP workers that named it before are asked to register again.",
             "form_class": EnrollForm,
             "form_submit_text": "Enroll",
         },
@@ -192,21 +179,18 @@ class SigningKeyAdmin(OperatorAdmin):
 
     @verb(
         "Revoke",
-        explanation="End the trust in it for good. All workers that it has signed are untrusted at once.",
+        explanation="End the trust in it for good. All MCP workers that it has signed are untrusted at once.",
         permission="workers.operate_signingkey",
     )
     def revoke(self, key: SigningKey, given: Mapping[str, Any]) -> str:
         with acting_in(key.tenant_id, _WHY):
             stripped = registry.revoke_key(tenant_id=key.tenant_id, key_id=key.key_id, why=given["reason"])
-        return f"{key} is revoked; {stripped} workers are untrusted now."
+        return f"{key} is revoked; {stripped} MCP workers are untrusted now."
 
 
-class SourceEntryInline(TabularInline):
+class SourceEntryInline(_Rows):
     model = SourceEntry
     fields = ["key", "worker", "named_at", "asked_at", "faults", "fault"]
-    readonly_fields = fields
-    extra = 0
-    can_delete = False
 
 
 @admin.register(WorkerSource)

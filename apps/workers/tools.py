@@ -47,11 +47,11 @@ class UnregisteredWorker(Output):
 
 class ListWorkers(Input):
     capability: Tag | None = None
-    """Only workers with this tag."""
+    """Only MCP workers with this tag."""
     trust_tier: TierName | None = None
-    """Only workers with this effective tier."""
+    """Only MCP workers with this effective tier."""
     available_only: bool = True
-    """Only workers that are well and have room."""
+    """Only MCP workers that are ready and have room."""
     limit: Annotated[int, Field(ge=1, le=500)] = 500
     cursor: Cursor | None = None
 
@@ -67,7 +67,7 @@ class CapabilityMatches(Output):
 
 
 @operation(
-    title="Register a worker",
+    title="Register an MCP worker",
     scope=Scope.WORKERS_REGISTER,
     output=RegisteredWorker,
     routes=[
@@ -77,9 +77,10 @@ class CapabilityMatches(Output):
     idempotent=True,
 )
 def register_worker(caller: Caller, given: RegisterWorker) -> Reply:
-    """Announce an MCP worker with its tools, or replace its manifest. Repeating it is harmless.
+    """Register an MCP worker with its tools, or replace its manifest. A repeated call is safe.
 
-    The claimed trust tier counts only as far as an enrolled key has signed the manifest; unsigned workers may run tools without side effects.
+    The claimed trust tier counts up to the ceiling of the enrolled key that signed the manifest. Plans use only the
+    tools without side effects of unsigned MCP workers.
     """
     worker, created, tools = registry.register(
         caller=caller, original=given.model_dump(mode="json", exclude_unset=True)
@@ -97,7 +98,7 @@ def register_worker(caller: Caller, given: RegisterWorker) -> Reply:
 
 
 @operation(
-    title="Worker heartbeat",
+    title="Heartbeat of an MCP worker",
     scope=Scope.WORKERS_REGISTER,
     routes=[
         Route("POST", "/workers/{worker_id}/heartbeat"),
@@ -106,7 +107,7 @@ def register_worker(caller: Caller, given: RegisterWorker) -> Reply:
     idempotent=True,
 )
 def worker_heartbeat(caller: Caller, given: WorkerHeartbeat) -> HeartbeatTaken:
-    """Say that a registered worker is alive, how loaded it is and whether it has room. Late workers are not planned for."""
+    """Report the status and the load of a registered MCP worker. Plans leave out those whose heartbeat is late."""
     return health.heartbeat(
         caller=caller,
         worker_id=given.worker_id,
@@ -117,20 +118,20 @@ def worker_heartbeat(caller: Caller, given: WorkerHeartbeat) -> HeartbeatTaken:
 
 
 @operation(
-    title="Unregister a worker",
+    title="Unregister an MCP worker",
     scope=Scope.WORKERS_REGISTER,
     routes=[Route("DELETE", "/workers/{worker_id}"), Route("DELETE", "/api/v1/workers/{worker_id}")],
     destructive=True,
 )
 def unregister_worker(caller: Caller, given: OneWorker) -> UnregisteredWorker:
-    """Take a worker that you registered out of the registry. Plans no longer choose it; its history stays."""
+    """Remove an MCP worker that you registered. Plans no longer choose it; its history stays."""
     worker = registry.unregister(caller=caller, worker_id=given.worker_id)
     return UnregisteredWorker(worker_id=worker.worker_id, status="unregistered")
 
 
-@operation(title="List workers", scope=_SEES_WORKERS, routes=[Route("GET", "/api/v1/workers")], read_only=True)
+@operation(title="List MCP workers", scope=_SEES_WORKERS, routes=[Route("GET", "/api/v1/workers")], read_only=True)
 def list_workers(caller: Caller, given: ListWorkers) -> WorkerList:
-    """List registered workers with their tools, tags and health."""
+    """List registered MCP workers with their tools, tags and health."""
     return selectors.workers(
         capability=given.capability,
         trust_tier=None if given.trust_tier is None else Tier(given.trust_tier),
@@ -141,13 +142,13 @@ def list_workers(caller: Caller, given: ListWorkers) -> WorkerList:
 
 
 @operation(
-    title="Read a worker's manifest",
+    title="Read the manifest of an MCP worker",
     scope=_SEES_WORKERS,
     routes=[Route("GET", "/api/v1/workers/{worker_id}/manifest")],
     read_only=True,
 )
 def get_worker_manifest(caller: Caller, given: OneWorker) -> WorkerManifest:
-    """Read one worker's manifest: complete tool schemas, constraints, hints, side effects and trust."""
+    """Read one manifest: tool schemas, constraints, hints, side effects and trust."""
     return selectors.manifest_of(given.worker_id)
 
 
@@ -158,6 +159,6 @@ def get_worker_manifest(caller: Caller, given: OneWorker) -> WorkerManifest:
     read_only=True,
 )
 def search_capabilities(caller: Caller, given: SearchCapabilities) -> CapabilityMatches:
-    """Find tools of well workers by plain words, best first, each with the words that it was found by. Typos are forgiven."""
+    """Find tools of ready MCP workers by plain words, best first, each with the matched words. Tolerates typos."""
     found = selectors.search(given.query, tenant_id=caller.tenant_id, limit=given.limit)
     return CapabilityMatches(matches=found)
